@@ -1,0 +1,55 @@
+# What can be made. `make` alone lists it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := build/demo
+TRAINED_ON := --data=$(DEMO)/data
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow lint format golden bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
+
+$(VENV)/.ready: setup.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.ready  ## make .venv with the package and all it needs
+
+demo: setup  ## raw text to a served translator, in minutes: everything lands in build/demo
+	$(BIN)/lingvo-moe-prepare --synthetic --output=$(DEMO)/data --source_vocab_size=1536 --target_vocab_size=768
+	$(BIN)/lingvo-moe-train --model=tiny.MoE $(TRAINED_ON) --logdir=$(DEMO)/models/tiny.MoE
+	$(BIN)/lingvo-moe-baselines --model=tiny.Bilingual $(TRAINED_ON) --output=$(DEMO)/baselines
+	$(BIN)/lingvo-moe-evaluate --model=tiny.MoE $(TRAINED_ON) --logdir=$(DEMO)/models/tiny.MoE \
+	  --baselines=$(DEMO)/baselines --output=$(DEMO)/report
+	$(BIN)/lingvo-moe-export --model=tiny.MoE --logdir=$(DEMO)/models/tiny.MoE --output=$(DEMO)/export
+	@echo 'Three test sentences through the export, in a process that knows TensorFlow alone:'
+	cd $(DEMO) && head -qn1 data/raw/test/qna-en.qna data/raw/test/qka-en.qka data/raw/test/qtu-en.qtu | tee /dev/stderr \
+	  | $(CURDIR)/$(BIN)/python -I export/translate.py
+	@echo 'Open $(DEMO)/report/index.html'
+
+test: lint  ## lint, then the tests (minutes)
+	$(BIN)/python -m pytest -n 2
+
+test-slow: setup  ## the tests that take long
+	$(BIN)/python -m pytest -m slow
+
+lint: setup  ## ruff: check and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+format: setup  ## let ruff mend what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+golden: setup  ## refresh testdata/golden after a deliberate change of a registered model
+	$(BIN)/python -m lingvo_moe.tools.models --golden=testdata/golden
+
+bench: setup  ## measurements: see benchmarks/
+	for b in benchmarks/[a-z]*.py; do $(BIN)/python $$b || exit 1; done
+
+clean:  ## remove what was made, .venv too
+	rm -rf build $(VENV) .pytest_cache .ruff_cache *.egg-info

@@ -1,0 +1,1 @@
+"""What everything else is made of: params, registry, NestedMap, layers and weights."""

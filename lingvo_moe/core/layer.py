@@ -1,0 +1,159 @@
+"""Layers, their weights as data, and what a forward pass is told besides theta and inputs."""
+
+import abc
+import dataclasses
+import math
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from lingvo_moe.core.nested_map import NestedMap
+
+
+@dataclasses.dataclass(frozen=True)
+class Initializer(abc.ABC):
+    """How a weight starts: a policy with one method."""
+
+    @abc.abstractmethod
+    def __call__(self, shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
+        """A float32 tensor of that shape; seed is int32 [2]."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniform(Initializer):
+    """U(-limit, limit)."""
+
+    limit: float
+
+    def __call__(self, shape, seed):
+        return tf.random.stateless_uniform(shape, seed, -self.limit, self.limit)
+
+
+@dataclasses.dataclass(frozen=True)
+class Normal(Initializer):
+    """N(0, stddev²)."""
+
+    stddev: float
+
+    def __call__(self, shape, seed):
+        return tf.random.stateless_normal(shape, seed, stddev=self.stddev)
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant(Initializer):
+    """Every element is value."""
+
+    value: float
+
+    def __call__(self, shape, seed):
+        del seed
+        return tf.fill(shape, tf.constant(self.value, tf.float32))
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightSpec:
+    """A weight before it exists.
+
+    Attributes:
+        shape: its size in each dimension.
+        init: how it starts.
+        dims: one letter a dimension, from the alphabet of the layer's module. The letter "E" marks
+            dimensions of independent experts: optimizers treat them as batch dimensions, and
+            sharding rules say on which mesh axis each letter lives.
+
+    Raises:
+        ValueError: dims and shape differ in length.
+    """
+
+    shape: tuple[int, ...]
+    init: Initializer
+    dims: str
+
+    def __post_init__(self):
+        if len(self.dims) != len(self.shape):
+            raise ValueError(f"dims {self.dims!r} must name each dimension of {self.shape}.")
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    def stacked(self, size: int, letter: str) -> "WeightSpec":
+        """The spec of `size` such weights in one, along a new first dimension named letter."""
+        return WeightSpec((size, *self.shape), self.init, letter + self.dims)
+
+
+class Context(NamedTuple):
+    """What a forward pass is told besides theta and inputs.
+
+    Attributes:
+        seed: int32 [2] for dropout and random routing; None in evaluation and decoding, where
+            nothing is random. `training` follows from it.
+    """
+
+    seed: tf.Tensor | None = None
+
+    @property
+    def training(self) -> bool:
+        """Whether dropout, random routing and training capacities apply."""
+        return self.seed is not None
+
+    def fold(self, name: str) -> "Context":
+        """The context of a part: the same mode, an independent seed derived from the name."""
+        if self.seed is None:
+            return self
+        salt = zlib.crc32(name.encode()) & 0x7FFFFFFF
+        return Context(tf.random.experimental.stateless_fold_in(self.seed, salt))
+
+
+EVALUATION = Context()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layer(abc.ABC):
+    """A piece of a model. It *is* its params: a frozen dataclass of hyperparameters.
+
+    A layer offers `weights()` and one or more pure functions of theta, `fprop` the chief of them;
+    it owns no state, so one layer serves any number of thetas.
+    """
+
+    @abc.abstractmethod
+    def weights(self) -> NestedMap:
+        """The tree of WeightSpecs whose values fprop takes as theta."""
+
+
+def init_theta(weights: NestedMap, seed: int) -> NestedMap:
+    """Initial values, float32, for a tree of WeightSpecs.
+
+    Every weight draws from a seed made of `seed` and its path, so adding a weight moves no other.
+    """
+    theta = {
+        path: spec.init(spec.shape, tf.constant([seed, zlib.crc32(path.encode()) & 0x7FFFFFFF]))
+        for path, spec in weights.flatten()
+    }
+    return NestedMap.unflatten(theta)
+
+
+def count_weights(weights: NestedMap) -> int:
+    """How many numbers a tree of WeightSpecs holds."""
+    return sum(spec.size for _, spec in weights.flatten())
+
+
+def stacked(weights: NestedMap, size: int, letter: str) -> NestedMap:
+    """A tree of WeightSpecs with a new first dimension on every leaf."""
+    return weights.map(lambda spec: spec.stacked(size, letter))
+
+
+def layer_names(prefix: str, count: int) -> Iterator[str]:
+    """`layer_00`, `layer_01`, …: names that sort in order (up to a hundred of them)."""
+    return (f"{prefix}_{i:02d}" for i in range(count))
+
+
+def dropout(inputs: tf.Tensor, rate: float, context: Context) -> tf.Tensor:
+    """Zeroes elements with probability rate and scales the rest by 1/(1-rate); only in training."""
+    if not context.training or rate == 0.0:
+        return inputs
+    keep = tf.random.stateless_uniform(tf.shape(inputs), context.seed) >= rate
+    return tf.where(keep, inputs * tf.cast(1.0 / (1.0 - rate), inputs.dtype), 0)

@@ -1,0 +1,136 @@
+"""Params are frozen dataclasses; this module overrides their fields from text and prints them."""
+
+import ast
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+
+def override(params: Any, assignments: Iterable[str]) -> Any:
+    """Returns params with fields replaced, as in `--set=train.optimizer.beta2=0.98`.
+
+    A value is a Python literal (`3`, `0.5`, `None`, `('de-en',)`), bare text for a str field, or,
+    for a field that holds a policy, the policy's class with its arguments: `Top2(second='always')`.
+
+    Args:
+        params: a frozen dataclass, possibly with dataclasses inside.
+        assignments: texts `dotted.path=value`, applied in order.
+
+    Raises:
+        ValueError: malformed text, unknown field, or a value of the wrong type; the message
+            names the nearest fields or the type that is wanted.
+    """
+    for assignment in assignments:
+        path, equals, value = assignment.partition("=")
+        if not equals or not path:
+            raise ValueError(f"--set={assignment!r} must read dotted.path=value.")
+        params = _replace(params, path.strip().split("."), value.strip(), path.strip())
+    return params
+
+
+def _replace(params: Any, path: list[str], text: str, full_path: str) -> Any:
+    head, *rest = path
+    names = [f.name for f in dataclasses.fields(params)] if dataclasses.is_dataclass(params) else []
+    if head not in names:
+        near = difflib.get_close_matches(head, names, n=3, cutoff=0.5) or names
+        raise ValueError(
+            f"--set={full_path}: {type(params).__name__} has no field {head!r}. "
+            f"Did you mean {', '.join(map(repr, near)) or 'a shorter path'}?"
+        )
+    if rest:
+        value = _replace(getattr(params, head), rest, text, full_path)
+    else:
+        value = _parse(text, typing.get_type_hints(type(params))[head], full_path)
+    return dataclasses.replace(params, **{head: value})
+
+
+def _parse(text: str, hint: Any, path: str) -> Any:
+    if hint is str:
+        return _unquote(text)
+    policies = {c.__name__: c for h in _alternatives(hint) for c in _subclasses(h)}
+    name = text.partition("(")[0]
+    if name in policies:
+        return policies[name](**_keywords(text, path))
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    if not conforms(value, hint):
+        wanted = " or ".join(sorted(policies)) or _hint_name(hint)
+        raise ValueError(f"--set={path}={text}: {text!r} is not of type {wanted}.")
+    return float(value) if type(value) is int and hint is float else value
+
+
+def _unquote(text: str) -> str:
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    return text[1:-1] if quoted else text
+
+
+def _keywords(text: str, path: str) -> dict[str, Any]:
+    try:
+        call = ast.parse(text, mode="eval").body
+        keywords = call.keywords if isinstance(call, ast.Call) and not call.args else []
+        if isinstance(call, ast.Call) and call.args:
+            raise ValueError("positional arguments")
+        return {k.arg: ast.literal_eval(k.value) for k in keywords}
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"--set={path}={text}: write it as Name(field=value, …).") from error
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+    return typing.get_args(hint) if union else (hint,)
+
+
+def _subclasses(cls: Any) -> Iterator[type]:
+    if isinstance(cls, type) and dataclasses.is_dataclass(cls):
+        yield cls
+        for sub in cls.__subclasses__():
+            yield from _subclasses(sub)
+
+
+def _hint_name(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint)
+
+
+def conforms(value: Any, hint: Any) -> bool:
+    """Whether value is of the annotated type; an int passes for a float, a bool not for an int."""
+    if hint is Any:
+        return True
+    if hint is None:
+        return value is None
+    if len(_alternatives(hint)) > 1:
+        return any(conforms(value, h) for h in _alternatives(hint))
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple:
+        homogeneous = len(args) == 2 and args[1] is Ellipsis
+        hints = (args[0],) * len(value) if homogeneous and isinstance(value, tuple) else args
+        return (
+            isinstance(value, tuple)
+            and len(value) == len(hints)
+            and all(map(conforms, value, hints))
+        )
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, origin or hint)
+
+
+def to_text(params: Any) -> str:
+    """The resolved params, a line a field: `model.moe.num_experts : 128`, in declared order."""
+    return "\n".join(f"{path} : {value}" for path, value in _leaves(params, "")) + "\n"
+
+
+def _leaves(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
+    if prefix and dataclasses.is_dataclass(value):
+        yield prefix, type(value).__name__
+    if not dataclasses.is_dataclass(value):
+        yield prefix, repr(value)
+        return
+    for field in dataclasses.fields(value):
+        path = f"{prefix}.{field.name}" if prefix else field.name
+        yield from _leaves(getattr(value, field.name), path)

@@ -1,0 +1,69 @@
+"""The registry of models: a class `MoE128E12L` in params/m4.py is the model `m4.MoE128E12L`."""
+
+import difflib
+import importlib
+import pkgutil
+from typing import Any
+
+_PACKAGE = "lingvo_moe.params"
+_registered: dict[str, type] = {}
+
+
+def register(cls: type) -> type:
+    """Class decorator: puts a model on the list under the name `module.Class`.
+
+    The class has a docstring whose first line says what the model is, and a method `params()`
+    that returns its frozen params.
+
+    Raises:
+        ValueError: the name is taken, or the docstring is missing.
+    """
+    name = f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}"
+    if name in _registered:
+        raise ValueError(
+            f"Model {name!r} is registered twice: in {_registered[name].__module__} and in "
+            f"{cls.__module__}. Rename one of them."
+        )
+    if not (cls.__dict__.get("__doc__") or "").strip():
+        raise ValueError(f"Model {name!r} needs a docstring: its first line is its description.")
+    _registered[name] = cls
+    return cls
+
+
+def lookup(name: str) -> type:
+    """The registered class of that name; imports the one module that defines it.
+
+    Raises:
+        ValueError: no such model; the message offers the nearest names.
+    """
+    if name not in _registered:
+        module = name.partition(".")[0]
+        if module in _modules():
+            importlib.import_module(f"{_PACKAGE}.{module}")
+    if name not in _registered:
+        near = difflib.get_close_matches(name, all_names(), n=3, cutoff=0.4)
+        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise ValueError(f"Unknown model {name!r}.{hint} See lingvo-moe-models.")
+    return _registered[name]
+
+
+def get_params(name: str) -> Any:
+    """The frozen params of a registered model."""
+    return lookup(name)().params()
+
+
+def describe(name: str) -> str:
+    """The first line of a registered model's docstring."""
+    return lookup(name).__doc__.strip().splitlines()[0]
+
+
+def all_names() -> list[str]:
+    """Sorted names of every model in the zoo; imports all of its modules."""
+    for module in _modules():
+        importlib.import_module(f"{_PACKAGE}.{module}")
+    return sorted(_registered)
+
+
+def _modules() -> list[str]:
+    package = importlib.import_module(_PACKAGE)
+    return [m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.endswith("_test")]

@@ -1,0 +1,141 @@
+"""The synthetic corpus: small parallel text of twelve invented languages with English.
+
+The embedded corpus of the project, for demonstrations and tests: real enough that translation
+must be learned and that a language with few sentences gains from a relative with many, small
+enough to learn in minutes. See `synthetic_languages` for the languages, `synthetic_grammar`
+for the sentences and docs/synthetic.md for a picture of both.
+
+    SyntheticCorpus().write("corpus")     # corpus/train/qna-en.qna, corpus/train/qna-en.en, ...
+
+The same parameters give the same bytes on every machine and every version of Python.
+"""
+
+import dataclasses
+import math
+import os
+import pathlib
+import random
+from collections.abc import Collection
+
+from lingvo_moe.data.synthetic_grammar import Sentence, english, sample_sentence
+from lingvo_moe.data.synthetic_languages import LANGUAGES, get_language, translate
+
+SPLITS = ("train", "dev", "test")
+
+# Training sizes fall as (rank + _RANK_SHIFT) ** -a, the power law of Zipf and Mandelbrot. The
+# shift keeps the second and third language, the richest of their families, from falling to a
+# quarter and an eighth of the first at once.
+_RANK_SHIFT = 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SyntheticCorpus:
+    """What to generate.
+
+    Attributes:
+        languages: codes of the source languages, the one with most training text first.
+        largest: training pairs of the first language.
+        smallest: training pairs of the last one; sizes between follow a power law.
+        dev: development pairs of each language. All translate the same English.
+        test: test pairs of each language. All translate the same English.
+        seed: of the sentences; the languages are the same for every seed.
+
+    Raises:
+        ValueError: if a language is unknown, given twice or none is given, or a size is wrong.
+    """
+
+    languages: tuple[str, ...] = tuple(language.code for language in LANGUAGES)
+    largest: int = 20_000
+    smallest: int = 200
+    dev: int = 100
+    test: int = 100
+    seed: int = 0
+
+    def __post_init__(self):
+        for code in self.languages:
+            get_language(code)
+        if not self.languages or len(set(self.languages)) < len(self.languages):
+            raise ValueError(
+                f"languages must be one or more different codes, got {self.languages!r}."
+                " Name each language once."
+            )
+        if not 1 <= self.smallest <= self.largest:
+            raise ValueError(
+                f"smallest must be from 1 to largest, got smallest={self.smallest} and"
+                f" largest={self.largest}. Set both."
+            )
+        if self.dev < 0 or self.test < 0:
+            raise ValueError(f"dev and test must be >= 0, got dev={self.dev} and test={self.test}.")
+
+    def train_sizes(self) -> dict[str, int]:
+        """Training pairs of each language code, largest first."""
+        count = len(self.languages)
+        if count == 1:
+            return {self.languages[0]: self.largest}
+        steps = [math.log((rank + _RANK_SHIFT) / (1 + _RANK_SHIFT)) for rank in range(1, count + 1)]
+        exponent = math.log(self.largest / self.smallest) / steps[-1]
+        sizes = (round(self.largest * math.exp(-exponent * step)) for step in steps)
+        return dict(zip(self.languages, sizes, strict=True))
+
+    def sentences(self, split: str, language: str) -> list[Sentence]:
+        """Trees of one split of one language; their English is distinct.
+
+        Development and test sentences are the same in every language, and occur in no
+        training split.
+
+        Raises:
+            ValueError: if the split is unknown or the language is not in the corpus.
+        """
+        if split not in SPLITS:
+            raise ValueError(f"Unknown split {split!r}. Use one of {', '.join(SPLITS)}.")
+        if language not in self.languages:
+            raise ValueError(
+                f"Language {language!r} is not in this corpus. Use one of"
+                f" {', '.join(self.languages)}."
+            )
+        held_out = _sample(f"{self.seed}-held-out", self.dev + self.test)
+        if split != "train":
+            return held_out[: self.dev] if split == "dev" else held_out[self.dev :]
+        exclude = {english(sentence) for sentence in held_out}
+        return _sample(f"{self.seed}-train-{language}", self.train_sizes()[language], exclude)
+
+    def pairs(self, split: str, language: str) -> list[tuple[str, str]]:
+        """(source, English) of the sentences of one split of one language.
+
+        Raises:
+            ValueError: as `sentences`.
+        """
+        source = get_language(language)
+        return [
+            (translate(sentence, source), english(sentence))
+            for sentence in self.sentences(split, language)
+        ]
+
+    def write(self, directory: str | os.PathLike) -> None:
+        """Writes SPLIT/SRC-en.SRC and SPLIT/SRC-en.en, one sentence a line, UTF-8.
+
+        Directories are made where missing; files of these names are replaced.
+        """
+        for split in SPLITS:
+            folder = pathlib.Path(directory, split)
+            folder.mkdir(parents=True, exist_ok=True)
+            for code in self.languages:
+                pairs = self.pairs(split, code)
+                for suffix, side in ((code, 0), ("en", 1)):
+                    text = "".join(f"{pair[side]}\n" for pair in pairs)
+                    (folder / f"{code}-en.{suffix}").write_bytes(text.encode())
+
+
+def _sample(seed: str, count: int, exclude: Collection[str] = ()) -> list[Sentence]:
+    """Draws sentences whose English differs from each other's and from those excluded."""
+    # A string seeds through SHA-512, unlike hash(), alike in every process.
+    rng = random.Random(seed)
+    seen = set(exclude)
+    sentences = []
+    while len(sentences) < count:
+        sentence = sample_sentence(rng)
+        text = english(sentence)
+        if text not in seen:
+            seen.add(text)
+            sentences.append(sentence)
+    return sentences

@@ -1,0 +1,289 @@
+"""Sentences of the synthetic corpus as trees: their English, and how they are sampled.
+
+A tree holds what both sides must say and nothing else, so that the English sentence is
+determined by its translation. Words stand in it as English lemmas of `synthetic_lexicon`.
+"""
+
+import bisect
+import itertools
+import random
+from typing import NamedTuple
+
+from lingvo_moe.data import synthetic_lexicon as lexicon
+
+TENSES = ("present", "past", "future")
+
+
+class NounPhrase(NamedTuple):
+    """A pronoun, a name or a noun with its company; `partner` is joined to it by `and`."""
+
+    head: str
+    plural: bool = False
+    determiner: str | None = None  # the, a, this, that, or a pronoun: its possessor
+    numeral: str | None = None
+    adjective: str | None = None
+    relative: "Relative | None" = None
+    partner: "NounPhrase | None" = None
+
+    @property
+    def person(self) -> int:
+        return lexicon.PERSONS.get(self.head, 3)
+
+    @property
+    def number_is_plural(self) -> bool:
+        """Whether a verb with this subject is plural."""
+        return self.plural or self.partner is not None
+
+
+class Relative(NamedTuple):
+    """Clause about a noun which is its subject: `who sees a dog`."""
+
+    verb: str
+    object: NounPhrase | None = None
+    tense: str = "present"
+
+
+class Clause(NamedTuple):
+    """One verb and its company. The verb `be` has a predicate (an adjective), no object."""
+
+    subject: NounPhrase
+    verb: str
+    object: NounPhrase | None = None
+    predicate: str | None = None
+    tense: str = "present"
+    negative: bool = False
+    question: bool = False
+    preposition: str | None = None
+    place: NounPhrase | None = None
+    adverb: str | None = None
+
+
+class Sentence(NamedTuple):
+    """A clause, or two joined by a conjunction."""
+
+    clause: Clause
+    conjunction: str | None = None
+    second: Clause | None = None
+
+
+# ------------------------------------------------------------------------------- English
+
+
+def english(sentence: Sentence) -> str:
+    """English of a tree: lower-case words separated by spaces, `?` after a question."""
+    words = _english_clause(sentence.clause)
+    if sentence.second is not None:
+        words += [sentence.conjunction, *_english_clause(sentence.second)]
+    for i, word in enumerate(words[:-1]):
+        if word == "a" and words[i + 1][0] in "aeiou":
+            words[i] = "an"
+    return " ".join(words)
+
+
+def _english_clause(clause: Clause) -> list[str]:
+    subject = _english_phrase(clause.subject)
+    auxiliary, main = _english_verb(clause)
+    negation = ["not"] if clause.negative else []
+    verb_words = [*negation, *main]
+    words = [*auxiliary, *subject] if clause.question else [*subject, *auxiliary]
+    words += verb_words
+    if clause.object is not None:
+        words += _english_phrase(clause.object, 0)
+    if clause.predicate is not None:
+        words.append(clause.predicate)
+    if clause.place is not None:
+        words += [clause.preposition, *_english_phrase(clause.place, 0)]
+    if clause.adverb is not None:
+        words.append(clause.adverb)
+    return [*words, "?"] if clause.question else words
+
+
+def _english_verb(clause: Clause) -> tuple[list[str], list[str]]:
+    """The auxiliary (it precedes the subject of a question) and the rest of the verb."""
+    if clause.tense == "future":
+        return ["will"], [clause.verb]
+    if clause.verb == "be":
+        return [_finite("be", clause.tense, clause.subject)], []
+    if clause.negative or clause.question:
+        return [_finite("do", clause.tense, clause.subject)], [clause.verb]
+    return [], [_finite(clause.verb, clause.tense, clause.subject)]
+
+
+def _finite(verb: str, tense: str, subject: NounPhrase) -> str:
+    third_singular = subject.person == 3 and not subject.number_is_plural
+    if verb == "be":
+        if tense == "past":
+            return "was" if third_singular or subject.head == "i" else "were"
+        return "is" if third_singular else "am" if subject.head == "i" else "are"
+    if verb == "do":
+        return "did" if tense == "past" else "does" if third_singular else "do"
+    if tense == "past":
+        return lexicon.past(verb)
+    return lexicon.third_person(verb) if third_singular else verb
+
+
+def _english_phrase(phrase: NounPhrase, pronoun_form: int | None = None) -> list[str]:
+    """Words of a noun phrase; pronoun_form 0 asks for the object form of a pronoun."""
+    head = phrase.head
+    if head in lexicon.PRONOUNS:
+        return [head if pronoun_form is None else lexicon.PRONOUNS[head][pronoun_form]]
+    words = [phrase.numeral, phrase.adjective, lexicon.plural(head) if phrase.plural else head]
+    words = [_english_determiner(phrase), *words]
+    words = [word for word in words if word]
+    if phrase.relative is not None:
+        relative = phrase.relative
+        words.append("who" if head in lexicon.HUMAN else "that")
+        if relative.tense == "future":
+            words += ["will", relative.verb]
+        else:
+            words.append(_finite(relative.verb, relative.tense, phrase._replace(partner=None)))
+        if relative.object is not None:
+            words += _english_phrase(relative.object, 0)
+    if phrase.partner is not None:
+        words += ["and", *_english_phrase(phrase.partner)]
+    return words
+
+
+def _english_determiner(phrase: NounPhrase) -> str | None:
+    determiner = phrase.determiner
+    if determiner in lexicon.PRONOUNS:
+        return lexicon.PRONOUNS[determiner][1]
+    if phrase.plural:
+        return None if determiner == "a" else lexicon.DEMONSTRATIVES.get(determiner, determiner)
+    return determiner
+
+
+# ------------------------------------------------------------------------------ sampling
+
+
+class _Choice:
+    """Draws from a class of words with Zipf-like weights 1 / (rank + 4)."""
+
+    def __init__(self, words: str | tuple[str, ...]):
+        self.words = lexicon.lemmas(words) if isinstance(words, str) else words
+        weights = [1 / (rank + 4) for rank in range(len(self.words))]
+        self.bounds = [bound / sum(weights) for bound in itertools.accumulate(weights)][:-1]
+
+    def __call__(self, rng: random.Random) -> str:
+        return self.words[bisect.bisect(self.bounds, rng.random())]
+
+
+_people, _animals = _Choice(lexicon.PEOPLE), _Choice(lexicon.ANIMALS)
+_things, _places = _Choice(lexicon.THINGS), _Choice(lexicon.PLACES)
+_names, _pronouns = _Choice(lexicon.NAMES), _Choice(tuple(lexicon.PRONOUNS))
+_social, _handling = _Choice(lexicon.SOCIAL_VERBS), _Choice(lexicon.HANDLING_VERBS)
+_plain, _adjectives = _Choice(lexicon.PLAIN_VERBS), _Choice(lexicon.ADJECTIVES)
+_adverbs, _numerals = _Choice(lexicon.ADVERBS), _Choice(lexicon.NUMERALS)
+_place_prepositions = _Choice(lexicon.PLACE_PREPOSITIONS)
+_company_prepositions = _Choice(lexicon.COMPANY_PREPOSITIONS)
+_conjunctions = _Choice(lexicon.CONJUNCTIONS)
+_demonstratives = _Choice(tuple(lexicon.DEMONSTRATIVES))
+_tenses = _Choice(TENSES)
+
+
+def sample_sentence(rng: random.Random, min_words: int = 3, max_words: int = 12) -> Sentence:
+    """Draws a tree whose English has min_words to max_words words.
+
+    Only `rng.random()` is called: the one method whose sequence Python promises to keep from
+    version to version, so that a seed means the same corpus everywhere.
+    """
+    while True:
+        sentence = _sentence(rng)
+        if min_words <= len(english(sentence).split()) <= max_words:
+            return sentence
+
+
+def _sentence(rng: random.Random) -> Sentence:
+    if rng.random() < 0.08:
+        conjunction = _conjunctions(rng)
+        return Sentence(_clause(rng, short=True), conjunction, _clause(rng, short=True))
+    return Sentence(_clause(rng))
+
+
+def _clause(rng: random.Random, short: bool = False) -> Clause:
+    kind = rng.random()
+    tense = _tenses(rng)
+    negative = rng.random() < 0.2
+    question = not short and rng.random() < 0.1
+    subject = _subject(rng)
+    if kind < 0.2:
+        return Clause(
+            subject,
+            "be",
+            predicate=_adjectives(rng),
+            tense=tense,
+            negative=negative,
+            question=question,
+        )
+    verb, object_ = _plain(rng), None
+    if kind > 0.48:
+        verb, object_ = _verb_and_object(rng, subject)
+    preposition, place = None, None
+    if not short and rng.random() < 0.35:
+        preposition, place = _adjunct(rng)
+    adverb = None
+    if not short and rng.random() < 0.2:
+        adverb = lexicon.TIME_ADVERBS[tense] if rng.random() < 0.5 else _adverbs(rng)
+    return Clause(
+        subject, verb, object_, None, tense, negative, question, preposition, place, adverb
+    )
+
+
+def _subject(rng: random.Random) -> NounPhrase:
+    draw = rng.random()
+    if draw < 0.25:
+        head = _pronouns(rng)
+        return NounPhrase(head, head in lexicon.PLURAL_PRONOUNS)
+    if draw < 0.37:
+        return NounPhrase(_names(rng))
+    if draw < 0.43:
+        partner = NounPhrase(_names(rng)) if rng.random() < 0.5 else _noun_phrase(rng, _people)
+        return _noun_phrase(rng, _animals)._replace(partner=partner)
+    phrase = _noun_phrase(rng, _people if rng.random() < 0.65 else _animals)
+    return _with_relative(rng, phrase) if rng.random() < 0.07 else phrase
+
+
+def _verb_and_object(rng: random.Random, subject: NounPhrase) -> tuple[str, NounPhrase]:
+    if rng.random() < 0.55:
+        return _handling(rng), _noun_phrase(rng, _things)
+    draw = rng.random()
+    if draw < 0.2 and subject.head not in lexicon.PRONOUNS:
+        head = _pronouns(rng)
+        return _social(rng), NounPhrase(head, head in lexicon.PLURAL_PRONOUNS)
+    if draw < 0.35 and subject.head not in lexicon.NAMES:
+        return _social(rng), NounPhrase(_names(rng))
+    phrase = _noun_phrase(rng, _people if rng.random() < 0.6 else _animals)
+    if subject.relative is None and rng.random() < 0.07:
+        phrase = _with_relative(rng, phrase)
+    return _social(rng), phrase
+
+
+def _with_relative(rng: random.Random, phrase: NounPhrase) -> NounPhrase:
+    tense = _tenses(rng)
+    if rng.random() < 0.5:
+        return phrase._replace(relative=Relative(_plain(rng), None, tense))
+    object_ = _noun_phrase(rng, _things)
+    return phrase._replace(relative=Relative(_handling(rng), object_, tense))
+
+
+def _adjunct(rng: random.Random) -> tuple[str, NounPhrase]:
+    if rng.random() < 0.7:
+        return _place_prepositions(rng), _noun_phrase(rng, _places)
+    phrase = NounPhrase(_names(rng)) if rng.random() < 0.3 else _noun_phrase(rng, _people)
+    return _company_prepositions(rng), phrase
+
+
+def _noun_phrase(rng: random.Random, nouns: _Choice) -> NounPhrase:
+    plural = rng.random() < 0.3
+    numeral = _numerals(rng) if plural and rng.random() < 0.3 else None
+    draw = rng.random()
+    if draw < 0.45:
+        determiner = "the"
+    elif draw < 0.72:
+        determiner = "a"
+    elif draw < 0.88:
+        determiner = _pronouns(rng)
+    else:
+        determiner = _demonstratives(rng)
+    adjective = _adjectives(rng) if rng.random() < 0.3 else None
+    return NounPhrase(nouns(rng), plural, determiner, numeral, adjective)

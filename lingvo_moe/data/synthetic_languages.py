@@ -1,0 +1,472 @@
+"""Twelve invented languages in three families, related by regular sound change.
+
+Each family has a proto-language: words built from its own syllables, and markers (affixes and
+particles). A language says a sentence as its ancestor would have, in its own word order and
+with its own choice of markers, and then pronounces every word by its ordered sound laws. So
+the words and the affixes of relatives correspond letter by letter.
+
+Codes are from qaa..qtz, which ISO 639-3 reserves for local use: no real language has one.
+The second letter is the family.
+
+    Norvic  qna Narvi, qne Nelda, qno Noric, qnu Nundal   SVO, prepositions, suffixes
+    Kaluan  qka Kalu,  qke Kelo,  qki Kiwo,  qko Konu     SOV, postpositions, case suffixes
+    Teshic  qta Tash,  qte Tekel, qti Tirq,  qto Toqar    VSO, prepositions, prefixes
+
+Markers are templates in which `~` is the marked word: `~or` a suffix, `sa~` a prefix, `ik ~`
+and `~ ik` particles. What a family does not mark has no template. Their names:
+
+    PL DEF INDEF ACC GEN     on noun phrases (GEN makes a possessive of a pronoun)
+    A.PL A.DEF               agreement of an adjective with its noun
+    PAST FUT NEG             on verbs
+    V1 V2 VPL                agreement of a verb: first and second person, plural subject
+    Q                        on a whole question
+"""
+
+import dataclasses
+import functools
+import random
+import re
+import types
+from collections.abc import Mapping
+
+from lingvo_moe.data import synthetic_lexicon as lexicon
+from lingvo_moe.data.synthetic_grammar import Clause, NounPhrase, Relative, Sentence
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Family:
+    """A proto-language: its sounds, its markers and how it borrows names.
+
+    Attributes:
+        name: English name.
+        sounds: letters (space-separated) for each symbol of a shape; `-` is no sound.
+        content_shapes: shapes of nouns, verbs, adjectives and the like.
+        function_shapes: shapes of adpositions, pronouns and conjunctions.
+        markers: template of each marker.
+        borrowing: ordered (pattern, replacement) that fit a foreign name to the sounds.
+    """
+
+    name: str
+    sounds: Mapping[str, str]
+    content_shapes: tuple[str, ...]
+    function_shapes: tuple[str, ...]
+    markers: Mapping[str, str]
+    borrowing: tuple[tuple[str, str], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Language:
+    """A daughter language.
+
+    Attributes:
+        code: three letters, see the module.
+        name: English name.
+        family: its family.
+        clause_order: order of Subject, Verb, Object or predicate, X adpositional phrase and
+            Adverb.
+        phrase_order: order of Determiner, nuMeral, Adjective, Noun and Relative clause.
+        postpositions: whether an adposition follows its noun phrase.
+        markers: templates that replace those of the family.
+        laws: ordered sound laws, each (pattern, replacement) of `re.sub`.
+    """
+
+    code: str
+    name: str
+    family: Family
+    clause_order: str
+    phrase_order: str
+    postpositions: bool = False
+    markers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    laws: tuple[tuple[str, str], ...]
+
+    def template(self, marker: str) -> str:
+        """Template of a marker, `~` where the language does not mark it."""
+        return self.markers.get(marker) or self.family.markers.get(marker, "~")
+
+
+NORVIC = Family(
+    name="Norvic",
+    sounds={
+        "O": "p t k b d g m n s r l v f h st br tr gr kl sk",
+        "S": "p t k b d g m n s r l v",
+        "V": "a e i o u",
+        "C": "n r l s t k m nd rt lk",
+    },
+    content_shapes=("OVC", "OVSVC", "OVSVC"),
+    function_shapes=("SVC",),
+    markers={
+        "PL": "~or",
+        "DEF": "~en",
+        "GEN": "~is",
+        "A.PL": "~a",
+        "PAST": "~ed",
+        "FUT": "sul ~",
+        "NEG": "~ nik",
+        "VPL": "~um",
+        "Q": "eska ~",
+    },
+    borrowing=((r"c", "k"), (r"v", "f"), (r"([aeiou])$", r"\1s")),
+)
+KALUAN = Family(
+    name="Kaluan",
+    sounds={"C": "k l m n p s t w y h", "V": "a e i o u", "N": "n - -"},
+    content_shapes=("CVNCV", "CVCVCV", "CVCV"),
+    function_shapes=("CVCV",),
+    markers={
+        "PL": "~ki",
+        "INDEF": "ane ~",
+        "ACC": "~mo",
+        "GEN": "~no",
+        "PAST": "~ta",
+        "FUT": "~lu",
+        "NEG": "~pe",
+        "V1": "~ni",
+        "Q": "~ kaya",
+    },
+    borrowing=(
+        (r"c", "k"),
+        (r"v|b", "p"),
+        (r"d", "t"),
+        (r"r", "l"),
+        (r"([^aeioun])(?=[^aeiou]|$)", r"\1u"),
+        (r"n$", "nu"),
+        (r"^([aeiou])", r"h\1"),
+        (r"ia", "iya"),
+        (r"nn", "n"),
+    ),
+)
+TESHIC = Family(
+    name="Teshic",
+    sounds={"C": "q t k d z r m b j n sh x l", "V": "a a i u", "K": "r m n sh z - - -"},
+    content_shapes=("CVCVC", "CVKCVC"),
+    function_shapes=("CVC",),
+    markers={
+        "PL": "~an",
+        "DEF": "sa~",
+        "ACC": "id ~",
+        "GEN": "~i",
+        "A.DEF": "sa~",
+        "A.PL": "~an",
+        "PAST": "ka~",
+        "FUT": "mu~",
+        "NEG": "zul ~",
+        "V1": "~ish",
+        "V2": "~at",
+        "VPL": "~u",
+        "Q": "xar ~",
+    },
+    borrowing=((r"p|v", "b"), (r"e", "i"), (r"o", "u"), (r"c", "k"), (r"s", "sh")),
+)
+
+# The laws of one branch of each family: its two languages share them.
+_EAST_NORVIC = (
+    (r"k(?=[ei])", "c"),  # palatalisation
+    (r"o(?=[mn])", "u"),  # raising before nasals
+)
+_WEST_NORVIC = (
+    (r"(?<=[aeiou])t(?=[aeiou])", "d"),  # voicing between vowels
+    (r"sk", "sh"),
+)
+_NORTH_KALUAN = (
+    (r"^h", ""),  # loss of initial h
+    (r"t(?=i)", "ch"),  # affrication
+)
+_SOUTH_KALUAN = (
+    (r"w", "v"),
+    (r"e$", "i"),  # final raising
+)
+_INNER_TESHIC = (
+    (r"q", "g"),
+    (r"(?<=[aiu])b", "v"),  # spirantisation after vowels
+)
+_OUTER_TESHIC = (
+    (r"sh$", "s"),
+    (r"^x", "h"),
+)
+
+# Largest corpus first. Ranks go through the families there and back again, so that each has
+# large, middling and small members and the smallest language has the largest relative.
+LANGUAGES = (
+    Language(
+        code="qna",
+        name="Narvi",
+        family=NORVIC,
+        clause_order="SVOXA",
+        phrase_order="DMANR",
+        laws=(*_EAST_NORVIC, (r"^p", "f")),
+    ),
+    Language(
+        code="qka",
+        name="Kalu",
+        family=KALUAN,
+        clause_order="ASXOV",
+        phrase_order="RDMAN",
+        postpositions=True,
+        laws=(*_NORTH_KALUAN, (r"p(?=[aou])", "f")),
+    ),
+    Language(
+        code="qta",
+        name="Tash",
+        family=TESHIC,
+        clause_order="VSOXA",
+        phrase_order="NAMDR",
+        laws=(*_INNER_TESHIC, (r"j", "y")),
+    ),
+    Language(
+        code="qte",
+        name="Tekel",
+        family=TESHIC,
+        clause_order="VSOXA",
+        phrase_order="MNADR",
+        laws=(*_OUTER_TESHIC, (r"a(?=[^aiu]+i)", "e"), (r"d$", "t")),
+    ),
+    Language(
+        code="qke",
+        name="Kelo",
+        family=KALUAN,
+        clause_order="SXOVA",
+        phrase_order="RDMAN",
+        postpositions=True,
+        laws=(*_SOUTH_KALUAN, (r"(?<=[aeiou])k(?=[aeiou])", "g"), (r"(?<=n)p", "b")),
+    ),
+    Language(
+        code="qne",
+        name="Nelda",
+        family=NORVIC,
+        clause_order="SVOXA",
+        phrase_order="DMNAR",
+        markers={"NEG": "nik ~"},
+        laws=(*_WEST_NORVIC, (r"a(?=[^aeiou]+[iu])", "e"), (r"[dg]$|(?<=n)d", "t")),
+    ),
+    Language(
+        code="qno",
+        name="Noric",
+        family=NORVIC,
+        clause_order="ASVOX",
+        phrase_order="DMANR",
+        markers={"A.PL": "~"},
+        laws=(*_WEST_NORVIC, (r"v", "w"), (r"e(?=[rln])", "a")),
+    ),
+    Language(
+        code="qki",
+        name="Kiwo",
+        family=KALUAN,
+        clause_order="SOXVA",
+        phrase_order="DMANR",
+        postpositions=True,
+        laws=(*_SOUTH_KALUAN, (r"l(?=[iu])", "r"), (r"y", "j")),
+    ),
+    Language(
+        code="qti",
+        name="Tirq",
+        family=TESHIC,
+        clause_order="SVOXA",
+        phrase_order="NAMDR",
+        laws=(*_OUTER_TESHIC, (r"(?<=[aiu])k", "x"), (r"u(?=[mn])", "o")),
+    ),
+    Language(
+        code="qto",
+        name="Toqar",
+        family=TESHIC,
+        clause_order="VSOXA",
+        phrase_order="NAMDR",
+        laws=(*_INNER_TESHIC, (r"z(?=[aiu])", "s"), (r"u(?=[^aiu]*$)", "o")),
+    ),
+    Language(
+        code="qko",
+        name="Konu",
+        family=KALUAN,
+        clause_order="ASXOV",
+        phrase_order="RDMAN",
+        postpositions=True,
+        markers={"INDEF": "~ ane"},
+        laws=(*_NORTH_KALUAN, (r"s(?=[aou])", "sh"), (r"u$", "o")),
+    ),
+    Language(
+        code="qnu",
+        name="Nundal",
+        family=NORVIC,
+        clause_order="SVOXA",
+        phrase_order="DMANR",
+        markers={"FUT": "~ul"},
+        laws=(*_EAST_NORVIC, (r"l(?=[^aeiou]|$)", "w"), (r"^g", "k")),
+    ),
+)
+_BY_CODE = {language.code: language for language in LANGUAGES}
+
+
+def get_language(code: str) -> Language:
+    """The language of a code.
+
+    Raises:
+        ValueError: if no language has this code.
+    """
+    if code not in _BY_CODE:
+        raise ValueError(f"Unknown synthetic language {code!r}. Use one of {', '.join(_BY_CODE)}.")
+    return _BY_CODE[code]
+
+
+# ----------------------------------------------------------------------------- the words
+
+
+@functools.cache
+def proto_words(family: Family) -> Mapping[str, str]:
+    """Proto-word of every English lemma. No two are one letter apart, so that none merge."""
+    rng = random.Random(f"proto-{family.name}")
+    words: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in lexicon.lemmas(lexicon.NAMES):
+        words[name] = _apply(family.borrowing, name)
+        taken |= _neighbourhood(words[name])
+    for lemma in (*lexicon.FUNCTION_LEMMAS, *lexicon.CONTENT_LEMMAS):
+        is_function = lemma in lexicon.FUNCTION_LEMMAS
+        shapes = family.function_shapes if is_function else family.content_shapes
+        while taken & _neighbourhood(word := _draw_word(rng, family, shapes)):
+            pass
+        words[lemma] = word
+        taken |= _neighbourhood(word)
+    return types.MappingProxyType(words)
+
+
+def _draw_word(rng: random.Random, family: Family, shapes: tuple[str, ...]) -> str:
+    def pick(options):
+        return options[int(rng.random() * len(options))]
+
+    return "".join(pick(family.sounds[s].split()) for s in pick(shapes)).replace("-", "")
+
+
+def _neighbourhood(word: str) -> set[str]:
+    """The word and what is left of it without one letter.
+
+    Two words with disjoint neighbourhoods are more than one insertion, deletion or
+    substitution apart.
+    """
+    return {word, *(word[:i] + word[i + 1 :] for i in range(len(word)))}
+
+
+@functools.cache
+def _apply(laws: tuple[tuple[str, str], ...], word: str) -> str:
+    for pattern, replacement in laws:
+        word = re.sub(pattern, replacement, word)
+    return word
+
+
+def pronounce(word: str, language: Language) -> str:
+    """What the sound laws of a language, in order, make of a word of its ancestor."""
+    return _apply(language.laws, word)
+
+
+# ------------------------------------------------------------------------- the sentences
+
+
+def translate(sentence: Sentence, language: Language) -> str:
+    """A tree in a language: lower-case words separated by spaces."""
+    words = proto_sentence(sentence, language, proto_words(language.family)).split()
+    return " ".join(_apply(language.laws, word) for word in words)
+
+
+def proto_sentence(sentence: Sentence, language: Language, roots: Mapping[str, str]) -> str:
+    """A tree in the grammar of a language, before its sound laws.
+
+    Args:
+        sentence: the tree.
+        language: whose word order and markers to use.
+        roots: word of every English lemma; `{lemma: lemma}` gives an interlinear gloss.
+    """
+    speaker = _Speaker(language, roots)
+    words = speaker.clause(sentence.clause)
+    if sentence.second is None:
+        return words
+    return f"{words} {roots[sentence.conjunction]} {speaker.clause(sentence.second)}"
+
+
+def _mark(head: str, templates: list[str], before: str = "", after: str = "") -> str:
+    """Puts affixes on the head, its company around it, and particles around the whole."""
+    for template in templates:
+        if " " not in template:
+            head = template.replace("~", head)
+    phrase = f"{before} {head} {after}".strip()
+    for template in templates:
+        if " " in template:
+            phrase = template.replace("~", phrase)
+    return phrase
+
+
+class _Speaker:
+    """Says trees in the grammar of one language with given roots."""
+
+    def __init__(self, language: Language, roots: Mapping[str, str]):
+        self.language = language
+        self.roots = roots
+
+    def _templates(self, *markers: str | None) -> list[str]:
+        return [self.language.template(marker) for marker in markers if marker]
+
+    def clause(self, clause: Clause) -> str:
+        parts = {
+            "S": self.noun_phrase(clause.subject),
+            "V": self.verb(clause.verb, clause.tense, clause.subject, clause.negative),
+        }
+        if clause.object is not None:
+            parts["O"] = self.noun_phrase(clause.object, "ACC")
+        if clause.predicate is not None:
+            plural = "A.PL" if clause.subject.number_is_plural else None
+            parts["O"] = _mark(self.roots[clause.predicate], self._templates(plural))
+        if clause.place is not None:
+            place, adposition = self.noun_phrase(clause.place), self.roots[clause.preposition]
+            after = self.language.postpositions
+            parts["X"] = f"{place} {adposition}" if after else f"{adposition} {place}"
+        if clause.adverb is not None:
+            parts["A"] = self.roots[clause.adverb]
+        words = " ".join(parts[slot] for slot in self.language.clause_order if slot in parts)
+        return _mark(words, self._templates("Q")) if clause.question else words
+
+    def verb(self, verb: str, tense: str, subject: NounPhrase, negative: bool = False) -> str:
+        markers = (
+            {"past": "PAST", "future": "FUT"}.get(tense),
+            "NEG" if negative else None,
+            f"V{subject.person}",
+            "VPL" if subject.number_is_plural else None,
+        )
+        return _mark(self.roots[verb], self._templates(*markers))
+
+    def noun_phrase(self, phrase: NounPhrase, case: str | None = None) -> str:
+        determiner = phrase.determiner
+        parts = {}
+        if phrase.adjective is not None:
+            agreement = (
+                "A.PL" if phrase.plural else None,
+                "A.DEF" if determiner == "the" else None,
+            )
+            parts["A"] = _mark(self.roots[phrase.adjective], self._templates(*agreement))
+        if phrase.numeral is not None:
+            parts["M"] = self.roots[phrase.numeral]
+        if determiner in lexicon.PRONOUNS:
+            parts["D"] = _mark(self.roots[determiner], self._templates("GEN"))
+        elif determiner in lexicon.DEMONSTRATIVES:
+            parts["D"] = self.roots[determiner]
+        if phrase.relative is not None:
+            parts["R"] = self.relative(phrase.relative, phrase)
+        before, after = (
+            " ".join(parts[slot] for slot in slots if slot in parts)
+            for slots in self.language.phrase_order.split("N")
+        )
+        markers = (
+            "PL" if phrase.plural and phrase.head not in lexicon.PRONOUNS else None,
+            {"the": "DEF", "a": "INDEF"}.get(determiner),
+            case,
+        )
+        words = _mark(self.roots[phrase.head], self._templates(*markers), before, after)
+        if phrase.partner is None:
+            return words
+        return f"{words} {self.roots['and']} {self.noun_phrase(phrase.partner, case)}"
+
+    def relative(self, relative: Relative, subject: NounPhrase) -> str:
+        """The relative pronoun stands on the side of the noun."""
+        parts = {"V": self.verb(relative.verb, relative.tense, subject)}
+        if relative.object is not None:
+            parts["O"] = self.noun_phrase(relative.object, "ACC")
+        words = " ".join(parts[slot] for slot in self.language.clause_order if slot in parts)
+        who = self.roots["who"]
+        follows_noun = self.language.phrase_order.endswith("R")
+        return f"{who} {words}" if follows_noun else f"{words} {who}"

@@ -1,0 +1,294 @@
+import itertools
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import sacrebleu
+
+from lingvo_moe.data import synthetic_lexicon as lexicon
+from lingvo_moe.data.synthetic import SPLITS, SyntheticCorpus
+from lingvo_moe.data.synthetic_grammar import Clause, NounPhrase, Relative, Sentence, english
+from lingvo_moe.data.synthetic_languages import (
+    LANGUAGES,
+    get_language,
+    pronounce,
+    proto_sentence,
+    proto_words,
+    translate,
+)
+
+ROOT = pathlib.Path(__file__).parents[2]
+# testdata/synthetic is this corpus; SAMPLE.write(ROOT / "testdata/synthetic") renews it.
+SAMPLE = SyntheticCorpus(
+    languages=("qna", "qta", "qto", "qnu"), largest=400, smallest=30, dev=20, test=20
+)
+SMALL = SyntheticCorpus(largest=1500, smallest=100)
+GLOSSES = {lemma: lemma for lemma in proto_words(LANGUAGES[0].family)}
+
+
+def files(directory):
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in sorted(directory.rglob("*-en.*"))
+    }
+
+
+def test_committed_sample_is_what_is_generated(tmp_path):
+    SAMPLE.write(tmp_path)
+    assert files(tmp_path) == files(ROOT / "testdata/synthetic")
+
+
+def test_same_bytes_in_another_process_with_other_string_hashes(tmp_path):
+    SAMPLE.write(tmp_path / "here")
+    code = (
+        "from lingvo_moe.data.synthetic_test import SAMPLE;"
+        f"SAMPLE.write({str(tmp_path / 'there')!r})"
+    )
+    environment = {"PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    assert files(tmp_path / "here") == files(tmp_path / "there")
+
+
+def test_another_seed_gives_other_sentences():
+    other = SyntheticCorpus(largest=1500, smallest=100, seed=1)
+    assert SMALL.pairs("test", "qna") != other.pairs("test", "qna")
+
+
+def test_layout_and_sizes(tmp_path):
+    # size(rank) = 400 ((rank + 10) / 11) ** -a with size(4) = 30, so a = ln(400/30) / ln(14/11)
+    # = 10.74; rank 2: 400 (12/11) ** -10.74 = 157; rank 3: 400 (13/11) ** -10.74 = 66.5.
+    assert SAMPLE.train_sizes() == {"qna": 400, "qta": 157, "qto": 66, "qnu": 30}
+    SAMPLE.write(tmp_path)
+    written = files(tmp_path)
+    assert len(written) == 3 * 4 * 2
+    for code, size in SAMPLE.train_sizes().items():
+        for suffix in (code, "en"):
+            lines = {s: written[f"{s}/{code}-en.{suffix}"].count(b"\n") for s in SPLITS}
+            assert lines == {"train": size, "dev": 20, "test": 20}
+
+
+def test_default_sizes_follow_a_power_law_and_every_poor_language_has_a_rich_relative():
+    sizes = SyntheticCorpus().train_sizes()
+    assert next(iter(sizes)) == "qna"
+    assert (sizes["qna"], sizes["qnu"]) == (20_000, 200)
+    for code in list(sizes)[6:]:
+        relatives = [c for c in sizes if get_language(c).family is get_language(code).family]
+        assert max(sizes[c] for c in relatives) >= 10 * sizes[code]
+    assert SyntheticCorpus(languages=("qka",)).train_sizes() == {"qka": 20_000}
+
+
+def test_no_held_out_english_in_any_training_text_and_no_duplicates():
+    english_of = {
+        split: [[e for _, e in SMALL.pairs(split, code)] for code in SMALL.languages]
+        for split in SPLITS
+    }
+    for texts in itertools.chain.from_iterable(english_of.values()):
+        assert len(set(texts)) == len(texts)
+    train = set(itertools.chain.from_iterable(english_of["train"]))
+    dev, test = set(english_of["dev"][0]), set(english_of["test"][0])
+    assert not train & dev
+    assert not train & test
+    assert not dev & test
+    # Every language is tested on the same English.
+    assert all(set(texts) == test for texts in english_of["test"])
+
+
+def test_sentences_are_short_and_words_are_clean():
+    lengths = [len(e.split()) for _, e in SMALL.pairs("train", "qna")]
+    assert min(lengths) >= 3
+    assert max(lengths) <= 12
+    assert 6 < sum(lengths) / len(lengths) < 7
+    for language in LANGUAGES:
+        for source, _ in SMALL.pairs("dev", language.code):
+            assert source.replace(" ", "").isalpha()
+            assert source.isascii()
+            assert source == " ".join(source.lower().split())
+
+
+def test_the_source_determines_the_english():
+    sentences = SMALL.sentences("train", "qna") + SMALL.sentences("train", "qka")
+    for language in LANGUAGES:
+        english_of = {}
+        for sentence in sentences:
+            text = english(sentence)
+            assert english_of.setdefault(translate(sentence, language), text) == text
+
+
+@pytest.mark.parametrize(
+    ("code", "proto", "word"),
+    [
+        ("qna", "pomike", "fumice"),  # k > c before e i; o > u before m n; initial p > f
+        ("qnu", "gilk", "kiwk"),  # the new k of g > k comes too late for k > c; l > w before k
+        ("qne", "tatik", "tedik"),  # t > d between vowels; a > e when i follows
+        ("qne", "rad", "rat"),  # final d > t
+        ("qno", "skoterv", "shodarw"),  # sk > sh; t > d between vowels; v > w; e > a before r
+        ("qka", "hatipu", "achifu"),  # initial h is lost; ti > chi; p > f before u
+        ("qko", "husatu", "ushato"),  # initial h is lost; s > sh before a; final u > o
+        ("qke", "wokanpe", "voganbi"),  # w > v; e > i; k > g; np > nb
+        ("qki", "wuliye", "vuriji"),  # w > v; final e > i; l > r before i; y > j
+        ("qta", "qabuj", "gavuy"),  # q > g; b > v after a; j > y
+        ("qto", "quzub", "gusov"),  # q > g; b > v after u; z > s before u; last u > o
+        ("qte", "xadish", "hedis"),  # final sh > s; initial x > h; a > e when i follows
+        ("qti", "xakum", "haxom"),  # initial x > h, then k > x after a; u > o before m
+    ],
+)
+def test_sound_laws(code, proto, word):
+    assert pronounce(proto, get_language(code)) == word
+
+
+# "will the two old dogs not see a bird in my house ?"
+DOGS = Sentence(
+    Clause(
+        NounPhrase("dog", True, "the", "two", "old"),
+        "see",
+        NounPhrase("bird", determiner="a"),
+        tense="future",
+        negative=True,
+        question=True,
+        preposition="in",
+        place=NounPhrase("house", determiner="i"),
+    )
+)
+# "an old man who took the books sleeps and we are not happy"
+MAN = Sentence(
+    Clause(
+        NounPhrase(
+            "man",
+            determiner="a",
+            adjective="old",
+            relative=Relative("take", NounPhrase("book", True, "the"), "past"),
+        ),
+        "sleep",
+    ),
+    "and",
+    Clause(NounPhrase("we", True), "be", predicate="happy", negative=True),
+)
+
+
+def test_english():
+    assert english(DOGS) == "will the two old dogs not see a bird in my house ?"
+    assert english(MAN) == "an old man who took the books sleeps and we are not happy"
+
+
+@pytest.mark.parametrize(
+    ("code", "gloss"),
+    [
+        # SVOXA, DMANR: question particle; number on the adjective; plural before definite;
+        # future particle before the verb, negation behind it; `my` is i + genitive.
+        ("qna", "eska two olda dogoren sul seeum nik bird in iis house"),
+        # SXOVA, the same but for the adjective behind the noun and negation before the verb.
+        ("qne", "eska two dogoren olda nik sul seeum bird in iis house"),
+        # ASXOV, RDMAN: `the` is unmarked and `a` a particle; the house precedes its `in`;
+        # object case; tense and negation are suffixes of the final verb; question particle.
+        ("qka", "two old dogki ino house in ane birdmo seelupe kaya"),
+        # VSOXA, NAMDR: adjective agrees in number and definiteness; object particle; the
+        # possessor follows the noun.
+        ("qta", "xar zul museeu sadogan saoldan two id bird in house ii"),
+        # The same in Tirq with the subject first.
+        ("qti", "xar sadogan saoldan two zul museeu id bird in house ii"),
+    ],
+)
+def test_word_order_of_a_question(code, gloss):
+    assert proto_sentence(DOGS, get_language(code), GLOSSES) == gloss
+
+
+@pytest.mark.parametrize(
+    ("code", "gloss"),
+    [
+        # The relative clause follows its noun, `who` first.
+        ("qna", "old man who takeed bookoren sleep and we beum nik happya"),
+        # It precedes its noun, `who` last, and the verb agrees with `we`.
+        ("qka", "ane bookkimo taketa who old man sleep and we happy bepeni"),
+        # The verb comes first.
+        ("qta", "sleep man old who katake id sabookan and zul beishu we happyan"),
+    ],
+)
+def test_word_order_of_a_relative_clause(code, gloss):
+    assert proto_sentence(MAN, get_language(code), GLOSSES) == gloss
+
+
+def test_translation_is_the_proto_sentence_pronounced():
+    for language in LANGUAGES:
+        proto = proto_sentence(DOGS, language, proto_words(language.family))
+        expected = " ".join(pronounce(word, language) for word in proto.split())
+        assert translate(DOGS, language) == expected
+
+
+def edit_distance(a, b):
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        diagonal, row[0] = row[0], i
+        for j, y in enumerate(b, 1):
+            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (x != y))
+    return row[-1]
+
+
+def test_relatives_are_alike_and_families_are_not():
+    lemmas = lexicon.CONTENT_LEMMAS
+    words = {
+        language.code: [pronounce(proto_words(language.family)[w], language) for w in lemmas]
+        for language in LANGUAGES
+    }
+    for a, b in itertools.combinations(LANGUAGES, 2):
+        cognates = list(zip(words[a.code], words[b.code], strict=True))
+        distance = sum(edit_distance(x, y) / max(len(x), len(y)) for x, y in cognates)
+        changed = sum(x != y for x, y in cognates) / len(lemmas)
+        if a.family is b.family:  # measured: 0.07 to 0.26, 35 % to 78 % of words changed
+            assert distance / len(lemmas) < 0.3
+            assert 0.3 < changed < 0.8
+        else:  # measured: 0.87 to 0.93
+            assert distance / len(lemmas) > 0.8
+
+
+def test_no_homonyms():
+    for language in LANGUAGES:
+        words = [pronounce(word, language) for word in proto_words(language.family).values()]
+        assert len(set(words)) == len(words)
+        assert all(3 <= len(word) <= 9 for word in words)
+
+
+def test_copying_the_nearest_training_sentence_translates_badly():
+    train = [(set(source.split()), text) for source, text in SMALL.pairs("train", "qka")]
+    hypotheses, references = [], []
+    for source, text in SMALL.pairs("test", "qka"):
+        words = set(source.split())
+        best = max(train, key=lambda p: 2 * len(words & p[0]) / (len(words) + len(p[0])))
+        hypotheses.append(best[1])
+        references.append(text)
+    assert sacrebleu.corpus_bleu(hypotheses, [references]).score < 25
+
+
+def test_the_page_shows_what_is_generated():
+    page = (ROOT / "docs/synthetic.md").read_text(encoding="utf-8")
+    king = NounPhrase("king", False, "the", None, "old")
+    birds = NounPhrase("bird", True, "a", "two")
+    house = NounPhrase("house", determiner="i")
+    clause = Clause(king, "see", birds, tense="past", negative=True, preposition="near")
+    sentence = Sentence(clause._replace(place=house))
+    assert f"*{english(sentence)}*" in page
+    for code, size in SyntheticCorpus().train_sizes().items():
+        assert f"| {code} | {size} | {translate(sentence, get_language(code))} |" in page
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"languages": ("qna", "xyz")}, "Unknown synthetic language 'xyz'. Use one of qna, "),
+        ({"languages": ()}, r"languages must be one or more different codes, got \(\)"),
+        ({"languages": ("qna", "qna")}, "Name each language once"),
+        ({"smallest": 0}, "smallest must be from 1 to largest, got smallest=0 and largest=20000"),
+        ({"largest": 100}, "got smallest=200 and largest=100. Set both"),
+        ({"dev": -1}, "dev and test must be >= 0, got dev=-1"),
+    ],
+)
+def test_errors(change, message):
+    with pytest.raises(ValueError, match=message):
+        SyntheticCorpus(**change)
+
+
+def test_errors_of_sentences():
+    with pytest.raises(ValueError, match="Unknown split 'valid'"):
+        SAMPLE.pairs("valid", "qna")
+    with pytest.raises(ValueError, match="'qka' is not in this corpus"):
+        SAMPLE.pairs("train", "qka")

@@ -1,0 +1,1 @@
+"""Scores of translations per language pair, their significance, and the report on them."""

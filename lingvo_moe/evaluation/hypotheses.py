@@ -1,0 +1,61 @@
+"""Translations on disk: DIRECTORY/hypotheses/SPLIT/PAIR.{src,hyp,ref}, one sentence a line.
+
+Scored anew by anyone, with the numbers of the report:
+    sacrebleu PAIR.ref -i PAIR.hyp -m bleu chrf --chrf-word-order 2
+"""
+
+import pathlib
+
+from lingvo_moe.evaluation.scores import PairOutput
+
+_SUFFIXES = {"sources": "src", "hypotheses": "hyp", "references": "ref"}
+
+
+def hypotheses_path(
+    directory: str | pathlib.Path, split: str, pair: str, suffix: str = "hyp"
+) -> pathlib.Path:
+    """Where an evaluation's directory has the translations of a pair, or its 'src' or 'ref'."""
+    return pathlib.Path(directory, "hypotheses", split, f"{pair}.{suffix}")
+
+
+def write_hypotheses(directory: str | pathlib.Path, split: str, output: PairOutput) -> None:
+    """Writes the three files of a pair."""
+    for name, suffix in _SUFFIXES.items():
+        path = hypotheses_path(directory, split, output.pair, suffix)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = getattr(output, name)
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+
+
+def read_hypotheses(
+    directory: str | pathlib.Path, split: str, pair: str, *, train_examples: int = 0
+) -> PairOutput:
+    """Reads what `write_hypotheses` wrote.
+
+    Args:
+        directory: of the evaluation; `hypotheses/` is in it.
+        split: as 'test'.
+        pair: as 'sw-en'.
+        train_examples: of the result; the files do not state it.
+
+    Raises:
+        FileNotFoundError: if one of the three files is missing.
+        ValueError: if they differ in length.
+    """
+    lines = {
+        name: _read_lines(hypotheses_path(directory, split, pair, suffix))
+        for name, suffix in _SUFFIXES.items()
+    }
+    try:
+        return PairOutput(pair=pair, train_examples=train_examples, **lines)
+    except ValueError as error:
+        raise ValueError(f"{pathlib.Path(directory, 'hypotheses', split)}: {error}") from error
+
+
+def _read_lines(path: pathlib.Path) -> list[str]:
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} is missing. Run the evaluation that writes it again, or name another"
+            " directory."
+        )
+    return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")

@@ -1,0 +1,241 @@
+"""The report of an evaluation: scores of every pair, averages, and their JSON and table.
+
+Pairs stand in the order of the GShard paper's Figure 6 (arXiv 2006.16668): most training data
+first.
+"""
+
+import dataclasses
+import json
+import pathlib
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from lingvo_moe.evaluation.scores import PairOutput, PairScore, pool
+
+REPORT_FILE = "report.json"
+
+_DERIVED = ("delta_bleu", "reliable")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Averages:
+    """Unweighted means over a group of pairs; None where the group has no such score.
+
+    Attributes:
+        pairs: how many pairs the group has.
+        bleu: mean BLEU.
+        chrf: mean chrF++.
+        baseline_bleu: mean BLEU of the baselines, over the pairs that have one.
+        delta_bleu: mean ΔBLEU over the same pairs.
+    """
+
+    pairs: int
+    bleu: float | None
+    baseline_bleu: float | None
+    delta_bleu: float | None
+    chrf: float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """One model's scores on one split.
+
+    Attributes:
+        model: name of the model.
+        checkpoint_step: training steps behind the checkpoint that was evaluated.
+        split: as 'test'.
+        pairs: a score per language pair, in any order given, kept by training size.
+        pooled: the pairs of too few test lines scored as one, per target language.
+        baseline_model: name of the model that ΔBLEU compares with, None without one.
+    """
+
+    model: str
+    checkpoint_step: int
+    split: str
+    pairs: Sequence[PairScore]
+    pooled: Sequence[PairScore] = ()
+    baseline_model: str | None = None
+
+    def __post_init__(self):
+        ordered = sorted(self.pairs, key=lambda score: (-score.train_examples, score.pair))
+        object.__setattr__(self, "pairs", tuple(ordered))
+        object.__setattr__(self, "pooled", tuple(self.pooled))
+
+    @property
+    def averages(self) -> Mapping[str, Averages]:
+        """Means over 'all' pairs, their thirds by training data, and the 'reliable' pairs.
+
+        'high' and 'low' are the (n + 1) // 3 pairs of n with most and with least training data,
+        'mid' is the rest: of 12 pairs 4, 4, 4; of 38 pairs 13, 12, 13; of 2 pairs 1, 0, 1.
+        'reliable' leaves out the pairs with too few test lines.
+        """
+        third = (len(self.pairs) + 1) // 3
+        low = len(self.pairs) - third
+        groups = {
+            "all": self.pairs,
+            "high": self.pairs[:third],
+            "mid": self.pairs[third:low],
+            "low": self.pairs[low:],
+            "reliable": [score for score in self.pairs if score.reliable],
+        }
+        return {name: _average(scores) for name, scores in groups.items()}
+
+
+def pool_unreliable(outputs: Iterable[PairOutput], unreliable: set[str]) -> list[PairOutput]:
+    """The pairs named in `unreliable` pooled per target language, where there are two or more."""
+    groups = defaultdict(list)
+    for output in outputs:
+        if output.pair in unreliable:
+            groups[output.pair.rpartition("-")[2]].append(output)
+    return [pool(group) for group in groups.values() if len(group) > 1]
+
+
+def save_report(report: Report, directory: str | pathlib.Path) -> None:
+    """Writes DIRECTORY/report.json. Scores that do not exist are null."""
+    contents = {
+        "model": report.model,
+        "checkpoint_step": report.checkpoint_step,
+        "split": report.split,
+        "baseline_model": report.baseline_model,
+        "pairs": [_score_to_json(score) for score in report.pairs],
+        "pooled": [_score_to_json(score) for score in report.pooled],
+        "averages": {k: dataclasses.asdict(v) for k, v in report.averages.items()},
+    }
+    text = json.dumps(contents, indent=2, ensure_ascii=False)
+    pathlib.Path(directory, REPORT_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def load_report(path: str | pathlib.Path, *, split: str | None = None) -> Report:
+    """Reads a report.
+
+    Args:
+        path: a report.json or the directory it is in.
+        split: the split it must be of; None for any.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        ValueError: if the file is no report, or of another split.
+    """
+    path = pathlib.Path(path)
+    if path.is_dir():
+        path = path / REPORT_FILE
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"No report at {path}. Name the output directory of lingvo-moe-evaluate or the"
+            f" {REPORT_FILE} in it."
+        )
+    try:
+        report = _report_from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is not a report of lingvo-moe-evaluate ({type(error).__name__}: {error})."
+            " Evaluate again to write one."
+        ) from error
+    if split is not None and report.split != split:
+        raise ValueError(
+            f"{path} is of the split {report.split!r}, not {split!r}. Evaluate both systems on the"
+            " same split."
+        )
+    return report
+
+
+def format_table(report: Report) -> str:
+    """The report as text for a terminal: a line per pair, then the averages."""
+    rows = [(score.pair, _sizes(score), score) for score in (*report.pairs, *report.pooled)]
+    rows += [
+        (f"{name} ({average.pairs})", ("", ""), average)
+        for name, average in shown_averages(report).items()
+    ]
+    header = ("pair", "train", "test", "BLEU", "baseline", "ΔBLEU", "p", "chrF++")
+    table = [header, *((name, *sizes, *_cells(scores)) for name, sizes, scores in rows)]
+    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
+    lines = ["  ".join(_align(row, widths)).rstrip() for row in table]
+    rule = "-" * max(map(len, lines))
+    first_average = 1 + len(report.pairs) + len(report.pooled)
+    title = f"{report.model}, step {report.checkpoint_step}, {report.split}"
+    title += f", against {report.baseline_model}" if report.baseline_model else ""
+    return "\n".join(
+        (title, lines[0], rule, *lines[1:first_average], rule, *lines[first_average:], *_notes(report))
+    )
+
+
+def shown_averages(report: Report) -> Mapping[str, Averages]:
+    """The averages of a report worth showing: no empty group, none that repeats 'all'."""
+    return {
+        name: average
+        for name, average in report.averages.items()
+        if average.pairs and (name == "all" or average.pairs < len(report.pairs))
+    }
+
+
+def format_score(value: float | None, *, signed: bool = False) -> str:
+    """A BLEU, chrF or ΔBLEU as people print them; '–' for None."""
+    return "–" if value is None else f"{value:{'+' if signed else ''}.1f}"
+
+
+def format_p_value(score: PairScore) -> str:
+    """'0.012*': the p-value of a pair, marked if significant; '–' for None."""
+    if score.p_value is None:
+        return "–"
+    return f"{score.p_value:.3f}{'*' if score.significant else ''}"
+
+
+def _average(scores: Sequence[PairScore]) -> Averages:
+    def mean(name: str) -> float | None:
+        values = [getattr(score, name) for score in scores]
+        known = [value for value in values if value is not None]
+        return statistics.fmean(known) if known else None
+
+    fields = (field.name for field in dataclasses.fields(Averages) if field.name != "pairs")
+    return Averages(pairs=len(scores), **{name: mean(name) for name in fields})
+
+
+def _score_to_json(score: PairScore) -> dict:
+    order = ("pair", "train_examples", "test_examples", "bleu", "baseline_bleu", "delta_bleu")
+    order += ("p_value", "chrf", "signature", "chrf_signature", "reliable")
+    return {name: getattr(score, name) for name in order}
+
+
+def _report_from_json(contents: dict) -> Report:
+    return Report(
+        model=contents["model"],
+        checkpoint_step=contents["checkpoint_step"],
+        split=contents["split"],
+        baseline_model=contents["baseline_model"],
+        pairs=[_score_from_json(score) for score in contents["pairs"]],
+        pooled=[_score_from_json(score) for score in contents["pooled"]],
+    )
+
+
+def _score_from_json(contents: dict) -> PairScore:
+    return PairScore(**{k: v for k, v in contents.items() if k not in _DERIVED})
+
+
+def _sizes(score: PairScore) -> tuple[str, str]:
+    return f"{score.train_examples:,}", f"{score.test_examples:,}{'' if score.reliable else '?'}"
+
+
+def _cells(scores: PairScore | Averages) -> Sequence[str]:
+    return (
+        format_score(scores.bleu),
+        format_score(scores.baseline_bleu),
+        format_score(scores.delta_bleu, signed=True),
+        format_p_value(scores) if isinstance(scores, PairScore) else "",
+        format_score(scores.chrf),
+    )
+
+
+def _align(row: Sequence[str], widths: Sequence[int]) -> Sequence[str]:
+    name, *numbers = row
+    return [name.ljust(widths[0]), *(n.rjust(w) for n, w in zip(numbers, widths[1:], strict=True))]
+
+
+def _notes(report: Report) -> Sequence[str]:
+    """What the marks in the table mean, for the marks that are in it."""
+    notes = []
+    if any(score.significant for score in report.pairs):
+        notes.append("* p < 0.05, paired bootstrap test")
+    if not all(score.reliable for score in report.pairs):
+        notes.append("? too few test lines for a score of this pair alone")
+    return notes

@@ -1,0 +1,1 @@
+"""Gating policies: which tokens go to which experts, one policy a file."""

@@ -1,0 +1,65 @@
+"""What a gating policy is.  G groups, S tokens per group, E experts, C capacity, K choices."""
+
+import abc
+import dataclasses
+import math
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from lingvo_moe.core.layer import Context
+from lingvo_moe.core.nested_map import NestedMap
+
+
+class Routing(NamedTuple):
+    """Where the tokens go. One form serves every dispatcher: choices by index.
+
+    Attributes:
+        expert: int32 [G, S, K], the expert of each choice of each token.
+        position: int32 [G, S, K], the choice's place in its expert's queue, from 0; two dispatched
+            choices of one group never share expert and position.
+        weight: float32 [G, S, K], what the expert's output is multiplied by; 0 unless dispatched.
+        dispatched: bool [G, S, K], false for padding, for choices over capacity and for choices
+            not taken.
+        aux_loss: float32 [], the balance loss, averaged over groups; 1.0 at perfect balance.
+        stats: NestedMap of float32 statistics: `load` [E], each expert's share of the first
+            choices; `drop_rate` [], share of the wanted choices that capacity turned away.
+    """
+
+    expert: tf.Tensor
+    position: tf.Tensor
+    weight: tf.Tensor
+    dispatched: tf.Tensor
+    aux_loss: tf.Tensor
+    stats: NestedMap
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gating(abc.ABC):
+    """A policy that chooses experts from router logits."""
+
+    @abc.abstractmethod
+    def route(
+        self, logits: tf.Tensor, mask: tf.Tensor, capacity: int | None, context: Context
+    ) -> Routing:
+        """Chooses experts.
+
+        Args:
+            logits: float32 [G, S, E], the router's scores.
+            mask: bool [G, S], true for real tokens; padding takes no place and counts nowhere.
+            capacity: C, how many choices an expert accepts from one group; None for no limit.
+            context: mode and randomness.
+
+        Returns:
+            The Routing.
+        """
+
+
+def expert_capacity(capacity_factor: float | None, group_size: int | None, num_experts: int) -> int | None:
+    """C = ceil(capacity_factor · S / E), at least 1 and at most S; None means no limit.
+
+    GShard section 2.2. The factor covers all choices together: 2.0 suits top-2, 1.0 top-1.
+    """
+    if capacity_factor is None:
+        return None
+    return max(1, min(group_size, math.ceil(capacity_factor * group_size / num_experts)))

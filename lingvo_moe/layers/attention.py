@@ -1,0 +1,172 @@
+"""Multi-head attention.
+
+B batch, T query length, L key length, N heads, D size of one head, A all heads (N·D), M model.
+"""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from lingvo_moe.core.layer import Context, Layer, Normal, WeightSpec, dropout
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.sharding.annotations import annotate
+
+# Added to the logits of forbidden pairs: large enough to vanish in a float32 softmax, small enough
+# that a row with nothing but forbidden pairs (padding) stays finite in bfloat16 too.
+FORBIDDEN = -1e9
+
+
+class KeysValues(NamedTuple):
+    """Projected keys and values, [B, N, L, D] each."""
+
+    keys: tf.Tensor
+    values: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Attention(Layer):
+    """Dot-product attention with N heads and no biases (Vaswani et al. 2017).
+
+    The query initialiser (M·D)^-1/2 stands in for the usual 1/√D scaling of the logits.
+
+    Attributes:
+        model_dim: M.
+        num_heads: N.
+        head_dim: D.
+        dropout_rate: on the attention probabilities.
+    """
+
+    model_dim: int
+    num_heads: int
+    head_dim: int
+    dropout_rate: float = 0.0
+
+    def weights(self):
+        """Theta: query, key, value [M, A] and output [A, M]."""
+        m, a = self.model_dim, self.num_heads * self.head_dim
+        return NestedMap(
+            query=WeightSpec((m, a), Normal((m * self.head_dim) ** -0.5), "MA"),
+            key=WeightSpec((m, a), Normal(m**-0.5), "MA"),
+            value=WeightSpec((m, a), Normal(m**-0.5), "MA"),
+            output=WeightSpec((a, m), Normal(a**-0.5), "AM"),
+        )
+
+    def fprop(
+        self,
+        theta: NestedMap,
+        inputs: tf.Tensor,
+        memory: tf.Tensor,
+        bias: tf.Tensor,
+        context: Context,
+    ) -> tf.Tensor:
+        """Attends from inputs to memory.
+
+        Args:
+            theta: as `weights`.
+            inputs: [B, T, M].
+            memory: [B, L, M]; inputs themselves for self-attention.
+            bias: float32, broadcasts to [B, N, T, L]; FORBIDDEN where attention may not go.
+            context: mode and randomness.
+
+        Returns:
+            [B, T, M].
+        """
+        return self.attend(theta, inputs, self.project(theta, memory), bias, context)
+
+    def project(self, theta: NestedMap, memory: tf.Tensor) -> KeysValues:
+        """The keys and values of memory [B, L, M], for attending to it many times."""
+        return KeysValues(
+            self._heads(memory, theta.key, "BNLD"), self._heads(memory, theta.value, "BNLD")
+        )
+
+    def attend(
+        self,
+        theta: NestedMap,
+        inputs: tf.Tensor,
+        memory: KeysValues,
+        bias: tf.Tensor,
+        context: Context,
+    ) -> tf.Tensor:
+        """As fprop, with memory already projected."""
+        queries = self._heads(inputs, theta.query, "BNTD")
+        logits = tf.cast(tf.matmul(queries, memory.keys, transpose_b=True), tf.float32)
+        probs = tf.cast(tf.nn.softmax(logits + bias), inputs.dtype)
+        probs = dropout(annotate(probs, "BNTL"), self.dropout_rate, context)
+        mixed = tf.transpose(tf.matmul(probs, memory.values), [0, 2, 1, 3])
+        mixed = tf.reshape(
+            mixed, tf.concat([tf.shape(inputs)[:2], [theta.output.shape[0]]], axis=0)
+        )
+        return annotate(tf.einsum("BTA,AM->BTM", mixed, theta.output), "BTM")
+
+    def _heads(self, inputs, weight, dims):
+        projected = tf.einsum("BTM,MA->BTA", inputs, weight)
+        shape = tf.concat([tf.shape(inputs)[:2], [self.num_heads, self.head_dim]], axis=0)
+        return annotate(tf.transpose(tf.reshape(projected, shape), [0, 2, 1, 3]), dims)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RelativeBias(Layer):
+    """A learned bias for each head and bucketed distance (Raffel et al. 2020, section 2.1).
+
+    Half of a direction's buckets are one distance wide; the rest widen logarithmically up to
+    max_distance, and all beyond share the last.
+
+    Attributes:
+        num_heads: N.
+        bidirectional: whether keys after the query have buckets of their own.
+        num_buckets: in all.
+        max_distance: where the last bucket begins.
+    """
+
+    num_heads: int
+    bidirectional: bool
+    num_buckets: int = 32
+    max_distance: int = 128
+
+    def weights(self):
+        """Theta: bias [num_buckets, N]."""
+        return NestedMap(bias=WeightSpec((self.num_buckets, self.num_heads), Normal(0.1), "KN"))
+
+    def fprop(self, theta: NestedMap, query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """The bias float32 [N, T, L] for query positions int32 [T] and key positions int32 [L]."""
+        buckets = self.bucket(key[None, :] - query[:, None])
+        return tf.transpose(tf.gather(tf.cast(theta.bias, tf.float32), buckets), [2, 0, 1])
+
+    def bucket(self, offset: tf.Tensor) -> tf.Tensor:
+        """The bucket of each offset (key position - query position), int32, same shape."""
+        buckets, first = self.num_buckets, tf.zeros_like(offset)
+        if self.bidirectional:
+            buckets //= 2
+            first = tf.where(offset > 0, buckets, 0)
+        else:
+            offset = tf.minimum(offset, 0)
+        distance = tf.abs(offset)
+        exact = buckets // 2
+        # Distances below `exact` take the other branch; the maximum only keeps log finite.
+        ratio = tf.cast(tf.maximum(distance, exact), tf.float32) / exact
+        scale = (buckets - exact) / math.log(self.max_distance / exact)
+        wide = exact + tf.cast(tf.math.log(ratio) * scale, tf.int32)
+        return first + tf.where(distance < exact, distance, tf.minimum(wide, buckets - 1))
+
+
+def segment_bias(query_segments: tf.Tensor, key_segments: tf.Tensor) -> tf.Tensor:
+    """FORBIDDEN between different sentences of a packed row and towards padding, else 0.
+
+    Args:
+        query_segments: int32 [B, T]; 0 is padding.
+        key_segments: int32 [B, L].
+
+    Returns:
+        float32 [B, 1, T, L].
+    """
+    same = tf.equal(query_segments[:, :, None], key_segments[:, None, :])
+    same &= tf.not_equal(key_segments, 0)[:, None, :]
+    return tf.where(same, 0.0, FORBIDDEN)[:, None]
+
+
+def causal_bias(length: int | tf.Tensor) -> tf.Tensor:
+    """FORBIDDEN towards later positions, else 0; float32 [T, T]."""
+    position = tf.range(length)
+    return tf.where(position[None, :] <= position[:, None], 0.0, FORBIDDEN)

@@ -1,0 +1,180 @@
+"""Dispatchers: carry tokens to their experts and the results back, as a Routing says.
+
+G groups, S tokens per group, E experts, C capacity, K choices, M model, R rows.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.gatings.base import Routing
+from lingvo_moe.sharding.annotations import annotate
+
+ExpertsFn = Callable[[NestedMap, tf.Tensor], tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dispatcher(abc.ABC):
+    """Σ_k weight · expert_k(token), computed one way or another; all ways agree to rounding."""
+
+    @abc.abstractmethod
+    def __call__(
+        self,
+        inputs: tf.Tensor,
+        routing: Routing,
+        capacity: int | None,
+        experts: ExpertsFn,
+        theta: NestedMap,
+    ) -> tf.Tensor:
+        """Runs the experts on their tokens.
+
+        Args:
+            inputs: [G, S, M].
+            routing: the choices [G, S, K].
+            capacity: C, the bound on `routing.position`; None for no bound (then S).
+            experts: (theta, [E, R, M]) -> [E, R, M], expert e on row block e.
+            theta: the experts' weights, E first.
+
+        Returns:
+            [G, S, M]; zero for tokens that no expert took.
+        """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Einsum(Dispatcher):
+    """GShard's Algorithm 2: one-hot tensors and matrix products, which suits a TPU."""
+
+    def __call__(self, inputs, routing, capacity, experts, theta):
+        num_experts = next(iter(theta.values())).shape[0]
+        capacity = capacity or inputs.shape[1]
+        combine = self._one_hot(routing, num_experts, capacity)  # [G, S, E, C]
+        combine = annotate(tf.cast(combine, inputs.dtype), "GSEC")
+        dispatch = tf.cast(combine > 0, inputs.dtype)
+        expert_inputs = tf.einsum("GSEC,GSM->EGCM", dispatch, inputs)
+        expert_inputs = annotate(expert_inputs, "EGCM")
+        shape = tf.shape(expert_inputs)
+        rows = tf.reshape(expert_inputs, [num_experts, -1, inputs.shape[-1]])
+        expert_outputs = tf.reshape(experts(theta, rows), shape)
+        expert_outputs = annotate(tf.transpose(expert_outputs, [1, 0, 2, 3]), "GECM")
+        return annotate(tf.einsum("GSEC,GECM->GSM", combine, expert_outputs), "GSM")
+
+    def _one_hot(self, routing, num_experts, capacity):
+        place = tf.where(routing.dispatched, routing.position, -1)
+        by_expert = tf.one_hot(routing.expert, num_experts) * routing.weight[..., None]
+        return tf.einsum("GSKE,GSKC->GSEC", by_expert, tf.one_hot(place, capacity))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gather(Dispatcher):
+    """The same by index: tokens are gathered into [E, G·C] slots and results gathered back.
+
+    Forward and backward alike only gather; nothing is scattered but the small table of indices.
+    """
+
+    def __call__(self, inputs, routing, capacity, experts, theta):
+        num_experts = next(iter(theta.values())).shape[0]
+        groups, tokens, model_dim = tf.unstack(tf.shape(inputs))
+        capacity = capacity or tokens
+        group = tf.range(groups)[:, None, None]
+        slot = (routing.expert * groups + group) * capacity + routing.position  # [G, S, K]
+        num_slots = num_experts * groups * capacity
+        slot = tf.where(routing.dispatched, slot, num_slots)
+        token = _inverse(slot, num_slots)
+        flat_slot = tf.reshape(slot, [-1, slot.shape[-1]])
+        rows = permute(tf.reshape(inputs, [-1, model_dim]), flat_slot, token)
+        rows = tf.reshape(rows, [num_experts, -1, inputs.shape[-1]])
+        outputs = tf.reshape(experts(theta, rows), [-1, model_dim])
+        weight = tf.reshape(routing.weight, [-1, slot.shape[-1]])
+        return tf.reshape(combine(outputs, weight, flat_slot, token), tf.shape(inputs))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ragged(Dispatcher):
+    """No slots and no padding: choices sorted by expert, each expert on as many rows as it got.
+
+    Needs dynamic shapes, so it is for TensorFlow's own executor (decoding and evaluation on CPU
+    and GPU), not for XLA. Ignores capacity: what the routing dispatched is computed.
+    """
+
+    def __call__(self, inputs, routing, capacity, experts, theta):
+        del capacity
+        num_experts = next(iter(theta.values())).shape[0]
+        choices = routing.expert.shape[-1]
+        expert = tf.reshape(tf.where(routing.dispatched, routing.expert, num_experts), [-1])
+        order = tf.argsort(expert, stable=True)  # expert-major; the undispatched come last
+        counts = tf.math.bincount(expert, minlength=num_experts + 1, maxlength=num_experts + 1)
+        tokens = tf.reshape(inputs, [-1, inputs.shape[-1]])
+        rows = tf.split(tf.gather(tokens, order // choices), counts, num=num_experts + 1)
+        outputs = [experts(_expert(theta, e), rows[e]) for e in range(num_experts)]
+        outputs = tf.concat([*outputs, tf.zeros_like(rows[num_experts])], axis=0)
+        back = tf.math.invert_permutation(order)
+        by_choice = tf.reshape(tf.gather(outputs, back), [-1, choices, inputs.shape[-1]])
+        weight = tf.reshape(tf.cast(routing.weight, inputs.dtype), [-1, choices, 1])
+        return tf.reshape(tf.reduce_sum(by_choice * weight, axis=1), tf.shape(inputs))
+
+
+def _expert(theta: NestedMap, index: int) -> NestedMap:
+    return theta.map(lambda weight: weight[index])
+
+
+def _inverse(slot: tf.Tensor, num_slots: tf.Tensor) -> tf.Tensor:
+    """The choice (token · K + k) that fills each slot, int32 [num_slots]; N · K if empty."""
+    flat = tf.reshape(slot, [-1])
+    choices = tf.size(flat)
+    table = tf.fill([num_slots + 1], choices)
+    return tf.tensor_scatter_nd_update(table, flat[:, None], tf.range(choices))[:-1]
+
+
+def _gather_or_zero(rows: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+    """rows[index], and zeros where index is one past the last row."""
+    padded = tf.concat([rows, tf.zeros_like(rows[:1])], axis=0)
+    return tf.gather(padded, index)
+
+
+@tf.custom_gradient
+def permute(tokens: tf.Tensor, slot: tf.Tensor, choice: tf.Tensor):
+    """Token rows laid out by slot.
+
+    Args:
+        tokens: [N, M].
+        slot: int32 [N, K], the slot of each choice; the number of slots where there is none.
+        choice: int32 [number of slots], the inverse: which choice fills the slot, N · K for none.
+
+    Returns:
+        [number of slots, M], zeros in empty slots.
+    """
+    outputs = _gather_or_zero(tokens, choice // slot.shape[1])
+
+    def grad(upstream):
+        return tf.reduce_sum(_gather_or_zero(upstream, slot), axis=1), None, None
+
+    return outputs, grad
+
+
+@tf.custom_gradient
+def combine(rows: tf.Tensor, weight: tf.Tensor, slot: tf.Tensor, choice: tf.Tensor):
+    """Weighted sums of each token's rows: the way back from `permute`.
+
+    Args:
+        rows: [number of slots, M].
+        weight: float32 [N, K].
+        slot: as for `permute`.
+        choice: as for `permute`.
+
+    Returns:
+        [N, M].
+    """
+    by_choice = _gather_or_zero(rows, slot)  # [N, K, M]
+    weight_cast = tf.cast(weight, rows.dtype)
+    outputs = tf.einsum("NKM,NK->NM", by_choice, weight_cast)
+
+    def grad(upstream):
+        d_weight = tf.einsum("NKM,NM->NK", by_choice, upstream)
+        slot_weight = _gather_or_zero(tf.reshape(weight_cast, [-1]), choice)
+        d_rows = _gather_or_zero(upstream, choice // slot.shape[1]) * slot_weight[:, None]
+        return d_rows, tf.cast(d_weight, weight.dtype), None, None
+
+    return outputs, grad

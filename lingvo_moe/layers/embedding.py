@@ -1,0 +1,32 @@
+"""Token embeddings and the softmax.  B batch, T length, V vocabulary, M model."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from lingvo_moe.core.layer import Layer, Normal, WeightSpec
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.sharding.annotations import annotate
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Embedding(Layer):
+    """One table turns ids into vectors and, tied, vectors into logits (Press and Wolf 2017)."""
+
+    vocab_size: int
+    model_dim: int
+
+    def weights(self):
+        """Theta: table [V, M], normal(1)."""
+        shape = (self.vocab_size, self.model_dim)
+        return NestedMap(table=WeightSpec(shape, Normal(1.0), "VM"))
+
+    def lookup(self, theta: NestedMap, ids: tf.Tensor) -> tf.Tensor:
+        """The vectors [..., M] of ids int32 [...]."""
+        return tf.gather(theta.table, ids)
+
+    def logits(self, theta: NestedMap, hidden: tf.Tensor) -> tf.Tensor:
+        """float32 scores [B, T, V] of hidden [B, T, M], which is first scaled by M^-1/2."""
+        hidden *= tf.cast(self.model_dim**-0.5, hidden.dtype)
+        scores = tf.einsum("BTM,VM->BTV", hidden, theta.table)
+        return tf.cast(annotate(scores, "BTV"), tf.float32)

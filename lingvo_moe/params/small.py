@@ -1,0 +1,64 @@
+"""Models for a real run on two cores: a few million weights, an hour, tens of languages."""
+
+from lingvo_moe.core.registry import register
+from lingvo_moe.data.pipeline import InputParams
+from lingvo_moe.layers.moe import MoEParams
+from lingvo_moe.layers.transformer import TransformerParams
+from lingvo_moe.tasks.translation import TranslationParams
+from lingvo_moe.train.adafactor import Adafactor
+from lingvo_moe.train.loop import TrainParams
+from lingvo_moe.train.schedules import InverseSquareRoot
+
+
+class _Small:
+    """3 + 3 layers of width 256; a model is a diff from it."""
+
+    num_experts: int | None = None
+    max_steps = 6000
+    eval_every = 500
+    patience: int | None = None
+
+    def params(self) -> TranslationParams:
+        """The frozen params."""
+        return TranslationParams(
+            model=TransformerParams(
+                num_encoder_layers=4,
+                num_decoder_layers=2,
+                model_dim=192,
+                hidden_dim=768,
+                num_heads=6,
+                head_dim=32,
+                moe=MoEParams(num_experts=self.num_experts) if self.num_experts else None,
+            ),
+            source_vocab_size=8000,
+            target_vocab_size=4000,
+            input=InputParams(batch_size=32, source_length=96, target_length=64),
+            optimizer=Adafactor(schedule=InverseSquareRoot(learning_rate=1.0, warmup_steps=1000)),
+            train=TrainParams(
+                max_steps=self.max_steps,
+                eval_every=self.eval_every,
+                checkpoint_every=self.eval_every,
+                patience=self.patience,
+            ),
+        )
+
+
+@register
+class MoE(_Small):
+    """8 experts in every second layer, all pairs in one model."""
+
+    num_experts = 8
+
+
+@register
+class Dense(_Small):
+    """The MoE model's dense twin."""
+
+
+@register
+class Bilingual(_Small):
+    """The baseline: dense, one language pair, stopped when its dev loss stops falling."""
+
+    max_steps = 2000
+    eval_every = 100
+    patience = 3

@@ -1,0 +1,1 @@
+"""Runtimes: where a step is compiled, where the state lives, how batches get there."""

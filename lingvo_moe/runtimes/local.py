@@ -1,0 +1,106 @@
+"""One device: TensorFlow's own executor."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.core.layer import EVALUATION, init_theta
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.train.step import Trainable, TrainState, TrainStep
+
+
+class Local:
+    """Holds the state in variables of one device and compiles the step with tf.function."""
+
+    def __init__(self, task: Trainable, step: TrainStep | None = None):
+        """Makes an empty runtime; `initialize` or `restore` fills it.
+
+        Args:
+            task: the model.
+            step: how to train it; None for decoding and evaluation only, which need no slots.
+        """
+        self._task, self._step = task, step
+        self._state: TrainState | None = None
+        self._train = tf.function(self._train_and_assign, autograph=False)
+        self._evaluate = tf.function(self._evaluate_batch, autograph=False)
+        self._translate = tf.function(
+            self._translate_batch,
+            autograph=False,
+            input_signature=[
+                tf.TensorSpec([None, None], tf.int32),
+                tf.TensorSpec([None], tf.int32),
+            ],
+        )
+
+    def initialize(self, seed: int) -> None:
+        """Starts from scratch. A second call starts anew without compiling anew."""
+        weights = self._task.weights()
+        theta = init_theta(weights, seed)
+        slot_weights = self._step.optimizer.slots(weights) if self._step else NestedMap()
+        slots = init_theta(slot_weights, seed)
+        self._assign(TrainState(tf.constant(0, tf.int64), theta, slots))
+
+    def state(self) -> dict[str, tf.Tensor]:
+        """The state by name: "step", "theta/…", "slots/…"."""
+        return {name: variable.value() for name, variable in self._variables()}
+
+    def restore(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Puts back what `state` gave.
+
+        Raises:
+            ValueError: a tensor is missing or has another shape than this model's.
+        """
+        if self._state is None:
+            self.initialize(0)
+        for name, variable in self._variables():
+            if name not in tensors:
+                raise ValueError(f"The checkpoint has no tensor {name!r}; it is of another model.")
+            if tuple(tensors[name].shape) != tuple(variable.shape):
+                raise ValueError(
+                    f"Tensor {name!r} is {tuple(tensors[name].shape)} in the checkpoint and "
+                    f"{tuple(variable.shape)} in the model; give the model the checkpoint was "
+                    f"trained with, --set included."
+                )
+            variable.assign(tensors[name])
+
+    def train(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
+        """Takes one step and returns its metrics as tensors."""
+        return self._train(_to_tensors(batch))
+
+    def evaluate(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
+        """The metrics of a batch, in evaluation mode; changes nothing."""
+        return self._evaluate(_to_tensors(batch))
+
+    def translate(self, source_ids: np.ndarray, lengths: np.ndarray):
+        """Decodes a batch of any size: int32 [B, L] and [B]; see the task's `translate`."""
+        return self._translate(tf.constant(source_ids), tf.constant(lengths))
+
+    def _variables(self):
+        step, theta, slots = self._state
+        return NestedMap(step=step, theta=theta, slots=slots).flatten()
+
+    def _assign(self, state):
+        if self._state is None:
+            self._state = tf.nest.map_structure(tf.Variable, state)
+        else:
+            tf.nest.map_structure(lambda v, x: v.assign(x), self._state, state)
+
+    def _read(self):
+        return tf.nest.map_structure(lambda variable: variable.value(), self._state)
+
+    def _train_and_assign(self, batch):
+        state, metrics = self._step(self._read(), batch)
+        tf.nest.map_structure(lambda v, x: v.assign(x, read_value=False), self._state, state)
+        return metrics
+
+    def _evaluate_batch(self, batch):
+        theta = self._read().theta
+        return self._task.loss(theta, batch, self._task.num_targets(batch), EVALUATION).metrics
+
+    def _translate_batch(self, source_ids, lengths):
+        return self._task.translate(self._read().theta, source_ids, lengths)
+
+
+def _to_tensors(batch):
+    return NestedMap({name: tf.constant(value) for name, value in batch.items()})

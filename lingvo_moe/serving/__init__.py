@@ -1,0 +1,1 @@
+"""Serving: export to what runs without this package."""

@@ -1,0 +1,126 @@
+"""Logical-axis rules: layers name dimensions by letters, rules say on which mesh axis each lives.
+
+GShard section 3: a few annotations turn a program written for one device into one for thousands.
+Layers call `annotate(x, "EGCM")`; outside of `use_mesh` that is the identity.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.compiler.xla.experimental import xla_sharding
+
+Rules = Mapping[str, str | tuple[str, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+    """Devices in a grid with named axes, in row-major order: Mesh(("data", "expert"), (2, 4))."""
+
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+
+    def __post_init__(self):
+        if len(self.axes) != len(self.shape) or len(set(self.axes)) != len(self.axes):
+            raise ValueError(
+                f"A mesh needs one distinct name a size, got {self.axes}, {self.shape}."
+            )
+        if min(self.shape, default=1) < 1:
+            raise ValueError(f"Mesh sizes must be >= 1, got {self.shape}.")
+
+    def size(self, axes: tuple[str, ...]) -> int:
+        """The number of pieces that a dimension split over these axes falls into."""
+        return math.prod(self.shape[self.axes.index(axis)] for axis in axes)
+
+
+_active: contextvars.ContextVar[tuple[Mesh, Rules] | None] = contextvars.ContextVar(
+    "mesh_and_rules", default=None
+)
+
+
+@contextlib.contextmanager
+def use_mesh(mesh: Mesh, rules: Rules) -> Iterator[None]:
+    """While inside, `annotate` writes XLA sharding annotations for this mesh by these rules."""
+    token = _active.set((mesh, rules))
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def assignment(
+    dims: str, shape: tuple[int | None, ...], mesh: Mesh, rules: Rules
+) -> list[tuple[str, ...]]:
+    """The mesh axes each dimension is split over; () where it is whole.
+
+    Args:
+        dims: one letter a dimension.
+        shape: the static shape; None where unknown.
+        mesh: the devices.
+        rules: letter -> mesh axis or axes; letters not mentioned are not split.
+
+    Raises:
+        ValueError: dims of another rank than shape, an axis that the mesh lacks, an axis used
+            twice in one tensor, or more pieces than elements.
+    """
+    if len(dims) != len(shape):
+        raise ValueError(f"Dimensions {dims!r} do not name each dimension of shape {shape}.")
+    result, used = [], set()
+    for letter, size in zip(dims, shape, strict=True):
+        rule = rules.get(letter, ())
+        axes = (rule,) if isinstance(rule, str) else tuple(rule)
+        for axis in axes:
+            if axis not in mesh.axes:
+                raise ValueError(
+                    f"Rule {letter!r}: {rule!r} names no axis of the mesh {mesh.axes}."
+                )
+            if axis in used:
+                raise ValueError(
+                    f"Axis {axis!r} would split two dimensions of {dims!r}; change a rule."
+                )
+            used.add(axis)
+        if size is not None and mesh.size(axes) > size:
+            raise ValueError(
+                f"Dimension {letter!r} of {dims!r} has {size} elements, too few to cut into "
+                f"{mesh.size(axes)} pieces over {axes}."
+            )
+        result.append(axes)
+    return result
+
+
+def annotate(tensor: tf.Tensor, dims: str) -> tf.Tensor:
+    """The same tensor, told to XLA how it is cut; the identity outside of `use_mesh`.
+
+    Args:
+        tensor: any rank.
+        dims: one letter a dimension, from the alphabet of the calling module.
+
+    Raises:
+        ValueError: as `assignment`.
+    """
+    active = _active.get()
+    if active is None:
+        return tensor
+    mesh, rules = active
+    axes = assignment(dims, tuple(tensor.shape), mesh, rules)
+    if not any(axes):
+        return xla_sharding.replicate(tensor, use_sharding_op=True)
+    return _tile(tensor, axes, mesh)
+
+
+def _tile(tensor: tf.Tensor, axes: list[tuple[str, ...]], mesh: Mesh) -> tf.Tensor:
+    split = [axis for group in axes for axis in group]
+    whole = [axis for axis in mesh.axes if axis not in split]
+    order = [mesh.axes.index(axis) for axis in split + whole]
+    pieces = [mesh.size(group) for group in axes]
+    devices = np.arange(math.prod(mesh.shape)).reshape(mesh.shape).transpose(order)
+    if not whole:
+        return xla_sharding.tile(tensor, devices.reshape(pieces), use_sharding_op=True)
+    copies = mesh.size(tuple(whole))
+    return xla_sharding.partial_tile(
+        tensor, devices.reshape([*pieces, copies]), use_sharding_op=True
+    )

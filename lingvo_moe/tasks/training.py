@@ -1,0 +1,180 @@
+"""Training a translation model, and a bilingual baseline for each pair, end to end."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sacrebleu
+
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.data.pipeline import Prefetcher, TrainInput, eval_batches
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.tasks.translator import Translator
+from lingvo_moe.train.loop import Evaluation, TrainResult, train
+from lingvo_moe.train.step import TrainStep
+
+# (task, TrainStep) -> a runtime (see runtimes.local.Local); tools decide which.
+RuntimeFn = Callable[[TranslationTask, TrainStep], Any]
+
+
+def train_step(task: TranslationTask) -> TrainStep:
+    """The step that a runtime compiles."""
+    params = task.params
+    return TrainStep(
+        task=task,
+        optimizer=params.optimizer,
+        clip_norm=params.train.clip_norm,
+        micro_batches=params.train.micro_batches,
+        seed=params.train.seed,
+    )
+
+
+def train_model(
+    model: str,
+    overrides: Sequence[str],
+    dataset: Dataset,
+    logdir: Path,
+    make_runtime: RuntimeFn,
+    report: Callable[[str], None],
+) -> TrainResult:
+    """Trains a registered model on a dataset, or goes on where logdir's newest checkpoint stands.
+
+    Args:
+        model: its registered name.
+        overrides: `--set` texts.
+        dataset: prepared data.
+        logdir: where everything goes.
+        make_runtime: (task, TrainStep) -> runtime.
+        report: takes each line of progress.
+
+    Raises:
+        ValueError: logdir, dataset and model do not fit together.
+    """
+    model_dir = ModelDir.create(logdir, model, overrides, dataset)
+    runtime = make_runtime(model_dir.task, train_step(model_dir.task))
+    return run_training(model_dir, dataset, runtime, report)
+
+
+def run_training(model_dir: ModelDir, dataset: Dataset, runtime, report) -> TrainResult:
+    """As `train_model`, with a logdir and a compiled runtime at hand."""
+    params = model_dir.params
+    with Prefetcher(TrainInput(dataset, params.input, params.train.seed)) as batches:
+        return train(
+            runtime,
+            batches,
+            params.train,
+            model_dir.path,
+            summarize=lambda metrics: summarize(metrics, model_dir.pairs),
+            evaluate=_Evaluator(model_dir, dataset, runtime),
+            report=report,
+        )
+
+
+def train_baselines(
+    model: str,
+    overrides: Sequence[str],
+    dataset: Dataset,
+    directory: Path,
+    pairs: Sequence[str],
+    make_runtime: RuntimeFn,
+    report: Callable[[str], None],
+) -> bool:
+    """Trains one bilingual model a pair under directory/PAIR; finished ones are passed over.
+
+    All pairs share the compiled step: only the data and the initial state change.
+
+    Returns:
+        False if a signal ended it early; the same call goes on from there.
+    """
+    runtime = None
+    for i, pair in enumerate(pairs):
+        pair_overrides = [*overrides, f"input.pairs=({pair!r},)"]
+        model_dir = ModelDir.create(directory / pair, model, pair_overrides, dataset)
+        runtime = runtime or make_runtime(model_dir.task, train_step(model_dir.task))
+        prefix = f"[{i + 1}/{len(pairs)} {pair}] "
+        result = run_training(
+            model_dir, dataset, runtime, lambda line, prefix=prefix: report(prefix + line)
+        )
+        if not result.finished:
+            return False
+    return True
+
+
+def summarize(metrics: NestedMap, pairs: Sequence[str]) -> dict[str, float]:
+    """Scalars for people, from sums over some steps.
+
+    Args:
+        metrics: sums of a TranslationTask's metrics, numpy, with `steps`, how many were added.
+        pairs: names of the pairs.
+
+    Returns:
+        "loss" (nats a target token), "tokens", "grad_norm", "learning_rate", "loss/PAIR" for each
+        pair that was seen; for MoE models "aux_loss" and for each MoE layer "drop_rate/LAYER",
+        "load_max/LAYER" (the busiest expert's share times E; 1 is balance) and
+        "load/LAYER_EXPERT".
+    """
+    tokens = float(metrics.tokens)
+    scalars = {"loss": float(metrics.nll) / max(tokens, 1.0), "tokens": tokens}
+    for name in ("grad_norm", "learning_rate"):
+        if name in metrics:
+            scalars[name] = float(metrics[name]) / metrics.steps
+    for pair, nll, count in zip(pairs, metrics.pair_nll, metrics.pair_tokens, strict=True):
+        if count:
+            scalars[f"loss/{pair}"] = float(nll / count)
+    if "load" in metrics:
+        scalars["aux_loss"] = float(metrics.aux_loss) / tokens
+        for layer, (load, dropped) in enumerate(zip(metrics.load, metrics.drop_rate, strict=True)):
+            scalars[f"drop_rate/{layer}"] = float(dropped) / tokens
+            scalars[f"load_max/{layer}"] = float(load.max() / tokens * load.size)
+            for expert, share in enumerate(load / tokens):
+                scalars[f"load/{layer}_{expert}"] = float(share)
+    return scalars
+
+
+class _Evaluator:
+    """Dev loss, and BLEU on a sample of dev, of whatever weights the runtime holds."""
+
+    def __init__(self, model_dir, dataset, runtime):
+        params = model_dir.params
+        self._runtime, self._pairs = runtime, model_dir.pairs
+        self._batches = list(eval_batches(dataset, "dev", params.input))
+        self._sample = self._choose(dataset, params.input.pairs, params.train.dev_bleu_sentences)
+        self._translator = Translator.of(model_dir, runtime.translate)
+
+    def _choose(self, dataset, pairs, count):
+        """Target language -> (sources, references): the first lines of each pair, count in all."""
+        pairs = [p for p in dataset.pairs if not pairs or p.name in pairs]
+        sample: dict[str, tuple[list[str], list[str]]] = {}
+        for pair in pairs:
+            sources, references = sample.setdefault(pair.target, ([], []))
+            for example in dataset.examples("dev", pair.name)[: math.ceil(count / len(pairs))]:
+                sources.append(example.source_text)
+                references.append(example.target_text)
+        return sample
+
+    def __call__(self) -> Evaluation | None:
+        if not self._batches:
+            return None
+        metrics = [self._runtime.evaluate(batch) for batch in self._batches]
+        total = metrics[0].map(lambda *xs: sum(np.asarray(x) for x in xs), *metrics[1:])
+        loss = float(total.nll) / float(total.tokens)
+        scalars = {"dev/loss": loss}
+        for pair, nll, count in zip(self._pairs, total.pair_nll, total.pair_tokens, strict=True):
+            if count:
+                scalars[f"dev/loss/{pair}"] = float(nll / count)
+        text = f"dev loss {loss:.3f}"
+        if any(sources for sources, _ in self._sample.values()):
+            scalars["dev/bleu"] = self._bleu()
+            text += f"  dev BLEU {scalars['dev/bleu']:.1f}"
+        return Evaluation(loss, scalars, text)
+
+    def _bleu(self) -> float:
+        hypotheses, references = [], []
+        for language, (sources, targets) in self._sample.items():
+            hypotheses += [best[0].text for best in self._translator(sources, language)]
+            references += targets
+        return sacrebleu.corpus_bleu(hypotheses, [references]).score

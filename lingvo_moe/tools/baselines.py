@@ -1,0 +1,55 @@
+r"""Trains and scores a bilingual baseline for each pair; the same command again goes on.
+
+lingvo-moe-baselines --model=tiny.Bilingual --data=build/demo/data --output=build/demo/baselines
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.evaluation.evaluate import write_report
+from lingvo_moe.evaluation.report import format_table
+from lingvo_moe.tasks.evaluation import baseline_translators, translate_split
+from lingvo_moe.tasks.training import train_baselines
+from lingvo_moe.tools import common
+
+FLAGS = flags.FLAGS
+
+
+def main(argv: list[str]) -> None:
+    """Flags to train_baselines and write_report."""
+    del argv
+    dataset = Dataset.load(Path(FLAGS.data))
+    output = Path(FLAGS.output)
+    pairs = [dataset.pair(name).name for name in FLAGS.pairs] or [p.name for p in dataset.pairs]
+    finished = train_baselines(
+        FLAGS.model, FLAGS.set, dataset, output, pairs, common.make_runtime, common.report
+    )
+    if not finished:
+        return
+    outputs = translate_split(
+        baseline_translators(output, pairs, common.make_runtime),
+        dataset,
+        FLAGS.split,
+        common.report,
+    )
+    report = write_report(
+        outputs, output, model=FLAGS.model, checkpoint_step=None, split=FLAGS.split, baselines=None
+    )
+    print(format_table(report))
+
+
+def run() -> None:
+    """The console script."""
+    flags.DEFINE_string("model", None, common.MODEL_HELP, required=True)
+    flags.DEFINE_string("data", None, "Directory made by lingvo-moe-prepare.", required=True)
+    flags.DEFINE_string("output", None, "A logdir per pair and their report.", required=True)
+    flags.DEFINE_enum("split", "test", ["dev", "test"], "What to score them on.")
+    flags.DEFINE_list("pairs", [], "Pairs to train, such as de-en,fr-en; by default all.")
+    flags.DEFINE_multi_string("set", [], common.SET_HELP)
+    common.run(main)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,68 @@
+"""Lists the registered models, or shows the params of one.
+
+lingvo-moe-models
+lingvo-moe-models --show=m4.MoE128E12L
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from lingvo_moe.core import registry
+from lingvo_moe.core.layer import count_weights
+from lingvo_moe.core.params import override, to_text
+from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.tools import common
+
+FLAGS = flags.FLAGS
+
+
+def format_count(count: int) -> str:
+    """617,946,677,248 reads 618B."""
+    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return str(count)
+
+
+def format_list() -> str:
+    """A line a model: name, parameter count, description."""
+    names = registry.all_names()
+    width = max(map(len, names))
+    rows = []
+    for name in names:
+        count = count_weights(TranslationTask(registry.get_params(name)).weights())
+        rows.append(f"{name:<{width}}  {format_count(count):>6}  {registry.describe(name)}")
+    return "\n".join(rows)
+
+
+def write_golden(directory: Path) -> None:
+    """Writes each registered model's resolved params to directory/NAME.txt, and nothing else."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in directory.glob("*.txt"):
+        path.unlink()
+    for name in registry.all_names():
+        (directory / f"{name}.txt").write_text(to_text(registry.get_params(name)))
+
+
+def main(argv: list[str]) -> None:
+    """Flags to one of the functions above."""
+    del argv
+    if FLAGS.golden:
+        write_golden(Path(FLAGS.golden))
+    elif FLAGS.show:
+        print(to_text(override(registry.get_params(FLAGS.show), FLAGS.set)), end="")
+    else:
+        print(format_list())
+
+
+def run() -> None:
+    """The console script."""
+    flags.DEFINE_string("show", None, "Print the resolved params of this model.")
+    flags.DEFINE_multi_string("set", [], common.SET_HELP)
+    flags.DEFINE_string("golden", None, "Write every model's resolved params under this directory.")
+    common.run(main)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,50 @@
+r"""Trains a registered model; the same command again goes on where it stopped.
+
+lingvo-moe-train --model=tiny.MoE --data=build/demo/data --logdir=/tmp/tiny
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.tasks.training import train_model
+from lingvo_moe.tools import common
+
+FLAGS = flags.FLAGS
+
+
+def main(argv: list[str]) -> None:
+    """Flags to train_model."""
+    del argv
+    overrides = list(FLAGS.set)
+    if FLAGS.max_steps is not None:
+        overrides.append(f"train.max_steps={FLAGS.max_steps}")
+    result = train_model(
+        FLAGS.model,
+        overrides,
+        Dataset.load(Path(FLAGS.data)),
+        Path(FLAGS.logdir),
+        common.make_runtime,
+        common.report,
+    )
+    if result.finished:
+        common.report(
+            f"Done at step {result.step}; best dev loss {result.best_loss:.3f} at step "
+            f"{result.best_step}. Next: lingvo-moe-evaluate --model={FLAGS.model} "
+            f"--logdir={FLAGS.logdir} --data={FLAGS.data} --output=DIR"
+        )
+
+
+def run() -> None:
+    """The console script."""
+    flags.DEFINE_string("model", None, common.MODEL_HELP, required=True)
+    flags.DEFINE_string("data", None, "Directory made by lingvo-moe-prepare.", required=True)
+    flags.DEFINE_string("logdir", None, "Checkpoints and TensorBoard events.", required=True)
+    flags.DEFINE_integer("max_steps", None, "Short for --set=train.max_steps=…", lower_bound=1)
+    flags.DEFINE_multi_string("set", [], common.SET_HELP)
+    common.run(main)
+
+
+if __name__ == "__main__":
+    run()

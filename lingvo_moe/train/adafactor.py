@@ -1,0 +1,108 @@
+"""Adafactor: Adam's scaling at a fraction of its memory, an update bounded per weight."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from lingvo_moe.core.layer import Constant, WeightSpec
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.train.optimizer import Optimizer
+from lingvo_moe.train.schedules import InverseSquareRoot, Schedule
+
+_SQUARED_GRAD_FLOOR = 1e-30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adafactor(Optimizer):
+    """Shazeer & Stern 2018 (arXiv 1804.04235), with GShard's settings.
+
+    The second moment of a matrix of rows and columns is kept as the means over each of them. A
+    change has root mean square at most clip_threshold · learning rate · max(RMS(weight), min_scale).
+    Independent experts are independent weights here: each one's rows, columns, clipping and scale
+    are of its own elements alone, so stacking experts in one tensor changes no number.
+
+    Slots: `row` and `col` where factored, else `full`; `momentum` if beta1 > 0.
+
+    Attributes:
+        beta1: momentum, of the finished change; 0 for none.
+        beta2: the bound on the second moment's decay min(1 - step^-beta2_exponent, beta2).
+        beta2_exponent: see beta2.
+        clip_threshold: the bound on the root mean square of an update before it is scaled.
+        min_scale: the scale of a weight that is near zero.
+        min_dim_size_to_factor: a matrix with a smaller side keeps its second moment in full.
+        batch_dims: letters of dimensions along which lie independent weights.
+    """
+
+    schedule: Schedule = InverseSquareRoot()
+    beta1: float = 0.0
+    beta2: float = 0.99
+    beta2_exponent: float = 0.8
+    clip_threshold: float = 1.0
+    min_scale: float = 1e-3
+    min_dim_size_to_factor: int = 128
+    batch_dims: str = "E"
+
+    def __post_init__(self):
+        for name in ("beta1", "beta2"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}.")
+
+    def weight_slots(self, spec):
+        slots = NestedMap()
+        if factored := self._factored_axes(spec):
+            row_axis, col_axis = factored
+            slots.row, slots.col = _zeros(spec, without=col_axis), _zeros(spec, without=row_axis)
+        else:
+            slots.full = _zeros(spec)
+        if self.beta1:
+            slots.momentum = _zeros(spec)
+        return slots
+
+    def update_weight(self, weight, slots, grad, spec, rate, count):
+        axes = self._weight_axes(spec)
+        direction, new_slots = self._scale_by_second_moment(slots, grad, spec, count)
+        direction /= tf.maximum(1.0, _rms(direction, axes) / self.clip_threshold)
+        change = rate * tf.maximum(_rms(weight, axes), self.min_scale) * direction
+        if self.beta1:
+            change = self.beta1 * slots.momentum + (1.0 - self.beta1) * change
+            new_slots.momentum = change
+        return change, new_slots
+
+    def _scale_by_second_moment(self, slots, grad, spec, count):
+        """grad / √(its second moment), and the moment's slots after this step."""
+        beta2 = tf.minimum(1.0 - count**-self.beta2_exponent, self.beta2)
+        squared = tf.square(grad) + _SQUARED_GRAD_FLOOR
+
+        def mix(old, new):
+            return beta2 * old + (1.0 - beta2) * new
+
+        factored = self._factored_axes(spec)
+        if not factored:
+            full = mix(slots.full, squared)
+            return grad * tf.math.rsqrt(full), NestedMap(full=full)
+        row_axis, col_axis = factored
+        row = mix(slots.row, tf.reduce_mean(squared, col_axis))
+        col = mix(slots.col, tf.reduce_mean(squared, row_axis))
+        row_share = row / tf.reduce_mean(row, row_axis, keepdims=True)
+        scale = tf.expand_dims(tf.math.rsqrt(row_share), col_axis)
+        scale *= tf.expand_dims(tf.math.rsqrt(col), row_axis)
+        return grad * scale, NestedMap(row=row, col=col)
+
+    def _weight_axes(self, spec: WeightSpec) -> list[int]:
+        return [axis for axis, letter in enumerate(spec.dims) if letter not in self.batch_dims]
+
+    def _factored_axes(self, spec: WeightSpec) -> list[int]:
+        """The axes of rows and columns, in that order, or [] where the moment is kept in full."""
+        axes = self._weight_axes(spec)[-2:]
+        long = all(spec.shape[axis] >= self.min_dim_size_to_factor for axis in axes)
+        return axes if len(axes) == 2 and long else []
+
+
+def _zeros(spec: WeightSpec, without: int | None = None) -> WeightSpec:
+    kept = [axis for axis in range(len(spec.shape)) if axis != without]
+    shape = tuple(spec.shape[axis] for axis in kept)
+    return WeightSpec(shape, Constant(0.0), "".join(spec.dims[axis] for axis in kept))
+
+
+def _rms(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
+    return tf.sqrt(tf.reduce_mean(tf.square(x), axes, keepdims=True))

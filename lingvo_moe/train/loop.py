@@ -1,0 +1,279 @@
+"""The training loop: steps, progress, evaluation, checkpoints, and a clean end whatever happens."""
+
+import contextlib
+import dataclasses
+import math
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.train.checkpoint import Checkpointer
+from lingvo_moe.train.summaries import SummaryWriter
+
+_INPUT = "input/"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainParams:
+    """How long to train and what to watch.
+
+    Attributes:
+        max_steps: where training ends.
+        log_every: steps between progress lines and TensorBoard points.
+        eval_every: steps between evaluations on dev; each is a checkpoint too.
+        checkpoint_every: steps between checkpoints for resuming.
+        keep_checkpoints: how many of the newest stay besides the best.
+        patience: end after so many evaluations without a better dev loss; None never does.
+        dev_bleu_sentences: dev sentences, spread over the pairs, to translate for BLEU at each
+            evaluation; 0 for none.
+        clip_norm: bound on the gradient's global norm; None for none.
+        micro_batches: a batch's rows are cut into that many parts whose gradients add up.
+        seed: of initial weights, dropout, random routing and the sampling of data.
+    """
+
+    max_steps: int = 100_000
+    log_every: int = 50
+    eval_every: int = 1000
+    checkpoint_every: int = 1000
+    keep_checkpoints: int = 3
+    patience: int | None = None
+    dev_bleu_sentences: int = 0
+    clip_norm: float | None = None
+    micro_batches: int = 1
+    seed: int = 1
+
+    def __post_init__(self):
+        names = ("max_steps", "log_every", "eval_every", "checkpoint_every", "micro_batches")
+        for name in (*names, "keep_checkpoints"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"train.{name} must be >= 1, got {getattr(self, name)}.")
+
+
+class Runtime(Protocol):
+    """What the loop needs of a runtime."""
+
+    def initialize(self, seed: int) -> None: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, tensors: Mapping[str, np.ndarray]) -> None: ...
+
+    def train(self, batch: Mapping[str, np.ndarray]) -> NestedMap: ...
+
+
+class Batches(Protocol):
+    """What the loop needs of its input; `state` is as of the batch last returned."""
+
+    def next_batch(self) -> Mapping[str, np.ndarray]: ...
+
+    def state(self) -> dict[str, np.ndarray]: ...
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None: ...
+
+
+class Evaluation(NamedTuple):
+    """dev_loss: nats a token, lower is better; scalars by TensorBoard tag; text: one line."""
+
+    dev_loss: float
+    scalars: dict[str, float]
+    text: str
+
+
+class TrainResult(NamedTuple):
+    """step: where training stands; finished: false if it was interrupted; best_step, best_loss."""
+
+    step: int
+    finished: bool
+    best_step: int | None
+    best_loss: float
+
+
+def train(
+    runtime: Runtime,
+    batches: Batches,
+    params: TrainParams,
+    logdir: Path,
+    *,
+    summarize: Callable[[NestedMap], dict[str, float]],
+    evaluate: Callable[[], Evaluation | None],
+    report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+) -> TrainResult:
+    """Trains to params.max_steps, from the newest checkpoint in logdir if there is one.
+
+    SIGINT and SIGTERM let the step in progress end, save, and return. A resumed run takes the very
+    steps an uninterrupted one would have taken.
+
+    Args:
+        runtime: where steps run.
+        batches: the input; its position is part of the checkpoint.
+        params: how long and how watched.
+        logdir: checkpoints in `checkpoints/`, events for TensorBoard in `events/`.
+        summarize: sums of the metrics since the last call -> scalars by tag, with "loss" and
+            "tokens" among them.
+        evaluate: scores the runtime's weights on dev; None where there is no dev data.
+        report: takes each line of progress.
+
+    Raises:
+        FloatingPointError: the loss or the gradient is not finite; the last checkpoint is from
+            before that.
+        OSError: a checkpoint could not be written; earlier ones are untouched.
+    """
+    loop = _Loop(runtime, batches, params, logdir, summarize, evaluate, report)
+    with _interruptible() as interrupted:
+        return loop.run(interrupted)
+
+
+class _Loop:
+    """The loop's own state: what has been seen since the last progress line, and the best."""
+
+    def __init__(self, runtime, batches, params, logdir, summarize, evaluate, report):
+        self.runtime, self.batches, self.params = runtime, batches, params
+        self.summarize, self.evaluate, self.report = summarize, evaluate, report
+        self.checkpoints = Checkpointer(logdir / "checkpoints", params.keep_checkpoints)
+        self.events = SummaryWriter(logdir / "events")
+        self.step, self.saved_step = 0, None
+        self.best_loss, self.best_step, self.evaluations_since_best = math.inf, None, 0
+        self.metrics: list[NestedMap] = []
+
+    def run(self, interrupted: Callable[[], bool]) -> TrainResult:
+        """The loop itself."""
+        p = self.params
+        self._start()
+        while self.step < p.max_steps and not interrupted() and not self._out_of_patience():
+            self.metrics.append(self.runtime.train(self.batches.next_batch()))
+            self.step += 1
+            last = self.step == p.max_steps
+            if last or self.step % p.log_every == 0:
+                self._log()
+            if last or self.step % p.eval_every == 0:
+                self._evaluate()
+            elif self.step % p.checkpoint_every == 0:
+                self._save()
+        finished = self.step >= p.max_steps or self._out_of_patience()
+        if self.step != self.saved_step:
+            self._save()
+        self.events.close()
+        if not finished:
+            self.report(f"Interrupted at step {self.step}; the same command goes on from there.")
+        return TrainResult(self.step, finished, self.best_step, self.best_loss)
+
+    def _start(self):
+        checkpoint = self.checkpoints.read_latest()
+        self.clock, self.clock_step = time.monotonic(), 0
+        if checkpoint is None:
+            self.runtime.initialize(self.params.seed)
+            return
+        tensors = checkpoint.tensors
+        self.runtime.restore(tensors)
+        self.batches.restore(
+            {n.removeprefix(_INPUT): t for n, t in tensors.items() if n.startswith(_INPUT)}
+        )
+        self.step = self.saved_step = self.clock_step = checkpoint.step
+        best = checkpoint.info["best"]
+        self.best_loss = math.inf if best["loss"] is None else best["loss"]
+        self.best_step, self.evaluations_since_best = best["step"], best["evaluations_since"]
+        self.report(f"Resuming from step {self.step}.")
+
+    def _out_of_patience(self):
+        patience = self.params.patience
+        return patience is not None and self.evaluations_since_best >= patience
+
+    def _log(self):
+        scalars = self._check(self._drain())
+        if scalars is None:
+            return
+        seconds = time.monotonic() - self.clock
+        steps = self.step - self.clock_step
+        rate = steps / max(seconds, 1e-9)
+        speed = scalars["tokens"] / max(seconds, 1e-9)
+        self.clock, self.clock_step = time.monotonic(), self.step
+        eta = _hours((self.params.max_steps - self.step) / rate)
+        self.report(
+            f"step {self.step}/{self.params.max_steps}  loss {scalars['loss']:.3f}  "
+            f"{speed:,.0f} tokens/s  ETA {eta}"
+        )
+        scalars |= {"steps_per_second": rate, "tokens_per_second": speed}
+        self.events.scalars(self.step, {f"train/{tag}": value for tag, value in scalars.items()})
+
+    def _drain(self):
+        """Sums of the metrics since the last call, as numpy; waits for the device once."""
+        if not self.metrics:
+            return None
+        count = len(self.metrics)
+        summed = self.metrics[0].map(lambda *xs: sum(np.asarray(x) for x in xs), *self.metrics[1:])
+        self.metrics = []
+        return NestedMap(summed, steps=count)
+
+    def _check(self, metrics):
+        if metrics is None:
+            return None
+        if not all(np.all(np.isfinite(value)) for _, value in metrics.flatten()):
+            raise FloatingPointError(
+                f"The loss or the gradient is not finite at or before step {self.step}. The "
+                f"checkpoint of step {self.saved_step} is from before that. Try a lower learning "
+                f"rate, train.clip_norm, or activation_dtype='float32'."
+            )
+        return self.summarize(metrics)
+
+    def _evaluate(self):
+        start = time.monotonic()
+        if self.metrics:
+            self._log()
+        evaluation = self.evaluate()
+        if evaluation is not None:
+            self.report(f"step {self.step}  {evaluation.text}")
+            self.events.scalars(self.step, evaluation.scalars)
+            better = evaluation.dev_loss < self.best_loss
+            self.evaluations_since_best = 0 if better else self.evaluations_since_best + 1
+            if better:
+                self.best_loss, self.best_step = evaluation.dev_loss, self.step
+        self._save()
+        if self.best_step == self.step:
+            self.checkpoints.mark_best(self.step)
+        self.clock += time.monotonic() - start  # evaluation does not count as training time
+
+    def _save(self):
+        for metrics in self.metrics:  # nothing unseen, perhaps not finite, goes into a checkpoint
+            self._check(NestedMap(metrics, steps=1))
+        best = {
+            "step": self.best_step,
+            "loss": None if math.isinf(self.best_loss) else self.best_loss,
+            "evaluations_since": self.evaluations_since_best,
+        }
+        state = {f"{_INPUT}{name}": value for name, value in self.batches.state().items()}
+        self.checkpoints.save(self.step, {**self.runtime.state(), **state}, {"best": best})
+        self.saved_step = self.step
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Within it SIGINT and SIGTERM only set a flag; a second signal acts as it would outside."""
+    received: list[int] = []
+    previous = {}
+
+    def handle(number, frame):
+        del frame
+        received.append(number)
+        signal.signal(number, previous[number])
+
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            previous[number] = signal.signal(number, handle)
+    except ValueError:  # not the main thread: whoever runs us handles signals
+        previous.clear()
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _hours(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"

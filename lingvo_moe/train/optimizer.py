@@ -1,0 +1,109 @@
+"""What an optimizer is: pure functions over trees of weights, gradients and slots."""
+
+import abc
+import dataclasses
+
+import tensorflow as tf
+
+from lingvo_moe.core.layer import WeightSpec
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.train.schedules import Schedule
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Optimizer(abc.ABC):
+    """How weights move. It *is* its params and owns no state: slots come in and go out.
+
+    A subclass says what one weight needs, `weight_slots` and `update_weight`; the trees are dealt
+    with here.
+
+    Attributes:
+        schedule: the learning rate of each step.
+        weight_decay: each step takes off learning rate times this share of every weight.
+    """
+
+    schedule: Schedule
+    weight_decay: float = 0.0
+
+    def slots(self, weights: NestedMap) -> NestedMap:
+        """WeightSpecs of the optimizer's memory, at `path/of/weight/name_of_slot`.
+
+        Slots are weights as data too, so they are initialised, saved and sharded alike.
+        """
+        return weights.map(self.weight_slots)
+
+    def update(
+        self,
+        theta: NestedMap,
+        slots: NestedMap,
+        grads: NestedMap,
+        step: tf.Tensor,
+        weights: NestedMap,
+    ) -> tuple[NestedMap, NestedMap, NestedMap]:
+        """Takes one step.
+
+        Args:
+            theta: the weights.
+            slots: the values of `slots`.
+            grads: the gradient, a tree like theta.
+            step: int64 [], how many steps were taken before this one.
+            weights: the WeightSpecs of theta.
+
+        Returns:
+            theta and slots after the step, and metrics: `learning_rate` [].
+        """
+        count = tf.cast(step + 1, tf.float32)
+        rate = self.schedule(count)
+
+        def move(weight, slot, grad, spec):
+            change, slot = self.update_weight(weight, slot, grad, spec, rate, count)
+            return weight - change - rate * self.weight_decay * weight, slot
+
+        moved = theta.map(move, slots, grads, weights)
+        theta, slots = (moved.map(lambda pair, i=i: pair[i]) for i in (0, 1))
+        return theta, slots, NestedMap(learning_rate=rate)
+
+    @abc.abstractmethod
+    def weight_slots(self, spec: WeightSpec) -> NestedMap:
+        """The slots of one weight: WeightSpecs by name."""
+
+    @abc.abstractmethod
+    def update_weight(
+        self,
+        weight: tf.Tensor,
+        slots: NestedMap,
+        grad: tf.Tensor,
+        spec: WeightSpec,
+        rate: tf.Tensor,
+        count: tf.Tensor,
+    ) -> tuple[tf.Tensor, NestedMap]:
+        """What to take off one weight, without weight decay.
+
+        Args:
+            weight: its value.
+            slots: its slots' values.
+            grad: its gradient.
+            spec: its shape and dims.
+            rate: float32 [], the learning rate.
+            count: float32 [], the number of this step, from 1.
+
+        Returns:
+            The change to subtract, of the weight's shape, and the slots after the step.
+        """
+
+
+def clip_by_global_norm(grads: NestedMap, max_norm: float | None) -> tuple[NestedMap, tf.Tensor]:
+    """Shortens the gradient, all weights' together, to max_norm (Pascanu et al. 2013).
+
+    Args:
+        grads: float32 tensors.
+        max_norm: the longest it may be; None for no limit.
+
+    Returns:
+        The gradient, and float32 [], its norm before; not finite if the gradient is not.
+    """
+    norm = tf.linalg.global_norm([grad for _, grad in grads.flatten()])
+    if max_norm is None:
+        return grads, norm
+    scale = max_norm / tf.maximum(norm, max_norm)
+    return grads.map(lambda grad: grad * scale), norm

@@ -1,0 +1,90 @@
+"""Learning-rate schedules: policies from the number of a step to its learning rate."""
+
+import abc
+import dataclasses
+import math
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schedule(abc.ABC):
+    """How the learning rate changes over training.
+
+    Attributes:
+        learning_rate: the scale of all its values.
+        warmup_steps: how long the beginning is; a subclass says what happens in it.
+    """
+
+    learning_rate: float
+    warmup_steps: int = 0
+
+    def __post_init__(self):
+        if self.learning_rate < 0:
+            raise ValueError(f"learning_rate must be >= 0, got {self.learning_rate}.")
+        if self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps must be >= 0, got {self.warmup_steps}.")
+
+    @abc.abstractmethod
+    def __call__(self, step: tf.Tensor) -> tf.Tensor:
+        """The learning rate, float32 [], of the step-th step; step is any number [], from 1."""
+
+    def _warmup(self, step):
+        """Climbs linearly to 1 at warmup_steps."""
+        return tf.minimum(step / max(self.warmup_steps, 1), 1.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InverseSquareRoot(Schedule):
+    """learning_rate / √max(step, warmup_steps): flat for the warm-up, then falling.
+
+    GShard (arXiv 2006.16668, appendix) trains with Adafactor, 1.0 and 10k steps: 0.01 at first.
+
+    Attributes:
+        linear_warmup: climb to the flat value, linearly over the warm-up, instead of starting there
+            (Vaswani et al. 2017, arXiv 1706.03762).
+    """
+
+    learning_rate: float = 1.0
+    warmup_steps: int = 10_000
+    linear_warmup: bool = False
+
+    def __call__(self, step):
+        step = tf.cast(step, tf.float32)
+        rate = self.learning_rate * tf.math.rsqrt(tf.maximum(step, max(self.warmup_steps, 1)))
+        return rate * self._warmup(step) if self.linear_warmup else rate
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Constant(Schedule):
+    """A linear climb to learning_rate, which then stays."""
+
+    def __call__(self, step):
+        return self.learning_rate * self._warmup(tf.cast(step, tf.float32))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cosine(Schedule):
+    """A linear climb to learning_rate, then half a cosine wave down (Loshchilov & Hutter 2017).
+
+    Attributes:
+        total_steps: where the wave ends; the rate stays as it is from there on.
+        final_fraction: what is left of learning_rate there.
+    """
+
+    total_steps: int
+    final_fraction: float = 0.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.total_steps <= self.warmup_steps:
+            raise ValueError(
+                f"total_steps must be > warmup_steps, got {self.total_steps}, {self.warmup_steps}."
+            )
+
+    def __call__(self, step):
+        step = tf.cast(step, tf.float32)
+        done = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
+        wave = 0.5 + 0.5 * tf.cos(math.pi * tf.clip_by_value(done, 0.0, 1.0))
+        fraction = self.final_fraction + (1.0 - self.final_fraction) * wave
+        return self.learning_rate * fraction * self._warmup(step)

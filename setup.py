@@ -1,0 +1,47 @@
+"""Packaging of lingvo_moe."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+_ROOT = Path(__file__).parent
+_TOOLS = sorted(
+    path.stem
+    for path in (_ROOT / "lingvo_moe" / "tools").glob("[a-z]*.py")
+    if not path.stem.endswith("_test") and path.stem != "common"
+)
+
+setup(
+    name="lingvo-moe",
+    version=re.search(
+        r'__version__ = "(.+)"', (_ROOT / "lingvo_moe" / "__init__.py").read_text()
+    ).group(1),
+    description="Massively multilingual translation with Mixture-of-Experts Transformers",
+    long_description=(_ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["lingvo_moe", "lingvo_moe.*"]),
+    install_requires=[
+        "absl-py>=2.1,<3",
+        "matplotlib>=3.8,<4",
+        "numpy>=1.26,<3",
+        "sacrebleu>=2.4,<3",
+        "sentencepiece>=0.2,<0.3",
+        "tensorflow>=2.21,<2.22",
+        "tensorflow-text>=2.21,<2.22",
+        "tqdm>=4.66,<5",
+    ],
+    extras_require={
+        "spmd": ["jax>=0.10,<0.11"],
+        "tpu": ["libtpu"],
+        "benchmarks": ["torch", "transformers", "ctranslate2"],
+        "dev": ["pytest>=8,<10", "pytest-xdist>=3,<4", "ruff>=0.12,<0.18"],
+    },
+    entry_points={
+        "console_scripts": [
+            f"lingvo-moe-{tool.replace('_', '-')}=lingvo_moe.tools.{tool}:run" for tool in _TOOLS
+        ]
+    },
+)
