@@ -27,7 +27,7 @@ demo: setup  ## raw text to a served translator, in minutes: everything lands in
 	  --baselines=$(DEMO)/baselines --output=$(DEMO)/report
 	$(BIN)/lingvo-moe-export --model=tiny.MoE --logdir=$(DEMO)/models/tiny.MoE --output=$(DEMO)/export
 	@echo 'Three test sentences through the export, in a process that knows TensorFlow alone:'
-	cd $(DEMO) && head -qn1 data/raw/test/qna-en.qna data/raw/test/qka-en.qka data/raw/test/qtu-en.qtu | tee /dev/stderr \
+	cd $(DEMO) && head -qn1 data_raw/test/qna-en.qna data_raw/test/qka-en.qka data_raw/test/qtu-en.qtu | tee /dev/stderr \
 	  | $(CURDIR)/$(BIN)/python -I export/translate.py
 	@echo 'Open $(DEMO)/report/index.html'
 

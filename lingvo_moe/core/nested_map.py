@@ -7,7 +7,8 @@ from typing import Any
 class NestedMap(dict):
     """A dict whose string keys read as attributes; maps inside maps form a tree.
 
-    TensorFlow's tf.nest and JAX's pytrees treat it as the dict that it is.
+    TensorFlow's tf.nest treats it as the dict that it is and gives back NestedMaps. JAX's pytrees
+    know exact types only: to them it is a leaf until it is registered.
 
     Raises:
         AttributeError: on reading a key that is not there; the message lists those that are.

@@ -33,13 +33,8 @@ def override(params: Any, assignments: Iterable[str]) -> Any:
 
 def _replace(params: Any, path: list[str], text: str, full_path: str) -> Any:
     head, *rest = path
-    names = [f.name for f in dataclasses.fields(params)] if dataclasses.is_dataclass(params) else []
-    if head not in names:
-        near = difflib.get_close_matches(head, names, n=3, cutoff=0.5) or names
-        raise ValueError(
-            f"--set={full_path}: {type(params).__name__} has no field {head!r}. "
-            f"Did you mean {', '.join(map(repr, near)) or 'a shorter path'}?"
-        )
+    if head not in _field_names(type(params)):
+        raise ValueError(f"--set={full_path}: {_no_field(type(params), head)}")
     if rest:
         value = _replace(getattr(params, head), rest, text, full_path)
     else:
@@ -53,7 +48,7 @@ def _parse(text: str, hint: Any, path: str) -> Any:
     policies = {c.__name__: c for h in _alternatives(hint) for c in _subclasses(h)}
     name = text.partition("(")[0]
     if name in policies:
-        return policies[name](**_keywords(text, path))
+        return _policy(policies[name], text, path)
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -61,7 +56,8 @@ def _parse(text: str, hint: Any, path: str) -> Any:
     if not conforms(value, hint):
         wanted = " or ".join(sorted(policies)) or _hint_name(hint)
         raise ValueError(f"--set={path}={text}: {text!r} is not of type {wanted}.")
-    return float(value) if type(value) is int and hint is float else value
+    wants_float = float in _alternatives(hint) and int not in _alternatives(hint)
+    return float(value) if type(value) is int and wants_float else value
 
 
 def _unquote(text: str) -> str:
@@ -69,15 +65,43 @@ def _unquote(text: str) -> str:
     return text[1:-1] if quoted else text
 
 
-def _keywords(text: str, path: str) -> dict[str, Any]:
+def _policy(cls: type, text: str, path: str) -> Any:
+    """The object that `Name(field=value, …)` or a bare `Name` stands for."""
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for name, value in _arguments(cls, text, path).items():
+        if name not in _field_names(cls):
+            raise ValueError(f"--set={path}={text}: {_no_field(cls, name)}")
+        values[name] = _parse(value, hints[name], f"{path}.{name}")
+    try:
+        return cls(**values)
+    except TypeError as error:  # a field without a default, or an abstract class
+        raise ValueError(f"--set={path}={text}: {error}.") from error
+
+
+def _arguments(cls: type, text: str, path: str) -> dict[str, str]:
     try:
         call = ast.parse(text, mode="eval").body
-        keywords = call.keywords if isinstance(call, ast.Call) and not call.args else []
-        if isinstance(call, ast.Call) and call.args:
-            raise ValueError("positional arguments")
-        return {k.arg: ast.literal_eval(k.value) for k in keywords}
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"--set={path}={text}: write it as Name(field=value, …).") from error
+    except SyntaxError:
+        call = None
+    if isinstance(call, ast.Name):
+        return {}
+    if not isinstance(call, ast.Call) or call.args:
+        raise ValueError(f"--set={path}={text}: write it as {cls.__name__}(field=value, …).")
+    return {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+
+
+def _no_field(cls: type, name: str) -> str:
+    names = _field_names(cls)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names
+    hint = ", ".join(map(repr, near)) or "a shorter path"
+    return f"{cls.__name__} has no field {name!r}. Did you mean {hint}?"
+
+
+def _field_names(cls: type) -> list[str]:
+    return (
+        [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+    )
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

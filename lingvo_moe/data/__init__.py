@@ -1,1 +1,1 @@
-""""""
+"""Data: corpora, vocabularies, datasets, sampling and packing, the synthetic languages."""

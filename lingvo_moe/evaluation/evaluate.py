@@ -20,7 +20,6 @@ from lingvo_moe.evaluation.scores import (
     BOOTSTRAP_SAMPLES,
     PairOutput,
     PairScore,
-    pool,
     score_pair,
 )
 
@@ -90,3 +89,61 @@ def write_report(
     write_plot([report], directory / PLOT_FILE)
     write_page(report, directory / PAGE_FILE, outputs, baseline_hypotheses, directory / PLOT_FILE)
     return report
+
+
+def _check_not_overwritten(baselines, directory):
+    path = pathlib.Path(baselines)
+    home = path if path.is_dir() else path.parent
+    if home.resolve() == directory.resolve():
+        raise ValueError(
+            f"The baselines lie in {directory}, the directory to write; name another output."
+        )
+
+
+def _baseline_hypotheses(
+    report: Report, baselines: str | pathlib.Path, outputs: Sequence[PairOutput]
+) -> Mapping[str, Sequence[str]]:
+    """pair -> the baseline's translations, for the pairs that have them beside the report."""
+    path = pathlib.Path(baselines)
+    home = path if path.is_dir() else path.parent
+    known = {score.pair for score in report.pairs}
+    found = {}
+    for output in outputs:
+        if output.pair not in known:
+            continue
+        if not hypotheses_path(home, report.split, output.pair).exists():
+            continue
+        theirs = read_hypotheses(home, report.split, output.pair)
+        if theirs.references != output.references:
+            raise ValueError(
+                f"{output.pair}: the baseline in {home} was scored on other references than these "
+                f"({len(theirs.references)} and {len(output.references)} lines). Evaluate both on "
+                f"the same data."
+            )
+        found[output.pair] = theirs.hypotheses
+    return found
+
+
+def _with_reported_baselines(scores: Sequence[PairScore], report: Report) -> list[PairScore]:
+    """Fills in baseline BLEU from the report where its translations are not at hand."""
+    reported = {score.pair: score.bleu for score in report.pairs}
+    return [
+        score
+        if score.baseline_bleu is not None
+        else dataclasses.replace(score, baseline_bleu=reported.get(score.pair))
+        for score in scores
+    ]
+
+
+def _score_pooled(outputs, unreliable, baseline_hypotheses, options) -> list[PairScore]:
+    """One score for all pairs of a target language that have too few lines each."""
+    scores = []
+    for pooled in pool_unreliable(outputs, unreliable):
+        language = pooled.pair.rpartition("-")[2]
+        group = [
+            o.pair for o in outputs if o.pair in unreliable and o.pair.endswith(f"-{language}")
+        ]
+        complete = all(pair in baseline_hypotheses for pair in group)
+        theirs = [line for pair in group for line in baseline_hypotheses.get(pair, ())]
+        scores.append(score_pair(pooled, theirs if complete else None, **options))
+    return scores

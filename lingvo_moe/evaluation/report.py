@@ -156,7 +156,15 @@ def format_table(report: Report) -> str:
     title = f"{report.model}, step {report.checkpoint_step}, {report.split}"
     title += f", against {report.baseline_model}" if report.baseline_model else ""
     return "\n".join(
-        (title, lines[0], rule, *lines[1:first_average], rule, *lines[first_average:], *_notes(report))
+        (
+            title,
+            lines[0],
+            rule,
+            *lines[1:first_average],
+            rule,
+            *lines[first_average:],
+            *_notes(report),
+        )
     )
 
 

@@ -55,11 +55,14 @@ class Gating(abc.ABC):
         """
 
 
-def expert_capacity(capacity_factor: float | None, group_size: int | None, num_experts: int) -> int | None:
+def expert_capacity(
+    capacity_factor: float | None, group_size: int | None, num_experts: int
+) -> int | None:
     """C = ceil(capacity_factor · S / E), at least 1 and at most S; None means no limit.
 
     GShard section 2.2. The factor covers all choices together: 2.0 suits top-2, 1.0 top-1.
     """
     if capacity_factor is None:
         return None
-    return max(1, min(group_size, math.ceil(capacity_factor * group_size / num_experts)))
+    exact = round(capacity_factor * group_size / num_experts, 6)  # 1.1 · 100 / 10 is 11, not 11+ε
+    return max(1, min(group_size, math.ceil(exact)))

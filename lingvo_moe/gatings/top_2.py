@@ -56,7 +56,7 @@ class Top2(Gating):
             return tf.ones_like(weight, tf.bool)
         draw = tf.random.stateless_uniform(tf.shape(weight)[:2], context.seed)
         second = 2.0 * weight[..., 1:] > draw[..., None]
-        return tf.concat([tf.ones_like(second[..., :1]), second], axis=-1)[..., : weight.shape[-1]]
+        return tf.concat([tf.ones_like(weight[..., :1], tf.bool), second], axis=-1)
 
 
 def queue_positions(

@@ -14,7 +14,7 @@ class _Tiny:
     """2 + 2 layers of width 128; a model is a diff from it."""
 
     num_experts: int | None = None
-    max_steps = 1000
+    max_steps = 1500
     eval_every = 250
     patience: int | None = None
 
@@ -32,7 +32,7 @@ class _Tiny:
             ),
             source_vocab_size=1536,
             target_vocab_size=768,
-            input=InputParams(batch_size=32, source_length=64, target_length=32),
+            input=InputParams(batch_size=32, source_length=48, target_length=32),
             optimizer=Adafactor(schedule=InverseSquareRoot(learning_rate=1.0, warmup_steps=400)),
             train=TrainParams(
                 max_steps=self.max_steps,

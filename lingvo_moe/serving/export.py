@@ -26,7 +26,9 @@ class ServedModel(tf.Module):
         super().__init__()
         self._task = model_dir.task
         self._theta = theta.map(lambda weight: tf.Variable(weight, trainable=False))
-        self._weights = [variable for _, variable in self._theta.flatten()]  # tf.Module tracks lists
+        self._weights = [
+            variable for _, variable in self._theta.flatten()
+        ]  # tf.Module tracks lists
         self._source = tf_text.SentencepieceTokenizer(
             model=model_dir.vocabulary("source").model_bytes, out_type=tf.int32
         )

@@ -63,7 +63,9 @@ def translate_split(
     return outputs
 
 
-def load_translator(model_dir: ModelDir, runtime, step: int | None = None) -> tuple[Translator, int]:
+def load_translator(
+    model_dir: ModelDir, runtime, step: int | None = None
+) -> tuple[Translator, int]:
     """Puts a logdir's checkpoint, by default its best, into a runtime.
 
     Returns:

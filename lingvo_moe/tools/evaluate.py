@@ -25,9 +25,7 @@ def main(argv: list[str]) -> None:
     model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(FLAGS.set)
     model_dir.check_dataset(dataset)
     pairs = [dataset.pair(name).name for name in FLAGS.pairs] or model_dir.pairs
-    translator, step = load_translator(
-        model_dir, common.make_runtime(model_dir.task), FLAGS.step
-    )
+    translator, step = load_translator(model_dir, common.make_runtime(model_dir.task), FLAGS.step)
     outputs = translate_split(
         [(name, lambda: translator) for name in pairs], dataset, FLAGS.split, common.report
     )

@@ -4,9 +4,9 @@ import dataclasses
 
 import tensorflow as tf
 
-from lingvo_moe.core.layer import Constant, WeightSpec
+from lingvo_moe.core.layer import WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.train.optimizer import Optimizer
+from lingvo_moe.train.optimizer import Optimizer, check_decay, zeros_like
 from lingvo_moe.train.schedules import InverseSquareRoot, Schedule
 
 _SQUARED_GRAD_FLOOR = 1e-30
@@ -16,8 +16,8 @@ _SQUARED_GRAD_FLOOR = 1e-30
 class Adafactor(Optimizer):
     """Shazeer & Stern 2018 (arXiv 1804.04235), with GShard's settings.
 
-    The second moment of a matrix of rows and columns is kept as the means over each of them. A
-    change has root mean square at most clip_threshold · learning rate · max(RMS(weight), min_scale).
+    The second moment of a matrix of rows and columns is kept as the means over each of them. The
+    root mean square of a change is at most clip_threshold · rate · max(RMS(weight), min_scale).
     Independent experts are independent weights here: each one's rows, columns, clipping and scale
     are of its own elements alone, so stacking experts in one tensor changes no number.
 
@@ -43,19 +43,20 @@ class Adafactor(Optimizer):
     batch_dims: str = "E"
 
     def __post_init__(self):
-        for name in ("beta1", "beta2"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}.")
+        check_decay(beta1=self.beta1, beta2=self.beta2)
 
     def weight_slots(self, spec):
         slots = NestedMap()
         if factored := self._factored_axes(spec):
             row_axis, col_axis = factored
-            slots.row, slots.col = _zeros(spec, without=col_axis), _zeros(spec, without=row_axis)
+            slots.row, slots.col = (
+                zeros_like(spec, without=col_axis),
+                zeros_like(spec, without=row_axis),
+            )
         else:
-            slots.full = _zeros(spec)
+            slots.full = zeros_like(spec)
         if self.beta1:
-            slots.momentum = _zeros(spec)
+            slots.momentum = zeros_like(spec)
         return slots
 
     def update_weight(self, weight, slots, grad, spec, rate, count):
@@ -96,12 +97,6 @@ class Adafactor(Optimizer):
         axes = self._weight_axes(spec)[-2:]
         long = all(spec.shape[axis] >= self.min_dim_size_to_factor for axis in axes)
         return axes if len(axes) == 2 and long else []
-
-
-def _zeros(spec: WeightSpec, without: int | None = None) -> WeightSpec:
-    kept = [axis for axis in range(len(spec.shape)) if axis != without]
-    shape = tuple(spec.shape[axis] for axis in kept)
-    return WeightSpec(shape, Constant(0.0), "".join(spec.dims[axis] for axis in kept))
 
 
 def _rms(x: tf.Tensor, axes: list[int]) -> tf.Tensor:

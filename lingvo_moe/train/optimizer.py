@@ -5,7 +5,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from lingvo_moe.core.layer import WeightSpec
+from lingvo_moe.core.layer import Constant, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.train.schedules import Schedule
 
@@ -90,6 +90,20 @@ class Optimizer(abc.ABC):
         Returns:
             The change to subtract, of the weight's shape, and the slots after the step.
         """
+
+
+def zeros_like(spec: WeightSpec, without: int | None = None) -> WeightSpec:
+    """The spec of a slot that starts at zero: of the weight's shape, less an axis if given."""
+    kept = [axis for axis in range(len(spec.shape)) if axis != without]
+    shape = tuple(spec.shape[axis] for axis in kept)
+    return WeightSpec(shape, Constant(0.0), "".join(spec.dims[axis] for axis in kept))
+
+
+def check_decay(**decays: float) -> None:
+    """Raises ValueError if one of these decays of a moving mean is not in [0, 1)."""
+    for name, decay in decays.items():
+        if not 0.0 <= decay < 1.0:
+            raise ValueError(f"{name} must be in [0, 1), got {decay}.")
 
 
 def clip_by_global_norm(grads: NestedMap, max_norm: float | None) -> tuple[NestedMap, tf.Tensor]:

@@ -1,0 +1,94 @@
+import sys
+
+import pytest
+
+from lingvo_moe.core import registry
+
+MODEL = '''
+from lingvo_moe.core.registry import register
+
+@register
+class {name}:
+    """{doc}
+
+    More words.
+    """
+
+    def params(self):
+        return "{name} of " + __name__
+'''
+
+
+@pytest.fixture
+def zoo(tmp_path, monkeypatch):
+    """A zoo of three modules; returns the function that says which of them are imported."""
+    package = tmp_path / "menagerie"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "cats.py").write_text(MODEL.format(name="Lion", doc="A big cat."))
+    (package / "birds.py").write_text(
+        MODEL.format(name="Owl", doc="Sees at night.") + MODEL.format(name="Auk", doc="Dives.")
+    )
+    (package / "birds_test.py").write_text("raise ImportError('tests are no models')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "_PACKAGE", "menagerie")
+    monkeypatch.setattr(registry, "_registered", {})
+    yield lambda: sorted(name for name in sys.modules if name.startswith("menagerie."))
+    for name in [name for name in sys.modules if name.startswith("menagerie")]:
+        del sys.modules[name]
+
+
+def test_lookup_imports_one_module(zoo):
+    assert registry.get_params("cats.Lion") == "Lion of menagerie.cats"
+    assert registry.describe("cats.Lion") == "A big cat."
+    assert zoo() == ["menagerie.cats"]
+
+
+def test_all_names_leaves_tests_alone(zoo):
+    assert registry.all_names() == ["birds.Auk", "birds.Owl", "cats.Lion"]
+    assert zoo() == ["menagerie.birds", "menagerie.cats"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "cats.Lyon",
+            r"Unknown model 'cats\.Lyon'. Did you mean 'cats\.Lion'\? See lingvo-moe-mod",
+        ),
+        ("bird.Owl", r"Did you mean 'birds\.Owl'"),
+        ("Lion", r"Did you mean 'cats\.Lion'"),
+        ("qqqqqqqq", r"Unknown model 'qqqqqqqq'. See lingvo-moe-models\."),
+        ("birds_test.Owl", "Unknown model"),
+        ("os.path", "Unknown model 'os.path'"),
+    ],
+)
+def test_unknown_names(zoo, name, message):
+    with pytest.raises(ValueError, match=message):
+        registry.lookup(name)
+
+
+def make(module, doc):
+    return type("Lion", (), {"__module__": module, "__doc__": doc})
+
+
+def test_duplicates(zoo):
+    registry.register(make("menagerie.cats", "One."))
+    with pytest.raises(
+        ValueError, match=r"'cats\.Lion' is registered twice: in menagerie\.cats and"
+    ):
+        registry.register(make("elsewhere.cats", "Two."))
+
+
+@pytest.mark.parametrize("doc", [None, "", "  \n "])
+def test_a_model_needs_a_docstring(zoo, doc):
+    with pytest.raises(ValueError, match=r"'cats\.Lion' needs a docstring"):
+        registry.register(make("menagerie.cats", doc))
+
+
+def test_a_docstring_is_not_inherited(zoo):
+    class Base:
+        """A base."""
+
+    with pytest.raises(ValueError, match="needs a docstring"):
+        registry.register(type("Lion", (Base,), {"__module__": "menagerie.cats"}))

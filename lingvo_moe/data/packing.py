@@ -1,0 +1,68 @@
+"""Packing sentence pairs into rows of fixed shape.  B rows, L source length, T target length."""
+
+import numpy as np
+
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.data.dataset import Example
+from lingvo_moe.data.vocabulary import BOS
+
+
+class Packer:
+    """Fills one batch, first-fit: each example goes to the first row with room on both sides."""
+
+    def __init__(self, batch_size: int, source_length: int, target_length: int):
+        """An empty batch of B rows of L source and T target tokens."""
+        self._lengths = np.array([source_length, target_length])
+        self._used = np.zeros([batch_size, 2], np.int64)
+        self._segments = np.zeros(batch_size, np.int64)
+        source, target = (batch_size, source_length), (batch_size, target_length)
+        self._batch = NestedMap(
+            {name: np.zeros(source, np.int32) for name in ("source_ids", "source_segment_ids")}
+            | {
+                name: np.zeros(target, np.int32)
+                for name in ("target_inputs", "target_ids", "target_segment_ids", "pair_ids")
+            }
+        )
+
+    def can_ever_hold(self, example: Example) -> bool:
+        """Whether the example fits an empty row."""
+        return len(example.source) <= self._lengths[0] and len(example.target) <= self._lengths[1]
+
+    def add(self, example: Example, pair_index: int) -> bool:
+        """Places the example, or returns False where no row has room for it."""
+        size = np.array([len(example.source), len(example.target)])
+        fits = np.all(self._used + size <= self._lengths, axis=1)
+        row = int(np.argmax(fits))
+        if not fits[row]:
+            return False
+        self._segments[row] += 1
+        self._write(row, self._segments[row], example, pair_index)
+        self._used[row] += size
+        return True
+
+    def _write(self, row, segment, example, pair_index):
+        batch, (start, target_start) = self._batch, self._used[row]
+        source = slice(start, start + len(example.source))
+        target = slice(target_start, target_start + len(example.target))
+        batch.source_ids[row, source] = example.source
+        batch.source_segment_ids[row, source] = segment
+        batch.target_ids[row, target] = example.target
+        batch.target_inputs[row, target_start] = BOS
+        batch.target_inputs[row, target_start + 1 : target.stop] = example.target[:-1]
+        batch.target_segment_ids[row, target] = segment
+        batch.pair_ids[row, target] = pair_index
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has been placed."""
+        return not self._segments.any()
+
+    def batch(self) -> NestedMap:
+        """The batch, int32 arrays.
+
+        Returns:
+            source_ids, source_segment_ids [B, L]; target_inputs (shifted right, BOS first),
+            target_ids, target_segment_ids, pair_ids [B, T]. Segments count from 1 in each row; 0 is
+            padding.
+        """
+        return self._batch

@@ -1,0 +1,246 @@
+"""Training input: pairs sampled by temperature, packed into batches, resumable to the example.
+
+P language pairs.
+"""
+
+import dataclasses
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.data.dataset import Dataset, Example, PairInfo, shard_bounds
+from lingvo_moe.data.packing import Packer
+
+_CHUNK = 4096  # pairs drawn at once
+_LOOK_AHEAD = 32  # examples that may wait for the next batch while smaller ones fill this one
+_MOST_SKIPPED = 100_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InputParams:
+    """What a batch is and where it comes from.
+
+    Attributes:
+        batch_size: rows.
+        source_length, target_length: tokens a row; several sentence pairs share a row.
+        temperature: T; a pair is drawn with probability ∝ examples^(1/T).
+        pairs: names of the pairs to train on; () for all.
+    """
+
+    batch_size: int = 32
+    source_length: int = 64
+    target_length: int = 64
+    temperature: float = 5.0
+    pairs: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        for name in ("batch_size", "source_length", "target_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"input.{name} must be >= 1, got {getattr(self, name)}.")
+        if self.temperature <= 0:
+            raise ValueError(f"input.temperature must be > 0, got {self.temperature}.")
+
+
+class TrainInput:
+    """An endless stream of packed batches.
+
+    Everything random follows from the seed and a few counters, the state: a restored input gives
+    the very batches the first would have given.
+    """
+
+    def __init__(self, dataset: Dataset, params: InputParams, seed: int):
+        """Opens the dataset's train split; memory holds one shard of each pair.
+
+        Raises:
+            ValueError: an unknown pair, or no training examples.
+        """
+        self._params, self._seed = params, seed
+        chosen = [dataset.pair(name) for name in params.pairs] or dataset.pairs
+        chosen = [pair for pair in chosen if pair.examples.get("train")]
+        if not chosen:
+            names = ", ".join(params.pairs) or "the dataset"
+            raise ValueError(f"There are no training examples for {names}.")
+        self._streams = [_PairStream(dataset, pair, seed) for pair in chosen]
+        self._probabilities = sampling_probabilities(
+            [pair.examples["train"] for pair in chosen], params.temperature
+        )
+        self._draws = 0
+        self._counters = np.zeros(len(chosen), np.int64)
+        self._waiting: list[tuple[int, int]] = []  # (stream, its counter)
+        self._drawn_chunk: tuple[int, np.ndarray] | None = None
+        self._skipped = 0
+
+    def next_batch(self) -> NestedMap:
+        """The next batch; see `Packer.batch`.
+
+        Raises:
+            ValueError: hardly any example fits a row.
+        """
+        p = self._params
+        packer = Packer(p.batch_size, p.source_length, p.target_length)
+        old, self._waiting = self._waiting, []
+        for stream, counter in old:
+            self._place(packer, stream, counter)
+        while len(self._waiting) < _LOOK_AHEAD:
+            self._place(packer, *self._draw())
+        return packer.batch()
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Where the stream stands: a few integers."""
+        return {
+            "draws": np.int64(self._draws),
+            "counters": self._counters.copy(),
+            "waiting": np.array(self._waiting, np.int64).reshape(-1, 2),
+        }
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Goes on from a state.
+
+        Raises:
+            ValueError: the state is of other pairs.
+        """
+        if len(state["counters"]) != len(self._streams):
+            raise ValueError(
+                f"The checkpoint's input has {len(state['counters'])} pairs, this one "
+                f"{len(self._streams)}; train with the same data and input.pairs."
+            )
+        self._draws = int(state["draws"])
+        self._counters = np.array(state["counters"], np.int64)
+        self._waiting = [(int(stream), int(counter)) for stream, counter in state["waiting"]]
+
+    def _draw(self) -> tuple[int, int]:
+        chunk, offset = divmod(self._draws, _CHUNK)
+        if self._drawn_chunk is None or self._drawn_chunk[0] != chunk:
+            rng = np.random.default_rng([self._seed, 0, chunk])
+            draws = rng.choice(len(self._streams), _CHUNK, p=self._probabilities)
+            self._drawn_chunk = chunk, draws
+        stream = int(self._drawn_chunk[1][offset])
+        counter = int(self._counters[stream])
+        self._draws += 1
+        self._counters[stream] += 1
+        return stream, counter
+
+    def _place(self, packer, stream, counter):
+        example = self._streams[stream].example(counter)
+        if not packer.can_ever_hold(example):
+            self._skipped += 1
+            if self._skipped > _MOST_SKIPPED and packer.empty:
+                raise ValueError(
+                    f"{self._skipped} examples in a row do not fit rows of "
+                    f"{self._params.source_length} and {self._params.target_length} tokens; raise "
+                    f"input.source_length and input.target_length."
+                )
+        elif packer.add(example, self._streams[stream].pair.index):
+            self._skipped = 0
+        else:
+            self._waiting.append((stream, counter))
+
+
+def sampling_probabilities(sizes: list[int], temperature: float) -> np.ndarray:
+    """float64 [P], p ∝ size^(1/T): T 1 samples by size, a large T evenly (Arivazhagan 2019)."""
+    weights = np.power(np.array(sizes, np.float64), 1.0 / temperature)
+    return weights / weights.sum()
+
+
+class _PairStream:
+    """The training examples of one pair in a random order, anew each epoch, by number."""
+
+    def __init__(self, dataset: Dataset, pair: PairInfo, seed: int):
+        self.pair = pair
+        self._dataset, self._seed = dataset, seed
+        self._total = pair.examples["train"]
+        self._shards = pair.shards["train"]
+        self._sizes = np.diff(shard_bounds(self._total, len(self._shards)))
+        self._epoch, self._shard = -1, -1
+
+    def example(self, number: int) -> Example:
+        """The number-th example of an endless sequence of epochs."""
+        epoch, offset = divmod(number, self._total)
+        if epoch != self._epoch:
+            self._order = self._rng(epoch).permutation(len(self._shards))
+            self._starts = np.concatenate([[0], np.cumsum(self._sizes[self._order])])
+            self._epoch, self._permuted = epoch, -1
+        place = int(np.searchsorted(self._starts, offset, side="right")) - 1
+        shard = int(self._order[place])
+        if shard != self._shard:
+            self._examples = self._dataset.read_shard(self._shards[shard])
+            self._shard = shard
+        if shard != self._permuted:
+            self._permutation = self._rng(epoch, shard).permutation(self._sizes[shard])
+            self._permuted = shard
+        return self._examples[self._permutation[offset - self._starts[place]]]
+
+    def _rng(self, *key: int) -> np.random.Generator:
+        return np.random.default_rng([self._seed, 1, self.pair.index, *key])
+
+
+def eval_batches(dataset: Dataset, split: str, params: InputParams) -> Iterator[NestedMap]:
+    """Every example of a split that fits a row, once, in order, in batches of the train shape."""
+
+    def new_packer():
+        return Packer(params.batch_size, params.source_length, params.target_length)
+
+    packer = new_packer()
+    for pair in [dataset.pair(name) for name in params.pairs] or dataset.pairs:
+        for example in dataset.examples(split, pair.name):
+            if packer.can_ever_hold(example) and not packer.add(example, pair.index):
+                yield packer.batch()
+                packer = new_packer()
+                packer.add(example, pair.index)
+    if not packer.empty:
+        yield packer.batch()
+
+
+class Prefetcher:
+    """Makes batches in a thread of its own, a few ahead; `state` is of the batch last taken."""
+
+    def __init__(self, source: TrainInput, ahead: int = 4):
+        """Wraps an input, which from the first `next_batch` on belongs to the thread."""
+        self._source = source
+        self._queue: queue.Queue = queue.Queue(ahead)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._state = source.state()
+
+    def __enter__(self) -> "Prefetcher":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._stop.set()
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(timeout=0.01)
+            while not self._queue.empty():
+                self._queue.get_nowait()
+
+    def next_batch(self) -> NestedMap:
+        """The next batch. An error in the thread is raised here."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+        batch, state = self._queue.get()
+        if isinstance(batch, Exception):
+            raise batch
+        self._state = state
+        return batch
+
+    def state(self) -> dict[str, np.ndarray]:
+        """As of the batch last taken, not of those made ahead."""
+        return self._state
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Goes on from a state; only before the first batch is taken."""
+        self._source.restore(state)
+        self._state = self._source.state()
+
+    def _run(self):
+        while not self._stop.is_set():
+            try:
+                item = self._source.next_batch(), self._source.state()
+            except Exception as error:
+                item = error, None
+            self._queue.put(item)
+            if item[1] is None:
+                return

@@ -1,0 +1,155 @@
+"""SentencePiece vocabularies that cover small languages too."""
+
+import dataclasses
+import functools
+import hashlib
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import sentencepiece
+
+from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
+
+__all__ = ["BOS", "EOS", "PAD", "UNK", "Vocabulary", "tag_piece", "train_vocabulary"]
+
+
+def tag_piece(language: str) -> str:
+    """The control symbol that asks for a target language: `<2en>`."""
+    return f"<2{language}>"
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """A SentencePiece model. Ids 0 to 3 are PAD, BOS, EOS, UNK.
+
+    Attributes:
+        model_bytes: the serialised model, the same that tensorflow-text takes.
+    """
+
+    model_bytes: bytes = dataclasses.field(repr=False)
+
+    @functools.cached_property
+    def _processor(self) -> sentencepiece.SentencePieceProcessor:
+        return sentencepiece.SentencePieceProcessor(model_proto=self.model_bytes)
+
+    @property
+    def size(self) -> int:
+        """The number of pieces."""
+        return self._processor.get_piece_size()
+
+    @property
+    def sha256(self) -> str:
+        """What identifies this vocabulary, in hexadecimal."""
+        return hashlib.sha256(self.model_bytes).hexdigest()
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, without BOS and EOS."""
+        return self._processor.encode(list(texts))
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each list of ids; control symbols vanish."""
+        return [self._processor.decode(list(row)) for row in ids]
+
+    def tag(self, language: str) -> int:
+        """The id of a target language's tag.
+
+        Raises:
+            ValueError: the vocabulary has no such tag.
+        """
+        index = self._processor.piece_to_id(tag_piece(language))
+        if index == UNK:
+            raise ValueError(f"The vocabulary has no tag {tag_piece(language)}.")
+        return index
+
+    def save(self, path: Path) -> None:
+        """Writes the SentencePiece model file."""
+        path.write_bytes(self.model_bytes)
+
+    @staticmethod
+    def load(path: Path) -> "Vocabulary":
+        """Reads a SentencePiece model file.
+
+        Raises:
+            ValueError: the file is missing or is none.
+        """
+        try:
+            vocabulary = Vocabulary(path.read_bytes())
+            _ = vocabulary.size
+        except (OSError, RuntimeError) as error:
+            raise ValueError(f"{path} is no SentencePiece model: {error}") from error
+        return vocabulary
+
+
+def train_vocabulary(
+    texts: Mapping[str, Sequence[str]],
+    size: int,
+    *,
+    tags: Sequence[str] = (),
+    temperature: float = 5.0,
+    max_sentences: int = 1_000_000,
+    character_coverage: float = 0.9995,
+    seed: int = 1,
+) -> Vocabulary:
+    """Trains a unigram SentencePiece model with byte fallback; the same input gives the same bytes.
+
+    Args:
+        texts: language -> its sentences. Language l is sampled with probability ∝ n_l^(1/T), with
+            repetition where it has too few, so that small languages get pieces of their own.
+        size: how many pieces at most; small corpora may not fill it.
+        tags: target languages that get a tag, a control symbol that no text produces.
+        temperature: T; 1 samples by size, a large T evenly.
+        max_sentences: how many sentences the trainer sees at most.
+        character_coverage: share of characters that get a piece; the rest fall back to bytes.
+        seed: of the sampling.
+
+    Raises:
+        ValueError: no text, or a size too small for the characters.
+    """
+    sample = list(_sample(texts, temperature, max_sentences, np.random.default_rng(seed)))
+    if not sample:
+        raise ValueError("There is no text to train a vocabulary on; is the train split empty?")
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sample),
+            model_writer=model,
+            vocab_size=size,
+            hard_vocab_limit=False,
+            model_type="unigram",
+            byte_fallback=True,
+            character_coverage=character_coverage,
+            control_symbols=[tag_piece(language) for language in tags],
+            pad_id=PAD,
+            bos_id=BOS,
+            eos_id=EOS,
+            unk_id=UNK,
+            num_threads=1,  # several threads add up in any order: other pieces every time
+            shuffle_input_sentence=False,
+            input_sentence_size=0,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise ValueError(
+            f"SentencePiece could not make a vocabulary of {size} pieces from "
+            f"{len(sample)} sentences: {error}. Try a larger size."
+        ) from error
+    return Vocabulary(model.getvalue())
+
+
+def _sample(texts, temperature, max_sentences, rng) -> Iterator[str]:
+    """Sentences, language by language in sorted order."""
+    sizes = {language: len(texts[language]) for language in sorted(texts) if len(texts[language])}
+    if not sizes:
+        return
+    weights = np.array([float(n) ** (1.0 / temperature) for n in sizes.values()])
+    total = min(max_sentences, sum(sizes.values()))
+    for language, share in zip(sizes, weights / weights.sum(), strict=True):
+        count = max(1, round(share * total))
+        sentences = texts[language]
+        repeats, rest = divmod(count, len(sentences))
+        for _ in range(repeats):
+            yield from sentences
+        for i in sorted(rng.choice(len(sentences), rest, replace=False)):
+            yield sentences[i]

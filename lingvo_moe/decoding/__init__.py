@@ -1,0 +1,1 @@
+"""Decoding: flat beam search."""

@@ -1,0 +1,96 @@
+"""The plot of the paper's Figure 6: ΔBLEU over language pairs, from most to least training data."""
+
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from lingvo_moe.evaluation.report import Report
+
+WINDOW = 10  # the paper's smoothing of the trend line
+_COLORS = ("#1f5fa8", "#c4562d", "#3b8544", "#7a4fa3")
+_BARS = "#d9dee4"
+_LABELS_UPRIGHT = 14  # with more pairs than this the labels are turned and shrink
+
+
+def write_plot(reports: Sequence[Report], path: str | pathlib.Path) -> None:
+    """Draws one or more systems, over the pairs of the first.
+
+    Points are pairs, the line is their moving average, the bars are training sizes on a
+    logarithmic scale. Without baselines the scores are BLEU instead of ΔBLEU.
+
+    Args:
+        reports: what to draw; with several, each in its colour.
+        path: the PNG to write.
+    """
+    pairs = [score.pair for score in reports[0].pairs]
+    has_baselines = any(s.delta_bleu is not None for report in reports for s in report.pairs)
+    figure = Figure(figsize=(min(6 + 0.16 * len(pairs), 20), 4.6), dpi=120)
+    axes = figure.add_subplot()
+    _draw_sizes(axes.twinx(), [score.train_examples for score in reports[0].pairs])
+    axes.set_zorder(2)
+    axes.patch.set_visible(False)
+    for report, color in zip(reports, _COLORS, strict=False):
+        scores = {s.pair: s.delta_bleu if has_baselines else s.bleu for s in report.pairs}
+        _draw_scores(axes, [scores.get(pair) for pair in pairs], report.model, color)
+    if has_baselines:
+        axes.axhline(0.0, color="black", linewidth=0.8)
+    _label(axes, pairs, reports, has_baselines)
+    figure.tight_layout()
+    FigureCanvasAgg(figure).print_png(str(path))
+
+
+def moving_average(values: Sequence[float | None], window: int = WINDOW) -> np.ndarray:
+    """The mean of the window around each place; at the ends, of what there is of it.
+
+    Args:
+        values: None where there is none.
+        window: how many places; an even one reaches one place further back than ahead.
+
+    Returns:
+        float64, as long as values; NaN where the window holds no value.
+    """
+    known = np.array([np.nan if value is None else value for value in values], np.float64)
+    result = np.full(len(known), np.nan)
+    for i in range(len(known)):
+        around = known[max(0, i - window // 2) : i + (window + 1) // 2]
+        around = around[~np.isnan(around)]
+        if len(around):
+            result[i] = around.mean()
+    return result
+
+
+def _draw_sizes(axes: Axes, sizes: Sequence[int]) -> None:
+    axes.bar(range(len(sizes)), sizes, width=0.8, color=_BARS, zorder=0)
+    axes.set_yscale("log")
+    axes.set_ylim(1, max([10, *sizes]) ** 1.6)  # the bars keep to the lower part of the picture
+    axes.set_ylabel("training sentence pairs (bars)", color="#8a929b")
+    axes.tick_params(axis="y", colors="#8a929b")
+    for side in ("top", "left"):
+        axes.spines[side].set_visible(False)
+
+
+def _draw_scores(axes: Axes, values: Sequence[float | None], model: str, color: str) -> None:
+    points = [(i, value) for i, value in enumerate(values) if value is not None]
+    axes.plot(*zip(*points, strict=True), "o", color=color, markersize=4, alpha=0.75)
+    # With few pairs a window of ten would flatten everything.
+    window = max(3, min(WINDOW, len(values) // 3))
+    trend = moving_average(values, window)
+    axes.plot(range(len(values)), trend, color=color, linewidth=2, label=model)
+
+
+def _label(axes: Axes, pairs, reports, has_baselines) -> None:
+    axes.set_xlim(-0.8, len(pairs) - 0.2)
+    axes.set_xticks(range(len(pairs)))
+    upright = len(pairs) <= _LABELS_UPRIGHT
+    size = 9 if upright else max(5.0, 9.0 - len(pairs) / 40)
+    axes.set_xticklabels(pairs, rotation=30 if upright else 90, fontsize=size)
+    axes.set_xlabel("language pairs, from most to least training data")
+    against = reports[0].baseline_model or "the baselines"
+    axes.set_ylabel(f"ΔBLEU against {against}" if has_baselines else "BLEU")
+    axes.grid(axis="y", color="#eceff2", linewidth=0.8)
+    axes.spines["top"].set_visible(False)
+    axes.legend(frameon=False, loc="upper left")

@@ -1,0 +1,149 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.compiler.xla import xla_data_pb2
+
+from lingvo_moe.sharding.annotations import Mesh, annotate, assignment, use_mesh
+
+MESH = Mesh(("data", "expert"), (2, 4))
+
+
+def sharding(dims, shape, rules, mesh=MESH):
+    """The OpSharding that annotate writes in the graph of a concrete function."""
+
+    @tf.function(autograph=False)
+    def function(x):
+        with use_mesh(mesh, rules):
+            return annotate(x, dims)
+
+    graph = function.get_concrete_function(tf.TensorSpec(shape, tf.float32)).graph
+    (op,) = [op for op in graph.get_operations() if op.type == "XlaSharding"]
+    proto = xla_data_pb2.OpSharding()
+    proto.ParseFromString(op.get_attr("_XlaSharding"))
+    return proto
+
+
+def devices(proto):
+    return np.reshape(proto.tile_assignment_devices, proto.tile_assignment_dimensions).tolist()
+
+
+def test_the_identity_outside_of_a_mesh():
+    x = tf.ones([2, 3])
+    assert annotate(x, "any letters at all") is x
+    with use_mesh(MESH, {}):
+        pass
+    assert annotate(x, "GS") is x
+
+
+def test_replicated_where_no_rule_applies():
+    proto = sharding("MH", [8, 16], {"E": "expert"})
+    assert proto.type == xla_data_pb2.OpSharding.REPLICATED
+
+
+def test_split_over_the_whole_mesh():
+    # Devices 0…7 in row-major order: (data, expert) = (0,0), (0,1), …, (1,3).
+    proto = sharding("EM", [8, 16], {"E": "expert", "M": "data"})
+    assert proto.type == xla_data_pb2.OpSharding.OTHER
+    assert not proto.replicate_on_last_tile_dim
+    # Piece (e, m) lives on device (m, e), which is number 4m + e.
+    assert devices(proto) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+def test_one_dimension_over_two_axes():
+    assert devices(sharding("GM", [8, 16], {"G": ("data", "expert")})) == [[i] for i in range(8)]
+    swapped = sharding("GM", [8, 16], {"G": ("expert", "data")})
+    assert devices(swapped) == [[0], [4], [1], [5], [2], [6], [3], [7]]
+
+
+def test_copies_along_the_axes_that_split_nothing():
+    proto = sharding("EM", [8, 16], {"E": "expert"})
+    assert proto.replicate_on_last_tile_dim
+    # The last dimension lists the holders of the same piece: experts 0 and 1 on devices 0 and 4.
+    assert devices(proto) == [[[0, 4]], [[1, 5]], [[2, 6]], [[3, 7]]]
+    assert devices(sharding("EM", [8, 16], {"M": "data"})) == [[[0, 1, 2, 3], [4, 5, 6, 7]]]
+
+
+def test_a_one_dimensional_mesh():
+    assert devices(sharding("GSM", [4, 3, 5], {"G": "d"}, Mesh(("d",), (4,)))) == [
+        [[0]],
+        [[1]],
+        [[2]],
+        [[3]],
+    ]
+
+
+def test_sizes_need_not_divide_nor_be_known():
+    assert assignment("GM", (9, 3), MESH, {"G": "expert"}) == [("expert",), ()]
+    assert devices(sharding("GM", [None, 3], {"G": ("data", "expert")})) == [[i] for i in range(8)]
+
+
+def test_gradients_are_annotated_alike():
+    @tf.function(autograph=False)
+    def gradient(x):
+        with use_mesh(MESH, {"E": "expert"}), tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.reduce_sum(annotate(x, "EM") ** 2)
+            return tape.gradient(y, x)
+
+    graph = gradient.get_concrete_function(tf.TensorSpec([8, 16], tf.float32)).graph
+    attrs = [
+        op.get_attr("_XlaSharding") for op in graph.get_operations() if op.type == "XlaSharding"
+    ]
+    assert len(attrs) == 2
+    assert attrs[0] == attrs[1]
+
+
+def test_the_innermost_mesh_counts():
+    x = tf.ones([8])
+    with use_mesh(MESH, {"E": "nowhere"}):
+        with use_mesh(MESH, {"E": "elsewhere"}), pytest.raises(ValueError, match="elsewhere"):
+            annotate(x, "E")
+        with pytest.raises(ValueError, match="nowhere"):
+            annotate(x, "E")
+    assert annotate(x, "E") is x
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape", "rules", "message"),
+    [
+        (
+            "EM",
+            (8, 16),
+            {"E": "model"},
+            r"Rule 'E': 'model' names no axis of the mesh \('data', 'e",
+        ),
+        (
+            "EM",
+            (8, 16),
+            {"E": "expert", "M": "expert"},
+            r"Axis 'expert' would split two .* of 'EM'",
+        ),
+        ("E", (8,), {"E": ("data", "data")}, "Axis 'data' would split"),
+        (
+            "EM",
+            (3, 16),
+            {"E": "expert"},
+            "'E' of 'EM' has 3 elements, too few to cut into 4 pieces",
+        ),
+        ("E", (7,), {"E": ("data", "expert")}, "has 7 elements, too few to cut into 8 pieces"),
+        ("EM", (8,), {}, r"Dimensions 'EM' do not name each dimension of shape \(8,\)"),
+    ],
+)
+def test_errors(dims, shape, rules, message):
+    with pytest.raises(ValueError, match=message):
+        assignment(dims, shape, MESH, rules)
+    with use_mesh(MESH, rules), pytest.raises(ValueError, match=message):
+        annotate(tf.ones(shape), dims)
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "message"),
+    [
+        (("a",), (2, 2), r"one distinct name a size, got \('a',\), \(2, 2\)"),
+        (("a", "a"), (2, 2), "one distinct name a size"),
+        (("a", "b"), (2, 0), r"Mesh sizes must be >= 1, got \(2, 0\)"),
+    ],
+)
+def test_bad_meshes(axes, shape, message):
+    with pytest.raises(ValueError, match=message):
+        Mesh(axes, shape)

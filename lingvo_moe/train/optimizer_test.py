@@ -1,0 +1,87 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.core.layer import Uniform, WeightSpec, init_theta
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.train.adafactor import Adafactor
+from lingvo_moe.train.adamw import AdamW
+from lingvo_moe.train.lion import Lion
+from lingvo_moe.train.optimizer import Optimizer, clip_by_global_norm, zeros_like
+from lingvo_moe.train.schedules import Constant
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sgd(Optimizer):
+    def weight_slots(self, spec):
+        return NestedMap(steps=zeros_like(spec))
+
+    def update_weight(self, weight, slots, grad, spec, rate, count):
+        return rate * grad, NestedMap(steps=slots.steps + 1.0)
+
+
+WEIGHTS = NestedMap(
+    a=WeightSpec((2,), Uniform(1.0), "M"),
+    inner=NestedMap(b=WeightSpec((2, 3), Uniform(1.0), "MH")),
+)
+
+
+def test_update_walks_the_trees():
+    optimizer = Sgd(schedule=Constant(learning_rate=0.5, warmup_steps=4), weight_decay=0.1)
+    theta = NestedMap(a=tf.constant([1.0, 2.0]), inner=NestedMap(b=tf.ones([2, 3])))
+    slots = init_theta(optimizer.slots(WEIGHTS), seed=0)
+    assert [path for path, _ in slots.flatten()] == ["a/steps", "inner/b/steps"]
+    step = tf.constant(1, tf.int64)  # the second: half of the warm-up, so the rate is 0.25
+    grads = theta.map(tf.ones_like)
+    new_theta, new_slots, metrics = optimizer.update(theta, slots, grads, step, WEIGHTS)
+    assert metrics.learning_rate.numpy() == 0.25
+    # 1 - 0.25·1 - 0.25·0.1·1 = 0.725 and 2 - 0.25 - 0.05 = 1.7
+    np.testing.assert_allclose(new_theta.a, [0.725, 1.7], rtol=1e-6)
+    np.testing.assert_allclose(new_theta.inner.b, np.full([2, 3], 0.725), rtol=1e-6)
+    np.testing.assert_array_equal(new_slots.inner.b.steps, np.ones([2, 3]))
+    np.testing.assert_array_equal(theta.a, [1.0, 2.0])
+
+
+@pytest.mark.parametrize("optimizer", [Adafactor, AdamW, Lion])
+def test_optimizers_descend_in_a_graph(optimizer):
+    optimizer = optimizer(schedule=Constant(learning_rate=0.03))
+    target = tf.constant([[1.0, -2.0, 0.5], [3.0, 0.1, -1.0]])
+
+    @tf.function
+    def train(theta, slots, steps):
+        for step in tf.range(steps):
+            grads = NestedMap(a=theta.a, inner=NestedMap(b=theta.inner.b - target))
+            theta, slots, _ = optimizer.update(theta, slots, grads, step, WEIGHTS)
+        return theta
+
+    theta = train(init_theta(WEIGHTS, 1), init_theta(optimizer.slots(WEIGHTS), 1), 300)
+    np.testing.assert_allclose(theta.a, [0.0, 0.0], atol=0.1)
+    np.testing.assert_allclose(theta.inner.b, target, atol=0.1)
+
+
+def test_clip_by_global_norm():
+    # √(3² + 4²) = 5
+    grads = NestedMap(a=tf.constant([3.0, 0.0]), b=NestedMap(c=tf.constant([[4.0]])))
+    clipped, norm = clip_by_global_norm(grads, 1.0)
+    assert norm.numpy() == 5.0
+    np.testing.assert_allclose(clipped.a, [0.6, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(clipped.b.c, [[0.8]], rtol=1e-6)
+    for max_norm in (5.0, 100.0, None):
+        clipped, norm = clip_by_global_norm(grads, max_norm)
+        assert norm.numpy() == 5.0
+        np.testing.assert_array_equal(clipped.a, grads.a)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_the_norm_tells_of_gradients_that_are_not_finite(bad):
+    grads = NestedMap(a=tf.constant([1.0, bad]))
+    for max_norm in (1.0, None):
+        assert not np.isfinite(clip_by_global_norm(grads, max_norm)[1])
+
+
+@pytest.mark.parametrize("optimizer", [Adafactor, AdamW, Lion])
+def test_bad_decays(optimizer):
+    with pytest.raises(ValueError, match=r"beta2 must be in \[0, 1\), got 1\.0"):
+        optimizer(schedule=Constant(learning_rate=1.0), beta2=1.0)
