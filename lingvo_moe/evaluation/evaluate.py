@@ -11,6 +11,7 @@ Such a directory also serves as the baseline of another evaluation.
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lingvo_moe.evaluation.hypotheses import hypotheses_path, read_hypotheses, write_hypotheses
 from lingvo_moe.evaluation.page import write_page
@@ -32,7 +33,7 @@ def write_report(
     directory: str | pathlib.Path,
     *,
     model: str,
-    checkpoint_step: int,
+    checkpoint_step: int | None,
     split: str,
     baselines: str | pathlib.Path | None = None,
     tokenizer: str | None = None,
@@ -44,7 +45,7 @@ def write_report(
         outputs: the translations, an entry per pair.
         directory: to write to; made if missing, files of an earlier report overwritten.
         model: name of the model that translated.
-        checkpoint_step: training steps behind its checkpoint.
+        checkpoint_step: training steps behind its checkpoint; None if there are several models.
         split: as 'test'.
         baselines: the directory of an earlier report, or its report.json, to compare with.
             Pairs that it lacks have no ΔBLEU; p-values need the hypotheses beside it.
@@ -54,7 +55,8 @@ def write_report(
     Raises:
         FileNotFoundError: if there is no report at `baselines`.
         ValueError: if there are no outputs or a pair twice; if the baselines are of another
-            split or other references, or in the directory to be written.
+            split, other pairs, other references or another tokenizer, or in the directory to be
+            written.
     """
     pairs = [output.pair for output in outputs]
     if not pairs or len(set(pairs)) < len(pairs):
@@ -91,12 +93,13 @@ def write_report(
     return report
 
 
-def _check_not_overwritten(baselines, directory):
+def _check_not_overwritten(baselines: str | pathlib.Path, directory: pathlib.Path) -> None:
     path = pathlib.Path(baselines)
     home = path if path.is_dir() else path.parent
     if home.resolve() == directory.resolve():
         raise ValueError(
-            f"The baselines lie in {directory}, the directory to write; name another output."
+            f"The baselines are in {directory}, where the report is to be written. Choose another"
+            " output directory."
         )
 
 
@@ -107,6 +110,11 @@ def _baseline_hypotheses(
     path = pathlib.Path(baselines)
     home = path if path.is_dir() else path.parent
     known = {score.pair for score in report.pairs}
+    if known.isdisjoint(output.pair for output in outputs):
+        raise ValueError(
+            f"The baselines of {path} are for {', '.join(sorted(known))}; none is for"
+            f" {', '.join(output.pair for output in outputs)}. Name baselines of these pairs."
+        )
     found = {}
     for output in outputs:
         if output.pair not in known:
@@ -116,9 +124,9 @@ def _baseline_hypotheses(
         theirs = read_hypotheses(home, report.split, output.pair)
         if theirs.references != output.references:
             raise ValueError(
-                f"{output.pair}: the baseline in {home} was scored on other references than these "
-                f"({len(theirs.references)} and {len(output.references)} lines). Evaluate both on "
-                f"the same data."
+                f"{output.pair}: the baseline in {home} was scored on other references than these"
+                f" ({len(theirs.references)} and {len(output.references)} lines). Evaluate both on"
+                " the same data."
             )
         found[output.pair] = theirs.hypotheses
     return found
@@ -126,16 +134,33 @@ def _baseline_hypotheses(
 
 def _with_reported_baselines(scores: Sequence[PairScore], report: Report) -> list[PairScore]:
     """Fills in baseline BLEU from the report where its translations are not at hand."""
-    reported = {score.pair: score.bleu for score in report.pairs}
+    reported = {score.pair: score for score in report.pairs}
     return [
         score
-        if score.baseline_bleu is not None
-        else dataclasses.replace(score, baseline_bleu=reported.get(score.pair))
+        if score.baseline_bleu is not None or score.pair not in reported
+        else dataclasses.replace(score, baseline_bleu=_comparable(reported[score.pair], score).bleu)
         for score in scores
     ]
 
 
-def _score_pooled(outputs, unreliable, baseline_hypotheses, options) -> list[PairScore]:
+def _comparable(theirs: PairScore, ours: PairScore) -> PairScore:
+    """The baseline's score, if it is of as many lines, scored the same way."""
+    for name in ("test_examples", "signature"):
+        if getattr(theirs, name) != getattr(ours, name):
+            raise ValueError(
+                f"{ours.pair}: {name} is {getattr(theirs, name)} for the baseline and"
+                f" {getattr(ours, name)} here. BLEU compares only on one test set scored in one"
+                " way. Evaluate both again."
+            )
+    return theirs
+
+
+def _score_pooled(
+    outputs: Sequence[PairOutput],
+    unreliable: set[str],
+    baseline_hypotheses: Mapping[str, Sequence[str]],
+    options: Mapping[str, Any],
+) -> list[PairScore]:
     """One score for all pairs of a target language that have too few lines each."""
     scores = []
     for pooled in pool_unreliable(outputs, unreliable):

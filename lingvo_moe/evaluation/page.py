@@ -6,7 +6,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 from lingvo_moe.evaluation.report import (
+    Averages,
     Report,
+    format_model,
     format_p_value,
     format_score,
     shown_averages,
@@ -45,7 +47,7 @@ def write_page(
         plot: the PNG to put in.
     """
     picture = base64.b64encode(pathlib.Path(plot).read_bytes()).decode("ascii")
-    title = f"{report.model}, step {report.checkpoint_step}"
+    title = format_model(report)
     against = f" against {_escape(report.baseline_model)}" if report.baseline_model else ""
     parts = [
         "<!doctype html>",
@@ -99,9 +101,9 @@ def _header(*names: str) -> str:
     return "<tr>" + "".join(f"<th>{_escape(name)}</th>" for name in names) + "</tr>"
 
 
-def _scores(score) -> str:
+def _scores(score: PairScore | Averages) -> str:
     delta = score.delta_bleu
-    kind = "" if delta is None else "better" if delta > 0 else "worse"
+    kind = "" if not delta else "better" if delta > 0 else "worse"
     return (
         f"<td>{format_score(score.bleu)}</td><td>{format_score(score.baseline_bleu)}</td>"
         f'<td class="{kind}">{format_score(delta, signed=True)}</td>'

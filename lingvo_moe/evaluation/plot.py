@@ -1,5 +1,6 @@
 """The plot of the paper's Figure 6: ΔBLEU over language pairs, from most to least training data."""
 
+import itertools
 import pathlib
 from collections.abc import Sequence
 
@@ -33,7 +34,7 @@ def write_plot(reports: Sequence[Report], path: str | pathlib.Path) -> None:
     _draw_sizes(axes.twinx(), [score.train_examples for score in reports[0].pairs])
     axes.set_zorder(2)
     axes.patch.set_visible(False)
-    for report, color in zip(reports, _COLORS, strict=False):
+    for report, color in zip(reports, itertools.cycle(_COLORS), strict=False):
         scores = {s.pair: s.delta_bleu if has_baselines else s.bleu for s in report.pairs}
         _draw_scores(axes, [scores.get(pair) for pair in pairs], report.model, color)
     if has_baselines:
@@ -75,14 +76,23 @@ def _draw_sizes(axes: Axes, sizes: Sequence[int]) -> None:
 
 def _draw_scores(axes: Axes, values: Sequence[float | None], model: str, color: str) -> None:
     points = [(i, value) for i, value in enumerate(values) if value is not None]
-    axes.plot(*zip(*points, strict=True), "o", color=color, markersize=4, alpha=0.75)
+    axes.plot(
+        [i for i, _ in points],
+        [value for _, value in points],
+        "o",
+        color=color,
+        markersize=4,
+        alpha=0.75,
+    )
     # With few pairs a window of ten would flatten everything.
     window = max(3, min(WINDOW, len(values) // 3))
     trend = moving_average(values, window)
     axes.plot(range(len(values)), trend, color=color, linewidth=2, label=model)
 
 
-def _label(axes: Axes, pairs, reports, has_baselines) -> None:
+def _label(
+    axes: Axes, pairs: Sequence[str], reports: Sequence[Report], has_baselines: bool
+) -> None:
     axes.set_xlim(-0.8, len(pairs) - 0.2)
     axes.set_xticks(range(len(pairs)))
     upright = len(pairs) <= _LABELS_UPRIGHT

@@ -43,15 +43,16 @@ class Report:
 
     Attributes:
         model: name of the model.
-        checkpoint_step: training steps behind the checkpoint that was evaluated.
+        checkpoint_step: training steps behind the checkpoint that was evaluated; None for a
+            report on several models, as one baseline per pair.
         split: as 'test'.
-        pairs: a score per language pair, in any order given, kept by training size.
+        pairs: a score per language pair, given in any order, kept by training size.
         pooled: the pairs of too few test lines scored as one, per target language.
         baseline_model: name of the model that ΔBLEU compares with, None without one.
     """
 
     model: str
-    checkpoint_step: int
+    checkpoint_step: int | None
     split: str
     pairs: Sequence[PairScore]
     pooled: Sequence[PairScore] = ()
@@ -153,7 +154,7 @@ def format_table(report: Report) -> str:
     lines = ["  ".join(_align(row, widths)).rstrip() for row in table]
     rule = "-" * max(map(len, lines))
     first_average = 1 + len(report.pairs) + len(report.pooled)
-    title = f"{report.model}, step {report.checkpoint_step}, {report.split}"
+    title = f"{format_model(report)}, {report.split}"
     title += f", against {report.baseline_model}" if report.baseline_model else ""
     return "\n".join(
         (
@@ -175,6 +176,12 @@ def shown_averages(report: Report) -> Mapping[str, Averages]:
         for name, average in report.averages.items()
         if average.pairs and (name == "all" or average.pairs < len(report.pairs))
     }
+
+
+def format_model(report: Report) -> str:
+    """'tiny.MoE, step 1500': what was evaluated."""
+    step = report.checkpoint_step
+    return report.model if step is None else f"{report.model}, step {step}"
 
 
 def format_score(value: float | None, *, signed: bool = False) -> str:
@@ -242,7 +249,7 @@ def _align(row: Sequence[str], widths: Sequence[int]) -> Sequence[str]:
 def _notes(report: Report) -> Sequence[str]:
     """What the marks in the table mean, for the marks that are in it."""
     notes = []
-    if any(score.significant for score in report.pairs):
+    if any(score.significant for score in (*report.pairs, *report.pooled)):
         notes.append("* p < 0.05, paired bootstrap test")
     if not all(score.reliable for score in report.pairs):
         notes.append("? too few test lines for a score of this pair alone")

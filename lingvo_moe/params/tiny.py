@@ -14,9 +14,10 @@ class _Tiny:
     """2 + 2 layers of width 128; a model is a diff from it."""
 
     num_experts: int | None = None
-    max_steps = 1500
-    eval_every = 250
+    max_steps = 900
+    eval_every = 300
     patience: int | None = None
+    batch_size = 32
 
     def params(self) -> TranslationParams:
         """The frozen params."""
@@ -32,7 +33,7 @@ class _Tiny:
             ),
             source_vocab_size=1536,
             target_vocab_size=768,
-            input=InputParams(batch_size=32, source_length=48, target_length=32),
+            input=InputParams(batch_size=self.batch_size, source_length=48, target_length=32),
             optimizer=Adafactor(schedule=InverseSquareRoot(learning_rate=1.0, warmup_steps=400)),
             train=TrainParams(
                 max_steps=self.max_steps,
@@ -63,3 +64,4 @@ class Bilingual(_Tiny):
     max_steps = 300
     eval_every = 50
     patience = 2
+    batch_size = 16

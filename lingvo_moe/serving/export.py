@@ -29,11 +29,12 @@ class ServedModel(tf.Module):
         self._weights = [
             variable for _, variable in self._theta.flatten()
         ]  # tf.Module tracks lists
-        self._source = tf_text.SentencepieceTokenizer(
-            model=model_dir.vocabulary("source").model_bytes, out_type=tf.int32
-        )
-        self._target = tf_text.SentencepieceTokenizer(
-            model=model_dir.vocabulary("target").model_bytes, out_type=tf.int32
+        # Without names of their own, both would be one resource in the loaded model.
+        self._source, self._target = (
+            tf_text.SentencepieceTokenizer(
+                model=model_dir.vocabulary(side).model_bytes, out_type=tf.int32, name=side
+            )
+            for side in ("source", "target")
         )
         self._max_source_length = 4 * model_dir.params.input.source_length
         languages = sorted(model_dir.tags)
