@@ -19,7 +19,7 @@ _BELOW_TASKS = {
 }
 ALLOWED = {
     "core": set(),
-    "testing": set(),
+    "testing": {"data"},
     "sharding": {"core"},
     "gatings": {"core"},
     "layers": {"core", "sharding", "gatings"},

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -43,7 +44,7 @@ class CorpusPair:
             return []
         if len(files) == 1:
             return list(_tsv_pairs(files[0]))
-        sources, targets = (list(_lines(path)) for path in files)
+        sources, targets = ([line.strip() for line in _lines(path)] for path in files)
         if len(sources) != len(targets):
             raise ValueError(
                 f"{files[0]} has {len(sources)} lines and {files[1]} has {len(targets)}; line n of "
@@ -59,7 +60,8 @@ def find_pairs(corpus: Path) -> list[CorpusPair]:
     between the sides; each may be gzipped (`.gz`). SPLIT is train, dev or test.
 
     Raises:
-        ValueError: no train split, no files in it, or a file without its other half.
+        ValueError: no train split, no files in it, a file without its other half, or a language
+            code with a hyphen.
     """
     if not (corpus / "train").is_dir():
         raise ValueError(
@@ -81,6 +83,11 @@ def _pair_files(directory: Path) -> dict[str, tuple[Path, ...]]:
         name, _, extension = path.name.removesuffix(".gz").rpartition(".")
         if name.count("-") == 1 and extension in (*name.split("-"), "tsv"):
             by_name.setdefault(name, {})[extension] = path
+        elif name.startswith(f"{extension}-") or name.endswith(f"-{extension}"):
+            raise ValueError(
+                f"{path}: pair {name!r} does not read as SRC-TGT; a language code has no hyphen. "
+                f"Rename the file, for example zh-TW to zh_TW."
+            )
     return {name: _both_sides(directory, name, found) for name, found in by_name.items()}
 
 
@@ -100,15 +107,22 @@ def _both_sides(directory, name, found):
 def _lines(path: Path) -> Iterator[str]:
     # Split at b"\n" alone: Unicode's other line ends occur inside sentences.
     opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                yield line.decode("utf-8").strip()
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{path}, line {number}: not UTF-8 ({error.reason} at byte {error.start}). "
-                    f"Convert the file, for example with iconv, or remove the line on both sides."
-                ) from error
+    try:
+        with opener(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                yield _decode(line, path, number)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is not a whole gzip file ({error}); fetch it again.") from error
+
+
+def _decode(line: bytes, path: Path, number: int) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}, line {number}: not UTF-8 ({error.reason} at byte {error.start}). "
+            f"Convert the file, for example with iconv, or remove the line on both sides."
+        ) from error
 
 
 def _tsv_pairs(path: Path) -> Iterator[SentencePair]:

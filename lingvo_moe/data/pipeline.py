@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.data.dataset import Dataset, Example, PairInfo, shard_bounds
+from lingvo_moe.data.dataset import FILE, Dataset, Example, PairInfo, shard_bounds
 from lingvo_moe.data.packing import Packer
 
 _CHUNK = 4096  # pairs drawn at once
@@ -166,12 +166,22 @@ class _PairStream:
         place = int(np.searchsorted(self._starts, offset, side="right")) - 1
         shard = int(self._order[place])
         if shard != self._shard:
-            self._examples = self._dataset.read_shard(self._shards[shard])
+            self._examples = self._read(shard)
             self._shard = shard
         if shard != self._permuted:
             self._permutation = self._rng(epoch, shard).permutation(self._sizes[shard])
             self._permuted = shard
         return self._examples[self._permutation[offset - self._starts[place]]]
+
+    def _read(self, shard):
+        name = self._shards[shard]
+        examples = self._dataset.read_shard(name)
+        if len(examples) != self._sizes[shard]:
+            raise OSError(
+                f"Shard {self._dataset.directory / name} has {len(examples)} examples where "
+                f"{FILE} implies {self._sizes[shard]}; prepare the data again."
+            )
+        return examples
 
     def _rng(self, *key: int) -> np.random.Generator:
         return np.random.default_rng([self._seed, 1, self.pair.index, *key])

@@ -10,6 +10,7 @@ import numpy as np
 
 from lingvo_moe.data.corpora import CleanPair, CorpusPair, SentencePair, clean, find_pairs
 from lingvo_moe.data.dataset import (
+    FILE,
     SPLITS,
     Dataset,
     Example,
@@ -30,7 +31,7 @@ class PrepareParams:
         temperature: of sampling languages for the vocabularies; 1 by size, large evenly.
         character_coverage: share of characters that get a piece; the rest fall back to bytes.
         max_length: longer training examples, in tokens of either side, are left out and counted.
-        both_directions: also translate each pair the other way.
+        both_directions: also translate each pair the other way, unless the corpus itself does.
         shard_size: examples in a TFRecord file, at most.
         seed: of sampling for the vocabularies.
     """
@@ -62,14 +63,13 @@ def prepare(
         corpus: see `corpora.find_pairs`.
         output: the directory to make.
         params: sizes and choices.
-        overwrite: replace what is there.
+        overwrite: replace the dataset that is there.
         report: takes lines of progress.
 
     Raises:
         ValueError: something is wrong with the corpus, or output exists.
     """
-    if output.exists() and any(output.iterdir()) and not overwrite:
-        raise ValueError(f"{output} is not empty; pass --overwrite or another --output.")
+    _check_output(output, overwrite)
     pairs = _directions(find_pairs(corpus), params.both_directions)
     partial = output.with_name(output.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -94,6 +94,15 @@ def prepare(
     return Dataset.load(output)
 
 
+def _check_output(output: Path, overwrite: bool) -> None:
+    if not output.exists() or not any(output.iterdir()):
+        return
+    if not (output / FILE).exists():
+        raise ValueError(f"{output} holds something other than a dataset; pass another --output.")
+    if not overwrite:
+        raise ValueError(f"{output} is not empty; pass --overwrite or another --output.")
+
+
 def format_summary(dataset: Dataset) -> str:
     """A table: what each pair has and what was left out of it."""
     kinds = list(next(iter(dataset.checks.values())))
@@ -115,7 +124,8 @@ def format_summary(dataset: Dataset) -> str:
 def _directions(pairs: Sequence[CorpusPair], both: bool) -> list[CorpusPair]:
     if not both:
         return list(pairs)
-    turned = [_turned(pair) for pair in pairs]
+    names = {pair.name for pair in pairs}
+    turned = [_turned(p) for p in pairs if f"{p.target}-{p.source}" not in names]
     return sorted([*pairs, *turned], key=lambda pair: pair.name)
 
 

@@ -59,7 +59,7 @@ class MoE(_Small):
 
 @register
 class Dense(_Small):
-    """The MoE model's dense twin."""
+    """The dense twin of small.MoE: each MoE layer is one feed-forward layer."""
 
 
 @register

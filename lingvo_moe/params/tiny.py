@@ -47,14 +47,14 @@ class _Tiny:
 
 @register
 class MoE(_Tiny):
-    """2.0M weights: 8 experts in every second layer, all pairs in one model."""
+    """8 experts in every second layer, all pairs in one model."""
 
     num_experts = 8
 
 
 @register
 class Dense(_Tiny):
-    """The MoE model's dense twin: the same work per token but one expert's worth less."""
+    """The dense twin of tiny.MoE: each MoE layer is one feed-forward layer."""
 
 
 @register

@@ -57,7 +57,9 @@ class ModelDir:
         )
         made._check_vocabulary_sizes(dataset)
         if (path / _FILE).exists():
-            ModelDir.open(path, model).check_dataset(dataset)
+            there = ModelDir.open(path, model)
+            there.check_dataset(dataset)
+            made._check_same_weights(there)
         made._write(dataset)
         return made
 
@@ -98,10 +100,9 @@ class ModelDir:
             theirs = getattr(dataset, f"{side}_vocabulary").sha256
             if theirs != self.hashes[side]:
                 raise ValueError(
-                    f"The {side} vocabulary of dataset {dataset.directory} (SHA-256 {theirs[:12]}…) "
-                    f"is not the one that {self.path} was trained with "
-                    f"({self.hashes[side][:12]}…). Use that model's dataset, or prepare this one "
-                    f"with its vocabularies."
+                    f"The {side} vocabulary of dataset {dataset.directory} (SHA-256 "
+                    f"{theirs[:12]}…) is not the one that {self.path} was trained with "
+                    f"({self.hashes[side][:12]}…). Use the dataset that it was trained on."
                 )
         names = tuple(pair.name for pair in dataset.pairs)
         if names != self.pairs:
@@ -154,6 +155,16 @@ class ModelDir:
                     f"The dataset's {side} vocabulary has {size} pieces; {self.model} has room "
                     f"for {room}. Pass --set={side}_vocab_size={size}, or prepare the data with "
                     f"--{side}_vocab_size={room}."
+                )
+
+    def _check_same_weights(self, there):
+        theirs = {name: spec.shape for name, spec in there.task.weights().flatten()}
+        for name, spec in self.task.weights().flatten():
+            if theirs.get(name) != spec.shape:
+                raise ValueError(
+                    f"Weight {name!r} is {spec.shape} here and {theirs.get(name)} in {self.path}. "
+                    f"Give the --set texts it was trained with ({' '.join(there.overrides)}), or "
+                    f"another --logdir."
                 )
 
     def _write(self, dataset):

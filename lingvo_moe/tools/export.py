@@ -20,7 +20,8 @@ def main(argv: list[str]) -> None:
     model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(FLAGS.set)
     step = export_saved_model(model_dir, Path(FLAGS.output), FLAGS.step)
     common.report(
-        f"Exported step {step} to {FLAGS.output}. Try: python {FLAGS.output}/translate.py 'a sentence'"
+        f"Exported step {step} to {FLAGS.output}. Try: "
+        f"python {FLAGS.output}/translate.py 'a sentence'"
     )
 
 

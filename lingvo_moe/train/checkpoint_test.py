@@ -47,7 +47,7 @@ def test_a_truncated_checkpoint_is_passed_over(tmp_path, caplog):
     checkpoints.save(2, TENSORS, {})
     data = next((tmp_path / "step_00000002").glob("state.data-*"))
     data.write_bytes(data.read_bytes()[:-10])
-    with pytest.raises(OSError, match="missing or damaged"):
+    with pytest.raises(OSError, match=r"missing or damaged"):
         checkpoints.read(2)
     assert checkpoints.read_latest().step == 1
     assert "Falling back" in caplog.text
@@ -57,7 +57,7 @@ def test_if_none_can_be_read_that_is_an_error(tmp_path):
     checkpoints = Checkpointer(tmp_path)
     checkpoints.save(1, TENSORS, {})
     (tmp_path / "step_00000001" / "state.index").write_bytes(b"")
-    with pytest.raises(OSError, match="None of the checkpoints"):
+    with pytest.raises(OSError, match=r"None of the checkpoints"):
         checkpoints.read_latest()
 
 
@@ -69,7 +69,7 @@ def test_a_failed_write_leaves_the_earlier_ones_whole(tmp_path, monkeypatch):
         raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
 
     monkeypatch.setattr(tf.raw_ops, "SaveV2", disk_full)
-    with pytest.raises(OSError, match="No space left on device.*make room"):
+    with pytest.raises(OSError, match=r"No space left on device.*make room"):
         checkpoints.save(2, TENSORS, {})
     assert checkpoints.steps() == [1]
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]

@@ -113,11 +113,11 @@ def test_patience_ends_training_and_outlives_a_restart(tmp_path):
 
 def test_a_loss_that_is_not_finite_never_reaches_a_checkpoint(tmp_path):
     batches = Counting({6: lambda: -1.0})
-    with pytest.raises(FloatingPointError, match="checkpoint of step 5 is from before"):
+    with pytest.raises(FloatingPointError, match=r"checkpoint of step 5 is from before"):
         _train(tmp_path, batches=batches, log_every=100, eval_every=100, checkpoint_every=5)
     assert Checkpointer(tmp_path / "checkpoints").steps() == [5]
 
 
 def test_params_are_checked():
-    with pytest.raises(ValueError, match="train.log_every must be >= 1, got 0"):
+    with pytest.raises(ValueError, match=r"train.log_every must be >= 1, got 0"):
         TrainParams(log_every=0)

@@ -1,0 +1,148 @@
+"""Tests of a whole evaluation on disk, alone and against another."""
+
+import json
+import random
+
+import pytest
+
+from lingvo_moe.evaluation.evaluate import write_report
+from lingvo_moe.evaluation.hypotheses import read_hypotheses
+from lingvo_moe.evaluation.report import load_report
+from lingvo_moe.evaluation.scores import PairOutput, score_pair
+
+LINES = {"aa-en": 40, "bb-en": 35, "cc-en": 8, "dd-en": 6}
+
+
+def make_outputs(error_rate, pairs=tuple(LINES), lines=LINES):
+    """The same references for every rate; a share of the words is wrong in the hypotheses."""
+    outputs = []
+    for pair in pairs:
+        rng = random.Random(pair)
+        references = [
+            " ".join(f"w{rng.randrange(99)}" for _ in range(9)) for _ in range(lines[pair])
+        ]
+        noise = random.Random(f"{pair} {error_rate}")
+        hypotheses = [
+            " ".join("x" if noise.random() < error_rate else w for w in line.split())
+            for line in references
+        ]
+        texts = {"sources": references, "hypotheses": hypotheses, "references": references}
+        outputs.append(PairOutput(pair=pair, train_examples=10 * lines[pair], **texts))
+    return outputs
+
+
+def evaluate(outputs, directory, **options):
+    options = {"model": "m", "checkpoint_step": 5, "split": "test"} | options
+    return write_report(outputs, directory, bootstrap_samples=200, **options)
+
+
+@pytest.fixture
+def baselines(tmp_path):
+    evaluate(make_outputs(0.5), tmp_path / "base", model="tiny.Bilingual", checkpoint_step=None)
+    return tmp_path / "base"
+
+
+def test_writes_every_file_and_returns_what_it_wrote(tmp_path):
+    outputs = make_outputs(0.2)
+    report = evaluate(outputs, tmp_path / "new" / "report")
+    files = {path.name for path in (tmp_path / "new" / "report").iterdir()}
+    assert files == {"report.json", "delta_bleu.png", "index.html", "hypotheses"}
+    assert load_report(tmp_path / "new" / "report") == report
+    again = read_hypotheses(tmp_path / "new" / "report", "test", "aa-en", train_examples=400)
+    assert again == outputs[0]
+
+
+def test_against_baselines(tmp_path, baselines):
+    report = evaluate(make_outputs(0.1), tmp_path / "report", baselines=baselines)
+    assert report.baseline_model == "tiny.Bilingual"
+    theirs = {score.pair: score.bleu for score in load_report(baselines).pairs}
+    assert {s.pair: s.baseline_bleu for s in report.pairs} == pytest.approx(theirs)
+    assert all(score.delta_bleu > 0 and score.p_value < 0.05 for score in report.pairs)
+    assert [score.significant for score in report.pairs] == [True, True, False, False]
+    theirs = read_hypotheses(baselines, "test", "aa-en").hypotheses[0]
+    assert theirs in (tmp_path / "report" / "index.html").read_text("utf-8")
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path, baselines):
+    for name in ("one", "two"):
+        evaluate(make_outputs(0.4), tmp_path / name, baselines=baselines)
+    for file in ("report.json", "index.html", "delta_bleu.png"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def test_small_pairs_are_scored_once_more_as_one(tmp_path, baselines):
+    outputs = make_outputs(0.3)
+    (pooled,) = evaluate(outputs, tmp_path / "report", baselines=baselines).pooled
+    assert (pooled.pair, pooled.test_examples, pooled.train_examples) == ("*-en", 14, 140)
+    small = {
+        name: [*getattr(outputs[2], name), *getattr(outputs[3], name)]
+        for name in ("sources", "hypotheses", "references")
+    }
+    alone = score_pair(PairOutput(pair="*-en", train_examples=140, **small))
+    assert pooled.bleu == alone.bleu
+    assert pooled.delta_bleu is not None
+    # One small pair would be pooled with nothing.
+    assert evaluate(outputs[:3], tmp_path / "three").pooled == ()
+
+
+def test_a_report_without_its_hypotheses_gives_delta_but_no_p_value(tmp_path, baselines):
+    (tmp_path / "lone").mkdir()
+    path = (baselines / "report.json").rename(tmp_path / "lone" / "report.json")
+    theirs = {score.pair: score.bleu for score in load_report(path).pairs}
+    report = evaluate(make_outputs(0.2), tmp_path / "report", baselines=path)
+    assert {score.pair: score.baseline_bleu for score in report.pairs} == theirs
+    assert {score.p_value for score in report.pairs} == {None}
+    assert report.pooled[0].baseline_bleu is None
+
+
+def test_a_pair_without_baseline_has_null_scores(tmp_path):
+    evaluate(make_outputs(0.5, ["aa-en", "cc-en"]), tmp_path / "base")
+    evaluate(make_outputs(0.2), tmp_path / "report", baselines=tmp_path / "base" / "report.json")
+    contents = json.loads((tmp_path / "report" / "report.json").read_text("utf-8"))
+    assert [score["delta_bleu"] is None for score in contents["pairs"]] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert contents["pooled"][0]["baseline_bleu"] is None
+
+
+def test_baselines_that_do_not_compare_are_refused(tmp_path, baselines):
+    output = tmp_path / "report"
+    with pytest.raises(FileNotFoundError, match="No report at"):
+        evaluate(make_outputs(0.2), output, baselines=tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="is of the split 'test', not 'dev'"):
+        evaluate(make_outputs(0.2), output, baselines=baselines, split="dev")
+    shorter = LINES | {"aa-en": 39}
+    with pytest.raises(ValueError, match=r"aa-en: .*other references than these \(40 and 39 lines"):
+        evaluate(make_outputs(0.2, lines=shorter), output, baselines=baselines)
+    others = make_outputs(0.2, ["ee-en"], {"ee-en": 30})
+    with pytest.raises(ValueError, match="are for aa-en, bb-en, cc-en, dd-en; none is for ee-en"):
+        evaluate(others, output, baselines=baselines)
+    assert not output.exists()
+
+
+def test_a_lone_report_of_other_lines_or_tokenizer_is_refused(tmp_path, baselines):
+    (tmp_path / "lone").mkdir()
+    path = (baselines / "report.json").rename(tmp_path / "lone" / "report.json")
+    shorter = LINES | {"aa-en": 39}
+    with pytest.raises(ValueError, match="aa-en: test_examples is 40 for the baseline and 39 here"):
+        evaluate(make_outputs(0.2, lines=shorter), tmp_path / "report", baselines=path)
+    with pytest.raises(ValueError, match=r"signature is .*tok:13a.* and .*tok:char.* here"):
+        evaluate(make_outputs(0.2), tmp_path / "report", baselines=path, tokenizer="char")
+
+
+def test_a_report_never_overwrites_its_own_baselines(tmp_path, baselines):
+    before = (baselines / "report.json").read_bytes()
+    for path in (baselines, baselines / "report.json"):
+        with pytest.raises(ValueError, match="Choose another output directory"):
+            evaluate(make_outputs(0.2), baselines, baselines=path)
+    assert (baselines / "report.json").read_bytes() == before
+
+
+def test_no_pair_or_a_pair_twice_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"one or more different pairs, got \[\]"):
+        evaluate([], tmp_path)
+    with pytest.raises(ValueError, match=r"different pairs, got \['aa-en', 'aa-en'\]"):
+        evaluate(make_outputs(0.2, ["aa-en", "aa-en"]), tmp_path)

@@ -1,0 +1,90 @@
+"""Tests of the page: well formed, self-contained, escaped."""
+
+import base64
+import html.parser
+
+import pytest
+
+from lingvo_moe.evaluation.page import write_page
+from lingvo_moe.evaluation.report_test import make_report, make_score
+from lingvo_moe.evaluation.scores import PairOutput
+
+PNG = b"\x89PNG\r\n\x1a\nnot much of a picture"
+VOID = {"meta", "img", "br"}
+
+
+class Checker(html.parser.HTMLParser):
+    """Collects text and links; fails at a tag that is closed out of turn."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.cells, self.links, self.tags = [], [], [], set()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.cells.append(data)
+
+
+@pytest.fixture
+def page(tmp_path):
+    report = make_report(
+        make_score("a-en", 9000, 40.0, 41.0, 0.4),
+        make_score("b-en", 700, 32.0, 32.0, 1.0),
+        make_score("c-en", 20, 30.0, 20.0, 0.01, test_examples=30),
+        model="my<model>",
+        baseline_model="base&line",
+    )
+    outputs = [
+        PairOutput(
+            pair=score.pair,
+            train_examples=score.train_examples,
+            sources=["<script>alert(1)</script>"] * 4,
+            hypotheses=["ours & <b>more</b>"] * 4,
+            references=['the "reference"'] * 4,
+        )
+        for score in report.pairs
+    ]
+    (tmp_path / "plot.png").write_bytes(PNG)
+    path = tmp_path / "index.html"
+    write_page(report, path, outputs, {"a-en": ["theirs <i>"] * 4}, tmp_path / "plot.png")
+    return path.read_text("utf-8")
+
+
+def check(text):
+    checker = Checker()
+    checker.feed(text)
+    checker.close()
+    assert checker.open == []
+    return checker
+
+
+def test_is_well_formed_and_needs_no_other_file(page):
+    checker = check(page)
+    assert "script" not in checker.tags
+    (link,) = checker.links
+    assert base64.b64decode(link.removeprefix("data:image/png;base64,")) == PNG
+
+
+def test_texts_are_escaped_and_come_out_whole(page):
+    cells = check(page).cells
+    assert "my<model>, step 500" in cells
+    assert cells.count("<script>alert(1)</script>") == 9  # three lines of three pairs
+    assert cells.count("ours & <b>more</b>") == 9
+    assert cells.count("theirs <i>") == 3  # only a-en has the baseline's translations
+    assert any("against base&line" in cell for cell in cells)
+
+
+def test_shows_scores_signatures_and_colours(page):
+    cells = check(page).cells
+    assert {"9,000", "0.010*", "+10.0", "nrefs:1", "nw:2"} <= set(cells)
+    assert '<td class="worse">-1.0</td>' in page
+    assert '<td class="better">+10.0</td>' in page
+    assert '<td class="">+0.0</td>' in page

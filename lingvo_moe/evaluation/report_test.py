@@ -1,0 +1,133 @@
+"""Tests of the report: order, averages by hand, JSON, table."""
+
+import json
+
+import pytest
+
+from lingvo_moe.evaluation.report import (
+    Report,
+    format_table,
+    load_report,
+    save_report,
+    shown_averages,
+)
+from lingvo_moe.evaluation.scores import PairScore
+
+
+def make_score(pair, train_examples, bleu, baseline_bleu=None, p_value=None, test_examples=100):
+    return PairScore(
+        pair=pair,
+        train_examples=train_examples,
+        test_examples=test_examples,
+        bleu=bleu,
+        chrf=bleu + 10,
+        signature="nrefs:1",
+        chrf_signature="nw:2",
+        baseline_bleu=baseline_bleu,
+        p_value=p_value,
+    )
+
+
+def make_report(*scores, **options):
+    options = {"model": "tiny.MoE", "checkpoint_step": 500, "split": "test"} | options
+    return Report(pairs=scores, **options)
+
+
+SIX = make_report(
+    make_score("f-en", 10, 8.0, 2.0, 0.001, test_examples=12),
+    make_score("a-en", 9000, 40.0, 41.0, 0.4),
+    make_score("c-en", 700, 30.0, 20.0, 0.01),
+    make_score("b-en", 700, 32.0, 26.0, 0.2),
+    make_score("e-en", 50, 12.0),
+    make_score("d-en", 300, 22.0, 10.0, 0.04),
+    baseline_model="tiny.Bilingual",
+)
+
+
+def test_pairs_stand_from_most_to_least_training_data():
+    # b-en and c-en have as much: the name decides.
+    assert [s.pair for s in SIX.pairs] == ["a-en", "b-en", "c-en", "d-en", "e-en", "f-en"]
+
+
+def test_averages_by_hand():
+    averages = SIX.averages
+    assert averages["all"].bleu == pytest.approx((40 + 32 + 30 + 22 + 12 + 8) / 6)
+    assert averages["all"].chrf == pytest.approx(averages["all"].bleu + 10)
+    # e-en has no baseline; the means of baselines and of differences are over the other five.
+    assert averages["all"].baseline_bleu == pytest.approx((41 + 26 + 20 + 10 + 2) / 5)
+    assert averages["all"].delta_bleu == pytest.approx((-1 + 6 + 10 + 12 + 6) / 5)
+    assert averages["high"].delta_bleu == pytest.approx((-1 + 6) / 2)
+    assert averages["mid"].delta_bleu == pytest.approx((10 + 12) / 2)
+    assert averages["low"].bleu == pytest.approx((12 + 8) / 2)
+    assert averages["low"].delta_bleu == pytest.approx(6)
+    assert averages["reliable"].pairs == 5
+    assert averages["reliable"].bleu == pytest.approx((40 + 32 + 30 + 22 + 12) / 5)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "thirds"),
+    [(1, (0, 1, 0)), (2, (1, 0, 1)), (3, (1, 1, 1)), (4, (1, 2, 1)), (12, (4, 4, 4))],
+)
+def test_thirds_share_out_every_pair(pairs, thirds):
+    report = make_report(*(make_score(f"x{i}-en", 100 - i, 1.0) for i in range(pairs)))
+    assert tuple(report.averages[k].pairs for k in ("high", "mid", "low")) == thirds
+    assert report.averages["all"].baseline_bleu is None
+    assert all(average.pairs for average in shown_averages(report).values())
+
+
+def test_json_has_the_documented_keys_and_null_without_baseline(tmp_path):
+    save_report(SIX, tmp_path)
+    contents = json.loads((tmp_path / "report.json").read_text("utf-8"))
+    assert {"model", "checkpoint_step", "split", "pairs", "averages"} <= contents.keys()
+    required = "pair train_examples test_examples bleu baseline_bleu delta_bleu p_value chrf"
+    assert {*required.split(), "signature"} <= contents["pairs"][0].keys()
+    by_pair = {score["pair"]: score for score in contents["pairs"]}
+    assert by_pair["c-en"]["delta_bleu"] == 10
+    assert [by_pair["e-en"][k] for k in ("baseline_bleu", "delta_bleu", "p_value")] == [None] * 3
+    assert contents["averages"]["high"]["delta_bleu"] == 2.5
+
+
+def test_what_is_saved_is_loaded_from_file_or_directory(tmp_path):
+    report = make_report(make_score("a-en", 9, 1.5), pooled=[make_score("*-en", 4, 2.5)])
+    save_report(report, tmp_path)
+    assert load_report(tmp_path) == report
+    assert load_report(tmp_path / "report.json", split="test") == report
+
+
+def test_no_report_foreign_report_and_other_split_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"No report at .*report\.json\. Name the output"):
+        load_report(tmp_path)
+    save_report(SIX, tmp_path)
+    with pytest.raises(ValueError, match="is of the split 'test', not 'dev'"):
+        load_report(tmp_path, split="dev")
+    for text in ("{", "[]", '{"model": "m"}', '{"model": "m", "pairs": [{"x": 1}]}'):
+        (tmp_path / "report.json").write_text(text)
+        with pytest.raises(ValueError, match=r"is not a report of lingvo-moe-evaluate"):
+            load_report(tmp_path)
+
+
+def test_table():
+    assert format_table(SIX).splitlines() == [
+        "tiny.MoE, step 500, test, against tiny.Bilingual",
+        "pair          train  test  BLEU  baseline  ΔBLEU       p  chrF++",
+        "----------------------------------------------------------------",
+        "a-en          9,000   100  40.0      41.0   -1.0   0.400    50.0",
+        "b-en            700   100  32.0      26.0   +6.0   0.200    42.0",
+        "c-en            700   100  30.0      20.0  +10.0  0.010*    40.0",
+        "d-en            300   100  22.0      10.0  +12.0  0.040*    32.0",
+        "e-en             50   100  12.0         –      –       –    22.0",
+        "f-en             10   12?   8.0       2.0   +6.0   0.001    18.0",
+        "----------------------------------------------------------------",
+        "all (6)                    24.0      19.8   +6.6            34.0",
+        "high (2)                   36.0      33.5   +2.5            46.0",
+        "mid (2)                    26.0      15.0  +11.0            36.0",
+        "low (2)                    10.0       2.0   +6.0            20.0",
+        "reliable (5)               27.2      24.2   +6.8            37.2",
+        "* p < 0.05, paired bootstrap test",
+        "? too few test lines for a score of this pair alone",
+    ]
+
+
+def test_a_report_on_several_models_shows_no_step():
+    report = make_report(make_score("a-en", 9, 1.5), checkpoint_step=None)
+    assert format_table(report).startswith("tiny.MoE, test\n")

@@ -1,0 +1,157 @@
+"""Tests of scores: numbers by hand, and sacreBLEU's command line as the oracle."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+from sacrebleu.metrics import BLEU
+
+from lingvo_moe.evaluation.scores import PairOutput, default_tokenizer, pool, score_pair
+
+
+def make_output(hypotheses, references, pair="sw-en", train_examples=100):
+    return PairOutput(
+        pair=pair,
+        train_examples=train_examples,
+        sources=["source"] * len(references),
+        hypotheses=hypotheses,
+        references=references,
+    )
+
+
+def noisy_corpus(lines, rates, seed=0):
+    """References and, per rate, a copy with that share of the words spoilt."""
+    rng = random.Random(seed)
+    references = [" ".join(f"w{rng.randrange(200)}" for _ in range(10)) for _ in range(lines)]
+    copies = [
+        [" ".join("x" if rng.random() < rate else w for w in line.split()) for line in references]
+        for rate in rates
+    ]
+    return references, *copies
+
+
+def test_a_perfect_translation_scores_100():
+    references = ["the cat sat on the mat .", "a dog barks at night ."]
+    score = score_pair(make_output(references, references))
+    assert score.bleu == pytest.approx(100)
+    assert score.chrf == pytest.approx(100)
+    assert (score.test_examples, score.baseline_bleu, score.p_value) == (2, None, None)
+    assert score.delta_bleu is None
+
+
+def test_bleu_by_hand():
+    # One wrong word of five, the last: matches are 4/5 unigrams, 3/4 bigrams, 2/3 trigrams and
+    # 1/2 of the 4-grams; their product is 1/5, there is no brevity penalty: 100 * 0.2 ** (1/4).
+    score = score_pair(make_output(["a b c d x"], ["a b c d e"]))
+    assert score.bleu == pytest.approx(100 * 0.2**0.25)
+    # chrF++ has not that closed a form, but its signature tells it from chrF.
+    assert "nw:2" in score.chrf_signature
+    assert "tok:13a" in score.signature
+
+
+def test_delta_is_the_difference_from_the_baseline():
+    score = score_pair(make_output(["a b c d e"], ["a b c d e"]), ["a b c d x"])
+    assert score.baseline_bleu == pytest.approx(100 * 0.2**0.25)
+    assert score.delta_bleu == pytest.approx(100 - 100 * 0.2**0.25)
+
+
+def test_a_clearly_better_system_is_significant_and_worse_is_too():
+    references, good, bad = noisy_corpus(100, (0.1, 0.4))
+    better = score_pair(make_output(good, references), bad)
+    assert better.p_value < 0.05
+    assert better.significant
+    assert better.delta_bleu > 0
+    worse = score_pair(make_output(bad, references), good)
+    assert worse.significant
+    assert worse.delta_bleu == pytest.approx(-better.delta_bleu)
+
+
+def test_equal_noise_is_not_significant():
+    references, one, other = noisy_corpus(100, (0.3, 0.3))
+    assert score_pair(make_output(one, references), other).p_value > 0.05
+
+
+def test_no_difference_has_a_p_value_of_one():
+    # sacreBLEU's own answer is 1 / (samples + 1), as for the surest of differences.
+    references, same = noisy_corpus(40, (0.3,))
+    assert score_pair(make_output(same, references), same).p_value == 1
+    # Two systems that get nothing right differ in their lines, not in their BLEU of 0.
+    nothing = score_pair(make_output(["x"] * 40, references), ["y"] * 40)
+    assert (nothing.bleu, nothing.p_value, nothing.significant) == (0, 1, False)
+
+
+def test_few_lines_are_never_significant():
+    references, good, bad = noisy_corpus(29, (0.0, 0.9))
+    score = score_pair(make_output(good, references), bad)
+    assert score.p_value < 0.05
+    assert not score.reliable
+    assert not score.significant
+
+
+def test_p_value_is_the_same_each_time_and_that_of_the_command_line(tmp_path):
+    references, ours, theirs = noisy_corpus(60, (0.30, 0.34))
+    score = score_pair(make_output(ours, references), theirs)
+    assert score == score_pair(make_output(ours, references), theirs)
+    for name, lines in (("ref", references), ("ours", ours), ("theirs", theirs)):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    command = [sys.executable, "-m", "sacrebleu", "ref", "-i", "theirs", "ours", "--paired-bs"]
+    command += ["--paired-bs-n", "1000", "-m", "bleu", "-f", "json", "-w", "4"]
+    environment = {k: v for k, v in os.environ.items() if k != "SACREBLEU_SEED"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    baseline, system = json.loads(done.stdout)
+    assert score.baseline_bleu == pytest.approx(baseline["BLEU"]["score"], abs=1e-4)
+    assert score.bleu == pytest.approx(system["BLEU"]["score"], abs=1e-4)
+    assert score.p_value == pytest.approx(system["BLEU"]["p_value"], abs=1e-4)
+    assert 0.001 < score.p_value < 0.999  # else the comparison would prove little
+
+
+def test_the_tokenizer_follows_the_target_and_can_be_chosen():
+    assert default_tokenizer("zh-en") == "13a"
+    assert default_tokenizer("en-zh_TW") == "zh"
+    assert default_tokenizer("en-ja") == "char"
+    chinese = make_output(["我喜欢猫"], ["我喜欢狗"], pair="en-zh")
+    assert "tok:zh" in score_pair(chinese).signature
+    assert "tok:char" in score_pair(chinese, tokenizer="char").signature
+    # Four characters, of which the zh tokenizer makes words and 13a makes one single word.
+    assert score_pair(chinese).bleu > score_pair(chinese, tokenizer="13a").bleu == 0
+
+
+def test_texts_become_single_lines():
+    output = make_output(["a\nb\r\nc  "], ["a\u2028b c\n"])
+    assert output.hypotheses == ("a b c",)
+    assert output.references == ("a b c",)
+
+
+def test_a_pool_is_the_corpus_of_its_pairs():
+    one = make_output(["a b c d e"], ["a b c d e"], "xa-en", 10)
+    two = make_output(["f g h i x"], ["f g h i j"], "xb-en", 5)
+    pooled = score_pair(pool([one, two]))
+    assert (pooled.pair, pooled.train_examples, pooled.test_examples) == ("*-en", 15, 2)
+    # 9 of 10, 7 of 8, 5 of 6 and 3 of 4 n-grams match.
+    assert pooled.bleu == pytest.approx(100 * (9 / 10 * 7 / 8 * 5 / 6 * 3 / 4) ** 0.25)
+
+
+@pytest.mark.parametrize("pair", ["swen", "-en", "sw-", "../sw-en"])
+def test_what_is_no_pair_is_refused(pair):
+    with pytest.raises(ValueError, match="pair must be 'SOURCE-TARGET', as 'sw-en', got"):
+        make_output(["a"], ["a"], pair=pair)
+
+
+def test_uneven_and_empty_lists_are_refused():
+    with pytest.raises(ValueError, match="sw-en: 2 sources, 1 hypotheses and 2 references"):
+        make_output(["a"], ["a", "b"])
+    with pytest.raises(ValueError, match="sw-en: no test lines"):
+        make_output([], [])
+    with pytest.raises(ValueError, match="2 lines of the baseline for 1 references"):
+        score_pair(make_output(["a"], ["a"]), ["a", "b"])
+
+
+def test_unknown_tokenizer_names_the_known():
+    assert "13a" in BLEU.TOKENIZERS
+    with pytest.raises(ValueError, match=r"no tokenizer 'moses'\. Choose one of .*13a"):
+        score_pair(make_output(["a"], ["a"]), tokenizer="moses")

@@ -1,0 +1,168 @@
+import os
+import signal
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.tasks.evaluation import baseline_translators, load_translator, translate_split
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.training import train_baselines, train_model
+from lingvo_moe.testing.tiny_world import SHRINK, dataset
+
+EVERY = ("train.log_every=2", "train.eval_every=4", "train.checkpoint_every=4")
+
+
+def _train(logdir, *overrides, model="tiny.MoE", report=lambda line: None):
+    overrides = [*SHRINK, *EVERY, *overrides]
+    return train_model(model, overrides, dataset(), logdir, Local, report)
+
+
+def _theta(logdir, step):
+    tensors = ModelDir.open(logdir).read_checkpoint(step).tensors
+    return {name: value for name, value in tensors.items() if name.startswith("theta/")}
+
+
+def test_resuming_equals_never_having_stopped(tmp_path):
+    _train(tmp_path / "whole", "train.max_steps=8")
+    _train(tmp_path / "parts", "train.max_steps=3")
+    _train(tmp_path / "parts", "train.max_steps=8")
+    whole, parts = _theta(tmp_path / "whole", 8), _theta(tmp_path / "parts", 8)
+    assert whole.keys() == parts.keys()
+    for name, value in whole.items():
+        np.testing.assert_array_equal(value, parts[name], err_msg=name)
+
+
+def test_a_signal_in_mid_run_loses_nothing(tmp_path):
+    def interrupt(line):
+        if line.startswith("step 2/"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    result = _train(tmp_path / "parts", "train.max_steps=6", report=interrupt)
+    assert not result.finished
+    assert 2 <= result.step < 6
+    _train(tmp_path / "parts", "train.max_steps=6")
+    _train(tmp_path / "whole", "train.max_steps=6")
+    whole, parts = _theta(tmp_path / "whole", 6), _theta(tmp_path / "parts", 6)
+    for name, value in whole.items():
+        np.testing.assert_array_equal(value, parts[name], err_msg=name)
+
+
+def test_micro_batches_add_up_to_the_whole_batch(tmp_path):
+    # No dropout and no random or capacity-bound routing: then only the order of sums differs.
+    exact = (
+        "train.max_steps=2",
+        "model.dropout_rate=0.0",
+        "model.moe.capacity_factor=None",
+        "model.moe.gating=Top2(second_expert='always')",
+        "model.moe.aux_loss_weight=0.0",
+    )
+    _train(tmp_path / "one", *exact)
+    _train(tmp_path / "four", *exact, "train.micro_batches=4")
+    one, four = _theta(tmp_path / "one", 2), _theta(tmp_path / "four", 2)
+    for name, value in one.items():
+        np.testing.assert_allclose(value, four[name], atol=2e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("dispatcher", ["Einsum()", "Ragged()"])
+def test_dispatchers_train_alike(tmp_path, dispatcher):
+    exact = ("train.max_steps=3", "model.dropout_rate=0.0")
+    if dispatcher == "Ragged()":
+        exact += ("model.moe.capacity_factor=None",)
+    _train(tmp_path / "gather", *exact)
+    _train(tmp_path / "other", *exact, f"model.moe.dispatcher={dispatcher}")
+    gather, other = _theta(tmp_path / "gather", 3), _theta(tmp_path / "other", 3)
+    for name, value in gather.items():
+        np.testing.assert_allclose(value, other[name], atol=1e-3, err_msg=name)
+
+
+def test_bfloat16_activations_train(tmp_path):
+    lines = []
+    _train(tmp_path, "train.max_steps=4", "activation_dtype=bfloat16", report=lines.append)
+    assert any(line.startswith("step 4/4  loss ") for line in lines)
+
+
+def test_tensorboard_shows_what_people_watch(tmp_path):
+    _train(tmp_path, "train.max_steps=4", "train.dev_bleu_sentences=4")
+    (path,) = (tmp_path / "events").iterdir()
+    tags = {
+        value.tag
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    }
+    wanted = {"loss", "loss/qna-en", "aux_loss", "load/0_0", "drop_rate/0", "learning_rate"}
+    wanted |= {"grad_norm", "tokens_per_second"}
+    assert {f"train/{tag}" for tag in wanted} | {"dev/loss", "dev/bleu"} <= tags
+
+
+def test_baselines_resume_and_translate(tmp_path):
+    pairs, lines = ["qna-en", "qta-en"], []
+    arguments = ("tiny.Bilingual", [*SHRINK, "train.max_steps=2"], dataset(), tmp_path, pairs)
+    assert train_baselines(*arguments, Local, lines.append)
+    assert any(line.startswith("[2/2 qta-en] step 2/2") for line in lines)
+    lines.clear()
+    assert train_baselines(*arguments, Local, lines.append)
+    assert not any("loss" in line for line in lines if not line.endswith("Resuming from step 2."))
+    translators = baseline_translators(tmp_path, pairs, Local)
+    outputs = translate_split(translators, dataset(), "test", lines.append)
+    assert [(o.pair, len(o.hypotheses)) for o in outputs] == [("qna-en", 20), ("qta-en", 20)]
+
+
+class TestBadInput:
+    """Each ends in a message that says what to do."""
+
+    @pytest.fixture(scope="class")
+    def logdir(self, tmp_path_factory):
+        path = tmp_path_factory.mktemp("logdir")
+        _train(path, "train.max_steps=1")
+        return path
+
+    def test_a_logdir_of_another_model(self, logdir):
+        with pytest.raises(ValueError, match=r"is of model 'tiny.MoE', not 'tiny.Dense'"):
+            _train(logdir, model="tiny.Dense")
+
+    def test_weights_of_another_shape(self, logdir):
+        with pytest.raises(ValueError, match=r"Weight .* is \(16, 48\) here and \(16, 32\) in"):
+            _train(logdir, "model.hidden_dim=48", "train.max_steps=2")
+
+    def test_an_unknown_model(self, tmp_path):
+        with pytest.raises(ValueError, match=r"Unknown model 'tiny.MoF'. Did you mean 'tiny.MoE'"):
+            _train(tmp_path, model="tiny.MoF")
+
+    def test_an_unknown_pair(self, tmp_path):
+        with pytest.raises(ValueError, match=r"Unknown pair 'qna-fr'"):
+            _train(tmp_path, "input.pairs=('qna-fr',)")
+
+    def test_a_vocabulary_too_large_for_the_model(self, tmp_path):
+        with pytest.raises(ValueError, match=r"Pass --set=target_vocab_size="):
+            _train(tmp_path, "target_vocab_size=40")
+
+    def test_another_vocabulary_than_the_checkpoints(self, logdir):
+        model_dir = ModelDir.open(logdir)
+        other = model_dir.__class__(
+            **{**vars(model_dir), "hashes": {**model_dir.hashes, "source": "0" * 64}}
+        )
+        with pytest.raises(ValueError, match=r"is not the one that .* was trained with"):
+            other.check_dataset(dataset())
+
+    def test_no_logdir(self, tmp_path):
+        with pytest.raises(ValueError, match=r"is no logdir: it has no model.json"):
+            ModelDir.open(tmp_path / "nowhere")
+
+    def test_no_checkpoint_yet(self, tmp_path):
+        model_dir = ModelDir.create(tmp_path, "tiny.MoE", SHRINK, dataset())
+        with pytest.raises(ValueError, match=r"has no checkpoint yet"):
+            model_dir.read_checkpoint()
+
+    def test_an_unknown_target_language(self, logdir):
+        model_dir = ModelDir.open(logdir)
+        translator, _ = load_translator(model_dir, Local(model_dir.task))
+        with pytest.raises(ValueError, match=r"does not translate into 'fr'; it knows en"):
+            translator(["a"], "fr")
+
+    def test_empty_lines_stay_empty(self, logdir):
+        model_dir = ModelDir.open(logdir)
+        translator, _ = load_translator(model_dir, Local(model_dir.task))
+        results = translator(["", "kara", "  "], "en")
+        assert [best[0].text for best in (results[0], results[2])] == ["", ""]
