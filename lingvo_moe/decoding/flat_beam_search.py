@@ -48,6 +48,11 @@ class BeamSearchParams:
             )
         if self.length_penalty < 0:
             raise ValueError(f"length_penalty must be >= 0, got {self.length_penalty}.")
+        if self.length_ratio < 0 or self.length_offset < 1:
+            raise ValueError(
+                f"length_ratio must be >= 0 and length_offset >= 1, which leaves room for EOS; got "
+                f"{self.length_ratio}, {self.length_offset}."
+            )
 
 
 class BeamOutput(NamedTuple):
@@ -94,9 +99,8 @@ def beam_search(
     ratio = params.length_ratio * tf.cast(source_lengths, tf.float32)
     max_lengths = tf.cast(tf.math.ceil(ratio), tf.int32) + params.length_offset
     dtype = theta.decoder.embedding.table.dtype
-    caches = model.empty_caches(
-        tf.shape(source_ids)[0], tf.reduce_max(max_lengths) * params.beam_size, dtype
-    )
+    positions = _num_steps(max_lengths) * params.beam_size
+    caches = model.empty_caches(tf.shape(source_ids)[0], positions, dtype)
 
     def step_fn(token_ids, step, caches, visible):
         return model.step(theta, token_ids, step, caches, visible, source)
@@ -122,7 +126,7 @@ def search(
         max_lengths: int32 [B], at least 1, EOS included.
         params: how to search.
     """
-    batch, steps = tf.shape(max_lengths)[0], tf.reduce_max(max_lengths)
+    batch, steps = tf.shape(max_lengths)[0], _num_steps(max_lengths)
     state = (tf.constant(0), caches, _start(batch, steps, params), _nothing(batch, steps, params))
 
     def unfinished(step, caches, living, best):
@@ -143,6 +147,11 @@ def search(
     invariants = tf.nest.map_structure(lambda x: x.shape, state)
     *_, best = tf.while_loop(unfinished, advance, state, shape_invariants=invariants)
     return best
+
+
+def _num_steps(max_lengths):
+    """T; the maximum over an empty batch is the least of all integers."""
+    return tf.maximum(tf.reduce_max(max_lengths), 0)
 
 
 def _start(batch, steps, params):

@@ -35,7 +35,7 @@ def translate_pair(translator: Translator, dataset: Dataset, split: str, name: s
 
 
 def translate_split(
-    translators: Iterable[tuple[str, Callable[[], Translator]]],
+    translators: Iterable[tuple[str, Translator]],
     dataset: Dataset,
     split: str,
     report: Callable[[str], None],
@@ -43,7 +43,7 @@ def translate_split(
     """Translates pairs of a split, each by its own translator.
 
     Args:
-        translators: (pair, function that gives its translator), in the order to work in.
+        translators: (pair, its translator), in the order to work in.
         dataset: prepared data.
         split: "dev" or "test".
         report: takes a line of progress a pair.
@@ -52,11 +52,11 @@ def translate_split(
         ValueError: no pair has a line in that split.
     """
     outputs = []
-    for name, make_translator in translators:
+    for name, translator in translators:
         if not dataset.pair(name).examples.get(split):
             report(f"{name}: no {split} lines, passed over")
             continue
-        outputs.append(translate_pair(make_translator(), dataset, split, name))
+        outputs.append(translate_pair(translator, dataset, split, name))
         report(f"{name}: {len(outputs[-1].sources)} lines translated")
     if not outputs:
         raise ValueError(f"No pair has {split} lines; nothing to evaluate.")
@@ -78,13 +78,13 @@ def load_translator(
 
 def baseline_translators(
     directory: Path, pairs: Sequence[str], make_runtime
-) -> Iterator[tuple[str, Callable[[], Translator]]]:
+) -> Iterator[tuple[str, Translator]]:
     """(pair, its bilingual baseline's translator) for each logdir directory/PAIR.
 
-    One runtime serves them all: only its weights change.
+    One runtime serves them all, one after another: only its weights change.
     """
     runtime = None
     for pair in pairs:
         model_dir = ModelDir.open(directory / pair)
         runtime = runtime or make_runtime(model_dir.task)
-        yield pair, lambda m=model_dir: load_translator(m, runtime)[0]
+        yield pair, load_translator(model_dir, runtime)[0]

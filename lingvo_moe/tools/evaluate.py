@@ -27,7 +27,7 @@ def main(argv: list[str]) -> None:
     pairs = [dataset.pair(name).name for name in FLAGS.pairs] or model_dir.pairs
     translator, step = load_translator(model_dir, common.make_runtime(model_dir.task), FLAGS.step)
     outputs = translate_split(
-        [(name, lambda: translator) for name in pairs], dataset, FLAGS.split, common.report
+        [(name, translator) for name in pairs], dataset, FLAGS.split, common.report
     )
     report = write_report(
         outputs,

@@ -1,0 +1,28 @@
+import numpy as np
+
+from lingvo_moe.data.batching import padded_batches
+
+
+def test_longest_first_and_padded_to_multiples_of_eight():
+    batches = list(padded_batches([[5], [6] * 9, [7, 7], [8]], batch_size=2))
+    (first, ids, lengths), (second, ids_2, lengths_2) = batches
+    assert first == [1, 2]
+    assert ids.dtype == lengths.dtype == np.int32
+    assert ids.tolist() == [[6] * 9 + [0] * 7, [7, 7] + [0] * 14]
+    assert lengths.tolist() == [9, 2]
+    assert second == [0, 3]  # of equal length: in order of the input
+    assert ids_2.tolist() == [[5] + [0] * 7, [8] + [0] * 7]
+    assert lengths_2.tolist() == [1, 1]
+
+
+def test_every_sentence_once():
+    sentences = [[3] * n for n in np.random.default_rng(0).integers(1, 40, size=50)]
+    seen = {}
+    for indices, ids, lengths in padded_batches(sentences, batch_size=8):
+        for i, row, length in zip(indices, ids, lengths, strict=True):
+            seen[i] = row[:length].tolist()
+    assert [seen[i] for i in range(50)] == sentences
+
+
+def test_nothing_to_batch():
+    assert list(padded_batches([], batch_size=8)) == []

@@ -1,0 +1,241 @@
+import threading
+
+import numpy as np
+import pytest
+
+from lingvo_moe.data import pipeline
+from lingvo_moe.data.dataset import Dataset, Example, PairInfo, shard_bounds, write_shard
+from lingvo_moe.data.pipeline import (
+    InputParams,
+    Prefetcher,
+    TrainInput,
+    eval_batches,
+    sampling_probabilities,
+)
+
+PARAMS = InputParams(batch_size=3, source_length=12, target_length=10)
+
+
+def _make(directory, sizes, *, split="train", shards=1, length=4):
+    """A dataset whose example i of pair p has source [4, 1000 p + i, …] and target of its own."""
+    pairs = []
+    for index, size in enumerate(sizes):
+        name = f"x{index}-en"
+        rng = np.random.default_rng(index)
+        examples = []
+        for i in range(size):
+            body = [1000 * index + i + 10] * int(rng.integers(1, length + 1))
+            target = body[:1] * int(rng.integers(1, length + 1))
+            examples.append(Example(np.array([4, *body, 2]), np.array([*target, 2])))
+        count = min(shards, size)
+        names = [f"{split}/{name}-{s}" for s in range(count)]
+        bounds = shard_bounds(size, count)
+        for shard, start, end in zip(names, bounds, bounds[1:], strict=False):
+            write_shard(directory / shard, examples[start:end])
+        pairs.append(PairInfo(name, f"x{index}", "en", index, {split: size}, {split: names}))
+    return Dataset(directory, tuple(pairs), {"en": 4}, {}, {})
+
+
+def _unpack(batch):
+    """(pair, source ids, target inputs, target ids) of each segment."""
+    for row in range(len(batch.source_ids)):
+        for segment in range(1, batch.target_segment_ids[row].max() + 1):
+            source = batch.source_segment_ids[row] == segment
+            target = batch.target_segment_ids[row] == segment
+            (pair,) = set(batch.pair_ids[row, target].tolist())
+            yield (
+                pair,
+                batch.source_ids[row, source].tolist(),
+                batch.target_inputs[row, target].tolist(),
+                batch.target_ids[row, target].tolist(),
+            )
+
+
+def _equal(a, b):
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def _of_dataset(dataset, split):
+    return sorted(
+        (pair.index, e.source.tolist(), [1, *e.target[:-1].tolist()], e.target.tolist())
+        for pair in dataset.pairs
+        for e in dataset.examples(split, pair.name)
+    )
+
+
+def test_temperature():
+    # 32^(1/5) = 2; T = 1 is by size; a large T is even.
+    assert np.allclose(sampling_probabilities([1, 32], 5.0), [1 / 3, 2 / 3])
+    assert np.allclose(sampling_probabilities([1, 32], 1.0), [1 / 33, 32 / 33])
+    assert np.allclose(sampling_probabilities([1, 32], 1e9), [0.5, 0.5])
+
+
+def test_pairs_come_as_often_as_their_probability(tmp_path):
+    batches = TrainInput(_make(tmp_path, [1, 32, 243]), PARAMS, seed=1)
+    pairs = [s[0] for _ in range(400) for s in _unpack(batches.next_batch())]
+    # 1, 32, 243 to the power 1/5 are 1, 2, 3. Of n ≈ 3000 draws a share strays by ~0.009.
+    assert len(pairs) > 2500
+    assert np.allclose(np.bincount(pairs) / len(pairs), [1 / 6, 2 / 6, 3 / 6], atol=0.035)
+
+
+def test_segments_are_examples(tmp_path):
+    dataset = _make(tmp_path, [5, 9], shards=2)
+    known = _of_dataset(dataset, "train")
+    batches = TrainInput(dataset, PARAMS, seed=1)
+    seen = [segment for _ in range(30) for segment in _unpack(batches.next_batch())]
+    assert all(segment in known for segment in seen)
+    assert {segment[1][1] for segment in seen} == {segment[1][1] for segment in known}
+
+
+def test_an_epoch_is_every_example_once_in_another_order(tmp_path):
+    dataset = _make(tmp_path, [20], shards=3)
+    stream = pipeline._PairStream(dataset, dataset.pairs[0], seed=1)
+    epochs = [[int(stream.example(20 * e + i).source[1]) - 10 for i in range(20)] for e in (0, 1)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(20))
+    assert epochs[0] != epochs[1] != list(range(20))
+    # Shards of 6, 7, 7 examples come one after the other.
+    shard_of = np.repeat([0, 1, 2], [6, 7, 7])
+    assert (np.diff(shard_of[epochs[0]]) != 0).sum() == 2
+    assert int(stream.example(3).source[1]) - 10 == epochs[0][3]  # by number, backwards too
+
+
+@pytest.mark.parametrize("pairs", [(), ("x1-en",)])
+def test_resuming_anywhere_gives_the_same_batches(tmp_path, pairs):
+    # 40 batches of ~8 examples go through every shard and many epochs of the small pairs.
+    dataset = _make(tmp_path, [1, 7, 40], shards=3)
+    params = InputParams(batch_size=3, source_length=12, target_length=10, pairs=pairs)
+    whole = TrainInput(dataset, params, seed=5)
+    states, batches = [], []
+    for _ in range(40):
+        states.append(whole.state())
+        batches.append(whole.next_batch())
+    for start, state in enumerate(states):
+        resumed = TrainInput(dataset, params, seed=5)
+        resumed.restore(state)
+        for batch in batches[start : start + 3]:
+            assert _equal(resumed.next_batch(), batch)
+    assert any(len(state["waiting"]) for state in states)
+
+
+def test_the_seed_matters(tmp_path):
+    dataset = _make(tmp_path, [30])
+    batches = [TrainInput(dataset, PARAMS, seed).next_batch() for seed in (1, 1, 2)]
+    assert _equal(batches[0], batches[1])
+    assert not _equal(batches[0], batches[2])
+
+
+def test_state_is_small_integers(tmp_path):
+    batches = TrainInput(_make(tmp_path, [5, 5]), PARAMS, seed=1)
+    batches.next_batch()
+    state = batches.state()
+    assert all(np.asarray(value).dtype == np.int64 for value in state.values())
+    assert state["counters"].sum() == state["draws"]
+    assert state["waiting"].shape == (32, 2)
+
+
+def test_state_of_other_pairs(tmp_path):
+    dataset = _make(tmp_path, [5, 5])
+    state = TrainInput(dataset, PARAMS, seed=1).state()
+    one = InputParams(pairs=("x1-en",))
+    with pytest.raises(ValueError, match="input has 2 pairs, this one 1; train with the same data"):
+        TrainInput(dataset, one, seed=1).restore(state)
+
+
+def test_rows_are_dense(tmp_path):
+    # Lengths 3 to 11 on both sides, alike on average.
+    dataset = _make(tmp_path, [400], length=9)
+    batches = TrainInput(dataset, InputParams(batch_size=32), seed=1)
+    many = [batches.next_batch() for _ in range(20)]
+    assert np.mean([batch.target_segment_ids > 0 for batch in many]) > 0.85
+
+
+def test_too_long_examples_are_passed_over(tmp_path):
+    dataset = _make(tmp_path, [40])
+    params = InputParams(batch_size=2, source_length=4, target_length=3)
+    batches = TrainInput(dataset, params, seed=1)
+    seen = [segment for _ in range(20) for segment in _unpack(batches.next_batch())]
+    fitting = [s for s in _of_dataset(dataset, "train") if len(s[1]) <= 4 and len(s[3]) <= 3]
+    assert 0 < len(fitting) < 40
+    assert {s[1][1] for s in seen} == {s[1][1] for s in fitting}
+
+
+def test_nothing_fits(tmp_path, monkeypatch):
+    monkeypatch.setattr(pipeline, "_MOST_SKIPPED", 100)
+    batches = TrainInput(_make(tmp_path, [4]), InputParams(source_length=2), seed=1)
+    with pytest.raises(
+        ValueError, match=r"do not fit rows of 2 and 64 tokens; raise input\.source"
+    ):
+        batches.next_batch()
+
+
+def test_unknown_and_empty_pairs(tmp_path):
+    dataset = _make(tmp_path, [4, 0])
+    with pytest.raises(ValueError, match="Unknown pair 'x7-en'"):
+        TrainInput(dataset, InputParams(pairs=("x7-en",)), seed=1)
+    with pytest.raises(ValueError, match="There are no training examples for x1-en"):
+        TrainInput(dataset, InputParams(pairs=("x1-en",)), seed=1)
+    with pytest.raises(ValueError, match="There are no training examples for the dataset"):
+        TrainInput(_make(tmp_path, []), PARAMS, seed=1)
+
+
+def test_a_shard_of_another_length(tmp_path):
+    dataset = _make(tmp_path, [4])
+    write_shard(tmp_path / "train/x0-en-0", dataset.examples("train", "x0-en")[:3])
+    with pytest.raises(
+        OSError, match=r"train/x0-en-0 has 3 examples where dataset\.json implies 4"
+    ):
+        TrainInput(dataset, PARAMS, seed=1).next_batch()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"batch_size": 0}, "input.batch_size must be >= 1, got 0"),
+        ({"source_length": -1}, "input.source_length must be >= 1, got -1"),
+        ({"temperature": 0.0}, "input.temperature must be > 0, got 0.0"),
+    ],
+)
+def test_bad_params(fields, message):
+    with pytest.raises(ValueError, match=message):
+        InputParams(**fields)
+
+
+def test_eval_batches_hold_every_example_once(tmp_path):
+    dataset = _make(tmp_path, [11, 1, 6], split="dev")
+    batches = list(eval_batches(dataset, "dev", PARAMS))
+    assert sorted(s for batch in batches for s in _unpack(batch)) == _of_dataset(dataset, "dev")
+    assert {batch.source_ids.shape for batch in batches} == {(3, 12)}
+    assert {batch.target_ids.shape for batch in batches} == {(3, 10)}
+    assert list(eval_batches(dataset, "test", PARAMS)) == []
+
+
+def test_prefetcher_gives_the_same_batches_and_the_state_of_the_last_taken(tmp_path):
+    dataset = _make(tmp_path, [7, 20])
+    plain = TrainInput(dataset, PARAMS, seed=1)
+    with Prefetcher(TrainInput(dataset, PARAMS, seed=1)) as batches:
+        assert _equal(batches.state(), plain.state())
+        for _ in range(10):
+            assert _equal(batches.next_batch(), plain.next_batch())
+            assert _equal(batches.state(), plain.state())
+        state = batches.state()
+    with Prefetcher(TrainInput(dataset, PARAMS, seed=1)) as resumed:
+        resumed.restore(state)
+        assert _equal(resumed.next_batch(), plain.next_batch())
+
+
+def test_prefetcher_raises_what_its_thread_raised(tmp_path):
+    dataset = _make(tmp_path, [4])
+    (tmp_path / "train/x0-en-0").unlink()
+    with (
+        Prefetcher(TrainInput(dataset, PARAMS, seed=1)) as batches,
+        pytest.raises(OSError, match="missing or damaged"),
+    ):
+        batches.next_batch()
+
+
+def test_prefetcher_leaves_no_thread(tmp_path):
+    before = threading.active_count()
+    with Prefetcher(TrainInput(_make(tmp_path, [4]), PARAMS, seed=1), ahead=1) as batches:
+        batches.next_batch()
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before

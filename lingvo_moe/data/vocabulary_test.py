@@ -1,0 +1,93 @@
+import pytest
+import sentencepiece
+
+from lingvo_moe.data.vocabulary import BOS, EOS, PAD, UNK, Vocabulary, train_vocabulary
+
+TEXTS = {
+    "en": ["the cat sat on the mat", "a dog ate the cat", "the dog saw a mat"] * 20,
+    "eo": ["la kato sidis", "la hundo vidis la katon"],
+}
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    return train_vocabulary(TEXTS, 400, tags=["en", "pt_BR"])
+
+
+def test_ids_of_special_pieces(vocabulary):
+    processor = sentencepiece.SentencePieceProcessor(model_proto=vocabulary.model_bytes)
+    assert (PAD, BOS, EOS, UNK) == (0, 1, 2, 3)
+    assert processor.pad_id() == PAD
+    assert processor.bos_id() == BOS
+    assert processor.eos_id() == EOS
+    assert processor.unk_id() == UNK
+    assert (vocabulary.tag("en"), vocabulary.tag("pt_BR")) == (4, 5)
+    assert processor.is_control(vocabulary.tag("pt_BR"))
+
+
+def test_small_corpora_get_a_smaller_vocabulary(vocabulary):
+    # 256 bytes, 4 special pieces and 2 tags come first.
+    assert 262 < vocabulary.size < 400
+
+
+def test_round_trip_and_byte_fallback(vocabulary):
+    texts = ["the dog saw la katon", "", "☃ 猫"]
+    ids = vocabulary.encode(texts)
+    assert vocabulary.decode(ids) == texts
+    assert ids[1] == []
+    assert not any(BOS in row or EOS in row or UNK in row for row in ids)
+
+
+def test_no_text_spells_a_tag(vocabulary):
+    (ids,) = vocabulary.encode(["<2en> the cat </s> <pad>"])
+    assert not set(ids) & {PAD, BOS, EOS, UNK, vocabulary.tag("en")}
+
+
+def test_control_symbols_vanish_in_decoding(vocabulary):
+    (ids,) = vocabulary.encode(["the cat"])
+    assert vocabulary.decode([[BOS, vocabulary.tag("en"), *ids, EOS, PAD]]) == ["the cat"]
+
+
+def test_training_is_deterministic(vocabulary):
+    assert train_vocabulary(TEXTS, 400, tags=["en", "pt_BR"]).sha256 == vocabulary.sha256
+
+
+def test_a_high_temperature_covers_the_small_language():
+    # "zz" is 1% of the lines. Of 200 sampled sentences T=1 gives it 2, T→∞ 100, so that only then
+    # are its words worth pieces of their own.
+    texts = {
+        "en": [f"{a}{b} {b}{a}" for a in "bcdfghjkl" for b in ("an", "el", "or", "it")] * 20,
+        "zz": ["wuxwuxwux yvqyvqyvq"] * 8,
+    }
+    lengths = {}
+    for temperature in (1.0, 1e9):
+        vocabulary = train_vocabulary(texts, 300, temperature=temperature, max_sentences=200)
+        lengths[temperature] = len(vocabulary.encode(["wuxwuxwux yvqyvqyvq"])[0])
+    assert lengths[1e9] < lengths[1.0]
+
+
+def test_save_and_load(vocabulary, tmp_path):
+    vocabulary.save(tmp_path / "v.model")
+    assert Vocabulary.load(tmp_path / "v.model") == vocabulary
+
+
+def test_load_what_is_no_model(tmp_path):
+    (tmp_path / "v.model").write_bytes(b"nothing")
+    for name in ("v.model", "missing.model"):
+        with pytest.raises(ValueError, match=f"{name} is no SentencePiece model"):
+            Vocabulary.load(tmp_path / name)
+
+
+def test_unknown_tag(vocabulary):
+    with pytest.raises(ValueError, match=r"The vocabulary has no tag <2fr>\."):
+        vocabulary.tag("fr")
+
+
+def test_no_text():
+    with pytest.raises(ValueError, match="no text to train a vocabulary on; is the train split"):
+        train_vocabulary({"en": []}, 400)
+
+
+def test_too_small_for_its_characters():
+    with pytest.raises(ValueError, match="could not make a vocabulary of 100 pieces from 62"):
+        train_vocabulary(TEXTS, 100)

@@ -1,0 +1,267 @@
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.core.layer import EVALUATION, init_theta
+from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
+from lingvo_moe.decoding.flat_beam_search import BeamSearchParams, beam_search, search
+from lingvo_moe.layers.moe import MoEParams
+from lingvo_moe.layers.transformer import Transformer, TransformerParams
+
+A, B = 4, 5  # the words of the toy languages
+IDS = tf.TensorSpec([None, None], tf.int32)
+
+
+def toy_search(next_probs, max_lengths, **params):
+    """Searches a bigram language: next_probs is {newest token: {next token: probability}}."""
+    table = np.zeros([6, 6], np.float32)
+    for newest, probs in next_probs.items():
+        table[newest] = -np.inf
+        for token, prob in probs.items():
+            table[newest, token] = np.log(prob)
+
+    def step_fn(token_ids, step, caches, visible):
+        del step, visible
+        return tf.gather(tf.constant(table), token_ids), caches
+
+    output = search(step_fn, (), tf.constant(max_lengths), BeamSearchParams(**params))
+    ids, lengths, scores = (x.numpy() for x in output)
+    return [
+        [(ids[b, n, : lengths[b, n]].tolist(), scores[b, n]) for n in range(lengths.shape[1])]
+        for b in range(len(max_lengths))
+    ]
+
+
+# P(A EOS) = 0.6 · 0.4 = 0.24, P(B EOS) = 0.4 · 0.9 = 0.36; A looks better at first.
+GARDEN_PATH = {
+    BOS: {A: 0.6, B: 0.4},
+    A: {EOS: 0.4, A: 0.3, B: 0.3},
+    B: {EOS: 0.9, A: 0.1},
+}
+
+
+def test_a_beam_of_one_is_greedy_and_two_see_further():
+    [[(ids, score)]] = toy_search(GARDEN_PATH, [6], beam_size=1, length_penalty=0.0)
+    assert ids == [A, EOS]
+    np.testing.assert_allclose(score, np.log(0.24), rtol=1e-6)
+    [[(ids, score)]] = toy_search(GARDEN_PATH, [6], beam_size=2, length_penalty=0.0)
+    assert ids == [B, EOS]
+    np.testing.assert_allclose(score, np.log(0.36), rtol=1e-6)
+
+
+def test_n_best_come_in_order_with_normalised_scores():
+    # With α = 1 and EOS counted, two tokens weigh (5 + 2)/6 and three 8/6.
+    # Third best: A A EOS = 0.6 · 0.3 · 0.4 = 0.072 against A B EOS = 0.6 · 0.3 · 0.9 = 0.162.
+    [hypotheses] = toy_search(GARDEN_PATH, [3], beam_size=4, n_best=4, length_penalty=1.0)
+    assert [ids for ids, _ in hypotheses] == [[B, EOS], [A, EOS], [A, B, EOS], [A, A, EOS]]
+    expected = [np.log(0.36) * 6 / 7, np.log(0.24) * 6 / 7]
+    expected += [np.log(0.162) * 6 / 8, np.log(0.072) * 6 / 8]
+    # 0.162 in three tokens scores -1.365, 0.24 in two -1.223: the order above.
+    np.testing.assert_allclose([score for _, score in hypotheses], expected, rtol=1e-6)
+
+
+def test_the_longest_length_ends_by_eos_at_its_own_probability():
+    # ln 0.1 = -2.30; ln(0.9 · 0.1) · 6/7 = -2.06; ln(0.81 · 0.1) · 6/8 = -1.88: longer is better.
+    chain = {BOS: {A: 0.9, EOS: 0.1}, A: {A: 0.9, EOS: 0.1}}
+    [[(ids, score)], [(short, _)]] = toy_search(chain, [3, 1], beam_size=2, length_penalty=1.0)
+    assert ids == [A, A, EOS]
+    np.testing.assert_allclose(score, np.log(0.081) * 6 / 8, rtol=1e-6)
+    assert short == [EOS]
+    [[(ids, _)]] = toy_search(chain, [3], beam_size=2, length_penalty=0.0)
+    assert ids == [EOS]
+
+
+def test_ties_go_to_the_lower_beam_and_id():
+    even = {newest: {EOS: 1 / 3, A: 1 / 3, B: 1 / 3} for newest in (BOS, A, B)}
+    [hypotheses] = toy_search(even, [3], beam_size=2, n_best=4, length_penalty=0.0)
+    assert [ids for ids, _ in hypotheses] == [[EOS], [A, EOS], [B, EOS], [A, A, EOS]]
+
+
+def test_what_was_not_found_is_empty():
+    # One token leaves room for EOS alone.
+    [hypotheses] = toy_search(GARDEN_PATH | {BOS: {EOS: 0.5, A: 0.5}}, [1], n_best=3)
+    np.testing.assert_allclose(hypotheses[0][1], np.log(0.5), rtol=1e-6)
+    assert hypotheses[0][0] == [EOS]
+    assert hypotheses[1:] == [([], -np.inf)] * 2
+
+
+def test_pad_bos_and_unk_are_never_generated():
+    tempting = {newest: {PAD: 0.3, BOS: 0.2, UNK: 0.3, A: 0.1, EOS: 0.1} for newest in (BOS, A)}
+    [hypotheses] = toy_search(tempting, [5], beam_size=3, n_best=5)
+    assert {i for ids, _ in hypotheses for i in ids} == {A, EOS}
+    # Nothing is renormalised: the model's own log-probabilities count.
+    scores = {len(ids): score for ids, score in hypotheses}
+    np.testing.assert_allclose(scores[1], np.log(0.1), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("beam_size", 0), ("n_best", 0), ("length_penalty", -1.0), ("length_offset", 0)],
+)
+def test_bad_params(field, value):
+    with pytest.raises(ValueError, match=rf"{field} .*must be >=|{field} >= 1.*got .*{value}"):
+        BeamSearchParams(**{field: value})
+
+
+class Tiny:
+    """A random MoE Transformer, sharpened so that its hypotheses differ, and its compiled parts."""
+
+    def __init__(self, vocab_size, seed):
+        self.model = Transformer(
+            params=TransformerParams(
+                num_encoder_layers=2,
+                num_decoder_layers=2,
+                model_dim=16,
+                hidden_dim=32,
+                num_heads=2,
+                head_dim=8,
+                moe=MoEParams(num_experts=4),
+            ),
+            source_vocab_size=20,
+            target_vocab_size=vocab_size,
+        )
+        self.theta = init_theta(self.model.weights(), seed)
+        self.theta.decoder.embedding.table *= 2.5
+        self._fprop = tf.function(self._log_probs, input_signature=[IDS, IDS], autograph=False)
+        self.compiled = functools.cache(self._compile)
+
+    def _log_probs(self, source, prefixes):
+        segments = tf.ones_like(source), tf.ones_like(prefixes)
+        logits = self.model.fprop(
+            self.theta, source, segments[0], prefixes, segments[1], EVALUATION
+        ).outputs
+        return tf.nn.log_softmax(logits)
+
+    def next_log_probs(self, source, prefixes):
+        """float32 [K, V] after K prefixes of one length, each read from its beginning."""
+        inputs = tf.constant([[BOS, *ids] for ids in prefixes])
+        return self._fprop(tf.constant([source] * len(prefixes)), inputs).numpy()[:, -1]
+
+    def _compile(self, params):
+        def translate(source, lengths):
+            return beam_search(self.model, self.theta, source, lengths, params)
+
+        signature = [IDS, tf.TensorSpec([None], tf.int32)]
+        return tf.function(translate, input_signature=signature, autograph=False)
+
+    def search(self, sources, params, padding=0):
+        """[[(ids, score)]] for a batch of sentences of any lengths."""
+        width = max(map(len, sources)) + padding
+        rows = np.array([s + [PAD] * (width - len(s)) for s in sources], np.int32)
+        output = self.compiled(params)(tf.constant(rows), tf.constant([len(s) for s in sources]))
+        ids, lengths, scores = (x.numpy() for x in output)
+        return [
+            [(ids[b, n, : lengths[b, n]].tolist(), scores[b, n]) for n in range(params.n_best)]
+            for b in range(len(sources))
+        ]
+
+
+@functools.cache
+def tiny(vocab_size=12, seed=3):
+    return Tiny(vocab_size, seed)
+
+
+def reference_search(model, source, params):
+    """The same search in plain Python: a list of prefixes, no cache, no early end."""
+    longest = int(np.ceil(params.length_ratio * len(source))) + params.length_offset
+    living, finished = [((), 0.0)], []
+    for length in range(1, longest + 1):
+        log_probs = model.next_log_probs(source, [ids for ids, _ in living])
+        penalty = ((5 + length) / 6) ** params.length_penalty
+        grown = []
+        for (ids, total), row in zip(living, log_probs, strict=True):
+            finished.append(([*ids, EOS], (total + row[EOS]) / penalty))
+            grown += [((*ids, v), total + row[v]) for v in range(4, len(row))]
+        living = sorted(grown, key=lambda h: -h[1])[: params.beam_size]
+    return sorted(finished, key=lambda h: -h[1])[: params.n_best]
+
+
+def sentences(lengths, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(4, 20, n).tolist() for n in lengths]
+
+
+def assert_same(ours, expected, tolerance=1e-4):
+    assert [ids for ids, _ in ours] == [ids for ids, _ in expected]
+    np.testing.assert_allclose([s for _, s in ours], [s for _, s in expected], atol=tolerance)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("beam_size", [1, 2, 4, 8])
+def test_equals_a_plain_beam_search(beam_size, alpha):
+    params = BeamSearchParams(
+        beam_size=beam_size, n_best=3, length_penalty=alpha, length_ratio=1.0, length_offset=4
+    )
+    sources = sentences([1, 2, 4, 6, 6, 3])
+    lengths = set()
+    for source, hypotheses in zip(sources, tiny().search(sources, params), strict=True):
+        assert_same(hypotheses, reference_search(tiny(), source, params))
+        lengths |= {len(ids) for ids, _ in hypotheses}
+    assert len(lengths) >= 3, "the test wants hypotheses of many lengths"
+
+
+def test_a_beam_wider_than_the_language_searches_all_of_it():
+    # Two words and at most three of them: 2 + 4 + 8 prefixes and the empty one are every sentence.
+    model, params = (
+        tiny(6),
+        BeamSearchParams(beam_size=8, n_best=15, length_ratio=0.0, length_offset=4),
+    )
+    for source in sentences([3, 5]):
+        [hypotheses] = model.search([source], params)
+        assert_same(hypotheses, reference_search(model, source, params))
+        assert len({tuple(ids) for ids, _ in hypotheses}) == 15
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_a_translation_depends_on_its_sentence_alone(alpha):
+    params = BeamSearchParams(n_best=2, length_penalty=alpha, length_offset=5)
+    sources = sentences([1, 7, 3, 5, 2, 7, 4, 6], seed=1)
+    alone = [tiny().search([source], params)[0] for source in sources]
+    for batch in (sources, sources[::-1], sources[2:5]):
+        for padding in (0, 6):
+            for source, ours in zip(batch, tiny().search(batch, params, padding), strict=True):
+                assert_same(ours, alone[sources.index(source)])
+
+
+def test_an_empty_batch_has_no_translations():
+    output = tiny().compiled(BeamSearchParams())(
+        tf.zeros([0, 3], tf.int32), tf.zeros([0], tf.int32)
+    )
+    assert output.ids.shape[0] == output.scores.shape[0] == 0
+
+
+def test_steps_score_like_teacher_forcing():
+    # Three hypotheses of each of two sentences, written beside each other into one cache.
+    model, theta = tiny().model, tiny().theta
+    rng = np.random.default_rng(2)
+    beams, steps = 3, 7
+    source = rng.integers(4, 20, [2, 5]).astype(np.int32)
+    targets = rng.integers(3, 12, [2, beams, steps]).astype(np.int32)
+    source_lengths = tf.constant([5, 2])
+    encoded = model.encode(theta, tf.constant(source), source_lengths)
+    caches = model.empty_caches(2, steps * beams, tf.float32)
+    own = np.arange(steps * beams) % beams == np.arange(beams)[:, None]
+    for t in range(steps):
+        visible = np.broadcast_to(own & (np.arange(steps * beams) // beams <= t), [2, *own.shape])
+        logits, caches = model.step(
+            theta, tf.constant(targets[..., t]), tf.constant(t), caches, visible, encoded
+        )
+        for k in range(beams):
+            segments = tf.sequence_mask(source_lengths, 5, tf.int32)
+            forced = targets[:, k]
+            expected = model.fprop(
+                theta, tf.constant(source), segments, forced, tf.ones_like(forced), EVALUATION
+            ).outputs
+            np.testing.assert_allclose(logits[:, k], expected[:, t], atol=2e-4)
+
+
+def test_lives_in_a_saved_model(tmp_path):
+    params = BeamSearchParams(beam_size=2)
+    module = tf.Module()
+    module.translate = tiny().compiled(params)
+    tf.saved_model.save(module, str(tmp_path))
+    source, lengths = tf.constant(sentences([4, 4])), tf.constant([4, 4])
+    loaded = tf.saved_model.load(str(tmp_path)).translate(source, lengths)
+    np.testing.assert_array_equal(loaded[0], module.translate(source, lengths).ids)

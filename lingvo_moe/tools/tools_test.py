@@ -1,0 +1,139 @@
+"""The tools as their users run them: in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lingvo_moe.testing.tiny_world import CORPUS, SHRINK
+
+TINY = [f"--set={text}" for text in SHRINK]
+
+
+def _run(tool, *arguments, stdin=None):
+    command = [sys.executable, "-m", f"lingvo_moe.tools.{tool}", *map(str, arguments)]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=300)
+
+
+def _succeed(tool, *arguments, stdin=None):
+    result = _run(tool, *arguments, stdin=stdin)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def _error(tool, *arguments):
+    result = _run(tool, *arguments)
+    assert result.returncode == 1
+    lines = result.stderr.strip().splitlines()
+    assert lines[-1].startswith("error: ")
+    assert "Traceback" not in result.stderr
+    return lines[-1]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    output = tmp_path_factory.mktemp("tools") / "data"
+    sizes = ("--source_vocab_size=400", "--target_vocab_size=300")
+    result = _succeed("prepare", f"--corpus={CORPUS}", f"--output={output}", *sizes)
+    assert "qna-en" in result.stdout
+    return output
+
+
+@pytest.fixture(scope="module")
+def logdir(data):
+    path = data.parent / "model"
+    steps = ("--max_steps=2", "--set=train.eval_every=2")
+    result = _succeed(
+        "train", "--model=tiny.MoE", f"--data={data}", f"--logdir={path}", *TINY, *steps
+    )
+    assert "step 2/2  loss " in result.stderr
+    assert "Done at step 2" in result.stderr
+    return path
+
+
+def test_the_exported_model_equals_translate_without_this_package(data, logdir):
+    sentences = (CORPUS / "test" / "qna-en.qna").read_text() + "\n" + "kara\n"
+    ours = _succeed("translate", f"--logdir={logdir}", "--to=en", stdin=sentences).stdout
+    output = data.parent / "export"
+    _succeed("export", "--model=tiny.MoE", f"--logdir={logdir}", f"--output={output}")
+    # -I ignores PYTHONPATH and the working directory; the finder makes sure of an installed one.
+    client = (
+        "import importlib.abc, runpy, sys\n"
+        "class Refuse(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        assert name.partition('.')[0] != 'lingvo_moe', name\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        f"runpy.run_path({str(output / 'translate.py')!r}, run_name='__main__')\n"
+    )
+    served = subprocess.run(
+        [sys.executable, "-I", "-c", client],
+        input=sentences,
+        capture_output=True,
+        text=True,
+        cwd="/",
+        timeout=300,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+    )
+    assert served.returncode == 0, served.stderr
+    assert served.stdout.splitlines() == ours.splitlines()
+    assert len(ours.splitlines()) == 22
+    assert ours.splitlines()[20] == ""
+
+
+def test_evaluate_writes_a_report(data, logdir):
+    output = data.parent / "report"
+    result = _succeed(
+        "evaluate", f"--logdir={logdir}", f"--data={data}", f"--output={output}", "--pairs=qna-en"
+    )
+    assert "qna-en" in result.stdout
+    report = json.loads((output / "report.json").read_text())
+    assert (report["model"], report["checkpoint_step"], report["split"]) == ("tiny.MoE", 2, "test")
+    assert [(p["pair"], p["test_examples"]) for p in report["pairs"]] == [("qna-en", 20)]
+    for name in ("delta_bleu.png", "index.html"):
+        assert (output / name).stat().st_size > 1000
+
+
+def test_scores_and_n_best(logdir):
+    out = _succeed("translate", f"--logdir={logdir}", "--n_best=3", "kara", "mira").stdout
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert len(rows) == 6
+    scores = [float(score) for score, _ in rows]
+    assert scores[:3] == sorted(scores[:3], reverse=True)
+
+
+def test_models_lists_and_shows():
+    listed = _succeed("models").stdout
+    assert "m4.MoE2048E36L" in listed
+    assert " 619B " in listed
+    shown = _succeed("models", "--show=m4.MoE128E12L", "--set=train.seed=7").stdout
+    assert "model.moe.num_experts : 128\n" in shown
+    assert "train.seed : 7\n" in shown
+
+
+class TestBadInput:
+    """One clear line and exit status 1."""
+
+    def test_unknown_model(self, data, tmp_path):
+        arguments = (f"--data={data}", f"--logdir={tmp_path}")
+        message = _error("train", "--model=tiny.Mo", *arguments)
+        assert "Unknown model 'tiny.Mo'. Did you mean 'tiny.MoE'" in message
+
+    def test_unknown_pair(self, data, logdir, tmp_path):
+        arguments = (f"--logdir={logdir}", f"--data={data}", f"--output={tmp_path}")
+        assert "Unknown pair 'qna-fr'" in _error("evaluate", *arguments, "--pairs=qna-fr")
+
+    def test_no_dataset(self, tmp_path):
+        arguments = (f"--data={tmp_path}", f"--logdir={tmp_path}")
+        assert "holds no dataset" in _error("train", "--model=tiny.MoE", *arguments)
+
+    def test_uneven_files(self, tmp_path):
+        train = tmp_path / "corpus" / "train"
+        train.mkdir(parents=True)
+        (train / "de-en.de").write_text("eins\nzwei\n")
+        (train / "de-en.en").write_text("one\n")
+        message = _error("prepare", f"--corpus={train.parent}", f"--output={tmp_path / 'data'}")
+        assert "has 2 lines" in message
+        assert not Path(tmp_path / "data").exists()
