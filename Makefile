@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 DEMO := build/demo
 TRAINED_ON := --data=$(DEMO)/data
 export TF_CPP_MIN_LOG_LEVEL ?= 2
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -ec
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow lint format golden bench clean
@@ -27,8 +29,10 @@ demo: setup  ## raw text to a served translator, in minutes: everything lands in
 	  --baselines=$(DEMO)/baselines --output=$(DEMO)/report
 	$(BIN)/lingvo-moe-export --model=tiny.MoE --logdir=$(DEMO)/models/tiny.MoE --output=$(DEMO)/export
 	@echo 'Three test sentences through the export, in a process that knows TensorFlow alone:'
-	cd $(DEMO) && head -qn1 data_raw/test/qna-en.qna data_raw/test/qka-en.qka data_raw/test/qtu-en.qtu | tee /dev/stderr \
-	  | $(CURDIR)/$(BIN)/python -I export/translate.py
+	@head -qn1 $(DEMO)/data_raw/test/qna-en.qna $(DEMO)/data_raw/test/qka-en.qka \
+	  $(DEMO)/data_raw/test/qta-en.qta > $(DEMO)/three.txt
+	@$(BIN)/python -I $(DEMO)/export/translate.py < $(DEMO)/three.txt 2> $(DEMO)/client.log \
+	  | paste $(DEMO)/three.txt - || (cat $(DEMO)/client.log; false)
 	@echo 'Open $(DEMO)/report/index.html'
 
 test: lint  ## lint, then the tests (minutes)

@@ -82,7 +82,7 @@ def test_shard_bounds():
 
 def test_unknown_pair_offers_the_nearest(dataset):
     assert dataset.pair("fr-en").index == 1
-    with pytest.raises(ValueError, match="Unknown pair 'dr-en'; this dataset has .*de-en"):
+    with pytest.raises(ValueError, match=r"Unknown pair 'dr-en'; this dataset has .*de-en"):
         dataset.pair("dr-en")
 
 
@@ -96,7 +96,9 @@ def test_no_dataset(tmp_path):
 
 def test_other_format(tmp_path):
     (tmp_path / "dataset.json").write_text('{"format": 99}')
-    with pytest.raises(ValueError, match="is of format 99; this version reads 1. Prepare the data"):
+    with pytest.raises(
+        ValueError, match=r"is of format 99; this version reads 1\. Prepare the data"
+    ):
         Dataset.load(tmp_path)
 
 

@@ -1,3 +1,4 @@
+import functools
 import threading
 
 import numpy as np
@@ -34,6 +35,18 @@ def _make(directory, sizes, *, split="train", shards=1, length=4):
             write_shard(directory / shard, examples[start:end])
         pairs.append(PairInfo(name, f"x{index}", "en", index, {split: size}, {split: names}))
     return Dataset(directory, tuple(pairs), {"en": 4}, {}, {})
+
+
+@pytest.fixture
+def quick_reads(monkeypatch):
+    """Keeps shards in memory: a few examples a shard mean a new shard at nearly every example."""
+
+    @functools.cache
+    def read(directory, shard):
+        return original(Dataset(directory, (), {}, {}, {}), shard)
+
+    original = Dataset.read_shard
+    monkeypatch.setattr(Dataset, "read_shard", lambda self, shard: read(self.directory, shard))
 
 
 def _unpack(batch):
@@ -78,6 +91,7 @@ def test_pairs_come_as_often_as_their_probability(tmp_path):
     assert np.allclose(np.bincount(pairs) / len(pairs), [1 / 6, 2 / 6, 3 / 6], atol=0.035)
 
 
+@pytest.mark.usefixtures("quick_reads")
 def test_segments_are_examples(tmp_path):
     dataset = _make(tmp_path, [5, 9], shards=2)
     known = _of_dataset(dataset, "train")
@@ -99,6 +113,7 @@ def test_an_epoch_is_every_example_once_in_another_order(tmp_path):
     assert int(stream.example(3).source[1]) - 10 == epochs[0][3]  # by number, backwards too
 
 
+@pytest.mark.usefixtures("quick_reads")
 @pytest.mark.parametrize("pairs", [(), ("x1-en",)])
 def test_resuming_anywhere_gives_the_same_batches(tmp_path, pairs):
     # 40 batches of ~8 examples go through every shard and many epochs of the small pairs.

@@ -49,7 +49,7 @@ class Einsum(Dispatcher):
 
     def __call__(self, inputs, routing, capacity, experts, theta):
         num_experts = next(iter(theta.values())).shape[0]
-        capacity = capacity or inputs.shape[1]
+        capacity = capacity or inputs.shape[1] or tf.shape(inputs)[1]
         combine = self._one_hot(routing, num_experts, capacity)  # [G, S, E, C]
         combine = annotate(tf.cast(combine, inputs.dtype), "GSEC")
         dispatch = tf.cast(combine > 0, inputs.dtype)

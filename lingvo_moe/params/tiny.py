@@ -17,7 +17,6 @@ class _Tiny:
     max_steps = 900
     eval_every = 300
     patience: int | None = None
-    batch_size = 32
 
     def params(self) -> TranslationParams:
         """The frozen params."""
@@ -33,8 +32,8 @@ class _Tiny:
             ),
             source_vocab_size=1536,
             target_vocab_size=768,
-            input=InputParams(batch_size=self.batch_size, source_length=48, target_length=32),
-            optimizer=Adafactor(schedule=InverseSquareRoot(learning_rate=1.0, warmup_steps=400)),
+            input=InputParams(batch_size=32, source_length=48, target_length=32),
+            optimizer=Adafactor(schedule=InverseSquareRoot(learning_rate=1.0, warmup_steps=1000)),
             train=TrainParams(
                 max_steps=self.max_steps,
                 log_every=25,
@@ -64,4 +63,3 @@ class Bilingual(_Tiny):
     max_steps = 300
     eval_every = 50
     patience = 2
-    batch_size = 16

@@ -1,0 +1,157 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.core.layer import init_theta
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.gatings.base import Routing
+from lingvo_moe.layers.dispatch import Einsum, Gather, Ragged
+from lingvo_moe.layers.feed_forward import FeedForward
+
+GROUPS, TOKENS, EXPERTS, MODEL = 2, 9, 4, 6
+LAYER = FeedForward(model_dim=MODEL, hidden_dim=5, num_experts=EXPERTS)
+DISPATCHERS = [Einsum(), Gather(), Ragged()]
+
+
+def make_routing(expert, wanted, capacity, rng):
+    """A Routing of given experts [G, S, K]: places in order of tokens, random weights."""
+    position = np.zeros_like(expert)
+    for group in range(expert.shape[0]):
+        queue = np.zeros(EXPERTS, int)
+        for k in range(expert.shape[2]):
+            for token in range(expert.shape[1]):
+                if wanted[group, token, k]:
+                    position[group, token, k] = queue[expert[group, token, k]]
+                    queue[expert[group, token, k]] += 1
+    dispatched = wanted if capacity is None else wanted & (position < capacity)
+    weight = np.where(dispatched, rng.uniform(0.1, 1.0, expert.shape), 0.0)
+    return Routing(
+        tf.constant(expert, tf.int32),
+        tf.constant(position, tf.int32),
+        tf.constant(weight, tf.float32),
+        tf.constant(dispatched),
+        tf.constant(0.0),
+        NestedMap(),
+    )
+
+
+def random_experts(rng, choices):
+    """Distinct experts for the choices of a token, [G, S, K]."""
+    return rng.permuted(np.tile(np.arange(EXPERTS), (GROUPS, TOKENS, 1)), axis=2)[..., :choices]
+
+
+def routings():
+    """(name, routing, capacity)."""
+    rng = np.random.default_rng(0)
+    everyone = np.ones([GROUPS, TOKENS, 1], bool)
+    padded = everyone & (np.arange(TOKENS) < 6)[None, :, None]
+    for choices in (1, 2):
+        experts = random_experts(rng, choices)
+        same = np.broadcast_to(np.arange(choices), experts.shape)
+        some = rng.uniform(size=experts.shape) < 0.6
+        for name, expert, wanted, capacity in [
+            ("no limit", experts, everyone, None),
+            ("padding", experts, padded, None),
+            ("drops", experts, everyone, 2),
+            ("padding and drops", experts, padded, 1),
+            ("choices not taken", experts, some, 3),
+            ("all to one", same, everyone, TOKENS),
+            ("all to one, drops", same, everyone, 1),
+            ("nobody", experts, np.zeros_like(everyone), 2),
+        ]:
+            wanted = np.broadcast_to(wanted, expert.shape)
+            yield pytest.param(
+                make_routing(expert, wanted, capacity, rng), capacity, id=f"k={choices}, {name}"
+            )
+
+
+def inputs_and_theta():
+    inputs = np.random.default_rng(1).normal(size=[GROUPS, TOKENS, MODEL])
+    return tf.constant(inputs, tf.float32), init_theta(LAYER.weights(), 0)
+
+
+def token_by_token(inputs, routing, theta):
+    """Σ_k weight · wo_e·relu(wi_e·x), one token and one choice at a time."""
+    outputs = np.zeros(inputs.shape)
+    wi, wo = theta.wi.numpy(), theta.wo.numpy()
+    for index in np.ndindex(*routing.expert.shape):
+        if routing.dispatched.numpy()[index]:
+            e, x = routing.expert.numpy()[index], inputs.numpy()[index[:2]]
+            outputs[index[:2]] += routing.weight.numpy()[index] * (np.maximum(x @ wi[e], 0) @ wo[e])
+    return outputs
+
+
+def everywhere(inputs, routing, capacity, experts, theta):
+    """Every expert on every token, masked afterwards: what the gradients are measured by."""
+    del capacity
+    rows = tf.tile(tf.reshape(inputs, [1, -1, MODEL]), [EXPERTS, 1, 1])
+    outputs = tf.reshape(experts(theta, rows), [EXPERTS, *inputs.shape])
+    weight = routing.weight * tf.cast(routing.dispatched, tf.float32)
+    return tf.einsum("GSKE,GSK,EGSM->GSM", tf.one_hot(routing.expert, EXPERTS), weight, outputs)
+
+
+def gradients(dispatcher, inputs, routing, capacity, theta):
+    upstream = tf.constant(np.random.default_rng(2).normal(size=inputs.shape), tf.float32)
+    sources = [inputs, theta.wi, theta.wo, routing.weight]
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        outputs = dispatcher(inputs, routing, capacity, LAYER.fprop, theta)
+        loss = tf.reduce_sum(outputs * upstream)
+    return tape.gradient(loss, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+
+@pytest.mark.parametrize("dispatcher", DISPATCHERS, ids=lambda d: type(d).__name__)
+@pytest.mark.parametrize(("routing", "capacity"), routings())
+def test_outputs_and_gradients(dispatcher, routing, capacity):
+    inputs, theta = inputs_and_theta()
+    outputs = dispatcher(inputs, routing, capacity, LAYER.fprop, theta)
+    np.testing.assert_allclose(outputs, token_by_token(inputs, routing, theta), atol=1e-5)
+    ours = gradients(dispatcher, inputs, routing, capacity, theta)
+    expected = gradients(everywhere, inputs, routing, capacity, theta)
+    for name, got, wanted in zip(["inputs", "wi", "wo", "weight"], ours, expected, strict=True):
+        np.testing.assert_allclose(got, wanted, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("dispatcher", DISPATCHERS, ids=lambda d: type(d).__name__)
+def test_shapes_may_be_unknown(dispatcher):
+    inputs, theta = inputs_and_theta()
+    rng = np.random.default_rng(0)
+    wanted = np.ones([GROUPS, TOKENS, 2], bool)
+    routing = make_routing(random_experts(rng, 2), wanted, None, rng)
+
+    @tf.function(
+        autograph=False,
+        input_signature=[
+            tf.TensorSpec([None, None, MODEL], tf.float32),
+            *[tf.TensorSpec([None, None, 2], x.dtype) for x in routing[:4]],
+        ],
+    )
+    def dispatch(inputs, *choices):
+        rest = Routing(*choices, routing.aux_loss, routing.stats)
+        return dispatcher(inputs, rest, None, LAYER.fprop, theta)
+
+    expected = token_by_token(inputs, routing, theta)
+    np.testing.assert_allclose(dispatch(inputs, *routing[:4]), expected, atol=1e-5)
+
+
+def test_ragged_ignores_capacity():
+    # What the routing dispatched is computed, though it stands beyond place 0.
+    inputs, theta = inputs_and_theta()
+    rng = np.random.default_rng(0)
+    wanted = np.ones([GROUPS, TOKENS, 1], bool)
+    routing = make_routing(random_experts(rng, 1), wanted, None, rng)
+    outputs = Ragged()(inputs, routing, 1, LAYER.fprop, theta)
+    np.testing.assert_allclose(outputs, token_by_token(inputs, routing, theta), atol=1e-5)
+
+
+@pytest.mark.parametrize("dispatcher", DISPATCHERS, ids=lambda d: type(d).__name__)
+def test_bfloat16_in_and_out(dispatcher):
+    inputs, theta = inputs_and_theta()
+    rng = np.random.default_rng(0)
+    wanted = np.ones([GROUPS, TOKENS, 2], bool)
+    routing = make_routing(random_experts(rng, 2), wanted, 4, rng)
+    half = theta.map(lambda w: tf.cast(w, tf.bfloat16))
+    outputs = dispatcher(tf.cast(inputs, tf.bfloat16), routing, 4, LAYER.fprop, half)
+    assert outputs.dtype == tf.bfloat16
+    expected = token_by_token(inputs, routing, theta)
+    np.testing.assert_allclose(tf.cast(outputs, tf.float32), expected, atol=0.1)

@@ -1,0 +1,29 @@
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.core.layer import init_theta
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.layers.embedding import Embedding
+
+TABLE = NestedMap(table=tf.constant([[1.0, 0, 0, 0], [0, 2.0, 0, 0], [0, 0, 3.0, 4.0]]))
+LAYER = Embedding(vocab_size=3, model_dim=4)
+
+
+def test_lookup_and_logits_share_the_table():
+    np.testing.assert_array_equal(
+        LAYER.lookup(TABLE, tf.constant([[2, 0]])), [[[0, 0, 3, 4], [1, 0, 0, 0]]]
+    )
+    # [1, 1, 1, 1] against each row, times 4^-1/2.
+    logits = LAYER.logits(TABLE, tf.ones([1, 1, 4]))
+    np.testing.assert_array_equal(logits, [[[0.5, 1.0, 3.5]]])
+
+
+def test_logits_are_float32():
+    half = TABLE.map(lambda w: tf.cast(w, tf.bfloat16))
+    assert LAYER.logits(half, tf.ones([1, 1, 4], tf.bfloat16)).dtype == tf.float32
+
+
+def test_starts_normal():
+    layer = Embedding(vocab_size=200, model_dim=100)
+    table = init_theta(layer.weights(), 0).table
+    np.testing.assert_allclose([np.mean(table), np.std(table)], [0, 1], atol=0.02)

@@ -1,0 +1,139 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.core.layer import EVALUATION, Context, count_weights, init_theta
+from lingvo_moe.gatings.top_2 import Top2
+from lingvo_moe.layers.feed_forward import FeedForward
+from lingvo_moe.layers.moe import MoE, MoEParams
+
+MODEL, HIDDEN, EXPERTS = 8, 12, 4
+TRAINING = Context(tf.constant([5, 6]))
+UNLIMITED = MoEParams(
+    num_experts=EXPERTS, gating=Top2(second_expert="always"), capacity_factor=None
+)
+
+
+def layer(params=UNLIMITED, **changes):
+    return MoE(model_dim=MODEL, hidden_dim=HIDDEN, params=dataclasses.replace(params, **changes))
+
+
+def random_inputs(*shape, seed=0):
+    inputs = np.random.default_rng(seed).normal(size=[*shape, MODEL])
+    return tf.constant(inputs, tf.float32), tf.ones(shape, tf.bool)
+
+
+def test_one_network_in_every_expert_is_that_network():
+    # The two weights of a token sum to 1, so it cannot matter where it goes.
+    dense = FeedForward(model_dim=MODEL, hidden_dim=HIDDEN)
+    dense_theta = init_theta(dense.weights(), 1)
+    theta = init_theta(layer().weights(), 0)
+    theta.experts = dense_theta.map(lambda w: tf.tile(w[None], [EXPERTS, 1, 1]))
+    inputs, mask = random_inputs(3, 10)
+    expected = tf.reshape(dense.fprop(dense_theta, tf.reshape(inputs, [-1, MODEL])), inputs.shape)
+    for context in (TRAINING, EVALUATION):
+        outputs = layer().fprop(theta, inputs, mask, context).outputs
+        np.testing.assert_allclose(outputs, expected, atol=1e-5)
+
+
+def test_dropped_tokens_and_padding_give_zero():
+    # Eight equal tokens want the same two experts; C = ceil(1 · 8 / 4) = 2, so two find room and
+    # 2 · 6 of the 16 choices are dropped.
+    theta = init_theta(layer().weights(), 0)
+    inputs = tf.tile(random_inputs(1, 1)[0], [1, 8, 1])
+    output = layer(capacity_factor=1.0).fprop(theta, inputs, tf.ones([1, 8], tf.bool), TRAINING)
+    kept = np.abs(output.outputs[0]).max(axis=1) > 0
+    np.testing.assert_array_equal(kept, [True] * 2 + [False] * 6)
+    np.testing.assert_allclose(output.stats.drop_rate, 0.75)
+    # Padding in front takes no place: the next two tokens find room.
+    mask = tf.constant([[False, False] + [True] * 6])
+    output = layer(capacity_factor=1.0).fprop(theta, inputs, mask, TRAINING)
+    kept = np.abs(output.outputs[0]).max(axis=1) > 0
+    np.testing.assert_array_equal(kept, [False] * 2 + [True] * 2 + [False] * 4)
+
+
+def test_groups_share_no_capacity():
+    theta = init_theta(layer().weights(), 0)
+    inputs, mask = random_inputs(2, 8)
+    two = layer(capacity_factor=0.5, num_groups=2)
+    together = two.fprop(theta, inputs, mask, TRAINING).outputs
+    one = layer(capacity_factor=0.5)
+    for row in range(2):
+        alone = one.fprop(theta, inputs[row : row + 1], mask[:1], TRAINING).outputs
+        np.testing.assert_allclose(together[row], alone[0], atol=1e-6)
+
+
+def test_evaluation_is_independent_of_batch_mates():
+    theta = init_theta(layer().weights(), 0)
+    lopsided = MoEParams(num_experts=EXPERTS, num_groups=3, capacity_factor=0.25)
+    inputs, _ = random_inputs(5, 7)
+    mask = tf.sequence_mask([7, 3, 1, 5, 7], 7)
+    together = layer(lopsided).fprop(theta, inputs, mask, EVALUATION).outputs
+    for row, length in enumerate([7, 3, 1, 5, 7]):
+        alone = inputs[row : row + 1, :length]
+        outputs = layer(lopsided).fprop(theta, alone, tf.ones([1, length], tf.bool), EVALUATION)
+        np.testing.assert_allclose(together[row, :length], outputs.outputs[0], atol=1e-5)
+        assert not np.any(together[row, length:])
+
+
+def test_evaluation_capacity_drops_when_asked():
+    theta = init_theta(layer().weights(), 0)
+    inputs = tf.tile(random_inputs(1, 1)[0], [1, 8, 1])
+    limited = layer(eval_capacity_factor=1.0)
+    output = limited.fprop(theta, inputs, tf.ones([1, 8], tf.bool), EVALUATION)
+    np.testing.assert_allclose(output.stats.drop_rate, 0.75)
+
+
+def test_the_gate_learns_from_outputs_and_from_the_balance_loss():
+    theta = init_theta(layer().weights(), 0)
+    inputs, mask = random_inputs(2, 8)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(theta.gate)
+        output = layer().fprop(theta, inputs, mask, TRAINING)
+        total = tf.reduce_sum(output.outputs)
+    assert np.abs(tape.gradient(total, theta.gate)).max() > 1e-3
+    assert np.abs(tape.gradient(output.aux_loss, theta.gate)).max() > 1e-3
+
+
+def test_weights_are_counted_and_named():
+    weights = layer().weights()
+    assert count_weights(weights) == MODEL * EXPERTS + EXPERTS * 2 * MODEL * HIDDEN
+    dims = {path: spec.dims for path, spec in weights.flatten()}
+    assert dims == {"gate": "Me", "experts/wi": "EMH", "experts/wo": "EHM"}
+
+
+def test_uneven_groups_fail():
+    inputs, mask = random_inputs(3, 5)
+    theta = init_theta(layer().weights(), 0)
+    uneven = layer(num_groups=4, capacity_factor=2.0)
+    with pytest.raises(ValueError, match=r"3 x 5 = 15 tokens do not divide into num_groups=4"):
+        uneven.fprop(theta, inputs, mask, TRAINING)
+
+
+def test_a_capacity_needs_a_static_shape():
+    theta = init_theta(layer().weights(), 0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 5, MODEL])], autograph=False)
+    def train(inputs):
+        mask = tf.ones(tf.shape(inputs)[:2], tf.bool)
+        return layer(capacity_factor=2.0).fprop(theta, inputs, mask, TRAINING)
+
+    with pytest.raises(ValueError, match=r"capacity factor \(2.0\) needs a static shape"):
+        train.get_concrete_function()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_experts": 0}, "num_experts must be >= 1, got 0"),
+        ({"every_n": 0}, "every_n must be >= 1, got 0"),
+        ({"num_groups": 0}, "num_groups must be >= 1, got 0"),
+        ({"capacity_factor": 0.0}, "capacity_factor must be > 0, or None for no limit, got 0.0"),
+        ({"eval_capacity_factor": -1.0}, "eval_capacity_factor must be > 0.*got -1.0"),
+    ],
+)
+def test_bad_params(change, message):
+    with pytest.raises(ValueError, match=message):
+        MoEParams(**{"num_experts": 4, **change})

@@ -1,0 +1,184 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.core.layer import EVALUATION, Context, count_weights, init_theta
+from lingvo_moe.gatings.top_2 import Top2
+from lingvo_moe.layers.moe import MoEParams
+from lingvo_moe.layers.transformer import Transformer, TransformerParams
+
+SOURCE_VOCAB, TARGET_VOCAB = 19, 13
+PARAMS = TransformerParams(
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+    model_dim=16,
+    hidden_dim=24,
+    num_heads=2,
+    head_dim=8,
+    moe=MoEParams(num_experts=4, hidden_dim=20),
+)
+TRAINING = Context(tf.constant([1, 2]))
+
+
+def transformer(**changes):
+    return Transformer(
+        params=dataclasses.replace(PARAMS, **changes),
+        source_vocab_size=SOURCE_VOCAB,
+        target_vocab_size=TARGET_VOCAB,
+    )
+
+
+MODEL = transformer()
+THETA = init_theta(MODEL.weights(), 0)
+
+
+def sentence_pair(source_length, target_length, seed):
+    rng = np.random.default_rng(seed)
+    return rng.integers(4, SOURCE_VOCAB, source_length), rng.integers(
+        4, TARGET_VOCAB, target_length
+    )
+
+
+PAIRS = [sentence_pair(4, 3, 0), sentence_pair(2, 5, 1), sentence_pair(5, 1, 2)]
+
+
+def row(pairs, source_length, target_length):
+    """The four int32 inputs [1, …] of `fprop`, the pairs packed into one row."""
+    rows = []
+    for side, length in enumerate([source_length, target_length]):
+        ids = np.concatenate([pair[side] for pair in pairs])
+        segments = np.repeat(np.arange(1, len(pairs) + 1), [len(pair[side]) for pair in pairs])
+        rows += [np.pad(x, (0, length - len(x)))[None].astype(np.int32) for x in (ids, segments)]
+    return [tf.constant(x) for x in rows]
+
+
+def logits(rows, context=EVALUATION, model=MODEL, theta=THETA):
+    return model.fprop(theta, *rows, context).outputs
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+def test_packed_sentences_equal_separate_ones(padding):
+    packed = logits(row(PAIRS, 11 + padding, 9 + padding))
+    start = 0
+    for pair in PAIRS:
+        length = len(pair[1])
+        alone = logits(row([pair], len(pair[0]), length))
+        np.testing.assert_allclose(packed[:, start : start + length], alone, atol=1e-5)
+        start += length
+
+
+def test_padding_and_batch_mates_change_nothing():
+    batch = [
+        tf.concat(parts, axis=0) for parts in zip(*(row([p], 8, 7) for p in PAIRS), strict=True)
+    ]
+    together = logits(batch)
+    for b, pair in enumerate(PAIRS):
+        length = len(pair[1])
+        alone = logits(row([pair], len(pair[0]), length))
+        np.testing.assert_allclose(together[b, :length], alone[0], atol=1e-5)
+
+
+def test_later_target_tokens_change_nothing_earlier():
+    source, source_segments, target, target_segments = row(PAIRS[1:2], 2, 5)
+    changed = tf.concat([target[:, :3], 4 + (target[:, 3:] - 3) % 9], axis=1)
+    before = logits([source, source_segments, target, target_segments])
+    after = logits([source, source_segments, changed, target_segments])
+    np.testing.assert_allclose(before[:, :3], after[:, :3], atol=1e-6)
+    assert np.abs(before - after)[:, 3:].max() > 1e-3
+
+
+def test_every_source_token_counts():
+    source, *rest = row(PAIRS[:1], 4, 3)
+    before = logits([source, *rest])
+    for i in range(4):
+        changed = tf.where(tf.range(4) == i, 4 + (source - 3) % 15, source)
+        assert np.abs(logits([changed, *rest]) - before).max() > 1e-4
+
+
+def test_randomness_is_off_in_evaluation_and_follows_the_seed_in_training():
+    rows = row(PAIRS, 12, 12)
+    np.testing.assert_array_equal(logits(rows), logits(rows))
+    np.testing.assert_array_equal(logits(rows, TRAINING), logits(rows, TRAINING))
+    other = Context(tf.constant([1, 3]))
+    assert np.abs(logits(rows, TRAINING) - logits(rows, other)).max() > 1e-2
+    assert np.abs(logits(rows, TRAINING) - logits(rows)).max() > 1e-2
+
+
+def test_training_without_its_randomness_is_evaluation():
+    gating = Top2(second_expert="always")
+    moe = dataclasses.replace(PARAMS.moe, gating=gating, capacity_factor=None)
+    calm = transformer(dropout_rate=0.0, moe=moe)
+    rows = row(PAIRS, 12, 12)
+    np.testing.assert_allclose(logits(rows, TRAINING, calm), logits(rows), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("every_n", "expected"),
+    [(1, [True] * 4), (2, [False, True, False, True]), (3, [False, False, True, False])],
+)
+def test_every_nth_layer_is_moe(every_n, expected):
+    moe = MoEParams(num_experts=4, every_n=every_n)
+    model = transformer(num_encoder_layers=4, num_decoder_layers=4, moe=moe)
+    for stack in (model.encoder, model.decoder):
+        assert [layer.is_moe for layer in stack.layers.values()] == expected
+    weights = model.weights()
+    assert ["gate" in weights.encoder[f"layer_{i:02d}"].feed_forward for i in range(4)] == expected
+
+
+def test_weights_are_counted():
+    m, h, a, heads = 16, 24, 2 * 8, 2
+    attention, dense = 4 * m * a, 2 * m * h
+    moe = m * 4 + 4 * 2 * m * 20
+    stack = 32 * heads + m  # relative bias, final norm
+    encoder = stack + SOURCE_VOCAB * m + 2 * (attention + 2 * m) + dense + moe
+    decoder = stack + TARGET_VOCAB * m + 2 * (2 * attention + 3 * m) + dense + moe
+    assert count_weights(MODEL.weights()) == encoder + decoder
+
+
+def test_statistics_and_balance_loss_come_from_the_moe_layers():
+    output = MODEL.fprop(THETA, *row(PAIRS, 12, 12), EVALUATION)
+    assert {side: list(stats) for side, stats in output.stats.items()} == {
+        "encoder": ["layer_01"],
+        "decoder": ["layer_01"],
+    }
+    assert output.stats.encoder.layer_01.load.shape == [4]
+    # Two layers, each between 1 (balanced) and E = 4 (one expert takes all), near enough.
+    assert 1.5 < output.aux_loss < 8.0
+    dense = transformer(moe=None)
+    output = dense.fprop(init_theta(dense.weights(), 0), *row(PAIRS, 12, 12), EVALUATION)
+    assert output.aux_loss == 0.0
+    assert output.stats == {"encoder": {}, "decoder": {}}
+
+
+def test_every_weight_learns():
+    rows = row(PAIRS, 12, 12)
+    leaves = dict(THETA.flatten())
+    with tf.GradientTape() as tape:
+        tape.watch(leaves)
+        output = MODEL.fprop(THETA, *rows, TRAINING)
+        loss = tf.reduce_sum(tf.square(output.outputs)) + output.aux_loss
+    for name, gradient in tape.gradient(loss, leaves).items():
+        assert gradient is not None, name
+        assert np.abs(tf.convert_to_tensor(gradient)).max() > 0, name
+
+
+def test_bfloat16_activations_are_close():
+    rows = row(PAIRS, 12, 12)
+    half = logits(rows, theta=THETA.map(lambda w: tf.cast(w, tf.bfloat16)))
+    assert half.dtype == tf.float32
+    assert np.abs(half - logits(rows))[0, :9].mean() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_encoder_layers": 0}, "num_encoder_layers must be >= 1, got 0"),
+        ({"hidden_dim": 0}, "hidden_dim must be >= 1, got 0"),
+        ({"dropout_rate": 1.0}, r"dropout_rate must be in \[0, 1\), got 1.0"),
+    ],
+)
+def test_bad_params(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(PARAMS, **change)
