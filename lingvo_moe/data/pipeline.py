@@ -49,6 +49,9 @@ class TrainInput:
 
     Everything random follows from the seed and a few counters, the state: a restored input gives
     the very batches the first would have given.
+
+    Attributes:
+        skipped: how many drawn examples were longer than a row.
     """
 
     def __init__(self, dataset: Dataset, params: InputParams, seed: int):
@@ -71,7 +74,7 @@ class TrainInput:
         self._counters = np.zeros(len(chosen), np.int64)
         self._waiting: list[tuple[int, int]] = []  # (stream, its counter)
         self._drawn_chunk: tuple[int, np.ndarray] | None = None
-        self._skipped = 0
+        self.skipped, self._skipped_in_a_row = 0, 0
 
     def next_batch(self) -> NestedMap:
         """The next batch; see `Packer.batch`.
@@ -126,15 +129,16 @@ class TrainInput:
     def _place(self, packer, stream, counter):
         example = self._streams[stream].example(counter)
         if not packer.can_ever_hold(example):
-            self._skipped += 1
-            if self._skipped > _MOST_SKIPPED and packer.empty:
+            self.skipped += 1
+            self._skipped_in_a_row += 1
+            if self._skipped_in_a_row > _MOST_SKIPPED and packer.empty:
                 raise ValueError(
-                    f"{self._skipped} examples in a row do not fit rows of "
+                    f"{self._skipped_in_a_row} examples in a row do not fit rows of "
                     f"{self._params.source_length} and {self._params.target_length} tokens; raise "
                     f"input.source_length and input.target_length."
                 )
         elif packer.add(example, self._streams[stream].pair.index):
-            self._skipped = 0
+            self._skipped_in_a_row = 0
         else:
             self._waiting.append((stream, counter))
 
@@ -232,6 +236,7 @@ class Prefetcher:
             self._thread.start()
         batch, state = self._queue.get()
         if isinstance(batch, Exception):
+            self._queue.put((batch, state))  # whoever asks again gets the same answer
             raise batch
         self._state = state
         return batch

@@ -84,6 +84,7 @@ def beam_search(
     source_ids: tf.Tensor,
     source_lengths: tf.Tensor,
     params: BeamSearchParams,
+    num_pieces: int | None = None,
 ) -> BeamOutput:
     """Translates a batch; graph code, for any batch and source length.
 
@@ -94,6 +95,8 @@ def beam_search(
         source_lengths: int32 [B]. A sentence's longest translation follows from its own length, so
             its batch-mates have no part in it.
         params: how to search.
+        num_pieces: pieces of the target vocabulary; rows of the embedding table beyond them are
+            never generated. None where there are none.
     """
     source = model.encode(theta, source_ids, source_lengths)
     ratio = params.length_ratio * tf.cast(source_lengths, tf.float32)
@@ -103,7 +106,8 @@ def beam_search(
     caches = model.empty_caches(tf.shape(source_ids)[0], positions, dtype)
 
     def step_fn(token_ids, step, caches, visible):
-        return model.step(theta, token_ids, step, caches, visible, source)
+        logits, caches = model.step(theta, token_ids, step, caches, visible, source)
+        return logits[..., :num_pieces], caches
 
     return search(step_fn, caches, max_lengths, params)
 

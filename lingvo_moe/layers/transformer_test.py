@@ -152,6 +152,16 @@ def test_statistics_and_balance_loss_come_from_the_moe_layers():
     assert output.stats == {"encoder": {}, "decoder": {}}
 
 
+def test_padding_counts_in_no_statistic():
+    exact = MODEL.fprop(THETA, *row(PAIRS, 11, 9), EVALUATION)
+    padded = MODEL.fprop(THETA, *row(PAIRS, 30, 30), EVALUATION)
+    np.testing.assert_allclose(padded.aux_loss, exact.aux_loss, rtol=1e-5)
+    for (name, ours), (_, expected) in zip(
+        padded.stats.flatten(), exact.stats.flatten(), strict=True
+    ):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, err_msg=name)
+
+
 def test_every_weight_learns():
     rows = row(PAIRS, 12, 12)
     leaves = dict(THETA.flatten())

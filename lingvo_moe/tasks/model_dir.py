@@ -123,7 +123,8 @@ class ModelDir:
     @property
     def task(self) -> TranslationTask:
         """The model's task."""
-        return TranslationTask(self.params, len(self.pairs))
+        pieces = self.vocabulary("target").size
+        return TranslationTask(self.params, len(self.pairs), pieces)
 
     @property
     def checkpoints(self) -> Checkpointer:
@@ -158,8 +159,8 @@ class ModelDir:
                 )
 
     def _check_same_weights(self, there):
-        theirs = {name: spec.shape for name, spec in there.task.weights().flatten()}
-        for name, spec in self.task.weights().flatten():
+        theirs = {n: w.shape for n, w in TranslationTask(there.params).weights().flatten()}
+        for name, spec in TranslationTask(self.params).weights().flatten():
             if theirs.get(name) != spec.shape:
                 raise ValueError(
                     f"Weight {name!r} is {spec.shape} here and {theirs.get(name)} in {self.path}. "

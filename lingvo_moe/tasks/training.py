@@ -62,8 +62,9 @@ def train_model(
 def run_training(model_dir: ModelDir, dataset: Dataset, runtime, report) -> TrainResult:
     """As `train_model`, with a logdir and a compiled runtime at hand."""
     params = model_dir.params
-    with Prefetcher(TrainInput(dataset, params.input, params.train.seed)) as batches:
-        return train(
+    source = TrainInput(dataset, params.input, params.train.seed)
+    with Prefetcher(source) as batches:
+        result = train(
             runtime,
             batches,
             params.train,
@@ -72,6 +73,12 @@ def run_training(model_dir: ModelDir, dataset: Dataset, runtime, report) -> Trai
             evaluate=_Evaluator(model_dir, dataset, runtime),
             report=report,
         )
+    if source.skipped:
+        report(
+            f"{source.skipped} drawn examples were longer than a row and left out; raise "
+            f"input.source_length or input.target_length to train on them."
+        )
+    return result
 
 
 def train_baselines(

@@ -61,10 +61,13 @@ class TranslationTask:
     Attributes:
         params: the model's params.
         num_pairs: P, how many language pairs the dataset has; per-pair metrics have this size.
+        num_pieces: pieces of the dataset's target vocabulary, at most target_vocab_size; None for
+            as many.
     """
 
     params: TranslationParams
     num_pairs: int = 1
+    num_pieces: int | None = None
 
     @property
     def transformer(self) -> Transformer:
@@ -148,6 +151,7 @@ class TranslationTask:
             source_ids,
             lengths,
             self.params.decoding,
+            self.num_pieces,
         )
 
     def _to_compute_dtype(self, theta):

@@ -1,0 +1,106 @@
+"""Training and decoding speed of tiny.MoE, side by side: ratios from runs that alternate.
+
+python benchmarks/training_step.py [--rounds=15]
+
+Machines differ and are noisy; the ratios of one run are what counts. The figures of a step are
+medians over the rounds, each round timing every variant once.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+import lingvo_moe.tools  # noqa: F401  (silences TensorFlow's greeting)
+from lingvo_moe.core import registry
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.params import override
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.tasks.training import train_step
+from lingvo_moe.tasks.translation import TranslationTask
+
+VARIANTS = {
+    "gather (the default)": (),
+    "einsum": ("model.moe.dispatcher=Einsum()",),
+    "ragged, no capacity": ("model.moe.dispatcher=Ragged()", "model.moe.capacity_factor=None"),
+    "64 experts, gather": ("model.moe.num_experts=64",),
+    "dense twin, half the work": ("model.moe=None",),
+}
+
+
+def median_seconds(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median wall time of each function, timed in turn so that drift hits all alike."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for round_number in range(rounds + 2):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if round_number >= 2:  # the first rounds compile and warm up
+                times[name].append(time.perf_counter() - start)
+    return {name: float(np.median(seconds)) for name, seconds in times.items()}
+
+
+def _runtime(overrides) -> tuple[Local, NestedMap]:
+    params = override(registry.get_params("tiny.MoE"), overrides)
+    task = TranslationTask(params)
+    runtime = Local(task, train_step(task))
+    runtime.initialize(0)
+    return runtime, _full_batch(params)
+
+
+def _full_batch(params) -> NestedMap:
+    rng = np.random.default_rng(0)
+    rows, p = params.input.batch_size, params.input
+
+    def ids(length, vocab_size):
+        return rng.integers(4, vocab_size, (rows, length)).astype(np.int32)
+
+    ones = np.ones((rows, p.target_length), np.int32)
+    return NestedMap(
+        source_ids=ids(p.source_length, params.source_vocab_size),
+        source_segment_ids=np.ones((rows, p.source_length), np.int32),
+        target_inputs=ids(p.target_length, params.target_vocab_size),
+        target_ids=ids(p.target_length, params.target_vocab_size),
+        target_segment_ids=ones,
+        pair_ids=0 * ones,
+    )
+
+
+def main() -> None:
+    """Prints one table for training and one for decoding."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    rounds = parser.parse_args().rounds
+    runtimes = {name: _runtime(overrides) for name, overrides in VARIANTS.items()}
+    steps = {n: lambda r=r, b=b: r.train(b).tokens.numpy() for n, (r, b) in runtimes.items()}
+    seconds = median_seconds(steps, rounds)
+    base, batch = next(iter(seconds.values())), next(iter(runtimes.values()))[1]
+    print("| training step | ms | target tokens/s | time / gather |\n|---|---|---|---|")
+    for name, value in seconds.items():
+        rate = batch.target_ids.size / value
+        print(f"| {name} | {1e3 * value:.0f} | {rate:,.0f} | {value / base:.2f} |")
+
+    runtime, _ = runtimes["gather (the default)"]
+    rng = np.random.default_rng(0)
+    source = rng.integers(4, 1000, (64, 16)).astype(np.int32)
+    lengths = np.full(64, 12, np.int32)
+    beams = {
+        f"beam {beam}": _decoder(runtime, f"decoding.beam_size={beam}", source, lengths)
+        for beam in (1, 4, 8)
+    }
+    seconds = median_seconds(beams, max(3, rounds // 5))
+    print("\n| decoding, 64 sentences, random weights, to the longest length | s | sentences/s |")
+    print("|---|---|---|")
+    for name, value in seconds.items():
+        print(f"| {name} | {value:.2f} | {64 / value:,.0f} |")
+
+
+def _decoder(trained: Local, text: str, source, lengths) -> Callable[[], object]:
+    runtime = Local(TranslationTask(override(registry.get_params("tiny.MoE"), [text])))
+    runtime.restore({name: value.numpy() for name, value in trained.state().items()})
+    return lambda: runtime.translate(source, lengths).scores.numpy()
+
+
+if __name__ == "__main__":
+    main()
