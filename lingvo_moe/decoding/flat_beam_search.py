@@ -101,7 +101,7 @@ def beam_search(
     source = model.encode(theta, source_ids, source_lengths)
     ratio = params.length_ratio * tf.cast(source_lengths, tf.float32)
     max_lengths = tf.cast(tf.math.ceil(ratio), tf.int32) + params.length_offset
-    dtype = theta.decoder.embedding.table.dtype
+    dtype = theta.encoder.embedding.table.dtype
     positions = _num_steps(max_lengths) * params.beam_size
     caches = model.empty_caches(tf.shape(source_ids)[0], positions, dtype)
 

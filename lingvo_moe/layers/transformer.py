@@ -37,6 +37,7 @@ class TransformerParams:
         head_dim: D.
         moe: the Mixture-of-Experts layers; None for a dense model.
         dropout_rate: on embeddings, residual branches and attention probabilities.
+        shared_embedding: one table for both sides; it wants one vocabulary for both.
     """
 
     num_encoder_layers: int
@@ -47,6 +48,7 @@ class TransformerParams:
     head_dim: int
     moe: MoEParams | None = None
     dropout_rate: float = 0.1
+    shared_embedding: bool = False
 
     def __post_init__(self):
         for name in ("num_encoder_layers", "num_decoder_layers", "model_dim", "hidden_dim"):
@@ -284,11 +286,21 @@ class Transformer(Layer):
     Attributes:
         params: the shape.
         source_vocab_size, target_vocab_size: V of each side.
+
+    Raises:
+        ValueError: the embedding is shared and the sizes differ.
     """
 
     params: TransformerParams
     source_vocab_size: int
     target_vocab_size: int
+
+    def __post_init__(self):
+        if self.params.shared_embedding and self.source_vocab_size != self.target_vocab_size:
+            raise ValueError(
+                f"A shared embedding needs one vocabulary size, got {self.source_vocab_size} and "
+                f"{self.target_vocab_size}. Prepare the data with --joint_vocab."
+            )
 
     @property
     def encoder(self) -> Stack:
@@ -301,8 +313,16 @@ class Transformer(Layer):
         return Stack(params=self.params, vocab_size=self.target_vocab_size, is_decoder=True)
 
     def weights(self):
-        """Theta: encoder, decoder."""
-        return NestedMap(encoder=self.encoder.weights(), decoder=self.decoder.weights())
+        """Theta: encoder, decoder; the decoder has no embedding of its own where it is shared."""
+        weights = NestedMap(encoder=self.encoder.weights(), decoder=self.decoder.weights())
+        if self.params.shared_embedding:
+            del weights.decoder["embedding"]
+        return weights
+
+    def _decoder_theta(self, theta):
+        if self.params.shared_embedding:
+            return NestedMap(theta.decoder, embedding=theta.encoder.embedding)
+        return theta.decoder
 
     def fprop(
         self,
@@ -329,15 +349,16 @@ class Transformer(Layer):
         encoded = self.encoder.fprop(
             theta.encoder, source_ids, source_segments, context.fold("encoder")
         )
+        theta_decoder = self._decoder_theta(theta)
         decoded = self.decoder.fprop(
-            theta.decoder,
+            theta_decoder,
             target_ids,
             target_segments,
             context.fold("decoder"),
             encoded.outputs,
             source_segments,
         )
-        logits = self.decoder.embedding.logits(theta.decoder.embedding, decoded.outputs)
+        logits = self.decoder.embedding.logits(theta_decoder.embedding, decoded.outputs)
         stats = NestedMap(encoder=encoded.stats, decoder=decoded.stats)
         return StackOutput(logits, encoded.aux_loss + decoded.aux_loss, stats)
 
@@ -391,10 +412,11 @@ class Transformer(Layer):
             logits float32 [B, K, V] and the updated caches.
         """
         decoder, beam = self.decoder, tf.shape(token_ids)[1]
-        x = decoder.embedding.lookup(theta.decoder.embedding, token_ids)
+        theta = self._decoder_theta(theta)
+        x = decoder.embedding.lookup(theta.embedding, token_ids)
         positions = tf.range(tf.shape(visible)[2]) // beam
         distance = decoder.relative_bias.fprop(
-            theta.decoder.relative_bias, step[None], positions
+            theta.relative_bias, step[None], positions
         )  # [N, 1, P]
         bias = tf.where(visible[:, None], distance[None], -1e9)
 
@@ -404,7 +426,7 @@ class Transformer(Layer):
         new_caches = {}
         for name, layer in decoder.layers.items():
             x, new_caches[name] = layer.step(
-                theta.decoder[name],
+                theta[name],
                 x,
                 caches[name],
                 bias,
@@ -412,8 +434,8 @@ class Transformer(Layer):
                 source.bias,
                 update,
             )
-        x = decoder.norm.fprop(theta.decoder.norm, x)
-        return decoder.embedding.logits(theta.decoder.embedding, x), new_caches
+        x = decoder.norm.fprop(theta.norm, x)
+        return decoder.embedding.logits(theta.embedding, x), new_caches
 
 
 def _write(cache: tf.Tensor, new: tf.Tensor, start: tf.Tensor) -> tf.Tensor:

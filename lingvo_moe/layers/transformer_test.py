@@ -192,3 +192,25 @@ def test_bfloat16_activations_are_close():
 def test_bad_params(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(PARAMS, **change)
+
+
+def test_a_shared_embedding_equals_two_equal_tables():
+    params = dataclasses.replace(PARAMS, shared_embedding=True)
+    shared = Transformer(params=params, source_vocab_size=13, target_vocab_size=13)
+    separate = dataclasses.replace(shared, params=PARAMS)
+    theta = init_theta(shared.weights(), 0)
+    table = theta.encoder.embedding.table
+    twice = init_theta(separate.weights(), 0)
+    twice.encoder.embedding.table = table
+    twice.decoder.embedding.table = table
+    assert count_weights(separate.weights()) - count_weights(shared.weights()) == 13 * 16
+    rows = [tf.math.minimum(x, 12) for x in row(PAIRS, 11, 9)]
+    np.testing.assert_array_equal(
+        logits(rows, model=shared, theta=theta), logits(rows, model=separate, theta=twice)
+    )
+
+
+def test_a_shared_embedding_needs_one_size():
+    params = dataclasses.replace(PARAMS, shared_embedding=True)
+    with pytest.raises(ValueError, match="one vocabulary size, got 19 and 13"):
+        Transformer(params=params, source_vocab_size=19, target_vocab_size=13)

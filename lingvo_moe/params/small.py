@@ -29,9 +29,12 @@ class _Small:
                 num_heads=6,
                 head_dim=32,
                 moe=MoEParams(num_experts=self.num_experts) if self.num_experts else None,
+                dropout_rate=0.2,
+                # Little data and much to copy: names learned on one side are known on the other.
+                shared_embedding=True,
             ),
             source_vocab_size=8000,
-            target_vocab_size=4000,
+            target_vocab_size=8000,
             input=InputParams(
                 batch_size=32,
                 source_length=96,

@@ -55,7 +55,7 @@ class ModelDir:
                 "target": dataset.target_vocabulary.sha256,
             },
         )
-        made._check_vocabulary_sizes(dataset)
+        made._check_vocabularies(dataset)
         if (path / _FILE).exists():
             there = ModelDir.open(path, model)
             there.check_dataset(dataset)
@@ -147,7 +147,13 @@ class ModelDir:
             raise ValueError(f"{self.path} has no checkpoint yet; train the model first.")
         return self.checkpoints.read(step)
 
-    def _check_vocabulary_sizes(self, dataset):
+    def _check_vocabularies(self, dataset):
+        if self.params.model.shared_embedding and len(set(self.hashes.values())) > 1:
+            raise ValueError(
+                f"{self.model} shares one embedding between source and target, and the dataset "
+                f"has two vocabularies. Prepare it with --joint_vocab, or pass "
+                f"--set=model.shared_embedding=False."
+            )
         for side in ("source", "target"):
             size = getattr(dataset, f"{side}_vocabulary").size
             room = getattr(self.params, f"{side}_vocab_size")

@@ -138,6 +138,10 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"Pass --set=target_vocab_size="):
             _train(tmp_path, "target_vocab_size=40")
 
+    def test_two_vocabularies_for_one_embedding(self, tmp_path):
+        with pytest.raises(ValueError, match=r"Prepare it with --joint_vocab"):
+            _train(tmp_path, "model.shared_embedding=True")
+
     def test_another_vocabulary_than_the_checkpoints(self, logdir):
         model_dir = ModelDir.open(logdir)
         other = model_dir.__class__(
