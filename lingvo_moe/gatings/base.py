@@ -38,9 +38,19 @@ class Routing(NamedTuple):
 class Gating(abc.ABC):
     """A policy that chooses experts from router logits."""
 
+    @property
+    def batch_independent(self) -> bool:
+        """Whether, without a capacity, a token's experts depend on that token alone."""
+        return True
+
     @abc.abstractmethod
     def route(
-        self, logits: tf.Tensor, mask: tf.Tensor, capacity: int | None, context: Context
+        self,
+        logits: tf.Tensor,
+        mask: tf.Tensor,
+        capacity: int | None,
+        context: Context,
+        token_ids: tf.Tensor | None = None,
     ) -> Routing:
         """Chooses experts.
 
@@ -49,6 +59,7 @@ class Gating(abc.ABC):
             mask: bool [G, S], true for real tokens; padding takes no place and counts nowhere.
             capacity: C, how many choices an expert accepts from one group; None for no limit.
             context: mode and randomness.
+            token_ids: int32 [G, S], what stands there, for policies that route by it.
 
         Returns:
             The Routing.

@@ -98,7 +98,12 @@ class MoE(Layer):
         )
 
     def fprop(
-        self, theta: NestedMap, inputs: tf.Tensor, mask: tf.Tensor, context: Context
+        self,
+        theta: NestedMap,
+        inputs: tf.Tensor,
+        mask: tf.Tensor,
+        context: Context,
+        token_ids: tf.Tensor | None = None,
     ) -> MoEOutput:
         """Routes every real token to its experts.
 
@@ -107,6 +112,7 @@ class MoE(Layer):
             inputs: [B, T, M].
             mask: bool [B, T], false for padding.
             context: mode and randomness.
+            token_ids: int32 [B, T], for gatings that route by them.
 
         Raises:
             ValueError: the tokens do not divide evenly into groups, or a capacity factor is set
@@ -126,7 +132,9 @@ class MoE(Layer):
         logits = tf.einsum(
             "GSM,ME->GSE", tf.cast(tokens, tf.float32), tf.cast(theta.gate, tf.float32)
         )
-        routing = p.gating.route(logits, mask, capacity, context)
+        if token_ids is not None:
+            token_ids = tf.reshape(token_ids, tf.shape(mask))
+        routing = p.gating.route(logits, mask, capacity, context, token_ids)
         outputs = dispatcher(tokens, routing, capacity, self.experts.fprop, theta.experts)
         return MoEOutput(tf.reshape(outputs, tf.shape(inputs)), routing.aux_loss, routing.stats)
 

@@ -116,6 +116,7 @@ class TransformerLayer(Layer):
         context: Context,
         memory: tf.Tensor | None = None,
         memory_bias: tf.Tensor | None = None,
+        token_ids: tf.Tensor | None = None,
     ) -> StackOutput:
         """One layer over whole sequences.
 
@@ -127,11 +128,12 @@ class TransformerLayer(Layer):
             context: mode and randomness.
             memory: [B, L, M], the encoder's outputs (decoder only).
             memory_bias: float32, broadcasts to [B, N, T, L] (decoder only).
+            token_ids: int32 [B, T], for gatings that route by them.
         """
         x = self._attention_branch("self_attention", theta, inputs, None, bias, context)
         if self.is_decoder:
             x = self._attention_branch("cross_attention", theta, x, memory, memory_bias, context)
-        return self._feed_forward_branch(theta, x, mask, context)
+        return self._feed_forward_branch(theta, x, mask, context, token_ids)
 
     def step(
         self,
@@ -142,6 +144,7 @@ class TransformerLayer(Layer):
         memory: KeysValues,
         memory_bias: tf.Tensor,
         update,
+        token_ids: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, KeysValues]:
         """One layer for one step of decoding, K hypotheses of each sentence at a time.
 
@@ -153,6 +156,7 @@ class TransformerLayer(Layer):
             memory: the source's keys and values, [B, N, L, D].
             memory_bias: float32 [B, 1, 1, L].
             update: (cache [B, N, P, D], new [B, N, K, D]) -> cache with the new entries in place.
+            token_ids: int32 [B, K], for gatings that route by them.
 
         Returns:
             outputs [B, K, M] and the updated cache.
@@ -165,7 +169,8 @@ class TransformerLayer(Layer):
         y = self.norm.fprop(norms.cross_attention, x)
         x += self.attention.attend(theta.cross_attention, y, memory, memory_bias, EVALUATION)
         everyone = tf.ones(tf.shape(x)[:2], tf.bool)
-        return self._feed_forward_branch(theta, x, everyone, EVALUATION).outputs, cache
+        output = self._feed_forward_branch(theta, x, everyone, EVALUATION, token_ids)
+        return output.outputs, cache
 
     def _attention_branch(self, name, theta, inputs, memory, bias, context):
         context = context.fold(name)
@@ -174,13 +179,13 @@ class TransformerLayer(Layer):
         x = self.attention.fprop(theta[name], x, memory, bias, context.fold("probs"))
         return inputs + dropout(x, self.params.dropout_rate, context)
 
-    def _feed_forward_branch(self, theta, inputs, mask, context):
+    def _feed_forward_branch(self, theta, inputs, mask, context, token_ids):
         context = context.fold("feed_forward")
         x = self.norm.fprop(theta.norms.feed_forward, inputs)
         aux_loss, stats = tf.constant(0.0), NestedMap()
         if self.is_moe:
             x, aux_loss, stats = self.feed_forward.fprop(
-                theta.feed_forward, x, mask, context.fold("gating")
+                theta.feed_forward, x, mask, context.fold("gating"), token_ids
             )
         else:
             flat = tf.reshape(x, [-1, self.params.model_dim])
@@ -263,7 +268,7 @@ class Stack(Layer):
         aux_loss, stats = tf.constant(0.0), NestedMap()
         for name, layer in self.layers.items():
             x, layer_loss, layer_stats = layer.fprop(
-                theta[name], x, bias, segments != 0, context.fold(name), memory, memory_bias
+                theta[name], x, bias, segments != 0, context.fold(name), memory, memory_bias, ids
             )
             aux_loss += layer_loss
             if layer.is_moe:
@@ -433,6 +438,7 @@ class Transformer(Layer):
                 source.memories[name],
                 source.bias,
                 update,
+                token_ids,
             )
         x = decoder.norm.fprop(theta.norm, x)
         return decoder.embedding.logits(theta.embedding, x), new_caches

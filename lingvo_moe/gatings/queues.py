@@ -1,0 +1,103 @@
+"""What policies share: queues, losses, statistics.  G groups, S tokens, E experts, K choices."""
+
+import tensorflow as tf
+
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.gatings.base import Routing
+
+
+def route_choices(
+    gates: tf.Tensor,
+    expert: tf.Tensor,
+    weight: tf.Tensor,
+    mask: tf.Tensor,
+    capacity: int | None,
+    taken: tf.Tensor | None = None,
+) -> Routing:
+    """The Routing of tokens that choose experts: queues, capacity, balance loss, statistics.
+
+    All first choices queue before all second ones, in the order of tokens. A choice takes its place
+    whether or not it fits and whether or not it is taken (GShard Algorithm 1).
+
+    Args:
+        gates: float32 [G, S, E], softmax over experts.
+        expert: int32 [G, S, K].
+        weight: float32 [G, S, K].
+        mask: bool [G, S].
+        capacity: C, or None for no limit.
+        taken: bool [G, S, K], choices that a random draw left in; None for all.
+    """
+    wanted = tf.broadcast_to(mask[..., None], tf.shape(expert))
+    position, first_counts = queue_positions(expert, wanted, gates.shape[-1])
+    if taken is not None:
+        wanted &= taken
+    fits = wanted if capacity is None else wanted & (position < capacity)
+    return Routing(
+        expert=expert,
+        position=position,
+        weight=tf.where(fits, weight, 0.0),
+        dispatched=fits,
+        aux_loss=balance_loss(gates, first_counts, mask),
+        stats=NestedMap(load=load_share(first_counts), drop_rate=drop_rate(wanted, fits)),
+    )
+
+
+def queue_positions(
+    expert: tf.Tensor, wanted: tf.Tensor, num_experts: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Places in the experts' queues: all first choices in order of tokens, then all second ones.
+
+    Args:
+        expert: int32 [G, S, K].
+        wanted: bool [G, S, K], the choices that queue.
+        num_experts: E.
+
+    Returns:
+        position int32 [G, S, K] (0 where not wanted), and the queue lengths after the first
+        choices, int32 [G, E].
+    """
+    queues = tf.one_hot(tf.transpose(expert, [0, 2, 1]), num_experts, dtype=tf.int32)  # [G,K,S,E]
+    queues *= tf.cast(tf.transpose(wanted, [0, 2, 1]), tf.int32)[..., None]
+    first_counts = tf.reduce_sum(queues[:, 0], axis=1)
+    shape = tf.shape(queues)
+    in_order = tf.reshape(queues, [shape[0], shape[1] * shape[2], num_experts])
+    before = tf.cumsum(in_order, axis=1, exclusive=True)
+    position = tf.reduce_sum(before * in_order, axis=-1)
+    position = tf.transpose(tf.reshape(position, shape[:3]), [0, 2, 1])
+    return position, first_counts
+
+
+def balance_loss(gates: tf.Tensor, counts: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """E · Σ_e (count_e / S) · m_e, averaged over groups: 1.0 at perfect balance, E at collapse.
+
+    GShard Algorithm 1's ℓ_aux = (1/E)·Σ_e …, times E². S counts real tokens. Differentiable
+    through m_e, the mean gate.
+
+    Args:
+        gates: float32 [G, S, E], softmax over experts.
+        counts: int32 [G, E], tokens whose first choice is e, over-capacity ones included.
+        mask: bool [G, S].
+
+    Returns:
+        float32 [].
+    """
+    real = tf.cast(mask, tf.float32)
+    tokens = tf.maximum(tf.reduce_sum(real, axis=1, keepdims=True), 1.0)  # [G, 1]
+    mean_gates = tf.reduce_sum(gates * real[..., None], axis=1) / tokens
+    share = tf.cast(counts, tf.float32) / tokens
+    per_group = tf.reduce_sum(share * mean_gates, axis=-1) * gates.shape[-1]
+    occupied = tf.cast(tf.reduce_any(mask, axis=1), tf.float32)
+    return tf.math.divide_no_nan(tf.reduce_sum(per_group * occupied), tf.reduce_sum(occupied))
+
+
+def load_share(counts: tf.Tensor) -> tf.Tensor:
+    """float32 [E]: each expert's share of the counted choices, over all groups."""
+    total = tf.cast(tf.reduce_sum(counts, axis=0), tf.float32)
+    return tf.math.divide_no_nan(total, tf.reduce_sum(total))
+
+
+def drop_rate(wanted: tf.Tensor, fits: tf.Tensor) -> tf.Tensor:
+    """float32 []: the share of wanted choices that found no room."""
+    wanted_count = tf.reduce_sum(tf.cast(wanted, tf.float32))
+    dropped = wanted_count - tf.reduce_sum(tf.cast(fits, tf.float32))
+    return tf.math.divide_no_nan(dropped, wanted_count)
