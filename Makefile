@@ -21,8 +21,11 @@ $(VENV)/.ready: setup.py
 
 setup: $(VENV)/.ready  ## make .venv with the package and all it needs
 
-demo: setup  ## raw text to a served translator, in minutes: everything lands in build/demo
+$(DEMO)/data/dataset.json: | setup
 	$(BIN)/lingvo-moe-prepare --synthetic --output=$(DEMO)/data --source_vocab_size=1536 --target_vocab_size=768
+
+# Every step goes on from where an interrupted demo stopped.
+demo: setup $(DEMO)/data/dataset.json  ## raw text to a served translator, in minutes: build/demo
 	$(BIN)/lingvo-moe-train --model=tiny.MoE $(TRAINED_ON) --logdir=$(DEMO)/models/tiny.MoE
 	$(BIN)/lingvo-moe-baselines --model=tiny.Bilingual $(TRAINED_ON) --output=$(DEMO)/baselines
 	$(BIN)/lingvo-moe-evaluate --model=tiny.MoE $(TRAINED_ON) --logdir=$(DEMO)/models/tiny.MoE \
