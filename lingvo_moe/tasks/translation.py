@@ -144,7 +144,16 @@ class TranslationTask:
 
         Returns:
             The n best hypotheses of each sentence.
+
+        Raises:
+            ValueError: the gating is not batch independent.
         """
+        moe = self.params.model.moe
+        if moe is not None and not moe.gating.batch_independent:
+            raise ValueError(
+                f"Decoding needs a batch-independent gating, got {moe.gating}: a translation would "
+                f"depend on its batch. Train a model with another model.moe.gating, such as Top2()."
+            )
         return beam_search(
             self.transformer,
             self._to_compute_dtype(theta),

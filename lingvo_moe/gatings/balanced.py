@@ -1,0 +1,64 @@
+"""Balanced assignment by optimal transport.  G groups, S tokens per group, E experts."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from lingvo_moe.gatings.base import Gating
+from lingvo_moe.gatings.queues import route_choices
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Balanced(Gating):
+    """In training each token goes to its expert in a plan that loads all experts alike.
+
+    BASE (Lewis et al. 2021, arXiv 2103.16716) with the assignment found by Sinkhorn iterations,
+    S-BASE (Clark et al. 2022, arXiv 2202.01169). The plan is soft; a token goes to its largest
+    entry, so choices are close to even, not exactly so, and equal tokens always go together.
+    Evaluation takes the highest logit, which depends on no other token.
+
+    The weight is the expert's gate, softmax over experts; through it, not through the plan, the
+    router learns. aux_loss is the constant 1.0, as the assignment balances. Tokens queue in their
+    order. Ties go to the lowest expert.
+
+    Attributes:
+        iterations: of Sinkhorn, in training.
+    """
+
+    iterations: int = 16
+
+    def __post_init__(self):
+        if self.iterations < 1:
+            raise ValueError(f"iterations must be >= 1, got {self.iterations}.")
+
+    def route(self, logits, mask, capacity, context, token_ids=None):
+        del token_ids
+        gates = tf.nn.softmax(logits)  # [G, S, E]
+        scores = sinkhorn(logits, mask, self.iterations) if context.training else logits
+        expert = tf.argmax(scores, axis=-1, output_type=tf.int32)[..., None]  # [G, S, 1]
+        weight = tf.gather(gates, expert, batch_dims=2)
+        routing = route_choices(gates, expert, weight, mask, capacity)
+        return routing._replace(aux_loss=tf.constant(1.0))
+
+
+def sinkhorn(logits: tf.Tensor, mask: tf.Tensor, iterations: int) -> tf.Tensor:
+    """The entropy-regularised transport plan of tokens to experts, in log space, as a constant.
+
+    Args:
+        logits: float32 [G, S, E].
+        mask: bool [G, S]; padding moves nothing.
+        iterations: scalings of columns and rows.
+
+    Returns:
+        float32 [G, S, E], log of the plan: rows sum to 1, columns of the real tokens to
+        tokens / E the nearer the more iterations.
+    """
+    real = mask[..., None]
+    tokens = tf.reduce_sum(tf.cast(real, tf.float32), axis=1, keepdims=True)  # [G, 1, 1]
+    log_column = tf.math.log(tf.maximum(tokens, 1.0) / logits.shape[-1])
+    plan = tf.nn.log_softmax(tf.stop_gradient(logits))
+    for _ in range(iterations):
+        # -1e9 rather than -inf: a group of padding stays finite.
+        moved = tf.reduce_logsumexp(tf.where(real, plan, -1e9), axis=1, keepdims=True)
+        plan = tf.nn.log_softmax(plan + log_column - moved)
+    return plan

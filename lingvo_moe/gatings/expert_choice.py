@@ -1,0 +1,68 @@
+"""Expert-choice gating.  G groups, S tokens per group, E experts, C capacity."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.gatings.base import Gating, Routing
+from lingvo_moe.gatings.queues import load_share
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpertChoice(Gating):
+    """Each expert takes the C tokens of the group that have the highest gates for it.
+
+    Zhou et al. 2022 (arXiv 2202.09368), section 3.2, without its cap on experts per token. Weights
+    are the gates, softmax over experts. A token may get any number of experts, none included; ties
+    go to the earlier token. The experts are balanced by construction, so aux_loss is the
+    constant 1.0.
+
+    A token's experts depend on the other tokens of its group, later ones included. So a decoder
+    trained with it sees a trace of the future, and decoding with it is refused.
+
+    In the Routing K is E: choice e of a token is expert e. Of the statistics, `load` is each
+    expert's share of the taken tokens, `drop_rate` the share of real tokens that no expert took.
+    """
+
+    @property
+    def batch_independent(self):
+        return False
+
+    def route(self, logits, mask, capacity, context, token_ids=None):
+        """As in Gating.
+
+        Raises:
+            ValueError: capacity is None.
+        """
+        del context, token_ids
+        if capacity is None:
+            raise ValueError(
+                "ExpertChoice got capacity None, and needs one: it is how many tokens each expert "
+                "takes. Set moe.capacity_factor, and moe.eval_capacity_factor for evaluation."
+            )
+        gates = tf.nn.softmax(logits)  # [G, S, E]
+        position = _ranks(tf.where(mask[..., None], gates, -1.0))  # padding is last in every order
+        taken = mask[..., None] & (position < capacity)
+        everyone = tf.range(logits.shape[-1])[None, None, :]
+        load = load_share(tf.reduce_sum(tf.cast(taken, tf.int32), axis=1))
+        nobodys = mask & ~tf.reduce_any(taken, axis=-1)
+        return Routing(
+            expert=tf.broadcast_to(everyone, tf.shape(position)),
+            position=position,
+            weight=tf.where(taken, gates, 0.0),
+            dispatched=taken,
+            aux_loss=tf.constant(1.0),
+            stats=NestedMap(load=load, drop_rate=_share(nobodys, mask)),
+        )
+
+
+def _ranks(scores: tf.Tensor) -> tf.Tensor:
+    """int32 [G, S, E]: each token's place among its group's, by falling score for an expert."""
+    order = tf.argsort(scores, axis=1, direction="DESCENDING", stable=True)
+    return tf.argsort(order, axis=1)
+
+
+def _share(part: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
+    counts = [tf.reduce_sum(tf.cast(x, tf.float32)) for x in (part, whole)]
+    return tf.math.divide_no_nan(*counts)

@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.core.layer import EVALUATION, Context
+from lingvo_moe.gatings.expert_choice import ExpertChoice
+from lingvo_moe.testing import slow_routing
+
+TRAINING = Context(tf.constant([1, 2]))
+
+
+def take(gates, mask, capacity):
+    """{(token, expert): (position, weight)} of one group, expert by expert."""
+    taken = {}
+    for e in range(gates.shape[-1]):
+        order = sorted(np.flatnonzero(mask), key=lambda s: (-gates[s, e], s))
+        taken |= {(int(s), e): (c, gates[s, e]) for c, s in enumerate(order[:capacity])}
+    return taken
+
+
+@pytest.mark.parametrize("name", [n for n in slow_routing.CASES if n != "unlimited"])
+@pytest.mark.parametrize("context", [TRAINING, EVALUATION])
+def test_equals_the_slow_loop(name, context):
+    logits, mask, capacity = slow_routing.case(name)
+    # The paper ranks gates; in float32, so that equal gates are equal here too.
+    gates = tf.nn.softmax(logits).numpy()
+    routing = ExpertChoice().route(tf.constant(logits), tf.constant(mask), capacity, context)
+    load, nobodys = np.zeros(logits.shape[-1]), 0
+    for g in range(len(logits)):
+        expected = take(gates[g], mask[g], capacity)
+        slow_routing.assert_same(slow_routing.dispatched(routing, g), expected)
+        for _, e in expected:
+            load[e] += 1
+        nobodys += len(set(np.flatnonzero(mask[g])) - {s for s, _ in expected})
+    np.testing.assert_allclose(routing.stats.load, load / load.sum(), rtol=1e-6)
+    np.testing.assert_allclose(routing.stats.drop_rate, nobodys / mask.sum(), atol=1e-6)
+    assert routing.aux_loss.numpy() == 1.0
+
+
+def test_by_hand():
+    # Expert 0 likes token 2 best, then 0. Expert 1 likes tokens 1, 2 and 3 alike, and takes the
+    # two earlier ones; expert 2 tokens 1 and 3.
+    gates = tf.constant([[[0.4, 0.1, 0.5], [0.1, 0.3, 0.6], [0.5, 0.3, 0.2], [0.1, 0.3, 0.6]]])
+    routing = ExpertChoice().route(tf.math.log(gates), tf.ones([1, 4], tf.bool), 2, TRAINING)
+    assert routing.expert.numpy().tolist() == [[[0, 1, 2]] * 4]
+    assert routing.position[0, :, 0].numpy().tolist() == [1, 2, 0, 3]
+    np.testing.assert_allclose(routing.weight[0, :, 0], [0.4, 0, 0.5, 0], rtol=1e-5)
+    assert routing.stats.drop_rate.numpy() == 0.0
+
+
+def test_without_room_for_all_padding_is_last():
+    logits = tf.constant([[[9.0, 0.0], [0.0, 0.0], [1.0, 0.0]]])
+    mask = tf.constant([[False, True, True]])
+    routing = ExpertChoice().route(logits, mask, 1, TRAINING)
+    assert routing.dispatched[0].numpy().tolist() == [[False] * 2, [False, True], [True, False]]
+    np.testing.assert_allclose(routing.stats.load, [0.5, 0.5])
+    assert routing.stats.drop_rate.numpy() == 0.0
+    everyone = ExpertChoice().route(logits, mask, 3, TRAINING)
+    assert everyone.dispatched[0].numpy().tolist() == [[False] * 2, [True] * 2, [True] * 2]
+
+
+def test_experts_are_equally_loaded():
+    logits, mask, capacity = slow_routing.case("one_expert_takes_all")
+    routing = ExpertChoice().route(logits, mask, capacity, TRAINING)
+    np.testing.assert_allclose(routing.stats.load, [0.25] * 4)
+
+
+def test_all_padding_gives_zeros():
+    routing = ExpertChoice().route(tf.zeros([2, 3, 4]), tf.zeros([2, 3], tf.bool), 2, TRAINING)
+    assert not np.any(routing.dispatched)
+    assert routing.stats.drop_rate.numpy() == 0.0
+    np.testing.assert_array_equal(routing.stats.load, [0.0] * 4)
+
+
+def test_it_says_that_it_depends_on_the_batch():
+    assert not ExpertChoice().batch_independent
+
+
+def test_it_needs_a_capacity():
+    with pytest.raises(ValueError, match=r"capacity None.*Set moe.capacity_factor, and moe.eval_c"):
+        ExpertChoice().route(tf.zeros([1, 2, 4]), tf.ones([1, 2], tf.bool), None, EVALUATION)

@@ -1,0 +1,24 @@
+"""Top-1 gating of Switch Transformer.  G groups, S tokens per group, E experts."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from lingvo_moe.gatings.base import Gating
+from lingvo_moe.gatings.queues import route_choices
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Switch(Gating):
+    """Each token goes to its best expert, weighted by that expert's gate.
+
+    Fedus et al. 2021 (arXiv 2101.03961), section 2. The weight is the softmax over all experts
+    as it stands: normalised over one choice it would be 1 and the router would not learn from the
+    outputs. Tokens queue in their order. Ties go to the lowest expert.
+    """
+
+    def route(self, logits, mask, capacity, context, token_ids=None):
+        del context, token_ids
+        gates = tf.nn.softmax(logits)  # [G, S, E]
+        weight, expert = tf.math.top_k(gates, k=1)  # [G, S, 1]
+        return route_choices(gates, expert, weight, mask, capacity)

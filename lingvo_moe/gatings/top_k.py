@@ -1,0 +1,47 @@
+"""Top-k gating.  G groups, S tokens per group, E experts, K choices."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from lingvo_moe.gatings.base import Gating
+from lingvo_moe.gatings.queues import route_choices
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TopK(Gating):
+    """Each token goes to its k best experts.
+
+    Shazeer et al. 2017 (arXiv 1701.06538) without its noise, with the queues and the balance loss
+    of GShard: all first choices queue before all second ones, and so on; the loss counts first
+    choices. Ties go to the lowest expert. `TopK(k=2)` is `Top2(second_expert="always")`.
+
+    Attributes:
+        k: experts a token goes to, at most E.
+        normalize: weights are the gates divided by their sum over the k choices, before anything
+            is dropped; otherwise the gates as they stand.
+
+    Raises:
+        ValueError: k < 1, or, in `route`, k > E.
+    """
+
+    k: int = 2
+    normalize: bool = True
+
+    def __post_init__(self):
+        if self.k < 1:
+            raise ValueError(f"k must be >= 1, got {self.k}.")
+
+    def route(self, logits, mask, capacity, context, token_ids=None):
+        del context, token_ids
+        num_experts = logits.shape[-1]
+        if self.k > num_experts:
+            raise ValueError(
+                f"k={self.k} choices must be of different experts, and there are {num_experts}; "
+                f"lower k or raise moe.num_experts."
+            )
+        gates = tf.nn.softmax(logits)  # [G, S, E]
+        weight, expert = tf.math.top_k(gates, k=self.k)  # [G, S, K]
+        if self.normalize:
+            weight /= tf.reduce_sum(weight, axis=-1, keepdims=True)
+        return route_choices(gates, expert, weight, mask, capacity)

@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.core.layer import Context, init_theta
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.params import override
+from lingvo_moe.core.registry import get_params
+from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.testing.tiny_world import SHRINK
+
+
+def task_with(gating):
+    overrides = [*SHRINK, "model.moe.num_experts=4", f"model.moe.gating={gating}"]
+    return TranslationTask(override(get_params("tiny.MoE"), overrides))
+
+
+def random_batch():
+    ids = tf.constant(np.random.default_rng(0).integers(3, 500, [4, 8]), tf.int32)
+    segments = tf.cast(tf.sequence_mask([8, 5, 8, 2], 8), tf.int32)
+    return NestedMap(
+        source_ids=ids * segments,
+        source_segment_ids=segments,
+        target_inputs=ids * segments,
+        target_ids=ids * segments,
+        target_segment_ids=segments,
+        pair_ids=tf.zeros_like(ids),
+    )
+
+
+GATINGS = [
+    "Top2()",
+    "Switch()",
+    "TopK(k=3, normalize=False)",
+    "ExpertChoice()",
+    "Hash(seed=3)",
+    "Balanced(iterations=4)",
+]
+
+
+@pytest.mark.parametrize("gating", GATINGS)
+def test_every_gating_is_known_to_set_and_trains(gating):
+    task = task_with(gating)
+    theta, batch = init_theta(task.weights(), 0), random_batch()
+    with tf.GradientTape() as tape:
+        tape.watch(theta)
+        output = task.loss(theta, batch, task.num_targets(batch), Context(tf.constant([1, 2])))
+    gradients = tape.gradient(output.objective, theta)
+    for name, gradient in gradients.flatten():
+        assert gradient is not None, name
+        assert np.all(np.isfinite(tf.convert_to_tensor(gradient))), name
+
+
+@pytest.mark.parametrize("gating", [g for g in GATINGS if g != "ExpertChoice()"])
+def test_decodes_with_gatings_that_are_batch_independent(gating):
+    task = task_with(gating)
+    theta, ids = init_theta(task.weights(), 0), random_batch().source_ids[:2, :5]
+    both = task.translate(theta, ids, tf.constant([5, 3]))
+    alone = task.translate(theta, ids[1:, :3], tf.constant([3]))
+    length = min(both.ids.shape[-1], alone.ids.shape[-1])
+    np.testing.assert_array_equal(both.ids[1, ..., :length], alone.ids[0, ..., :length])
+    np.testing.assert_allclose(both.scores[1], alone.scores[0], rtol=1e-5)
+
+
+def test_refuses_to_decode_with_a_gating_that_depends_on_the_batch():
+    task = task_with("ExpertChoice()")
+    theta, ids = init_theta(task.weights(), 0), tf.ones([1, 5], tf.int32)
+    message = (
+        r"batch-independent gating, got ExpertChoice\(\).* Train a model with another model.moe"
+    )
+    with pytest.raises(ValueError, match=message):
+        task.translate(theta, ids, tf.constant([5]))
