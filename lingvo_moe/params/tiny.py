@@ -14,8 +14,8 @@ class _Tiny:
     """2 + 2 layers of width 128; a model is a diff from it."""
 
     num_experts: int | None = None
-    max_steps = 900
-    eval_every = 300
+    max_steps = 850
+    eval_every = 425
     patience: int | None = None
 
     def params(self) -> TranslationParams:
@@ -60,6 +60,6 @@ class Dense(_Tiny):
 class Bilingual(_Tiny):
     """The baseline: dense, one language pair, stopped when its dev loss stops falling."""
 
-    max_steps = 300
-    eval_every = 50
+    max_steps = 260
+    eval_every = 65
     patience = 2

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from lingvo_moe.runtimes.local import Local
 
@@ -23,6 +23,7 @@ def make_runtime(task, step=None) -> Local:
 
 def run(main: Callable[[list[str]], None]) -> None:
     """Parses flags and calls main; an expected error ends in one line and exit status 1."""
+    flags.FLAGS.set_default("verbosity", logging.WARNING)
     app.run(lambda argv: _call(main, argv))
 
 
