@@ -23,13 +23,14 @@ def make_runtime(task, step=None) -> Local:
 
 def run(main: Callable[[list[str]], None]) -> None:
     """Parses flags and calls main; an expected error ends in one line and exit status 1."""
-    flags.FLAGS.set_default("verbosity", logging.WARNING)
     app.run(lambda argv: _call(main, argv))
 
 
 def _call(main, argv):
     if len(argv) > 1 and not getattr(main, "takes_arguments", False):
         raise app.UsageError(f"Unexpected arguments {argv[1:]}; flags begin with --.")
+    if not flags.FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)
     try:
         main(argv)
     except BrokenPipeError:
