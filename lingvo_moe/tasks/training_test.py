@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.data.pipeline import Prefetcher
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.evaluation import baseline_translators, load_translator, translate_split
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.training import train_baselines, train_model
+from lingvo_moe.tasks.training import summarize, train_baselines, train_model
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
 
 EVERY = ("train.log_every=2", "train.eval_every=4", "train.checkpoint_every=4")
@@ -34,14 +36,19 @@ def test_resuming_equals_never_having_stopped(tmp_path):
         np.testing.assert_array_equal(value, parts[name], err_msg=name)
 
 
-def test_a_signal_in_mid_run_loses_nothing(tmp_path):
-    def interrupt(line):
-        if line.startswith("step 2/"):
-            os.kill(os.getpid(), signal.SIGTERM)
+def test_a_signal_in_mid_run_loses_nothing(tmp_path, monkeypatch):
+    next_batch, batches = Prefetcher.next_batch, []
 
-    result = _train(tmp_path / "parts", "train.max_steps=6", report=interrupt)
-    assert not result.finished
-    assert 2 <= result.step < 6
+    def interrupt_at_the_third(self):
+        batches.append(next_batch(self))
+        if len(batches) == 3:  # between two progress lines, with metrics not yet looked at
+            os.kill(os.getpid(), signal.SIGTERM)
+        return batches[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Prefetcher, "next_batch", interrupt_at_the_third)
+        result = _train(tmp_path / "parts", "train.max_steps=6")
+    assert (result.step, result.finished) == (3, False)
     _train(tmp_path / "parts", "train.max_steps=6")
     _train(tmp_path / "whole", "train.max_steps=6")
     whole, parts = _theta(tmp_path / "whole", 6), _theta(tmp_path / "parts", 6)
@@ -92,8 +99,54 @@ def test_tensorboard_shows_what_people_watch(tmp_path):
         for value in event.summary.value
     }
     wanted = {"loss", "loss/qna-en", "aux_loss", "load/0_0", "drop_rate/0", "learning_rate"}
-    wanted |= {"grad_norm", "tokens_per_second"}
+    wanted |= {"grad_norm", "tokens_per_second", "z_loss", "entropy/1", "unused/0"}
+    wanted |= {"importance_max/0", "load_max/1"}
     assert {f"train/{tag}" for tag in wanted} | {"dev/loss", "dev/bleu"} <= tags
+
+
+def test_summaries_by_hand():
+    # Two steps of 10 and 30 tokens; layer 0 has three experts and layer 1 has two.
+    steps = [
+        NestedMap(
+            tokens=np.float32(tokens),
+            nll=np.float32(2 * tokens),
+            pair_nll=np.array([2.0 * tokens, 0.0]),
+            pair_tokens=np.array([tokens, 0.0]),
+            aux_loss=np.float32(1.5 * tokens),
+            z_loss=np.float32(4 * tokens),
+            num_experts=np.array([3.0, 2.0]) * tokens,
+            drop_rate=np.array([drop, 0.0]) * tokens,
+            entropy=np.array([1.0, 0.5]) * tokens,
+            unused=np.array([0.0, 1.0]) * tokens,
+            load=np.array([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]]) * tokens,
+            importance=np.array([[0.4, 0.3, 0.3], [0.75, 0.25, 0.0]]) * tokens,
+        )
+        for tokens, drop in [(10, 0.4), (30, 0.0)]
+    ]
+    scalars = summarize(NestedMap(steps[0].map(np.add, steps[1]), steps=2), ["a-b", "c-d"])
+    expected = {
+        "loss": 2.0,
+        "tokens": 40.0,
+        "loss/a-b": 2.0,
+        "aux_loss": 1.5,
+        "z_loss": 4.0,
+        "drop_rate/0": 0.1,  # 0.4 of 10 and 0 of 30 tokens
+        "drop_rate/1": 0.0,
+        "entropy/0": 1.0,
+        "entropy/1": 0.5,
+        "unused/0": 0.0,
+        "unused/1": 1.0,
+        "load_max/0": 1.5,
+        "load_max/1": 2.0,
+        "importance_max/0": 1.2,
+        "importance_max/1": 1.5,
+        "load/0_0": 0.5,
+        "load/0_1": 0.25,
+        "load/0_2": 0.25,
+        "load/1_0": 1.0,
+        "load/1_1": 0.0,
+    }
+    assert scalars == pytest.approx(expected)
 
 
 def test_baselines_resume_and_translate(tmp_path):

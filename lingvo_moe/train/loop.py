@@ -213,13 +213,16 @@ class _Loop:
     def _check(self, metrics):
         if metrics is None:
             return None
-        if not all(np.all(np.isfinite(value)) for _, value in metrics.flatten()):
+        self._check_finite(metrics)
+        return self.summarize(metrics)
+
+    def _check_finite(self, metrics):
+        if not all(np.all(np.isfinite(np.asarray(value))) for _, value in metrics.flatten()):
             raise FloatingPointError(
                 f"The loss or the gradient is not finite at or before step {self.step}. The "
                 f"checkpoint of step {self.saved_step} is from before that. Try a lower learning "
                 f"rate, train.clip_norm, or activation_dtype='float32'."
             )
-        return self.summarize(metrics)
 
     def _evaluate(self):
         start = time.monotonic()
@@ -240,7 +243,7 @@ class _Loop:
 
     def _save(self):
         for metrics in self.metrics:  # nothing unseen, perhaps not finite, goes into a checkpoint
-            self._check(NestedMap(metrics, steps=1))
+            self._check_finite(metrics)
         best = {
             "step": self.best_step,
             "loss": None if math.isinf(self.best_loss) else self.best_loss,
