@@ -4,47 +4,70 @@ import dataclasses
 
 import tensorflow as tf
 
-from lingvo_moe.core.layer import Layer, Uniform, WeightSpec, stacked
+from lingvo_moe.core.layer import (
+    EVALUATION,
+    Context,
+    Layer,
+    Uniform,
+    WeightSpec,
+    dropout,
+    stacked,
+)
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.layers.activation import Activation, ReLU
 from lingvo_moe.sharding.annotations import annotate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeedForward(Layer):
-    """relu(x·wi)·wo, without biases; with `num_experts` set, that many such networks side by side.
+    """activation(x·wi)·wo, without biases; with `num_experts` set, that many such side by side.
 
     Attributes:
         model_dim: M.
         hidden_dim: H.
         num_experts: E, or None for one plain network.
+        activation: of the hidden layer; a gated one multiplies: (activation(x·wg) ⊙ x·wi)·wo.
+        dropout_rate: on the hidden layer.
     """
 
     model_dim: int
     hidden_dim: int
     num_experts: int | None = None
+    activation: Activation = ReLU()
+    dropout_rate: float = 0.0
 
     def weights(self):
-        """Theta: wi [E, M, H] and wo [E, H, M] (no E for a plain network), uniform ±√(3/fan_in).
+        """Theta: wi and, if gated, wg [E, M, H]; wo [E, H, M]; no E for a plain network.
 
-        The fan-in is that of one expert.
+        Uniform ±√(3/fan_in); the fan-in is that of one expert.
         """
         m, h = self.model_dim, self.hidden_dim
         weights = NestedMap(
             wi=WeightSpec((m, h), Uniform((3.0 / m) ** 0.5), "MH"),
             wo=WeightSpec((h, m), Uniform((3.0 / h) ** 0.5), "HM"),
         )
+        if self.activation.gated:
+            weights.wg = weights.wi
         return weights if self.num_experts is None else stacked(weights, self.num_experts, "E")
 
-    def fprop(self, theta: NestedMap, inputs: tf.Tensor) -> tf.Tensor:
+    def fprop(
+        self, theta: NestedMap, inputs: tf.Tensor, context: Context = EVALUATION
+    ) -> tf.Tensor:
         """Applies the network, or expert e to rows e.
 
         Args:
             theta: as `weights`; a plain network also takes the slice of one expert.
             inputs: [R, M], or [E, R, M] for experts.
+            context: mode and randomness, for dropout.
 
         Returns:
             The shape and type of inputs.
         """
         rows = "R" if inputs.shape.rank == 2 else "ER"
-        hidden = tf.nn.relu(tf.matmul(inputs, theta.wi))
-        return tf.matmul(annotate(hidden, rows + "H"), theta.wo)
+        hidden = tf.matmul(inputs, theta.wi)
+        if self.activation.gated:
+            hidden *= self.activation(tf.matmul(inputs, theta.wg))
+        else:
+            hidden = self.activation(hidden)
+        hidden = dropout(annotate(hidden, rows + "H"), self.dropout_rate, context)
+        return tf.matmul(hidden, theta.wo)

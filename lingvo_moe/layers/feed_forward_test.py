@@ -1,8 +1,10 @@
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.layer import init_theta
+from lingvo_moe.core.layer import Context, init_theta
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.layers.activation import GEGLU, GELU, ReLU, SwiGLU
 from lingvo_moe.layers.feed_forward import FeedForward
 
 
@@ -32,3 +34,39 @@ def test_starts_uniform_by_the_fan_in_of_one_expert():
     for weight, limit in [(theta.wi, 0.25), (theta.wo, 0.5)]:
         assert 0.98 * limit < np.abs(weight).max() <= limit
         np.testing.assert_allclose(np.std(weight), limit / 3**0.5, rtol=0.05)
+
+
+def test_gated_by_hand():
+    # Swish of the gates [0, ln 3] is [0, ln 3 · 3/4]; times x·wi = [5, 4]; times wo = [1, 2].
+    layer = FeedForward(model_dim=1, hidden_dim=2, activation=SwiGLU())
+    theta = NestedMap(
+        wi=tf.constant([[5.0, 4.0]]),
+        wg=tf.constant([[0.0, np.log(3.0)]], tf.float32),
+        wo=tf.constant([[1.0], [2.0]]),
+    )
+    outputs = layer.fprop(theta, tf.constant([[1.0]]))
+    np.testing.assert_allclose(outputs, [[2 * 4 * np.log(3) * 0.75]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("activation", [ReLU(), GELU(), GEGLU(), SwiGLU()], ids=str)
+def test_every_weight_of_every_activation_learns(activation):
+    layer = FeedForward(model_dim=4, hidden_dim=6, num_experts=3, activation=activation)
+    theta = init_theta(layer.weights(), 0)
+    assert sorted(theta) == (["wg", "wi", "wo"] if activation.gated else ["wi", "wo"])
+    rows = tf.constant(np.random.default_rng(0).normal(size=[3, 5, 4]), tf.float32)
+    with tf.GradientTape() as tape:
+        tape.watch(theta)
+        total = tf.reduce_sum(tf.sin(layer.fprop(theta, rows)))
+    for gradient in tape.gradient(total, theta).values():
+        assert np.abs(gradient).max() > 1e-3
+
+
+def test_dropout_is_on_the_hidden_layer_and_only_in_training():
+    # Each of 4000 hidden units says 1, wo adds them up: the output counts the units that are left.
+    layer = FeedForward(model_dim=1, hidden_dim=4000, dropout_rate=0.4)
+    theta = NestedMap(wi=tf.ones([1, 4000]), wo=tf.ones([4000, 1]))
+    one = tf.ones([1, 1])
+    np.testing.assert_allclose(layer.fprop(theta, one), [[4000.0]])
+    kept = layer.fprop(theta, one, Context(tf.constant([1, 2])))[0, 0] * 0.6
+    assert abs(kept - 2400) < 5 * (4000 * 0.4 * 0.6) ** 0.5
+    assert kept != 2400

@@ -60,9 +60,11 @@ def test_dispatchers_agree_in_training(gating, capacity_factor):
         with tf.GradientTape() as tape:
             tape.watch((inputs, theta))
             output = moe.fprop(theta, inputs, mask, TRAINING, token_ids)
-            total = tf.reduce_sum(tf.sin(output.outputs)) + output.aux_loss
+            total = tf.reduce_sum(tf.sin(output.outputs)) + output.stats.aux_loss
         # No gradient may be missing: the training step updates every weight.
-        results.append((output.outputs, output.aux_loss, *tape.gradient(total, (inputs, theta))))
+        results.append(
+            (output.outputs, output.stats.aux_loss, *tape.gradient(total, (inputs, theta)))
+        )
     flat = [tf.nest.flatten(result, expand_composites=True) for result in results]
     assert len(flat[0]) == 6
     for einsum, gather in zip(*flat, strict=True):

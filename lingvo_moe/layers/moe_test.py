@@ -94,7 +94,7 @@ def test_the_gate_learns_from_outputs_and_from_the_balance_loss():
         output = layer().fprop(theta, inputs, mask, TRAINING)
         total = tf.reduce_sum(output.outputs)
     assert np.abs(tape.gradient(total, theta.gate)).max() > 1e-3
-    assert np.abs(tape.gradient(output.aux_loss, theta.gate)).max() > 1e-3
+    assert np.abs(tape.gradient(output.stats.aux_loss, theta.gate)).max() > 1e-3
 
 
 def test_weights_are_counted_and_named():

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, Context, Layer, dropout, layer_names
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.layers.activation import Activation, ReLU
 from lingvo_moe.layers.attention import (
     Attention,
     KeysValues,
@@ -38,6 +39,7 @@ class TransformerParams:
         moe: the Mixture-of-Experts layers; None for a dense model.
         dropout_rate: on embeddings, residual branches and attention probabilities.
         shared_embedding: one table for both sides; it wants one vocabulary for both.
+        activation: of the feed-forward layers and, unless moe says otherwise, of experts.
     """
 
     num_encoder_layers: int
@@ -49,6 +51,7 @@ class TransformerParams:
     moe: MoEParams | None = None
     dropout_rate: float = 0.1
     shared_embedding: bool = False
+    activation: Activation = ReLU()
 
     def __post_init__(self):
         for name in ("num_encoder_layers", "num_decoder_layers", "model_dim", "hidden_dim"):
@@ -59,10 +62,16 @@ class TransformerParams:
 
 
 class StackOutput(NamedTuple):
-    """outputs [B, T, M]; aux_loss float32 [], summed over MoE layers; stats layer -> statistics."""
+    """What a stack of layers gives.
+
+    Attributes:
+        outputs: [B, T, M].
+        moe_loss: float32 [], the weighted losses of its MoE layers, summed.
+        stats: MoE layer -> statistics as in MoEOutput.
+    """
 
     outputs: tf.Tensor
-    aux_loss: tf.Tensor
+    moe_loss: tf.Tensor
     stats: NestedMap
 
 
@@ -95,9 +104,13 @@ class TransformerLayer(Layer):
         """The last branch."""
         p = self.params
         if self.is_moe:
-            hidden_dim = p.moe.hidden_dim or p.hidden_dim
-            return MoE(model_dim=p.model_dim, hidden_dim=hidden_dim, params=p.moe)
-        return FeedForward(model_dim=p.model_dim, hidden_dim=p.hidden_dim)
+            return MoE(
+                model_dim=p.model_dim,
+                hidden_dim=p.moe.hidden_dim or p.hidden_dim,
+                params=p.moe.of_decoder() if self.is_decoder else p.moe,
+                activation=p.activation,
+            )
+        return FeedForward(model_dim=p.model_dim, hidden_dim=p.hidden_dim, activation=p.activation)
 
     def weights(self):
         """Theta: self_attention, cross_attention (decoder), feed_forward, and a norm for each."""
@@ -182,16 +195,16 @@ class TransformerLayer(Layer):
     def _feed_forward_branch(self, theta, inputs, mask, context, token_ids):
         context = context.fold("feed_forward")
         x = self.norm.fprop(theta.norms.feed_forward, inputs)
-        aux_loss, stats = tf.constant(0.0), NestedMap()
+        moe_loss, stats = tf.constant(0.0), NestedMap()
         if self.is_moe:
-            x, aux_loss, stats = self.feed_forward.fprop(
+            x, moe_loss, stats = self.feed_forward.fprop(
                 theta.feed_forward, x, mask, context.fold("gating"), token_ids
             )
         else:
             flat = tf.reshape(x, [-1, self.params.model_dim])
             x = tf.reshape(self.feed_forward.fprop(theta.feed_forward, flat), tf.shape(x))
         x = dropout(x, self.params.dropout_rate, context)
-        return StackOutput(annotate(inputs + x, "BTM"), aux_loss, stats)
+        return StackOutput(annotate(inputs + x, "BTM"), moe_loss, stats)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -265,16 +278,16 @@ class Stack(Layer):
         if self.is_decoder:
             bias += causal_bias(tf.shape(ids)[1])
         memory_bias = segment_bias(segments, memory_segments) if self.is_decoder else None
-        aux_loss, stats = tf.constant(0.0), NestedMap()
+        moe_loss, stats = tf.constant(0.0), NestedMap()
         for name, layer in self.layers.items():
             x, layer_loss, layer_stats = layer.fprop(
                 theta[name], x, bias, segments != 0, context.fold(name), memory, memory_bias, ids
             )
-            aux_loss += layer_loss
+            moe_loss += layer_loss
             if layer.is_moe:
                 stats[name] = layer_stats
         x = dropout(self.norm.fprop(theta.norm, x), self.params.dropout_rate, context.fold("out"))
-        return StackOutput(x, aux_loss, stats)
+        return StackOutput(x, moe_loss, stats)
 
 
 class Source(NamedTuple):
@@ -349,7 +362,7 @@ class Transformer(Layer):
             context: mode and randomness.
 
         Returns:
-            outputs float32 [B, T, V]; aux_loss and stats of both stacks.
+            outputs float32 [B, T, V]; moe_loss and stats of both stacks.
         """
         encoded = self.encoder.fprop(
             theta.encoder, source_ids, source_segments, context.fold("encoder")
@@ -365,7 +378,7 @@ class Transformer(Layer):
         )
         logits = self.decoder.embedding.logits(theta_decoder.embedding, decoded.outputs)
         stats = NestedMap(encoder=encoded.stats, decoder=decoded.stats)
-        return StackOutput(logits, encoded.aux_loss + decoded.aux_loss, stats)
+        return StackOutput(logits, encoded.moe_loss + decoded.moe_loss, stats)
 
     def encode(self, theta: NestedMap, source_ids: tf.Tensor, lengths: tf.Tensor) -> Source:
         """Reads a batch of sentences, once, for decoding.

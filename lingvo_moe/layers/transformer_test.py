@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, Context, count_weights, init_theta
 from lingvo_moe.gatings.top_2 import Top2
+from lingvo_moe.layers.activation import GELU, SwiGLU
 from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.transformer import Transformer, TransformerParams
 
@@ -145,17 +146,40 @@ def test_statistics_and_balance_loss_come_from_the_moe_layers():
     }
     assert output.stats.encoder.layer_01.load.shape == [4]
     # Two layers, each between 1 (balanced) and E = 4 (one expert takes all), near enough.
-    assert 1.5 < output.aux_loss < 8.0
+    assert 1.5 * 0.01 < output.moe_loss < 8.0 * 0.01
     dense = transformer(moe=None)
     output = dense.fprop(init_theta(dense.weights(), 0), *row(PAIRS, 12, 12), EVALUATION)
-    assert output.aux_loss == 0.0
+    assert output.moe_loss == 0.0
     assert output.stats == {"encoder": {}, "decoder": {}}
+
+
+def test_sides_may_differ_in_experts():
+    model = transformer(moe=dataclasses.replace(PARAMS.moe, decoder_num_experts=3))
+    theta = init_theta(model.weights(), 0)
+    stats = model.fprop(theta, *row(PAIRS, 12, 12), TRAINING).stats
+    assert stats.encoder.layer_01.load.shape == [4]
+    assert stats.decoder.layer_01.load.shape == [3]
+
+
+def test_activations_of_dense_layers_and_of_experts():
+    def hidden_weights(**changes):
+        weights = transformer(**changes).weights().encoder
+        dense, moe = weights.layer_00.feed_forward, weights.layer_01.feed_forward.experts
+        return sorted(dense), sorted(moe)
+
+    plain, gated = ["wi", "wo"], ["wg", "wi", "wo"]
+    assert hidden_weights() == (plain, plain)
+    assert hidden_weights(activation=SwiGLU()) == (gated, gated)
+    moe = dataclasses.replace(PARAMS.moe, activation=SwiGLU())
+    assert hidden_weights(moe=moe) == (plain, gated)
+    gelu = logits(row(PAIRS, 12, 12), model=transformer(activation=GELU()))
+    assert np.abs(gelu - logits(row(PAIRS, 12, 12))).max() > 1e-2
 
 
 def test_padding_counts_in_no_statistic():
     exact = MODEL.fprop(THETA, *row(PAIRS, 11, 9), EVALUATION)
     padded = MODEL.fprop(THETA, *row(PAIRS, 30, 30), EVALUATION)
-    np.testing.assert_allclose(padded.aux_loss, exact.aux_loss, rtol=1e-5)
+    np.testing.assert_allclose(padded.moe_loss, exact.moe_loss, rtol=1e-5)
     for (name, ours), (_, expected) in zip(
         padded.stats.flatten(), exact.stats.flatten(), strict=True
     ):
@@ -168,7 +192,7 @@ def test_every_weight_learns():
     with tf.GradientTape() as tape:
         tape.watch(leaves)
         output = MODEL.fprop(THETA, *rows, TRAINING)
-        loss = tf.reduce_sum(tf.square(output.outputs)) + output.aux_loss
+        loss = tf.reduce_sum(tf.square(output.outputs)) + output.moe_loss
     for name, gradient in tape.gradient(loss, leaves).items():
         assert gradient is not None, name
         assert np.abs(tf.convert_to_tensor(gradient)).max() > 0, name

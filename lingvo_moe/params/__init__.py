@@ -1,7 +1,13 @@
 """The zoo: a module a family, a registered class a model."""
 
-# Policies that no registered model uses are known to --set all the same.
-from lingvo_moe.gatings import balanced, expert_choice, hashed, switch, top_k
-from lingvo_moe.train import adamw, lion
+# Policies that no registered model uses are known to --set all the same. The underscores keep
+# them apart from the modules of the zoo, one of which is called switch as well.
+from lingvo_moe.gatings import balanced as _balanced
+from lingvo_moe.gatings import expert_choice as _expert_choice
+from lingvo_moe.gatings import hashed as _hashed
+from lingvo_moe.gatings import switch as _switch
+from lingvo_moe.gatings import top_k as _top_k
+from lingvo_moe.train import adamw as _adamw
+from lingvo_moe.train import lion as _lion
 
-__all__ = ["adamw", "balanced", "expert_choice", "hashed", "lion", "switch", "top_k"]
+_POLICIES = (_adamw, _balanced, _expert_choice, _hashed, _lion, _switch, _top_k)

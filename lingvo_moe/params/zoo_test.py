@@ -1,5 +1,6 @@
 """Every registered model: its size, its golden text, and that it can be built."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from lingvo_moe.tasks.translation import TranslationTask
 
 GOLDEN = Path(__file__).parents[2] / "testdata" / "golden"
 
-# arXiv 2006.16668, Table 1, section 4.2 and Table 3.
+# arXiv 2006.16668, Table 1, section 4.2 and Table 3; NLLB-200's from arXiv 2207.04672.
 PAPER = {
     "m4.MoE2048E36L": 600e9,
     "m4.MoE2048E12L": 200e9,
@@ -22,6 +23,8 @@ PAPER = {
     "m4.MoE2048E60L": 1e12,
     "m4.T96L": 2.3e9,
     "m4.Bilingual": 0.4e9,
+    "nllb.MoE128": 54.5e9,
+    "nllb.Dense": 3.3e9,
 }
 
 
@@ -50,6 +53,33 @@ def test_moe_layers_and_experts_of_the_paper():
     stack = TranslationTask(registry.get_params("m4.MoE2048E36L")).transformer
     layers = [*stack.encoder.layers.values(), *stack.decoder.layers.values()]
     assert sum(layer.is_moe for layer in layers) == 18
+
+
+def test_weights_of_nllb_by_hand():
+    # M 2048, H 8192, 16 heads of 128, E 128 in 6 + 6 of 24 + 24 layers, one table of 256206.
+    m, network = 2048, 2 * 2048 * 8192
+    attention = (24 + 48) * 4 * m * m
+    norms = (24 * 2 + 24 * 3 + 2) * m
+    experts = 12 * (128 * network + 128 * m)
+    expected = 256_206 * m + attention + 36 * network + experts + norms + 2 * 32 * 16
+    assert _count("nllb.MoE128") == expected
+    assert _count("nllb.MoE128CMR") == expected + 12 * (network + m)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "base", "changed"),
+    [
+        ("switch.Small", "small.MoE", {"gating", "capacity_factor", "router_jitter"}),
+        ("switch.MoE128E12L", "m4.MoE128E12L", {"gating", "capacity_factor", "router_jitter"}),
+        ("nllb.Small", "small.MoE", {"output_mask_rate"}),
+    ],
+)
+def test_recipes_are_diffs(recipe, base, changed):
+    ours, theirs = registry.get_params(recipe), registry.get_params(base)
+    moe, base_moe = vars(ours.model.moe), vars(theirs.model.moe)
+    assert {name for name in moe if moe[name] != base_moe[name]} == changed
+    rest = dataclasses.replace(ours.model, moe=theirs.model.moe)
+    assert dataclasses.replace(ours, model=rest) == theirs
 
 
 @pytest.mark.parametrize("name", registry.all_names())

@@ -120,9 +120,10 @@ def summarize(metrics: NestedMap, pairs: Sequence[str]) -> dict[str, float]:
 
     Returns:
         "loss" (nats a target token), "tokens", "grad_norm", "learning_rate", "loss/PAIR" for each
-        pair that was seen; for MoE models "aux_loss" and for each MoE layer "drop_rate/LAYER",
-        "load_max/LAYER" (the busiest expert's share times E; 1 is balance) and
-        "load/LAYER_EXPERT".
+        pair that was seen; for MoE models "aux_loss", "z_loss" and for each MoE layer
+        "drop_rate/LAYER", "entropy/LAYER" (nats), "unused/LAYER" (experts without a token, a step),
+        "load_max/LAYER" and "importance_max/LAYER" (the busiest and the best scored expert's share
+        times E; 1 is balance) and "load/LAYER_EXPERT".
     """
     tokens = float(metrics.tokens)
     scalars = {"loss": float(metrics.nll) / max(tokens, 1.0), "tokens": tokens}
@@ -133,12 +134,22 @@ def summarize(metrics: NestedMap, pairs: Sequence[str]) -> dict[str, float]:
         if count:
             scalars[f"loss/{pair}"] = float(nll / count)
     if "load" in metrics:
-        scalars["aux_loss"] = float(metrics.aux_loss) / tokens
-        for layer, (load, dropped) in enumerate(zip(metrics.load, metrics.drop_rate, strict=True)):
-            scalars[f"drop_rate/{layer}"] = float(dropped) / tokens
-            scalars[f"load_max/{layer}"] = float(load.max() / tokens * load.size)
-            for expert, share in enumerate(load / tokens):
-                scalars[f"load/{layer}_{expert}"] = float(share)
+        scalars |= _summarize_experts(metrics, tokens)
+    return scalars
+
+
+def _summarize_experts(metrics, tokens):
+    scalars = {name: float(metrics[name]) / tokens for name in ("aux_loss", "z_loss")}
+    for layer, num_experts in enumerate(np.rint(metrics.num_experts / tokens).astype(int)):
+        for name in ("drop_rate", "entropy", "unused"):
+            scalars[f"{name}/{layer}"] = float(metrics[name][layer]) / tokens
+        load, importance = (
+            metrics[name][layer, :num_experts] / tokens for name in ("load", "importance")
+        )
+        scalars[f"load_max/{layer}"] = float(load.max() * num_experts)
+        scalars[f"importance_max/{layer}"] = float(importance.max() * num_experts)
+        for expert, share in enumerate(load):
+            scalars[f"load/{layer}_{expert}"] = float(share)
     return scalars
 
 

@@ -90,7 +90,7 @@ class TranslationTask:
     def loss(
         self, theta: NestedMap, batch: NestedMap, denominator: tf.Tensor, context: Context
     ) -> LossOutput:
-        """Label-smoothed cross-entropy plus the weighted balance loss.
+        """Label-smoothed cross-entropy plus the weighted losses of the MoE layers.
 
         Args:
             theta: the weights.
@@ -101,9 +101,10 @@ class TranslationTask:
 
         Returns:
             The objective and the metrics, sums over this batch: `nll` and `tokens` (nats, count),
-            `pair_nll` and `pair_tokens` [P], and, for MoE models, `aux_loss` (averaged over
-            layers, weighted by tokens), `load` [layers, E] and `drop_rate` [layers], both weighted
-            by tokens.
+            `pair_nll` and `pair_tokens` [P], and, for MoE models, all weighted by tokens: the
+            unweighted `aux_loss` and `z_loss`, averaged over layers; a row a layer, `drop_rate`,
+            `entropy`, `unused` and `num_experts` [layers], `load` and `importance` [layers, E],
+            with zeros at the end of a layer of fewer experts.
         """
         output = self.transformer.fprop(
             self._to_compute_dtype(theta),
@@ -130,7 +131,7 @@ class TranslationTask:
         moe = self.params.model.moe
         if moe is not None:
             share = tokens / denominator
-            objective += moe.aux_loss_weight * output.aux_loss * share
+            objective += output.moe_loss * share
             metrics.update(_moe_metrics(output, tokens))
         return LossOutput(objective, metrics)
 
@@ -171,8 +172,25 @@ def _moe_metrics(output, tokens):
     layers = [
         stats for _, side in sorted(output.stats.items()) for _, stats in sorted(side.items())
     ]
-    return NestedMap(
-        aux_loss=output.aux_loss / len(layers) * tokens,
-        load=tf.stack([stats.load for stats in layers]) * tokens,
-        drop_rate=tf.stack([stats.drop_rate for stats in layers]) * tokens,
+    experts = [stats.load.shape[0] for stats in layers]
+
+    def rows(name):
+        return tf.stack([stats[name] for stats in layers])
+
+    def padded_rows(name):
+        widest = max(experts)
+        return tf.stack(
+            [tf.pad(s[name], [[0, widest - e]]) for s, e in zip(layers, experts, strict=True)]
+        )
+
+    metrics = NestedMap(
+        aux_loss=tf.reduce_mean(rows("aux_loss")),
+        z_loss=tf.reduce_mean(rows("z_loss")),
+        drop_rate=rows("drop_rate"),
+        entropy=rows("entropy"),
+        unused=rows("unused"),
+        num_experts=tf.constant(experts, tf.float32),
+        load=padded_rows("load"),
+        importance=padded_rows("importance"),
     )
+    return metrics.map(lambda value: value * tokens)

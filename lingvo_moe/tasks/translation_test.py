@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.layer import Context, init_theta
+from lingvo_moe.core.layer import EVALUATION, Context, init_theta
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
@@ -70,3 +70,63 @@ def test_refuses_to_decode_with_a_gating_that_depends_on_the_batch():
     )
     with pytest.raises(ValueError, match=message):
         task.translate(theta, ids, tf.constant([5]))
+
+
+OPTIONS = (
+    "model.moe.z_loss_weight=0.5",
+    "model.moe.router_jitter=0.1",
+    "model.moe.expert_dropout_rate=0.1",
+    "model.moe.output_mask_rate=0.2",
+    "model.moe.shared_expert=True",
+    "model.moe.shared_gate_dropout_rate=0.2",
+    "model.moe.shared_gate_loss_weight=0.1",
+    "model.moe.activation=SwiGLU()",
+    "model.moe.decoder_num_experts=3",
+    "model.activation=GELU()",
+)
+
+
+def test_every_option_of_the_moe_layers_trains_and_decodes():
+    task = task_with("Top2()")
+    task = TranslationTask(override(task.params, OPTIONS))
+    theta, batch = init_theta(task.weights(), 0), random_batch()
+    with tf.GradientTape() as tape:
+        tape.watch(theta)
+        output = task.loss(theta, batch, task.num_targets(batch), Context(tf.constant([1, 2])))
+    for name, gradient in tape.gradient(output.objective, theta).flatten():
+        gradient = tf.convert_to_tensor(gradient)
+        assert np.all(np.isfinite(gradient)), name
+        assert np.abs(gradient).max() > 0, name
+    ids = batch.source_ids[:2, :5]
+    both = task.translate(theta, ids, tf.constant([5, 3]))
+    alone = task.translate(theta, ids[1:, :3], tf.constant([3]))
+    np.testing.assert_allclose(both.scores[1], alone.scores[0], rtol=1e-5)
+
+
+def test_the_objective_is_cross_entropy_and_the_weighted_losses():
+    def loss(*overrides):
+        exact = ["label_smoothing=0.0", "model.moe.aux_loss_weight=0.0", *overrides]
+        task = TranslationTask(override(task_with("Top2()").params, exact))
+        theta, batch = init_theta(task.weights(), 0), random_batch()
+        return task.loss(theta, batch, task.num_targets(batch), EVALUATION)
+
+    plain = loss()
+    metrics = plain.metrics.map(lambda value: value / plain.metrics.tokens)
+    np.testing.assert_allclose(plain.objective, metrics.nll, rtol=1e-6)
+    # Two MoE layers; the metrics are means over them.
+    weighted = loss("model.moe.aux_loss_weight=0.5", "model.moe.z_loss_weight=0.25")
+    expected = metrics.nll + 2 * (0.5 * metrics.aux_loss + 0.25 * metrics.z_loss)
+    np.testing.assert_allclose(weighted.objective, expected, rtol=1e-6)
+
+
+def test_metrics_of_layers_of_different_width_are_padded():
+    task = TranslationTask(
+        override(task_with("Top2()").params, ["model.moe.decoder_num_experts=3"])
+    )
+    theta, batch = init_theta(task.weights(), 0), random_batch()
+    metrics = task.loss(theta, batch, task.num_targets(batch), EVALUATION).metrics
+    metrics = metrics.map(lambda value: value / metrics.tokens)
+    np.testing.assert_array_equal(metrics.num_experts, [3, 4])  # decoder, encoder
+    for name in ("load", "importance"):
+        np.testing.assert_allclose(tf.reduce_sum(metrics[name], axis=1), [1, 1], rtol=1e-6)
+        assert metrics[name][0, 3] == 0.0

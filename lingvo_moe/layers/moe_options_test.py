@@ -1,0 +1,282 @@
+"""MoE layers with each of their options, against loops and by hand."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.core.layer import EVALUATION, Context, count_weights, init_theta
+from lingvo_moe.gatings.base import expert_capacity
+from lingvo_moe.gatings.switch import Switch
+from lingvo_moe.gatings.top_2 import Top2
+from lingvo_moe.layers.activation import GEGLU
+from lingvo_moe.layers.dispatch import Einsum, Gather, Ragged
+from lingvo_moe.layers.moe import MoE, MoEParams
+
+MODEL, HIDDEN, EXPERTS = 8, 12, 4
+TRAINING = Context(tf.constant([5, 6]))
+BOTH = pytest.mark.parametrize("context", [TRAINING, EVALUATION], ids=["training", "evaluation"])
+
+
+def layer(**changes):
+    params = {"num_experts": EXPERTS, "gating": Top2(second_expert="always")} | changes
+    return MoE(model_dim=MODEL, hidden_dim=HIDDEN, params=MoEParams(**params))
+
+
+def random_batch(rows=4, length=8):
+    rng = np.random.default_rng(0)
+    inputs = tf.constant(rng.normal(size=[rows, length, MODEL]), tf.float32)
+    return inputs, tf.sequence_mask([length, 3, length - 1, length][:rows], length)
+
+
+def run(moe, context, theta=None, batch=None):
+    inputs, mask = batch or random_batch()
+    return moe.fprop(theta or init_theta(moe.weights(), 0), inputs, mask, context)
+
+
+def one_token(theta, expert, token):
+    """Loop truth: relu(x·wi)·wo of one expert on one token."""
+    return np.maximum(token @ theta.wi[expert].numpy(), 0) @ theta.wo[expert].numpy()
+
+
+@BOTH
+def test_without_options_nothing_but_gate_route_and_experts_happens(context):
+    moe = layer(gating=Top2(), capacity_factor=0.5)
+    inputs, mask = random_batch()
+    theta, p = init_theta(moe.weights(), 0), moe.params
+    factor = 0.5 if context.training else None
+    dispatcher = p.dispatcher if context.training else p.eval_dispatcher
+    tokens, grouped = tf.reshape(inputs, [1, 32, MODEL]), tf.reshape(mask, [1, 32])
+    capacity = expert_capacity(factor, 32, EXPERTS)
+    logits = tf.einsum("GSM,ME->GSE", tokens, theta.gate)
+    routing = p.gating.route(logits, grouped, capacity, context)
+    outputs = dispatcher(tokens, routing, capacity, moe.experts.fprop, theta.experts)
+    result = run(moe, context)
+    np.testing.assert_array_equal(result.outputs, tf.reshape(outputs, inputs.shape))
+    np.testing.assert_array_equal(result.loss, 0.01 * routing.aux_loss)
+    for name, value in routing.stats.items():
+        np.testing.assert_array_equal(result.stats[name], value)
+    assert list(dict(moe.weights().flatten())) == ["experts/wi", "experts/wo", "gate"]
+
+
+def test_the_loss_is_the_weighted_sum():
+    result = run(
+        layer(
+            aux_loss_weight=0.5, z_loss_weight=0.25, shared_expert=True, shared_gate_loss_weight=2.0
+        ),
+        TRAINING,
+    )
+    stats = result.stats
+    expected = 0.5 * stats.aux_loss + 0.25 * stats.z_loss + 2.0 * stats.shared_gate_loss
+    np.testing.assert_allclose(result.loss, expected, rtol=1e-6)
+    assert min(stats.aux_loss, stats.z_loss, stats.shared_gate_loss) > 0.01
+
+
+def test_unused_experts_by_hand():
+    # A gate of zeros: ties go to the lowest experts, so all tokens choose experts 0 and 1.
+    moe = layer()
+    theta = init_theta(moe.weights(), 0)
+    theta.gate = tf.zeros_like(theta.gate)
+    stats = run(moe, EVALUATION, theta).stats
+    assert stats.unused == 2.0
+    np.testing.assert_allclose(stats.importance, [0.25] * 4)
+    np.testing.assert_allclose(stats.entropy, np.log(4), rtol=1e-6)
+    inputs, _ = random_batch()
+    padding = moe.fprop(theta, inputs, tf.zeros([4, 8], tf.bool), EVALUATION)
+    assert padding.stats.unused == 4.0
+    assert all(np.all(np.isfinite(value)) for _, value in padding.stats.flatten())
+
+
+def test_jitter_moves_the_router_and_not_the_experts():
+    # One expert: whatever the router reads, its weight is 1.
+    one = {"num_experts": 1, "gating": Top2()}
+    theta = init_theta(layer(**one).weights(), 0)
+    calm = run(layer(**one), TRAINING, theta)
+    jittered = run(layer(**one, router_jitter=0.5), TRAINING, theta)
+    np.testing.assert_array_equal(jittered.outputs, calm.outputs)
+    assert jittered.stats.z_loss != calm.stats.z_loss
+    assert np.abs(run(layer(router_jitter=0.5), TRAINING).outputs - run(layer(), TRAINING)[0]).max()
+
+
+@pytest.mark.parametrize("dispatcher", [Einsum(), Gather(), Ragged()], ids=str)
+def test_masked_outputs_against_a_loop(dispatcher):
+    moe = layer(output_mask_rate=0.4, capacity_factor=None, dispatcher=dispatcher)
+    theta, (inputs, mask) = init_theta(moe.weights(), 0), random_batch()
+    trained = run(moe, TRAINING, theta).outputs.numpy()
+    evaluated = run(moe, EVALUATION, theta).outputs.numpy()
+    kinds = []
+    for b, t in np.argwhere(mask):
+        token = inputs[b, t].numpy()
+        scores = token @ theta.gate.numpy()
+        first, second = np.argsort(-scores)[:2]
+        weights = np.exp(scores[[first, second]])
+        weights /= sum(weights)
+        rows = [
+            w * one_token(theta.experts, e, token)
+            for w, e in zip(weights, (first, second), strict=True)
+        ]
+        np.testing.assert_allclose(evaluated[b, t], 0.6 * sum(rows), atol=1e-5)
+        # In training each row is there in full or not at all.
+        choices = {(i, j): i * rows[0] + j * rows[1] for i in (0, 1) for j in (0, 1)}
+        kinds += [k for k, v in choices.items() if np.allclose(trained[b, t], v, atol=1e-5)]
+    assert len(kinds) == np.sum(mask)
+    assert len(set(kinds)) == 4
+    kept = np.mean(kinds)
+    assert abs(kept - 0.6) < 4 * (0.24 / np.size(kinds)) ** 0.5
+
+
+def test_masking_is_right_on_average():
+    # Over many draws the mean of training is what evaluation computes.
+    moe = layer(output_mask_rate=0.25, capacity_factor=None)
+    theta, batch = init_theta(moe.weights(), 0), random_batch(1, 4)
+    expected = run(moe, EVALUATION, theta, batch).outputs
+    draws = [run(moe, Context(tf.constant([i, 1])), theta, batch).outputs for i in range(300)]
+    np.testing.assert_allclose(np.mean(draws, axis=0), expected, atol=0.05)
+    assert np.abs(expected).max() > 0.3
+
+
+def test_expert_dropout_is_off_in_evaluation_and_alike_in_dispatchers():
+    def outputs(context, **changes):
+        return run(layer(capacity_factor=1.0, **changes), context).outputs
+
+    np.testing.assert_array_equal(outputs(EVALUATION, expert_dropout_rate=0.4), outputs(EVALUATION))
+    einsum = outputs(TRAINING, expert_dropout_rate=0.4, dispatcher=Einsum())
+    gather = outputs(TRAINING, expert_dropout_rate=0.4, dispatcher=Gather())
+    np.testing.assert_allclose(einsum, gather, atol=1e-5)
+    assert np.abs(gather - outputs(TRAINING)).max() > 0.1
+
+
+@BOTH
+def test_a_shared_expert_against_a_loop(context):
+    moe = layer(shared_expert=True, capacity_factor=None)
+    theta, (inputs, mask) = init_theta(moe.weights(), 0), random_batch()
+    result = run(moe, context, theta)
+    routed = run(layer(capacity_factor=None), context, theta).outputs.numpy()
+    gates = []
+    for b, t in np.argwhere(mask):
+        token = inputs[b, t].numpy()
+        g = 1 / (1 + np.exp(-token @ theta.shared_gate.numpy()))
+        shared = np.maximum(token @ theta.shared.wi.numpy(), 0) @ theta.shared.wo.numpy()
+        expected = (1 - g) * shared + g * routed[b, t]
+        np.testing.assert_allclose(result.outputs[b, t], expected, atol=1e-5)
+        gates.append(g)
+    np.testing.assert_allclose(result.stats.shared_gate, np.mean(gates), rtol=1e-5)
+    budget_loss = np.mean(np.abs(np.array(gates) - 0.8))
+    np.testing.assert_allclose(result.stats.shared_gate_loss, budget_loss, rtol=1e-5)
+
+
+def test_shared_gate_dropout_leaves_the_shared_expert_alone():
+    free = layer(shared_expert=True, capacity_factor=None)
+    dropping = layer(shared_expert=True, capacity_factor=None, shared_gate_dropout_rate=0.5)
+    theta, (inputs, mask) = init_theta(free.weights(), 0), random_batch()
+    plain, dropped = run(free, TRAINING, theta), run(dropping, TRAINING, theta)
+    shared = free.shared.fprop(theta.shared, tf.reshape(inputs, [-1, MODEL]))
+    only_shared = np.isclose(dropped.outputs, tf.reshape(shared, inputs.shape), atol=1e-5).all(-1)
+    untouched = np.isclose(dropped.outputs, plain.outputs, atol=1e-5).all(-1)
+    assert np.all((only_shared | untouched)[mask])
+    assert 0.2 < only_shared[mask].mean() < 0.8
+    np.testing.assert_array_equal(dropped.loss, plain.loss)
+    np.testing.assert_array_equal(
+        run(dropping, EVALUATION, theta).outputs, run(free, EVALUATION, theta).outputs
+    )
+
+
+def test_the_budget_loss_moves_the_gates_to_the_budget():
+    moe = layer(shared_expert=True, shared_gate_budget=1.0)
+    theta = init_theta(moe.weights(), 0)
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            tape.watch(theta.shared_gate)
+            stats = run(moe, TRAINING, theta).stats
+        np.testing.assert_allclose(stats.shared_gate_loss, 1 - stats.shared_gate, rtol=1e-5)
+        theta.shared_gate -= tape.gradient(stats.shared_gate_loss, theta.shared_gate)
+    assert run(moe, TRAINING, theta).stats.shared_gate > stats.shared_gate
+
+
+ALL = {
+    "activation": GEGLU(),
+    "z_loss_weight": 0.01,
+    "router_jitter": 0.05,
+    "output_mask_rate": 0.2,
+    "expert_dropout_rate": 0.1,
+    "shared_expert": True,
+    "shared_gate_dropout_rate": 0.2,
+    "shared_gate_loss_weight": 0.1,
+}
+
+
+@pytest.mark.parametrize("gating", [Top2(), Switch()], ids=str)
+@pytest.mark.parametrize("num_groups", [1, 2])
+def test_with_all_options_dispatchers_agree_and_every_weight_learns(gating, num_groups):
+    results = []
+    for dispatcher in (Einsum(), Gather()):
+        moe = layer(**ALL, gating=gating, num_groups=num_groups, dispatcher=dispatcher)
+        theta = init_theta(moe.weights(), 0)
+        with tf.GradientTape() as tape:
+            tape.watch(theta)
+            output = run(moe, TRAINING, theta)
+            total = tf.reduce_sum(tf.sin(output.outputs)) + output.loss
+        gradients = dict(tape.gradient(total, theta).flatten())
+        for name, gradient in gradients.items():
+            assert np.abs(gradient).max() > 1e-4, name
+        results.append({**gradients, "outputs": output.outputs})
+    assert len(results[0]) == 1 + 3 + 3 + 2
+    for name, value in results[0].items():
+        np.testing.assert_allclose(value, results[1][name], atol=1e-5, err_msg=name)
+
+
+def test_with_all_options_evaluation_is_independent_of_batch_mates():
+    moe = layer(**ALL)
+    theta, (inputs, mask) = init_theta(moe.weights(), 0), random_batch()
+    together = run(moe, EVALUATION, theta).outputs
+    for row, length in [(0, 8), (1, 3)]:
+        alone = run(moe, EVALUATION, theta, (inputs[row : row + 1, :length], mask[:1, :length]))
+        np.testing.assert_allclose(together[row, :length], alone.outputs[0], atol=1e-5)
+
+
+def test_bfloat16_activations_stay_bfloat16():
+    moe = layer(**ALL)
+    theta = init_theta(moe.weights(), 0).map(lambda w: tf.cast(w, tf.bfloat16))
+    inputs, mask = random_batch()
+    for context in (TRAINING, EVALUATION):
+        result = moe.fprop(theta, tf.cast(inputs, tf.bfloat16), mask, context)
+        assert result.outputs.dtype == tf.bfloat16
+        assert {value.dtype for _, value in result.stats.flatten()} == {tf.float32}
+        assert result.loss.dtype == tf.float32
+
+
+def test_weights_are_counted_and_named():
+    weights = layer(shared_expert=True, activation=GEGLU()).weights()
+    one = 3 * MODEL * HIDDEN
+    assert count_weights(weights) == MODEL * EXPERTS + MODEL + (EXPERTS + 1) * one
+    dims = {path: spec.dims for path, spec in weights.flatten() if not path.startswith("experts")}
+    assert dims == {
+        "gate": "Me",
+        "shared/wg": "MH",
+        "shared/wi": "MH",
+        "shared/wo": "HM",
+        "shared_gate": "M",
+    }
+
+
+def test_the_decoder_may_have_its_own_number_of_experts():
+    assert MoEParams(num_experts=4).of_decoder().num_experts == 4
+    assert MoEParams(num_experts=4, decoder_num_experts=2).of_decoder().num_experts == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"decoder_num_experts": 0}, "decoder_num_experts must be >= 1, got 0"),
+        ({"router_jitter": 1.0}, r"router_jitter must be in \[0, 1\), got 1.0"),
+        ({"output_mask_rate": -0.1}, r"output_mask_rate must be in \[0, 1\), got -0.1"),
+        ({"expert_dropout_rate": 2.0}, r"expert_dropout_rate must be in \[0, 1\), got 2.0"),
+        ({"shared_gate_budget": 1.5}, r"shared_gate_budget must be in \[0, 1\], got 1.5"),
+        ({"shared_gate_dropout_rate": 0.2}, "need shared_expert=True"),
+        ({"shared_gate_loss_weight": 0.2}, "need shared_expert=True"),
+    ],
+)
+def test_bad_params(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(MoEParams(num_experts=4), **change)
