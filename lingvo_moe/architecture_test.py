@@ -16,10 +16,11 @@ _BELOW_TASKS = {
     "train",
     "data",
     "evaluation",
+    "placement",
 }
 ALLOWED = {
     "core": set(),
-    "testing": {"data"},
+    "testing": {"data", "layers"},
     "sharding": {"core"},
     "gatings": {"core"},
     "layers": {"core", "sharding", "gatings"},
@@ -27,11 +28,13 @@ ALLOWED = {
     "train": {"core"},
     "data": {"core"},
     "evaluation": {"core", "data"},
+    "placement": {"core", "layers", "train", "evaluation"},
     "runtimes": {"core", "sharding", "train"},
     "tasks": _BELOW_TASKS,
     "serving": _BELOW_TASKS | {"tasks"},
     "params": _BELOW_TASKS | {"tasks"},
-    "tools": _BELOW_TASKS | {"tasks", "serving", "params", "runtimes"},
+    "planning": _BELOW_TASKS | {"tasks", "params", "runtimes"},
+    "tools": _BELOW_TASKS | {"tasks", "serving", "params", "runtimes", "planning"},
 }
 
 

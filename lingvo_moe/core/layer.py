@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe.core import random
 from lingvo_moe.core.nested_map import NestedMap
 
 
@@ -28,7 +29,7 @@ class Uniform(Initializer):
     limit: float
 
     def __call__(self, shape, seed):
-        return tf.random.stateless_uniform(shape, seed, -self.limit, self.limit)
+        return random.uniform(shape, seed, -self.limit, self.limit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Normal(Initializer):
     stddev: float
 
     def __call__(self, shape, seed):
-        return tf.random.stateless_normal(shape, seed, stddev=self.stddev)
+        return random.normal(shape, seed) * self.stddev
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +105,11 @@ class Context(NamedTuple):
         """The context of a part: the same mode, an independent seed derived from the name."""
         if self.seed is None:
             return self
-        salt = zlib.crc32(name.encode()) & 0x7FFFFFFF
-        return Context(tf.random.experimental.stateless_fold_in(self.seed, salt))
+        return Context(random.fold_in(self.seed, zlib.crc32(name.encode()) & 0x7FFFFFFF))
+
+    def uniform(self, shape: tf.Tensor, low: float = 0.0, high: float = 1.0) -> tf.Tensor:
+        """float32 U[low, high) of the seed: each call with the same shape draws the same."""
+        return random.uniform(shape, self.seed, low, high)
 
 
 EVALUATION = Context()
@@ -124,13 +128,13 @@ class Layer(abc.ABC):
         """The tree of WeightSpecs whose values fprop takes as theta."""
 
 
-def init_theta(weights: NestedMap, seed: int) -> NestedMap:
+def init_theta(weights: NestedMap, seed: int | tf.Tensor) -> NestedMap:
     """Initial values, float32, for a tree of WeightSpecs.
 
     Every weight draws from a seed made of `seed` and its path, so adding a weight moves no other.
     """
     theta = {
-        path: spec.init(spec.shape, tf.constant([seed, zlib.crc32(path.encode()) & 0x7FFFFFFF]))
+        path: spec.init(spec.shape, tf.stack([seed, zlib.crc32(path.encode()) & 0x7FFFFFFF]))
         for path, spec in weights.flatten()
     }
     return NestedMap.unflatten(theta)
@@ -155,5 +159,5 @@ def dropout(inputs: tf.Tensor, rate: float, context: Context) -> tf.Tensor:
     """Zeroes elements with probability rate and scales the rest by 1/(1-rate); only in training."""
     if not context.training or rate == 0.0:
         return inputs
-    keep = tf.random.stateless_uniform(tf.shape(inputs), context.seed) >= rate
+    keep = context.uniform(tf.shape(inputs)) >= rate
     return tf.where(keep, inputs * tf.cast(1.0 / (1.0 - rate), inputs.dtype), 0)

@@ -17,10 +17,13 @@ class Packer:
         self._segments = np.zeros(batch_size, np.int64)
         source, target = (batch_size, source_length), (batch_size, target_length)
         self._batch = NestedMap(
-            {name: np.zeros(source, np.int32) for name in ("source_ids", "source_segment_ids")}
+            {
+                name: np.zeros(source, np.int32)
+                for name in ("source_ids", "source_segment_ids", "source_pair_ids")
+            }
             | {
                 name: np.zeros(target, np.int32)
-                for name in ("target_inputs", "target_ids", "target_segment_ids", "pair_ids")
+                for name in ("target_inputs", "target_ids", "target_segment_ids", "target_pair_ids")
             }
         )
 
@@ -46,11 +49,12 @@ class Packer:
         target = slice(target_start, target_start + len(example.target))
         batch.source_ids[row, source] = example.source
         batch.source_segment_ids[row, source] = segment
+        batch.source_pair_ids[row, source] = pair_index
         batch.target_ids[row, target] = example.target
         batch.target_inputs[row, target_start] = BOS
         batch.target_inputs[row, target_start + 1 : target.stop] = example.target[:-1]
         batch.target_segment_ids[row, target] = segment
-        batch.pair_ids[row, target] = pair_index
+        batch.target_pair_ids[row, target] = pair_index
 
     @property
     def empty(self) -> bool:
@@ -61,8 +65,8 @@ class Packer:
         """The batch, int32 arrays.
 
         Returns:
-            source_ids, source_segment_ids [B, L]; target_inputs (shifted right, BOS first),
-            target_ids, target_segment_ids, pair_ids [B, T]. Segments count from 1 in each row; 0 is
-            padding.
+            source_ids, source_segment_ids, source_pair_ids [B, L]; target_inputs (shifted right,
+            BOS first), target_ids, target_segment_ids, target_pair_ids [B, T]. Segments count from
+            1 in each row; 0 is padding.
         """
         return self._batch

@@ -23,7 +23,7 @@ def test_first_fit_by_hand():
     assert batch.target_ids.tolist() == [[20, 2, 23, 2], [21, 22, 2, 0]]
     assert batch.target_inputs.tolist() == [[1, 20, 1, 23], [1, 21, 22, 0]]
     assert batch.target_segment_ids.tolist() == [[1, 1, 2, 2], [1, 1, 1, 0]]
-    assert batch.pair_ids.tolist() == [[7, 7, 9, 9], [8, 8, 8, 0]]
+    assert batch.target_pair_ids.tolist() == [[7, 7, 9, 9], [8, 8, 8, 0]]
     assert {array.dtype for array in batch.values()} == {np.dtype(np.int32)}
 
 

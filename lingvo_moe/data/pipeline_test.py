@@ -55,7 +55,7 @@ def _unpack(batch):
         for segment in range(1, batch.target_segment_ids[row].max() + 1):
             source = batch.source_segment_ids[row] == segment
             target = batch.target_segment_ids[row] == segment
-            (pair,) = set(batch.pair_ids[row, target].tolist())
+            (pair,) = set(batch.target_pair_ids[row, target].tolist())
             yield (
                 pair,
                 batch.source_ids[row, source].tolist(),

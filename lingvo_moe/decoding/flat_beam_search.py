@@ -85,6 +85,7 @@ def beam_search(
     source_lengths: tf.Tensor,
     params: BeamSearchParams,
     num_pieces: int | None = None,
+    tasks: tf.Tensor | None = None,
 ) -> BeamOutput:
     """Translates a batch; graph code, for any batch and source length.
 
@@ -97,23 +98,31 @@ def beam_search(
         params: how to search.
         num_pieces: pieces of the target vocabulary; rows of the embedding table beyond them are
             never generated. None where there are none.
+        tasks: int32 [B], for routers by task.
     """
-    source = model.encode(theta, source_ids, source_lengths)
+    source = model.encode(theta, source_ids, source_lengths, tasks)
     ratio = params.length_ratio * tf.cast(source_lengths, tf.float32)
     max_lengths = tf.cast(tf.math.ceil(ratio), tf.int32) + params.length_offset
     dtype = theta.encoder.embedding.table.dtype
-    positions = _num_steps(max_lengths) * params.beam_size
+    steps = _num_steps(max_lengths)
+    if source_ids.shape[1] is not None:  # XLA wants to know; the extra steps are never taken
+        steps = math.ceil(params.length_ratio * source_ids.shape[1]) + params.length_offset
+    positions = steps * params.beam_size
     caches = model.empty_caches(tf.shape(source_ids)[0], positions, dtype)
 
     def step_fn(token_ids, step, caches, visible):
         logits, caches = model.step(theta, token_ids, step, caches, visible, source)
         return logits[..., :num_pieces], caches
 
-    return search(step_fn, caches, max_lengths, params)
+    return search(step_fn, caches, max_lengths, params, steps)
 
 
 def search(
-    step_fn: StepFn, caches: Any, max_lengths: tf.Tensor, params: BeamSearchParams
+    step_fn: StepFn,
+    caches: Any,
+    max_lengths: tf.Tensor,
+    params: BeamSearchParams,
+    steps: int | tf.Tensor | None = None,
 ) -> BeamOutput:
     """Flat beam search over any step function.
 
@@ -129,8 +138,10 @@ def search(
         caches: what step_fn carries, any structure of tensors.
         max_lengths: int32 [B], at least 1, EOS included.
         params: how to search.
+        steps: T, at least the longest of max_lengths; None for just that.
     """
-    batch, steps = tf.shape(max_lengths)[0], _num_steps(max_lengths)
+    batch = tf.shape(max_lengths)[0]
+    steps = _num_steps(max_lengths) if steps is None else steps
     state = (tf.constant(0), caches, _start(batch, steps, params), _nothing(batch, steps, params))
 
     def unfinished(step, caches, living, best):

@@ -8,7 +8,9 @@ from lingvo_moe.core.layer import EVALUATION, init_theta
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.decoding.flat_beam_search import BeamSearchParams, beam_search, search
 from lingvo_moe.layers.moe import MoEParams
-from lingvo_moe.layers.transformer import Transformer, TransformerParams
+from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.layers.transformer import Transformer
+from lingvo_moe.layers.transformer_layer import TransformerParams
 
 A, B = 4, 5  # the words of the toy languages
 IDS = tf.TensorSpec([None, None], tf.int32)
@@ -128,10 +130,8 @@ class Tiny:
         self.compiled = functools.cache(self._compile)
 
     def _log_probs(self, source, prefixes):
-        segments = tf.ones_like(source), tf.ones_like(prefixes)
-        logits = self.model.fprop(
-            self.theta, source, segments[0], prefixes, segments[1], EVALUATION
-        ).outputs
+        sides = (Tokens(ids, tf.ones_like(ids)) for ids in (source, prefixes))
+        logits = self.model.fprop(self.theta, *sides, EVALUATION).outputs
         return tf.nn.log_softmax(logits)
 
     def next_log_probs(self, source, prefixes):
@@ -251,9 +251,8 @@ def test_steps_score_like_teacher_forcing():
         for k in range(beams):
             segments = tf.sequence_mask(source_lengths, 5, tf.int32)
             forced = targets[:, k]
-            expected = model.fprop(
-                theta, tf.constant(source), segments, forced, tf.ones_like(forced), EVALUATION
-            ).outputs
+            sides = Tokens(tf.constant(source), segments), Tokens(forced, tf.ones_like(forced))
+            expected = model.fprop(theta, *sides, EVALUATION).outputs
             np.testing.assert_allclose(logits[:, k], expected[:, t], atol=2e-4)
 
 

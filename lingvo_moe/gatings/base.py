@@ -21,15 +21,19 @@ class Routing(NamedTuple):
         weight: float32 [G, S, K], what the expert's output is multiplied by; 0 unless dispatched.
         dispatched: bool [G, S, K], false for padding, for choices over capacity and for choices
             not taken.
+        wanted: float32 [G, S], how many choices a token had before capacity; 0 for padding.
+        dropped: float32 [G, S], how many of them capacity turned away.
         aux_loss: float32 [], the balance loss, averaged over groups; 1.0 at perfect balance.
         stats: NestedMap of float32 statistics: `load` [E], each expert's share of the first
-            choices; `drop_rate` [], share of the wanted choices that capacity turned away.
+            choices; `drop_rate` [], dropped / wanted.
     """
 
     expert: tf.Tensor
     position: tf.Tensor
     weight: tf.Tensor
     dispatched: tf.Tensor
+    wanted: tf.Tensor
+    dropped: tf.Tensor
     aux_loss: tf.Tensor
     stats: NestedMap
 

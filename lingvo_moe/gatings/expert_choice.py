@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Gating, Routing
-from lingvo_moe.gatings.queues import load_share
+from lingvo_moe.gatings.queues import drop_rate, load_share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,8 +21,8 @@ class ExpertChoice(Gating):
     A token's experts depend on the other tokens of its group, later ones included. So a decoder
     trained with it sees a trace of the future, and decoding with it is refused.
 
-    In the Routing K is E: choice e of a token is expert e. Of the statistics, `load` is each
-    expert's share of the taken tokens, `drop_rate` the share of real tokens that no expert took.
+    In the Routing K is E: choice e of a token is expert e. A token wants one expert, any, and is
+    dropped if it gets none. Of the statistics, `load` is each expert's share of the taken tokens.
     """
 
     @property
@@ -46,14 +46,17 @@ class ExpertChoice(Gating):
         taken = mask[..., None] & (position < capacity)
         everyone = tf.range(logits.shape[-1])[None, None, :]
         load = load_share(tf.reduce_sum(tf.cast(taken, tf.int32), axis=1))
-        nobodys = mask & ~tf.reduce_any(taken, axis=-1)
+        nobodys = tf.cast(mask & ~tf.reduce_any(taken, axis=-1), tf.float32)
+        real = tf.cast(mask, tf.float32)
         return Routing(
             expert=tf.broadcast_to(everyone, tf.shape(position)),
             position=position,
             weight=tf.where(taken, gates, 0.0),
             dispatched=taken,
+            wanted=real,
+            dropped=nobodys,
             aux_loss=tf.constant(1.0),
-            stats=NestedMap(load=load, drop_rate=_share(nobodys, mask)),
+            stats=NestedMap(load=load, drop_rate=drop_rate(real, nobodys)),
         )
 
 
@@ -61,8 +64,3 @@ def _ranks(scores: tf.Tensor) -> tf.Tensor:
     """int32 [G, S, E]: each token's place among its group's, by falling score for an expert."""
     order = tf.argsort(scores, axis=1, direction="DESCENDING", stable=True)
     return tf.argsort(order, axis=1)
-
-
-def _share(part: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
-    counts = [tf.reduce_sum(tf.cast(x, tf.float32)) for x in (part, whole)]
-    return tf.math.divide_no_nan(*counts)

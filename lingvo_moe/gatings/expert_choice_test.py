@@ -9,15 +9,6 @@ from lingvo_moe.testing import slow_routing
 TRAINING = Context(tf.constant([1, 2]))
 
 
-def take(gates, mask, capacity):
-    """{(token, expert): (position, weight)} of one group, expert by expert."""
-    taken = {}
-    for e in range(gates.shape[-1]):
-        order = sorted(np.flatnonzero(mask), key=lambda s: (-gates[s, e], s))
-        taken |= {(int(s), e): (c, gates[s, e]) for c, s in enumerate(order[:capacity])}
-    return taken
-
-
 @pytest.mark.parametrize("name", [n for n in slow_routing.CASES if n != "unlimited"])
 @pytest.mark.parametrize("context", [TRAINING, EVALUATION])
 def test_equals_the_slow_loop(name, context):
@@ -27,7 +18,7 @@ def test_equals_the_slow_loop(name, context):
     routing = ExpertChoice().route(tf.constant(logits), tf.constant(mask), capacity, context)
     load, nobodys = np.zeros(logits.shape[-1]), 0
     for g in range(len(logits)):
-        expected = take(gates[g], mask[g], capacity)
+        expected = slow_routing.take(gates[g], mask[g], capacity)
         slow_routing.assert_same(slow_routing.dispatched(routing, g), expected)
         for _, e in expected:
             load[e] += 1

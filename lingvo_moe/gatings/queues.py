@@ -6,6 +6,29 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
 
 
+@tf.custom_gradient
+def top_choices(gates: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """The k best experts of each token; ties go to the lowest.
+
+    The gradient is a product with one-hot rows. That of tf.math.top_k scatters by index into all
+    tokens at once, for which a partitioned program would gather every token's.
+
+    Args:
+        gates: float32 [G, S, E].
+        k: K.
+
+    Returns:
+        Their gates float32 [G, S, K], falling, and the experts int32 [G, S, K].
+    """
+    weight, expert = tf.math.top_k(gates, k)
+
+    def grad(upstream, _):
+        one_hot = tf.one_hot(expert, gates.shape[-1], dtype=gates.dtype)
+        return tf.einsum("GSKE,GSK->GSE", one_hot, upstream), None
+
+    return (weight, expert), grad
+
+
 def route_choices(
     gates: tf.Tensor,
     expert: tf.Tensor,
@@ -32,13 +55,17 @@ def route_choices(
     if taken is not None:
         wanted &= taken
     fits = wanted if capacity is None else wanted & (position < capacity)
+    wanted_count, kept_count = (tf.reduce_sum(tf.cast(x, tf.float32), -1) for x in (wanted, fits))
+    dropped = wanted_count - kept_count
     return Routing(
         expert=expert,
         position=position,
         weight=tf.where(fits, weight, 0.0),
         dispatched=fits,
+        wanted=wanted_count,
+        dropped=dropped,
         aux_loss=balance_loss(gates, first_counts, mask),
-        stats=NestedMap(load=load_share(first_counts), drop_rate=drop_rate(wanted, fits)),
+        stats=NestedMap(load=load_share(first_counts), drop_rate=drop_rate(wanted_count, dropped)),
     )
 
 
@@ -96,8 +123,6 @@ def load_share(counts: tf.Tensor) -> tf.Tensor:
     return tf.math.divide_no_nan(total, tf.reduce_sum(total))
 
 
-def drop_rate(wanted: tf.Tensor, fits: tf.Tensor) -> tf.Tensor:
-    """float32 []: the share of wanted choices that found no room."""
-    wanted_count = tf.reduce_sum(tf.cast(wanted, tf.float32))
-    dropped = wanted_count - tf.reduce_sum(tf.cast(fits, tf.float32))
-    return tf.math.divide_no_nan(dropped, wanted_count)
+def drop_rate(wanted: tf.Tensor, dropped: tf.Tensor) -> tf.Tensor:
+    """float32 []: the share of wanted choices that found no room, from counts of any one shape."""
+    return tf.math.divide_no_nan(tf.reduce_sum(dropped), tf.reduce_sum(wanted))

@@ -5,7 +5,7 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe.gatings.base import Gating
-from lingvo_moe.gatings.queues import route_choices
+from lingvo_moe.gatings.queues import route_choices, top_choices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,5 +20,5 @@ class Switch(Gating):
     def route(self, logits, mask, capacity, context, token_ids=None):
         del context, token_ids
         gates = tf.nn.softmax(logits)  # [G, S, E]
-        weight, expert = tf.math.top_k(gates, k=1)  # [G, S, 1]
+        weight, expert = top_choices(gates, 1)  # [G, S, 1]
         return route_choices(gates, expert, weight, mask, capacity)

@@ -6,8 +6,11 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, Context
 from lingvo_moe.gatings.top_2 import Top2
+from lingvo_moe.testing import slow_routing
 
 ALWAYS = Top2(second_expert="always")
+SAMPLED = Top2(second_expert="sampled")
+NEVER = Top2(second_expert="never")
 SHAPES = [(1, 1, 2), (1, 7, 3), (2, 16, 4), (3, 40, 8), (2, 5, 16), (1, 6, 1), (2, 128, 32)]
 
 
@@ -16,7 +19,7 @@ def seeded(seed):
 
 
 def draws(context, groups, tokens):
-    return tf.random.stateless_uniform([groups, tokens], context.seed).numpy()
+    return context.uniform([groups, tokens]).numpy()
 
 
 def algorithm_1(logits, mask, capacity, random):
@@ -202,12 +205,20 @@ def well_apart(groups, tokens, experts):
 
 
 @pytest.mark.parametrize("output", ["aux_loss", "weight"])
-def test_gradients_are_those_of_finite_differences(output):
+@pytest.mark.parametrize(
+    ("gating", "context"),
+    [
+        (ALWAYS, EVALUATION),
+        (Top2(second_expert="random"), seeded(1)),
+        (SAMPLED, seeded(1)),
+        (NEVER, seeded(1)),
+    ],
+)
+def test_gradients_are_those_of_finite_differences(gating, context, output):
     mask = tf.constant([[True, True, False, True, True], [True, False, True, True, True]])
 
     def function(logits):
-        routing = ALWAYS.route(logits, mask, 2, EVALUATION)
-        return getattr(routing, output)
+        return getattr(gating.route(logits, mask, 2, context), output)
 
     symbolic, numeric = tf.test.compute_gradient(function, [well_apart(2, 5, 3)], delta=1e-2)
     np.testing.assert_allclose(symbolic[0], numeric[0], atol=2e-4)
@@ -274,8 +285,75 @@ def test_routes_shapes_unknown_until_run():
     np.testing.assert_allclose(route(logits, mask), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", slow_routing.CASES)
+def test_sampled_equals_the_slow_loop(name):
+    logits, mask, capacity = slow_routing.case(name)
+    gates, experts = slow_routing.softmax(logits), range(logits.shape[-1])
+    context = seeded(4)
+    noise = -np.log(-np.log(context.uniform(logits.shape, low=1e-20).numpy()))
+
+    def choices(g, s):
+        best = min(experts, key=lambda e: (-logits[g, s, e], e))
+        others = sorted(experts, key=lambda e: -logits[g, s, e] - noise[g, s, e])
+        chosen = [best, *[e for e in others if e != best][:1]]
+        total = sum(gates[g, s, e] for e in chosen)
+        return [(e, gates[g, s, e] / total) for e in chosen]
+
+    routing = SAMPLED.route(tf.constant(logits), tf.constant(mask), capacity, context)
+    slow_routing.assert_routes(routing, choices, logits, mask, capacity, min(2, len(experts)))
+    expected = slow_routing.balance(logits, mask)
+    np.testing.assert_allclose(routing.aux_loss, expected, rtol=1e-5)
+
+
+def test_the_second_expert_is_drawn_by_the_gates_of_the_others():
+    # Of 0.1, 0.2 and 0.3 beside the best expert's 0.4: sixths. 32768 draws know a frequency to
+    # within 0.003 (standard deviation).
+    gates = [0.1, 0.4, 0.2, 0.3]
+    logits = tf.broadcast_to(tf.math.log(gates), [32, 1024, 4])
+    mask = tf.ones([32, 1024], tf.bool)
+    routing = SAMPLED.route(logits, mask, None, seeded(9))
+    assert np.all(routing.dispatched)
+    assert np.all(routing.expert[..., 0] == 1)
+    seconds = np.bincount(routing.expert[..., 1].numpy().ravel(), minlength=4) / mask.numpy().size
+    np.testing.assert_allclose(seconds, [1 / 6, 0, 2 / 6, 3 / 6], atol=0.012)
+    np.testing.assert_allclose(tf.reduce_sum(routing.weight, axis=-1), tf.ones([32, 1024]))
+    again, other = (SAMPLED.route(logits, mask, None, seeded(s)) for s in (9, 10))
+    np.testing.assert_array_equal(routing.expert, again.expert)
+    assert np.any(routing.expert != other.expert)
+
+
+def test_sampled_evaluates_as_always():
+    logits = tf.random.stateless_normal([2, 64, 4], [1, 2])
+    mask = tf.ones([2, 64], tf.bool)
+    one, other = (gating.route(logits, mask, 20, EVALUATION) for gating in (SAMPLED, ALWAYS))
+    tf.nest.map_structure(np.testing.assert_array_equal, tuple(one), tuple(other))
+
+
+@pytest.mark.parametrize("name", slow_routing.CASES)
+@pytest.mark.parametrize("context", [seeded(4), EVALUATION], ids=["training", "evaluation"])
+def test_never_equals_the_slow_loop(name, context):
+    logits, mask, capacity = slow_routing.case(name)
+
+    def best(g, s):
+        return slow_routing.best(logits[g, s], 2, normalize=True)[:1]
+
+    routing = NEVER.route(tf.constant(logits), tf.constant(mask), capacity, context)
+    slow_routing.assert_routes(routing, best, logits, mask, capacity)
+    expected = slow_routing.balance(logits, mask)
+    np.testing.assert_allclose(routing.aux_loss, expected, rtol=1e-5)
+
+
+def test_never_is_algorithm_1_whose_draws_always_fail():
+    # The second pass comes after the first, so leaving it out moves no first choice.
+    rng = np.random.default_rng(6)
+    logits = rng.normal(0, 2, [2, 16, 4]).astype(np.float32)
+    mask = rng.random([2, 16]) > 0.2
+    routing = NEVER.route(tf.constant(logits), tf.constant(mask), 3, seeded(1))
+    assert_equals_algorithm_1(routing, logits, mask, 3, np.full([2, 16], 2.0))
+
+
 def test_bad_policy():
     with pytest.raises(
-        ValueError, match=r"second_expert must be in \('always', 'random'\), got 'never'"
+        ValueError, match=r"second_expert must be in \('always', .*'never'\), got 'often'"
     ):
-        Top2(second_expert="never")
+        Top2(second_expert="often")

@@ -5,7 +5,7 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe.gatings.base import Gating
-from lingvo_moe.gatings.queues import route_choices
+from lingvo_moe.gatings.queues import route_choices, top_choices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class TopK(Gating):
                 f"lower k or raise moe.num_experts."
             )
         gates = tf.nn.softmax(logits)  # [G, S, E]
-        weight, expert = tf.math.top_k(gates, k=self.k)  # [G, S, K]
+        weight, expert = top_choices(gates, self.k)  # [G, S, K]
         if self.normalize:
             weight /= tf.reduce_sum(weight, axis=-1, keepdims=True)
         return route_choices(gates, expert, weight, mask, capacity)

@@ -1,6 +1,7 @@
 """Multi-head attention.
 
-B batch, T query length, L key length, N heads, D size of one head, A all heads (N·D), M model.
+B batch, T query length, L key length, N heads, D size of one head, A all heads (N·D), M model,
+P positions of a cache, K new ones.
 """
 
 import dataclasses
@@ -170,3 +171,26 @@ def causal_bias(length: int | tf.Tensor) -> tf.Tensor:
     """FORBIDDEN towards later positions, else 0; float32 [T, T]."""
     position = tf.range(length)
     return tf.where(position[None, :] <= position[:, None], 0.0, FORBIDDEN)
+
+
+def write(cache: tf.Tensor, new: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+    """A cache of keys or values with new ones in place.
+
+    Args:
+        cache: [B, N, P, D].
+        new: [B, N, K, D].
+        start: int32 [], the first of the K positions they take; K divides it and P.
+    """
+    if cache.shape.is_fully_defined():  # for XLA, which has no update in place at a moving start
+        positions, beam = cache.shape[2], new.shape[2]
+        here = tf.range(positions) // beam == start // beam
+        return tf.where(here[:, None], tf.tile(new, [1, 1, positions // beam, 1]), cache)
+    end = start + tf.shape(new)[2]
+    shape = tf.shape(cache)
+    return tf.raw_ops.TensorStridedSliceUpdate(
+        input=cache,
+        begin=tf.stack([0, 0, start, 0]),
+        end=tf.stack([shape[0], shape[1], end, shape[3]]),
+        strides=tf.ones([4], tf.int32),
+        value=new,
+    )

@@ -1,19 +1,22 @@
 """Dispatchers: carry tokens to their experts and the results back, as a Routing says.
 
-G groups, S tokens per group, E experts, C capacity, K choices, M model, R rows.
+G groups over all devices, g groups while experts are spread, S tokens per group, E experts spread,
+e experts not spread, C capacity, K choices, M model, R rows.
 """
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import tensorflow as tf
 
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
+from lingvo_moe.layers.feed_forward import Products
 from lingvo_moe.sharding.annotations import annotate
 
-ExpertsFn = Callable[[NestedMap, tf.Tensor], tf.Tensor]
+ExpertsFn = Callable[..., tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +38,8 @@ class Dispatcher(abc.ABC):
             inputs: [G, S, M].
             routing: the choices [G, S, K].
             capacity: C, the bound on `routing.position`; None for no bound (then S).
-            experts: (theta, [E, R, M]) -> [E, R, M], expert e on row block e.
+            experts: (theta, [E, R, M]) -> [E, R, M], expert e on row block e; or (theta, rows,
+                products=Products) -> rows, expert by expert as the products say.
             theta: the experts' weights, E first.
 
         Returns:
@@ -51,15 +55,17 @@ class Einsum(Dispatcher):
         num_experts = next(iter(theta.values())).shape[0]
         capacity = capacity or inputs.shape[1] or tf.shape(inputs)[1]
         combine = self._one_hot(routing, num_experts, capacity)  # [G, S, E, C]
-        combine = annotate(tf.cast(combine, inputs.dtype), "GSEC")
+        combine = annotate(tf.cast(combine, inputs.dtype), "GSeC")
         dispatch = tf.cast(combine > 0, inputs.dtype)
-        expert_inputs = tf.einsum("GSEC,GSM->EGCM", dispatch, inputs)
-        expert_inputs = annotate(expert_inputs, "EGCM")
+        expert_inputs = tf.einsum("GSEC,GSM->EGCM", dispatch, inputs, name="dispatch")
+        expert_inputs = annotate(annotate(expert_inputs, "eGCM"), "EgCM")
         shape = tf.shape(expert_inputs)
         rows = tf.reshape(expert_inputs, [num_experts, -1, inputs.shape[-1]])
-        expert_outputs = tf.reshape(experts(theta, rows), shape)
-        expert_outputs = annotate(tf.transpose(expert_outputs, [1, 0, 2, 3]), "GECM")
-        return annotate(tf.einsum("GSEC,GECM->GSM", combine, expert_outputs), "GSM")
+        expert_outputs = annotate(tf.reshape(experts(theta, rows), shape), "EgCM")
+        expert_outputs = tf.transpose(expert_outputs, [1, 0, 2, 3], name="to_groups")
+        expert_outputs = annotate(expert_outputs, "GeCM")
+        outputs = tf.einsum("GSEC,GECM->GSM", combine, expert_outputs, name="combine")
+        return annotate(outputs, "GSM")
 
     def _one_hot(self, routing, num_experts, capacity):
         place = tf.where(routing.dispatched, routing.position, -1)
@@ -82,7 +88,7 @@ class Gather(Dispatcher):
         slot = (routing.expert * groups + group) * capacity + routing.position  # [G, S, K]
         num_slots = num_experts * groups * capacity
         slot = tf.where(routing.dispatched, slot, num_slots)
-        token = _inverse(slot, num_slots)
+        token = inverse(slot, num_slots)
         flat_slot = tf.reshape(slot, [-1, slot.shape[-1]])
         rows = permute(tf.reshape(inputs, [-1, model_dim]), flat_slot, token)
         rows = tf.reshape(rows, [num_experts, -1, inputs.shape[-1]])
@@ -95,32 +101,51 @@ class Gather(Dispatcher):
 class Ragged(Dispatcher):
     """No slots and no padding: choices sorted by expert, each expert on as many rows as it got.
 
-    Needs dynamic shapes, so it is for TensorFlow's own executor (decoding and evaluation on CPU
-    and GPU), not for XLA. Ignores capacity: what the routing dispatched is computed.
+    Needs dynamic shapes, so it is for TensorFlow's own executor, not for XLA, for which `Dropless`
+    does the same. Ignores capacity: what the routing dispatched is computed.
     """
 
     def __call__(self, inputs, routing, capacity, experts, theta):
         del capacity
         num_experts = next(iter(theta.values())).shape[0]
-        choices = routing.expert.shape[-1]
-        expert = tf.reshape(tf.where(routing.dispatched, routing.expert, num_experts), [-1])
-        order = tf.argsort(expert, stable=True)  # expert-major; the undispatched come last
-        counts = tf.math.bincount(expert, minlength=num_experts + 1, maxlength=num_experts + 1)
-        tokens = tf.reshape(inputs, [-1, inputs.shape[-1]])
-        rows = tf.split(tf.gather(tokens, order // choices), counts, num=num_experts + 1)
-        outputs = [experts(_expert(theta, e), rows[e]) for e in range(num_experts)]
-        outputs = tf.concat([*outputs, tf.zeros_like(rows[num_experts])], axis=0)
-        back = tf.math.invert_permutation(order)
-        by_choice = tf.reshape(tf.gather(outputs, back), [-1, choices, inputs.shape[-1]])
-        weight = tf.reshape(tf.cast(routing.weight, inputs.dtype), [-1, choices, 1])
-        return tf.reshape(tf.reduce_sum(by_choice * weight, axis=1), tf.shape(inputs))
+        order, counts = by_expert(routing, num_experts)
+        choice = order[: tf.reduce_sum(counts)]
+        slot = tf.reshape(inverse(choice, tf.size(order)), [-1, routing.expert.shape[-1]])
+        rows = permute(tf.reshape(inputs, [-1, inputs.shape[-1]]), slot, choice)
+        product = functools.partial(_by_run, counts)
+        outputs = experts(theta, rows, products=Products(product, product))
+        weight = tf.reshape(routing.weight, [-1, routing.weight.shape[-1]])
+        return tf.reshape(combine(outputs, weight, slot, choice), tf.shape(inputs))
 
 
-def _expert(theta: NestedMap, index: int) -> NestedMap:
-    return theta.map(lambda weight: weight[index])
+def _by_run(counts: tf.Tensor, rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """Each run of rows times its own matrix: int32 [E], [R, M], [E, M, H] -> [R, H].
+
+    Rows and weights are split, which copies neither; indexing would give each expert's gradient
+    the size of all weights.
+    """
+    runs = tf.split(rows, counts, num=weight.shape[0])
+    pairs = zip(runs, tf.unstack(weight), strict=True)
+    return tf.concat([tf.matmul(run, matrix) for run, matrix in pairs], axis=0)
 
 
-def _inverse(slot: tf.Tensor, num_slots: tf.Tensor) -> tf.Tensor:
+def by_expert(routing: Routing, num_experts: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """The choices in order of experts.
+
+    Args:
+        routing: the choices [G, S, K], N = G·S tokens.
+        num_experts: E.
+
+    Returns:
+        Choices (token · K + k) sorted by expert, then token, int32 [N · K], the undispatched last;
+        and how many each expert got, int32 [E].
+    """
+    expert = tf.reshape(tf.where(routing.dispatched, routing.expert, num_experts), [-1])
+    counts = tf.math.unsorted_segment_sum(tf.ones_like(expert), expert, num_experts + 1)
+    return tf.argsort(expert, stable=True), counts[:-1]
+
+
+def inverse(slot: tf.Tensor, num_slots: tf.Tensor) -> tf.Tensor:
     """The choice (token · K + k) that fills each slot, int32 [num_slots]; N · K if empty."""
     flat = tf.reshape(slot, [-1])
     choices = tf.size(flat)
@@ -130,7 +155,7 @@ def _inverse(slot: tf.Tensor, num_slots: tf.Tensor) -> tf.Tensor:
 
 def _gather_or_zero(rows: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
     """rows[index], and zeros where index is one past the last row."""
-    padded = tf.concat([rows, tf.zeros_like(rows[:1])], axis=0)
+    padded = tf.concat([rows, tf.zeros([1, *rows.shape[1:]], rows.dtype)], axis=0)
     return tf.gather(padded, index)
 
 
@@ -149,7 +174,10 @@ def permute(tokens: tf.Tensor, slot: tf.Tensor, choice: tf.Tensor):
     outputs = _gather_or_zero(tokens, choice // slot.shape[1])
 
     def grad(upstream):
-        return tf.reduce_sum(_gather_or_zero(upstream, slot), axis=1), None, None
+        # A product, not tf.reduce_sum: XLA would share the sum's initial 0 between LocalGather's
+        # regions and the rest of the program, and such a constant can belong to one only.
+        everything = tf.ones_like(slot, upstream.dtype)
+        return tf.einsum("NKM,NK->NM", _gather_or_zero(upstream, slot), everything), None, None
 
     return outputs, grad
 

@@ -6,11 +6,12 @@ from lingvo_moe.core.layer import init_theta
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
 from lingvo_moe.layers.dispatch import Einsum, Gather, Ragged
+from lingvo_moe.layers.dropless import Dropless
 from lingvo_moe.layers.feed_forward import FeedForward
 
 GROUPS, TOKENS, EXPERTS, MODEL = 2, 9, 4, 6
 LAYER = FeedForward(model_dim=MODEL, hidden_dim=5, num_experts=EXPERTS)
-DISPATCHERS = [Einsum(), Gather(), Ragged()]
+DISPATCHERS = [Einsum(), Gather(), Ragged(), Dropless(block_size=4)]
 
 
 def make_routing(expert, wanted, capacity, rng):
@@ -30,6 +31,8 @@ def make_routing(expert, wanted, capacity, rng):
         tf.constant(position, tf.int32),
         tf.constant(weight, tf.float32),
         tf.constant(dispatched),
+        tf.reduce_sum(tf.cast(wanted, tf.float32), -1),
+        tf.reduce_sum(tf.cast(wanted & ~dispatched, tf.float32), -1),
         tf.constant(0.0),
         NestedMap(),
     )
@@ -127,7 +130,7 @@ def test_shapes_may_be_unknown(dispatcher):
         ],
     )
     def dispatch(inputs, *choices):
-        rest = Routing(*choices, routing.aux_loss, routing.stats)
+        rest = Routing(*choices, *routing[4:])
         return dispatcher(inputs, rest, None, LAYER.fprop, theta)
 
     expected = token_by_token(inputs, routing, theta)

@@ -1,6 +1,8 @@
 """Position-wise feed-forward networks.  E experts, R rows, M model, H hidden."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -16,6 +18,21 @@ from lingvo_moe.core.layer import (
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.layers.activation import Activation, ReLU
 from lingvo_moe.sharding.annotations import annotate
+
+
+class Products(NamedTuple):
+    """How rows meet weights; the default serves rows and weights of one network, or of E in step.
+
+    Attributes:
+        into: (inputs, wi or wg) -> the hidden layer.
+        out_of: (hidden layer, wo) -> outputs.
+    """
+
+    into: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] = tf.matmul
+    out_of: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] = tf.matmul
+
+
+DENSE = Products()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,23 +68,28 @@ class FeedForward(Layer):
         return weights if self.num_experts is None else stacked(weights, self.num_experts, "E")
 
     def fprop(
-        self, theta: NestedMap, inputs: tf.Tensor, context: Context = EVALUATION
+        self,
+        theta: NestedMap,
+        inputs: tf.Tensor,
+        context: Context = EVALUATION,
+        products: Products = DENSE,
     ) -> tf.Tensor:
         """Applies the network, or expert e to rows e.
 
         Args:
             theta: as `weights`; a plain network also takes the slice of one expert.
-            inputs: [R, M], or [E, R, M] for experts.
+            inputs: [R, M], or [E, R, M] for experts; with other products, what they take.
             context: mode and randomness, for dropout.
+            products: of rows and weights.
 
         Returns:
             The shape and type of inputs.
         """
-        rows = "R" if inputs.shape.rank == 2 else "ER"
-        hidden = tf.matmul(inputs, theta.wi)
+        rows = "R" if inputs.shape.rank == 2 else "Er"
+        hidden = products.into(inputs, theta.wi)
         if self.activation.gated:
-            hidden *= self.activation(tf.matmul(inputs, theta.wg))
+            hidden *= self.activation(products.into(inputs, theta.wg))
         else:
             hidden = self.activation(hidden)
         hidden = dropout(annotate(hidden, rows + "H"), self.dropout_rate, context)
-        return tf.matmul(hidden, theta.wo)
+        return products.out_of(hidden, theta.wo)

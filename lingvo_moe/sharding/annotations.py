@@ -8,11 +8,14 @@ import contextlib
 import contextvars
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.compiler.xla.experimental import xla_sharding
+
+from lingvo_moe.core import random
 
 Rules = Mapping[str, str | tuple[str, ...]]
 
@@ -37,17 +40,34 @@ class Mesh:
         return math.prod(self.shape[self.axes.index(axis)] for axis in axes)
 
 
+def parse_mesh(text: str) -> Mesh:
+    """ "data:2,expert:4" -> Mesh(("data", "expert"), (2, 4)).
+
+    Raises:
+        ValueError: another form, an axis named twice, or a size of 0.
+    """
+    if not re.fullmatch(r"[a-z_]+:[0-9]+(,[a-z_]+:[0-9]+)*", text):
+        raise ValueError(f"Mesh {text!r} must read axis:size,axis:size, such as data:2,expert:4.")
+    axes, sizes = zip(*(part.split(":") for part in text.split(",")), strict=True)
+    return Mesh(axes, tuple(map(int, sizes)))
+
+
 _active: contextvars.ContextVar[tuple[Mesh, Rules] | None] = contextvars.ContextVar(
     "mesh_and_rules", default=None
 )
 
 
 @contextlib.contextmanager
-def use_mesh(mesh: Mesh, rules: Rules) -> Iterator[None]:
-    """While inside, `annotate` writes XLA sharding annotations for this mesh by these rules."""
+def use_mesh(mesh: Mesh, rules: Rules, cut_random: bool = False) -> Iterator[None]:
+    """While inside, `annotate` writes XLA sharding annotations for this mesh by these rules.
+
+    Random numbers are then drawn elementwise, so that they too are cut; not where the compiler cuts
+    the generator itself (`cut_random`), as the TPU's does, at a third of the compiler's memory.
+    """
     token = _active.set((mesh, rules))
     try:
-        yield
+        with contextlib.nullcontext() if cut_random else random.elementwise():
+            yield
     finally:
         _active.reset(token)
 
@@ -102,25 +122,33 @@ def annotate(tensor: tf.Tensor, dims: str) -> tf.Tensor:
     Raises:
         ValueError: as `assignment`.
     """
-    active = _active.get()
-    if active is None:
+    if active() is None:
         return tensor
-    mesh, rules = active
-    axes = assignment(dims, tuple(tensor.shape), mesh, rules)
+    mesh, rules = active()
+    return tile(tensor, assignment(dims, tuple(tensor.shape), mesh, rules), mesh)
+
+
+def active() -> tuple[Mesh, Rules] | None:
+    """The mesh and rules in force, None outside of `use_mesh`."""
+    return _active.get()
+
+
+def tile(tensor: tf.Tensor, axes: list[tuple[str, ...]], mesh: Mesh) -> tf.Tensor:
+    """The same tensor, told to XLA to be cut over these axes of the mesh, as from `assignment`."""
     if not any(axes):
         return xla_sharding.replicate(tensor, use_sharding_op=True)
-    return _tile(tensor, axes, mesh)
+    sharding = tile_sharding(axes, mesh)
+    return sharding.apply_to_tensor(tensor, use_sharding_op=True)
 
 
-def _tile(tensor: tf.Tensor, axes: list[tuple[str, ...]], mesh: Mesh) -> tf.Tensor:
+def tile_sharding(axes: list[tuple[str, ...]], mesh: Mesh) -> xla_sharding.Sharding:
+    """XLA's description of that cut; at least one dimension is cut."""
     split = [axis for group in axes for axis in group]
     whole = [axis for axis in mesh.axes if axis not in split]
     order = [mesh.axes.index(axis) for axis in split + whole]
     pieces = [mesh.size(group) for group in axes]
     devices = np.arange(math.prod(mesh.shape)).reshape(mesh.shape).transpose(order)
     if not whole:
-        return xla_sharding.tile(tensor, devices.reshape(pieces), use_sharding_op=True)
+        return xla_sharding.Sharding.tile(devices.reshape(pieces))
     copies = mesh.size(tuple(whole))
-    return xla_sharding.partial_tile(
-        tensor, devices.reshape([*pieces, copies]), use_sharding_op=True
-    )
+    return xla_sharding.Sharding.partial_tile(devices.reshape([*pieces, copies]))

@@ -19,12 +19,12 @@ def translate_pair(translator: Translator, dataset: Dataset, split: str, name: s
         name: the pair.
 
     Raises:
-        ValueError: unknown pair.
+        ValueError: unknown pair, or one whose task the model was not trained on.
     """
     pair = dataset.pair(name)
     examples = dataset.examples(split, name)
     sources = [example.source_text for example in examples]
-    translations = translator(sources, pair.target)
+    translations = translator(sources, pair.target, pair.source)
     return PairOutput(
         pair=name,
         train_examples=pair.examples.get("train", 0),

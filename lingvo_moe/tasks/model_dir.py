@@ -124,12 +124,17 @@ class ModelDir:
     def task(self) -> TranslationTask:
         """The model's task."""
         pieces = self.vocabulary("target").size
-        return TranslationTask(self.params, len(self.pairs), pieces)
+        return TranslationTask(self.params, self.pairs, pieces)
 
     @property
     def checkpoints(self) -> Checkpointer:
         """Its checkpoints."""
         return Checkpointer(self.path / "checkpoints", self.params.train.keep_checkpoints)
+
+    @property
+    def routing_path(self) -> Path:
+        """Where each evaluation on dev leaves its RoutingRecord."""
+        return self.path / "routing.npz"
 
     def vocabulary(self, side: str) -> Vocabulary:
         """The "source" or "target" vocabulary."""

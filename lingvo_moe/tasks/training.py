@@ -11,9 +11,11 @@ import sacrebleu
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.pipeline import Prefetcher, TrainInput, eval_batches
+from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tasks.translator import Translator
+from lingvo_moe.train.checkpoint import ALONE, Process
 from lingvo_moe.train.loop import Evaluation, TrainResult, train
 from lingvo_moe.train.step import TrainStep
 
@@ -40,6 +42,7 @@ def train_model(
     logdir: Path,
     make_runtime: RuntimeFn,
     report: Callable[[str], None],
+    process: Process = ALONE,
 ) -> TrainResult:
     """Trains a registered model on a dataset, or goes on where logdir's newest checkpoint stands.
 
@@ -50,28 +53,37 @@ def train_model(
         logdir: where everything goes.
         make_runtime: (task, TrainStep) -> runtime.
         report: takes each line of progress.
+        process: which of the processes that train together this is; they share logdir.
 
     Raises:
         ValueError: logdir, dataset and model do not fit together.
     """
+    if process.index:
+        process.minimum(0)  # the first makes the logdir, the others find it made
     model_dir = ModelDir.create(logdir, model, overrides, dataset)
+    if not process.index:
+        process.minimum(0)
     runtime = make_runtime(model_dir.task, train_step(model_dir.task))
-    return run_training(model_dir, dataset, runtime, report)
+    return run_training(model_dir, dataset, runtime, report, process)
 
 
-def run_training(model_dir: ModelDir, dataset: Dataset, runtime, report) -> TrainResult:
+def run_training(
+    model_dir: ModelDir, dataset: Dataset, runtime, report, process: Process = ALONE
+) -> TrainResult:
     """As `train_model`, with a logdir and a compiled runtime at hand."""
     params = model_dir.params
     source = TrainInput(dataset, params.input, params.train.seed)
+    layers = model_dir.task.moe_layers
     with Prefetcher(source) as batches:
         result = train(
             runtime,
             batches,
             params.train,
             model_dir.path,
-            summarize=lambda metrics: summarize(metrics, model_dir.pairs),
+            summarize=lambda metrics: summarize(metrics, model_dir.pairs, layers),
             evaluate=_Evaluator(model_dir, dataset, runtime),
             report=report,
+            process=process,
         )
     if source.skipped:
         report(
@@ -111,19 +123,22 @@ def train_baselines(
     return True
 
 
-def summarize(metrics: NestedMap, pairs: Sequence[str]) -> dict[str, float]:
+def summarize(metrics: NestedMap, pairs: Sequence[str], layers: Sequence[str]) -> dict[str, float]:
     """Scalars for people, from sums over some steps.
 
     Args:
         metrics: sums of a TranslationTask's metrics, numpy, with `steps`, how many were added.
         pairs: names of the pairs.
+        layers: names of the MoE layers.
 
     Returns:
         "loss" (nats a target token), "tokens", "grad_norm", "learning_rate", "loss/PAIR" for each
-        pair that was seen; for MoE models "aux_loss", "z_loss" and for each MoE layer
-        "drop_rate/LAYER", "entropy/LAYER" (nats), "unused/LAYER" (experts without a token, a step),
-        "load_max/LAYER" and "importance_max/LAYER" (the busiest and the best scored expert's share
-        times E; 1 is balance) and "load/LAYER_EXPERT".
+        pair that was seen; for MoE models "aux_loss", "z_loss", "pair_drop_rate/PAIR" over all
+        layers, and for each MoE layer "drop_rate/LAYER", "capacity/LAYER" (C, choices that an
+        expert accepts from a group), "entropy/LAYER" (nats), "unused/LAYER" (experts without a
+        token, a step), "load_max/LAYER" and "importance_max/LAYER" (the busiest and the best scored
+        expert's share times E; 1 is balance), "load/LAYER/EXPERT" and, if there is one,
+        "shared_gate/LAYER".
     """
     tokens = float(metrics.tokens)
     scalars = {"loss": float(metrics.nll) / max(tokens, 1.0), "tokens": tokens}
@@ -133,23 +148,29 @@ def summarize(metrics: NestedMap, pairs: Sequence[str]) -> dict[str, float]:
     for pair, nll, count in zip(pairs, metrics.pair_nll, metrics.pair_tokens, strict=True):
         if count:
             scalars[f"loss/{pair}"] = float(nll / count)
-    if "load" in metrics:
-        scalars |= _summarize_experts(metrics, tokens)
+    if layers:
+        scalars |= _summarize_experts(metrics, tokens, layers)
+        wanted, dropped = metrics.pair_wanted.sum(axis=0), metrics.pair_dropped.sum(axis=0)
+        for pair, lost, count in zip(pairs, dropped, wanted, strict=True):
+            if count:
+                scalars[f"pair_drop_rate/{pair}"] = float(lost / count)
     return scalars
 
 
-def _summarize_experts(metrics, tokens):
+def _summarize_experts(metrics, tokens, layers):
     scalars = {name: float(metrics[name]) / tokens for name in ("aux_loss", "z_loss")}
-    for layer, num_experts in enumerate(np.rint(metrics.num_experts / tokens).astype(int)):
-        for name in ("drop_rate", "entropy", "unused"):
-            scalars[f"{name}/{layer}"] = float(metrics[name][layer]) / tokens
+    for row, layer in enumerate(layers):
+        num_experts = round(float(metrics.num_experts[row] / tokens))
+        for name in ("drop_rate", "capacity", "entropy", "unused", "shared_gate"):
+            if name in metrics:
+                scalars[f"{name}/{layer}"] = float(metrics[name][row]) / tokens
         load, importance = (
-            metrics[name][layer, :num_experts] / tokens for name in ("load", "importance")
+            metrics[name][row, :num_experts] / tokens for name in ("load", "importance")
         )
         scalars[f"load_max/{layer}"] = float(load.max() * num_experts)
         scalars[f"importance_max/{layer}"] = float(importance.max() * num_experts)
         for expert, share in enumerate(load):
-            scalars[f"load/{layer}_{expert}"] = float(share)
+            scalars[f"load/{layer}/{expert}"] = float(share)
     return scalars
 
 
@@ -158,17 +179,23 @@ class _Evaluator:
 
     def __init__(self, model_dir, dataset, runtime):
         params = model_dir.params
-        self._runtime, self._pairs = runtime, model_dir.pairs
+        self._runtime, self._model_dir, self._pairs = runtime, model_dir, model_dir.pairs
         self._batches = list(eval_batches(dataset, "dev", params.input))
         self._sample = self._choose(dataset, params.input.pairs, params.train.dev_bleu_sentences)
         self._translator = Translator.of(model_dir, runtime.translate)
 
     def _choose(self, dataset, pairs, count):
-        """Target language -> (sources, references): the first lines of each pair, count in all."""
+        """The first lines of each pair of dev, count in all: what a Translator takes at once.
+
+        Returns:
+            (target language, source language where it is needed) -> (sources, references).
+        """
         pairs = [p for p in dataset.pairs if not pairs or p.name in pairs]
-        sample: dict[str, tuple[list[str], list[str]]] = {}
+        needs_source = self._model_dir.task.needs_source_language
+        sample: dict[tuple[str, str | None], tuple[list[str], list[str]]] = {}
         for pair in pairs:
-            sources, references = sample.setdefault(pair.target, ([], []))
+            languages = pair.target, pair.source if needs_source else None
+            sources, references = sample.setdefault(languages, ([], []))
             for example in dataset.examples("dev", pair.name)[: math.ceil(count / len(pairs))]:
                 sources.append(example.source_text)
                 references.append(example.target_text)
@@ -180,19 +207,30 @@ class _Evaluator:
         metrics = [self._runtime.evaluate(batch) for batch in self._batches]
         total = metrics[0].map(lambda *xs: sum(np.asarray(x) for x in xs), *metrics[1:])
         loss = float(total.nll) / float(total.tokens)
-        scalars = {"dev/loss": loss}
+        scalars, images = {"dev/loss": loss}, {}
         for pair, nll, count in zip(self._pairs, total.pair_nll, total.pair_tokens, strict=True):
             if count:
                 scalars[f"dev/loss/{pair}"] = float(nll / count)
+        if layers := self._model_dir.task.moe_layers:
+            record = RoutingRecord.of_metrics(total, layers, self._pairs)
+            record.save(self._model_dir.routing_path)
+            images = self._draw(record)
         text = f"dev loss {loss:.3f}"
         if any(sources for sources, _ in self._sample.values()):
             scalars["dev/bleu"] = self._bleu()
             text += f"  dev BLEU {scalars['dev/bleu']:.1f}"
-        return Evaluation(loss, scalars, text)
+        return Evaluation(loss, scalars, text, images)
+
+    @staticmethod
+    def _draw(record):
+        # Imported when first needed: half a second that whoever only translates should not wait.
+        from lingvo_moe.evaluation.experts_page import draw_layers
+
+        return {f"dev/experts/{layer}": png for layer, png in draw_layers(record).items()}
 
     def _bleu(self) -> float:
         hypotheses, references = [], []
-        for language, (sources, targets) in self._sample.items():
-            hypotheses += [best[0].text for best in self._translator(sources, language)]
+        for languages, (sources, targets) in self._sample.items():
+            hypotheses += [best[0].text for best in self._translator(sources, *languages)]
             references += targets
         return sacrebleu.corpus_bleu(hypotheses, [references]).score

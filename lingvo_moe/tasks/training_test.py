@@ -98,10 +98,13 @@ def test_tensorboard_shows_what_people_watch(tmp_path):
         for event in tf.compat.v1.train.summary_iterator(str(path))
         for value in event.summary.value
     }
-    wanted = {"loss", "loss/qna-en", "aux_loss", "load/0_0", "drop_rate/0", "learning_rate"}
-    wanted |= {"grad_norm", "tokens_per_second", "z_loss", "entropy/1", "unused/0"}
-    wanted |= {"importance_max/0", "load_max/1"}
-    assert {f"train/{tag}" for tag in wanted} | {"dev/loss", "dev/bleu"} <= tags
+    layer = "encoder/layer_01"
+    wanted = {"loss", "loss/qna-en", "aux_loss", f"load/{layer}/0", f"drop_rate/{layer}"}
+    wanted |= {"learning_rate", "grad_norm", "tokens_per_second", "z_loss", f"unused/{layer}"}
+    wanted |= {f"importance_max/{layer}", "load_max/decoder/layer_01", f"capacity/{layer}"}
+    wanted |= {"pair_drop_rate/qna-en", f"entropy/{layer}"}
+    dev = {"dev/loss", "dev/bleu", f"dev/experts/{layer}"}
+    assert {f"train/{tag}" for tag in wanted} | dev <= tags
 
 
 def test_summaries_by_hand():
@@ -118,33 +121,41 @@ def test_summaries_by_hand():
             drop_rate=np.array([drop, 0.0]) * tokens,
             entropy=np.array([1.0, 0.5]) * tokens,
             unused=np.array([0.0, 1.0]) * tokens,
+            capacity=np.array([7.0, 7.0]) * tokens,
+            pair_wanted=np.array([[20.0, 0.0], [30.0, 0.0]]),
+            pair_dropped=np.array([[5.0 * (drop > 0), 0.0], [0.0, 0.0]]),
             load=np.array([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]]) * tokens,
             importance=np.array([[0.4, 0.3, 0.3], [0.75, 0.25, 0.0]]) * tokens,
         )
         for tokens, drop in [(10, 0.4), (30, 0.0)]
     ]
-    scalars = summarize(NestedMap(steps[0].map(np.add, steps[1]), steps=2), ["a-b", "c-d"])
+    scalars = summarize(
+        NestedMap(steps[0].map(np.add, steps[1]), steps=2), ["a-b", "c-d"], ["x", "y"]
+    )
     expected = {
         "loss": 2.0,
         "tokens": 40.0,
         "loss/a-b": 2.0,
         "aux_loss": 1.5,
         "z_loss": 4.0,
-        "drop_rate/0": 0.1,  # 0.4 of 10 and 0 of 30 tokens
-        "drop_rate/1": 0.0,
-        "entropy/0": 1.0,
-        "entropy/1": 0.5,
-        "unused/0": 0.0,
-        "unused/1": 1.0,
-        "load_max/0": 1.5,
-        "load_max/1": 2.0,
-        "importance_max/0": 1.2,
-        "importance_max/1": 1.5,
-        "load/0_0": 0.5,
-        "load/0_1": 0.25,
-        "load/0_2": 0.25,
-        "load/1_0": 1.0,
-        "load/1_1": 0.0,
+        "pair_drop_rate/a-b": 0.05,  # 5 of 2 · (20 + 30) choices
+        "drop_rate/x": 0.1,  # 0.4 of 10 and 0 of 30 tokens
+        "drop_rate/y": 0.0,
+        "capacity/x": 7.0,
+        "capacity/y": 7.0,
+        "entropy/x": 1.0,
+        "entropy/y": 0.5,
+        "unused/x": 0.0,
+        "unused/y": 1.0,
+        "load_max/x": 1.5,
+        "load_max/y": 2.0,
+        "importance_max/x": 1.2,
+        "importance_max/y": 1.5,
+        "load/x/0": 0.5,
+        "load/x/1": 0.25,
+        "load/x/2": 0.25,
+        "load/y/0": 1.0,
+        "load/y/1": 0.0,
     }
     assert scalars == pytest.approx(expected)
 

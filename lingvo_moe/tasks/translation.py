@@ -11,8 +11,15 @@ from lingvo_moe.core.layer import Context
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.decoding.flat_beam_search import BeamOutput, BeamSearchParams, beam_search
+from lingvo_moe.layers.dispatch import Einsum
 from lingvo_moe.layers.loss import smoothed_cross_entropy
-from lingvo_moe.layers.transformer import Transformer, TransformerParams
+from lingvo_moe.layers.router import ByTask
+from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.layers.transformer import Transformer
+from lingvo_moe.layers.transformer_layer import TransformerParams
+from lingvo_moe.sharding.annotations import annotate
+from lingvo_moe.sharding.params import ShardingParams
+from lingvo_moe.tasks.routing_metrics import routing_metrics
 from lingvo_moe.train.adafactor import Adafactor
 from lingvo_moe.train.loop import TrainParams
 from lingvo_moe.train.optimizer import Optimizer
@@ -32,6 +39,7 @@ class TranslationParams:
         train: how long and how watched.
         decoding: beam search.
         label_smoothing: ε of the training loss.
+        sharding: how the model is cut over the devices of a mesh, where there is one.
         activation_dtype: "float32" or "bfloat16"; weights and losses are float32 either way.
     """
 
@@ -42,6 +50,7 @@ class TranslationParams:
     optimizer: Optimizer = Adafactor()
     train: TrainParams = TrainParams()
     decoding: BeamSearchParams = BeamSearchParams()
+    sharding: ShardingParams = ShardingParams()
     label_smoothing: float = 0.1
     activation_dtype: str = "float32"
 
@@ -60,14 +69,25 @@ class TranslationTask:
 
     Attributes:
         params: the model's params.
-        num_pairs: P, how many language pairs the dataset has; per-pair metrics have this size.
+        pairs: P names of the dataset's language pairs; per-pair metrics are in this order.
         num_pieces: pieces of the dataset's target vocabulary, at most target_vocab_size; None for
             as many.
+
+    Raises:
+        ValueError: a gating that needs a capacity has none for evaluation.
     """
 
     params: TranslationParams
-    num_pairs: int = 1
+    pairs: tuple[str, ...] = ("source-target",)
     num_pieces: int | None = None
+
+    def __post_init__(self):
+        moe = self.params.model.moe
+        if moe and not moe.gating.batch_independent and moe.eval_capacity_factor is None:
+            raise ValueError(
+                f"model.moe.gating={moe.gating} compares the tokens of a group and needs a "
+                f"capacity in evaluation too; pass --set=model.moe.eval_capacity_factor=2.0."
+            )
 
     @property
     def transformer(self) -> Transformer:
@@ -83,6 +103,31 @@ class TranslationTask:
         """The tree of WeightSpecs."""
         return self.transformer.weights()
 
+    @property
+    def moe_layers(self) -> list[str]:
+        """The MoE layers, such as "encoder/layer_01", in the order of the metrics' rows."""
+        sides = {"encoder": self.transformer.encoder, "decoder": self.transformer.decoder}
+        return [
+            f"{side}/{name}"
+            for side, stack in sides.items()
+            for name, layer in stack.layers.items()
+            if layer.is_moe
+        ]
+
+    def for_xla(self, groups: int) -> "TranslationTask":
+        """The same task for a compiler that wants static shapes in evaluation and decoding too.
+
+        Args:
+            groups: into how many groups of tokens to cut a batch there. Without a capacity that
+                changes no number; with many devices each takes its groups.
+        """
+        model = self.params.model
+        if model.moe is None:
+            return self
+        moe = dataclasses.replace(model.moe, eval_dispatcher=Einsum(), eval_num_groups=groups)
+        model = dataclasses.replace(model, moe=moe)
+        return dataclasses.replace(self, params=dataclasses.replace(self.params, model=model))
+
     def num_targets(self, batch: NestedMap) -> tf.Tensor:
         """float32 []: real target tokens of the batch."""
         return tf.reduce_sum(tf.cast(batch.target_segment_ids != 0, tf.float32))
@@ -94,26 +139,17 @@ class TranslationTask:
 
         Args:
             theta: the weights.
-            batch: int32 tensors: source_ids, source_segment_ids [B, L]; target_inputs, target_ids,
-                target_segment_ids, pair_ids [B, T].
+            batch: int32 tensors, see `Packer.batch`: source_ids, source_segment_ids,
+                source_pair_ids [B, L]; target_inputs, target_ids, target_segment_ids,
+                target_pair_ids [B, T].
             denominator: float32 [], real target tokens of the whole batch.
             context: mode and randomness.
 
         Returns:
             The objective and the metrics, sums over this batch: `nll` and `tokens` (nats, count),
-            `pair_nll` and `pair_tokens` [P], and, for MoE models, all weighted by tokens: the
-            unweighted `aux_loss` and `z_loss`, averaged over layers; a row a layer, `drop_rate`,
-            `entropy`, `unused` and `num_experts` [layers], `load` and `importance` [layers, E],
-            with zeros at the end of a layer of fewer experts.
+            `pair_nll` and `pair_tokens` [P], and, for MoE models, those of `routing_metrics`.
         """
-        output = self.transformer.fprop(
-            self._to_compute_dtype(theta),
-            batch.source_ids,
-            batch.source_segment_ids,
-            batch.target_inputs,
-            batch.target_segment_ids,
-            context,
-        )
+        output = self.transformer.fprop(self._to_compute_dtype(theta), *self._sides(batch), context)
         flat = tf.reshape(output.outputs, [-1, self.params.target_vocab_size])
         smoothed, nll = smoothed_cross_entropy(
             flat, tf.reshape(batch.target_ids, [-1]), self.params.label_smoothing
@@ -121,27 +157,101 @@ class TranslationTask:
         real = tf.cast(tf.reshape(batch.target_segment_ids, [-1]) != 0, tf.float32)
         tokens = tf.reduce_sum(real)
         objective = tf.reduce_sum(smoothed * real) / denominator
-        pairs = tf.reshape(batch.pair_ids, [-1])
+        pairs, num_pairs = tf.reshape(batch.target_pair_ids, [-1]), len(self.pairs)
         metrics = NestedMap(
             nll=tf.reduce_sum(nll * real),
             tokens=tokens,
-            pair_nll=tf.math.unsorted_segment_sum(nll * real, pairs, self.num_pairs),
-            pair_tokens=tf.math.unsorted_segment_sum(real, pairs, self.num_pairs),
+            pair_nll=tf.math.unsorted_segment_sum(nll * real, pairs, num_pairs),
+            pair_tokens=tf.math.unsorted_segment_sum(real, pairs, num_pairs),
         )
-        moe = self.params.model.moe
-        if moe is not None:
-            share = tokens / denominator
-            objective += output.moe_loss * share
-            metrics.update(_moe_metrics(output, tokens))
+        if self.moe_layers:
+            objective += output.moe_loss * tokens / denominator
+            pair_ids = {"encoder": batch.source_pair_ids, "decoder": batch.target_pair_ids}
+            metrics.update(routing_metrics(output, pair_ids, num_pairs, tokens, context.training))
         return LossOutput(objective, metrics)
 
-    def translate(self, theta: NestedMap, source_ids: tf.Tensor, lengths: tf.Tensor) -> BeamOutput:
+    def _sides(self, batch):
+        """The Tokens of source and target."""
+        tasks = self.task_ids
+        return (
+            Tokens(
+                ids,
+                batch[f"{side}_segment_ids"],
+                None if tasks is None else tf.gather(tasks, batch[f"{side}_pair_ids"]),
+            )
+            for side, ids in (("source", batch.source_ids), ("target", batch.target_inputs))
+        )
+
+    @property
+    def task_ids(self) -> list[int] | None:
+        """The task of each pair where the router is ByTask, else None."""
+        return self.task_router.task_ids(self.pairs) if self.task_router else None
+
+    @property
+    def task_router(self) -> ByTask | None:
+        """The router where it is ByTask."""
+        moe = self.params.model.moe
+        return moe.router if moe and isinstance(moe.router, ByTask) else None
+
+    @property
+    def needs_source_language(self) -> bool:
+        """Whether `translate` must be told what language it reads; the target is always told."""
+        return self.task_router is not None and self.task_router.task != "target"
+
+    @property
+    def trained_tasks(self) -> dict[str, int]:
+        """The tasks that training sees, by name such as "de", with their numbers; see ByTask."""
+        if not self.task_router:
+            return {}
+        names, numbers = self.task_router.task_names(self.pairs), self.task_ids
+        trained = self.params.input.pairs or self.pairs
+        return {
+            name: number
+            for pair, name, number in zip(self.pairs, names, numbers, strict=True)
+            if pair in trained
+        }
+
+    def task_id(self, source_language: str | None, target_language: str) -> int:
+        """The task of sentences of one language pair; 0 where nothing routes by it.
+
+        Args:
+            source_language: such as "de"; None if it is not known and not needed.
+            target_language: such as "en".
+
+        Raises:
+            ValueError: the router goes by the source language and there is none, or training has
+                not seen the task.
+        """
+        if not self.task_router:
+            return 0
+        kind, known = self.task_router.task, ", ".join(self.trained_tasks)
+        if self.needs_source_language and source_language is None:
+            raise ValueError(
+                f"This model routes by {kind} and needs to know what it reads: give source_language"
+                f". It was trained on {known}."
+            )
+        (name,) = self.task_router.task_names([f"{source_language or ''}-{target_language}"])
+        if name not in self.trained_tasks:
+            raise ValueError(
+                f"This model routes by {kind} and has no experts for {name!r}; it was trained on "
+                f"{known}."
+            )
+        return self.trained_tasks[name]
+
+    def translate(
+        self,
+        theta: NestedMap,
+        source_ids: tf.Tensor,
+        lengths: tf.Tensor,
+        tasks: tf.Tensor | None = None,
+    ) -> BeamOutput:
         """Translates a batch.
 
         Args:
             theta: the weights.
             source_ids: int32 [B, L], language tag first, EOS last.
             lengths: int32 [B], real tokens of each row.
+            tasks: int32 [B], the task of each row, for the router ByTask.
 
         Returns:
             The n best hypotheses of each sentence.
@@ -162,35 +272,16 @@ class TranslationTask:
             lengths,
             self.params.decoding,
             self.num_pieces,
+            tasks,
         )
 
     def _to_compute_dtype(self, theta):
-        return theta.map(lambda w: tf.cast(w, self.params.activation_dtype))
+        """Casts all but the gates of routers, which stay float32 (see Router.weights).
 
-
-def _moe_metrics(output, tokens):
-    layers = [
-        stats for _, side in sorted(output.stats.items()) for _, stats in sorted(side.items())
-    ]
-    experts = [stats.load.shape[0] for stats in layers]
-
-    def rows(name):
-        return tf.stack([stats[name] for stats in layers])
-
-    def padded_rows(name):
-        widest = max(experts)
-        return tf.stack(
-            [tf.pad(s[name], [[0, widest - e]]) for s, e in zip(layers, experts, strict=True)]
+        Weights that are cut further at rest than in use come together here, once they are small.
+        """
+        dtype = self.params.activation_dtype
+        return theta.map(
+            lambda w, spec: annotate(w if "e" in spec.dims else tf.cast(w, dtype), spec.dims),
+            self.weights(),
         )
-
-    metrics = NestedMap(
-        aux_loss=tf.reduce_mean(rows("aux_loss")),
-        z_loss=tf.reduce_mean(rows("z_loss")),
-        drop_rate=rows("drop_rate"),
-        entropy=rows("entropy"),
-        unused=rows("unused"),
-        num_experts=tf.constant(experts, tf.float32),
-        load=padded_rows("load"),
-        importance=padded_rows("importance"),
-    )
-    return metrics.map(lambda value: value * tokens)

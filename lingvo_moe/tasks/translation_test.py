@@ -12,6 +12,8 @@ from lingvo_moe.testing.tiny_world import SHRINK
 
 def task_with(gating):
     overrides = [*SHRINK, "model.moe.num_experts=4", f"model.moe.gating={gating}"]
+    if gating == "ExpertChoice()":
+        overrides.append("model.moe.eval_capacity_factor=2.0")
     return TranslationTask(override(get_params("tiny.MoE"), overrides))
 
 
@@ -24,7 +26,8 @@ def random_batch():
         target_inputs=ids * segments,
         target_ids=ids * segments,
         target_segment_ids=segments,
-        pair_ids=tf.zeros_like(ids),
+        source_pair_ids=tf.zeros_like(ids),
+        target_pair_ids=tf.zeros_like(ids),
     )
 
 
@@ -74,7 +77,7 @@ def test_refuses_to_decode_with_a_gating_that_depends_on_the_batch():
 
 OPTIONS = (
     "model.moe.z_loss_weight=0.5",
-    "model.moe.router_jitter=0.1",
+    "model.moe.router.jitter=0.1",
     "model.moe.expert_dropout_rate=0.1",
     "model.moe.output_mask_rate=0.2",
     "model.moe.shared_expert=True",
@@ -126,7 +129,8 @@ def test_metrics_of_layers_of_different_width_are_padded():
     theta, batch = init_theta(task.weights(), 0), random_batch()
     metrics = task.loss(theta, batch, task.num_targets(batch), EVALUATION).metrics
     metrics = metrics.map(lambda value: value / metrics.tokens)
-    np.testing.assert_array_equal(metrics.num_experts, [3, 4])  # decoder, encoder
+    assert task.moe_layers == ["encoder/layer_01", "decoder/layer_01"]
+    np.testing.assert_array_equal(metrics.num_experts, [4, 3])
     for name in ("load", "importance"):
         np.testing.assert_allclose(tf.reduce_sum(metrics[name], axis=1), [1, 1], rtol=1e-6)
-        assert metrics[name][0, 3] == 0.0
+        assert metrics[name][1, 3] == 0.0

@@ -11,8 +11,8 @@ from lingvo_moe.data.vocabulary import EOS, Vocabulary
 from lingvo_moe.decoding.flat_beam_search import BeamOutput
 from lingvo_moe.tasks.model_dir import ModelDir
 
-# (source_ids int32 [B, L], lengths int32 [B]) -> BeamOutput
-TranslateFn = Callable[[np.ndarray, np.ndarray], BeamOutput]
+# (source_ids int32 [B, L], lengths int32 [B], tasks int32 [B]) -> BeamOutput
+TranslateFn = Callable[[np.ndarray, np.ndarray, np.ndarray], BeamOutput]
 
 
 class Translation(NamedTuple):
@@ -31,6 +31,8 @@ class Translator:
         source: source vocabulary.
         target: target vocabulary.
         tags: language -> id of its tag.
+        task_id: (source language or None, target language) -> the task that a router by task goes
+            by, such as `TranslationTask.task_id`.
         max_source_length: longer sentences, in tokens, are cut (and counted by the caller's eye: a
             sentence of that length is far beyond what training saw).
         batch_size: sentences decoded together.
@@ -40,6 +42,7 @@ class Translator:
     source: Vocabulary
     target: Vocabulary
     tags: dict[str, int]
+    task_id: Callable[[str | None, str], int]
     max_source_length: int
     batch_size: int = 64
 
@@ -51,6 +54,7 @@ class Translator:
             model_dir.vocabulary("source"),
             model_dir.vocabulary("target"),
             model_dir.tags,
+            model_dir.task.task_id,
             4 * model_dir.params.input.source_length,
             batch_size,
         )
@@ -59,6 +63,7 @@ class Translator:
         self,
         sentences: Sequence[str],
         target_language: str,
+        source_language: str | None = None,
         progress: Callable[[int], None] = lambda count: None,
     ) -> list[list[Translation]]:
         """Translates; empty sentences give empty translations.
@@ -66,19 +71,23 @@ class Translator:
         Args:
             sentences: in any languages the model knows.
             target_language: which language to translate into.
+            source_language: which language all sentences are in; only models whose router goes by
+                it need it, others pass over it.
             progress: called with the number of sentences done since the last call.
 
         Returns:
             For each sentence its n best translations, best first.
 
         Raises:
-            ValueError: the model does not know the target language.
+            ValueError: the model does not know the target language; or it needs the source language
+                and gets none, or one that it was not trained on.
         """
         if target_language not in self.tags:
             raise ValueError(
                 f"This model does not translate into {target_language!r}; it knows "
                 f"{', '.join(sorted(self.tags))}."
             )
+        task = self.task_id(source_language, target_language)
         results: list[list[Translation]] = [[Translation("", 0.0)] for _ in sentences]
         filled = [i for i, text in enumerate(sentences) if text.strip()]
         progress(len(sentences) - len(filled))
@@ -87,7 +96,7 @@ class Translator:
             for ids in self.source.encode([sentences[i] for i in filled])
         ]
         for indices, ids, lengths in padded_batches(encoded, self.batch_size):
-            output = self.translate_ids(ids, lengths)
+            output = self.translate_ids(ids, lengths, np.full_like(lengths, task))
             for index, translations in zip(indices, self._texts(output), strict=True):
                 results[filled[index]] = translations
             progress(len(indices))

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tools import common
+from lingvo_moe.tools import common, runtimes
 
 FLAGS = flags.FLAGS
 
@@ -25,10 +25,10 @@ def main(argv: list[str]) -> None:
         overrides.append(f"decoding.beam_size={FLAGS.beam_size}")
     overrides.append(f"decoding.n_best={FLAGS.n_best}")
     model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(overrides)
-    translator, _ = load_translator(model_dir, common.make_runtime(model_dir.task), FLAGS.step)
+    translator, _ = load_translator(model_dir, runtimes.make_runtime(model_dir.task), FLAGS.step)
     sentences = argv[1:] or _read_lines(FLAGS.input)
     with tqdm(total=len(sentences), unit="sentence", disable=None) as bar:
-        results = translator(sentences, FLAGS.to, bar.update)
+        results = translator(sentences, FLAGS.to, FLAGS.source_language, bar.update)
     with open(FLAGS.output, "w", encoding="utf-8") if FLAGS.output else sys.stdout as out:
         for translations in results:
             out.writelines(_format(t, FLAGS.n_best, FLAGS.scores) for t in translations)
@@ -60,6 +60,9 @@ def run() -> None:
     flags.DEFINE_string("logdir", None, "Directory of a trained model.", required=True)
     flags.DEFINE_string("model", None, "Check that the logdir is of this model.")
     flags.DEFINE_string("to", "en", "Language to translate into.")
+    flags.DEFINE_string(
+        "source_language", None, "Language of the sentences, for models that route by it."
+    )
     flags.DEFINE_string("input", None, "File to translate, UTF-8; standard input by default.")
     flags.DEFINE_string("output", None, "File to write; standard output by default.")
     flags.DEFINE_integer("n_best", 1, "Translations a sentence.", lower_bound=1)
@@ -67,6 +70,7 @@ def run() -> None:
     flags.DEFINE_bool("scores", False, "Print each score and a tab before its translation.")
     flags.DEFINE_integer("step", None, "Which checkpoint; by default the best on dev.")
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
+    runtimes.define_flags()
     common.run(main)
 
 

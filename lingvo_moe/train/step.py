@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import Context
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.random import fold_in
 from lingvo_moe.train.optimizer import Optimizer, clip_by_global_norm
 
 
@@ -75,9 +76,7 @@ class TrainStep:
             The state after the step, and metrics: the task's own sums, `grad_norm` [] before
             clipping, and the optimizer's.
         """
-        seed = tf.random.experimental.stateless_fold_in(
-            [self.seed, 0], tf.cast(state.step, tf.int32)
-        )
+        seed = fold_in([self.seed, 0], tf.cast(state.step, tf.int32))
         grads, metrics = self._gradients(state.theta, batch, seed)
         grads, metrics.grad_norm = clip_by_global_norm(grads, self.clip_norm)
         theta, slots, optimizer_metrics = self.optimizer.update(
@@ -91,7 +90,7 @@ class TrainStep:
         parts = batch.map(lambda x: tf.split(x, self.micro_batches))
         grads, metrics = None, None
         for i in range(self.micro_batches):
-            context = Context(tf.random.experimental.stateless_fold_in(seed, i))
+            context = Context(fold_in(seed, i))
             part_grads, part_metrics = self._micro_batch(
                 theta, parts.map(lambda p, i=i: p[i]), denominator, context
             )

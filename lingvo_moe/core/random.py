@@ -1,0 +1,168 @@
+"""Random numbers without state: the same on one device, under XLA, and cut over many devices.
+
+The generator is Philox 4x32-10 (Salmon et al. 2011, doi 10.1145/2063384.2063405): a pure function
+of a key and a counter gives four words at a time. TensorFlow's kernels and XLA's agree on its words
+and disagree on how words become floats, so that is done here. XLA would have every device draw the
+numbers of all; inside of `elementwise` each number is computed from its own index instead, which
+XLA cuts like any other arithmetic.
+
+W words, shape [..., 4] where they come in fours.
+"""
+
+import contextlib
+import contextvars
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import tensorflow as tf
+
+# By name, not "auto_select", which is another generator on a TPU.
+_PHILOX = "philox"
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+_elementwise: contextvars.ContextVar[bool] = contextvars.ContextVar("elementwise", default=False)
+
+
+@contextlib.contextmanager
+def elementwise() -> Iterator[None]:
+    """While inside, draws of a static shape are made of elementwise operations alone.
+
+    The numbers stay the same. A partitioned program needs it; on one device the kernel is faster.
+    """
+    token = _elementwise.set(True)
+    try:
+        yield
+    finally:
+        _elementwise.reset(token)
+
+
+def fold_in(seed: tf.Tensor, data: int | tf.Tensor) -> tf.Tensor:
+    """An independent seed, int32 [2], derived from a seed, int32 [2], and a number, int32 []."""
+    return tf.random.experimental.stateless_fold_in(_wide(seed), data, alg=_PHILOX)
+
+
+def uniform(
+    shape: tf.Tensor | Sequence[int], seed: tf.Tensor, low: float = 0.0, high: float = 1.0
+) -> tf.Tensor:
+    """float32 U[low, high), of 23 random bits each; bit for bit the same everywhere.
+
+    Args:
+        shape: of the result.
+        seed: int32 [2].
+        low, high: the bounds.
+    """
+    static = _static(shape)
+    if not _elementwise.get() or static is None:
+        bits = tf.random.stateless_uniform(shape, _wide(seed), None, None, tf.int32, _PHILOX)
+        unit = _unit(tf.bitcast(bits, tf.uint32))
+    else:
+        unit = _draw(static, seed, lambda words: [_unit(word) for word in words])
+    return unit if (low, high) == (0.0, 1.0) else unit * (high - low) + low
+
+
+def normal(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
+    """float32 N(0, 1) by Box and Muller's transform; the same everywhere up to rounding.
+
+    Args:
+        shape: of the result.
+        seed: int32 [2].
+    """
+    if _elementwise.get():
+        return _draw(tuple(shape), seed, _box_muller)
+    size = math.prod(shape)
+    count = -(-size // 4) * 4
+    bits = tf.random.stateless_uniform([count], _wide(seed), None, None, tf.int32, _PHILOX)
+    words = tf.unstack(tf.reshape(tf.bitcast(bits, tf.uint32), [-1, 4]), axis=1)
+    values = tf.reshape(tf.stack(_box_muller(words), axis=1), [-1])
+    return tf.reshape(values[:size], shape)
+
+
+def _wide(seed: tf.Tensor) -> tf.Tensor:
+    """int64 [2], none negative: TensorFlow's kernels would extend the sign and XLA's would not."""
+    return tf.cast(tf.bitcast(tf.convert_to_tensor(seed, tf.int32), tf.uint32), tf.int64)
+
+
+def _static(shape):
+    value = tf.get_static_value(shape) if tf.is_tensor(shape) else shape
+    return None if value is None else tuple(int(size) for size in value)
+
+
+def _unit(words: tf.Tensor) -> tf.Tensor:
+    """float32 U[0, 1): the low 23 bits of uint32 words as the mantissa of a number in [1, 2)."""
+    bits = tf.bitcast(words, tf.int32) & 0x7FFFFF | 0x3F800000
+    return tf.bitcast(bits, tf.float32) - 1.0
+
+
+def _box_muller(words: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Four normals of four words: each two give the sine and the cosine part of one point."""
+    values = []
+    for first, second in (words[:2], words[2:]):
+        radius = tf.sqrt(-2.0 * tf.math.log(tf.maximum(_unit(first), 1e-7)))
+        angle = 2.0 * math.pi * _unit(second)
+        values += [radius * tf.sin(angle), radius * tf.cos(angle)]
+    return values
+
+
+def _draw(
+    shape: tuple[int, ...],
+    seed: tf.Tensor,
+    transform: Callable[[list[tf.Tensor]], list[tf.Tensor]],
+) -> tf.Tensor:
+    """Elements in row-major order are transform(words of block 0), of block 1, …, four a block."""
+    key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=_wide(seed))
+    if shape and shape[-1] % 4 == 0:
+        block = _row_major((*shape[:-1], shape[-1] // 4))
+        values = transform(tf.unstack(_philox(block, key, counter)))
+        return tf.reshape(tf.stack(values, axis=-1), shape)
+    index = _row_major(shape)  # a row begins within a block: each element takes its own of four
+    block, place = tf.bitwise.right_shift(index, tf.constant(2, tf.uint64)), index % 4
+    first, *others = transform(tf.unstack(_philox(block, key, counter)))
+    for i, value in enumerate(others, 1):
+        first = tf.where(place == i, value, first)
+    return first
+
+
+def _row_major(shape: tuple[int, ...]) -> tf.Tensor:
+    """uint64: the number of each element in row-major order."""
+    index = tf.zeros(shape, tf.uint64)
+    for axis, size in enumerate(shape):
+        places = tf.cast(tf.range(size), tf.uint64) * math.prod(shape[axis + 1 :])
+        index += tf.reshape(places, [size] + [1] * (len(shape) - axis - 1))
+    return index
+
+
+@tf.function(autograph=False)
+def _philox(block: tf.Tensor, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
+    """The words of each block.
+
+    Args:
+        block: uint64 [...], what to add to the counter.
+        key: uint64 [1].
+        counter: uint64 [2], a number of 128 bits, low half first.
+
+    Returns:
+        uint32 [4, ...].
+    """
+    low = counter[0] + block
+    high = counter[1] + tf.cast(low < block, tf.uint64)  # the carry
+    c0, c1, c2, c3 = (half for word in (low, high) for half in (_low(word), _high(word)))
+    k0, k1 = _low(key[0]), _high(key[0])
+    for _ in range(_ROUNDS):
+        product0, product1 = (
+            tf.cast(word, tf.uint64) * tf.constant(multiplier, tf.uint64)
+            for word, multiplier in zip((c0, c2), _MULTIPLIERS, strict=True)
+        )
+        c0, c2 = _high(product1) ^ c1 ^ k0, _high(product0) ^ c3 ^ k1
+        c1, c3 = _low(product1), _low(product0)
+        k0, k1 = (k + tf.constant(s, tf.uint32) for k, s in zip((k0, k1), _KEY_STEPS, strict=True))
+    return tf.stack([c0, c1, c2, c3])
+
+
+def _low(word: tf.Tensor) -> tf.Tensor:
+    return tf.cast(word, tf.uint32)
+
+
+def _high(word: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.bitwise.right_shift(word, tf.constant(32, tf.uint64)), tf.uint32)

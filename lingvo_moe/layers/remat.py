@@ -1,0 +1,95 @@
+"""Rematerialisation: values are computed again in the backward pass rather than kept until then."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops.gen_xla_ops import xla_optimization_barrier
+from tensorflow.python.ops import control_flow_util
+
+
+def rematerialized(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """fn, of whose work only arguments and results outlive the forward pass (Chen et al. 2016).
+
+    The numbers are those of fn (arXiv 1604.06174 trades a second forward pass for memory). What fn
+    draws at random must come from its arguments: what it captures from outside is neither
+    differentiated nor kept from being shared with the forward pass.
+
+    Args:
+        fn: a pure function of structures (as of tf.nest) of tensors; leaves that are no tensors
+            pass through.
+
+    Returns:
+        A function with fn's arguments and results.
+    """
+
+    def wrapped(*args):
+        leaves = tf.nest.flatten(args)
+        places = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
+        template, scope = [], tf.get_current_name_scope()
+
+        def run(tensors):
+            filled = list(leaves)
+            for place, tensor in zip(places, tensors, strict=True):
+                filled[place] = tensor
+            return fn(*tf.nest.pack_sequence_as(args, filled))
+
+        @tf.custom_gradient
+        def call(*tensors):
+            results = run(tensors)
+            template.append(results)
+
+            def gradients(*upstream):
+                with tf.name_scope(f"{scope}/remat/".lstrip("/")):
+                    return _gradients(run, tensors, upstream)
+
+            return _tensors(results), gradients
+
+        results = iter(call(*(leaves[i] for i in places)))
+        flat = [next(results) if tf.is_tensor(x) else x for x in tf.nest.flatten(template[0])]
+        return tf.nest.pack_sequence_as(template[0], flat)
+
+    return wrapped
+
+
+def detached(structure: Any) -> Any:
+    """The same tensors without a gradient: results of fn that need no second computation."""
+    return tf.nest.map_structure(
+        lambda leaf: tf.stop_gradient(leaf) if tf.is_tensor(leaf) else leaf, structure
+    )
+
+
+def _tensors(structure) -> list[tf.Tensor]:
+    return [leaf for leaf in tf.nest.flatten(structure) if tf.is_tensor(leaf)]
+
+
+def _gradients(run, tensors, upstream):
+    """The gradient of each of tensors, None for those of integers."""
+    tensors, upstream = _after(tensors, upstream)
+    floats = [i for i, tensor in enumerate(tensors) if tensor.dtype.is_floating]
+    with tf.GradientTape() as tape:
+        sources = [tensors[i] for i in floats]
+        tape.watch(sources)
+        results = _tensors(run(tensors))
+    targets = [i for i, result in enumerate(results) if result.dtype.is_floating]
+    found = tape.gradient(
+        [results[i] for i in targets], sources, output_gradients=[upstream[i] for i in targets]
+    )
+    gradients = dict(zip(floats, found, strict=True))
+    return [gradients.get(i) for i in range(len(tensors))]
+
+
+def _after(tensors, upstream):
+    """The same tensors, which no compiler may take for the forward pass's own.
+
+    Otherwise common subexpression elimination would merge the two passes, and a scheduler could
+    run the second early; either keeps everything in memory. XLA heeds barriers and no control
+    dependencies, TensorFlow's executor the reverse.
+    """
+    if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        held = xla_optimization_barrier([*tensors, *upstream])
+        for tensor, before in zip(held, [*tensors, *upstream], strict=True):
+            tensor.set_shape(before.shape)
+        return held[: len(tensors)], held[len(tensors) :]
+    with tf.control_dependencies([gradient for gradient in upstream if gradient is not None]):
+        return [tf.identity(tensor) for tensor in tensors], upstream

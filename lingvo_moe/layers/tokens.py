@@ -1,0 +1,26 @@
+"""What is known of the tokens of a batch besides their vectors.  B rows, T length."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+
+class Tokens(NamedTuple):
+    """One side of a batch.
+
+    Attributes:
+        ids: int32 [B, T].
+        segments: int32 [B, T], which sentence of a packed row a token belongs to, counted from 1;
+            0 is padding.
+        tasks: int32 [B, T], what a router by task looks at (see layers.router.ByTask); None where
+            nothing routes so.
+    """
+
+    ids: tf.Tensor
+    segments: tf.Tensor
+    tasks: tf.Tensor | None = None
+
+    @property
+    def mask(self) -> tf.Tensor:
+        """bool [B, T], false for padding."""
+        return tf.not_equal(self.segments, 0)

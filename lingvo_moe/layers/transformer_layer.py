@@ -1,0 +1,203 @@
+"""One layer of the MoE Transformer, and what a model says of all of them.
+
+B batch, T target length, L source length, K living hypotheses, P flat cache positions, N heads,
+M model.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from lingvo_moe.core.layer import EVALUATION, Context, Layer, dropout
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.layers.activation import Activation, ReLU
+from lingvo_moe.layers.attention import Attention, KeysValues
+from lingvo_moe.layers.feed_forward import FeedForward
+from lingvo_moe.layers.moe import MoE, MoEParams
+from lingvo_moe.layers.norm import RMSNorm
+from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.sharding.annotations import annotate
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerParams:
+    """The shape of an encoder-decoder (GShard section 4).
+
+    Attributes:
+        num_encoder_layers, num_decoder_layers: the paper's 36L is 18 + 18.
+        model_dim: M.
+        hidden_dim: H of the dense feed-forward layers and, unless moe says otherwise, of experts.
+        num_heads: N.
+        head_dim: D.
+        moe: the Mixture-of-Experts layers; None for a dense model.
+        dropout_rate: on embeddings, residual branches and attention probabilities.
+        shared_embedding: one table for both sides; it wants one vocabulary for both.
+        activation: of the feed-forward layers and, unless moe says otherwise, of experts.
+        remat: in training keep only what goes in and out of each layer and compute the rest again
+            in the backward pass: a third more work for a fraction of the memory.
+    """
+
+    num_encoder_layers: int
+    num_decoder_layers: int
+    model_dim: int
+    hidden_dim: int
+    num_heads: int
+    head_dim: int
+    moe: MoEParams | None = None
+    dropout_rate: float = 0.1
+    shared_embedding: bool = False
+    activation: Activation = ReLU()
+    remat: bool = False
+
+    def __post_init__(self):
+        for name in ("num_encoder_layers", "num_decoder_layers", "model_dim", "hidden_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}.")
+        if not 0 <= self.dropout_rate < 1:
+            raise ValueError(f"dropout_rate must be in [0, 1), got {self.dropout_rate}.")
+
+
+class StackOutput(NamedTuple):
+    """What a stack of layers gives.
+
+    Attributes:
+        outputs: [B, T, M].
+        moe_loss: float32 [], the weighted losses of its MoE layers, summed.
+        stats: MoE layer -> statistics as in MoEOutput.
+        routings: MoE layer -> the Routing of its tokens.
+    """
+
+    outputs: tf.Tensor
+    moe_loss: tf.Tensor
+    stats: NestedMap
+    routings: NestedMap
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerLayer(Layer):
+    """Pre-norm: self-attention, attention to the source (decoder only), feed-forward or MoE."""
+
+    params: TransformerParams
+    is_decoder: bool
+    is_moe: bool
+
+    @property
+    def norm(self) -> RMSNorm:
+        """The normalisation in front of each branch."""
+        return RMSNorm(model_dim=self.params.model_dim)
+
+    @property
+    def attention(self) -> Attention:
+        """Serves self-attention and attention to the source alike; theta tells them apart."""
+        p = self.params
+        return Attention(
+            model_dim=p.model_dim,
+            num_heads=p.num_heads,
+            head_dim=p.head_dim,
+            dropout_rate=p.dropout_rate,
+        )
+
+    @property
+    def feed_forward(self) -> FeedForward | MoE:
+        """The last branch."""
+        p = self.params
+        if self.is_moe:
+            return MoE(
+                model_dim=p.model_dim,
+                hidden_dim=p.moe.hidden_dim or p.hidden_dim,
+                params=p.moe.of_decoder() if self.is_decoder else p.moe,
+                activation=p.activation,
+            )
+        return FeedForward(model_dim=p.model_dim, hidden_dim=p.hidden_dim, activation=p.activation)
+
+    def weights(self):
+        """Theta: self_attention, cross_attention (decoder), feed_forward, and a norm for each."""
+        branches = NestedMap(self_attention=self.attention, feed_forward=self.feed_forward)
+        if self.is_decoder:
+            branches.cross_attention = self.attention
+        weights = branches.map(lambda layer: layer.weights())
+        return NestedMap(weights, norms=branches.map(lambda _: self.norm.weights()))
+
+    def fprop(
+        self,
+        theta: NestedMap,
+        inputs: tf.Tensor,
+        bias: tf.Tensor,
+        tokens: Tokens,
+        context: Context,
+        memory: tf.Tensor | None = None,
+        memory_bias: tf.Tensor | None = None,
+    ) -> StackOutput:
+        """One layer over whole sequences.
+
+        Args:
+            theta: as `weights`.
+            inputs: [B, T, M].
+            bias: float32, broadcasts to [B, N, T, T].
+            tokens: what stands there [B, T].
+            context: mode and randomness.
+            memory: [B, L, M], the encoder's outputs (decoder only).
+            memory_bias: float32, broadcasts to [B, N, T, L] (decoder only).
+        """
+        x = self._attention_branch("self_attention", theta, inputs, None, bias, context)
+        if self.is_decoder:
+            x = self._attention_branch("cross_attention", theta, x, memory, memory_bias, context)
+        return self._feed_forward_branch(theta, x, tokens, context)
+
+    def step(
+        self,
+        theta: NestedMap,
+        inputs: tf.Tensor,
+        cache: KeysValues,
+        bias: tf.Tensor,
+        memory: KeysValues,
+        memory_bias: tf.Tensor,
+        update,
+        tokens: Tokens,
+    ) -> tuple[tf.Tensor, KeysValues]:
+        """One layer for one step of decoding, K hypotheses of each sentence at a time.
+
+        Args:
+            theta: as `weights`.
+            inputs: [B, K, M].
+            cache: keys and values of all earlier steps, flat: [B, N, P, D].
+            bias: float32 [B, N or 1, K, P].
+            memory: the source's keys and values, [B, N, L, D].
+            memory_bias: float32 [B, 1, 1, L].
+            update: (cache [B, N, P, D], new [B, N, K, D]) -> cache with the new entries in place.
+            tokens: what stands there [B, K].
+
+        Returns:
+            outputs [B, K, M] and the updated cache.
+        """
+        norms = theta.norms
+        x = self.norm.fprop(norms.self_attention, inputs)
+        new = self.attention.project(theta.self_attention, x)
+        cache = KeysValues(update(cache.keys, new.keys), update(cache.values, new.values))
+        x = inputs + self.attention.attend(theta.self_attention, x, cache, bias, EVALUATION)
+        y = self.norm.fprop(norms.cross_attention, x)
+        x += self.attention.attend(theta.cross_attention, y, memory, memory_bias, EVALUATION)
+        output = self._feed_forward_branch(theta, x, tokens, EVALUATION)
+        return output.outputs, cache
+
+    def _attention_branch(self, name, theta, inputs, memory, bias, context):
+        context = context.fold(name)
+        x = self.norm.fprop(theta.norms[name], inputs)
+        memory = x if memory is None else memory
+        x = self.attention.fprop(theta[name], x, memory, bias, context.fold("probs"))
+        return inputs + dropout(x, self.params.dropout_rate, context)
+
+    def _feed_forward_branch(self, theta, inputs, tokens, context):
+        context = context.fold("feed_forward")
+        x = self.norm.fprop(theta.norms.feed_forward, inputs)
+        moe_loss, stats, routing = tf.constant(0.0), NestedMap(), None
+        if self.is_moe:
+            x, moe_loss, stats, routing = self.feed_forward.fprop(
+                theta.feed_forward, x, tokens, context.fold("gating")
+            )
+        else:
+            flat = tf.reshape(x, [-1, self.params.model_dim])
+            x = tf.reshape(self.feed_forward.fprop(theta.feed_forward, flat), tf.shape(x))
+        x = dropout(x, self.params.dropout_rate, context)
+        return StackOutput(annotate(inputs + x, "BTM"), moe_loss, stats, routing)

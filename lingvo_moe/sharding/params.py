@@ -1,0 +1,76 @@
+"""Strategies: which letters of a model live on which axes of a mesh.
+
+The letters are those of the layers' docstrings: B rows of a batch, G groups of tokens while spread
+over all devices, g the same while experts are spread, E experts spread, e experts not spread,
+R rows of a dense feed-forward network, r rows of experts, A all heads, N heads, H hidden,
+V vocabulary, M model.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from lingvo_moe.sharding.annotations import Mesh
+
+# (letter, the mesh axes it is cut over)
+Rule = tuple[str, tuple[str, ...]]
+
+_ALL = ("data", "expert")
+# Every device takes its share of rows and of groups; between the two AllToAlls each expert's tokens
+# come together on the devices that hold it, one such set of devices for each place along "data".
+_DATA_AND_EXPERT: tuple[Rule, ...] = (
+    *((letter, _ALL) for letter in "BGR"),
+    *((letter, ("data",)) for letter in "gr"),
+    ("E", ("expert",)),
+)
+# Shoeybi et al. 2019 (arXiv 1909.08053): heads and hidden units, so that a block of two products
+# ends in one AllReduce.
+_TENSOR: tuple[Rule, ...] = tuple((letter, ("model",)) for letter in "ANHV")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShardingParams:
+    """How a model is cut; the mesh says into how many pieces.
+
+    Axes that the mesh lacks cut nothing, so one set of rules serves `data:8`, `data:2,expert:4`
+    and `data:2,expert:2,model:2` alike.
+
+    Attributes:
+        rules: of activations, weights and optimizer slots.
+        state_rules: of weights and slots at rest, in addition; where such a rule cuts a weight
+            further, its pieces are gathered when a step begins and its gradient is summed into
+            pieces.
+    """
+
+    rules: tuple[Rule, ...] = _DATA_AND_EXPERT + _TENSOR
+    state_rules: tuple[Rule, ...] = ()
+
+    def compute_rules(self, mesh: Mesh) -> Mapping[str, tuple[str, ...]]:
+        """Letter -> axes of this mesh, for what is computed.
+
+        Raises:
+            ValueError: no rule names one of the mesh's axes.
+        """
+        return _on(mesh, self.rules)
+
+    def storage_rules(self, mesh: Mesh) -> Mapping[str, tuple[str, ...]]:
+        """Letter -> axes of this mesh, for weights and slots at rest."""
+        return _on(mesh, self.rules + self.state_rules)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ZeRO(ShardingParams):
+    """Weights and slots at rest are cut over "data" too (Rajbhandari et al. 2019, stage 3)."""
+
+    state_rules: tuple[Rule, ...] = (("M", ("data",)),)
+
+
+def _on(mesh: Mesh, rules: tuple[Rule, ...]) -> dict[str, tuple[str, ...]]:
+    known = sorted({axis for _, axes in rules for axis in axes})
+    for axis in mesh.axes:
+        if axis not in known:
+            raise ValueError(
+                f"Axis {axis!r} of the mesh would cut nothing: the rules know {', '.join(known)}; "
+                f"use one of these or add a rule for it to params.sharding."
+            )
+    on_mesh = {letter: tuple(axis for axis in axes if axis in mesh.axes) for letter, axes in rules}
+    return {letter: axes for letter, axes in on_mesh.items() if axes}

@@ -1,0 +1,118 @@
+"""What the MoE layers did with a batch, as sums that add up over batches.
+
+G groups, S tokens, K choices, E experts, P language pairs.
+"""
+
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.gatings.base import Routing
+from lingvo_moe.layers.transformer_layer import StackOutput
+
+# A square per layer: beyond this it would outgrow all other statistics together.
+MOST_EXPERTS_FOR_COACTIVATION = 512
+
+_PER_LAYER = ("drop_rate", "entropy", "unused", "capacity")
+_PER_EXPERT = ("load", "importance")
+
+
+def moe_layers(stats: Mapping[str, Mapping]) -> list[tuple[str, str]]:
+    """(side, layer) of each MoE layer, in the order of the rows of `routing_metrics`."""
+    return [(side, layer) for side in ("encoder", "decoder") for layer in sorted(stats[side])]
+
+
+def routing_metrics(
+    output: StackOutput,
+    pair_ids: Mapping[str, tf.Tensor],
+    num_pairs: int,
+    tokens: tf.Tensor,
+    training: bool,
+) -> NestedMap:
+    """The metrics of a Transformer's MoE layers.
+
+    Args:
+        output: of the Transformer.
+        pair_ids: "encoder" and "decoder" -> int32 [B, L] and [B, T].
+        num_pairs: P.
+        tokens: float32 [], real target tokens: the weight of what is a mean.
+        training: counts that are dear at scale are left out in training.
+
+    Returns:
+        float32, weighted by tokens: `aux_loss` and `z_loss` [], unweighted, averaged over layers;
+        a row a layer, `drop_rate`, `entropy`, `unused`, `capacity`, `num_experts` and, if there is
+        one, `shared_gate` [layers]; `load` and `importance` [layers, E], with zeros at the end of a
+        layer of fewer experts. Counts: `pair_wanted`, `pair_dropped` [layers, P], choices before
+        capacity and those it turned away. Not in training: `pair_load` [layers, P, E], choices
+        that an expert took from a pair, and, up to MOST_EXPERTS_FOR_COACTIVATION experts,
+        `coactivation` [layers, E, E], tokens that both experts took.
+    """
+    names = moe_layers(output.stats)
+    layers = [output.stats[side][name] for side, name in names]
+    experts = [stats.load.shape[0] for stats in layers]
+    widest = max(experts)
+
+    def rows(name):
+        return tf.stack([stats[name] for stats in layers])
+
+    means = NestedMap(
+        {name: rows(name) for name in _PER_LAYER},
+        aux_loss=tf.reduce_mean(rows("aux_loss")),
+        z_loss=tf.reduce_mean(rows("z_loss")),
+        num_experts=tf.constant(experts, tf.float32),
+    )
+    if "shared_gate" in layers[0]:
+        means.shared_gate = rows("shared_gate")
+    for name in _PER_EXPERT:
+        means[name] = tf.stack([tf.pad(s[name], [[0, widest - s[name].shape[0]]]) for s in layers])
+    metrics = means.map(lambda value: value * tokens)
+    routed = [
+        (output.routings[side][name], tf.reshape(pair_ids[side], [-1])) for side, name in names
+    ]
+    for name in ("wanted", "dropped"):
+        metrics[f"pair_{name}"] = tf.stack(
+            [
+                tf.math.unsorted_segment_sum(tf.reshape(getattr(r, name), [-1]), pairs, num_pairs)
+                for r, pairs in routed
+            ]
+        )
+    if not training:
+        metrics.pair_load = tf.stack([pair_load(r, p, num_pairs, widest) for r, p in routed])
+        if widest <= MOST_EXPERTS_FOR_COACTIVATION:
+            metrics.coactivation = tf.stack([coactivation(r, widest) for r, _ in routed])
+    return metrics
+
+
+def pair_load(routing: Routing, pairs: tf.Tensor, num_pairs: int, num_experts: int) -> tf.Tensor:
+    """Choices that each expert took from each pair.
+
+    Args:
+        routing: of a layer.
+        pairs: int32 [G·S], the pair of each token.
+        num_pairs: P.
+        num_experts: E, or more.
+
+    Returns:
+        float32 [P, E].
+    """
+    expert, dispatched = _by_token(routing)
+    cell = pairs[:, None] * num_experts + expert
+    counts = tf.math.unsorted_segment_sum(
+        tf.reshape(dispatched, [-1]), tf.reshape(cell, [-1]), num_pairs * num_experts
+    )
+    return tf.reshape(counts, [num_pairs, num_experts])
+
+
+def coactivation(routing: Routing, num_experts: int) -> tf.Tensor:
+    """float32 [E, E]: tokens that both experts took; on the diagonal, what each took."""
+    expert, dispatched = _by_token(routing)
+    taken = tf.reduce_sum(tf.one_hot(expert, num_experts) * dispatched[..., None], axis=1)
+    return tf.matmul(taken, taken, transpose_a=True)
+
+
+def _by_token(routing):
+    """expert int32 and dispatched float32, [G·S, K] each."""
+    choices = routing.expert.shape[-1]
+    expert = tf.reshape(routing.expert, [-1, choices])
+    return expert, tf.cast(tf.reshape(routing.dispatched, [-1, choices]), tf.float32)

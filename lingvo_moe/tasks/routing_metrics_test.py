@@ -1,0 +1,64 @@
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.gatings.base import Routing
+from lingvo_moe.layers.transformer_layer import StackOutput
+from lingvo_moe.tasks.routing_metrics import coactivation, pair_load, routing_metrics
+
+# Four tokens in two groups, two choices each; the last choice of token 1 found no room, token 3 is
+# padding. Pairs: tokens 0 and 1 are of pair 1, token 2 of pair 0.
+ROUTING = Routing(
+    expert=tf.constant([[[0, 2], [2, 1]], [[1, 2], [0, 1]]]),
+    position=tf.zeros([2, 2, 2], tf.int32),
+    weight=tf.zeros([2, 2, 2]),
+    dispatched=tf.constant([[[True, True], [True, False]], [[True, True], [False, False]]]),
+    wanted=tf.constant([[2.0, 2.0], [2.0, 0.0]]),
+    dropped=tf.constant([[0.0, 1.0], [0.0, 0.0]]),
+    aux_loss=tf.constant(1.0),
+    stats=NestedMap(),
+)
+PAIRS = tf.constant([[1, 1], [0, 0]])
+
+
+def test_load_by_pair_by_hand():
+    load = pair_load(ROUTING, tf.reshape(PAIRS, [-1]), 2, 3)
+    np.testing.assert_array_equal(load, [[0, 1, 1], [1, 0, 2]])
+
+
+def test_coactivation_by_hand():
+    # Token 0 took 0 and 2, token 1 took 2, token 2 took 1 and 2.
+    expected = [[1, 0, 1], [0, 1, 1], [1, 1, 3]]
+    np.testing.assert_array_equal(coactivation(ROUTING, 3), expected)
+
+
+def metrics(training, num_experts=3):
+    stats = NestedMap(
+        {name: tf.constant(2.0) for name in ("drop_rate", "entropy", "unused", "capacity")},
+        aux_loss=tf.constant(1.0),
+        z_loss=tf.constant(3.0),
+        load=tf.zeros([num_experts]),
+        importance=tf.zeros([num_experts]),
+    )
+    layers = NestedMap(encoder=NestedMap(layer_01=stats), decoder=NestedMap())
+    routings = NestedMap(encoder=NestedMap(layer_01=ROUTING), decoder=NestedMap())
+    output = StackOutput(tf.zeros([]), tf.zeros([]), layers, routings)
+    ids = {"encoder": PAIRS, "decoder": None}
+    return routing_metrics(output, ids, 2, tf.constant(10.0), training)
+
+
+def test_counts_are_counts_and_means_are_weighted_by_tokens():
+    result = metrics(training=False)
+    np.testing.assert_array_equal(result.pair_wanted, [[2, 4]])
+    np.testing.assert_array_equal(result.pair_dropped, [[0, 1]])
+    np.testing.assert_array_equal(result.capacity, [20])
+    np.testing.assert_array_equal(result.num_experts, [30])
+    assert result.z_loss == 30.0
+
+
+def test_dear_counts_are_left_out_in_training_and_of_very_many_experts():
+    assert not {"pair_load", "coactivation"} & set(metrics(training=True))
+    assert {"pair_load", "coactivation"} <= set(metrics(training=False))
+    many = metrics(training=False, num_experts=513)
+    assert many.pair_load.shape == (1, 2, 513)
+    assert "coactivation" not in many
