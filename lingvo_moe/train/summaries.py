@@ -1,7 +1,8 @@
-"""Scalars for TensorBoard, written without it: event files are TFRecords of Event protos."""
+"""Scalars and pictures for TensorBoard, written without it: TFRecord files of Event protos."""
 
 import os
 import socket
+import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,10 +11,13 @@ import tensorflow as tf
 
 
 class SummaryWriter:
-    """Appends scalars to a new events file in a directory, which TensorBoard then shows."""
+    """Appends to a new events file in a directory, which TensorBoard then shows."""
 
-    def __init__(self, directory: Path):
-        """Opens the file; makes the directory if need be."""
+    def __init__(self, directory: Path | None):
+        """Opens the file; makes the directory if need be. None writes nothing."""
+        self._writer = None
+        if directory is None:
+            return
         directory.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
         self._writer = tf.io.TFRecordWriter(str(directory / name))
@@ -21,18 +25,28 @@ class SummaryWriter:
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Writes values by tag ("train/loss") at a step and flushes."""
-        summary = tf.compat.v1.Summary(
-            value=[
-                tf.compat.v1.Summary.Value(tag=tag, simple_value=float(value))
-                for tag, value in values.items()
-            ]
+        value = tf.compat.v1.Summary.Value
+        self._write_values(step, [value(tag=t, simple_value=float(v)) for t, v in values.items()])
+
+    def image(self, step: int, tag: str, png: bytes) -> None:
+        """Writes a PNG file's bytes at a step and flushes."""
+        width, height = struct.unpack(">II", png[16:24])  # of the header chunk, which comes first
+        image = tf.compat.v1.Summary.Image(
+            width=width, height=height, colorspace=3, encoded_image_string=png
         )
-        self._write(tf.compat.v1.Event(wall_time=time.time(), step=step, summary=summary))
-        self._writer.flush()
+        self._write_values(step, [tf.compat.v1.Summary.Value(tag=tag, image=image)])
 
     def close(self) -> None:
         """Closes the file."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write_values(self, step, values):
+        if self._writer is None:
+            return
+        summary = tf.compat.v1.Summary(value=values)
+        self._write(tf.compat.v1.Event(wall_time=time.time(), step=step, summary=summary))
+        self._writer.flush()
 
     def _write(self, event):
         self._writer.write(event.SerializeToString())

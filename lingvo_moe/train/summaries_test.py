@@ -1,4 +1,8 @@
+import io
+
+import numpy as np
 import tensorflow as tf
+from PIL import Image
 
 from lingvo_moe.train.summaries import SummaryWriter
 
@@ -13,3 +17,17 @@ def test_tensorflow_reads_the_events_back(tmp_path):
     assert events[0].file_version == "brain.Event:2"
     read = [(e.step, v.tag, v.simple_value) for e in events[1:] for v in e.summary.value]
     assert read == [(5, "train/loss", 1.5), (5, "train/tokens", 3.0), (6, "train/loss", 1.25)]
+
+
+def test_a_picture_is_read_back_with_its_size(tmp_path):
+    file = io.BytesIO()
+    Image.fromarray(np.full((20, 300, 3), 7, np.uint8)).save(file, "png")
+    writer = SummaryWriter(tmp_path)
+    writer.image(4, "dev/experts/encoder/layer_01", file.getvalue())
+    writer.close()
+    (path,) = tmp_path.iterdir()
+    *_, event = tf.compat.v1.train.summary_iterator(str(path))
+    (value,) = event.summary.value
+    assert (event.step, value.tag) == (4, "dev/experts/encoder/layer_01")
+    assert (value.image.width, value.image.height) == (300, 20)
+    assert tf.io.decode_png(value.image.encoded_image_string).shape == (20, 300, 3)

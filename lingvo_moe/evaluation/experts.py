@@ -1,0 +1,330 @@
+"""What a record of routing says: balance, languages by routing, experts that work together.
+
+L languages that have tokens, E experts of a layer.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from lingvo_moe.evaluation.clustering import Tree, average_linkage, best_groups
+from lingvo_moe.evaluation.routing import RoutingRecord
+
+MOST_GROUPS = 12  # more would be no help to a reader
+LEAST_EXPECTED = 5.0  # tokens; below it a pair's lift is mostly noise
+SHRINKAGE = 5.0  # tokens
+_PREFERRED = 1.2  # an expert is preferred by those who use it so many times as much as others
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpertPair:
+    """Two experts that took the same tokens more often than chance; `expected` is chance's count.
+
+    The excess over chance is measured in standard deviations, (tokens - expected) / √expected.
+    """
+
+    experts: tuple[int, int]
+    tokens: float
+    expected: float
+
+    @property
+    def lift(self) -> float:
+        """tokens / expected."""
+        return self.tokens / self.expected
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Coactivation:
+    """How much more often than by chance two experts took the same token.
+
+    Attributes:
+        lift: [E, E], with SHRINKAGE tokens added to both the count and what chance gives, so that
+            what hardly occurs reads 1; NaN on the diagonal.
+        pairs: those that stand out, at most ten.
+    """
+
+    lift: np.ndarray
+    pairs: tuple[ExpertPair, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerExperts:
+    """One MoE layer.
+
+    Attributes:
+        name: such as "encoder/layer_01".
+        load: [E], choices that each expert took.
+        shares: [L, E], each language's choices as shares; a row of NaN where it has none here.
+        busiest: the busiest expert's load over the mean load; 1 is balance.
+        unused: experts without a choice.
+        entropy: of the load, over its greatest value ln E: 1 is balance, 0 a single busy expert.
+        mutual_information: between the language and the expert of a choice, bits.
+        by_chance: mutual information that so many choices would show, on average, if experts knew
+            nothing of languages (Miller 1955): (L - 1)(E - 1) / (2 choices ln 2), bits.
+        coactivation: None where it was not counted, or where no token had two experts.
+    """
+
+    name: str
+    load: np.ndarray
+    shares: np.ndarray
+    busiest: float
+    unused: int
+    entropy: float
+    mutual_information: float
+    by_chance: float
+    coactivation: Coactivation | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preference:
+    """An expert that a group of languages uses more than others do; means of shares."""
+
+    layer: str
+    expert: int
+    share: float
+    others: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Side:
+    """The languages as all MoE layers of the encoder, or of the decoder, see them.
+
+    Attributes:
+        name: "encoder" or "decoder".
+        layers: its layers.
+        similarity: [L, L], 1 minus the Jensen-Shannon divergence (bits) of two languages' shares,
+            mean over layers: 1 if they use the same experts, 0 if they share none. NaN where there
+            is no layer in which both have choices.
+        tree: average linkage over 1 - similarity.
+        groups: of indices of languages, in the order of the tree; one if none stand apart.
+        silhouette: how well the groups stand apart (see clustering); None for fewer than three.
+        preferences: for each group, experts that it prefers.
+    """
+
+    name: str
+    layers: tuple[LayerExperts, ...]
+    similarity: np.ndarray
+    tree: Tree
+    groups: tuple[tuple[int, ...], ...]
+    silhouette: float | None
+    preferences: tuple[tuple[Preference, ...], ...]
+
+    def nearest(self, language: int, count: int) -> list[tuple[int, float]]:
+        """The languages most like one, with their similarity, most alike first."""
+        likeness = self.similarity[language].copy()
+        likeness[language] = np.nan
+        order = np.argsort(-likeness, kind="stable")
+        return [(int(i), float(likeness[i])) for i in order[:count] if not np.isnan(likeness[i])]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experts:
+    """All of it.
+
+    Attributes:
+        languages: labels of the L languages.
+        silent: labels of those without tokens, which are in nothing else.
+        choices: [L], choices a layer, mean.
+        sides: encoder and decoder, as far as they have MoE layers.
+    """
+
+    languages: tuple[str, ...]
+    silent: tuple[str, ...]
+    choices: np.ndarray
+    sides: tuple[Side, ...]
+
+    @property
+    def layers(self) -> list[LayerExperts]:
+        """All layers, the encoder's first."""
+        return [layer for side in self.sides for layer in side.layers]
+
+
+def analyze(record: RoutingRecord) -> Experts:
+    """A record's numbers.
+
+    Raises:
+        ValueError: the record has no choices.
+    """
+    spoken = record.pair_load.sum(axis=(0, 2)) > 0
+    if not spoken.any():
+        raise ValueError(
+            "The record of routing has no tokens: no language pair has dev data. Prepare the data "
+            "with a dev split."
+        )
+    labels = language_labels(record.pairs)
+    layers = [_layer(record, i, spoken) for i in range(len(record.layers))]
+    names = dict.fromkeys(layer.name.partition("/")[0] for layer in layers)
+    return Experts(
+        languages=tuple(x for x, known in zip(labels, spoken, strict=True) if known),
+        silent=tuple(x for x, known in zip(labels, spoken, strict=True) if not known),
+        choices=record.pair_load[:, spoken].sum(axis=2).mean(axis=0),
+        sides=tuple(
+            _side(name, [x for x in layers if x.name.partition("/")[0] == name]) for name in names
+        ),
+    )
+
+
+def language_labels(pairs: Sequence[str]) -> list[str]:
+    """What tells pairs apart: "de" for de-en among pairs into one language, else the whole name."""
+    sides = [pair.partition("-")[::2] for pair in pairs]
+    for varying, fixed in ((0, 1), (1, 0)):
+        if len(pairs) > 1 and len({side[fixed] for side in sides}) == 1:
+            return [side[varying] for side in sides]
+    return list(pairs)
+
+
+def mutual_information(counts: np.ndarray) -> float:
+    """Between row and column of what was counted, in bits.  counts: [L, E], with some above 0."""
+    joint = counts / counts.sum()
+    independent = joint.sum(axis=1, keepdims=True) * joint.sum(axis=0)
+    seen = joint > 0
+    return float((joint[seen] * np.log2(joint[seen] / independent[seen])).sum())
+
+
+def jensen_shannon(shares: np.ndarray) -> np.ndarray:
+    """Jensen-Shannon divergence of each two rows, in bits, 0 to 1.
+
+    Args:
+        shares: [L, E], rows that sum to one; the divergence from a row of NaN is NaN.
+
+    Returns:
+        [L, L].
+    """
+    entropies = _entropy(shares)
+    return np.stack(
+        [
+            np.clip(_entropy((row + shares) / 2) - (own + entropies) / 2, 0, 1)
+            for row, own in zip(shares, entropies, strict=True)
+        ]
+    )
+
+
+def expected_coactivation(counts: np.ndarray, iterations: int = 200) -> np.ndarray:
+    """Tokens that each two experts would share if a token's experts were independent.
+
+    The model is quasi-independence (Goodman 1968): r_a r_b for a ≠ b, with each expert's total as
+    counted. It differs from P(a) P(b) in knowing that nobody can be paired with himself; with few
+    experts that alone would make every two look as if they shunned each other.
+
+    Args:
+        counts: [E, E], symmetric; the diagonal is not looked at.
+        iterations: of proportional fitting.
+
+    Returns:
+        [E, E] with a zero diagonal.
+    """
+    pairs = counts * (1.0 - np.eye(len(counts)))
+    totals = pairs.sum(axis=1)
+    r = np.sqrt(totals)
+    for _ in range(iterations):
+        others = r.sum() - r
+        # The geometric mean of the old and the fitted value: the latter alone would oscillate.
+        r = np.sqrt(r * np.divide(totals, others, out=np.zeros_like(r), where=others > 0))
+    expected = np.outer(r, r)
+    np.fill_diagonal(expected, 0.0)
+    return expected
+
+
+def _layer(record, i, spoken):
+    num_experts = int(record.num_experts[i])
+    counts = np.asarray(record.pair_load[i, spoken, :num_experts], float)
+    load, choices = counts.sum(axis=0), counts.sum()
+    by_language = counts.sum(axis=1, keepdims=True)
+    shares = np.divide(counts, by_language, out=np.full_like(counts, np.nan), where=by_language > 0)
+    empty = choices == 0
+    heard = int((by_language > 0).sum())
+    return LayerExperts(
+        name=record.layers[i],
+        load=load,
+        shares=shares,
+        busiest=math.nan if empty else float(load.max() / load.mean()),
+        unused=int((load == 0).sum()),
+        entropy=math.nan if empty else _balance(load / choices),
+        mutual_information=math.nan if empty else mutual_information(counts),
+        by_chance=math.nan
+        if empty
+        else (heard - 1) * (num_experts - 1) / (2 * choices * np.log(2)),
+        coactivation=_coactivation(record, i, num_experts),
+    )
+
+
+def _balance(shares):
+    return float(_entropy(shares) / math.log2(len(shares))) if len(shares) > 1 else 1.0
+
+
+def _entropy(shares):
+    """Bits, over the last axis."""
+    safe = np.where(shares == 0, 1.0, shares)
+    return -(shares * np.log2(safe)).sum(axis=-1)
+
+
+def _coactivation(record, i, num_experts):
+    if record.coactivation is None:
+        return None
+    counts = np.asarray(record.coactivation[i, :num_experts, :num_experts], float)
+    expected = expected_coactivation(counts)
+    if not expected.any():
+        return None
+    lift = (counts + SHRINKAGE) / (expected + SHRINKAGE)
+    np.fill_diagonal(lift, np.nan)
+    excess = (counts - expected) / np.sqrt(np.maximum(expected, LEAST_EXPECTED))
+    firsts, seconds = np.nonzero(np.triu(expected >= LEAST_EXPECTED, k=1) & (excess > 0))
+    order = np.argsort(-excess[firsts, seconds], kind="stable")
+    return Coactivation(
+        lift=lift,
+        pairs=tuple(
+            ExpertPair(
+                experts=(int(a), int(b)),
+                tokens=float(counts[a, b]),
+                expected=float(expected[a, b]),
+            )
+            for a, b in zip(firsts[order[:10]], seconds[order[:10]], strict=True)
+        ),
+    )
+
+
+def _side(name, layers):
+    divergences = np.stack([jensen_shannon(layer.shares) for layer in layers])
+    known = ~np.isnan(divergences)
+    total, layers_known = np.where(known, divergences, 0).sum(axis=0), known.sum(axis=0)
+    distance = np.divide(
+        total, layers_known, out=np.full_like(total, np.nan), where=layers_known > 0
+    )
+    clear = np.nan_to_num(distance, nan=1.0)  # nothing in common is as far apart as can be
+    tree = average_linkage(clear)
+    groups, score = best_groups(clear, tree, MOST_GROUPS)
+    return Side(
+        name=name,
+        layers=tuple(layers),
+        similarity=1 - distance,
+        tree=tree,
+        groups=tuple(groups),
+        silhouette=score,
+        preferences=tuple(_preferences(layers, group) for group in groups),
+    )
+
+
+def _preferences(layers, group, count=3):
+    """Up to `count` experts a layer, by how much more the group uses them than others do."""
+    inside = np.isin(np.arange(len(layers[0].shares)), group)
+    found = []
+    for layer in layers:
+        known = ~np.isnan(layer.shares).any(axis=1)
+        if not (known & inside).any() or not (known & ~inside).any():
+            continue
+        share = layer.shares[known & inside].mean(axis=0)
+        others = layer.shares[known & ~inside].mean(axis=0)
+        best = np.argsort(others - share, kind="stable")[:count]
+        found += [
+            Preference(
+                layer=layer.name,
+                expert=int(e),
+                share=float(share[e]),
+                others=float(others[e]),
+            )
+            for e in best
+            if share[e] > _PREFERRED * others[e]
+        ]
+    return tuple(found)

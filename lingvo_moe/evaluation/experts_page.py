@@ -1,0 +1,334 @@
+"""A record of routing as a page, its pictures, its numbers as JSON, and a table for a terminal.
+
+DIRECTORY/index.html                    all of it, in one file
+DIRECTORY/experts.json                  the numbers
+DIRECTORY/{load,coactivation}_LAYER.png
+DIRECTORY/similarity_SIDE.png
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from lingvo_moe.evaluation.clustering import average_linkage, strength
+from lingvo_moe.evaluation.experts import Experts, LayerExperts, Preference, Side, analyze
+from lingvo_moe.evaluation.experts_plot import draw_coactivation, draw_load, draw_similarity
+from lingvo_moe.evaluation.markup import document, escape, header, image
+from lingvo_moe.evaluation.routing import RoutingRecord
+
+PAGE_FILE = "index.html"
+JSON_FILE = "experts.json"
+_NEAREST = 4
+_COLUMNS = (
+    "layer",
+    "experts",
+    "busiest / mean",
+    "unused",
+    "entropy",
+    "language–expert bits",
+    "by chance",
+)
+
+
+def write_experts(experts: Experts, directory: str | pathlib.Path, title: str) -> None:
+    """Writes the page, its pictures and the JSON.
+
+    Args:
+        experts: the numbers.
+        directory: to write to; made if missing, files of an earlier page overwritten.
+        title: the page's, such as the model's name.
+    """
+    directory = pathlib.Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    pictures = draw_all(experts)
+    for name, png in pictures.items():
+        (directory / f"{name}.png").write_bytes(png)
+    numbers = json.dumps(to_json(experts), indent=1, ensure_ascii=False, allow_nan=False)
+    (directory / JSON_FILE).write_text(numbers + "\n", encoding="utf-8")
+    parts = [
+        _introduction(experts),
+        _summary(experts),
+        *(part for side in experts.sides for part in _side(experts, side, pictures)),
+        _nearest(experts),
+        *(
+            part
+            for side in experts.sides
+            for layer in side.layers
+            for part in _layer(layer, pictures)
+        ),
+    ]
+    page = document(f"{title}: experts", parts)
+    (directory / PAGE_FILE).write_text(page, encoding="utf-8")
+
+
+def draw_all(experts: Experts) -> dict[str, bytes]:
+    """Name of a file, without its ending -> PNG."""
+    pictures = {}
+    for side in experts.sides:
+        order = list(side.tree.order)
+        languages = [experts.languages[i] for i in order]
+        pictures[f"similarity_{side.name}"] = draw_similarity(
+            side.similarity[np.ix_(order, order)],
+            languages,
+            [len(group) for group in side.groups],
+            f"{side.name}: languages by routing",
+        )
+        for layer in side.layers:
+            columns = expert_order(layer.shares, side.groups)
+            pictures[_file("load", layer)] = draw_load(
+                layer.shares[np.ix_(order, columns)],
+                languages,
+                columns,
+                f"{layer.name}: languages and their experts",
+            )
+            if layer.coactivation is not None:
+                columns = _coactivation_order(layer.coactivation.lift)
+                pictures[_file("coactivation", layer)] = draw_coactivation(
+                    layer.coactivation.lift[np.ix_(columns, columns)],
+                    columns,
+                    f"{layer.name}: experts that share tokens",
+                )
+    return pictures
+
+
+def draw_layers(record: RoutingRecord) -> dict[str, bytes]:
+    """Name of a layer -> its heat map as PNG, for TensorBoard.
+
+    Languages and experts are in their own order, which is the same at every evaluation: so pictures
+    of one run compare.
+    """
+    experts = analyze(dataclasses.replace(record, coactivation=None))
+    return {
+        layer.name: draw_load(
+            layer.shares, experts.languages, range(len(layer.load)), f"{layer.name}: load"
+        )
+        for layer in experts.layers
+    }
+
+
+def expert_order(shares: np.ndarray, groups: Sequence[Sequence[int]]) -> list[int]:
+    """Experts by the group of languages that uses them most, unused experts last.
+
+    Among the experts of a group, those that are most its own come first.
+
+    Args:
+        shares: [L, E]; rows of NaN count as zeros.
+        groups: of rows, in the order they are shown in; if there is but one, each row counts.
+    """
+    groups = groups if len(groups) > 1 else [(row,) for row in groups[0]]
+    known = np.nan_to_num(shares)
+    by_group = np.stack([known[list(group)].mean(axis=0) for group in groups])  # [groups, E]
+    total = by_group.sum(axis=0)
+    own = np.divide(by_group.max(axis=0), total, out=np.zeros(len(total)), where=total > 0)
+    keys = (-own, by_group.argmax(axis=0), total == 0)  # lexsort: the last is the first key
+    return [int(e) for e in np.lexsort(keys)]
+
+
+def format_summary(experts: Experts) -> str:
+    """The table of layers and the groups of languages, for a terminal."""
+    rows = [_COLUMNS, *(_cells(layer) for layer in experts.layers)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+    ]
+    lines.insert(1, "-" * len(lines[0]))
+    return "\n".join([*lines, "", *(_groups_in_words(experts, side) for side in experts.sides)])
+
+
+def to_json(experts: Experts) -> dict:
+    """What is on the page, as numbers; what is not defined is null.
+
+    The shares in the heat maps are left out: they are pair_load of the record itself, by row.
+    """
+    return {
+        "languages": experts.languages,
+        "without_tokens": experts.silent,
+        "choices": [_number(n) for n in experts.choices],
+        "layers": [_layer_json(layer) for layer in experts.layers],
+        "sides": {side.name: _side_json(experts, side) for side in experts.sides},
+    }
+
+
+def _layer_json(layer: LayerExperts) -> dict:
+    pairs = layer.coactivation.pairs if layer.coactivation else ()
+    return {
+        "layer": layer.name,
+        "experts": len(layer.load),
+        "busiest_over_mean": _number(layer.busiest),
+        "unused": layer.unused,
+        "entropy": _number(layer.entropy),
+        "mutual_information_bits": _number(layer.mutual_information),
+        "mutual_information_by_chance_bits": _number(layer.by_chance),
+        "load": [_number(n) for n in layer.load],
+        "experts_that_share_tokens": [
+            {
+                "experts": p.experts,
+                "tokens": _number(p.tokens),
+                "expected": _number(p.expected),
+                "lift": _number(p.lift),
+            }
+            for p in pairs
+        ],
+    }
+
+
+def _side_json(experts: Experts, side: Side) -> dict:
+    names = experts.languages
+    return {
+        "similarity": [[_number(x) for x in row] for row in side.similarity],
+        "order": [names[i] for i in side.tree.order],
+        "silhouette": None if side.silhouette is None else _number(side.silhouette),
+        "groups": [
+            {
+                "languages": [names[i] for i in group],
+                "prefers": [
+                    {
+                        "layer": p.layer,
+                        "expert": p.expert,
+                        "share": _number(p.share),
+                        "others": _number(p.others),
+                    }
+                    for p in preferences
+                ],
+            }
+            for group, preferences in zip(side.groups, side.preferences, strict=True)
+        ],
+        "nearest": {
+            name: {names[j]: _number(x) for j, x in side.nearest(i, _NEAREST)}
+            for i, name in enumerate(names)
+        },
+    }
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else float(f"{value:.6g}")
+
+
+def _file(kind: str, layer: LayerExperts) -> str:
+    return f"{kind}_{layer.name.replace('/', '_')}"
+
+
+def _coactivation_order(lift: np.ndarray) -> list[int]:
+    distances = 1 / (1 + np.nan_to_num(lift, nan=1.0))
+    return list(average_linkage(distances).order)
+
+
+def _introduction(experts: Experts) -> str:
+    silent = f" No tokens in dev: {escape(', '.join(experts.silent))}." if experts.silent else ""
+    return (
+        f"<p>{len(experts.languages)} languages, {len(experts.layers)} Mixture-of-Experts layers; "
+        f"choices of the last evaluation on dev.{silent}</p>"
+    )
+
+
+def _summary(experts: Experts) -> str:
+    rows = "".join(_row(*_cells(layer)) for layer in experts.layers)
+    note = (
+        '<p class="mark">Entropy of the load: 1 is balance, 0 a single busy expert. '
+        "Language–expert bits: what a choice's expert tells of its language (mutual information). "
+        "By chance: what as many independent choices would seem to tell if experts knew nothing of "
+        "languages; less is possible where all pairs have the same dev sentences.</p>"
+    )
+    return f"<table>{header(*_COLUMNS)}{rows}</table>{note}"
+
+
+def _cells(layer: LayerExperts) -> tuple[str, ...]:
+    return (
+        layer.name,
+        str(len(layer.load)),
+        _format(layer.busiest, ".2f"),
+        str(layer.unused),
+        _format(layer.entropy, ".3f"),
+        _format(layer.mutual_information, ".4f"),
+        _format(layer.by_chance, ".4f"),
+    )
+
+
+def _format(value: float, form: str) -> str:
+    return "–" if math.isnan(value) else format(value, form)
+
+
+def _row(*cells: str) -> str:
+    return "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+
+
+def _side(experts: Experts, side: Side, pictures: dict[str, bytes]) -> list[str]:
+    parts = [
+        f"<h2>Languages in the {escape(side.name)}</h2>",
+        f"<p>{escape(_groups_in_words(experts, side))}</p>",
+    ]
+    if len(side.groups) > 1:
+        rows = "".join(
+            f"<tr><td>{escape(_join(experts, group))}</td><td>"
+            f"{escape('; '.join(map(_preference, preferences)) or 'none')}</td></tr>"
+            for group, preferences in zip(side.groups, side.preferences, strict=True)
+        )
+        head = header("group", "experts it prefers: share of its choices (of the others')")
+        parts.append(f'<table class="samples">{head}{rows}</table>')
+    parts += [
+        image(pictures[f"similarity_{side.name}"], f"similarity of languages in the {side.name}"),
+        '<p class="mark">1 is the same shares of experts in every layer, 0 no expert in common (1 '
+        "minus the Jensen–Shannon divergence in bits, mean over layers). Languages with few tokens "
+        "seem less alike than they are.</p>",
+    ]
+    return parts
+
+
+def _groups_in_words(experts: Experts, side: Side) -> str:
+    if side.silhouette is None:
+        return f"{side.name}: too few languages for groups."
+    how_clear = f"{strength(side.silhouette)} structure, silhouette {side.silhouette:.2f}"
+    if len(side.groups) == 1:
+        return f"{side.name}: no groups of languages stand apart ({how_clear})."
+    groups = " | ".join(_join(experts, group) for group in side.groups)
+    return f"{side.name}: {len(side.groups)} groups share experts ({how_clear}): {groups}."
+
+
+def _join(experts: Experts, group) -> str:
+    return " ".join(experts.languages[i] for i in group)
+
+
+def _preference(p: Preference) -> str:
+    return f"{p.layer} expert {p.expert}: {100 * p.share:.3g} % ({100 * p.others:.3g} %)"
+
+
+def _nearest(experts: Experts) -> str:
+    rows = []
+    for i in experts.sides[0].tree.order:
+        near = [
+            ", ".join(f"{experts.languages[j]} {x:.4f}" for j, x in side.nearest(i, _NEAREST))
+            for side in experts.sides
+        ]
+        rows.append(_row(experts.languages[i], f"{experts.choices[i]:,.0f}", *near))
+    head = header("language", "choices a layer", *(f"nearest, {s.name}" for s in experts.sides))
+    return f"<h2>Nearest languages</h2><table>{head}{''.join(rows)}</table>"
+
+
+def _layer(layer: LayerExperts, pictures: dict[str, bytes]) -> list[str]:
+    parts = [
+        f"<h2>{escape(layer.name)}</h2>",
+        image(pictures[_file("load", layer)], f"languages by experts, {layer.name}"),
+    ]
+    if layer.coactivation is None:
+        return parts
+    rows = "".join(
+        _row(
+            f"{p.experts[0]} + {p.experts[1]}",
+            f"{p.tokens:,.0f}",
+            f"{p.expected:,.0f}",
+            f"×{p.lift:.2f}",
+        )
+        for p in layer.coactivation.pairs
+    )
+    head = header("experts", "tokens shared", "by chance", "lift")
+    caption = "<caption>the pairs furthest above chance, in standard deviations</caption>"
+    none = "<p>No two experts share more tokens than chance.</p>"
+    return [
+        *parts,
+        image(pictures[_file("coactivation", layer)], f"experts by experts, {layer.name}"),
+        f"<table>{caption}{head}{rows}</table>" if rows else none,
+    ]

@@ -1,0 +1,154 @@
+"""Tests of the page: what is in it, well formed, escaped, the same numbers in the JSON."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lingvo_moe.evaluation import experts_page
+from lingvo_moe.evaluation.experts import analyze
+from lingvo_moe.evaluation.experts_page import (
+    draw_layers,
+    expert_order,
+    format_summary,
+    write_experts,
+)
+from lingvo_moe.evaluation.experts_test import _families
+from lingvo_moe.evaluation.page_test import check
+from lingvo_moe.evaluation.routing_test import make_record
+
+
+def _write(record, directory, title="my<model>"):
+    write_experts(analyze(record), directory, title)
+    text = (directory / "index.html").read_text("utf-8")
+    checker = check(text)
+    assert all(link.startswith("data:image/png;base64,") for link in checker.links)
+    return " ".join(checker.cells), checker, json.loads((directory / "experts.json").read_text())
+
+
+def test_the_page_tells_families_and_their_experts(tmp_path):
+    text, checker, numbers = _write(_families(), tmp_path)
+    assert "encoder: 2 groups share experts (strong structure" in text
+    assert "decoder: no groups of languages stand apart" in text
+    assert "encoder/layer_01 expert 0: 81 % (6 %)" in text
+    assert "my<model>: experts" in text
+    assert len(checker.links) == 4  # two layers, two sides
+    groups = [set(g["languages"]) for g in numbers["sides"]["encoder"]["groups"]]
+    assert {"a1", "a2", "a3"} in groups
+    assert numbers["sides"]["encoder"]["nearest"]["a1"].keys() > {"a2", "a3"}
+    assert [layer["layer"] for layer in numbers["layers"]] == [
+        "encoder/layer_01",
+        "decoder/layer_01",
+    ]
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "index.html",
+        "experts.json",
+        "similarity_encoder.png",
+        "similarity_decoder.png",
+        "load_encoder_layer_01.png",
+        "load_decoder_layer_01.png",
+    }
+
+
+def test_the_numbers_by_hand(tmp_path):
+    # Loads 7 and 5 of 12; half of each language's choices would be balance.
+    text, _, numbers = _write(make_record(), tmp_path)
+    (layer,) = numbers["layers"]
+    assert layer["load"] == [7, 5]
+    assert layer["busiest_over_mean"] == pytest.approx(7 / 6, rel=1e-5)
+    assert layer["unused"] == 0
+    assert numbers["choices"] == [8, 4]
+    assert "1.17" in text
+    assert "too few languages for groups" in text
+
+
+def test_pairs_of_experts_are_listed(tmp_path):
+    counts = np.full((4, 4), 10.0)
+    counts[0, 1] = counts[1, 0] = counts[2, 3] = counts[3, 2] = 100
+    text, checker, numbers = _write(make_record([[[120.0] * 4] * 2], [counts]), tmp_path)
+    assert "0 + 1 100 40 ×2.50" in text
+    assert len(checker.links) == 3
+    (layer,) = numbers["layers"]
+    assert [p["experts"] for p in layer["experts_that_share_tokens"]] == [[0, 1], [2, 3]]
+    assert (tmp_path / "coactivation_encoder_layer_01.png").exists()
+    # Where chance explains everything the page says so.
+    text, _, _ = _write(make_record([[[3.0] * 4] * 2], [np.full((4, 4), 1.0)]), tmp_path)
+    assert "No two experts share more tokens than chance." in text
+
+
+def test_silent_pairs_and_empty_layers(tmp_path):
+    record = make_record(
+        [[[3.0, 1], [0, 0], [2, 2]], [[0, 0], [0, 0], [0, 0]]], pairs=["a-en", "b<-en", "c-en"]
+    )
+    text, checker, numbers = _write(record, tmp_path)
+    assert "No tokens in dev: b<." in text
+    assert "–" in text
+    assert "b<" not in checker.tags
+    assert numbers["without_tokens"] == ["b<"]
+    assert numbers["layers"][1]["entropy"] is None
+    assert numbers["sides"]["decoder"]["similarity"] == [[None, None], [None, None]]
+
+
+def test_one_language_and_one_expert(tmp_path):
+    text, _, _ = _write(make_record([[[5.0]]], pairs=["de-en"]), tmp_path)
+    assert "de-en" in text
+
+
+def test_experts_are_ordered_by_the_group_that_uses_them():
+    # Group (0, 1) uses 3 alone and 1 mostly, group (2,) uses 0; 2 is used by nobody.
+    shares = np.array([[0.1, 0.5, 0, 0.4], [0.1, 0.5, 0, 0.4], [0.7, 0.3, 0, 0]])
+    assert expert_order(shares, [(0, 1), (2,)]) == [3, 1, 0, 2]
+    assert expert_order(shares, [(2,), (0, 1)]) == [0, 3, 1, 2]
+    # A single group says nothing: then each language counts, in the order it is shown in.
+    assert expert_order(np.array([[0, 1.0], [1.0, 0]]), [(0, 1)]) == [1, 0]
+    assert expert_order(np.array([[0, 1.0], [1.0, 0]]), [(1, 0)]) == [0, 1]
+    assert expert_order(np.array([[0, 1.0], [np.nan, np.nan]]), [(1, 0)]) == [1, 0]
+
+
+def test_pictures_are_drawn_in_the_order_of_their_labels(monkeypatch):
+    drawn = {}
+
+    def remember(kind):
+        return lambda values, *labels: drawn.setdefault(kind, (values, *labels)) and b""
+
+    for kind in ("load", "similarity"):
+        monkeypatch.setattr(experts_page, f"draw_{kind}", remember(kind))
+    record = _families()
+    encoder = analyze(record).sides[0]
+    experts_page.draw_all(analyze(record))
+    names = [pair.removesuffix("-en") for pair in record.pairs]
+    shares, languages, numbers, _ = drawn["load"]
+    assert {name[0] for name in languages[:3]} != {name[0] for name in languages[3:]}
+    for row, language in enumerate(languages):
+        for column, expert in enumerate(numbers):
+            count = record.pair_load[0, names.index(language), expert]
+            assert shares[row, column] == pytest.approx(count / 100)
+    similarity, languages, sizes, _ = drawn["similarity"]
+    assert sizes == [3, 3]
+    for row, one in enumerate(languages):
+        for column, other in enumerate(languages):
+            at = names.index(one), names.index(other)
+            assert similarity[row, column] == encoder.similarity[at]
+
+
+def test_the_table_for_a_terminal():
+    lines = format_summary(analyze(_families())).splitlines()
+    # The busiest expert has 80 + 81 + 82 + 5 + 6 + 7 = 261 of 600 choices, 1.74 times a quarter.
+    assert lines[0].split("  ")[0] == "layer"
+    assert lines[2].split()[:4] == ["encoder/layer_01", "4", "1.74", "0"]
+    assert lines[-2].startswith("encoder: 2 groups share experts")
+    assert len({len(line) for line in lines[:4]}) == 1
+
+
+def test_pictures_for_tensorboard_keep_their_order_and_size():
+    record = _families()
+    before = draw_layers(record)
+    assert list(before) == ["encoder/layer_01", "decoder/layer_01"]
+    record.pair_load[0] = record.pair_load[0, :, ::-1]
+    after = draw_layers(record)
+    sizes = [Image.open(io.BytesIO(p["encoder/layer_01"])).size for p in (before, after)]
+    assert sizes[0] == sizes[1]
+    # Mirrored loads are a mirrored picture: experts are not sorted anew.
+    assert before["encoder/layer_01"] != after["encoder/layer_01"]

@@ -1,0 +1,103 @@
+"""Tests of the pictures: sizes, and that what differs looks different."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lingvo_moe.evaluation.experts_plot import draw_coactivation, draw_load, draw_similarity
+
+
+def _pixels(png):
+    assert png.startswith(b"\x89PNG\r\n")
+    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).astype(int)
+
+
+def _languages(count):
+    return [f"x{i}" for i in range(count)]
+
+
+def _load(num_languages, num_experts, seed=0):
+    shares = np.random.default_rng(seed).dirichlet(np.ones(num_experts), size=num_languages)
+    return draw_load(shares, _languages(num_languages), range(num_experts), "encoder/layer_01")
+
+
+@pytest.mark.parametrize(
+    ("languages", "experts"), [(1, 1), (3, 8), (100, 8), (3, 512), (100, 512), (300, 2048)]
+)
+def test_a_picture_fits_a_page_whatever_it_shows(languages, experts):
+    height, width, _ = _pixels(_load(languages, experts)).shape
+    assert 400 <= width <= 1088  # 68 rem, the page's width
+    assert 200 <= height <= 1500
+
+
+def test_more_languages_make_a_taller_picture_and_more_experts_a_wider_one():
+    few, tall, wide = (_pixels(_load(*size)).shape for size in ((3, 8), (30, 8), (3, 16)))
+    assert tall[0] > few[0]
+    assert tall[1] == few[1]
+    assert wide[1] > few[1]
+    assert wide[0] == few[0]
+
+
+def _has_gray(png):
+    """The colour of what is unknown, #d9dee4, up to the palette's rounding."""
+    return (np.abs(_pixels(png) - [0xD9, 0xDE, 0xE4]).max(axis=-1) <= 2).sum()
+
+
+def test_a_language_without_choices_is_a_gray_row():
+    shares = np.full((4, 8), 1 / 8)
+    without = _has_gray(draw_load(shares, _languages(4), range(8), "layer"))
+    shares[1] = np.nan
+    gray = _has_gray(draw_load(shares, _languages(4), range(8), "layer"))
+    assert gray > without + 5000
+
+
+def test_nothing_known_is_drawn_all_the_same():
+    nothing = np.full((2, 2), np.nan)
+    assert _has_gray(draw_load(nothing, ["a", "b"], [0, 1], "layer")) > 5000
+    assert _has_gray(draw_similarity(nothing, ["a", "b"], [2], "side")) > 5000
+    assert _has_gray(draw_coactivation(nothing, [0, 1], "layer")) > 5000
+
+
+def test_labels_are_text_not_mathematics():
+    shares = np.full((2, 8), 1 / 8)
+    draw_load(shares, ["$\\bad", "b$_"], range(8), "a $title")
+
+
+@pytest.mark.parametrize("count", [1, 3, 100, 250])
+def test_similarity_of_few_and_many(count):
+    similarity = np.random.default_rng(0).random((count, count))
+    height, width, _ = _pixels(draw_similarity(similarity, _languages(count), [count], "s")).shape
+    assert max(height, width) <= 1088
+
+
+def test_lines_part_the_groups():
+    similarity = np.full((6, 6), 0.5)
+
+    def orange(groups):
+        pixels = _pixels(draw_similarity(similarity, _languages(6), groups, "side"))
+        return (np.abs(pixels - [0xC4, 0x56, 0x2D]).max(axis=-1) < 40).sum()
+
+    assert orange([6]) < orange([2, 4]) < orange([2, 2, 2])
+
+
+def test_more_than_chance_is_red_and_less_is_blue():
+    lift = np.ones((8, 8))
+
+    def colors(value):
+        lift[2:6, 2:6] = value
+        middle = _pixels(draw_coactivation(lift, range(8), "layer"))[180:220, 180:220]
+        return middle[..., 0].mean() - middle[..., 2].mean()
+
+    assert colors(3.0) > 60
+    assert colors(1 / 3) < -60
+    assert abs(colors(1.0)) < 10
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 512])
+def test_coactivation_of_few_and_many(count):
+    lift = np.random.default_rng(0).lognormal(size=(count, count))
+    np.fill_diagonal(lift, np.nan)
+    height, width, _ = _pixels(draw_coactivation(lift, range(count), "layer")).shape
+    assert max(height, width) <= 1088

@@ -1,0 +1,232 @@
+"""Tests of the numbers, by hand and against slow loops."""
+
+import math
+
+import numpy as np
+import pytest
+
+from lingvo_moe.evaluation.experts import (
+    analyze,
+    expected_coactivation,
+    jensen_shannon,
+    language_labels,
+    mutual_information,
+)
+from lingvo_moe.evaluation.routing_test import make_record
+
+
+@pytest.mark.parametrize(
+    ("pairs", "labels"),
+    [
+        (["de-en", "fr-en"], ["de", "fr"]),
+        (["en-de", "en-fr"], ["de", "fr"]),
+        (["de-en", "en-de"], ["de-en", "en-de"]),
+        (["de-en", "fr-en", "de-fr"], ["de-en", "fr-en", "de-fr"]),
+        (["de-en"], ["de-en"]),
+        (["zh_TW-en", "zh_CN-en"], ["zh_TW", "zh_CN"]),
+    ],
+)
+def test_labels_are_the_side_that_varies(pairs, labels):
+    assert language_labels(pairs) == labels
+
+
+def test_a_layer_by_hand():
+    # de: 6 and 2, fr: 1 and 3. Loads 7 and 5, mean 6.
+    (layer,) = analyze(make_record()).layers
+    assert layer.load.tolist() == [7, 5]
+    np.testing.assert_allclose(layer.shares, [[0.75, 0.25], [0.25, 0.75]])
+    assert layer.busiest == pytest.approx(7 / 6)
+    assert layer.unused == 0
+    entropy = -(7 / 12 * math.log2(7 / 12) + 5 / 12 * math.log2(5 / 12))
+    assert layer.entropy == pytest.approx(entropy)  # over log2(2) = 1
+    # (2 - 1)(2 - 1) / (2 · 12 · ln 2)
+    assert layer.by_chance == pytest.approx(1 / (24 * math.log(2)))
+    # H(expert) - H(expert | language): both languages have the entropy of 1/4 and 3/4.
+    within = -(0.25 * math.log2(0.25) + 0.75 * math.log2(0.75))
+    assert layer.mutual_information == pytest.approx(entropy - within)
+
+
+def test_balance_at_its_ends():
+    even, collapsed = analyze(make_record([[[5.0, 5, 5, 5]] * 2, [[20.0, 0, 0, 0]] * 2])).layers
+    assert (even.busiest, even.unused, even.entropy) == (1, 0, pytest.approx(1))
+    assert (collapsed.busiest, collapsed.unused, collapsed.entropy) == (4, 3, pytest.approx(0))
+    assert analyze(make_record([[[5.0], [4.0]]])).layers[0].entropy == 1  # E = 1
+
+
+def test_mutual_information_at_its_ends():
+    assert mutual_information(np.outer([1, 2, 3], [4, 5])) == pytest.approx(0, abs=1e-12)
+    # Each of four languages has its own expert: log2(4) bits.
+    assert mutual_information(3.0 * np.eye(4)) == pytest.approx(2)
+
+
+def test_mutual_information_of_chance_alone_is_what_by_chance_says():
+    rng = np.random.default_rng(0)
+    loads = rng.multinomial(500, np.ones(16) / 16, size=(200, 10)).astype(float)
+    found = np.mean([mutual_information(counts) for counts in loads])
+    (layer,) = analyze(make_record(loads[:1], pairs=[f"x{i}-en" for i in range(10)])).layers
+    assert found == pytest.approx(layer.by_chance, rel=0.05)
+
+
+def test_jensen_shannon_by_hand_and_by_loops():
+    same, other, half = [1.0, 0, 0], [0, 1.0, 0], [0.5, 0.5, 0]
+    divergence = jensen_shannon(np.array([same, other, half, [np.nan] * 3]))
+    # Nothing in common: 1 bit. Of (1, 0) and (1/2, 1/2): H(3/4, 1/4) - (0 + 1) / 2.
+    third = -(0.75 * math.log2(0.75) + 0.25 * math.log2(0.25)) - 0.5
+    np.testing.assert_allclose(
+        divergence[:3, :3], [[0, 1, third], [1, 0, third], [third, third, 0]], atol=1e-12
+    )
+    assert np.isnan(divergence[3]).all()
+    assert np.isnan(divergence[:, 3]).all()
+
+    rows = np.random.default_rng(1).dirichlet(np.ones(7), size=5)
+    found = jensen_shannon(rows)
+    for a in range(5):
+        for b in range(5):
+            total = 0.0
+            for p, q in zip(rows[a], rows[b], strict=True):
+                total += (p * math.log2(2 * p / (p + q)) + q * math.log2(2 * q / (p + q))) / 2
+            assert found[a, b] == pytest.approx(total, abs=1e-12)
+
+
+class TestCoactivation:
+    """Lift over independence."""
+
+    def test_independent_choices_have_lift_one(self):
+        # Two different experts drawn in proportion to these weights.
+        weights = np.array([1.0, 2, 3, 4, 10])
+        counts = np.outer(weights, weights)
+        expected = expected_coactivation(counts)  # whatever the diagonal holds
+        off = ~np.eye(5, dtype=bool)
+        np.testing.assert_allclose(expected[off], counts[off], rtol=1e-6)
+        assert np.diag(expected).tolist() == [0] * 5
+
+    def test_totals_are_kept(self):
+        counts = np.random.default_rng(2).integers(1, 50, size=(6, 6)).astype(float)
+        counts += counts.T
+        expected = expected_coactivation(counts)
+        off = ~np.eye(6, dtype=bool)
+        np.testing.assert_allclose(expected.sum(axis=0), (counts * off).sum(axis=0), rtol=1e-6)
+
+    def test_two_couples_stand_out(self):
+        # 0 and 1 share 100 tokens, 2 and 3 too, all others 10. By symmetry each two are expected
+        # to share a third of an expert's 120 tokens: 40.
+        counts = np.full((4, 4), 10.0)
+        counts[0, 1] = counts[1, 0] = counts[2, 3] = counts[3, 2] = 100
+        np.fill_diagonal(counts, 120)
+        (layer,) = analyze(make_record([[[120.0] * 4] * 2], [counts])).layers
+        found = layer.coactivation
+        assert [p.experts for p in found.pairs] == [(0, 1), (2, 3)]
+        assert found.pairs[0].tokens == 100
+        assert found.pairs[0].expected == pytest.approx(40)
+        assert found.pairs[0].lift == pytest.approx(2.5)
+        # The picture's lift is drawn towards 1 by 5 tokens.
+        assert found.lift[0, 1] == pytest.approx(105 / 45)
+        assert found.lift[0, 2] == pytest.approx(15 / 45)
+        assert np.isnan(np.diag(found.lift)).all()
+
+    def test_rare_pairs_are_not_listed(self):
+        # As above a tenth of it: 10 tokens where 4 are expected says little.
+        counts = np.full((4, 4), 1.0)
+        counts[0, 1] = counts[1, 0] = counts[2, 3] = counts[3, 2] = 10
+        (layer,) = analyze(make_record([[[12.0] * 4] * 2], [counts])).layers
+        assert layer.coactivation.pairs == ()
+
+    def test_the_list_is_by_excess_in_standard_deviations(self):
+        # 1000 instead of about 500 is further from chance than 30 instead of about 10.
+        rng = np.random.default_rng(3)
+        weights = np.array([40.0, 40, 30, 4, 4, 30, 30, 30])
+        counts = np.outer(weights, weights) * (1 + 0.01 * rng.random((8, 8)))
+        counts[0, 1] = counts[1, 0] = 4000
+        counts[3, 4] = counts[4, 3] = 60
+        (layer,) = analyze(make_record([[[1.0] * 8] * 2], [(counts + counts.T) / 2])).layers
+        first, second = layer.coactivation.pairs[:2]
+        assert (first.experts, second.experts) == ((0, 1), (3, 4))
+        assert second.lift > first.lift
+
+    @pytest.mark.parametrize("counts", [None, [np.diag([7.0, 5.0])]])
+    def test_none_where_not_counted_or_one_expert_a_token(self, counts):
+        assert analyze(make_record(coactivation=counts)).layers[0].coactivation is None
+
+    def test_an_expert_in_every_pair_divides_nothing_by_zero(self):
+        counts = np.zeros((3, 3))
+        counts[0, 1:] = counts[1:, 0] = 50
+        with np.errstate(all="raise"):
+            expected = expected_coactivation(counts)
+        np.testing.assert_allclose(expected[0, 1:], 50, rtol=0.05)
+
+
+def _families():
+    """Two families of three languages, a layer a side; in the decoder all are alike."""
+    one, two = [80.0, 10, 5, 5], [5.0, 5, 10, 80]
+    shift = np.array([1.0, -1, 0, 0])
+    encoder = [one + i * shift for i in range(3)] + [two + i * shift for i in range(3)]
+    order = [0, 3, 1, 4, 2, 5]  # interleaved, so that the order must be found
+    pairs = [f"{name}-en" for name in ("a1", "b1", "a2", "b2", "a3", "b3")]
+    decoder = np.tile([25.0, 25, 25, 25], (6, 1))
+    return make_record([np.array(encoder)[order], decoder], pairs=pairs)
+
+
+def test_families_are_found_and_their_experts_named():
+    experts = analyze(_families())
+    encoder, decoder = experts.sides
+    groups = [{experts.languages[i] for i in g} for g in encoder.groups]
+    assert sorted(map(sorted, groups)) == [["a1", "a2", "a3"], ["b1", "b2", "b3"]]
+    assert encoder.silhouette > 0.7
+    mine = encoder.preferences[groups.index({"a1", "a2", "a3"})]
+    assert [(p.layer, p.expert) for p in mine] == [
+        ("encoder/layer_01", 0),
+        ("encoder/layer_01", 1),
+    ]
+    # (80 + 81 + 82) / 3 % against (5 + 6 + 7) / 3 %.
+    assert (mine[0].share, mine[0].others) == (pytest.approx(0.81), pytest.approx(0.06))
+    assert [experts.languages[i] for i, _ in encoder.nearest(0, 2)] == ["a2", "a3"]
+    assert len(encoder.nearest(0, 99)) == 5
+    np.testing.assert_allclose(decoder.similarity, 1)
+    assert len(decoder.groups) == 1
+    assert decoder.preferences == ((),)
+
+
+def test_similarity_is_the_mean_over_layers_that_know_both():
+    record = make_record(
+        [
+            [[1.0, 0], [1.0, 0], [1.0, 0]],
+            [[1.0, 0], [0, 1.0], [0, 0]],  # c has nothing here, a and b have nothing in common
+            [[1.0, 0], [1.0, 0], [0, 0]],
+        ],
+        pairs=["a-en", "b-en", "c-en"],
+    )
+    encoder, decoder = analyze(record).sides
+    np.testing.assert_allclose(encoder.similarity, 1)
+    np.testing.assert_allclose(decoder.similarity[:2, :2], [[1, 0.5], [0.5, 1]])
+    assert np.isnan(decoder.similarity[2]).all()
+    assert decoder.tree.merges[0] == ((0,), (1,))  # what is unknown is far
+    assert decoder.nearest(2, 3) == []
+    assert [i for i, _ in decoder.nearest(0, 3)] == [1]
+
+
+def test_pairs_without_tokens_are_named_and_left_out():
+    experts = analyze(make_record([[[3.0, 1], [0, 0], [2, 2]]], pairs=["a-en", "b-en", "c-en"]))
+    assert (experts.languages, experts.silent) == (("a", "c"), ("b",))
+    assert experts.layers[0].shares.shape == (2, 2)
+    assert experts.choices.tolist() == [4, 4]
+
+
+def test_a_layer_of_fewer_experts_is_not_padded():
+    record = make_record([[[1.0, 3, 0, 0]] * 2, [[1.0, 1, 1, 1]] * 2])
+    record.num_experts[0] = 2
+    first, second = analyze(record).layers
+    assert (len(first.load), first.unused, len(second.load)) == (2, 0, 4)
+
+
+def test_a_layer_without_choices_has_no_numbers():
+    experts = analyze(make_record([[[1.0, 3]] * 2, [[0.0, 0]] * 2]))
+    empty = experts.layers[1]
+    assert math.isnan(empty.busiest)
+    assert math.isnan(empty.entropy)
+    assert math.isnan(empty.mutual_information)
+    assert empty.unused == 2
+
+
+def test_no_tokens_at_all():
+    with pytest.raises(ValueError, match=r"no language pair has dev data. Prepare the data with"):
+        analyze(make_record([[[0.0, 0], [0.0, 0]]]))

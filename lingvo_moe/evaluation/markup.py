@@ -1,0 +1,49 @@
+"""What HTML pages share: one style, escaping, tables, pictures inside the file."""
+
+import base64
+import html
+from collections.abc import Iterable
+
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+table { border-collapse: collapse; } caption { text-align: left; opacity: .7; }
+th, td { padding: .18rem .8rem; text-align: right; border-bottom: 1px solid #8884; }
+th:first-child, td:first-child { text-align: left; }
+.better { color: #1a7f37; } .worse { color: #c03221; }
+.samples td { text-align: left; vertical-align: top; } .who { opacity: .65; }
+img { max-width: 100%; background: white; border-radius: 4px; }
+code { font-size: .85em; } .mark { opacity: .65; }
+"""
+
+
+def document(title: str, parts: Iterable[str]) -> str:
+    """A whole page that needs no other file: title, heading, and the parts, which are HTML."""
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
+            f"<h1>{escape(title)}</h1>",
+            *parts,
+            "</body></html>\n",
+        ]
+    )
+
+
+def escape(text: object) -> str:
+    """Text as HTML."""
+    return html.escape(str(text))
+
+
+def header(*names: str) -> str:
+    """A table's row of column names."""
+    return "<tr>" + "".join(f"<th>{escape(name)}</th>" for name in names) + "</tr>"
+
+
+def image(png: bytes, description: str) -> str:
+    """A picture with its bytes in the page."""
+    data = base64.b64encode(png).decode("ascii")
+    return f'<p><img alt="{escape(description)}" src="data:image/png;base64,{data}"></p>'

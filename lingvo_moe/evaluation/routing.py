@@ -1,0 +1,74 @@
+"""What experts did for which language pair, as a file.  Y MoE layers, P pairs, E experts."""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RoutingRecord:
+    """Counts over some text, in evaluation mode.
+
+    Attributes:
+        layers: names of the Y MoE layers, such as "encoder/layer_01".
+        pairs: names of the P pairs.
+        num_experts: int [Y]; a layer of fewer experts than E has zeros at its end.
+        pair_load: float [Y, P, E], choices that an expert took from a pair.
+        coactivation: float [Y, E, E], tokens that both experts took, on the diagonal those that one
+            took; None where there are too many experts to count.
+    """
+
+    layers: tuple[str, ...]
+    pairs: tuple[str, ...]
+    num_experts: np.ndarray
+    pair_load: np.ndarray
+    coactivation: np.ndarray | None
+
+    @staticmethod
+    def of_metrics(
+        metrics: Mapping[str, np.ndarray], layers: Sequence[str], pairs: Sequence[str]
+    ) -> "RoutingRecord":
+        """From summed metrics (see tasks.routing_metrics), names of layers and of pairs."""
+        return RoutingRecord(
+            layers=tuple(layers),
+            pairs=tuple(pairs),
+            num_experts=np.rint(metrics["num_experts"] / metrics["tokens"]).astype(int),
+            pair_load=np.asarray(metrics["pair_load"]),
+            coactivation=metrics.get("coactivation"),
+        )
+
+    def save(self, path: Path) -> None:
+        """Writes an .npz file, which appears whole or not at all."""
+        partial = path.with_name(path.name + ".partial")
+        fields = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+        with partial.open("wb") as file:
+            np.savez_compressed(file, **fields)
+        os.replace(partial, path)
+
+    @staticmethod
+    def load(path: Path) -> "RoutingRecord":
+        """Reads what `save` wrote.
+
+        Raises:
+            ValueError: there is none, or it cannot be read.
+        """
+        try:
+            with np.load(path) as file:
+                fields = dict(file)
+            return RoutingRecord(
+                layers=tuple(map(str, fields["layers"])),
+                pairs=tuple(map(str, fields["pairs"])),
+                num_experts=fields["num_experts"],
+                pair_load=fields["pair_load"],
+                coactivation=fields.get("coactivation"),
+            )
+        except (
+            Exception
+        ) as error:  # by the place of the damage: BadZipFile, zlib.error, TokenError, …
+            raise ValueError(
+                f"{path} holds no record of routing ({error}). An evaluation on dev writes one "
+                f"while a Mixture-of-Experts model trains (train.eval_every)."
+            ) from error

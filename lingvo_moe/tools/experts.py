@@ -1,0 +1,43 @@
+r"""Shows what a model's experts do: balance, languages by routing, experts that work together.
+
+lingvo-moe-experts --logdir=build/demo/models/tiny.MoE
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from lingvo_moe.evaluation.experts import analyze
+from lingvo_moe.evaluation.experts_page import PAGE_FILE, format_summary, write_experts
+from lingvo_moe.evaluation.routing import RoutingRecord
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tools import common
+
+FLAGS = flags.FLAGS
+
+
+def main(argv: list[str]) -> None:
+    """Flags to analyze and write_experts."""
+    del argv
+    model_dir = ModelDir.open(Path(FLAGS.logdir))
+    if not model_dir.task.moe_layers:
+        raise ValueError(
+            f"Logdir {FLAGS.logdir} is of {model_dir.model}, a dense model: it has no experts. "
+            f"Give the logdir of a Mixture-of-Experts model."
+        )
+    experts = analyze(RoutingRecord.load(model_dir.routing_path))
+    output = Path(FLAGS.output) if FLAGS.output else model_dir.path / "experts"
+    write_experts(experts, output, model_dir.model)
+    print(format_summary(experts))
+    common.report(f"Page: {output / PAGE_FILE}")
+
+
+def run() -> None:
+    """The console script."""
+    flags.DEFINE_string("logdir", None, "Directory of a trained model.", required=True)
+    flags.DEFINE_string("output", None, "Where the page goes; by default LOGDIR/experts.")
+    common.run(main)
+
+
+if __name__ == "__main__":
+    run()
