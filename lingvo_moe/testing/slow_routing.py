@@ -71,6 +71,39 @@ def queue(choices: dict, num_choices: int, num_experts: int, capacity: int | Non
     return fits, first
 
 
+def take(gates: np.ndarray, mask: np.ndarray, capacity: int) -> dict:
+    """What experts take who choose their tokens.
+
+    Args:
+        gates: [S, E] of one group.
+        mask: bool [S].
+        capacity: C.
+
+    Returns:
+        {(token, expert): (position, weight)}: each expert's C best real tokens, the earlier first
+        of equals.
+    """
+    taken = {}
+    for e in range(gates.shape[-1]):
+        order = sorted(np.flatnonzero(mask), key=lambda s: (-gates[s, e], s))
+        taken |= {(int(s), e): (c, gates[s, e]) for c, s in enumerate(order[:capacity])}
+    return taken
+
+
+def best(logits: np.ndarray, k: int, normalize: bool) -> list[tuple[int, float]]:
+    """[(expert, weight)] of the k best experts of one token, the lower first of equals.
+
+    Args:
+        logits: [E].
+        k: at most E of them.
+        normalize: divides the weights by their sum.
+    """
+    gates = softmax(logits)
+    experts = sorted(range(len(logits)), key=lambda e: (-logits[e], e))[:k]
+    total = sum(gates[e] for e in experts) if normalize else 1.0
+    return [(e, gates[e] / total) for e in experts]
+
+
 def dispatched(routing, group: int) -> dict:
     """{(token, expert): (position, weight)} of a Routing's group."""
     expert, position, weight, taken = (np.array(field)[group] for field in routing[:4])

@@ -8,12 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.train.checkpoint import Checkpointer
+from lingvo_moe.train.checkpoint import ALONE, Checkpoint, Checkpointer, Process
 from lingvo_moe.train.summaries import SummaryWriter
 
 _INPUT = "input/"
@@ -78,11 +79,12 @@ class Batches(Protocol):
 
 
 class Evaluation(NamedTuple):
-    """dev_loss: nats a token, lower is better; scalars by TensorBoard tag; text: one line."""
+    """dev_loss: nats a token, lower is better; scalars, images (PNG) by TensorBoard tag; text."""
 
     dev_loss: float
     scalars: dict[str, float]
     text: str
+    images: Mapping[str, bytes] = MappingProxyType({})
 
 
 class TrainResult(NamedTuple):
@@ -103,6 +105,7 @@ def train(
     summarize: Callable[[NestedMap], dict[str, float]],
     evaluate: Callable[[], Evaluation | None],
     report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    process: Process = ALONE,
 ) -> TrainResult:
     """Trains to params.max_steps, from the newest checkpoint in logdir if there is one.
 
@@ -118,13 +121,14 @@ def train(
             "tokens" among them.
         evaluate: scores the runtime's weights on dev; None where there is no dev data.
         report: takes each line of progress.
+        process: which of the processes that train together this is; each saves its own pieces.
 
     Raises:
         FloatingPointError: the loss or the gradient is not finite; the last checkpoint is from
             before that.
         OSError: a checkpoint could not be written; earlier ones are untouched.
     """
-    loop = _Loop(runtime, batches, params, logdir, summarize, evaluate, report)
+    loop = _Loop(runtime, batches, params, logdir, summarize, evaluate, report, process)
     with _interruptible() as interrupted:
         return loop.run(interrupted)
 
@@ -132,11 +136,12 @@ def train(
 class _Loop:
     """The loop's own state: what has been seen since the last progress line, and the best."""
 
-    def __init__(self, runtime, batches, params, logdir, summarize, evaluate, report):
+    def __init__(self, runtime, batches, params, logdir, summarize, evaluate, report, process):
         self.runtime, self.batches, self.params = runtime, batches, params
         self.summarize, self.evaluate, self.report = summarize, evaluate, report
-        self.checkpoints = Checkpointer(logdir / "checkpoints", params.keep_checkpoints)
-        self.events = SummaryWriter(logdir / "events")
+        self.checkpoints = Checkpointer(logdir / "checkpoints", params.keep_checkpoints, process)
+        self.events = SummaryWriter(logdir / "events" if process.index == 0 else None)
+        self.process = process
         self.step, self.saved_step = 0, None
         self.best_loss, self.best_step, self.evaluations_since_best = math.inf, None, 0
         self.metrics: list[NestedMap] = []
@@ -145,7 +150,9 @@ class _Loop:
         """The loop itself."""
         p = self.params
         self._start()
-        while self.step < p.max_steps and not interrupted() and not self._out_of_patience():
+        while self.step < p.max_steps and not self._out_of_patience():
+            if self._stopped(interrupted):
+                break
             self.metrics.append(self.runtime.train(self.batches.next_batch()))
             self.step += 1
             last = self.step == p.max_steps
@@ -164,21 +171,29 @@ class _Loop:
         return TrainResult(self.step, finished, self.best_step, self.best_loss)
 
     def _start(self):
-        checkpoint = self.checkpoints.read_latest()
+        checkpoint = self.checkpoints.read_latest(self._restore)
         self.clock, self.clock_step = time.monotonic(), 0
         if checkpoint is None:
             self.runtime.initialize(self.params.seed)
             return
-        tensors = checkpoint.tensors
-        self.runtime.restore(tensors)
-        self.batches.restore(
-            {n.removeprefix(_INPUT): t for n, t in tensors.items() if n.startswith(_INPUT)}
-        )
         self.step = self.saved_step = self.clock_step = checkpoint.step
         best = checkpoint.info["best"]
         self.best_loss = math.inf if best["loss"] is None else best["loss"]
         self.best_step, self.evaluations_since_best = best["step"], best["evaluations_since"]
         self.report(f"Resuming from step {self.step}.")
+
+    def _restore(self, checkpoint: Checkpoint):
+        tensors = checkpoint.tensors
+        self.runtime.restore(tensors)
+        position = {name: tensors[name] for name in tensors if name.startswith(_INPUT)}
+        self.batches.restore({n.removeprefix(_INPUT): np.asarray(t) for n, t in position.items()})
+
+    def _stopped(self, interrupted):
+        """Whether any process was interrupted. Several agree on it only now and then: it waits."""
+        if self.process is ALONE:
+            return interrupted()
+        now = self.step % self.params.log_every == 0
+        return now and self.process.minimum(-int(interrupted())) < 0
 
     def _out_of_patience(self):
         patience = self.params.patience
@@ -232,6 +247,8 @@ class _Loop:
         if evaluation is not None:
             self.report(f"step {self.step}  {evaluation.text}")
             self.events.scalars(self.step, evaluation.scalars)
+            for tag, png in evaluation.images.items():
+                self.events.image(self.step, tag, png)
             better = evaluation.dev_loss < self.best_loss
             self.evaluations_since_best = 0 if better else self.evaluations_since_best + 1
             if better:

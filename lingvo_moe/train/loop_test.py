@@ -26,7 +26,7 @@ class Sum:
         return {"theta/total": self.total}
 
     def restore(self, tensors):
-        self.total = tensors["theta/total"]
+        self.total = np.asarray(tensors["theta/total"])
 
     def train(self, batch):
         self.total = self.total + batch["x"]

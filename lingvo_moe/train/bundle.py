@@ -1,0 +1,263 @@
+"""TensorFlow's bundle format in pieces: whoever holds a part of a tensor writes that part alone.
+
+Any slice reads back alone too, however the pieces were cut, and tf.train.load_checkpoint sees whole
+tensors.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+# A stored piece is read whole to get at any part of it. Pieces of this size make a slice cheap to
+# read where one device wrote and many read.
+_PIECE_BYTES = 64 << 20
+
+# One SaveV2 copies its pieces; this many at once bounds what saving needs on top of the state.
+_WRITE_BYTES = 256 << 20
+
+# Of these alone does TensorFlow read slices, though it would write slices of any.
+_SLICEABLE = frozenset(
+    {
+        *(tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128),
+        *(tf.bool, tf.int8, tf.uint8, tf.int16, tf.int32, tf.int64),
+    }
+)
+
+
+class Box(NamedTuple):
+    """A part of a tensor: per dimension where it starts and how long it is, in elements."""
+
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, index: tuple[slice, ...], shape: tuple[int, ...]) -> "Box":
+        """The box that slices of step 1 select; dimensions not named are taken whole."""
+        index = (*index, *[slice(None)] * (len(shape) - len(index)))
+        if len(index) > len(shape) or any(s.step not in (None, 1) for s in index):
+            raise IndexError(f"{index} does not fit {shape}: one slice of step 1 a dimension.")
+        bounds = [s.indices(size)[:2] for s, size in zip(index, shape, strict=True)]
+        return cls(tuple(b for b, _ in bounds), tuple(max(0, e - b) for b, e in bounds))
+
+    def slices(self, origin: tuple[int, ...]) -> tuple[slice, ...]:
+        """The same part as slices of an array that begins at `origin`."""
+        offsets = [start - o for start, o in zip(self.starts, origin, strict=True)]
+        return tuple(slice(b, b + n) for b, n in zip(offsets, self.lengths, strict=True))
+
+    def spec(self, shape: tuple[int, ...]) -> str:
+        """As TensorFlow's shape_and_slice: "4 6 0,2:0,6"; "" is the whole tensor."""
+        if self.lengths == shape:
+            return ""
+        extents = (f"{b},{n}" for b, n in zip(self.starts, self.lengths, strict=True))
+        return f"{' '.join(map(str, shape))} {':'.join(extents)}"
+
+
+class Piece(NamedTuple):
+    """The part `box` of tensor `name`; `data` is an array that begins at `origin` and holds it."""
+
+    name: str
+    shape: tuple[int, ...]  # of the whole tensor
+    dtype: tf.DType
+    box: Box
+    data: np.ndarray | tf.Tensor
+    origin: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return math.prod(self.box.lengths) * self.dtype.size
+
+    def tensor(self) -> tf.Tensor:
+        """Its values."""
+        part = self.data[self.box.slices(self.origin)]
+        if tf.is_tensor(part):  # cut where it lies; SaveV2 fetches no more than that
+            return part
+        with tf.device("CPU"):
+            return tf.convert_to_tensor(part)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a bundle, of which as much is read as is asked for.
+
+    `stored[0:2, 4:8]` reads that part, `np.asarray(stored)` all of it.
+
+    Attributes:
+        prefix: of the bundle.
+        name: the tensor's name in it.
+        shape: of the whole tensor.
+        tf_dtype: of its elements, for TensorFlow.
+    """
+
+    prefix: str
+    name: str
+    shape: tuple[int, ...]
+    tf_dtype: tf.DType
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of its elements, for NumPy."""
+        return np.dtype(self.tf_dtype.as_numpy_dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the whole tensor."""
+        return math.prod(self.shape) * self.tf_dtype.size
+
+    def __getitem__(self, index: slice | tuple[slice, ...]) -> np.ndarray:
+        """Reads the part that slices of step 1 select.
+
+        Raises:
+            IndexError: the index is no such slices.
+            OSError: the part is damaged, or the bundle is gone.
+        """
+        box = Box.of(index if isinstance(index, tuple) else (index,), self.shape)
+        if 0 in box.lengths:
+            return np.empty(box.lengths, self.dtype)
+        if self.tf_dtype not in _SLICEABLE:
+            return self._read("")[box.slices((0,) * len(self.shape))]
+        return self._read(box.spec(self.shape))
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        """All of it, read anew at each call."""
+        del copy
+        array = self[()]
+        return array if dtype is None else array.astype(dtype)
+
+    def _read(self, spec):
+        try:
+            with tf.device("CPU"):
+                tensors = tf.raw_ops.RestoreV2(
+                    prefix=self.prefix,
+                    tensor_names=[self.name],
+                    shape_and_slices=[spec],
+                    dtypes=[self.tf_dtype],
+                )
+        except tf.errors.OpError as error:
+            raise OSError(
+                f"Tensor {self.name!r} of checkpoint {self.prefix} is damaged or gone: "
+                f"{error.message}."
+            ) from error
+        return np.asarray(tensors[0])
+
+
+def local_pieces(tensors: Mapping[str, Any], process_index: int) -> Iterator[Piece]:
+    """What this process has to write so that all processes together write everything once.
+
+    Of an array that lives on the devices of several processes (jax.Array and whatever looks like
+    one) these are the shards here with replica_id 0. All other values are the same in every process
+    and the first one writes them.
+
+    Args:
+        tensors: by name; the same names in every process.
+        process_index: which process this is.
+
+    Raises:
+        TypeError: a tensor is in parts and TensorFlow reads no parts of its dtype.
+    """
+    for name, value in tensors.items():
+        shards = getattr(value, "addressable_shards", None)
+        if process_index and (shards is None or value.is_fully_addressable):
+            continue
+        if not hasattr(value, "dtype"):
+            value = tf.convert_to_tensor(value)
+        shape = tuple(map(int, value.shape))
+        held = [((), value)]
+        if shards is not None:
+            held = [(shard.index, shard.data) for shard in shards if shard.replica_id == 0]
+        for index, data in held:
+            box = Box.of(index, shape)
+            dtype = tf.as_dtype(value.dtype)
+            data = data if tf.is_tensor(data) else np.asarray(data)
+            yield from _cut(Piece(name, shape, dtype, box, data, box.starts))
+
+
+def write_pieces(prefix: Path, pieces: Iterable[Piece]) -> None:
+    """Writes pieces as bundles `prefix`-00000, `prefix`-00001, … of a bounded size; maybe none.
+
+    Raises:
+        OSError, tf.errors.OpError: they could not be written.
+    """
+    for number, batch in enumerate(_batches(pieces)):
+        tf.raw_ops.SaveV2(
+            prefix=f"{prefix}-{number:05d}",
+            tensor_names=[piece.name for piece in batch],
+            shape_and_slices=[piece.box.spec(piece.shape) for piece in batch],
+            tensors=[piece.tensor() for piece in batch],
+        )
+
+
+def merge_bundles(prefixes: Iterable[Path], destination: Path) -> None:
+    """Makes one bundle of several on the same file system: renames data, writes one index.
+
+    Raises:
+        OSError, tf.errors.OpError: it could not be written.
+    """
+    tf.raw_ops.MergeV2Checkpoints(
+        checkpoint_prefixes=[str(prefix) for prefix in prefixes],
+        destination_prefix=str(destination),
+        delete_old_dirs=False,
+    )
+
+
+def open_bundle(prefix: Path) -> dict[str, StoredTensor]:
+    """The tensors of a bundle by name, none of them read yet.
+
+    Raises:
+        OSError: data is missing; a checksum of each piece is verified only when it is read.
+        ValueError, RuntimeError, tf.errors.OpError: there is no bundle, or its index is damaged.
+    """
+    reader = tf.train.load_checkpoint(str(prefix))
+    dtypes = reader.get_variable_to_dtype_map()
+    tensors = {
+        name: StoredTensor(str(prefix), name, tuple(shape), dtypes[name])
+        for name, shape in sorted(reader.get_variable_to_shape_map().items())
+    }
+    expected = sum(tensor.nbytes for tensor in tensors.values())
+    found = sum(path.stat().st_size for path in prefix.parent.glob(f"{prefix.name}.data-*"))
+    if found != expected:
+        raise OSError(f"its data files hold {found} bytes, its tensors have {expected}")
+    return tensors
+
+
+def _cut(piece: Piece) -> Iterator[Piece]:
+    """The piece in parts of at most _PIECE_BYTES, cut along the foremost dimension possible."""
+    starts, lengths = piece.box
+    if piece.dtype not in _SLICEABLE:
+        if lengths != piece.shape:
+            raise TypeError(
+                f"Tensor {piece.name!r} is {piece.dtype.name} and in parts, and TensorFlow's "
+                f"checkpoints can read parts only of {sorted(d.name for d in _SLICEABLE)}; "
+                f"replicate it over the devices or give it another dtype."
+            )
+        yield piece
+        return
+    axis = next((a for a, length in enumerate(lengths) if length > 1), None)
+    if piece.bytes <= _PIECE_BYTES or axis is None:
+        yield piece
+        return
+    step = max(1, _PIECE_BYTES // (piece.bytes // lengths[axis]))
+    for offset in range(0, lengths[axis], step):
+        box = Box(
+            (*starts[:axis], starts[axis] + offset, *starts[axis + 1 :]),
+            (*lengths[:axis], min(step, lengths[axis] - offset), *lengths[axis + 1 :]),
+        )
+        yield from _cut(piece._replace(box=box))
+
+
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Lists of pieces that together are at most _WRITE_BYTES, or one larger piece."""
+    batch, size = [], 0
+    for piece in pieces:
+        if batch and size + piece.bytes > _WRITE_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(piece)
+        size += piece.bytes
+    if batch:
+        yield batch
