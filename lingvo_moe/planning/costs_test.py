@@ -1,0 +1,136 @@
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+
+from lingvo_moe.core.params import override
+from lingvo_moe.data.pipeline import InputParams
+from lingvo_moe.layers.dispatch import Einsum
+from lingvo_moe.layers.moe import MoEParams
+from lingvo_moe.layers.transformer import TransformerParams
+from lingvo_moe.planning.costs import count_costs
+from lingvo_moe.sharding.annotations import Mesh
+from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
+
+DENSE = TranslationParams(
+    model=TransformerParams(
+        num_encoder_layers=2,
+        num_decoder_layers=2,
+        model_dim=128,
+        hidden_dim=512,
+        num_heads=4,
+        head_dim=32,
+    ),
+    source_vocab_size=700,
+    target_vocab_size=600,
+    input=InputParams(batch_size=8, source_length=16, target_length=16),
+)
+MOE = override(DENSE, ["model.num_heads=4"])
+MOE = dataclasses.replace(
+    MOE,
+    model=dataclasses.replace(
+        MOE.model, moe=MoEParams(num_experts=4, num_groups=4, dispatcher=Einsum())
+    ),
+)
+# Nothing random: XLA counts a generator's operations too.
+CERTAIN = override(MOE, ["model.dropout_rate=0.0", "model.moe.gating=Top2(second_expert='always')"])
+ONE = Mesh(("expert",), (1,))
+FOUR = Mesh(("expert",), (4,))
+
+
+def by_part(costs, field):
+    sums = {}
+    for item in costs.work:
+        sums[item.part] = sums.get(item.part, 0) + getattr(item, field)
+    return sums
+
+
+def test_dense_is_six_a_weight_and_token():
+    flops = by_part(count_costs(DENSE, ONE, 4), "flops")
+    tokens = 8 * 16
+    m, a, h, v = 128, 128, 512, 600
+    # Scores and mixing, forward and backward: 3 · 2 products of 2·16·A a token, six attentions.
+    scores = 6 * 3 * 2 * 2 * tokens * 16 * a
+    assert flops["attention"] == 6 * tokens * (6 * 4 * m * a) + scores
+    assert flops["feed_forward"] == 6 * tokens * (4 * 2 * m * h)
+    assert flops["softmax"] == 6 * tokens * m * v
+    weights = sum(spec.size for _, spec in TranslationTask(DENSE).weights().flatten())
+    looked_up = 700 * m  # the source's table takes no product
+    total = sum(flops.values()) - scores
+    assert total == pytest.approx(6 * (weights - looked_up) * tokens, rel=0.01)  # norms, biases
+
+
+def test_experts_and_dispatch_by_hand():
+    costs = count_costs(MOE, FOUR, 2)
+    flops = by_part(costs, "flops")
+    # 32 tokens a device in one group: C = ceil(2·32/4) = 16, 4 experts · 1 group · 16 = 64 slots.
+    # Two MoE layers.
+    assert flops["experts"] == 2 * 3 * 2 * 2 * 64 * 128 * 512
+    assert flops["dispatch"] == 2 * 5 * 2 * (32 * 4 * 16) * 128
+    (to_all,) = [t for t in costs.transfers if t.kind == "all-to-all"]
+    assert (to_all.count, to_all.devices) == (8, 4)
+    assert to_all.bytes == 8 * 64 * 128 * 2
+
+
+def test_gradients_of_all_but_experts_are_summed():
+    costs = count_costs(MOE, FOUR, 2)
+    (reduce,) = [t for t in costs.transfers if t.kind == "all-reduce"]
+    specs = dict(TranslationTask(MOE).weights().flatten())
+    common = sum(spec.size for spec in specs.values() if "E" not in spec.dims)
+    assert (reduce.bytes, reduce.devices) == (4 * common, 4)
+    experts = 2 * 4 * 2 * 128 * 512
+    assert costs.memory.weights == 4 * (common + experts / 4)
+    assert costs.parameters == common + experts
+
+
+def test_rematerialisation_trades_work_for_memory():
+    kept = count_costs(MOE, FOUR, 2)
+    again = count_costs(override(MOE, ["model.remat=True"]), FOUR, 2)
+    assert by_part(again, "flops")["experts"] == by_part(kept, "flops")["experts"] * 4 / 3
+    assert again.memory.activations < kept.memory.activations
+    assert [t.count for t in again.transfers if t.kind == "all-to-all"] == [12]
+
+
+def test_micro_batches_shrink_activations():
+    whole = count_costs(MOE, FOUR, 2)
+    parts = count_costs(override(MOE, ["train.micro_batches=2"]), FOUR, 2)
+    assert parts.memory.activations == whole.memory.activations / 2
+    assert parts.flops == whole.flops
+
+
+def test_tensor_parallelism():
+    one, costs = (count_costs(DENSE, m, 4) for m in (ONE, Mesh(("model",), (2,))))
+    whole, half = (by_part(c, "flops") for c in (one, costs))
+    assert half == {part: flops / 2 for part, flops in whole.items()}
+    (reduce,) = [t for t in costs.transfers if t.part == "tensor_parallel"]
+    # Ten blocks (2 · (1+1) in the encoder, 2 · (2+1) in the decoder), forward and backward.
+    assert (reduce.count, reduce.bytes) == (20, 20 * 4 * 128 * 128)
+
+
+def test_pieces_at_rest_are_gathered():
+    params = override(DENSE, ["sharding=ZeRO()"])
+    costs = count_costs(params, Mesh(("data",), (4,)), 4)
+    whole = count_costs(DENSE, Mesh(("data",), (4,)), 4)
+    assert costs.memory.weights < 0.3 * whole.memory.weights
+    assert {t.kind for t in costs.transfers} == {"all-gather", "all-reduce"}
+
+
+XLA = """
+from lingvo_moe.planning import costs_test as t
+from lingvo_moe.planning.tpu_compile import lower_for_devices
+import jax
+print(lower_for_devices(t.CERTAIN, {"expert": 1}, jax.devices()[:1]).cost_analysis()["flops"])
+"""
+
+
+def test_flops_against_xla():
+    pytest.importorskip("jax")
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    result = subprocess.run(
+        [sys.executable, "-c", XLA], capture_output=True, text=True, env=environment, timeout=600
+    )
+    assert result.returncode == 0, result.stderr
+    # XLA also counts what is no matrix product: softmax, norms, the optimizer.
+    assert 1.0 < float(result.stdout) / count_costs(CERTAIN, ONE, 4).flops < 1.15

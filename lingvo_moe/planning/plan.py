@@ -1,0 +1,150 @@
+"""A plan: one model on one mesh of one hardware; a sweep: the same at constant work per device."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Sequence
+
+from lingvo_moe.core.params import override
+from lingvo_moe.core.registry import get_params
+from lingvo_moe.planning import hardware
+from lingvo_moe.planning.costs import count_costs
+from lingvo_moe.planning.estimate import Efficiency, Estimate, estimate
+from lingvo_moe.planning.tpu_compile import Compiled, compile_step
+from lingvo_moe.sharding.annotations import Mesh
+from lingvo_moe.tasks.translation import TranslationParams
+
+SWEEP = tuple(2**i for i in range(3, 12))
+# Topologies that libtpu knows, by generation and number of devices: a v3 chip has two.
+_TOPOLOGIES = {
+    "v3": {8: "2x2", 32: "4x4", 128: "8x8", 512: "16x16", 2048: "32x32"},
+    "v4": {8: "2x2x2", 64: "4x4x4", 512: "8x8x8", 2048: "8x16x16"},
+    "v5p": {8: "2x2x2", 64: "4x4x4", 512: "8x8x8", 2048: "8x16x16"},
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a model costs on D devices.
+
+    Attributes:
+        model: the registered name.
+        overrides: as of --set.
+        hardware: a key of HARDWARE.
+        mesh: the devices.
+        estimate: by pencil and paper.
+        compiled: what the TPU compiler says; None where it was not asked.
+    """
+
+    model: str
+    overrides: tuple[str, ...]
+    hardware: str
+    mesh: Mesh
+    estimate: Estimate
+    compiled: Compiled | None = None
+
+
+def parse_mesh(text: str) -> Mesh:
+    """ "data:2,expert:4" -> Mesh(("data", "expert"), (2, 4)).
+
+    Raises:
+        ValueError: another form, or an axis that no rule names.
+    """
+    if not re.fullmatch(r"\w+:\d+(,\w+:\d+)*", text):
+        raise ValueError(f"--mesh={text!r} must read axis:size,axis:size, such as data:2,expert:4.")
+    axes, sizes = zip(*(part.split(":") for part in text.split(",")), strict=True)
+    known = ("data", "expert", "model")
+    for axis in axes:
+        if axis not in known:
+            raise ValueError(f"--mesh={text!r}: unknown axis {axis!r}; choose of {known}.")
+    return Mesh(axes, tuple(map(int, sizes)))
+
+
+def default_mesh(params: TranslationParams) -> Mesh:
+    """A device an expert, as in the paper; one device for a dense model."""
+    moe = params.model.moe
+    return Mesh(("expert",), (moe.num_experts,)) if moe else Mesh(("data",), (1,))
+
+
+def make_plan(
+    model: str,
+    overrides: Sequence[str],
+    hardware_name: str,
+    mesh: Mesh | None = None,
+    topology: str | None = None,
+    efficiency: Efficiency | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Plan:
+    """Plans one model.
+
+    Args:
+        model: a registered name.
+        overrides: as of --set.
+        hardware_name: a key of HARDWARE.
+        mesh: the devices; None for `default_mesh`.
+        topology: to compile for, such as "v3:8x8"; None not to compile.
+        efficiency: see Efficiency.
+        progress: told what takes long.
+
+    Raises:
+        ValueError: an unknown model, hardware or topology, or a mesh that does not fit the model.
+    """
+    device = hardware.lookup(hardware_name)
+    params = override(get_params(model), overrides)
+    mesh = mesh or default_mesh(params)
+    costs = count_costs(params, mesh, device.wire_bytes[params.activation_dtype])
+    compiled = None
+    if topology:
+        progress(f"Compiling {model} for {topology}: minutes.")
+        shape = dict(zip(mesh.axes, mesh.shape, strict=True))
+        compiled = compile_step(model, list(overrides), topology, shape, progress)
+    return Plan(
+        model=model,
+        overrides=tuple(overrides),
+        hardware=hardware_name,
+        mesh=mesh,
+        estimate=estimate(costs, device, params.activation_dtype, efficiency),
+        compiled=compiled,
+    )
+
+
+def sweep(
+    model: str,
+    overrides: Sequence[str],
+    hardware_name: str,
+    generation: str | None = None,
+    efficiency: Efficiency | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[Plan]:
+    """Weak scaling as in the paper's Figures 7 to 9: D devices, D experts, the rows of one device
+    those that it has in the model as registered.
+
+    Args:
+        generation: "v3", "v4" or "v5p" to compile too, at the sizes libtpu has; None not to.
+        model, overrides, hardware_name, efficiency, progress: as of `make_plan`.
+
+    Raises:
+        ValueError: a model without experts, an unknown generation, or as `make_plan`.
+    """
+    params = override(get_params(model), overrides)
+    if params.model.moe is None:
+        raise ValueError(f"--sweep scales experts with devices, and {model!r} has none.")
+    if generation is not None and generation not in _TOPOLOGIES:
+        choices = ", ".join(_TOPOLOGIES)
+        raise ValueError(f"--sweep compiles for {choices}; got --compile={generation!r}.")
+    rows = math.ceil(params.input.batch_size / params.model.moe.num_experts)
+    plans = []
+    for devices in SWEEP:
+        shape = [
+            f"model.moe.num_experts={devices}",
+            f"model.moe.num_groups={devices}",
+            f"input.batch_size={rows * devices}",
+        ]
+        chips = _TOPOLOGIES.get(generation, {}).get(devices)
+        topology = f"{generation}:{chips}" if chips else None
+        mesh = Mesh(("expert",), (devices,))
+        plan = make_plan(
+            model, [*overrides, *shape], hardware_name, mesh, topology, efficiency, progress
+        )
+        plans.append(plan)
+    return plans

@@ -1,0 +1,196 @@
+"""Plans as text, as JSON, and as a page with pictures."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lingvo_moe.evaluation.markup import document, escape, header, image
+from lingvo_moe.planning.hardware import lookup
+from lingvo_moe.planning.plan import Plan
+from lingvo_moe.planning.plots import write_sweep_plot
+from lingvo_moe.planning.tpu_compile import Compiled
+
+GB, MIB = 1e9, 2**20
+
+
+def format_plan(plan: Plan) -> str:
+    """One plan as a table for the terminal."""
+    estimate, costs, device = plan.estimate, plan.estimate.costs, lookup(plan.hardware)
+    mesh = ",".join(f"{a}:{n}" for a, n in zip(plan.mesh.axes, plan.mesh.shape, strict=True))
+    lines = [
+        f"{plan.model} on {costs.devices} x {plan.hardware} ({device.description}), mesh {mesh}",
+        f"  parameters            {costs.parameters:,}",
+        f"  FLOPs of a step       {costs.flops * costs.devices:.3g}, {costs.flops:.3g} a device",
+        f"  step                  {estimate.step_seconds:.3g} s, {1 / estimate.step_seconds:.2f} a "
+        f"second, {estimate.flops_share:.0%} of peak FLOP/s",
+        f"  target tokens         {costs.tokens:,} a step, {estimate.tokens_per_second:,.0f} a "
+        f"second",
+        f"  10^12 tokens          {estimate.days:.1f} days, {estimate.device_years:.1f} "
+        f"device-years",
+        "",
+        "memory of a device, GB",
+    ]
+    memory = dataclasses.asdict(costs.memory) | {"total": costs.memory.total}
+    lines += [f"  {kind:<20}{size / GB:>8.2f}" for kind, size in memory.items()]
+    fits = "fits" if costs.memory.total <= device.memory else "DOES NOT FIT"
+    lines += [f"  {'there is':<20}{device.memory / GB:>8.2f}  {fits}", "", "time of a step, ms"]
+    lines += [
+        f"  {part:<20}{1e3 * seconds:>8.1f}  {seconds / estimate.step_seconds:>4.0%}"
+        for part, seconds in estimate.seconds.items()
+    ]
+    if costs.transfers:
+        lines += ["", "communication of a device in a step"]
+    lines += [
+        f"  {t.part:<16}{t.count:>4} x {t.kind:<12} over {t.devices:>5} {t.bytes / MIB:>10.1f} MiB"
+        for t in costs.transfers
+    ]
+    return "\n".join(lines + (_compiled_lines(plan.compiled) if plan.compiled else []))
+
+
+def _compiled_lines(compiled: Compiled) -> list[str]:
+    optimal = compiled.optimal_seconds
+    lines = [
+        "",
+        f"the TPU compiler, for {compiled.topology}: {compiled.devices} x {compiled.device_kind}",
+        f"  lowered in            {compiled.lower_seconds:.0f} s",
+        f"  compiled in           {compiled.compile_seconds:.0f} s "
+        f"({compiled.compile_cpu_seconds:.0f} s of processor time, "
+        f"{compiled.host_bytes / GB:.1f} GB of this machine)",
+        f"  FLOPs of a device     {compiled.flops:.3g}",
+        f"  its own estimate      {'none' if optimal is None else f'{optimal:.3g} s'}",
+        "  memory of a device, GB",
+    ]
+    sizes = {
+        "arguments": compiled.argument_bytes,
+        "temporaries": compiled.temp_bytes,
+        "outputs, not in place": compiled.output_bytes - compiled.alias_bytes,
+        "program": compiled.code_bytes,
+        "total": compiled.total_bytes,
+    }
+    lines += [f"    {name:<22}{size / GB:>8.3f}" for name, size in sizes.items()]
+    lines.append("  collectives: times, kind, MiB of a device each, in groups of, because of")
+    return lines + [
+        f"    {row['times']:>3} {row['kind']:<18}{row['bytes'] / MIB:>9.3f} {row['group']:>5}  "
+        f"{row['cause']}"
+        for row in collective_rows(compiled)
+    ]
+
+
+def collective_rows(compiled: Compiled) -> list[dict[str, Any]]:
+    """The collectives of a program, like ones in one row, largest kinds of traffic first.
+
+    Returns:
+        Dicts of times, kind, bytes of one, group (devices that exchange; 0 for all) and cause, the
+        operation of the model.
+    """
+    rows = {}
+    for c in compiled.collectives:
+        group = len(c.groups[0]) if c.groups else 0
+        key = (c.kind, c.bytes, group, cause(c.op_name))
+        rows[key] = rows.get(key, 0) + c.times
+    named = [
+        {"times": times, "kind": key[0], "bytes": key[1], "group": key[2], "cause": key[3]}
+        for key, times in rows.items()
+    ]
+    return sorted(named, key=lambda row: -row["times"] * row["bytes"])
+
+
+def cause(op_name: str) -> str:
+    """The model's own part of an op_name: "encoder/layer_01/dispatch", ", gradient" if of that.
+
+    XLA's metadata wraps it in the names of programs and joins the names of fused operations with
+    semicolons: "jit(call)/call_tf/gradient_tape/layer_01/dispatch/Einsum;PartitionedCall/…".
+    """
+    wrappers = ("jit(", "call_", "PartitionedCall", "StatefulPartitionedCall")
+    names = [n for n in op_name.split(";")[0].split("/") if n and not n.startswith(wrappers)]
+    gradient = "gradient_tape" in names
+    path = "/".join(name for name in names if name != "gradient_tape")
+    return (path or op_name) + (", gradient" if gradient else "")
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """All of a plan's numbers, in SI units and bytes."""
+    estimate, costs = plan.estimate, plan.estimate.costs
+    answer = {
+        "model": plan.model,
+        "overrides": list(plan.overrides),
+        "hardware": plan.hardware,
+        "mesh": dict(zip(plan.mesh.axes, plan.mesh.shape, strict=True)),
+        "devices": costs.devices,
+        "parameters": costs.parameters,
+        "tokens_per_step": costs.tokens,
+        "flops_per_device": costs.flops,
+        "memory": dataclasses.asdict(costs.memory),
+        "transfers": [dataclasses.asdict(transfer) for transfer in costs.transfers],
+        "seconds": estimate.seconds,
+        "step_seconds": estimate.step_seconds,
+        "flops_share": estimate.flops_share,
+        "tokens_per_second": estimate.tokens_per_second,
+        "days": estimate.days,
+        "device_years": estimate.device_years,
+    }
+    if plan.compiled:
+        compiled = dataclasses.asdict(plan.compiled)
+        compiled["collectives"] = collective_rows(plan.compiled)
+        answer["compiled"] = compiled | {"total_bytes": plan.compiled.total_bytes}
+    return answer
+
+
+def format_sweep(plans: Sequence[Plan]) -> str:
+    """A sweep as a table, a row for each number of devices."""
+    lines = [
+        "devices  parameters  step s  weights+slots  activations  all-to-all  compiler: args, temps"
+    ]
+    for plan in plans:
+        costs, seconds = plan.estimate.costs, plan.estimate.seconds
+        memory, compiled = costs.memory, plan.compiled
+        theirs = (
+            f"{compiled.argument_bytes / GB:>12.3f} GB {compiled.temp_bytes / GB:>6.3f}"
+            if compiled
+            else ""
+        )
+        lines.append(
+            f"{costs.devices:>7}  {costs.parameters:>10.3g}  {plan.estimate.step_seconds:>6.3f}  "
+            f"{(memory.weights + memory.optimizer) / GB:>10.3f} GB  "
+            f"{memory.activations / GB:>8.3f} GB  {1e3 * seconds.get('all_to_all', 0):>7.1f} ms"
+            f"  {theirs}".rstrip()
+        )
+    return "\n".join(lines)
+
+
+def write_report(plans: Sequence[Plan], directory: Path) -> None:
+    """Writes plan.json and index.html, and for a sweep its curves, sweep.png.
+
+    Args:
+        plans: one, or those of a sweep.
+        directory: made if it is not there.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    answers = [to_json(plan) for plan in plans]
+    text = json.dumps(answers if len(plans) > 1 else answers[0], indent=1)
+    (directory / "plan.json").write_text(text + "\n")
+    parts = []
+    if len(plans) > 1:
+        picture = directory / "sweep.png"
+        write_sweep_plot(plans, picture)
+        parts += [
+            image(picture.read_bytes(), "memory and time against the number of devices"),
+            f"<pre>{escape(format_sweep(plans))}</pre>",
+        ]
+    parts += [_table(plans)]
+    parts += [f"<details><pre>{escape(format_plan(plan))}</pre></details>" for plan in plans]
+    (directory / "index.html").write_text(document(f"Plan of {plans[0].model}", parts))
+
+
+def _table(plans: Sequence[Plan]) -> str:
+    head = header("devices", "parameters", "step, s", "tokens/s", "days", "device-years", "GB")
+    rows = "".join(
+        f"<tr><td>{p.estimate.costs.devices}</td><td>{p.estimate.costs.parameters:.3g}</td>"
+        f"<td>{p.estimate.step_seconds:.3f}</td><td>{p.estimate.tokens_per_second:,.0f}</td>"
+        f"<td>{p.estimate.days:.1f}</td><td>{p.estimate.device_years:.1f}</td>"
+        f"<td>{p.estimate.costs.memory.total / GB:.2f}</td></tr>"
+        for p in plans
+    )
+    return f"<table>{head}{rows}</table>"

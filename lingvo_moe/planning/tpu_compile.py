@@ -1,0 +1,255 @@
+"""Compiles a full-size training step with the real TPU compiler, on a machine without a TPU.
+
+libtpu describes pods that are not there ("v3:32x32": 32 x 32 chips of a TPU v3, two cores each),
+and compiling for their devices is ordinary ahead-of-time compilation from shapes: no weight
+exists. libtpu allows one process at a time and reads its settings when it is loaded, so the work
+is done in a process of its own, by `python -m lingvo_moe.planning.tpu_compile`.
+"""
+
+import dataclasses
+import fcntl
+import importlib.util
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lingvo_moe.sharding.hlo import Collective, collectives
+
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",  # or JAX would look for the TPU itself
+    "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server to ask
+    "TPU_ACCELERATOR_TYPE": "v5p-8",  # any; what is compiled for is said by the topology
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+}
+_KEPT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV")
+_LIBTPU_LOCK = Path(tempfile.gettempdir()) / "lingvo_moe_tpu_compile.lock"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """What the compiler says of one training step, per device.
+
+    Attributes:
+        topology: what it was compiled for.
+        device_kind: the name of the hardware, as libtpu gives it.
+        devices: D.
+        argument_bytes: state and batch.
+        temp_bytes: everything that lives during a step only.
+        output_bytes: the new state and the metrics; alias_bytes of them take arguments' places.
+        alias_bytes: see output_bytes.
+        code_bytes: the program.
+        flops: of one step on one device, as counted by XLA.
+        bytes_accessed: of one step on one device, as counted by XLA.
+        optimal_seconds: XLA's own estimate; None where it has none (it says a negative number).
+        collectives: in the order of the program.
+        lower_seconds, compile_seconds: how long it took here.
+        compile_cpu_seconds: processor time of compiling, over all threads.
+        host_bytes: the most memory that the compiling process held.
+    """
+
+    topology: str
+    device_kind: str
+    devices: int
+    argument_bytes: int
+    temp_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    code_bytes: int
+    flops: float
+    bytes_accessed: float
+    optimal_seconds: float | None
+    collectives: tuple[Collective, ...]
+    lower_seconds: float
+    compile_seconds: float
+    compile_cpu_seconds: float
+    host_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """What a step needs of a device's memory."""
+        return (
+            self.argument_bytes
+            + self.temp_bytes
+            + self.output_bytes
+            - self.alias_bytes
+            + self.code_bytes
+        )
+
+
+def compile_step(
+    model: str,
+    overrides: list[str],
+    topology: str,
+    mesh: Mapping[str, int] | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Compiled:
+    """Compiles a registered model's training step for a TPU topology.
+
+    Args:
+        model: a registered name.
+        overrides: as of --set.
+        topology: such as "v3:8x8" (chips), "v4:4x4x4", "v5p:2x2x2".
+        mesh: axis -> size; None for one axis "expert" of all devices.
+        progress: told when another process holds the compiler.
+
+    Raises:
+        ValueError: libtpu or JAX is not installed, or what the compiler objected to: an unknown
+            topology, a mesh of another size, a program that does not fit.
+    """
+    for package in ("jax", "libtpu"):
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(
+                f"--compile needs {package}, which is not installed: pip install 'lingvo_moe[tpu]'."
+            )
+    job = {"model": model, "overrides": overrides, "topology": topology, "mesh": mesh}
+    environment = {k: os.environ[k] for k in _KEPT if k in os.environ} | _ENVIRONMENT
+    with _LIBTPU_LOCK.open("w") as lock, tempfile.TemporaryDirectory() as scratch:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("Another process is compiling for TPU; waiting for it.")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        output = Path(scratch) / "compiled.json"
+        process = subprocess.run(
+            [sys.executable, "-m", "lingvo_moe.planning.tpu_compile", json.dumps(job), str(output)],
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
+        if not output.exists():
+            raise ValueError(f"Compiling for {topology} failed: {_reason(process)}")
+        answer = json.loads(output.read_text())
+    if "error" in answer:
+        raise ValueError(answer["error"])
+    found = tuple(
+        Collective(**c | {"groups": tuple(map(tuple, c["groups"]))}) for c in answer["collectives"]
+    )
+    return Compiled(**answer | {"collectives": found})
+
+
+def _reason(process: subprocess.CompletedProcess) -> str:
+    lines = [line for line in process.stderr.splitlines() if line.strip()]
+    if process.returncode < 0:
+        return f"killed by signal {-process.returncode}; out of memory, most likely."
+    return lines[-1] if lines else f"exit status {process.returncode}."
+
+
+def _run(job: Mapping[str, Any]) -> Compiled:
+    """The work, in the process that holds libtpu."""
+    from jax.experimental import topologies
+
+    import lingvo_moe.params  # noqa: F401  registers the models
+    from lingvo_moe.core.params import override
+    from lingvo_moe.core.registry import get_params
+
+    params = override(get_params(job["model"]), job["overrides"])
+    try:
+        devices = topologies.get_topology_desc(
+            topology_name=job["topology"], platform="tpu"
+        ).devices
+    except Exception as error:  # XlaRuntimeError, of no public type
+        raise ValueError(
+            f"Topology {job['topology']!r}: {str(error).splitlines()[0]} Give a generation and its "
+            f"chips, such as v3:8x8, v4:4x4x4, v5e:4x4 or v5p:2x2x2."
+        ) from error
+    start = time.monotonic()
+    lowered = lower_for_devices(params, job["mesh"] or {"expert": len(devices)}, devices)
+    lowered_at, lowered_cpu = time.monotonic(), time.process_time()
+    compiled = lowered.compile()
+    compiled_at, compiled_cpu = time.monotonic(), time.process_time()
+    memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
+    optimal = cost.get("optimal_seconds", -1.0)
+    return Compiled(
+        topology=job["topology"],
+        device_kind=devices[0].device_kind,
+        devices=len(devices),
+        argument_bytes=memory.argument_size_in_bytes,
+        temp_bytes=memory.temp_size_in_bytes,
+        output_bytes=memory.output_size_in_bytes,
+        alias_bytes=memory.alias_size_in_bytes,
+        code_bytes=memory.generated_code_size_in_bytes,
+        flops=cost["flops"],
+        bytes_accessed=cost["bytes accessed"],
+        optimal_seconds=optimal if optimal > 0 else None,
+        collectives=tuple(collectives(compiled.as_text())),
+        lower_seconds=lowered_at - start,
+        compile_seconds=compiled_at - lowered_at,
+        compile_cpu_seconds=compiled_cpu - lowered_cpu,
+        host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+def lower_for_devices(params: Any, mesh: Mapping[str, int], devices: list[Any]) -> Any:
+    """The training step of a model, lowered by JAX for devices that need not be there.
+
+    TensorFlow lowers for the platforms it was built for, not for TPUs. What it gives for a CPU is
+    StableHLO free of anything a CPU's own (no custom call), so it is exported as such and called
+    inside of a program for the devices.
+
+    Args:
+        params: a model's TranslationParams.
+        mesh: axis -> size.
+        devices: as many as the mesh has places.
+
+    Returns:
+        jax.stages.Lowered.
+    """
+    import jax
+    import numpy as np
+    from jax import export
+
+    from lingvo_moe.data.packing import Packer
+    from lingvo_moe.runtimes.lowering import Placement, batch_specs, shapes, train_program
+    from lingvo_moe.sharding.annotations import Mesh
+    from lingvo_moe.tasks.translation import TranslationTask
+    from lingvo_moe.train.step import TrainStep
+
+    task = TranslationTask(params)
+    step = TrainStep(
+        task=task,
+        optimizer=params.optimizer,
+        clip_norm=params.train.clip_norm,
+        micro_batches=params.train.micro_batches,
+        seed=params.train.seed,
+    )
+    placement = Placement(Mesh(tuple(mesh), tuple(mesh.values())), params.sharding, tuple(devices))
+    one_row = Packer(1, params.input.source_length, params.input.target_length).batch()
+    batch = {
+        name: jax.ShapeDtypeStruct((params.input.batch_size, value.shape[1]), np.int32)
+        for name, value in one_row.items()
+    }
+    program, args = train_program(step, batch_specs(batch), placement)
+    checks = export.DisabledSafetyCheck
+    exported = export.export(
+        program,
+        platforms=["cpu"],
+        disabled_checks=[checks.platform(), checks.custom_call("Sharding")],
+    )(*shapes(args))
+    state, fed = (placement.shardings(specs) for specs in args)
+    outer = jax.jit(
+        exported.call,
+        in_shardings=(state, fed),
+        out_shardings=(state, placement.replicated),
+        donate_argnums=(0,),
+    )
+    return outer.lower(*shapes(args))
+
+
+def _main(job: str, output: str) -> None:
+    try:
+        answer = dataclasses.asdict(_run(json.loads(job)))
+    except Exception as error:  # whatever it is, the parent reports it as one line
+        answer = {"error": str(error).strip() or repr(error)}
+    Path(output).write_text(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

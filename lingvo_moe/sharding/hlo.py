@@ -1,0 +1,218 @@
+"""Reads compiled HLO text: which collectives XLA's partitioner put into a program, and why.
+
+The text is what `compiled.as_text()` gives in JAX: one program for all devices, so that shapes are
+those of one device's piece.
+"""
+
+import ast
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+
+KINDS = (
+    "all-gather",
+    "all-reduce",
+    "all-to-all",
+    "collective-broadcast",
+    "collective-permute",
+    "ragged-all-to-all",
+    "reduce-scatter",
+)
+_BITS = {"pred": 8, "token": 0, "opaque": 0}  # any other type says its bits in its name: bf16, s4
+
+_KINDS = "|".join(KINDS)
+_COLLECTIVE = re.compile(rf" = (?P<shape>.*?) (?P<kind>{_KINDS})(?P<start>-start)?\((?P<rest>.*)")
+_ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([\d,<=]*)\]")
+_GROUPS = re.compile(
+    r"(?:replica_groups|source_target_pairs)="
+    r"(mesh\[[^\]]*\][^{]*\{[^}]*\}|\{(?:\{[\d,]*\},?)*\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)"
+)
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.$-]+) .*\{$")
+_CALLS = re.compile(r"(?:body|condition|to_apply|calls|async_computation)=%?([\w.$-]+)")
+_BRANCHES = re.compile(r"(?:branch|called)_computations=\{([^}]*)\}")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Collective:
+    """One collective instruction of a compiled program.
+
+    Attributes:
+        kind: one of KINDS.
+        bytes: what one device puts in or takes out, whichever is more: for an all-gather the whole
+            gathered array, for an all-to-all the device's piece.
+        groups: who talks to whom, as numbers of partitions; the pairs (source, target) of a
+            collective-permute; () where the program says nothing, which means everyone.
+        op_name: the operation of the model that made the partitioner insert it.
+        times: how often a run executes it; more than 1 inside of loops of known length.
+    """
+
+    kind: str
+    bytes: int
+    groups: tuple[tuple[int, ...], ...]
+    op_name: str
+    times: int = 1
+
+
+def collectives(text: str) -> list[Collective]:
+    """Every collective of a program, in the order of the text.
+
+    Args:
+        text: a compiled module, after partitioning.
+
+    Raises:
+        ValueError: replica groups in a notation unknown here.
+    """
+    computations = _computations(text)
+    times = _executions(computations)
+    return [
+        collective
+        for name, lines in computations.items()
+        for line in lines
+        if (collective := _parse(line, times[name]))
+    ]
+
+
+def count(found: Iterable[Collective]) -> dict[str, int]:
+    """Kind -> how often a run executes it, without the kinds that do not occur."""
+    return {kind: sum(c.times for c in same) for kind, same in _by_kind(found)}
+
+
+def total_bytes(found: Iterable[Collective]) -> dict[str, int]:
+    """Kind -> bytes a device over a run, without the kinds that do not occur."""
+    return {kind: sum(c.bytes * c.times for c in same) for kind, same in _by_kind(found)}
+
+
+def _by_kind(found: Iterable[Collective]) -> Iterator[tuple[str, list[Collective]]]:
+    found = list(found)
+    for kind in KINDS:
+        if same := [c for c in found if c.kind == kind]:
+            yield kind, same
+
+
+def _computations(text: str) -> dict[str, list[str]]:
+    """Computation -> its instructions; the entry is the last, as XLA prints it."""
+    computations, current = {}, []
+    for line in text.splitlines():
+        if not line.startswith(" ") and (match := _COMPUTATION.match(line)):
+            current = computations.setdefault(match[1], [])
+        elif line.startswith(" "):
+            current.append(line)
+    return computations
+
+
+def _executions(computations: Mapping[str, list[str]]) -> dict[str, int]:
+    """How often each computation runs: callers are printed after what they call."""
+    times = dict.fromkeys(computations, 0)
+    if times:
+        times[next(reversed(times))] = 1
+    for name in reversed(computations):
+        for line in computations[name]:
+            trips = _TRIPS.search(line)
+            for callee in _callees(line):
+                if callee in times:
+                    times[callee] += times[name] * (int(trips[1]) if trips else 1)
+    return times
+
+
+def _callees(line: str) -> list[str]:
+    lists = (names.split(",") for names in _BRANCHES.findall(line))
+    return _CALLS.findall(line) + [name.strip().lstrip("%") for names in lists for name in names]
+
+
+def _parse(line: str, times: int) -> Collective | None:
+    match = _COLLECTIVE.search(line)
+    if not match:
+        return None
+    groups = _parse_groups(line)
+    result = match["shape"]
+    if match["start"] and match["kind"] in ("all-gather", "collective-permute"):
+        result = _elements(result)[1]  # (operands, results, …)
+    size = _size(result)
+    if match["kind"] == "reduce-scatter" and groups:
+        size *= len(groups[0])
+    op_name = re.search(r'op_name="([^"]*)"', line)
+    return Collective(
+        kind=match["kind"],
+        bytes=size,
+        groups=groups,
+        op_name=op_name[1] if op_name else "",
+        times=times,
+    )
+
+
+def _elements(shape: str) -> list[str]:
+    """The elements of a tuple's shape: "((f32[2], s8[]), u32[])" -> ["(f32[2], s8[])", "u32[]"]."""
+    elements, depth, start = [], 0, 1
+    for i, char in enumerate(shape):
+        depth += (char in "([{") - (char in ")]}")
+        if (char == "," and depth == 1) or (char == ")" and depth == 0):
+            elements.append(shape[start:i].strip())
+            start = i + 1
+    return elements
+
+
+def _size(shape: str) -> int:
+    """Bytes of an array or of all arrays of a tuple."""
+    layout_free = re.sub(r"\{[^}]*\}", "", shape)
+    return sum(
+        math.prod(int(n.lstrip("<=")) for n in dims.split(",") if n) * _bits(dtype) // 8
+        for dtype, dims in _ARRAY.findall(layout_free)
+    )
+
+
+def _bits(dtype: str) -> int:
+    return _BITS[dtype] if dtype in _BITS else int(re.search(r"\d+", dtype)[0])
+
+
+def _parse_groups(line: str) -> tuple[tuple[int, ...], ...]:
+    match = _GROUPS.search(line)
+    if match:
+        return _groups(match[1])
+    if "replica_groups=" in line:
+        start = line.index("replica_groups=")
+        raise ValueError(f"Unknown notation of replica groups: {line[start : start + 80]!r}.")
+    return ()
+
+
+@functools.cache
+def _groups(text: str) -> tuple[tuple[int, ...], ...]:
+    """Groups from any of XLA's three notations.
+
+    A list, {{0,1},{2,3}}; an iota, [2,2]<=[4] or [2,2]<=[2,2]T(1,0): the numbers 0, 1, … in the
+    shape on the right, transposed, reshaped to groups; or a mesh, mesh['a'=2,'b'=4] {'b'}: a group
+    for each place on the axes not named in braces. The mesh's devices are 0, 1, … in row-major
+    order or, after device_ids=, in an iota's.
+    """
+    if text.startswith("{"):
+        return tuple(tuple(map(int, g.split(","))) for g in re.findall(r"\{([\d,]+)\}", text))
+    if text.startswith("["):
+        numbers = [[int(n) for n in part.split(",")] for part in re.findall(r"[\d,]*\d", text)]
+        shape, source, *transpose = numbers
+        devices = np.arange(math.prod(source)).reshape(source)
+        return _rows(devices.transpose(*transpose).reshape(shape))
+    axes = dict(re.findall(r"'([^']*)'=(\d+)", text[: text.index("]")]))
+    split = re.fullmatch(
+        r"mesh\[[^\]]*\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?"
+        r" \{((?:'[^']*',? ?)*)\}",
+        text,
+    )
+    if not split:
+        raise ValueError(f"Unknown notation of replica groups: {text!r}.")
+    names = list(ast.literal_eval(f"[{split[3]}]"))
+    order = [name for name in axes if name not in names] + names
+    devices = np.arange(math.prod(map(int, axes.values())))
+    if split[1]:
+        devices = devices.reshape([int(n) for n in split[1].split(",")])
+        devices = devices.transpose([int(n) for n in split[2].split(",")]) if split[2] else devices
+    devices = devices.reshape([*map(int, axes.values())])
+    devices = devices.transpose([list(axes).index(name) for name in order])
+    return _rows(devices.reshape(-1, math.prod(int(axes[name]) for name in names)))
+
+
+def _rows(groups: np.ndarray) -> tuple[tuple[int, ...], ...]:
+    return tuple(map(tuple, groups.tolist()))

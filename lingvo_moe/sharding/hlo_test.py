@@ -1,0 +1,159 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from lingvo_moe.sharding import hlo
+
+# Written by hand in the notations that XLA's CPU, GPU and TPU back ends print.
+PROGRAM = """\
+HloModule step, is_scheduled=true
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%body (state: (s32[], f32[6])) -> (s32[], f32[6]) {
+  %p = f32[6]{0} collective-permute(%x), channel_id=4, source_target_pairs={{0,1},{1,0}}
+  ROOT %t = (s32[], f32[6]{0}) tuple(%i, %p)
+}
+
+ENTRY %main (x: f32[6]) -> f32[6] {
+  %all-to-all.1 = bf16[1,4,3]{2,1,0:T(8,128)} all-to-all(%x), replica_groups=[1,4]<=[4], \
+dimensions={1}, metadata={op_name="jit(step)/dispatch/einsum" stack_frame_id=2}
+  %all-reduce.7 = (f32[5]{0}, pred[3]{0}, s4[8]) all-reduce(%x, /*index=1*/%y, %z), \
+replica_groups=mesh['a'=2,'b'=2] {'a'}, to_apply=%add
+  %ag = (f32[3,2]{1,0}, f32[6,2]{1,0}) all-gather-start(%x), replica_groups={{0,1},{2,3}}
+  %agd = f32[6,2]{1,0} all-gather-done(%ag)
+  %rs = f32[3]{0} reduce-scatter(%x), replica_groups=[2,2]<=[2,2]T(1,0), to_apply=%add
+  %w = (s32[], f32[6]) while(%i), condition=%cond, body=%body, \
+backend_config={"known_trip_count":{"n":"7"}}
+  ROOT %r = f32[6]{0} all-reduce(%x), replica_groups={}, to_apply=%add
+}
+"""
+
+
+def test_every_notation():
+    permute, to_all, reduce, gather, scatter, last = hlo.collectives(PROGRAM)
+    assert permute == hlo.Collective(
+        kind="collective-permute", bytes=24, groups=((0, 1), (1, 0)), op_name="", times=7
+    )
+    assert to_all == hlo.Collective(
+        kind="all-to-all", bytes=24, groups=((0, 1, 2, 3),), op_name="jit(step)/dispatch/einsum"
+    )
+    # 5 float32, 3 bool of a byte, 8 half bytes; devices (a, b) = 2a + b, groups along a.
+    assert (reduce.bytes, reduce.groups) == (20 + 3 + 4, ((0, 2), (1, 3)))
+    # What comes out, not what goes in; the -done is no second collective.
+    assert (gather.kind, gather.bytes, gather.groups) == ("all-gather", 48, ((0, 1), (2, 3)))
+    # Groups of two: each puts 6 floats in and takes 3 out. [[0,1],[2,3]] transposed.
+    assert (scatter.bytes, scatter.groups) == (24, ((0, 2), (1, 3)))
+    assert (last.kind, last.groups) == ("all-reduce", ())
+
+
+def test_totals():
+    found = hlo.collectives(PROGRAM)
+    assert hlo.count(found) == {
+        "all-gather": 1,
+        "all-reduce": 2,
+        "all-to-all": 1,
+        "collective-permute": 7,
+        "reduce-scatter": 1,
+    }
+    assert hlo.total_bytes(found)["collective-permute"] == 7 * 24
+    assert hlo.total_bytes(found)["all-reduce"] == 27 + 24
+
+
+def test_loops_in_loops_multiply():
+    text = """\
+%inner (s: f32[2]) -> f32[2] {
+  ROOT %r = f32[2]{0} all-reduce(%s), replica_groups={}
+}
+%outer (s: f32[2]) -> f32[2] {
+  ROOT %w = f32[2] while(%s), body=%inner, backend_config={"known_trip_count":{"n":"3"}}
+}
+ENTRY %main (s: f32[2]) -> f32[2] {
+  %c = f32[2] conditional(%s), branch_computations={%outer, %outer}
+  ROOT %w = f32[2] while(%c), body=%outer, backend_config={"known_trip_count":{"n":"5"}}
+}
+"""
+    assert [c.times for c in hlo.collectives(text)] == [3 * (2 + 5)]
+
+
+def test_mesh_of_several_axes():
+    text = " %r = f32[1] all-reduce(%x), replica_groups=mesh['a'=2,'b'=1,'c'=3] {'a','c'}"
+    (found,) = hlo.collectives("ENTRY %main (x: f32[1]) -> f32[1] {\n" + text + "\n}")
+    assert found.groups == ((0, 1, 2, 3, 4, 5),)
+    text = text.replace("{'a','c'}", "{'c','a'}")
+    (found,) = hlo.collectives("ENTRY %main (x: f32[1]) -> f32[1] {\n" + text + "\n}")
+    assert found.groups == ((0, 3, 1, 4, 2, 5),)
+    # 0 … 5 in two rows, read by columns: 0, 3 | 1, 4 | 2, 5 along a, b, c = 3, 1, 2.
+    text = text.replace(
+        "mesh['a'=2,'b'=1,'c'=3] {'c','a'}",
+        "mesh['a'=3,'b'=1,'c'=2], device_ids=([2,3]T(1,0)) {'a'}",
+    )
+    (found,) = hlo.collectives("ENTRY %main (x: f32[1]) -> f32[1] {\n" + text + "\n}")
+    assert found.groups == ((0, 1, 2), (3, 4, 5))
+
+
+def test_unknown_notation():
+    text = "ENTRY %m (x: f32[1]) -> f32[1] {\n %r = f32[1] all-reduce(%x), replica_groups=@v9\n}"
+    with pytest.raises(ValueError, match="Unknown notation of replica groups: 'replica_groups=@v9"):
+        hlo.collectives(text)
+
+
+def test_no_collectives():
+    assert hlo.collectives("") == []
+    assert (
+        hlo.collectives("ENTRY %m (x: f32[1]) -> f32[1] {\n ROOT %x = f32[1] parameter(0)\n}") == []
+    )
+
+
+REAL = """
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from lingvo_moe.sharding import hlo
+
+mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
+rows, columns = NamedSharding(mesh, P(("a", "b"), None)), NamedSharding(mesh, P(None, ("a", "b")))
+
+def swap_cut(x):  # from rows to columns: one AllToAll of a device's piece, 8x64 floats / 8
+    return jax.lax.with_sharding_constraint(x * 2, columns)
+
+def contract(x, w):  # b is contracted, so groups along b sum their partial products
+    return x @ w
+
+text = jax.jit(swap_cut, in_shardings=rows).lower(np.ones((8, 64), np.float32)).compile().as_text()
+(found,) = hlo.collectives(text)
+assert (found.kind, found.bytes) == ("all-to-all", 256), found
+assert found.groups == (tuple(range(8)),), found
+text = (
+    jax.jit(
+        contract,
+        in_shardings=(NamedSharding(mesh, P("a", "b")), NamedSharding(mesh, P("b", None))),
+        out_shardings=NamedSharding(mesh, P("a", None)),
+    )
+    .lower(np.ones((4, 8), np.float32), np.ones((8, 5), np.float32))
+    .compile()
+    .as_text()
+)
+(found,) = hlo.collectives(text)
+assert (found.kind, found.bytes, found.times) == ("all-reduce", 2 * 5 * 4, 1), found
+assert found.groups == ((0, 1, 2, 3), (4, 5, 6, 7)), found
+assert found.op_name.endswith("dot_general"), found
+print("fine")
+"""
+
+
+def test_programs_that_xla_compiled():
+    pytest.importorskip("jax")
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", REAL], capture_output=True, text=True, env=environment, timeout=300
+    )
+    assert result.stdout == "fine\n", result.stderr
