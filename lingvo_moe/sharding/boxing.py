@@ -1,0 +1,231 @@
+"""From one way of holding a tensor to another: which collectives, and how many bytes.
+
+Yuan et al. 2021 (arXiv 2110.15032), table 2. On one axis of d devices, for n bytes in
+all, the bytes that a device receives:
+
+    S(i) → B      all-gather      (d - 1) / d n
+    S(i) → S(j)   all-to-all      (d - 1) / d² n
+    P → B         all-reduce      2 (d - 1) / d n
+    P → S(i)      reduce-scatter  (d - 1) / d n
+    B → S(i), B → P, S(i) → P     none: slice, let one keep it, pad by zeros
+
+On a mesh of several axes a way is a sequence of such steps, and `plan` finds the cheapest. A step
+may take several axes at once that go from the same to the same.
+"""
+
+import dataclasses
+import fractions
+import heapq
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from lingvo_moe.sharding.annotations import Mesh
+from lingvo_moe.sharding.sbp import B, NdSbp, P, Sbp, Split, piece_shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One collective or one local operation.
+
+    Attributes:
+        axes: of the mesh, in its order: those along which devices talk.
+        source, target: before and after, on all axes.
+        kind: "all-gather", "all-to-all", "all-reduce", "reduce-scatter", or "" for a local one.
+        bytes: of the collective as `hlo.Collective.bytes` counts: a device's piece for an
+            all-to-all, else all that the devices of a group hold together.
+        received: bytes that each device receives at the least.
+    """
+
+    axes: tuple[str, ...]
+    source: NdSbp
+    target: NdSbp
+    kind: str
+    bytes: int
+    received: fractions.Fraction
+
+    def __str__(self):
+        how = (
+            f"{self.kind} over {','.join(self.axes)}, {self.bytes} bytes" if self.kind else "local"
+        )
+        return f"{self.source} → {self.target}: {how}"
+
+
+def collective(source: Sbp, target: Sbp) -> str:
+    """What takes source to target on one axis; "" for what each device does alone."""
+    match source, target:
+        case Split(), Split() if source != target:
+            return "all-to-all"
+        case Split(), target if target == B:
+            return "all-gather"
+        case source, Split() if source == P:
+            return "reduce-scatter"
+        case _ if (source, target) == (P, B):
+            return "all-reduce"
+    return ""
+
+
+def received(kind: str, size: int, devices: int) -> fractions.Fraction:
+    """Bytes that each device receives at the least, from the size of a collective.
+
+    Args:
+        kind: of `hlo.KINDS`, or "" for none.
+        size: as `hlo.Collective.bytes`.
+        devices: of one group.
+    """
+    if not kind:
+        return fractions.Fraction(0)
+    if kind == "collective-permute":
+        return fractions.Fraction(size)
+    rounds = 2 if kind == "all-reduce" else 1  # a reduce-scatter, then an all-gather
+    return fractions.Fraction(rounds * (devices - 1) * size, devices)
+
+
+def plan(
+    source: NdSbp, target: NdSbp, shape: Sequence[int], element_bytes: int, mesh: Mesh
+) -> tuple[Step, ...]:
+    """The steps by which a device receives the fewest bytes; of such ways the shortest.
+
+    Dijkstra's search over all ways of holding the tensor.
+
+    Args:
+        source, target: before and after.
+        shape: of the whole tensor.
+        element_bytes: of one element.
+        mesh: the devices.
+
+    Raises:
+        ValueError: source or target do not fit the mesh or cut the shape into unequal pieces.
+    """
+    for sbp in (source, target):
+        piece_shape(shape, sbp, mesh)
+    best, order = {source: ()}, itertools.count()
+    queue, done = [(fractions.Fraction(0), 0, next(order), source)], set()
+    cost = {source: (fractions.Fraction(0), 0)}
+    while queue:
+        so_far, length, _, here = heapq.heappop(queue)
+        if here == target:
+            return best[here]
+        if here in done:
+            continue
+        done.add(here)
+        for step in steps(here, shape, element_bytes, mesh):
+            total = (so_far + step.received, length + 1)
+            if step.target not in cost or total < cost[step.target]:
+                cost[step.target], best[step.target] = total, (*best[here], step)
+                heapq.heappush(queue, (*total, next(order), step.target))
+    raise AssertionError("every tensor can be copied to all devices, and cut again")
+
+
+def steps(here: NdSbp, shape: Sequence[int], element_bytes: int, mesh: Mesh) -> Iterator[Step]:
+    """All single steps from here to anything that cuts the shape into equal pieces."""
+    numbers = range(len(mesh.axes))
+    for axes in itertools.chain.from_iterable(
+        itertools.combinations(numbers, n) for n in range(1, len(numbers) + 1)
+    ):
+        source = here[axes[0]]
+        if any(here[axis] != source for axis in axes) or not _innermost(source, axes, here):
+            continue
+        for one in (*map(Split, range(len(shape))), B, P):
+            there = NdSbp(one if axis in axes else here[axis] for axis in numbers)
+            if one != source and _innermost(one, axes, there) and _even(shape, there, mesh):
+                yield _step(axes, here, there, shape, element_bytes, mesh)
+
+
+def _innermost(one: Sbp, axes: tuple[int, ...], sbp: NdSbp) -> bool:
+    """Whether what devices along the axes hold lies together: no axis within cuts finer."""
+    if not isinstance(one, Split):
+        return True
+    return not any(
+        axis > axes[0] for axis, other in enumerate(sbp) if other == one and axis not in axes
+    )
+
+
+def _even(shape, sbp, mesh):
+    try:
+        return bool(piece_shape(shape, sbp, mesh) or True)
+    except ValueError:
+        return False
+
+
+def _step(axes, source, target, shape, element_bytes, mesh):
+    devices = math.prod(mesh.shape[axis] for axis in axes)
+    together = NdSbp(B if axis in axes else one for axis, one in enumerate(source))
+    size = element_bytes * math.prod(piece_shape(shape, together, mesh))
+    kind = collective(source[axes[0]], target[axes[0]])
+    if kind == "all-to-all":
+        size //= devices
+    return Step(
+        axes=tuple(mesh.axes[axis] for axis in axes),
+        source=source,
+        target=target,
+        kind=kind,
+        bytes=size if kind else 0,
+        received=received(kind, size, devices),
+    )
+
+
+def move(pieces: np.ndarray, step: Step, mesh: Mesh) -> np.ndarray:
+    """The step on the pieces of all devices, by NumPy, each collective by its definition.
+
+    Args:
+        pieces: [*mesh.shape, *piece_shape], held as step.source says.
+        step: one step.
+        mesh: the devices.
+
+    Returns:
+        The same tensor, held as step.target says.
+    """
+    axes = [mesh.axes.index(axis) for axis in step.axes]
+    sizes = [mesh.shape[axis] for axis in axes]
+    first = range(len(axes))
+    grouped = np.moveaxis(pieces, axes, first)
+    grouped = grouped.reshape(-1, *grouped.shape[len(axes) :])
+    others = len(mesh.axes) - len(axes)  # so many axes lie before the pieces' own dimensions
+    moved = _exchange(list(grouped), step.source[axes[0]], step.target[axes[0]], others)
+    return np.moveaxis(np.stack(moved).reshape(*sizes, *moved[0].shape), first, axes)
+
+
+def _exchange(held: list[np.ndarray], source: Sbp, target: Sbp, others: int) -> list[np.ndarray]:
+    """What the devices of a group hold afterwards; all of a mesh's groups at once."""
+    devices, zeros = len(held), [np.zeros_like(h) for h in held]
+    cuts = isinstance(target, Split)
+    if isinstance(source, Split):
+        dim = others + source.dim
+        if target == P:
+            return [
+                np.concatenate([*zeros[:i], h, *zeros[i + 1 :]], dim) for i, h in enumerate(held)
+            ]
+        if not cuts:
+            return [np.concatenate(held, dim)] * devices
+        sent = [np.split(h, devices, others + target.dim) for h in held]
+        return [np.concatenate(slices, dim) for slices in zip(*sent, strict=True)]
+    if source == P:
+        total = sum(held)
+        return np.split(total, devices, others + target.dim) if cuts else [total] * devices
+    if target == P:
+        return [held[0], *zeros[1:]]
+    own = [np.split(h, devices, others + target.dim) for h in held]
+    return [own[i][i] for i in range(devices)]
+
+
+def markdown(devices: int, shape: tuple[int, ...] = (8, 8)) -> str:
+    """The table of one axis: each pair's collective, and bytes received as parts of n."""
+    mesh, size = Mesh(("x",), (devices,)), math.prod(shape)
+    kinds = [Split(0), B, P]
+    rows = [["from \\ to", *map(str, kinds), "S(1)"], ["---"] * 5]
+    for source in kinds:
+        row = [f"**{source}**"]
+        for target in [*kinds, Split(1)]:
+            steps_ = plan(NdSbp([source]), NdSbp([target]), shape, 1, mesh)
+            row.append(_cell(source, target, sum(s.received for s in steps_) / size, steps_))
+        rows.append(row)
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cell(source, target, part, taken):
+    if source == target:
+        return "–"
+    return f"{taken[0].kind}, {part} n" if taken[0].kind else "local, 0"

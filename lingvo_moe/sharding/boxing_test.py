@@ -1,0 +1,101 @@
+import fractions
+import itertools
+
+import numpy as np
+import pytest
+
+from lingvo_moe.sharding import boxing, sbp
+from lingvo_moe.sharding.annotations import Mesh
+from lingvo_moe.sharding.sbp import parse
+
+LINE = Mesh(("x",), (4,))
+GRID = Mesh(("x", "y"), (2, 3))
+CUBE = Mesh(("x", "y", "z"), (2, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "kind", "received"),
+    [  # n = 8 * 12 * 4 = 384 bytes, d = 4: the formulas by hand
+        ("S(0)", "B", "all-gather", 288),  # 3/4 n
+        ("S(0)", "S(1)", "all-to-all", 72),  # 3/16 n
+        ("P", "B", "all-reduce", 576),  # 6/4 n
+        ("P", "S(1)", "reduce-scatter", 288),  # 3/4 n
+        ("B", "S(0)", "", 0),
+        ("B", "P", "", 0),
+        ("S(1)", "P", "", 0),
+    ],
+)
+def test_table(source, target, kind, received):
+    (step,) = boxing.plan(parse(source), parse(target), (8, 12), 4, LINE)
+    assert (step.kind, step.received) == (kind, received)
+
+
+def test_nothing_to_do():
+    for value in sbp.every(2, 2):
+        assert boxing.plan(value, value, (6, 6), 4, GRID) == ()
+
+
+@pytest.mark.parametrize(("mesh", "shape"), [(LINE, (4, 8)), (GRID, (6, 12)), (CUBE, (8,))])
+def test_every_pair_on_pieces(mesh, shape):
+    random = np.random.default_rng(0)
+    array = random.integers(-50, 50, shape)
+    for source, target in itertools.product(sbp.every(len(shape), len(mesh.axes)), repeat=2):
+        pieces = sbp.cut(array, source, mesh, random)
+        for step in boxing.plan(source, target, shape, 4, mesh):
+            assert step.source != step.target
+            pieces = boxing.move(pieces, step, mesh)
+            np.testing.assert_array_equal(sbp.join(pieces, step.target, mesh), array, str(step))
+            source = step.target
+        assert source == target
+
+
+def test_every_single_step_on_pieces():
+    random = np.random.default_rng(1)
+    array = random.integers(-50, 50, (12, 6))
+    for source in sbp.every(2, 2):
+        for step in boxing.steps(source, array.shape, 4, GRID):
+            pieces = boxing.move(sbp.cut(array, source, GRID, random), step, GRID)
+            np.testing.assert_array_equal(sbp.join(pieces, step.target, GRID), array, str(step))
+
+
+def test_inner_cut_is_undone_first():
+    # (x, y) holds block 3x + y of six, 24 bytes each, and wants blocks 2y and 2y + 1: those do not
+    # lie together along x. Along y a device gathers the two others of its half, 48 bytes. Now x
+    # alone cuts, so that the half may be padded to a summand and its third be sliced off, both for
+    # nothing; adding those up along x, 48 bytes among two, takes 48 more: 96, while gathering the
+    # other half whole would have taken 48 + 72.
+    way = boxing.plan(parse("S(0),S(0)"), parse("B,S(0)"), (36,), 4, GRID)
+    assert [(s.kind, s.received) for s in way if s.kind] == [("all-gather", 48), ("all-reduce", 48)]
+    assert way[-1].target == parse("B,S(0)")
+
+
+def test_several_axes_at_once():
+    # One all-reduce of 6 devices, not one of 2 and one of 3: 2 * 5/6 n, n = 144.
+    (step,) = boxing.plan(parse("P,P"), parse("B,B"), (36,), 4, GRID)
+    assert (step.kind, step.axes, step.bytes, step.received) == ("all-reduce", ("x", "y"), 144, 240)
+
+
+def test_other_axes_divide_what_travels():
+    # x cuts the columns in two, so y's groups of three reduce half of 6 * 4 floats.
+    (step,) = boxing.plan(parse("S(1),P"), parse("S(1),B"), (6, 4), 4, GRID)
+    assert (step.axes, step.bytes, step.received) == (("y",), 48, 64)
+    assert str(step) == "S(1),P → S(1),B: all-reduce over y, 48 bytes"
+
+
+def test_no_way_of_few_steps_is_cheaper():
+    shape = (6, 6)
+    for source in itertools.islice(sbp.every(2, 2), 0, None, 3):
+        cheapest = {source: fractions.Fraction(0)}
+        for _ in range(3):
+            for here, cost in list(cheapest.items()):
+                for step in boxing.steps(here, shape, 4, GRID):
+                    total = cost + step.received
+                    cheapest[step.target] = min(total, cheapest.get(step.target, total))
+        for target, cost in cheapest.items():
+            way = boxing.plan(source, target, shape, 4, GRID)
+            assert sum(step.received for step in way) <= cost
+
+
+def test_uneven():
+    with pytest.raises(ValueError, match="do not fall into 4 equal pieces"):
+        boxing.plan(parse("B"), parse("S(0)"), (6,), 4, LINE)

@@ -1,0 +1,365 @@
+"""Sums that are made late: values that stay partial while they flow through linear operators.
+
+After a contraction over a cut dimension every device holds a summand. XLA adds them up at once; yet
+sums are linear, so they can wait, until there are fewer of them or until they are smaller (Yuan et
+al. 2021, arXiv 2110.15032, section 3.3). XLA needs to know nothing of this: a partial tensor has
+its summands along a leading dimension of their own, cut over the axis of the mesh, so that each
+device holds one and whatever is done to them is done locally.
+
+    y = einsum("BH,HM->BM", place(x, "BH"), place(w, "HM"))   # H is cut: y is P
+    z = einsum("BM,MN->BN", y, place(v, "MN"))                # z too; nothing was sent so far
+    z = reduce_partial(z)                                     # one AllReduce
+
+The mesh and the rules are those of `use_mesh`; outside of it nothing is ever partial and all of
+this is ordinary arithmetic.
+"""
+
+import dataclasses
+import itertools
+import math
+import string
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from lingvo_moe.sharding import boxing, sbp, signatures
+from lingvo_moe.sharding.annotations import Mesh, active, tile
+from lingvo_moe.sharding.sbp import B, NdSbp, P, Sbp
+
+_NO_MESH = Mesh((), ())
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """A tensor and how the mesh in force holds it.
+
+    Attributes:
+        value: [*one dimension for each axis in `explicit`, *the tensor's own dimensions]; those in
+            front have the axis's size, and device k of the axis holds entry k.
+        sbp: one S(i), B or P an axis.
+        explicit: axes along which `value` shows what each device holds, in the mesh's order: all
+            that are P, and those along which it has `copies`.
+    """
+
+    value: tf.Tensor
+    sbp: NdSbp
+    explicit: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        return tuple(self.value.shape[len(self.explicit) :])
+
+    def on(self, axis: str) -> Sbp:
+        """How it is held along one axis of the mesh in force."""
+        return self.sbp[_mesh().axes.index(axis)]
+
+    @property
+    def tensor(self) -> tf.Tensor:
+        """The tensor itself, for whatever is not linear.
+
+        Raises:
+            ValueError: it is partial.
+        """
+        if self.explicit:
+            raise ValueError(
+                f"A tensor that is {self.sbp} has summands or copies on the axes {self.explicit} "
+                f"and goes through linear operators only; use reduce_partial first."
+            )
+        return self.value
+
+
+def place(tensor: tf.Tensor, dims: str) -> Placed:
+    """The tensor, held by the rules in force, as `annotate` would have it.
+
+    Args:
+        tensor: of static shape.
+        dims: one letter a dimension.
+
+    Raises:
+        ValueError: as `from_rules`.
+    """
+    rules = active()[1] if active() else {}
+    placed = sbp.from_rules(dims, tuple(tensor.shape), _mesh(), rules)
+    return _told(Placed(tensor, placed))
+
+
+def einsum(equation: str, *operands: Placed) -> Placed:
+    """A sum of products, partial where a letter that is summed over is cut, or an operand partial.
+
+    Every device computes on what it holds; nothing is sent.
+
+    Args:
+        equation: a letter for each dimension of the tensors themselves.
+        operands: held as one of the signatures of the equation has it.
+
+    Raises:
+        ValueError: devices could not work on their pieces alone, or a cut dimension does not fall
+            into equal pieces.
+    """
+    mesh, operator = _mesh(), signatures.einsum(equation)
+    held = signatures.infer(operator, [operand.sbp for operand in operands], mesh)
+    explicit = tuple(
+        axis
+        for axis, one in zip(mesh.axes, held, strict=True)
+        if one == P or (one == B and any(axis in operand.explicit for operand in operands))
+    )
+    shown = _shown(operator.terms, operands, held, mesh)
+    letter_of = dict(zip(mesh.axes, _free_letters(equation), strict=False))
+    terms, values = [], []
+    for term, operand in zip(operator.terms, operands, strict=True):
+        cut = _cut_axes(operand.sbp, len(term), shown, mesh)
+        terms.append(_letters(operand.explicit, term, cut, letter_of))
+        values.append(_expanded(operand, cut, mesh))
+    cut = _cut_axes(held, len(operator.result), shown, mesh)
+    result = _letters(explicit, operator.result, cut, letter_of)
+    value = tf.einsum(f"{','.join(terms)}->{result}", *values)
+    return _merged(value, held, explicit, cut, mesh)
+
+
+def add(*operands: Placed) -> Placed:
+    """The sum of tensors of one shape; if some are partial, it is, and no device sends anything.
+
+    Raises:
+        ValueError: other shapes, or held differently other than by P.
+    """
+    shapes = {operand.shape for operand in operands}
+    if len(shapes) > 1:
+        raise ValueError(f"add needs tensors of one shape, got {sorted(shapes)}.")
+    columns = zip(*(operand.sbp for operand in operands), strict=True)
+    target = NdSbp(P if P in column else column[0] for column in columns)
+    for operand in operands:
+        if any(to not in (P, one) for to, one in zip(target, operand.sbp, strict=True)):
+            held = "; ".join(str(o.sbp) for o in operands)
+            raise ValueError(f"add needs tensors held alike but for P, got {held}. Box one first.")
+    boxed = [box(operand, target) for operand in operands]
+    if any(operand.explicit != boxed[0].explicit for operand in boxed):
+        raise ValueError("add takes copies on an axis for all of its operands or for none.")
+    return dataclasses.replace(boxed[0], value=tf.add_n([operand.value for operand in boxed]))
+
+
+def scale(operand: Placed, factor: tf.Tensor | float) -> Placed:
+    """The tensor times a number; that times another tensor is an `einsum`."""
+    return dataclasses.replace(operand, value=operand.value * factor)
+
+
+def transpose(operand: Placed, permutation: Sequence[int]) -> Placed:
+    """Dimension i of the result is dimension permutation[i] of the operand."""
+    held = signatures.infer(signatures.transpose(permutation), [operand.sbp], _mesh())
+    front = len(operand.explicit)
+    order = [*range(front), *(front + i for i in permutation)]
+    return _told(Placed(tf.transpose(operand.value, order), held, operand.explicit))
+
+
+def reshape(operand: Placed, shape: Sequence[int]) -> Placed:
+    """The same elements in another shape.
+
+    Raises:
+        ValueError: a cut dimension would not lie together any more.
+    """
+    reshaping = signatures.Reshape(operand.shape, tuple(shape))
+    held = signatures.infer(reshaping, [operand.sbp], _mesh())
+    front = operand.value.shape[: len(operand.explicit)]
+    return _told(Placed(tf.reshape(operand.value, [*front, *shape]), held, operand.explicit))
+
+
+def reduce_partial(operand: Placed, to: Sbp = B) -> tf.Tensor:
+    """Makes the sums that are still to be made.
+
+    Args:
+        operand: partial or not.
+        to: what the axes that are P become: B by an AllReduce, S(i) by half of one.
+
+    Returns:
+        The tensor itself.
+
+    Raises:
+        ValueError: as `box`, or an operand with copies.
+    """
+    return box(operand, NdSbp(to if one == P else one for one in operand.sbp)).tensor
+
+
+def copies(operand: Placed, axes: Sequence[str]) -> Placed:
+    """The same tensor with the copies shown that devices along these axes hold anyway.
+
+    The gradient with respect to its `value` then is what each device contributes: a partial tensor.
+
+    Raises:
+        ValueError: it is not B along one of the axes.
+    """
+    mesh = _mesh()
+    for axis in axes:
+        if operand.on(axis) != B:
+            raise ValueError(f"A tensor that is {operand.sbp} has no copies along {axis!r}.")
+    explicit = tuple(a for a in mesh.axes if a in axes or a in operand.explicit)
+    value = operand.value
+    for position, axis in enumerate(explicit):
+        if axis not in operand.explicit:
+            shape = [*value.shape[:position], mesh.size((axis,)), *value.shape[position:]]
+            value = tf.broadcast_to(tf.expand_dims(value, position), shape)
+    return _told(Placed(value, operand.sbp, explicit))
+
+
+def box(operand: Placed, target: NdSbp) -> Placed:
+    """The same tensor, held otherwise, by the steps of `boxing.plan`.
+
+    P to S(i) is done as an AllToAll of summands that each device then adds up: a device receives as
+    many bytes as from a ReduceScatter, which not all of XLA's back ends make.
+
+    Raises:
+        ValueError: a target that the mesh or the shape do not allow, or an operand with copies.
+    """
+    mesh = _mesh()
+    if operand.sbp == target:
+        return operand
+    if any(operand.on(axis) == B for axis in operand.explicit):
+        raise ValueError(f"Only a tensor without copies can be boxed, to {target}; box it before.")
+    for step in boxing.plan(operand.sbp, target, operand.shape, operand.value.dtype.size, mesh):
+        operand = _step(operand, step, mesh)
+    return operand
+
+
+def _step(operand: Placed, step: boxing.Step, mesh: Mesh) -> Placed:
+    first = mesh.axes.index(step.axes[0])
+    if step.source[first] == P:
+        return _added_up(operand, step, mesh)
+    if step.target[first] == P:
+        for axis in reversed(step.axes):
+            operand = _summands(operand, axis, mesh)
+        return operand
+    return _told(dataclasses.replace(operand, sbp=step.target))
+
+
+def _added_up(operand: Placed, step: boxing.Step, mesh: Mesh) -> Placed:
+    explicit = tuple(axis for axis in operand.explicit if axis not in step.axes)
+    places = [operand.explicit.index(axis) for axis in step.axes]
+    others = [i for i in range(operand.value.shape.rank) if i not in places]
+    # One dimension of summands: XLA reduces several one after the other, which takes more bytes.
+    value = tf.transpose(operand.value, [*places, *others])
+    value = tf.reshape(value, [-1, *value.shape[len(places) :]])
+    before = [step.axes, *((axis,) for axis in explicit)]
+    value = _tiled(value, before + sbp.split_axes(step.source, len(operand.shape), mesh), mesh)
+    if step.kind == "reduce-scatter":
+        after = [(), *((axis,) for axis in explicit)]
+        value = _tiled(value, after + sbp.split_axes(step.target, len(operand.shape), mesh), mesh)
+    return _told(Placed(tf.reduce_sum(value, 0), step.target, explicit))
+
+
+def _summands(operand: Placed, axis: str, mesh: Mesh) -> Placed:
+    """B or S(i) to P along one axis: one device keeps its copy, or each pads its piece by zeros."""
+    held = NdSbp(P if a == axis else operand.on(a) for a in mesh.axes)
+    explicit = tuple(a for a in mesh.axes if a in operand.explicit or a == axis)
+    make = _kept if operand.on(axis) == B else _padded
+    value = make(operand, axis, explicit.index(axis), mesh)
+    shape = [mesh.size((a,)) for a in explicit] + list(operand.shape)
+    return _told(Placed(tf.reshape(value, shape), held, explicit))
+
+
+def _kept(operand: Placed, axis: str, position: int, mesh: Mesh) -> tf.Tensor:
+    """The value with a dimension of the axis at position, where the first device keeps it."""
+    value = tf.expand_dims(operand.value, position)
+    first = tf.range(mesh.size((axis,))) == 0
+    return _where(tf.reshape(first, [-1] + [1] * (value.shape.rank - position - 1)), value)
+
+
+def _padded(operand: Placed, axis: str, position: int, mesh: Mesh) -> tf.Tensor:
+    """The value with a dimension of the axis at position, each device's piece in its slot."""
+    number, size = operand.on(axis).dim, mesh.size((axis,))
+    # [..., outer axes that cut the dimension, this axis, a piece, ...]; this one moves to position.
+    group = sbp.split_axes(operand.sbp, len(operand.shape), mesh)[number]
+    cut = [group if i == number else () for i in range(len(operand.shape))]
+    value = _expanded(operand, cut, mesh)
+    slot = len(operand.explicit) + number + len(group) - 1
+    order = [i for i in range(value.shape.rank) if i != slot]
+    value = tf.transpose(value, [*order[:position], slot, *order[position:]])
+    value = tf.expand_dims(value, slot + 1)
+    own = [1] * value.shape.rank
+    own[position] = own[slot + 1] = size
+    return _where(tf.reshape(tf.eye(size, dtype=tf.bool), own), value)
+
+
+def _where(condition: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """The value or zeros; not a product, which makes NaN of infinity."""
+    return tf.where(condition, value, tf.zeros([], value.dtype))
+
+
+# ---- dimensions that show what each device holds ----
+
+
+def _shown(terms, operands, held, mesh) -> set[str]:
+    """The axes along which the computation is written out device by device.
+
+    Those of summands and copies; and since a dimension is written out over all axes that cut it or
+    none, the others that cut the same letters.
+    """
+    shown = {axis for operand in operands for axis in operand.explicit}
+    shown |= {axis for axis, one in zip(mesh.axes, held, strict=True) if one == P}
+    groups = [
+        set(group)
+        for term, operand in zip(terms, operands, strict=True)
+        for group in sbp.split_axes(operand.sbp, len(term), mesh)
+    ]
+    while grown := [g for g in groups if g & shown and not g <= shown]:
+        shown = shown.union(*grown)
+    return shown
+
+
+def _cut_axes(held: NdSbp, rank: int, shown: set[str], mesh: Mesh) -> list[tuple[str, ...]]:
+    """For each dimension the axes that cut it and are written out."""
+    groups = sbp.split_axes(held, rank, mesh)
+    return [tuple(axis for axis in group if axis in shown) for group in groups]
+
+
+def _expanded(operand: Placed, cut: list[tuple[str, ...]], mesh: Mesh) -> tf.Tensor:
+    """The value with each dimension n that is cut over axes of sizes d, e as [d, e, n / (d e)]."""
+    if not any(cut):
+        return operand.value
+    sbp.piece_shape(operand.shape, operand.sbp, mesh)  # equal pieces, or an error that says so
+    shape = list(operand.value.shape[: len(operand.explicit)])
+    for size, group in zip(operand.shape, cut, strict=True):
+        shape += [*(mesh.size((axis,)) for axis in group), size // mesh.size(group)]
+    tiling = [(axis,) for axis in operand.explicit] + _finer(operand.sbp, cut, mesh)
+    return _tiled(tf.reshape(operand.value, shape), tiling, mesh)
+
+
+def _merged(value, held, explicit, cut, mesh) -> Placed:
+    """The inverse of `_expanded`."""
+    value = _tiled(value, [(axis,) for axis in explicit] + _finer(held, cut, mesh), mesh)
+    sizes, shape = iter(value.shape), []
+    for number in [1] * len(explicit) + [len(group) + 1 for group in cut]:
+        shape.append(math.prod(itertools.islice(sizes, number)))
+    return _told(Placed(tf.reshape(value, shape), held, explicit))
+
+
+def _finer(held: NdSbp, cut: list[tuple[str, ...]], mesh: Mesh) -> list[tuple[str, ...]]:
+    """The axes that cut each dimension of an expanded value."""
+    tiling = []
+    for group, written in zip(sbp.split_axes(held, len(cut), mesh), cut, strict=True):
+        tiling += [*((axis,) for axis in written), tuple(a for a in group if a not in written)]
+    return tiling
+
+
+def _letters(explicit, term, cut, letter_of) -> str:
+    """The letters of an expanded value: `term`'s, with those of axes in front of what they cut."""
+    front = "".join(letter_of[axis] for axis in explicit)
+    pairs = zip(term, cut, strict=True)
+    return front + "".join("".join(letter_of[a] for a in axes) + letter for letter, axes in pairs)
+
+
+def _free_letters(equation: str) -> list[str]:
+    return [letter for letter in string.ascii_letters if letter not in equation]
+
+
+def _mesh() -> Mesh:
+    return active()[0] if active() else _NO_MESH
+
+
+def _told(placed: Placed) -> Placed:
+    """The same, with XLA told of it."""
+    axes = sbp.split_axes(placed.sbp, len(placed.shape), _mesh())
+    tiling = [(axis,) for axis in placed.explicit] + axes
+    return dataclasses.replace(placed, value=_tiled(placed.value, tiling, _mesh()))
+
+
+def _tiled(value: tf.Tensor, axes: list[tuple[str, ...]], mesh: Mesh) -> tf.Tensor:
+    return tile(value, axes, mesh) if mesh.axes else value

@@ -1,0 +1,300 @@
+"""Split, Broadcast, Partial: what each device holds of a tensor, as small values.
+
+Yuan et al. 2021 (OneFlow, arXiv 2110.15032), section 3.1. For one axis of a mesh with d devices a
+tensor T is S(i), cut along dimension i into d pieces; B, a copy a device; or P, a summand of T's
+own shape a device, T being their sum. On a mesh of several axes there is one of these for each,
+applied outermost first: "S(0),B". Read by dimensions instead, S and B are the rules of
+annotations.py and GShard's three calls; P has no counterpart there.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from lingvo_moe.sharding import partition
+from lingvo_moe.sharding.annotations import Mesh, Rules, assignment
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Cut along dimension dim, one piece a device, in the order of the devices."""
+
+    dim: int
+
+    def __post_init__(self):
+        if self.dim < 0:
+            raise ValueError(f"S(i) counts dimensions from 0, got S({self.dim}).")
+
+    def __str__(self):
+        return f"S({self.dim})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Broadcast:
+    """A full copy on every device."""
+
+    def __str__(self):
+        return "B"
+
+
+@dataclasses.dataclass(frozen=True)
+class Partial:
+    """A summand of full shape on every device."""
+
+    def __str__(self):
+        return "P"
+
+
+Sbp = Split | Broadcast | Partial
+S = Split
+B = Broadcast()
+P = Partial()
+
+
+class NdSbp(tuple[Sbp, ...]):
+    """One Sbp for each axis of a mesh, outermost first: NdSbp([S(0), B])."""
+
+    __slots__ = ()
+
+    def __str__(self):
+        return ",".join(map(str, self))
+
+    def __repr__(self):
+        return f"NdSbp({self})"
+
+
+def parse(text: str) -> NdSbp:
+    """The value whose str is text: "S(0),B". The empty text is that of a mesh without axes.
+
+    Raises:
+        ValueError: anything else.
+    """
+    return NdSbp(_parse_one(part.strip(), text) for part in text.split(",") if text.strip())
+
+
+def _parse_one(part: str, text: str) -> Sbp:
+    match = re.fullmatch(r"B|P|S\((\d+)\)", part)
+    if not match:
+        raise ValueError(
+            f"Unknown placement {part!r} in {text!r}; write S(i), B or P for each axis of the "
+            f"mesh, as in 'S(0),B'."
+        )
+    return {"B": B, "P": P}.get(part) or Split(int(match[1]))
+
+
+def every(rank: int, axes: int) -> Iterable[NdSbp]:
+    """All that a tensor of this rank can be on a mesh of so many axes: (rank + 2) ** axes."""
+    one = [*map(Split, range(rank)), B, P]
+    return map(NdSbp, itertools.product(one, repeat=axes))
+
+
+# ---- read by dimensions: the rules of annotations.py ----
+
+
+def split_axes(sbp: NdSbp, rank: int, mesh: Mesh) -> list[tuple[str, ...]]:
+    """For each dimension the axes that cut it, as `assignment` gives; B and P cut none.
+
+    Raises:
+        ValueError: not one Sbp an axis, or S(i) of a dimension that is not there.
+    """
+    check(sbp, rank, mesh)
+    named = list(zip(mesh.axes, sbp, strict=True))
+    return [tuple(axis for axis, one in named if one == Split(dim)) for dim in range(rank)]
+
+
+def from_axes(axes: Sequence[tuple[str, ...]], mesh: Mesh) -> NdSbp:
+    """The inverse of `split_axes` for tensors without P.
+
+    Raises:
+        ValueError: a dimension cut over axes in another order than the mesh's.
+    """
+    result = dict.fromkeys(mesh.axes, B)
+    for dim, group in enumerate(axes):
+        if list(group) != sorted(group, key=mesh.axes.index):
+            raise ValueError(
+                f"Dimension {dim} is cut over {group}, inner before outer; name the axes in the "
+                f"order of the mesh, {mesh.axes}."
+            )
+        result |= dict.fromkeys(group, Split(dim))
+    return NdSbp(result.values())
+
+
+def from_rules(dims: str, shape: tuple[int | None, ...], mesh: Mesh, rules: Rules) -> NdSbp:
+    """What `annotate` makes of a tensor with these letters.
+
+    Args:
+        dims: one letter a dimension.
+        shape: the static shape; None where unknown.
+        mesh: the devices.
+        rules: letter -> mesh axis or axes.
+
+    Raises:
+        ValueError: as `assignment`, or as `from_axes`.
+    """
+    return from_axes(assignment(dims, shape, mesh, rules), mesh)
+
+
+def to_rules(sbp: NdSbp, dims: str, mesh: Mesh) -> dict[str, tuple[str, ...]]:
+    """The fewest rules by which a tensor with these letters is held so.
+
+    Raises:
+        ValueError: as `split_axes`, or P, of which rules know nothing.
+    """
+    _refuse_partial(sbp, "Rules")
+    axes = split_axes(sbp, len(dims), mesh)
+    return {letter: group for letter, group in zip(dims, axes, strict=True) if group}
+
+
+# ---- GShard's three calls ----
+
+
+def to_gshard(sbp: NdSbp, rank: int, mesh: Mesh) -> functools.partial:
+    """Which of `replicate`, `split` and `shard` says this; call the result with the tensor.
+
+    Raises:
+        ValueError: P, or cut over some axes and copied over others: GShard's calls place every
+            piece on one device or everything on all.
+    """
+    _refuse_partial(sbp, "GShard's calls")
+    check(sbp, rank, mesh)
+    if all(one == B for one in sbp):
+        return functools.partial(partition.replicate)
+    if B in sbp:
+        raise ValueError(
+            f"GShard's calls cannot say {sbp}: they cut a tensor over all devices or none. Use "
+            f"mesh_split or rules."
+        )
+    if len(sbp) == 1:
+        return functools.partial(
+            partition.split, split_dimension=sbp[0].dim, num_partitions=mesh.shape[0]
+        )
+    return functools.partial(partition.shard, device_assignment=_device_assignment(sbp, rank, mesh))
+
+
+def from_gshard(call: functools.partial, rank: int, mesh: Mesh) -> NdSbp:
+    """The inverse of `to_gshard`: of any of the three calls with its arguments but the tensor.
+
+    Raises:
+        ValueError: pieces in an order, or a number of them, that no NdSbp on this mesh gives.
+    """
+    if call.func is partition.replicate:
+        return NdSbp([B] * len(mesh.axes))
+    if call.func is partition.split:
+        pieces = [1] * rank
+        pieces[call.keywords["split_dimension"]] = call.keywords["num_partitions"]
+        wanted = np.arange(math.prod(pieces)).reshape(pieces)
+    else:
+        wanted = np.asarray(call.keywords["device_assignment"])
+    for sbp in itertools.product(map(Split, range(rank)), repeat=len(mesh.axes)):
+        if np.array_equal(_device_assignment(NdSbp(sbp), rank, mesh), wanted):
+            return NdSbp(sbp)
+    raise ValueError(
+        f"No S(i) for each axis of the mesh {mesh.axes}, {mesh.shape} places pieces as "
+        f"{wanted.tolist()}; give a mesh of other sizes or order."
+    )
+
+
+def _device_assignment(sbp: NdSbp, rank: int, mesh: Mesh) -> np.ndarray:
+    """Every axis cuts: which device, in the mesh's row-major order, holds which piece."""
+    axes = split_axes(sbp, rank, mesh)
+    devices = np.arange(math.prod(mesh.shape)).reshape(mesh.shape)
+    order = [mesh.axes.index(axis) for group in axes for axis in group]
+    return devices.transpose(order).reshape([mesh.size(group) for group in axes])
+
+
+def _refuse_partial(sbp: NdSbp, what: str):
+    if P in sbp:
+        raise ValueError(f"{what} cannot say {sbp}: P is a sum still to be made. Box it first.")
+
+
+# ---- what it means: the pieces ----
+
+
+def check(sbp: NdSbp, rank: int, mesh: Mesh):
+    """Whether a tensor of this rank can be sbp on this mesh.
+
+    Raises:
+        ValueError: not one Sbp an axis, or S(i) of a dimension that is not there.
+    """
+    if len(sbp) != len(mesh.axes):
+        raise ValueError(
+            f"{str(sbp)!r} has {len(sbp)} parts and the mesh the axes {mesh.axes}; give one for "
+            f"each."
+        )
+    for one in sbp:
+        if isinstance(one, Split) and one.dim >= rank:
+            raise ValueError(f"{one} of {str(sbp)!r} cuts no dimension of a tensor of rank {rank}.")
+
+
+def piece_shape(shape: Sequence[int], sbp: NdSbp, mesh: Mesh) -> tuple[int, ...]:
+    """The shape of what one device holds.
+
+    Raises:
+        ValueError: as `check`, or a dimension that does not fall into equal pieces.
+    """
+    result = []
+    for dim, (size, group) in enumerate(zip(shape, split_axes(sbp, len(shape), mesh), strict=True)):
+        if size % mesh.size(group):
+            raise ValueError(
+                f"Dimension {dim} of shape {tuple(shape)} has {size} elements, which do not fall "
+                f"into {mesh.size(group)} equal pieces over {group}; change the size or {sbp}."
+            )
+        result.append(size // mesh.size(group))
+    return tuple(result)
+
+
+def cut(array: np.ndarray, sbp: NdSbp, mesh: Mesh, random: np.random.Generator) -> np.ndarray:
+    """What all devices hold: the definition of the types, by NumPy.
+
+    Args:
+        array: the whole tensor.
+        sbp: how it is held.
+        mesh: the devices.
+        random: draws the summands of P, integers below 100 but for the last one.
+
+    Returns:
+        [*mesh.shape, *piece_shape].
+
+    Raises:
+        ValueError: as `piece_shape`.
+    """
+    piece_shape(array.shape, sbp, mesh)
+    for axis, (one, size) in enumerate(zip(sbp, mesh.shape, strict=True)):
+        if isinstance(one, Split):
+            parts = np.split(array, size, axis=axis + one.dim)
+        elif one == B:
+            parts = [array] * size
+        else:
+            summands = random.integers(-99, 100, (size - 1, *array.shape)).astype(array.dtype)
+            parts = [*summands, array - summands.sum(0)]
+        array = np.stack(parts, axis=axis)
+    return array
+
+
+def join(pieces: np.ndarray, sbp: NdSbp, mesh: Mesh) -> np.ndarray:
+    """The tensor of which devices hold these pieces: the inverse of `cut`.
+
+    Args:
+        pieces: [*mesh.shape, *piece_shape].
+        sbp: how they are to be read.
+        mesh: the devices.
+
+    Raises:
+        ValueError: copies that differ.
+    """
+    for axis in reversed(range(len(mesh.axes))):
+        parts, one = np.moveaxis(pieces, axis, 0), sbp[axis]
+        if isinstance(one, Split):
+            pieces = np.concatenate(list(parts), axis=axis + one.dim)
+        elif one == P:
+            pieces = parts.sum(0)
+        elif not np.allclose(parts, parts[:1]):
+            raise ValueError(f"The copies of {sbp} along {mesh.axes[axis]!r} differ.")
+        else:
+            pieces = parts[0]
+    return pieces

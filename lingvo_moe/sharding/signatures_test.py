@@ -1,0 +1,262 @@
+"""Signatures against an oracle: place everything every way, compute on pieces, see what fits."""
+
+import itertools
+import string
+
+import numpy as np
+import pytest
+
+from lingvo_moe.sharding import sbp, signatures
+from lingvo_moe.sharding.annotations import Mesh
+from lingvo_moe.sharding.sbp import B, P, S, cut, join, parse
+from lingvo_moe.sharding.signatures import Signature, nd_signatures
+
+MESHES = [Mesh(("x",), (2,)), Mesh(("x",), (3,)), Mesh(("x", "y"), (2, 2))]
+
+
+def legal_by_trial(compute, operands, mesh, seed=0):
+    """All (*operands, result) for which what devices compute on their pieces is the result's.
+
+    compute(pieces, held) gets one device's pieces, and for each operand which rows of its first
+    dimension these are.
+    """
+    random = np.random.default_rng(seed)
+    whole = [np.arange(len(o)) if o.ndim else np.arange(1) for o in operands]
+    expected = np.asarray(compute(operands, whole))
+    found = set()
+    for placed in itertools.product(*(_even(o.shape, mesh) for o in operands)):
+        pieces = [cut(o, p, mesh, random) for o, p in zip(operands, placed, strict=True)]
+        rows = [cut(w, _first(p), mesh, random) for w, p in zip(whole, placed, strict=True)]
+        results = _on_each_device(compute, pieces, rows, mesh)
+        if results is None:
+            continue
+        for result in _even(expected.shape, mesh):
+            if results.shape[len(mesh.axes) :] != sbp.piece_shape(expected.shape, result, mesh):
+                continue
+            try:
+                same = np.allclose(join(results, result, mesh), expected)
+            except ValueError:  # copies differ
+                continue
+            if same:
+                found.add((*placed, result))
+    return found
+
+
+def _on_each_device(compute, pieces, rows, mesh):
+    results = np.empty(mesh.shape, object)
+    for device in np.ndindex(*mesh.shape):
+        try:
+            results[device] = np.asarray(
+                compute([p[device] for p in pieces], [r[device] for r in rows])
+            )
+        except ValueError:  # pieces do not fit together
+            return None
+    if len({result.shape for result in results.flat}) > 1:
+        return None
+    stacked = np.stack(list(results.flat))
+    return stacked.reshape(*mesh.shape, *stacked.shape[1:])
+
+
+def _even(shape, mesh):
+    for value in sbp.every(len(shape), len(mesh.axes)):
+        try:
+            sbp.piece_shape(shape, value, mesh)
+        except ValueError:
+            continue
+        yield value
+
+
+def _first(placed):
+    """How the first dimension alone is held."""
+    return sbp.NdSbp(one if one == S(0) else B for one in placed)
+
+
+def inferred(operator, mesh):
+    found = [(*s.operands, s.result) for s in nd_signatures(operator, mesh.shape)]
+    assert len(found) == len(set(found))
+    assert len({f[:-1] for f in found}) == len(found), "two results for the same operands"
+    return set(found)
+
+
+def integers(random, shape):
+    return random.integers(-99, 100, shape)
+
+
+def random_equation(random):
+    """Up to three operands of up to three letters, now and then one twice; few in all."""
+    letters = string.ascii_lowercase[: random.integers(1, 5)]
+    terms = [
+        "".join(random.choice(list(letters), random.integers(0, 4)))
+        for _ in range(random.integers(1, 4))
+    ]
+    used = list(dict.fromkeys("".join(terms)))
+    random.shuffle(used)
+    return f"{','.join(terms)}->{''.join(used[: random.integers(0, len(used) + 1)])}"
+
+
+def placements(equation, axes):
+    terms = equation.replace("->", ",").split(",")
+    return np.prod([(len(term) + 2.0) ** axes for term in terms])
+
+
+def check_einsum(equation, mesh, random):
+    # Pieces of 2 and more: NumPy would broadcast a piece of 1.
+    sizes = {letter: int(np.prod(mesh.shape)) * 2 for letter in string.ascii_lowercase}
+    terms = equation.split("->")[0].split(",")
+    operands = [integers(random, [sizes[letter] for letter in term]) for term in terms]
+    trial = legal_by_trial(lambda p, _: np.einsum(equation, *p), operands, mesh)
+    assert trial == inferred(signatures.einsum(equation), mesh), equation
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_random_einsums(mesh):
+    random = np.random.default_rng(len(mesh.axes) * 10 + mesh.shape[0])
+    seen = set()
+    while len(seen) < (40 if len(mesh.axes) == 1 else 15):
+        equation = random_equation(random)
+        if equation in seen or placements(equation, len(mesh.axes)) > 5000:
+            continue
+        seen.add(equation)
+        check_einsum(equation, mesh, random)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize(
+    "equation", ["ab,bc->ac", "ii->i", "ab->ba", "ab->", "ab,a->b", "a,a,a->a"]
+)
+def test_known_einsums(equation, mesh):
+    check_einsum(equation, mesh, np.random.default_rng(3))
+
+
+def test_matmul_by_hand():
+    assert set(signatures.einsum("ab,bc->ac").signatures(4)) == {
+        Signature((S(0), B), S(0)),
+        Signature((B, S(1)), S(1)),
+        Signature((S(1), S(0)), P),
+        Signature((P, B), P),
+        Signature((B, P), P),
+        Signature((B, B), B),
+    }
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def normal(x, axis):
+    e = np.exp(x / 99 - (x / 99).max(axis, keepdims=True))
+    return e / e.sum(axis, keepdims=True)
+
+
+OTHERS = {
+    "add": (signatures.add("ab,ab->ab"), lambda x, y: x + y, [(8, 4), (8, 4)]),
+    "bias": (signatures.add("ab,b->ab"), lambda x, y: x + y, [(8, 4), (4,)]),
+    "scale": (signatures.add("ab->ab"), lambda x: 3 * x, [(8, 4)]),
+    "relu": (signatures.elementwise("ab->ab"), relu, [(8, 4)]),
+    "maximum": (signatures.elementwise("ab,b->ab"), np.maximum, [(8, 4), (4,)]),
+    "softmax": (signatures.softmax("ab", "b"), lambda x: normal(x, 1), [(8, 4)]),
+    "sum": (signatures.einsum("ab->a"), lambda x: x.sum(1), [(8, 4)]),
+    "mean": (signatures.mean("ab->b"), lambda x: x.mean(0), [(8, 4)]),
+    "max": (signatures.extremum("ab->a"), lambda x: x.max(1), [(8, 4)]),
+    "min_of_all": (signatures.extremum("a->"), lambda x: x.min(), [(8,)]),
+    "transpose": (signatures.transpose([2, 0, 1]), lambda x: x.transpose(2, 0, 1), [(8, 4, 12)]),
+}
+
+
+@pytest.mark.parametrize("mesh", MESHES[::2])
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_operators(name, mesh):
+    operator, function, shapes = OTHERS[name]
+    random = np.random.default_rng(5)
+    operands = [integers(random, shape) for shape in shapes]
+    trial = legal_by_trial(lambda p, _: function(*p), operands, mesh)
+    assert trial == inferred(operator, mesh)
+
+
+RESHAPES = [
+    ((8, 12), (96,)),
+    ((96,), (8, 12)),
+    ((4, 6), (6, 4)),
+    ((2, 3, 4), (6, 4)),
+    ((2, 2, 3), (4, 3)),
+    ((4, 3), (2, 2, 3)),
+    ((1, 6), (6, 1)),
+    ((3, 4), (3, 2, 2)),
+    ((2, 6), (3, 4)),
+]
+
+
+@pytest.mark.parametrize("mesh", [*MESHES, Mesh(("x", "y"), (2, 3)), Mesh(("x", "y"), (3, 2))])
+@pytest.mark.parametrize(("source", "target"), RESHAPES)
+def test_reshape(source, target, mesh):
+    array = integers(np.random.default_rng(6), source)
+
+    def compute(pieces, _):
+        """To the shape of any piece of the result of that size; trial says which are right."""
+        return pieces[0].reshape(shape)
+
+    trial = set()
+    for shape in {sbp.piece_shape(target, p, mesh) for p in _even(target, mesh)}:
+        if shape == target:
+            trial |= legal_by_trial(compute, [array], mesh)
+            continue
+        pieces_of = {p: cut(array, p, mesh, np.random.default_rng(7)) for p in _even(source, mesh)}
+        for placed, pieces in pieces_of.items():
+            for result in _even(target, mesh):
+                if sbp.piece_shape(target, result, mesh) != shape or pieces[
+                    (0,) * len(mesh.axes)
+                ].size != np.prod(shape):
+                    continue
+                local = pieces.reshape(*mesh.shape, *shape)
+                try:
+                    if np.array_equal(join(local, result, mesh), array.reshape(target)):
+                        trial.add((placed, result))
+                except ValueError:
+                    continue
+    assert trial == inferred(signatures.Reshape(source, target), mesh)
+
+
+@pytest.mark.parametrize("mesh", MESHES[::2])
+def test_gather(mesh):
+    random = np.random.default_rng(8)
+    table, numbers = integers(random, (8, 4)), random.integers(0, 8, (4, 8))
+
+    def look_up(pieces, held):
+        """Rows of others count as zeros, as in a lookup in a table cut over its rows."""
+        (rows, wanted), (have, _) = pieces, held
+        found = wanted[..., None] == have
+        return np.einsum("blv,vm->blm", found, rows)
+
+    operator = signatures.Gather("vm,bl->blm", "v")
+    assert legal_by_trial(look_up, [table, numbers], mesh) == inferred(operator, mesh)
+    assert Signature((S(0), B), P) in operator.signatures(4)
+
+
+def test_infer():
+    mesh = Mesh(("data", "model"), (2, 4))
+    product = signatures.einsum("BM,MH->BH")
+    assert signatures.infer(product, [parse("S(0),S(1)"), parse("B,S(0)")], mesh) == parse("S(0),P")
+    with pytest.raises(ValueError, match=r"no signature for S\(1\), B on axis 'model', only .*Box"):
+        signatures.infer(product, [parse("S(0),S(1)"), parse("B,B")], mesh)
+    # Within the half that "data" leaves, 1 x 6, "model" may cut what is then the first dimension.
+    mesh = Mesh(("data", "model"), (2, 3))
+    merge = signatures.Reshape((2, 6), (12,))
+    assert signatures.infer(merge, [parse("S(0),S(1)")], mesh) == parse("S(0),S(0)")
+    with pytest.raises(ValueError, match=r"no signature for S\(1\) on axis 'model'"):
+        signatures.infer(merge, [parse("B,S(1)")], mesh)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: signatures.einsum("ab,bc").terms, "name every dimension and the result"),
+        (lambda: signatures.einsum("...a->a"), "name every dimension"),
+        (lambda: signatures.einsum("ab->ac"), "a letter that no operand has"),
+        (lambda: signatures.einsum("a->aa"), "a letter twice"),
+        (lambda: signatures.add("ab,b->b"), "lacks 'a'; elements only"),
+        (lambda: signatures.Gather("vm,bl->blm", "b"), "must be a letter of the table alone"),
+    ],
+)
+def test_errors(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
