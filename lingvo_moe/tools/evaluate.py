@@ -13,7 +13,7 @@ from lingvo_moe.evaluation.evaluate import write_report
 from lingvo_moe.evaluation.report import format_table
 from lingvo_moe.tasks.evaluation import load_translator, translate_split
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tools import common
+from lingvo_moe.tools import common, runtimes
 
 FLAGS = flags.FLAGS
 
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> None:
     model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(FLAGS.set)
     model_dir.check_dataset(dataset)
     pairs = [dataset.pair(name).name for name in FLAGS.pairs] or model_dir.pairs
-    translator, step = load_translator(model_dir, common.make_runtime(model_dir.task), FLAGS.step)
+    translator, step = load_translator(model_dir, runtimes.make_runtime(model_dir.task), FLAGS.step)
     outputs = translate_split(
         [(name, translator) for name in pairs], dataset, FLAGS.split, common.report
     )
@@ -52,6 +52,7 @@ def run() -> None:
     flags.DEFINE_string("baselines", None, "A report to compare with: its directory or its JSON.")
     flags.DEFINE_integer("step", None, "Which checkpoint; by default the best on dev.")
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
+    runtimes.define_flags()
     common.run(main)
 
 

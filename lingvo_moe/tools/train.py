@@ -1,6 +1,9 @@
 r"""Trains a registered model; the same command again goes on where it stopped.
 
 lingvo-moe-train --model=tiny.MoE --data=build/demo/data --logdir=/tmp/tiny
+lingvo-moe-train --model=tiny.MoE --data=build/demo/data --logdir=/tmp/tiny8 --runtime=spmd \
+    --virtual_devices=8 --mesh=data:2,expert:4 --set=model.moe.num_groups=8 \
+    --set="model.moe.dispatcher=Einsum()"    # see docs/distributed.md
 """
 
 from pathlib import Path
@@ -9,7 +12,7 @@ from absl import flags
 
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.tasks.training import train_model
-from lingvo_moe.tools import common
+from lingvo_moe.tools import common, runtimes
 
 FLAGS = flags.FLAGS
 
@@ -20,16 +23,19 @@ def main(argv: list[str]) -> None:
     overrides = list(FLAGS.set)
     if FLAGS.max_steps is not None:
         overrides.append(f"train.max_steps={FLAGS.max_steps}")
+    process = runtimes.join()
+    report = common.report if process.index == 0 else lambda line: None
     result = train_model(
         FLAGS.model,
         overrides,
         Dataset.load(Path(FLAGS.data)),
         Path(FLAGS.logdir),
-        common.make_runtime,
-        common.report,
+        runtimes.make_runtime,
+        report,
+        process,
     )
     if result.finished:
-        common.report(
+        report(
             f"Done at step {result.step}; best dev loss {result.best_loss:.3f} at step "
             f"{result.best_step}. Next: lingvo-moe-evaluate --model={FLAGS.model} "
             f"--logdir={FLAGS.logdir} --data={FLAGS.data} --output=DIR"
@@ -43,6 +49,8 @@ def run() -> None:
     flags.DEFINE_string("logdir", None, "Checkpoints and TensorBoard events.", required=True)
     flags.DEFINE_integer("max_steps", None, "Short for --set=train.max_steps=…", lower_bound=1)
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
+    runtimes.define_flags()
+    runtimes.define_process_flags()
     common.run(main)
 
 

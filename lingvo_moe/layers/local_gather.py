@@ -1,0 +1,62 @@
+"""Dispatch by local gathers (GShard, arXiv 2006.16668, section 3.2's manual partitioning).
+
+G groups over all devices, g groups while experts are spread, S tokens per group, K choices,
+E experts spread, e experts not spread, C capacity, M model.
+"""
+
+import dataclasses
+
+import tensorflow as tf
+
+from lingvo_moe.layers.dispatch import Dispatcher, combine, inverse, permute
+from lingvo_moe.sharding.annotations import annotate
+from lingvo_moe.sharding.partition import manual
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocalGather(Dispatcher):
+    """As `Einsum` over many devices, but each device fills its slots by index.
+
+    The compiler cannot know that a group's indices stay within the group, and would gather across
+    devices. So the two gathers are written for one device in regions that it leaves alone; the
+    AllToAlls between them, and the experts, are its own work. Saves the one-hot products, whose
+    cost a token grows with the group.
+    """
+
+    def __call__(self, inputs, routing, capacity, experts, theta):
+        num_experts = next(iter(theta.values())).shape[0]
+        capacity = capacity or inputs.shape[1]
+        choices = (routing.expert, routing.position, routing.dispatched)
+
+        def fill(inputs, *choices):
+            slot, choice = _slots(num_experts, capacity, *choices)
+            rows = permute(tf.reshape(inputs, [-1, inputs.shape[-1]]), slot, choice)
+            return tf.reshape(rows, [num_experts, -1, capacity, inputs.shape[-1]])
+
+        def collect(rows, weight, *choices):
+            slot, choice = _slots(num_experts, capacity, *choices)
+            flat = tf.reshape(weight, slot.shape)
+            outputs = combine(tf.reshape(rows, [-1, rows.shape[-1]]), flat, slot, choice)
+            return tf.reshape(outputs, [*weight.shape[:2], rows.shape[-1]])
+
+        slots = manual(fill, [inputs, *choices], ["GSM", "GSK", "GSK", "GSK"], "eGCM")
+        expert_inputs = annotate(slots, "EgCM")
+        rows = tf.reshape(expert_inputs, [num_experts, -1, inputs.shape[-1]])
+        outputs = annotate(tf.reshape(experts(theta, rows), slots.shape), "EgCM")
+        outputs = annotate(outputs, "eGCM")
+        return manual(
+            collect,
+            [outputs, routing.weight, *choices],
+            ["eGCM", "GSK", "GSK", "GSK", "GSK"],
+            "GSM",
+        )
+
+
+def _slots(num_experts, capacity, expert, position, dispatched):
+    """The slot of each choice int32 [G·S, K] in [E, G, C], and the choice in each slot."""
+    groups = expert.shape[0]
+    group = tf.range(groups)[:, None, None]
+    slot = (expert * groups + group) * capacity + position
+    num_slots = num_experts * groups * capacity
+    slot = tf.reshape(tf.where(dispatched, slot, num_slots), [-1, expert.shape[-1]])
+    return slot, inverse(slot, num_slots)

@@ -1,0 +1,151 @@
+"""Runs itself in a process of its own, where JAX has eight virtual devices."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.core.layer import Context, init_theta
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.layers.dispatch import Einsum, Gather
+from lingvo_moe.layers.local_gather import LocalGather
+from lingvo_moe.layers.moe import MoE, MoEParams
+from lingvo_moe.layers.tokens import Tokens
+
+BATCH, LENGTH, MODEL, EXPERTS = 16, 6, 4, 8
+DISPATCHERS = (Einsum(), LocalGather())
+MESHES = ({"expert": 8}, {"data": 2, "expert": 2, "model": 2})
+
+
+def layer(dispatcher):
+    params = MoEParams(num_experts=EXPERTS, num_groups=8, dispatcher=dispatcher)
+    return MoE(model_dim=MODEL, hidden_dim=8, params=params)
+
+
+def inputs():
+    rng = np.random.default_rng(5)
+    values = rng.normal(size=(BATCH, LENGTH, MODEL)).astype(np.float32)
+    return values, (rng.random((BATCH, LENGTH)) < 0.9).astype(np.int32)
+
+
+def forward(dispatcher, theta, values, segments):
+    moe = layer(dispatcher)
+    output = moe.fprop(theta, values, Tokens(segments, segments), Context(tf.constant([1, 2])))
+    return {"outputs": output.outputs}
+
+
+def gradients(dispatcher, theta, values, segments):
+    """Outputs, and the gradients of a weighted sum of them."""
+    with tf.GradientTape() as tape:
+        theta.map(tape.watch)
+        tape.watch(values)
+        outputs = forward(dispatcher, theta, values, segments)["outputs"]
+        total = tf.reduce_sum(outputs * tf.cast(tf.range(MODEL), tf.float32))
+    by_theta, by_values = tape.gradient(total, [theta, values])
+    return {"outputs": outputs, "values": by_values, **dict(by_theta.flatten())}
+
+
+def theta():
+    return init_theta(layer(Einsum()).weights(), 7)
+
+
+def test_without_a_mesh_it_is_gather():
+    values, segments = inputs()
+    results = [
+        gradients(d, theta(), tf.constant(values), segments) for d in (LocalGather(), Gather())
+    ]
+    for name, expected in results[1].items():
+        np.testing.assert_array_equal(results[0][name], expected, name)
+
+
+@functools.cache
+def on_eight_devices():
+    pytest.importorskip("jax")
+    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    done = subprocess.run(
+        [sys.executable, __file__], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("dispatcher", DISPATCHERS, ids=str)
+def test_forward_has_two_all_to_alls_and_nothing_else(dispatcher):
+    assert on_eight_devices()[f"{dispatcher}"]["forward"] == {"all-to-all": 2}
+
+
+@pytest.mark.parametrize("dispatcher", DISPATCHERS, ids=str)
+def test_with_gradients_it_has_four(dispatcher):
+    """There and back again; the gate's gradient, of every device's tokens, is summed."""
+    counts = on_eight_devices()[f"{dispatcher}"]["backward"]
+    assert counts["all-to-all"] == 4
+    assert set(counts) == {"all-to-all", "all-reduce"}
+
+
+@pytest.mark.parametrize("mesh", range(len(MESHES)))
+@pytest.mark.parametrize("dispatcher", DISPATCHERS, ids=str)
+def test_numbers_are_those_of_one_device(dispatcher, mesh):
+    values, segments = inputs()
+    expected = gradients(Einsum(), theta(), tf.constant(values), segments)
+    results = on_eight_devices()[f"{dispatcher}"]["results"][mesh]
+    assert set(results) == set(expected)
+    for name in expected:
+        # float32 sums of some dozens of terms of order 1 in another order.
+        np.testing.assert_allclose(results[name], expected[name], rtol=1e-5, atol=1e-5)
+
+
+def main():
+    """Everything that wants eight devices, as JSON."""
+    from lingvo_moe.runtimes.lowering import ArraySpec, Placement, partitioned, shapes
+    from lingvo_moe.sharding.annotations import Mesh
+    from lingvo_moe.sharding.hlo import collectives, count
+
+    values, segments = inputs()
+    weights = dict(layer(Einsum()).weights().flatten())
+    args = [
+        {name: ArraySpec(spec.shape, "float32", spec.dims) for name, spec in weights.items()},
+        {
+            "inputs": ArraySpec(values.shape, "float32", "B.."),
+            "segments": ArraySpec(segments.shape, "int32", "B."),
+        },
+    ]
+    data = [
+        {name: np.asarray(value) for name, value in theta().flatten()},
+        {"inputs": values, "segments": segments},
+    ]
+
+    whole = ArraySpec(values.shape, "float32", "B..")
+    ahead = {"outputs": whole}
+    back = {"outputs": whole, "values": whole, **args[0]}
+
+    def compiled(function, results, dispatcher, mesh):
+        def run(flat, batch):
+            tree = NestedMap.unflatten(flat)
+            return function(dispatcher, tree, batch.inputs, batch.segments)
+
+        placement = Placement(Mesh(tuple(mesh), tuple(mesh.values())))
+        return partitioned(run, args, results, placement).lower(*shapes(args)).compile()
+
+    report = {}
+    for dispatcher in DISPATCHERS:
+        programs = [compiled(gradients, back, dispatcher, mesh) for mesh in MESHES]
+        forward_only = compiled(forward, ahead, dispatcher, MESHES[0])
+        report[str(dispatcher)] = {
+            "forward": count(collectives(forward_only.as_text())),
+            "backward": count(collectives(programs[0].as_text())),
+            "results": [
+                {name: np.asarray(x).tolist() for name, x in program(*data).items()}
+                for program in programs
+            ],
+        }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""From a TensorFlow function with annotations to one program that XLA cuts over many devices.
+
+TensorFlow itself drives XLA's partitioner on TPUs only. Its functions can be lowered through JAX,
+whose clients partition on CPU, GPU and TPU alike; JAX does nothing else here. Everything works from
+shapes: no weight need exist for a program to be lowered and compiled.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import tensorflow as tf
+from jax.experimental import jax2tf
+from jax.sharding import NamedSharding, PartitionSpec
+
+from lingvo_moe.core.layer import init_theta
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.sharding.annotations import Mesh, Rules, assignment, use_mesh
+from lingvo_moe.sharding.params import ShardingParams
+from lingvo_moe.train.step import TrainState, TrainStep
+
+# What XLA calls the arrays of a program: flat, by name, as plain dicts, which JAX knows.
+Arrays = dict[str, Any]
+
+
+class ArraySpec(NamedTuple):
+    """An array before it exists.
+
+    Attributes:
+        shape: its size in each dimension.
+        dtype: a numpy dtype or its name.
+        dims: one letter a dimension; rules say on which mesh axis each lives.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    dims: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Devices in a mesh, and the rules by which arrays are cut over them.
+
+    Attributes:
+        mesh: names and sizes of the axes.
+        sharding: the strategy.
+        devices: as many as the mesh has places, in its row-major order; None for JAX's own order
+            of all there are. A device that only describes one (jax.experimental.topologies) will
+            do for compiling.
+    """
+
+    mesh: Mesh
+    sharding: ShardingParams = ShardingParams()
+    devices: Sequence[Any] | None = None
+
+    @property
+    def jax_mesh(self) -> jax.sharding.Mesh:
+        """The same mesh with its devices.
+
+        Raises:
+            ValueError: there are fewer or more devices than places in the mesh.
+        """
+        devices = jax.devices() if self.devices is None else self.devices
+        if len(devices) != math.prod(self.mesh.shape):
+            sizes = ",".join(f"{a}:{n}" for a, n in zip(self.mesh.axes, self.mesh.shape))  # noqa: B905
+            raise ValueError(
+                f"Mesh {sizes} has {math.prod(self.mesh.shape)} places and there are "
+                f"{len(devices)} devices ({devices[0].platform}); change --mesh, or on a CPU "
+                f"--virtual_devices."
+            )
+        return jax.sharding.Mesh(np.array(devices).reshape(self.mesh.shape), self.mesh.axes)
+
+    @property
+    def compute_rules(self) -> Rules:
+        """Of what is computed."""
+        return self.sharding.compute_rules(self.mesh)
+
+    @property
+    def storage_rules(self) -> Rules:
+        """Of weights and slots between steps."""
+        return self.sharding.storage_rules(self.mesh)
+
+    @property
+    def groups(self) -> int:
+        """How many devices work on different groups of tokens."""
+        return self.mesh.size(self.compute_rules.get("G", ()))
+
+    def shardings(self, specs: Mapping[str, ArraySpec]) -> dict[str, NamedSharding]:
+        """Where the pieces of each array live.
+
+        Raises:
+            ValueError: as `assignment`, or a dimension that does not fall into equal pieces.
+        """
+        mesh = self.jax_mesh
+        return {
+            name: NamedSharding(mesh, self._partition_spec(name, spec))
+            for name, spec in specs.items()
+        }
+
+    @property
+    def replicated(self) -> NamedSharding:
+        """Every device holds all of it."""
+        return NamedSharding(self.jax_mesh, PartitionSpec())
+
+    def _partition_spec(self, name, spec):
+        axes = assignment(spec.dims, spec.shape, self.mesh, self.storage_rules)
+        for letter, size, group in zip(spec.dims, spec.shape, axes, strict=True):
+            if size % self.mesh.size(group):
+                raise ValueError(
+                    f"Dimension {letter!r} of {name!r} has {size} elements, which do not fall into "
+                    f"{self.mesh.size(group)} equal pieces over {group}; change the size, the mesh "
+                    f"or the rule."
+                )
+        return PartitionSpec(*(group or None for group in axes))
+
+
+def lowerable(function: Callable, placement: Placement) -> Callable:
+    """What jax.jit takes, for a function of TensorFlow's.
+
+    Args:
+        function: takes flat NestedMaps of tensors and returns dicts of tensors, or a tuple of them.
+        placement: where things live.
+
+    Returns:
+        A function of plain dicts of arrays. Only tracing it costs anything.
+    """
+
+    on_tpu = placement.jax_mesh.devices.flat[0].platform == "tpu"
+
+    def annotated(*flat):
+        with use_mesh(placement.mesh, placement.compute_rules, cut_random=on_tpu):
+            return _plain(function(*map(NestedMap, flat)))
+
+    traced = tf.function(annotated, jit_compile=True, autograph=False)
+    return jax2tf.call_tf(traced, call_tf_graph=False)
+
+
+def partitioned(
+    function: Callable,
+    args: Sequence[Mapping[str, ArraySpec]],
+    results: Any,
+    placement: Placement,
+    *,
+    donate: Sequence[int] = (),
+) -> jax.stages.Wrapped:
+    """One program for all devices of a mesh.
+
+    Args:
+        function: as for `lowerable`.
+        args: likewise.
+        results: the structure of what function returns, with a dict of ArraySpecs for each dict
+            that is to stay in pieces and None for what every device is to hold.
+        placement: where things live.
+        donate: numbers of the arguments whose memory the results may take.
+
+    Returns:
+        The jitted function. `.lower(*shapes(args))` lowers it without data.
+    """
+    out = jax.tree.map(
+        lambda specs: placement.replicated if specs is None else placement.shardings(specs),
+        results,
+        is_leaf=lambda x: x is None or (isinstance(x, dict) and _holds_specs(x)),
+    )
+    return jax.jit(
+        lowerable(function, placement),
+        in_shardings=tuple(placement.shardings(specs) for specs in args),
+        out_shardings=out,
+        donate_argnums=tuple(donate),
+    )
+
+
+def shapes(args: Sequence[Mapping[str, ArraySpec]]) -> list[dict[str, jax.ShapeDtypeStruct]]:
+    """The arguments of a program as shapes alone, to lower it with."""
+    return [
+        {name: jax.ShapeDtypeStruct(spec.shape, spec.dtype) for name, spec in specs.items()}
+        for specs in args
+    ]
+
+
+def weight_specs(weights: NestedMap, prefix: str) -> dict[str, ArraySpec]:
+    """A tree of WeightSpecs by full name: {"theta/encoder/…": ArraySpec}."""
+    return {
+        f"{prefix}/{path}": ArraySpec(spec.shape, np.dtype(np.float32), spec.dims)
+        for path, spec in weights.flatten()
+    }
+
+
+def state_specs(weights: NestedMap, slots: NestedMap) -> dict[str, ArraySpec]:
+    """All of a TrainState by name: "step", "theta/…", "slots/…".
+
+    The step is int32 here: JAX keeps no 64-bit integers by default.
+    """
+    step = {"step": ArraySpec((), np.dtype(np.int32), "")}
+    return step | weight_specs(weights, "theta") | weight_specs(slots, "slots")
+
+
+def batch_specs(batch: Mapping[str, Any]) -> dict[str, ArraySpec]:
+    """The arrays of a batch, or anything with a shape and a dtype: rows first, cut along them."""
+    return {
+        name: ArraySpec(tuple(value.shape), np.dtype(value.dtype), "B" + "." * (value.ndim - 1))
+        for name, value in batch.items()
+    }
+
+
+def train_program(
+    step: TrainStep, batch: Mapping[str, ArraySpec], placement: Placement
+) -> tuple[jax.stages.Wrapped, list[dict[str, ArraySpec]]]:
+    """The training step (state, batch) -> (state, metrics), its state donated.
+
+    Args:
+        step: the step.
+        batch: from `batch_specs`.
+        placement: where things live.
+
+    Returns:
+        The program, and the specs of its two arguments.
+    """
+    weights = step.task.weights()
+    state = state_specs(weights, step.optimizer.slots(weights))
+
+    def run(flat, batch):
+        new, metrics = step(_unflatten(flat), batch)
+        return _flatten(new), metrics
+
+    args = [state, dict(batch)]
+    return partitioned(run, args, (state, None), placement, donate=(0,)), args
+
+
+def init_program(
+    weights: NestedMap, slots: NestedMap, placement: Placement
+) -> tuple[jax.stages.Wrapped, dict[str, ArraySpec]]:
+    """Seed -> initial state, made in its pieces: {"seed": int32 []} is the argument.
+
+    Returns:
+        The program, and the spec of the state.
+    """
+    state = state_specs(weights, slots)
+
+    def run(args):
+        theta, slot_values = (init_theta(specs, args.seed) for specs in (weights, slots))
+        return _flatten(TrainState(tf.constant(0, tf.int64), theta, slot_values))
+
+    seed = {"seed": ArraySpec((), np.dtype(np.int32), "")}
+    return partitioned(run, [seed], state, placement), state
+
+
+def _unflatten(flat: NestedMap) -> TrainState:
+    tree = NestedMap.unflatten(flat)
+    slots = tree.get("slots", NestedMap())
+    return TrainState(tf.cast(tree.step, tf.int64), tree.theta, slots)
+
+
+def _flatten(state: TrainState) -> dict[str, tf.Tensor]:
+    tree = NestedMap(theta=state.theta, slots=state.slots)
+    return {"step": tf.cast(state.step, tf.int32), **dict(tree.flatten())}
+
+
+def _plain(tree):
+    if isinstance(tree, dict):
+        return {key: _plain(value) for key, value in tree.items()}
+    return type(tree)(map(_plain, tree)) if type(tree) in (tuple, list) else tree
+
+
+def _holds_specs(tree: dict) -> bool:
+    return all(isinstance(value, ArraySpec) for value in tree.values())

@@ -1,0 +1,174 @@
+"""Many devices: XLA's partitioner through JAX, state in pieces, any number of processes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from lingvo_moe.core.layer import EVALUATION
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.runtimes.lowering import (
+    ArraySpec,
+    Placement,
+    batch_specs,
+    init_program,
+    partitioned,
+    state_specs,
+    train_program,
+    weight_specs,
+)
+from lingvo_moe.train.step import Trainable, TrainStep
+
+_LEAST_LENGTH = 16
+
+
+class Spmd:
+    """Holds the state in pieces on the devices of a mesh and runs the step as one program.
+
+    The interface is that of runtimes.local.Local. Every process makes the same calls with the same
+    batches, whole ones, of which its devices take their rows.
+    """
+
+    def __init__(self, task: Trainable, step: TrainStep | None, placement: Placement):
+        """Makes an empty runtime; `initialize` or `restore` fills it.
+
+        Args:
+            task: the model; its `for_xla` is what evaluates and decodes.
+            step: how to train it; None for decoding and evaluation only, which need no slots.
+            placement: the mesh and what lives where on it.
+
+        Raises:
+            ValueError: there are not as many devices as places in the mesh, or the model cannot be
+                cut that way.
+        """
+        self._task, self._step, self._placement = task, step, placement
+        self._fixed_task = task.for_xla(placement.groups)
+        self._weights = task.weights()
+        self._slots = step.optimizer.slots(self._weights) if step else NestedMap()
+        self._specs = state_specs(self._weights, self._slots)
+        self._shardings = placement.shardings(self._specs)
+        self._state: dict[str, jax.Array] | None = None
+        self._programs: dict[Any, Any] = {}
+
+    def initialize(self, seed: int) -> None:
+        """Starts from scratch: every device draws its own pieces of the weights."""
+        program = self._program(
+            "initialize", lambda: init_program(self._weights, self._slots, self._placement)[0]
+        )
+        self._state = program({"seed": np.int32(seed)})
+
+    def state(self) -> dict[str, jax.Array | np.ndarray]:
+        """The state by name: "step" int64, "theta/…", "slots/…" in pieces, as they lie."""
+        return self._state | {"step": np.asarray(self._state["step"]).astype(np.int64)}
+
+    def restore(self, tensors: Mapping[str, Any]) -> None:
+        """Puts back what `state` gave, on this or another mesh.
+
+        Args:
+            tensors: anything with a shape, sliced by a tuple of slices; a process asks for the
+                pieces of its own devices alone.
+
+        Raises:
+            ValueError: a tensor is missing or has another shape than this model's.
+        """
+        for name, spec in self._specs.items():
+            if name not in tensors:
+                raise ValueError(f"The checkpoint has no tensor {name!r}; it is of another model.")
+            if tuple(tensors[name].shape) != spec.shape:
+                raise ValueError(
+                    f"Tensor {name!r} is {tuple(tensors[name].shape)} in the checkpoint and "
+                    f"{spec.shape} in the model; give the model the checkpoint was "
+                    f"trained with, --set included."
+                )
+        self._state = {
+            name: _cut(tensors[name], spec, self._shardings[name])
+            for name, spec in self._specs.items()
+        }
+
+    def train(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
+        """Takes one step; the metrics it returns are still being computed."""
+        specs = batch_specs(batch)
+        program = self._program(
+            "train", lambda: train_program(self._step, specs, self._placement)[0], specs
+        )
+        self._state, metrics = program(self._state, self._fed(batch, specs))
+        return NestedMap(metrics)
+
+    def evaluate(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
+        """The metrics of a batch, in evaluation mode; changes nothing."""
+        task = self._fixed_task
+
+        def run(theta, batch):
+            denominator = task.num_targets(batch)
+            return task.loss(_tree(theta), batch, denominator, EVALUATION).metrics
+
+        return NestedMap(self._call("evaluate", run, batch))
+
+    def translate(
+        self, source_ids: np.ndarray, lengths: np.ndarray, tasks: np.ndarray | None = None
+    ):
+        """Decodes a batch of any size: int32 [B, L], [B] and [B]; see the task's `translate`.
+
+        Rows and columns are padded to powers of two, so that few programs are compiled.
+        """
+        rows = _next_size(len(lengths), self._placement.groups)
+        columns = _next_size(source_ids.shape[1], _LEAST_LENGTH)
+        spare = rows - len(lengths)
+        batch = {
+            "source_ids": np.pad(source_ids, [(0, spare), (0, columns - source_ids.shape[1])]),
+            "lengths": np.pad(lengths, (0, spare), constant_values=1),
+        }
+        if tasks is not None:
+            batch["tasks"] = np.pad(tasks, (0, spare))
+        task = self._fixed_task
+
+        def run(theta, batch):
+            return task.translate(_tree(theta), batch.source_ids, batch.lengths, batch.get("tasks"))
+
+        output = self._call("translate", run, batch)
+        return jax.tree.map(lambda x: np.asarray(x)[: len(lengths)], output)
+
+    def _call(self, name, run, batch):
+        """run(theta, batch) on the weights at hand; every device gets all of the result."""
+        specs, weights = batch_specs(batch), weight_specs(self._weights, "theta")
+        program = self._program(
+            name, lambda: partitioned(run, [weights, specs], None, self._placement), specs
+        )
+        return program({n: self._state[n] for n in weights}, self._fed(batch, specs))
+
+    def _program(self, name, make, specs=None):
+        """The compiled program of that name and those shapes, made on first use."""
+        shapes = tuple((n, spec.shape) for n, spec in sorted((specs or {}).items()))
+        if (name, shapes) not in self._programs:
+            self._programs[name, shapes] = make()
+        return self._programs[name, shapes]
+
+    def _fed(self, batch, specs):
+        """A whole batch on the devices; each process sends its own devices their rows."""
+        shardings = self._placement.shardings(specs)
+        return {n: _cut(np.asarray(value), specs[n], shardings[n]) for n, value in batch.items()}
+
+
+def _cut(source: Any, spec: ArraySpec, sharding: jax.sharding.Sharding) -> jax.Array:
+    """The array whose pieces on this process's devices are read from source, each by itself."""
+
+    def piece(index):
+        index = tuple(
+            slice(i.start or 0, size if i.stop is None else i.stop)
+            for i, size in zip(index, spec.shape, strict=True)
+        )
+        return np.asarray(source[index], spec.dtype)
+
+    return jax.make_array_from_callback(spec.shape, sharding, piece)
+
+
+def _tree(theta: NestedMap) -> NestedMap:
+    return NestedMap.unflatten(theta).theta
+
+
+def _next_size(size: int, least: int) -> int:
+    """The least of least, 2·least, 4·least, … that is not under size."""
+    while least < size:
+        least *= 2
+    return least

@@ -1,0 +1,78 @@
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from numpy.testing import assert_allclose
+
+from lingvo_moe.runtimes.spmd_test import local, run
+
+STEPS = 50
+# Errors of some 1e-7 a step, carried on by the weights; a different draw or routing shows as 1e-3.
+TOLERANCE = 2e-5
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("mesh", "flags"),
+    [
+        ("data:8", ()),
+        ("expert:8", ()),
+        ("data:2,expert:4", ()),
+        ("data:2,expert:2,model:2", ()),
+        ("data:2,expert:4", ("sharding=ZeRO()",)),
+        ("data:2,expert:2,model:2", ("model.moe.dispatcher=LocalGather()",)),
+    ],
+)
+def test_fifty_steps_are_those_of_one_device(mesh, flags):
+    _, _, losses = local(STEPS)
+    (report,) = run(mesh, STEPS, *flags)
+    assert_allclose(report["losses"], losses, rtol=TOLERANCE)
+
+
+def test_two_processes_of_four_devices_are_one_device():
+    _, _, losses = local(STEPS)
+    for report in run("data:2,expert:4", STEPS, devices=4, processes=2):
+        assert_allclose(report["losses"], losses, rtol=TOLERANCE)
+
+
+def test_the_docs_list_every_collective_of_tiny():
+    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    out = subprocess.check_output([sys.executable, __file__], env=environment, text=True)
+    page = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text()
+    rows = re.findall(r"^\| (All\w+) \| ([\d,]+) \|", page, re.MULTILINE)
+    kinds = {"AllToAll": "all-to-all", "AllReduce": "all-reduce"}
+    listed = [[kinds[kind], int(size.replace(",", ""))] for kind, size in rows]
+    assert sorted(listed) == sorted(json.loads(out.splitlines()[-1]))
+
+
+def main():
+    """Prints kind and bytes of each collective of tiny.MoE's step on eight devices."""
+    import lingvo_moe.params  # noqa: F401  registers the models
+    from lingvo_moe.core.params import override
+    from lingvo_moe.core.registry import get_params
+    from lingvo_moe.data.packing import Packer
+    from lingvo_moe.runtimes.lowering import Placement, batch_specs, shapes, train_program
+    from lingvo_moe.sharding.annotations import parse_mesh
+    from lingvo_moe.sharding.hlo import collectives
+    from lingvo_moe.tasks.training import train_step
+    from lingvo_moe.tasks.translation import TranslationTask
+
+    changes = ["model.moe.num_groups=8", "model.moe.dispatcher=Einsum()"]
+    params = override(get_params("tiny.MoE"), changes)
+    task = TranslationTask(params, ("a-b", "c-d", "e-f"))
+    sizes = params.input.batch_size, params.input.source_length, params.input.target_length
+    program, args = train_program(
+        train_step(task), batch_specs(Packer(*sizes).batch()), Placement(parse_mesh("expert:8"))
+    )
+    text = program.lower(*shapes(args)).compile().as_text()
+    print(json.dumps([[c.kind, c.bytes] for c in collectives(text)]))
+
+
+if __name__ == "__main__":
+    main()

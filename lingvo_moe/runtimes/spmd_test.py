@@ -1,0 +1,290 @@
+"""Runs itself in processes of their own, where JAX has virtual devices."""
+
+import functools
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from lingvo_moe.core.params import override
+from lingvo_moe.core.registry import get_params
+from lingvo_moe.params import tiny  # noqa: F401  registers tiny.MoE
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.tasks.training import train_step
+from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.testing.tiny_world import SHRINK
+
+ROWS, LENGTH, PAIRS = 8, 12, ("a-b", "c-d")
+PARAMS = (
+    *SHRINK,
+    "model.num_encoder_layers=1",
+    "model.num_decoder_layers=1",
+    "model.moe.every_n=1",
+    "model.moe.num_groups=8",
+    "model.moe.dispatcher=Einsum()",
+    "source_vocab_size=64",
+    "target_vocab_size=64",
+)
+SOURCE = np.random.default_rng(8).integers(4, 64, (5, 9)).astype(np.int32)
+SOURCE_LENGTHS = np.array([9, 2, 7, 5, 1], np.int32)
+
+# A sum of float32 numbers depends on their order, by about one part in 2^24 an addition, and each
+# device adds up its own first. Errors of some 1e-7 enter every step and grow as training goes on.
+TOLERANCE = 2e-6
+
+
+def make_task(overrides=()):
+    return TranslationTask(override(get_params("tiny.MoE"), [*PARAMS, *overrides]), PAIRS)
+
+
+def make_batch(step):
+    """Random tokens; two sentences a row, and padding of random length."""
+    rng = np.random.default_rng(step)
+    batch = {}
+    pair = rng.integers(0, len(PAIRS), (ROWS, 1))
+    for side in ("source", "target"):
+        ends = np.sort(rng.integers(1, LENGTH, (ROWS, 2)), axis=1)
+        position = np.arange(LENGTH)
+        segments = 1 + (position >= ends[:, :1]) - 2 * (position >= ends[:, 1:])
+        batch[f"{side}_segment_ids"] = np.maximum(segments, 0)
+        batch[f"{side}_pair_ids"] = np.broadcast_to(pair, (ROWS, LENGTH))
+    for name in ("source_ids", "target_ids", "target_inputs"):
+        batch[name] = rng.integers(4, 64, (ROWS, LENGTH))
+    return {name: value.astype(np.int32) for name, value in batch.items()}
+
+
+def train(runtime, steps):
+    """The negative log-likelihood and the gradient's norm of each step."""
+    metrics = [runtime.train(make_batch(step)) for step in range(steps)]
+    return [[float(m.nll), float(m.grad_norm)] for m in metrics]
+
+
+@functools.cache
+def local(steps):
+    """A trained local runtime and what it saw."""
+    task = make_task()
+    runtime = Local(task, train_step(task))
+    runtime.initialize(3)
+    before = {name: value.numpy() for name, value in runtime.state().items()}
+    return runtime, before, train(runtime, steps)
+
+
+@functools.cache
+def run(mesh, steps, *flags, devices=8, processes=1):
+    """What `main` prints, process by process."""
+    pytest.importorskip("jax")
+    xla = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla}
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        address = f"localhost:{probe.getsockname()[1]}"
+    started = [
+        subprocess.Popen(
+            [sys.executable, __file__, mesh, str(steps), address, str(i), str(processes), *flags],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(processes)
+    ]
+    reports = []
+    for process in started:
+        out, errors = process.communicate()
+        reports.append(json.loads(out.splitlines()[-1]) if process.returncode == 0 else errors)
+    failed = [report[-3000:] for report in reports if isinstance(report, str)]
+    assert not failed, failed[0]
+    return reports
+
+
+MESH, STEPS = "data:2,expert:4", 3
+
+
+def fast():
+    (report,) = run(MESH, STEPS, "everything")
+    return report
+
+
+def test_initial_weights_are_those_of_one_device():
+    _, before, _ = local(STEPS)
+    initial = fast()["initial"]
+    assert set(initial) == set(before)
+    for name, value in before.items():
+        # Box and Muller's sin, cos and log differ by an ulp or two of numbers up to 4.
+        np.testing.assert_allclose(initial[name], value, rtol=0, atol=2e-6, err_msg=name)
+
+
+def test_steps_are_those_of_one_device():
+    _, _, losses = local(STEPS)
+    np.testing.assert_allclose(fast()["losses"], losses, rtol=TOLERANCE)
+
+
+def test_the_state_lies_in_pieces():
+    """Experts in 4 pieces over "expert"; data-parallel weights whole on every device."""
+    shapes = fast()["piece_shapes"]
+    experts = "encoder/layer_00/feed_forward/experts/wi"
+    assert shapes[f"theta/{experts}"] == [8 // 4, 16, 32]
+    assert shapes[f"slots/{experts}/full"] == [8 // 4, 16, 32]
+    assert shapes["theta/encoder/embedding/table"] == [64, 16]
+
+
+def test_a_step_exchanges_tokens_and_sums_gradients_and_gathers_nothing():
+    """Two MoE layers, each there and back, forward and backward: eight AllToAlls."""
+    counts = fast()["collectives"]
+    assert counts["all-to-all"] == 8
+    assert set(counts) == {"all-to-all", "all-reduce"}
+
+
+def test_evaluation_is_that_of_one_device():
+    runtime, _, _ = local(STEPS)
+    expected = runtime.evaluate(make_batch(99))
+    for name in ("nll", "tokens", "pair_nll", "pair_tokens"):
+        np.testing.assert_allclose(fast()["evaluation"][name], expected[name], rtol=TOLERANCE)
+
+
+def test_translations_are_those_of_one_device():
+    runtime, _, _ = local(STEPS)
+    expected = runtime.translate(SOURCE, SOURCE_LENGTHS)
+    ids, lengths, scores = fast()["translation"]
+    np.testing.assert_array_equal(lengths, expected.lengths)
+    for row, (got, wanted, length) in enumerate(zip(ids, expected.ids, lengths, strict=True)):
+        np.testing.assert_array_equal(got[0][: length[0]], wanted[0][: length[0]], str(row))
+    np.testing.assert_allclose(scores, expected.scores, rtol=1e-5)
+
+
+def test_a_restored_runtime_takes_the_same_next_step():
+    """The state goes out as arrays and into a new runtime piece by piece."""
+    assert fast()["resumed"] == fast()["losses"][-1]
+
+
+def test_the_pieces_alone_are_read():
+    assert fast()["read"] == {"theta/encoder/layer_00/feed_forward/experts/wi": [[2, 16, 32]]}
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("devices", "Mesh data:2,expert:2 has 4 places and there are 8 devices .cpu.; change"),
+        ("uneven", "'H' of 'theta/.*' has 33 elements, which do not fall into 2 equal pieces"),
+        ("axis", "Axis 'pipeline' of the mesh would cut nothing: the rules know data, expert, mod"),
+        ("groups", "'G' of 'GSM' has 1 elements, too few to cut into 8 pieces"),
+        ("missing", "The checkpoint has no tensor 'step'; it is of another model"),
+        ("shape", r"'step' is \(3,\) in the checkpoint and \(\) in the model"),
+    ],
+)
+def test_errors(case, message):
+    import re
+
+    assert re.search(message, fast()["errors"][case]), fast()["errors"][case]
+
+
+def main(mesh, steps, address, index, processes, *flags):
+    """Trains on a mesh and prints what the tests look at as JSON."""
+    import jax
+
+    from lingvo_moe.runtimes import processes as process_group
+    from lingvo_moe.runtimes.lowering import Placement
+    from lingvo_moe.runtimes.spmd import Spmd
+    from lingvo_moe.sharding.annotations import parse_mesh
+
+    if int(processes) > 1:
+        process_group.join(address, int(index), int(processes))
+    overrides = [flag for flag in flags if "=" in flag]
+    task = make_task(overrides)
+    placement = Placement(parse_mesh(mesh), task.params.sharding)
+    runtime = Spmd(task, train_step(task), placement)
+    runtime.initialize(3)
+    before = dict(runtime.state())
+    if "everything" not in flags:
+        print(json.dumps({"losses": train(runtime, int(steps))}))
+        return
+    initial = {name: np.asarray(value) for name, value in before.items()}
+    losses = train(runtime, int(steps) - 1)
+    saved = {name: np.asarray(value) for name, value in runtime.state().items()}
+    last = make_batch(int(steps) - 1)
+    losses.append(_numbers(runtime.train(last)))
+    report = {
+        "initial": {name: value.tolist() for name, value in initial.items()},
+        "losses": losses,
+        "piece_shapes": {
+            name: list(value.addressable_shards[0].data.shape)
+            for name, value in runtime.state().items()
+            if isinstance(value, jax.Array)
+        },
+        "collectives": _collectives(task, last, placement),
+        "evaluation": {
+            n: np.asarray(v).tolist() for n, v in runtime.evaluate(make_batch(99)).items()
+        },
+        "translation": [x.tolist() for x in runtime.translate(SOURCE, SOURCE_LENGTHS)],
+        "errors": dict(_errors(saved)),
+    }
+    watched = {name: _Watched(value) for name, value in saved.items()}
+    runtime.restore(watched)
+    wi = "theta/encoder/layer_00/feed_forward/experts/wi"
+    report["read"] = {wi: [list(shape) for shape in watched[wi].shapes]}
+    report["resumed"] = _numbers(runtime.train(last))
+    print(json.dumps(report))
+
+
+def _numbers(metrics):
+    return [float(metrics.nll), float(metrics.grad_norm)]
+
+
+def _collectives(task, batch, placement):
+    from lingvo_moe.runtimes.lowering import batch_specs, shapes, train_program
+    from lingvo_moe.sharding.hlo import collectives, count
+
+    program, args = train_program(train_step(task), batch_specs(batch), placement)
+    return count(collectives(program.lower(*shapes(args)).compile().as_text()))
+
+
+class _Watched:
+    """An array that remembers the different shapes that were read of it."""
+
+    def __init__(self, array):
+        self._array, self.shape, self.dtype, self.shapes = array, array.shape, array.dtype, set()
+
+    def __getitem__(self, index):
+        piece = self._array[index]
+        self.shapes.add(piece.shape)
+        return piece
+
+
+def _errors(saved):
+    from lingvo_moe.runtimes.lowering import Placement
+    from lingvo_moe.runtimes.spmd import Spmd
+    from lingvo_moe.sharding.annotations import parse_mesh
+
+    def make(mesh="data:2,expert:4", *overrides):
+        task = make_task(overrides)
+        return Spmd(task, train_step(task), Placement(parse_mesh(mesh), task.params.sharding))
+
+    def restore(state):
+        make().restore(state)
+
+    def no_groups():
+        runtime = make("expert:8", "model.moe.num_groups=1")
+        runtime.restore(saved)
+        runtime.train(make_batch(0))
+
+    cases = {
+        "devices": lambda: make("data:2,expert:2"),
+        "uneven": lambda: make("expert:4,model:2", "model.hidden_dim=33"),
+        "axis": lambda: make("expert:4,pipeline:2"),
+        "groups": no_groups,
+        "missing": lambda: restore({n: v for n, v in saved.items() if n != "step"}),
+        "shape": lambda: restore(saved | {"step": np.zeros(3)}),
+    }
+    for name, case in cases.items():
+        try:
+            case()
+        except ValueError as error:
+            yield name, str(error)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,184 @@
+"""GShard's annotations by hand (Lepikhin et al. 2020, section 3.2), and regions left alone.
+
+Layers name letters and leave the rest to rules (see annotations.py); these are for when a tensor's
+pieces are to be placed by number, and for code that wants to see one device's piece only.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.compiler.xla.experimental import xla_sharding
+
+from lingvo_moe.sharding.annotations import (
+    Mesh,
+    active,
+    assignment,
+    tile,
+    tile_sharding,
+    use_mesh,
+)
+
+
+def replicate(tensor: tf.Tensor) -> tf.Tensor:
+    """The same tensor, every device to hold all of it."""
+    return xla_sharding.replicate(tensor, use_sharding_op=True)
+
+
+def split(tensor: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Tensor:
+    """The same tensor, cut along one dimension; piece i lives on device i.
+
+    Args:
+        tensor: any rank; an uneven cut is legal, the compiler pads.
+        split_dimension: which dimension, from 0.
+        num_partitions: into how many pieces; the number of devices.
+
+    Raises:
+        ValueError: no such dimension, or more pieces than elements.
+    """
+    rank = tensor.shape.rank
+    if not 0 <= split_dimension < rank:
+        raise ValueError(
+            f"split_dimension must be in [0, {rank}) for a tensor of shape {tensor.shape}, got "
+            f"{split_dimension}."
+        )
+    shape = [1] * rank
+    shape[split_dimension] = num_partitions
+    return shard(tensor, np.arange(num_partitions).reshape(shape))
+
+
+def shard(tensor: tf.Tensor, device_assignment: np.ndarray | Sequence) -> tf.Tensor:
+    """The same tensor, cut along any dimensions, each piece on a device of one's choice.
+
+    A [3, 16, 64] tensor with an assignment of shape [1, 2, 4] falls into pieces of [3, 8, 16].
+
+    Args:
+        tensor: any rank.
+        device_assignment: integers of the same rank; the shape says into how many pieces each
+            dimension is cut, the entries which device holds each piece. All of 0 … D - 1, each
+            once; their order decides who talks to whom.
+
+    Raises:
+        ValueError: another rank, more pieces than elements, or entries that are no permutation.
+    """
+    devices = np.asarray(device_assignment)
+    if devices.ndim != tensor.shape.rank:
+        raise ValueError(
+            f"device_assignment has {devices.ndim} dimensions and the tensor {tensor.shape.rank}; "
+            f"give 1 for each dimension that is not cut."
+        )
+    for axis, (pieces, size) in enumerate(zip(devices.shape, tensor.shape, strict=True)):
+        if size is not None and pieces > size:
+            raise ValueError(
+                f"Dimension {axis} of {tensor.shape} has {size} elements, too few to cut into "
+                f"{pieces} pieces."
+            )
+    if sorted(devices.ravel().tolist()) != list(range(devices.size)):
+        raise ValueError(
+            f"device_assignment must hold each of 0 … {devices.size - 1} once, got "
+            f"{devices.ravel().tolist()}."
+        )
+    if devices.size == 1:
+        return replicate(tensor)
+    return xla_sharding.tile(tensor, devices, use_sharding_op=True)
+
+
+def mesh_split(tensor: tf.Tensor, mesh: Mesh, dims: Sequence[str | tuple[str, ...]]) -> tf.Tensor:
+    """The same tensor, cut over the axes of a mesh and whole along the others.
+
+    Args:
+        tensor: any rank.
+        mesh: the devices.
+        dims: for each dimension the mesh axis or axes it is cut over; "" or () for none.
+
+    Raises:
+        ValueError: dims of another length than the rank, an unknown axis, one used twice, or more
+            pieces than elements.
+    """
+    letters = "".join(chr(ord("a") + i) for i in range(len(dims)))
+    rules = {letter: axes for letter, axes in zip(letters, dims, strict=True) if axes}
+    return tile(tensor, assignment(letters, tuple(tensor.shape), mesh, rules), mesh)
+
+
+def manual(
+    function: Callable[..., tf.Tensor],
+    tensors: Sequence[tf.Tensor],
+    dims: Sequence[str],
+    result_dims: str,
+) -> tf.Tensor:
+    """A region that the compiler leaves alone: function runs on every device's own pieces.
+
+    What function computes is the program of one device; nothing in it may need another's piece. The
+    compiler partitions everything outside as ever. Its gradient is such a region too and computes
+    function again. Outside of `use_mesh` there is one device, and function gets the tensors whole.
+
+    Args:
+        function: pieces of the tensors -> the piece of the result.
+        tensors: of static shapes.
+        dims: for each tensor one letter a dimension; the rules in force say how it is cut.
+        result_dims: the same for the result.
+
+    Raises:
+        ValueError: as `assignment`, or a tensor does not fall into equal pieces.
+    """
+    if active() is None:
+        return function(*tensors)
+    mesh, rules = active()
+
+    @tf.custom_gradient
+    def region(*tensors):
+        (result,) = _by_hand(lambda *pieces: [function(*pieces)], tensors, dims, [result_dims])
+
+        def grad(upstream):
+            floats = [i for i, tensor in enumerate(tensors) if tensor.dtype.is_floating]
+
+            def backward(upstream, *pieces):
+                with tf.GradientTape() as tape:
+                    tape.watch([pieces[i] for i in floats])
+                    outputs = function(*pieces)
+                return tape.gradient(outputs, [pieces[i] for i in floats], upstream)
+
+            with use_mesh(mesh, rules):
+                grads = _by_hand(
+                    backward, [upstream, *tensors], [result_dims, *dims], [dims[i] for i in floats]
+                )
+            by_input = dict(zip(floats, grads, strict=True))
+            return [by_input.get(i) for i in range(len(tensors))]
+
+        return result, grad
+
+    return region(*tensors)
+
+
+def _by_hand(function, tensors, dims, result_dims):
+    """function's results on all devices, with every operation in it marked as one device's own."""
+    mesh, rules = active()
+    pieces = []
+    for tensor, letters in zip(tensors, dims, strict=True):
+        axes = assignment(letters, tuple(tensor.shape), mesh, rules)
+        for letter, size, group in zip(letters, tensor.shape, axes, strict=True):
+            if size % mesh.size(group):
+                raise ValueError(
+                    f"Dimension {letter!r} of {letters!r} has {size} elements, which do not fall "
+                    f"into {mesh.size(group)} equal pieces over {group}; a region by hand wants "
+                    f"them equal."
+                )
+        pieces.append(xla_sharding.auto_to_manual_spmd_partition(tensor, _serialized(axes, mesh)))
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    results = function(*pieces)
+    mark = tf.compat.v1.AttrValue(s=xla_sharding.Sharding.manual().proto.SerializeToString())
+    for operation in graph.get_operations()[before:]:
+        operation._set_attr("_XlaSharding", mark)
+    whole = []
+    for result, letters in zip(results, result_dims, strict=True):
+        axes = assignment(letters, (None,) * len(letters), mesh, rules)
+        shape = [size * mesh.size(group) for size, group in zip(result.shape, axes, strict=True)]
+        sharding = _serialized(axes, mesh)
+        whole.append(xla_sharding.manual_to_auto_spmd_partition(result, sharding, shape))
+    return whole
+
+
+def _serialized(axes, mesh):
+    sharding = tile_sharding(axes, mesh) if any(axes) else xla_sharding.Sharding.replicate()
+    return sharding.proto.SerializeToString()

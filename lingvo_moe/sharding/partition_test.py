@@ -1,0 +1,129 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.compiler.xla import xla_data_pb2
+
+from lingvo_moe.sharding.annotations import Mesh, parse_mesh, use_mesh
+from lingvo_moe.sharding.partition import manual, mesh_split, replicate, shard, split
+
+MESH = Mesh(("x", "y"), (2, 4))
+
+
+def annotation(shape, function):
+    """What function writes on a tensor of that shape."""
+    traced = tf.function(function, autograph=False).get_concrete_function(tf.TensorSpec(shape))
+    (op,) = [op for op in traced.graph.get_operations() if op.type == "XlaSharding"]
+    proto = xla_data_pb2.OpSharding()
+    proto.ParseFromString(op.get_attr("_XlaSharding"))
+    return proto
+
+
+def devices(proto):
+    return np.reshape(proto.tile_assignment_devices, proto.tile_assignment_dimensions).tolist()
+
+
+def test_replicate():
+    assert annotation([4, 2], replicate).type == xla_data_pb2.OpSharding.REPLICATED
+
+
+def test_split_gives_piece_i_to_device_i():
+    proto = annotation([8, 6], lambda x: split(x, 1, 3))
+    assert devices(proto) == [[0, 1, 2]]
+
+
+def test_split_may_be_uneven_and_into_one():
+    assert devices(annotation([8, 7], lambda x: split(x, 1, 3))) == [[0, 1, 2]]
+    whole = annotation([8, 7], lambda x: split(x, 0, 1))
+    assert whole.type == xla_data_pb2.OpSharding.REPLICATED
+
+
+def test_shard_places_every_piece():
+    # The paper's example: [3, 16, 64] by an assignment of [1, 2, 4] makes pieces of [3, 8, 16].
+    ids = [[[7, 5, 3, 1], [6, 4, 2, 0]]]
+    assert devices(annotation([3, 16, 64], lambda x: shard(x, ids))) == ids
+
+
+def test_mesh_split_over_axes_and_none():
+    # Device 4x + y holds piece (y, x).
+    proto = annotation([8, 6], lambda x: mesh_split(x, MESH, ["y", "x"]))
+    assert devices(proto) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    partly = annotation([8, 6], lambda x: mesh_split(x, MESH, ["", "x"]))
+    assert partly.replicate_on_last_tile_dim
+    assert devices(partly) == [[[0, 1, 2, 3], [4, 5, 6, 7]]]
+    both = annotation([8], lambda x: mesh_split(x, MESH, [("y", "x")]))
+    assert devices(both) == [0, 4, 1, 5, 2, 6, 3, 7]
+    whole = annotation([8, 6], lambda x: mesh_split(x, MESH, ["", ()]))
+    assert whole.type == xla_data_pb2.OpSharding.REPLICATED
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: split(x, 2, 2), r"must be in \[0, 2\) for a tensor of shape \(3, 8\), got 2"),
+        (lambda x: split(x, -1, 2), "must be in .* got -1"),
+        (lambda x: split(x, 0, 4), r"Dimension 0 of \(3, 8\) has 3 elements, too few to .* 4"),
+        (lambda x: shard(x, [0, 1]), "device_assignment has 1 dimensions and the tensor 2; give"),
+        (lambda x: shard(x, [[0, 1, 1, 3]]), r"hold each of 0 … 3 once, got \[0, 1, 1, 3\]"),
+        (lambda x: shard(x, [[1, 2]]), r"hold each of 0 … 1 once, got \[1, 2\]"),
+        (lambda x: mesh_split(x, MESH, ["z", ""]), "'z' names no axis of the mesh"),
+        (lambda x: mesh_split(x, MESH, ["x", "x"]), "Axis 'x' would split two dimensions"),
+        (lambda x: mesh_split(x, MESH, ["y", ""]), "has 3 elements, too few to cut into 4"),
+        (lambda x: mesh_split(x, MESH, ["y"]), "do not name each dimension"),
+    ],
+)
+def test_errors(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(tf.ones([3, 8]))
+
+
+def test_a_region_by_hand_without_a_mesh_gets_all_of_it():
+    result = manual(lambda x, y: x + y, [tf.ones([3]), tf.ones([3])], ["A", "A"], "A")
+    np.testing.assert_array_equal(result, [2, 2, 2])
+
+
+def test_a_region_by_hand_sees_pieces():
+    seen = []
+
+    def double(x):
+        seen.append(x.shape.as_list())
+        return tf.concat([x, x], axis=1)
+
+    @tf.function(autograph=False)
+    def run(x):
+        with use_mesh(MESH, {"A": "x", "B": "y"}), tf.GradientTape() as tape:
+            tape.watch(x)
+            doubled = manual(double, [x], ["AB"], "AB")
+            return doubled, tape.gradient(doubled, x)
+
+    whole, gradient = run.get_concrete_function(tf.TensorSpec([6, 8])).structured_outputs
+    assert seen[0] == [6 // 2, 8 // 4]
+    assert whole.shape == [6, 16]
+    assert gradient.shape == [6, 8]
+
+
+def test_a_region_by_hand_wants_equal_pieces():
+    with (
+        use_mesh(MESH, {"A": "y"}),
+        pytest.raises(ValueError, match=r"'A' of 'AB' has 6 elements, .* into 4 equal pieces"),
+    ):
+        tf.function(lambda x: manual(tf.identity, [x], ["AB"], "AB"))(tf.ones([6, 2]))
+
+
+def test_meshes_from_text():
+    assert parse_mesh("data:2,expert:4") == Mesh(("data", "expert"), (2, 4))
+    assert parse_mesh("x:1") == Mesh(("x",), (1,))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data", "Mesh 'data' must read axis:size,axis:size, such as data:2,expert:4"),
+        ("data:2,", "must read"),
+        ("data:-2", "must read"),
+        ("data:2,data:2", "one distinct name a size"),
+        ("data:0", "Mesh sizes must be >= 1"),
+    ],
+)
+def test_bad_texts(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_mesh(text)

@@ -1,0 +1,144 @@
+"""GShard's Table 4 in compiled programs: what an operator costs a device as the devices grow.
+
+Runs itself in processes of their own, where JAX has so many virtual devices. A dimension that the
+table lets grow has N elements a device, the others N in all.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+import pytest
+import tensorflow as tf
+
+N = 8
+ONE, LINEAR = 0, 1  # O(D^0), O(D^1)
+
+
+class Row(NamedTuple):
+    """One line of the table.
+
+    Attributes:
+        operands, result: (shape, dims); the dimension lettered D is cut over all devices.
+        function: of the operands.
+        compute: the order of FLOPs a device.
+        collectives: the kinds that may stand in the program, at least one of which must.
+        bytes: the order of what a device sends.
+    """
+
+    operands: list[tuple[tuple[int, ...], str]]
+    result: tuple[tuple[int, ...], str]
+    function: Any
+    compute: int
+    collectives: tuple[str, ...] = ()
+    bytes: int = ONE
+
+
+def table(d: int) -> dict[str, Row]:
+    """The rows for D = d devices."""
+    big, capacity = N * d, 64 // d  # the dispatch mask has 64 = E·C columns
+    return {
+        "add, A": Row([((big,), "D")] * 2, ((big,), "D"), tf.add, ONE),
+        "matmul, B": Row(
+            [((N, big), ".D"), ((big, N), "D.")], ((N, N), ".."), tf.matmul, ONE, ("all-reduce",)
+        ),
+        "matmul, A": Row([((big, N), "D."), ((N, N), "..")], ((big, N), "D."), tf.matmul, ONE),
+        "matmul, A and B": Row(
+            [((big, big), "D."), ((big, N), "D.")],
+            ((big, N), "D."),
+            tf.matmul,
+            LINEAR,
+            ("all-gather", "collective-permute"),
+            LINEAR,
+        ),
+        "matmul, A and C": Row(
+            [((big, N), "D."), ((N, big), ".D")],
+            ((big, big), "D."),
+            tf.matmul,
+            LINEAR,
+            ("all-gather", "collective-permute"),
+            LINEAR,
+        ),
+        "reduce AB to A, A": Row(
+            [((big, N), "D.")], ((big,), "D"), lambda x: tf.reduce_sum(x, 1), ONE
+        ),
+        "reduce AB to B, A": Row(
+            [((big, N), "D.")], ((N,), "."), lambda x: tf.reduce_sum(x, 0), ONE, ("all-reduce",)
+        ),
+        # E·C is fixed, as in an MoE layer. A device sends O(1); the table's √D is the time that
+        # takes on a torus, whose wires are ever more crowded.
+        "dispatch, G and E": Row(
+            [((d, N, d, capacity), "D..."), ((d, N, N), "D..")],
+            ((d, d, capacity, N), "D..."),
+            lambda mask, x: tf.einsum("GSEC,GSM->EGCM", mask, x),
+            ONE,
+            ("all-to-all",),
+        ),
+        "convolution, X": Row(
+            [((1, 4, big, N), "..D."), ((N, N, 3, 3), "....")],
+            ((1, 4, big, N), "..D."),
+            lambda x, w: tf.nn.conv2d(x, tf.transpose(w, [2, 3, 0, 1]), 1, "SAME"),
+            ONE,
+            ("collective-permute",),
+        ),
+    }
+
+
+@functools.cache
+def measured(d):
+    """Row -> {"flops": a device, "kinds": names of collectives, "bytes": their sum}."""
+    pytest.importorskip("jax")
+    flags = f"--xla_force_host_platform_device_count={d} --xla_backend_optimization_level=0"
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    done = subprocess.run(
+        [sys.executable, __file__, str(d)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("few", "many"), [(2, 8), pytest.param(16, 64, marks=pytest.mark.slow)], ids=str
+)
+@pytest.mark.parametrize("name", table(2))
+def test_table_4(name, few, many):
+    row, before, after = table(2)[name], measured(few)[name], measured(many)[name]
+    growth = many / few
+    assert after["flops"] / before["flops"] == pytest.approx(growth**row.compute, rel=0.02)
+    assert set(after["kinds"]) <= set(row.collectives)
+    assert bool(after["kinds"]) == bool(row.collectives)
+    if row.collectives:
+        assert after["bytes"] / before["bytes"] == pytest.approx(growth**row.bytes, rel=0.02)
+
+
+def main(d):
+    """Compiles every row for d devices and prints what it costs."""
+    from lingvo_moe.runtimes.lowering import ArraySpec, Placement, partitioned, shapes
+    from lingvo_moe.sharding.annotations import Mesh
+    from lingvo_moe.sharding.hlo import collectives
+    from lingvo_moe.sharding.params import ShardingParams
+
+    placement = Placement(Mesh(("all",), (d,)), ShardingParams(rules=(("D", ("all",)),)))
+    report = {}
+    for name, row in table(d).items():
+        args = [{f"{i}": ArraySpec(s, "float32", dims) for i, (s, dims) in enumerate(row.operands)}]
+
+        def run(operands, row=row):
+            return {"result": row.function(*(value for _, value in sorted(operands.items())))}
+
+        results = {"result": ArraySpec(row.result[0], "float32", row.result[1])}
+        program = partitioned(run, args, results, placement).lower(*shapes(args)).compile()
+        found = collectives(program.as_text())
+        report[name] = {
+            "flops": program.cost_analysis()["flops"],
+            "kinds": sorted({c.kind for c in found}),
+            "bytes": sum(c.bytes * c.times for c in found),
+        }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

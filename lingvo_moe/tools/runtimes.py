@@ -1,0 +1,76 @@
+"""--runtime and its flags: where a tool runs its model."""
+
+import importlib.util
+
+import tensorflow as tf
+from absl import flags
+
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.sharding.annotations import Mesh, parse_mesh
+from lingvo_moe.train.checkpoint import ALONE, Process
+
+FLAGS = flags.FLAGS
+
+
+def define_flags() -> None:
+    """The flags of `make_runtime`."""
+    flags.DEFINE_enum("runtime", "local", sorted(RUNTIMES), "One device, or many through JAX.")
+    flags.DEFINE_string(
+        "mesh", None, "axis:size,…, such as data:2,expert:4; by default all devices along data."
+    )
+    flags.DEFINE_integer(
+        "virtual_devices", None, "Split this machine's CPU into so many devices.", lower_bound=1
+    )
+
+
+def define_process_flags() -> None:
+    """The flags of `join`, for tools that many processes may run together."""
+    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, or auto to ask the cluster.")
+    flags.DEFINE_integer("process_index", None, "Which process this is, from 0.", lower_bound=0)
+    flags.DEFINE_integer("process_count", None, "How many there are.", lower_bound=1)
+
+
+def join() -> Process:
+    """Meets the other processes if the flags or the cluster speak of any."""
+    if FLAGS.runtime == "local":
+        return ALONE
+    _prepare_jax()
+    from lingvo_moe.runtimes.processes import join
+
+    return join(FLAGS.coordinator, FLAGS.process_index, FLAGS.process_count)
+
+
+def make_runtime(task, step=None):
+    """The runtime that the flags ask for, for a task and, for training, its TrainStep."""
+    return RUNTIMES[FLAGS.runtime](task, step)
+
+
+def _spmd(task, step):
+    _prepare_jax()
+    import jax
+
+    from lingvo_moe.runtimes.lowering import Placement
+    from lingvo_moe.runtimes.spmd import Spmd
+
+    # Of its GPUs TensorFlow would take all the memory, and it only traces here.
+    tf.config.set_visible_devices([], "GPU")
+    mesh = parse_mesh(FLAGS.mesh) if FLAGS.mesh else Mesh(("data",), (jax.device_count(),))
+    return Spmd(task, step, Placement(mesh, task.params.sharding))
+
+
+RUNTIMES = {"local": Local, "spmd": _spmd}
+
+
+def _prepare_jax():
+    """Tells JAX of virtual devices before it looks for real ones."""
+    if importlib.util.find_spec("jax") is None:
+        raise ValueError(
+            "--runtime=spmd needs JAX, which is not installed: pip install 'lingvo_moe[spmd]'. "
+            "--runtime=local, the default, does without."
+        )
+    import jax
+
+    wanted = FLAGS.virtual_devices
+    if wanted is not None and wanted != jax.config.jax_num_cpu_devices:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", wanted)

@@ -1,0 +1,75 @@
+import importlib.util
+
+import pytest
+from absl import flags
+
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.testing.tiny_world import SHRINK
+from lingvo_moe.tools import runtimes
+from lingvo_moe.tools.tools_test import TINY, _succeed, data  # noqa: F401
+
+ON_FOUR = ("--runtime=spmd", "--virtual_devices=4", "--mesh=data:2,expert:2")
+IN_GROUPS = ("--set=model.moe.num_groups=4", "--set=model.moe.dispatcher=LocalGather()")
+
+
+@pytest.fixture
+def parse(monkeypatch):
+    """Sets the flags of a tool, for this test alone."""
+    values = flags.FlagValues()
+    monkeypatch.setattr(flags, "FLAGS", values)
+    monkeypatch.setattr(runtimes, "FLAGS", values)
+    for name, default in [("runtime", "local"), ("mesh", None), ("coordinator", None)]:
+        flags.DEFINE_string(name, default, "", flag_values=values)
+    for name in ("virtual_devices", "process_index", "process_count"):
+        flags.DEFINE_integer(name, None, "", flag_values=values)
+    return lambda *arguments: values(["tool", *arguments])
+
+
+def test_local_is_the_default_and_alone(parse):
+    parse()
+    assert isinstance(runtimes.make_runtime(None), Local)
+    assert runtimes.join().index == 0
+
+
+def test_without_jax_the_message_names_the_cure(parse, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    parse("--runtime=spmd")
+    for call in (runtimes.join, lambda: runtimes.make_runtime(None)):
+        with pytest.raises(ValueError, match=r"pip install 'lingvo_moe\[spmd\]'"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"index": 1}, "--process_index and --process_count need --coordinator=HOST:PORT"),
+        ({"coordinator": "localhost:1"}, "needs --process_index and --process_count; --coord"),
+    ],
+)
+def test_half_an_address(arguments, message, monkeypatch):
+    pytest.importorskip("jax")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    from lingvo_moe.runtimes.processes import join
+
+    with pytest.raises(ValueError, match=message):
+        join(**arguments)
+
+
+@pytest.mark.slow
+def test_trained_in_pieces_resumed_and_used_on_one_device(data, tmp_path):  # noqa: F811
+    """Two steps on four devices, one more, and both runtimes translate with what came of it."""
+    pytest.importorskip("jax")
+    logdir = tmp_path / "model"
+    common = ("--model=tiny.MoE", f"--data={data}", f"--logdir={logdir}", *TINY, *IN_GROUPS)
+    first = _succeed("train", *common, *ON_FOUR, "--max_steps=2", "--set=train.eval_every=2")
+    assert "Done at step 2" in first.stderr
+    second = _succeed("train", *common, *ON_FOUR, "--max_steps=3", "--set=train.eval_every=3")
+    assert "Resuming from step 2" in second.stderr
+    assert "Done at step 3" in second.stderr
+    outputs = [
+        _succeed("translate", f"--logdir={logdir}", "--scores", *where, "kara", "mi kara").stdout
+        for where in ((), ON_FOUR)
+    ]
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0].splitlines()) == 2
+    assert SHRINK[-1] == "input.batch_size=4"  # a row for each device
