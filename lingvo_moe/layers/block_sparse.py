@@ -1,0 +1,291 @@
+"""Products with block-sparse matrices (MegaBlocks, Gale et al. 2022, arXiv 2211.15841, section 5).
+
+R row blocks of B rows, C column blocks of H columns, Z blocks (a bound), M the dense dimension,
+E experts.
+
+A sparse matrix of R·B rows and C·H columns keeps only the blocks that a `Topology` names: its
+values are [Z, B, H]. Dense matrices come in blocks too: one as tall as the sparse one is [R, B, M],
+one with a column of the sparse one for each of its rows or columns is [C, H, M] or [C, M, H],
+which for equal experts of one column block each is how their weights lie anyway.
+
+A product is named by what it gives and takes, S sparse, D dense, ᵀ transposed. Shapes are static
+and loops run over the blocks in use alone, so XLA compiles them and time follows the work. A loop
+takes slices of the weights: no copy per block is ever there. The six are closed under
+differentiation, so gradients of any order work.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+
+class Topology(NamedTuple):
+    """Which blocks there are, in compressed rows; the paper's hybrid of CSR and COO (section 5.1).
+
+    Attributes:
+        row: int32 [Z], the row of each block, in order; R for blocks not in use, which are last.
+        column: int32 [Z], the column of each block, C for those not in use.
+        offsets: int32 [R + 1], row r holds blocks offsets[r] to offsets[r + 1].
+        order: int32 [Z], the blocks by column, then row: what a transposed product walks along.
+        column_offsets: int32 [C + 1], column c holds blocks order[column_offsets[c]] and so on to
+            column_offsets[c + 1].
+    """
+
+    row: tf.Tensor
+    column: tf.Tensor
+    offsets: tf.Tensor
+    order: tf.Tensor
+    column_offsets: tf.Tensor
+
+
+def block_diagonal(
+    row_blocks: tf.Tensor, num_rows: int | tf.Tensor, column_blocks: Sequence[int]
+) -> Topology:
+    """The topology of experts side by side: each one's rows meet its own columns and no others.
+
+    Args:
+        row_blocks: int32 [E], how many row blocks each expert has; they lie in order of experts.
+        num_rows: R, a bound on their sum.
+        column_blocks: how many column blocks each expert has: its size, 1 or more. They too lie in
+            order of experts.
+
+    Returns:
+        The Topology, with Z = R · max(column_blocks) and C = sum(column_blocks).
+
+    Raises:
+        ValueError: an expert without a column block, or another number of experts than row_blocks.
+    """
+    if len(column_blocks) != row_blocks.shape[0] or min(column_blocks, default=0) < 1:
+        raise ValueError(
+            f"column_blocks must give each of {row_blocks.shape[0]} experts a size of 1 or more, "
+            f"got {tuple(column_blocks)}."
+        )
+    num_columns = sum(column_blocks)
+    expert_of_row = _run_of(tf.range(num_rows), tf.cumsum(row_blocks))  # E: not in use
+    size = tf.gather(tf.constant([*column_blocks, 0], tf.int32), expert_of_row)
+    offsets = _offsets(size)
+    block = tf.range(num_rows * max(column_blocks))
+    row = _run_of(block, offsets[1:])
+    first_column = tf.constant([0, *np.cumsum(column_blocks)], tf.int32)
+    row_in_range = tf.minimum(row, num_rows - 1)
+    column = tf.gather(first_column, tf.gather(expert_of_row, row_in_range))
+    column += block - tf.gather(offsets, row_in_range)
+    column = tf.where(block < offsets[-1], column, num_columns)
+    expert_of_column = np.repeat(np.arange(len(column_blocks)), column_blocks)
+    return Topology(
+        row=row,
+        column=column,
+        offsets=offsets,
+        order=tf.argsort(column, stable=True),
+        column_offsets=_offsets(tf.gather(row_blocks, expert_of_column)),
+    )
+
+
+def sdd(rows: tf.Tensor, weight: tf.Tensor, topology: Topology) -> tf.Tensor:
+    """S = D·D, where S has blocks: the experts' first layer.
+
+    Args:
+        rows: [R, B, M].
+        weight: [C, M, H].
+        topology: of the result.
+
+    Returns:
+        [Z, B, H], zero in blocks not in use.
+    """
+
+    @tf.custom_gradient
+    def product(rows, weight):
+        def grad(upstream):
+            return dsdt(upstream, weight, topology), ddts(rows, upstream, topology)
+
+        return _sampled(rows, weight, topology, transpose=False), grad
+
+    return product(rows, weight)
+
+
+def dsd(values: tf.Tensor, weight: tf.Tensor, topology: Topology) -> tf.Tensor:
+    """D = S·D: the experts' second layer.
+
+    Args:
+        values: [Z, B, H].
+        weight: [C, H, M].
+        topology: of values.
+
+    Returns:
+        [R, B, M], zero in rows without a block.
+    """
+
+    @tf.custom_gradient
+    def product(values, weight):
+        def grad(upstream):
+            return sddt(upstream, weight, topology), dstd(values, upstream, topology)
+
+        return _summed_by_row(values, weight, topology, transpose=False), grad
+
+    return product(values, weight)
+
+
+def sddt(rows: tf.Tensor, weight: tf.Tensor, topology: Topology) -> tf.Tensor:
+    """S = D·Dᵀ, where S has blocks: the second layer's data gradient.
+
+    Args:
+        rows: [R, B, M].
+        weight: [C, H, M].
+        topology: of the result.
+
+    Returns:
+        [Z, B, H], zero in blocks not in use.
+    """
+
+    @tf.custom_gradient
+    def product(rows, weight):
+        def grad(upstream):
+            return dsd(upstream, weight, topology), dstd(upstream, rows, topology)
+
+        return _sampled(rows, weight, topology, transpose=True), grad
+
+    return product(rows, weight)
+
+
+def dstd(values: tf.Tensor, rows: tf.Tensor, topology: Topology) -> tf.Tensor:
+    """D = Sᵀ·D: the second layer's weight gradient.
+
+    Args:
+        values: [Z, B, H].
+        rows: [R, B, M].
+        topology: of values.
+
+    Returns:
+        [C, H, M], zero in columns without a block.
+    """
+
+    @tf.custom_gradient
+    def product(values, rows):
+        def grad(upstream):
+            return sddt(rows, upstream, topology), dsd(values, upstream, topology)
+
+        return _summed_by_column(rows, values, topology, transpose=True), grad
+
+    return product(values, rows)
+
+
+def dsdt(values: tf.Tensor, weight: tf.Tensor, topology: Topology) -> tf.Tensor:
+    """D = S·Dᵀ: the first layer's data gradient.
+
+    Args:
+        values: [Z, B, H].
+        weight: [C, M, H].
+        topology: of values.
+
+    Returns:
+        [R, B, M], zero in rows without a block.
+    """
+
+    @tf.custom_gradient
+    def product(values, weight):
+        def grad(upstream):
+            return sdd(upstream, weight, topology), ddts(upstream, values, topology)
+
+        return _summed_by_row(values, weight, topology, transpose=True), grad
+
+    return product(values, weight)
+
+
+def ddts(rows: tf.Tensor, values: tf.Tensor, topology: Topology) -> tf.Tensor:
+    """D = Dᵀ·S: the first layer's weight gradient.
+
+    Args:
+        rows: [R, B, M].
+        values: [Z, B, H].
+        topology: of values.
+
+    Returns:
+        [C, M, H], zero in columns without a block.
+    """
+
+    @tf.custom_gradient
+    def product(rows, values):
+        def grad(upstream):
+            return dsdt(values, upstream, topology), sdd(rows, upstream, topology)
+
+        return _summed_by_column(rows, values, topology, transpose=False), grad
+
+    return product(rows, values)
+
+
+def _sampled(rows, weight, topology, transpose):
+    """[Z, B, H]: block z is its row of `rows` times its column of `weight`."""
+
+    def of_block(z):
+        left, right = rows[topology.row[z]], weight[topology.column[z]]
+        return tf.matmul(left, right, transpose_b=transpose)
+
+    shape = (rows.shape[1], weight.shape[1 if transpose else 2])
+    return _stacked(of_block, topology.row, topology.offsets[-1], shape, rows.dtype)
+
+
+def _summed_by_row(values, weight, topology, transpose):
+    """[R, B, M]: row r is the sum over its blocks of values times their column of `weight`."""
+    shape = (values.shape[1], weight.shape[1 if transpose else 2])
+
+    def of_block(z):
+        return tf.matmul(values[z], weight[topology.column[z]], transpose_b=transpose)
+
+    def of_row(r):
+        start, end = topology.offsets[r], topology.offsets[r + 1]
+        return tf.cast(_sum(of_block, start, end, shape), values.dtype)
+
+    num_rows = tf.shape(topology.offsets)[0] - 1
+    return _stacked(of_row, topology.offsets[1:], num_rows, shape, values.dtype)
+
+
+def _summed_by_column(rows, values, topology, transpose):
+    """[C, M, H]: column c is the sum over its blocks of rowsᵀ times values; or [C, H, M]."""
+    shape = (rows.shape[2], values.shape[2])
+    shape = shape[::-1] if transpose else shape
+
+    def of_block(i):
+        z = topology.order[i]
+        left, right = rows[topology.row[z]], values[z]
+        if transpose:
+            left, right = right, left
+        return tf.matmul(left, right, transpose_a=True)
+
+    def of_column(c):
+        start, end = topology.column_offsets[c], topology.column_offsets[c + 1]
+        total = _sum(of_block, start, end, shape)
+        return tf.cast(total, values.dtype)
+
+    num_columns = topology.column_offsets.shape[0] - 1
+    return _stacked(of_column, topology.column_offsets[1:], num_columns, shape, values.dtype)
+
+
+def _sum(part: Callable[[tf.Tensor], tf.Tensor], start, end, shape) -> tf.Tensor:
+    """Σ part(i) over start ≤ i < end, in float32 whatever the parts are."""
+
+    def add(i, total):
+        return i + 1, total + tf.cast(part(i), tf.float32)
+
+    return tf.while_loop(lambda i, _: i < end, add, (start, tf.zeros(shape)))[1]
+
+
+def _stacked(part: Callable[[tf.Tensor], tf.Tensor], like, end, shape, dtype) -> tf.Tensor:
+    """[size of like, *shape]: part(i) for i < end, zeros after it."""
+    size = like.shape[0] or tf.shape(like)[0]
+    parts = tf.TensorArray(dtype, size, element_shape=shape)
+    done = tf.while_loop(
+        lambda i, _: i < end, lambda i, parts: (i + 1, parts.write(i, part(i))), (0, parts)
+    )
+    return tf.ensure_shape(done[1].stack(), [like.shape[0], *shape])
+
+
+def _run_of(index: tf.Tensor, ends: tf.Tensor) -> tf.Tensor:
+    """int32: in which of the runs that end before `ends` each index lies; their number if past."""
+    return tf.searchsorted(ends, index, side="right")
+
+
+def _offsets(sizes: tf.Tensor) -> tf.Tensor:
+    """int32 [n + 1]: where each of n runs begins, and at last where they end."""
+    return tf.concat([tf.zeros([1], tf.int32), tf.cumsum(sizes)], axis=0)

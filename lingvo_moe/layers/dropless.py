@@ -1,0 +1,124 @@
+"""Dropless experts as block-sparse products (MegaBlocks, Gale et al. 2022, arXiv 2211.15841).
+
+G groups, S tokens per group, N = G·S tokens, K choices, E experts, M model, H hidden, R row blocks
+of B rows.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from lingvo_moe.gatings.base import Routing
+from lingvo_moe.layers.block_sparse import Topology, block_diagonal, dsd, sdd
+from lingvo_moe.layers.dispatch import Dispatcher, by_expert, combine, inverse, permute
+from lingvo_moe.layers.feed_forward import Products
+
+_LARGEST_BLOCK = 128  # the paper's, section 5.1.2
+_SMALLEST_BLOCK = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dropless(Dispatcher):
+    """No capacity: experts get as many blocks as their tokens need, as products of sparse matrices.
+
+    Token copies are sorted by expert and each expert's run is padded with zero rows to whole
+    blocks; then the experts of all blocks are one block-diagonal product (the paper's figure 6).
+    Shapes are static, ceil(N·K/B) + E blocks, while time follows the blocks in use, so it is for
+    XLA; it runs on TensorFlow's own executor too, where `Ragged` does the same without padding.
+    Ignores capacity: what the routing dispatched is computed. Set capacity_factor=None, or the
+    routing drops what this dispatcher would not.
+
+    Attributes:
+        block_size: B; None for the largest power of two, of 8 to 128, that is at most a quarter of
+            an expert's share at balance, N·K/E: padding then adds about an eighth to the rows.
+
+    Raises:
+        ValueError: block_size is less than 1.
+    """
+
+    block_size: int | None = None
+
+    def __post_init__(self):
+        if self.block_size is not None and self.block_size < 1:
+            raise ValueError(
+                f"block_size must be >= 1, or None to choose by shape, got {self.block_size}."
+            )
+
+    def __call__(self, inputs, routing, capacity, experts, theta):
+        del capacity
+        num_experts = next(iter(theta.values())).shape[0]
+        size = self.block_size or _block_size(routing.expert.shape.num_elements(), num_experts)
+        blocks = in_blocks(routing, num_experts, size)
+        rows = permute(tf.reshape(inputs, [-1, inputs.shape[-1]]), blocks.slot, blocks.choice)
+        outputs = experts(theta, rows, products=_products(blocks.topology, size))
+        weight = tf.reshape(routing.weight, [-1, routing.weight.shape[-1]])
+        outputs = combine(outputs, weight, blocks.slot, blocks.choice)
+        return tf.reshape(outputs, tf.shape(inputs))
+
+
+class Blocks(NamedTuple):
+    """Token copies in blocks of rows, each block of one expert.
+
+    Attributes:
+        topology: of the experts' products.
+        slot: int32 [N, K], the row of each choice; R · B where there is none.
+        choice: int32 [R · B], the choice (token · K + k) in each row; N · K for none.
+    """
+
+    topology: Topology
+    slot: tf.Tensor
+    choice: tf.Tensor
+
+
+def in_blocks(routing: Routing, num_experts: int, block_size: int) -> Blocks:
+    """Sorts the dispatched choices by expert and pads each expert's run to whole blocks.
+
+    Args:
+        routing: the choices [G, S, K].
+        num_experts: E.
+        block_size: B.
+
+    Returns:
+        The Blocks, R = ceil(N·K/B) + E.
+    """
+    order, counts = by_expert(routing, num_experts)
+    choices = routing.expert.shape.num_elements() or tf.size(order)
+    num_rows = -(-choices // block_size) + num_experts
+    row_blocks = -(-counts // block_size)
+    topology = block_diagonal(row_blocks, num_rows, [1] * num_experts)
+    # One column block an expert: the expert of a row block is its column.
+    row = tf.range(num_rows * block_size)
+    expert = tf.gather(topology.column, row // block_size)  # E: not in use
+    place = row - tf.gather(_pad(block_size * topology.column_offsets[:-1]), expert)
+    first = tf.cumsum(counts, exclusive=True)
+    sorted_choice = tf.gather(_pad(first), expert) + place
+    filled = place < tf.gather(_pad(counts), expert)
+    choice = tf.gather(order, tf.where(filled, sorted_choice, 0))
+    choice = tf.where(filled, choice, choices)
+    slot = tf.reshape(inverse(choice, choices), [-1, routing.expert.shape[-1]])
+    return Blocks(topology, slot, choice)
+
+
+def _pad(by_expert):
+    return tf.pad(by_expert, [[0, 1]])
+
+
+def _products(topology: Topology, block_size: int) -> Products:
+    """The experts' two products, of rows [R · B, M] and [R · B, H]."""
+
+    def on_blocks(product):
+        def on_rows(rows, weight):
+            blocks = tf.reshape(rows, [-1, block_size, rows.shape[-1]])
+            return tf.reshape(product(blocks, weight, topology), [-1, weight.shape[-1]])
+
+        return on_rows
+
+    return Products(on_blocks(sdd), on_blocks(dsd))
+
+
+def _block_size(choices: int | None, num_experts: int) -> int:
+    if choices is None:
+        return _LARGEST_BLOCK
+    quarter = max(choices // (4 * num_experts), _SMALLEST_BLOCK)
+    return min(1 << (quarter.bit_length() - 1), _LARGEST_BLOCK)
