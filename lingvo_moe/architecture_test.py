@@ -34,7 +34,7 @@ ALLOWED = {
     "serving": _BELOW_TASKS | {"tasks"},
     "params": _BELOW_TASKS | {"tasks"},
     "planning": _BELOW_TASKS | {"tasks", "params", "runtimes"},
-    "tools": _BELOW_TASKS | {"tasks", "serving", "params", "runtimes", "planning"},
+    "tools": _BELOW_TASKS | {"tasks", "serving", "params", "runtimes", "planning", "placement"},
 }
 
 

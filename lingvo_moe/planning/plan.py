@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Sequence
 
 from lingvo_moe.core.params import override
@@ -42,22 +41,6 @@ class Plan:
     mesh: Mesh
     estimate: Estimate
     compiled: Compiled | None = None
-
-
-def parse_mesh(text: str) -> Mesh:
-    """ "data:2,expert:4" -> Mesh(("data", "expert"), (2, 4)).
-
-    Raises:
-        ValueError: another form, or an axis that no rule names.
-    """
-    if not re.fullmatch(r"\w+:\d+(,\w+:\d+)*", text):
-        raise ValueError(f"--mesh={text!r} must read axis:size,axis:size, such as data:2,expert:4.")
-    axes, sizes = zip(*(part.split(":") for part in text.split(",")), strict=True)
-    known = ("data", "expert", "model")
-    for axis in axes:
-        if axis not in known:
-            raise ValueError(f"--mesh={text!r}: unknown axis {axis!r}; choose of {known}.")
-    return Mesh(axes, tuple(map(int, sizes)))
 
 
 def default_mesh(params: TranslationParams) -> Mesh:

@@ -8,7 +8,7 @@ import pytest
 import lingvo_moe.params  # noqa: F401  registers the models
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.planning import plan as plan_module
-from lingvo_moe.planning.plan import Mesh, default_mesh, make_plan, parse_mesh, sweep
+from lingvo_moe.planning.plan import Mesh, default_mesh, make_plan, sweep
 from lingvo_moe.planning.report import cause, collective_rows, format_plan, to_json, write_report
 from lingvo_moe.planning.tpu_compile import Compiled, compile_step
 from lingvo_moe.sharding.hlo import Collective
@@ -52,12 +52,7 @@ def test_weights_per_core_hardly_grow_with_cores():
     assert state[1] / state[0] < 1.03
 
 
-def test_mesh():
-    assert parse_mesh("data:2,expert:4") == Mesh(("data", "expert"), (2, 4))
-    with pytest.raises(ValueError, match="must read axis:size"):
-        parse_mesh("expert=4")
-    with pytest.raises(ValueError, match="unknown axis 'rows'; choose of "):
-        parse_mesh("rows:4")
+def test_default_mesh():
     assert default_mesh(get_params("m4.MoE128E12L")) == Mesh(("expert",), (128,))
     assert default_mesh(get_params("m4.T96L")) == Mesh(("data",), (1,))
 

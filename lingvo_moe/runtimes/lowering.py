@@ -65,7 +65,8 @@ class Placement:
         """
         devices = jax.devices() if self.devices is None else self.devices
         if len(devices) != math.prod(self.mesh.shape):
-            sizes = ",".join(f"{a}:{n}" for a, n in zip(self.mesh.axes, self.mesh.shape))  # noqa: B905
+            places = zip(self.mesh.axes, self.mesh.shape, strict=True)
+            sizes = ",".join(f"{axis}:{size}" for axis, size in places)
             raise ValueError(
                 f"Mesh {sizes} has {math.prod(self.mesh.shape)} places and there are "
                 f"{len(devices)} devices ({devices[0].platform}); change --mesh, or on a CPU "

@@ -11,8 +11,9 @@ from pathlib import Path
 from absl import flags
 
 from lingvo_moe.planning.hardware import HARDWARE
-from lingvo_moe.planning.plan import make_plan, parse_mesh, sweep
+from lingvo_moe.planning.plan import make_plan, sweep
 from lingvo_moe.planning.report import format_plan, format_sweep, to_json, write_report
+from lingvo_moe.sharding.annotations import parse_mesh
 from lingvo_moe.tools import common
 
 FLAGS = flags.FLAGS
