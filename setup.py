@@ -12,6 +12,8 @@ _TOOLS = sorted(
     if "\ndef run() ->" in path.read_text()  # the others are what tools share
 )
 
+_JAX = "jax>=0.10,<0.11"
+
 setup(
     name="lingvo-moe",
     version=re.search(
@@ -34,10 +36,10 @@ setup(
         "tqdm>=4.66,<5",
     ],
     extras_require={
-        "spmd": ["jax>=0.10,<0.11"],
+        "spmd": [_JAX],
         "tpu": ["libtpu"],
         "benchmarks": ["torch", "transformers", "ctranslate2"],
-        "dev": ["pytest>=8,<10", "pytest-xdist>=3,<4", "ruff>=0.12,<0.18"],
+        "dev": [_JAX, "pytest>=8,<10", "pytest-xdist>=3,<4", "ruff>=0.12,<0.18"],
     },
     entry_points={
         "console_scripts": [
