@@ -1,0 +1,240 @@
+"""Where experts live: a table of slots, and the moves that change it.
+
+Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, sections 3 and 4. A slot (the paper's vExpert)
+is room for one replica of one expert on one device.
+
+D devices, K slots of a device, E experts. A slot's number is device · K + its place there.
+"""
+
+import dataclasses
+from typing import Protocol
+
+import numpy as np
+
+EMPTY = -1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Placement:
+    """Which expert each slot holds; every expert has at least one slot.
+
+    Attributes:
+        slots: int32 [D, K], an expert's number or EMPTY; read-only. As it is, a tensor of the
+            training state: nothing else is needed to route tokens or to move weights.
+        num_experts: E.
+
+    Raises:
+        ValueError: the table has no such shape, holds no such expert, or an expert is missing.
+    """
+
+    slots: np.ndarray
+    num_experts: int
+
+    def __post_init__(self):
+        slots = np.array(self.slots, np.int32)
+        if slots.ndim != 2 or not slots.size:
+            raise ValueError(f"slots must be [devices, slots per device], got {slots.shape}.")
+        if slots.min() < EMPTY or slots.max() >= self.num_experts:
+            wrong = slots[(slots < EMPTY) | (slots >= self.num_experts)][0]
+            raise ValueError(
+                f"A slot holds expert {wrong}; experts are 0 to {self.num_experts - 1}, "
+                f"and {EMPTY} marks an empty slot."
+            )
+        held = np.bincount(slots[slots != EMPTY], minlength=self.num_experts)
+        if not held.all():
+            raise ValueError(
+                f"Expert {int(held.argmin())} has no slot: every expert keeps at least one, "
+                f"so {self.num_experts} experts need as many of the {slots.size} slots."
+            )
+        slots.setflags(write=False)
+        object.__setattr__(self, "slots", slots)
+
+    @staticmethod
+    def even(devices: int, slots_per_device: int, num_experts: int) -> "Placement":
+        """Every expert as many slots as any other, or one fewer, replicas side by side.
+
+        With E a multiple of D this is static expert parallelism: all slots of an expert are on one
+        device.
+        """
+        total = devices * slots_per_device
+        table = np.arange(total).reshape(devices, slots_per_device) * num_experts // total
+        return Placement(table, num_experts)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Placement)
+            and self.num_experts == other.num_experts
+            and np.array_equal(self.slots, other.slots)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.num_experts, self.slots.shape, self.slots.tobytes()))
+
+    @property
+    def num_devices(self) -> int:
+        """D."""
+        return self.slots.shape[0]
+
+    @property
+    def slots_per_device(self) -> int:
+        """K."""
+        return self.slots.shape[1]
+
+    def counts(self) -> np.ndarray:
+        """int64 [E, D], slots of each expert on each device."""
+        counts = np.zeros((self.num_experts + 1, self.num_devices), np.int64)  # the last is EMPTY's
+        np.add.at(counts, (self.slots, np.arange(self.num_devices)[:, None]), 1)
+        return counts[:-1]
+
+    def expert_at(self, slot: int) -> int:
+        """The expert in a slot, or EMPTY.
+
+        Raises:
+            ValueError: there is no such slot.
+        """
+        if not 0 <= slot < self.slots.size:
+            raise ValueError(f"No slot {slot}: slots are 0 to {self.slots.size - 1}.")
+        return int(self.slots.flat[slot])
+
+    def replace(self, changes: dict[int, int]) -> "Placement":
+        """This placement with other contents in some slots: slot -> expert or EMPTY."""
+        table = self.slots.copy()
+        for slot, expert in changes.items():
+            table.flat[slot] = expert
+        return Placement(table, self.num_experts)
+
+
+class Move(Protocol):
+    """One change of a placement.
+
+    Attributes:
+        touched: the slots that it reads or writes of the table.
+    """
+
+    @property
+    def touched(self) -> tuple[int, ...]:
+        """See Attributes."""
+
+    def apply(self, placement: Placement) -> Placement:
+        """The placement after the move; the one before stays as it is.
+
+        Raises:
+            ValueError: the move is not valid there.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Expand:
+    """One more replica: `expert` into the empty slot `slot`. Copies weights and optimizer state."""
+
+    expert: int
+    slot: int
+
+    @property
+    def touched(self) -> tuple[int, ...]:
+        """See Move."""
+        return (self.slot,)
+
+    def apply(self, placement: Placement) -> Placement:
+        """See Move."""
+        held = placement.expert_at(self.slot)
+        if held != EMPTY:
+            raise ValueError(
+                f"{self}: the slot holds expert {held}; shrink it first, expand needs an empty one."
+            )
+        if not 0 <= self.expert < placement.num_experts:
+            raise ValueError(f"{self}: experts are 0 to {placement.num_experts - 1}.")
+        return placement.replace({self.slot: self.expert})
+
+
+@dataclasses.dataclass(frozen=True)
+class Shrink:
+    """Frees a slot; nothing is copied. Never an expert's last one."""
+
+    slot: int
+
+    @property
+    def touched(self) -> tuple[int, ...]:
+        """See Move."""
+        return (self.slot,)
+
+    def apply(self, placement: Placement) -> Placement:
+        """See Move."""
+        held = placement.expert_at(self.slot)
+        if held == EMPTY:
+            raise ValueError(f"{self}: the slot is empty already.")
+        if np.count_nonzero(placement.slots == held) == 1:
+            raise ValueError(f"{self}: it is the last of expert {held}, which must keep one.")
+        return placement.replace({self.slot: EMPTY})
+
+
+@dataclasses.dataclass(frozen=True)
+class Replace:
+    """Shrink and Expand in one slot: what was in it gives way to a replica of `expert`."""
+
+    expert: int
+    slot: int
+
+    @property
+    def touched(self) -> tuple[int, ...]:
+        """See Move."""
+        return (self.slot,)
+
+    def apply(self, placement: Placement) -> Placement:
+        """See Move."""
+        return Expand(self.expert, self.slot).apply(Shrink(self.slot).apply(placement))
+
+
+@dataclasses.dataclass(frozen=True)
+class Migrate:
+    """Swaps the contents of two slots, to bring replicas nearer or load to an idle device."""
+
+    first: int
+    second: int
+
+    @property
+    def touched(self) -> tuple[int, ...]:
+        """See Move."""
+        return (self.first, self.second)
+
+    def apply(self, placement: Placement) -> Placement:
+        """See Move."""
+        held = placement.expert_at(self.first), placement.expert_at(self.second)
+        if held[0] == held[1]:
+            raise ValueError(f"{self}: both slots hold expert {held[0]}; there is nothing to swap.")
+        return placement.replace({self.first: held[1], self.second: held[0]})
+
+
+def relocation(before: Placement, after: Placement, bandwidth: np.ndarray) -> np.ndarray:
+    """From which slot each slot takes its weights and optimizer state: many moves as one gather.
+
+    A slot whose expert stays is its own source. Any other copies from the old holder with the
+    fastest link, of equals from the one that has sent least, then from the lowest.
+
+    Args:
+        before: the placement whose slots are read.
+        after: the one to come to.
+        bandwidth: [D, D] bytes/s from device (row) to device (column); the diagonal is infinite.
+
+    Returns:
+        int32 [D, K], numbers of slots of `before`. An empty slot is its own source.
+
+    Raises:
+        ValueError: the placements are not of the same shape.
+    """
+    if before.slots.shape != after.slots.shape or before.num_experts != after.num_experts:
+        raise ValueError(
+            f"Cannot relocate from {before.slots.shape} slots of {before.num_experts} experts to "
+            f"{after.slots.shape} of {after.num_experts}."
+        )
+    per_device = before.slots_per_device
+    sources = np.arange(before.slots.size, dtype=np.int32)
+    sent = np.zeros(before.num_devices, np.int64)
+    changed = (before.slots != after.slots) & (after.slots != EMPTY)
+    for slot in np.flatnonzero(changed):
+        holders = np.flatnonzero(before.slots == after.slots.flat[slot])
+        devices, target = holders // per_device, slot // per_device
+        best = np.lexsort((holders, sent[devices], -bandwidth[devices, target]))[0]
+        sources[slot] = holders[best]
+        sent[devices[best]] += devices[best] != target
+    return sources.reshape(before.slots.shape)

@@ -1,0 +1,289 @@
+"""Ways to place experts, under one interface: what each does with the loads of each step.
+
+D devices (as sources), H the same as targets, K slots of a device, E experts.
+"""
+
+import abc
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lingvo_moe.placement.cost import CostModel
+from lingvo_moe.placement.placement import Placement
+from lingvo_moe.placement.policy_maker import PolicyMaker
+from lingvo_moe.placement.routing import device_flow
+from lingvo_moe.placement.scheduler import MaxTrigger, Scheduler, State, Trigger, count_moves
+
+
+class Outcome(NamedTuple):
+    """One step of one layer as it was carried out.
+
+    Attributes:
+        flow: [E, D, H], rows each expert computes on each target and where they came from, padding
+            of fixed capacities included.
+        counts: int [E, H], slots of each expert on each device during the step.
+        handled: choices that the chosen expert handled.
+        moves: replicas copied after the step.
+        adjustment_seconds: what copying them takes by the cost model.
+    """
+
+    flow: np.ndarray
+    counts: np.ndarray
+    handled: int
+    moves: int = 0
+    adjustment_seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Policy(abc.ABC):
+    """One way to place experts and to send tokens to them."""
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """For tables."""
+
+    @abc.abstractmethod
+    def start(self, cost: CostModel, slots: int, experts: int) -> Any:
+        """The state before the first step.
+
+        Args:
+            cost: the machine; D is its number of devices.
+            slots: of a device, for policies that fill slots.
+            experts: E.
+
+        Raises:
+            ValueError: the policy cannot lay so many experts on so many devices.
+        """
+
+    @abc.abstractmethod
+    def step(self, cost: CostModel, state: Any, loads: np.ndarray) -> tuple[Any, Outcome]:
+        """One step.
+
+        Args:
+            cost: as in start.
+            state: from start or the last step.
+            loads: int [D, E].
+        """
+
+
+def homes(devices: int, experts: int) -> np.ndarray:
+    """Static expert parallelism: for each source (row) the device of each expert, int [D, E].
+
+    With fewer experts than devices each run of E devices holds all experts once, and keeps to
+    itself.
+
+    Raises:
+        ValueError: one number does not divide the other.
+    """
+    if experts % devices and devices % experts:
+        raise ValueError(
+            f"Static expert parallelism lays {experts} experts on {devices} devices only if one "
+            f"number divides the other."
+        )
+    if experts >= devices:
+        return np.tile(np.arange(experts) * devices // experts, (devices, 1))
+    first = np.arange(devices)[:, None] // experts * experts
+    return first + np.arange(experts)
+
+
+def _to_homes(rows: np.ndarray, home: np.ndarray) -> np.ndarray:
+    """Flow [E, D, H] of rows [D, E] that go home."""
+    devices, experts = rows.shape
+    flow = np.zeros((experts, devices, devices), np.int64)
+    source, expert = np.indices(rows.shape)
+    flow[expert, source, home] = rows
+    return flow
+
+
+def _home_counts(home: np.ndarray) -> np.ndarray:
+    devices, experts = home.shape
+    counts = np.zeros((experts, devices), np.int64)
+    counts[np.arange(experts), home] = 1
+    return counts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StaticExpertParallel(Policy):
+    """One home for an expert, for good (GShard, DeepSpeed-MoE).
+
+    Attributes:
+        capacity_factor: an expert takes so many times a source's tokens / E from it; further ones
+            are dropped, and unused room is computed and sent all the same. None: all are taken.
+    """
+
+    capacity_factor: float | None = 1.0
+
+    def __post_init__(self):
+        if self.capacity_factor is not None and self.capacity_factor <= 0:
+            raise ValueError(f"capacity_factor must be > 0 or None, got {self.capacity_factor}.")
+
+    @property
+    def name(self):
+        """See Policy."""
+        factor = self.capacity_factor
+        return "static, no limit" if factor is None else f"static, capacity {factor:g}"
+
+    def start(self, cost, slots, experts):
+        """See Policy."""
+        return homes(cost.num_devices, experts)
+
+    def step(self, cost, state, loads):
+        """See Policy."""
+        rows = loads
+        if self.capacity_factor is not None:
+            room = np.ceil(self.capacity_factor * loads.sum(axis=1) / loads.shape[1])
+            rows = np.broadcast_to(room.astype(np.int64)[:, None], loads.shape)
+        outcome = Outcome(
+            _to_homes(rows, state), _home_counts(state), int(np.minimum(rows, loads).sum())
+        )
+        return state, outcome
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StrictReassignment(Policy):
+    """Every expert gets the same number of each source's tokens, whatever they chose (SWIPE).
+
+    What an expert cannot take is handled by one that was not chosen, and does not count as handled.
+    """
+
+    @property
+    def name(self):
+        """See Policy."""
+        return "strict re-assignment"
+
+    def start(self, cost, slots, experts):
+        """See Policy."""
+        return homes(cost.num_devices, experts)
+
+    def step(self, cost, state, loads):
+        """See Policy."""
+        experts = loads.shape[1]
+        total = loads.sum(axis=1, keepdims=True)
+        # The odd tokens start at another expert on each source, or the first would take them all.
+        turn = (np.arange(experts) - np.arange(len(loads))[:, None]) % experts
+        rows = total // experts + (turn < total % experts)
+        outcome = Outcome(
+            _to_homes(rows, state), _home_counts(state), int(np.minimum(rows, loads).sum())
+        )
+        return state, outcome
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shadowing(Policy):
+    """A hot expert is on every device for the step, any other at home alone (FasterMoE).
+
+    He et al. 2022, FasterMoE, PPoPP. Which ones is decided anew at each step, knowing its loads: as
+    many of the busiest as make the step shortest by the cost model. A shadow's weights are sent to
+    all and its gradients summed from all, which is one AllReduce; it handles its own device's
+    tokens and needs no slot.
+    """
+
+    @property
+    def name(self):
+        """See Policy."""
+        return "shadowing"
+
+    def start(self, cost, slots, experts):
+        """See Policy."""
+        return homes(cost.num_devices, experts)
+
+    def step(self, cost, state, loads):
+        """See Policy."""
+        flow, counts = _to_homes(loads, state), _home_counts(state)
+        local = _to_homes(loads, np.broadcast_to(np.arange(len(loads))[:, None], loads.shape))
+        everywhere = np.ones_like(counts)
+        now = cost.of_flow(flow, counts).total
+        shadowed = cost.of_flow(local, everywhere).total
+        best = now.sum(axis=0).max()
+        order = np.argsort(-loads.sum(axis=0), kind="stable")
+        changed = np.cumsum((shadowed - now)[order], axis=0) + now.sum(axis=0)  # [E, H]
+        seconds = changed.max(axis=1)  # [E], with the first, the first two, …
+        if seconds.min() < best:
+            hot = order[: int(seconds.argmin()) + 1]
+            flow[hot], counts[hot] = local[hot], everywhere[hot]
+        return state, Outcome(flow, counts, int(loads.sum()))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flex(Policy):
+    """FlexMoE: replicas in slots, moved by a scheduler that has seen past steps only.
+
+    Attributes:
+        trigger: when it plans.
+        horizon: see PolicyMaker.
+        max_moves: see PolicyMaker.
+        smoothing: see Scheduler.
+        budget: see Scheduler.
+    """
+
+    trigger: Trigger = MaxTrigger()
+    horizon: float = 50.0
+    max_moves: int = 64
+    smoothing: float = 0.5
+    budget: float = math.inf
+
+    @property
+    def name(self):
+        """See Policy."""
+        return f"flex, {self.trigger}" if self.trigger != MaxTrigger() else "flex"
+
+    def start(self, cost, slots, experts):
+        """See Policy."""
+        return State(Placement.even(cost.num_devices, slots, experts))
+
+    def step(self, cost, state, loads):
+        """See Policy."""
+        counts = state.placement.counts()
+        state, decision = self.scheduler(cost).step(state, loads)
+        outcome = Outcome(
+            device_flow(loads, counts),
+            counts,
+            int(loads.sum()),
+            count_moves(decision.moves),
+            decision.adjustment_seconds,
+        )
+        return state, outcome
+
+    def scheduler(self, cost: CostModel) -> Scheduler:
+        """What decides, for training as for the simulator."""
+        maker = PolicyMaker(cost=cost, horizon=self.horizon, max_moves=self.max_moves)
+        return Scheduler(
+            maker=maker, trigger=self.trigger, smoothing=self.smoothing, budget=self.budget
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Oracle(Policy):
+    """Hindsight: before each step experts move, for nothing, to where that step wants them.
+
+    No plan that must be made beforehand, and pays for its copies, can expect to do better by much;
+    the search is the same greedy one, so it is no proof of the best.
+
+    Attributes:
+        max_moves: before one step.
+    """
+
+    max_moves: int = 256
+
+    @property
+    def name(self):
+        """See Policy."""
+        return "oracle"
+
+    def start(self, cost, slots, experts):
+        """See Policy."""
+        return Placement.even(cost.num_devices, slots, experts)
+
+    def step(self, cost, state, loads):
+        """See Policy."""
+        free = dataclasses.replace(cost, state_bytes=0.0)
+        maker = PolicyMaker(cost=free, max_moves=self.max_moves)
+        plan = maker.plan(loads, state)
+        for move in plan.moves:
+            state = move.apply(state)
+        counts = state.counts()
+        flow = device_flow(loads, counts)
+        return state, Outcome(flow, counts, int(loads.sum()), count_moves(plan.moves))

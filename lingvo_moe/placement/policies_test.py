@@ -1,0 +1,141 @@
+"""Tests of policies: each by hand on a tiny case, and what holds for all of them."""
+
+import numpy as np
+import pytest
+
+from lingvo_moe.placement.cost import balance_ratio
+from lingvo_moe.placement.cost_test import make_cost
+from lingvo_moe.placement.policies import (
+    Flex,
+    Oracle,
+    Shadowing,
+    StaticExpertParallel,
+    StrictReassignment,
+    homes,
+)
+from lingvo_moe.placement.scheduler import IntervalTrigger
+from lingvo_moe.placement.traces import SyntheticLoads
+
+LOADS = np.array([[6, 2], [5, 3]])  # two devices, two experts: 11 and 5
+
+
+def _once(policy, loads=LOADS, slots=2, **changes):
+    cost = make_cost(len(loads), **changes)
+    return policy.step(cost, policy.start(cost, slots, loads.shape[1]), loads)[1]
+
+
+def test_homes_by_hand():
+    assert homes(2, 4).tolist() == [[0, 0, 1, 1]] * 2
+    # Four devices, two experts: devices 0, 1 and devices 2, 3 hold both, each group for itself.
+    assert homes(4, 2).tolist() == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    with pytest.raises(ValueError, match="lays 3 experts on 2 devices only if one number divides"):
+        homes(2, 3)
+
+
+def test_static_with_capacity_by_hand():
+    # 8 tokens of each source, 2 experts: 4 rows each. 6 and 5 become 4; 2 and 3 are padded.
+    outcome = _once(StaticExpertParallel())
+    assert outcome.flow.tolist() == [[[4, 0], [4, 0]], [[0, 4], [0, 4]]]
+    assert outcome.counts.tolist() == [[1, 0], [0, 1]]
+    assert outcome.handled == 4 + 2 + 4 + 3
+    assert _once(StaticExpertParallel(capacity_factor=1.5)).handled == 16
+
+
+def test_static_without_limit_by_hand():
+    outcome = _once(StaticExpertParallel(capacity_factor=None))
+    assert outcome.flow.tolist() == [[[6, 0], [5, 0]], [[0, 2], [0, 3]]]
+    assert outcome.handled == 16
+
+
+def test_strict_re_assignment_by_hand():
+    # Nine and eight tokens: 5 + 4 (the odd one to the source's own turn), 4 + 4.
+    outcome = _once(StrictReassignment(), np.array([[7, 2], [5, 3]]))
+    assert outcome.flow.tolist() == [[[5, 0], [4, 0]], [[0, 4], [0, 4]]]
+    assert outcome.handled == 5 + 2 + 4 + 3
+
+
+def test_shadowing_by_hand():
+    # At home: 11 tokens on device 0, 5 of them from device 1: 0.11 + 4 · 5 / 40 s, of 1 byte.
+    # Shadowed, device 0 has 6 and what is the other's none; synchronising takes 2 s with 8 bytes.
+    dear = _once(Shadowing())
+    assert dear.counts.tolist() == [[1, 0], [0, 1]]
+    cheap = _once(Shadowing(), gradient_bytes=0.1)  # 0.025 s
+    assert cheap.flow[0].tolist() == [[6, 0], [0, 5]]
+    assert cheap.counts.tolist()[0] == [1, 1]
+    # Expert 1 as well: then no token travels: 0.08 + 2 · 0.025 against 0.06 + 0.025 + 0.05 + ….
+    assert cheap.flow[1].tolist() == [[2, 0], [0, 3]]
+    assert cheap.handled == 16
+
+
+def test_shadowing_is_one_or_all():
+    trace = SyntheticLoads(devices=8, experts=16, top=4, steps=3, tokens=512).generate()
+    for loads in trace.loads[:, 0]:
+        outcome = _once(Shadowing(), loads, token_bytes=0.01, gradient_bytes=2.0)
+        devices = (outcome.counts > 0).sum(axis=1)
+        assert set(devices) == {1, 8}
+        hot = loads.sum(axis=0)[devices == 8].min()
+        assert hot >= loads.sum(axis=0)[devices == 1].max()
+
+
+def test_flex_decides_by_the_past_and_the_oracle_by_the_present():
+    rng = np.random.default_rng(0)
+    cost = make_cost(4, token_bytes=0.0, gradient_bytes=0.0, state_bytes=1e-3)
+    loads = rng.poisson([400, 20, 20, 20], (4, 4))
+    for policy, first in ((Flex(), "unbalanced"), (Oracle(), "balanced")):
+        state = policy.start(cost, 4, 4)
+        ratios = []
+        for _ in range(3):
+            state, outcome = policy.step(cost, state, loads)
+            ratios.append(balance_ratio(outcome.flow.sum(axis=(0, 1))))
+        assert (ratios[0] < 1.3) == (first == "balanced")
+        assert ratios[2] < 1.25
+    assert outcome.adjustment_seconds == 0
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        StaticExpertParallel(),
+        StaticExpertParallel(capacity_factor=None),
+        StrictReassignment(),
+        Shadowing(),
+        Flex(),
+        Oracle(),
+    ],
+)
+def test_what_holds_for_all(policy):
+    trace = SyntheticLoads(devices=4, experts=8, top=2, steps=8, tokens=128).generate()
+    cost = make_cost(4, token_bytes=1e-3, gradient_bytes=0.05, state_bytes=0.5)
+    ends = []
+    for _ in range(2):
+        state = policy.start(cost, 4, 8)
+        for loads in trace.loads[:, 0]:
+            state, outcome = policy.step(cost, state, loads)
+            assert outcome.counts.sum(axis=1).min() >= 1
+            assert not outcome.flow.sum(axis=1)[outcome.counts == 0].any()
+            assert outcome.handled <= loads.sum()
+            if not isinstance(policy, StaticExpertParallel) or policy.capacity_factor is None:
+                assert outcome.flow.sum() == loads.sum()
+        ends.append(outcome)
+    assert np.array_equal(ends[0].flow, ends[1].flow)
+    assert ends[0][2:] == ends[1][2:]
+
+
+def test_names_tell_policies_apart():
+    policies = [StaticExpertParallel(), StaticExpertParallel(capacity_factor=None), Flex()]
+    names = {p.name for p in [*policies, Flex(trigger=IntervalTrigger(7)), Shadowing(), Oracle()]}
+    assert names == {
+        "static, capacity 1",
+        "static, no limit",
+        "flex",
+        "flex, IntervalTrigger(steps=7)",
+        "shadowing",
+        "oracle",
+    }
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="capacity_factor must be > 0 or None, got 0"):
+        StaticExpertParallel(capacity_factor=0)
+    with pytest.raises(ValueError, match="Expert 4 has no slot"):
+        Flex().start(make_cost(2), 2, 5)

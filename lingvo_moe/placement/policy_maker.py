@@ -1,0 +1,279 @@
+"""Which moves would make the next steps faster: FlexMoE's greedy search over the cost model.
+
+Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, section 3 (policy maker). One greedy step gives
+the expert with the most tokens a slot one more slot, taken from an expert that can give one up,
+where that lowers the cost most.
+
+Four things go beyond the paper:
+- The slot is not always the coldest expert's: any that can be given up is tried, on all devices.
+- The paper's rule stops when the busiest device does not hold the hottest expert, or when a second
+  device is as busy. So the search lowers a smooth maximum over devices, their norm of order 16; and
+  where the hottest expert is helped by nothing, it tries more slots for the others of the busiest
+  device, other experts in that device's slots, and at last swaps of its slots.
+- A search that ends with devices unequal is compared with one from a placement made anew.
+- A plan is worth its gain over `horizon` steps less the price of its copies. It is cut where that
+  is most, so a plan that would not pay is not made.
+
+D devices, E experts, N candidates.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from lingvo_moe.placement.cost import CostModel
+from lingvo_moe.placement.placement import EMPTY, Expand, Migrate, Move, Placement, Replace
+from lingvo_moe.placement.rebuild import path, rebuilt
+
+_EPSILON = 1e-9
+_LEVEL = 1.1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Moves in order, and what the cost model makes of them.
+
+    Attributes:
+        moves: each valid after those before it.
+        seconds_before: of a step without them.
+        seconds_after: with them all.
+        adjustment_seconds: the price, all copies at once.
+    """
+
+    moves: tuple[Move, ...]
+    seconds_before: float
+    seconds_after: float
+    adjustment_seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PolicyMaker:
+    """The search.
+
+    Attributes:
+        cost: the cost model.
+        horizon: steps over which a move has to pay for itself.
+        max_moves: greedy steps of a search.
+        idle: how many devices' slots are tried in swaps, the idlest first.
+    """
+
+    cost: CostModel
+    horizon: float = 50.0
+    max_moves: int = 64
+    idle: int = 32
+
+    def __post_init__(self):
+        if not self.horizon > 0 or self.max_moves < 1 or self.idle < 1:
+            raise ValueError(
+                f"horizon must be > 0 and max_moves and idle at least 1; got {self.horizon}, "
+                f"{self.max_moves} and {self.idle}."
+            )
+
+    def plan(self, loads: np.ndarray, placement: Placement) -> Plan:
+        """The moves worth making.
+
+        Args:
+            loads: [D, E], tokens of each expert on each source, as expected of the next steps.
+            placement: as it is.
+
+        Returns:
+            A plan, perhaps without moves.
+        """
+        board = _Board(self.cost, loads, placement)
+        plan = self._cut(placement, self._search(board))
+        # The mean over devices hardly depends on where experts are.
+        if plan.seconds_after <= _LEVEL * board.busy.mean():
+            return plan
+        anew = _Board(self.cost, loads, rebuilt(self.cost, loads, placement))
+        placed = self._search(anew)[-1][1]
+        other = dataclasses.replace(
+            plan,
+            moves=path(placement, placed),
+            seconds_after=anew.step_seconds,
+            adjustment_seconds=self.cost.adjustment_seconds(placement, placed),
+        )
+        return max(plan, other, key=self._net)
+
+    def _search(self, board: "_Board") -> list[tuple[Move | None, Placement, float]]:
+        """Greedy steps, beginning with none: (move, placement after it, seconds of a step)."""
+        stages = [(None, board.placement, board.step_seconds)]
+        while len(stages) <= self.max_moves and (move := self.next_move(board)) is not None:
+            board.apply(move)
+            stages.append((move, board.placement, board.step_seconds))
+        return stages
+
+    def _cut(self, placement: Placement, stages: list) -> Plan:
+        """The beginning of a search that is worth most."""
+        start, moves = stages[0][2], [stage[0] for stage in stages[1:]]
+        best = Plan(moves=(), seconds_before=start, seconds_after=start, adjustment_seconds=0.0)
+        # Pricing costs as much as finding a move, so only some lengths are looked at.
+        for length in sorted({len(moves), *(2**i for i in range(len(moves).bit_length()))} - {0}):
+            _, placed, seconds = stages[length]
+            plan = Plan(
+                moves=tuple(moves[:length]),
+                seconds_before=start,
+                seconds_after=seconds,
+                adjustment_seconds=self.cost.adjustment_seconds(placement, placed),
+            )
+            best = max(best, plan, key=self._net)
+        return best
+
+    def _net(self, plan: Plan) -> float:
+        """Seconds saved within the horizon, less the price."""
+        return (plan.seconds_before - plan.seconds_after) * self.horizon - plan.adjustment_seconds
+
+    def next_move(self, board: "_Board") -> Move | None:
+        """One greedy step, or None where no single move helps."""
+        for hot in board.hot_experts():
+            move = board.best(board.expansions(hot))
+            if move is not None:
+                return move
+        return board.best(board.reliefs()) or board.best(board.swaps(self.idle))
+
+
+class _Change(NamedTuple):
+    """Candidate moves of one kind.
+
+    Attributes:
+        make: number of a candidate -> the move.
+        delta: [N, D], what each adds to the seconds of devices.
+    """
+
+    make: Callable[[int], Move]
+    delta: np.ndarray
+
+
+class _Board:
+    """A placement with each expert's seconds on each device, kept up to date move by move."""
+
+    def __init__(self, cost: CostModel, loads: np.ndarray, placement: Placement):
+        self.cost = cost
+        self.placement = placement
+        self.loads = np.asarray(loads, float).T  # [E, D]
+        self.counts = placement.counts()
+        self.seconds = cost.expected(self.loads, self.counts).total  # [E, D]
+        self._changed: dict[tuple[int, int], np.ndarray] = {}
+
+    @property
+    def busy(self) -> np.ndarray:
+        """[D], seconds of each device."""
+        return self.seconds.sum(axis=0)
+
+    @property
+    def step_seconds(self) -> float:
+        """Of the busiest device."""
+        return float(self.busy.max())
+
+    def apply(self, move: Move) -> None:
+        """Makes the move."""
+        self.placement = move.apply(self.placement)
+        counts = self.placement.counts()
+        changed = np.flatnonzero((counts != self.counts).any(axis=1))
+        self.counts = counts
+        self.seconds[changed] = self.cost.expected(self.loads[changed], counts[changed]).total
+        for expert in changed.tolist():
+            for by in (1, -1):
+                self._changed.pop((expert, by), None)
+
+    def hot_experts(self) -> list[int]:
+        """The most tokens a slot first, then the experts of the busiest device, costliest first."""
+        caps = self.loads.sum(axis=1) / self.counts.sum(axis=1)
+        busiest = int(self.busy.argmax())
+        held = np.flatnonzero(self.counts[:, busiest])
+        costly = held[np.argsort(-self.seconds[held, busiest], kind="stable")]
+        return list(dict.fromkeys([int(caps.argmax()), *costly.tolist()]))
+
+    def changed(self, expert: int, by: int) -> np.ndarray:
+        """[D, D], seconds that `by` = 1 or -1 slots on a device (row) add to devices (column).
+
+        Rows of devices that have no slot to give mean nothing.
+        """
+        if (expert, by) not in self._changed:
+            counts = self.counts[expert] + by * np.eye(len(self.counts[expert]), dtype=np.int64)
+            counts = np.where(counts.min(axis=1, keepdims=True) < 0, 1, counts)
+            new = self.cost.expected(np.broadcast_to(self.loads[expert], counts.shape), counts)
+            self._changed[expert, by] = new.total - self.seconds[expert]
+        return self._changed[expert, by]
+
+    def expansions(self, hot: int) -> _Change:
+        """One more slot for `hot`: an empty one, or any whose expert has another."""
+        slots, per_device = self.placement.slots, self.placement.slots_per_device
+        replicas = np.append(self.counts.sum(axis=1), 2)  # the last is EMPTY's
+        repeated = np.tril(slots[:, :, None] == slots[:, None, :], k=-1).any(axis=2)
+        chosen = np.flatnonzero((replicas[slots] > 1) & (slots != hot) & ~repeated)
+        cold, device = slots.flat[chosen], chosen // per_device
+        delta = self.changed(hot, 1)[device]
+        for expert in np.unique(cold[cold != EMPTY]).tolist():
+            mine = cold == expert
+            delta[mine] += self.changed(expert, -1)[device[mine]]
+
+        def make(i: int) -> Move:
+            kind = Expand if cold[i] == EMPTY else Replace
+            return kind(hot, int(chosen[i]))
+
+        return _Change(make, delta)
+
+    def reliefs(self) -> _Change:
+        """A slot of the busiest device, if its expert has another, for any expert."""
+        busiest = int(self.busy.argmax())
+        more = self.counts + np.eye(len(self.busy), dtype=np.int64)[busiest]
+        added = self.cost.expected(self.loads, more).total - self.seconds  # [E, D]
+        moves, deltas = [], [np.zeros((0, len(self.busy)))]
+        for place, old in _distinct(self.placement.slots[busiest]):
+            if old != EMPTY and self.counts[old].sum() > 1:
+                slot = busiest * self.placement.slots_per_device + place
+                others = [e for e in range(len(self.counts)) if e != old]
+                moves += [(new, slot) for new in others]
+                deltas.append(added[others] + self.changed(old, -1)[busiest])
+        return _Change(lambda i: Replace(*moves[i]), np.concatenate(deltas))
+
+    def swaps(self, idle: int) -> _Change:
+        """Each slot of the busiest device with those of idle devices and those beside replicas."""
+        slots, per_device = self.placement.slots, self.placement.slots_per_device
+        busy = self.busy
+        busiest = int(busy.argmax())
+        others = [int(d) for d in np.argsort(busy, kind="stable") if d != busiest]
+        moves, experts, there = [], [], []
+        for place, expert in _distinct(slots[busiest]):
+            beside = [d for d in others if expert != EMPTY and self.counts[expert, d]]
+            for device in dict.fromkeys([*others[:idle], *beside[:idle]]):
+                for other_place, other in _distinct(slots[device]):
+                    if other != expert:
+                        first = busiest * per_device + place
+                        moves.append((first, device * per_device + other_place))
+                        experts.append((expert, other))
+                        there.append(device)
+        eye = np.eye(len(slots), dtype=np.int64)
+        shift = eye[np.array(there, int)] - eye[busiest]
+        experts = np.array(experts, int).reshape(-1, 2)
+        exist = (experts != EMPTY)[:, :, None]
+        counts = self.counts[experts] + np.stack([shift, -shift], axis=1)
+        new = self.cost.expected(self.loads[experts], np.where(exist, counts, 1)).total
+        delta = np.where(exist, new - self.seconds[experts], 0.0).sum(axis=1)
+        return _Change(lambda i: Migrate(*moves[i]), delta)
+
+    def best(self, change: _Change) -> Move | None:
+        """The candidate with the lowest peak, the first of equals; None if none lowers it."""
+        if not len(change.delta):
+            return None
+        busy = self.busy
+        peaks = _peak(busy + change.delta)
+        least = int(peaks.argmin())
+        return change.make(least) if peaks[least] < _peak(busy) * (1 - _EPSILON) else None
+
+
+def _peak(busy: np.ndarray) -> np.ndarray:
+    """A smooth maximum over the last axis: the norm of order 16, divided by that of all ones."""
+    top = np.maximum(busy.max(axis=-1, keepdims=True), 1e-300)
+    power = busy / top
+    for _ in range(4):
+        power = power * power
+    return top[..., 0] * power.mean(axis=-1) ** (1 / 16)
+
+
+def _distinct(slots: np.ndarray) -> list[tuple[int, int]]:
+    """(place, expert) of each different content of a device."""
+    experts, places = np.unique(slots, return_index=True)
+    return [(int(p), int(e)) for e, p in zip(experts, places, strict=True)]

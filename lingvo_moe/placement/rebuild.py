@@ -1,0 +1,112 @@
+"""A placement made anew, for loads that small moves cannot follow, and the moves that lead there.
+
+A greedy search stops where every single move makes some device busier. Here slots are handed out
+from the beginning: first how many an expert gets, then where they lie.
+
+D devices, E experts.
+"""
+
+import heapq
+
+import numpy as np
+
+from lingvo_moe.placement.cost import CostModel
+from lingvo_moe.placement.placement import EMPTY, Expand, Migrate, Move, Placement, Replace
+
+_SLACK = 1.02  # a slot stays on its device as long as that is filled by no more than this
+
+
+def rebuilt(cost: CostModel, loads: np.ndarray, placement: Placement) -> Placement:
+    """Slots to the experts that make a slot costliest, then costliest slots first to idle devices.
+
+    A slot stays where its expert is now, if that device has room for its cost.
+
+    Args:
+        cost: the cost model.
+        loads: [D, E], tokens of each expert on each source.
+        placement: as it is; its shape is kept.
+    """
+    slots, devices = placement.slots.size, placement.num_devices
+    costs = _slot_costs(cost, loads.sum(axis=0), slots)  # [E, slots]
+    replicas = np.ones(placement.num_experts, np.int64)
+    hottest = [(-costs[e, 0], e) for e in range(placement.num_experts)]
+    heapq.heapify(hottest)
+    for _ in range(slots - placement.num_experts):
+        expert = hottest[0][1]
+        replicas[expert] += 1
+        heapq.heapreplace(hottest, (-costs[expert, replicas[expert] - 1], expert))
+    each = costs[np.arange(placement.num_experts), replicas - 1]
+    limit = _SLACK * float(each @ replicas) / devices
+    here = placement.counts()
+    filled, room = np.zeros(devices), np.full(devices, placement.slots_per_device)
+    lists: list[list[int]] = [[] for _ in range(devices)]
+    for expert in np.argsort(-each, kind="stable").tolist():
+        for _ in range(replicas[expert]):
+            stays = (here[expert] > 0) & (room > 0) & (filled + each[expert] <= limit)
+            among = stays if stays.any() else room > 0
+            device = int(np.where(among, filled, np.inf).argmin())
+            here[expert, device] -= 1
+            filled[device] += each[expert]
+            room[device] -= 1
+            lists[device].append(expert)
+    return _aligned(placement, lists)
+
+
+def _slot_costs(cost: CostModel, load: np.ndarray, most: int) -> np.ndarray:
+    """[E, most], seconds of one slot of an expert that has 1, 2, … slots, each on its own device.
+
+    As if every source had the same part of an expert's tokens, all devices lay equally far, and
+    replicas were on as many nodes as may be.
+    """
+    devices = cost.num_devices
+    number = np.arange(1, most + 1)
+    spread = np.minimum(number, devices)
+    within = np.array([np.count_nonzero(cost.nodes[:d] == cost.nodes[d]) for d in range(devices)])
+    order = np.argsort(within, kind="stable")  # the first device of each node, the second, …
+    holds = np.zeros((devices, devices), np.int64)
+    holds[:, order] = np.tril(np.ones_like(holds))
+    sync = cost.sync_seconds(holds).max(axis=1)[spread - 1]
+    far = cost.exchange_seconds_per_token() * (1 - spread / devices)
+    return load[:, None] / number * (1 / cost.tokens_per_second + far) + sync
+
+
+def _aligned(placement: Placement, lists: list[list[int]]) -> Placement:
+    """Each device's experts in an order that changes the fewest of its slots."""
+    table = np.full_like(placement.slots, EMPTY)
+    for device, experts in enumerate(lists):
+        left = list(experts)
+        for place, old in enumerate(placement.slots[device].tolist()):
+            if old in left:
+                left.remove(old)
+                table[device, place] = old
+        table[device, table[device] == EMPTY] = left
+    return Placement(table, placement.num_experts)
+
+
+def path(before: Placement, after: Placement) -> tuple[Move, ...]:
+    """Moves from one placement to another without empty slots; no expert is ever without a slot.
+
+    Raises:
+        ValueError: an empty slot.
+    """
+    if (after.slots == EMPTY).any():
+        raise ValueError("A path leads to placements without empty slots only.")
+    now, moves = before, []
+    replicas = np.append(now.counts().sum(axis=1), 2)  # the last is EMPTY's: it can be given up
+    wrong = set(np.flatnonzero(now.slots != after.slots).tolist())
+    while wrong:
+        slot = next((s for s in sorted(wrong) if replicas[now.slots.flat[s]] > 1), None)
+        if slot is None:
+            # What is in each wrong slot is the last of its expert, so another one wants it.
+            slot = min(wrong)
+            other = next(s for s in sorted(wrong) if after.slots.flat[s] == now.slots.flat[slot])
+            move: Move = Migrate(slot, other)
+        else:
+            old, new = int(now.slots.flat[slot]), int(after.slots.flat[slot])
+            move = Expand(new, slot) if old == EMPTY else Replace(new, slot)
+            replicas[[old, new]] += [-1, 1]
+            replicas[EMPTY] = 2
+        now = move.apply(now)
+        moves.append(move)
+        wrong = {s for s in wrong if now.slots.flat[s] != after.slots.flat[s]}
+    return tuple(moves)

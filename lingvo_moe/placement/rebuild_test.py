@@ -1,0 +1,81 @@
+"""Tests of placements made anew, and of the way there."""
+
+import numpy as np
+import pytest
+
+from lingvo_moe.placement.cost import balance_ratio, device_tokens
+from lingvo_moe.placement.cost_test import make_cost
+from lingvo_moe.placement.placement import EMPTY, Expand, Migrate, Placement, Replace
+from lingvo_moe.placement.placement_test import random_placement
+from lingvo_moe.placement.rebuild import _slot_costs, path, rebuilt
+
+
+def _free(devices):
+    return make_cost(devices, token_bytes=0.0, gradient_bytes=0.0)
+
+
+def test_by_hand():
+    # Loads 90, 30, 20, 20 on six slots: the two that are free go to expert 0, 30 a slot. Each
+    # device may be filled to 80 tokens and 2 %, so all can stay: 30 + 30 + 20 on either.
+    start = Placement([[0, 0, 2], [0, 1, 3]], 4)
+    assert rebuilt(_free(2), np.array([[45, 15, 10, 10]] * 2), start) == start
+    # Where device 1 has no slot of expert 0, the third goes there, for device 0 has no room.
+    other = Placement([[0, 0, 2], [3, 1, 3]], 4)
+    after = rebuilt(_free(2), np.array([[45, 15, 10, 10]] * 2), other)
+    assert after.slots.tolist() == [[0, 0, 2], [3, 1, 0]]
+
+
+def test_costs_of_slots_by_hand():
+    # Two devices on two nodes, 10 bytes/s between them, an expert of 900 tokens of 1 byte. One
+    # slot: 9 s, and half of the tokens come from the other device: 450 · 4 / 10. Two: 4.5 s each,
+    # nothing travels, synchronising takes 8 · 2.0 / 2. A third shares a device with another: 3 s.
+    cost = make_cost(2, 1)
+    np.testing.assert_allclose(_slot_costs(cost, np.array([900]), 3), [[9 + 180, 4.5 + 8, 3 + 8]])
+
+
+def test_skewed_loads_come_out_level():
+    start, ratios, kept = Placement.even(8, 4, 16), [], []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        loads = rng.multinomial(4000, rng.dirichlet(np.full(16, 0.5)), 8)
+        after = rebuilt(_free(8), loads, start)
+        ratios.append(balance_ratio(device_tokens(loads, after)))
+        # What is level already stays for the most part.
+        kept.append(np.mean(rebuilt(_free(8), loads, after).slots == after.slots))
+    assert max(ratios) < 1.15
+    assert np.mean(ratios) < 1.07
+    assert np.mean(kept) > 0.7
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_path_leads_there(seed):
+    rng = np.random.default_rng(seed)
+    before = random_placement(rng)
+    after = random_placement(rng)
+    while after.slots.shape != before.slots.shape or after.num_experts != before.num_experts:
+        table = rng.permutation(
+            np.concatenate(
+                [
+                    np.arange(before.num_experts),
+                    rng.integers(0, before.num_experts, before.slots.size - before.num_experts),
+                ]
+            )
+        )
+        after = Placement(table.reshape(before.slots.shape), before.num_experts)
+    if (after.slots == EMPTY).any():
+        return
+    placement = before
+    moves = path(before, after)
+    for move in moves:
+        placement = move.apply(placement)  # raises if an expert lost its last slot
+    assert placement == after
+    assert len(moves) <= np.count_nonzero(before.slots != after.slots)
+
+
+def test_paths_by_hand():
+    # Nothing but a swap leads from one full table to another; an empty slot makes room.
+    assert path(Placement([[0], [1]], 2), Placement([[1], [0]], 2)) == (Migrate(0, 1),)
+    start = Placement([[0, EMPTY], [1, 1]], 2)
+    assert path(start, Placement([[0, 1], [1, 0]], 2)) == (Expand(1, 1), Replace(0, 3))
+    with pytest.raises(ValueError, match="without empty slots only"):
+        path(start, start)

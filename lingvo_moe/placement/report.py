@@ -1,0 +1,168 @@
+"""A simulation as a table for a terminal, as JSON with pictures, and as one self-contained page.
+
+DIRECTORY/index.html                     all of it, in one file
+DIRECTORY/placement.json                 the numbers
+DIRECTORY/{loads,ratios,placement}.png
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lingvo_moe.evaluation.markup import document, escape, header, image
+from lingvo_moe.placement.plots import draw_loads, draw_placement, draw_ratios
+from lingvo_moe.placement.simulate import Replay, Summary, speed_up, summarize
+from lingvo_moe.placement.traces import Trace
+
+PAGE_FILE = "index.html"
+JSON_FILE = "placement.json"
+_COLUMNS = (
+    "policy",
+    "ms a step",
+    "compute",
+    "exchange",
+    "sync",
+    "copies",
+    "tokens %",
+    "experts %",
+    "ratio",
+    "worst",
+    "moves",
+    "speed-up",
+    "per choice",
+)
+_NOTES = (
+    "Milliseconds of the Mixture-of-Experts layers of one step by the cost model, of the busiest "
+    "device; copies are what moving experts adds, nothing of it hidden. tokens %: choices that the "
+    "chosen expert handled. experts %: the same over the rows that devices computed as padding or "
+    "could have computed while the busiest worked. ratio: the busiest device's rows over the mean. "
+    "moves: replicas copied a step. speed-up: of a step over that of {base}; per choice: of a "
+    "choice handled by the chosen expert."
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """Summaries of several policies on one trace; the first is what others are compared with.
+
+    Attributes:
+        settings: what the simulation was of, name -> value.
+        summaries: one a policy.
+        other_seconds: of a step outside of these layers.
+    """
+
+    settings: Mapping[str, object]
+    summaries: tuple[Summary, ...]
+    other_seconds: float = 0.0
+
+    @staticmethod
+    def of(
+        runs: Sequence[Replay],
+        settings: Mapping[str, object],
+        *,
+        skip: int = 0,
+        other_seconds: float = 0.0,
+    ) -> "Report":
+        """From replays; skip as in summarize."""
+        return Report(
+            settings=settings,
+            summaries=tuple(summarize(run, skip) for run in runs),
+            other_seconds=other_seconds,
+        )
+
+    def speed_ups(self, summary: Summary) -> tuple[float, float]:
+        """Of a policy over the first, by step and by choice; see speed_up."""
+        return speed_up(summary, self.summaries[0], self.other_seconds)
+
+    def format_table(self) -> str:
+        """For a terminal."""
+        rows = [_COLUMNS, *(self._cells(s) for s in self.summaries)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+        lines = [
+            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
+            for row in rows
+        ]
+        lines.insert(1, "-" * len(lines[0]))
+        return "\n".join(lines)
+
+    def to_json(self) -> dict:
+        """All numbers."""
+        policies = []
+        for summary in self.summaries:
+            step, choice = self.speed_ups(summary)
+            numbers = dataclasses.asdict(summary) | {
+                "speed_up": step,
+                "speed_up_per_choice": choice,
+            }
+            policies.append(
+                {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in numbers.items()}
+            )
+        return {
+            "settings": dict(self.settings),
+            "other_seconds": self.other_seconds,
+            "policies": policies,
+        }
+
+    def write(self, directory: pathlib.Path, trace: Trace, runs: Sequence[Replay]) -> None:
+        """Writes the page, its pictures and the JSON; the directory is made if missing.
+
+        The placement drawn is that of the first policy that moved experts, else of the first.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        pictures = self._draw(trace, runs)
+        for name, png in pictures.items():
+            (directory / f"{name}.png").write_bytes(png)
+        numbers = json.dumps(self.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
+        (directory / JSON_FILE).write_text(numbers + "\n", encoding="utf-8")
+        head = header(*_COLUMNS)
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in self._cells(s)) + "</tr>"
+            for s in self.summaries
+        )
+        settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
+        parts = [
+            f"<p>{escape(settings)}</p>",
+            f"<table>{head}{rows}</table>",
+            f'<p class="mark">{escape(_NOTES.format(base=self.summaries[0].policy))}</p>',
+            *(
+                f"<h2>{title}</h2>{image(pictures[name], title)}"
+                for name, title in (
+                    ("loads", "Loads"),
+                    ("ratios", "Balance and time"),
+                    ("placement", "Placement"),
+                )
+            ),
+        ]
+        page = document("Expert placement", parts)
+        (directory / PAGE_FILE).write_text(page, encoding="utf-8")
+
+    def _draw(self, trace: Trace, runs: Sequence[Replay]) -> dict[str, bytes]:
+        loads = trace.loads[:, 0].sum(axis=1, dtype=np.int64)
+        shares = loads / np.maximum(loads.sum(axis=1, keepdims=True), 1)
+        shown = next((run for run in runs if run.moves.any()), runs[0])
+        layer = trace.layers[0]
+        return {
+            "loads": draw_loads(shares, trace.steps, f"{layer}: loads of experts"),
+            "ratios": draw_ratios(runs, trace.steps, "Policies"),
+            "placement": draw_placement(
+                shown, shares, trace.steps, f"{layer}: slots of experts, {shown.policy}"
+            ),
+        }
+
+    def _cells(self, s: Summary) -> tuple[str, ...]:
+        step, choice = self.speed_ups(s)
+        milliseconds = (s.step_seconds, s.compute, s.exchange, s.synchronise, s.adjustment)
+        return (
+            s.policy,
+            *(f"{1e3 * seconds:.2f}" for seconds in milliseconds),
+            f"{100 * s.token_efficiency:.1f}",
+            f"{100 * s.expert_efficiency:.1f}",
+            f"{s.ratio:.2f}",
+            f"{s.worst_ratio:.2f}",
+            f"{s.moves:.1f}",
+            f"{step:.2f}x",
+            f"{choice:.2f}x",
+        )

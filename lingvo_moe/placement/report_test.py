@@ -1,0 +1,61 @@
+"""Tests of table, JSON, pictures and page."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lingvo_moe.evaluation.page_test import check
+from lingvo_moe.placement.cost_test import make_cost
+from lingvo_moe.placement.policies import Flex, StaticExpertParallel
+from lingvo_moe.placement.report import Report
+from lingvo_moe.placement.simulate import replay_all
+from lingvo_moe.placement.traces import SyntheticLoads
+
+
+@pytest.fixture(scope="module")
+def made():
+    trace = SyntheticLoads(devices=4, experts=16, top=4, steps=12, tokens=256).generate()
+    cost = make_cost(4, token_bytes=1e-3, gradient_bytes=0.05, state_bytes=0.5)
+    runs = replay_all(trace, cost, 8, (StaticExpertParallel(), Flex()))
+    return trace, runs, Report.of(runs, {"trace": "<made>"}, skip=4)
+
+
+def test_the_table(made):
+    _, _, report = made
+    head, _, static, flex = report.format_table().splitlines()
+    assert head.split()[0] == "policy"
+    assert static.startswith("static, capacity 1")
+    assert static.split()[-2:] == ["1.00x", "1.00x"]
+    ours, theirs = report.summaries[1], report.summaries[0]
+    assert f"{theirs.step_seconds / ours.step_seconds:.2f}x" in flex
+    assert "100.0" in flex
+
+
+def test_the_page_holds_everything(made, tmp_path):
+    trace, runs, report = made
+    report.write(tmp_path / "new", trace, runs)
+    names = {path.name for path in (tmp_path / "new").iterdir()}
+    assert names == {"index.html", "placement.json", "loads.png", "ratios.png", "placement.png"}
+    checker = check((tmp_path / "new" / "index.html").read_text("utf-8"))
+    text = " ".join(checker.cells)
+    assert "trace <made>" in text
+    assert "flex" in text
+    assert len(checker.links) == 3
+    assert all(link.startswith("data:image/png;base64,") for link in checker.links)
+    numbers = json.loads((tmp_path / "new" / "placement.json").read_text())
+    assert [p["policy"] for p in numbers["policies"]] == ["static, capacity 1", "flex"]
+    assert numbers["policies"][0]["speed_up"] == 1
+    assert numbers["policies"][1]["token_efficiency"] == 1
+    for name in ("loads", "ratios", "placement"):
+        picture = Image.open(io.BytesIO((tmp_path / "new" / f"{name}.png").read_bytes()))
+        assert len(np.unique(np.asarray(picture.convert("L")))) > 20  # not blank
+
+
+def test_one_step_of_one_policy(tmp_path):
+    trace = SyntheticLoads(devices=2, experts=4, top=1, steps=1, tokens=16).generate()
+    runs = replay_all(trace, make_cost(2), 2, (StaticExpertParallel(),))
+    Report.of(runs, {}).write(tmp_path, trace, runs)
+    assert (tmp_path / "placement.png").stat().st_size > 1000

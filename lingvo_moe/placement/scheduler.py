@@ -1,0 +1,268 @@
+"""When experts move: triggers, and moves carried out beside training, a batch between two steps.
+
+Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, sections 3 and 4 (scheduler, best-effort
+adjustment).
+
+D devices, E experts.
+"""
+
+import abc
+import dataclasses
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from lingvo_moe.placement.cost import CostModel, balance_ratio, device_tokens
+from lingvo_moe.placement.placement import Migrate, Move, Placement, Shrink
+from lingvo_moe.placement.policy_maker import Plan, PolicyMaker
+
+
+@dataclasses.dataclass(frozen=True)
+class Trigger(abc.ABC):
+    """Decides whether the scheduler plans."""
+
+    @abc.abstractmethod
+    def fires(self, tokens: np.ndarray, step: int, active: bool) -> bool:
+        """Whether to plan now.
+
+        Args:
+            tokens: [D], what each device handled, or would have.
+            step: steps seen so far, from 0.
+            active: what the last call said: planning goes on until the imbalance is well gone.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class _Threshold(Trigger):
+    """Fires when the measure exceeds `threshold`, and goes on until it is at most `release`."""
+
+    threshold: float
+    release: float
+
+    def __post_init__(self):
+        if not self.least <= self.release <= self.threshold:
+            raise ValueError(
+                f"Needs {self.least:g} <= release <= threshold, where {self.least:g} is balance; "
+                f"got release {self.release} and threshold {self.threshold}."
+            )
+
+    @property
+    @abc.abstractmethod
+    def least(self) -> float:
+        """The measure's value at perfect balance."""
+
+    @abc.abstractmethod
+    def measure(self, tokens: np.ndarray) -> float:
+        """How far from balance."""
+
+    def fires(self, tokens, step, active):
+        """See Trigger."""
+        del step
+        return self.measure(tokens) > (self.release if active else self.threshold)
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxTrigger(_Threshold):
+    """By the balance ratio: the busiest device's tokens over the mean."""
+
+    threshold: float = 1.2
+    release: float = 1.1
+
+    @property
+    def least(self):
+        """See _Threshold."""
+        return 1.0
+
+    def measure(self, tokens):
+        """See _Threshold."""
+        return balance_ratio(tokens)
+
+
+@dataclasses.dataclass(frozen=True)
+class VarianceTrigger(_Threshold):
+    """By the variance of devices' tokens over their mean squared."""
+
+    threshold: float = 0.005
+    release: float = 0.002
+
+    @property
+    def least(self):
+        """See _Threshold."""
+        return 0.0
+
+    def measure(self, tokens):
+        """See _Threshold."""
+        mean = tokens.mean()
+        return float(tokens.var() / mean**2) if mean > 0 else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class IntervalTrigger(Trigger):
+    """Every `steps` steps, whatever the loads."""
+
+    steps: int = 50
+
+    def __post_init__(self):
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}.")
+
+    def fires(self, tokens, step, active):
+        """See Trigger."""
+        del tokens, active
+        return step % self.steps == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class MoveQueue:
+    """Moves that wait; independent ones are merged into one relocation.
+
+    Attributes:
+        moves: in the order they were planned in.
+    """
+
+    moves: tuple[Move, ...] = ()
+
+    def take(
+        self, placement: Placement, cost: CostModel, budget: float
+    ) -> tuple["MoveQueue", Placement, tuple[Move, ...]]:
+        """The moves to carry out now, as one.
+
+        Goes through the queue in order and takes what fits: the price of all copies together, made
+        at the same time, stays within the budget. The first that can be made is always taken, or a
+        small budget would block the queue. A move stays if one that stays shares a slot with it or
+        must come first; one that has become invalid is dropped.
+
+        Args:
+            placement: as it is.
+            cost: prices copies.
+            budget: seconds.
+
+        Returns:
+            The rest of the queue, the placement afterwards, the moves taken.
+        """
+        after, price = placement, 0.0
+        taken: list[Move] = []
+        left: list[Move] = []
+        waiting: set[int] = set()
+        for move in self.moves:
+            try:
+                candidate = move.apply(after)
+            except ValueError:
+                if not left:
+                    continue
+                candidate = None
+            blocked = candidate is None or not waiting.isdisjoint(move.touched)
+            if not blocked and budget < math.inf:
+                seconds = cost.adjustment_seconds(placement, candidate)
+                blocked = bool(taken) and seconds > max(budget, price)
+                price = price if blocked else seconds
+            if blocked:
+                left.append(move)
+                waiting.update(move.touched)
+            else:
+                after = candidate
+                taken.append(move)
+        return MoveQueue(tuple(left)), after, tuple(taken)
+
+
+class State(NamedTuple):
+    """What the scheduler carries from step to step, one for each Mixture-of-Experts layer.
+
+    Attributes:
+        placement: in force.
+        loads: float [D, E], smoothed; None before the first step.
+        queue: moves that wait.
+        active: whether the trigger fired last time.
+        step: steps seen.
+        rest: the step before which nothing is planned.
+    """
+
+    placement: Placement
+    loads: np.ndarray | None = None
+    queue: MoveQueue = MoveQueue()
+    active: bool = False
+    step: int = 0
+    rest: int = 0
+
+
+class Decision(NamedTuple):
+    """What happens between this step and the next.
+
+    Attributes:
+        ratio: balance ratio of this step.
+        ratio_after: of the same loads under the new placement.
+        plan: made now, or None where the trigger was silent or moves still waited.
+        moves: carried out now.
+        adjustment_seconds: their price by the cost model.
+    """
+
+    ratio: float
+    ratio_after: float
+    plan: Plan | None
+    moves: tuple[Move, ...]
+    adjustment_seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scheduler:
+    """Watches loads and decides.
+
+    Attributes:
+        maker: plans.
+        trigger: when it plans.
+        smoothing: share of the past in the loads that plans are made for: 0 looks at the last step
+            alone, 0.5 averages about two steps.
+        budget: seconds of copying between two steps.
+        patience: steps without planning after a plan found nothing worth moving.
+    """
+
+    maker: PolicyMaker
+    trigger: Trigger = MaxTrigger()
+    smoothing: float = 0.5
+    budget: float = math.inf
+    patience: int = 4
+
+    def __post_init__(self):
+        if not 0 <= self.smoothing < 1:
+            raise ValueError(f"smoothing must be in [0, 1), got {self.smoothing}.")
+        if not self.budget > 0:
+            raise ValueError(f"budget must be > 0 seconds, got {self.budget}.")
+        if self.patience < 0:
+            raise ValueError(f"patience must be at least 0 steps, got {self.patience}.")
+
+    def step(self, state: State, loads: np.ndarray) -> tuple[State, Decision]:
+        """Called after every training step.
+
+        Args:
+            state: from the last call; `State(placement)` at the beginning.
+            loads: [D, E], this step's tokens of each expert on each source.
+
+        Returns:
+            The next state, whose placement is to be in force before the next step, and what was
+            decided.
+        """
+        past = loads if state.loads is None else state.loads
+        smooth = self.smoothing * past + (1 - self.smoothing) * loads
+        active = self.trigger.fires(
+            device_tokens(smooth, state.placement), state.step, state.active
+        )
+        queue, plan, rest = state.queue, None, state.rest
+        if active and not queue.moves and state.step >= rest:
+            plan = self.maker.plan(smooth, state.placement)
+            queue = MoveQueue(plan.moves)
+            rest = state.step + 1 + (0 if plan.moves else self.patience)
+        queue, placement, moves = queue.take(state.placement, self.maker.cost, self.budget)
+        decision = Decision(
+            ratio=balance_ratio(device_tokens(loads, state.placement)),
+            ratio_after=balance_ratio(device_tokens(loads, placement)),
+            plan=plan,
+            moves=moves,
+            adjustment_seconds=self.maker.cost.adjustment_seconds(state.placement, placement),
+        )
+        return State(placement, smooth, queue, active, state.step + 1, rest), decision
+
+
+def count_moves(moves: tuple[Move, ...]) -> int:
+    """Contents that slots receive: a swap is two, freeing a slot none."""
+    return sum({Migrate: 2, Shrink: 0}.get(type(move), 1) for move in moves)

@@ -1,0 +1,197 @@
+"""Tests of triggers, the queue and the scheduler: by hand, and on loads that drift."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from lingvo_moe.placement.cost_test import make_cost
+from lingvo_moe.placement.placement import Expand, Migrate, Placement, Replace, Shrink
+from lingvo_moe.placement.policy_maker import PolicyMaker
+from lingvo_moe.placement.scheduler import (
+    IntervalTrigger,
+    MaxTrigger,
+    MoveQueue,
+    Scheduler,
+    State,
+    VarianceTrigger,
+    count_moves,
+)
+from lingvo_moe.placement.traces import SyntheticLoads
+
+START = Placement([[0, 0], [1, 1], [2, 2], [3, 3]], 4)
+
+
+def test_max_trigger_with_hysteresis():
+    trigger = MaxTrigger(threshold=1.2, release=1.1)
+    said, active = [], False
+    for busiest in (115, 125, 115, 108, 115, 121):  # of a mean of 100
+        active = trigger.fires(np.array([busiest, 200 - busiest]), 0, active)
+        said.append(active)
+    # 115 is under the threshold at first; after 125 it is not yet well gone; 108 is.
+    assert said == [False, True, True, False, False, True]
+
+
+def test_variance_trigger_by_hand():
+    # 130 and 70: variance 900 over 100² = 0.09.
+    tokens = np.array([130, 70])
+    assert VarianceTrigger(threshold=0.08, release=0.01).fires(tokens, 0, False)
+    assert not VarianceTrigger(threshold=0.1, release=0.01).fires(tokens, 0, False)
+    assert VarianceTrigger(threshold=0.1, release=0.08).fires(tokens, 0, True)
+    assert not VarianceTrigger().fires(np.zeros(2), 0, False)
+
+
+def test_interval_trigger():
+    fired = [IntervalTrigger(3).fires(np.array([9, 1]), step, True) for step in range(7)]
+    assert fired == [True, False, False, True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: MaxTrigger(1.1, 1.2), "Needs 1 <= release <= threshold.* release 1.2"),
+        (lambda: MaxTrigger(1.1, 0.9), "where 1 is balance; got release 0.9"),
+        (lambda: VarianceTrigger(0.1, -0.1), "Needs 0 <= release"),
+        (lambda: IntervalTrigger(0), "steps must be at least 1, got 0"),
+        (lambda: Scheduler(maker=_maker(), smoothing=1.0), r"smoothing must be in \[0, 1\), got 1"),
+        (lambda: Scheduler(maker=_maker(), budget=0.0), "budget must be > 0 seconds, got 0.0"),
+        (
+            lambda: Scheduler(maker=_maker(), patience=-1),
+            "patience must be at least 0 steps, got -1",
+        ),
+    ],
+)
+def test_errors(make, text):
+    with pytest.raises(ValueError, match=text):
+        make()
+
+
+def _maker(devices=4, **changes):
+    return PolicyMaker(cost=make_cost(devices, **changes))
+
+
+def test_the_queue_merges_what_fits_the_budget():
+    # 80 bytes; near 40 bytes/s: 2 s, far 10 bytes/s: 8 s. Devices 0, 1 and 2, 3 are near.
+    moves = (Replace(0, 3), Replace(2, 7), Replace(0, 5))
+    queue, cost = MoveQueue(moves), make_cost()
+    # Near copies of devices 0 and 2 go at the same time; the far one waits.
+    rest, after, taken = queue.take(START, cost, 2.0)
+    assert taken == moves[:2]
+    assert rest.moves == moves[2:]
+    assert after.slots.tolist() == [[0, 0], [1, 0], [2, 2], [3, 2]]
+    # The first is taken whatever it costs.
+    rest, after, taken = rest.take(after, cost, 2.0)
+    assert taken == moves[2:]
+    assert rest.moves == ()
+    # Without a bound all go at once.
+    assert queue.take(START, cost, float("inf"))[1] == after
+
+
+def test_the_queue_keeps_the_order_of_what_shares_a_slot():
+    # The far expansion waits, and so does what comes after it in its slot; what frees a slot of its
+    # own need not.
+    moves = (Replace(0, 3), Replace(0, 5), Migrate(5, 6), Shrink(7))
+    rest, after, taken = MoveQueue(moves).take(START, make_cost(), 3.0)
+    assert taken == (Replace(0, 3), Shrink(7))
+    assert rest.moves == (Replace(0, 5), Migrate(5, 6))
+    rest, after, _ = rest.take(after, make_cost(), 99.0)
+    in_order = START
+    for move in moves:
+        in_order = move.apply(in_order)
+    assert after == in_order
+    assert rest.moves == ()
+
+
+def test_the_queue_drops_what_has_become_invalid_and_keeps_what_waits_for_another():
+    cost = make_cost()
+    # Expert 1 has one slot left, and nothing before would give it another.
+    rest, after, taken = MoveQueue((Shrink(2), Shrink(3))).take(START, cost, 9.0)
+    assert taken == (Shrink(2),)
+    assert rest.moves == ()
+    # Here an expansion that waits for its budget comes first.
+    moves = (Replace(3, 4), Replace(1, 7), Shrink(2), Shrink(3))
+    assert MoveQueue(moves).take(START, cost, 8.0)[2] == moves
+    rest, after, taken = MoveQueue(moves).take(START, cost, 1.0)
+    assert taken == (Replace(3, 4), Shrink(2))
+    assert rest.moves == (Replace(1, 7), Shrink(3))
+    assert rest.take(after, cost, 1.0)[2] == rest.moves
+
+
+def test_a_copy_within_the_time_of_another_needs_no_budget():
+    # Device 0 sends to device 2 for 8 s, device 1 to device 3 at the same time.
+    moves = (Replace(0, 5), Replace(1, 7))
+    assert MoveQueue(moves).take(START, make_cost(), 1.0)[2] == moves
+
+
+def test_moves_are_counted():
+    assert count_moves((Replace(0, 3), Expand(1, 2), Migrate(0, 1), Shrink(4))) == 4
+
+
+def test_a_silent_trigger_plans_nothing():
+    scheduler = Scheduler(maker=_maker(), smoothing=0.0)
+    state, decision = scheduler.step(State(START), np.full((4, 4), 25))
+    assert decision.plan is None
+    assert decision.moves == ()
+    assert state.placement == START
+    assert decision.ratio == decision.ratio_after == 1.0
+    assert state.step == 1
+
+
+def test_after_a_plan_without_moves_it_rests():
+    # Four experts in four slots: nothing can move for less than it costs, whatever the loads.
+    start, loads = Placement([[0], [1], [2], [3]], 4), np.tile(np.array([97, 1, 1, 1]), (4, 1))
+    scheduler = Scheduler(maker=_maker(), patience=3)
+    state, planned = State(start), []
+    for _ in range(9):
+        state, decision = scheduler.step(state, loads)
+        planned.append(decision.plan is not None)
+    assert planned == [True, False, False, False] * 2 + [True]
+    assert state.placement == start
+
+
+def test_loads_are_smoothed():
+    # 0.75 · 100 + 0.25 · 200.
+    scheduler = Scheduler(maker=_maker(), smoothing=0.75)
+    state, _ = scheduler.step(State(START), np.full((4, 4), 100))
+    state, _ = scheduler.step(state, np.full((4, 4), 200))
+    np.testing.assert_allclose(state.loads, 125)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_brought_down_within_20_steps_and_held_under_drift(seed):
+    loads = SyntheticLoads(
+        devices=8, experts=16, top=4, steps=200, tokens=512, memory=150.0, seed=seed
+    )
+    trace = loads.generate().loads[:, 0]
+    # Computation bounds the step; a copy within a node takes 2 s, a fifth of a step.
+    cost = make_cost(
+        8, token_bytes=1e-3, gradient_bytes=0.1, state_bytes=80.0, tokens_per_second=100.0
+    )
+    scheduler = Scheduler(maker=PolicyMaker(cost=cost), trigger=MaxTrigger(1.15, 1.1))
+    state, ratios, moved = State(Placement.even(8, 4, 16)), [], 0
+    for step_loads in trace:
+        state, decision = scheduler.step(state, step_loads)
+        ratios.append(decision.ratio)
+        moved += bool(decision.moves)
+    assert ratios[0] > 2
+    assert max(ratios[20:]) < 1.25
+    assert 1 < moved < 60  # now and then, not at every step
+    # Left alone after 20 steps it would not hold.
+    state = State(Placement.even(8, 4, 16))
+    for step_loads in trace[:20]:
+        state, _ = scheduler.step(state, step_loads)
+    frozen = dataclasses.replace(scheduler, trigger=MaxTrigger(99.0, 99.0))
+    _, decision = frozen.step(state, trace[-1])
+    assert decision.ratio > 1.25
+
+
+def test_the_same_loads_give_the_same_placements():
+    trace = SyntheticLoads(devices=4, experts=8, top=2, steps=15, tokens=256, seed=3).generate()
+    scheduler = Scheduler(maker=_maker(token_bytes=1e-3, gradient_bytes=0.1, state_bytes=1.0))
+    ends = []
+    for _ in range(2):
+        state = State(Placement.even(4, 4, 8))
+        for loads in trace.loads[:, 0]:
+            state, _ = scheduler.step(state, loads)
+        ends.append(state.placement)
+    assert ends[0] == ends[1] != Placement.even(4, 4, 8)

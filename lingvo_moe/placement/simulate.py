@@ -1,0 +1,212 @@
+"""Replays a trace of expert loads under each policy, and times the steps by the cost model.
+
+S steps, L layers, D devices, E experts.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from lingvo_moe.placement.cost import CostModel, balance_ratio
+from lingvo_moe.placement.policies import Flex, Oracle, Policy, Shadowing
+from lingvo_moe.placement.policies import StaticExpertParallel as Static
+from lingvo_moe.placement.policies import StrictReassignment as Strict
+from lingvo_moe.placement.traces import Trace
+
+POLICIES = (Static(), Static(capacity_factor=None), Strict(), Shadowing(), Flex(), Oracle())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Replay:
+    """What one policy did with a trace; [S, L] where nothing else is said.
+
+    Attributes:
+        policy: its name.
+        seconds: of the layer in that step, copies between steps left out.
+        parts: [S, L, 3], compute, exchange and synchronisation of the busiest device.
+        adjustment_seconds: of the copies after the step.
+        moves: replicas copied after the step.
+        ratio: balance ratio of the rows computed.
+        rows: that the busiest device computed, times D: what the step had to provide.
+        handled: choices that the chosen expert handled.
+        chosen: all choices.
+        replicas: [S, E] slots of each expert in the first layer.
+        counts: [E, D], slots of each expert on each device in the first layer at the end.
+    """
+
+    policy: str
+    seconds: np.ndarray
+    parts: np.ndarray
+    adjustment_seconds: np.ndarray
+    moves: np.ndarray
+    ratio: np.ndarray
+    rows: np.ndarray
+    handled: np.ndarray
+    chosen: np.ndarray
+    replicas: np.ndarray
+    counts: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Summary:
+    """A replay's averages over the steps that count.
+
+    Attributes:
+        policy: its name.
+        step_seconds: of all layers, mean, copies included.
+        compute: seconds thereof, of each layer's busiest device.
+        exchange: likewise.
+        synchronise: likewise.
+        adjustment: likewise, copies between steps; nothing is assumed to hide them.
+        token_efficiency: choices that the chosen expert handled, over all.
+        expert_efficiency: the same over the rows that devices computed as padding, or could have
+            computed while the busiest worked.
+        ratio: balance ratio, mean.
+        worst_ratio: the largest.
+        moves: replicas copied in a step, mean.
+        nanoseconds_a_choice: step_seconds over the choices handled in a step.
+    """
+
+    policy: str
+    step_seconds: float
+    compute: float
+    exchange: float
+    synchronise: float
+    adjustment: float
+    token_efficiency: float
+    expert_efficiency: float
+    ratio: float
+    worst_ratio: float
+    moves: float
+    nanoseconds_a_choice: float
+
+
+def replay(
+    trace: Trace,
+    policy: Policy,
+    cost: CostModel,
+    slots: int,
+    progress: Callable[[int, int], None] = lambda step, steps: None,
+) -> Replay:
+    """Runs a policy over a trace, layer by layer.
+
+    Args:
+        trace: of as many source devices as the cost model has.
+        policy: decides.
+        cost: times.
+        slots: of a device.
+        progress: told the step and how many there are.
+
+    Raises:
+        ValueError: devices differ, or the policy cannot lay the experts on them.
+    """
+    if trace.num_devices != cost.num_devices:
+        raise ValueError(
+            f"The trace has {trace.num_devices} source devices, the cost model "
+            f"{cost.num_devices}; see Trace.on_devices."
+        )
+    count, layers = trace.loads.shape[:2]
+    states = [policy.start(cost, slots, trace.num_experts) for _ in range(layers)]
+    names = ("seconds", "adjustment_seconds", "moves", "ratio", "rows", "handled")
+    table = {name: np.zeros((count, layers)) for name in names}
+    parts = np.zeros((count, layers, 3))
+    replicas = np.zeros((count, trace.num_experts), np.int64)
+    for step in range(count):
+        for layer in range(layers):
+            loads = trace.loads[step, layer]
+            states[layer], outcome = policy.step(cost, states[layer], loads)
+            seconds = cost.of_flow(outcome.flow, outcome.counts)
+            busiest = int(seconds.total.sum(axis=0).argmax())
+            rows = outcome.flow.sum(axis=(0, 1))
+            parts[step, layer] = [part[:, busiest].sum() for part in seconds]
+            values = (
+                parts[step, layer].sum(),
+                outcome.adjustment_seconds,
+                outcome.moves,
+                balance_ratio(rows),
+                rows.max() * len(rows),
+                outcome.handled,
+            )
+            for name, value in zip(names, values, strict=True):
+                table[name][step, layer] = value
+            if layer == 0:
+                replicas[step], counts = outcome.counts.sum(axis=1), outcome.counts
+        progress(step + 1, count)
+    chosen = trace.loads.sum(axis=(2, 3), dtype=np.int64)
+    return Replay(
+        policy=policy.name, parts=parts, chosen=chosen, replicas=replicas, counts=counts, **table
+    )
+
+
+def summarize(run: Replay, skip: int = 0) -> Summary:
+    """Averages.
+
+    Args:
+        run: the replay.
+        skip: steps at the beginning that do not count, while policies find their first placement.
+
+    Raises:
+        ValueError: no step is left.
+    """
+    check_skip(skip, len(run.seconds))
+    kept = slice(skip, None)
+    parts = run.parts[kept].sum(axis=1).mean(axis=0)
+    adjustment = run.adjustment_seconds[kept].sum(axis=1).mean()
+    handled = run.handled[kept].sum()
+    step_seconds = float(parts.sum() + adjustment)
+    return Summary(
+        policy=run.policy,
+        step_seconds=step_seconds,
+        compute=float(parts[0]),
+        exchange=float(parts[1]),
+        synchronise=float(parts[2]),
+        adjustment=float(adjustment),
+        token_efficiency=float(handled / max(run.chosen[kept].sum(), 1)),
+        expert_efficiency=float(handled / max(run.rows[kept].sum(), 1)),
+        ratio=float(run.ratio[kept].mean()),
+        worst_ratio=float(run.ratio[kept].max()),
+        moves=float(run.moves[kept].sum(axis=1).mean()),
+        nanoseconds_a_choice=float(
+            1e9 * step_seconds / max(handled / (len(run.seconds) - skip), 1)
+        ),
+    )
+
+
+def check_skip(skip: int, steps: int) -> None:
+    """Before a long replay: whether averages would be over anything.
+
+    Raises:
+        ValueError: no step is left.
+    """
+    if not 0 <= skip < steps:
+        raise ValueError(f"Cannot skip {skip} of {steps} steps: at least one must count.")
+
+
+def speed_up(ours: Summary, theirs: Summary, other_seconds: float = 0.0) -> tuple[float, float]:
+    """How much faster `ours` is: by the step, and by the choice that its expert handled.
+
+    The first counts a dropped choice as no loss, the second as work to be done again; the time to
+    reach a quality lies between.
+
+    Args:
+        ours: of one policy.
+        theirs: of another, on the same trace.
+        other_seconds: of a step outside of these layers, the same for both.
+    """
+    step = (theirs.step_seconds + other_seconds) / (ours.step_seconds + other_seconds)
+    return step, step * ours.token_efficiency / theirs.token_efficiency
+
+
+def replay_all(
+    trace: Trace,
+    cost: CostModel,
+    slots: int,
+    policies: Sequence[Policy] = POLICIES,
+    progress: Callable[[str, int, int], None] = lambda name, step, steps: None,
+) -> list[Replay]:
+    """Each policy over the same trace; arguments as in replay."""
+    return [
+        replay(trace, policy, cost, slots, lambda *at, name=policy.name: progress(name, *at))
+        for policy in policies
+    ]

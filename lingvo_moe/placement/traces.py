@@ -1,0 +1,253 @@
+"""Expert loads over a training run: a file of them, what writes it, and a generator of such.
+
+S steps, L layers, D source devices, E experts.
+"""
+
+import dataclasses
+import os
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Trace:
+    """Loads step by step.
+
+    Attributes:
+        loads: int32 [S, L, D, E], choices of each expert made on each source device.
+        steps: int64 [S], numbers of the training steps, ascending.
+        layers: names of the L layers.
+    """
+
+    loads: np.ndarray
+    steps: np.ndarray
+    layers: tuple[str, ...]
+
+    def __post_init__(self):
+        shape = (len(self.steps), len(self.layers))
+        if self.loads.ndim != 4 or self.loads.shape[:2] != shape or not self.loads.size:
+            raise ValueError(
+                f"Loads must be [steps, layers, devices, experts] with {shape[0]} steps and "
+                f"{shape[1]} layers, none of them 0; got {self.loads.shape}."
+            )
+        if not np.issubdtype(self.loads.dtype, np.integer) or self.loads.min() < 0:
+            raise ValueError(f"Loads must be counts, integers from 0 on; got {self.loads.dtype}.")
+        if np.any(np.diff(self.steps) <= 0):
+            raise ValueError("Steps of a trace must ascend.")
+
+    @property
+    def num_devices(self) -> int:
+        """D."""
+        return self.loads.shape[2]
+
+    @property
+    def num_experts(self) -> int:
+        """E."""
+        return self.loads.shape[3]
+
+    def save(self, path: Path) -> None:
+        """Writes an .npz file, which appears whole or not at all."""
+        partial = path.with_name(path.name + ".partial")
+        with partial.open("wb") as file:
+            np.savez_compressed(
+                file, loads=self.loads, steps=self.steps, layers=np.array(self.layers, str)
+            )
+        os.replace(partial, path)
+
+    @staticmethod
+    def load(path: Path) -> "Trace":
+        """Reads what `save` wrote.
+
+        Raises:
+            ValueError: there is none, or it cannot be read.
+        """
+        try:
+            with np.load(path) as file:
+                return Trace(
+                    loads=file["loads"],
+                    steps=file["steps"],
+                    layers=tuple(map(str, file["layers"])),
+                )
+        except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+            raise ValueError(
+                f"{path} holds no trace of expert loads ({error}). It must be an .npz file with "
+                f"loads [steps, layers, devices, experts], steps and layers."
+            ) from error
+
+    def on_devices(self, devices: int) -> "Trace":
+        """The same tokens on another number of sources.
+
+        Fewer sources merge neighbours. More split each source evenly, the odd tokens going to its
+        parts in turn, so that parts stay of equal size where they can.
+
+        Raises:
+            ValueError: one number does not divide the other.
+        """
+        now = self.num_devices
+        if devices < 1 or (now % devices and devices % now):
+            raise ValueError(
+                f"A trace of {now} source devices cannot be laid on {devices}: one number must "
+                f"divide the other."
+            )
+        shape = self.loads.shape
+        if devices <= now:
+            merged = self.loads.reshape(*shape[:2], devices, -1, shape[3]).sum(axis=3)
+            return dataclasses.replace(self, loads=merged.astype(self.loads.dtype))
+        parts = devices // now
+        # Token q of a source, experts one after another, goes to part q mod parts.
+        ends = np.cumsum(self.loads, axis=3, dtype=np.int64)[:, :, :, None, :]
+        begins = ends - self.loads[:, :, :, None, :]
+        part = np.arange(parts)[:, None]
+        split = (ends - part + parts - 1) // parts - (begins - part + parts - 1) // parts
+        return dataclasses.replace(
+            self, loads=split.reshape(*shape[:2], devices, shape[3]).astype(self.loads.dtype)
+        )
+
+
+class TraceRecorder:
+    """Collects a trace during training.
+
+    A run that resumes takes up the file where it is: steps from the resumed one on are recorded
+    anew.
+    """
+
+    def __init__(self, path: Path, layers: Sequence[str]):
+        """Opens a recording.
+
+        Args:
+            path: the file that `save` writes; what it holds is kept.
+            layers: names of the L layers.
+
+        Raises:
+            ValueError: the file is of other layers.
+        """
+        self._path, self._layers = Path(path), tuple(layers)
+        self._loads: dict[int, np.ndarray] = {}
+        if self._path.exists():
+            known = Trace.load(self._path)
+            if known.layers != self._layers:
+                raise ValueError(
+                    f"{path} is a trace of layers {known.layers}, not {self._layers}; "
+                    f"record to another file."
+                )
+            self._loads = dict(zip(known.steps.tolist(), known.loads, strict=True))
+
+    def add(self, step: int, loads: np.ndarray) -> None:
+        """One step.
+
+        Args:
+            step: its number; recorded steps from it on are forgotten.
+            loads: [L, D, E], counts; floats are rounded.
+
+        Raises:
+            ValueError: not of the shape of earlier steps.
+        """
+        loads = np.rint(np.asarray(loads)).astype(np.int32)
+        if self._loads and loads.shape != next(iter(self._loads.values())).shape:
+            raise ValueError(
+                f"Loads of step {step} are {loads.shape}, those before "
+                f"{next(iter(self._loads.values())).shape}."
+            )
+        if self._loads and next(reversed(self._loads)) >= step:
+            self._loads = {s: a for s, a in self._loads.items() if s < step}
+        self._loads[step] = loads
+
+    def save(self) -> None:
+        """Writes the file; does nothing before the first step."""
+        if self._loads:
+            Trace(
+                loads=np.stack(list(self._loads.values())),
+                steps=np.array(list(self._loads), np.int64),
+                layers=self._layers,
+            ).save(self._path)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SyntheticLoads:
+    """Loads as the paper saw them (its Figure 3): skewed, and drifting smoothly.
+
+    The logarithm of an expert's popularity follows an Ornstein-Uhlenbeck process with a lag, which
+    makes it smooth; at each step it is stretched until the `top` most popular experts have
+    `top_share` of the choices. Each source device tilts it by a process of its own. Choices are
+    then drawn.
+
+    Attributes:
+        devices: D.
+        experts: E.
+        steps: S.
+        layers: L, independent of each other.
+        tokens: of one source device and step.
+        top_k: choices of a token.
+        top: how many experts are counted as popular.
+        top_share: the part of all choices that they take together.
+        memory: steps of the lag and of the process's own memory: in so many, popularities have
+            changed, correlated by 2/e with what they were.
+        device_spread: standard deviation of a device's tilt of the logarithm.
+        seed: of everything.
+    """
+
+    devices: int
+    experts: int = 64
+    steps: int = 300
+    layers: int = 1
+    tokens: int = 8192
+    top_k: int = 2
+    top: int = 10
+    top_share: float = 0.75
+    memory: float = 300.0
+    device_spread: float = 0.2
+    seed: int = 0
+
+    def __post_init__(self):
+        if not 0 < self.top < self.experts:
+            raise ValueError(f"top must be from 1 to {self.experts - 1}, got {self.top}.")
+        if not self.top / self.experts <= self.top_share < 1:
+            raise ValueError(
+                f"top_share must be in [{self.top}/{self.experts}, 1), got {self.top_share}."
+            )
+        if min(self.devices, self.steps, self.layers, self.tokens, self.top_k) < 1:
+            raise ValueError("devices, steps, layers, tokens and top_k must be at least 1.")
+        if self.memory <= 0 or self.device_spread < 0:
+            raise ValueError("memory must be > 0 steps and device_spread at least 0.")
+
+    def generate(self) -> Trace:
+        """Draws the trace."""
+        rng = np.random.default_rng(self.seed)
+        shape = (self.layers, self.devices + 1, self.experts)
+        keep = np.exp(-1 / self.memory)
+        # Stationary from the start: x has variance 1; y, which lags behind it, 1/2, as has their
+        # covariance.
+        x = rng.standard_normal(shape)
+        y = x / 2 + rng.standard_normal(shape) / 2
+        loads = np.empty((self.steps, self.layers, self.devices, self.experts), np.int32)
+        for step in range(self.steps):
+            logits = np.stack([self._skewed(layer[0]) for layer in y])  # [L, E]
+            logits = logits[:, None] + self.device_spread * np.sqrt(2) * y[:, 1:]
+            chances = np.exp(logits - logits.max(axis=2, keepdims=True))
+            chances /= chances.sum(axis=2, keepdims=True)
+            loads[step] = rng.multinomial(self.tokens * self.top_k, chances)
+            y = keep * y + (1 - keep) * x
+            x = keep * x + np.sqrt(1 - keep**2) * rng.standard_normal(shape)
+        return Trace(
+            loads=loads,
+            steps=np.arange(self.steps),
+            layers=tuple(f"layer_{i:02d}" for i in range(self.layers)),
+        )
+
+    def _skewed(self, popularity: np.ndarray) -> np.ndarray:
+        """Stretched so that the top experts have their share, by bisection of the factor."""
+        ordered = np.sort(popularity - popularity.max())[::-1]
+        low, high = 0.0, 100.0
+        for _ in range(50):
+            factor = (low + high) / 2
+            weights = np.exp(factor * ordered)
+            low, high = (
+                (factor, high)
+                if weights[: self.top].sum() < self.top_share * weights.sum()
+                else (low, factor)
+            )
+        return high * popularity

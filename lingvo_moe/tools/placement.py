@@ -1,0 +1,102 @@
+r"""Replays expert loads under policies of expert placement: time, balance, dropped tokens.
+
+lingvo-moe-placement --synthetic --devices=64 --hardware=a100
+lingvo-moe-placement --trace=LOGDIR/loads.npz --devices=8 --slots=4 --output=build/placement
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from lingvo_moe.placement.report import PAGE_FILE, Report
+from lingvo_moe.placement.simulate import check_skip, replay_all
+from lingvo_moe.placement.traces import SyntheticLoads, Trace
+from lingvo_moe.planning.expert_rates import ExpertShape, cost_model
+from lingvo_moe.planning.hardware import HARDWARE, lookup
+from lingvo_moe.tools import common
+
+FLAGS = flags.FLAGS
+_EVERY = 50  # steps between lines of progress
+
+
+def _trace() -> Trace:
+    if bool(FLAGS.trace) == FLAGS.synthetic:
+        raise ValueError("Give either --trace=FILE or --synthetic.")
+    if FLAGS.trace:
+        trace = Trace.load(Path(FLAGS.trace))
+        return trace.on_devices(FLAGS.devices or trace.num_devices)
+    loads = SyntheticLoads(
+        devices=FLAGS.devices or 64,
+        experts=FLAGS.experts,
+        steps=FLAGS.steps,
+        tokens=FLAGS.tokens,
+        seed=FLAGS.seed,
+    )
+    return loads.generate()
+
+
+def _progress(policy: str, step: int, steps: int) -> None:
+    if step % _EVERY == 0 or step == steps:
+        common.report(f"{policy}: step {step}/{steps}")
+
+
+def main(argv: list[str]) -> None:
+    """Flags to replay_all and a report."""
+    del argv
+    trace = _trace()
+    check_skip(FLAGS.skip, len(trace.steps))
+    if FLAGS.save_trace:
+        trace.save(Path(FLAGS.save_trace))
+    expert = ExpertShape(model_dim=FLAGS.model_dim, hidden_dim=FLAGS.hidden_dim, dtype=FLAGS.dtype)
+    cost = cost_model(
+        lookup(FLAGS.hardware),
+        trace.num_devices,
+        expert,
+        matmul_efficiency=FLAGS.matmul_efficiency,
+        network_efficiency=FLAGS.network_efficiency,
+    )
+    runs = replay_all(trace, cost, FLAGS.slots, progress=_progress)
+    settings = {
+        "trace": FLAGS.trace or f"synthetic, seed {FLAGS.seed}",
+        "steps": len(trace.steps),
+        "layers": len(trace.layers),
+        "experts": trace.num_experts,
+        "devices": trace.num_devices,
+        "hardware": FLAGS.hardware,
+        "slots of a device": FLAGS.slots,
+        "expert": f"{expert.model_dim} x {expert.hidden_dim} {expert.dtype}",
+    }
+    report = Report.of(runs, settings, skip=FLAGS.skip, other_seconds=FLAGS.other_ms / 1e3)
+    print(report.format_table())
+    if FLAGS.output:
+        report.write(Path(FLAGS.output), trace, runs)
+        common.report(f"Page: {Path(FLAGS.output) / PAGE_FILE}")
+
+
+def run() -> None:
+    """The console script."""
+    flags.DEFINE_string("trace", None, "An .npz file of recorded expert loads.")
+    flags.DEFINE_bool("synthetic", False, "Generate loads: top 10 experts take 75 %, with drift.")
+    flags.DEFINE_string("output", None, "Directory for the page, its pictures and the numbers.")
+    flags.DEFINE_string("save_trace", None, "Also write the loads to this file.")
+    flags.DEFINE_integer("devices", None, "Of the cluster; by default the trace's, or 64.")
+    flags.DEFINE_integer("slots", 4, "Experts that a device has room for, replicas counted.")
+    flags.DEFINE_enum("hardware", "a100", list(HARDWARE), "What a device is.")
+    flags.DEFINE_integer("skip", 20, "Steps at the beginning left out of averages.")
+    flags.DEFINE_float("other_ms", 0.0, "Milliseconds of a step outside of these layers.")
+    flags.DEFINE_integer("model_dim", 1024, "Of an expert.")
+    flags.DEFINE_integer("hidden_dim", 4096, "Of an expert.")
+    flags.DEFINE_string("dtype", "bfloat16", "Of activations and of gradients on the wire.")
+    flags.DEFINE_float("matmul_efficiency", 0.5, "Share of the peak that experts reach.")
+    flags.DEFINE_float("network_efficiency", 0.5, "Share of the bandwidth that exchanges reach.")
+    flags.DEFINE_integer("experts", 64, "With --synthetic.")
+    flags.DEFINE_integer("steps", 300, "With --synthetic.")
+    flags.DEFINE_integer(
+        "tokens", 8192, "With --synthetic: of a device and step, two choices each."
+    )
+    flags.DEFINE_integer("seed", 0, "With --synthetic.")
+    common.run(main)
+
+
+if __name__ == "__main__":
+    run()
