@@ -61,8 +61,8 @@ class WeightSpec:
         shape: its size in each dimension.
         init: how it starts.
         dims: one letter a dimension, from the alphabet of the layer's module. The letter "E" marks
-            dimensions of independent experts: optimizers treat them as batch dimensions, and
-            sharding rules say on which mesh axis each letter lives.
+            dimensions of independent experts and "Y" that of equal layers: optimizers treat them as
+            batch dimensions, and sharding rules say on which mesh axis each letter lives.
 
     Raises:
         ValueError: dims and shape differ in length.

@@ -1,6 +1,6 @@
 """Rematerialisation: values are computed again in the backward pass rather than kept until then."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -24,15 +24,10 @@ def rematerialized(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def wrapped(*args):
-        leaves = tf.nest.flatten(args)
-        places = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
         template, scope = [], tf.get_current_name_scope()
 
         def run(tensors):
-            filled = list(leaves)
-            for place, tensor in zip(places, tensors, strict=True):
-                filled[place] = tensor
-            return fn(*tf.nest.pack_sequence_as(args, filled))
+            return fn(*with_tensors(args, tensors))
 
         @tf.custom_gradient
         def call(*tensors):
@@ -43,11 +38,10 @@ def rematerialized(fn: Callable[..., Any]) -> Callable[..., Any]:
                 with tf.name_scope(f"{scope}/remat/".lstrip("/")):
                     return _gradients(run, tensors, upstream)
 
-            return _tensors(results), gradients
+            return tensors_of(results), gradients
 
-        results = iter(call(*(leaves[i] for i in places)))
-        flat = [next(results) if tf.is_tensor(x) else x for x in tf.nest.flatten(template[0])]
-        return tf.nest.pack_sequence_as(template[0], flat)
+        results = call(*tensors_of(args))
+        return with_tensors(template[0], results)
 
     return wrapped
 
@@ -59,8 +53,16 @@ def detached(structure: Any) -> Any:
     )
 
 
-def _tensors(structure) -> list[tf.Tensor]:
+def tensors_of(structure: Any) -> list[tf.Tensor]:
+    """The tensors of a structure; its other leaves are left out."""
     return [leaf for leaf in tf.nest.flatten(structure) if tf.is_tensor(leaf)]
+
+
+def with_tensors(structure: Any, tensors: Iterable[tf.Tensor]) -> Any:
+    """The structure with these tensors, as many as it has, in place of its own."""
+    given = iter(tensors)
+    flat = [next(given) if tf.is_tensor(leaf) else leaf for leaf in tf.nest.flatten(structure)]
+    return tf.nest.pack_sequence_as(structure, flat)
 
 
 def _gradients(run, tensors, upstream):
@@ -70,7 +72,7 @@ def _gradients(run, tensors, upstream):
     with tf.GradientTape() as tape:
         sources = [tensors[i] for i in floats]
         tape.watch(sources)
-        results = _tensors(run(tensors))
+        results = tensors_of(run(tensors))
     targets = [i for i, result in enumerate(results) if result.dtype.is_floating]
     found = tape.gradient(
         [results[i] for i in targets], sources, output_gradients=[upstream[i] for i in targets]

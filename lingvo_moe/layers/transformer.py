@@ -1,7 +1,7 @@
 """The MoE Transformer encoder-decoder.
 
 B batch, T target length, L source length, K living hypotheses, P flat cache positions, N heads,
-M model, V vocabulary.
+M model, V vocabulary, Y equal blocks of layers.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.layer import EVALUATION, Context, Layer, dropout, layer_names
+from lingvo_moe.core.layer import EVALUATION, Context, Layer, dropout, layer_names, stacked
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.layers.attention import (
     KeysValues,
@@ -21,6 +21,7 @@ from lingvo_moe.layers.attention import (
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.norm import RMSNorm
 from lingvo_moe.layers.remat import detached, rematerialized
+from lingvo_moe.layers.scan import scan
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.transformer_layer import StackOutput, TransformerLayer, TransformerParams
 from lingvo_moe.sharding.annotations import annotate
@@ -63,12 +64,32 @@ class Stack(Layer):
             for i, name in enumerate(layer_names("layer", count))
         }
 
+    @property
+    def block(self) -> dict[str, TransformerLayer]:
+        """The layers that repeat through the stack: those from one MoE layer to the next."""
+        return dict(list(self.layers.items())[: self.params.block_size])
+
     def weights(self):
-        """Theta: embedding, relative_bias, layer_00 …, norm."""
+        """Theta: embedding, relative_bias, norm, and layer_00 … or, for a scan, block [Y, …]."""
         parts = NestedMap(
             embedding=self.embedding, relative_bias=self.relative_bias, norm=self.norm
         )
-        return NestedMap(parts | self.layers).map(lambda layer: layer.weights())
+        weights = parts.map(lambda layer: layer.weights())
+        if not self.params.scan:
+            return weights | NestedMap(self.layers).map(lambda layer: layer.weights())
+        block = NestedMap(self.block).map(lambda layer: layer.weights())
+        weights.block = stacked(block, len(self.layers) // len(self.block), "Y")
+        return weights
+
+    def layer_thetas(self, theta: NestedMap) -> dict[str, NestedMap]:
+        """Name -> the weights of each layer."""
+        if not self.params.scan:
+            return {name: theta[name] for name in self.layers}
+        places = [theta.block[name] for name in self.block]
+        return {
+            name: places[i % len(places)].map(lambda w, i=i: w[i // len(places)])
+            for i, name in enumerate(self.layers)
+        }
 
     def fprop(
         self,
@@ -96,17 +117,59 @@ class Stack(Layer):
         if self.is_decoder:
             bias += causal_bias(length)
         memory_bias = segment_bias(segments, memory_segments) if self.is_decoder else None
+        run = self._scan if self.params.scan and context.training else self._unrolled
+        surroundings = (bias, tokens, memory, memory_bias)
+        x, moe_loss, stats, routings = run(theta, x, surroundings, context)
+        x = dropout(self.norm.fprop(theta.norm, x), self.params.dropout_rate, context.fold("out"))
+        return StackOutput(x, moe_loss, stats, routings)
+
+    def _unrolled(self, theta, x, surroundings, context):
+        """The StackOutput of all layers; surroundings are what each reads besides its inputs."""
+        bias, tokens, *memory = surroundings
         moe_loss, stats, routings = tf.constant(0.0), NestedMap(), NestedMap()
+        thetas = self.layer_thetas(theta)
         for name, layer in self.layers.items():
-            with tf.name_scope(f"{'decoder' if self.is_decoder else 'encoder'}/{name}"):
+            with tf.name_scope(f"{self._side}/{name}"):
                 x, layer_loss, layer_stats, routing = self._fprop_of(layer, context)(
-                    theta[name], x, bias, tokens, context.fold(name), memory, memory_bias
+                    thetas[name], x, bias, tokens, context.fold(name), *memory
                 )
             moe_loss += layer_loss
             if layer.is_moe:
                 stats[name], routings[name] = layer_stats, routing
-        x = dropout(self.norm.fprop(theta.norm, x), self.params.dropout_rate, context.fold("out"))
         return StackOutput(x, moe_loss, stats, routings)
+
+    def _scan(self, theta, x, surroundings, context):
+        """The same by a loop over blocks."""
+        names, size = list(self.layers), len(self.block)
+        seeds = tf.stack([context.fold(name).seed for name in names])
+
+        def body(theta, x, surroundings, seeds):
+            bias, tokens, *memory = surroundings
+            loss, aside = tf.constant(0.0), []
+            for place, (name, layer) in enumerate(self.block.items()):
+                own = theta[name].map(lambda w, spec: annotate(w, spec.dims), layer.weights())
+                with tf.name_scope(f"{self._side}/block/{name}"):
+                    x, layer_loss, *results = layer.fprop(
+                        own, x, bias, tokens, Context(seeds[place]), *memory
+                    )
+                loss += layer_loss
+                if layer.is_moe:
+                    aside.append(results)
+            return x, loss, aside
+
+        each = tf.reshape(seeds, [-1, size, 2])
+        x, moe_loss, aside = scan(body, theta.block, x, surroundings, each)
+        stats, routings = NestedMap(), NestedMap()
+        moe_places = [place for place, layer in enumerate(self.block.values()) if layer.is_moe]
+        for place, results in zip(moe_places, aside, strict=True):
+            for y, name in enumerate(names[place::size]):
+                one = tf.nest.map_structure(lambda tensor, y=y: tensor[y], results)
+                stats[name], routings[name] = one
+        return StackOutput(x, moe_loss, stats, routings)
+
+    @property
+    def _side(self):
+        return "decoder" if self.is_decoder else "encoder"
 
     def _fprop_of(self, layer, context):
         if not (self.params.remat and context.training):
@@ -225,8 +288,9 @@ class Transformer(Layer):
         segments = tf.sequence_mask(lengths, tf.shape(source_ids)[1], tf.int32)
         tokens = Tokens(source_ids, segments, _spread(tasks, source_ids))
         encoded = self.encoder.fprop(theta.encoder, tokens, EVALUATION).outputs
+        thetas = self.decoder.layer_thetas(theta.decoder)
         memories = {
-            name: layer.attention.project(theta.decoder[name].cross_attention, encoded)
+            name: layer.attention.project(thetas[name].cross_attention, encoded)
             for name, layer in self.decoder.layers.items()
         }
         return Source(memories, segment_bias(tf.ones_like(segments[:, :1]), segments), tasks)
@@ -278,10 +342,10 @@ class Transformer(Layer):
         def update(cache, new):
             return write(cache, new, step * beam)
 
-        new_caches = {}
+        new_caches, thetas = {}, decoder.layer_thetas(theta)
         for name, layer in decoder.layers.items():
             x, new_caches[name] = layer.step(
-                theta[name],
+                thetas[name],
                 x,
                 caches[name],
                 bias,

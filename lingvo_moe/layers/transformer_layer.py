@@ -36,6 +36,13 @@ class TransformerParams:
         activation: of the feed-forward layers and, unless moe says otherwise, of experts.
         remat: in training keep only what goes in and out of each layer and compute the rest again
             in the backward pass: a third more work for a fraction of the memory.
+        scan: equal blocks of layers (moe.every_n of them) are stacked in one set of weights, and
+            training runs them in a loop, rematerialised: a compiler sees one block, however deep
+            the model.
+
+    Raises:
+        ValueError: a size out of range, or scan and a number of layers that is no multiple of a
+            block's.
     """
 
     num_encoder_layers: int
@@ -49,6 +56,7 @@ class TransformerParams:
     shared_embedding: bool = False
     activation: Activation = ReLU()
     remat: bool = False
+    scan: bool = False
 
     def __post_init__(self):
         for name in ("num_encoder_layers", "num_decoder_layers", "model_dim", "hidden_dim"):
@@ -56,6 +64,17 @@ class TransformerParams:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}.")
         if not 0 <= self.dropout_rate < 1:
             raise ValueError(f"dropout_rate must be in [0, 1), got {self.dropout_rate}.")
+        for name in ("num_encoder_layers", "num_decoder_layers"):
+            if self.scan and getattr(self, name) % self.block_size:
+                raise ValueError(
+                    f"scan needs {name} to be a multiple of moe.every_n ({self.block_size}), got "
+                    f"{getattr(self, name)}; change one of them or set scan=False."
+                )
+
+    @property
+    def block_size(self) -> int:
+        """Layers from one MoE layer to the next; 1 in a dense model."""
+        return self.moe.every_n if self.moe else 1
 
 
 class StackOutput(NamedTuple):

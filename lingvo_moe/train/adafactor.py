@@ -18,8 +18,8 @@ class Adafactor(Optimizer):
 
     The second moment of a matrix of rows and columns is kept as the means over each of them. The
     root mean square of a change is at most clip_threshold · rate · max(RMS(weight), min_scale).
-    Independent experts are independent weights here: each one's rows, columns, clipping and scale
-    are of its own elements alone, so stacking experts in one tensor changes no number.
+    Independent experts and the layers of a scan are independent weights here: each one's rows,
+    columns, clipping and scale are of its own elements alone, so stacking changes no number.
 
     Slots: `row` and `col` where factored, else `full`; `momentum` if beta1 > 0.
 
@@ -40,7 +40,7 @@ class Adafactor(Optimizer):
     clip_threshold: float = 1.0
     min_scale: float = 1e-3
     min_dim_size_to_factor: int = 128
-    batch_dims: str = "E"
+    batch_dims: str = "EY"
 
     def __post_init__(self):
         check_decay(beta1=self.beta1, beta2=self.beta2)

@@ -1,0 +1,162 @@
+"""Equal layers as one loop: the program's size does not grow with depth.
+
+Y equal layers, stacked along the first dimension of their weights.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_moe.layers.remat import tensors_of, with_tensors
+
+Body = Callable[[Any, tf.Tensor, Any, Any], tuple[tf.Tensor, tf.Tensor, Any]]
+
+
+def scan(
+    body: Body, theta: Any, inputs: tf.Tensor, shared: Any, each: Any
+) -> tuple[tf.Tensor, tf.Tensor, Any]:
+    """Y layers one after the other, differentiable, in a loop forward and in another backward.
+
+    Of each layer only what goes in outlives the forward loop; the backward loop computes the rest
+    again (Chen et al. 2016, arXiv 1604.06174). A compiler sees one layer, however deep the model.
+
+    Args:
+        body: (theta of a layer, its inputs, shared, each of a layer) -> (outputs like the inputs,
+            loss float32 [], aside). It runs in graphs of its own, several times: what it captures
+            from outside is not differentiated. aside is a structure (as of tf.nest) of tensors;
+            leaves that are no tensors pass through.
+        theta: a structure of floating tensors [Y, …].
+        inputs: of the first layer; a static shape.
+        shared: a structure that every layer reads; its floating tensors are differentiated, leaves
+            that are no tensors pass through.
+        each: a structure of tensors [Y, …] that are not differentiated, such as seeds.
+
+    Returns:
+        The outputs of the last layer, the sum of the losses, and aside with a first dimension Y,
+        without gradients.
+    """
+    loop = _Loop(body, theta, shared, each)
+
+    @tf.custom_gradient
+    def run(inputs, *tensors):
+        outputs, loss, aside, kept = loop.forward(inputs, tensors)
+
+        def gradients(outputs_gradient, loss_gradient, *_):
+            with tf.name_scope("backward"):
+                return loop.backward(kept, tensors, outputs_gradient, loss_gradient)
+
+        return (outputs, loss, *aside), gradients
+
+    outputs, loss, *aside = run(inputs, *loop.tensors)
+    return outputs, loss, loop.pack_aside([tf.stop_gradient(tensor) for tensor in aside])
+
+
+class _Loop:
+    """The two loops; everything travels as flat lists of tensors: theta's, shared's, each's."""
+
+    def __init__(self, body, theta, shared, each):
+        self.body, self.theta, self.shared, self.each = body, theta, shared, each
+        self.parts = [tensors_of(part) for part in (theta, shared, each)]
+        self.tensors = [tensor for part in self.parts for tensor in part]
+        self.length = self.tensors[0].shape[0]
+        self.aside = None
+
+    def forward(self, inputs, tensors):
+        """Outputs, the sum of losses, aside stacked, and what each layer got."""
+        specs = self._aside_specs(inputs, tensors)
+
+        def step(i, x, loss, kept, aside):
+            kept = kept.write(i, x)
+            x, layer_loss, results = self._layer(i, x, tensors)
+            written = [a.write(i, r) for a, r in zip(aside, tensors_of(results), strict=True)]
+            return i + 1, x, loss + layer_loss, kept, written
+
+        start = (tf.constant(0), inputs, tf.constant(0.0), self._array(inputs))
+        start += ([self._array(spec) for spec in specs],)
+        _, outputs, loss, kept, aside = self._while(lambda i, *_: i < self.length, step, start)
+        return outputs, loss, [a.stack() for a in aside], kept.stack()
+
+    def backward(self, kept, tensors, upstream, loss_gradient):
+        """The gradients of inputs, and of each of the tensors; None for those that have none."""
+        theta, shared, _ = self._split(tensors)
+        floats = [i for i, tensor in enumerate(shared) if tensor.dtype.is_floating]
+
+        def step(i, upstream, shared_grads, theta_grads):
+            here, x = [w[i] for w in theta], kept[i]
+            with tf.GradientTape() as tape:
+                sources = [x, *here, *(shared[j] for j in floats)]
+                tape.watch(sources)
+                outputs, loss, _ = self._layer(i, x, [*here, *tensors[len(theta) :]], sliced=True)
+            found = tape.gradient(
+                [outputs, loss],
+                sources,
+                [upstream, loss_gradient],
+                unconnected_gradients=tf.UnconnectedGradients.ZERO,
+            )
+            grads = [tf.convert_to_tensor(grad) for grad in found]
+            written = [
+                array.write(i, grad)
+                for array, grad in zip(theta_grads, grads[1 : 1 + len(theta)], strict=True)
+            ]
+            added = [a + g for a, g in zip(shared_grads, grads[1 + len(theta) :], strict=True)]
+            return i - 1, grads[0], added, written
+
+        start = (
+            tf.constant(self.length - 1),
+            upstream,
+            [_zeros(shared[j], loss_gradient) for j in floats],
+            [self._array(w[0]) for w in theta],
+        )
+        _, inputs_gradient, added, written = self._while(lambda i, *_: i >= 0, step, start)
+        by_place = dict(zip(floats, added, strict=True))
+        shared_gradients = [by_place.get(i) for i in range(len(shared))]
+        each_gradients = [None] * len(self.parts[2])
+        stacked = [array.stack() for array in written]
+        return [inputs_gradient, *stacked, *shared_gradients, *each_gradients]
+
+    def pack_aside(self, tensors):
+        """Aside as the body gave it, of these tensors."""
+        return with_tensors(self.aside, tensors)
+
+    def _layer(self, i, x, tensors, sliced=False):
+        theta, shared, each = self._split(tensors)
+        if not sliced:
+            theta = [w[i] for w in theta]
+        return self.body(
+            with_tensors(self.theta, theta),
+            x,
+            with_tensors(self.shared, shared),
+            with_tensors(self.each, [e[i] for e in each]),
+        )
+
+    def _split(self, tensors):
+        first, second = len(self.parts[0]), len(self.parts[0]) + len(self.parts[1])
+        return list(tensors[:first]), list(tensors[first:second]), list(tensors[second:])
+
+    def _aside_specs(self, inputs, tensors):
+        """What the body leaves aside for one layer, found by tracing it without keeping it."""
+        specs = [tf.TensorSpec(t.shape, t.dtype) for t in (inputs, *tensors)]
+
+        def trace(x, *tensors):
+            _, _, self.aside = self._layer(0, x, tensors)
+            return tensors_of(self.aside)
+
+        traced = tf.function(trace, autograph=False).get_concrete_function(*specs)
+        return traced.structured_outputs
+
+    def _array(self, like):
+        return tf.TensorArray(like.dtype, self.length, element_shape=like.shape)
+
+    def _while(self, condition, step, start):
+        return tf.while_loop(condition, step, start, parallel_iterations=1)
+
+
+def _zeros(like: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+    """Zeros of a static shape, made of the sum of none of a number float32 [].
+
+    A constant would do, were it not that TensorFlow computes it, as large as the whole model's, on
+    the machine that compiles.
+    """
+    zero = tf.reduce_sum(tf.reshape(number, [1])[:0])
+    return tf.fill(like.shape, tf.cast(zero, like.dtype))
