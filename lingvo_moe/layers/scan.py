@@ -26,7 +26,7 @@ def scan(
             loss float32 [], aside). It runs in graphs of its own, several times: what it captures
             from outside is not differentiated. aside is a structure (as of tf.nest) of tensors;
             leaves that are no tensors pass through.
-        theta: a structure of floating tensors [Y, …].
+        theta: a structure of tensors [Y, …], the floating ones differentiated.
         inputs: of the first layer; a static shape.
         shared: a structure that every layer reads; its floating tensors are differentiated, leaves
             that are no tensors pass through.
@@ -79,41 +79,38 @@ class _Loop:
 
     def backward(self, kept, tensors, upstream, loss_gradient):
         """The gradients of inputs, and of each of the tensors; None for those that have none."""
-        theta, shared, _ = self._split(tensors)
-        floats = [i for i, tensor in enumerate(shared) if tensor.dtype.is_floating]
+        theta, shared, each = self._split(tensors)
+        learned, read = _floats(theta), _floats(shared)
 
-        def step(i, upstream, shared_grads, theta_grads):
+        def step(i, upstream, read_grads, learned_grads):
             here, x = [w[i] for w in theta], kept[i]
+            sources = [x, *(shared[j] for j in read), *(here[j] for j in learned)]
             with tf.GradientTape() as tape:
-                sources = [x, *here, *(shared[j] for j in floats)]
                 tape.watch(sources)
-                outputs, loss, _ = self._layer(i, x, [*here, *tensors[len(theta) :]], sliced=True)
-            found = tape.gradient(
+                outputs, loss, _ = self._layer(i, x, [*here, *shared, *each], sliced=True)
+            down, *grads = tape.gradient(
                 [outputs, loss],
                 sources,
                 [upstream, loss_gradient],
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
-            grads = [tf.convert_to_tensor(grad) for grad in found]
+            added = [total + grad for total, grad in zip(read_grads, grads, strict=False)]
             written = [
-                array.write(i, grad)
-                for array, grad in zip(theta_grads, grads[1 : 1 + len(theta)], strict=True)
+                array.write(i, tf.convert_to_tensor(grad))
+                for array, grad in zip(learned_grads, grads[len(read) :], strict=True)
             ]
-            added = [a + g for a, g in zip(shared_grads, grads[1 + len(theta) :], strict=True)]
-            return i - 1, grads[0], added, written
+            return i - 1, tf.convert_to_tensor(down), added, written
 
         start = (
             tf.constant(self.length - 1),
             upstream,
-            [_zeros(shared[j], loss_gradient) for j in floats],
-            [self._array(w[0]) for w in theta],
+            [_zeros(shared[j], loss_gradient) for j in read],
+            [self._array(theta[j][0]) for j in learned],
         )
-        _, inputs_gradient, added, written = self._while(lambda i, *_: i >= 0, step, start)
-        by_place = dict(zip(floats, added, strict=True))
-        shared_gradients = [by_place.get(i) for i in range(len(shared))]
-        each_gradients = [None] * len(self.parts[2])
-        stacked = [array.stack() for array in written]
-        return [inputs_gradient, *stacked, *shared_gradients, *each_gradients]
+        _, down, added, written = self._while(lambda i, *_: i >= 0, step, start)
+        found = dict(zip(learned, [array.stack() for array in written], strict=True))
+        found |= {len(theta) + j: total for j, total in zip(read, added, strict=True)}
+        return [down, *(found.get(i) for i in range(len(tensors)))]
 
     def pack_aside(self, tensors):
         """Aside as the body gave it, of these tensors."""
@@ -150,6 +147,10 @@ class _Loop:
 
     def _while(self, condition, step, start):
         return tf.while_loop(condition, step, start, parallel_iterations=1)
+
+
+def _floats(tensors: list[tf.Tensor]) -> list[int]:
+    return [i for i, tensor in enumerate(tensors) if tensor.dtype.is_floating]
 
 
 def _zeros(like: tf.Tensor, number: tf.Tensor) -> tf.Tensor:

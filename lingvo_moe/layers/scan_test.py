@@ -21,17 +21,18 @@ def compiled(fn, mode):
 
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 def test_gradients_by_hand(mode):
-    """x_i+1 = w_i·x_i + b·s_i, loss Σ x_i: three layers of one number."""
+    """x_i+1 = w_i·x_i + b·s_i + table_i, loss Σ x_i: three layers of one number."""
 
     def body(theta, x, shared, each):
-        y = theta.w * x + shared["b"] * each
+        y = theta.w * x + shared["b"] * each + tf.cast(theta.table, tf.float32)
         return y, y, NestedMap(seen=y, layer=shared["n"], none=None)
 
     def run(w, b, x):
         with tf.GradientTape() as tape:
             tape.watch([w, b, x])
             shared = {"b": b, "n": tf.constant(7)}
-            y, loss, aside = scan(body, NestedMap(w=w), x, shared, tf.constant([1.0, 10.0, 100.0]))
+            theta = NestedMap(table=tf.constant([0, 1, 0]), w=w)
+            y, loss, aside = scan(body, theta, x, shared, tf.constant([1.0, 10.0, 100.0]))
             # aside is detached: this term moves no gradient
             objective = 2.0 * y + loss + 1000.0 * tf.reduce_sum(aside.seen)
         return y, loss, aside.seen, aside.layer, tape.gradient(objective, [w, b, x])
@@ -39,12 +40,12 @@ def test_gradients_by_hand(mode):
     y, loss, seen, layer, (dw, db, dx) = compiled(run, mode)(
         tf.constant([2.0, 3.0, 0.5]), tf.constant(1.0), tf.constant(4.0)
     )
-    # x: 4 → 2·4+1 = 9 → 3·9+10 = 37 → 0.5·37+100 = 118.5
-    assert seen.numpy().tolist() == [9.0, 37.0, 118.5]
-    assert (y, loss) == (118.5, 164.5)
+    # x: 4 → 2·4+1 = 9 → 3·9+10+1 = 38 → 0.5·38+100 = 119
+    assert seen.numpy().tolist() == [9.0, 38.0, 119.0]
+    assert (y, loss) == (119.0, 166.0)
     assert layer.numpy().tolist() == [7, 7, 7]
     # upstream of x3: 2+1 = 3; of x2: 3·0.5+1 = 2.5; of x1: 2.5·3+1 = 8.5
-    assert dw.numpy().tolist() == [8.5 * 4, 2.5 * 9, 3.0 * 37]
+    assert dw.numpy().tolist() == [8.5 * 4, 2.5 * 9, 3.0 * 38]
     assert db == 8.5 * 1 + 2.5 * 10 + 3.0 * 100
     assert dx == 8.5 * 2
 
@@ -117,7 +118,7 @@ def step(transformer, theta, context):
 
 
 @pytest.mark.parametrize("moe", [True, False])
-@pytest.mark.parametrize("mode", ["graph", "xla"])
+@pytest.mark.parametrize("mode", ["graph", pytest.param("xla", marks=pytest.mark.slow)])
 def test_a_model_is_the_unrolled_one(moe, mode):
     size = 2 if moe else 1
     plain = init_theta(model(False, moe).weights(), 3)

@@ -30,6 +30,7 @@ _ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
 _KEPT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV")
+_HELD = "libtpu multi-process lockfile"  # what libtpu says when somebody else has it
 _LIBTPU_LOCK = Path(tempfile.gettempdir()) / "lingvo_moe_tpu_compile.lock"
 
 
@@ -118,21 +119,31 @@ def compile_step(
             progress("Another process is compiling for TPU; waiting for it.")
             fcntl.flock(lock, fcntl.LOCK_EX)
         output = Path(scratch) / "compiled.json"
-        process = subprocess.run(
-            [sys.executable, "-m", "lingvo_moe.planning.tpu_compile", json.dumps(job), str(output)],
-            capture_output=True,
-            text=True,
-            env=environment,
-        )
-        if not output.exists():
-            raise ValueError(f"Compiling for {topology} failed: {_reason(process)}")
-        answer = json.loads(output.read_text())
+        answer = _in_a_process_of_its_own(job, output, environment)
+        while _HELD in answer.get("error", ""):
+            progress("A process of another program holds libtpu; trying again in half a minute.")
+            time.sleep(30)
+            answer = _in_a_process_of_its_own(job, output, environment)
     if "error" in answer:
         raise ValueError(answer["error"])
     found = tuple(
         Collective(**c | {"groups": tuple(map(tuple, c["groups"]))}) for c in answer["collectives"]
     )
     return Compiled(**answer | {"collectives": found})
+
+
+def _in_a_process_of_its_own(job, output, environment) -> dict[str, Any]:
+    """What `_main` wrote: a Compiled as a dict, or {"error": …}."""
+    output.unlink(missing_ok=True)
+    process = subprocess.run(
+        [sys.executable, "-m", "lingvo_moe.planning.tpu_compile", json.dumps(job), str(output)],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    if not output.exists():
+        return {"error": f"Compiling for {job['topology']} failed: {_reason(process)}"}
+    return json.loads(output.read_text())
 
 
 def _reason(process: subprocess.CompletedProcess) -> str:

@@ -9,18 +9,21 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("jax")
 pytest.importorskip("libtpu")
 
-# Two layers a side of full width, so that what is kept for the backward pass outweighs the rest.
+# Of full width, so that what is kept for the backward pass outweighs the rest.
 SMALL = (
-    *("model.num_encoder_layers=2", "model.num_decoder_layers=2", "source_vocab_size=1024"),
-    *("target_vocab_size=1024", "model.moe.num_experts=8", "model.moe.num_groups=8"),
-    "input.batch_size=128",
+    *("source_vocab_size=1024", "target_vocab_size=1024", "model.moe.num_experts=8"),
+    *("model.moe.num_groups=8", "input.batch_size=128"),
 )
+
+
+def compiled(layers, *overrides):
+    depth = (f"model.num_encoder_layers={layers}", f"model.num_decoder_layers={layers}")
+    return compile_step("m4.MoE128E12L", [*SMALL, *depth, *overrides], "v3:2x2")
 
 
 def test_a_step_for_eight_cores():
     kept, again = (
-        compile_step("m4.MoE128E12L", [*SMALL, f"model.remat={remat}"], "v3:2x2")
-        for remat in (False, True)
+        compiled(2, "model.scan=False", f"model.remat={remat}") for remat in (False, True)
     )
     assert (kept.devices, kept.device_kind) == (8, "TPU v3")
     # Two MoE layers, there and back, forward and backward; rematerialised, forward once more.
@@ -29,6 +32,18 @@ def test_a_step_for_eight_cores():
     assert kept.argument_bytes == again.argument_bytes
     assert again.temp_bytes < 0.8 * kept.temp_bytes
     assert again.flops > 1.2 * kept.flops
+
+
+def test_a_loop_is_compiled_once_however_long():
+    """Sizes at which the compiler's work is small: what is asked is how it grows."""
+    narrow = ("model.model_dim=256", "model.hidden_dim=512", "model.num_heads=2")
+    short, long = (compiled(layers, *narrow) for layers in (4, 16))
+    # Of 2 and of 8 MoE layers a side: two forward, two again, two backward.
+    assert hlo.count(short.collectives)["all-to-all"] == 6 * 4
+    assert hlo.count(long.collectives)["all-to-all"] == 6 * 16
+    assert long.code_bytes < 1.1 * short.code_bytes
+    assert long.compile_cpu_seconds < 1.5 * short.compile_cpu_seconds
+    assert long.argument_bytes > 3 * short.argument_bytes
 
 
 def test_unknown_topology():
