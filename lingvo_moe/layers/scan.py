@@ -74,7 +74,7 @@ class _Loop:
 
         start = (tf.constant(0), inputs, tf.constant(0.0), self._array(inputs))
         start += ([self._array(spec) for spec in specs],)
-        _, outputs, loss, kept, aside = self._while(lambda i, *_: i < self.length, step, start)
+        _, outputs, loss, kept, aside = self._while(step, start)
         return outputs, loss, [a.stack() for a in aside], kept.stack()
 
     def backward(self, kept, tensors, upstream, loss_gradient):
@@ -82,7 +82,8 @@ class _Loop:
         theta, shared, each = self._split(tensors)
         learned, read = _floats(theta), _floats(shared)
 
-        def step(i, upstream, read_grads, learned_grads):
+        def step(count, upstream, read_grads, learned_grads):
+            i = self.length - 1 - count
             here, x = [w[i] for w in theta], kept[i]
             sources = [x, *(shared[j] for j in read), *(here[j] for j in learned)]
             with tf.GradientTape() as tape:
@@ -99,15 +100,15 @@ class _Loop:
                 array.write(i, tf.convert_to_tensor(grad))
                 for array, grad in zip(learned_grads, grads[len(read) :], strict=True)
             ]
-            return i - 1, tf.convert_to_tensor(down), added, written
+            return count + 1, tf.convert_to_tensor(down), added, written
 
         start = (
-            tf.constant(self.length - 1),
+            tf.constant(0),
             upstream,
             [_zeros(shared[j], loss_gradient) for j in read],
             [self._array(theta[j][0]) for j in learned],
         )
-        _, down, added, written = self._while(lambda i, *_: i >= 0, step, start)
+        _, down, added, written = self._while(step, start)
         found = dict(zip(learned, [array.stack() for array in written], strict=True))
         found |= {len(theta) + j: total for j, total in zip(read, added, strict=True)}
         return [down, *(found.get(i) for i in range(len(tensors)))]
@@ -145,8 +146,9 @@ class _Loop:
     def _array(self, like):
         return tf.TensorArray(like.dtype, self.length, element_shape=like.shape)
 
-    def _while(self, condition, step, start):
-        return tf.while_loop(condition, step, start, parallel_iterations=1)
+    def _while(self, step, start):
+        """Both loops count from 0 up: so a compiled program tells how often they run."""
+        return tf.while_loop(lambda i, *_: i < self.length, step, start, parallel_iterations=1)
 
 
 def _floats(tensors: list[tf.Tensor]) -> list[int]:

@@ -34,6 +34,9 @@ _GROUPS = re.compile(
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.$-]+) .*\{$")
 _CALLS = re.compile(r"(?:body|condition|to_apply|calls|async_computation)=%?([\w.$-]+)")
 _BRANCHES = re.compile(r"(?:branch|called)_computations=\{([^}]*)\}")
+_CONDITION = re.compile(r"condition=%?([\w.$-]+)")
+_BELOW = re.compile(r"^  ROOT .*compare\([^,]*, (?:s32\[\]\S* )?%?([\w.$-]+)\), direction=LT")
+_LIMIT = re.compile(r"^  %?([\w.$-]+) = s32\[\]\S* constant\((\d+)\)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
@@ -112,11 +115,26 @@ def _executions(computations: Mapping[str, list[str]]) -> dict[str, int]:
         times[next(reversed(times))] = 1
     for name in reversed(computations):
         for line in computations[name]:
-            trips = _TRIPS.search(line)
+            trips = _trips(line, computations)
             for callee in _callees(line):
                 if callee in times:
-                    times[callee] += times[name] * (int(trips[1]) if trips else 1)
+                    times[callee] += times[name] * trips
     return times
+
+
+def _trips(line: str, computations: Mapping[str, list[str]]) -> int:
+    """How often an instruction runs what it calls: more than once only in a loop of known length.
+
+    XLA notes the length of a loop for CPUs and GPUs. For TPUs it is read off the condition: a
+    counter, from 0 up by ones as in our own loops, is below a constant.
+    """
+    if noted := _TRIPS.search(line):
+        return int(noted[1])
+    condition = _CONDITION.search(line)
+    instructions = computations.get(condition[1], []) if condition else []
+    below = [match for instruction in instructions if (match := _BELOW.search(instruction))]
+    limits = dict(match.groups() for i in instructions if (match := _LIMIT.search(i)))
+    return int(limits[below[0][1]]) if below and below[0][1] in limits else 1
 
 
 def _callees(line: str) -> list[str]:

@@ -81,6 +81,25 @@ ENTRY %main (s: f32[2]) -> f32[2] {
     assert [c.times for c in hlo.collectives(text)] == [3 * (2 + 5)]
 
 
+def test_the_length_of_a_loop_from_its_condition():
+    text = """\
+%test (s: (s32[], f32[2])) -> pred[] {
+  %limit.7 = s32[]{:T(256)} constant(9)
+  %i.1 = s32[]{:T(256)} get-tuple-element(%s), index=0
+  ROOT %Less = pred[]{:T(1024)} compare(%i.1, %limit.7), direction=LT, metadata={op_name="Less"}
+}
+%body (s: (s32[], f32[2])) -> (s32[], f32[2]) {
+  %r = f32[2]{0} all-reduce(%s), replica_groups={}
+}
+ENTRY %main (s: f32[2]) -> f32[2] {
+  ROOT %w = (s32[], f32[2]) while(%s), condition=%test, body=%body
+}
+"""
+    assert [c.times for c in hlo.collectives(text)] == [9]
+    unknown = text.replace("direction=LT", "direction=GE")  # not one of ours
+    assert [c.times for c in hlo.collectives(unknown)] == [1]
+
+
 def test_mesh_of_several_axes():
     text = " %r = f32[1] all-reduce(%x), replica_groups=mesh['a'=2,'b'=1,'c'=3] {'a','c'}"
     (found,) = hlo.collectives("ENTRY %main (x: f32[1]) -> f32[1] {\n" + text + "\n}")
