@@ -25,6 +25,11 @@ class Schedule(abc.ABC):
         if self.warmup_steps < 0:
             raise ValueError(f"warmup_steps must be >= 0, got {self.warmup_steps}.")
 
+    @property
+    def end(self) -> int | None:
+        """The step from which on the learning rate is zero; None if it never is."""
+        return None
+
     @abc.abstractmethod
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
         """The learning rate, float32 [], of the step-th step; step is any number [], from 1."""
@@ -81,6 +86,11 @@ class Cosine(Schedule):
             raise ValueError(
                 f"total_steps must be > warmup_steps, got {self.total_steps}, {self.warmup_steps}."
             )
+
+    @property
+    def end(self):
+        """See Schedule."""
+        return None if self.final_fraction else self.total_steps
 
     def __call__(self, step):
         step = tf.cast(step, tf.float32)

@@ -39,6 +39,8 @@ def test_cosine():
     assert rates(schedule, [1, 10, 35, 60, 110, 500]) == pytest.approx(
         [0.1, 1.0, quarter, 0.55, 0.1, 0.1], rel=1e-6
     )
+    assert (schedule.end, InverseSquareRoot().end) == (None, None)
+    assert Cosine(learning_rate=1.0, total_steps=7).end == 7
 
 
 def test_bad_values():
