@@ -2,33 +2,13 @@
 
 import dataclasses
 
-from lingvo_moe.planning.costs import PARTS, Costs, Transfer
+from lingvo_moe.planning.costs import PARTS, Costs, Transfer, Work
 from lingvo_moe.planning.hardware import Hardware
+from lingvo_moe.planning.links import group
+from lingvo_moe.sharding.annotations import Mesh
 
 YEAR = 365.25 * 86400
 TOKENS = 10**12  # what each of GShard's models was trained on
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Efficiency:
-    """Which share of its peak each resource reaches; one set for all models.
-
-    Attributes:
-        matmul: of the FLOP/s of matrix products, in parts that they bound.
-        memory: of the memory's bandwidth, in parts that it bounds.
-        network: of the links' bandwidth; collectives here overlap with nothing.
-    """
-
-    matmul: float = 0.7
-    memory: float = 0.4
-    network: float = 0.15
-
-    def __post_init__(self):
-        for field in dataclasses.fields(self):
-            if not 0 < getattr(self, field.name) <= 1:
-                raise ValueError(
-                    f"{field.name} must be in (0, 1], got {getattr(self, field.name)}."
-                )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,41 +46,51 @@ class Estimate:
         return TOKENS / self.tokens_per_second / YEAR * self.costs.devices
 
 
-def estimate(
-    costs: Costs, hardware: Hardware, dtype: str, efficiency: Efficiency | None = None
-) -> Estimate:
+def estimate(costs: Costs, hardware: Hardware, dtype: str) -> Estimate:
     """The time of a step, part by part.
 
     Args:
         costs: the counts.
         hardware: the device.
         dtype: of activations.
-        efficiency: see Efficiency.
+
+    Raises:
+        ValueError: no speed of matrix products is known for the dtype.
     """
-    efficiency = efficiency or Efficiency()
-    peak = hardware.matmul[dtype]
     seconds = dict.fromkeys(PARTS, 0.0)
     for work in costs.work:
-        seconds[work.part] += max(
-            work.flops / (peak * efficiency.matmul),
-            work.bytes / (hardware.bandwidth * efficiency.memory),
-        )
+        seconds[work.part] += work_seconds(work, hardware, dtype)
     for transfer in costs.transfers:
-        seconds[transfer.part] += transfer_seconds(transfer, hardware) / efficiency.network
+        seconds[transfer.part] += transfer_seconds(transfer, costs.mesh, hardware)
     step = sum(seconds.values())
     return Estimate(
         seconds={part: time for part, time in seconds.items() if time},
-        flops_share=costs.flops / peak / step,
+        flops_share=costs.flops / hardware.matmul[dtype] / step,
         costs=costs,
     )
 
 
-def transfer_seconds(transfer: Transfer, hardware: Hardware) -> float:
-    """Of a transfer at the wires' full speed."""
+def work_seconds(work: Work, hardware: Hardware, dtype: str) -> float:
+    """The longer of its FLOPs and its bytes.
+
+    Raises:
+        ValueError: no speed of matrix products is known for the dtype.
+    """
+    if dtype not in hardware.matmul:
+        raise ValueError(
+            f"No speed of {dtype} products is known for {hardware.description}, only of "
+            f"{', '.join(hardware.matmul)}; set activation_dtype or take other hardware."
+        )
+    return max(
+        work.flops / (hardware.matmul[dtype] * hardware.efficiency.matmul),
+        work.bytes / (hardware.bandwidth * hardware.efficiency.memory),
+    )
+
+
+def transfer_seconds(transfer: Transfer, mesh: Mesh, hardware: Hardware) -> float:
+    """Of all its collectives, one after another."""
+    # What the links reach of their bandwidth is as if there were more bytes; hops take what they
+    # take.
+    size = transfer.bytes / transfer.count / hardware.efficiency.network
     wires = hardware.interconnect
-    seconds = {
-        "all-reduce": wires.all_reduce_seconds,
-        "all-to-all": wires.all_to_all_seconds,
-        "all-gather": wires.all_gather_seconds,
-    }
-    return seconds[transfer.kind](transfer.bytes, transfer.devices)
+    return transfer.count * wires.seconds(transfer.kind, size, group(mesh, transfer.axes))

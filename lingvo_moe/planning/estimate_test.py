@@ -1,51 +1,57 @@
+import dataclasses
+
 import pytest
 
 from lingvo_moe.planning.costs import Costs, Memory, Transfer, Work
-from lingvo_moe.planning.estimate import Efficiency, estimate
-from lingvo_moe.planning.hardware import Hardware, Torus
+from lingvo_moe.planning.estimate import estimate
+from lingvo_moe.planning.hardware import MEASURED, Efficiency, Hardware
+from lingvo_moe.planning.links import Torus
+from lingvo_moe.sharding.annotations import Mesh
 
 DEVICE = Hardware(
     description="round numbers",
     matmul={"float32": 100.0},
     memory=1.0,
     bandwidth=10.0,
-    interconnect=Torus(dims=2, link=1.0),
+    interconnect=Torus(dims=2, link=1.0, hop=0.25),
+    efficiency=MEASURED,
 )
 COSTS = Costs(
     parameters=1,
     tokens=1000,
-    devices=16,
+    mesh=Mesh(("data",), (16,)),
     work=(
         Work(part="attention", flops=200.0, bytes=10.0),  # products bound it: 2 s, not 1 s
         Work(part="attention", flops=100.0, bytes=50.0),  # memory bounds it: 5 s, not 1 s
         Work(part="optimizer", bytes=20.0),  # 2 s
     ),
     transfers=(
-        # 16 chips, 2 · 4 · 15/16 / (2·2·1)
-        Transfer(part="gradients", kind="all-reduce", bytes=4.0, devices=16, count=1),
+        # Two of 16 chips each: 2 · 2 · 15/16 / (2·2·1), and 2·2·(4-1) hops of 0.25 s.
+        Transfer(part="gradients", kind="all-reduce", bytes=4.0, axes=("data",), count=2),
     ),
     memory=Memory(weights=1.0, optimizer=2.0, gradients=3.0, activations=4.0),
 )
-PERFECT = Efficiency(matmul=1.0, memory=1.0, network=1.0)
 
 
 def test_roofline_by_hand():
-    result = estimate(COSTS, DEVICE, "float32", PERFECT)
-    assert result.seconds == pytest.approx({"attention": 7.0, "optimizer": 2.0, "gradients": 1.875})
-    assert result.step_seconds == pytest.approx(10.875)
-    assert result.flops_share == pytest.approx(300 / 100 / 10.875)
-    assert result.tokens_per_second == pytest.approx(1000 / 10.875)
-    assert result.days == pytest.approx(1e12 / (1000 / 10.875) / 86400)
+    result = estimate(COSTS, DEVICE, "float32")
+    assert result.seconds == pytest.approx(
+        {"attention": 7.0, "optimizer": 2.0, "gradients": 2 * (0.9375 + 3)}
+    )
+    assert result.step_seconds == pytest.approx(16.875)
+    assert result.flops_share == pytest.approx(300 / 100 / 16.875)
+    assert result.tokens_per_second == pytest.approx(1000 / 16.875)
+    assert result.days == pytest.approx(1e12 / (1000 / 16.875) / 86400)
     assert result.device_years == pytest.approx(result.days / 365.25 * 16)
     assert COSTS.memory.total == 10.0
 
 
 def test_efficiency_divides():
-    half = estimate(COSTS, DEVICE, "float32", Efficiency(matmul=0.5, memory=0.1, network=0.25))
-    # 200 FLOP at 50/s against 10 bytes at 1/s; 50 bytes at 1/s; 20 bytes at 1/s.
-    assert half.seconds == pytest.approx({"attention": 60.0, "optimizer": 20.0, "gradients": 7.5})
-
-
-def test_bad_efficiency():
-    with pytest.raises(ValueError, match=r"network must be in \(0, 1\], got 1.5"):
-        Efficiency(network=1.5)
+    efficiency = Efficiency(matmul=0.5, memory=0.1, network=0.25)
+    device = dataclasses.replace(DEVICE, efficiency=efficiency)
+    half = estimate(COSTS, device, "float32")
+    # 200 FLOP at 50/s against 10 bytes at 1/s; 50 bytes at 1/s; 20 bytes at 1/s. Hops are
+    # what they are.
+    assert half.seconds == pytest.approx(
+        {"attention": 60.0, "optimizer": 20.0, "gradients": 2 * (3.75 + 3)}
+    )

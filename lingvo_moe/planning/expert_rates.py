@@ -8,7 +8,8 @@ import dataclasses
 import numpy as np
 
 from lingvo_moe.placement.cost import CostModel
-from lingvo_moe.planning.hardware import Hardware, Interconnect, Switched, Torus
+from lingvo_moe.planning.hardware import Hardware
+from lingvo_moe.planning.links import Interconnect, Switched, Torus, block
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,7 +96,7 @@ def _links(wires: Interconnect, devices: int, memory: float) -> tuple[int, float
         case Torus():
             # Far pairs share links with all others: each gets its part of a full exchange.
             beyond = max(devices - wires.cores, 0)
-            seconds = wires.all_to_all_seconds(1.0, devices)
+            seconds = dataclasses.replace(wires, hop=0.0).all_to_all_seconds(1.0, block(devices))
             remote = beyond / devices / seconds if beyond else memory
             return wires.cores, memory, remote
     raise ValueError(f"No bandwidth of pairs of devices is known for {type(wires).__name__}.")

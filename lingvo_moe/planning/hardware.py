@@ -3,87 +3,39 @@
 Units: FLOP/s, bytes, bytes/s, seconds, all per device; a device is what XLA calls one.
 """
 
-import abc
 import dataclasses
+import json
+from pathlib import Path
+from typing import Any
 
-TB, GB = 1e12, 1e9
+from lingvo_moe.planning.links import Interconnect, Line, Measured, Switched, Torus
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Interconnect(abc.ABC):
-    """How long devices take to exchange data, at the full speed of the wires."""
-
-    @abc.abstractmethod
-    def all_reduce_seconds(self, size: float, devices: int) -> float:
-        """Summing an array of `size` bytes that each of `devices` holds."""
-
-    @abc.abstractmethod
-    def all_to_all_seconds(self, size: float, devices: int) -> float:
-        """Each device sends `size` bytes in all, an equal share to each."""
-
-    def all_gather_seconds(self, size: float, devices: int) -> float:
-        """Every device ends with `size` bytes of which it held its share: half an AllReduce."""
-        return self.all_reduce_seconds(size, devices) / 2
+TB, GB, US = 1e12, 1e9, 1e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Torus(Interconnect):
-    """Chips in a grid whose edges wrap around, as square as may be.
+class Efficiency:
+    """Which share of its peak each resource reaches; one set for all models.
 
     Attributes:
-        dims: of the grid.
-        link: bytes/s of one link in one direction; a chip has 2·dims of them.
-        cores: devices of one chip, which share its links.
+        matmul: of the FLOP/s of matrix products, in parts that they bound.
+        memory: of the memory's bandwidth, in parts that it bounds.
+        network: of the links' bandwidth; collectives here overlap with nothing.
     """
 
-    dims: int
-    link: float
-    cores: int = 1
+    matmul: float = 0.7
+    memory: float = 0.4
+    network: float = 0.15
 
-    def all_reduce_seconds(self, size, devices):
-        # Ring reduce-scatter, then all-gather, each sending (n-1)/n of the array, over all links at
-        # once. The cores of a chip add theirs up before.
-        chips = max(devices / self.cores, 1)
-        return 2 * size * (1 - 1 / chips) / (2 * self.dims * self.link)
-
-    def all_to_all_seconds(self, size, devices):
-        # A cut across the longest side severs 2·chips/side links (it wraps). Half of the chips send
-        # half of their data across: n/2 · s/2 bytes one way. So s·side/8/link: O(√D) in 2-D.
-        chips = devices / self.cores
-        if chips <= 1:
-            return 0.0
-        per_chip, side = size * self.cores, max(chips ** (1 / self.dims), 2)
-        across = per_chip * side / (8 * self.link)
-        out_of_a_chip = per_chip * (1 - 1 / chips) / (2 * self.dims * self.link)
-        return max(across, out_of_a_chip)
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            if not 0 < getattr(self, field.name) <= 1:
+                raise ValueError(
+                    f"{field.name} must be in (0, 1], got {getattr(self, field.name)}."
+                )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Switched(Interconnect):
-    """Nodes of devices behind a fast switch, and a slower network between nodes.
-
-    Attributes:
-        node: devices of a node.
-        local: bytes/s of a device within its node, one direction.
-        remote: bytes/s of a device's share of its node's network, one direction.
-    """
-
-    node: int
-    local: float
-    remote: float
-
-    def all_reduce_seconds(self, size, devices):
-        # Within the node first, then each device its share of the node's sum between nodes.
-        near, nodes = min(devices, self.node), max(devices / self.node, 1)
-        inside = 2 * size * (1 - 1 / near) / self.local
-        return inside + 2 * size / near * (1 - 1 / nodes) / self.remote
-
-    def all_to_all_seconds(self, size, devices):
-        near = min(devices, self.node)
-        return max(
-            size * (near - 1) / devices / self.local,
-            size * (devices - near) / devices / self.remote,
-        )
+MEASURED = Efficiency(matmul=1.0, memory=1.0, network=1.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,6 +50,7 @@ class Hardware:
         interconnect: between devices.
         wire_bytes: activation dtype -> bytes of an element in AllToAlls between matrix products;
             TPU compilers send what the matrix unit will round to bfloat16 as bfloat16.
+        efficiency: the share of all these that programs reach.
     """
 
     description: str
@@ -108,9 +61,15 @@ class Hardware:
     wire_bytes: dict[str, int] = dataclasses.field(
         default_factory=lambda: {"float32": 4, "bfloat16": 2}
     )
+    efficiency: Efficiency = Efficiency()
 
 
 _TPU_WIRE = {"float32": 2, "bfloat16": 2}
+# No maker gives it; a microsecond is assumed.
+_TPU_HOP = 1 * US
+# A step of a ring by NVLink in NCCL's own model (src/graph/tuning.cc); ten microseconds by network
+# are assumed.
+_GPU_HOPS = {"local_hop": 3.4 * US, "remote_hop": 10 * US}
 
 HARDWARE = {
     # Jouppi et al. 2020, "A Domain-Specific Supercomputer for Training Deep Neural Networks", CACM
@@ -123,7 +82,7 @@ HARDWARE = {
         matmul={"float32": 61.5e12, "bfloat16": 61.5e12},
         memory=16 * 2**30,
         bandwidth=450 * GB,
-        interconnect=Torus(dims=2, link=82 * GB, cores=2),
+        interconnect=Torus(dims=2, link=82 * GB, cores=2, hop=_TPU_HOP),
         wire_bytes=_TPU_WIRE,
     ),
     # Jouppi et al. 2023, "TPU v4", ISCA, table 4: 275 TFLOP/s, 32 GiB, 1200 GB/s, six links of
@@ -133,7 +92,7 @@ HARDWARE = {
         matmul={"float32": 275e12, "bfloat16": 275e12},
         memory=32 * 2**30,
         bandwidth=1200 * GB,
-        interconnect=Torus(dims=3, link=50 * GB),
+        interconnect=Torus(dims=3, link=50 * GB, hop=_TPU_HOP),
         wire_bytes=_TPU_WIRE,
     ),
     # cloud.google.com/tpu/docs/v5p: 459 TFLOP/s, 95 GB, 2765 GB/s, 4800 Gbit/s of six links in a
@@ -143,7 +102,7 @@ HARDWARE = {
         matmul={"float32": 459e12, "bfloat16": 459e12},
         memory=95 * GB,
         bandwidth=2765 * GB,
-        interconnect=Torus(dims=3, link=100 * GB),
+        interconnect=Torus(dims=3, link=100 * GB, hop=_TPU_HOP),
         wire_bytes=_TPU_WIRE,
     ),
     # NVIDIA A100 80GB SXM data sheet: 312 TFLOP/s bfloat16, 156 TF32 (what TensorFlow makes of
@@ -154,7 +113,7 @@ HARDWARE = {
         matmul={"float32": 156e12, "bfloat16": 312e12},
         memory=80 * GB,
         bandwidth=2039 * GB,
-        interconnect=Switched(node=8, local=300 * GB, remote=25 * GB),
+        interconnect=Switched(node=8, local=300 * GB, remote=25 * GB, **_GPU_HOPS),
     ),
     # NVIDIA H100 SXM data sheet, no sparsity: 989 TFLOP/s bfloat16, 495 TF32, 3350 GB/s, NVLink
     # 900 GB/s both directions together. DGX H100: a 400 Gbit/s adapter a GPU.
@@ -163,7 +122,7 @@ HARDWARE = {
         matmul={"float32": 495e12, "bfloat16": 989e12},
         memory=80 * GB,
         bandwidth=3350 * GB,
-        interconnect=Switched(node=8, local=450 * GB, remote=50 * GB),
+        interconnect=Switched(node=8, local=450 * GB, remote=50 * GB, **_GPU_HOPS),
     ),
     # NVIDIA H200 SXM data sheet: the H100's processors with 141 GB at 4800 GB/s.
     "h200": Hardware(
@@ -171,27 +130,63 @@ HARDWARE = {
         matmul={"float32": 495e12, "bfloat16": 989e12},
         memory=141 * GB,
         bandwidth=4800 * GB,
-        interconnect=Switched(node=8, local=450 * GB, remote=50 * GB),
+        interconnect=Switched(node=8, local=450 * GB, remote=50 * GB, **_GPU_HOPS),
     ),
     # Two 256-bit fused multiply-adds a cycle (Intel's optimization manual, Haswell and later: 32
     # float32 FLOP) at 3 GHz; bfloat16 is emulated at that speed at best. A core's share of a common
-    # server: 4 GB, 10 GB/s. Several hosts by 10 Gbit/s Ethernet.
+    # server: 4 GB, 10 GB/s, of which an exchange reads and writes. Several hosts by 10 Gbit/s
+    # Ethernet. Threads meet in some ten microseconds, hosts by TCP in fifty.
     "cpu": Hardware(
         description="one x86 core with AVX2, sixteen a host",
         matmul={"float32": 96e9, "bfloat16": 96e9},
         memory=4 * GB,
         bandwidth=10 * GB,
-        interconnect=Switched(node=16, local=5 * GB, remote=1.25 * GB / 16),
+        interconnect=Switched(
+            node=16,
+            local=5 * GB,
+            remote=1.25 * GB / 16,
+            local_hop=10 * US,
+            remote_hop=50 * US,
+        ),
     ),
 }
 
 
 def lookup(name: str) -> Hardware:
-    """The hardware of that name.
+    """The hardware of that name, or that a file of `lingvo-moe-plan --calibrate` tells of.
+
+    Args:
+        name: a key of HARDWARE, or a path that ends in .json.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or the file is no such file.
     """
-    if name not in HARDWARE:
-        raise ValueError(f"Unknown hardware {name!r}; choose one of {', '.join(HARDWARE)}.")
-    return HARDWARE[name]
+    if name in HARDWARE:
+        return HARDWARE[name]
+    if not name.endswith(".json"):
+        raise ValueError(
+            f"Unknown hardware {name!r}; choose one of {', '.join(HARDWARE)}, or a .json file made "
+            f"by lingvo-moe-plan --calibrate=FILE."
+        )
+    try:
+        return _from_json(json.loads(Path(name).read_text()))
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"{name} is no file of lingvo-moe-plan --calibrate ({error!r}); make it again."
+        ) from error
+
+
+def to_json(hardware: Hardware) -> dict[str, Any]:
+    """What `lookup` reads, of hardware whose interconnect was measured."""
+    return dataclasses.asdict(hardware)
+
+
+def _from_json(answer: dict[str, Any]) -> Hardware:
+    lines = tuple(Line(**line) for line in answer["interconnect"]["lines"])
+    return Hardware(
+        **answer
+        | {
+            "interconnect": Measured(lines=lines),
+            "efficiency": Efficiency(**answer["efficiency"]),
+        }
+    )

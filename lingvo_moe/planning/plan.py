@@ -8,7 +8,7 @@ from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.planning import hardware
 from lingvo_moe.planning.costs import count_costs
-from lingvo_moe.planning.estimate import Efficiency, Estimate, estimate
+from lingvo_moe.planning.estimate import Estimate, estimate
 from lingvo_moe.planning.tpu_compile import Compiled, compile_step
 from lingvo_moe.sharding.annotations import Mesh
 from lingvo_moe.tasks.translation import TranslationParams
@@ -55,7 +55,6 @@ def make_plan(
     hardware_name: str,
     mesh: Mesh | None = None,
     topology: str | None = None,
-    efficiency: Efficiency | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Plan:
     """Plans one model.
@@ -66,7 +65,6 @@ def make_plan(
         hardware_name: a key of HARDWARE.
         mesh: the devices; None for `default_mesh`.
         topology: to compile for, such as "v3:8x8"; None not to compile.
-        efficiency: see Efficiency.
         progress: told what takes long.
 
     Raises:
@@ -86,7 +84,7 @@ def make_plan(
         overrides=tuple(overrides),
         hardware=hardware_name,
         mesh=mesh,
-        estimate=estimate(costs, device, params.activation_dtype, efficiency),
+        estimate=estimate(costs, device, params.activation_dtype),
         compiled=compiled,
     )
 
@@ -96,7 +94,6 @@ def sweep(
     overrides: Sequence[str],
     hardware_name: str,
     generation: str | None = None,
-    efficiency: Efficiency | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Plan]:
     """Weak scaling as in the paper's Figures 7 to 9: D devices, D experts, the rows of one device
@@ -104,7 +101,7 @@ def sweep(
 
     Args:
         generation: "v3", "v4" or "v5p" to compile too, at the sizes libtpu has; None not to.
-        model, overrides, hardware_name, efficiency, progress: as of `make_plan`.
+        model, overrides, hardware_name, progress: as of `make_plan`.
 
     Raises:
         ValueError: a model without experts, an unknown generation, or as `make_plan`.
@@ -126,8 +123,6 @@ def sweep(
         chips = _TOPOLOGIES.get(generation, {}).get(devices)
         topology = f"{generation}:{chips}" if chips else None
         mesh = Mesh(("expert",), (devices,))
-        plan = make_plan(
-            model, [*overrides, *shape], hardware_name, mesh, topology, efficiency, progress
-        )
+        plan = make_plan(model, [*overrides, *shape], hardware_name, mesh, topology, progress)
         plans.append(plan)
     return plans

@@ -25,9 +25,9 @@ TABLE_3 = {
 
 
 def table_3(model):
-    """Its batch counts source and target tokens together, and its deep models rematerialise."""
+    """Its batch counts source and target tokens together; only its deep models rematerialise."""
     rows = get_params(model).input.batch_size // 2
-    remat = ["model.remat=True"] if model.endswith("36L") else []
+    remat = [] if model.endswith("36L") else ["model.scan=False"]
     plan = make_plan(model, [f"input.batch_size={rows}", *remat], "tpu_v3")
     return 1 / plan.estimate.step_seconds
 
@@ -47,9 +47,8 @@ def test_weights_per_core_hardly_grow_with_cores():
         make_plan(f"m4.MoE{n}E12L", [], "tpu_v3").estimate.costs.memory for n in (128, 2048)
     )
     state = [m.weights + m.optimizer for m in (small, large)]
-    # All that grows is the gate, [M, E] in six layers and whole on every core; its slots are few.
-    assert state[1] - state[0] == pytest.approx(4 * 1920 * 1024 * 6, rel=0.01)
-    assert state[1] / state[0] < 1.03
+    # What would grow is the gate, [M, E] in six layers; it too is cut at rest. Its slots are few.
+    assert state[1] == pytest.approx(state[0], rel=0.002)
 
 
 def test_default_mesh():

@@ -43,7 +43,8 @@ def format_plan(plan: Plan) -> str:
     if costs.transfers:
         lines += ["", "communication of a device in a step"]
     lines += [
-        f"  {t.part:<16}{t.count:>4} x {t.kind:<12} over {t.devices:>5} {t.bytes / MIB:>10.1f} MiB"
+        f"  {t.part:<16}{t.count:>4} x {t.kind:<12} over {costs.mesh.size(t.axes):>5} "
+        f"{t.bytes / MIB:>10.1f} MiB"
         for t in costs.transfers
     ]
     return "\n".join(lines + (_compiled_lines(plan.compiled) if plan.compiled else []))
@@ -58,7 +59,7 @@ def _compiled_lines(compiled: Compiled) -> list[str]:
         f"  compiled in           {compiled.compile_seconds:.0f} s "
         f"({compiled.compile_cpu_seconds:.0f} s of processor time, "
         f"{compiled.host_bytes / GB:.1f} GB of this machine)",
-        f"  FLOPs of a device     {compiled.flops:.3g}",
+        f"  FLOPs, loops once     {compiled.flops:.3g}",
         f"  its own estimate      {'none' if optimal is None else f'{optimal:.3g} s'}",
         "  memory of a device, GB",
     ]

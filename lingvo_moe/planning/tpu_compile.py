@@ -47,9 +47,9 @@ class Compiled:
         output_bytes: the new state and the metrics; alias_bytes of them take arguments' places.
         alias_bytes: see output_bytes.
         code_bytes: the program.
-        flops: of one step on one device, as counted by XLA.
-        bytes_accessed: of one step on one device, as counted by XLA.
-        optimal_seconds: XLA's own estimate; None where it has none (it says a negative number).
+        flops: of one step on one device, as counted by XLA, which counts the body of a loop once.
+        bytes_accessed: likewise.
+        optimal_seconds: XLA's own estimate, likewise; None where it says a negative number.
         collectives: in the order of the program.
         lower_seconds, compile_seconds: how long it took here.
         compile_cpu_seconds: processor time of compiling, over all threads.

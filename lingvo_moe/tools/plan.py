@@ -1,8 +1,11 @@
-r"""What a model costs on D devices: parameters, FLOPs, memory, communication, time, days.
+r"""What a model costs on D devices, and how best to cut it over them.
 
 lingvo-moe-plan --model=m4.MoE128E12L --hardware=tpu_v3 --mesh=expert:128
 lingvo-moe-plan --model=m4.MoE128E12L --compile=v3:8x8    # asks the TPU compiler; needs no TPU
 lingvo-moe-plan --model=m4.MoE2048E36L --sweep --output=build/sweep
+lingvo-moe-plan --model=m4.MoE128E12L --devices=64 --hardware=h200 --search --output=build/plan
+lingvo-moe-train --flagfile=build/plan/plan.flags --data=DATA --logdir=LOGDIR
+lingvo-moe-plan --calibrate=here.json                      # measures the devices at hand
 """
 
 import json
@@ -10,18 +13,36 @@ from pathlib import Path
 
 from absl import flags
 
-from lingvo_moe.planning.hardware import HARDWARE
+from lingvo_moe.core.params import override
+from lingvo_moe.core.registry import get_params
+from lingvo_moe.planning import explain
+from lingvo_moe.planning.alternatives import answer
+from lingvo_moe.planning.hardware import HARDWARE, lookup, to_json
 from lingvo_moe.planning.plan import make_plan, sweep
-from lingvo_moe.planning.report import format_plan, format_sweep, to_json, write_report
+from lingvo_moe.planning.report import format_plan, format_sweep, write_report
+from lingvo_moe.planning.report import to_json as plan_to_json
 from lingvo_moe.sharding.annotations import parse_mesh
-from lingvo_moe.tools import common
+from lingvo_moe.tools import common, runtimes
 
 FLAGS = flags.FLAGS
 
 
 def main(argv: list[str]) -> None:
-    """Flags to make_plan or sweep."""
+    """Flags to one of the functions below."""
     del argv
+    if FLAGS.calibrate:
+        _calibrate(Path(FLAGS.calibrate))
+    elif not FLAGS.model:
+        raise ValueError("--model is missing; see lingvo-moe-models. Only --calibrate needs none.")
+    elif FLAGS.search:
+        _search()
+    else:
+        _plan()
+
+
+def _plan() -> None:
+    if FLAGS.devices:
+        raise ValueError("--devices is for --search; without it give --mesh.")
     if FLAGS.sweep and FLAGS.mesh:
         raise ValueError("--sweep chooses its own meshes; leave out --mesh.")
     if FLAGS.sweep:
@@ -34,7 +55,8 @@ def main(argv: list[str]) -> None:
             )
         ]
     if FLAGS.json:
-        print(json.dumps([to_json(p) for p in plans] if FLAGS.sweep else to_json(plans[0])))
+        answers = [plan_to_json(p) for p in plans]
+        print(json.dumps(answers if FLAGS.sweep else answers[0]))
     else:
         print(format_sweep(plans) if FLAGS.sweep else format_plan(plans[0]))
     if FLAGS.output:
@@ -42,10 +64,54 @@ def main(argv: list[str]) -> None:
         common.report(f"Report: {FLAGS.output}/index.html")
 
 
+def _search() -> None:
+    if not FLAGS.devices:
+        raise ValueError("--search needs --devices, such as --devices=64.")
+    if FLAGS.mesh or FLAGS.sweep or FLAGS.compile:
+        raise ValueError("--search chooses the mesh; leave out --mesh, --sweep and --compile.")
+    params = override(get_params(FLAGS.model), FLAGS.set)
+    found = answer(params, lookup(FLAGS.hardware), FLAGS.devices)
+    if FLAGS.json:
+        print(json.dumps(explain.to_json(found)))
+    else:
+        print(explain.format_answer(FLAGS.model, FLAGS.hardware, FLAGS.devices, found))
+    flagfile = explain.flags(FLAGS.model, FLAGS.set, params, found.found.best.strategy)
+    if FLAGS.output:
+        directory = Path(FLAGS.output)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "plan.flags").write_text(flagfile)
+        text = json.dumps(explain.to_json(found), indent=1)
+        (directory / "search.json").write_text(text + "\n")
+        common.report(f"Run it: lingvo-moe-train --flagfile={directory}/plan.flags --data=…")
+    elif not FLAGS.json:
+        print(
+            f"\nflags that run it (--output=DIR writes them to DIR/plan.flags)\n{flagfile}", end=""
+        )
+
+
+def _calibrate(path: Path) -> None:
+    runtimes.prepare_jax()
+    from lingvo_moe.planning.calibrate import calibrate
+
+    hardware = calibrate(common.report)
+    path.write_text(json.dumps(to_json(hardware), indent=1) + "\n")
+    print(f"{hardware.description}, all at work")
+    for dtype, speed in hardware.matmul.items():
+        print(f"  {dtype + ' products':<22}{speed / 1e9:>12.2f} GFLOP/s")
+    print(
+        f"  {'memory':<22}{hardware.bandwidth / 1e9:>12.2f} GB/s of {hardware.memory / 1e9:.1f} GB"
+    )
+    for line in hardware.interconnect.lines:
+        print(f"  {line.kind:<22}{1e6 * line.alpha:>12.1f} µs a hop {line.beta / 1e9:>12.3f} GB/s")
+    common.report(f"Use it: --hardware={path}")
+
+
 def run() -> None:
     """The console script."""
-    flags.DEFINE_string("model", None, common.MODEL_HELP, required=True)
-    flags.DEFINE_string("hardware", "tpu_v3", f"One of {', '.join(HARDWARE)}.")
+    flags.DEFINE_string("model", None, common.MODEL_HELP)
+    flags.DEFINE_string(
+        "hardware", "tpu_v3", f"One of {', '.join(HARDWARE)}, or a .json file of --calibrate."
+    )
     flags.DEFINE_string(
         "mesh", None, "axis:size,…, such as data:2,expert:4; by default a device an expert."
     )
@@ -56,8 +122,16 @@ def run() -> None:
         "generation: v3, v4 or v5p.",
     )
     flags.DEFINE_bool("sweep", False, "Go from 8 to 2048 devices at constant work per device.")
+    flags.DEFINE_bool("search", False, "Choose mesh, sharding and remat for --devices.")
+    flags.DEFINE_integer("devices", None, "How many devices --search may use.", lower_bound=1)
+    flags.DEFINE_string("calibrate", None, "Measure the devices at hand and write this .json file.")
+    flags.DEFINE_integer(
+        "virtual_devices", None, "For --calibrate: split this machine's CPU.", lower_bound=1
+    )
     flags.DEFINE_bool("json", False, "Print JSON.")
-    flags.DEFINE_string("output", None, "Directory for plan.json, index.html and sweep.png.")
+    flags.DEFINE_string(
+        "output", None, "Directory for plan.json, index.html and sweep.png, or plan.flags."
+    )
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
     common.run(main)
 

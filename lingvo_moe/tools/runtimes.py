@@ -34,7 +34,7 @@ def join() -> Process:
     """Meets the other processes if the flags or the cluster speak of any."""
     if FLAGS.runtime == "local":
         return ALONE
-    _prepare_jax()
+    prepare_jax()
     from lingvo_moe.runtimes.processes import join
 
     return join(FLAGS.coordinator, FLAGS.process_index, FLAGS.process_count)
@@ -46,7 +46,7 @@ def make_runtime(task, step=None):
 
 
 def _spmd(task, step):
-    _prepare_jax()
+    prepare_jax()
     import jax
 
     from lingvo_moe.runtimes.lowering import Placement
@@ -61,7 +61,7 @@ def _spmd(task, step):
 RUNTIMES = {"local": Local, "spmd": _spmd}
 
 
-def _prepare_jax():
+def prepare_jax():
     """Tells JAX of virtual devices before it looks for real ones."""
     if importlib.util.find_spec("jax") is None:
         raise ValueError(

@@ -1,0 +1,90 @@
+"""The strategies that have names, priced beside what the search finds."""
+
+import dataclasses
+
+from lingvo_moe.planning.blocks import GROUPS
+from lingvo_moe.planning.hardware import Hardware
+from lingvo_moe.planning.search import (
+    Choice,
+    Found,
+    Priced,
+    Space,
+    Strategy,
+    divisors,
+    make_mesh,
+    price,
+    search,
+)
+from lingvo_moe.tasks.translation import TranslationParams
+
+HAND = "the paper's annotation"
+
+
+@dataclasses.dataclass(frozen=True)
+class Alternative:
+    """A named strategy.
+
+    Attributes:
+        name: what it is called.
+        priced: what it takes; None where the model cannot be cut so.
+        refused: why not, else "".
+    """
+
+    name: str
+    priced: Priced | None
+    refused: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a search says.
+
+    Attributes:
+        found: the strategy, and the runner-up.
+        alternatives: name -> what it would take.
+    """
+
+    found: Found
+    alternatives: dict[str, Alternative]
+
+
+def answer(params: TranslationParams, hardware: Hardware, devices: int) -> Answer:
+    """Searches, and prices what has a name.
+
+    Args:
+        params: the model.
+        hardware: the device.
+        devices: how many.
+
+    Raises:
+        ValueError: as `search`.
+    """
+    space = Space(params, hardware)
+    expert = max(n for n in divisors(devices) if n == 1 or space.divides(1, n))
+    model = max(n for n in divisors(devices) if params.model.num_heads % n == 0)
+    # GShard cuts experts over all devices, and the batch; T(96L) it cut into a pipeline, which
+    # there is none of here: data parallel stands for it.
+    named = {
+        HAND: ((devices // expert, expert, 1), False, False),
+        "data parallel": ((devices, 1, 1), False, False),
+        "ZeRO": ((devices, 1, 1), False, True),
+        "tensor parallel": ((devices // model, 1, model), True, False),
+    }
+    alternatives = {
+        name: _priced(space, name, sizes, cut, zero) for name, (sizes, cut, zero) in named.items()
+    }
+    return Answer(search(params, hardware, devices), alternatives)
+
+
+def _priced(space: Space, name: str, sizes: tuple[int, ...], cut: bool, zero: bool) -> Alternative:
+    mesh = make_mesh(*sizes)
+    cut = cut and "model" in mesh.axes
+    choices = tuple(Choice(group, cut and group != "rest", False) for group in GROUPS)
+    if reason := space.refuses(mesh, choices, zero):
+        return Alternative(name, None, reason)
+    tried = [
+        price(space.params, Strategy(mesh, choices, zero, remat), space.hardware)
+        for remat in (False, True)
+    ]
+    # Layers are computed again only where that is what makes it fit.
+    return Alternative(name, next((one for one in tried if one.fits), tried[-1]))

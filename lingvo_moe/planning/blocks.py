@@ -1,0 +1,449 @@
+"""The blocks of a model, and what each asks of a device as rules of sharding and a mesh say.
+
+B rows, L source length, T target length, N tokens, G groups, S tokens of a group, E experts,
+C capacity, M model, H hidden, A all heads, V vocabulary, D devices.
+
+Blocks whose sizes hang on the same letter, and the weights with that letter, are a group: all
+attention, all feed-forward layers and experts, embeddings and softmax, and what is none of these.
+Given who holds which tokens, what one group costs does not depend on how the others are cut.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from lingvo_moe.core.layer import WeightSpec
+from lingvo_moe.gatings.base import expert_capacity
+from lingvo_moe.layers.dispatch import Einsum
+from lingvo_moe.planning import flow
+from lingvo_moe.sharding.annotations import Mesh, assignment
+from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
+
+PARTS = (
+    "attention",
+    "feed_forward",
+    "experts",
+    "gating",
+    "dispatch",
+    "all_to_all",
+    "tensor_parallel",
+    "gradients",
+    "softmax",
+    "optimizer",
+)
+# Group -> the letters whose weights are its own; the last takes what is left.
+GROUPS = {"heads": "AN", "hidden": "H", "vocabulary": "V", "rest": ""}
+_FLOAT32 = 4
+_OPTIMIZER_PASSES = 8  # reads and writes of weight, gradient and update, the latter twice
+
+Rules = Mapping[str, tuple[str, ...]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """Computation of one device in one step: matrix products' FLOPs, and bytes of its memory."""
+
+    part: str
+    flops: float = 0.0
+    bytes: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """Communication of one device in one step.
+
+    Attributes:
+        part: which of PARTS it belongs to.
+        kind: as in HLO: "all-to-all", "all-reduce", "all-gather".
+        bytes: a device's share, all of them together.
+        axes: of the mesh, along which devices talk.
+        count: in how many collectives; gradients, which XLA combines, count as one for a group.
+    """
+
+    part: str
+    kind: str
+    bytes: float
+    axes: tuple[str, ...]
+    count: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Share:
+    """What one group of blocks asks of a device in a step.
+
+    Attributes:
+        work, transfers: computation and communication.
+        weights, optimizer, gradients: bytes at rest.
+        gathered: bytes of weights that are in pieces at rest, while in use.
+        kept: bytes from the forward to the backward pass in each kind of layer, one of it each.
+        inputs: bytes of what goes into all layers.
+        logits: bytes of logits and their gradient.
+    """
+
+    work: tuple[Work, ...]
+    transfers: tuple[Transfer, ...]
+    weights: float
+    optimizer: float
+    gradients: float
+    gathered: float
+    kept: tuple[float, ...]
+    inputs: float = 0.0
+    logits: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """Equal layers.
+
+    Attributes:
+        layer: one of them.
+        count: how many there are.
+        length: of a row.
+        memory_length: of the source row, for a decoder.
+    """
+
+    layer: object
+    count: int
+    length: int
+    memory_length: int | None
+
+
+class Blocks:
+    """The shapes of a model, equal layers and equal weights once."""
+
+    def __init__(self, params: TranslationParams, wire_bytes: int):
+        """Lists what there is.
+
+        Args:
+            params: the model; its rules and whether it rematerialises do not matter here.
+            wire_bytes: of an element that travels between, or is kept for, matrix products.
+        """
+        self.params, self.wire = params, wire_bytes
+        self.item = 2 if params.activation_dtype == "bfloat16" else 4
+        self.micro_batches = params.train.micro_batches
+        task = TranslationTask(params)
+        weights = task.weights()
+        self.parameters = sum(spec.size for _, spec in weights.flatten())
+        self.weights = _by_group(weights)
+        self.slots = _by_group(weights, params.optimizer.slots(weights))
+        transformer, inputs = task.transformer, params.input
+        self.kinds = [
+            _Kind(layer, count, length, memory)
+            for stack, length, memory in (
+                (transformer.encoder, inputs.source_length, None),
+                (transformer.decoder, inputs.target_length, inputs.source_length),
+            )
+            for layer, count in collections.Counter(stack.layers.values()).items()
+        ]
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The names of all groups."""
+        return tuple(GROUPS)
+
+    @property
+    def layer_counts(self) -> tuple[int, ...]:
+        """How many layers there are of each kind."""
+        return tuple(kind.count for kind in self.kinds)
+
+    def share(self, group: str, mesh: Mesh, rules: Rules, stored: Rules, remat: bool) -> Share:
+        """What a group asks of a device.
+
+        Args:
+            group: one of `groups`.
+            mesh: the devices.
+            rules: letter -> axes of the mesh, while computing.
+            stored: the same for weights and slots at rest.
+            remat: whether layers are computed again in the backward pass.
+
+        Raises:
+            ValueError: as `assignment`.
+        """
+        return _Counter(self, mesh, rules, stored, remat).share(group)
+
+
+def _by_group(weights, slots=None) -> dict[str, collections.Counter]:
+    """Group -> how often there is a weight, or a slot of such a weight, of these dims and shape."""
+    found = {name: collections.Counter() for name in GROUPS}
+    group_of = {path: _group(spec) for path, spec in weights.flatten()}
+    for path, spec in (weights if slots is None else slots).flatten():
+        owner = path if slots is None else path.rpartition("/")[0]
+        found[group_of[owner]][spec.dims, spec.shape] += 1
+    return found
+
+
+def _group(spec: WeightSpec) -> str:
+    return next(
+        name for name, letters in GROUPS.items() if not letters or set(letters) & set(spec.dims)
+    )
+
+
+class _Counter:
+    """Counts for one mesh and one set of rules."""
+
+    def __init__(self, blocks, mesh, rules, stored, remat):
+        self.blocks, self.mesh, self.rules, self.stored = blocks, mesh, rules, stored
+        self.remat, self.params = remat, blocks.params
+        self.wire, self.item, model = blocks.wire, blocks.item, blocks.params.model
+        self.m = model.model_dim
+        self.heads = model.num_heads * model.head_dim / self.cut("A")
+        self.hidden = model.hidden_dim / self.cut("H")
+        # Forward 1, backward 2, and with rematerialisation the layers' forward pass once more.
+        self.passes = 3 + remat
+
+    def cut(self, letters: str) -> int:
+        """Into how many pieces a tensor of these dimensions falls."""
+        return self.mesh.size(tuple({a for letter in letters for a in self.rules.get(letter, ())}))
+
+    def tokens(self, length: int) -> float:
+        """Of a device, in rows of that length."""
+        return self.params.input.batch_size / self.cut("B") * length
+
+    def share(self, group):
+        """All that a group of blocks asks for."""
+        computed = {
+            "heads": self._heads,
+            "hidden": self._hidden,
+            "vocabulary": self._vocabulary,
+        }.get(group, tuple)
+        work, transfers = [], []
+        for one in computed():
+            (work if isinstance(one, Work) else transfers).append(one)
+        weights, slots = self.blocks.weights[group], self.blocks.slots[group]
+        at_rest = self._bytes(weights, self.stored)
+        work.append(Work(part="optimizer", bytes=_OPTIMIZER_PASSES * at_rest))
+        kept = {"heads": self._kept_by_heads, "hidden": self._kept_by_hidden}.get(group)
+        tokens = sum(kind.count * self.tokens(kind.length) for kind in self.blocks.kinds)
+        return Share(
+            work=tuple(work),
+            transfers=(*transfers, *self._gradients(group, weights)),
+            weights=at_rest,
+            optimizer=self._bytes(slots, self.stored),
+            gradients=at_rest,
+            gathered=self._gathered(weights),
+            kept=tuple(kept(kind) if kept else 0.0 for kind in self.blocks.kinds),
+            inputs=self.item * tokens * self.m if group == "rest" else 0.0,
+            logits=2 * _FLOAT32 * self._logits() if group == "vocabulary" else 0.0,
+        )
+
+    # ---- attention ----
+
+    def _heads(self) -> Iterator[Work | Transfer]:
+        for kind in self.blocks.kinds:
+            yield self._attention(kind, kind.length)
+            yield from self._attention_exchanges(kind, kind.length)
+            if kind.memory_length:
+                yield self._attention(kind, kind.memory_length)
+                yield from self._attention_exchanges(kind, kind.memory_length)
+
+    def _attention(self, kind, keys):
+        n, m, a = self.tokens(kind.length), self.m, self.heads
+        key_tokens = n * keys / kind.length
+        products = 2 * m * a * (2 * n + 2 * key_tokens) + 2 * 2 * n * keys * a
+        scores = n * self.params.model.num_heads / self.cut("N") * keys
+        # Weights, inputs, outputs and heads once each; scores thrice: product, softmax, dropout.
+        traffic = _FLOAT32 * 4 * m * a + self.item * (2 * n * m + 2 * (n + key_tokens) * a)
+        traffic += _FLOAT32 * 3 * scores
+        return self._work("attention", kind.count, products, traffic)
+
+    def _attention_exchanges(self, kind, keys):
+        # Queries, keys and values are products of their own, and so are their gradients' sums.
+        ours, theirs = self.tokens(kind.length) * self.m, self.tokens(keys) * self.m
+        yield from self._product(kind.count, "BTM,MA->BTA", ours)
+        yield from self._product(2 * kind.count, "BTM,MA->BTA", theirs)
+        yield from self._product(kind.count, "BTA,AM->BTM", ours)
+
+    def _kept_by_heads(self, kind):
+        n, heads = self.tokens(kind.length), self.params.model.num_heads / self.cut("N")
+        total = 0.0
+        for keys in (kind.length, kind.memory_length):
+            if keys:
+                # The norm's output, queries, keys, values, mixed heads; probabilities and mask.
+                total += self.wire * n * (self.m + 4 * self.heads)
+                total += n * heads * keys * (self.wire + 1)
+                total += self.item * n * self.m  # the residual stream
+        return total
+
+    # ---- feed-forward layers and experts ----
+
+    def _hidden(self) -> Iterator[Work | Transfer]:
+        for kind in self.blocks.kinds:
+            yield from self._moe(kind) if kind.layer.is_moe else self._feed_forward(kind)
+
+    def _feed_forward(self, kind):
+        n, m, h = self.tokens(kind.length), self.m, self.hidden
+        gated = self.params.model.activation.gated
+        matrices = 3 if gated else 2
+        flops = 2 * matrices * n * m * h
+        traffic = _FLOAT32 * matrices * m * h + self.item * n * (2 * m + 2 * h)
+        yield self._work("feed_forward", kind.count, flops, traffic)
+        yield from self._product(kind.count * (1 + gated), "RM,MH->RH", n * m)
+        yield from self._product(kind.count, "RH,HM->RM", n * m)
+
+    def _shape(self, kind):
+        """E, C, and how many slots [E, G, C] fall to a device."""
+        moe, inputs = kind.layer.feed_forward.params, self.params.input
+        per_group = inputs.batch_size * kind.length / moe.num_groups
+        capacity = expert_capacity(moe.capacity_factor, int(per_group), moe.num_experts)
+        slots = moe.num_experts * moe.num_groups * capacity / self.cut("Eg")
+        return moe.num_experts, capacity, slots
+
+    def _moe(self, kind):
+        n, m = self.tokens(kind.length), self.m
+        experts, capacity, slots = self._shape(kind)
+        own, times = kind.layer.feed_forward, kind.count
+        h = own.hidden_dim / self.cut("H")
+        gated = own.experts.activation.gated
+        matrices = 3 if gated else 2
+        weights = experts / self.cut("E") * matrices * m * h
+        traffic = _FLOAT32 * weights + self.item * slots * (2 * m + 2 * h)
+        yield self._work("experts", times, 2 * matrices * slots * m * h, traffic)
+        scores, one_hot = n * experts, n * experts * capacity
+        einsum = isinstance(own.params.dispatcher, Einsum)
+        # Scores: logits, softmax, top-k, two choices' queues one-hot and summed, statistics.
+        gating = _FLOAT32 * 8 * scores + einsum * self.wire * 2 * one_hot
+        yield self._work("gating", times, 2 * scores * m + einsum * 2 * 2 * one_hot, gating)
+        # Dispatch is linear in the tokens and its mask has no gradient: 1 product forward, 1 back.
+        # Combine has both: 1 and 2. Rematerialised, both run forward again.
+        products = times * (2 + 3 + 2 * self.remat)
+        yield Work(
+            part="dispatch",
+            flops=einsum * products * 2 * one_hot * m,
+            bytes=products * (einsum * self.wire * one_hot + self.item * (slots + n) * m),
+        )
+        yield from self._product(times * (1 + gated), "EgCM,EMH->EgCH", slots * m)
+        yield from self._product(times, "EgCH,EHM->EgCM", slots * m)
+        yield from self._trips(times, slots * m)
+
+    def _trips(self, times, elements):
+        """There and back, forward and backward, and again where rematerialised."""
+        there = flow.exchanges("eGCM", self._held("eGCM"), self._held("EgCM"), self.mesh)
+        yield from self._transfers("all_to_all", there, (4 + 2 * self.remat) * times, elements)
+
+    def _kept_by_hidden(self, kind):
+        n, m = self.tokens(kind.length), self.m
+        if not kind.layer.is_moe:
+            return self.wire * n * (m + self.hidden) + self.item * n * m
+        experts, capacity, slots = self._shape(kind)
+        own = kind.layer.feed_forward
+        hidden = own.hidden_dim / self.cut("H")
+        one_hot = n * experts * capacity * isinstance(own.params.dispatcher, Einsum)
+        total = self.wire * (n * m + slots * (3 * m + hidden)) + _FLOAT32 * 2 * n * experts
+        return total + self.wire * 2 * one_hot
+
+    # ---- embeddings and softmax ----
+
+    def _vocabulary(self) -> Iterator[Work | Transfer]:
+        inputs, m = self.params.input, self.m
+        n = self.tokens(inputs.target_length)
+        v = self.params.target_vocab_size / self.cut("V")
+        # Logits are written, read for the normaliser, and their gradient written and read twice.
+        yield Work(part="softmax", flops=6 * n * m * v, bytes=_FLOAT32 * (5 * n * v + 3 * m * v))
+        backward = flow.backward("BTM,VM->BTV", self.mesh, self.rules)
+        yield from self._transfers("tensor_parallel", backward, 1, n * m, self.item)
+        rows = flow.lookup("VM", "BT", "V", self.mesh, self.rules)
+        both = n + self.tokens(inputs.source_length)
+        yield from self._transfers("tensor_parallel", rows, 2, both * m / 2, self.item)
+
+    def _logits(self):
+        n = self.tokens(self.params.input.target_length)
+        return n * self.params.target_vocab_size / self.cut("V")
+
+    # ---- what is left, and what all have in common ----
+
+    def _held(self, dims):
+        return flow.held(dims, self.mesh, self.rules)
+
+    def _work(self, part, times, flops, traffic):
+        return Work(
+            part=part,
+            flops=times * self.passes * flops,
+            bytes=times * self.passes * traffic,
+        )
+
+    def _product(self, times, equation, elements):
+        """The exchanges of a product of layers, of tensors with so many elements a device."""
+        forward = flow.forward(equation, self.mesh, self.rules)
+        backward = flow.backward(equation, self.mesh, self.rules)
+        again = (1 + self.remat) * times
+        yield from self._transfers("tensor_parallel", forward, again, elements, self.item)
+        yield from self._transfers("tensor_parallel", backward, times, elements, self.item)
+
+    def _transfers(self, part, exchanges, times, elements, width=None):
+        for exchange in exchanges:
+            yield Transfer(
+                part=part,
+                kind=exchange.kind,
+                bytes=times * (width or self.wire) * elements,
+                axes=exchange.axes,
+                count=times * self.blocks.micro_batches,
+            )
+
+    def _bytes(self, specs: collections.Counter, rules: Rules) -> float:
+        return sum(
+            count * _FLOAT32 * _size(shape) / self._pieces(dims, shape, rules)
+            for (dims, shape), count in specs.items()
+        )
+
+    def _pieces(self, dims, shape, rules) -> int:
+        return self.mesh.size(tuple(_flat(assignment(dims, shape, self.mesh, rules))))
+
+    def _gathers(self, dims, shape) -> list[tuple[tuple[str, ...], float]]:
+        """What brings a weight from its pieces at rest to those in use, the last dimension first:
+        axes and bytes of each AllGather, of elements as they are multiplied.
+        """
+        used, at_rest = (assignment(dims, shape, self.mesh, r) for r in (self.rules, self.stored))
+        size, found = self.item * _size(shape) / self.mesh.size(tuple(_flat(used + at_rest))), []
+        for before, after in reversed(list(zip(at_rest, used, strict=True))):
+            axes = tuple(a for a in before if a not in after)
+            if self.mesh.size(axes) > 1:
+                size *= self.mesh.size(axes)
+                found.append((axes, size))
+        return found
+
+    def _gathered(self, weights) -> float:
+        """Bytes of gathered weights, which live from their use forward to that backward."""
+        return sum(
+            count * gathers[-1][1]
+            for (dims, shape), count in weights.items()
+            if (gathers := self._gathers(dims, shape))
+        )
+
+    def _gradients(self, group, weights) -> Iterator[Transfer]:
+        """Devices with other rows hold other summands of a weight's gradient."""
+        rows = {axis for letter in "BGR" for axis in self.rules.get(letter, ())}
+        summed, gathered = collections.Counter(), collections.Counter()
+        for (dims, shape), count in (weights + self._again(group)).items():
+            used = _flat(assignment(dims, shape, self.mesh, self.rules))
+            axes = tuple(a for a in self.mesh.axes if a in rows - used)
+            if self.mesh.size(axes) > 1:
+                summed[axes] += count * _FLOAT32 * _size(shape) / self.mesh.size(tuple(used))
+        for (dims, shape), count in weights.items():
+            for axes, size in self._gathers(dims, shape):
+                gathered[axes] += count * size
+        for kind, times, sizes in (
+            ("all-reduce", self.blocks.micro_batches, summed),
+            ("all-gather", 1, gathered),
+        ):
+            for axes, size in sizes.items():
+                yield Transfer(
+                    part="gradients", kind=kind, bytes=times * size, axes=axes, count=times
+                )
+
+    def _again(self, group) -> collections.Counter:
+        """Each use of a table of embeddings has a gradient of its own: lookups and the softmax."""
+        if group != "vocabulary":
+            return collections.Counter()
+        table = ("VM", (self.params.target_vocab_size, self.m))
+        return collections.Counter({table: 1 + self.params.model.shared_embedding})
+
+
+def _flat(axes: Iterable[tuple[str, ...]]) -> set[str]:
+    return {axis for group in axes for axis in group}
+
+
+def _size(shape: Sequence[int]) -> int:
+    size = 1
+    for n in shape:
+        size *= n
+    return size

@@ -1,0 +1,166 @@
+"""Measures the devices at hand: matrix products, memory, and α and β of each collective.
+
+D devices, all of them at work at once, as in training.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from lingvo_moe.planning.hardware import MEASURED, Hardware
+from lingvo_moe.planning.links import Line, Measured, hops
+from lingvo_moe.sharding.boxing import received
+
+_SIZES = tuple(2**i for i in (12, 16, 20, 22))  # bytes of a collective, as of hlo.Collective
+_REPEATS = 32  # in one program
+_TRIES = 5
+
+
+def calibrate(progress: Callable[[str], None] = lambda line: None) -> Hardware:
+    """What JAX's devices can do, for --hardware=FILE.
+
+    Times are the best of a few, so what a busy machine adds is mostly left out. Devices are taken
+    as all alike, and so are pairs of them: for several hosts this is too simple.
+
+    Args:
+        progress: told what is measured.
+    """
+    devices = jax.devices()
+    progress(f"Measuring {len(devices)} x {devices[0].device_kind}.")
+    matmul = {dtype: _matmul_rate(devices, dtype) for dtype in ("float32", "bfloat16")}
+    bandwidth = _bandwidth(devices)
+    lines = []
+    for kind in _COLLECTIVES if len(devices) > 1 else ():
+        progress(f"Measuring {kind}.")
+        lines.append(fit(kind, _samples(kind, devices)))
+    return Hardware(
+        description=f"{devices[0].device_kind}, measured with {len(devices)} of them",
+        matmul=matmul,
+        memory=_memory(devices),
+        bandwidth=bandwidth,
+        interconnect=Measured(lines=tuple(lines)),
+        efficiency=MEASURED,
+    )
+
+
+def fit(kind: str, samples: Sequence[tuple[int, int, float]]) -> Line:
+    """α and β that come closest to measured times, in relative terms and neither below 0.
+
+    Args:
+        kind: of collective.
+        samples: (devices, bytes as of `hlo.Collective`, seconds).
+    """
+    devices, sizes, seconds = map(np.asarray, zip(*samples, strict=True))
+    columns = np.stack(
+        [
+            [hops(kind, d) for d in devices.tolist()],
+            [
+                float(received(kind, n, d))
+                for d, n in zip(devices.tolist(), sizes.tolist(), strict=True)
+            ],
+        ],
+        axis=1,
+    )
+    weighted = columns / seconds[:, None]
+    alpha, inverse = np.linalg.lstsq(weighted, np.ones(len(seconds)), rcond=None)[0]
+    if alpha < 0 or inverse <= 0:  # one of the two explains it all
+        alone = [weighted[:, i].sum() / (weighted[:, i] ** 2).sum() for i in range(2)]
+        alpha, inverse = (0.0, alone[1]) if alpha < 0 else (alone[0], 1e-15)
+    return Line(kind, float(alpha), float(1 / inverse))
+
+
+def _all_reduce(x):
+    return jax.lax.psum(x, "x") / jax.lax.axis_size("x")
+
+
+def _all_gather(x):
+    return jax.lax.all_gather(x, "x", tiled=True)[: x.shape[0]]
+
+
+def _reduce_scatter(x):
+    piece = jax.lax.psum_scatter(x, "x", tiled=True)
+    return jnp.tile(piece, jax.lax.axis_size("x")) / jax.lax.axis_size("x")
+
+
+def _all_to_all(x):
+    return jax.lax.all_to_all(x, "x", 0, 0, tiled=True)
+
+
+_COLLECTIVES = {
+    "all-reduce": _all_reduce,
+    "all-gather": _all_gather,
+    "reduce-scatter": _reduce_scatter,
+    "all-to-all": _all_to_all,
+}
+
+
+def _samples(kind, devices) -> list[tuple[int, int, float]]:
+    counts = [n for n in (2, 4, 8, 16, 32) if n <= len(devices)] or [len(devices)]
+    return [
+        (count, size, _collective_seconds(kind, devices[:count], size))
+        for count in counts
+        for size in _SIZES
+    ]
+
+
+def _collective_seconds(kind, devices, size) -> float:
+    """Of one of a chain of collectives: calling the program is not in it."""
+    mesh, spec = Mesh(np.array(devices), ("x",)), PartitionSpec("x")
+    # What each device puts in: its piece of what an all-gather gathers, else all of `size`.
+    own = size // 4 // (len(devices) if kind == "all-gather" else 1)
+
+    def chain(x, times):
+        return jax.lax.fori_loop(0, times, lambda _, x: _COLLECTIVES[kind](x), x)
+
+    specs = (spec, PartitionSpec())
+    program = jax.jit(
+        jax.shard_map(chain, mesh=mesh, in_specs=specs, out_specs=spec, check_vma=False)
+    )
+    x = jax.device_put(np.ones(own * len(devices), np.float32), NamedSharding(mesh, spec))
+    none, all_ = _best(program, x, 0), _best(program, x, _REPEATS)
+    return (all_ - none if all_ > none else all_) / _REPEATS
+
+
+def _matmul_rate(devices, dtype) -> float:
+    """FLOP/s of a device while all multiply."""
+    n = 512 if devices[0].platform == "cpu" else 8192
+    x = _on_each(devices, (n, n), dtype)
+    program = jax.jit(lambda x: jnp.einsum("dij,djk->dik", x, x) / n)
+    return 2 * n**3 / _best(program, x)
+
+
+def _bandwidth(devices) -> float:
+    """Bytes/s that a device reads and writes while all do."""
+    elements = 2**22 if devices[0].platform == "cpu" else 2**28
+    x = _on_each(devices, (elements,), "float32")
+    return 2 * 4 * elements / _best(jax.jit(lambda x: x + 1.0), x)
+
+
+def _on_each(devices, shape, dtype):
+    sharding = NamedSharding(Mesh(np.array(devices), ("d",)), PartitionSpec("d"))
+    make = jax.jit(lambda: jnp.ones((len(devices), *shape), dtype), out_shardings=sharding)
+    return make()
+
+
+def _best(program, *arguments) -> float:
+    """Seconds of the fastest of a few calls, after one that compiles."""
+    jax.block_until_ready(program(*arguments))
+    times = []
+    for _ in range(_TRIES):
+        start = time.perf_counter()
+        jax.block_until_ready(program(*arguments))
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _memory(devices) -> float:
+    """Bytes of a device; of virtual ones their share of the machine's."""
+    stats = devices[0].memory_stats() if devices[0].platform != "cpu" else None
+    if stats and "bytes_limit" in stats:
+        return float(stats["bytes_limit"])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(devices)

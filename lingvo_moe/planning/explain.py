@@ -1,0 +1,138 @@
+"""What a search found, in words, as JSON, and as flags that run it."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from lingvo_moe.planning.alternatives import HAND, Answer
+from lingvo_moe.planning.hardware import lookup
+from lingvo_moe.planning.search import ROOM, Priced, Strategy, applied, text
+from lingvo_moe.sharding.params import ShardingParams, ZeRO
+from lingvo_moe.tasks.translation import TranslationParams
+
+GB = 1e9
+_LETTERS = {"heads": "A", "hidden": "H", "vocabulary": "V", "rest": "e"}
+
+
+def overrides(params: TranslationParams, strategy: Strategy) -> list[str]:
+    """The texts of --set by which params become `applied(params, strategy)`."""
+    changed = []
+    if strategy.sharding != params.sharding:
+        changed.append(f"sharding={_sharding_text(strategy.sharding)}")
+    model = applied(params, strategy).model
+    for name in ("scan", "remat"):
+        if getattr(model, name) != getattr(params.model, name):
+            changed.append(f"model.{name}={getattr(model, name)}")
+    return changed
+
+
+def flags(model: str, given: Sequence[str], params: TranslationParams, strategy: Strategy) -> str:
+    """A file for --flagfile of lingvo-moe-train and lingvo-moe-plan.
+
+    Args:
+        model: the registered name.
+        given: the texts of --set that were searched with.
+        params: the model with them.
+        strategy: what to run.
+    """
+    lines = [
+        "--undefok=runtime",  # lingvo-moe-plan has none
+        f"--model={model}",
+        "--runtime=spmd",
+        f"--mesh={text(strategy.mesh)}",
+        *(f"--set={one}" for one in (*given, *overrides(params, strategy))),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _sharding_text(sharding: ShardingParams) -> str:
+    if isinstance(sharding, ZeRO):
+        return "ZeRO()"
+    default = ShardingParams()
+    given = [
+        f"{name}={getattr(sharding, name)!r}"
+        for name in ("rules", "state_rules")
+        if getattr(sharding, name) != getattr(default, name)
+    ]
+    return f"ShardingParams({', '.join(given)})"
+
+
+def rows(answer: Answer) -> list[tuple[str, Priced | None, str]]:
+    """(what it is, what it takes, why the model cannot be cut so), the chosen strategy first."""
+    found = answer.found
+    runner_up = [("runner-up", found.runner_up, "")] if found.runner_up else []
+    named = [(one.name, one.priced, one.refused) for one in answer.alternatives.values()]
+    return [("chosen", found.best, ""), *runner_up, *named]
+
+
+def format_answer(model: str, hardware: str, devices: int, answer: Answer) -> str:
+    """The chosen strategy, the runner-up and what has a name, and where the time goes."""
+    device, best = lookup(hardware), answer.found.best
+    lines = [
+        f"{model} on {devices} x {hardware}, the fastest of {answer.found.considered:,} strategies "
+        f"that take {ROOM:.0%} of {device.memory / GB:.1f} GB or less",
+        "",
+        f"{'':<24}{'mesh':<26}{'cut':<6}{'at rest, too':<32}{'remat':<7}{'step ms':>9}"
+        f"{'':>8}{'GB':>8}{'sent GB':>9}",
+    ]
+    for name, priced, refused in rows(answer):
+        if priced is None:
+            lines.append(f"{name:<24}not possible: {refused}")
+            continue
+        strategy = priced.strategy
+        lines.append(
+            f"{name:<24}{text(strategy.mesh):<26}{_cut(strategy):<6}{at_rest(strategy):<32}"
+            f"{'yes' if strategy.remat else 'no':<7}{1e3 * priced.seconds:>9.1f}"
+            f"{f'{priced.seconds / best.seconds:.2f}x':>8}{priced.bytes / GB:>8.2f}"
+            f"{sum(priced.estimate.costs.sent.values()) / GB:>9.2f}"
+            f"{'' if priced.fits else '  OUT OF MEMORY'}"
+        )
+    lines += ["", *_parts(best, answer)]
+    return "\n".join(lines)
+
+
+def _parts(best: Priced, answer: Answer) -> list[str]:
+    """Where the time goes, beside the paper's annotation."""
+    hand = answer.alternatives[HAND].priced
+    theirs = hand.estimate.seconds if hand else {}
+    ours = best.estimate.seconds
+    lines = [f"{'ms of a step':<24}{'chosen':>9}" + (f"  {HAND}" if hand else "")]
+    for part in ours | theirs:
+        line = f"  {part:<22}{1e3 * ours.get(part, 0.0):>9.1f}"
+        lines.append(line + (f"  {1e3 * theirs.get(part, 0.0):>9.1f}" if hand else ""))
+    return lines
+
+
+def _cut(strategy: Strategy) -> str:
+    return "".join(_LETTERS[c.group] for c in strategy.choices if c.cut) or "–"
+
+
+def at_rest(strategy: Strategy) -> str:
+    """What cuts weights between steps that does not while computing, in words."""
+    spread = ",".join(_LETTERS[c.group] for c in strategy.choices if c.spread)
+    parts = ["M over data"] * strategy.zero + [f"{spread} over expert"] * bool(spread)
+    return ", ".join(parts) or "–"
+
+
+def to_json(answer: Answer) -> list[dict[str, Any]]:
+    """A dict for each of `rows`, in SI units and bytes."""
+    result = []
+    for name, priced, refused in rows(answer):
+        if priced is None:
+            result.append({"name": name, "refused": refused})
+            continue
+        strategy, costs = priced.strategy, priced.estimate.costs
+        result.append(
+            {
+                "name": name,
+                "mesh": dict(zip(strategy.mesh.axes, strategy.mesh.shape, strict=True)),
+                "sharding": _sharding_text(strategy.sharding),
+                "remat": strategy.remat,
+                "step_seconds": priced.seconds,
+                "seconds": priced.estimate.seconds,
+                "memory": dataclasses.asdict(costs.memory),
+                "fits": priced.fits,
+                "sent": dict(costs.sent),
+            }
+        )
+    return result

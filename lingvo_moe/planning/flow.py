@@ -1,0 +1,105 @@
+"""Which collectives the matrix products of a layer need, from their letters alone.
+
+A product with a weight is three: forward, and backward for each of its operands. How the operands
+are held follows from the rules, how the result then is from the signatures of the algebra
+(sharding/signatures.py), and what is wanted of it again from the rules. Between the two lies a
+collective (sharding/boxing.py), or nothing. Letters are those of sharding/params.py.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from lingvo_moe.sharding.annotations import Mesh
+from lingvo_moe.sharding.boxing import collective
+from lingvo_moe.sharding.sbp import NdSbp, from_rules
+from lingvo_moe.sharding.signatures import Gather, Operator, einsum, infer
+
+Rules = Mapping[str, tuple[str, ...]]
+
+
+class Exchange(NamedTuple):
+    """One collective.
+
+    Attributes:
+        kind: "all-reduce", "all-gather", "all-to-all" or "reduce-scatter".
+        axes: of the mesh, along which devices talk.
+        dims: the letters of the tensor.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    dims: str
+
+
+def held(dims: str, mesh: Mesh, rules: Rules) -> NdSbp:
+    """How a tensor with these letters is held.
+
+    Raises:
+        ValueError: as `from_rules`.
+    """
+    return from_rules(dims, (None,) * len(dims), mesh, rules)
+
+
+def exchanges(dims: str, source: NdSbp, target: NdSbp, mesh: Mesh) -> list[Exchange]:
+    """What takes a tensor from source to target, axes that do the same together."""
+    axes: dict[str, list[str]] = {}
+    for axis, before, after in zip(mesh.axes, source, target, strict=True):
+        if kind := collective(before, after):
+            axes.setdefault(kind, []).append(axis)
+    return [Exchange(kind, tuple(names), dims) for kind, names in axes.items()]
+
+
+def forward(equation: str, mesh: Mesh, rules: Rules) -> tuple[Exchange, ...]:
+    """What a product "operand,weight->result" needs to end as the rules say its result is held.
+
+    Raises:
+        ValueError: rules by which devices cannot multiply what they hold.
+    """
+    operands, result = _parts(equation)
+    return _after(einsum, (equation,), operands, result, mesh, rules)
+
+
+def backward(equation: str, mesh: Mesh, rules: Rules) -> tuple[Exchange, ...]:
+    """What the gradient of the operand needs, from the gradient of the result and the weight.
+
+    Raises:
+        ValueError: as `forward`.
+    """
+    (operand, weight), result = _parts(equation)
+    transposed = f"{result},{weight}->{operand}"
+    return _after(einsum, (transposed,), (result, weight), operand, mesh, rules)
+
+
+def lookup(table: str, indices: str, over: str, mesh: Mesh, rules: Rules) -> tuple[Exchange, ...]:
+    """What rows of a table need: table "VM", indices "BT", over "V"."""
+    result = indices + table.replace(over, "")
+    equation = f"{table},{indices}->{result}"
+    return _after(Gather, (equation, over), (table, indices), result, mesh, rules)
+
+
+def _after(make, arguments, operands, result, mesh, rules):
+    letters = sorted(set("".join((*operands, result))))
+    own = tuple((letter, tuple(rules[letter])) for letter in letters if letter in rules)
+    return _cached(make, arguments, operands, result, mesh.axes, own)
+
+
+@functools.cache
+def _cached(
+    make: Callable[..., Operator],
+    arguments: tuple[str, ...],
+    operands: tuple[str, ...],
+    result: str,
+    axes: tuple[str, ...],
+    rules: tuple[tuple[str, tuple[str, ...]], ...],
+) -> tuple[Exchange, ...]:
+    """The same for meshes of all sizes: who must talk does not hang on how many there are."""
+    mesh, rules = Mesh(axes, (2,) * len(axes)), dict(rules)
+    given = infer(make(*arguments), [held(dims, mesh, rules) for dims in operands], mesh)
+    return tuple(exchanges(result, given, held(result, mesh, rules), mesh))
+
+
+def _parts(equation: str) -> tuple[tuple[str, str], str]:
+    operands, result = equation.split("->")
+    operand, weight = operands.split(",")
+    return (operand, weight), result

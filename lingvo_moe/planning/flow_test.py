@@ -1,0 +1,49 @@
+import pytest
+
+from lingvo_moe.planning import flow
+from lingvo_moe.sharding.annotations import Mesh
+from lingvo_moe.sharding.params import ShardingParams
+
+MESH = Mesh(("data", "expert", "model"), (2, 4, 2))
+RULES = ShardingParams().compute_rules(MESH)
+
+
+def test_columns_then_rows_have_one_reduction_each_way():
+    assert flow.forward("RM,MH->RH", MESH, RULES) == ()
+    assert flow.forward("RH,HM->RM", MESH, RULES) == (("all-reduce", ("model",), "RM"),)
+    assert flow.backward("RH,HM->RM", MESH, RULES) == ()
+    assert flow.backward("RM,MH->RH", MESH, RULES) == (("all-reduce", ("model",), "RM"),)
+
+
+def test_rows_alone_need_nothing():
+    rows = {"R": ("data", "expert")}
+    for equation in ("RM,MH->RH", "RH,HM->RM"):
+        assert flow.forward(equation, MESH, rows) == flow.backward(equation, MESH, rows) == ()
+
+
+def test_rows_then_columns_reduce_the_wide_tensor():
+    """Cut along M, the sum is due in the middle, where it is H wide."""
+    rules = {"M": ("model",)}
+    assert flow.forward("RM,MH->RH", MESH, rules) == (("all-reduce", ("model",), "RH"),)
+    assert flow.forward("RH,HM->RM", MESH, rules) == ()
+
+
+def test_a_cut_table_gives_summands_of_rows():
+    assert flow.lookup("VM", "BT", "V", MESH, RULES) == (("all-reduce", ("model",), "BTM"),)
+    assert flow.lookup("VM", "BT", "V", MESH, {"B": ("data",)}) == ()
+
+
+def test_groups_go_to_experts_over_their_axis_alone():
+    there = flow.held("eGCM", MESH, RULES), flow.held("EgCM", MESH, RULES)
+    assert [str(sbp) for sbp in there] == ["S(1),S(1),B", "S(1),S(0),B"]
+    assert flow.exchanges("eGCM", *there, MESH) == [("all-to-all", ("expert",), "eGCM")]
+
+
+def test_axes_that_do_the_same_do_it_together():
+    rules = {"H": ("data", "model")}
+    assert flow.forward("RH,HM->RM", MESH, rules) == (("all-reduce", ("data", "model"), "RM"),)
+
+
+def test_rules_that_cannot_be():
+    with pytest.raises(ValueError, match="Axis 'model' would split two dimensions of 'MH'"):
+        flow.forward("RM,MH->RH", MESH, {"M": ("model",), "H": ("model",)})

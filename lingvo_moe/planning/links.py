@@ -1,0 +1,226 @@
+"""How long devices take to exchange data: α for each hop of a message, and bytes over β.
+
+Who exchanges is a `Group`, the devices along some axes of a mesh, and a policy says what lies
+between them: a torus, hosts behind a switch, or what was measured. Seconds, bytes, bytes/s; wires
+at their full speed.
+"""
+
+import abc
+import dataclasses
+import functools
+import math
+
+from lingvo_moe.sharding.annotations import Mesh
+from lingvo_moe.sharding.boxing import received
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Devices that exchange. Neighbours in the mesh's row-major order are the machine's neighbours.
+
+    Attributes:
+        axes: (size, stride) of each of its axes of more than one device, outermost first; a stride
+            is the number of devices from one place along the axis to the next.
+    """
+
+    axes: tuple[tuple[int, int], ...]
+
+    @property
+    def devices(self) -> int:
+        """How many exchange with one another."""
+        return math.prod(size for size, _ in self.axes)
+
+    @property
+    def extent(self) -> int:
+        """Devices in the least block of neighbours with all of the group in it."""
+        return self.axes[0][0] * self.axes[0][1] if self.axes else 1
+
+    def within(self, block: int) -> int:
+        """How many of the group are among `block` neighbours: a host, or the cores of a chip."""
+        return math.prod(min(size, max(block // stride, 1)) for size, stride in self.axes)
+
+
+@functools.cache
+def group(mesh: Mesh, axes: tuple[str, ...]) -> Group:
+    """The devices along some axes of a mesh, all others fixed."""
+    strides = [math.prod(mesh.shape[i + 1 :]) for i in range(len(mesh.axes))]
+    places = zip(mesh.axes, mesh.shape, strides, strict=True)
+    return Group(
+        tuple((size, stride) for axis, size, stride in places if axis in axes and size > 1)
+    )
+
+
+def block(devices: int) -> Group:
+    """So many neighbours."""
+    return Group(((devices, 1),) if devices > 1 else ())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Interconnect(abc.ABC):
+    """What lies between devices."""
+
+    @abc.abstractmethod
+    def all_reduce_seconds(self, size: float, group: Group) -> float:
+        """Summing an array of `size` bytes that each of the group holds."""
+
+    @abc.abstractmethod
+    def all_to_all_seconds(self, size: float, group: Group) -> float:
+        """Each device sends `size` bytes in all, an equal share to each of the group."""
+
+    def half_reduce_seconds(self, kind: str, size: float, group: Group) -> float:
+        """An all-gather to, or a reduce-scatter of, `size` bytes: half of an all-reduce each."""
+        del kind
+        return self.all_reduce_seconds(size, group) / 2
+
+    def seconds(self, kind: str, size: float, group: Group) -> float:
+        """One collective; other groups along the same axes are at it at the same time.
+
+        Args:
+            kind: "all-reduce", "all-gather", "reduce-scatter" or "all-to-all".
+            size: bytes as `hlo.Collective.bytes`: a device's piece for an all-to-all, else all
+                that the devices of a group hold together.
+            group: who takes part.
+
+        Raises:
+            ValueError: another kind.
+        """
+        if group.devices == 1:
+            return 0.0
+        match kind:
+            case "all-reduce":
+                return self.all_reduce_seconds(size, group)
+            case "all-to-all":
+                return self.all_to_all_seconds(size, group)
+            case "all-gather" | "reduce-scatter":
+                return self.half_reduce_seconds(kind, size, group)
+        raise ValueError(
+            f"No time is known for {kind!r}, only for all-reduce, all-gather, reduce-scatter and "
+            f"all-to-all."
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Torus(Interconnect):
+    """Chips in a grid whose edges wrap around, as square as may be: TPUs.
+
+    A block of neighbours is taken as a square or cube of the grid. A group with gaps, along an
+    outer axis of a mesh, has one dimension of the grid for its rings.
+
+    Attributes:
+        dims: of the grid.
+        link: bytes/s of one link in one direction; a chip has 2·dims of them.
+        cores: devices of one chip, which share its links.
+        hop: seconds of a message from a chip to the next.
+    """
+
+    dims: int
+    link: float
+    cores: int = 1
+    hop: float = 0.0
+
+    def all_reduce_seconds(self, size, group):
+        # Ring reduce-scatter, then all-gather, each sending (n-1)/n of the array, over all links at
+        # once. The cores of a chip add theirs up before, or, of different groups, share its links.
+        near = group.within(self.cores)
+        chips = group.devices / near
+        if chips <= 1:
+            return 0.0
+        dims = self.dims if group.extent == group.devices else 1
+        hops = 2 * dims * (chips ** (1 / dims) - 1)
+        sharing = self.cores / near if group.extent > group.devices else 1
+        return hops * self.hop + 2 * size * sharing * (1 - 1 / chips) / (2 * dims * self.link)
+
+    def all_to_all_seconds(self, size, group):
+        # A cut across the longest side severs 2·chips/side links (it wraps). Half of the chips send
+        # half of their data across: n/2 · s/2 bytes one way. So s·side/8/link: O(√D) in 2-D. A
+        # group with gaps crosses all of the block that it is spread over, as do those in its gaps.
+        near = group.within(self.cores)
+        if group.devices <= near:
+            return 0.0
+        per_chip, chips = size * self.cores, group.extent / self.cores
+        side = max(chips ** (1 / self.dims), 2)
+        across = per_chip * side / (8 * self.link)
+        out_of_a_chip = per_chip * (1 - near / group.devices) / (2 * self.dims * self.link)
+        return self.dims * side / 2 * self.hop + max(across, out_of_a_chip)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Switched(Interconnect):
+    """Hosts of devices behind a fast switch, and a slower network between hosts: GPUs, CPUs.
+
+    Attributes:
+        node: devices of a host.
+        local: bytes/s of a device within its host, one direction.
+        remote: bytes/s of a device's share of its host's network, one direction.
+        local_hop: seconds of a message within a host.
+        remote_hop: seconds of a message between hosts.
+    """
+
+    node: int
+    local: float
+    remote: float
+    local_hop: float = 0.0
+    remote_hop: float = 0.0
+
+    def all_reduce_seconds(self, size, group):
+        # A ring within the host, then each device its share of the host's sum, up and down a tree
+        # of hosts.
+        near = group.within(self.node)
+        nodes = group.devices / near
+        hops = 2 * (near - 1) * self.local_hop + 2 * math.log2(nodes) * self.remote_hop
+        inside = 2 * size * (1 - 1 / near) / self.local
+        return hops + inside + 2 * size / near * (1 - 1 / nodes) / self.remote
+
+    def all_to_all_seconds(self, size, group):
+        # Both networks at once; a message to each of the others, one after another.
+        near, devices = group.within(self.node), group.devices
+        inside = (near - 1) * self.local_hop + size * (near - 1) / devices / self.local
+        if devices == near:
+            return inside
+        beyond = size * (devices - near) / devices / self.remote
+        return max(inside, (devices / near - 1) * self.remote_hop + beyond)
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One kind of collective as measured: alpha · hops + received bytes / beta.
+
+    Attributes:
+        kind: as of `Interconnect.seconds`.
+        alpha: seconds of a hop.
+        beta: bytes/s that a device receives.
+    """
+
+    kind: str
+    alpha: float
+    beta: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured(Interconnect):
+    """Devices among which every pair is alike, such as those of one host with one memory.
+
+    Attributes:
+        lines: one for each kind of collective.
+    """
+
+    lines: tuple[Line, ...]
+
+    def all_reduce_seconds(self, size, group):
+        return self._seconds("all-reduce", size, group)
+
+    def all_to_all_seconds(self, size, group):
+        return self._seconds("all-to-all", size, group)
+
+    def half_reduce_seconds(self, kind, size, group):
+        return self._seconds(kind, size, group)
+
+    def _seconds(self, kind, size, group):
+        line = next(line for line in self.lines if line.kind == kind)
+        bytes_ = float(received(kind, 1, group.devices)) * size
+        return hops(kind, group.devices) * line.alpha + bytes_ / line.beta
+
+
+def hops(kind: str, devices: int) -> int:
+    """Messages one after another in a ring of devices."""
+    return (2 if kind == "all-reduce" else 1) * (devices - 1)

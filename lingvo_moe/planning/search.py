@@ -1,0 +1,391 @@
+"""Chooses how a model is cut: the shape of the mesh, every letter's placement, rematerialisation.
+
+Yuan et al. 2021 (arXiv 2110.15032) choose a signature for each operator; here a choice must be
+sayable as the rules of a model (sharding/params.py), so it is one for each letter: heads, hidden
+units and the vocabulary along "model" or whole, weights and slots at rest cut further or not. Rows
+lie along "data" and "expert", experts along "expert".
+
+For one mesh, and layers computed again or kept, a model is a chain of groups of blocks
+(planning/blocks.py) that share no letter, so they do not mind one another's choice but for the
+memory that all need together. Dynamic programming along the chain keeps, after each group, every
+combination that no other beats in time and in each kind of memory: the answer is exact. Equal
+layers are one block, so depth costs nothing. Where a sum is due, and that columns then rows of a
+feed-forward layer make one and not two, follows from the signatures (planning/flow.py).
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+
+from lingvo_moe.layers.dispatch import Gather, Ragged
+from lingvo_moe.planning.blocks import GROUPS, Blocks, Share
+from lingvo_moe.planning.costs import count_costs, memory_of
+from lingvo_moe.planning.estimate import Estimate, estimate, transfer_seconds, work_seconds
+from lingvo_moe.planning.hardware import Hardware
+from lingvo_moe.sharding.annotations import Mesh, assignment
+from lingvo_moe.sharding.params import Rule, ShardingParams, ZeRO
+from lingvo_moe.tasks.translation import TranslationParams
+
+AXES = ("data", "expert", "model")
+# The share of a device's memory that a strategy may take by our count: activations are counted by
+# hand, and a compiler needs some room.
+ROOM = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What is chosen for one group of blocks.
+
+    Attributes:
+        group: its name, of blocks.GROUPS.
+        cut: whether its letters are cut along "model".
+        spread: whether its weights at rest are cut along "expert" too.
+    """
+
+    group: str
+    cut: bool
+    spread: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Strategy:
+    """A point of the space that is searched.
+
+    Attributes:
+        mesh: the devices.
+        choices: one for each group.
+        zero: whether weights and slots at rest are cut along "data".
+        remat: whether layers are computed again in the backward pass.
+    """
+
+    mesh: Mesh
+    choices: tuple[Choice, ...]
+    zero: bool = False
+    remat: bool = False
+
+    @property
+    def rules(self) -> dict[str, tuple[str, ...]]:
+        """Letter -> axes of the mesh, while computing."""
+        return _on(_rules(self.choices), self.mesh)
+
+    @property
+    def stored(self) -> dict[str, tuple[str, ...]]:
+        """The same for weights and slots at rest."""
+        return self.rules | _on(_state_rules(self.choices, self.zero), self.mesh)
+
+    @property
+    def sharding(self) -> ShardingParams:
+        """The same as rules: the default ones where they say it."""
+        rules, state = _rules(self.choices), _state_rules(self.choices, self.zero)
+        default = ShardingParams()
+        if self.rules == _on(default.rules, self.mesh):
+            rules = default.rules
+        if rules == default.rules and state == ZeRO().state_rules:
+            return ZeRO()
+        return ShardingParams(rules=rules, state_rules=state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Priced:
+    """A strategy and what it takes.
+
+    Attributes:
+        strategy: which.
+        estimate: of a step.
+        fits: whether it is within ROOM of a device's memory.
+    """
+
+    strategy: Strategy
+    estimate: Estimate
+    fits: bool
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return self.estimate.step_seconds
+
+    @property
+    def bytes(self) -> float:
+        """Of a device's memory."""
+        return self.estimate.costs.memory.total
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The answer of a search.
+
+    Attributes:
+        best: the fastest of all that fit.
+        runner_up: the fastest that fits on another mesh or with other rules, of those that no other
+            on their mesh beats in time and memory alike; None if there is none.
+        considered: how many combinations of choices there are on all meshes.
+    """
+
+    best: Priced
+    runner_up: Priced | None
+    considered: int
+
+
+def search(params: TranslationParams, hardware: Hardware, devices: int) -> Found:
+    """The fastest strategy within a device's memory.
+
+    Args:
+        params: the model; its own sharding and whether it rematerialises are set aside.
+        hardware: the device.
+        devices: how many.
+
+    Raises:
+        ValueError: no way of cutting the model over so many devices, or none that fits; or a
+            dispatcher that is for one device.
+    """
+    _check_dispatcher(params, devices)
+    space = Space(params, hardware)
+    meshes = list(space.meshes(devices))
+    priced = sorted(
+        itertools.chain.from_iterable(map(space.fronts, meshes)),
+        key=lambda one: (one.seconds, one.bytes, len(one.strategy.sharding.state_rules)),
+    )
+    if not priced:
+        raise ValueError(f"Nothing cuts the model over {devices} devices: {space.needs(devices)}")
+    fitting = [one for one in priced if one.bytes <= ROOM * hardware.memory]
+    if not fitting:
+        least = min(priced, key=lambda one: one.bytes)
+        raise ValueError(
+            f"Nothing fits {devices} devices: the least that one would need is "
+            f"{least.bytes / 1e9:.3g} GB, on mesh {text(least.strategy.mesh)}, and it can give "
+            f"{ROOM:.0%} of {hardware.memory / 1e9:.3g} GB. Take more devices, or set "
+            f"train.micro_batches."
+        )
+    best = fitting[0].strategy
+    other = next((s.strategy for s in fitting if _where(s.strategy) != _where(best)), None)
+    return Found(
+        best=price(params, best, hardware),
+        runner_up=price(params, other, hardware) if other else None,
+        considered=sum(map(space.size, meshes)),
+    )
+
+
+def price(params: TranslationParams, strategy: Strategy, hardware: Hardware) -> Priced:
+    """What one strategy takes.
+
+    Raises:
+        ValueError: the model cannot be cut so.
+    """
+    costs = count_costs(
+        applied(params, strategy), strategy.mesh, hardware.wire_bytes[params.activation_dtype]
+    )
+    fits = costs.memory.total <= ROOM * hardware.memory
+    return Priced(strategy, estimate(costs, hardware, params.activation_dtype), fits)
+
+
+def applied(params: TranslationParams, strategy: Strategy) -> TranslationParams:
+    """The model with the strategy in its params: a scan computes layers again, so it may go."""
+    scan = params.model.scan and strategy.remat
+    remat = strategy.remat and (params.model.remat or not scan)
+    model = dataclasses.replace(params.model, scan=scan, remat=remat)
+    return dataclasses.replace(params, sharding=strategy.sharding, model=model)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sum:
+    """What groups take together: a point on the way along the chain."""
+
+    seconds: float
+    choices: tuple[Choice, ...]
+    shares: tuple[Share, ...]
+
+    @functools.cached_property
+    def vector(self) -> tuple[float, ...]:
+        """Everything that must not be more; what needs the "model" axis may not be lost for it."""
+        state = sum(s.weights + s.optimizer + s.gradients + s.gathered for s in self.shares)
+        kept = [sum(by_kind) for by_kind in zip(*(s.kept for s in self.shares), strict=True)]
+        logits, inputs = (sum(getattr(s, n) for s in self.shares) for n in ("logits", "inputs"))
+        idle = not any(choice.cut for choice in self.choices)
+        return (self.seconds, state, logits, inputs, *kept, idle)
+
+
+class Space:
+    """All strategies for one model on one kind of device."""
+
+    def __init__(self, params: TranslationParams, hardware: Hardware):
+        """Lists the model's blocks, once."""
+        self.params, self.hardware = params, hardware
+        self.blocks = Blocks(params, hardware.wire_bytes[params.activation_dtype])
+        moe = params.model.moe
+        self.experts = [moe.num_experts, moe.of_decoder().num_experts] if moe else []
+
+    def meshes(self, devices: int) -> Iterator[Mesh]:
+        """Those over whose rows and experts the model can be cut; axes of size 1 are left out."""
+        for data, expert in itertools.product(divisors(devices), repeat=2):
+            if devices % (data * expert) == 0 and self.divides(data, expert):
+                yield make_mesh(data, expert, devices // (data * expert))
+
+    def divides(self, data: int, expert: int) -> bool:
+        """Whether rows, groups and experts fall into equal pieces on axes of these sizes."""
+        moe, rows = self.params.model.moe, data * expert
+        if self.params.input.batch_size % rows or (moe and moe.num_groups % rows):
+            return False
+        return all(n % expert == 0 for n in self.experts) and (bool(moe) or expert == 1)
+
+    def refuses(self, mesh: Mesh, choices: tuple[Choice, ...], zero: bool) -> str:
+        """Why a strategy is not in the space; "" if it is."""
+        sizes = dict(zip(mesh.axes, mesh.shape, strict=True))
+        if not self.divides(sizes.get("data", 1), sizes.get("expert", 1)):
+            return self.needs(math.prod(mesh.shape))
+        for choice in choices:
+            if choice not in self.options(mesh, choice.group, zero):
+                return f"weights or slots of {choice.group!r} do not fall into equal pieces"
+        return ""
+
+    def needs(self, devices: int) -> str:
+        """What a mesh of so many devices would need of the model."""
+        return (
+            f"input.batch_size ({self.params.input.batch_size}) and model.moe.num_groups must be "
+            f"multiples of data · expert, experts of expert, and heads, hidden_dim or both "
+            f"vocabularies of model; data · expert · model = {devices}."
+        )
+
+    def options(self, mesh: Mesh, group: str, zero: bool) -> list[Choice]:
+        """What may be chosen for a group: all pieces of its weights and slots must be equal."""
+        heads = self.params.model.num_heads
+        found = []
+        for cut, spread in itertools.product((False, True), repeat=2):
+            choice = Choice(group, cut, spread)
+            if cut and ("model" not in mesh.axes or group == "rest"):
+                continue
+            if cut and group == "heads" and heads % mesh.size(("model",)):
+                continue
+            if spread and ("expert" not in mesh.axes or group == "hidden"):
+                continue  # experts lie along "expert" already
+            if self._falls_into_equal_pieces(group, Strategy(mesh, (choice,), zero)):
+                found.append(choice)
+        return found
+
+    def _falls_into_equal_pieces(self, group, strategy):
+        mesh, stored = strategy.mesh, strategy.stored
+        for dims, shape in (*self.blocks.weights[group], *self.blocks.slots[group]):
+            try:
+                axes = assignment(dims, shape, mesh, stored)
+            except ValueError:
+                return False
+            if any(n % mesh.size(a) for n, a in zip(shape, axes, strict=True)):
+                return False
+        return True
+
+    def size(self, mesh: Mesh) -> int:
+        """How many strategies there are on a mesh."""
+        return sum(
+            math.prod(len(self.options(mesh, group, zero)) for group in GROUPS)
+            for zero, _ in self._modes(mesh)
+        )
+
+    def _modes(self, mesh):
+        """(zero, remat)."""
+        zeros = (False, True) if "data" in mesh.axes and mesh.shape[0] > 1 else (False,)
+        return itertools.product(zeros, (False, True))
+
+    def fronts(self, mesh: Mesh) -> Iterator["Quick"]:
+        """The strategies on a mesh that no other one there beats in time and in memory."""
+        for zero, remat in self._modes(mesh):
+            front = [_Sum(0.0, (), ())]
+            for group in GROUPS:
+                shares = [
+                    self._share(mesh, choice, zero, remat)
+                    for choice in self.options(mesh, group, zero)
+                ]
+                front = _undominated([_add(one, *more) for one in front for more in shares])
+            for one in front:
+                if "model" not in mesh.axes or any(choice.cut for choice in one.choices):
+                    memory = memory_of(self.blocks, one.shares, remat)
+                    yield Quick(Strategy(mesh, one.choices, zero, remat), one.seconds, memory.total)
+
+    def _share(self, mesh, choice, zero, remat) -> tuple[Choice, Share, float]:
+        alone = Strategy(mesh, (choice,), zero)
+        share = self.blocks.share(choice.group, mesh, alone.rules, alone.stored, remat)
+        dtype, hardware = self.params.activation_dtype, self.hardware
+        seconds = sum(work_seconds(work, hardware, dtype) for work in share.work)
+        seconds += sum(transfer_seconds(sent, mesh, hardware) for sent in share.transfers)
+        return choice, share, seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Quick:
+    """A strategy with its time and memory alone."""
+
+    strategy: Strategy
+    seconds: float
+    bytes: float
+
+
+def _add(one: _Sum, choice: Choice, share: Share, seconds: float) -> _Sum:
+    return _Sum(one.seconds + seconds, (*one.choices, choice), (*one.shares, share))
+
+
+def _undominated(points: list[_Sum]) -> list[_Sum]:
+    """Those than which no other is at least as good in everything."""
+    kept: list[_Sum] = []
+    for point in sorted(points, key=lambda p: p.vector):
+        if not any(all(a <= b for a, b in zip(k.vector, point.vector, strict=True)) for k in kept):
+            kept.append(point)
+    return kept
+
+
+def _rules(choices: tuple[Choice, ...]) -> tuple[Rule, ...]:
+    """Rows along "data" and "expert", experts along "expert", what is cut along "model"."""
+    rows, cut = ("data", "expert"), "".join(GROUPS[c.group] for c in choices if c.cut)
+    return (
+        *((letter, rows) for letter in "BGR"),
+        *((letter, ("data",)) for letter in "gr"),
+        ("E", ("expert",)),
+        *((letter, ("model",)) for letter in cut),
+    )
+
+
+_AT_REST = {"heads": "A", "vocabulary": "V", "rest": "e"}
+
+
+def _state_rules(choices: tuple[Choice, ...], zero: bool) -> tuple[Rule, ...]:
+    spread = [
+        (_AT_REST[c.group], (("model",) if c.cut else ()) + ("expert",))
+        for c in choices
+        if c.spread
+    ]
+    # In the order of the mesh: an axis within is named after those around it.
+    spread = [(letter, tuple(a for a in AXES if a in axes)) for letter, axes in spread]
+    return (*(ZeRO().state_rules if zero else ()), *spread)
+
+
+def _on(rules: tuple[Rule, ...], mesh: Mesh) -> dict[str, tuple[str, ...]]:
+    on_mesh = {letter: tuple(a for a in axes if a in mesh.axes) for letter, axes in rules}
+    return {letter: axes for letter, axes in on_mesh.items() if axes}
+
+
+def _where(strategy: Strategy):
+    return strategy.mesh, strategy.sharding
+
+
+def _check_dispatcher(params, devices):
+    moe = params.model.moe
+    if devices > 1 and moe and isinstance(moe.dispatcher, Gather | Ragged):
+        raise ValueError(
+            f"model.moe.dispatcher={type(moe.dispatcher).__name__}() is for one device; over many "
+            f"set Einsum() or LocalGather(), and model.moe.num_groups to a multiple of the devices."
+        )
+
+
+def divisors(n: int) -> list[int]:
+    """Of n, rising."""
+    return [i for i in range(1, n + 1) if n % i == 0]
+
+
+def make_mesh(data: int, expert: int, model: int) -> Mesh:
+    """The mesh without axes of size 1; one device lies along "data"."""
+    named = [(a, n) for a, n in zip(AXES, (data, expert, model), strict=True) if n > 1]
+    return Mesh(*zip(*named or [("data", 1)], strict=True))
+
+
+def text(mesh: Mesh) -> str:
+    """The mesh as --mesh takes it."""
+    return ",".join(f"{a}:{n}" for a, n in zip(mesh.axes, mesh.shape, strict=True))

@@ -1,0 +1,197 @@
+"""What the search must find, and that nothing is better."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+
+import lingvo_moe.params  # noqa: F401  registers the models
+from lingvo_moe.core.params import override
+from lingvo_moe.core.registry import get_params
+from lingvo_moe.planning.alternatives import HAND, answer
+from lingvo_moe.planning.costs import count_costs
+from lingvo_moe.planning.estimate import estimate
+from lingvo_moe.planning.explain import at_rest
+from lingvo_moe.planning.hardware import HARDWARE
+from lingvo_moe.planning.search import ROOM, Strategy, applied, make_mesh, price, search, text
+from lingvo_moe.sharding.annotations import assignment
+from lingvo_moe.sharding.params import ShardingParams
+from lingvo_moe.tasks.translation import TranslationTask
+
+# The paper's Table 1; it says nothing of the cores of a bilingual baseline.
+CORES = {
+    "m4.MoE2048E36L": 2048,
+    "m4.MoE2048E12L": 2048,
+    "m4.MoE512E36L": 512,
+    "m4.MoE512E12L": 512,
+    "m4.MoE128E36L": 128,
+    "m4.MoE128E12L": 128,
+    "m4.MoE2048E60L": 2048,
+    "m4.T96L": 2048,
+    "m4.Bilingual": 16,
+}
+DOCS = Path(__file__).parents[2] / "docs" / "plan.md"
+SMALL = (
+    *("model.num_encoder_layers=1", "model.num_decoder_layers=1", "model.model_dim=64"),
+    *("model.hidden_dim=256", "model.head_dim=16", "source_vocab_size=96", "target_vocab_size=64"),
+)
+MOE = ("model.moe.num_groups=8", "model.moe.dispatcher=Einsum()", "model.moe.every_n=1")
+
+
+def cut(strategy):
+    return {choice.group for choice in strategy.choices if choice.cut}
+
+
+@pytest.mark.parametrize("model", CORES)
+def test_never_above_the_papers_annotation(model):
+    found = answer(get_params(model), HARDWARE["tpu_v3"], CORES[model])
+    best, hand = found.found.best, found.alternatives[HAND].priced
+    assert best.fits
+    assert not hand.fits or best.seconds <= hand.seconds
+    assert found.found.runner_up.seconds >= best.seconds
+    if ".MoE" in model:  # expert parallel, a device an expert
+        assert text(best.strategy.mesh) == f"expert:{CORES[model]}"
+    assert row(model, best, hand) in DOCS.read_text().splitlines()
+
+
+def row(model, best, hand):
+    """Of the table in docs/plan.md."""
+    remat = ["yes" if one.strategy.remat else "no" for one in (best, hand)]
+    better = f"{1 - best.seconds / hand.seconds:.1%}".replace("%", " %") if hand.fits else "–"
+    ours, theirs = f"{1e3 * best.seconds:.0f}", f"{1e3 * hand.seconds:.0f}"
+    cells = [model, CORES[model], text(best.strategy.mesh), at_rest(best.strategy), remat[0], ours]
+    cells += [remat[1], theirs if hand.fits else "does not fit", better]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def test_data_parallel_for_a_small_dense_model():
+    """Many rows of few weights: sums of gradients are small, those of activations would not be."""
+    params = override(get_params("tiny.Dense"), [*SMALL, "input.batch_size=8192"])
+    best = search(params, HARDWARE["h100"], 8).best.strategy
+    assert text(best.mesh) == "data:8"
+
+
+def test_tensor_parallel_for_large_feed_forward_layers():
+    """Few rows of many weights: columns then rows, one reduction each way."""
+    large = ("model.model_dim=8192", "model.hidden_dim=65536", "model.num_heads=64")
+    params = override(get_params("tiny.Dense"), [*SMALL, *large, "input.batch_size=16"])
+    best = search(params, HARDWARE["h100"], 8).best
+    assert text(best.strategy.mesh) == "model:8"
+    assert "hidden" in cut(best.strategy)
+    # Two feed-forward layers, one sum each way, of [16·48, 8192] and [16·32, 8192] float32.
+    hidden_alone = Strategy(
+        best.strategy.mesh,
+        tuple(dataclasses.replace(c, cut=c.group == "hidden") for c in best.strategy.choices),
+    )
+    (sums,) = price(params, hidden_alone, HARDWARE["h100"]).estimate.costs.transfers
+    assert (sums.kind, sums.axes, sums.count) == ("all-reduce", ("model",), 4)
+    assert sums.bytes == 2 * 4 * 16 * (48 + 32) * 8192
+
+
+def test_a_hybrid_where_memory_forces_it():
+    """T(96L): data parallel is faster, but 9.3 GB of weights and as much of gradients are not."""
+    found = answer(get_params("m4.T96L"), HARDWARE["tpu_v3"], 2048)
+    best, data = found.found.best, found.alternatives["data parallel"].priced
+    assert data.seconds < best.seconds
+    assert not data.fits
+    assert best.strategy.mesh.axes == ("data", "model")
+
+
+def test_memory_decides():
+    """Less of it, slower strategies; at last none."""
+    params = override(get_params("tiny.MoE"), [*SMALL, *MOE])
+    device = HARDWARE["cpu"]
+    seconds, memory = [], 1e9
+    for _ in range(3):
+        best = search(params, dataclasses.replace(device, memory=memory), 8).best
+        assert best.bytes <= ROOM * memory
+        seconds.append(best.seconds)
+        memory = 0.999 * best.bytes / ROOM
+    assert seconds[0] < seconds[1] < seconds[2]
+    with pytest.raises(ValueError, match=r"Nothing fits 8 devices: the least that one would need"):
+        search(params, dataclasses.replace(device, memory=memory), 8)
+
+
+def every_strategy(params, devices):
+    """(seconds, bytes) of all there are, by the rules and the counts of plans alone."""
+    task = TranslationTask(params)
+    specs = [spec for _, spec in task.weights().flatten()]
+    specs += [spec for _, spec in params.optimizer.slots(task.weights()).flatten()]
+    sizes = [n for n in range(1, devices + 1) if devices % n == 0]
+    for data, expert, model in itertools.product(sizes, repeat=3):
+        if data * expert * model != devices or (expert > 1 and not params.model.moe):
+            continue
+        mesh = make_mesh(data, expert, model)
+        flags = itertools.product((False, True), repeat=8)
+        for heads, hidden, vocabulary, a, v, gate, zero, remat in flags:
+            cuts = "AN" * heads + "H" * hidden + "V" * vocabulary
+            if (model > 1) != bool(cuts) or ((a or v or gate) and expert == 1):
+                continue
+            if zero and data == 1:
+                continue
+            rows = ("data", "expert")
+            rules = [
+                *((x, rows) for x in "BGR"),
+                *((x, ("data",)) for x in "gr"),
+                ("E", ("expert",)),
+            ]
+            rules += [(letter, ("model",)) for letter in cuts]
+            state = [("M", ("data",))] * zero
+            for letter, spread in (("A", a), ("V", v), ("e", gate)):
+                inner = ("model",) if letter in cuts else ()
+                state += [(letter, ("expert", *inner))] * spread
+            sharding = ShardingParams(rules=tuple(rules), state_rules=tuple(state))
+            if not runs(params, specs, mesh, sharding):
+                continue
+            model_params = dataclasses.replace(params.model, remat=remat)
+            cut_so = dataclasses.replace(params, sharding=sharding, model=model_params)
+            costs = count_costs(cut_so, mesh, 4)
+            time = estimate(costs, HARDWARE["cpu"], "float32").step_seconds
+            yield time, costs.memory.total
+
+
+def runs(params, specs, mesh, sharding):
+    """Whether all pieces are equal: rows, groups, heads, weights and slots."""
+    rules, stored = sharding.compute_rules(mesh), sharding.storage_rules(mesh)
+    counts = [("B", params.input.batch_size), ("N", params.model.num_heads)]
+    if params.model.moe:
+        counts += [("G", params.model.moe.num_groups)]
+    if any(n % mesh.size(rules.get(letter, ())) for letter, n in counts):
+        return False
+    for spec in specs:
+        try:
+            axes = assignment(spec.dims, spec.shape, mesh, stored)
+        except ValueError:
+            return False
+        if any(n % mesh.size(group) for n, group in zip(spec.shape, axes, strict=True)):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("overrides", [("model.moe=None",), MOE], ids=["dense", "moe"])
+def test_equals_exhaustive_search(overrides):
+    params = override(get_params("tiny.MoE"), [*SMALL, *overrides, "model.num_heads=2"])
+    everything = list(every_strategy(params, 4))
+    assert len(everything) > 20
+    limits = sorted({size for _, size in everything})
+    for memory in limits[:: max(len(limits) // 40, 1)]:
+        device = dataclasses.replace(HARDWARE["cpu"], memory=memory / ROOM * (1 + 1e-9))
+        best = search(params, device, 4).best
+        assert best.seconds == pytest.approx(min(t for t, size in everything if size <= memory))
+
+
+def test_what_is_chosen_is_in_the_params():
+    params = override(get_params("tiny.MoE"), [*SMALL, *MOE])
+    best = search(params, HARDWARE["cpu"], 8).best
+    chosen = applied(params, best.strategy)
+    again = estimate(count_costs(chosen, best.strategy.mesh, 4), HARDWARE["cpu"], "float32")
+    assert again.step_seconds == best.seconds
+
+
+def test_errors():
+    device = HARDWARE["cpu"]
+    with pytest.raises(ValueError, match=r"dispatcher=Gather\(\) is for one device; over many set"):
+        search(override(get_params("tiny.MoE"), SMALL), device, 8)
+    with pytest.raises(ValueError, match="Nothing cuts the model over 7 devices: input"):
+        search(override(get_params("tiny.Dense"), SMALL), device, 7)
