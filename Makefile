@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
+PEERS := build/peers/.venv
 TRAINED_ON := --data=$(DEMO)/data
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 SHELL := /bin/bash
@@ -55,8 +56,20 @@ format: setup  ## let ruff mend what it can
 golden: setup  ## refresh testdata/golden after a deliberate change of a registered model
 	$(BIN)/python -m lingvo_moe.tools.models --golden=testdata/golden
 
-bench: setup  ## measurements: see benchmarks/
-	for b in benchmarks/[a-z]*.py; do $(BIN)/python $$b || exit 1; done
+# Where only PyPI can be reached torch comes with much that a CPU never loads. In transformers 5 all
+# choices fall on experts 0 and 1, four times as many as there should be.
+$(PEERS)/.ready: | setup
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet torch --index-url https://download.pytorch.org/whl/cpu \
+	  || $(PEERS)/bin/python -m pip install --quiet torch
+	$(PEERS)/bin/python -m pip install --quiet 'transformers<4.50' numpy
+	@touch $@
+
+bench: setup $(PEERS)/.ready  ## speed beside peers, dispatchers, growth: the tables of docs/benchmarks.md
+	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python benchmarks/moe_layer.py
+	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/training_step.py
 
 clean:  ## remove what was made, .venv too
 	rm -rf build $(VENV) .pytest_cache .ruff_cache *.egg-info

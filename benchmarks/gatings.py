@@ -11,6 +11,7 @@ import argparse
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import sacrebleu
@@ -64,7 +65,7 @@ def main() -> None:
             start = time.monotonic()
             model_dir = ModelDir.create(Path(directory) / str(i), "tiny.MoE", overrides, dataset)
             runtime = Local(model_dir.task, train_step(model_dir.task))
-            rows[name] = _train_and_score(model_dir, dataset, runtime, args.steps)
+            rows[name] = train_and_score(model_dir, dataset, runtime, args.steps)
             batch = TrainInput(dataset, model_dir.params.input, 0).next_batch()
             steps[name] = lambda r=runtime, b=batch: r.train(b).tokens.numpy()
             print(f"{name}: {rows[name]}, {time.monotonic() - start:.0f} s", flush=True)
@@ -82,8 +83,26 @@ def main() -> None:
         )
 
 
-def _train_and_score(model_dir: ModelDir, dataset: Dataset, runtime: Local, steps: int):
-    """BLEU (mean of the pairs' test BLEU), dev loss, drop rate, busiest expert's share times E."""
+class Score(NamedTuple):
+    """How a policy did.
+
+    Attributes:
+        bleu: mean of the pairs' test BLEU; None if it cannot decode, or was not asked for.
+        dev_loss: nats a token.
+        drop_rate: share of choices that capacity turned away at the end; None of a dense model.
+        busiest: the busiest expert's share of the load times E then, mean of layers; likewise.
+    """
+
+    bleu: float | None
+    dev_loss: float
+    drop_rate: float | None
+    busiest: float | None
+
+
+def train_and_score(
+    model_dir: ModelDir, dataset: Dataset, runtime: Local, steps: int, bleu: bool = True
+) -> Score:
+    """Trains from scratch for so many steps."""
     params = model_dir.params
     runtime.initialize(params.train.seed)
     source, metrics = TrainInput(dataset, params.input, params.train.seed), []
@@ -93,7 +112,11 @@ def _train_and_score(model_dir: ModelDir, dataset: Dataset, runtime: Local, step
         if (step + 1) % _LAST == 0:
             print(f"  step {step + 1}", end="\r", flush=True)
     dev = _sum([runtime.evaluate(batch) for batch in eval_batches(dataset, "dev", params.input)])
-    return _bleu(model_dir, dataset, runtime), dev.nll / dev.tokens, *_routing(_sum(metrics))
+    return Score(
+        _bleu(model_dir, dataset, runtime) if bleu else None,
+        dev.nll / dev.tokens,
+        *_routing(_sum(metrics)),
+    )
 
 
 def _routing(metrics: NestedMap):

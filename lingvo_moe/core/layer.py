@@ -159,5 +159,5 @@ def dropout(inputs: tf.Tensor, rate: float, context: Context) -> tf.Tensor:
     """Zeroes elements with probability rate and scales the rest by 1/(1-rate); only in training."""
     if not context.training or rate == 0.0:
         return inputs
-    keep = context.uniform(tf.shape(inputs)) >= rate
-    return tf.where(keep, inputs * tf.cast(1.0 / (1.0 - rate), inputs.dtype), 0)
+    keep = random.keep_like(inputs, context.seed, rate)
+    return inputs * (tf.cast(keep, inputs.dtype) * tf.cast(1.0 / (1.0 - rate), inputs.dtype))

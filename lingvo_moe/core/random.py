@@ -21,6 +21,7 @@ _PHILOX = "philox"
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
+_HALVES = 1 << 16
 
 _elementwise: contextvars.ContextVar[bool] = contextvars.ContextVar("elementwise", default=False)
 
@@ -55,11 +56,39 @@ def uniform(
     """
     static = _static(shape)
     if not _elementwise.get() or static is None:
-        bits = tf.random.stateless_uniform(shape, _wide(seed), None, None, tf.int32, _PHILOX)
-        unit = _unit(tf.bitcast(bits, tf.uint32))
+        unit = _unit(_bits(shape, seed))
     else:
         unit = _draw(static, seed, lambda words: [_unit(word) for word in words])
     return unit if (low, high) == (0.0, 1.0) else unit * (high - low) + low
+
+
+def keep_like(tensor: tf.Tensor, seed: tf.Tensor, rate: float) -> tf.Tensor:
+    """bool of the tensor's shape: false with probability rate, to the nearest 65536th.
+
+    Each takes 16 random bits; bit for bit the same everywhere.
+
+    Args:
+        tensor: whose shape counts.
+        seed: int32 [2].
+        rate: in [0, 1).
+    """
+    bound = round(rate * _HALVES)
+    if _elementwise.get() and tensor.shape.is_fully_defined():
+
+        def transform(words):
+            halves = [half for word in words for half in _halves(word)]
+            return [half >= tf.constant(bound, tf.uint32) for half in halves]
+
+        return _draw(tuple(tensor.shape), seed, transform, values=8)
+    shape, size = tf.shape(tensor), tf.size(tensor)
+    if tensor.shape.rank and tensor.shape[-1] is not None and tensor.shape[-1] % 2 == 0:
+        # A compiler can cut these words as it cuts the tensor.
+        words = _bits(tf.concat([shape[:-1], [tensor.shape[-1] // 2]], axis=0), seed)
+        halves = tf.reshape(tf.bitcast(words, tf.uint16), shape)
+    else:
+        words = _bits([(size + 1) // 2], seed)
+        halves = tf.reshape(tf.reshape(tf.bitcast(words, tf.uint16), [-1])[:size], shape)
+    return halves >= tf.constant(bound, tf.uint16)
 
 
 def normal(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
@@ -73,8 +102,7 @@ def normal(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
         return _draw(tuple(shape), seed, _box_muller)
     size = math.prod(shape)
     count = -(-size // 4) * 4
-    bits = tf.random.stateless_uniform([count], _wide(seed), None, None, tf.int32, _PHILOX)
-    words = tf.unstack(tf.reshape(tf.bitcast(bits, tf.uint32), [-1, 4]), axis=1)
+    words = tf.unstack(tf.reshape(_bits([count], seed), [-1, 4]), axis=1)
     values = tf.reshape(tf.stack(_box_muller(words), axis=1), [-1])
     return tf.reshape(values[:size], shape)
 
@@ -87,6 +115,12 @@ def _wide(seed: tf.Tensor) -> tf.Tensor:
 def _static(shape):
     value = tf.get_static_value(shape) if tf.is_tensor(shape) else shape
     return None if value is None else tuple(int(size) for size in value)
+
+
+def _bits(shape, seed: tf.Tensor) -> tf.Tensor:
+    """uint32 words by the kernel."""
+    bits = tf.random.stateless_uniform(shape, _wide(seed), None, None, tf.int32, _PHILOX)
+    return tf.bitcast(bits, tf.uint32)
 
 
 def _unit(words: tf.Tensor) -> tf.Tensor:
@@ -109,15 +143,24 @@ def _draw(
     shape: tuple[int, ...],
     seed: tf.Tensor,
     transform: Callable[[list[tf.Tensor]], list[tf.Tensor]],
+    values: int = 4,
 ) -> tf.Tensor:
-    """Elements in row-major order are transform(words of block 0), of block 1, …, four a block."""
+    """Elements in row-major order are transform(words of block 0), of block 1, …
+
+    Args:
+        shape: of the result.
+        seed: int32 [2].
+        transform: the four words of blocks, of any one shape, -> as many values of a block each.
+        values: how many those are, a power of two.
+    """
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=_wide(seed))
-    if shape and shape[-1] % 4 == 0:
-        block = _row_major((*shape[:-1], shape[-1] // 4))
-        values = transform(tf.unstack(_philox(block, key, counter)))
-        return tf.reshape(tf.stack(values, axis=-1), shape)
-    index = _row_major(shape)  # a row begins within a block: each element takes its own of four
-    block, place = tf.bitwise.right_shift(index, tf.constant(2, tf.uint64)), index % 4
+    if shape and shape[-1] % values == 0:
+        block = _row_major((*shape[:-1], shape[-1] // values))
+        drawn = transform(tf.unstack(_philox(block, key, counter)))
+        return tf.reshape(tf.stack(drawn, axis=-1), shape)
+    index = _row_major(shape)  # a row begins within a block: each element takes its own of it
+    bits = tf.constant(values.bit_length() - 1, tf.uint64)
+    block, place = tf.bitwise.right_shift(index, bits), index % values
     first, *others = transform(tf.unstack(_philox(block, key, counter)))
     for i, value in enumerate(others, 1):
         first = tf.where(place == i, value, first)
@@ -158,6 +201,11 @@ def _philox(block: tf.Tensor, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
         c1, c3 = _low(product1), _low(product0)
         k0, k1 = (k + tf.constant(s, tf.uint32) for k, s in zip((k0, k1), _KEY_STEPS, strict=True))
     return tf.stack([c0, c1, c2, c3])
+
+
+def _halves(word: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The low and the high 16 bits of uint32 words, in uint32."""
+    return word & 0xFFFF, tf.bitwise.right_shift(word, tf.constant(16, tf.uint32))
 
 
 def _low(word: tf.Tensor) -> tf.Tensor:

@@ -47,6 +47,30 @@ def test_normal_numbers_are_the_same_four_ways_and_tensorflows_own(shape):
         np.testing.assert_allclose(values, expected, rtol=0, atol=3e-6)
 
 
+@pytest.mark.parametrize("shape", [*SHAPES, (64, 72), (5, 2)])
+def test_keep_is_the_same_four_ways_and_compares_halves_of_words(shape):
+    count = int(np.prod(shape))
+    words = tf.random.stateless_uniform(
+        [count], positive(SEEDS[1]), None, None, tf.uint32, "philox"
+    ).numpy()
+    halves = np.stack([words % 2**16, words // 2**16], axis=-1).reshape(-1)[:count]
+    expected = (halves >= 0.3 * 2**16).reshape(shape)
+
+    def keep(shape, seed):
+        return random.keep_like(tf.zeros(shape), seed, 0.3)
+
+    for kept in four_ways(keep, shape, SEEDS[1]):
+        np.testing.assert_array_equal(kept, expected)
+
+
+def test_keep_keeps_its_share_of_a_dynamic_shape():
+    draw = tf.function(lambda like: random.keep_like(like, [1, 2], 0.1), autograph=False)
+    for last in (None, 7, 8):
+        traced = draw.get_concrete_function(tf.TensorSpec([None, last]))
+        kept = traced(tf.zeros([20_000, last or 5])).numpy()
+        np.testing.assert_allclose(kept.mean(), 0.9, atol=0.005)
+
+
 def test_numpys_philox_agrees():
     """An implementation we did not write, at a counter whose low half overflows."""
     counter = np.array([2**64 - 2, 7], np.uint64)

@@ -74,13 +74,15 @@ class Attention(Layer):
         Returns:
             [B, T, M].
         """
+        if memory is inputs:
+            weights = theta.query, theta.key, theta.value
+            queries, keys, values = self._heads(inputs, weights, "BNTD")
+            return self._mix(theta, queries, KeysValues(keys, values), bias, context)
         return self.attend(theta, inputs, self.project(theta, memory), bias, context)
 
     def project(self, theta: NestedMap, memory: tf.Tensor) -> KeysValues:
         """The keys and values of memory [B, L, M], for attending to it many times."""
-        return KeysValues(
-            self._heads(memory, theta.key, "BNLD"), self._heads(memory, theta.value, "BNLD")
-        )
+        return KeysValues(*self._heads(memory, (theta.key, theta.value), "BNLD"))
 
     def attend(
         self,
@@ -91,20 +93,26 @@ class Attention(Layer):
         context: Context,
     ) -> tf.Tensor:
         """As fprop, with memory already projected."""
-        queries = self._heads(inputs, theta.query, "BNTD")
+        (queries,) = self._heads(inputs, (theta.query,), "BNTD")
+        return self._mix(theta, queries, memory, bias, context)
+
+    def _mix(self, theta, queries, memory, bias, context):
+        """[B, T, M], of queries [B, N, T, D]."""
         logits = tf.cast(tf.matmul(queries, memory.keys, transpose_b=True), tf.float32)
-        probs = tf.cast(tf.nn.softmax(logits + bias), inputs.dtype)
+        probs = tf.cast(tf.nn.softmax(logits + bias), queries.dtype)
         probs = dropout(annotate(probs, "BNTL"), self.dropout_rate, context)
         mixed = tf.transpose(tf.matmul(probs, memory.values), [0, 2, 1, 3])
-        mixed = tf.reshape(
-            mixed, tf.concat([tf.shape(inputs)[:2], [theta.output.shape[0]]], axis=0)
-        )
+        mixed = tf.reshape(mixed, tf.concat([tf.shape(mixed)[:2], [theta.output.shape[0]]], axis=0))
         return annotate(tf.einsum("BTA,AM->BTM", mixed, theta.output), "BTM")
 
-    def _heads(self, inputs, weight, dims):
-        projected = tf.einsum("BTM,MA->BTA", inputs, weight)
-        shape = tf.concat([tf.shape(inputs)[:2], [self.num_heads, self.head_dim]], axis=0)
-        return annotate(tf.transpose(tf.reshape(projected, shape), [0, 2, 1, 3]), dims)
+    def _heads(self, inputs, weights, dims):
+        """inputs [B, T, M] times each of the weights [M, A] in one product: [B, N, T, D] each."""
+        stacked = tf.stack(weights, axis=1)  # A keeps its cut; [M, A] side by side would not
+        projected = tf.einsum("BTM,MKA->BTKA", inputs, stacked)
+        heads = [len(weights), self.num_heads, self.head_dim]
+        projected = tf.reshape(projected, tf.concat([tf.shape(inputs)[:2], heads], axis=0))
+        by_weight = tf.unstack(tf.transpose(projected, [2, 0, 3, 1, 4]))
+        return [annotate(heads, dims) for heads in by_weight]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import Layer, Normal, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.layers.loss import smoothed_cross_entropy
 from lingvo_moe.sharding.annotations import annotate
 
 
@@ -27,6 +28,14 @@ class Embedding(Layer):
 
     def logits(self, theta: NestedMap, hidden: tf.Tensor) -> tf.Tensor:
         """float32 scores [B, T, V] of hidden [B, T, M], which is first scaled by M^-1/2."""
-        hidden *= tf.cast(self.model_dim**-0.5, hidden.dtype)
-        scores = tf.einsum("BTM,VM->BTV", hidden, theta.table)
+        scores = tf.einsum("BTM,VM->BTV", self._scaled(hidden), theta.table)
         return tf.cast(annotate(scores, "BTV"), tf.float32)
+
+    def loss(
+        self, theta: NestedMap, hidden: tf.Tensor, labels: tf.Tensor, smoothing: float
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """`smoothed_cross_entropy` of these logits and labels int32 [B, T], without the logits."""
+        return smoothed_cross_entropy(self._scaled(hidden), theta.table, labels, smoothing)
+
+    def _scaled(self, hidden):
+        return hidden * tf.cast(self.model_dim**-0.5, hidden.dtype)

@@ -1,35 +1,63 @@
-"""The training loss.  N tokens, V vocabulary."""
+"""The training loss.  B batch, T length, N tokens (B·T), V vocabulary, M model."""
 
 import tensorflow as tf
 
+from lingvo_moe.sharding.annotations import annotate
 
-@tf.custom_gradient
-def smoothed_cross_entropy(logits: tf.Tensor, labels: tf.Tensor, smoothing: float):
-    """Cross-entropy against (1 - ε)·one_hot(label) + ε/V (Szegedy et al. 2016, section 7).
 
-    Never materialises one-hot labels; the gradient reuses the softmax of the forward pass.
+def smoothed_cross_entropy(
+    hidden: tf.Tensor, table: tf.Tensor, labels: tf.Tensor, smoothing: float
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Cross-entropy of softmax(hidden · tableᵀ) against (1 - ε)·one_hot(label) + ε/V.
+
+    Label smoothing is that of Szegedy et al. 2016, section 7. Of the [N, V] tensors there is only
+    the softmax: no one-hot labels, and the gradient of the logits, softmax - (1 - ε)·one_hot(label)
+    - ε/V times a number for each token, is never written down. Its parts that have rank 1 go
+    through the products with table and hidden on their own.
 
     Args:
-        logits: float32 [N, V].
-        labels: int32 [N].
+        hidden: [B, T, M].
+        table: [V, M], of the same type.
+        labels: int32 [B, T].
         smoothing: ε, in [0, 1).
 
     Returns:
-        Two float32 [N]: the smoothed cross-entropy, whose gradient flows into logits, and the plain
-        negative log-likelihood in nats, for reporting (no gradient flows through it).
+        Two float32 [B, T]: the smoothed cross-entropy, whose gradient flows into hidden and table,
+        and the plain negative log-likelihood in nats, for reporting (no gradient flows through it).
     """
-    vocab_size = tf.shape(logits)[1]
-    log_normalizer = tf.reduce_logsumexp(logits, axis=1)
-    index = tf.stack([tf.range(tf.size(labels), dtype=labels.dtype), labels], axis=1)
-    nll = log_normalizer - tf.gather_nd(logits, index)
-    loss = (1.0 - smoothing) * nll
-    loss += smoothing * (log_normalizer - tf.reduce_mean(logits, axis=1))
+    flat_labels = tf.reshape(labels, [-1])
+    index = tf.stack([tf.range(tf.size(labels), dtype=labels.dtype), flat_labels], axis=1)
 
-    def grad(d_loss, d_nll):
-        del d_nll
-        softmax = tf.exp(logits - log_normalizer[:, None])
-        d_logits = (softmax - smoothing / tf.cast(vocab_size, tf.float32)) * d_loss[:, None]
-        d_logits = tf.tensor_scatter_nd_sub(d_logits, index, (1.0 - smoothing) * d_loss)
-        return d_logits, None, None
+    @tf.custom_gradient
+    def run(hidden, table):
+        flat = tf.reshape(hidden, [-1, hidden.shape[-1]])
+        logits = tf.einsum("BTM,VM->BTV", hidden, table)
+        logits = tf.cast(annotate(logits, "BTV"), tf.float32)
+        logits = tf.reshape(logits, [-1, table.shape[0]])
+        softmax = tf.nn.softmax(logits)
+        # The largest logit less the largest log-probability: sums of exponentials are the kernel's.
+        log_normalizer = tf.reduce_max(logits, 1) - tf.math.log(tf.reduce_max(softmax, 1))
+        nll = log_normalizer - tf.gather_nd(logits, index)
+        mean_row = tf.reduce_mean(tf.cast(table, tf.float32), axis=0)
+        mean_logit = tf.linalg.matvec(tf.cast(flat, tf.float32), mean_row)
+        loss = (1.0 - smoothing) * nll + smoothing * (log_normalizer - mean_logit)
 
-    return (loss, nll), grad
+        def grad(d_loss, d_nll):
+            del d_nll
+            d_loss = tf.reshape(d_loss, [-1, 1])
+            pulled = tf.tensor_scatter_nd_sub(
+                softmax, index, tf.fill([tf.shape(index)[0]], 1.0 - smoothing)
+            )
+            pulled = tf.cast(pulled, hidden.dtype)
+            d_hidden = tf.cast(tf.matmul(pulled, table), tf.float32) - smoothing * mean_row
+            d_hidden = tf.cast(d_loss * d_hidden, hidden.dtype)
+            weighted = tf.cast(d_loss, hidden.dtype) * flat
+            d_table = tf.matmul(pulled, weighted, transpose_a=True)
+            evenly = tf.reduce_sum(tf.cast(weighted, tf.float32), axis=0)
+            d_table -= tf.cast(smoothing / table.shape[0] * evenly, table.dtype)
+            return tf.reshape(d_hidden, tf.shape(hidden)), d_table
+
+        shape = tf.shape(labels)
+        return (tf.reshape(loss, shape), tf.reshape(nll, shape)), grad
+
+    return run(hidden, table)

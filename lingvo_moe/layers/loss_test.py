@@ -1,33 +1,78 @@
+import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from lingvo_moe.layers.loss import smoothed_cross_entropy
 
+BATCH, LENGTH, MODEL, VOCABULARY = 2, 3, 4, 7
+LABELS = tf.constant([[0, 6, 3], [3, 1, 5]])
+
+
+def random(*shape, seed=0, scale=1.0):
+    return tf.constant(np.random.default_rng(seed).normal(0, scale, shape), tf.float32)
+
+
+def through_keras(hidden, table, labels, smoothing):
+    loss = keras.losses.CategoricalCrossentropy(
+        from_logits=True, label_smoothing=smoothing, reduction="none"
+    )
+    logits = tf.einsum("BTM,VM->BTV", hidden, table)
+    return loss(tf.one_hot(labels, table.shape[0]), logits), logits
+
 
 def test_numbers_by_hand():
     # Logits 0 everywhere: both losses are ln V whatever the smoothing.
-    loss, nll = smoothed_cross_entropy(tf.zeros([1, 8]), tf.constant([3]), 0.1)
-    np.testing.assert_allclose([loss[0], nll[0]], [np.log(8)] * 2, rtol=1e-6)
-
-
-def test_values_and_gradient_equal_keras():
-    rng = np.random.default_rng(0)
-    logits = tf.constant(rng.normal(size=(5, 7)), tf.float32)
-    labels = tf.constant([0, 6, 3, 3, 1])
-    weights = tf.constant(rng.normal(size=5), tf.float32)
-    keras = tf.keras.losses.CategoricalCrossentropy(
-        from_logits=True, label_smoothing=0.1, reduction="none"
+    loss, nll = smoothed_cross_entropy(
+        tf.zeros([1, 1, 2]), tf.zeros([8, 2]), tf.constant([[3]]), 0.1
     )
+    np.testing.assert_allclose([loss[0, 0], nll[0, 0]], [np.log(8)] * 2, rtol=1e-6)
+    # Logits 0, ln 3: probabilities 1/4, 3/4. A quarter of the label's mass is spread evenly:
+    # 0.75·ln(4/3) + 0.25·(ln 4 + ln(4/3))/2.
+    table = tf.constant([[0.0], [np.log(3.0)]], tf.float32)
+    loss, nll = smoothed_cross_entropy(tf.ones([1, 1, 1]), table, tf.constant([[1]]), 0.25)
+    np.testing.assert_allclose(nll[0, 0], np.log(4 / 3), rtol=1e-6)
+    expected = 0.75 * np.log(4 / 3) + 0.125 * (np.log(4) + np.log(4 / 3))
+    np.testing.assert_allclose(loss[0, 0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])  # 30: probabilities down to e^-200
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_values_and_gradients_equal_keras(smoothing, scale):
+    hidden = random(BATCH, LENGTH, MODEL, scale=scale)
+    table, weights = random(VOCABULARY, MODEL, seed=1), random(BATCH, LENGTH, seed=2)
     with tf.GradientTape(persistent=True) as tape:
-        tape.watch(logits)
-        loss, nll = smoothed_cross_entropy(logits, labels, 0.1)
+        tape.watch([hidden, table])
+        loss, nll = smoothed_cross_entropy(hidden, table, LABELS, smoothing)
         ours = tf.reduce_sum(loss * weights)
-        expected_loss = keras(tf.one_hot(labels, 7), logits)
-        theirs = tf.reduce_sum(expected_loss * weights)
-    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
-    np.testing.assert_allclose(
-        nll, tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits), rtol=1e-5
-    )
-    np.testing.assert_allclose(
-        tape.gradient(ours, logits), tape.gradient(theirs, logits), rtol=1e-4, atol=1e-6
-    )
+        expected, logits = through_keras(hidden, table, LABELS, smoothing)
+        theirs = tf.reduce_sum(expected * weights)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5, atol=1e-5)
+    expected_nll = tf.nn.sparse_softmax_cross_entropy_with_logits(LABELS, logits)
+    np.testing.assert_allclose(nll, expected_nll, rtol=1e-5, atol=1e-5)
+    for source in (hidden, table):
+        gradient, expected = tape.gradient(ours, source), tape.gradient(theirs, source)
+        np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5 * scale)
+
+
+def test_no_gradient_through_the_likelihood():
+    hidden, table = random(BATCH, LENGTH, MODEL), random(VOCABULARY, MODEL, seed=1)
+    with tf.GradientTape() as tape:
+        tape.watch(hidden)
+        nll = tf.reduce_sum(smoothed_cross_entropy(hidden, table, LABELS, 0.1)[1])
+    np.testing.assert_array_equal(tape.gradient(nll, hidden), tf.zeros_like(hidden))
+
+
+def test_bfloat16_stays_near_float32():
+    hidden, table = random(BATCH, LENGTH, MODEL), random(VOCABULARY, MODEL, seed=1)
+    gradients = []
+    for dtype in (tf.float32, tf.bfloat16):
+        with tf.GradientTape() as tape:
+            tape.watch([hidden, table])
+            loss, _ = smoothed_cross_entropy(
+                tf.cast(hidden, dtype), tf.cast(table, dtype), LABELS, 0.1
+            )
+        assert loss.dtype == tf.float32
+        gradients.append(tape.gradient(loss, [hidden, table]))
+    for exact, near in zip(*gradients, strict=True):
+        np.testing.assert_allclose(near, exact, atol=0.03)

@@ -1,4 +1,4 @@
-"""Routers: what scores tokens against experts.  G groups, S tokens, E experts, M model, Y tasks."""
+"""Routers: what scores tokens against experts.  G groups, S tokens, E experts, M model, J tasks."""
 
 import abc
 import dataclasses
@@ -106,7 +106,7 @@ class ByTask(Router):
 
     Attributes:
         task: what a task is: the "source" language, the "target" language, or the "pair".
-        num_tasks: Y, rows of the table; a dataset may have fewer tasks, never more.
+        num_tasks: J, rows of the table; a dataset may have fewer tasks, never more.
     """
 
     task: str = "source"
@@ -141,7 +141,7 @@ class ByTask(Router):
     def weights(self, model_dim, num_experts):
         del model_dim
         # Rows far enough apart that tasks begin on different experts.
-        return NestedMap(gate=WeightSpec((self.num_tasks, num_experts), Normal(1.0), "Ye"))
+        return NestedMap(gate=WeightSpec((self.num_tasks, num_experts), Normal(1.0), "Je"))
 
     def logits(self, theta, inputs, tokens, context):
         """As in Router.

@@ -105,7 +105,7 @@ class _Loop:
         start = (
             tf.constant(0),
             upstream,
-            [_zeros(shared[j], loss_gradient) for j in read],
+            [_zeros(shared[j], upstream) for j in read],
             [self._array(theta[j][0]) for j in learned],
         )
         _, down, added, written = self._while(step, start)
@@ -155,11 +155,11 @@ def _floats(tensors: list[tf.Tensor]) -> list[int]:
     return [i for i, tensor in enumerate(tensors) if tensor.dtype.is_floating]
 
 
-def _zeros(like: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-    """Zeros of a static shape, made of the sum of none of a number float32 [].
+def _zeros(like: tf.Tensor, computed: tf.Tensor) -> tf.Tensor:
+    """Zeros of a static shape, made of the sum of no elements of something computed.
 
     A constant would do, were it not that TensorFlow computes it, as large as the whole model's, on
     the machine that compiles.
     """
-    zero = tf.reduce_sum(tf.reshape(number, [1])[:0])
-    return tf.fill(like.shape, tf.cast(zero, like.dtype))
+    none = tf.reshape(computed[(0,) * computed.shape.rank], [1])[:0]
+    return tf.fill(like.shape, tf.cast(tf.reduce_sum(none), like.dtype))

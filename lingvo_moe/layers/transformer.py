@@ -76,7 +76,8 @@ class Stack(Layer):
         )
         weights = parts.map(lambda layer: layer.weights())
         if not self.params.scan:
-            return weights | NestedMap(self.layers).map(lambda layer: layer.weights())
+            layers = NestedMap(self.layers).map(lambda layer: layer.weights())
+            return NestedMap(weights | layers)
         block = NestedMap(self.block).map(lambda layer: layer.weights())
         weights.block = stacked(block, len(self.layers) // len(self.block), "Y")
         return weights
@@ -248,7 +249,33 @@ class Transformer(Layer):
         target: Tokens,
         context: Context,
     ) -> StackOutput:
-        """Teacher-forced logits.
+        """Teacher-forced logits float32 [B, T, V] as outputs; the rest as `hidden`."""
+        hidden = self.hidden(theta, source, target, context)
+        embedding = self._decoder_theta(theta).embedding
+        return hidden._replace(outputs=self.decoder.embedding.logits(embedding, hidden.outputs))
+
+    def loss(
+        self, theta: NestedMap, hidden: tf.Tensor, labels: tf.Tensor, smoothing: float
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """The smoothed cross-entropy and the likelihood of labels, see layers.loss.
+
+        Args:
+            theta: as `weights`.
+            hidden: [B, T, M], the outputs of `hidden`.
+            labels: int32 [B, T].
+            smoothing: ε.
+        """
+        embedding = self._decoder_theta(theta).embedding
+        return self.decoder.embedding.loss(embedding, hidden, labels, smoothing)
+
+    def hidden(
+        self,
+        theta: NestedMap,
+        source: Tokens,
+        target: Tokens,
+        context: Context,
+    ) -> StackOutput:
+        """What logits are made of, teacher-forced.
 
         Args:
             theta: as `weights`.
@@ -258,17 +285,17 @@ class Transformer(Layer):
             context: mode and randomness.
 
         Returns:
-            outputs float32 [B, T, V]; moe_loss; stats and routings of the `encoder` and `decoder`.
+            outputs [B, T, M]; moe_loss; stats and routings of the `encoder` and `decoder`.
         """
         encoded = self.encoder.fprop(theta.encoder, source, context.fold("encoder"))
         theta_decoder = self._decoder_theta(theta)
         decoded = self.decoder.fprop(
             theta_decoder, target, context.fold("decoder"), encoded.outputs, source.segments
         )
-        logits = self.decoder.embedding.logits(theta_decoder.embedding, decoded.outputs)
         stats = NestedMap(encoder=encoded.stats, decoder=decoded.stats)
         routings = NestedMap(encoder=encoded.routings, decoder=decoded.routings)
-        return StackOutput(logits, encoded.moe_loss + decoded.moe_loss, stats, routings)
+        loss = encoded.moe_loss + decoded.moe_loss
+        return StackOutput(decoded.outputs, loss, stats, routings)
 
     def encode(
         self,

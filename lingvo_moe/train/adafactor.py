@@ -61,33 +61,55 @@ class Adafactor(Optimizer):
 
     def update_weight(self, weight, slots, grad, spec, rate, count):
         axes = self._weight_axes(spec)
-        direction, new_slots = self._scale_by_second_moment(slots, grad, spec, count)
-        direction /= tf.maximum(1.0, _rms(direction, axes) / self.clip_threshold)
-        change = rate * tf.maximum(_rms(weight, axes), self.min_scale) * direction
+        scale, mean_square, new_slots = self._second_moment(slots, grad, spec, count)
+        step = rate * tf.maximum(_rms(weight, axes), self.min_scale)
+        step /= tf.maximum(1.0, tf.sqrt(mean_square) / self.clip_threshold)
+        change = grad * scale(step)
         if self.beta1:
             change = self.beta1 * slots.momentum + (1.0 - self.beta1) * change
             new_slots.momentum = change
         return change, new_slots
 
-    def _scale_by_second_moment(self, slots, grad, spec, count):
-        """grad / √(its second moment), and the moment's slots after this step."""
+    def _second_moment(self, slots, grad, spec, count):
+        """What the gradient's second moment says of the update grad / √moment.
+
+        A large weight is read from memory more slowly than it is computed with, so nothing of its
+        size is made but its squares and the factor that the gradient is multiplied by.
+
+        Returns:
+            A function, step -> step / √moment, where step has size 1 along the weight's axes; the
+            mean square of the update, of step's shape; and the slots after this step.
+        """
         beta2 = tf.minimum(1.0 - count**-self.beta2_exponent, self.beta2)
-        squared = tf.square(grad) + _SQUARED_GRAD_FLOOR
+        axes, squared = self._weight_axes(spec), tf.square(grad)
 
         def mix(old, new):
-            return beta2 * old + (1.0 - beta2) * new
+            return beta2 * old + (1.0 - beta2) * (new + _SQUARED_GRAD_FLOOR)
+
+        def mean(values):
+            return tf.reduce_mean(values, axes, keepdims=True)
 
         factored = self._factored_axes(spec)
         if not factored:
             full = mix(slots.full, squared)
-            return grad * tf.math.rsqrt(full), NestedMap(full=full)
+            inverse = tf.math.rsqrt(full)
+            update_square = mean(tf.square(grad * inverse))
+            return lambda step: step * inverse, update_square, NestedMap(full=full)
         row_axis, col_axis = factored
         row = mix(slots.row, tf.reduce_mean(squared, col_axis))
         col = mix(slots.col, tf.reduce_mean(squared, row_axis))
-        row_share = row / tf.reduce_mean(row, row_axis, keepdims=True)
-        scale = tf.expand_dims(tf.math.rsqrt(row_share), col_axis)
-        scale *= tf.expand_dims(tf.math.rsqrt(col), row_axis)
-        return grad * scale, NestedMap(row=row, col=col)
+        # moment = row · col / mean(row), one inverse a row and one a column
+        of_row = tf.expand_dims(tf.reduce_mean(row, row_axis, keepdims=True) / row, col_axis)
+        of_col = tf.expand_dims(1.0 / col, row_axis)
+        letters = "abcdefgh"[: len(spec.dims)]
+        of_columns, of_rows = (letters.replace(letters[axis], "") for axis in factored)
+        by_row = tf.einsum(f"{letters},{of_columns}->{of_rows}", squared, 1.0 / col)
+        update_square = mean(tf.expand_dims(by_row, col_axis) * of_row) / grad.shape[col_axis]
+
+        def scale(step):
+            return (step * tf.sqrt(of_row)) * tf.sqrt(of_col)
+
+        return scale, update_square, NestedMap(row=row, col=col)
 
     def _weight_axes(self, spec: WeightSpec) -> list[int]:
         return [axis for axis, letter in enumerate(spec.dims) if letter not in self.batch_dims]

@@ -1,0 +1,63 @@
+"""What a peer does: it says what it is, then times steps when asked, as JSON lines over pipes."""
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+SHAPE = {
+    "vocab_size": 8000,
+    "model_dim": 256,
+    "hidden_dim": 1024,
+    "num_heads": 4,
+    "head_dim": 64,
+    "layers": 4,  # a side
+    "num_experts": 8,
+    "every_n": 2,
+    "batch_size": 32,
+    "length": 64,  # of either side
+}
+_FIRST_WORD = 4
+_WARM_UP = 3
+
+
+def batch() -> dict[str, np.ndarray]:
+    """int64 [B, T] without padding: source_ids, target_inputs, target_ids."""
+    rng, size = np.random.default_rng(0), (SHAPE["batch_size"], SHAPE["length"])
+    names = ("source_ids", "target_inputs", "target_ids")
+    return {n: rng.integers(_FIRST_WORD, SHAPE["vocab_size"], size) for n in names}
+
+
+def serve(step: Callable[[], float], about: str, **more) -> None:
+    """Runs until stdin ends: {"steps": n} -> seconds, cpu_seconds, loss, peak_bytes.
+
+    Args:
+        step: takes one training step to its end and returns its loss.
+        about: what this is, in words.
+        more: further facts for the first line.
+    """
+    # Before the first step: a pipe of its own, since libraries print what they like.
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def reply(**message):
+        print(json.dumps(message), file=replies, flush=True)
+
+    for _ in range(_WARM_UP):
+        step()
+    reply(about=about, **more)
+    for line in sys.stdin:
+        steps = json.loads(line)["steps"]
+        wall, cpu = time.perf_counter(), time.process_time()
+        for _ in range(steps):
+            loss = step()
+        reply(
+            seconds=(time.perf_counter() - wall) / steps,
+            cpu_seconds=(time.process_time() - cpu) / steps,
+            loss=loss,
+            peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        )

@@ -1,0 +1,62 @@
+"""Peer: Hugging Face's NLLB-MoE.  python benchmarks/_peers/hugging_face.py DROPOUT
+
+NllbMoeForConditionalGeneration made from a configuration, so nothing is downloaded: top-2, and a
+capacity that drops nothing, since it computes only what it has not dropped. It differs from the
+others as it must: LayerNorm and biases, sinusoidal positions, one embedding for both sides, no
+label smoothing; and without balance losses, which fail where no cache is asked for.
+"""
+
+import sys
+
+import torch
+import transformers
+from _serve import SHAPE, batch, serve
+from transformers import NllbMoeConfig, NllbMoeForConditionalGeneration
+
+
+def main() -> None:
+    """Serves."""
+    dropout = float(sys.argv[1])
+    torch.manual_seed(0)
+    sides = {}
+    for side in ("encoder", "decoder"):
+        sides |= {
+            f"{side}_layers": SHAPE["layers"],
+            f"{side}_ffn_dim": SHAPE["hidden_dim"],
+            f"{side}_attention_heads": SHAPE["num_heads"],
+            f"{side}_layerdrop": 0.0,
+            f"{side}_sparse_step": SHAPE["every_n"],
+        }
+    tokens = SHAPE["batch_size"] * SHAPE["length"]
+    config = NllbMoeConfig(
+        vocab_size=SHAPE["vocab_size"],
+        d_model=SHAPE["model_dim"],
+        num_experts=SHAPE["num_experts"],
+        expert_capacity=tokens,
+        dropout=dropout,
+        attention_dropout=dropout,
+        moe_token_dropout=0.0,
+        use_cache=False,
+        **sides,
+    )
+    model = NllbMoeForConditionalGeneration(config).train()
+    optimizer = torch.optim.Adafactor(model.parameters(), lr=0.01, weight_decay=0.0)
+    ids = {name: torch.from_numpy(value) for name, value in batch().items()}
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        output = model(
+            input_ids=ids["source_ids"],
+            decoder_input_ids=ids["target_inputs"],
+            labels=ids["target_ids"],
+        )
+        output.loss.backward()
+        optimizer.step()
+        return output.loss.item()
+
+    about = f"transformers {transformers.__version__}, PyTorch {torch.__version__}"
+    serve(step, about, weights=sum(p.numel() for p in model.parameters()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Training speed beside peers: one table of ratios, every pair timed alternately in one run.
+
+python benchmarks/peers.py [--rounds=11] [--threads=2] [--dropout=0.1] [--only=NAME,…] [--shared]
+
+Each peer is a process of its own (benchmarks/_peers/*.py), fed by pipes. `make bench` installs
+those of other packages into build/peers/.venv. Every round times each once, in turn, so that load
+and drift hit all alike; a ratio is the median of the rounds' ratios. The batch is 32 x 64 tokens on
+both sides, without padding; a step is forward, backward and the optimizer's update, Adafactor.
+
+The share of the peak is of the products that the model needs (two experts a token), at the rate of
+large TensorFlow products timed in the same rounds. On a machine that others use as well look at the
+processor time, of all threads, with --shared: PyTorch's threads then wait asleep, not busily.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).parent
+PEERS_PYTHON = HERE.parent / "build" / "peers" / ".venv" / "bin" / "python"
+DROPLESS = ("model.moe.dispatcher=Ragged()", "model.moe.capacity_factor=None")
+# Two experts of H in every second layer and one in the others: 1.5 H in each is as many products.
+DENSE = ("model.moe=None", "model.hidden_dim=1536")
+MATMUL = "matrix products"
+_THREADS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+    "TF_NUM_INTEROP_THREADS",
+)
+
+
+class Peer:
+    """A process that takes training steps on demand."""
+
+    def __init__(self, python: str | Path, script: str, threads: int, *arguments: str):
+        """Starts it; `about` waits for its first steps."""
+        command = [str(python), str(HERE / "_peers" / script), *arguments]
+        limits = dict.fromkeys(_THREADS, str(threads))
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | limits,
+        )
+        self.about = self._read()
+
+    def run(self, steps: int = 1) -> dict:
+        """Takes steps and says what they cost, a step."""
+        print(json.dumps({"steps": steps}), file=self._process.stdin, flush=True)
+        return self._read()
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _read(self):
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self._process.args} ended; its messages are above.")
+        return json.loads(line)
+
+
+def ours(threads: int, *overrides: str) -> Peer:
+    """This package's model."""
+    return Peer(sys.executable, "ours.py", threads, *overrides)
+
+
+def race(peers: Mapping[str, Peer], rounds: int, pause: float = 0.2) -> dict[str, list[dict]]:
+    """What each peer said of each round; threads that wait busily have a pause to fall asleep."""
+    results: dict[str, list[dict]] = {name: [] for name in peers}
+    for round_number in range(rounds):
+        for name, peer in peers.items():
+            time.sleep(pause)
+            results[name].append(peer.run())
+        print(f"round {round_number + 1}/{rounds}", end="\r", file=sys.stderr, flush=True)
+    return results
+
+
+def ratio(results: Sequence[dict], base: Sequence[dict], clock: str) -> float:
+    """The median over rounds of one's time over another's."""
+    pairs = zip(results, base, strict=True)
+    return float(np.median([one[clock] / other[clock] for one, other in pairs]))
+
+
+def step_flops(
+    *,
+    vocab_size: int = 8000,
+    model_dim: int = 256,
+    hidden_dim: int = 1024,
+    heads_dim: int = 256,
+    layers: int = 4,
+    every_n: int = 2,
+    choices: int = 2,
+    rows: int = 32,
+    length: int = 64,
+) -> float:
+    """The products that a step needs, forward and twice over backward; both sides as long."""
+    projections = 4 * model_dim * heads_dim
+    scores = 2 * length * heads_dim
+    moe_layers = layers // every_n
+    networks = 2 * model_dim * hidden_dim * (layers - moe_layers + choices * moe_layers)
+    side = layers * (projections + scores) + networks
+    cross = layers * (projections + scores)
+    return 3 * 2 * rows * length * (2 * side + cross + model_dim * vocab_size)
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--only", default="", help="names of peers, comma by comma")
+    parser.add_argument("--shared", action="store_true")
+    args = parser.parse_args()
+    threads, dropout = args.threads, str(args.dropout)
+    rate = f"model.dropout_rate={dropout}"
+    if args.shared:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    starts = {
+        "ours (capacity 2.0)": lambda: ours(threads, rate),
+        "ours (dropless)": lambda: ours(threads, rate, *DROPLESS),
+        "ours (dense twin)": lambda: ours(threads, rate, *DENSE),
+        "plain PyTorch": lambda: Peer(PEERS_PYTHON, "plain_torch.py", threads, dropout),
+        "Hugging Face": lambda: Peer(PEERS_PYTHON, "hugging_face.py", threads, dropout),
+    }
+    chosen = [name for name in args.only.split(",") if name] or list(starts)
+    peers = {MATMUL: ours(threads, "matmul=True")} | {name: starts[name]() for name in chosen}
+    results = race(peers, args.rounds)
+    print(table(peers, results))
+    for peer in peers.values():
+        peer.close()
+
+
+def table(peers: Mapping[str, Peer], results: Mapping[str, list[dict]]) -> str:
+    """The table in Markdown; the first model is what the others are held against."""
+    base = next(name for name in peers if name != MATMUL)
+    lines = [
+        f"| model | weights | ms a step | time / {base} | share of peak "
+        "| processor time / first | share of peak | memory, MB |",
+        "|---" * 8 + "|",
+    ]
+    for name, rounds in results.items():
+        if name == MATMUL:
+            continue
+        cells = [f"{peers[name].about['weights'] / 1e6:.1f}M"]
+        cells.append(f"{1e3 * np.median([r['seconds'] for r in rounds]):.0f}")
+        for clock in ("seconds", "cpu_seconds"):
+            # A round's share is against the products of that round.
+            products = ratio(results[MATMUL], rounds, clock) / peers[MATMUL].about["flops"]
+            cells.append(f"{ratio(rounds, results[base], clock):.2f}")
+            cells.append(f"{step_flops() * products:.0%}")
+        cells.append(f"{rounds[-1]['peak_bytes'] / 2**20:.0f}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    flops = peers[MATMUL].about["flops"]
+    for clock in ("seconds", "cpu_seconds"):
+        rate = flops / np.median([r[clock] for r in results[MATMUL]])
+        lines.append(f"{peers[MATMUL].about['about']}: {1e-9 * rate:.0f} GFLOP/s ({clock})")
+    lines += [f"{name}: {peer.about['about']}" for name, peer in peers.items() if name != MATMUL]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""The cost model of expert placement held against measurement, on eight virtual CPU devices.
+
+python benchmarks/placement_cost.py [--rounds=25] [--clock=wall]
+
+A profile is taken; then, in the same rounds, everything that the model predicts is measured at
+sizes and layouts that the profile has not seen. Prints the tables of docs/placement.md.
+
+Eight virtual devices share the machine's cores, so a layer's step of a layout is measured device by
+device: what one device receives, computes and synchronises is timed while the others do nothing
+(but for their part in an AllReduce), and the step is what the slowest takes. An AllReduce is
+measured with all its devices at once. Tables are of the medians over rounds and of the fastest
+round of each call. Where other programs use the machine, --clock=cpu counts the seconds of the
+cores that worked for this one.
+"""
+
+import argparse
+import os
+import time
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+    "--xla_force_host_platform_device_count=8 --xla_cpu_multi_thread_eigen=false"
+)
+
+import jax
+import numpy as np
+
+from lingvo_moe.placement.cost import CostModel
+from lingvo_moe.placement.placement import Placement
+from lingvo_moe.placement.policy_maker import PolicyMaker
+from lingvo_moe.placement.profile import Machine, probes, timed
+from lingvo_moe.placement.routing import device_flow
+from lingvo_moe.placement.traces import SyntheticLoads
+
+DEVICES = EXPERTS = 8
+SLOTS = 2
+TOKENS = (128, 512, 2048)  # profiled
+SIZES = (0.5, 2.0)  # profiled, times an expert's gradients
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+STATE = 3  # weights and two slots of Adam, times an expert's gradients
+
+
+def unseen(machine: Machine) -> dict[str, tuple]:
+    """Name -> (call, CostModel -> seconds): every term of the model at a size of its own."""
+
+    def synchronised(devices):
+        counts = (np.arange(DEVICES) < devices).astype(int)
+        return lambda cost: cost.sync_seconds(counts)[0]
+
+    cases = {
+        f"expert, {n} tokens": (
+            machine.expert_step(0, n),
+            lambda cost, n=n: cost.expert_seconds + n / cost.tokens_per_second,
+        )
+        for n in (192, 384, 768, 1536)
+    }
+    for n in (2, 3, 5, 6, 8):
+        call = machine.all_reduce(range(n), machine.gradient_bytes)
+        cases[f"AllReduce over {n}"] = (call, synchronised(n))
+    cases["copy of weights and slots"] = (
+        machine.transfer(2, 5, STATE * machine.gradient_bytes),
+        lambda cost: cost.state_bytes / cost.bandwidth[2, 5],
+    )
+    return cases
+
+
+def layouts(rng: np.random.Generator) -> dict[str, tuple[np.ndarray, Placement]]:
+    """Name -> (loads [D, E], placement): static, found by the policy maker, and random ones."""
+    skewed = SyntheticLoads(
+        devices=DEVICES, experts=EXPERTS, top=2, top_share=0.6, steps=1, tokens=512
+    )
+    loads = skewed.generate().loads[0, 0]
+    static = Placement.even(DEVICES, SLOTS, EXPERTS)
+    found = {"static": (loads, static)}
+    guess = CostModel(
+        tokens_per_second=1e5,
+        bandwidth=np.where(np.eye(DEVICES, dtype=bool), np.inf, 1e10),
+        nodes=np.zeros(DEVICES, int),
+        sync_near=1e-9,
+        sync_far=0.0,
+        token_bytes=2048.0,
+        gradient_bytes=1e6,
+        state_bytes=0.0,
+    )
+    placed = static
+    for move in PolicyMaker(cost=guess).plan(loads, static).moves:
+        placed = move.apply(placed)
+    found["planned"] = (loads, placed)
+    for i in range(4):
+        table = np.concatenate([np.arange(EXPERTS), rng.integers(0, EXPERTS, DEVICES)])
+        loads = rng.multinomial(1024, rng.dirichlet(np.ones(EXPERTS)), DEVICES)
+        found[f"random {i + 1}"] = (loads, Placement(rng.permutation(table).reshape(8, 2), EXPERTS))
+    return found
+
+
+def device_step(machine: Machine, flow: np.ndarray, counts: np.ndarray, device: int):
+    """What one device does in a step of the layer, to be called: receive, compute, synchronise.
+
+    Args:
+        machine: of the devices.
+        flow: [E, D, H] tokens.
+        counts: [E, H].
+        device: its number.
+    """
+    arriving = [
+        machine.transfer(source, device, rows * machine.token_bytes)
+        for source, rows in enumerate(flow[:, :, device].sum(axis=0).tolist())
+        if rows and source != device
+    ]
+    held = np.flatnonzero(counts[:, device])
+    experts = [machine.expert_step(device, int(flow[e, :, device].sum())) for e in held]
+    sums = [
+        machine.all_reduce(np.flatnonzero(counts[e]).tolist(), machine.gradient_bytes)
+        for e in held
+        if np.count_nonzero(counts[e]) > 1
+    ]
+
+    def run():
+        for part in (4 * arriving, experts, sums):
+            jax.block_until_ready([call() for call in part])
+
+    return run
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
+    args = parser.parse_args()
+    machine = Machine(model_dim=512, hidden_dim=512)
+    profiled, cases = probes(machine, TOKENS, SIZES), unseen(machine)
+    flows = {
+        name: (device_flow(loads, placement.counts()), placement.counts())
+        for name, (loads, placement) in layouts(np.random.default_rng(0)).items()
+    }
+    steps = [
+        device_step(machine, *flow, device) for flow in flows.values() for device in range(DEVICES)
+    ]
+    calls = [*profiled.calls, *(call for call, _ in cases.values()), *steps]
+    seconds = timed(calls, args.rounds, CLOCKS[args.clock])
+    for name, of_rounds in (("median", np.median), ("fastest", np.min)):
+        print(f"\n{name} of {args.rounds} rounds")
+        report(machine, profiled, cases, flows, of_rounds(seconds, axis=0))
+
+
+def report(machine, profiled, cases, flows, seconds) -> None:
+    """Fits the profile and compares what it predicts: seconds are of all calls, in their order."""
+    first, second = len(profiled.calls), len(profiled.calls) + len(cases)
+    cost, errors = profiled.profile(seconds[:first]).fit(
+        machine.nodes,
+        token_bytes=machine.token_bytes,
+        gradient_bytes=machine.gradient_bytes,
+        state_bytes=STATE * machine.gradient_bytes,
+    )
+    print("fit:", ", ".join(f"{kind} {100 * error:.1f} %" for kind, error in errors.items()))
+    print(f"{cost.tokens_per_second:,.0f} tokens/s, {1e3 * cost.expert_seconds:.2f} ms an expert")
+    print("| unseen | measured ms | predicted ms | error |\n|---|---|---|---|")
+    for (name, (_, predict)), measured in zip(cases.items(), seconds[first:second], strict=True):
+        _row(name, measured, predict(cost))
+    print("| step of a layout | measured ms | predicted ms | error |\n|---|---|---|---|")
+    by_device = seconds[second:].reshape(len(flows), DEVICES)
+    gaps = []
+    for (name, flow), measured in zip(flows.items(), by_device, strict=True):
+        predicted = cost.of_flow(*flow).total.sum(axis=0)
+        _row(name, measured.max(), predicted.max())
+        gaps.append(np.abs(predicted / measured - 1))
+    print(f"mean error of a device {100 * np.mean(gaps):.1f} %, largest {100 * np.max(gaps):.1f} %")
+
+
+def _row(name, measured, predicted):
+    error = 100 * (predicted / measured - 1)
+    print(f"| {name} | {1e3 * measured:.2f} | {1e3 * predicted:.2f} | {error:+.1f} % |")
+
+
+if __name__ == "__main__":
+    main()
