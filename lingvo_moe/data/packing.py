@@ -12,8 +12,9 @@ class Packer:
 
     def __init__(self, batch_size: int, source_length: int, target_length: int):
         """An empty batch of B rows of L source and T target tokens."""
-        self._lengths = np.array([source_length, target_length])
-        self._used = np.zeros([batch_size, 2], np.int64)
+        self._lengths = source_length, target_length
+        # Side by side, not row by row: a batch may have thousands of rows to look through.
+        self._room = np.full([batch_size, 2], self._lengths).T.copy()
         self._segments = np.zeros(batch_size, np.int64)
         source, target = (batch_size, source_length), (batch_size, target_length)
         self._batch = NestedMap(
@@ -33,18 +34,18 @@ class Packer:
 
     def add(self, example: Example, pair_index: int) -> bool:
         """Places the example, or returns False where no row has room for it."""
-        size = np.array([len(example.source), len(example.target)])
-        fits = np.all(self._used + size <= self._lengths, axis=1)
+        sizes = len(example.source), len(example.target)
+        fits = (self._room[0] >= sizes[0]) & (self._room[1] >= sizes[1])
         row = int(np.argmax(fits))
         if not fits[row]:
             return False
         self._segments[row] += 1
         self._write(row, self._segments[row], example, pair_index)
-        self._used[row] += size
+        self._room[:, row] -= sizes
         return True
 
     def _write(self, row, segment, example, pair_index):
-        batch, (start, target_start) = self._batch, self._used[row]
+        batch, (start, target_start) = self._batch, self._lengths - self._room[:, row]
         source = slice(start, start + len(example.source))
         target = slice(target_start, target_start + len(example.target))
         batch.source_ids[row, source] = example.source

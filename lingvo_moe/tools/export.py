@@ -1,36 +1,99 @@
-"""Exports a trained model as a SavedModel that takes strings and returns strings.
+r"""Exports a trained model: as a SavedModel of strings, or as StableHLO for JAX.
 
 lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_export
+lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_hlo --format=stablehlo --batch_size=8
+lingvo-moe-export --model=tiny.MoE --output=/tmp/tiny_step --format=stablehlo    # no weights yet
 """
 
+import importlib.util
 from pathlib import Path
 
 from absl import flags
 
+from lingvo_moe.core.params import override
+from lingvo_moe.core.registry import get_params
 from lingvo_moe.serving.export import export_saved_model
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common
 
 FLAGS = flags.FLAGS
+_STABLEHLO = "stablehlo"
 
 
 def main(argv: list[str]) -> None:
-    """Flags to export_saved_model."""
+    """Flags to an export."""
     del argv
-    model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(FLAGS.set)
-    step = export_saved_model(model_dir, Path(FLAGS.output), FLAGS.step)
+    if FLAGS.format == _STABLEHLO:
+        _export_stablehlo(Path(FLAGS.output))
+        return
+    step = export_saved_model(_model_dir(), Path(FLAGS.output), FLAGS.step)
     common.report(
         f"Exported step {step} to {FLAGS.output}. Try: "
         f"python {FLAGS.output}/translate.py 'a sentence'"
     )
 
 
+def _export_stablehlo(output: Path) -> None:
+    if importlib.util.find_spec("jax") is None:
+        raise ValueError(
+            "--format=stablehlo needs JAX, which is not installed: pip install 'lingvo_moe[spmd]'."
+        )
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # lowering needs no device, and must not take one
+    from lingvo_moe.serving import stablehlo
+
+    run = f"python {output}/run.py"
+    if FLAGS.logdir is None:
+        if FLAGS.model is None:
+            raise ValueError("Give --logdir, or --model for a training step without a checkpoint.")
+        if stablehlo.TRANSLATE in (FLAGS.programs or ()):
+            raise ValueError(
+                "There is nothing to translate with: --programs=translate needs --logdir, the "
+                "directory of a trained model."
+            )
+        params = override(get_params(FLAGS.model), FLAGS.set)
+        stablehlo.export_untrained(FLAGS.model, FLAGS.set, params, output)
+        common.report(f"Exported {FLAGS.model}, untrained, to {output}. Try: {run} --steps=10")
+        return
+    programs = FLAGS.programs or [stablehlo.TRAIN, stablehlo.TRANSLATE]
+    step = stablehlo.export_trained(
+        _model_dir(), output, programs, FLAGS.step, FLAGS.batch_size, FLAGS.source_length
+    )
+    tries = {stablehlo.TRAIN: f"{run} --steps=10", stablehlo.TRANSLATE: f"{run} < sentences"}
+    common.report(f"Exported step {step} to {output}. Try: {' or '.join(map(tries.get, programs))}")
+
+
+def _model_dir() -> ModelDir:
+    if FLAGS.logdir is None:
+        raise ValueError("--format=saved_model needs --logdir, the directory of a trained model.")
+    return ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(FLAGS.set)
+
+
 def run() -> None:
     """The console script."""
-    flags.DEFINE_string("logdir", None, "Directory of a trained model.", required=True)
-    flags.DEFINE_string("output", None, "Where the SavedModel goes.", required=True)
-    flags.DEFINE_string("model", None, "Check that the logdir is of this model.")
+    flags.DEFINE_string("logdir", None, "Directory of a trained model.")
+    flags.DEFINE_string("output", None, "Directory to write.", required=True)
+    flags.DEFINE_string(
+        "model", None, "Check that the logdir is of this model; without one, what to export."
+    )
     flags.DEFINE_integer("step", None, "Which checkpoint; by default the best on dev.")
+    flags.DEFINE_enum(
+        "format", "saved_model", ["saved_model", _STABLEHLO], "For TensorFlow, or for JAX alone."
+    )
+    flags.DEFINE_multi_enum(
+        "programs", None, ["train", "translate"], "Of StableHLO; by default all there can be."
+    )
+    flags.DEFINE_integer(
+        "batch_size", 16, "Sentences that a StableHLO program translates at once.", lower_bound=1
+    )
+    flags.DEFINE_integer(
+        "source_length",
+        None,
+        "Tokens of the longest sentence that it takes, language tag and EOS included; by default "
+        "as lingvo-moe-translate. (A training batch is as input.* of the params says.)",
+        lower_bound=3,
+    )
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
     common.run(main)
 

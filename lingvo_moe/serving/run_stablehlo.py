@@ -1,0 +1,95 @@
+"""Runs an exported model with JAX and NumPy alone (and sentencepiece, to translate text).
+
+python run.py --steps=10               trains on batch.npz; loss and target tokens/s of each step
+python run.py [--to=en] < sentences    translates, one sentence a line
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.export
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+MANIFEST = json.loads((HERE / "manifest.json").read_text())
+
+
+def program(name):
+    """The function (state or weights, batch) -> results of that name, for jax.jit's compiler."""
+    described = MANIFEST["programs"].get(name) or sys.exit(f"error: there is no program {name!r}.")
+    exported = jax.export.deserialize(bytearray((HERE / described["file"]).read_bytes()))
+    return jax.jit(exported.call, donate_argnums=described["donated"])
+
+
+def arrays(file, program_name, argument):
+    """What an argument of a program is read from, on the device."""
+    with np.load(HERE / file) as held:
+        wanted = MANIFEST["programs"][program_name]["arguments"][argument]
+        return {name: jax.device_put(held[name]) for name in wanted}
+
+
+def initial(program_name):
+    """The first argument: read, or drawn where the model was exported without weights."""
+    state = MANIFEST["state"]
+    if "file" in state:
+        return arrays(state["file"], program_name, 0)
+    return program(state["program"])({"seed": np.int32(state["seed"])})
+
+
+def number(kind, name):
+    """Of a language or a task, by the manifest."""
+    known = MANIFEST[kind]
+    return known[name] if name in known else sys.exit(f"error: {kind} are {sorted(known)}.")
+
+
+def train(steps):
+    """Prints each step."""
+    step, state, batch = program("train"), initial("train"), arrays("batch.npz", "train", 1)
+    step = step.lower(state, batch).compile()
+    for _ in range(steps):
+        start = time.perf_counter()
+        state, metrics = step(state, batch)
+        tokens, nll = float(metrics["tokens"]), float(metrics["nll"])  # waits for the device
+        rate = tokens / (time.perf_counter() - start)
+        print(f"step {state['step']}  loss {nll / tokens:.6f}  {rate:,.0f} tokens/s", flush=True)
+
+
+def translate(lines, language, task):
+    """Prints the best translation of each line, as many at once as the program takes."""
+    import sentencepiece
+
+    run, theta, eos = program("translate"), initial("translate"), MANIFEST["eos"]
+    source, target = (
+        sentencepiece.SentencePieceProcessor(model_file=str(HERE / f"{side}.model"))
+        for side in ("source", "target")
+    )
+    shapes = MANIFEST["programs"]["translate"]["arguments"][1]
+    (rows, length), tag = shapes["source_ids"]["shape"], number("tags", language)
+    for start in range(0, len(lines), rows):
+        batch = {name: np.zeros(array["shape"], np.int32) for name, array in shapes.items()}
+        batch["lengths"] += 1  # of rows that no sentence fills
+        for row, pieces in enumerate(source.encode(lines[start : start + rows])):
+            ids = [tag, *pieces[: length - 2], eos]
+            batch["source_ids"][row, : len(ids)], batch["lengths"][row] = ids, len(ids)
+        if "tasks" in batch:
+            batch["tasks"] += number("tasks", task)
+        best = {name: np.asarray(value)[:, 0] for name, value in run(theta, batch).items()}
+        for row, line in enumerate(lines[start : start + rows]):
+            ids = best["ids"][row, : best["lengths"][row]].tolist()
+            print(target.decode([i for i in ids if i != eos]) if line.strip() else "", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, help="train so many steps instead of translating")
+    parser.add_argument("--to", default="en", help="target language")
+    parser.add_argument("--task", help="what a router by task goes by, such as de")
+    args = parser.parse_args()
+    if args.steps is not None:
+        train(args.steps)
+    else:
+        translate(sys.stdin.buffer.read().decode().splitlines(), args.to, args.task)

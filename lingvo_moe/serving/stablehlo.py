@@ -1,0 +1,340 @@
+"""Export to StableHLO: programs for CPU and CUDA that JAX runs, weights and text about them.
+
+B rows, L source length, T target length, N best.
+"""
+
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import tensorflow as tf
+from jax import export
+from jax.experimental import jax2tf
+
+from lingvo_moe import __version__
+from lingvo_moe.core.layer import count_weights
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.data.dataset import Example
+from lingvo_moe.data.packing import Packer
+from lingvo_moe.data.vocabulary import EOS, UNK
+from lingvo_moe.layers.dispatch import Ragged
+from lingvo_moe.layers.dropless import Dropless
+from lingvo_moe.planning.costs import count_costs
+from lingvo_moe.runtimes.lowering import (
+    ArraySpec,
+    batch_specs,
+    init_function,
+    shapes,
+    state_specs,
+    train_function,
+    weight_specs,
+)
+from lingvo_moe.sharding.annotations import Mesh
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.training import train_step
+from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
+
+PLATFORMS = ("cpu", "cuda")
+TRAIN, TRANSLATE = "train", "translate"
+_INITIALIZE = "initialize"
+_STATE, _BATCH, _MANIFEST = "state.npz", "batch.npz", "manifest.json"
+_RUNNER = Path(__file__).with_name("run_stablehlo.py")
+_FORMAT = 1
+
+
+class Program(NamedTuple):
+    """A function before it is lowered.
+
+    Attributes:
+        function: takes flat NestedMaps of tensors; returns a dict of them, or a tuple of such.
+        arguments: name -> ArraySpec for each of its arguments.
+        donated: which arguments' memory the results may take.
+    """
+
+    function: Callable
+    arguments: Sequence[Mapping[str, ArraySpec]]
+    donated: tuple[int, ...] = ()
+
+
+def train_program(task: TranslationTask) -> Program:
+    """(state, batch) -> (state, metrics): one training step, its state donated."""
+    step, inputs = train_step(task), task.params.input
+    weights = task.weights()
+    one_row = Packer(1, inputs.source_length, inputs.target_length).batch()
+    batch = {
+        name: ArraySpec((inputs.batch_size, spec.shape[1]), spec.dtype, spec.dims)
+        for name, spec in batch_specs(one_row).items()
+    }
+    state = state_specs(weights, step.optimizer.slots(weights))
+    return Program(train_function(step), (state, batch), (0,))
+
+
+def initialize_program(task: TranslationTask) -> Program:
+    """{"seed": int32 []} -> the state that training starts from."""
+    weights, optimizer = task.weights(), task.params.optimizer
+    seed = {"seed": ArraySpec((), np.dtype(np.int32), "")}
+    return Program(init_function(weights, optimizer.slots(weights)), (seed,))
+
+
+def translate_program(task: TranslationTask, rows: int, length: int) -> Program:
+    """(theta, batch) -> ids int32 [B, N, T], lengths int32 [B, N], scores float32 [B, N].
+
+    Args:
+        task: the model.
+        rows: B.
+        length: L, language tag and EOS included.
+    """
+    int32 = np.dtype(np.int32)
+    batch = {
+        "source_ids": ArraySpec((rows, length), int32, "BT"),
+        "lengths": ArraySpec((rows,), int32, "B"),
+    }
+    if task.task_router:
+        batch["tasks"] = ArraySpec((rows,), int32, "B")
+
+    def run(flat, batch):
+        theta = NestedMap.unflatten(flat).theta
+        tasks = batch.get("tasks")
+        return task.translate(theta, batch.source_ids, batch.lengths, tasks)._asdict()
+
+    return Program(run, (weight_specs(task.weights(), "theta"), batch))
+
+
+def example_batch(params: TranslationParams, num_pairs: int = 1) -> NestedMap:
+    """A training batch of random sentences, a quarter to a half of a row each; see Packer.batch."""
+    rng, inputs = np.random.default_rng(0), params.input
+    lengths = inputs.source_length, inputs.target_length
+    sizes = params.source_vocab_size, params.target_vocab_size
+    packer = Packer(inputs.batch_size, *lengths)
+    for _ in range(8 * inputs.batch_size):
+        share = rng.uniform(0.25, 0.5)
+        source, target = (
+            rng.integers(UNK + 1, size, math.ceil(share * length)).astype(np.int32)
+            for size, length in zip(sizes, lengths, strict=True)
+        )
+        packer.add(Example(source, target), int(rng.integers(num_pairs)))
+    return packer.batch()
+
+
+def export_trained(
+    model_dir: ModelDir,
+    output: Path,
+    programs: Sequence[str] = (TRAIN, TRANSLATE),
+    step: int | None = None,
+    rows: int = 16,
+    length: int | None = None,
+) -> int:
+    """Writes programs of a trained model, its state and its vocabularies.
+
+    The directory holds manifest.json, which says what is what; NAME.stablehlo (jax.export) and
+    NAME.mlir, the same as text, for each program; state.npz and batch.npz, arrays by name; the
+    SentencePiece models; run.py, which runs it all.
+
+    Args:
+        model_dir: the trained model; the shape of a training batch is that of its params.
+        output: the directory to write.
+        programs: TRAIN, TRANSLATE or both.
+        step: which checkpoint; None for the best.
+        rows: sentences that are translated together.
+        length: tokens of the longest sentence, tag and EOS included, longer ones are cut; None for
+            as many as a Translator takes.
+
+    Returns:
+        The step exported.
+
+    Raises:
+        ValueError: there is no checkpoint, it is of another model, or the shapes do not fit.
+    """
+    checkpoint = model_dir.read_checkpoint(step)
+    task = _for_xla(model_dir.task)
+    length = length or 4 * model_dir.params.input.source_length
+    made = {}
+    if TRAIN in programs:
+        made[TRAIN] = train_program(task)
+    if TRANSLATE in programs:
+        made[TRANSLATE] = translate_program(task, rows, length)
+    state = _read(checkpoint.tensors, next(iter(made.values())).arguments[0])
+    described = _write_programs(made, output)
+    np.savez(output / _STATE, **state)
+    for side in model_dir.hashes:
+        model_dir.vocabulary(side).save(output / f"{side}.model")
+    _write_rest(
+        task,
+        output,
+        model=model_dir.model,
+        overrides=model_dir.overrides,
+        pairs=model_dir.pairs,
+        state={"file": _STATE, "step": checkpoint.step},
+        programs=described,
+        vocabularies={
+            side: {"file": f"{side}.model", "sha256": sha256}
+            for side, sha256 in model_dir.hashes.items()
+        },
+        tags=model_dir.tags,
+        eos=EOS,
+        tasks=task.trained_tasks,
+    )
+    return checkpoint.step
+
+
+def export_untrained(
+    model: str, overrides: Sequence[str], params: TranslationParams, output: Path
+) -> None:
+    """Writes the training step of a model that has no weights yet; see `export_trained`.
+
+    Instead of state.npz there is a program that draws the initial state on the device, however
+    large it is.
+
+    Args:
+        model: its registered name.
+        overrides: the `--set` texts that made params of it.
+        params: what they give.
+        output: the directory to write.
+
+    Raises:
+        ValueError: the shapes do not fit.
+    """
+    task = _for_xla(TranslationTask(params))
+    made = {_INITIALIZE: initialize_program(task), TRAIN: train_program(task)}
+    described = _write_programs(made, output)
+    _write_rest(
+        task,
+        output,
+        model=model,
+        overrides=overrides,
+        pairs=task.pairs,
+        state={"program": _INITIALIZE, "seed": params.train.seed, "step": 0},
+        programs=described,
+    )
+
+
+def _for_xla(task: TranslationTask) -> TranslationTask:
+    """The same task without dynamic shapes; where they were, Dropless does what Ragged does."""
+    moe = task.params.model.moe
+    if moe is None:
+        return task
+    static = {
+        field: Dropless()
+        for field in ("dispatcher", "eval_dispatcher")
+        if isinstance(getattr(moe, field), Ragged)
+    }
+    model = dataclasses.replace(task.params.model, moe=dataclasses.replace(moe, **static))
+    return dataclasses.replace(task, params=dataclasses.replace(task.params, model=model))
+
+
+def lower(program: Program) -> export.Exported:
+    """One module for all of PLATFORMS; neither devices nor weights need exist.
+
+    Raises:
+        ValueError: the shapes do not fit.
+    """
+
+    def run(*flat):
+        results = program.function(*map(NestedMap, flat))
+        several = isinstance(results, tuple)
+        return tuple(map(_by_name, results)) if several else _by_name(results)
+
+    traced = tf.function(run, jit_compile=True, autograph=False)
+    # Side effects, which there are none of, could not be serialized.
+    called = jax2tf.call_tf(traced, has_side_effects=False, call_tf_graph=False)
+    jitted = jax.jit(called, donate_argnums=program.donated)
+    return export.export(jitted, platforms=PLATFORMS)(*shapes(program.arguments))
+
+
+def _by_name(tree: dict) -> dict[str, tf.Tensor]:
+    return dict(NestedMap(tree).flatten())
+
+
+def _write_programs(programs: Mapping[str, Program], output: Path) -> dict[str, Any]:
+    """Writes each and returns what the manifest says of them."""
+    output.mkdir(parents=True, exist_ok=True)
+    described = {}
+    for name, program in programs.items():
+        exported = lower(program)
+        (output / f"{name}.stablehlo").write_bytes(exported.serialize())
+        (output / f"{name}.mlir").write_text(exported.mlir_module())
+        described[name] = {
+            "file": f"{name}.stablehlo",
+            "text": f"{name}.mlir",
+            "arguments": [_described(specs) for specs in program.arguments],
+            "results": jax.tree.map(
+                _description, jax.tree.unflatten(exported.out_tree, exported.out_avals)
+            ),
+            "donated": list(program.donated),
+        }
+    return described
+
+
+def _described(specs: Mapping[str, ArraySpec]) -> dict[str, Any]:
+    return {name: _description(spec) for name, spec in specs.items()}
+
+
+def _description(array) -> dict[str, Any]:
+    return {"shape": list(array.shape), "dtype": np.dtype(array.dtype).name}
+
+
+def _read(tensors: Mapping[str, Any], specs: Mapping[str, ArraySpec]) -> dict[str, np.ndarray]:
+    for name, spec in specs.items():
+        found = tuple(tensors[name].shape) if name in tensors else None
+        if found != spec.shape:
+            raise ValueError(
+                f"Tensor {name!r} is {found or 'missing'} in the checkpoint and {spec.shape} in "
+                f"the model; give the --set texts it was trained with."
+            )
+    return {name: np.asarray(tensors[name]).astype(spec.dtype) for name, spec in specs.items()}
+
+
+def _write_rest(task: TranslationTask, output: Path, **manifest: Any) -> None:
+    """The example batch where there is a training step, the manifest and the runner."""
+    params = task.params
+    if TRAIN in manifest["programs"]:
+        batch = example_batch(params, len(task.pairs))
+        np.savez(output / _BATCH, **batch)
+        manifest["batch"] = {
+            "file": _BATCH,
+            "source_tokens": int(np.sum(batch.source_segment_ids != 0)),
+            "target_tokens": int(np.sum(batch.target_segment_ids != 0)),
+        }
+        manifest["flops"] = _flops(params)
+    manifest |= {
+        "format": _FORMAT,
+        "platforms": PLATFORMS,
+        "versions": {
+            "lingvo_moe": __version__,
+            "jax": jax.__version__,
+            "tensorflow": tf.__version__,
+        },
+        "parameters": count_weights(task.weights()),
+        "shape": _shape(params),
+    }
+    text = json.dumps(manifest, indent=1, ensure_ascii=False)
+    (output / _MANIFEST).write_text(text, encoding="utf-8")
+    shutil.copyfile(_RUNNER, output / "run.py")
+
+
+def _flops(params: TranslationParams) -> dict[str, float]:
+    """Part -> FLOPs of the matrix products of a step, nothing computed twice; see planning."""
+    once = dataclasses.replace(params.model, remat=False, scan=False)
+    costs = count_costs(dataclasses.replace(params, model=once), Mesh(("data",), (1,)), 4)
+    flops: dict[str, float] = {}
+    for work in costs.work:
+        flops[work.part] = flops.get(work.part, 0.0) + work.flops
+    return {part: count for part, count in flops.items() if count}
+
+
+def _shape(params: TranslationParams) -> dict[str, Any]:
+    """The sizes that make the model, so that another framework can build its like."""
+    simple = (bool, int, float, str, type(None))
+
+    def sizes(of):
+        fields = ((f.name, getattr(of, f.name)) for f in dataclasses.fields(of))
+        return {name: value for name, value in fields if isinstance(value, simple)}
+
+    model, moe = params.model, params.model.moe
+    return {**sizes(params), **sizes(model), "moe": sizes(moe) if moe else None}

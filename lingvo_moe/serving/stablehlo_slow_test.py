@@ -1,0 +1,62 @@
+"""Exports without a checkpoint, in bfloat16, and with experts that drop nothing."""
+
+import numpy as np
+import pytest
+
+from lingvo_moe.core.params import override
+from lingvo_moe.core.registry import get_params
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.serving.stablehlo_test import (
+    SENTENCES,
+    SMALL,
+    TOLERANCE,
+    lines,
+    losses_of,
+    model_dir,  # noqa: F401
+    run_bare,
+    train_here,
+)
+from lingvo_moe.tasks.evaluation import load_translator
+from lingvo_moe.tasks.training import train_step
+from lingvo_moe.tasks.translation import TranslationTask
+
+pytestmark = pytest.mark.slow
+
+
+def test_ragged_experts_give_way_to_dropless_ones(model_dir, tmp_path):  # noqa: F811
+    from lingvo_moe.serving.stablehlo import TRANSLATE, export_trained
+
+    ragged = model_dir.with_overrides(["model.moe.eval_dispatcher=Ragged()"])
+    translator, _ = load_translator(ragged, Local(ragged.task))
+    expected = [best[0].text for best in translator(SENTENCES, "en")]
+    export_trained(ragged, tmp_path, [TRANSLATE], rows=4, length=20)
+    result = run_bare(tmp_path, stdin="\n".join(SENTENCES) + "\n")
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stdout.splitlines() == lines(expected)
+
+
+def test_an_untrained_model_draws_its_state_where_it_runs(tmp_path):
+    from lingvo_moe.serving.stablehlo import export_untrained
+
+    params = override(get_params("tiny.MoE"), SMALL)
+    export_untrained("tiny.MoE", SMALL, params, tmp_path)
+    assert not (tmp_path / "state.npz").exists()
+    task = TranslationTask(params)
+    runtime = Local(task, train_step(task))
+    runtime.initialize(params.train.seed)
+    steps, losses = losses_of(tmp_path)
+    assert steps == [1, 2, 3]
+    np.testing.assert_allclose(losses, train_here(runtime, tmp_path), rtol=TOLERANCE)
+    translate = run_bare(tmp_path)
+    assert translate.returncode == 1
+    assert "there is no program 'translate'" in translate.stderr
+
+
+def test_bfloat16_reaches_the_products():
+    from lingvo_moe.serving.stablehlo import lower, train_program
+
+    params = override(get_params("tiny.MoE"), [*SMALL, "activation_dtype=bfloat16"])
+    exported = lower(train_program(TranslationTask(params)))
+    products = [line for line in exported.mlir_module().splitlines() if "dot_general" in line]
+    assert sum("bf16" in line for line in products) > len(products) / 2
+    assert {str(aval.dtype) for aval in exported.out_avals} == {"float32", "int32"}

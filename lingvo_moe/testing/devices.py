@@ -1,0 +1,34 @@
+"""Tests on several virtual devices, in processes of their own: JAX counts its devices once."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+
+def environment(devices: int) -> dict[str, str]:
+    """The variables of a process that sees so many CPU devices; skips the test without JAX."""
+    pytest.importorskip("jax")
+    # Programs that run once are not worth optimizing.
+    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+    return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+
+
+def run_on(devices: int, script: str, *arguments: str) -> Any:
+    """Runs a test file as a script on so many devices.
+
+    Returns:
+        The JSON in the last line that it prints.
+    """
+    done = subprocess.run(
+        [sys.executable, script, *arguments],
+        env=environment(devices),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])

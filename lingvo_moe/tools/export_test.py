@@ -1,0 +1,46 @@
+import importlib.util
+import types
+
+import pytest
+
+from lingvo_moe.tools import export
+
+
+@pytest.fixture
+def flags(monkeypatch, tmp_path):
+    """The tool's flags, with values of the test's choice."""
+
+    def choose(**values):
+        chosen = {"logdir": None, "model": None, "programs": None, "set": [], "step": None}
+        chosen |= {"output": str(tmp_path), "format": "stablehlo", **values}
+        monkeypatch.setattr(export, "FLAGS", types.SimpleNamespace(**chosen))
+
+    return choose
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"format": "saved_model"}, "--format=saved_model needs --logdir"),
+        ({}, "Give --logdir, or --model for a training step without a checkpoint"),
+        (
+            {"model": "tiny.MoE", "programs": ["translate"]},
+            "nothing to translate with: --programs=translate needs --logdir",
+        ),
+        ({"model": "tiny.Mo"}, "Unknown model 'tiny.Mo'. Did you mean 'tiny.MoE'"),
+        ({"logdir": "/nowhere"}, "/nowhere is no logdir"),
+    ],
+)
+def test_what_is_missing(flags, values, message, monkeypatch):
+    pytest.importorskip("jax")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    flags(**values)
+    with pytest.raises(ValueError, match=message):
+        export.main([])
+
+
+def test_without_jax_the_message_names_the_cure(flags, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    flags(model="tiny.MoE")
+    with pytest.raises(ValueError, match=r"pip install 'lingvo_moe\[spmd\]'"):
+        export.main([])
