@@ -3,10 +3,11 @@
 Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, section 3 (cost model). With I tokens of expert
 e on device g, the step takes what the busiest device takes,
 
-    T = max_g Σ_{e on g} ( I / TPS  +  4 Σ_{g'} (from g') · token bytes / Bw[g', g]
+    T = max_g Σ_{e on g} ( F + I / TPS  +  4 Σ_{g'} (from g') · token bytes / Bw[g', g]
                            +  gradient bytes / BPS(devices that hold e) )
 
-and a replica that is copied takes its bytes of weights and optimizer state / Bw.
+and a replica that is copied takes its bytes of weights and optimizer state / Bw. F is not in the
+paper: an expert's weights are read and their gradients written however few its tokens are.
 
 D devices (as sources), H the same as targets, E experts; "..." any leading dimensions.
 """
@@ -41,8 +42,9 @@ class CostModel:
     """Rates of the devices and sizes of the layer.
 
     An AllReduce of s bytes over n devices on k nodes, m = n / k of a node, takes
-    s · (near · (1 - 1/m) + far · (1 - 1/k) / m): within the nodes first, then each device its share
-    between nodes. BPS is s over that.
+    s · (near · (1 - 1/m) + far · (1 - 1/k) / m + each · (n - 1)): within the nodes first, then each
+    device its share between nodes; and where all devices use one memory, as virtual ones do, the
+    more of them the longer. BPS is s over that.
 
     Attributes:
         tokens_per_second: choices an expert handles on one device, forwards and backwards (TPS).
@@ -53,6 +55,8 @@ class CostModel:
         token_bytes: of one token's vector on the wire.
         gradient_bytes: of one expert, as synchronised.
         state_bytes: of one expert's weights and optimizer state, as copied.
+        sync_each: `each`.
+        expert_seconds: of an expert on a device without any tokens (F).
     """
 
     tokens_per_second: float
@@ -63,6 +67,8 @@ class CostModel:
     token_bytes: float
     gradient_bytes: float
     state_bytes: float
+    sync_each: float = 0.0
+    expert_seconds: float = 0.0
 
     def __post_init__(self):
         devices = len(self.nodes)
@@ -75,7 +81,15 @@ class CostModel:
             raise ValueError("bandwidth from a device to itself must be infinite.")
         if self.tokens_per_second <= 0:
             raise ValueError(f"tokens_per_second must be > 0, got {self.tokens_per_second}.")
-        for name in ("sync_near", "sync_far", "token_bytes", "gradient_bytes", "state_bytes"):
+        for name in (
+            "sync_near",
+            "sync_far",
+            "token_bytes",
+            "gradient_bytes",
+            "state_bytes",
+            "sync_each",
+            "expert_seconds",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
         object.__setattr__(self, "_per_byte", 1.0 / self.bandwidth)
@@ -104,7 +118,7 @@ class CostModel:
         share = spare / np.maximum(spare.sum(-1, keepdims=True), 1e-30)
         arriving = share * (rest @ self._per_byte)
         return Seconds(
-            room / self.tokens_per_second,
+            self.expert_seconds * (counts > 0) + room / self.tokens_per_second,
             _EXCHANGES * self.token_bytes * arriving,
             self.sync_seconds(counts),
         )
@@ -120,7 +134,7 @@ class CostModel:
             [E, H] each.
         """
         return Seconds(
-            flow.sum(axis=1) / self.tokens_per_second,
+            self.expert_seconds * (counts > 0) + flow.sum(axis=1) / self.tokens_per_second,
             _EXCHANGES * self.token_bytes * np.einsum("edh,dh->eh", flow, self._per_byte),
             self.sync_seconds(counts),
         )
@@ -140,8 +154,10 @@ class CostModel:
         nodes = np.maximum((holds @ self._on_node > 0).sum(-1), 1)
         each = np.maximum(devices, 1) / nodes
         near, far = 1 - 1 / np.maximum(each, 1), (1 - 1 / nodes) / each
-        seconds = self.gradient_bytes * (self.sync_near * near + self.sync_far * far)
-        return np.where(holds, seconds[..., None], 0.0)
+        per_byte = self.sync_near * near + self.sync_far * far
+        if self.sync_each:
+            per_byte = per_byte + self.sync_each * (np.maximum(devices, 1) - 1)
+        return np.where(holds, self.gradient_bytes * per_byte[..., None], 0.0)
 
     def adjustment_seconds(self, before: Placement, after: Placement) -> float:
         """What coming from one placement to the other takes, all copies at the same time.
@@ -222,13 +238,14 @@ class Profile:
                 "The profile holds no all_reduce between nodes, but there are several."
             )
         tokens, seconds = np.array(self.compute).T
-        (per_token,), compute_error = _fit(tokens[:, None], seconds)
+        (per_token, fixed), compute_error = _fit(
+            np.stack([tokens, np.ones_like(tokens)], axis=1), seconds
+        )
         exchange, exchange_error = _fit_pairs(self.exchange, nodes)
         n, k, size, seconds = np.array(self.all_reduce, float).T
-        each = n / k
-        (near, far), sync_error = _fit(
-            np.stack([size * (1 - 1 / each), size * (1 - 1 / k) / each], axis=1), seconds
-        )
+        of_a_node = n / k
+        amounts = [1 - 1 / of_a_node, (1 - 1 / k) / of_a_node, n - 1]
+        (near, far, each), sync_error = _fit(size[:, None] * np.stack(amounts, axis=1), seconds)
         model = CostModel(
             tokens_per_second=1 / per_token,
             bandwidth=exchange,
@@ -238,6 +255,8 @@ class Profile:
             token_bytes=token_bytes,
             gradient_bytes=gradient_bytes,
             state_bytes=state_bytes,
+            sync_each=each,
+            expert_seconds=fixed,
         )
         errors = {"compute": compute_error, "exchange": exchange_error, "all_reduce": sync_error}
         return model, errors
@@ -266,10 +285,15 @@ def _fit_pairs(samples, nodes: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _fit(amounts: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, float]:
-    """Non-negative seconds per unit of each column of amounts [n, kinds], and the largest error."""
+    """Non-negative seconds per unit of each column of amounts [n, kinds], and the largest error.
+
+    A kind that the measurements cannot tell from those before it takes no time.
+    """
     relative = amounts / seconds[:, None]
-    rates = np.zeros(amounts.shape[1])
-    used = list(range(amounts.shape[1]))
+    rates, used = np.zeros(amounts.shape[1]), []
+    for kind in range(amounts.shape[1]):
+        if np.linalg.matrix_rank(relative[:, [*used, kind]]) > len(used):
+            used.append(kind)
     while used:
         rates[:] = 0.0
         rates[used] = np.linalg.lstsq(relative[:, used], np.ones(len(seconds)))[0]

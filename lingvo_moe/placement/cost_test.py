@@ -56,8 +56,21 @@ def test_a_step_by_hand():
     ],
 )
 def test_synchronisation_by_hand(counts, seconds):
+    holds = np.array(counts) > 0
     got = make_cost().sync_seconds(np.array(counts))
-    np.testing.assert_allclose(got, np.where(np.array(counts) > 0, seconds, 0))
+    np.testing.assert_allclose(got, np.where(holds, seconds, 0))
+    # In one memory 8 bytes · 0.25 for each further device come on top.
+    got = make_cost(sync_each=0.25).sync_seconds(np.array(counts))
+    np.testing.assert_allclose(got, np.where(holds, seconds + 2 * (holds.sum() - 1), 0))
+
+
+def test_an_expert_takes_time_without_tokens_too():
+    cost, counts, loads = make_cost(expert_seconds=0.5), np.array([[1, 3, 0, 0]]), np.zeros((4, 1))
+    for seconds in (
+        cost.expected(loads.T, counts),
+        cost.of_flow(np.zeros((1, 4, 4), int), counts),
+    ):
+        np.testing.assert_allclose(seconds.compute, [[0.5, 0.5, 0, 0]])
 
 
 def test_adjustment_by_hand():
@@ -129,7 +142,9 @@ def _profile(cost, noise=0.0):
     def measured(seconds):
         return seconds * (1 + noise * rng.uniform(-1, 1))
 
-    compute = [(n, measured(n / cost.tokens_per_second)) for n in (64, 512, 4096)]
+    compute = [
+        (n, measured(cost.expert_seconds + n / cost.tokens_per_second)) for n in (64, 512, 4096)
+    ]
     exchange = [
         (s, t, size, measured(size / cost.bandwidth[s, t]))
         for s, t in ((0, 1), (0, 2), (3, 0))
@@ -148,12 +163,12 @@ SIZES = {"token_bytes": 1.0, "gradient_bytes": 8.0, "state_bytes": 80.0}
 
 
 def test_a_profile_finds_the_rates_again():
-    true = make_cost()
+    true = make_cost(expert_seconds=0.1, sync_each=0.125)
     fitted, errors = _profile(true).fit([0, 0, 1, 1], **SIZES)
     for field in dataclasses.fields(true):
         np.testing.assert_allclose(getattr(fitted, field.name), getattr(true, field.name))
     assert max(errors.values()) < 1e-9
-    fitted, errors = _profile(true, noise=0.1).fit([0, 0, 1, 1], **SIZES)
+    fitted, errors = _profile(make_cost(), noise=0.1).fit([0, 0, 1, 1], **SIZES)
     assert fitted.tokens_per_second == pytest.approx(100, rel=0.1)
     assert fitted.sync_far == pytest.approx(2, rel=0.2)
     assert 0.01 < max(errors.values()) < 0.25
@@ -167,6 +182,16 @@ def test_a_pair_that_was_measured_keeps_its_own_rate():
     assert fitted.bandwidth[2, 3] == pytest.approx(25)
     # Least squares of x / 0.01 - 1 and x / 0.04 - 1: x = (1 + 1/4) / (1 + 1/16) hundredths.
     assert 1 / fitted.bandwidth[0, 2] == pytest.approx(0.01 * 1.25 / (1 + 1 / 16))
+
+
+def test_what_was_measured_once_is_taken_as_proportional():
+    # Tokens alone, no fixed time; two devices alone, nothing for each further one.
+    samples = {"compute": ((50, 2.0),), "all_reduce": ((2, 1, 100.0, 6.0),)}
+    profile = dataclasses.replace(_profile(make_cost()), **samples)
+    fitted, _ = profile.fit([0, 0, 0, 0], **SIZES)
+    assert (fitted.expert_seconds, fitted.sync_each, fitted.sync_far) == (0, 0, 0)
+    assert fitted.tokens_per_second == pytest.approx(25)
+    assert fitted.sync_near == pytest.approx(0.12)
 
 
 @pytest.mark.parametrize(

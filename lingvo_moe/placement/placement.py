@@ -6,8 +6,8 @@ is room for one replica of one expert on one device.
 D devices, K slots of a device, E experts. A slot's number is device · K + its place there.
 """
 
+import abc
 import dataclasses
-from typing import Protocol
 
 import numpy as np
 
@@ -104,17 +104,15 @@ class Placement:
         return Placement(table, self.num_experts)
 
 
-class Move(Protocol):
-    """One change of a placement.
-
-    Attributes:
-        touched: the slots that it reads or writes of the table.
-    """
+class Move(abc.ABC):
+    """One change of a placement."""
 
     @property
+    @abc.abstractmethod
     def touched(self) -> tuple[int, ...]:
-        """See Attributes."""
+        """The slots that it reads or writes of the table."""
 
+    @abc.abstractmethod
     def apply(self, placement: Placement) -> Placement:
         """The placement after the move; the one before stays as it is.
 
@@ -123,19 +121,25 @@ class Move(Protocol):
         """
 
 
+class _OfOneSlot(Move):
+    """What it changes is in one slot."""
+
+    slot: int
+
+    @property
+    def touched(self):
+        """See Move."""
+        return (self.slot,)
+
+
 @dataclasses.dataclass(frozen=True)
-class Expand:
+class Expand(_OfOneSlot):
     """One more replica: `expert` into the empty slot `slot`. Copies weights and optimizer state."""
 
     expert: int
     slot: int
 
-    @property
-    def touched(self) -> tuple[int, ...]:
-        """See Move."""
-        return (self.slot,)
-
-    def apply(self, placement: Placement) -> Placement:
+    def apply(self, placement):
         """See Move."""
         held = placement.expert_at(self.slot)
         if held != EMPTY:
@@ -148,17 +152,12 @@ class Expand:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shrink:
+class Shrink(_OfOneSlot):
     """Frees a slot; nothing is copied. Never an expert's last one."""
 
     slot: int
 
-    @property
-    def touched(self) -> tuple[int, ...]:
-        """See Move."""
-        return (self.slot,)
-
-    def apply(self, placement: Placement) -> Placement:
+    def apply(self, placement):
         """See Move."""
         held = placement.expert_at(self.slot)
         if held == EMPTY:
@@ -169,35 +168,30 @@ class Shrink:
 
 
 @dataclasses.dataclass(frozen=True)
-class Replace:
+class Replace(_OfOneSlot):
     """Shrink and Expand in one slot: what was in it gives way to a replica of `expert`."""
 
     expert: int
     slot: int
 
-    @property
-    def touched(self) -> tuple[int, ...]:
-        """See Move."""
-        return (self.slot,)
-
-    def apply(self, placement: Placement) -> Placement:
+    def apply(self, placement):
         """See Move."""
         return Expand(self.expert, self.slot).apply(Shrink(self.slot).apply(placement))
 
 
 @dataclasses.dataclass(frozen=True)
-class Migrate:
+class Migrate(Move):
     """Swaps the contents of two slots, to bring replicas nearer or load to an idle device."""
 
     first: int
     second: int
 
     @property
-    def touched(self) -> tuple[int, ...]:
+    def touched(self):
         """See Move."""
         return (self.first, self.second)
 
-    def apply(self, placement: Placement) -> Placement:
+    def apply(self, placement):
         """See Move."""
         held = placement.expert_at(self.first), placement.expert_at(self.second)
         if held[0] == held[1]:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from lingvo_moe.placement.simulate import Replay
 
@@ -15,6 +16,8 @@ _DPI = 110
 _TOP = 10  # the experts whose joint share is marked
 _COLORS = ("#1f5fa8", "#c4562d", "#3b8544", "#7a4fa3", "#8a6d3b", "#2a9d8f", "#d1495b")
 _GREY = "#8a929b"
+_NAMED = 16  # bands of experts that are set apart
+_ROOM = 0.03  # share of choices that a band needs for a number
 
 
 def draw_loads(shares: np.ndarray, steps: np.ndarray, title: str) -> bytes:
@@ -43,7 +46,16 @@ def draw_loads(shares: np.ndarray, steps: np.ndarray, title: str) -> bytes:
     skew.set(xlim=(0, experts), ylim=(0, 1))
     order = np.argsort(-shares.mean(axis=0), kind="stable")
     colors = colormaps["viridis"](np.linspace(0.05, 1, experts))
-    drift.stackplot(steps, shares[:, order].T, colors=colors, edgecolor="white", linewidth=0.3)
+    bands = drift.stackplot(steps, shares[:, order].T, colors=colors)
+    for band, expert in zip(bands[:_NAMED], order, strict=False):
+        band.set(edgecolor="white", linewidth=0.4)
+        # Where the band is widest there is most room for its number.
+        widest = int(shares[:, expert].argmax())
+        if shares[widest, expert] > _ROOM:
+            below = shares[widest, order[: int(np.flatnonzero(order == expert)[0])]].sum()
+            at = steps[0] + (steps[-1] - steps[0]) * np.clip(widest / len(steps), 0.02, 0.98)
+            middle = below + shares[widest, expert] / 2
+            drift.text(at, middle, str(expert), color="white", ha="center", va="center", fontsize=8)
     drift.set(xlabel="step", ylabel="share of choices, by expert", ylim=(0, 1))
     drift.set_xlim(steps[0], max(steps[-1], steps[0] + 1))
     figure.suptitle(title, fontsize=11)
@@ -53,27 +65,36 @@ def draw_loads(shares: np.ndarray, steps: np.ndarray, title: str) -> bytes:
 def draw_ratios(runs: Sequence[Replay], steps: np.ndarray, title: str) -> bytes:
     """Balance ratio over steps, mean over layers, and milliseconds of a step, by policy.
 
+    Axes are of reciprocals: equal heights are equal differences of speed, so that policies near
+    balance can be told apart beside one far from it.
+
     Args:
         runs: of one trace.
         steps: [S].
         title: above.
     """
     figure = Figure((10.5, 6.2), dpi=_DPI, layout="constrained")
-    ratio, time = figure.subplots(2, 1, sharex=True)
+    ratio, time = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1.2))
     for i, run in enumerate(runs):
-        # Dashes of odd lines let one of two that coincide be seen through the other.
-        style = {"color": _COLORS[i % len(_COLORS)], "linestyle": ("-", "--")[i % 2]}
+        # Of two lines that coincide each is seen through the other's gaps.
+        style = {"color": _COLORS[i % len(_COLORS)], "linestyle": ("-", "--", ":", "-.")[i % 4]}
         ratio.plot(steps, run.ratio.mean(axis=1), label=run.policy, linewidth=1.6, **style)
         seconds = (run.seconds + run.adjustment_seconds).sum(axis=1)
         time.plot(steps, 1e3 * seconds, linewidth=1.6, **style)
-    ratio.set(ylabel="balance ratio", yscale="log")
-    time.set(ylabel="ms a step, copies included", yscale="log", xlabel="step")
+    ratio.set(ylabel="balance ratio")
+    time.set(ylabel="ms a step, copies included", xlabel="step")
     for axes in (ratio, time):
-        axes.grid(color="#eceff2", which="both")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        low, high = axes.dataLim.intervaly
+        axes.set_yscale("function", functions=(_negative_reciprocal, _negative_reciprocal))
+        axes.set_ylim(low / 1.03, high * 1.5)
+        axes.yaxis.set_major_locator(FixedLocator(_reciprocal_ticks(low, high)))
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_minor_formatter(NullFormatter())
-    figure.legend(*ratio.get_legend_handles_labels(), loc="outside right upper", frameon=False)
+        axes.grid(color="#e3e7eb")
+    figure.legend(
+        *ratio.get_legend_handles_labels(), loc="outside lower center", frameon=False,
+        ncols=min(len(runs), 4),
+    )  # fmt: skip
     figure.suptitle(title, fontsize=11)
     return _png(figure)
 
@@ -93,23 +114,44 @@ def draw_placement(run: Replay, shares: np.ndarray, steps: np.ndarray, title: st
     final, history = figure.subplots(1, 2, sharey=True)
     values = run.counts[order]
     top = max(int(values.max()), 2)
-    colors = colormaps["YlGnBu"].resampled(top + 1)
+    shades = colormaps["Blues"](np.linspace(0.4, 1.0, top))
+    colors = ListedColormap(["#f4f5f6", *shades])
     picture = final.imshow(
         values, cmap=colors, vmin=-0.5, vmax=top + 0.5, aspect="auto", interpolation="nearest"
     )
-    figure.colorbar(picture, ax=final, ticks=range(top + 1), label="slots on the device")
+    figure.colorbar(picture, ax=final, ticks=range(top + 1), label="slots on the device", pad=0.02)
     final.set(xlabel="device", ylabel="expert, busiest at the end first", title="at the end")
     extent = (steps[0] - 0.5, steps[-1] + 0.5, len(order) - 0.5, -0.5)
     picture = history.imshow(
-        run.replicas[:, order].T, cmap="magma_r", aspect="auto", extent=extent, vmin=1,
-        interpolation="nearest",
+        run.replicas[:, order].T, cmap="Blues", aspect="auto", extent=extent,
+        norm=LogNorm(0.7, max(run.replicas.max(), 2)), interpolation="nearest",
     )  # fmt: skip
-    figure.colorbar(picture, ax=history, label="slots in all")
+    ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100) if tick <= run.replicas.max()]
+    bar = figure.colorbar(picture, ax=history, label="slots in all", ticks=ticks, pad=0.02)
+    bar.ax.minorticks_off()
+    bar.ax.set_yticklabels([str(tick) for tick in ticks])
     history.set(xlabel="step", title="over time")
     marks = range(0, len(order), max(1, len(order) // 16))
     final.set_yticks(marks, [str(order[i]) for i in marks])
     figure.suptitle(title, fontsize=11)
     return _png(figure)
+
+
+def _negative_reciprocal(values):
+    with np.errstate(divide="ignore"):
+        return -1 / np.asarray(values, float)
+
+
+def _reciprocal_ticks(low: float, high: float) -> list[float]:
+    """Round numbers from low to high that lie well apart on an axis of reciprocals."""
+    exponents = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    steps = (1, 1.1, 1.2, 1.3, 1.5, 1.75, 2, 2.5, 3, 4, 5, 6, 7, 8)
+    ticks: list[float] = []
+    for tick in (float(f"{step}e{exponent}") for exponent in exponents for step in steps):
+        apart = low * (1 / ticks[-1] - 1 / tick) if ticks else 1.0
+        if low * 0.99 <= tick <= high * 1.5 and apart > 0.06:
+            ticks.append(tick)
+    return ticks
 
 
 def _png(figure: Figure) -> bytes:

@@ -106,7 +106,23 @@ def _home_counts(home: np.ndarray) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StaticExpertParallel(Policy):
+class _AtHome(Policy):
+    """Experts do not move; the state is their homes."""
+
+    def start(self, cost, slots, experts):
+        """See Policy."""
+        del slots
+        return homes(cost.num_devices, experts)
+
+    @staticmethod
+    def _computed(home, rows, loads):
+        """The Outcome of sending rows [D, E] home where loads were asked for."""
+        handled = int(np.minimum(rows, loads).sum())
+        return Outcome(_to_homes(rows, home), _home_counts(home), handled)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StaticExpertParallel(_AtHome):
     """One home for an expert, for good (GShard, DeepSpeed-MoE).
 
     Attributes:
@@ -126,24 +142,17 @@ class StaticExpertParallel(Policy):
         factor = self.capacity_factor
         return "static, no limit" if factor is None else f"static, capacity {factor:g}"
 
-    def start(self, cost, slots, experts):
-        """See Policy."""
-        return homes(cost.num_devices, experts)
-
     def step(self, cost, state, loads):
         """See Policy."""
         rows = loads
         if self.capacity_factor is not None:
             room = np.ceil(self.capacity_factor * loads.sum(axis=1) / loads.shape[1])
             rows = np.broadcast_to(room.astype(np.int64)[:, None], loads.shape)
-        outcome = Outcome(
-            _to_homes(rows, state), _home_counts(state), int(np.minimum(rows, loads).sum())
-        )
-        return state, outcome
+        return state, self._computed(state, rows, loads)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StrictReassignment(Policy):
+class StrictReassignment(_AtHome):
     """Every expert gets the same number of each source's tokens, whatever they chose (SWIPE).
 
     What an expert cannot take is handled by one that was not chosen, and does not count as handled.
@@ -154,10 +163,6 @@ class StrictReassignment(Policy):
         """See Policy."""
         return "strict re-assignment"
 
-    def start(self, cost, slots, experts):
-        """See Policy."""
-        return homes(cost.num_devices, experts)
-
     def step(self, cost, state, loads):
         """See Policy."""
         experts = loads.shape[1]
@@ -165,14 +170,11 @@ class StrictReassignment(Policy):
         # The odd tokens start at another expert on each source, or the first would take them all.
         turn = (np.arange(experts) - np.arange(len(loads))[:, None]) % experts
         rows = total // experts + (turn < total % experts)
-        outcome = Outcome(
-            _to_homes(rows, state), _home_counts(state), int(np.minimum(rows, loads).sum())
-        )
-        return state, outcome
+        return state, self._computed(state, rows, loads)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Shadowing(Policy):
+class Shadowing(_AtHome):
     """A hot expert is on every device for the step, any other at home alone (FasterMoE).
 
     He et al. 2022, FasterMoE, PPoPP. Which ones is decided anew at each step, knowing its loads: as
@@ -185,10 +187,6 @@ class Shadowing(Policy):
     def name(self):
         """See Policy."""
         return "shadowing"
-
-    def start(self, cost, slots, experts):
-        """See Policy."""
-        return homes(cost.num_devices, experts)
 
     def step(self, cost, state, loads):
         """See Policy."""
@@ -220,7 +218,7 @@ class Flex(Policy):
     """
 
     trigger: Trigger = MaxTrigger()
-    horizon: float = 50.0
+    horizon: float = 20.0
     max_moves: int = 64
     smoothing: float = 0.5
     budget: float = math.inf

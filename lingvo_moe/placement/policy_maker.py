@@ -60,7 +60,7 @@ class PolicyMaker:
     """
 
     cost: CostModel
-    horizon: float = 50.0
+    horizon: float = 20.0
     max_moves: int = 64
     idle: int = 32
 
@@ -154,7 +154,9 @@ class _Board:
         self.loads = np.asarray(loads, float).T  # [E, D]
         self.counts = placement.counts()
         self.seconds = cost.expected(self.loads, self.counts).total  # [E, D]
-        self._changed: dict[tuple[int, int], np.ndarray] = {}
+        # What `changed` has worked out, for one slot more and one fewer, and of which experts.
+        self._changed = np.empty((2, *self.counts.shape, len(self.counts[0])))
+        self._known = np.zeros((2, len(self.counts)), bool)
 
     @property
     def busy(self) -> np.ndarray:
@@ -173,9 +175,7 @@ class _Board:
         changed = np.flatnonzero((counts != self.counts).any(axis=1))
         self.counts = counts
         self.seconds[changed] = self.cost.expected(self.loads[changed], counts[changed]).total
-        for expert in changed.tolist():
-            for by in (1, -1):
-                self._changed.pop((expert, by), None)
+        self._known[:, changed] = False
 
     def hot_experts(self) -> list[int]:
         """The most tokens a slot first, then the experts of the busiest device, costliest first."""
@@ -185,29 +185,36 @@ class _Board:
         costly = held[np.argsort(-self.seconds[held, busiest], kind="stable")]
         return list(dict.fromkeys([int(caps.argmax()), *costly.tolist()]))
 
-    def changed(self, expert: int, by: int) -> np.ndarray:
-        """[D, D], seconds that `by` = 1 or -1 slots on a device (row) add to devices (column).
+    def changed(self, experts: np.ndarray, devices: np.ndarray, by: int) -> np.ndarray:
+        """[N, D], seconds that `by` = 1 or -1 slots of an expert on a device add to all devices.
 
-        Rows of devices that have no slot to give mean nothing.
+        Args:
+            experts: int [N].
+            devices: int [N]; with -1 each holds a slot of its expert, and not the last.
+            by: 1 or -1.
         """
-        if (expert, by) not in self._changed:
-            counts = self.counts[expert] + by * np.eye(len(self.counts[expert]), dtype=np.int64)
-            counts = np.where(counts.min(axis=1, keepdims=True) < 0, 1, counts)
-            new = self.cost.expected(np.broadcast_to(self.loads[expert], counts.shape), counts)
-            self._changed[expert, by] = new.total - self.seconds[expert]
-        return self._changed[expert, by]
+        kind = int(by < 0)
+        wanted = np.zeros(len(self.counts), bool)
+        wanted[experts] = True
+        new = np.flatnonzero(wanted & ~self._known[kind])
+        if len(new):
+            counts = self.counts[new, None] + by * np.eye(self.counts.shape[1], dtype=np.int64)
+            absent = (counts.min(axis=2) < 0) | (counts.sum(axis=2) == 0)
+            counts[absent] = 1  # never asked for
+            seconds = self.cost.expected(self.loads[new, None], counts).total
+            self._changed[kind, new] = seconds - self.seconds[new, None]
+            self._known[kind, new] = True
+        return self._changed[kind, experts, devices]
 
     def expansions(self, hot: int) -> _Change:
         """One more slot for `hot`: an empty one, or any whose expert has another."""
         slots, per_device = self.placement.slots, self.placement.slots_per_device
         replicas = np.append(self.counts.sum(axis=1), 2)  # the last is EMPTY's
-        repeated = np.tril(slots[:, :, None] == slots[:, None, :], k=-1).any(axis=2)
-        chosen = np.flatnonzero((replicas[slots] > 1) & (slots != hot) & ~repeated)
+        chosen = np.flatnonzero((replicas[slots] > 1) & (slots != hot) & _distinct(slots))
         cold, device = slots.flat[chosen], chosen // per_device
-        delta = self.changed(hot, 1)[device]
-        for expert in np.unique(cold[cold != EMPTY]).tolist():
-            mine = cold == expert
-            delta[mine] += self.changed(expert, -1)[device[mine]]
+        delta = self.changed(np.full_like(device, hot), device, 1)
+        held = cold != EMPTY
+        delta[held] += self.changed(cold[held], device[held], -1)
 
         def make(i: int) -> Move:
             kind = Expand if cold[i] == EMPTY else Replace
@@ -220,39 +227,41 @@ class _Board:
         busiest = int(self.busy.argmax())
         more = self.counts + np.eye(len(self.busy), dtype=np.int64)[busiest]
         added = self.cost.expected(self.loads, more).total - self.seconds  # [E, D]
-        moves, deltas = [], [np.zeros((0, len(self.busy)))]
-        for place, old in _distinct(self.placement.slots[busiest]):
-            if old != EMPTY and self.counts[old].sum() > 1:
-                slot = busiest * self.placement.slots_per_device + place
-                others = [e for e in range(len(self.counts)) if e != old]
-                moves += [(new, slot) for new in others]
-                deltas.append(added[others] + self.changed(old, -1)[busiest])
-        return _Change(lambda i: Replace(*moves[i]), np.concatenate(deltas))
+        slots, experts = self.placement.slots[busiest], np.arange(len(self.counts))
+        replicas = np.append(self.counts.sum(axis=1), 0)  # the last is EMPTY's
+        places = np.flatnonzero(_distinct(slots[None])[0] & (replicas[slots] > 1))
+        place, new = (x.ravel() for x in np.meshgrid(places, experts, indexing="ij"))
+        other = slots[place] != new
+        place, new = place[other], new[other]
+        delta = added[new] + self.changed(slots[place], np.full_like(place, busiest), -1)
+        first = busiest * len(slots)
+        return _Change(lambda i: Replace(int(new[i]), int(first + place[i])), delta)
 
     def swaps(self, idle: int) -> _Change:
         """Each slot of the busiest device with those of idle devices and those beside replicas."""
         slots, per_device = self.placement.slots, self.placement.slots_per_device
         busy = self.busy
         busiest = int(busy.argmax())
-        others = [int(d) for d in np.argsort(busy, kind="stable") if d != busiest]
-        moves, experts, there = [], [], []
-        for place, expert in _distinct(slots[busiest]):
-            beside = [d for d in others if expert != EMPTY and self.counts[expert, d]]
-            for device in dict.fromkeys([*others[:idle], *beside[:idle]]):
-                for other_place, other in _distinct(slots[device]):
-                    if other != expert:
-                        first = busiest * per_device + place
-                        moves.append((first, device * per_device + other_place))
-                        experts.append((expert, other))
-                        there.append(device)
+        others = np.argsort(busy, kind="stable")
+        others = others[others != busiest]
+        distinct = _distinct(slots)
+        pairs = []  # of slots
+        for place in np.flatnonzero(distinct[busiest]):
+            expert = slots[busiest, place]
+            beside = others[self.counts[expert, others] > 0] if expert != EMPTY else others[:0]
+            near = np.zeros(len(slots), bool)
+            near[others[:idle]] = near[beside[:idle]] = True
+            there = np.flatnonzero(near[:, None] & distinct & (slots != expert))
+            pairs.append(np.stack([np.full_like(there, busiest * per_device + place), there], 1))
+        pairs = np.concatenate(pairs)
+        experts = slots.ravel()[pairs]
         eye = np.eye(len(slots), dtype=np.int64)
-        shift = eye[np.array(there, int)] - eye[busiest]
-        experts = np.array(experts, int).reshape(-1, 2)
+        shift = eye[pairs[:, 1] // per_device] - eye[busiest]
         exist = (experts != EMPTY)[:, :, None]
         counts = self.counts[experts] + np.stack([shift, -shift], axis=1)
         new = self.cost.expected(self.loads[experts], np.where(exist, counts, 1)).total
         delta = np.where(exist, new - self.seconds[experts], 0.0).sum(axis=1)
-        return _Change(lambda i: Migrate(*moves[i]), delta)
+        return _Change(lambda i: Migrate(*map(int, pairs[i])), delta)
 
     def best(self, change: _Change) -> Move | None:
         """The candidate with the lowest peak, the first of equals; None if none lowers it."""
@@ -273,7 +282,7 @@ def _peak(busy: np.ndarray) -> np.ndarray:
     return top[..., 0] * power.mean(axis=-1) ** (1 / 16)
 
 
-def _distinct(slots: np.ndarray) -> list[tuple[int, int]]:
-    """(place, expert) of each different content of a device."""
-    experts, places = np.unique(slots, return_index=True)
-    return [(int(p), int(e)) for e, p in zip(experts, places, strict=True)]
+def _distinct(slots: np.ndarray) -> np.ndarray:
+    """bool [D, K]: slots whose content no earlier slot of their device has."""
+    same = slots[:, :, None] == slots[:, None, :]
+    return ~np.tril(same, k=-1).any(axis=2)

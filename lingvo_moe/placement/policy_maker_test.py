@@ -131,7 +131,7 @@ def test_plans_are_valid_and_as_predicted(seed):
     assert plan.seconds_after == pytest.approx(_seconds(cost, loads, after))
     assert plan.adjustment_seconds == pytest.approx(cost.adjustment_seconds(start, after))
     if plan.moves:
-        assert (plan.seconds_before - plan.seconds_after) * 50 > plan.adjustment_seconds
+        assert (plan.seconds_before - plan.seconds_after) * 20 > plan.adjustment_seconds
     again = PolicyMaker(cost=cost, max_moves=7).plan(loads, start)
     assert again == plan
 
@@ -141,19 +141,21 @@ def test_the_board_keeps_up_with_moves():
     cost, placement = make_cost(4, token_bytes=0.01), Placement.even(4, 3, 6)
     loads = rng.poisson(rng.exponential(100, 6), (4, 6))
     board = _Board(cost, loads, placement)
+    expert, device = (x.ravel() for x in np.indices((6, 4)))
     for move in (Replace(5, 0), Migrate(3, 10), Replace(1, 4)):
-        for expert in range(6):
-            board.changed(expert, 1)
-            board.changed(expert, -1)
+        for by in (1, -1):
+            board.changed(expert, device, by)
         board.apply(move)
         fresh = _Board(cost, loads, board.placement)
         np.testing.assert_allclose(board.seconds, fresh.seconds)
-        for expert in range(6):
-            np.testing.assert_allclose(board.changed(expert, 1), fresh.changed(expert, 1))
-            gives = np.flatnonzero(board.counts[expert])
-            if board.counts[expert].sum() > 1:
-                ours, theirs = board.changed(expert, -1), fresh.changed(expert, -1)
-                np.testing.assert_allclose(ours[gives], theirs[gives])
+        gives = (board.counts > 0) & (board.counts.sum(axis=1, keepdims=True) > 1)
+        for by, of in ((1, np.ones_like(gives)), (-1, gives)):
+            ours, counts = board.changed(expert, device, by), board.counts[expert]
+            counts = counts + by * np.eye(4, dtype=int)[device]
+            for i in np.flatnonzero(of.ravel()):
+                e = expert[i]
+                slow = cost.expected(loads.T[e].astype(float), counts[i]).total - board.seconds[e]
+                np.testing.assert_allclose(ours[i], slow)
 
 
 def test_the_smooth_maximum():

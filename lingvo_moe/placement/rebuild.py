@@ -67,7 +67,8 @@ def _slot_costs(cost: CostModel, load: np.ndarray, most: int) -> np.ndarray:
     holds[:, order] = np.tril(np.ones_like(holds))
     sync = cost.sync_seconds(holds).max(axis=1)[spread - 1]
     far = cost.exchange_seconds_per_token() * (1 - spread / devices)
-    return load[:, None] / number * (1 / cost.tokens_per_second + far) + sync
+    fixed = cost.expert_seconds + sync
+    return load[:, None] / number * (1 / cost.tokens_per_second + far) + fixed
 
 
 def _aligned(placement: Placement, lists: list[list[int]]) -> Placement:

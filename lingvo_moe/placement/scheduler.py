@@ -9,7 +9,7 @@ D devices, E experts.
 import abc
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,7 @@ class _Threshold(Trigger):
 
     threshold: float
     release: float
+    least: ClassVar[float]  # the measure's value at perfect balance
 
     def __post_init__(self):
         if not self.least <= self.release <= self.threshold:
@@ -46,11 +47,6 @@ class _Threshold(Trigger):
                 f"Needs {self.least:g} <= release <= threshold, where {self.least:g} is balance; "
                 f"got release {self.release} and threshold {self.threshold}."
             )
-
-    @property
-    @abc.abstractmethod
-    def least(self) -> float:
-        """The measure's value at perfect balance."""
 
     @abc.abstractmethod
     def measure(self, tokens: np.ndarray) -> float:
@@ -66,13 +62,9 @@ class _Threshold(Trigger):
 class MaxTrigger(_Threshold):
     """By the balance ratio: the busiest device's tokens over the mean."""
 
-    threshold: float = 1.2
-    release: float = 1.1
-
-    @property
-    def least(self):
-        """See _Threshold."""
-        return 1.0
+    threshold: float = 1.1
+    release: float = 1.05
+    least = 1.0
 
     def measure(self, tokens):
         """See _Threshold."""
@@ -83,13 +75,9 @@ class MaxTrigger(_Threshold):
 class VarianceTrigger(_Threshold):
     """By the variance of devices' tokens over their mean squared."""
 
-    threshold: float = 0.005
-    release: float = 0.002
-
-    @property
-    def least(self):
-        """See _Threshold."""
-        return 0.0
+    threshold: float = 0.0025
+    release: float = 0.001
+    least = 0.0
 
     def measure(self, tokens):
         """See _Threshold."""

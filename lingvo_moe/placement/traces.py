@@ -107,6 +107,15 @@ class Trace:
             self, loads=split.reshape(*shape[:2], devices, shape[3]).astype(self.loads.dtype)
         )
 
+    def scaled(self, choices: float) -> "Trace":
+        """All loads times one factor, rounded: a small run's loads for a large machine.
+
+        Args:
+            choices: of a source device, mean over steps and layers.
+        """
+        factor = choices * np.prod(self.loads.shape[:3]) / self.loads.sum(dtype=np.int64)
+        return dataclasses.replace(self, loads=np.rint(self.loads * factor).astype(np.int32))
+
 
 class TraceRecorder:
     """Collects a trace during training.
@@ -119,13 +128,14 @@ class TraceRecorder:
         """Opens a recording.
 
         Args:
-            path: the file that `save` writes; what it holds is kept.
+            path: the file that `save` writes; what it holds is kept. Its directory is made.
             layers: names of the L layers.
 
         Raises:
             ValueError: the file is of other layers.
         """
         self._path, self._layers = Path(path), tuple(layers)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         self._loads: dict[int, np.ndarray] = {}
         if self._path.exists():
             known = Trace.load(self._path)

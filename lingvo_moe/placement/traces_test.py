@@ -55,6 +55,12 @@ def test_devices_merge_and_split_by_hand():
         trace.on_devices(3)
 
 
+def test_scaling_by_hand():
+    # Twelve choices on two sources are six on the mean; to fifteen, two and a half times as many.
+    trace = _trace(np.array([[[[5, 4], [1, 2]]]])).scaled(15)
+    assert trace.loads.tolist() == [[[[12, 10], [2, 5]]]]
+
+
 def test_splitting_keeps_tokens_and_sizes():
     trace = SyntheticLoads(devices=4, experts=8, top=2, steps=2, tokens=100).generate()
     split = trace.on_devices(16).loads

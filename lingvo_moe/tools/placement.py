@@ -1,7 +1,7 @@
 r"""Replays expert loads under policies of expert placement: time, balance, dropped tokens.
 
 lingvo-moe-placement --synthetic --devices=64 --hardware=a100
-lingvo-moe-placement --trace=LOGDIR/loads.npz --devices=8 --slots=4 --output=build/placement
+lingvo-moe-placement --trace=FILE --devices=8 --output=build/placement    # from lingvo-moe-train
 """
 
 from pathlib import Path
@@ -9,13 +9,14 @@ from pathlib import Path
 from absl import flags
 
 from lingvo_moe.placement.report import PAGE_FILE, Report
-from lingvo_moe.placement.simulate import check_skip, replay_all
+from lingvo_moe.placement.simulate import POLICIES, TRIGGERS, check_skip, replay_all
 from lingvo_moe.placement.traces import SyntheticLoads, Trace
 from lingvo_moe.planning.expert_rates import ExpertShape, cost_model
 from lingvo_moe.planning.hardware import HARDWARE, lookup
 from lingvo_moe.tools import common
 
 FLAGS = flags.FLAGS
+COMPARISONS = {"policies": POLICIES, "triggers": TRIGGERS}
 _EVERY = 50  # steps between lines of progress
 
 
@@ -24,11 +25,13 @@ def _trace() -> Trace:
         raise ValueError("Give either --trace=FILE or --synthetic.")
     if FLAGS.trace:
         trace = Trace.load(Path(FLAGS.trace))
-        return trace.on_devices(FLAGS.devices or trace.num_devices)
+        trace = trace.on_devices(FLAGS.devices or trace.num_devices)
+        return trace.scaled(FLAGS.choices) if FLAGS.choices else trace
     loads = SyntheticLoads(
         devices=FLAGS.devices or 64,
         experts=FLAGS.experts,
         steps=FLAGS.steps,
+        layers=FLAGS.layers,
         tokens=FLAGS.tokens,
         seed=FLAGS.seed,
     )
@@ -55,13 +58,14 @@ def main(argv: list[str]) -> None:
         matmul_efficiency=FLAGS.matmul_efficiency,
         network_efficiency=FLAGS.network_efficiency,
     )
-    runs = replay_all(trace, cost, FLAGS.slots, progress=_progress)
+    runs = replay_all(trace, cost, FLAGS.slots, COMPARISONS[FLAGS.compare], _progress)
     settings = {
         "trace": FLAGS.trace or f"synthetic, seed {FLAGS.seed}",
         "steps": len(trace.steps),
         "layers": len(trace.layers),
         "experts": trace.num_experts,
         "devices": trace.num_devices,
+        "choices of a device and step": round(float(trace.loads.sum(axis=3).mean())),
         "hardware": FLAGS.hardware,
         "slots of a device": FLAGS.slots,
         "expert": f"{expert.model_dim} x {expert.hidden_dim} {expert.dtype}",
@@ -77,9 +81,15 @@ def run() -> None:
     """The console script."""
     flags.DEFINE_string("trace", None, "An .npz file of recorded expert loads.")
     flags.DEFINE_bool("synthetic", False, "Generate loads: top 10 experts take 75 %, with drift.")
+    flags.DEFINE_enum(
+        "compare", "policies", list(COMPARISONS), "All policies, or triggers of the flexible one."
+    )
     flags.DEFINE_string("output", None, "Directory for the page, its pictures and the numbers.")
     flags.DEFINE_string("save_trace", None, "Also write the loads to this file.")
     flags.DEFINE_integer("devices", None, "Of the cluster; by default the trace's, or 64.")
+    flags.DEFINE_float(
+        "choices", None, "With --trace: loads times what makes so many of a device, step and layer."
+    )
     flags.DEFINE_integer("slots", 4, "Experts that a device has room for, replicas counted.")
     flags.DEFINE_enum("hardware", "a100", list(HARDWARE), "What a device is.")
     flags.DEFINE_integer("skip", 20, "Steps at the beginning left out of averages.")
@@ -91,6 +101,7 @@ def run() -> None:
     flags.DEFINE_float("network_efficiency", 0.5, "Share of the bandwidth that exchanges reach.")
     flags.DEFINE_integer("experts", 64, "With --synthetic.")
     flags.DEFINE_integer("steps", 300, "With --synthetic.")
+    flags.DEFINE_integer("layers", 1, "With --synthetic: so many, independent of one another.")
     flags.DEFINE_integer(
         "tokens", 8192, "With --synthetic: of a device and step, two choices each."
     )

@@ -21,9 +21,8 @@ def test_a_trace_from_a_file(tmp_path):
     rng = np.random.default_rng(0)
     loads = rng.poisson([90, 5, 5, 5, 5, 5, 5, 5], (6, 2, 2, 8)).astype(np.int32)
     Trace(loads=loads, steps=np.arange(6), layers=("a", "b")).save(tmp_path / "loads.npz")
-    result = _run(
-        f"--trace={tmp_path / 'loads.npz'}", "--devices=4", "--skip=2", f"--output={tmp_path}"
-    )
+    on_four = (f"--trace={tmp_path / 'loads.npz'}", "--devices=4", "--skip=2", "--choices=5000")
+    result = _run(*on_four, f"--output={tmp_path}")
     assert result.returncode == 0, result.stderr
     first = [line.split("  ")[0] for line in result.stdout.splitlines()[2:]]
     assert first == [
@@ -37,7 +36,12 @@ def test_a_trace_from_a_file(tmp_path):
     assert "flex: step 6/6" in result.stderr
     settings = json.loads((tmp_path / "placement.json").read_text())["settings"]
     assert (settings["devices"], settings["layers"], settings["experts"]) == (4, 2, 8)
+    assert settings["choices of a device and step"] == 5000
     assert (tmp_path / "index.html").exists()
+    triggers = _run(*on_four, "--compare=triggers")
+    assert triggers.returncode == 0, triggers.stderr
+    for name in ("static, capacity 1", "flex", "flex, VarianceTrigger", "IntervalTrigger(steps=5)"):
+        assert name in triggers.stdout
 
 
 def test_errors_in_one_line():

@@ -1,0 +1,102 @@
+"""Tests of the start-up profile: eight virtual devices in a process of their own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("jax")
+
+from lingvo_moe.placement.profile import _groups, _pairs
+
+_SCRIPT = """
+import json
+import jax
+import numpy as np
+from lingvo_moe.placement.profile import Machine, measure, timed
+
+machine = Machine(model_dim=8, hidden_dim=16, nodes=(0, 0, 0, 0, 1, 1, 1, 1))
+counted = []
+seconds = timed([lambda: counted.append("a"), lambda: counted.append("b")], 2)
+outputs, (to_inputs, to_wi, to_wo) = machine.expert_step(3, 5)()
+profile = measure(machine, tokens=(4, 8), rounds=1)
+sizes = dict(token_bytes=1.0, gradient_bytes=2.0, state_bytes=3.0)
+cost, errors = profile.fit(machine.nodes, **sizes)
+try:
+    Machine(model_dim=8, hidden_dim=16, nodes=(0, 1))
+    error = ""
+except ValueError as e:
+    error = str(e)
+print(json.dumps({
+    "counted": counted,
+    "seconds": seconds.shape,
+    "bytes": [machine.token_bytes, machine.gradient_bytes],
+    "expert": [list(x.shape) for x in (outputs, to_inputs, to_wi, to_wo)],
+    "output": float(outputs[0, 0]),
+    "where": [str(outputs.device), str(machine.transfer(1, 6, 8)().device)],
+    "sum": np.asarray(machine.all_reduce([1, 4, 7], 8)()).tolist(),
+    "swap": np.asarray(machine.all_to_all([2, 5], 4)()).tolist(),
+    "compute": [row[:-1] for row in profile.compute],
+    "exchange": [row[:-1] for row in profile.exchange],
+    "all_reduce": [row[:-1] for row in profile.all_reduce],
+    "positive": min(row[-1] for f in vars(profile).values() for row in f) > 0,
+    "errors": sorted(errors),
+    "error": error,
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def measured():
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", _SCRIPT],
+        capture_output=True, text=True, timeout=300, env=environment,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_programs_do_what_is_timed(measured):
+    # Every entry 0.01: 8 products of 0.0001 pass the ReLU, 16 of 0.0008 · 0.01 make an output.
+    assert measured["output"] == pytest.approx(16 * 0.0008 * 0.01)
+    assert measured["expert"] == [[5, 8], [5, 8], [8, 16], [16, 8]]
+    assert [text[-1] for text in measured["where"]] == ["3", "6"]
+    # Eight bytes are two numbers; devices hold 0, 1 and 2.
+    assert measured["sum"] == [[3.0, 3.0]] * 3
+    # Each sends one number to itself and one to the other.
+    assert measured["swap"] == [[0.0, 1.0]] * 2
+
+
+def test_every_measurement_is_taken_in_every_round(measured):
+    assert measured["counted"] == ["a", "b"] * 3  # once to compile
+    assert measured["seconds"] == [2, 2]
+
+
+def test_a_profile_holds_what_the_cost_model_needs(measured):
+    # 32 bytes a token; 2 · 8 · 16 weights of four bytes.
+    assert measured["bytes"] == [32, 1024]
+    assert measured["compute"] == [[4], [8]]
+    assert measured["exchange"] == [[0, 1, 512], [0, 1, 2048], [0, 4, 512], [0, 4, 2048]]
+    groups = [(2, 1), (4, 1), (2, 2), (8, 2)]
+    assert measured["all_reduce"] == [[*g, size] for g in groups for size in (512, 2048)]
+    assert measured["positive"]
+    assert measured["errors"] == ["all_reduce", "compute", "exchange"]
+
+
+def test_too_few_nodes(measured):
+    assert "got 8 devices and nodes (0, 1)" in measured["error"]
+
+
+def test_pairs_and_groups():
+    assert _pairs((0, 0, 0)) == [(0, 1)]
+    assert _pairs((0, 1, 1)) == [(0, 1), (1, 2)]
+    assert _groups((0,) * 6) == [[0, 1], [0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]
+    # One device of each of three nodes: of two, and of all.
+    assert _groups((0, 1, 2)) == [[0, 1], [0, 1, 2]]
+    assert _groups((0, 0, 1, 1)) == [[0, 1], [0, 2], [0, 1, 2, 3]]
