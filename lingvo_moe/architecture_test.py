@@ -31,7 +31,7 @@ ALLOWED = {
     "placement": {"core", "layers", "train", "evaluation"},
     "runtimes": {"core", "sharding", "train"},
     "tasks": _BELOW_TASKS,
-    "serving": _BELOW_TASKS | {"tasks"},
+    "serving": _BELOW_TASKS | {"tasks", "runtimes", "planning"},
     "params": _BELOW_TASKS | {"tasks"},
     "planning": _BELOW_TASKS | {"tasks", "params", "runtimes"},
     "tools": _BELOW_TASKS | {"tasks", "serving", "params", "runtimes", "planning", "placement"},

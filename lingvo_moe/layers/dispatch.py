@@ -8,6 +8,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -17,6 +18,13 @@ from lingvo_moe.layers.feed_forward import Products
 from lingvo_moe.sharding.annotations import annotate
 
 ExpertsFn = Callable[..., tf.Tensor]
+
+
+class Dispatched(NamedTuple):
+    """What a dispatcher gives to a layer: outputs [G, S, M], and statistics, float32."""
+
+    outputs: tf.Tensor
+    stats: NestedMap
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +53,54 @@ class Dispatcher(abc.ABC):
         Returns:
             [G, S, M]; zero for tokens that no expert took.
         """
+
+    def dispatch(
+        self,
+        inputs: tf.Tensor,
+        routing: Routing,
+        capacity: int | None,
+        experts: ExpertsFn,
+        theta: NestedMap,
+    ) -> Dispatched:
+        """What a layer calls in training: the same, of all the layer's weights, with statistics.
+
+        Args:
+            inputs: as above.
+            routing: as above.
+            capacity: as above.
+            experts: as above.
+            theta: the layer's weights, those of `hold` among them.
+        """
+        return Dispatched(self(inputs, routing, capacity, experts, theta.experts), NestedMap())
+
+    @property
+    def rungs(self) -> tuple["Dispatcher", ...]:
+        """This dispatcher with ever more room, the last with room for anything; () for just one."""
+        return ()
+
+    def hold(self, experts: NestedMap) -> NestedMap:
+        """How a layer holds its experts.
+
+        Args:
+            experts: WeightSpecs of E experts, E first.
+
+        Returns:
+            WeightSpecs: `experts`, and what else is needed to find one.
+        """
+        return NestedMap(experts=experts)
+
+    def at_home(self, routing: Routing, theta: NestedMap) -> Routing:
+        """The same choices for a dispatcher that knows nothing of `hold`: in evaluation.
+
+        Args:
+            routing: of E experts.
+            theta: the layer's weights.
+
+        Returns:
+            Routing whose experts are places along the first dimension of theta.experts.
+        """
+        del theta
+        return routing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +155,10 @@ class Gather(Dispatcher):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ragged(Dispatcher):
-    """No slots and no padding: choices sorted by expert, each expert on as many rows as it got.
+    """No slots but those in use: choices sorted by expert, each expert on as many rows as it got.
+
+    Loads that are nearly even, or small, are padded to the largest and computed as one product; a
+    product for each expert costs it as much as _OWN_PRODUCT rows more.
 
     Needs dynamic shapes, so it is for TensorFlow's own executor, not for XLA, for which `Dropless`
     does the same. Ignores capacity: what the routing dispatched is computed.
@@ -109,24 +168,73 @@ class Ragged(Dispatcher):
         del capacity
         num_experts = next(iter(theta.values())).shape[0]
         order, counts = by_expert(routing, num_experts)
-        choice = order[: tf.reduce_sum(counts)]
-        slot = tf.reshape(inverse(choice, tf.size(order)), [-1, routing.expert.shape[-1]])
-        rows = permute(tf.reshape(inputs, [-1, inputs.shape[-1]]), slot, choice)
-        product = functools.partial(_by_run, counts)
-        outputs = experts(theta, rows, products=Products(product, product))
+        tokens = tf.reshape(inputs, [-1, inputs.shape[-1]])
         weight = tf.reshape(routing.weight, [-1, routing.weight.shape[-1]])
-        return tf.reshape(combine(outputs, weight, slot, choice), tf.shape(inputs))
+
+        def together():
+            slot, choice = _padded(order, counts, most)
+            slot = tf.reshape(slot, tf.shape(weight))
+            rows = permute(tokens, slot, choice)
+            rows = tf.reshape(rows, [num_experts, most, inputs.shape[-1]])
+            outputs = tf.reshape(experts(theta, rows), [-1, inputs.shape[-1]])
+            return combine(outputs, weight, slot, choice)
+
+        def one_by_one():
+            choice = order[: tf.reduce_sum(counts)]
+            slot = tf.reshape(inverse(choice, tf.size(order)), tf.shape(weight))
+            product = functools.partial(_by_run, counts)
+            rows = permute(tokens, slot, choice)
+            outputs = experts(theta, rows, products=Products(product, product))
+            return combine(outputs, weight, slot, choice)
+
+        most = tf.reduce_max(counts)
+        even = most * num_experts <= tf.reduce_sum(counts) + _OWN_PRODUCT * num_experts
+        return tf.reshape(tf.cond(even, together, one_by_one), tf.shape(inputs))
+
+
+_OWN_PRODUCT = 56  # measured: rows of an expert, whatever its size
+
+
+def _padded(order, counts, most):
+    """The slot of each choice int32 [N · K] in [E, most], one past them if not dispatched; inverse.
+
+    Args:
+        order, counts: of `by_expert`.
+        most: int32 [], the largest count.
+    """
+    num_slots = tf.size(counts) * most
+    ends = tf.cumsum(counts)
+    place = tf.range(tf.size(order))
+    expert = tf.searchsorted(ends, place, side="right")
+    first = tf.gather(tf.concat([[0], ends], axis=0), expert)
+    slot = tf.minimum(expert * most + place - first, num_slots)
+    slot = tf.scatter_nd(order[:, None], slot, tf.shape(order))
+    return slot, inverse(slot, num_slots)
 
 
 def _by_run(counts: tf.Tensor, rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     """Each run of rows times its own matrix: int32 [E], [R, M], [E, M, H] -> [R, H].
 
-    Rows and weights are split, which copies neither; indexing would give each expert's gradient
-    the size of all weights.
+    Rows and weights are split, which copies neither, and so is the upstream gradient; indexing
+    would give each expert's gradient the size of all weights.
     """
-    runs = tf.split(rows, counts, num=weight.shape[0])
-    pairs = zip(runs, tf.unstack(weight), strict=True)
-    return tf.concat([tf.matmul(run, matrix) for run, matrix in pairs], axis=0)
+
+    @tf.custom_gradient
+    def run(rows, weight):
+        runs, matrices = tf.split(rows, counts, num=weight.shape[0]), tf.unstack(weight)
+
+        def joined(left, right, **transposed):
+            pairs = zip(left, right, strict=True)
+            return [tf.matmul(a, b, **transposed) for a, b in pairs]
+
+        def grad(upstream):
+            parts = tf.split(upstream, counts, num=weight.shape[0])
+            d_rows = tf.concat(joined(parts, matrices, transpose_b=True), axis=0)
+            return d_rows, tf.stack(joined(runs, parts, transpose_a=True))
+
+        return tf.concat(joined(runs, matrices), axis=0), grad
+
+    return run(rows, weight)
 
 
 def by_expert(routing: Routing, num_experts: int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -155,8 +263,11 @@ def inverse(slot: tf.Tensor, num_slots: tf.Tensor) -> tf.Tensor:
 
 def _gather_or_zero(rows: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
     """rows[index], and zeros where index is one past the last row."""
-    padded = tf.concat([rows, tf.zeros([1, *rows.shape[1:]], rows.dtype)], axis=0)
-    return tf.gather(padded, index)
+    return tf.gather(_with_zero(rows), index)
+
+
+def _with_zero(rows: tf.Tensor) -> tf.Tensor:
+    return tf.concat([rows, tf.zeros([1, *rows.shape[1:]], rows.dtype)], axis=0)
 
 
 @tf.custom_gradient
@@ -174,10 +285,12 @@ def permute(tokens: tf.Tensor, slot: tf.Tensor, choice: tf.Tensor):
     outputs = _gather_or_zero(tokens, choice // slot.shape[1])
 
     def grad(upstream):
-        # A product, not tf.reduce_sum: XLA would share the sum's initial 0 between LocalGather's
-        # regions and the rest of the program, and such a constant can belong to one only.
-        everything = tf.ones_like(slot, upstream.dtype)
-        return tf.einsum("NKM,NK->NM", _gather_or_zero(upstream, slot), everything), None, None
+        # Sums term by term, not tf.reduce_sum: XLA would share the sum's initial 0 between
+        # LocalGather's regions and the rest of the program, and such a constant can belong to one
+        # only.
+        padded = _with_zero(upstream)
+        parts = [tf.gather(padded, one) for one in tf.unstack(slot, axis=1)]
+        return functools.reduce(tf.add, parts), None, None
 
     return outputs, grad
 
@@ -195,14 +308,15 @@ def combine(rows: tf.Tensor, weight: tf.Tensor, slot: tf.Tensor, choice: tf.Tens
     Returns:
         [N, M].
     """
-    by_choice = _gather_or_zero(rows, slot)  # [N, K, M]
+    padded = _with_zero(rows)
+    parts = [tf.gather(padded, one) for one in tf.unstack(slot, axis=1)]  # K times [N, M]
     weight_cast = tf.cast(weight, rows.dtype)
-    outputs = tf.einsum("NKM,NK->NM", by_choice, weight_cast)
+    weighted = [part * weight_cast[:, k, None] for k, part in enumerate(parts)]
 
     def grad(upstream):
-        d_weight = tf.einsum("NKM,NM->NK", by_choice, upstream)
+        d_weight = tf.stack([tf.einsum("NM,NM->N", part, upstream) for part in parts], axis=1)
         slot_weight = _gather_or_zero(tf.reshape(weight_cast, [-1]), choice)
         d_rows = _gather_or_zero(upstream, choice // slot.shape[1]) * slot_weight[:, None]
         return d_rows, tf.cast(d_weight, weight.dtype), None, None
 
-    return outputs, grad
+    return functools.reduce(tf.add, weighted), grad

@@ -5,6 +5,7 @@ import tensorflow as tf
 from lingvo_moe.core.layer import init_theta
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
+from lingvo_moe.layers import dispatch
 from lingvo_moe.layers.dispatch import Einsum, Gather, Ragged
 from lingvo_moe.layers.dropless import Dropless
 from lingvo_moe.layers.feed_forward import FeedForward
@@ -115,6 +116,20 @@ def test_outputs_and_gradients(dispatcher, routing, capacity):
         np.testing.assert_allclose(got, wanted, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.parametrize(("routing", "capacity"), routings())
+def test_ragged_is_the_same_together_and_one_by_one(routing, capacity, monkeypatch):
+    inputs, theta = inputs_and_theta()
+    expected = token_by_token(inputs, routing, theta)
+    of_everywhere = gradients(everywhere, inputs, routing, capacity, theta)
+    for rows in (-1000, 1000):  # products of their own are dear, or cost nothing
+        monkeypatch.setattr(dispatch, "_OWN_PRODUCT", rows)
+        outputs = Ragged()(inputs, routing, capacity, LAYER.fprop, theta)
+        np.testing.assert_allclose(outputs, expected, atol=1e-5)
+        ours = gradients(Ragged(), inputs, routing, capacity, theta)
+        for got, wanted in zip(ours, of_everywhere, strict=True):
+            np.testing.assert_allclose(got, wanted, atol=1e-5)
+
+
 @pytest.mark.parametrize("dispatcher", DISPATCHERS, ids=lambda d: type(d).__name__)
 def test_shapes_may_be_unknown(dispatcher):
     inputs, theta = inputs_and_theta()
@@ -129,12 +144,12 @@ def test_shapes_may_be_unknown(dispatcher):
             *[tf.TensorSpec([None, None, 2], x.dtype) for x in routing[:4]],
         ],
     )
-    def dispatch(inputs, *choices):
+    def run(inputs, *choices):
         rest = Routing(*choices, *routing[4:])
         return dispatcher(inputs, rest, None, LAYER.fprop, theta)
 
     expected = token_by_token(inputs, routing, theta)
-    np.testing.assert_allclose(dispatch(inputs, *routing[:4]), expected, atol=1e-5)
+    np.testing.assert_allclose(run(inputs, *routing[:4]), expected, atol=1e-5)
 
 
 def test_ragged_ignores_capacity():

@@ -2,9 +2,6 @@
 
 import functools
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,6 +13,7 @@ from lingvo_moe.layers.dispatch import Einsum, Gather
 from lingvo_moe.layers.local_gather import LocalGather
 from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.testing.devices import run_on
 
 BATCH, LENGTH, MODEL, EXPERTS = 16, 6, 4, 8
 DISPATCHERS = (Einsum(), LocalGather())
@@ -65,14 +63,7 @@ def test_without_a_mesh_it_is_gather():
 
 @functools.cache
 def on_eight_devices():
-    pytest.importorskip("jax")
-    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    done = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_on(8, __file__)
 
 
 @pytest.mark.parametrize("dispatcher", DISPATCHERS, ids=str)

@@ -123,7 +123,8 @@ class MoEOutput(NamedTuple):
         stats: NestedMap of float32 statistics: `capacity` [], C; Routing's `load` [E] and
             `drop_rate` [], the router's `importance` [E] and `entropy` [], `unused` [], the number
             of experts that got no token, and the unweighted losses `aux_loss`, `z_loss` and, with a
-            shared expert, `shared_gate_loss` [], besides `shared_gate` [], the mean g.
+            shared expert, `shared_gate_loss` [], besides `shared_gate` [], the mean g; in training
+            those of the dispatcher, such as `rung` (see layers.fitted).
         routing: which token went where, before expert output masking.
     """
 
@@ -165,9 +166,12 @@ class MoE(Layer):
         return dataclasses.replace(self.shared, num_experts=self.params.num_experts)
 
     def weights(self):
-        """Theta: the router's gate, experts; with a shared one shared, shared_gate [M]."""
+        """Theta: the router's gate, experts as the dispatcher holds them; shared, shared_gate [M].
+
+        The last two are there with a shared expert.
+        """
         gate = self.params.router.weights(self.model_dim, self.params.num_experts)
-        weights = NestedMap(gate, experts=self.experts.weights())
+        weights = NestedMap(gate, **self.params.dispatcher.hold(self.experts.weights()))
         if self.params.shared_expert:
             weights.shared = self.shared.weights()
             limit = (3.0 / self.model_dim) ** 0.5
@@ -217,7 +221,14 @@ class MoE(Layer):
         def experts(theta, rows, **how):
             return self.experts.fprop(theta, rows, context.fold("experts"), **how)
 
-        outputs = dispatcher(grouped, routing, capacity, experts, theta.experts)
+        if context.training:
+            outputs, dispatch_stats = dispatcher.dispatch(
+                grouped, routing, capacity, experts, theta
+            )
+            stats.update(dispatch_stats)
+        else:
+            routing = p.dispatcher.at_home(routing, theta)
+            outputs = dispatcher(grouped, routing, capacity, experts, theta.experts)
         if p.shared_expert:
             gate = self._shared_gate(theta, grouped)
             stats.shared_gate = token_mean(gate, mask)

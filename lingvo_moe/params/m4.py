@@ -4,8 +4,8 @@ Shared by all: M 1024, H 8192, 16 heads, dropout 0.1, Adafactor with learning ra
 inverse-square-root decay after 10k steps, label smoothing 0.1, SentencePiece vocabularies of 64000
 for the source and 32000 for the target. Weights and activations are float32 unless said otherwise.
 
-For pods: equal layers are one loop, so that compiling takes no longer for 60 layers than for 12, and
-gates, the one weight that grows with the experts and that every core needs whole, are cut at rest.
+For pods: equal layers are one loop, so that 60 layers compile as fast as 12, and the gates, the one
+weight that grows with the experts and that every core needs whole, are cut at rest.
 """
 
 from lingvo_moe.core.registry import register

@@ -1,5 +1,6 @@
 """One device: TensorFlow's own executor."""
 
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -7,6 +8,8 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, init_theta
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.train.ladder import Ladder
+from lingvo_moe.train.replicas import moved, resettled, rounds, slots_of
 from lingvo_moe.train.step import Trainable, TrainState, TrainStep
 
 
@@ -22,7 +25,12 @@ class Local:
         """
         self._task, self._step = task, step
         self._state: TrainState | None = None
-        self._train = tf.function(self._train_and_assign, autograph=False)
+        steps = step.on_rungs if step else ()
+        self._train = [
+            tf.function(functools.partial(self._train_and_assign, one), autograph=False)
+            for one in steps
+        ]
+        self._ladder = Ladder(len(steps))
         self._evaluate = tf.function(self._evaluate_batch, autograph=False)
         self._translate = tf.function(
             self._translate_batch,
@@ -36,15 +44,14 @@ class Local:
 
     def initialize(self, seed: int) -> None:
         """Starts from scratch. A second call starts anew without compiling anew."""
-        weights = self._task.weights()
-        theta = init_theta(weights, seed)
-        slot_weights = self._step.optimizer.slots(weights) if self._step else NestedMap()
-        slots = init_theta(slot_weights, seed)
+        theta, slots = (init_theta(specs, seed) for specs in self._specs())
         self._assign(TrainState(tf.constant(0, tf.int64), theta, slots))
+        self._ladder.restore({})
 
     def state(self) -> dict[str, tf.Tensor]:
-        """The state by name: "step", "theta/…", "slots/…"."""
-        return {name: variable.value() for name, variable in self._variables()}
+        """The state by name: "step", "theta/…", "slots/…"; "ladder" if the step has rungs."""
+        state = {name: variable.value() for name, variable in self._variables()}
+        return state | self._ladder.state()
 
     def restore(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Puts back what `state` gave.
@@ -54,6 +61,7 @@ class Local:
         """
         if self._state is None:
             self.initialize(0)
+        tensors = resettled(tensors, *self._specs())
         for name, variable in self._variables():
             if name not in tensors:
                 raise ValueError(f"The checkpoint has no tensor {name!r}; it is of another model.")
@@ -64,10 +72,31 @@ class Local:
                     f"trained with, --set included."
                 )
             variable.assign(np.asarray(tensors[name]))
+        self._ladder.restore(tensors)
 
     def train(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
         """Takes one step and returns its metrics as tensors."""
-        return self._train(_to_tensors(batch))
+        tensors = _to_tensors(batch)
+        return self._ladder.take(lambda rung: self._train[rung](tensors))
+
+    def relocate(self, table: str, source: np.ndarray, placement: np.ndarray) -> None:
+        """Moves experts of one layer from slot to slot, their optimizer state with them.
+
+        Args:
+            table: the path of its placement among the weights.
+            source: int32, of the placement's shape: from which slot of the layer, by its number
+                there, each slot takes what it is to hold.
+            placement: int32, which expert each slot holds then.
+
+        Raises:
+            ValueError: there is no such table.
+        """
+        variables = dict(self._variables())
+        names = slots_of(table, *self._specs())
+        for few in rounds(source, source.size):
+            for name in names:
+                variables[name].assign(moved(variables[name].value(), *few))
+        variables[f"theta/{table}"].assign(placement)
 
     def evaluate(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
         """The metrics of a batch, in evaluation mode; changes nothing."""
@@ -83,6 +112,11 @@ class Local:
         tasks = np.zeros_like(lengths) if tasks is None else tasks
         return self._translate(*map(tf.constant, (source_ids, lengths, tasks)))
 
+    def _specs(self):
+        """WeightSpecs of the weights and of the optimizer's slots."""
+        weights = self._task.weights()
+        return weights, self._step.optimizer.slots(weights) if self._step else NestedMap()
+
     def _variables(self):
         step, theta, slots = self._state
         return NestedMap(step=step, theta=theta, slots=slots).flatten()
@@ -96,8 +130,8 @@ class Local:
     def _read(self):
         return tf.nest.map_structure(lambda variable: variable.value(), self._state)
 
-    def _train_and_assign(self, batch):
-        state, metrics = self._step(self._read(), batch)
+    def _train_and_assign(self, step, batch):
+        state, metrics = step(self._read(), batch)
         tf.nest.map_structure(lambda v, x: v.assign(x, read_value=False), self._state, state)
         return metrics
 

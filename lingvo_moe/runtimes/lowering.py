@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from lingvo_moe.core.layer import init_theta
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.tables import TableSpec
 from lingvo_moe.sharding.annotations import Mesh, Rules, assignment, use_mesh
 from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.train.step import TrainState, TrainStep
@@ -184,7 +185,7 @@ def shapes(args: Sequence[Mapping[str, ArraySpec]]) -> list[dict[str, jax.ShapeD
 def weight_specs(weights: NestedMap, prefix: str) -> dict[str, ArraySpec]:
     """A tree of WeightSpecs by full name: {"theta/encoder/…": ArraySpec}."""
     return {
-        f"{prefix}/{path}": ArraySpec(spec.shape, np.dtype(np.float32), spec.dims)
+        f"{prefix}/{path}": ArraySpec(spec.shape, np.dtype(_dtype(spec)), spec.dims)
         for path, spec in weights.flatten()
     }
 
@@ -221,13 +222,18 @@ def train_program(
     """
     weights = step.task.weights()
     state = state_specs(weights, step.optimizer.slots(weights))
+    args = [state, dict(batch)]
+    return partitioned(train_function(step), args, (state, None), placement, donate=(0,)), args
+
+
+def train_function(step: TrainStep) -> Callable:
+    """The step on a state by name: (state, batch) -> (state, metrics), flat NestedMaps."""
 
     def run(flat, batch):
         new, metrics = step(_unflatten(flat), batch)
         return _flatten(new), metrics
 
-    args = [state, dict(batch)]
-    return partitioned(run, args, (state, None), placement, donate=(0,)), args
+    return run
 
 
 def init_program(
@@ -239,13 +245,18 @@ def init_program(
         The program, and the spec of the state.
     """
     state = state_specs(weights, slots)
+    seed = {"seed": ArraySpec((), np.dtype(np.int32), "")}
+    return partitioned(init_function(weights, slots), [seed], state, placement), state
+
+
+def init_function(weights: NestedMap, slots: NestedMap) -> Callable:
+    """{"seed": int32 []} -> the initial state by name."""
 
     def run(args):
         theta, slot_values = (init_theta(specs, args.seed) for specs in (weights, slots))
         return _flatten(TrainState(tf.constant(0, tf.int64), theta, slot_values))
 
-    seed = {"seed": ArraySpec((), np.dtype(np.int32), "")}
-    return partitioned(run, [seed], state, placement), state
+    return run
 
 
 def _unflatten(flat: NestedMap) -> TrainState:
@@ -257,6 +268,10 @@ def _unflatten(flat: NestedMap) -> TrainState:
 def _flatten(state: TrainState) -> dict[str, tf.Tensor]:
     tree = NestedMap(theta=state.theta, slots=state.slots)
     return {"step": tf.cast(state.step, tf.int32), **dict(tree.flatten())}
+
+
+def _dtype(spec):
+    return np.int32 if isinstance(spec, TableSpec) else np.float32
 
 
 def _plain(tree):

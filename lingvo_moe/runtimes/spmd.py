@@ -18,6 +18,8 @@ from lingvo_moe.runtimes.lowering import (
     train_program,
     weight_specs,
 )
+from lingvo_moe.train.ladder import Ladder
+from lingvo_moe.train.replicas import Round, moved, resettled, rounds, slots_of
 from lingvo_moe.train.step import Trainable, TrainStep
 
 _LEAST_LENGTH = 16
@@ -50,6 +52,8 @@ class Spmd:
         self._shardings = placement.shardings(self._specs)
         self._state: dict[str, jax.Array] | None = None
         self._programs: dict[Any, Any] = {}
+        self._steps = step.on_rungs if step else ()
+        self._ladder = Ladder(len(self._steps))
 
     def initialize(self, seed: int) -> None:
         """Starts from scratch: every device draws its own pieces of the weights."""
@@ -57,10 +61,15 @@ class Spmd:
             "initialize", lambda: init_program(self._weights, self._slots, self._placement)[0]
         )
         self._state = program({"seed": np.int32(seed)})
+        self._ladder.restore({})
 
     def state(self) -> dict[str, jax.Array | np.ndarray]:
-        """The state by name: "step" int64, "theta/…", "slots/…" in pieces, as they lie."""
-        return self._state | {"step": np.asarray(self._state["step"]).astype(np.int64)}
+        """The state by name: "step" int64, "theta/…", "slots/…" in pieces, as they lie.
+
+        And "ladder" if the step has rungs.
+        """
+        step = np.asarray(self._state["step"]).astype(np.int64)
+        return self._state | {"step": step} | self._ladder.state()
 
     def restore(self, tensors: Mapping[str, Any]) -> None:
         """Puts back what `state` gave, on this or another mesh.
@@ -72,6 +81,7 @@ class Spmd:
         Raises:
             ValueError: a tensor is missing or has another shape than this model's.
         """
+        tensors = resettled(tensors, self._weights, self._slots)
         for name, spec in self._specs.items():
             if name not in tensors:
                 raise ValueError(f"The checkpoint has no tensor {name!r}; it is of another model.")
@@ -85,15 +95,60 @@ class Spmd:
             name: _cut(tensors[name], spec, self._shardings[name])
             for name, spec in self._specs.items()
         }
+        self._ladder.restore(tensors)
 
     def train(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
-        """Takes one step; the metrics it returns are still being computed."""
+        """Takes one step; the metrics it returns are still being computed if it has no rungs."""
         specs = batch_specs(batch)
+        fed = self._fed(batch, specs)
+
+        def step(rung):
+            program = self._program(
+                ("train", rung),
+                lambda: train_program(self._steps[rung], specs, self._placement)[0],
+                specs,
+            )
+            self._state, metrics = program(self._state, fed)
+            return NestedMap(metrics)
+
+        return self._ladder.take(step)
+
+    def relocate(self, table: str, source: np.ndarray, placement: np.ndarray) -> None:
+        """Moves experts of one layer from slot to slot, their optimizer state with them.
+
+        Equal layers share one program, which moves as many experts at once as a device has slots,
+        so that no device needs room for more. Waits until it is done.
+
+        Args:
+            table: the path of its placement among the weights.
+            source: int32, of the placement's shape: from which slot of the layer, by its number
+                there, each slot takes what it is to hold.
+            placement: int32, which expert each slot holds then.
+
+        Raises:
+            ValueError: there is no such table.
+        """
+        names = slots_of(table, self._weights, self._slots)
+        directory = table.rpartition("/")[0] + "/"
+        alias = {name: name.replace(directory, "", 1) for name in names}
+        slots = {alias[name]: self._specs[name] for name in names}
+        width = max(2, source.shape[-1])
+        moves = {name: ArraySpec((width,), np.dtype(np.int32), ".") for name in Round._fields}
+
+        def run(held, moves):
+            return held.map(lambda tensor: moved(tensor, moves.targets, moves.sources))
+
         program = self._program(
-            "train", lambda: train_program(self._step, specs, self._placement)[0], specs
+            "relocate",
+            lambda: partitioned(run, [slots, moves], slots, self._placement, donate=(0,)),
+            slots | moves,
         )
-        self._state, metrics = program(self._state, self._fed(batch, specs))
-        return NestedMap(metrics)
+        held = {alias[name]: self._state[name] for name in names}
+        for few in rounds(source, width):
+            held = program(held, self._fed(few._asdict(), moves))
+        self._state |= {name: jax.block_until_ready(held[alias[name]]) for name in names}
+        here = f"theta/{table}"
+        self._state[here] = _cut(placement, self._specs[here], self._shardings[here])
 
     def evaluate(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
         """The metrics of a batch, in evaluation mode; changes nothing."""

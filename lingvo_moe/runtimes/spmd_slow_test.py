@@ -1,14 +1,12 @@
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from numpy.testing import assert_allclose
 
 from lingvo_moe.runtimes.spmd_test import local, run
+from lingvo_moe.testing.devices import run_on
 
 STEPS = 50
 # Errors of some 1e-7 a step, carried on by the weights; a different draw or routing shows as 1e-3.
@@ -41,14 +39,11 @@ def test_two_processes_of_four_devices_are_one_device():
 
 
 def test_the_docs_list_every_collective_of_tiny():
-    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    out = subprocess.check_output([sys.executable, __file__], env=environment, text=True)
     page = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text()
     rows = re.findall(r"^\| (All\w+) \| ([\d,]+) \|", page, re.MULTILINE)
     kinds = {"AllToAll": "all-to-all", "AllReduce": "all-reduce"}
     listed = [[kinds[kind], int(size.replace(",", ""))] for kind, size in rows]
-    assert sorted(listed) == sorted(json.loads(out.splitlines()[-1]))
+    assert sorted(listed) == sorted(run_on(8, __file__))
 
 
 def main():

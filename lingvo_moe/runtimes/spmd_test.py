@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from lingvo_moe.params import tiny  # noqa: F401  registers tiny.MoE
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.testing.devices import environment
 from lingvo_moe.testing.tiny_world import SHRINK
 
 ROWS, LENGTH, PAIRS = 8, 12, ("a-b", "c-d")
@@ -76,16 +76,13 @@ def local(steps):
 @functools.cache
 def run(mesh, steps, *flags, devices=8, processes=1):
     """What `main` prints, process by process."""
-    pytest.importorskip("jax")
-    xla = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla}
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         address = f"localhost:{probe.getsockname()[1]}"
     started = [
         subprocess.Popen(
             [sys.executable, __file__, mesh, str(steps), address, str(i), str(processes), *flags],
-            env=environment,
+            env=environment(devices),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

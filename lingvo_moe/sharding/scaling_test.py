@@ -6,13 +6,13 @@ table lets grow has N elements a device, the others N in all.
 
 import functools
 import json
-import os
-import subprocess
 import sys
 from typing import Any, NamedTuple
 
 import pytest
 import tensorflow as tf
+
+from lingvo_moe.testing.devices import run_on
 
 N = 8
 ONE, LINEAR = 0, 1  # O(D^0), O(D^1)
@@ -90,14 +90,7 @@ def table(d: int) -> dict[str, Row]:
 @functools.cache
 def measured(d):
     """Row -> {"flops": a device, "kinds": names of collectives, "bytes": their sum}."""
-    pytest.importorskip("jax")
-    flags = f"--xla_force_host_platform_device_count={d} --xla_backend_optimization_level=0"
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    done = subprocess.run(
-        [sys.executable, __file__, str(d)], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_on(d, __file__, str(d))
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lingvo_moe.core import registry
+from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import override, to_text
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
 from lingvo_moe.train.checkpoint import Checkpoint, Checkpointer
+from lingvo_moe.train.replicas import slots_of
 
 _FILE = "model.json"
 
@@ -171,8 +173,12 @@ class ModelDir:
 
     def _check_same_weights(self, there):
         theirs = {n: w.shape for n, w in TranslationTask(there.params).weights().flatten()}
-        for name, spec in TranslationTask(self.params).weights().flatten():
-            if theirs.get(name) != spec.shape:
+        task = TranslationTask(self.params)
+        free = {f"theta/{table}" for table in task.placements}
+        for table in task.placements:  # experts in slots lie as they are found: replicas.resettled
+            free |= set(slots_of(table, task.weights(), NestedMap()))
+        for name, spec in task.weights().flatten():
+            if f"theta/{name}" not in free and theirs.get(name) != spec.shape:
                 raise ValueError(
                     f"Weight {name!r} is {spec.shape} here and {theirs.get(name)} in {self.path}. "
                     f"Give the --set texts it was trained with ({' '.join(there.overrides)}), or "

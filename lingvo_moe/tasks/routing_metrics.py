@@ -29,6 +29,7 @@ def routing_metrics(
     num_pairs: int,
     tokens: tf.Tensor,
     training: bool,
+    group_loads: bool = False,
 ) -> NestedMap:
     """The metrics of a Transformer's MoE layers.
 
@@ -38,6 +39,7 @@ def routing_metrics(
         num_pairs: P.
         tokens: float32 [], real target tokens: the weight of what is a mean.
         training: counts that are dear at scale are left out in training.
+        group_loads: whether to count `group_load`.
 
     Returns:
         float32, weighted by tokens: `aux_loss` and `z_loss` [], unweighted, averaged over layers;
@@ -46,7 +48,9 @@ def routing_metrics(
         layer of fewer experts. Counts: `pair_wanted`, `pair_dropped` [layers, P], choices before
         capacity and those it turned away. Not in training: `pair_load` [layers, P, E], choices
         that an expert took from a pair, and, up to MOST_EXPERTS_FOR_COACTIVATION experts,
-        `coactivation` [layers, E, E], tokens that both experts took.
+        `coactivation` [layers, E, E], tokens that both experts took. In training with VExperts
+        `source_load` [layers, D, E], choices made on each device of a placement. With group_loads
+        `group_load` [layers, G, E], choices of each expert in each group, before capacity.
     """
     names = moe_layers(output.stats)
     layers = [output.stats[side][name] for side, name in names]
@@ -77,11 +81,24 @@ def routing_metrics(
                 for r, pairs in routed
             ]
         )
+    if "source_load" in layers[0]:
+        metrics.source_load = tf.stack(
+            [tf.pad(s.source_load, [[0, 0], [0, widest - s.source_load.shape[1]]]) for s in layers]
+        )
+    if group_loads:
+        metrics.group_load = tf.stack([group_load(routing, widest) for routing, _ in routed])
     if not training:
         metrics.pair_load = tf.stack([pair_load(r, p, num_pairs, widest) for r, p in routed])
         if widest <= MOST_EXPERTS_FOR_COACTIVATION:
             metrics.coactivation = tf.stack([coactivation(r, widest) for r, _ in routed])
     return metrics
+
+
+def needed_rung(output: StackOutput) -> tf.Tensor | None:
+    """float32 []: the highest rung that an MoE layer needed; None where no layer has rungs."""
+    layers = [stats for side in output.stats.values() for stats in side.values()]
+    needed = [stats.rung for stats in layers if "rung" in stats]
+    return tf.reduce_max(tf.stack(needed)) if needed else None
 
 
 def pair_load(routing: Routing, pairs: tf.Tensor, num_pairs: int, num_experts: int) -> tf.Tensor:
@@ -97,11 +114,23 @@ def pair_load(routing: Routing, pairs: tf.Tensor, num_pairs: int, num_experts: i
         float32 [P, E].
     """
     expert, dispatched = _by_token(routing)
-    cell = pairs[:, None] * num_experts + expert
-    counts = tf.math.unsorted_segment_sum(
-        tf.reshape(dispatched, [-1]), tf.reshape(cell, [-1]), num_pairs * num_experts
-    )
-    return tf.reshape(counts, [num_pairs, num_experts])
+    return _count(dispatched, pairs[:, None], num_pairs, expert, num_experts)
+
+
+def group_load(routing: Routing, num_experts: int) -> tf.Tensor:
+    """Choices of each expert in each group, those that capacity turned away among them.
+
+    Args:
+        routing: of a layer whose tokens choose experts: a token's first choices are those wanted.
+        num_experts: E, or more.
+
+    Returns:
+        float32 [G, E].
+    """
+    groups, _, choices = routing.expert.shape
+    wanted = tf.cast(tf.range(choices), tf.float32) < routing.wanted[..., None]
+    group = tf.range(groups)[:, None, None]
+    return _count(tf.cast(wanted, tf.float32), group, groups, routing.expert, num_experts)
 
 
 def coactivation(routing: Routing, num_experts: int) -> tf.Tensor:
@@ -109,6 +138,13 @@ def coactivation(routing: Routing, num_experts: int) -> tf.Tensor:
     expert, dispatched = _by_token(routing)
     taken = tf.reduce_sum(tf.one_hot(expert, num_experts) * dispatched[..., None], axis=1)
     return tf.matmul(taken, taken, transpose_a=True)
+
+
+def _count(counted, row, num_rows, expert, num_experts):
+    """float32 [num_rows, num_experts]: `counted` summed by row and expert, all of one shape."""
+    cell = tf.reshape(row * num_experts + expert, [-1])
+    counts = tf.math.unsorted_segment_sum(tf.reshape(counted, [-1]), cell, num_rows * num_experts)
+    return tf.reshape(counts, [num_rows, num_experts])
 
 
 def _by_token(routing):

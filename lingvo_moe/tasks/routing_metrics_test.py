@@ -4,7 +4,7 @@ import tensorflow as tf
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
 from lingvo_moe.layers.transformer_layer import StackOutput
-from lingvo_moe.tasks.routing_metrics import coactivation, pair_load, routing_metrics
+from lingvo_moe.tasks.routing_metrics import coactivation, group_load, pair_load, routing_metrics
 
 # Four tokens in two groups, two choices each; the last choice of token 1 found no room, token 3 is
 # padding. Pairs: tokens 0 and 1 are of pair 1, token 2 of pair 0.
@@ -32,7 +32,12 @@ def test_coactivation_by_hand():
     np.testing.assert_array_equal(coactivation(ROUTING, 3), expected)
 
 
-def metrics(training, num_experts=3):
+def test_load_by_group_by_hand():
+    # Token 1's second choice found no room, but was wanted; padding wanted nothing.
+    np.testing.assert_array_equal(group_load(ROUTING, 4), [[1, 1, 2, 0], [0, 1, 1, 0]])
+
+
+def metrics(training, num_experts=3, group_loads=False):
     stats = NestedMap(
         {name: tf.constant(2.0) for name in ("drop_rate", "entropy", "unused", "capacity")},
         aux_loss=tf.constant(1.0),
@@ -44,7 +49,7 @@ def metrics(training, num_experts=3):
     routings = NestedMap(encoder=NestedMap(layer_01=ROUTING), decoder=NestedMap())
     output = StackOutput(tf.zeros([]), tf.zeros([]), layers, routings)
     ids = {"encoder": PAIRS, "decoder": None}
-    return routing_metrics(output, ids, 2, tf.constant(10.0), training)
+    return routing_metrics(output, ids, 2, tf.constant(10.0), training, group_loads)
 
 
 def test_counts_are_counts_and_means_are_weighted_by_tokens():
@@ -59,6 +64,9 @@ def test_counts_are_counts_and_means_are_weighted_by_tokens():
 def test_dear_counts_are_left_out_in_training_and_of_very_many_experts():
     assert not {"pair_load", "coactivation"} & set(metrics(training=True))
     assert {"pair_load", "coactivation"} <= set(metrics(training=False))
+    assert "group_load" not in metrics(training=True)
+    loads = metrics(training=True, group_loads=True).group_load
+    np.testing.assert_array_equal(loads, [group_load(ROUTING, 3)])
     many = metrics(training=False, num_experts=513)
     assert many.pair_load.shape == (1, 2, 513)
     assert "coactivation" not in many

@@ -1,5 +1,6 @@
 """Training a translation model, and a bilingual baseline for each pair, end to end."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,11 +13,14 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.pipeline import Prefetcher, TrainInput, eval_batches
 from lingvo_moe.evaluation.routing import RoutingRecord
+from lingvo_moe.placement.rebalance import Rebalanced
+from lingvo_moe.placement.scheduler import Scheduler
+from lingvo_moe.placement.traces import TraceRecorder
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tasks.translator import Translator
 from lingvo_moe.train.checkpoint import ALONE, Process
-from lingvo_moe.train.loop import Evaluation, TrainResult, train
+from lingvo_moe.train.loop import Evaluation, Recorder, TrainResult, train
 from lingvo_moe.train.step import TrainStep
 
 # (task, TrainStep) -> a runtime (see runtimes.local.Local); tools decide which.
@@ -26,12 +30,19 @@ RuntimeFn = Callable[[TranslationTask, TrainStep], Any]
 def train_step(task: TranslationTask) -> TrainStep:
     """The step that a runtime compiles."""
     params = task.params
+    end, max_steps = params.optimizer.schedule.end, params.train.max_steps
+    if end is not None and end < max_steps:
+        raise ValueError(
+            f"train.max_steps={max_steps} goes beyond step {end}, where the schedule's learning "
+            f"rate ends at 0; pass --set=optimizer.schedule.total_steps={max_steps}."
+        )
     return TrainStep(
         task=task,
         optimizer=params.optimizer,
         clip_norm=params.train.clip_norm,
         micro_batches=params.train.micro_batches,
         seed=params.train.seed,
+        rungs=task.rungs,
     )
 
 
@@ -43,6 +54,8 @@ def train_model(
     make_runtime: RuntimeFn,
     report: Callable[[str], None],
     process: Process = ALONE,
+    record_loads: Path | None = None,
+    make_scheduler: Callable[[TranslationTask], Scheduler] | None = None,
 ) -> TrainResult:
     """Trains a registered model on a dataset, or goes on where logdir's newest checkpoint stands.
 
@@ -54,21 +67,44 @@ def train_model(
         make_runtime: (task, TrainStep) -> runtime.
         report: takes each line of progress.
         process: which of the processes that train together this is; they share logdir.
+        record_loads: a file for what each group of tokens asks of each expert at each step, a
+            placement.traces.Trace with groups for its source devices. A run that resumes goes on
+            writing to it.
+        make_scheduler: task -> what moves its VExperts as their loads change; None to leave them
+            where they are.
 
     Raises:
-        ValueError: logdir, dataset and model do not fit together.
+        ValueError: logdir, dataset and model do not fit together, or there are no loads to record
+            or no VExperts to move.
     """
     if process.index:
         process.minimum(0)  # the first makes the logdir, the others find it made
     model_dir = ModelDir.create(logdir, model, overrides, dataset)
     if not process.index:
         process.minimum(0)
-    runtime = make_runtime(model_dir.task, train_step(model_dir.task))
-    return run_training(model_dir, dataset, runtime, report, process)
+    task = dataclasses.replace(model_dir.task, group_loads=record_loads is not None)
+    runtime = make_runtime(task, train_step(task))
+    if make_scheduler is not None:
+        if not task.placements:
+            raise ValueError(
+                'Only VExperts can move; pass --set="model.moe.dispatcher=VExperts(devices=8, '
+                'slots_per_device=2)" or the like.'
+            )
+        runtime = Rebalanced(runtime, task.placements, make_scheduler(task))
+    recorder = None
+    if record_loads is not None and not process.index:
+        trace = TraceRecorder(record_loads, task.moe_layers)
+        recorder = Recorder(lambda step, metrics: trace.add(step, metrics.group_load), trace.save)
+    return run_training(model_dir, dataset, runtime, report, process, recorder)
 
 
 def run_training(
-    model_dir: ModelDir, dataset: Dataset, runtime, report, process: Process = ALONE
+    model_dir: ModelDir,
+    dataset: Dataset,
+    runtime,
+    report,
+    process: Process = ALONE,
+    recorder: Recorder | None = None,
 ) -> TrainResult:
     """As `train_model`, with a logdir and a compiled runtime at hand."""
     params = model_dir.params
@@ -84,6 +120,7 @@ def run_training(
             evaluate=_Evaluator(model_dir, dataset, runtime),
             report=report,
             process=process,
+            recorder=recorder,
         )
     if source.skipped:
         report(
@@ -133,16 +170,18 @@ def summarize(metrics: NestedMap, pairs: Sequence[str], layers: Sequence[str]) -
 
     Returns:
         "loss" (nats a target token), "tokens", "grad_norm", "learning_rate", "loss/PAIR" for each
-        pair that was seen; for MoE models "aux_loss", "z_loss", "pair_drop_rate/PAIR" over all
-        layers, and for each MoE layer "drop_rate/LAYER", "capacity/LAYER" (C, choices that an
-        expert accepts from a group), "entropy/LAYER" (nats), "unused/LAYER" (experts without a
-        token, a step), "load_max/LAYER" and "importance_max/LAYER" (the busiest and the best scored
-        expert's share times E; 1 is balance), "load/LAYER/EXPERT" and, if there is one,
-        "shared_gate/LAYER".
+        pair that was seen; with rungs "rung" and "retries", means of train.ladder's; for MoE models
+        "aux_loss", "z_loss", "pair_drop_rate/PAIR" over all layers, and for each MoE layer
+        "drop_rate/LAYER", "capacity/LAYER" (C, choices that an expert accepts from a group),
+        "entropy/LAYER" (nats), "unused/LAYER" (experts without a token, a step), "load_max/LAYER"
+        and "importance_max/LAYER" (the busiest and the best scored expert's share times E; 1 is
+        balance), "load/LAYER/EXPERT" and, if there is one, "shared_gate/LAYER"; where experts move
+        also "balance_ratio/LAYER", "moves/LAYER", "move_seconds/LAYER" and
+        "move_seconds_predicted/LAYER", means over steps.
     """
     tokens = float(metrics.tokens)
     scalars = {"loss": float(metrics.nll) / max(tokens, 1.0), "tokens": tokens}
-    for name in ("grad_norm", "learning_rate"):
+    for name in ("grad_norm", "learning_rate", "rung", "retries"):
         if name in metrics:
             scalars[name] = float(metrics[name]) / metrics.steps
     for pair, nll, count in zip(pairs, metrics.pair_nll, metrics.pair_tokens, strict=True):
@@ -164,6 +203,9 @@ def _summarize_experts(metrics, tokens, layers):
         for name in ("drop_rate", "capacity", "entropy", "unused", "shared_gate"):
             if name in metrics:
                 scalars[f"{name}/{layer}"] = float(metrics[name][row]) / tokens
+        for name in ("balance_ratio", "moves", "move_seconds", "move_seconds_predicted"):
+            if name in metrics:
+                scalars[f"{name}/{layer}"] = float(metrics[name][row]) / metrics.steps
         load, importance = (
             metrics[name][row, :num_experts] / tokens for name in ("load", "importance")
         )

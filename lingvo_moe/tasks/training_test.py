@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.pipeline import Prefetcher
+from lingvo_moe.placement.traces import Trace
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.evaluation import baseline_translators, load_translator, translate_split
 from lingvo_moe.tasks.model_dir import ModelDir
@@ -16,9 +17,9 @@ from lingvo_moe.testing.tiny_world import SHRINK, dataset
 EVERY = ("train.log_every=2", "train.eval_every=4", "train.checkpoint_every=4")
 
 
-def _train(logdir, *overrides, model="tiny.MoE", report=lambda line: None):
+def _train(logdir, *overrides, model="tiny.MoE", report=lambda line: None, **options):
     overrides = [*SHRINK, *EVERY, *overrides]
-    return train_model(model, overrides, dataset(), logdir, Local, report)
+    return train_model(model, overrides, dataset(), logdir, Local, report, **options)
 
 
 def _theta(logdir, step):
@@ -54,6 +55,32 @@ def test_a_signal_in_mid_run_loses_nothing(tmp_path, monkeypatch):
     whole, parts = _theta(tmp_path / "whole", 6), _theta(tmp_path / "parts", 6)
     for name, value in whole.items():
         np.testing.assert_array_equal(value, parts[name], err_msg=name)
+
+
+def test_loads_are_recorded_step_by_step_and_before_capacity(tmp_path):
+    file = tmp_path / "traces" / "loads.npz"
+    options = ("model.moe.num_groups=2", "model.moe.gating=Top2(second_expert='always')")
+    for stop in (2, 3):
+        more = ("model.moe.capacity_factor=0.5", f"train.max_steps={stop}")
+        _train(tmp_path / "logdir", *options, *more, record_loads=file)
+    trace = Trace.load(file)
+    assert trace.steps.tolist() == [1, 2, 3]
+    assert trace.layers == ("encoder/layer_01", "decoder/layer_01")
+    assert trace.loads.shape == (3, 2, 2, 8)
+    assert trace.loads.max() > 6  # 0.5 · 96 / 8 is what an expert accepts of a group
+    assert np.all(trace.loads.sum(axis=3) % 2 == 0)  # two choices of each token
+
+
+def test_where_there_are_no_loads_to_record(tmp_path):
+    with pytest.raises(ValueError, match="where tokens choose experts; this model has no experts"):
+        _train(tmp_path / "dense", model="tiny.Dense", record_loads=tmp_path / "loads.npz")
+    with pytest.raises(ValueError, match=r"has ExpertChoice\(\), where experts choose tokens"):
+        _train(
+            tmp_path / "choice",
+            "model.moe.gating=ExpertChoice()",
+            "model.moe.eval_capacity_factor=1.0",
+            record_loads=tmp_path / "loads.npz",
+        )
 
 
 def test_micro_batches_add_up_to_the_whole_batch(tmp_path):
@@ -193,6 +220,11 @@ class TestBadInput:
     def test_an_unknown_model(self, tmp_path):
         with pytest.raises(ValueError, match=r"Unknown model 'tiny.MoF'. Did you mean 'tiny.MoE'"):
             _train(tmp_path, model="tiny.MoF")
+
+    def test_steps_beyond_the_schedule(self, tmp_path):
+        schedule = "optimizer.schedule=Cosine(learning_rate=1.0,total_steps=5)"
+        with pytest.raises(ValueError, match=r"max_steps=6 goes beyond step 5, .*total_steps=6"):
+            _train(tmp_path, "train.max_steps=6", schedule)
 
     def test_an_unknown_pair(self, tmp_path):
         with pytest.raises(ValueError, match=r"Unknown pair 'qna-fr'"):

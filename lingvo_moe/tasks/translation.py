@@ -12,14 +12,14 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.decoding.flat_beam_search import BeamOutput, BeamSearchParams, beam_search
 from lingvo_moe.layers.dispatch import Einsum
-from lingvo_moe.layers.loss import smoothed_cross_entropy
 from lingvo_moe.layers.router import ByTask
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.transformer import Transformer
 from lingvo_moe.layers.transformer_layer import TransformerParams
+from lingvo_moe.layers.vexperts import VExperts
 from lingvo_moe.sharding.annotations import annotate
 from lingvo_moe.sharding.params import ShardingParams
-from lingvo_moe.tasks.routing_metrics import routing_metrics
+from lingvo_moe.tasks.routing_metrics import needed_rung, routing_metrics
 from lingvo_moe.train.adafactor import Adafactor
 from lingvo_moe.train.loop import TrainParams
 from lingvo_moe.train.optimizer import Optimizer
@@ -72,17 +72,31 @@ class TranslationTask:
         pairs: P names of the dataset's language pairs; per-pair metrics are in this order.
         num_pieces: pieces of the dataset's target vocabulary, at most target_vocab_size; None for
             as many.
+        group_loads: whether training counts, for each step, what each group of tokens asks of each
+            expert.
 
     Raises:
-        ValueError: a gating that needs a capacity has none for evaluation.
+        ValueError: a gating that needs a capacity has none for evaluation, VExperts in a scan, or
+            group_loads of a model whose tokens choose no experts.
     """
 
     params: TranslationParams
     pairs: tuple[str, ...] = ("source-target",)
     num_pieces: int | None = None
+    group_loads: bool = False
 
     def __post_init__(self):
         moe = self.params.model.moe
+        if moe and isinstance(moe.dispatcher, VExperts) and self.params.model.scan:
+            raise ValueError(
+                "The layers of a scan cannot hold VExperts, whose placements are not learnt; pass "
+                "--set=model.scan=False."
+            )
+        if self.group_loads and not (moe and moe.gating.batch_independent):
+            raise ValueError(
+                f"Loads can be recorded where tokens choose experts; this model has "
+                f"{f'{moe.gating}, where experts choose tokens' if moe else 'no experts'}."
+            )
         if moe and not moe.gating.batch_independent and moe.eval_capacity_factor is None:
             raise ValueError(
                 f"model.moe.gating={moe.gating} compares the tokens of a group and needs a "
@@ -121,11 +135,29 @@ class TranslationTask:
             groups: into how many groups of tokens to cut a batch there. Without a capacity that
                 changes no number; with many devices each takes its groups.
         """
-        model = self.params.model
-        if model.moe is None:
+        if self.params.model.moe is None:
             return self
-        moe = dataclasses.replace(model.moe, eval_dispatcher=Einsum(), eval_num_groups=groups)
-        model = dataclasses.replace(model, moe=moe)
+        return self._with_moe(eval_dispatcher=Einsum(), eval_num_groups=groups)
+
+    @property
+    def rungs(self) -> tuple["TranslationTask", ...]:
+        """This task on each rung of its dispatcher (see layers.fitted); () if that has none."""
+        moe = self.params.model.moe
+        return tuple(self._with_moe(dispatcher=one) for one in moe.dispatcher.rungs) if moe else ()
+
+    @property
+    def placements(self) -> dict[str, int]:
+        """Where the weights say which slot holds which expert -> how many experts the layer has.
+
+        In the order of moe_layers; {} for a model whose experts are not VExperts.
+        """
+        specs = dict(self.weights().flatten())
+        paths = [f"{layer}/feed_forward/placement" for layer in self.moe_layers]
+        return {path: specs[path].num_experts for path in paths if path in specs}
+
+    def _with_moe(self, **changes):
+        moe = dataclasses.replace(self.params.model.moe, **changes)
+        model = dataclasses.replace(self.params.model, moe=moe)
         return dataclasses.replace(self, params=dataclasses.replace(self.params, model=model))
 
     def num_targets(self, batch: NestedMap) -> tf.Tensor:
@@ -149,11 +181,12 @@ class TranslationTask:
             The objective and the metrics, sums over this batch: `nll` and `tokens` (nats, count),
             `pair_nll` and `pair_tokens` [P], and, for MoE models, those of `routing_metrics`.
         """
-        output = self.transformer.fprop(self._to_compute_dtype(theta), *self._sides(batch), context)
-        flat = tf.reshape(output.outputs, [-1, self.params.target_vocab_size])
-        smoothed, nll = smoothed_cross_entropy(
-            flat, tf.reshape(batch.target_ids, [-1]), self.params.label_smoothing
+        theta, transformer = self._to_compute_dtype(theta), self.transformer
+        output = transformer.hidden(theta, *self._sides(batch), context)
+        losses = transformer.loss(
+            theta, output.outputs, batch.target_ids, self.params.label_smoothing
         )
+        smoothed, nll = (tf.reshape(loss, [-1]) for loss in losses)
         real = tf.cast(tf.reshape(batch.target_segment_ids, [-1]) != 0, tf.float32)
         tokens = tf.reduce_sum(real)
         objective = tf.reduce_sum(smoothed * real) / denominator
@@ -167,8 +200,17 @@ class TranslationTask:
         if self.moe_layers:
             objective += output.moe_loss * tokens / denominator
             pair_ids = {"encoder": batch.source_pair_ids, "decoder": batch.target_pair_ids}
-            metrics.update(routing_metrics(output, pair_ids, num_pairs, tokens, context.training))
-        return LossOutput(objective, metrics)
+            metrics.update(
+                routing_metrics(
+                    output,
+                    pair_ids,
+                    num_pairs,
+                    tokens,
+                    context.training,
+                    self.group_loads and context.training,
+                )
+            )
+        return LossOutput(objective, metrics, needed_rung(output))
 
     def _sides(self, batch):
         """The Tokens of source and target."""

@@ -12,7 +12,7 @@ from absl import flags
 
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.tasks.training import train_model
-from lingvo_moe.tools import common, runtimes
+from lingvo_moe.tools import common, rebalancing, runtimes
 
 FLAGS = flags.FLAGS
 
@@ -33,6 +33,8 @@ def main(argv: list[str]) -> None:
         runtimes.make_runtime,
         report,
         process,
+        Path(FLAGS.record_loads) if FLAGS.record_loads else None,
+        rebalancing.make_scheduler if FLAGS.hardware else None,
     )
     if result.finished:
         report(
@@ -49,6 +51,10 @@ def run() -> None:
     flags.DEFINE_string("logdir", None, "Checkpoints and TensorBoard events.", required=True)
     flags.DEFINE_integer("max_steps", None, "Short for --set=train.max_steps=…", lower_bound=1)
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
+    flags.DEFINE_string(
+        "record_loads", None, "File for each step's loads of experts; see lingvo-moe-placement."
+    )
+    rebalancing.define_flags()
     runtimes.define_flags()
     runtimes.define_process_flags()
     common.run(main)

@@ -18,6 +18,7 @@ from lingvo_moe.train.checkpoint import ALONE, Checkpoint, Checkpointer, Process
 from lingvo_moe.train.summaries import SummaryWriter
 
 _INPUT = "input/"
+_NOTICE_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,19 @@ class Batches(Protocol):
     def restore(self, state: Mapping[str, np.ndarray]) -> None: ...
 
 
+class Recorder(NamedTuple):
+    """Keeps something of every single step.
+
+    Attributes:
+        add: (step, its metrics), called once a step in their order, when the device is waited for
+            anyway. After resuming from step n the next is n + 1, whatever was added before.
+        save: called before each checkpoint is written.
+    """
+
+    add: Callable[[int, NestedMap], None]
+    save: Callable[[], None]
+
+
 class Evaluation(NamedTuple):
     """dev_loss: nats a token, lower is better; scalars, images (PNG) by TensorBoard tag; text."""
 
@@ -106,6 +120,7 @@ def train(
     evaluate: Callable[[], Evaluation | None],
     report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     process: Process = ALONE,
+    recorder: Recorder | None = None,
 ) -> TrainResult:
     """Trains to params.max_steps, from the newest checkpoint in logdir if there is one.
 
@@ -122,13 +137,14 @@ def train(
         evaluate: scores the runtime's weights on dev; None where there is no dev data.
         report: takes each line of progress.
         process: which of the processes that train together this is; each saves its own pieces.
+        recorder: sees each step's metrics by themselves.
 
     Raises:
         FloatingPointError: the loss or the gradient is not finite; the last checkpoint is from
             before that.
         OSError: a checkpoint could not be written; earlier ones are untouched.
     """
-    loop = _Loop(runtime, batches, params, logdir, summarize, evaluate, report, process)
+    loop = _Loop(runtime, batches, params, logdir, summarize, evaluate, report, process, recorder)
     with _interruptible() as interrupted:
         return loop.run(interrupted)
 
@@ -136,13 +152,15 @@ def train(
 class _Loop:
     """The loop's own state: what has been seen since the last progress line, and the best."""
 
-    def __init__(self, runtime, batches, params, logdir, summarize, evaluate, report, process):
+    def __init__(
+        self, runtime, batches, params, logdir, summarize, evaluate, report, process, recorder
+    ):
         self.runtime, self.batches, self.params = runtime, batches, params
         self.summarize, self.evaluate, self.report = summarize, evaluate, report
         self.checkpoints = Checkpointer(logdir / "checkpoints", params.keep_checkpoints, process)
         self.events = SummaryWriter(logdir / "events" if process.index == 0 else None)
-        self.process = process
-        self.step, self.saved_step = 0, None
+        self.recorder, self.interruption = recorder, Interruption(process)
+        self.step, self.saved_step, self.recorded_step = 0, None, 0
         self.best_loss, self.best_step, self.evaluations_since_best = math.inf, None, 0
         self.metrics: list[NestedMap] = []
 
@@ -151,7 +169,7 @@ class _Loop:
         p = self.params
         self._start()
         while self.step < p.max_steps and not self._out_of_patience():
-            if self._stopped(interrupted):
+            if self.interruption.agreed(self.step, interrupted()):
                 break
             self.metrics.append(self.runtime.train(self.batches.next_batch()))
             self.step += 1
@@ -176,7 +194,7 @@ class _Loop:
         if checkpoint is None:
             self.runtime.initialize(self.params.seed)
             return
-        self.step = self.saved_step = self.clock_step = checkpoint.step
+        self.step = self.saved_step = self.recorded_step = self.clock_step = checkpoint.step
         best = checkpoint.info["best"]
         self.best_loss = math.inf if best["loss"] is None else best["loss"]
         self.best_step, self.evaluations_since_best = best["step"], best["evaluations_since"]
@@ -187,13 +205,6 @@ class _Loop:
         self.runtime.restore(tensors)
         position = {name: tensors[name] for name in tensors if name.startswith(_INPUT)}
         self.batches.restore({n.removeprefix(_INPUT): np.asarray(t) for n, t in position.items()})
-
-    def _stopped(self, interrupted):
-        """Whether any process was interrupted. Several agree on it only now and then: it waits."""
-        if self.process is ALONE:
-            return interrupted()
-        now = self.step % self.params.log_every == 0
-        return now and self.process.minimum(-int(interrupted())) < 0
 
     def _out_of_patience(self):
         patience = self.params.patience
@@ -220,10 +231,19 @@ class _Loop:
         """Sums of the metrics since the last call, as numpy; waits for the device once."""
         if not self.metrics:
             return None
+        self._record()
         count = len(self.metrics)
         summed = self.metrics[0].map(lambda *xs: sum(np.asarray(x) for x in xs), *self.metrics[1:])
         self.metrics = []
         return NestedMap(summed, steps=count)
+
+    def _record(self):
+        """Shows the recorder the steps that it has not seen."""
+        if self.recorder is not None:
+            for step, metrics in enumerate(self.metrics, self.step - len(self.metrics) + 1):
+                if step > self.recorded_step:
+                    self.recorder.add(step, metrics)
+            self.recorded_step = self.step
 
     def _check(self, metrics):
         if metrics is None:
@@ -261,6 +281,9 @@ class _Loop:
     def _save(self):
         for metrics in self.metrics:  # nothing unseen, perhaps not finite, goes into a checkpoint
             self._check_finite(metrics)
+        if self.recorder is not None:
+            self._record()
+            self.recorder.save()
         best = {
             "step": self.best_step,
             "loss": None if math.isinf(self.best_loss) else self.best_loss,
@@ -269,6 +292,35 @@ class _Loop:
         state = {f"{_INPUT}{name}": value for name, value in self.batches.state().items()}
         self.checkpoints.save(self.step, {**self.runtime.state(), **state}, {"best": best})
         self.saved_step = self.step
+
+
+class Interruption:
+    """Whether any of the processes was interrupted, on which all agree at the same step.
+
+    Asking the others waits for all steps in flight. So each process says for how many steps it
+    would rather not be asked again, as many as some seconds hold, and the smallest number counts: a
+    signal is noticed soon, however long a step takes, and short steps are hardly ever held up.
+    """
+
+    def __init__(self, process: Process, clock: Callable[[], float] = time.monotonic):
+        """clock: seconds."""
+        self._process, self._clock = process, clock
+        self._due, self._stride = 0, 1
+        self._asked: tuple[int, float] | None = None
+
+    def agreed(self, step: int, interrupted: bool) -> bool:
+        """Whether to stop before this step; every process asks at the same steps, each one once."""
+        if self._process is ALONE:
+            return interrupted
+        if step < self._due:
+            return False
+        ahead = self._process.minimum(0 if interrupted else self._stride)
+        now = self._clock()
+        if self._asked:
+            steps, seconds = step - self._asked[0], now - self._asked[1]
+            self._stride = max(1, int(_NOTICE_SECONDS * steps / max(seconds, 1e-9)))
+        self._due, self._asked = step + ahead, (step, now)
+        return ahead == 0
 
 
 @contextlib.contextmanager

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.train.checkpoint import Checkpointer
-from lingvo_moe.train.loop import Evaluation, TrainParams, train
+from lingvo_moe.train.checkpoint import Checkpointer, Process
+from lingvo_moe.train.loop import Evaluation, Interruption, Recorder, TrainParams, train
 
 
 class Sum:
@@ -52,7 +52,7 @@ class Counting:
         self.count = int(state["count"])
 
 
-def _train(logdir, *, batches=None, losses=None, **params):
+def _train(logdir, *, batches=None, losses=None, recorder=None, **params):
     runtime, lines = Sum(), []
     losses = iter(losses or [])
     result = train(
@@ -65,6 +65,7 @@ def _train(logdir, *, batches=None, losses=None, **params):
             (Evaluation(x, {"dev/loss": x}, f"dev loss {x}") for x in losses), None
         ),
         report=lines.append,
+        recorder=recorder,
     )
     return runtime.total, result, lines
 
@@ -98,6 +99,36 @@ def test_a_signal_saves_and_the_same_call_resumes_exactly(tmp_path, number):
     assert (total, result.step, result.finished) == (55, 10, True)
 
 
+def _steps_asked(others, interrupted=lambda step: False, last=200):
+    """At which of 200 steps of 1/8 s a process asks the others, and where it stops, if it does."""
+    asked, clock = [], [0.0]
+
+    def minimum(value):
+        asked.append(step)
+        return min(value, others(step))
+
+    interruption = Interruption(Process(0, minimum), lambda: clock[0])
+    for step in range(last):
+        if interruption.agreed(step, interrupted(step)):
+            return asked, step
+        clock[0] += 0.125
+    return asked, None
+
+
+def test_several_processes_ask_each_other_every_five_seconds():
+    """5 s / 0.125 s is 40 steps; the first two tell how long a step takes."""
+    assert _steps_asked(lambda step: 1000) == ([0, 1, 2, 42, 82, 122, 162], None)
+    # Another would be asked after 10 steps: its pace is 10 steps in 5 s.
+    assert _steps_asked(lambda step: 10, last=30) == ([0, 1, 2, 12, 22], None)
+    assert _steps_asked(lambda step: 1, last=4) == ([0, 1, 2, 3], None)  # 5 s a step, or longer
+
+
+def test_whoever_of_several_processes_is_interrupted_all_stop_at_one_step():
+    assert _steps_asked(lambda step: 0 if step > 50 else 1000) == ([0, 1, 2, 42, 82], 82)
+    mine = _steps_asked(lambda step: 1000, lambda step: step > 50)
+    assert mine == ([0, 1, 2, 42, 82], 82)
+
+
 def test_a_finished_run_does_nothing_more(tmp_path):
     _train(tmp_path)
     total, result, _ = _train(tmp_path)
@@ -121,3 +152,18 @@ def test_a_loss_that_is_not_finite_never_reaches_a_checkpoint(tmp_path):
 def test_params_are_checked():
     with pytest.raises(ValueError, match=r"train.log_every must be >= 1, got 0"):
         TrainParams(log_every=0)
+
+
+def test_a_recorder_sees_each_step_once_and_saves_with_checkpoints(tmp_path):
+    seen = []
+    recorder = Recorder(
+        lambda step, metrics: seen.append((step, float(metrics.nll))), lambda: seen.append("save")
+    )
+    # Lines at 2, 4, …; checkpoints at 3, between two of them, at 5 and at the end, 7.
+    every = {"recorder": recorder, "log_every": 2, "checkpoint_every": 3}
+    _train(tmp_path, max_steps=7, **every)
+    sums = [(step, step * (step + 1) / 2) for step in range(1, 10)]
+    assert seen == [*sums[:3], "save", *sums[3:5], "save", *sums[5:6], "save", *sums[6:7], "save"]
+    seen.clear()
+    _train(tmp_path, max_steps=9, **every)
+    assert seen == [*sums[7:9], "save"]

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import Constant, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.tables import learned
 from lingvo_moe.train.schedules import Schedule
 
 
@@ -26,11 +27,11 @@ class Optimizer(abc.ABC):
     weight_decay: float = 0.0
 
     def slots(self, weights: NestedMap) -> NestedMap:
-        """WeightSpecs of the optimizer's memory, at `path/of/weight/name_of_slot`.
+        """WeightSpecs of the optimizer's memory, at `path/of/weight/name_of_slot`; none for tables.
 
         Slots are weights as data too, so they are initialised, saved and sharded alike.
         """
-        return weights.map(self.weight_slots)
+        return learned(weights, weights).map(self.weight_slots)
 
     def update(
         self,
@@ -43,7 +44,7 @@ class Optimizer(abc.ABC):
         """Takes one step.
 
         Args:
-            theta: the weights.
+            theta: the weights, without tables.
             slots: the values of `slots`.
             grads: the gradient, a tree like theta.
             step: int64 [], how many steps were taken before this one.
@@ -57,7 +58,9 @@ class Optimizer(abc.ABC):
 
         def move(weight, slot, grad, spec):
             change, slot = self.update_weight(weight, slot, grad, spec, rate, count)
-            return weight - change - rate * self.weight_decay * weight, slot
+            if self.weight_decay:
+                change += rate * self.weight_decay * weight
+            return weight - change, slot
 
         moved = theta.map(move, slots, grads, weights)
         theta, slots = (moved.map(lambda pair, i=i: pair[i]) for i in (0, 1))

@@ -8,7 +8,9 @@ import tensorflow as tf
 from lingvo_moe.core.layer import Context
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.random import fold_in
+from lingvo_moe.core.tables import joined, learned, tables
 from lingvo_moe.train.optimizer import Optimizer, clip_by_global_norm
+from lingvo_moe.train.replicas import spread, summed
 
 
 class TrainState(NamedTuple):
@@ -16,7 +18,7 @@ class TrainState(NamedTuple):
 
     Attributes:
         step: int64 [], steps taken.
-        theta: the weights, float32.
+        theta: the weights, float32, and tables, int32.
         slots: the optimizer's memory, a tree parallel to theta.
     """
 
@@ -26,10 +28,18 @@ class TrainState(NamedTuple):
 
 
 class LossOutput(NamedTuple):
-    """objective [] is differentiated; metrics are sums over the batch, so that they add up."""
+    """What a task says of a batch.
+
+    Attributes:
+        objective: float32 [], what is differentiated.
+        metrics: sums over the batch, so that they add up.
+        needed_rung: float32 [], the least of TrainStep's rungs with room for this batch; None for a
+            task without rungs.
+    """
 
     objective: tf.Tensor
     metrics: NestedMap
+    needed_rung: tf.Tensor | None = None
 
 
 class Trainable(Protocol):
@@ -57,6 +67,9 @@ class TrainStep:
         clip_norm: bound on the gradient's global norm; None for none.
         micro_batches: the batch's rows are cut into that many parts whose gradients add up.
         seed: of dropout and random routing; each step derives its own.
+        rungs: the same task with ever larger buffers, the last with room for any batch; () for a
+            task that needs none.
+        rung: which of them task is; None for one that has room for any batch.
     """
 
     task: Trainable
@@ -64,6 +77,17 @@ class TrainStep:
     clip_norm: float | None = None
     micro_batches: int = 1
     seed: int = 0
+    rungs: tuple[Trainable, ...] = ()
+    rung: int | None = None
+
+    @property
+    def on_rungs(self) -> tuple["TrainStep", ...]:
+        """The step on each rung; itself where there are none."""
+        if not self.rungs:
+            return (self,)
+        return tuple(
+            dataclasses.replace(self, task=task, rung=rung) for rung, task in enumerate(self.rungs)
+        )
 
     def __call__(self, state: TrainState, batch: NestedMap) -> tuple[TrainState, NestedMap]:
         """Takes one step.
@@ -74,33 +98,46 @@ class TrainStep:
 
         Returns:
             The state after the step, and metrics: the task's own sums, `grad_norm` [] before
-            clipping, and the optimizer's.
+            clipping, and the optimizer's; with rungs also `needed_rung` []. If that is above this
+            step's rung, the state is as it was and the metrics mean nothing.
         """
         seed = fold_in([self.seed, 0], tf.cast(state.step, tf.int32))
-        grads, metrics = self._gradients(state.theta, batch, seed)
-        grads, metrics.grad_norm = clip_by_global_norm(grads, self.clip_norm)
+        weights = self.task.weights()
+        theta, fixed = (part(state.theta, weights) for part in (learned, tables))
+        grads, metrics, needed = self._gradients(theta, fixed, batch, seed)
+        grads, metrics.grad_norm = clip_by_global_norm(
+            summed(grads, fixed, weights), self.clip_norm
+        )
+        grads = spread(grads, fixed, weights)
         theta, slots, optimizer_metrics = self.optimizer.update(
-            state.theta, state.slots, grads, state.step, self.task.weights()
+            theta, state.slots, grads, state.step, weights
         )
         metrics.update(optimizer_metrics)
-        return TrainState(state.step + 1, theta, slots), metrics
+        new = TrainState(state.step + 1, joined(theta, fixed), slots)
+        if needed is not None:
+            metrics.needed_rung = needed
+        if self.rung is not None:
+            done = needed <= self.rung
+            new = tf.nest.map_structure(lambda new, old: tf.where(done, new, old), new, state)
+        return new, metrics
 
-    def _gradients(self, theta, batch, seed):
+    def _gradients(self, theta, fixed, batch, seed):
         denominator = self.task.num_targets(batch)
         parts = batch.map(lambda x: tf.split(x, self.micro_batches))
-        grads, metrics = None, None
+        grads, metrics, needed = None, None, None
         for i in range(self.micro_batches):
             context = Context(fold_in(seed, i))
-            part_grads, part_metrics = self._micro_batch(
-                theta, parts.map(lambda p, i=i: p[i]), denominator, context
+            part_grads, (_, part_metrics, part_needed) = self._micro_batch(
+                theta, fixed, parts.map(lambda p, i=i: p[i]), denominator, context
             )
             grads = part_grads if grads is None else grads.map(tf.add, part_grads)
             metrics = part_metrics if metrics is None else metrics.map(tf.add, part_metrics)
-        return grads, metrics
+            needed = part_needed if needed is None else tf.maximum(needed, part_needed)
+        return grads, metrics, needed
 
-    def _micro_batch(self, theta, batch, denominator, context):
+    def _micro_batch(self, theta, fixed, batch, denominator, context):
         with tf.GradientTape() as tape:
             theta.map(tape.watch)
-            output = self.task.loss(theta, batch, denominator, context)
+            output = self.task.loss(joined(theta, fixed), batch, denominator, context)
         grads = tape.gradient(output.objective, theta)
-        return grads.map(tf.convert_to_tensor), output.metrics
+        return grads.map(tf.convert_to_tensor), output

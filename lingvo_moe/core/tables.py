@@ -1,0 +1,66 @@
+"""Tables: integers among the weights, which a model reads and nothing learns."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from lingvo_moe.core.layer import Initializer, WeightSpec
+from lingvo_moe.core.nested_map import NestedMap
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSpec(WeightSpec):
+    """Which of `num_experts` experts each slot holds, int32, -1 for none.
+
+    It lies among the weights, so that whatever is done with a model's weights, decoding, saving,
+    exporting, has it at hand. Optimizers leave it alone.
+
+    Attributes:
+        places: the name, beside the table's own, of the weights whose first dimension counts slots.
+        num_experts: E.
+    """
+
+    places: str = ""
+    num_experts: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed(Initializer):
+    """A table's first values."""
+
+    values: tuple
+
+    def __call__(self, shape, seed):
+        del seed
+        return tf.constant(self.values, tf.int32, shape)
+
+
+def learned(tree: NestedMap, weights: NestedMap) -> NestedMap:
+    """The tree without its tables.
+
+    Args:
+        tree: parallel to weights.
+        weights: WeightSpecs.
+    """
+    paths = _paths(weights)
+    if not paths:
+        return tree
+    return NestedMap.unflatten({p: leaf for p, leaf in tree.flatten() if p not in paths})
+
+
+def tables(tree: NestedMap, weights: NestedMap) -> NestedMap:
+    """The tables of the tree; see `learned`."""
+    paths = _paths(weights)
+    return NestedMap.unflatten({p: leaf for p, leaf in tree.flatten() if p in paths})
+
+
+def joined(*trees: NestedMap) -> NestedMap:
+    """One tree of the leaves of several, such as `learned` and `tables` took apart."""
+    trees = [tree for tree in trees if tree]
+    if len(trees) == 1:
+        return trees[0]
+    return NestedMap.unflatten({path: leaf for tree in trees for path, leaf in tree.flatten()})
+
+
+def _paths(weights):
+    return {path for path, spec in weights.flatten() if isinstance(spec, TableSpec)}

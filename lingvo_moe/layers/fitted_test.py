@@ -1,0 +1,259 @@
+"""No token is lost, at any load; oracles: one device, no capacity, and the step of train.step."""
+
+import dataclasses
+import functools
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.core.layer import Context, init_theta
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.gatings.top_k import TopK
+from lingvo_moe.layers.dispatch import Dispatcher, Einsum, Ragged
+from lingvo_moe.layers.fitted import Fitted
+from lingvo_moe.layers.moe import MoE, MoEParams
+from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.sharding.params import ShardingParams, ZeRO
+from lingvo_moe.testing.devices import run_on
+from lingvo_moe.train.adamw import AdamW
+from lingvo_moe.train.schedules import Constant
+from lingvo_moe.train.step import LossOutput, TrainState, TrainStep
+
+ROWS, LENGTH, MODEL, EXPERTS = 8, 16, 6, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Regression:
+    """One MoE layer that learns to give its inputs [rows, length, model_dim] back."""
+
+    dispatcher: Dispatcher
+    groups: int = 2
+    num_experts: int = EXPERTS
+    model_dim: int = MODEL
+    eval_groups: int = 1
+    eval_dispatcher: Dispatcher = Ragged()
+
+    @property
+    def layer(self):
+        params = MoEParams(
+            num_experts=self.num_experts,
+            num_groups=self.groups,
+            capacity_factor=None,
+            gating=TopK(k=2),
+            dispatcher=self.dispatcher,
+            eval_num_groups=self.eval_groups,
+            eval_dispatcher=self.eval_dispatcher,
+        )
+        return MoE(model_dim=self.model_dim, hidden_dim=8, params=params)
+
+    @property
+    def rungs(self):
+        return tuple(dataclasses.replace(self, dispatcher=one) for one in self.dispatcher.rungs)
+
+    def for_xla(self, groups):
+        return dataclasses.replace(self, eval_groups=groups, eval_dispatcher=Einsum())
+
+    def weights(self):
+        return self.layer.weights()
+
+    def num_targets(self, batch):
+        return tf.cast(tf.size(batch.inputs) // self.model_dim, tf.float32)
+
+    def loss(self, theta, batch, denominator, context):
+        ones = tf.ones(tf.shape(batch.inputs)[:2], tf.int32)
+        output = self.layer.fprop(theta, batch.inputs, Tokens(ones, ones), context)
+        nll = tf.reduce_sum(tf.square(output.outputs - batch.inputs)) / denominator
+        metrics = NestedMap(nll=nll, dropped=tf.reduce_sum(output.routing.dropped))
+        if "source_load" in output.stats:
+            metrics.source_load = output.stats.source_load[None]
+        return LossOutput(nll + output.loss, metrics, output.stats.get("rung"))
+
+    def step(self, **changes):
+        optimizer = AdamW(schedule=Constant(learning_rate=0.01, warmup_steps=1))
+        return TrainStep(task=self, optimizer=optimizer, rungs=self.rungs, seed=5, **changes)
+
+
+def batch(step, skew=0.0):
+    """Random vectors; those of a skewed batch point one way, which one expert takes."""
+    rng = np.random.default_rng(step)
+    inputs = rng.normal(size=(ROWS, LENGTH, MODEL)) * (1 - skew) + skew
+    return {"inputs": inputs.astype(np.float32)}
+
+
+# The third batch is one vector over and over: two experts get all tokens, one the first choices.
+BATCHES = [batch(0), batch(1), batch(2, skew=1.0), batch(3), batch(4, skew=0.7)]
+
+
+def train(runtime):
+    runtime.initialize(3)
+    return [runtime.train(one) for one in BATCHES]
+
+
+def numbers(state):
+    return {name: np.asarray(value) for name, value in state.items() if name != "ladder"}
+
+
+@functools.cache
+def unlimited(groups):
+    """Losses and state without a capacity; the balance loss knows groups."""
+    runtime = Local(task := Regression(Ragged(), groups), task.step())
+    metrics = train(runtime)
+    return [float(m.nll) for m in metrics], numbers(runtime.state())
+
+
+@functools.cache
+def fitted():
+    """Metrics and state of training, and how often rungs were traced in two rounds of it."""
+    runtime = Local(task := Regression(Fitted()), task.step())
+    metrics = train(runtime)
+    state = {name: np.asarray(value) for name, value in runtime.state().items()}
+    for one in BATCHES:
+        runtime.train(one)
+    return metrics, state, [f.experimental_get_tracing_count() for f in runtime._train]
+
+
+def test_training_is_that_without_a_capacity():
+    metrics, got, _ = fitted()
+    losses, state = unlimited(groups=2)
+    np.testing.assert_allclose([m.nll for m in metrics], losses, rtol=1e-5)
+    assert sum(float(m.dropped) for m in metrics) == 0
+    for name, value in numbers(got).items():
+        np.testing.assert_allclose(value, state[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_rungs_follow_the_load():
+    """64 tokens a group, 2 choices, 4 experts: 32 at balance, so rooms 32, 40, 48, 64, 64, 64, 64.
+
+    With all tokens alike two experts of each group get 64: rung 3, and no higher.
+    """
+    metrics, _, traced = fitted()
+    assert metrics[2].needed_rung == 3
+    assert all(m.needed_rung <= m.rung for m in metrics)
+    assert metrics[2].retries == 1  # on a lower rung it was tried, on the third it was done
+    assert max(traced) == 1
+    assert traced[4:] == [0, 0, 0]
+
+
+def test_a_step_without_room_leaves_the_state_alone():
+    task = Regression(Fitted())
+    lowest = task.step().on_rungs[0]
+    theta = init_theta(task.weights(), 1)
+    slots = init_theta(lowest.optimizer.slots(task.weights()), 1)
+    before = [tf.constant(0, tf.int64), theta, slots]
+    skewed = NestedMap(inputs=tf.constant(BATCHES[2]["inputs"]))
+    after, metrics = lowest(TrainState(*before), skewed)
+    assert metrics.needed_rung == 3
+    for new, old in zip(tf.nest.flatten(list(after)), tf.nest.flatten(before), strict=True):
+        np.testing.assert_array_equal(new, old)
+
+
+def test_the_neediest_micro_batch_counts():
+    """Rows 0 to 3 are all alike, the others random: halves of which the first needs rung 3."""
+    inputs = np.concatenate([BATCHES[2]["inputs"][:4], BATCHES[0]["inputs"][4:]])
+    lowest = Regression(Fitted(), groups=1).step(micro_batches=2).on_rungs[0]
+    theta = init_theta(lowest.task.weights(), 1)
+    slots = init_theta(lowest.optimizer.slots(lowest.task.weights()), 1)
+    state = TrainState(tf.constant(0, tf.int64), theta, slots)
+    assert lowest(state, NestedMap(inputs=tf.constant(inputs)))[1].needed_rung == 3
+
+
+def test_a_resumed_run_is_the_whole_run():
+    first, second = (Local(t := Regression(Fitted()), t.step()) for _ in range(2))
+    first.initialize(3)
+    for one in BATCHES[:3]:
+        first.train(one)
+    second.restore(first.state())
+    got = [second.train(one) for one in BATCHES[3:]]
+    metrics, state, _ = fitted()
+    assert [m.rung for m in got] == [m.rung for m in metrics[3:]]
+    for name, value in state.items():
+        np.testing.assert_array_equal(second.state()[name], value, name)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Fitted(factors=(1.0, 1.0)), r"must ascend from above 0, got \(1.0, 1.0\)"),
+        (lambda: Fitted(factors=(0.0, 1.0)), "must ascend from above 0"),
+        (lambda: Fitted(factors=(1.0,), rung=2), "rung must be from 0 to 1, .* got 2"),
+    ],
+)
+def test_bad_ladders(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_capacity_of_the_gating_is_refused():
+    params = MoEParams(num_experts=EXPERTS, dispatcher=Fitted())
+    layer = MoE(model_dim=MODEL, hidden_dim=8, params=params)
+    inputs, ones = tf.constant(BATCHES[0]["inputs"]), tf.ones([ROWS, LENGTH], tf.int32)
+    theta = init_theta(layer.weights(), 1)
+    with pytest.raises(ValueError, match="lets the gating turn some away first; pass --set"):
+        layer.fprop(theta, inputs, Tokens(ones, ones), Context(tf.constant([1, 2])))
+
+
+# Experts cut over devices; and cut at rest alone, gathered when a step begins.
+MESHES = {"expert:4,data:2": ShardingParams(), "data:2": ZeRO()}
+
+
+@functools.cache
+def on_eight_devices():
+    return run_on(8, __file__)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_many_devices_train_like_one_without_a_capacity(mesh):
+    report = on_eight_devices()[mesh]
+    losses, state = unlimited(groups=8)
+    np.testing.assert_allclose(report["losses"], losses, rtol=1e-5)
+    assert report["dropped"] == 0
+    assert set(report["rungs"]) > {3}  # the skewed batch's, and others
+    for name, value in state.items():
+        np.testing.assert_allclose(report["state"][name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_when_every_rung_is_warm_nothing_is_compiled(mesh):
+    report = on_eight_devices()[mesh]
+    assert report["compiled_at_first"] > 0
+    assert report["compiled_later"] == 0
+
+
+def main():
+    """Trains on meshes; counts what XLA compiles in the first round of batches and the second."""
+    import jax
+
+    from lingvo_moe.runtimes.lowering import Placement
+    from lingvo_moe.runtimes.spmd import Spmd
+    from lingvo_moe.sharding.annotations import parse_mesh
+
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, *_, **__: compiled.append(event) if "backend_compile" in event else None
+    )
+    report = {}
+    for mesh, sharding in MESHES.items():
+        task, shape = Regression(Fitted(), groups=8), parse_mesh(mesh)
+        devices = jax.devices()[: int(np.prod(shape.shape))]
+        runtime = Spmd(task, task.step(), Placement(shape, sharding, devices))
+        metrics = train(runtime)
+        before, state = len(compiled), numbers(runtime.state())
+        for one in BATCHES:
+            runtime.train(one)
+        report[mesh] = {
+            "losses": [float(m.nll) for m in metrics],
+            "dropped": sum(float(m.dropped) for m in metrics),
+            "rungs": [float(m.needed_rung) for m in metrics],
+            "state": {name: value.tolist() for name, value in state.items()},
+            "compiled_at_first": before,
+            "compiled_later": len(compiled) - before,
+        }
+        compiled.clear()
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,333 @@
+"""Experts in slots, more slots for busier ones: FlexMoE's vExperts.
+
+Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946.
+
+G groups over all devices, S tokens per group, K choices, M model, A places along the mesh axis of
+data, D devices of a placement, X sources: all devices at all places (cut like groups, or over A
+alone while experts are spread), P slots of all devices, p slots of one's own devices, E experts,
+C places for what a source sends to a slot, R rows of a slot.
+"""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.core.layer import Initializer, WeightSpec
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.tables import Fixed, TableSpec
+from lingvo_moe.layers.dispatch import Dispatched, combine, inverse, permute
+from lingvo_moe.layers.fitted import Laddered, least_rung
+from lingvo_moe.layers.slot_routing import Flow, choose_slots, counts_of, flow_of
+from lingvo_moe.sharding.annotations import active, annotate, assignment
+from lingvo_moe.sharding.partition import manual
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VExperts(Laddered):
+    """Each device has slots, each slot holds a replica of some expert, a table says of which.
+
+    The gating chooses experts. A choice goes to a slot of its expert by flexible routing (see
+    slot_routing): the expert's tokens are spread evenly over its slots, and stay on their device
+    where that has one. No token is lost; which slot computes it changes its result by nothing but
+    rounding. The table is a tensor of the state: train.replicas moves experts, and the compiled
+    step serves any placement.
+
+    What stays on its device does not cross the wire. What arrives in buffers of C a pair of source
+    and slot is packed into R rows a slot, so that work follows the busiest slot, not pair.
+
+    Attributes:
+        devices: D, a multiple of the pieces that the mesh cuts experts into.
+        slots_per_device: the slots of each; all together at least as many as experts.
+        wire: room for what a source sends to a slot, over the room that it has for its share of the
+            slot's rows: sources differ more than slots do.
+
+    Raises:
+        ValueError: no device, no slot, or wire below 1; see also Laddered.
+    """
+
+    devices: int
+    slots_per_device: int
+    wire: float = 2.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("devices", "slots_per_device", "wire"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}.")
+
+    @property
+    def num_slots(self) -> int:
+        """P."""
+        return self.devices * self.slots_per_device
+
+    def hold(self, experts):
+        """See Dispatcher: experts in slots [P, …], and `placement` int32 [D, slots of each].
+
+        Experts begin with equally many slots, or one fewer, replicas side by side; a replica begins
+        as its expert would.
+        """
+        num_experts = next(iter(experts.values())).shape[0]
+        if self.num_slots < num_experts:
+            raise ValueError(
+                f"{self.devices} devices of {self.slots_per_device} slots have no room for "
+                f"{num_experts} experts; raise slots_per_device."
+            )
+        even = np.arange(self.num_slots) * num_experts // self.num_slots
+        table = even.reshape(self.devices, self.slots_per_device)
+
+        def in_slots(spec):
+            init = _Replicated(spec.init, tuple(even.tolist()), num_experts)
+            return WeightSpec((self.num_slots, *spec.shape[1:]), init, spec.dims)
+
+        # The letter e is that of what routers need: never cut, never cast.
+        placement = TableSpec(
+            table.shape, Fixed(tuple(map(tuple, table.tolist()))), "e.", "experts", num_experts
+        )
+        return NestedMap(experts=experts.map(in_slots), placement=placement)
+
+    def at_home(self, routing, theta):
+        """See Dispatcher: all tokens of an expert go to its first slot."""
+        experts = tf.range(_num_experts(routing))
+        held = tf.cast(tf.reshape(theta.placement, [-1]) == experts[:, None], tf.int32)
+        first = tf.argmax(held, axis=1, output_type=tf.int32)
+        return routing._replace(expert=tf.gather(first, routing.expert))
+
+    def __call__(self, inputs, routing, capacity, experts, theta):
+        raise ValueError(
+            "VExperts serves training alone; evaluate with another dispatcher, such as "
+            "moe.eval_dispatcher=Ragged()."
+        )
+
+    def dispatch(self, inputs, routing, capacity, experts, theta):
+        """See Laddered; the statistics also hold `source_load`, float32 [D, E], choices."""
+        self._check(capacity)
+        plan = self._plan(routing, theta.placement)
+        tokens = annotate(tf.reshape(inputs, [plan.sources, -1, inputs.shape[-1]]), "GSM")
+        weight = tf.reshape(routing.weight, plan.routed.shape[:3])
+        of_slot = [plan.arriving, plan.first_row]
+        sent = manual(plan.fill, [tokens, plan.routed], ["GSM", "GSK."], "eGCM")
+        rows = manual(
+            plan.pack,
+            [annotate(sent, "EgCM"), tokens, plan.routed, *of_slot],
+            ["EgCM", "GSM", "GSK.", "Eg", "Eg"],
+            "Eg.M",
+        )
+        flat = tf.reshape(rows, [self.num_slots, -1, inputs.shape[-1]])
+        rows = annotate(tf.reshape(experts(theta.experts, flat), rows.shape), "Eg.M")
+        back = manual(plan.unpack, [rows, *of_slot], ["Eg.M", "Eg", "Eg"], "EgCM")
+        outputs = manual(
+            plan.collect,
+            [annotate(back, "eGCM"), rows, weight, plan.routed],
+            ["eGCM", "Eg.M", "GSK", "GSK."],
+            "GSM",
+        )
+        return Dispatched(tf.reshape(outputs, tf.shape(inputs)), plan.stats)
+
+    def _plan(self, routing, placement):
+        num_experts = _num_experts(routing)
+        groups, size, choices = routing.expert.shape
+        places, sources = self._places(groups)
+        size *= groups // sources
+        expert = tf.where(routing.dispatched, routing.expert, -1)
+        expert = annotate(tf.reshape(expert, [sources, size * choices]), "GS")
+        loads = tf.reduce_sum(tf.one_hot(expert, num_experts, dtype=tf.int32), axis=1)
+        # A few numbers, which every device works out for itself.
+        loads = _whole(tf.reshape(loads, [places, self.devices, num_experts]))
+        counts = counts_of(placement, num_experts)
+        flow = Flow(*map(_whole, flow_of(loads, counts)))
+        arriving = _whole(flow.by_slot * self._between_devices)
+        first_row = _whole(tf.cumsum(flow.by_slot, axis=2, exclusive=True))
+        routed = self._routed(expert, flow, counts, first_row)
+        wire = self.room(self.wire * size * choices / self.num_slots, size)
+        wire = [max(2, room) for room in wire]  # one place would crash XLA's compiler for CPUs
+        rows = self.room(self.devices * size * choices / self.num_slots, self.devices * size)
+        stats = NestedMap(
+            rung=tf.maximum(
+                least_rung(wire, tf.reduce_max(arriving)),
+                least_rung(rows, tf.reduce_max(tf.reduce_sum(flow.by_slot, axis=2))),
+            ),
+            capacity=tf.constant(self.of_rung(rows), tf.float32),
+            source_load=tf.cast(tf.reduce_sum(loads, axis=0), tf.float32),
+        )
+        return _Plan(
+            sources=sources,
+            routed=annotate(tf.reshape(routed, [sources, size, choices, 3]), "GSK."),
+            arriving=tf.reshape(arriving, [self.num_slots, sources]),
+            first_row=tf.reshape(first_row, [self.num_slots, sources]),
+            wire=self.of_rung(wire),
+            rows=self.of_rung(rows),
+            slots=self.num_slots,
+            per_device=self.slots_per_device,
+            stats=stats,
+        )
+
+    def _routed(self, expert, flow, counts, first_row):
+        """`routed` of a _Plan, int32 [X, S·K, 3]."""
+        sources = expert.shape[0]
+        device = tf.range(sources) % self.devices
+        of_source = [sources, flow.sent.shape[2], self.devices]
+        sent, first = (tf.reshape(x, of_source) for x in (flow.sent, flow.first))
+        slot, position = choose_slots(expert, device, sent, first, counts)
+        row = tf.gather(self._own(first_row), slot % self.slots_per_device, batch_dims=1)
+        stays = slot // self.slots_per_device == device[:, None]
+        return tf.stack([slot, position, tf.where(stays, row + position, -1)], axis=-1)
+
+    @property
+    def _between_devices(self):
+        """int32 [P, 1, D]: 1 where a slot and a source are on different devices."""
+        apart = 1 - np.eye(self.devices, dtype=np.int32)
+        return np.repeat(apart, self.slots_per_device, axis=0)[:, None, :]
+
+    def _own(self, by_slot):
+        """int32 [P, A, D] -> [X, slots of a device]: of each source's own slots."""
+        own = tf.reduce_sum(by_slot * (1 - self._between_devices), axis=2)
+        own = tf.reshape(own, [self.devices, self.slots_per_device, -1])
+        return tf.reshape(tf.transpose(own, [2, 0, 1]), [-1, self.slots_per_device])
+
+    def _places(self, groups):
+        """A and X."""
+        places, cut = _pieces("g"), _pieces("E")
+        if self.devices % cut:
+            raise ValueError(
+                f"The mesh cuts experts into {cut} pieces, and {self.devices} devices of a "
+                f"placement do not fall into as many; change devices of VExperts, or the mesh."
+            )
+        if groups % (places * self.devices):
+            raise ValueError(
+                f"{groups} groups do not fall into {places * self.devices} sources, {places} along "
+                f"data by {self.devices} devices; set moe.num_groups to a multiple of that."
+            )
+        return places, places * self.devices
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """Where every choice goes, and the four ways between tokens, buffers and rows.
+
+    The ways see one device's pieces: s sources and their p slots, which get from X sources each.
+    Numbers within them do not count from 0 on: XLA's compiler for CPUs merges a constant of such a
+    region with an equal one of the program around it, and can then cut neither.
+
+    Attributes:
+        routed: int32 [X, S, K, 3]: a choice's slot (P for none), its place among the choices from
+            its source for that slot, and, if the slot is on its own device, its row there, else -1.
+        arriving: int32 [P, X], how many each slot gets from each source of another device.
+        first_row: int32 [P, X], the row of the first that it gets from each source.
+        sources, wire, rows, slots, per_device: X, C, R, P, and the slots of a device.
+        stats: as `dispatch` gives them.
+    """
+
+    sources: int
+    routed: tf.Tensor
+    arriving: tf.Tensor
+    first_row: tf.Tensor
+    wire: int
+    rows: int
+    slots: int
+    per_device: int
+    stats: NestedMap
+
+    def fill(self, tokens, routed):
+        """Tokens [s, S, M] that leave, in buffers [P, s, C, M]."""
+        place = self._places_away(routed)
+        choice = inverse(place, self.slots * tokens.shape[0] * self.wire)
+        rows = permute(_flat(tokens), place, choice)
+        return tf.reshape(rows, [self.slots, tokens.shape[0], self.wire, tokens.shape[-1]])
+
+    def pack(self, arrived, tokens, routed, arriving, first_row):
+        """What arrived [p, X, C, M], and tokens [s, S, M] that stay, in rows [p, 1, R, M]."""
+        row, home = self._rows_of_arrived(arriving, first_row), self._rows_at_home(routed)
+        slots = arriving.shape[0]
+        packed = permute(_flat(arrived), row, inverse(row, slots * self.rows))
+        packed += permute(_flat(tokens), home, inverse(home, slots * self.rows))
+        return tf.reshape(packed, [slots, 1, self.rows, tokens.shape[-1]])
+
+    def unpack(self, rows, arriving, first_row):
+        """Rows [p, 1, R, M] that go back, in buffers [p, X, C, M]."""
+        row = self._rows_of_arrived(arriving, first_row)
+        place = inverse(row, arriving.shape[0] * self.rows)[:, None]
+        buffers = permute(_flat(rows), place, row[:, 0])
+        return tf.reshape(buffers, [*arriving.shape, self.wire, rows.shape[-1]])
+
+    def collect(self, back, rows, weight, routed):
+        """Weighted sums [s, S, M] of what came back [P, s, C, M] and what stayed [p, 1, R, M]."""
+        flat = tf.reshape(weight, [-1, weight.shape[-1]])
+        outputs = 0.0
+        for values, place in (
+            (_flat(back), self._places_away(routed)),
+            (_flat(rows), self._rows_at_home(routed)),
+        ):
+            outputs += combine(values, flat, place, inverse(place, values.shape[0]))
+        return tf.reshape(outputs, [*weight.shape[:2], rows.shape[-1]])
+
+    def _places_away(self, routed):
+        """int32 [s·S, K]: where in [P, s, C] each choice that leaves goes; one past for others."""
+        slot, position, row = tf.unstack(routed, axis=-1)
+        sources = routed.shape[0]
+        begin = (np.arange(sources, dtype=np.int32) * self.wire)[:, None, None]
+        leaves = (slot < self.slots) & (position < self.wire) & (row < 0)
+        place = slot * (sources * self.wire) + begin + position
+        return _by_token(tf.where(leaves, place, self.slots * sources * self.wire))
+
+    def _rows_at_home(self, routed):
+        """int32 [s·S, K]: the row in [p, R] of each choice that stays; one past for others."""
+        slot, _, row = tf.unstack(routed, axis=-1)
+        sources, own_rows = routed.shape[0], self.per_device * self.rows
+        begin = (np.arange(sources, dtype=np.int32) * own_rows)[:, None, None]
+        place = begin + slot % self.per_device * self.rows + row
+        return _by_token(tf.where((row >= 0) & (row < self.rows), place, sources * own_rows))
+
+    def _rows_of_arrived(self, arriving, first_row):
+        """int32 [p·X·C, 1]: the row in [p, R] of each place of a buffer; one past if empty."""
+        slots = arriving.shape[0]
+        count = np.arange(1, self.wire + 1, dtype=np.int32)  # the place and those before it
+        row = first_row[..., None] + count - 1
+        begin = (np.arange(slots, dtype=np.int32) * self.rows)[:, None, None]
+        filled = (count <= arriving[..., None]) & (row < self.rows)
+        return tf.reshape(tf.where(filled, begin + row, slots * self.rows), [-1, 1])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Replicated(Initializer):
+    """Weights of slots that begin as their experts would, drawn from the same seed.
+
+    Attributes:
+        init: of the experts.
+        experts: the expert in each slot.
+        num_experts: E.
+    """
+
+    init: Initializer
+    experts: tuple[int, ...]
+    num_experts: int
+
+    def __call__(self, shape, seed):
+        return tf.gather(self.init((self.num_experts, *shape[1:]), seed), self.experts)
+
+
+def _num_experts(routing) -> int:
+    return routing.stats.load.shape[0]
+
+
+def _pieces(letter: str) -> int:
+    """Into how many pieces a dimension of that letter is cut."""
+    if active() is None:
+        return 1
+    mesh, rules = active()
+    (axes,) = assignment(letter, (None,), mesh, rules)
+    return mesh.size(axes)
+
+
+def _flat(rows: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(rows, [-1, rows.shape[-1]])
+
+
+def _whole(tensor: tf.Tensor) -> tf.Tensor:
+    """The same tensor, held by every device."""
+    return annotate(tensor, "." * tensor.shape.rank)
+
+
+def _by_token(places: tf.Tensor) -> tf.Tensor:
+    """[s, S, K] -> [s·S, K]."""
+    return tf.reshape(places, [-1, places.shape[-1]])

@@ -1,0 +1,112 @@
+"""Experts that follow their loads in training: a runtime that moves them between steps.
+
+Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, sections 3 and 4. The scheduler decides; here it
+is shown the loads of every step, and its moves are carried out before the next.
+
+L layers, D devices, K slots of a device, E experts.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.placement.placement import Placement, relocation
+from lingvo_moe.placement.scheduler import Scheduler, State, count_moves
+
+_LOADS, _COUNTERS = "placement/loads", "placement/counters"
+
+
+class Rebalanced:
+    """A runtime (see train.loop) of a model whose experts are VExperts.
+
+    The loads of each step are waited for. What the scheduler remembers is part of the checkpoint,
+    but for moves that still wait: a resumed run plans them anew.
+    """
+
+    def __init__(self, runtime: Any, tables: Mapping[str, int], scheduler: Scheduler):
+        """Around a runtime, before it is initialised or restored.
+
+        Args:
+            runtime: a Local or Spmd. Its training metrics have `source_load` [L, D, E or more].
+            tables: path of each layer's placement among the weights -> E, in the order of layers.
+            scheduler: of every layer by itself.
+        """
+        self._runtime, self._tables, self._scheduler = runtime, tables, scheduler
+        self._states: dict[str, State] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        """What else the runtime does: evaluate, translate."""
+        return getattr(self._runtime, name)
+
+    def initialize(self, seed: int) -> None:
+        """See Local."""
+        self._runtime.initialize(seed)
+        tensors = self._runtime.state()
+        self._states = {table: State(self._placement(table, tensors)) for table in self._tables}
+
+    def state(self) -> dict[str, Any]:
+        """See Local; with what the scheduler remembers."""
+        states = list(self._states.values())
+        if any(state.loads is None for state in states):
+            return self._runtime.state()
+        most = max(self._tables.values())
+        loads = np.stack([_padded(state.loads, most) for state in states])
+        counters = np.array([[s.active, s.step, s.rest] for s in states], np.int64)
+        return self._runtime.state() | {_LOADS: loads, _COUNTERS: counters}
+
+    def restore(self, tensors: Mapping[str, Any]) -> None:
+        """See Local. A checkpoint without a scheduler, or of other devices, starts one anew."""
+        self._runtime.restore(tensors)
+        now = self._runtime.state()
+        self._states = {table: State(self._placement(table, now)) for table in self._tables}
+        devices = next(iter(self._states.values())).placement.num_devices
+        if _LOADS not in tensors or tensors[_LOADS].shape[1] != devices:
+            return
+        memory = zip(np.asarray(tensors[_LOADS]), np.asarray(tensors[_COUNTERS]), strict=True)
+        for (table, state), (loads, counters) in zip(self._states.items(), memory, strict=True):
+            active, step, rest = map(int, counters)
+            self._states[table] = state._replace(
+                loads=loads[:, : self._tables[table]], active=bool(active), step=step, rest=rest
+            )
+
+    def train(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
+        """Takes one step and moves experts.
+
+        Returns:
+            The metrics of the step, and a row a layer, float64 [L]: `balance_ratio` of devices'
+            tokens, before moves; `moves`, contents that slots received; `move_seconds_predicted`
+            and `move_seconds`, what they should have taken and took.
+        """
+        metrics = self._runtime.train(batch)
+        loads = np.asarray(metrics.source_load, np.float64)
+        rows = [
+            self._follow(table, layer_loads[:, :num_experts])
+            for (table, num_experts), layer_loads in zip(self._tables.items(), loads, strict=True)
+        ]
+        names = ("balance_ratio", "moves", "move_seconds_predicted", "move_seconds")
+        columns = np.array(rows).transpose()
+        return NestedMap(metrics, **dict(zip(names, columns, strict=True)))
+
+    def _follow(self, table: str, loads: np.ndarray) -> Sequence[float]:
+        """Decides for one layer and carries it out."""
+        before = self._states[table].placement
+        state, decision = self._scheduler.step(self._states[table], loads)
+        seconds = 0.0
+        if state.placement != before:
+            start = time.monotonic()
+            source = relocation(before, state.placement, self._scheduler.maker.cost.bandwidth)
+            self._runtime.relocate(table, source, state.placement.slots)
+            seconds = time.monotonic() - start
+        self._states[table] = state
+        moves = count_moves(decision.moves)
+        return decision.ratio, moves, decision.adjustment_seconds, seconds
+
+    def _placement(self, table, tensors):
+        return Placement(np.asarray(tensors[f"theta/{table}"]), self._tables[table])
+
+
+def _padded(loads: np.ndarray, most: int) -> np.ndarray:
+    return np.pad(loads, [(0, 0), (0, most - loads.shape[1])])

@@ -1,0 +1,40 @@
+import pytest
+
+from lingvo_moe.core.params import override
+from lingvo_moe.core.registry import get_params
+from lingvo_moe.params import tiny  # noqa: F401  registers tiny.MoE
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.tasks.training import train_model
+from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.testing.tiny_world import SHRINK, dataset
+
+DISPATCHER = "model.moe.dispatcher=VExperts(devices=2, slots_per_device=6)"
+
+
+def test_placements_are_named_in_the_order_of_layers():
+    task = TranslationTask(override(get_params("tiny.MoE"), [*SHRINK, DISPATCHER]))
+    layers = ("encoder/layer_01", "decoder/layer_01")
+    assert list(task.placements.items()) == [
+        (f"{name}/feed_forward/placement", 8) for name in layers
+    ]
+    assert TranslationTask(override(get_params("tiny.MoE"), SHRINK)).placements == {}
+
+
+def test_a_scan_cannot_hold_them():
+    params = override(get_params("tiny.MoE"), [*SHRINK, DISPATCHER, "model.scan=True"])
+    with pytest.raises(ValueError, match="The layers of a scan cannot hold VExperts"):
+        TranslationTask(params)
+
+
+def test_other_experts_cannot_move(tmp_path):
+    overrides = [*SHRINK, "train.max_steps=1"]
+    with pytest.raises(ValueError, match="Only VExperts can move; pass --set="):
+        train_model(
+            "tiny.MoE",
+            overrides,
+            dataset(),
+            tmp_path,
+            Local,
+            lambda line: None,
+            make_scheduler=lambda task: None,
+        )

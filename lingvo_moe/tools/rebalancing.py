@@ -1,0 +1,87 @@
+"""--hardware: by what cost the experts of a training run move."""
+
+import dataclasses
+
+from absl import flags
+
+from lingvo_moe.placement.cost import CostModel
+from lingvo_moe.placement.policy_maker import PolicyMaker
+from lingvo_moe.placement.scheduler import Scheduler
+from lingvo_moe.planning.expert_rates import ExpertShape, cost_model
+from lingvo_moe.planning.hardware import HARDWARE, lookup
+from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.train.replicas import slots_of
+
+FLAGS = flags.FLAGS
+MEASURED = "measured"
+_BYTES = 4  # of a number of weights and optimizer state
+
+
+def define_flags() -> None:
+    """The flag of `make_scheduler`."""
+    flags.DEFINE_enum(
+        "hardware",
+        None,
+        [MEASURED, *HARDWARE],
+        "What a device is, or to measure it at the start; VExperts then move as loads change.",
+    )
+
+
+def make_scheduler(task: TranslationTask) -> Scheduler:
+    """What moves the task's VExperts, by the rates that FLAGS.hardware says.
+
+    Args:
+        task: a model of VExperts.
+
+    Raises:
+        ValueError: there is nothing to measure, or more or fewer devices than VExperts speak of.
+    """
+    model, moe = task.params.model, task.params.model.moe
+    expert = ExpertShape(
+        model_dim=model.model_dim,
+        hidden_dim=moe.hidden_dim or model.hidden_dim,
+        dtype=task.params.activation_dtype,
+    )
+    devices = moe.dispatcher.devices
+    if FLAGS.hardware == MEASURED:
+        cost = _measured(expert, devices)
+    else:
+        cost = cost_model(lookup(FLAGS.hardware), devices, expert)
+    return Scheduler(
+        maker=PolicyMaker(cost=dataclasses.replace(cost, state_bytes=_state_bytes(task)))
+    )
+
+
+def _measured(expert: ExpertShape, devices: int) -> CostModel:
+    if FLAGS.runtime != "spmd" or FLAGS.process_count is not None:
+        raise ValueError(
+            "--hardware=measured needs --runtime=spmd in one process, or each would measure and "
+            f"decide something else; give one of {', '.join(HARDWARE)}."
+        )
+    from lingvo_moe.placement.profile import Machine, measure
+
+    machine = Machine(model_dim=expert.model_dim, hidden_dim=expert.hidden_dim, dtype=expert.dtype)
+    if len(machine.devices) != devices:
+        raise ValueError(
+            f"VExperts speak of {devices} devices and there are {len(machine.devices)} to measure; "
+            f"change devices, or give one of {', '.join(HARDWARE)}."
+        )
+    cost, _ = measure(machine).fit(
+        machine.nodes,
+        token_bytes=machine.token_bytes,
+        gradient_bytes=machine.gradient_bytes,
+        state_bytes=0.0,
+    )
+    return cost
+
+
+def _state_bytes(task: TranslationTask) -> float:
+    """Of one slot of the first MoE layer: weights and the optimizer's memory of them."""
+    weights = task.weights()
+    table = next(iter(task.placements))
+    held = slots_of(table, weights, task.params.optimizer.slots(weights))
+    return (
+        _BYTES
+        * sum(spec.size for spec in held.values())
+        / task.params.model.moe.dispatcher.num_slots
+    )

@@ -1,0 +1,206 @@
+"""Replicas of experts in slots: one gradient for all of an expert's, and moves from slot to slot.
+
+Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, section 4. A TableSpec among the weights says
+which expert each slot holds; the first dimension of the weights that it places counts slots where
+it would else count experts.
+
+P slots of a layer, E experts of a layer, N moves of a round.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.core.layer import WeightSpec
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.tables import TableSpec
+
+
+def summed(grads: NestedMap, tables: NestedMap, weights: NestedMap) -> NestedMap:
+    """Each expert's gradient once: the sum over its slots, in place of the slots.
+
+    So the length of the whole gradient, by which it is clipped, is that of a model without
+    replicas.
+
+    Args:
+        grads: of the weights, in slots [P, …].
+        tables: the values of the tables.
+        weights: WeightSpecs of both.
+
+    Returns:
+        grads with [E, …] where there were slots. Empty slots' gradients count nowhere.
+    """
+
+    def add(grad, experts, spec):
+        return tf.math.unsorted_segment_sum(grad, experts, spec.num_experts)
+
+    return _on_slots(add, grads, tables, weights)
+
+
+def spread(grads: NestedMap, tables: NestedMap, weights: NestedMap) -> NestedMap:
+    """The way back from `summed`: every slot gets its expert's gradient, the same bits in each.
+
+    Args:
+        grads: from `summed`.
+        tables: as there.
+        weights: as there.
+
+    Returns:
+        grads in slots; zero for empty ones.
+    """
+
+    def give(grad, experts, _):
+        rows = tf.gather(grad, tf.maximum(experts, 0))
+        filled = tf.reshape(experts >= 0, [-1] + [1] * (grad.shape.rank - 1))
+        return tf.where(filled, rows, 0.0)
+
+    return _on_slots(give, grads, tables, weights)
+
+
+def slots_of(table: str, weights: NestedMap, memory: NestedMap) -> dict[str, WeightSpec]:
+    """What a move of experts has to move, by name in a state.
+
+    Args:
+        table: path of a table among the weights.
+        weights: WeightSpecs of the weights.
+        memory: WeightSpecs of the optimizer's.
+
+    Returns:
+        The specs of all that lies in the table's slots: "theta/…" and "slots/…".
+
+    Raises:
+        ValueError: there is no such table.
+    """
+    places = _places(weights)
+    if table not in places.values():
+        raise ValueError(f"No table {table!r} places experts; there are {sorted(places.values())}.")
+    return {
+        f"{part}/{path}": spec
+        for part, specs in (("theta", weights), ("slots", memory))
+        for path, spec in specs.flatten()
+        if _table_of(path, places) == table
+    }
+
+
+def resettled(
+    tensors: Mapping[str, Any], weights: NestedMap, memory: NestedMap
+) -> Mapping[str, Any]:
+    """A checkpoint's tensors, for a model of other slots than it was saved with.
+
+    Where a placement has another shape, or there is none and each expert was held once, experts
+    are laid out as the model begins: evenly.
+
+    Args:
+        tensors: by name, with a shape, sliced by tuples of slices; only placements are read here.
+        weights: WeightSpecs of the model's weights.
+        memory: WeightSpecs of the optimizer's.
+    """
+    changed = {}
+    for table in _places(weights).values():
+        spec, name = dict(weights.flatten())[table], f"theta/{table}"
+        held = np.asarray(tensors[name]) if name in tensors else np.arange(spec.num_experts)
+        if held.shape == spec.shape:
+            continue
+        changed[name] = spec.init(spec.shape, None).numpy()
+        first = [int(np.argmax(held.ravel() == expert)) for expert in range(spec.num_experts)]
+        source = np.array(first)[changed[name].ravel()]
+        for slots in slots_of(table, weights, memory):
+            if slots in tensors:
+                changed[slots] = _Resettled(tensors[slots], source)
+    return {**tensors, **changed} if changed else tensors
+
+
+class _Resettled:
+    """A stored tensor [P, …] whose rows lie elsewhere: row i is its row source[i]."""
+
+    def __init__(self, stored, source):
+        self._stored, self._source = stored, source
+        self.shape = (len(source), *stored.shape[1:])
+
+    def __getitem__(self, index):
+        first, *rest = index
+        rows = [self._stored[(slice(r, r + 1), *rest)] for r in self._source[first].tolist()]
+        return np.concatenate([np.asarray(row) for row in rows])
+
+    def __array__(self, dtype=None, copy=None):
+        del copy
+        return self[tuple(slice(0, size) for size in self.shape)].astype(dtype or np.float32)
+
+
+class Round(NamedTuple):
+    """A few moves that are made at once: int32 [N] each, -1 as a target for no move."""
+
+    targets: np.ndarray
+    sources: np.ndarray
+
+
+def rounds(source: np.ndarray, width: int) -> list[Round]:
+    """Moves of many slots as rounds of few, so that a round's rows fit where many would not.
+
+    A slot is written when nothing needs its content any more; cycles are undone by swaps.
+
+    Args:
+        source: int32, P numbers in any shape: from which slot each slot takes what it is to hold.
+        width: N, 2 or more.
+
+    Returns:
+        Rounds to make one after the other.
+    """
+    flat = source.ravel().tolist()
+    pending = {slot: origin for slot, origin in enumerate(flat) if slot != origin}
+    result = []
+    while pending:
+        needed = set(pending.values())
+        ready = [slot for slot in pending if slot not in needed][:width]
+        if ready:
+            moves = {slot: pending.pop(slot) for slot in ready}
+        else:
+            slot, origin = pending.popitem()
+            moves = {slot: origin, origin: slot}
+            after = {s: origin if o == slot else o for s, o in pending.items()}
+            pending = {s: o for s, o in after.items() if s != o}
+        spare = width - len(moves)
+        targets, sources = [*moves, *[-1] * spare], [*moves.values(), *[0] * spare]
+        result.append(Round(np.array(targets, np.int32), np.array(sources, np.int32)))
+    return result
+
+
+def moved(tensor: tf.Tensor, targets: tf.Tensor, sources: tf.Tensor) -> tf.Tensor:
+    """What lies in slots [P, …] after one Round."""
+    rows = tf.gather(tensor, sources)
+    hit = tf.range(tensor.shape[0])[:, None] == targets  # [P, N]
+    row = tf.argmax(tf.cast(hit, tf.int32), axis=1, output_type=tf.int32)
+    takes = tf.reshape(tf.reduce_any(hit, axis=1), [-1] + [1] * (tensor.shape.rank - 1))
+    return tf.where(takes, tf.gather(rows, row), tensor)
+
+
+def _on_slots(function, grads, tables, weights):
+    """The grads, those in slots by function(grad, the expert in each slot, the table's spec)."""
+    places = _places(weights)
+    if not places:
+        return grads
+    values, specs = dict(tables.flatten()), dict(weights.flatten())
+
+    def change(path, grad):
+        table = _table_of(path, places)
+        if table is None:
+            return grad
+        return function(grad, tf.reshape(values[table], [-1]), specs[table])
+
+    return NestedMap.unflatten({path: change(path, grad) for path, grad in grads.flatten()})
+
+
+def _places(weights: NestedMap) -> dict[str, str]:
+    """Path of the weights that a table places -> path of the table."""
+    return {
+        "/".join([*table.split("/")[:-1], spec.places]): table
+        for table, spec in weights.flatten()
+        if isinstance(spec, TableSpec)
+    }
+
+
+def _table_of(path: str, places: dict[str, str]) -> str | None:
+    """The table that places the weight at a path, or the optimizer's memory of one below it."""
+    return next((table for part, table in places.items() if path.startswith(f"{part}/")), None)
