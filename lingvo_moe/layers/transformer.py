@@ -320,7 +320,9 @@ class Transformer(Layer):
             name: layer.attention.project(thetas[name].cross_attention, encoded)
             for name, layer in self.decoder.layers.items()
         }
-        return Source(memories, segment_bias(tf.ones_like(segments[:, :1]), segments), tasks)
+        # Its length of one is static; that of a slice of the segments would not be.
+        anywhere = tf.ones([tf.shape(segments)[0], 1], tf.int32)
+        return Source(memories, segment_bias(anywhere, segments), tasks)
 
     def empty_caches(self, batch: int | tf.Tensor, positions: int | tf.Tensor, dtype: tf.DType):
         """Caches [B, N, P, D] of zeros for each decoder layer, to be filled by `step`."""
