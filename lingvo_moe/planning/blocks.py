@@ -234,7 +234,7 @@ class _Counter:
             yield from self._attention_exchanges(kind, kind.length)
             if kind.memory_length:
                 yield self._attention(kind, kind.memory_length)
-                yield from self._attention_exchanges(kind, kind.memory_length)
+                yield from self._attention_exchanges(kind, kind.length, kind.memory_length)
 
     def _attention(self, kind, keys):
         n, m, a = self.tokens(kind.length), self.m, self.heads
@@ -246,12 +246,11 @@ class _Counter:
         traffic += _FLOAT32 * 3 * scores
         return self._work("attention", kind.count, products, traffic)
 
-    def _attention_exchanges(self, kind, keys):
-        # Queries, keys and values are products of their own, and so are their gradients' sums.
-        ours, theirs = self.tokens(kind.length) * self.m, self.tokens(keys) * self.m
-        yield from self._product(kind.count, "BTM,MA->BTA", ours)
-        yield from self._product(2 * kind.count, "BTM,MA->BTA", theirs)
-        yield from self._product(kind.count, "BTA,AM->BTM", ours)
+    def _attention_exchanges(self, kind, *lengths):
+        # Queries, keys and values of the same inputs are one product, whose gradient is one sum.
+        for length in lengths:
+            yield from self._product(kind.count, "BTM,MA->BTA", self.tokens(length) * self.m)
+        yield from self._product(kind.count, "BTA,AM->BTM", self.tokens(kind.length) * self.m)
 
     def _kept_by_heads(self, kind):
         n, heads = self.tokens(kind.length), self.params.model.num_heads / self.cut("N")

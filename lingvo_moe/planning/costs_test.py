@@ -106,9 +106,10 @@ def test_tensor_parallelism():
     whole, half = (by_part(c, "flops") for c in (one, costs))
     assert half == {part: flops / 2 for part, flops in whole.items()}
     (reduce,) = [t for t in costs.transfers if t.part == "tensor_parallel"]
-    # An attention's sums: the output forward; backward the gradients by way of queries, keys and
-    # values. A feed-forward layer's: one each way. Two lookups and the softmax's gradient.
-    sums = 2 * (4 + 2) + 2 * (4 + 4 + 2) + 2 + 1
+    # An attention's sums: the output forward; backward the gradient by way of queries, keys and
+    # values, or where those read something else, two. A feed-forward layer's: one each way. Two
+    # lookups and the softmax's gradient.
+    sums = 2 * (2 + 2) + 2 * (2 + 3 + 2) + 2 + 1
     assert (reduce.count, reduce.bytes) == (sums, sums * 4 * 128 * 128)
 
 
