@@ -71,6 +71,8 @@ def _compiled_lines(compiled: Compiled) -> list[str]:
         "total": compiled.total_bytes,
     }
     lines += [f"    {name:<22}{size / GB:>8.3f}" for name, size in sizes.items()]
+    if not compiled.read:
+        return [*lines, "  collectives: unknown, this JAX cannot read the program back"]
     lines.append("  collectives: times, kind, MiB of a device each, in groups of, because of")
     return lines + [
         f"    {row['times']:>3} {row['kind']:<18}{row['bytes'] / MIB:>9.3f} {row['group']:>5}  "

@@ -54,6 +54,7 @@ class Compiled:
         lower_seconds, compile_seconds: how long it took here.
         compile_cpu_seconds: processor time of compiling, over all threads.
         host_bytes: the most memory that the compiling process held.
+        read: whether JAX could read the program back; if not, collectives are unknown and ().
     """
 
     topology: str
@@ -72,6 +73,7 @@ class Compiled:
     compile_seconds: float
     compile_cpu_seconds: float
     host_bytes: int
+    read: bool = True
 
     @property
     def total_bytes(self) -> int:
@@ -155,6 +157,7 @@ def _reason(process: subprocess.CompletedProcess) -> str:
 
 def _run(job: Mapping[str, Any]) -> Compiled:
     """The work, in the process that holds libtpu."""
+    import jax
     from jax.experimental import topologies
 
     import lingvo_moe.params  # noqa: F401  registers the models
@@ -178,6 +181,10 @@ def _run(job: Mapping[str, Any]) -> Compiled:
     compiled_at, compiled_cpu = time.monotonic(), time.process_time()
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
     optimal = cost.get("optimal_seconds", -1.0)
+    try:
+        text = compiled.as_text()
+    except jax.errors.JaxRuntimeError:  # of a libtpu whose instructions this JAX does not know
+        text = None
     return Compiled(
         topology=job["topology"],
         device_kind=devices[0].device_kind,
@@ -190,7 +197,8 @@ def _run(job: Mapping[str, Any]) -> Compiled:
         flops=cost["flops"],
         bytes_accessed=cost["bytes accessed"],
         optimal_seconds=optimal if optimal > 0 else None,
-        collectives=tuple(collectives(compiled.as_text())),
+        collectives=tuple(collectives(text or "")),
+        read=text is not None,
         lower_seconds=lowered_at - start,
         compile_seconds=compiled_at - lowered_at,
         compile_cpu_seconds=compiled_cpu - lowered_cpu,
