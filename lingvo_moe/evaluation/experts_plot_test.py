@@ -62,7 +62,13 @@ def test_nothing_known_is_drawn_all_the_same():
 
 def test_labels_are_text_not_mathematics():
     shares = np.full((2, 8), 1 / 8)
-    draw_load(shares, ["$\\bad", "b$_"], range(8), "a $title")
+
+    def ink(*labels):
+        pixels = _pixels(draw_load(shares, labels, range(8), "$\\bad$"))  # or an error, as below
+        return (pixels.max(axis=-1) < 30).sum()  # darker than any cell
+
+    assert ink("$a$", "b") > ink("a", "b") + 15  # the dollars are drawn
+    assert ink("$\\bad", "b$_") > ink("bad", "b") + 15  # as mathematics it would be an error
 
 
 @pytest.mark.parametrize("count", [1, 3, 100, 250])
