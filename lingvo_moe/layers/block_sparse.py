@@ -94,15 +94,7 @@ def sdd(rows: tf.Tensor, weight: tf.Tensor, topology: Topology) -> tf.Tensor:
     Returns:
         [Z, B, H], zero in blocks not in use.
     """
-
-    @tf.custom_gradient
-    def product(rows, weight):
-        def grad(upstream):
-            return dsdt(upstream, weight, topology), ddts(rows, upstream, topology)
-
-        return _sampled(rows, weight, topology, transpose=False), grad
-
-    return product(rows, weight)
+    return _sampled(rows, weight, topology, transpose=False)
 
 
 def dsd(values: tf.Tensor, weight: tf.Tensor, topology: Topology) -> tf.Tensor:
@@ -116,15 +108,7 @@ def dsd(values: tf.Tensor, weight: tf.Tensor, topology: Topology) -> tf.Tensor:
     Returns:
         [R, B, M], zero in rows without a block.
     """
-
-    @tf.custom_gradient
-    def product(values, weight):
-        def grad(upstream):
-            return sddt(upstream, weight, topology), dstd(values, upstream, topology)
-
-        return _summed_by_row(values, weight, topology, transpose=False), grad
-
-    return product(values, weight)
+    return _summed_by_row(values, weight, topology, transpose=False)
 
 
 def sddt(rows: tf.Tensor, weight: tf.Tensor, topology: Topology) -> tf.Tensor:
@@ -138,15 +122,7 @@ def sddt(rows: tf.Tensor, weight: tf.Tensor, topology: Topology) -> tf.Tensor:
     Returns:
         [Z, B, H], zero in blocks not in use.
     """
-
-    @tf.custom_gradient
-    def product(rows, weight):
-        def grad(upstream):
-            return dsd(upstream, weight, topology), dstd(upstream, rows, topology)
-
-        return _sampled(rows, weight, topology, transpose=True), grad
-
-    return product(rows, weight)
+    return _sampled(rows, weight, topology, transpose=True)
 
 
 def dstd(values: tf.Tensor, rows: tf.Tensor, topology: Topology) -> tf.Tensor:
@@ -160,15 +136,7 @@ def dstd(values: tf.Tensor, rows: tf.Tensor, topology: Topology) -> tf.Tensor:
     Returns:
         [C, H, M], zero in columns without a block.
     """
-
-    @tf.custom_gradient
-    def product(values, rows):
-        def grad(upstream):
-            return sddt(rows, upstream, topology), dsd(values, upstream, topology)
-
-        return _summed_by_column(rows, values, topology, transpose=True), grad
-
-    return product(values, rows)
+    return _summed_by_column(rows, values, topology, transpose=True)
 
 
 def dsdt(values: tf.Tensor, weight: tf.Tensor, topology: Topology) -> tf.Tensor:
@@ -182,15 +150,7 @@ def dsdt(values: tf.Tensor, weight: tf.Tensor, topology: Topology) -> tf.Tensor:
     Returns:
         [R, B, M], zero in rows without a block.
     """
-
-    @tf.custom_gradient
-    def product(values, weight):
-        def grad(upstream):
-            return sdd(upstream, weight, topology), ddts(upstream, values, topology)
-
-        return _summed_by_row(values, weight, topology, transpose=True), grad
-
-    return product(values, weight)
+    return _summed_by_row(values, weight, topology, transpose=True)
 
 
 def ddts(rows: tf.Tensor, values: tf.Tensor, topology: Topology) -> tf.Tensor:
@@ -204,62 +164,87 @@ def ddts(rows: tf.Tensor, values: tf.Tensor, topology: Topology) -> tf.Tensor:
     Returns:
         [C, M, H], zero in columns without a block.
     """
+    return _summed_by_column(rows, values, topology, transpose=False)
 
-    @tf.custom_gradient
-    def product(rows, values):
-        def grad(upstream):
-            return dsdt(values, upstream, topology), sdd(rows, upstream, topology)
 
-        return _summed_by_column(rows, values, topology, transpose=False), grad
-
-    return product(rows, values)
+# Three products in two forms each; their gradients are one another.
 
 
 def _sampled(rows, weight, topology, transpose):
     """[Z, B, H]: block z is its row of `rows` times its column of `weight`."""
 
-    def of_block(z):
-        left, right = rows[topology.row[z]], weight[topology.column[z]]
-        return tf.matmul(left, right, transpose_b=transpose)
+    @tf.custom_gradient
+    def product(rows, weight):
+        def of_block(z):
+            left, right = rows[topology.row[z]], weight[topology.column[z]]
+            return tf.matmul(left, right, transpose_b=transpose)
 
-    shape = (rows.shape[1], weight.shape[1 if transpose else 2])
-    return _stacked(of_block, topology.row, topology.offsets[-1], shape, rows.dtype)
+        def grad(upstream):
+            return (
+                _summed_by_row(upstream, weight, topology, not transpose),
+                _summed_by_column(rows, upstream, topology, transpose),
+            )
+
+        shape = (rows.shape[1], weight.shape[1 if transpose else 2])
+        return _stacked(of_block, topology.row, topology.offsets[-1], shape, rows.dtype), grad
+
+    return product(rows, weight)
 
 
 def _summed_by_row(values, weight, topology, transpose):
     """[R, B, M]: row r is the sum over its blocks of values times their column of `weight`."""
-    shape = (values.shape[1], weight.shape[1 if transpose else 2])
 
-    def of_block(z):
-        return tf.matmul(values[z], weight[topology.column[z]], transpose_b=transpose)
+    @tf.custom_gradient
+    def product(values, weight):
+        def of_block(z):
+            return tf.matmul(values[z], weight[topology.column[z]], transpose_b=transpose)
 
-    def of_row(r):
-        start, end = topology.offsets[r], topology.offsets[r + 1]
-        return tf.cast(_sum(of_block, start, end, shape), values.dtype)
+        def of_row(r):
+            start, end = topology.offsets[r], topology.offsets[r + 1]
+            return tf.cast(_sum(of_block, start, end, shape), values.dtype)
 
-    num_rows = tf.shape(topology.offsets)[0] - 1
-    return _stacked(of_row, topology.offsets[1:], num_rows, shape, values.dtype)
+        def grad(upstream):
+            return (
+                _sampled(upstream, weight, topology, not transpose),
+                _summed_by_column(upstream, values, topology, not transpose),
+            )
+
+        shape = (values.shape[1], weight.shape[1 if transpose else 2])
+        num_rows = tf.shape(topology.offsets)[0] - 1
+        return _stacked(of_row, topology.offsets[1:], num_rows, shape, values.dtype), grad
+
+    return product(values, weight)
 
 
 def _summed_by_column(rows, values, topology, transpose):
     """[C, M, H]: column c is the sum over its blocks of rowsᵀ times values; or [C, H, M]."""
-    shape = (rows.shape[2], values.shape[2])
-    shape = shape[::-1] if transpose else shape
 
-    def of_block(i):
-        z = topology.order[i]
-        left, right = rows[topology.row[z]], values[z]
-        if transpose:
-            left, right = right, left
-        return tf.matmul(left, right, transpose_a=True)
+    @tf.custom_gradient
+    def product(rows, values):
+        def of_block(i):
+            z = topology.order[i]
+            left, right = rows[topology.row[z]], values[z]
+            if transpose:
+                left, right = right, left
+            return tf.matmul(left, right, transpose_a=True)
 
-    def of_column(c):
-        start, end = topology.column_offsets[c], topology.column_offsets[c + 1]
-        total = _sum(of_block, start, end, shape)
-        return tf.cast(total, values.dtype)
+        def of_column(c):
+            start, end = topology.column_offsets[c], topology.column_offsets[c + 1]
+            return tf.cast(_sum(of_block, start, end, shape), values.dtype)
 
-    num_columns = topology.column_offsets.shape[0] - 1
-    return _stacked(of_column, topology.column_offsets[1:], num_columns, shape, values.dtype)
+        def grad(upstream):
+            return (
+                _summed_by_row(values, upstream, topology, not transpose),
+                _sampled(rows, upstream, topology, transpose),
+            )
+
+        shape = (rows.shape[2], values.shape[2])
+        shape = shape[::-1] if transpose else shape
+        num_columns = topology.column_offsets.shape[0] - 1
+        ends = topology.column_offsets[1:]
+        return _stacked(of_column, ends, num_columns, shape, values.dtype), grad
+
+    return product(rows, values)
 
 
 def _sum(part: Callable[[tf.Tensor], tf.Tensor], start, end, shape) -> tf.Tensor:
