@@ -1,6 +1,7 @@
 """The strategies that have names, priced beside what the search finds."""
 
 import dataclasses
+import math
 
 from lingvo_moe.planning.blocks import GROUPS
 from lingvo_moe.planning.hardware import Hardware
@@ -48,13 +49,17 @@ class Answer:
     alternatives: dict[str, Alternative]
 
 
-def answer(params: TranslationParams, hardware: Hardware, devices: int) -> Answer:
+def answer(
+    params: TranslationParams, hardware: Hardware, devices: int, max_sent: float | None = None
+) -> Answer:
     """Searches, and prices what has a name.
 
     Args:
         params: the model.
         hardware: the device.
         devices: how many.
+        max_sent: the most bytes that a device's collectives may count in a step; by default those
+            of the paper's annotation, which models without experts have none of.
 
     Raises:
         ValueError: as `search`.
@@ -73,7 +78,10 @@ def answer(params: TranslationParams, hardware: Hardware, devices: int) -> Answe
     alternatives = {
         name: _priced(space, name, sizes, cut, zero) for name, (sizes, cut, zero) in named.items()
     }
-    return Answer(search(params, hardware, devices), alternatives)
+    if max_sent is None:
+        hand = alternatives[HAND].priced
+        max_sent = hand.sent if hand and params.model.moe else math.inf
+    return Answer(search(params, hardware, devices, max_sent), alternatives)
 
 
 def _priced(space: Space, name: str, sizes: tuple[int, ...], cut: bool, zero: bool) -> Alternative:

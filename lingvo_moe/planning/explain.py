@@ -1,12 +1,13 @@
 """What a search found, in words, as JSON, and as flags that run it."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from lingvo_moe.planning.alternatives import HAND, Answer
 from lingvo_moe.planning.hardware import lookup
-from lingvo_moe.planning.search import ROOM, Priced, Strategy, applied, text
+from lingvo_moe.planning.search import ROOM, Found, Priced, Strategy, applied, text
 from lingvo_moe.sharding.params import ShardingParams, ZeRO
 from lingvo_moe.tasks.translation import TranslationParams
 
@@ -60,9 +61,10 @@ def _sharding_text(sharding: ShardingParams) -> str:
 def rows(answer: Answer) -> list[tuple[str, Priced | None, str]]:
     """(what it is, what it takes, why the model cannot be cut so), the chosen strategy first."""
     found = answer.found
-    runner_up = [("runner-up", found.runner_up, "")] if found.runner_up else []
+    others = [("runner-up", found.runner_up), ("whatever is sent", found.fastest)]
+    others = [(name, one, "") for name, one in others if one and one != found.best]
     named = [(one.name, one.priced, one.refused) for one in answer.alternatives.values()]
-    return [("chosen", found.best, ""), *runner_up, *named]
+    return [("chosen", found.best, ""), *others, *named]
 
 
 def format_answer(model: str, hardware: str, devices: int, answer: Answer) -> str:
@@ -71,6 +73,7 @@ def format_answer(model: str, hardware: str, devices: int, answer: Answer) -> st
     lines = [
         f"{model} on {devices} x {hardware}, the fastest of {answer.found.considered:,} strategies "
         f"that take {ROOM:.0%} of {device.memory / GB:.1f} GB or less",
+        *_limit(answer.found),
         "",
         f"{'':<24}{'mesh':<26}{'cut':<6}{'at rest, too':<32}{'remat':<7}{'step ms':>9}"
         f"{'':>8}{'GB':>8}{'sent GB':>9}",
@@ -84,11 +87,19 @@ def format_answer(model: str, hardware: str, devices: int, answer: Answer) -> st
             f"{name:<24}{text(strategy.mesh):<26}{_cut(strategy):<6}{at_rest(strategy):<32}"
             f"{'yes' if strategy.remat else 'no':<7}{1e3 * priced.seconds:>9.1f}"
             f"{f'{priced.seconds / best.seconds:.2f}x':>8}{priced.bytes / GB:>8.2f}"
-            f"{sum(priced.estimate.costs.sent.values()) / GB:>9.2f}"
+            f"{priced.sent / GB:>9.2f}"
             f"{'' if priced.fits else '  OUT OF MEMORY'}"
         )
     lines += ["", *_parts(best, answer)]
     return "\n".join(lines)
+
+
+def _limit(found: Found) -> list[str]:
+    """Of what is sent, and whether anything keeps it."""
+    if found.max_sent == math.inf:
+        return []
+    line = f"and send {found.max_sent / GB:.2f} GB a step or less"
+    return [line + ("" if found.within else ", which nothing does that fits")]
 
 
 def _parts(best: Priced, answer: Answer) -> list[str]:

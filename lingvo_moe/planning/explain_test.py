@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import pytest
 
@@ -72,7 +73,7 @@ def test_a_letter_cut_at_rest_and_in_use_names_both_axes():
 @pytest.fixture(scope="module")
 def small():
     params = override(get_params("tiny.MoE"), [*SMALL, *MOE])
-    return params, answer(params, HARDWARE["cpu"], 8)
+    return params, answer(params, HARDWARE["cpu"], 8, math.inf)
 
 
 def test_flags(small):
@@ -100,6 +101,18 @@ def test_text_and_json(small):
     assert [row["name"] for row in as_json] == names
     assert as_json[0]["step_seconds"] == found.found.best.seconds
     assert as_json[0]["fits"]
+
+
+def test_a_limit_of_what_is_sent_is_named(small):
+    params, found = small
+    assert "and send" not in format_answer("tiny.MoE", "cpu", 8, found)
+    limited = answer(params, HARDWARE["cpu"], 8)
+    lines = format_answer("tiny.MoE", "cpu", 8, limited).splitlines()
+    assert lines[1].startswith("and send")
+    assert lines[1].endswith("GB a step or less")
+    squeezed = answer(params, HARDWARE["cpu"], 8, found.found.best.sent / 100)
+    lines = format_answer("tiny.MoE", "cpu", 8, squeezed).splitlines()
+    assert lines[1].endswith("GB a step or less, which nothing does that fits")
 
 
 def test_what_is_not_possible_says_why():

@@ -8,9 +8,9 @@ lie along "data" and "expert", experts along "expert".
 For one mesh, and layers computed again or kept, a model is a chain of groups of blocks
 (planning/blocks.py) that share no letter, so they do not mind one another's choice but for the
 memory that all need together. Dynamic programming along the chain keeps, after each group, every
-combination that no other beats in time and in each kind of memory: the answer is exact. Equal
-layers are one block, so depth costs nothing. Where a sum is due, and that columns then rows of a
-feed-forward layer make one and not two, follows from the signatures (planning/flow.py).
+combination that no other beats in time, in bytes sent and in each kind of memory: the answer is
+exact. Equal layers are one block, so depth costs nothing. Where a sum is due, and that columns then
+rows of a feed-forward layer make one and not two, follows from the signatures (planning/flow.py).
 """
 
 import dataclasses
@@ -111,30 +111,50 @@ class Priced:
         """Of a device's memory."""
         return self.estimate.costs.memory.total
 
+    @property
+    def sent(self) -> float:
+        """Bytes of all collectives of a device in a step."""
+        return sum(self.estimate.costs.sent.values())
+
 
 @dataclasses.dataclass(frozen=True)
 class Found:
     """The answer of a search.
 
     Attributes:
-        best: the fastest of all that fit.
-        runner_up: the fastest that fits on another mesh or with other rules, of those that no other
-            on their mesh beats in time and memory alike; None if there is none.
+        best: the fastest of all that fit and send no more than they may; if there is none, of all
+            that fit.
+        runner_up: the same on another mesh; None if there is none.
+        fastest: the fastest of all that fit, whatever it sends.
+        max_sent: the limit of `search`.
         considered: how many combinations of choices there are on all meshes.
     """
 
     best: Priced
     runner_up: Priced | None
+    fastest: Priced
+    max_sent: float
     considered: int
 
+    @property
+    def within(self) -> bool:
+        """Whether the best keeps the limit."""
+        return _within(self.best, self.max_sent)
 
-def search(params: TranslationParams, hardware: Hardware, devices: int) -> Found:
-    """The fastest strategy within a device's memory.
+
+def search(
+    params: TranslationParams, hardware: Hardware, devices: int, max_sent: float = math.inf
+) -> Found:
+    """The fastest strategy within a device's memory, and within a limit of what is sent.
+
+    Times are modelled and bytes are counted: to ask that no more are sent than by a strategy one
+    knows guards against a gain that exists in the model alone.
 
     Args:
         params: the model; its own sharding and whether it rematerialises are set aside.
         hardware: the device.
         devices: how many.
+        max_sent: the most bytes that all collectives of a device may count in a step.
 
     Raises:
         ValueError: no way of cutting the model over so many devices, or none that fits; or a
@@ -145,7 +165,7 @@ def search(params: TranslationParams, hardware: Hardware, devices: int) -> Found
     meshes = list(space.meshes(devices))
     priced = sorted(
         itertools.chain.from_iterable(map(space.fronts, meshes)),
-        key=lambda one: (one.seconds, one.bytes, len(one.strategy.sharding.state_rules)),
+        key=lambda one: (one.seconds, one.sent, one.bytes, len(one.strategy.sharding.state_rules)),
     )
     if not priced:
         raise ValueError(f"Nothing cuts the model over {devices} devices: {space.needs(devices)}")
@@ -158,11 +178,14 @@ def search(params: TranslationParams, hardware: Hardware, devices: int) -> Found
             f"{ROOM:.0%} of {hardware.memory / 1e9:.3g} GB. Take more devices, or set "
             f"train.micro_batches."
         )
-    best = fitting[0].strategy
-    other = next((s.strategy for s in fitting if _where(s.strategy) != _where(best)), None)
+    allowed = [one for one in fitting if _within(one, max_sent)] or fitting
+    best = allowed[0].strategy
+    other = next((s.strategy for s in allowed if s.strategy.mesh != best.mesh), None)
     return Found(
         best=price(params, best, hardware),
         runner_up=price(params, other, hardware) if other else None,
+        fastest=price(params, fitting[0].strategy, hardware),
+        max_sent=max_sent,
         considered=sum(map(space.size, meshes)),
     )
 
@@ -193,6 +216,7 @@ class _Sum:
     """What groups take together: a point on the way along the chain."""
 
     seconds: float
+    sent: float
     choices: tuple[Choice, ...]
     shares: tuple[Share, ...]
 
@@ -203,7 +227,7 @@ class _Sum:
         kept = [sum(by_kind) for by_kind in zip(*(s.kept for s in self.shares), strict=True)]
         logits, inputs = (sum(getattr(s, n) for s in self.shares) for n in ("logits", "inputs"))
         idle = not any(choice.cut for choice in self.choices)
-        return (self.seconds, state, logits, inputs, *kept, idle)
+        return (self.seconds, self.sent, state, logits, inputs, *kept, idle)
 
 
 class Space:
@@ -287,9 +311,9 @@ class Space:
         return itertools.product(zeros, (False, True))
 
     def fronts(self, mesh: Mesh) -> Iterator["Quick"]:
-        """The strategies on a mesh that no other one there beats in time and in memory."""
+        """The strategies on a mesh that no other one there beats in time, memory and bytes."""
         for zero, remat in self._modes(mesh):
-            front = [_Sum(0.0, (), ())]
+            front = [_Sum(0.0, 0.0, (), ())]
             for group in GROUPS:
                 shares = [
                     self._share(mesh, choice, zero, remat)
@@ -299,7 +323,8 @@ class Space:
             for one in front:
                 if "model" not in mesh.axes or any(choice.cut for choice in one.choices):
                     memory = memory_of(self.blocks, one.shares, remat)
-                    yield Quick(Strategy(mesh, one.choices, zero, remat), one.seconds, memory.total)
+                    strategy = Strategy(mesh, one.choices, zero, remat)
+                    yield Quick(strategy, one.seconds, memory.total, one.sent)
 
     def _share(self, mesh, choice, zero, remat) -> tuple[Choice, Share, float]:
         alone = Strategy(mesh, (choice,), zero)
@@ -312,15 +337,17 @@ class Space:
 
 @dataclasses.dataclass(frozen=True)
 class Quick:
-    """A strategy with its time and memory alone."""
+    """A strategy with its time, memory and bytes sent alone."""
 
     strategy: Strategy
     seconds: float
     bytes: float
+    sent: float
 
 
 def _add(one: _Sum, choice: Choice, share: Share, seconds: float) -> _Sum:
-    return _Sum(one.seconds + seconds, (*one.choices, choice), (*one.shares, share))
+    sent = one.sent + sum(transfer.bytes for transfer in share.transfers)
+    return _Sum(one.seconds + seconds, sent, (*one.choices, choice), (*one.shares, share))
 
 
 def _undominated(points: list[_Sum]) -> list[_Sum]:
@@ -362,8 +389,8 @@ def _on(rules: tuple[Rule, ...], mesh: Mesh) -> dict[str, tuple[str, ...]]:
     return {letter: axes for letter, axes in on_mesh.items() if axes}
 
 
-def _where(strategy: Strategy):
-    return strategy.mesh, strategy.sharding
+def _within(one: "Quick | Priced", max_sent: float) -> bool:
+    return one.sent <= max_sent * (1 + 1e-9)  # the same sum may be taken in another order
 
 
 def _check_dispatcher(params, devices):

@@ -70,7 +70,8 @@ def _search() -> None:
     if FLAGS.mesh or FLAGS.sweep or FLAGS.compile:
         raise ValueError("--search chooses the mesh; leave out --mesh, --sweep and --compile.")
     params = override(get_params(FLAGS.model), FLAGS.set)
-    found = answer(params, lookup(FLAGS.hardware), FLAGS.devices)
+    max_sent = None if FLAGS.max_sent_gb is None else 1e9 * FLAGS.max_sent_gb
+    found = answer(params, lookup(FLAGS.hardware), FLAGS.devices, max_sent)
     if FLAGS.json:
         print(json.dumps(explain.to_json(found)))
     else:
@@ -124,6 +125,13 @@ def run() -> None:
     flags.DEFINE_bool("sweep", False, "Go from 8 to 2048 devices at constant work per device.")
     flags.DEFINE_bool("search", False, "Choose mesh, sharding and remat for --devices.")
     flags.DEFINE_integer("devices", None, "How many devices --search may use.", lower_bound=1)
+    flags.DEFINE_float(
+        "max_sent_gb",
+        None,
+        "For --search: the most GB that a device's collectives may count in a step, or inf; by "
+        "default as many as the paper's annotation sends.",
+        lower_bound=0.0,
+    )
     flags.DEFINE_string("calibrate", None, "Measure the devices at hand and write this .json file.")
     flags.DEFINE_integer(
         "virtual_devices", None, "For --calibrate: split this machine's CPU.", lower_bound=1
