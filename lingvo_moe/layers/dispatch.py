@@ -32,28 +32,6 @@ class Dispatcher(abc.ABC):
     """Σ_k weight · expert_k(token), computed one way or another; all ways agree to rounding."""
 
     @abc.abstractmethod
-    def __call__(
-        self,
-        inputs: tf.Tensor,
-        routing: Routing,
-        capacity: int | None,
-        experts: ExpertsFn,
-        theta: NestedMap,
-    ) -> tf.Tensor:
-        """Runs the experts on their tokens.
-
-        Args:
-            inputs: [G, S, M].
-            routing: the choices [G, S, K].
-            capacity: C, the bound on `routing.position`; None for no bound (then S).
-            experts: (theta, [E, R, M]) -> [E, R, M], expert e on row block e; or (theta, rows,
-                products=Products) -> rows, expert by expert as the products say.
-            theta: the experts' weights, E first.
-
-        Returns:
-            [G, S, M]; zero for tokens that no expert took.
-        """
-
     def dispatch(
         self,
         inputs: tf.Tensor,
@@ -62,16 +40,31 @@ class Dispatcher(abc.ABC):
         experts: ExpertsFn,
         theta: NestedMap,
     ) -> Dispatched:
-        """What a layer calls in training: the same, of all the layer's weights, with statistics.
+        """Runs the experts on their tokens, in training.
 
         Args:
-            inputs: as above.
-            routing: as above.
-            capacity: as above.
-            experts: as above.
+            inputs: [G, S, M].
+            routing: the choices [G, S, K].
+            capacity: C, the bound on `routing.position`; None for no bound (then S).
+            experts: (theta, [E, R, M]) -> [E, R, M], expert e on row block e; or (theta, rows,
+                products=Products) -> rows, expert by expert as the products say.
             theta: the layer's weights, those of `hold` among them.
+
+        Returns:
+            Outputs, zero for tokens that no expert took. Statistics of one that has a bound of its
+            own, or none: `lost` [], routed choices that were not computed.
         """
-        return Dispatched(self(inputs, routing, capacity, experts, theta.experts), NestedMap())
+
+    def __call__(
+        self,
+        inputs: tf.Tensor,
+        routing: Routing,
+        capacity: int | None,
+        experts: ExpertsFn,
+        theta: NestedMap,
+    ) -> tf.Tensor:
+        """The same in evaluation, of the experts' weights alone, E first: the outputs."""
+        return self.dispatch(inputs, routing, capacity, experts, NestedMap(experts=theta)).outputs
 
     @property
     def rungs(self) -> tuple["Dispatcher", ...]:
@@ -107,8 +100,9 @@ class Dispatcher(abc.ABC):
 class Einsum(Dispatcher):
     """GShard's Algorithm 2: one-hot tensors and matrix products, which suits a TPU."""
 
-    def __call__(self, inputs, routing, capacity, experts, theta):
-        num_experts = next(iter(theta.values())).shape[0]
+    def dispatch(self, inputs, routing, capacity, experts, theta):
+        """See Dispatcher."""
+        num_experts = num_held(theta)
         capacity = capacity or inputs.shape[1] or tf.shape(inputs)[1]
         combine = self._one_hot(routing, num_experts, capacity)  # [G, S, E, C]
         combine = annotate(tf.cast(combine, inputs.dtype), "GSeC")
@@ -117,11 +111,11 @@ class Einsum(Dispatcher):
         expert_inputs = annotate(annotate(expert_inputs, "eGCM"), "EgCM")
         shape = tf.shape(expert_inputs)
         rows = tf.reshape(expert_inputs, [num_experts, -1, inputs.shape[-1]])
-        expert_outputs = annotate(tf.reshape(experts(theta, rows), shape), "EgCM")
+        expert_outputs = annotate(tf.reshape(experts(theta.experts, rows), shape), "EgCM")
         expert_outputs = tf.transpose(expert_outputs, [1, 0, 2, 3], name="to_groups")
         expert_outputs = annotate(expert_outputs, "GeCM")
         outputs = tf.einsum("GSEC,GECM->GSM", combine, expert_outputs, name="combine")
-        return annotate(outputs, "GSM")
+        return Dispatched(annotate(outputs, "GSM"), NestedMap())
 
     def _one_hot(self, routing, num_experts, capacity):
         place = tf.where(routing.dispatched, routing.position, -1)
@@ -136,8 +130,9 @@ class Gather(Dispatcher):
     Forward and backward alike only gather; nothing is scattered but the small table of indices.
     """
 
-    def __call__(self, inputs, routing, capacity, experts, theta):
-        num_experts = next(iter(theta.values())).shape[0]
+    def dispatch(self, inputs, routing, capacity, experts, theta):
+        """See Dispatcher."""
+        num_experts = num_held(theta)
         groups, tokens, model_dim = tf.unstack(tf.shape(inputs))
         capacity = capacity or tokens
         group = tf.range(groups)[:, None, None]
@@ -148,9 +143,10 @@ class Gather(Dispatcher):
         flat_slot = tf.reshape(slot, [-1, slot.shape[-1]])
         rows = permute(tf.reshape(inputs, [-1, model_dim]), flat_slot, token)
         rows = tf.reshape(rows, [num_experts, -1, inputs.shape[-1]])
-        outputs = tf.reshape(experts(theta, rows), [-1, model_dim])
+        outputs = tf.reshape(experts(theta.experts, rows), [-1, model_dim])
         weight = tf.reshape(routing.weight, [-1, slot.shape[-1]])
-        return tf.reshape(combine(outputs, weight, flat_slot, token), tf.shape(inputs))
+        outputs = combine(outputs, weight, flat_slot, token)
+        return Dispatched(tf.reshape(outputs, tf.shape(inputs)), NestedMap())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,9 +160,10 @@ class Ragged(Dispatcher):
     does the same. Ignores capacity: what the routing dispatched is computed.
     """
 
-    def __call__(self, inputs, routing, capacity, experts, theta):
+    def dispatch(self, inputs, routing, capacity, experts, theta):
+        """See Dispatcher."""
         del capacity
-        num_experts = next(iter(theta.values())).shape[0]
+        num_experts = num_held(theta)
         order, counts = by_expert(routing, num_experts)
         tokens = tf.reshape(inputs, [-1, inputs.shape[-1]])
         weight = tf.reshape(routing.weight, [-1, routing.weight.shape[-1]])
@@ -176,20 +173,22 @@ class Ragged(Dispatcher):
             slot = tf.reshape(slot, tf.shape(weight))
             rows = permute(tokens, slot, choice)
             rows = tf.reshape(rows, [num_experts, most, inputs.shape[-1]])
-            outputs = tf.reshape(experts(theta, rows), [-1, inputs.shape[-1]])
-            return combine(outputs, weight, slot, choice)
+            outputs = tf.reshape(experts(theta.experts, rows), [-1, inputs.shape[-1]])
+            return combine(outputs, weight, slot, choice), slot < tf.size(choice)
 
         def one_by_one():
             choice = order[: tf.reduce_sum(counts)]
             slot = tf.reshape(inverse(choice, tf.size(order)), tf.shape(weight))
             product = functools.partial(_by_run, counts)
             rows = permute(tokens, slot, choice)
-            outputs = experts(theta, rows, products=Products(product, product))
-            return combine(outputs, weight, slot, choice)
+            outputs = experts(theta.experts, rows, products=Products(product, product))
+            return combine(outputs, weight, slot, choice), slot < tf.size(choice)
 
         most = tf.reduce_max(counts)
         even = most * num_experts <= tf.reduce_sum(counts) + _OWN_PRODUCT * num_experts
-        return tf.reshape(tf.cond(even, together, one_by_one), tf.shape(inputs))
+        outputs, computed = tf.cond(even, together, one_by_one)
+        stats = NestedMap(lost=lost(routing, computed))
+        return Dispatched(tf.reshape(outputs, tf.shape(inputs)), stats)
 
 
 _OWN_PRODUCT = 56  # measured: rows of an expert, whatever its size
@@ -235,6 +234,17 @@ def _by_run(counts: tf.Tensor, rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         return tf.concat(joined(runs, matrices), axis=0), grad
 
     return run(rows, weight)
+
+
+def num_held(theta: NestedMap) -> int:
+    """E, of a layer's weights."""
+    return next(iter(theta.experts.values())).shape[0]
+
+
+def lost(routing: Routing, computed: tf.Tensor) -> tf.Tensor:
+    """float32 []: how many routed choices were not computed, as bool [G, S, K] or [N, K] says."""
+    missing = tf.reshape(routing.dispatched, tf.shape(computed)) & ~computed
+    return tf.reduce_sum(tf.cast(missing, tf.float32))
 
 
 def by_expert(routing: Routing, num_experts: int) -> tuple[tf.Tensor, tf.Tensor]:

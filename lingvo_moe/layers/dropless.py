@@ -9,9 +9,19 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
 from lingvo_moe.layers.block_sparse import Topology, block_diagonal, dsd, sdd
-from lingvo_moe.layers.dispatch import Dispatcher, by_expert, combine, inverse, permute
+from lingvo_moe.layers.dispatch import (
+    Dispatched,
+    Dispatcher,
+    by_expert,
+    combine,
+    inverse,
+    lost,
+    num_held,
+    permute,
+)
 from lingvo_moe.layers.feed_forward import Products
 
 _LARGEST_BLOCK = 128  # the paper's, section 5.1.2
@@ -45,16 +55,18 @@ class Dropless(Dispatcher):
                 f"block_size must be >= 1, or None to choose by shape, got {self.block_size}."
             )
 
-    def __call__(self, inputs, routing, capacity, experts, theta):
+    def dispatch(self, inputs, routing, capacity, experts, theta):
+        """See Dispatcher."""
         del capacity
-        num_experts = next(iter(theta.values())).shape[0]
+        num_experts = num_held(theta)
         size = self.block_size or _block_size(routing.expert.shape.num_elements(), num_experts)
         blocks = in_blocks(routing, num_experts, size)
         rows = permute(tf.reshape(inputs, [-1, inputs.shape[-1]]), blocks.slot, blocks.choice)
-        outputs = experts(theta, rows, products=_products(blocks.topology, size))
+        outputs = experts(theta.experts, rows, products=_products(blocks.topology, size))
         weight = tf.reshape(routing.weight, [-1, routing.weight.shape[-1]])
         outputs = combine(outputs, weight, blocks.slot, blocks.choice)
-        return tf.reshape(outputs, tf.shape(inputs))
+        stats = NestedMap(lost=lost(routing, blocks.slot < tf.size(blocks.choice)))
+        return Dispatched(tf.reshape(outputs, tf.shape(inputs)), stats)
 
 
 class Blocks(NamedTuple):

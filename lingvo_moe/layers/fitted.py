@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
-from lingvo_moe.layers.dispatch import Dispatched, Dispatcher
+from lingvo_moe.layers.dispatch import Dispatched, Dispatcher, lost, num_held
 from lingvo_moe.layers.local_gather import LocalGather
 
 
@@ -53,7 +53,8 @@ class Laddered(Dispatcher):
 
     @abc.abstractmethod
     def dispatch(self, inputs, routing, capacity, experts, theta):
-        """See Dispatcher. The statistics hold `rung`, float32 [], the least one that suffices."""
+        """See Dispatcher. The statistics hold `rung`, float32 [], the least one that suffices; on
+        a lower one choices are `lost`."""
 
     def room(self, load: float, most: int) -> list[int]:
         """The places of a buffer on each rung.
@@ -84,25 +85,23 @@ class Fitted(Laddered):
     one; else every device runs all experts on its own groups.
     """
 
-    def __call__(self, inputs, routing, capacity, experts, theta):
-        return self.dispatch(inputs, routing, capacity, experts, NestedMap(experts=theta)).outputs
-
     def dispatch(self, inputs, routing, capacity, experts, theta):
         """See Laddered."""
         self._check(capacity)
         _, tokens, choices = routing.expert.shape
-        num_experts = next(iter(theta.experts.values())).shape[0]
+        num_experts = num_held(theta)
         room = self.room(tokens * choices / num_experts, tokens)
         capacity = self.of_rung(room)
         queue = tf.where(routing.dispatched, routing.position + 1, 0)
+        fits = routing.position < capacity
         stats = NestedMap(
             rung=least_rung(room, tf.reduce_max(queue)),
             capacity=tf.constant(capacity, tf.float32),
+            lost=lost(routing, fits),
         )
-        outputs = LocalGather()(
-            inputs, within(routing, routing.position < capacity), capacity, experts, theta.experts
-        )
-        return Dispatched(outputs, stats)
+        routing = within(routing, fits)
+        dispatched = LocalGather().dispatch(inputs, routing, capacity, experts, theta)
+        return Dispatched(dispatched.outputs, stats)
 
 
 def least_rung(room: list[int], load: tf.Tensor) -> tf.Tensor:

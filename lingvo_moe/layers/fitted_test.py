@@ -67,6 +67,8 @@ class Regression:
         output = self.layer.fprop(theta, batch.inputs, Tokens(ones, ones), context)
         nll = tf.reduce_sum(tf.square(output.outputs - batch.inputs)) / denominator
         metrics = NestedMap(nll=nll, dropped=tf.reduce_sum(output.routing.dropped))
+        if "lost" in output.stats:
+            metrics.lost = output.stats.lost
         if "source_load" in output.stats:
             metrics.source_load = output.stats.source_load[None]
         return LossOutput(nll + output.loss, metrics, output.stats.get("rung"))
@@ -119,7 +121,7 @@ def test_training_is_that_without_a_capacity():
     metrics, got, _ = fitted()
     losses, state = unlimited(groups=2)
     np.testing.assert_allclose([m.nll for m in metrics], losses, rtol=1e-5)
-    assert sum(float(m.dropped) for m in metrics) == 0
+    assert sum(float(m.dropped + m.lost) for m in metrics) == 0
     for name, value in numbers(got).items():
         np.testing.assert_allclose(value, state[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
@@ -146,6 +148,8 @@ def test_a_step_without_room_leaves_the_state_alone():
     skewed = NestedMap(inputs=tf.constant(BATCHES[2]["inputs"]))
     after, metrics = lowest(TrainState(*before), skewed)
     assert metrics.needed_rung == 3
+    # In each of two groups both experts have room for 32 of 64.
+    assert metrics.lost == 2 * 2 * 32
     for new, old in zip(tf.nest.flatten(list(after)), tf.nest.flatten(before), strict=True):
         np.testing.assert_array_equal(new, old)
 

@@ -8,7 +8,8 @@ import dataclasses
 
 import tensorflow as tf
 
-from lingvo_moe.layers.dispatch import Dispatcher, combine, inverse, permute
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.layers.dispatch import Dispatched, Dispatcher, combine, inverse, num_held, permute
 from lingvo_moe.sharding.annotations import annotate
 from lingvo_moe.sharding.partition import manual
 
@@ -23,8 +24,9 @@ class LocalGather(Dispatcher):
     cost a token grows with the group.
     """
 
-    def __call__(self, inputs, routing, capacity, experts, theta):
-        num_experts = next(iter(theta.values())).shape[0]
+    def dispatch(self, inputs, routing, capacity, experts, theta):
+        """See Dispatcher."""
+        num_experts = num_held(theta)
         capacity = capacity or inputs.shape[1]
         choices = (routing.expert, routing.position, routing.dispatched)
 
@@ -42,14 +44,15 @@ class LocalGather(Dispatcher):
         slots = manual(fill, [inputs, *choices], ["GSM", "GSK", "GSK", "GSK"], "eGCM")
         expert_inputs = annotate(slots, "EgCM")
         rows = tf.reshape(expert_inputs, [num_experts, -1, inputs.shape[-1]])
-        outputs = annotate(tf.reshape(experts(theta, rows), slots.shape), "EgCM")
+        outputs = annotate(tf.reshape(experts(theta.experts, rows), slots.shape), "EgCM")
         outputs = annotate(outputs, "eGCM")
-        return manual(
+        outputs = manual(
             collect,
             [outputs, routing.weight, *choices],
             ["eGCM", "GSK", "GSK", "GSK", "GSK"],
             "GSM",
         )
+        return Dispatched(outputs, NestedMap())
 
 
 def _slots(num_experts, capacity, expert, position, dispatched):

@@ -149,6 +149,8 @@ class VExperts(Laddered):
             ),
             capacity=tf.constant(self.of_rung(rows), tf.float32),
             source_load=tf.cast(tf.reduce_sum(loads, axis=0), tf.float32),
+            lost=_over(arriving, self.of_rung(wire))
+            + _over(tf.reduce_sum(flow.by_slot, axis=2), self.of_rung(rows)),
         )
         return _Plan(
             sources=sources,
@@ -304,6 +306,11 @@ class _Replicated(Initializer):
 
     def __call__(self, shape, seed):
         return tf.gather(self.init((self.num_experts, *shape[1:]), seed), self.experts)
+
+
+def _over(load: tf.Tensor, room: int) -> tf.Tensor:
+    """float32 []: what of the loads has no room."""
+    return tf.reduce_sum(tf.cast(tf.maximum(load - room, 0), tf.float32))
 
 
 def _num_experts(routing) -> int:

@@ -80,10 +80,24 @@ def test_any_placement_gives_outputs_and_gradients_of_one_replica(seed):
     assert set(by_expert) == {name for name, _ in grads.flatten()}
     for name, grad in grads.flatten():
         np.testing.assert_allclose(by_expert[name], grad, rtol=1e-4, atol=1e-5, err_msg=name)
+    assert output.stats.lost == 0
     # Every choice arrives, at no slot more than its share.
     dispatched = np.asarray(output.routing.dispatched)
     loads = np.bincount(np.asarray(output.routing.expert)[dispatched], minlength=num_experts)
     np.testing.assert_array_equal(output.stats.source_load.numpy().sum(axis=0), loads)
+
+
+def test_without_room_choices_are_lost_and_counted():
+    """The lower of two rungs, with half of what perfect balance asks for."""
+    moe = layer(dataclasses.replace(SLOTS, rung=0), EXPERTS, GROUPS)
+    inputs = tf.constant(np.random.default_rng(0).normal(size=(GROUPS, 8, 3)), tf.float32)
+    ones = tf.ones([GROUPS, 8], tf.int32)
+    theta = init_theta(moe.weights(), 1)
+    stats = moe.fprop(theta, inputs, Tokens(ones, ones), Context(tf.constant([1, 2]))).stats
+    assert stats.rung == 1
+    # Every slot has room for half of its share, rounded up, of two choices a token.
+    assert stats.capacity == 6
+    assert stats.lost >= 2 * GROUPS * 8 - 6 * DEVICES * PER_DEVICE
 
 
 @functools.cache

@@ -46,9 +46,10 @@ def routing_metrics(
         a row a layer, `drop_rate`, `entropy`, `unused`, `capacity`, `num_experts` and, if there is
         one, `shared_gate` [layers]; `load` and `importance` [layers, E], with zeros at the end of a
         layer of fewer experts. Counts: `pair_wanted`, `pair_dropped` [layers, P], choices before
-        capacity and those it turned away. Not in training: `pair_load` [layers, P, E], choices
-        that an expert took from a pair, and, up to MOST_EXPERTS_FOR_COACTIVATION experts,
-        `coactivation` [layers, E, E], tokens that both experts took. In training with VExperts
+        capacity and those it turned away; with a dropless dispatcher `lost` [layers], choices that
+        it did not compute. Not in training: `pair_load` [layers, P, E], choices that an expert took
+        from a pair, and, up to MOST_EXPERTS_FOR_COACTIVATION experts, `coactivation`
+        [layers, E, E], tokens that both experts took. In training with VExperts
         `source_load` [layers, D, E], choices made on each device of a placement. With group_loads
         `group_load` [layers, G, E], choices of each expert in each group, before capacity.
     """
@@ -81,6 +82,8 @@ def routing_metrics(
                 for r, pairs in routed
             ]
         )
+    if "lost" in layers[0]:
+        metrics.lost = rows("lost")
     if "source_load" in layers[0]:
         metrics.source_load = tf.stack(
             [tf.pad(s.source_load, [[0, 0], [0, widest - s.source_load.shape[1]]]) for s in layers]

@@ -17,7 +17,7 @@ from lingvo_moe.placement.rebalance import Rebalanced
 from lingvo_moe.placement.scheduler import Scheduler
 from lingvo_moe.placement.traces import TraceRecorder
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
 from lingvo_moe.tasks.translator import Translator
 from lingvo_moe.train.checkpoint import ALONE, Process
 from lingvo_moe.train.loop import Evaluation, Recorder, TrainResult, train
@@ -116,7 +116,9 @@ def run_training(
             batches,
             params.train,
             model_dir.path,
-            summarize=lambda metrics: summarize(metrics, model_dir.pairs, layers),
+            summarize=lambda metrics: summarize(
+                check_nothing_lost(metrics, params), model_dir.pairs, layers
+            ),
             evaluate=_Evaluator(model_dir, dataset, runtime),
             report=report,
             process=process,
@@ -160,6 +162,28 @@ def train_baselines(
     return True
 
 
+def check_nothing_lost(metrics: NestedMap, params: TranslationParams) -> NestedMap:
+    """The same metrics, of a model without a capacity: no choice of an expert may be lost.
+
+    Args:
+        metrics: as for `summarize`.
+        params: the model's.
+
+    Raises:
+        RuntimeError: some were.
+    """
+    moe = params.model.moe
+    if moe and moe.capacity_factor is None and moe.gating.batch_independent:
+        lost = metrics.pair_dropped.sum() + np.sum(metrics.get("lost", 0.0))
+        if lost:
+            raise RuntimeError(
+                f"{lost:.0f} choices of experts in {metrics.steps} steps were not computed, though "
+                f"capacity_factor=None lets none go: {type(moe.dispatcher).__name__} is at fault. "
+                f"Train with another dispatcher, such as Gather()."
+            )
+    return metrics
+
+
 def summarize(metrics: NestedMap, pairs: Sequence[str], layers: Sequence[str]) -> dict[str, float]:
     """Scalars for people, from sums over some steps.
 
@@ -172,7 +196,8 @@ def summarize(metrics: NestedMap, pairs: Sequence[str], layers: Sequence[str]) -
         "loss" (nats a target token), "tokens", "grad_norm", "learning_rate", "loss/PAIR" for each
         pair that was seen; with rungs "rung" and "retries", means of train.ladder's; for MoE models
         "aux_loss", "z_loss", "pair_drop_rate/PAIR" over all layers, and for each MoE layer
-        "drop_rate/LAYER", "capacity/LAYER" (C, choices that an expert accepts from a group),
+        "drop_rate/LAYER", "lost/LAYER" (choices that a dropless dispatcher did not compute: 0),
+        "capacity/LAYER" (C, choices that an expert accepts from a group),
         "entropy/LAYER" (nats), "unused/LAYER" (experts without a token, a step), "load_max/LAYER"
         and "importance_max/LAYER" (the busiest and the best scored expert's share times E; 1 is
         balance), "load/LAYER/EXPERT" and, if there is one, "shared_gate/LAYER"; where experts move
@@ -203,7 +228,7 @@ def _summarize_experts(metrics, tokens, layers):
         for name in ("drop_rate", "capacity", "entropy", "unused", "shared_gate"):
             if name in metrics:
                 scalars[f"{name}/{layer}"] = float(metrics[name][row]) / tokens
-        for name in ("balance_ratio", "moves", "move_seconds", "move_seconds_predicted"):
+        for name in ("lost", "balance_ratio", "moves", "move_seconds", "move_seconds_predicted"):
             if name in metrics:
                 scalars[f"{name}/{layer}"] = float(metrics[name][row]) / metrics.steps
         load, importance = (

@@ -6,12 +6,20 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.params import override
+from lingvo_moe.core.registry import get_params
 from lingvo_moe.data.pipeline import Prefetcher
+from lingvo_moe.layers import dispatch
 from lingvo_moe.placement.traces import Trace
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.evaluation import baseline_translators, load_translator, translate_split
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.training import summarize, train_baselines, train_model
+from lingvo_moe.tasks.training import (
+    check_nothing_lost,
+    summarize,
+    train_baselines,
+    train_model,
+)
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
 
 EVERY = ("train.log_every=2", "train.eval_every=4", "train.checkpoint_every=4")
@@ -185,6 +193,28 @@ def test_summaries_by_hand():
         "load/y/1": 0.0,
     }
     assert scalars == pytest.approx(expected)
+
+
+def test_a_lost_choice_ends_training(tmp_path, monkeypatch):
+    """A dispatcher that computes one choice less than it was given, in each of two layers."""
+    counted = dispatch.lost
+    monkeypatch.setattr(dispatch, "lost", lambda *args: counted(*args) + 1.0)
+    dropless = ("model.moe.dispatcher=Ragged()", "model.moe.capacity_factor=None")
+    with pytest.raises(RuntimeError, match=r"4 choices of experts in 2 steps .* Ragged is at"):
+        _train(tmp_path, *dropless, "train.max_steps=4")
+
+
+@pytest.mark.parametrize(("capacity", "lost", "dropped"), [(None, 0, 0), (2.0, 0, 3)])
+def test_what_may_be_lost(capacity, lost, dropped):
+    params = override(get_params("tiny.MoE"), [f"model.moe.capacity_factor={capacity}"])
+    metrics = NestedMap(pair_dropped=np.array([dropped]), lost=np.array([lost]), steps=1)
+    assert check_nothing_lost(metrics, params) is metrics
+
+
+def test_dropped_without_a_capacity():
+    params = override(get_params("tiny.MoE"), ["model.moe.capacity_factor=None"])
+    with pytest.raises(RuntimeError, match="3 choices of experts in 1 steps"):
+        check_nothing_lost(NestedMap(pair_dropped=np.array([[1, 2]]), steps=1), params)
 
 
 def test_baselines_resume_and_translate(tmp_path):
