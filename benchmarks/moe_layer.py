@@ -30,11 +30,13 @@ from lingvo_moe.gatings.top_k import TopK
 from lingvo_moe.layers.dispatch import Einsum, Gather, Ragged
 from lingvo_moe.layers.dropless import Dropless
 from lingvo_moe.layers.moe import MoE, MoEParams
+from lingvo_moe.testing.peak import flops, products
 from lingvo_moe.testing.tokens import tokens_of
 
 TOKENS, MODEL, HIDDEN = 256, 256, 1024
 PEAK = "peak"
-_SQUARE, _PRODUCTS = 1024, 6  # about as long as a layer takes, so that interruptions hit alike
+_PRODUCTS = 6  # about as long as a layer takes, so that interruptions hit alike
+_WEIGHTS = ([MODEL, HIDDEN], [HIDDEN, MODEL])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,23 +83,30 @@ def step(theta: NestedMap, ids: np.ndarray, jit: bool, **params):
     return lambda: run(*arguments)[0].numpy()
 
 
-def peak():
-    """A function without arguments: large matrix products one after the other."""
-    square = tf.random.stateless_normal([_SQUARE, _SQUARE], [1, 2]) / _SQUARE**0.5
+def experts_alone(num_experts: int, choices: int):
+    """A function without arguments: the products of a layer at perfect balance and nothing else.
+
+    What no way of dispatch can beat: each expert's weights are read twice and their gradients
+    written, however few its rows.
+    """
+    rows = tf.random.stateless_normal([num_experts, choices // num_experts, MODEL], [1, 2])
+    wi, wo = (tf.random.stateless_normal([num_experts, *s], [3, 4]) for s in _WEIGHTS)
 
     @tf.function(autograph=False)
     def run():
-        result = square
-        for _ in range(_PRODUCTS):
-            result = tf.matmul(result, square)
-        return result
+        hidden = tf.matmul(rows, wi)
+        outputs = tf.matmul(hidden, wo)
+        d_hidden = tf.matmul(outputs, wo, transpose_b=True)
+        d_wo = tf.matmul(hidden, outputs, transpose_a=True)
+        d_wi = tf.matmul(rows, d_hidden, transpose_a=True)
+        return tf.matmul(d_hidden, wi, transpose_b=True), d_wo, d_wi
 
-    return lambda: run().numpy()
+    return lambda: run()[0].numpy()
 
 
 def seconds_at_peak(choices: int, peak_seconds: float) -> float:
     """What two products a choice, forward and twice over backward, take at the measured peak."""
-    return 3 * 2 * 2 * choices * MODEL * HIDDEN / (2 * _PRODUCTS * _SQUARE**3) * peak_seconds
+    return 3 * 2 * 2 * choices * MODEL * HIDDEN / flops(_PRODUCTS) * peak_seconds
 
 
 def layers(num_experts: int, groups: int, block_sizes: list[int], **timing) -> None:
@@ -108,7 +117,8 @@ def layers(num_experts: int, groups: int, block_sizes: list[int], **timing) -> N
     limited = common | {"capacity_factor": 2.0}
     unlimited = common | {"capacity_factor": None}
     runs = {
-        PEAK: peak(),
+        PEAK: products(_PRODUCTS),
+        "the experts' products alone": experts_alone(num_experts, 2 * groups * TOKENS),
         "Einsum(), capacity 2.0": step(theta, ids, False, dispatcher=Einsum(), **limited),
         "Gather(), capacity 2.0": step(theta, ids, False, dispatcher=Gather(), **limited),
         "Gather(), capacity 2.0, XLA": step(theta, ids, True, dispatcher=Gather(), **limited),
@@ -121,7 +131,7 @@ def layers(num_experts: int, groups: int, block_sizes: list[int], **timing) -> N
     seconds = median_seconds(runs, **timing)
     bound = seconds_at_peak(2 * groups * TOKENS, seconds[PEAK])
     einsum = seconds["Einsum(), capacity 2.0"]
-    rate = 2e-9 * _PRODUCTS * _SQUARE**3 / seconds.pop(PEAK)
+    rate = 1e-9 * flops(_PRODUCTS) / seconds.pop(PEAK)
     print(f"\n| E = {num_experts}, peak {rate:.0f} GFLOP/s | ms | share of peak | Einsum / it |")
     print("|---|---|---|---|")
     for name, value in seconds.items():

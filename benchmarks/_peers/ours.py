@@ -16,6 +16,7 @@ from lingvo_moe.core.params import override
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.testing.peak import SQUARE, flops, products
 
 MODEL = (
     f"model.num_encoder_layers={SHAPE['layers']}",
@@ -33,14 +34,14 @@ MODEL = (
     f"input.source_length={SHAPE['length']}",
     f"input.target_length={SHAPE['length']}",
 )
-_SQUARE, _PRODUCTS = 1024, 40
+_PRODUCTS = 40
 
 
 def main() -> None:
     """Serves."""
     overrides = sys.argv[1:]
     if overrides == ["matmul=True"]:
-        serve(_products(), f"{_SQUARE}³ products", flops=2 * _PRODUCTS * _SQUARE**3)
+        serve(products(_PRODUCTS), f"{SQUARE}³ products", flops=flops(_PRODUCTS))
         return
     params = override(registry.get_params("tiny.MoE"), [*MODEL, *overrides])
     task = TranslationTask(params)
@@ -66,19 +67,6 @@ def _feed(params):
     feed.update(source_segment_ids=ones, target_segment_ids=ones)
     feed.update(source_pair_ids=0 * ones, target_pair_ids=0 * ones)
     return feed
-
-
-def _products():
-    square = tf.random.stateless_normal([_SQUARE, _SQUARE], [1, 2]) / _SQUARE**0.5
-
-    @tf.function(autograph=False)
-    def run():
-        result = square
-        for _ in range(_PRODUCTS):
-            result = tf.matmul(result, square)
-        return result[0, 0]
-
-    return lambda: float(run())
 
 
 if __name__ == "__main__":
