@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lingvo_moe.placement.cost import CostModel
+from lingvo_moe.placement.forecast import Forecast
 from lingvo_moe.placement.placement import Placement
 from lingvo_moe.placement.policy_maker import PolicyMaker
 from lingvo_moe.placement.routing import device_flow
@@ -213,14 +214,14 @@ class Flex(Policy):
         trigger: when it plans.
         horizon: see PolicyMaker.
         max_moves: see PolicyMaker.
-        smoothing: see Scheduler.
+        forecast: see Scheduler.
         budget: see Scheduler.
     """
 
     trigger: Trigger = MaxTrigger()
     horizon: float = 20.0
     max_moves: int = 64
-    smoothing: float = 0.5
+    forecast: Forecast = Forecast()
     budget: float = math.inf
 
     @property
@@ -249,7 +250,7 @@ class Flex(Policy):
         """What decides, for training as for the simulator."""
         maker = PolicyMaker(cost=cost, horizon=self.horizon, max_moves=self.max_moves)
         return Scheduler(
-            maker=maker, trigger=self.trigger, smoothing=self.smoothing, budget=self.budget
+            maker=maker, trigger=self.trigger, forecast=self.forecast, budget=self.budget
         )
 
 

@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.placement.forecast import Seen
 from lingvo_moe.placement.placement import Placement, relocation
 from lingvo_moe.placement.scheduler import Scheduler, State, count_moves
 
-_LOADS, _COUNTERS = "placement/loads", "placement/counters"
+_NAMES = _AVERAGES, _ERRORS, _COUNTERS = tuple(
+    f"placement/{name}" for name in ("averages", "errors", "counters")
+)
 
 
 class Rebalanced:
@@ -50,26 +53,32 @@ class Rebalanced:
     def state(self) -> dict[str, Any]:
         """See Local; with what the scheduler remembers."""
         states = list(self._states.values())
-        if any(state.loads is None for state in states):
+        if any(state.seen is None for state in states):
             return self._runtime.state()
         most = max(self._tables.values())
-        loads = np.stack([_padded(state.loads, most) for state in states])
-        counters = np.array([[s.active, s.step, s.rest] for s in states], np.int64)
-        return self._runtime.state() | {_LOADS: loads, _COUNTERS: counters}
+        return self._runtime.state() | {
+            _AVERAGES: np.stack([_padded(s.seen.averages, most) for s in states]),
+            _ERRORS: np.stack([s.seen.errors for s in states]),
+            _COUNTERS: np.array([[s.active, s.step, s.rest] for s in states], np.int64),
+        }
 
     def restore(self, tensors: Mapping[str, Any]) -> None:
-        """See Local. A checkpoint without a scheduler, or of other devices, starts one anew."""
+        """See Local. A checkpoint without a scheduler, or of another one, starts one anew."""
         self._runtime.restore(tensors)
         now = self._runtime.state()
         self._states = {table: State(self._placement(table, now)) for table in self._tables}
         devices = next(iter(self._states.values())).placement.num_devices
-        if _LOADS not in tensors or tensors[_LOADS].shape[1] != devices:
+        kept = len(self._scheduler.forecast.smoothing), devices
+        if _AVERAGES not in tensors or tensors[_AVERAGES].shape[1:3] != kept:
             return
-        memory = zip(np.asarray(tensors[_LOADS]), np.asarray(tensors[_COUNTERS]), strict=True)
-        for (table, state), (loads, counters) in zip(self._states.items(), memory, strict=True):
+        memory = zip(self._tables, *(np.asarray(tensors[name]) for name in _NAMES), strict=True)
+        for table, averages, errors, counters in memory:
             active, step, rest = map(int, counters)
-            self._states[table] = state._replace(
-                loads=loads[:, : self._tables[table]], active=bool(active), step=step, rest=rest
+            self._states[table] = self._states[table]._replace(
+                seen=Seen(averages[..., : self._tables[table]], errors),
+                active=bool(active),
+                step=step,
+                rest=rest,
             )
 
     def train(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
@@ -109,4 +118,4 @@ class Rebalanced:
 
 
 def _padded(loads: np.ndarray, most: int) -> np.ndarray:
-    return np.pad(loads, [(0, 0), (0, most - loads.shape[1])])
+    return np.pad(loads, [(0, 0), (0, 0), (0, most - loads.shape[2])])

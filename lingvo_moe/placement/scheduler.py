@@ -14,6 +14,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from lingvo_moe.placement.cost import CostModel, balance_ratio, device_tokens
+from lingvo_moe.placement.forecast import Forecast, Seen
 from lingvo_moe.placement.placement import Migrate, Move, Placement, Shrink
 from lingvo_moe.placement.policy_maker import Plan, PolicyMaker
 
@@ -159,7 +160,7 @@ class State(NamedTuple):
 
     Attributes:
         placement: in force.
-        loads: float [D, E], smoothed; None before the first step.
+        seen: what the forecast remembers of loads; None before the first step.
         queue: moves that wait.
         active: whether the trigger fired last time.
         step: steps seen.
@@ -167,7 +168,7 @@ class State(NamedTuple):
     """
 
     placement: Placement
-    loads: np.ndarray | None = None
+    seen: Seen | None = None
     queue: MoveQueue = MoveQueue()
     active: bool = False
     step: int = 0
@@ -199,21 +200,18 @@ class Scheduler:
     Attributes:
         maker: plans.
         trigger: when it plans.
-        smoothing: share of the past in the loads that plans are made for: 0 looks at the last step
-            alone, 0.5 averages about two steps.
+        forecast: of the loads that plans are made for.
         budget: seconds of copying between two steps.
         patience: steps without planning after a plan found nothing worth moving.
     """
 
     maker: PolicyMaker
     trigger: Trigger = MaxTrigger()
-    smoothing: float = 0.5
+    forecast: Forecast = Forecast()
     budget: float = math.inf
     patience: int = 4
 
     def __post_init__(self):
-        if not 0 <= self.smoothing < 1:
-            raise ValueError(f"smoothing must be in [0, 1), got {self.smoothing}.")
         if not self.budget > 0:
             raise ValueError(f"budget must be > 0 seconds, got {self.budget}.")
         if self.patience < 0:
@@ -230,14 +228,12 @@ class Scheduler:
             The next state, whose placement is to be in force before the next step, and what was
             decided.
         """
-        past = loads if state.loads is None else state.loads
-        smooth = self.smoothing * past + (1 - self.smoothing) * loads
-        active = self.trigger.fires(
-            device_tokens(smooth, state.placement), state.step, state.active
-        )
+        seen = self.forecast.update(state.seen, loads)
+        ahead = self.forecast.loads(seen)
+        active = self.trigger.fires(device_tokens(ahead, state.placement), state.step, state.active)
         queue, plan, rest = state.queue, None, state.rest
         if active and not queue.moves and state.step >= rest:
-            plan = self.maker.plan(smooth, state.placement)
+            plan = self.maker.plan(ahead, state.placement)
             queue = MoveQueue(plan.moves)
             rest = state.step + 1 + (0 if plan.moves else self.patience)
         queue, placement, moves = queue.take(state.placement, self.maker.cost, self.budget)
@@ -248,7 +244,7 @@ class Scheduler:
             moves=moves,
             adjustment_seconds=self.maker.cost.adjustment_seconds(state.placement, placement),
         )
-        return State(placement, smooth, queue, active, state.step + 1, rest), decision
+        return State(placement, seen, queue, active, state.step + 1, rest), decision
 
 
 def count_moves(moves: tuple[Move, ...]) -> int:

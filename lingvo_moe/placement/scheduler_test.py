@@ -53,7 +53,6 @@ def test_interval_trigger():
         (lambda: MaxTrigger(1.1, 0.9), "where 1 is balance; got release 0.9"),
         (lambda: VarianceTrigger(0.1, -0.1), "Needs 0 <= release"),
         (lambda: IntervalTrigger(0), "steps must be at least 1, got 0"),
-        (lambda: Scheduler(maker=_maker(), smoothing=1.0), r"smoothing must be in \[0, 1\), got 1"),
         (lambda: Scheduler(maker=_maker(), budget=0.0), "budget must be > 0 seconds, got 0.0"),
         (
             lambda: Scheduler(maker=_maker(), patience=-1),
@@ -128,7 +127,7 @@ def test_moves_are_counted():
 
 
 def test_a_silent_trigger_plans_nothing():
-    scheduler = Scheduler(maker=_maker(), smoothing=0.0)
+    scheduler = Scheduler(maker=_maker())
     state, decision = scheduler.step(State(START), np.full((4, 4), 25))
     assert decision.plan is None
     assert decision.moves == ()
@@ -147,14 +146,6 @@ def test_after_a_plan_without_moves_it_rests():
         planned.append(decision.plan is not None)
     assert planned == [True, False, False, False] * 2 + [True]
     assert state.placement == start
-
-
-def test_loads_are_smoothed():
-    # 0.75 · 100 + 0.25 · 200.
-    scheduler = Scheduler(maker=_maker(), smoothing=0.75)
-    state, _ = scheduler.step(State(START), np.full((4, 4), 100))
-    state, _ = scheduler.step(state, np.full((4, 4), 200))
-    np.testing.assert_allclose(state.loads, 125)
 
 
 @pytest.mark.parametrize("seed", range(3))

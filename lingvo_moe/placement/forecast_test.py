@@ -1,0 +1,50 @@
+"""By hand, and on loads of which it is known what foretells them best."""
+
+import numpy as np
+import pytest
+
+from lingvo_moe.placement.forecast import Forecast
+
+
+def follow(forecast, trace):
+    seen = None
+    for loads in trace:
+        seen = forecast.update(seen, loads)
+    return seen
+
+
+def test_by_hand():
+    forecast = Forecast(smoothing=(0.0, 0.75), memory=0.5)
+    seen = follow(forecast, [np.full((2, 2), 100), np.full((2, 2), 200)])
+    # 0.75 · 100 + 0.25 · 200; both were off by half of the tokens, and half of that counts.
+    np.testing.assert_allclose(seen.averages[:, 0, 0], [200, 125])
+    np.testing.assert_allclose(seen.errors, [0.25, 0.25])
+    # The next is as the last: the short one was right, the long one off by 75 of 200.
+    seen = forecast.update(seen, np.full((2, 2), 200))
+    np.testing.assert_allclose(seen.errors, [0.125, 0.125 + 0.5 * 75 / 200])
+    np.testing.assert_allclose(forecast.loads(seen), 200)
+
+
+def test_drift_is_followed_and_scatter_is_not():
+    rng = np.random.default_rng(0)
+    share = np.linspace(0.05, 0.2, 8)
+    scattered = [rng.multinomial(500, share / share.sum(), size=4) for _ in range(60)]
+    drifting = [share[None] * 1000 + 50 * step * np.eye(8)[:1] for step in range(60)]
+    forecast = Forecast()
+    assert follow(forecast, scattered).errors.argmin() >= 3
+    assert follow(forecast, drifting).errors.argmin() == 0
+    # What it says of scattered loads is nearer to what they are than the last of them.
+    mean = np.tile(500 * share / share.sum(), (4, 1))
+    said, last = forecast.loads(follow(forecast, scattered)), scattered[-1]
+    assert np.abs(said - mean).sum() < 0.5 * np.abs(last - mean).sum()
+
+
+def test_a_step_without_tokens():
+    seen = follow(Forecast(), [np.zeros((2, 2))] * 2)
+    assert not seen.errors.any()
+
+
+@pytest.mark.parametrize("changes", [{"smoothing": ()}, {"smoothing": (1.0,)}, {"memory": -0.1}])
+def test_errors(changes):
+    with pytest.raises(ValueError, match=r"one share or several and memory one, in \[0, 1\); got"):
+        Forecast(**changes)
