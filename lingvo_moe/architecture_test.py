@@ -25,7 +25,7 @@ ALLOWED = {
     "gatings": {"core"},
     "layers": {"core", "sharding", "gatings"},
     "decoding": {"core", "layers"},
-    "train": {"core"},
+    "train": {"core", "sharding"},
     "data": {"core"},
     "evaluation": {"core", "data"},
     "placement": {"core", "layers", "train", "evaluation"},

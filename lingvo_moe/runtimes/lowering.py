@@ -133,7 +133,8 @@ def lowerable(function: Callable, placement: Placement) -> Callable:
     on_tpu = placement.jax_mesh.devices.flat[0].platform == "tpu"
 
     def annotated(*flat):
-        with use_mesh(placement.mesh, placement.compute_rules, cut_random=on_tpu):
+        rules = placement.compute_rules, placement.storage_rules
+        with use_mesh(placement.mesh, *rules, cut_random=on_tpu):
             return _plain(function(*map(NestedMap, flat)))
 
     traced = tf.function(annotated, jit_compile=True, autograph=False)

@@ -52,19 +52,23 @@ def parse_mesh(text: str) -> Mesh:
     return Mesh(axes, tuple(map(int, sizes)))
 
 
-_active: contextvars.ContextVar[tuple[Mesh, Rules] | None] = contextvars.ContextVar(
+# The mesh, the rules of what is computed, and those of weights and slots at rest.
+_active: contextvars.ContextVar[tuple[Mesh, Rules, Rules] | None] = contextvars.ContextVar(
     "mesh_and_rules", default=None
 )
 
 
 @contextlib.contextmanager
-def use_mesh(mesh: Mesh, rules: Rules, cut_random: bool = False) -> Iterator[None]:
+def use_mesh(
+    mesh: Mesh, rules: Rules, at_rest: Rules | None = None, cut_random: bool = False
+) -> Iterator[None]:
     """While inside, `annotate` writes XLA sharding annotations for this mesh by these rules.
 
+    Of what is kept between steps it may write those of `at_rest`; by default they are the same.
     Random numbers are then drawn elementwise, so that they too are cut; not where the compiler cuts
     the generator itself (`cut_random`), as the TPU's does, at a third of the compiler's memory.
     """
-    token = _active.set((mesh, rules))
+    token = _active.set((mesh, rules, rules if at_rest is None else at_rest))
     try:
         with contextlib.nullcontext() if cut_random else random.elementwise():
             yield
@@ -112,25 +116,27 @@ def assignment(
     return result
 
 
-def annotate(tensor: tf.Tensor, dims: str) -> tf.Tensor:
+def annotate(tensor: tf.Tensor, dims: str, at_rest: bool = False) -> tf.Tensor:
     """The same tensor, told to XLA how it is cut; the identity outside of `use_mesh`.
 
     Args:
         tensor: any rank.
         dims: one letter a dimension, from the alphabet of the calling module.
+        at_rest: whether by the rules of weights and slots between steps.
 
     Raises:
         ValueError: as `assignment`.
     """
-    if active() is None:
+    if _active.get() is None:
         return tensor
-    mesh, rules = active()
+    mesh, *rules = _active.get()
+    rules = rules[at_rest]
     return tile(tensor, assignment(dims, tuple(tensor.shape), mesh, rules), mesh)
 
 
 def active() -> tuple[Mesh, Rules] | None:
     """The mesh and rules in force, None outside of `use_mesh`."""
-    return _active.get()
+    return _active.get() and _active.get()[:2]
 
 
 def tile(tensor: tf.Tensor, axes: list[tuple[str, ...]], mesh: Mesh) -> tf.Tensor:

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.sharding.annotations import annotate
 from lingvo_moe.train.optimizer import Optimizer, check_decay, zeros_like
 from lingvo_moe.train.schedules import InverseSquareRoot, Schedule
 
@@ -101,6 +102,12 @@ class Adafactor(Optimizer):
         # moment = row · col / mean(row), one inverse a row and one a column
         of_row = tf.expand_dims(tf.reduce_mean(row, row_axis, keepdims=True) / row, col_axis)
         of_col = tf.expand_dims(1.0 / col, row_axis)
+        # A compiler merges equal constants, and how slots of one weight are cut would spread by way
+        # of them to another weight, where they happen to have equally many columns.
+        of_row, of_col = (
+            annotate(of, spec.dims[:axis] + "." + spec.dims[axis + 1 :], at_rest=True)
+            for of, axis in ((of_row, col_axis), (of_col, row_axis))
+        )
         letters = "abcdefgh"[: len(spec.dims)]
         of_columns, of_rows = (letters.replace(letters[axis], "") for axis in factored)
         by_row = tf.einsum(f"{letters},{of_columns}->{of_rows}", squared, 1.0 / col)
