@@ -1,11 +1,12 @@
 """What experts did for which language pair, as a file.  Y MoE layers, P pairs, E experts."""
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+
+from lingvo_moe.core import npz
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,11 +43,7 @@ class RoutingRecord:
 
     def save(self, path: Path) -> None:
         """Writes an .npz file, which appears whole or not at all."""
-        partial = path.with_name(path.name + ".partial")
-        fields = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
-        with partial.open("wb") as file:
-            np.savez_compressed(file, **fields)
-        os.replace(partial, path)
+        npz.save(path, **dataclasses.asdict(self))
 
     @staticmethod
     def load(path: Path) -> "RoutingRecord":
@@ -56,8 +53,7 @@ class RoutingRecord:
             ValueError: there is none, or it cannot be read.
         """
         try:
-            with np.load(path) as file:
-                fields = dict(file)
+            fields = npz.load(path)
             return RoutingRecord(
                 layers=tuple(map(str, fields["layers"])),
                 pairs=tuple(map(str, fields["pairs"])),
@@ -65,9 +61,7 @@ class RoutingRecord:
                 pair_load=fields["pair_load"],
                 coactivation=fields.get("coactivation"),
             )
-        except (
-            Exception
-        ) as error:  # by the place of the damage: BadZipFile, zlib.error, TokenError, …
+        except (KeyError, ValueError) as error:
             raise ValueError(
                 f"{path} holds no record of routing ({error}). An evaluation on dev writes one "
                 f"while a Mixture-of-Experts model trains (train.eval_every)."

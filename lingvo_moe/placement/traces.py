@@ -4,13 +4,12 @@ S steps, L layers, D source devices, E experts.
 """
 
 import dataclasses
-import os
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+
+from lingvo_moe.core import npz
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,12 +50,7 @@ class Trace:
 
     def save(self, path: Path) -> None:
         """Writes an .npz file, which appears whole or not at all."""
-        partial = path.with_name(path.name + ".partial")
-        with partial.open("wb") as file:
-            np.savez_compressed(
-                file, loads=self.loads, steps=self.steps, layers=np.array(self.layers, str)
-            )
-        os.replace(partial, path)
+        npz.save(path, loads=self.loads, steps=self.steps, layers=np.array(self.layers, str))
 
     @staticmethod
     def load(path: Path) -> "Trace":
@@ -66,13 +60,13 @@ class Trace:
             ValueError: there is none, or it cannot be read.
         """
         try:
-            with np.load(path) as file:
-                return Trace(
-                    loads=file["loads"],
-                    steps=file["steps"],
-                    layers=tuple(map(str, file["layers"])),
-                )
-        except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+            fields = npz.load(path)
+            return Trace(
+                loads=fields["loads"],
+                steps=fields["steps"],
+                layers=tuple(map(str, fields["layers"])),
+            )
+        except (KeyError, ValueError) as error:
             raise ValueError(
                 f"{path} holds no trace of expert loads ({error}). It must be an .npz file with "
                 f"loads [steps, layers, devices, experts], steps and layers."

@@ -114,19 +114,10 @@ class Spmd:
         return self._ladder.take(step)
 
     def relocate(self, table: str, source: np.ndarray, placement: np.ndarray) -> None:
-        """Moves experts of one layer from slot to slot, their optimizer state with them.
+        """See Local. Waits until it is done.
 
         Equal layers share one program, which moves as many experts at once as a device has slots,
-        so that no device needs room for more. Waits until it is done.
-
-        Args:
-            table: the path of its placement among the weights.
-            source: int32, of the placement's shape: from which slot of the layer, by its number
-                there, each slot takes what it is to hold.
-            placement: int32, which expert each slot holds then.
-
-        Raises:
-            ValueError: there is no such table.
+        so that no device needs room for more.
         """
         names = slots_of(table, self._weights, self._slots)
         directory = table.rpartition("/")[0] + "/"
