@@ -9,6 +9,11 @@ e on device g, the step takes what the busiest device takes,
 and a replica that is copied takes its bytes of weights and optimizer state / Bw. F is not in the
 paper: an expert's weights are read and their gradients written however few its tokens are.
 
+A compiled program of static shapes has as many rows for every slot as the busiest has tokens, so
+where the model is `padded` the sum of F + I / TPS gives way to one term for all devices,
+
+    slots of a device · max_e (tokens of e / slots of e) / TPS.
+
 D devices (as sources), H the same as targets, E experts; "..." any leading dimensions.
 """
 
@@ -57,6 +62,7 @@ class CostModel:
         state_bytes: of one expert's weights and optimizer state, as copied.
         sync_each: `each`.
         expert_seconds: of an expert on a device without any tokens (F).
+        padded: whether every slot computes as many rows as the busiest one.
     """
 
     tokens_per_second: float
@@ -69,6 +75,7 @@ class CostModel:
     state_bytes: float
     sync_each: float = 0.0
     expert_seconds: float = 0.0
+    padded: bool = False
 
     def __post_init__(self):
         devices = len(self.nodes)
@@ -110,21 +117,22 @@ class CostModel:
             counts: [..., D], the slots of that expert on each device, one or more in all.
 
         Returns:
-            [..., D] each.
+            [..., D] each; of compute 0 where it is padded, see `padded_seconds`.
         """
         room = counts * (loads.sum(-1) / counts.sum(-1))[..., None]
         kept = np.minimum(room, loads)
         rest, spare = loads - kept, room - kept
         share = spare / np.maximum(spare.sum(-1, keepdims=True), 1e-30)
         arriving = share * (rest @ self._per_byte)
+        compute = self.expert_seconds * (counts > 0) + room / self.tokens_per_second
         return Seconds(
-            self.expert_seconds * (counts > 0) + room / self.tokens_per_second,
+            np.zeros_like(compute) if self.padded else compute,
             _EXCHANGES * self.token_bytes * arriving,
             self.sync_seconds(counts),
         )
 
     def of_flow(self, flow: np.ndarray, counts: np.ndarray) -> Seconds:
-        """Seconds of tokens that go where `flow` says.
+        """Seconds of tokens that go where `flow` says; each device computes its own, unpadded.
 
         Args:
             flow: [E, D, H] tokens from source to target.
@@ -138,6 +146,22 @@ class CostModel:
             _EXCHANGES * self.token_bytes * np.einsum("edh,dh->eh", flow, self._per_byte),
             self.sync_seconds(counts),
         )
+
+    def padded_seconds(self, rows: np.ndarray, slots_per_device: int) -> np.ndarray:
+        """Of all devices for so many rows a slot; 0 where each computes its own tokens."""
+        return self.padded * slots_per_device * rows / self.tokens_per_second
+
+    def to_be_equal(self, loads: np.ndarray, placement: Placement) -> np.ndarray:
+        """The tokens that set the pace if unequal: of devices [D] or, where padded, of slots.
+
+        Args:
+            loads: [D, E].
+            placement: of E experts.
+        """
+        if not self.padded:
+            return device_tokens(loads, placement)
+        each = np.append(loads.sum(axis=0) / placement.counts().sum(axis=1), 0.0)
+        return each[placement.slots.ravel()]  # the last is EMPTY's
 
     def exchange_seconds_per_token(self) -> float:
         """All exchanges of a token between two different devices, mean over pairs."""

@@ -84,7 +84,7 @@ class PolicyMaker:
         board = _Board(self.cost, loads, placement)
         plan = self._cut(placement, self._search(board))
         # The mean over devices hardly depends on where experts are.
-        if plan.seconds_after <= _LEVEL * board.busy.mean():
+        if plan.seconds_after <= _LEVEL * board.level_seconds:
             return plan
         anew = _Board(self.cost, loads, rebuilt(self.cost, loads, placement))
         placed = self._search(anew)[-1][1]
@@ -139,10 +139,14 @@ class _Change(NamedTuple):
     Attributes:
         make: number of a candidate -> the move.
         delta: [N, D], what each adds to the seconds of devices.
+        more, fewer: int [N], the experts that have a slot more, and fewer; EMPTY for none. None if
+            all have as many as before.
     """
 
     make: Callable[[int], Move]
     delta: np.ndarray
+    more: np.ndarray | None = None
+    fewer: np.ndarray | None = None
 
 
 class _Board:
@@ -166,7 +170,36 @@ class _Board:
     @property
     def step_seconds(self) -> float:
         """Of the busiest device."""
-        return float(self.busy.max())
+        rows = (self.loads.sum(axis=1) / self.counts.sum(axis=1)).max()
+        return float(self.busy.max() + self._padded_seconds(rows))
+
+    @property
+    def level_seconds(self) -> float:
+        """The same if all devices, and all slots, were equal."""
+        rows = self.loads.sum() / self.placement.slots.size
+        return float(self.busy.mean() + self._padded_seconds(rows))
+
+    def padding(self, change: _Change | None = None) -> np.ndarray:
+        """Seconds of what is padded: now [], or after each candidate [N]; a smooth maximum too."""
+        if not self.cost.padded:
+            return np.zeros(())
+        load = np.append(self.loads.sum(axis=1), 0.0)  # the last is EMPTY's
+        slots = np.append(self.counts.sum(axis=1), 9)
+        top = max(load.max(), 1e-300)
+
+        def part(experts, by=0):
+            """Σ over its slots of (tokens a slot)^16."""
+            number = slots[experts] + by
+            return (load[experts] / top) ** 16 / np.maximum(number, 1e-3) ** 15
+
+        total = part(np.arange(len(load))).sum()
+        if change is not None and change.more is not None:
+            total = total + part(change.more, 1) - part(change.more)
+            total = total + part(change.fewer, -1) - part(change.fewer)
+        return self._padded_seconds(top * (total / self.placement.slots.size) ** (1 / 16))
+
+    def _padded_seconds(self, rows):
+        return self.cost.padded_seconds(rows, self.placement.slots_per_device)
 
     def apply(self, move: Move) -> None:
         """Makes the move."""
@@ -220,7 +253,7 @@ class _Board:
             kind = Expand if cold[i] == EMPTY else Replace
             return kind(hot, int(chosen[i]))
 
-        return _Change(make, delta)
+        return _Change(make, delta, np.full_like(cold, hot), cold)
 
     def reliefs(self) -> _Change:
         """A slot of the busiest device, if its expert has another, for any expert."""
@@ -235,7 +268,9 @@ class _Board:
         place, new = place[other], new[other]
         delta = added[new] + self.changed(slots[place], np.full_like(place, busiest), -1)
         first = busiest * len(slots)
-        return _Change(lambda i: Replace(int(new[i]), int(first + place[i])), delta)
+        return _Change(
+            lambda i: Replace(int(new[i]), int(first + place[i])), delta, new, slots[place]
+        )
 
     def swaps(self, idle: int) -> _Change:
         """Each slot of the busiest device with those of idle devices and those beside replicas."""
@@ -268,9 +303,10 @@ class _Board:
         if not len(change.delta):
             return None
         busy = self.busy
-        peaks = _peak(busy + change.delta)
+        peaks = _peak(busy + change.delta) + self.padding(change)
         least = int(peaks.argmin())
-        return change.make(least) if peaks[least] < _peak(busy) * (1 - _EPSILON) else None
+        now = _peak(busy) + self.padding()
+        return change.make(least) if peaks[least] < now * (1 - _EPSILON) else None
 
 
 def _peak(busy: np.ndarray) -> np.ndarray:

@@ -38,7 +38,7 @@ def batch(step):
     return {"inputs": (wanted + 0.1 * rng.normal(size=wanted.shape)).astype(np.float32)}
 
 
-def scheduler():
+def scheduler(padded=False):
     """Compute counts; the wire and copies cost little."""
     bandwidth = np.where(np.eye(DEVICES, dtype=bool), np.inf, 1e9)
     cost = CostModel(
@@ -50,6 +50,7 @@ def scheduler():
         token_bytes=4 * MODEL,
         gradient_bytes=8 * MODEL * 8,
         state_bytes=24 * MODEL * 8,
+        padded=padded,
     )
     return Scheduler(maker=PolicyMaker(cost=cost), trigger=MaxTrigger(threshold=1.1, release=1.05))
 
@@ -106,6 +107,19 @@ def test_experts_follow_a_skewed_and_drifting_load():
     assert metrics[0].rung == 1
     assert sum(m.rung == 0 for m in metrics) > 20
     Placement(np.asarray(runtime.state()["theta/placement"]), EXPERTS)
+
+
+def test_padded_slots_become_even():
+    """The busiest slot counts, so its expert gets more of them, and the buffers stay small."""
+    rooms = {}
+    for padded in (False, True):
+        gate = 4 * np.eye(MODEL, dtype=np.float32)
+        runtime = start(Rebalanced(local(), TABLES, scheduler(padded)), gate)
+        metrics = [runtime.train(batch(step)) for step in range(20)]
+        slots = Placement(np.asarray(runtime.state()["theta/placement"]), EXPERTS).counts()
+        loads = np.sum(metrics[-1].source_load[0], axis=0)
+        rooms[padded] = np.max(loads / slots.sum(axis=1)) / (np.sum(loads) / slots.sum())
+    assert rooms[True] < 1.4 < rooms[False]
 
 
 def test_a_resumed_run_moves_as_the_whole_one():

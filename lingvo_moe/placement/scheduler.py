@@ -28,7 +28,7 @@ class Trigger(abc.ABC):
         """Whether to plan now.
 
         Args:
-            tokens: [D], what each device handled, or would have.
+            tokens: what each device handled, or would have, or each slot (CostModel.to_be_equal).
             step: steps seen so far, from 0.
             active: what the last call said: planning goes on until the imbalance is well gone.
         """
@@ -230,7 +230,8 @@ class Scheduler:
         """
         seen = self.forecast.update(state.seen, loads)
         ahead = self.forecast.loads(seen)
-        active = self.trigger.fires(device_tokens(ahead, state.placement), state.step, state.active)
+        tokens = self.maker.cost.to_be_equal(ahead, state.placement)
+        active = self.trigger.fires(tokens, state.step, state.active)
         queue, plan, rest = state.queue, None, state.rest
         if active and not queue.moves and state.step >= rest:
             plan = self.maker.plan(ahead, state.placement)

@@ -47,9 +47,11 @@ def make_scheduler(task: TranslationTask) -> Scheduler:
         cost = _measured(expert, devices)
     else:
         cost = cost_model(lookup(FLAGS.hardware), devices, expert)
-    return Scheduler(
-        maker=PolicyMaker(cost=dataclasses.replace(cost, state_bytes=_state_bytes(task)))
+    # A compiled program sums the gradients of all experts, whether they have replicas or not.
+    cost = dataclasses.replace(
+        cost, state_bytes=_state_bytes(task), gradient_bytes=0.0, padded=True
     )
+    return Scheduler(maker=PolicyMaker(cost=cost))
 
 
 def _measured(expert: ExpertShape, devices: int) -> CostModel:

@@ -1,0 +1,193 @@
+"""A step of one MoE layer on eight virtual devices, as loads are skewed and drift.
+
+python benchmarks/vexperts.py [--steps=60] [--skew=0,1,1.5] [--tokens=512]
+
+Dropless experts at home (`Fitted`), experts that move (`VExperts`, with the scheduler and its
+moves in the time), and capacity 2.0, which drops (`LocalGather`), take each batch in turn. Eight
+virtual devices share the machine's cores, so a step takes what all of them compute together,
+padding included: with static shapes that is what the busiest device computes, times eight, as it
+would be on eight real devices. Links are memory here, so exchange, synchronisation and copies are
+far cheaper than over a network.
+
+M model, H hidden, E experts.
+"""
+
+import argparse
+import dataclasses
+import os
+import time
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+
+import jax
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.gatings.top_k import TopK
+from lingvo_moe.layers.dispatch import Dispatcher
+from lingvo_moe.layers.fitted import Fitted
+from lingvo_moe.layers.local_gather import LocalGather
+from lingvo_moe.layers.moe import MoE, MoEParams
+from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.layers.vexperts import VExperts
+from lingvo_moe.placement.policy_maker import PolicyMaker
+from lingvo_moe.placement.profile import Machine, measure
+from lingvo_moe.placement.rebalance import Rebalanced
+from lingvo_moe.placement.scheduler import Scheduler
+from lingvo_moe.runtimes.lowering import Placement
+from lingvo_moe.runtimes.spmd import Spmd
+from lingvo_moe.sharding.annotations import parse_mesh
+from lingvo_moe.train.adafactor import Adafactor
+from lingvo_moe.train.schedules import Constant
+from lingvo_moe.train.step import LossOutput, TrainStep
+
+DEVICES = EXPERTS = 8
+MODEL, HIDDEN = 256, 1024
+PERIOD = 200  # steps in which popularity comes full circle
+
+
+@dataclasses.dataclass(frozen=True)
+class Regression:
+    """One MoE layer that learns to give its inputs [devices, tokens, M] back; see train.step."""
+
+    dispatcher: Dispatcher
+    capacity_factor: float | None = None
+
+    @property
+    def layer(self) -> MoE:
+        """Of which the router sends tokens where their first E elements say (`starting`)."""
+        params = MoEParams(
+            num_experts=EXPERTS,
+            num_groups=DEVICES,
+            capacity_factor=self.capacity_factor,
+            gating=TopK(k=2),
+            dispatcher=self.dispatcher,
+        )
+        return MoE(model_dim=MODEL, hidden_dim=HIDDEN, params=params)
+
+    @property
+    def rungs(self):
+        """See TranslationTask."""
+        return tuple(dataclasses.replace(self, dispatcher=one) for one in self.dispatcher.rungs)
+
+    def for_xla(self, groups):
+        """See TranslationTask; nothing is evaluated here."""
+        del groups
+        return self
+
+    def weights(self):
+        """Of the layer."""
+        return self.layer.weights()
+
+    def num_targets(self, batch):
+        """Elements."""
+        return tf.cast(tf.size(batch.inputs), tf.float32)
+
+    def loss(self, theta, batch, denominator, context):
+        """Mean squared error, and the balance loss."""
+        ones = tf.ones(batch.inputs.shape[:2], tf.int32)
+        output = self.layer.fprop(theta, batch.inputs, Tokens(ones, ones), context)
+        nll = tf.reduce_sum(tf.square(output.outputs - batch.inputs)) / denominator
+        metrics = NestedMap(nll=nll, drop_rate=output.stats.drop_rate)
+        if "source_load" in output.stats:
+            metrics.source_load = output.stats.source_load[None]
+        return LossOutput(nll + output.loss, metrics, output.stats.get("rung"))
+
+
+def batch(step: int, skew: float, tokens: int) -> dict[str, np.ndarray]:
+    """Tokens that say which two experts they want; the wanted ones drift around the circle."""
+    rng = np.random.default_rng(step)
+    angle = 2 * np.pi * (np.arange(EXPERTS) / EXPERTS - step / PERIOD)
+    scores = skew * np.cos(angle) + rng.gumbel(size=(DEVICES, tokens, EXPERTS))
+    order = np.argsort(-scores, axis=-1)
+    inputs = 0.1 * rng.normal(size=(DEVICES, tokens, MODEL))
+    for place, share in enumerate((3.0, 2.0)):
+        inputs[..., :EXPERTS] += share * np.eye(EXPERTS)[order[..., place]]
+    return {"inputs": inputs.astype(np.float32)}
+
+
+def starting(task: Regression, scheduler: Scheduler | None):
+    """A runtime on eight devices, with weights that stay as they are but for rounding."""
+    optimizer = Adafactor(schedule=Constant(learning_rate=1e-12))
+    step = TrainStep(task=task, optimizer=optimizer, rungs=task.rungs)
+    runtime = Spmd(task, step, Placement(parse_mesh(f"expert:{DEVICES}")))
+    if scheduler:
+        runtime = Rebalanced(runtime, {"placement": EXPERTS}, scheduler)
+    runtime.initialize(0)
+    gate = np.zeros((MODEL, EXPERTS), np.float32)
+    gate[:EXPERTS] = 4 * np.eye(EXPERTS)
+    state = {name: np.asarray(value) for name, value in runtime.state().items()}
+    runtime.restore(state | {"theta/gate": gate})
+    return runtime
+
+
+def schedule() -> Scheduler:
+    """By the rates of these devices, measured."""
+    machine = Machine(model_dim=MODEL, hidden_dim=HIDDEN)
+    state_bytes = 4 * (2 * MODEL * HIDDEN + 2 * (MODEL + HIDDEN))  # Adafactor's rows and columns
+    cost, _ = measure(machine).fit(
+        machine.nodes,
+        token_bytes=machine.token_bytes,
+        gradient_bytes=machine.gradient_bytes,
+        state_bytes=state_bytes,
+    )
+    cost = dataclasses.replace(cost, gradient_bytes=0.0, padded=True)
+    return Scheduler(maker=PolicyMaker(cost=cost))
+
+
+def race(skew: float, args: argparse.Namespace, scheduler: Scheduler) -> None:
+    """Prints a table."""
+    ways = {
+        "LocalGather(), capacity 2.0": (Regression(LocalGather(), 2.0), None),
+        "Fitted()": (Regression(Fitted()), None),
+        "VExperts(8, 2)": (Regression(VExperts(devices=8, slots_per_device=2)), scheduler),
+        "VExperts(8, 4)": (Regression(VExperts(devices=8, slots_per_device=4)), scheduler),
+    }
+    runtimes = {name: starting(*way) for name, way in ways.items()}
+    seconds = {name: [] for name in ways}
+    kept = {name: [] for name in ways}
+    for step in range(args.steps):
+        fed = batch(step, skew, args.tokens)
+        for name, runtime in runtimes.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            metrics = jax.block_until_ready(dict(runtime.train(fed)))
+            seconds[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+            kept[name].append(metrics)
+    base = np.array(seconds["Fitted()"])
+    counted = slice(args.steps // 3, None)
+    print(
+        f"\n| skew {skew:g} | ms | time / Fitted | processor time / Fitted | dropped "
+        f"| balance ratio | moves | rungs |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for name, metrics in kept.items():
+        taken = np.array(seconds[name])
+        wall, cpu = np.median((taken / base)[counted], axis=0)
+        late = metrics[counted]
+        ratio, moves = (
+            f"{np.mean([m[key][0] for m in late]):.2f}" if key in late[0] else "–"
+            for key in ("balance_ratio", "moves")
+        )
+        rungs = sorted({int(m["rung"]) for m in late}) if "rung" in late[0] else "–"
+        print(
+            f"| `{name}` | {1e3 * np.median(taken[counted, 0]):.0f} | {wall:.2f} | {cpu:.2f} "
+            f"| {np.mean([m['drop_rate'] for m in late]):.1%} | {ratio} | {moves} | {rungs} |"
+        )
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--skew", default="0,1,1.5")
+    parser.add_argument("--tokens", type=int, default=512, help="of a device")
+    args = parser.parse_args()
+    scheduler = schedule()
+    for skew in map(float, args.skew.split(",")):
+        race(skew, args, scheduler)
+
+
+if __name__ == "__main__":
+    main()
