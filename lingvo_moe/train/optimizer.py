@@ -8,6 +8,7 @@ import tensorflow as tf
 from lingvo_moe.core.layer import Constant, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tables import learned
+from lingvo_moe.sharding.annotations import annotate
 from lingvo_moe.train.schedules import Schedule
 
 
@@ -57,6 +58,8 @@ class Optimizer(abc.ABC):
         rate = self.schedule(count)
 
         def move(weight, slot, grad, spec):
+            # What is made of it is then cut alike; see also Adafactor.
+            grad = annotate(grad, spec.dims, at_rest=True)
             change, slot = self.update_weight(weight, slot, grad, spec, rate, count)
             if self.weight_decay:
                 change += rate * self.weight_decay * weight
