@@ -389,10 +389,10 @@ class _Counter:
 
     def _gathers(self, dims, shape) -> list[tuple[tuple[str, ...], float]]:
         """What brings a weight from its pieces at rest to those in use, the last dimension first:
-        axes and bytes of each AllGather, of elements as they are multiplied.
+        axes and bytes of each AllGather, of elements as they travel to a product.
         """
         used, at_rest = (assignment(dims, shape, self.mesh, r) for r in (self.rules, self.stored))
-        size, found = self.item * _size(shape) / self.mesh.size(tuple(_flat(used + at_rest))), []
+        size, found = self.wire * _size(shape) / self.mesh.size(tuple(_flat(used + at_rest))), []
         for before, after in reversed(list(zip(at_rest, used, strict=True))):
             axes = tuple(a for a in before if a not in after)
             if self.mesh.size(axes) > 1:
@@ -409,14 +409,15 @@ class _Counter:
         )
 
     def _gradients(self, group, weights) -> Iterator[Transfer]:
-        """Devices with other rows hold other summands of a weight's gradient."""
+        """Devices with other rows hold other summands of a weight's gradient, typed as in use."""
         rows = {axis for letter in "BGR" for axis in self.rules.get(letter, ())}
         summed, gathered = collections.Counter(), collections.Counter()
         for (dims, shape), count in (weights + self._again(group)).items():
             used = _flat(assignment(dims, shape, self.mesh, self.rules))
             axes = tuple(a for a in self.mesh.axes if a in rows - used)
             if self.mesh.size(axes) > 1:
-                summed[axes] += count * _FLOAT32 * _size(shape) / self.mesh.size(tuple(used))
+                item = _FLOAT32 if "e" in dims else self.item  # gates are never cast
+                summed[axes] += count * item * _size(shape) / self.mesh.size(tuple(used))
         for (dims, shape), count in weights.items():
             for axes, size in self._gathers(dims, shape):
                 gathered[axes] += count * size

@@ -99,7 +99,7 @@ def _limit(found: Found) -> list[str]:
     if found.max_sent == math.inf:
         return []
     line = f"and send {found.max_sent / GB:.2f} GB a step or less"
-    return [line + ("" if found.within else ", which nothing does that fits")]
+    return [line + ("" if found.within else ", which nothing does that fits: what sends least")]
 
 
 def _parts(best: Priced, answer: Answer) -> list[str]:

@@ -122,8 +122,8 @@ class Found:
     """The answer of a search.
 
     Attributes:
-        best: the fastest of all that fit and send no more than they may; if there is none, of all
-            that fit.
+        best: the fastest of all that fit and send no more than they may; if there is none, what
+            sends least of all that fit.
         runner_up: the same on another mesh; None if there is none.
         fastest: the fastest of all that fit, whatever it sends.
         max_sent: the limit of `search`.
@@ -178,7 +178,8 @@ def search(
             f"{ROOM:.0%} of {hardware.memory / 1e9:.3g} GB. Take more devices, or set "
             f"train.micro_batches."
         )
-    allowed = [one for one in fitting if _within(one, max_sent)] or fitting
+    allowed = [one for one in fitting if _within(one, max_sent)]
+    allowed = allowed or sorted(fitting, key=lambda one: (one.sent, one.seconds))
     best = allowed[0].strategy
     other = next((s.strategy for s in allowed if s.strategy.mesh != best.mesh), None)
     return Found(

@@ -195,9 +195,14 @@ def test_equals_exhaustive_search(overrides):
 
 def test_a_limit_that_nothing_keeps():
     params = override(get_params("tiny.MoE"), [*SMALL, *MOE])
-    found = search(params, HARDWARE["cpu"], 8, max_sent=0.0)
-    assert found.best == found.fastest
+    device = HARDWARE["cpu"]
+    found = search(params, device, 8, max_sent=0.0)
     assert not found.within
+    # The least that is sent is just what can be kept.
+    again = search(params, device, 8, max_sent=found.best.sent)
+    assert again.within
+    assert again.best == found.best
+    assert not search(params, device, 8, max_sent=0.99 * found.best.sent).within
 
 
 def test_what_is_chosen_is_in_the_params():
