@@ -277,7 +277,10 @@ class _Counter:
         traffic = _FLOAT32 * matrices * m * h + self.item * n * (2 * m + 2 * h)
         yield self._work("feed_forward", kind.count, flops, traffic)
         yield from self._product(kind.count * (1 + gated), "RM,MH->RH", n * m)
-        yield from self._product(kind.count, "RH,HM->RM", n * m)
+        # What is computed again ends before the sum that a block ends with. A scan's blocks end with
+        # their MoE layer, if there is one.
+        ends = not (self.params.model.scan and self.params.model.moe)
+        yield from self._product(kind.count, "RH,HM->RM", n * m, again=not ends)
 
     def _shape(self, kind):
         """E, C, and how many slots [E, G, C] fall to a device."""
@@ -360,12 +363,12 @@ class _Counter:
             bytes=times * self.passes * traffic,
         )
 
-    def _product(self, times, equation, elements):
+    def _product(self, times, equation, elements, again=True):
         """The exchanges of a product of layers, of tensors with so many elements a device."""
         forward = flow.forward(equation, self.mesh, self.rules)
         backward = flow.backward(equation, self.mesh, self.rules)
-        again = (1 + self.remat) * times
-        yield from self._transfers("tensor_parallel", forward, again, elements, self.item)
+        forwards = (1 + (self.remat and again)) * times
+        yield from self._transfers("tensor_parallel", forward, forwards, elements, self.item)
         yield from self._transfers("tensor_parallel", backward, times, elements, self.item)
 
     def _transfers(self, part, exchanges, times, elements, width=None):
