@@ -277,8 +277,8 @@ class _Counter:
         traffic = _FLOAT32 * matrices * m * h + self.item * n * (2 * m + 2 * h)
         yield self._work("feed_forward", kind.count, flops, traffic)
         yield from self._product(kind.count * (1 + gated), "RM,MH->RH", n * m)
-        # What is computed again ends before the sum that a block ends with. A scan's blocks end with
-        # their MoE layer, if there is one.
+        # What is computed again ends before the sum that a block ends with. The blocks of a scan
+        # end with their MoE layer, if there is one.
         ends = not (self.params.model.scan and self.params.model.moe)
         yield from self._product(kind.count, "RH,HM->RM", n * m, again=not ends)
 
