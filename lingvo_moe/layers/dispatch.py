@@ -264,9 +264,9 @@ def by_expert(routing: Routing, num_experts: int) -> tuple[tf.Tensor, tf.Tensor]
 
 
 def inverse(slot: tf.Tensor, num_slots: tf.Tensor) -> tf.Tensor:
-    """The choice (token · K + k) that fills each slot, int32 [num_slots]; N · K if empty."""
+    """The choice (token · K + k) in each slot [num_slots], of slot's type; N · K if empty."""
     flat = tf.reshape(slot, [-1])
-    choices = tf.size(flat)
+    choices = tf.size(flat, slot.dtype)
     table = tf.fill([num_slots + 1], choices)
     return tf.tensor_scatter_nd_update(table, flat[:, None], tf.range(choices))[:-1]
 

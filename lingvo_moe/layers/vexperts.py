@@ -20,7 +20,7 @@ from lingvo_moe.layers.dispatch import Dispatched, combine, inverse, permute
 from lingvo_moe.layers.fitted import Laddered, least_rung
 from lingvo_moe.layers.slot_routing import Flow, choose_slots, counts_of, flow_of
 from lingvo_moe.sharding.annotations import active, annotate, assignment
-from lingvo_moe.sharding.partition import manual
+from lingvo_moe.sharding.partition import INDEX, manual
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -208,8 +208,8 @@ class _Plan:
     """Where every choice goes, and the four ways between tokens, buffers and rows.
 
     The ways see one device's pieces: s sources and their p slots, which get from X sources each.
-    Numbers within them do not count from 0 on: XLA's compiler for CPUs merges a constant of such a
-    region with an equal one of the program around it, and can then cut neither.
+    Numbers within them are of another type than those around (see partition.INDEX), and do not
+    count from 0 on, for the same reason.
 
     Attributes:
         routed: int32 [X, S, K, 3]: a choice's slot (P for none), its place among the choices from
@@ -264,28 +264,29 @@ class _Plan:
         return tf.reshape(outputs, [*weight.shape[:2], rows.shape[-1]])
 
     def _places_away(self, routed):
-        """int32 [s·S, K]: where in [P, s, C] each choice that leaves goes; one past for others."""
-        slot, position, row = tf.unstack(routed, axis=-1)
+        """INDEX [s·S, K]: where in [P, s, C] each choice that leaves goes; one past for others."""
+        slot, position, row = tf.unstack(tf.cast(routed, INDEX), axis=-1)
         sources = routed.shape[0]
-        begin = (np.arange(sources, dtype=np.int32) * self.wire)[:, None, None]
+        begin = (np.arange(sources) * self.wire)[:, None, None]
         leaves = (slot < self.slots) & (position < self.wire) & (row < 0)
         place = slot * (sources * self.wire) + begin + position
         return _by_token(tf.where(leaves, place, self.slots * sources * self.wire))
 
     def _rows_at_home(self, routed):
-        """int32 [s·S, K]: the row in [p, R] of each choice that stays; one past for others."""
-        slot, _, row = tf.unstack(routed, axis=-1)
+        """INDEX [s·S, K]: the row in [p, R] of each choice that stays; one past for others."""
+        slot, _, row = tf.unstack(tf.cast(routed, INDEX), axis=-1)
         sources, own_rows = routed.shape[0], self.per_device * self.rows
-        begin = (np.arange(sources, dtype=np.int32) * own_rows)[:, None, None]
+        begin = (np.arange(sources) * own_rows)[:, None, None]
         place = begin + slot % self.per_device * self.rows + row
         return _by_token(tf.where((row >= 0) & (row < self.rows), place, sources * own_rows))
 
     def _rows_of_arrived(self, arriving, first_row):
-        """int32 [p·X·C, 1]: the row in [p, R] of each place of a buffer; one past if empty."""
+        """INDEX [p·X·C, 1]: the row in [p, R] of each place of a buffer; one past if empty."""
+        arriving, first_row = (tf.cast(x, INDEX) for x in (arriving, first_row))
         slots = arriving.shape[0]
-        count = np.arange(1, self.wire + 1, dtype=np.int32)  # the place and those before it
+        count = np.arange(1, self.wire + 1)  # the place and those before it
         row = first_row[..., None] + count - 1
-        begin = (np.arange(slots, dtype=np.int32) * self.rows)[:, None, None]
+        begin = (np.arange(slots) * self.rows)[:, None, None]
         filled = (count <= arriving[..., None]) & (row < self.rows)
         return tf.reshape(tf.where(filled, begin + row, slots * self.rows), [-1, 1])
 

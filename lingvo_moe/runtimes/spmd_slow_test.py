@@ -1,5 +1,6 @@
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,16 @@ def test_the_docs_list_every_collective_of_tiny():
     assert sorted(listed) == sorted(run_on(8, __file__))
 
 
-def main():
+@pytest.mark.parametrize("dispatcher", ["Fitted()", "VExperts(devices=8, slots_per_device=2)"])
+def test_every_rung_compiles(dispatcher):
+    """Regions by hand whose constants were those of the program around them did not."""
+    flags = ("model.moe.gating=TopK(k=2)", "model.moe.capacity_factor=None")
+    for rung in range(7):
+        found = run_on(8, __file__, str(rung), f"model.moe.dispatcher={dispatcher}", *flags)
+        assert "all-to-all" in dict(found)
+
+
+def main(rung="0", *overrides):
     """Prints kind and bytes of each collective of tiny.MoE's step on eight devices."""
     import lingvo_moe.params  # noqa: F401  registers the models
     from lingvo_moe.core.params import override
@@ -58,16 +68,18 @@ def main():
     from lingvo_moe.tasks.training import train_step
     from lingvo_moe.tasks.translation import TranslationTask
 
-    changes = ["model.moe.num_groups=8", "model.moe.dispatcher=Einsum()"]
+    changes = ["model.moe.num_groups=8", "model.moe.dispatcher=Einsum()", *overrides]
     params = override(get_params("tiny.MoE"), changes)
     task = TranslationTask(params, ("a-b", "c-d", "e-f"))
     sizes = params.input.batch_size, params.input.source_length, params.input.target_length
     program, args = train_program(
-        train_step(task), batch_specs(Packer(*sizes).batch()), Placement(parse_mesh("expert:8"))
+        train_step(task).on_rungs[int(rung)],
+        batch_specs(Packer(*sizes).batch()),
+        Placement(parse_mesh("expert:8")),
     )
     text = program.lower(*shapes(args)).compile().as_text()
     print(json.dumps([[c.kind, c.bytes] for c in collectives(text)]))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

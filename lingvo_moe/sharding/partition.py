@@ -100,6 +100,11 @@ def mesh_split(tensor: tf.Tensor, mesh: Mesh, dims: Sequence[str | tuple[str, ..
     return tile(tensor, assignment(letters, tuple(tensor.shape), mesh, rules), mesh)
 
 
+# For integers within a region: a compiler merges equal constants, and fails over one that is both
+# of a region and of the program around it, whose integers have 32 bits.
+INDEX = tf.int64
+
+
 def manual(
     function: Callable[..., tf.Tensor],
     tensors: Sequence[tf.Tensor],
