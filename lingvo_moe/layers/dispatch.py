@@ -271,6 +271,15 @@ def inverse(slot: tf.Tensor, num_slots: tf.Tensor) -> tf.Tensor:
     return tf.tensor_scatter_nd_update(table, flat[:, None], tf.range(choices))[:-1]
 
 
+def _token(choice: tf.Tensor, slot: tf.Tensor) -> tf.Tensor:
+    """The token of each choice; N for none.
+
+    Not by `//`, which compares with 0: in LocalGather's regions XLA would share that 0 with the
+    rest of the program, and such a constant can belong to one only.
+    """
+    return tf.truncatediv(choice, slot.shape[1])
+
+
 def _gather_or_zero(rows: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
     """rows[index], and zeros where index is one past the last row."""
     return tf.gather(_with_zero(rows), index)
@@ -292,7 +301,7 @@ def permute(tokens: tf.Tensor, slot: tf.Tensor, choice: tf.Tensor):
     Returns:
         [number of slots, M], zeros in empty slots.
     """
-    outputs = _gather_or_zero(tokens, choice // slot.shape[1])
+    outputs = _gather_or_zero(tokens, _token(choice, slot))
 
     def grad(upstream):
         # Sums term by term, not tf.reduce_sum: XLA would share the sum's initial 0 between
@@ -326,7 +335,7 @@ def combine(rows: tf.Tensor, weight: tf.Tensor, slot: tf.Tensor, choice: tf.Tens
     def grad(upstream):
         d_weight = tf.stack([tf.einsum("NM,NM->N", part, upstream) for part in parts], axis=1)
         slot_weight = _gather_or_zero(tf.reshape(weight_cast, [-1]), choice)
-        d_rows = _gather_or_zero(upstream, choice // slot.shape[1]) * slot_weight[:, None]
+        d_rows = _gather_or_zero(upstream, _token(choice, slot)) * slot_weight[:, None]
         return d_rows, tf.cast(d_weight, weight.dtype), None, None
 
     return functools.reduce(tf.add, weighted), grad
