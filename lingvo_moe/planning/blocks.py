@@ -34,6 +34,7 @@ PARTS = (
 # Group -> the letters whose weights are its own; the last takes what is left.
 GROUPS = {"heads": "AN", "hidden": "H", "vocabulary": "V", "rest": ""}
 _FLOAT32 = 4
+_WITHOUT_CAPACITY = 2.0  # the factor of two choices a token and even loads
 _OPTIMIZER_PASSES = 8  # reads and writes of weight, gradient and update, the latter twice
 
 Rules = Mapping[str, tuple[str, ...]]
@@ -286,7 +287,8 @@ class _Counter:
         """E, C, and how many slots [E, G, C] fall to a device."""
         moe, inputs = kind.layer.feed_forward.params, self.params.input
         per_group = inputs.batch_size * kind.length / moe.num_groups
-        capacity = expert_capacity(moe.capacity_factor, int(per_group), moe.num_experts)
+        factor = moe.capacity_factor or _WITHOUT_CAPACITY
+        capacity = expert_capacity(factor, int(per_group), moe.num_experts)
         slots = moe.num_experts * moe.num_groups * capacity / self.cut("Eg")
         return moe.num_experts, capacity, slots
 

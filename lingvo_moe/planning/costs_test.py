@@ -5,13 +5,15 @@ import sys
 
 import pytest
 
+import lingvo_moe.params  # noqa: F401  registers the models
 from lingvo_moe.core.params import override
+from lingvo_moe.core.registry import get_params
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.layers.dispatch import Einsum
 from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.transformer import TransformerParams
 from lingvo_moe.planning.costs import count_costs
-from lingvo_moe.sharding.annotations import Mesh
+from lingvo_moe.sharding.annotations import Mesh, parse_mesh
 from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
 
 DENSE = TranslationParams(
@@ -138,3 +140,12 @@ def test_flops_against_xla():
     assert result.returncode == 0, result.stderr
     # XLA also counts what is no matrix product: softmax, norms, the optimizer.
     assert 1.0 < float(result.stdout) / count_costs(CERTAIN, ONE, 4).flops < 1.15
+
+
+def test_without_a_capacity_loads_are_taken_as_even():
+    params = [
+        override(get_params("tiny.MoE"), [f"model.moe.capacity_factor={factor}"])
+        for factor in (None, 2.0)
+    ]
+    free, limited = (count_costs(p, parse_mesh("data:1"), 4) for p in params)
+    assert free == limited
