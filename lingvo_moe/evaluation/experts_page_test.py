@@ -1,5 +1,6 @@
 """Tests of the page: what is in it, well formed, escaped, the same numbers in the JSON."""
 
+import dataclasses
 import io
 import json
 
@@ -50,6 +51,17 @@ def test_the_page_tells_families_and_their_experts(tmp_path):
         "load_encoder_layer_01.png",
         "load_decoder_layer_01.png",
     }
+
+
+def test_groups_of_chance_are_called_that():
+    experts = analyze(_families())
+    side = experts.sides["encoder"]
+    assert "chance" not in experts_page._groups_in_words(experts, side)
+    layers = [dataclasses.replace(one, mutual_information=one.by_chance) for one in side.layers]
+    by_chance = dataclasses.replace(side, layers=tuple(layers))
+    assert "no more of languages than by chance" in experts_page._groups_in_words(
+        experts, by_chance
+    )
 
 
 def test_the_numbers_by_hand(tmp_path):

@@ -131,4 +131,8 @@ def test_sweep_report(tmp_path, monkeypatch):
     write_report([plans[0], dataclasses.replace(plans[1], compiled=COMPILED)], tmp_path)
     assert len(json.loads((tmp_path / "plan.json").read_text())) == 2
     assert (tmp_path / "sweep.png").stat().st_size > 10_000
-    assert "device-years" in (tmp_path / "index.html").read_text()
+    page = (tmp_path / "index.html").read_text()
+    assert "device-years" in page
+    assert "<summary>16 devices</summary>" in page
+    assert "<td>10.00</td>" in page  # what the compiler says of the second
+    assert "compiler" not in format_sweep(plans)

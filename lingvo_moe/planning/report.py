@@ -143,9 +143,8 @@ def to_json(plan: Plan) -> dict[str, Any]:
 
 def format_sweep(plans: Sequence[Plan]) -> str:
     """A sweep as a table, a row for each number of devices."""
-    lines = [
-        "devices  parameters  step s  weights+slots  activations  all-to-all  compiler: args, temps"
-    ]
+    compiler = "  compiler: args, temps" if any(plan.compiled for plan in plans) else ""
+    lines = [f"devices  parameters  step s  weights+slots  activations  all-to-all{compiler}"]
     for plan in plans:
         costs, seconds = plan.estimate.costs, plan.estimate.seconds
         memory, compiled = costs.memory, plan.compiled
@@ -178,22 +177,37 @@ def write_report(plans: Sequence[Plan], directory: Path) -> None:
     if len(plans) > 1:
         picture = directory / "sweep.png"
         write_sweep_plot(plans, picture)
-        parts += [
-            image(picture.read_bytes(), "memory and time against the number of devices"),
-            f"<pre>{escape(format_sweep(plans))}</pre>",
-        ]
-    parts += [_table(plans)]
-    parts += [f"<details><pre>{escape(format_plan(plan))}</pre></details>" for plan in plans]
+        parts.append(image(picture.read_bytes(), "memory and time against the number of devices"))
+    parts.append(_table(plans))
+    parts += [
+        f"<details><summary>{plan.estimate.costs.devices:,} devices</summary>"
+        f"<pre>{escape(format_plan(plan))}</pre></details>"
+        for plan in plans
+    ]
     (directory / "index.html").write_text(document(f"Plan of {plans[0].model}", parts))
 
 
 def _table(plans: Sequence[Plan]) -> str:
-    head = header("devices", "parameters", "step, s", "tokens/s", "days", "device-years", "GB")
+    names = ("devices", "parameters", "step, s", "AllToAll, ms", "tokens/s", "days", "device-years")
+    sizes = ("weights and slots, GB", "activations, GB", "all, GB", "by the compiler, GB")
     rows = "".join(
-        f"<tr><td>{p.estimate.costs.devices}</td><td>{p.estimate.costs.parameters:.3g}</td>"
-        f"<td>{p.estimate.step_seconds:.3f}</td><td>{p.estimate.tokens_per_second:,.0f}</td>"
-        f"<td>{p.estimate.days:.1f}</td><td>{p.estimate.device_years:.1f}</td>"
-        f"<td>{p.estimate.costs.memory.total / GB:.2f}</td></tr>"
-        for p in plans
+        f"<tr>{''.join(f'<td>{cell}</td>' for cell in _cells(plan))}</tr>" for plan in plans
     )
-    return f"<table>{head}{rows}</table>"
+    return f"<table>{header(*names, *sizes)}{rows}</table>"
+
+
+def _cells(plan: Plan) -> list[str]:
+    estimate, costs, memory = plan.estimate, plan.estimate.costs, plan.estimate.costs.memory
+    return [
+        f"{costs.devices}",
+        f"{costs.parameters:.3g}",
+        f"{estimate.step_seconds:.3f}",
+        f"{1e3 * estimate.seconds.get('all_to_all', 0.0):.1f}",
+        f"{estimate.tokens_per_second:,.0f}",
+        f"{estimate.days:.1f}",
+        f"{estimate.device_years:.1f}",
+        f"{(memory.weights + memory.optimizer) / GB:.3f}",
+        f"{memory.activations / GB:.3f}",
+        f"{memory.total / GB:.2f}",
+        f"{plan.compiled.total_bytes / GB:.2f}" if plan.compiled else "–",
+    ]
