@@ -9,7 +9,14 @@ import lingvo_moe.params  # noqa: F401  registers the models
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.planning import plan as plan_module
 from lingvo_moe.planning.plan import Mesh, default_mesh, make_plan, sweep
-from lingvo_moe.planning.report import cause, collective_rows, format_plan, to_json, write_report
+from lingvo_moe.planning.report import (
+    cause,
+    collective_rows,
+    format_plan,
+    format_sweep,
+    to_json,
+    write_report,
+)
 from lingvo_moe.planning.tpu_compile import Compiled, compile_step
 from lingvo_moe.sharding.hlo import Collective
 
