@@ -286,7 +286,11 @@ def _groups_in_words(experts: Experts, side: Side) -> str:
         return f"{side.name}: no groups of languages stand apart ({how_clear})."
     groups = " | ".join(_join(experts, group) for group in side.groups)
     told = any(layer.mutual_information > layer.by_chance for layer in side.layers)
-    doubt = "" if told else " Choices tell no more of languages than by chance, so may the groups."
+    doubt = (
+        ""
+        if told
+        else " Choices tell no more of languages than chance: these groups may mean nothing."
+    )
     return f"{side.name}: {len(side.groups)} groups share experts ({how_clear}): {groups}.{doubt}"
 
 
