@@ -28,6 +28,7 @@ PEERS_PYTHON = HERE.parent / "build" / "peers" / ".venv" / "bin" / "python"
 DROPLESS = ("model.moe.dispatcher=Ragged()", "model.moe.capacity_factor=None")
 # Two experts of H in every second layer and one in the others: 1.5 H in each is as many products.
 DENSE = ("model.moe=None", "model.hidden_dim=1536")
+BFLOAT16 = "activation_dtype=bfloat16"
 MATMUL = "matrix products"
 _THREADS = (
     "OMP_NUM_THREADS",
@@ -127,12 +128,20 @@ def main() -> None:
     rate = f"model.dropout_rate={dropout}"
     if args.shared:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+
+    def torch_peer(script, *dtype):
+        return Peer(PEERS_PYTHON, script, threads, dropout, *dtype)
+
     starts = {
         "ours (capacity 2.0)": lambda: ours(threads, rate),
         "ours (dropless)": lambda: ours(threads, rate, *DROPLESS),
         "ours (dense twin)": lambda: ours(threads, rate, *DENSE),
-        "plain PyTorch": lambda: Peer(PEERS_PYTHON, "plain_torch.py", threads, dropout),
-        "Hugging Face": lambda: Peer(PEERS_PYTHON, "hugging_face.py", threads, dropout),
+        "plain PyTorch": lambda: torch_peer("plain_torch.py"),
+        "Hugging Face": lambda: torch_peer("hugging_face.py"),
+        "ours (bfloat16)": lambda: ours(threads, rate, BFLOAT16),
+        "ours (dropless bfloat16)": lambda: ours(threads, rate, *DROPLESS, BFLOAT16),
+        "plain PyTorch (bfloat16)": lambda: torch_peer("plain_torch.py", "bfloat16"),
+        "Hugging Face (bfloat16)": lambda: torch_peer("hugging_face.py", "bfloat16"),
     }
     chosen = [name for name in args.only.split(",") if name] or list(starts)
     peers = {MATMUL: ours(threads, "matmul=True")} | {name: starts[name]() for name in chosen}

@@ -1,4 +1,4 @@
-"""Peer: Hugging Face's NLLB-MoE.  python benchmarks/_peers/hugging_face.py DROPOUT
+"""Peer: Hugging Face's NLLB-MoE.  python benchmarks/_peers/hugging_face.py DROPOUT [DTYPE]
 
 NllbMoeForConditionalGeneration made from a configuration, so nothing is downloaded: top-2, and a
 capacity that drops nothing, since it computes only what it has not dropped. It differs from the
@@ -17,6 +17,7 @@ from transformers import NllbMoeConfig, NllbMoeForConditionalGeneration
 def main() -> None:
     """Serves."""
     dropout = float(sys.argv[1])
+    dtype = getattr(torch, sys.argv[2] if len(sys.argv) > 2 else "float32")
     torch.manual_seed(0)
     sides = {}
     for side in ("encoder", "decoder"):
@@ -45,11 +46,12 @@ def main() -> None:
 
     def step():
         optimizer.zero_grad(set_to_none=True)
-        output = model(
-            input_ids=ids["source_ids"],
-            decoder_input_ids=ids["target_inputs"],
-            labels=ids["target_ids"],
-        )
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            output = model(
+                input_ids=ids["source_ids"],
+                decoder_input_ids=ids["target_inputs"],
+                labels=ids["target_ids"],
+            )
         output.loss.backward()
         optimizer.step()
         return output.loss.item()

@@ -1,4 +1,4 @@
-"""Peer: the same model in plain PyTorch.  python benchmarks/_peers/plain_torch.py DROPOUT
+"""Peer: the same model in plain PyTorch.  python benchmarks/_peers/plain_torch.py DROPOUT [DTYPE]
 
 Experts take slots of a capacity by index and are one batched product, attention is
 scaled_dot_product_attention, the loss is PyTorch's fused label-smoothed cross-entropy, the
@@ -34,6 +34,7 @@ class Trained(Model):
 def main() -> None:
     """Serves."""
     dropout = float(sys.argv[1])
+    dtype = getattr(torch, sys.argv[2] if len(sys.argv) > 2 else "float32")
     torch.manual_seed(0)
     names = ("model_dim", "hidden_dim", "num_heads", "head_dim")
     shape = {name: SHAPE[name] for name in names} | {
@@ -57,7 +58,8 @@ def main() -> None:
 
     def step():
         optimizer.zero_grad(set_to_none=True)
-        loss = model(*feed)
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            loss = model(*feed)
         loss.backward()
         optimizer.step()
         return loss.item()

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import Context, Layer, Normal, WeightSpec, dropout
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.sharding import copies
 from lingvo_moe.sharding.annotations import annotate
 
 # Added to the logits of forbidden pairs: large enough to vanish in a float32 softmax, small enough
@@ -102,13 +103,15 @@ class Attention(Layer):
         probs = tf.cast(tf.nn.softmax(logits + bias), queries.dtype)
         probs = dropout(annotate(probs, "BNTL"), self.dropout_rate, context)
         mixed = tf.transpose(tf.matmul(probs, memory.values), [0, 2, 1, 3])
-        mixed = tf.reshape(mixed, tf.concat([tf.shape(mixed)[:2], [theta.output.shape[0]]], axis=0))
-        return annotate(tf.einsum("BTA,AM->BTM", mixed, theta.output), "BTM")
+        mixed = tf.reshape(
+            mixed, tf.concat([tf.shape(mixed)[:2], [theta.output.shape[-2]]], axis=0)
+        )
+        return annotate(copies.einsum("BTA,AM->BTM", mixed, theta.output), "BTM")
 
     def _heads(self, inputs, weights, dims):
         """inputs [B, T, M] times each of the weights [M, A] in one product: [B, N, T, D] each."""
-        stacked = tf.stack(weights, axis=1)  # A keeps its cut; [M, A] side by side would not
-        projected = tf.einsum("BTM,MKA->BTKA", inputs, stacked)
+        stacked = tf.stack(weights, axis=-2)  # A keeps its cut; [M, A] side by side would not
+        projected = copies.einsum("BTM,MKA->BTKA", inputs, stacked)
         heads = [len(weights), self.num_heads, self.head_dim]
         projected = tf.reshape(projected, tf.concat([tf.shape(inputs)[:2], heads], axis=0))
         by_weight = tf.unstack(tf.transpose(projected, [2, 0, 3, 1, 4]))
@@ -139,9 +142,13 @@ class RelativeBias(Layer):
         return NestedMap(bias=WeightSpec((self.num_buckets, self.num_heads), Normal(0.1), "KN"))
 
     def fprop(self, theta: NestedMap, query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """The bias float32 [N, T, L] for query positions int32 [T] and key positions int32 [L]."""
+        """The bias float32 [N, T, L] for query positions int32 [T] and key positions int32 [L].
+
+        [D, N, T, L] of a bias with D copies (sharding/copies.py).
+        """
         buckets = self.bucket(key[None, :] - query[:, None])
-        return tf.transpose(tf.gather(tf.cast(theta.bias, tf.float32), buckets), [2, 0, 1])
+        by_pair = tf.gather(tf.cast(theta.bias, tf.float32), buckets, axis=-2)
+        return tf.einsum("...TLN->...NTL", by_pair)
 
     def bucket(self, offset: tf.Tensor) -> tf.Tensor:
         """The bucket of each offset (key position - query position), int32, same shape."""

@@ -238,7 +238,7 @@ def _by_run(counts: tf.Tensor, rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
 
 def num_held(theta: NestedMap) -> int:
     """E, of a layer's weights."""
-    return next(iter(theta.experts.values())).shape[0]
+    return next(iter(theta.experts.values())).shape[-3]  # [E, M, H], or with copies in front
 
 
 def lost(routing: Routing, computed: tf.Tensor) -> tf.Tensor:

@@ -7,6 +7,7 @@ import tensorflow as tf
 from lingvo_moe.core.layer import Layer, Normal, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.layers.loss import smoothed_cross_entropy
+from lingvo_moe.sharding import copies
 from lingvo_moe.sharding.annotations import annotate
 
 
@@ -24,7 +25,7 @@ class Embedding(Layer):
 
     def lookup(self, theta: NestedMap, ids: tf.Tensor) -> tf.Tensor:
         """The vectors [..., M] of ids int32 [...]."""
-        return tf.gather(theta.table, ids)
+        return copies.lookup(theta.table, ids)
 
     def logits(self, theta: NestedMap, hidden: tf.Tensor) -> tf.Tensor:
         """float32 scores [B, T, V] of hidden [B, T, M], which is first scaled by M^-1/2."""

@@ -17,6 +17,7 @@ from lingvo_moe.core.layer import (
 )
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.layers.activation import Activation, ReLU
+from lingvo_moe.sharding import copies
 from lingvo_moe.sharding.annotations import annotate
 
 
@@ -28,8 +29,8 @@ class Products(NamedTuple):
         out_of: (hidden layer, wo) -> outputs.
     """
 
-    into: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] = tf.matmul
-    out_of: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] = tf.matmul
+    into: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] = copies.matmul
+    out_of: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] = copies.matmul
 
 
 DENSE = Products()

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from lingvo_moe.sharding import copies
 from lingvo_moe.sharding.annotations import annotate
 
 
@@ -17,7 +18,7 @@ def smoothed_cross_entropy(
 
     Args:
         hidden: [B, T, M].
-        table: [V, M], of the same type.
+        table: [V, M], of the same type; or with D copies [D, V, M] (sharding/copies.py).
         labels: int32 [B, T].
         smoothing: ε, in [0, 1).
 
@@ -25,21 +26,21 @@ def smoothed_cross_entropy(
         Two float32 [B, T]: the smoothed cross-entropy, whose gradient flows into hidden and table,
         and the plain negative log-likelihood in nats, for reporting (no gradient flows through it).
     """
-    flat_labels = tf.reshape(labels, [-1])
+    size, flat_labels = table.shape[-2], tf.reshape(labels, [-1])
     index = tf.stack([tf.range(tf.size(labels), dtype=labels.dtype), flat_labels], axis=1)
 
     @tf.custom_gradient
     def run(hidden, table):
         flat = tf.reshape(hidden, [-1, hidden.shape[-1]])
-        logits = tf.einsum("BTM,VM->BTV", hidden, table)
+        logits = copies.einsum("BTM,VM->BTV", hidden, table)
         logits = tf.cast(annotate(logits, "BTV"), tf.float32)
-        logits = tf.reshape(logits, [-1, table.shape[0]])
+        logits = tf.reshape(logits, [-1, size])
         softmax = tf.nn.softmax(logits)
         # The largest logit less the largest log-probability: sums of exponentials are the kernel's.
         log_normalizer = tf.reduce_max(logits, 1) - tf.math.log(tf.reduce_max(softmax, 1))
         nll = log_normalizer - tf.gather_nd(logits, index)
-        mean_row = tf.reduce_mean(tf.cast(table, tf.float32), axis=0)
-        mean_logit = tf.linalg.matvec(tf.cast(flat, tf.float32), mean_row)
+        mean_row = tf.reduce_mean(tf.cast(table, tf.float32), axis=-2)
+        mean_logit = copies.einsum("NM,M->N", tf.cast(flat, tf.float32), mean_row)
         loss = (1.0 - smoothing) * nll + smoothing * (log_normalizer - mean_logit)
 
         def grad(d_loss, d_nll):
@@ -49,12 +50,17 @@ def smoothed_cross_entropy(
                 softmax, index, tf.fill([tf.shape(index)[0]], 1.0 - smoothing)
             )
             pulled = tf.cast(pulled, hidden.dtype)
-            d_hidden = tf.cast(tf.matmul(pulled, table), tf.float32) - smoothing * mean_row
+            d_hidden = tf.cast(copies.matmul(pulled, table), tf.float32)
+            d_hidden -= smoothing * copies.per_row(mean_row, 1, d_hidden)
             d_hidden = tf.cast(d_loss * d_hidden, hidden.dtype)
             weighted = tf.cast(d_loss, hidden.dtype) * flat
+            if table.shape.rank == 3:  # what each copy's rows contribute
+                pulled, weighted = (
+                    copies.shared_out(x, table.shape[0]) for x in (pulled, weighted)
+                )
             d_table = tf.matmul(pulled, weighted, transpose_a=True)
-            evenly = tf.reduce_sum(tf.cast(weighted, tf.float32), axis=0)
-            d_table -= tf.cast(smoothing / table.shape[0] * evenly, table.dtype)
+            evenly = tf.reduce_sum(tf.cast(weighted, tf.float32), axis=-2, keepdims=True)
+            d_table -= tf.cast(smoothing / size * evenly, table.dtype)
             return tf.reshape(d_hidden, tf.shape(hidden)), d_table
 
         shape = tf.shape(labels)

@@ -14,6 +14,7 @@ from lingvo_moe.layers.dispatch import Dispatcher, Gather, Ragged
 from lingvo_moe.layers.feed_forward import FeedForward
 from lingvo_moe.layers.router import ByToken, Router, token_mean
 from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.sharding import copies
 from lingvo_moe.sharding.annotations import annotate
 
 
@@ -250,7 +251,7 @@ class MoE(Layer):
     def _shared_gate(self, theta, tokens):
         """g, float32 [G, S], before dropout; in float32 as the router's scores."""
         weight = tf.cast(theta.shared_gate, tf.float32)
-        return tf.sigmoid(tf.einsum("GSM,M->GS", tf.cast(tokens, tf.float32), weight))
+        return tf.sigmoid(copies.einsum("GSM,M->GS", tf.cast(tokens, tf.float32), weight))
 
     def _with_shared(self, theta, tokens, outputs, gate, context):
         rate = self.params.shared_gate_dropout_rate

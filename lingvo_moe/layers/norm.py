@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import Constant, Layer, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.sharding import copies
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,4 +24,5 @@ class RMSNorm(Layer):
         """Normalises the last dimension of inputs [..., M]; statistics are float32."""
         x = tf.cast(inputs, tf.float32)
         x *= tf.math.rsqrt(tf.reduce_mean(tf.square(x), axis=-1, keepdims=True) + self.epsilon)
-        return tf.cast(x, inputs.dtype) * tf.cast(theta.scale, inputs.dtype)
+        scale = tf.cast(theta.scale, inputs.dtype)
+        return tf.cast(x, inputs.dtype) * copies.per_row(scale, 1, inputs)

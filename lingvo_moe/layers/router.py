@@ -10,6 +10,7 @@ import tensorflow as tf
 from lingvo_moe.core.layer import Context, Normal, Uniform, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.sharding import copies
 
 
 class RouterOutput(NamedTuple):
@@ -90,7 +91,7 @@ class ByToken(Router):
         inputs = tf.cast(inputs, tf.float32)
         if context.training and self.jitter:
             inputs *= context.uniform(tf.shape(inputs), 1.0 - self.jitter, 1.0 + self.jitter)
-        return tf.einsum("GSM,ME->GSE", inputs, tf.cast(theta.gate, tf.float32))
+        return copies.einsum("GSM,ME->GSE", inputs, tf.cast(theta.gate, tf.float32))
 
 
 TASKS = ("pair", "source", "target")
@@ -155,7 +156,7 @@ class ByTask(Router):
                 f"The router ByTask got no tasks, and routes by them: give the {self.task} of each "
                 f"sentence, or choose the router ByToken()."
             )
-        return tf.gather(tf.cast(theta.gate, tf.float32), tokens.tasks)
+        return copies.lookup(tf.cast(theta.gate, tf.float32), tokens.tasks)
 
 
 def token_mean(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:

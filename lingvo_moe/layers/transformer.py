@@ -24,6 +24,7 @@ from lingvo_moe.layers.remat import detached, rematerialized
 from lingvo_moe.layers.scan import scan
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.transformer_layer import StackOutput, TransformerLayer, TransformerParams
+from lingvo_moe.sharding import copies
 from lingvo_moe.sharding.annotations import annotate
 
 
@@ -114,7 +115,8 @@ class Stack(Layer):
         segments, length = tokens.segments, tf.shape(tokens.ids)[1]
         position = tf.range(length)
         bias = segment_bias(segments, segments)
-        bias += self.relative_bias.fprop(theta.relative_bias, position, position)
+        relative = self.relative_bias.fprop(theta.relative_bias, position, position)
+        bias += copies.per_row(relative, 3, bias)
         if self.is_decoder:
             bias += causal_bias(length)
         memory_bias = segment_bias(segments, memory_segments) if self.is_decoder else None
@@ -148,7 +150,7 @@ class Stack(Layer):
             bias, tokens, *memory = surroundings
             loss, aside = tf.constant(0.0), []
             for place, (name, layer) in enumerate(self.block.items()):
-                own = theta[name].map(lambda w, spec: annotate(w, spec.dims), layer.weights())
+                own = theta[name].map(lambda w, spec: copies.told(w, spec.dims), layer.weights())
                 with tf.name_scope(f"{self._side}/block/{name}"):
                     x, layer_loss, *results = layer.fprop(
                         own, x, bias, tokens, Context(seeds[place]), *memory

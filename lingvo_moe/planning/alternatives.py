@@ -59,7 +59,8 @@ def answer(
         hardware: the device.
         devices: how many.
         max_sent: the most bytes that a device's collectives may count in a step; by default those
-            of the paper's annotation, which models without experts have none of.
+            of the paper's annotation; of a dense model, which has none, those of data parallelism,
+            and none where that does not fit.
 
     Raises:
         ValueError: as `search`.
@@ -80,7 +81,7 @@ def answer(
     }
     if max_sent is None:
         hand = alternatives[HAND].priced
-        max_sent = hand.sent if hand and params.model.moe else math.inf
+        max_sent = hand.sent if hand and (hand.fits or params.model.moe) else math.inf
     return Answer(search(params, hardware, devices, max_sent), alternatives)
 
 
@@ -90,8 +91,10 @@ def _priced(space: Space, name: str, sizes: tuple[int, ...], cut: bool, zero: bo
     choices = tuple(Choice(group, cut and group != "rest", False) for group in GROUPS)
     if reason := space.refuses(mesh, choices, zero):
         return Alternative(name, None, reason)
+    # As the registered strategies have it: ZeRO() holds no whole gradient.
+    late = not zero if space.blocks.micro_batches > 1 else None
     tried = [
-        price(space.params, Strategy(mesh, choices, zero, remat), space.hardware)
+        price(space.params, Strategy(mesh, choices, zero, remat, late), space.hardware)
         for remat in (False, True)
     ]
     # Layers are computed again only where that is what makes it fit.

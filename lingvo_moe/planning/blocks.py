@@ -147,7 +147,9 @@ class Blocks:
         """How many layers there are of each kind."""
         return tuple(kind.count for kind in self.kinds)
 
-    def share(self, group: str, mesh: Mesh, rules: Rules, stored: Rules, remat: bool) -> Share:
+    def share(
+        self, group: str, mesh: Mesh, rules: Rules, stored: Rules, remat: bool, late: bool
+    ) -> Share:
         """What a group asks of a device.
 
         Args:
@@ -156,11 +158,12 @@ class Blocks:
             rules: letter -> axes of the mesh, while computing.
             stored: the same for weights and slots at rest.
             remat: whether layers are computed again in the backward pass.
+            late: whether gradients stay partial from the first micro-batch to the last.
 
         Raises:
             ValueError: as `assignment`.
         """
-        return _Counter(self, mesh, rules, stored, remat).share(group)
+        return _Counter(self, mesh, rules, stored, remat, late).share(group)
 
 
 def _by_group(weights, slots=None) -> dict[str, collections.Counter]:
@@ -182,9 +185,10 @@ def _group(spec: WeightSpec) -> str:
 class _Counter:
     """Counts for one mesh and one set of rules."""
 
-    def __init__(self, blocks, mesh, rules, stored, remat):
+    def __init__(self, blocks, mesh, rules, stored, remat, late):
         self.blocks, self.mesh, self.rules, self.stored = blocks, mesh, rules, stored
         self.remat, self.params = remat, blocks.params
+        self.late = late and blocks.micro_batches > 1
         self.wire, self.item, model = blocks.wire, blocks.item, blocks.params.model
         self.m = model.model_dim
         self.heads = model.num_heads * model.head_dim / self.cut("A")
@@ -220,7 +224,7 @@ class _Counter:
             transfers=(*transfers, *self._gradients(group, weights)),
             weights=at_rest,
             optimizer=self._bytes(slots, self.stored),
-            gradients=at_rest,
+            gradients=self._bytes(weights, self.rules) if self.late else at_rest,
             gathered=self._gathered(weights),
             kept=tuple(kept(kind) if kept else 0.0 for kind in self.blocks.kinds),
             inputs=self.item * tokens * self.m if group == "rest" else 0.0,
@@ -414,20 +418,24 @@ class _Counter:
         )
 
     def _gradients(self, group, weights) -> Iterator[Transfer]:
-        """Devices with other rows hold other summands of a weight's gradient, typed as in use."""
+        """Devices with other rows hold other summands of a weight's gradient.
+
+        Typed as in use, or, where they add up from micro-batch to micro-batch, as they do.
+        """
         rows = {axis for letter in "BGR" for axis in self.rules.get(letter, ())}
         summed, gathered = collections.Counter(), collections.Counter()
         for (dims, shape), count in (weights + self._again(group)).items():
             used = _flat(assignment(dims, shape, self.mesh, self.rules))
             axes = tuple(a for a in self.mesh.axes if a in rows - used)
             if self.mesh.size(axes) > 1:
-                item = _FLOAT32 if "e" in dims else self.item  # gates are never cast
+                # Gates are never cast.
+                item = _FLOAT32 if self.late or "e" in dims else self.item
                 summed[axes] += count * item * _size(shape) / self.mesh.size(tuple(used))
         for (dims, shape), count in weights.items():
             for axes, size in self._gathers(dims, shape):
                 gathered[axes] += count * size
         for kind, times, sizes in (
-            ("all-reduce", self.blocks.micro_batches, summed),
+            ("all-reduce", 1 if self.late else self.blocks.micro_batches, summed),
             ("all-gather", 1, gathered),
         ):
             for axes, size in sizes.items():
@@ -436,8 +444,11 @@ class _Counter:
                 )
 
     def _again(self, group) -> collections.Counter:
-        """Each use of a table of embeddings has a gradient of its own: lookups and the softmax."""
-        if group != "vocabulary":
+        """Each use of a table of embeddings has a gradient of its own: lookups and the softmax.
+
+        They add up before they are summed over devices if that is done late.
+        """
+        if group != "vocabulary" or self.late:
             return collections.Counter()
         table = ("VM", (self.params.target_vocab_size, self.m))
         return collections.Counter({table: 1 + self.params.model.shared_embedding})

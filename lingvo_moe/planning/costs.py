@@ -75,7 +75,8 @@ def count_costs(params: TranslationParams, mesh: Mesh, wire_bytes: int) -> Costs
     sharding = params.sharding
     rules, stored = sharding.compute_rules(mesh), sharding.storage_rules(mesh)
     remat = params.model.remat or params.model.scan  # a scan computes its layers again
-    shares = [blocks.share(group, mesh, rules, stored, remat) for group in blocks.groups]
+    late = sharding.late_sums
+    shares = [blocks.share(group, mesh, rules, stored, remat, late) for group in blocks.groups]
     return Costs(
         parameters=blocks.parameters,
         tokens=params.input.batch_size * params.input.target_length,

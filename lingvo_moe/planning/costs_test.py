@@ -103,6 +103,29 @@ def test_micro_batches_shrink_activations():
     assert parts.flops == whole.flops
 
 
+def test_gradients_stay_partial_across_micro_batches_or_take_less_memory():
+    sharding = "ShardingParams(state_rules=(('A',('expert',)),), late_sums={})"
+    whole = count_costs(override(MOE, [f"sharding={sharding.format(True)}"]), FOUR, 2)
+    late, each = (
+        count_costs(
+            override(MOE, ["train.micro_batches=3", f"sharding={sharding.format(x)}"]), FOUR, 2
+        )
+        for x in (True, False)
+    )
+    once, often, one = (
+        next(t for t in costs.transfers if (t.part, t.kind) == ("gradients", "all-reduce"))
+        for costs in (late, each, whole)
+    )
+    assert often.bytes == 3 * one.bytes
+    assert often.count == 3 * one.count
+    # Uses of the target's table add up first.
+    assert once.bytes == one.bytes - 4 * 600 * 128
+    specs = dict(TranslationTask(MOE).weights().flatten())
+    heads = sum(spec.size for spec in specs.values() if "A" in spec.dims)
+    assert each.memory.gradients == whole.memory.gradients == each.memory.weights
+    assert late.memory.gradients - each.memory.gradients == pytest.approx(4 * heads * 3 / 4)
+
+
 def test_tensor_parallelism():
     one, costs = (count_costs(DENSE, m, 4) for m in (ONE, Mesh(("model",), (2,))))
     whole, half = (by_part(c, "flops") for c in (one, costs))

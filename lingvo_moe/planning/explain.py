@@ -8,7 +8,7 @@ from typing import Any
 from lingvo_moe.planning.alternatives import HAND, Answer
 from lingvo_moe.planning.hardware import lookup
 from lingvo_moe.planning.search import ROOM, Found, Priced, Strategy, applied, text
-from lingvo_moe.sharding.params import ShardingParams, ZeRO
+from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.tasks.translation import TranslationParams
 
 GB = 1e9
@@ -47,15 +47,13 @@ def flags(model: str, given: Sequence[str], params: TranslationParams, strategy:
 
 
 def _sharding_text(sharding: ShardingParams) -> str:
-    if isinstance(sharding, ZeRO):
-        return "ZeRO()"
-    default = ShardingParams()
+    default = type(sharding)()
     given = [
         f"{name}={getattr(sharding, name)!r}"
-        for name in ("rules", "state_rules")
+        for name in ("rules", "state_rules", "late_sums")
         if getattr(sharding, name) != getattr(default, name)
     ]
-    return f"ShardingParams({', '.join(given)})"
+    return f"{type(sharding).__name__}({', '.join(given)})"
 
 
 def rows(answer: Answer) -> list[tuple[str, Priced | None, str]]:
@@ -75,7 +73,7 @@ def format_answer(model: str, hardware: str, devices: int, answer: Answer) -> st
         f"that take {ROOM:.0%} of {device.memory / GB:.1f} GB or less",
         *_limit(answer.found),
         "",
-        f"{'':<24}{'mesh':<26}{'cut':<6}{'at rest, too':<32}{'remat':<7}{'step ms':>9}"
+        f"{'':<24}{'mesh':<26}{'cut':<6}{'at rest, too':<32}{'remat':<7}{'sums':<6}{'step ms':>9}"
         f"{'':>8}{'GB':>8}{'sent GB':>9}",
     ]
     for name, priced, refused in rows(answer):
@@ -85,7 +83,7 @@ def format_answer(model: str, hardware: str, devices: int, answer: Answer) -> st
         strategy = priced.strategy
         lines.append(
             f"{name:<24}{text(strategy.mesh):<26}{_cut(strategy):<6}{at_rest(strategy):<32}"
-            f"{'yes' if strategy.remat else 'no':<7}{1e3 * priced.seconds:>9.1f}"
+            f"{'yes' if strategy.remat else 'no':<7}{sums(strategy):<6}{1e3 * priced.seconds:>9.1f}"
             f"{f'{priced.seconds / best.seconds:.2f}x':>8}{priced.bytes / GB:>8.2f}"
             f"{priced.sent / GB:>9.2f}"
             f"{'' if priced.fits else '  OUT OF MEMORY'}"
@@ -118,6 +116,11 @@ def _cut(strategy: Strategy) -> str:
     return "".join(_LETTERS[c.group] for c in strategy.choices if c.cut) or "–"
 
 
+def sums(strategy: Strategy) -> str:
+    """When gradients of micro-batches are summed over devices, in a word."""
+    return {None: "–", True: "late", False: "each"}[strategy.late]
+
+
 def at_rest(strategy: Strategy) -> str:
     """What cuts weights between steps that does not while computing, in words."""
     spread = ",".join(_LETTERS[c.group] for c in strategy.choices if c.spread)
@@ -139,6 +142,7 @@ def to_json(answer: Answer) -> list[dict[str, Any]]:
                 "mesh": dict(zip(strategy.mesh.axes, strategy.mesh.shape, strict=True)),
                 "sharding": _sharding_text(strategy.sharding),
                 "remat": strategy.remat,
+                "late_sums": strategy.late,
                 "step_seconds": priced.seconds,
                 "seconds": priced.estimate.seconds,
                 "memory": dataclasses.asdict(costs.memory),

@@ -1,9 +1,11 @@
-"""Chooses how a model is cut: the shape of the mesh, every letter's placement, rematerialisation.
+"""Chooses how a model is cut: the mesh, every letter's placement, what is late or made twice.
 
 Yuan et al. 2021 (arXiv 2110.15032) choose a signature for each operator; here a choice must be
 sayable as the rules of a model (sharding/params.py), so it is one for each letter: heads, hidden
 units and the vocabulary along "model" or whole, weights and slots at rest cut further or not. Rows
-lie along "data" and "expert", experts along "expert".
+lie along "data" and "expert", experts along "expert". What is chosen for the whole model: whether
+layers are computed again, and whether gradients stay partial across micro-batches. Other values
+cannot stay partial across layers: every branch of a layer ends in a norm, which needs its sum.
 
 For one mesh, and layers computed again or kept, a model is a chain of groups of blocks
 (planning/blocks.py) that share no letter, so they do not mind one another's choice but for the
@@ -58,12 +60,15 @@ class Strategy:
         choices: one for each group.
         zero: whether weights and slots at rest are cut along "data".
         remat: whether layers are computed again in the backward pass.
+        late: whether gradients stay partial from the first micro-batch to the last; None where
+            there is one.
     """
 
     mesh: Mesh
     choices: tuple[Choice, ...]
     zero: bool = False
     remat: bool = False
+    late: bool | None = None
 
     @property
     def rules(self) -> dict[str, tuple[str, ...]]:
@@ -83,8 +88,12 @@ class Strategy:
         if self.rules == _on(default.rules, self.mesh):
             rules = default.rules
         if rules == default.rules and state == ZeRO().state_rules:
-            return ZeRO()
-        return ShardingParams(rules=rules, state_rules=state)
+            return ZeRO(**self._sums)
+        return ShardingParams(rules=rules, state_rules=state, **self._sums)
+
+    @property
+    def _sums(self):
+        return {} if self.late is None else {"late_sums": self.late}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,7 +259,8 @@ class Space:
     def divides(self, data: int, expert: int) -> bool:
         """Whether rows, groups and experts fall into equal pieces on axes of these sizes."""
         moe, rows = self.params.model.moe, data * expert
-        if self.params.input.batch_size % rows or (moe and moe.num_groups % rows):
+        rows_of_part = rows * self.params.train.micro_batches
+        if self.params.input.batch_size % rows_of_part or (moe and moe.num_groups % rows):
             return False
         return all(n % expert == 0 for n in self.experts) and (bool(moe) or expert == 1)
 
@@ -266,8 +276,9 @@ class Space:
 
     def needs(self, devices: int) -> str:
         """What a mesh of so many devices would need of the model."""
+        rows = self.params.input.batch_size / self.params.train.micro_batches
         return (
-            f"input.batch_size ({self.params.input.batch_size}) and model.moe.num_groups must be "
+            f"input.batch_size / train.micro_batches ({rows:g}) and model.moe.num_groups must be "
             f"multiples of data · expert, experts of expert, and heads, hidden_dim or both "
             f"vocabularies of model; data · expert · model = {devices}."
         )
@@ -303,33 +314,36 @@ class Space:
         """How many strategies there are on a mesh."""
         return sum(
             math.prod(len(self.options(mesh, group, zero)) for group in GROUPS)
-            for zero, _ in self._modes(mesh)
+            for zero, *_ in self._modes(mesh)
         )
 
     def _modes(self, mesh):
-        """(zero, remat)."""
+        """(zero, remat, late)."""
         zeros = (False, True) if "data" in mesh.axes and mesh.shape[0] > 1 else (False,)
-        return itertools.product(zeros, (False, True))
+        lates = (False, True) if self.blocks.micro_batches > 1 else (None,)
+        return itertools.product(zeros, (False, True), lates)
 
     def fronts(self, mesh: Mesh) -> Iterator["Quick"]:
         """The strategies on a mesh that no other one there beats in time, memory and bytes."""
-        for zero, remat in self._modes(mesh):
+        for zero, remat, late in self._modes(mesh):
             front = [_Sum(0.0, 0.0, (), ())]
             for group in GROUPS:
                 shares = [
-                    self._share(mesh, choice, zero, remat)
+                    self._share(Strategy(mesh, (choice,), zero, remat, late))
                     for choice in self.options(mesh, group, zero)
                 ]
                 front = _undominated([_add(one, *more) for one in front for more in shares])
             for one in front:
                 if "model" not in mesh.axes or any(choice.cut for choice in one.choices):
                     memory = memory_of(self.blocks, one.shares, remat)
-                    strategy = Strategy(mesh, one.choices, zero, remat)
+                    strategy = Strategy(mesh, one.choices, zero, remat, late)
                     yield Quick(strategy, one.seconds, memory.total, one.sent)
 
-    def _share(self, mesh, choice, zero, remat) -> tuple[Choice, Share, float]:
-        alone = Strategy(mesh, (choice,), zero)
-        share = self.blocks.share(choice.group, mesh, alone.rules, alone.stored, remat)
+    def _share(self, alone: Strategy) -> tuple[Choice, Share, float]:
+        (choice,), mesh = alone.choices, alone.mesh
+        share = self.blocks.share(
+            choice.group, mesh, alone.rules, alone.stored, alone.remat, bool(alone.late)
+        )
         dtype, hardware = self.params.activation_dtype, self.hardware
         seconds = sum(work_seconds(work, hardware, dtype) for work in share.work)
         seconds += sum(transfer_seconds(sent, mesh, hardware) for sent in share.transfers)

@@ -237,6 +237,7 @@ def lower_for_devices(params: Any, mesh: Mapping[str, int], devices: list[Any]) 
         optimizer=params.optimizer,
         clip_norm=params.train.clip_norm,
         micro_batches=params.train.micro_batches,
+        late_sums=params.sharding.late_sums,
         seed=params.train.seed,
     )
     placement = Placement(Mesh(tuple(mesh), tuple(mesh.values())), params.sharding, tuple(devices))

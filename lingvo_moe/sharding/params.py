@@ -39,10 +39,15 @@ class ShardingParams:
         state_rules: of weights and slots at rest, in addition; where such a rule cuts a weight
             further, its pieces are gathered when a step begins and its gradient is summed into
             pieces.
+        late_sums: where train.micro_batches is above 1, whether the gradients of weights that
+            devices hold copies of are summed over devices after the last micro-batch or, False,
+            after each. Once is less to send; but until then a device holds the whole gradient of a
+            weight that is in pieces at rest.
     """
 
     rules: tuple[Rule, ...] = _DATA_AND_EXPERT + _TENSOR
     state_rules: tuple[Rule, ...] = ()
+    late_sums: bool = True
 
     def compute_rules(self, mesh: Mesh) -> Mapping[str, tuple[str, ...]]:
         """Letter -> axes of this mesh, for what is computed.
@@ -62,6 +67,7 @@ class ZeRO(ShardingParams):
     """Weights and slots at rest are cut over "data" too (Rajbhandari et al. 2019, stage 3)."""
 
     state_rules: tuple[Rule, ...] = (("M", ("data",)),)
+    late_sums: bool = False
 
 
 def _on(mesh: Mesh, rules: tuple[Rule, ...]) -> dict[str, tuple[str, ...]]:

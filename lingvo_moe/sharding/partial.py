@@ -35,15 +35,17 @@ class Placed:
 
     Attributes:
         value: [*one dimension for each axis in `explicit`, *the tensor's own dimensions]; those in
-            front have the axis's size, and device k of the axis holds entry k.
+            front have the axis's size, and device k of the axis holds summand k.
         sbp: one S(i), B or P an axis.
-        explicit: axes along which `value` shows what each device holds, in the mesh's order: all
-            that are P, and those along which it has `copies`.
     """
 
     value: tf.Tensor
     sbp: NdSbp
-    explicit: tuple[str, ...] = ()
+
+    @property
+    def explicit(self) -> tuple[str, ...]:
+        """The axes along which it is P, in the mesh's order."""
+        return _partial_axes(self.sbp)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,8 +65,8 @@ class Placed:
         """
         if self.explicit:
             raise ValueError(
-                f"A tensor that is {self.sbp} has summands or copies on the axes {self.explicit} "
-                f"and goes through linear operators only; use reduce_partial first."
+                f"A tensor that is {self.sbp} has summands on the axes {self.explicit} and goes "
+                f"through linear operators only; use reduce_partial first."
             )
         return self.value
 
@@ -99,11 +101,6 @@ def einsum(equation: str, *operands: Placed) -> Placed:
     """
     mesh, operator = _mesh(), signatures.einsum(equation)
     held = signatures.infer(operator, [operand.sbp for operand in operands], mesh)
-    explicit = tuple(
-        axis
-        for axis, one in zip(mesh.axes, held, strict=True)
-        if one == P or (one == B and any(axis in operand.explicit for operand in operands))
-    )
     shown = _shown(operator.terms, operands, held, mesh)
     letter_of = dict(zip(mesh.axes, _free_letters(equation), strict=False))
     terms, values = [], []
@@ -112,9 +109,9 @@ def einsum(equation: str, *operands: Placed) -> Placed:
         terms.append(_letters(operand.explicit, term, cut, letter_of))
         values.append(_expanded(operand, cut, mesh))
     cut = _cut_axes(held, len(operator.result), shown, mesh)
-    result = _letters(explicit, operator.result, cut, letter_of)
+    result = _letters(_partial_axes(held), operator.result, cut, letter_of)
     value = tf.einsum(f"{','.join(terms)}->{result}", *values)
-    return _merged(value, held, explicit, cut, mesh)
+    return _merged(value, held, cut, mesh)
 
 
 def add(*operands: Placed) -> Placed:
@@ -132,10 +129,8 @@ def add(*operands: Placed) -> Placed:
         if any(to not in (P, one) for to, one in zip(target, operand.sbp, strict=True)):
             held = "; ".join(str(o.sbp) for o in operands)
             raise ValueError(f"add needs tensors held alike but for P, got {held}. Box one first.")
-    boxed = [box(operand, target) for operand in operands]
-    if any(operand.explicit != boxed[0].explicit for operand in boxed):
-        raise ValueError("add takes copies on an axis for all of its operands or for none.")
-    return dataclasses.replace(boxed[0], value=tf.add_n([operand.value for operand in boxed]))
+    boxed = [box(operand, target).value for operand in operands]
+    return Placed(tf.add_n(boxed), target)
 
 
 def scale(operand: Placed, factor: tf.Tensor | float) -> Placed:
@@ -148,7 +143,7 @@ def transpose(operand: Placed, permutation: Sequence[int]) -> Placed:
     held = signatures.infer(signatures.transpose(permutation), [operand.sbp], _mesh())
     front = len(operand.explicit)
     order = [*range(front), *(front + i for i in permutation)]
-    return _told(Placed(tf.transpose(operand.value, order), held, operand.explicit))
+    return _told(Placed(tf.transpose(operand.value, order), held))
 
 
 def reshape(operand: Placed, shape: Sequence[int]) -> Placed:
@@ -160,7 +155,7 @@ def reshape(operand: Placed, shape: Sequence[int]) -> Placed:
     reshaping = signatures.Reshape(operand.shape, tuple(shape))
     held = signatures.infer(reshaping, [operand.sbp], _mesh())
     front = operand.value.shape[: len(operand.explicit)]
-    return _told(Placed(tf.reshape(operand.value, [*front, *shape]), held, operand.explicit))
+    return _told(Placed(tf.reshape(operand.value, [*front, *shape]), held))
 
 
 def reduce_partial(operand: Placed, to: Sbp = B) -> tf.Tensor:
@@ -174,30 +169,9 @@ def reduce_partial(operand: Placed, to: Sbp = B) -> tf.Tensor:
         The tensor itself.
 
     Raises:
-        ValueError: as `box`, or an operand with copies.
+        ValueError: as `box`.
     """
     return box(operand, NdSbp(to if one == P else one for one in operand.sbp)).tensor
-
-
-def copies(operand: Placed, axes: Sequence[str]) -> Placed:
-    """The same tensor with the copies shown that devices along these axes hold anyway.
-
-    The gradient with respect to its `value` then is what each device contributes: a partial tensor.
-
-    Raises:
-        ValueError: it is not B along one of the axes.
-    """
-    mesh = _mesh()
-    for axis in axes:
-        if operand.on(axis) != B:
-            raise ValueError(f"A tensor that is {operand.sbp} has no copies along {axis!r}.")
-    explicit = tuple(a for a in mesh.axes if a in axes or a in operand.explicit)
-    value = operand.value
-    for position, axis in enumerate(explicit):
-        if axis not in operand.explicit:
-            shape = [*value.shape[:position], mesh.size((axis,)), *value.shape[position:]]
-            value = tf.broadcast_to(tf.expand_dims(value, position), shape)
-    return _told(Placed(value, operand.sbp, explicit))
 
 
 def box(operand: Placed, target: NdSbp) -> Placed:
@@ -207,13 +181,11 @@ def box(operand: Placed, target: NdSbp) -> Placed:
     many bytes as from a ReduceScatter, which not all of XLA's back ends make.
 
     Raises:
-        ValueError: a target that the mesh or the shape do not allow, or an operand with copies.
+        ValueError: a target that the mesh or the shape do not allow.
     """
     mesh = _mesh()
     if operand.sbp == target:
         return operand
-    if any(operand.on(axis) == B for axis in operand.explicit):
-        raise ValueError(f"Only a tensor without copies can be boxed, to {target}; box it before.")
     for step in boxing.plan(operand.sbp, target, operand.shape, operand.value.dtype.size, mesh):
         operand = _step(operand, step, mesh)
     return operand
@@ -242,7 +214,7 @@ def _added_up(operand: Placed, step: boxing.Step, mesh: Mesh) -> Placed:
     if step.kind == "reduce-scatter":
         after = [(), *((axis,) for axis in explicit)]
         value = _tiled(value, after + sbp.split_axes(step.target, len(operand.shape), mesh), mesh)
-    return _told(Placed(tf.reduce_sum(value, 0), step.target, explicit))
+    return _told(Placed(tf.reduce_sum(value, 0), step.target))
 
 
 def _summands(operand: Placed, axis: str, mesh: Mesh) -> Placed:
@@ -252,7 +224,7 @@ def _summands(operand: Placed, axis: str, mesh: Mesh) -> Placed:
     make = _kept if operand.on(axis) == B else _padded
     value = make(operand, axis, explicit.index(axis), mesh)
     shape = [mesh.size((a,)) for a in explicit] + list(operand.shape)
-    return _told(Placed(tf.reshape(value, shape), held, explicit))
+    return _told(Placed(tf.reshape(value, shape), held))
 
 
 def _kept(operand: Placed, axis: str, position: int, mesh: Mesh) -> tf.Tensor:
@@ -289,7 +261,7 @@ def _where(condition: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
 def _shown(terms, operands, held, mesh) -> set[str]:
     """The axes along which the computation is written out device by device.
 
-    Those of summands and copies; and since a dimension is written out over all axes that cut it or
+    Those of summands; and since a dimension is written out over all axes that cut it or
     none, the others that cut the same letters.
     """
     shown = {axis for operand in operands for axis in operand.explicit}
@@ -322,13 +294,14 @@ def _expanded(operand: Placed, cut: list[tuple[str, ...]], mesh: Mesh) -> tf.Ten
     return _tiled(tf.reshape(operand.value, shape), tiling, mesh)
 
 
-def _merged(value, held, explicit, cut, mesh) -> Placed:
+def _merged(value, held, cut, mesh) -> Placed:
     """The inverse of `_expanded`."""
+    explicit = _partial_axes(held)
     value = _tiled(value, [(axis,) for axis in explicit] + _finer(held, cut, mesh), mesh)
     sizes, shape = iter(value.shape), []
     for number in [1] * len(explicit) + [len(group) + 1 for group in cut]:
         shape.append(math.prod(itertools.islice(sizes, number)))
-    return _told(Placed(tf.reshape(value, shape), held, explicit))
+    return _told(Placed(tf.reshape(value, shape), held))
 
 
 def _finer(held: NdSbp, cut: list[tuple[str, ...]], mesh: Mesh) -> list[tuple[str, ...]]:
@@ -348,6 +321,10 @@ def _letters(explicit, term, cut, letter_of) -> str:
 
 def _free_letters(equation: str) -> list[str]:
     return [letter for letter in string.ascii_letters if letter not in equation]
+
+
+def _partial_axes(held: NdSbp) -> tuple[str, ...]:
+    return tuple(axis for axis, one in zip(_mesh().axes, held, strict=True) if one == P)
 
 
 def _mesh() -> Mesh:

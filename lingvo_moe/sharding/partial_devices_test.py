@@ -56,8 +56,6 @@ def measure():
         "product": {late: product(late) for late in ("early", "late")},
         "branches": {late: branches(late) for late in ("early", "late")},
         "grid": {late: product_on_a_grid(late) for late in ("early", "late")},
-        "copies": {"late": product_with_copies()},
-        "accumulation": {late: accumulation(late) for late in ("early", "late")},
     }
     print(json.dumps(results))
 
@@ -111,8 +109,7 @@ def boxed(mesh, pair):
     value = value[tuple(slice(None) if a == sbp.P else 0 for a in source)]
 
     def function(x):
-        explicit = tuple(a for a, one in zip(mesh.axes, source, strict=True) if one == sbp.P)
-        result = partial.box(partial.Placed(x, source, explicit), target)
+        result = partial.box(partial.Placed(x, source), target)
         assert result.sbp == target, result
         return result.value
 
@@ -183,21 +180,6 @@ def product_on_a_grid(late):
     return {"error": error(value if late == "late" else value.T, expected), "found": found}
 
 
-def product_with_copies():
-    """Rows over x and y, weights with their copies along y shown."""
-    from lingvo_moe.sharding.partial import copies, einsum, place
-
-    random = np.random.default_rng(5)
-    x, w = (random.normal(size=s).astype(np.float32) for s in ((16, 12), (12, 10)))
-
-    def function(x, w):
-        return einsum("BM,MH->BH", place(x, "BM"), copies(place(w, "MH"), ["y"])).tensor
-
-    rows = (("x", "y"),)
-    value, found = run(function, GRID, {"B": ("x", "y")}, [x, w], [rows, ()], rows)
-    return {"error": error(value, x @ w), "found": found}
-
-
 def branches(late):
     """x + attention's last product + feed-forward's: two contractions over cut dimensions."""
     import tensorflow as tf
@@ -226,56 +208,6 @@ def branches(late):
     value, found = run(function, LINE, rules, [x, heads, wo, wi, wf], specs, ())
     expected = x + heads @ wo + np.maximum(x @ wi, 0) @ wf
     return {"error": error(value, expected), "found": found}
-
-
-def accumulation(late):
-    """Four micro-batches of a net of two layers, rows over x, hidden units over y."""
-    import tensorflow as tf
-
-    from lingvo_moe.core.layer import Constant, WeightSpec
-    from lingvo_moe.core.nested_map import NestedMap
-    from lingvo_moe.sharding.accumulation import accumulate, cut_rows
-    from lingvo_moe.sharding.annotations import annotate
-    from lingvo_moe.sharding.partial import einsum, place, reduce_partial
-
-    random = np.random.default_rng(4)
-    mesh, rules = Mesh(("x", "y"), (4, 2)), {"B": "x", "H": "y"}
-    x, y = (random.normal(size=s).astype(np.float32) for s in ((32, 12), (32, 10)))
-    w1, w2 = (random.normal(size=s).astype(np.float32) for s in ((12, 16), (16, 10)))
-    specs = NestedMap(
-        w1=WeightSpec((12, 16), Constant(0), "MH"), w2=WeightSpec((16, 10), Constant(0), "HN")
-    )
-
-    def losses(theta, part):
-        hidden = tf.nn.relu(einsum("BM,MH->BH", place(part.x, "BM"), theta.w1).tensor)
-        out = reduce_partial(einsum("BH,HN->BN", place(hidden, "BH"), theta.w2))
-        return tf.reduce_sum((out - part.y) ** 2, 1)
-
-    def lately(x, y, w1, w2):
-        theta, batch = NestedMap(w1=w1, w2=w2), NestedMap(x=x, y=y)
-        loss, grads = accumulate(losses, theta, specs, batch, 4)
-        return [loss, grads.w1, grads.w2]
-
-    def early(x, y, w1, w2):
-        total, sums = 0.0, [0.0, 0.0]
-        for part in cut_rows(NestedMap(x=annotate(x, "BM"), y=annotate(y, "BN")), 4):
-            with tf.GradientTape() as tape:
-                tape.watch([w1, w2])
-                hidden = tf.nn.relu(annotate(tf.einsum("BM,MH->BH", part.x, w1), "BH"))
-                out = annotate(tf.einsum("BH,HN->BN", hidden, w2), "BN")
-                loss = tf.reduce_sum((out - part.y) ** 2)
-            grads = tape.gradient(loss, [w1, w2])
-            sums = [s + annotate(g, d) for s, g, d in zip(sums, grads, ("MH", "HN"), strict=True)]
-            total += loss
-        return [total, *sums]
-
-    function = {"early": early, "late": lately}[late]
-    specs_in = [("x",), ("x",), (None, "y"), ("y", None)]
-    values, found = run(function, mesh, rules, [x, y, w1, w2], specs_in, [(), *specs_in[2:]])
-    hidden = np.maximum(x @ w1, 0)
-    wrong = 2 * (hidden @ w2 - y)
-    expected = [(wrong**2).sum() / 4, x.T @ ((wrong @ w2.T) * (hidden > 0)), hidden.T @ wrong]
-    return {"error": max(map(error, values, expected)), "found": found}
 
 
 def error(value, expected):
@@ -353,20 +285,3 @@ def test_linear_operators_on_a_grid(measured):
     # Half the rows, x's part, of U V [8, 32], whole; of Y [8, 12] half of a reduction.
     assert received(early["found"]) == 2 * 3 / 4 * (4 * 32 * 4)
     assert received(late["found"]) == 3 / 4 * (4 * 12 * 4)
-
-
-def test_copies_along_an_inner_axis(measured):
-    late = measured["copies"]["late"]
-    assert late["error"] < 1e-5
-    assert late["found"] == []  # rows are written out over both axes, as they are cut
-
-
-def test_gradients_are_reduced_once_a_step(measured):
-    early, late = measured["accumulation"]["early"], measured["accumulation"]["late"]
-    assert early["error"] < 1e-5 > late["error"]
-    # Groups of 4 are those of the rows; y halves both weights' 12 x 16 and 16 x 10 floats.
-    w1, w2, loss = 12 * 8 * 4, 8 * 10 * 4, 4
-    assert sum(reductions(early["found"], 4)) == 4 * (w1 + w2 + loss)
-    assert sum(reductions(late["found"], 4)) == w1 + w2 + loss
-    # Along y both add up what the second layer contracts, each device's rows once: not a gradient.
-    assert reductions(early["found"], 2) == reductions(late["found"], 2) == [8 * 10 * 4]

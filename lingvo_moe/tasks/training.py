@@ -41,6 +41,7 @@ def train_step(task: TranslationTask) -> TrainStep:
         optimizer=params.optimizer,
         clip_norm=params.train.clip_norm,
         micro_batches=params.train.micro_batches,
+        late_sums=params.sharding.late_sums,
         seed=params.train.seed,
         rungs=task.rungs,
     )

@@ -296,3 +296,8 @@ class TestBadInput:
         translator, _ = load_translator(model_dir, Local(model_dir.task))
         results = translator(["", "kara", "  "], "en")
         assert [best[0].text for best in (results[0], results[2])] == ["", ""]
+
+
+def test_uneven_micro_batches(tmp_path):
+    with pytest.raises(ValueError, match="4 rows do not fall into 3 micro-batches; change"):
+        _train(tmp_path, "train.max_steps=1", "train.micro_batches=3")

@@ -17,7 +17,7 @@ from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.transformer import Transformer
 from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.layers.vexperts import VExperts
-from lingvo_moe.sharding.annotations import annotate
+from lingvo_moe.sharding import copies
 from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.tasks.routing_metrics import needed_rung, routing_metrics
 from lingvo_moe.train.adafactor import Adafactor
@@ -324,6 +324,6 @@ class TranslationTask:
         """
         dtype = self.params.activation_dtype
         return theta.map(
-            lambda w, spec: annotate(w if "e" in spec.dims else tf.cast(w, dtype), spec.dims),
+            lambda w, spec: copies.told(w if "e" in spec.dims else tf.cast(w, dtype), spec.dims),
             self.weights(),
         )

@@ -9,6 +9,7 @@ from lingvo_moe.core.layer import Context
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.random import fold_in
 from lingvo_moe.core.tables import joined, learned, tables
+from lingvo_moe.sharding import copies
 from lingvo_moe.train.optimizer import Optimizer, clip_by_global_norm
 from lingvo_moe.train.replicas import spread, summed
 
@@ -66,6 +67,8 @@ class TrainStep:
         optimizer: how weights move.
         clip_norm: bound on the gradient's global norm; None for none.
         micro_batches: the batch's rows are cut into that many parts whose gradients add up.
+        late_sums: whether gradients of micro-batches are summed over devices after the last one
+            and not after each (see sharding/copies.py).
         seed: of dropout and random routing; each step derives its own.
         rungs: the same task with ever larger buffers, the last with room for any batch; () for a
             task that needs none.
@@ -76,6 +79,7 @@ class TrainStep:
     optimizer: Optimizer
     clip_norm: float | None = None
     micro_batches: int = 1
+    late_sums: bool = True
     seed: int = 0
     rungs: tuple[Trainable, ...] = ()
     rung: int | None = None
@@ -122,8 +126,11 @@ class TrainStep:
         return new, metrics
 
     def _gradients(self, theta, fixed, batch, seed):
+        specs = learned(self.task.weights(), self.task.weights())
         denominator = self.task.num_targets(batch)
-        parts = batch.map(lambda x: tf.split(x, self.micro_batches))
+        parts = batch.map(self._parts)
+        if self.micro_batches > 1 and self.late_sums:
+            theta = copies.show(theta, specs)
         grads, metrics, needed = None, None, None
         for i in range(self.micro_batches):
             context = Context(fold_in(seed, i))
@@ -133,7 +140,17 @@ class TrainStep:
             grads = part_grads if grads is None else grads.map(tf.add, part_grads)
             metrics = part_metrics if metrics is None else metrics.map(tf.add, part_metrics)
             needed = part_needed if needed is None else tf.maximum(needed, part_needed)
-        return grads, metrics, needed
+        return copies.summed(grads, specs), metrics, needed
+
+    def _parts(self, rows):
+        """Micro-batches: every n-th row, so that each device's share of one is of its own rows."""
+        if rows.shape[0] % self.micro_batches:
+            raise ValueError(
+                f"{rows.shape[0]} rows do not fall into {self.micro_batches} micro-batches; change "
+                f"input.batch_size or train.micro_batches."
+            )
+        by_part = tf.reshape(rows, [-1, self.micro_batches, *rows.shape[1:]])
+        return tf.unstack(by_part, axis=1)
 
     def _micro_batch(self, theta, fixed, batch, denominator, context):
         with tf.GradientTape() as tape:

@@ -1,0 +1,163 @@
+"""Micro-batches on eight virtual devices: gradients are summed over devices once a step.
+
+Runs itself where JAX has them. The other models' tests are micro_batches_slow_test.py.
+"""
+
+import functools
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from lingvo_moe.core.params import override
+from lingvo_moe.core.registry import get_params
+from lingvo_moe.params import tiny  # noqa: F401  registers tiny.MoE
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.tasks.training import train_step
+from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.testing.devices import run_on
+from lingvo_moe.testing.tiny_world import SHRINK
+
+ROWS, LENGTH, STEPS = 16, 6, 2
+PARAMS = (
+    *SHRINK,
+    "model.num_encoder_layers=1",
+    "model.num_decoder_layers=1",
+    "train.micro_batches=2",
+    f"input.batch_size={ROWS}",
+    f"input.source_length={LENGTH}",
+    f"input.target_length={LENGTH}",
+    "source_vocab_size=64",
+    "target_vocab_size=64",
+    "model.moe.num_groups=8",
+    "model.moe.every_n=1",
+    "model.moe.dispatcher=Einsum()",
+    "model.dropout_rate=0.1",
+)
+MODELS = {
+    "dense": ("data:8", ("model.moe=None",)),
+    "dense, scan": ("data:8", ("model.moe=None", "model.scan=True")),
+    "dense, tensor parallel": ("data:4,model:2", ("model.moe=None", "model.activation=SwiGLU()")),
+    "experts": ("data:2,expert:4", ("model.moe.shared_expert=True",)),
+    "experts, scan": ("data:2,expert:4", ("model.scan=True",)),
+    "experts on every device": (
+        "data:8",
+        ("model.moe.dispatcher=Fitted(factors=(8.0,))", "model.moe.capacity_factor=None"),
+    ),
+    "by task": ("data:8", ("model.moe.router=ByTask(task='target')",)),
+    "shared embedding, ZeRO": (
+        "data:8",
+        ("model.shared_embedding=True", "sharding=ZeRO(late_sums=True)"),
+    ),
+}
+FAST = ("experts",)
+TOLERANCE = 2e-6  # as in spmd_test
+
+
+def make(name):
+    """The task of a model and its training step."""
+    _, overrides = MODELS[name]
+    params = override(get_params("tiny.MoE"), [*PARAMS, *overrides])
+    task = TranslationTask(params, ("a-b", "c-d"))
+    return task, train_step(task)
+
+
+def make_batch():
+    rng = np.random.default_rng(5)
+    names = ("source_ids", "target_ids", "target_inputs")
+    batch = {name: rng.integers(4, 64, (ROWS, LENGTH)) for name in names}
+    pair = np.broadcast_to(rng.integers(0, 2, (ROWS, 1)), (ROWS, LENGTH))
+    filled = np.arange(LENGTH) < rng.integers(2, LENGTH + 1, (ROWS, 1))
+    for side in ("source", "target"):
+        batch |= {f"{side}_segment_ids": filled, f"{side}_pair_ids": pair}
+    return {name: value.astype(np.int32) for name, value in batch.items()}
+
+
+@functools.cache
+def measured(name):
+    return run_on(8, __file__, name)
+
+
+def check_losses(name):
+    task, step = make(name)
+    np.testing.assert_allclose(measured(name)["losses"], train(task, step), rtol=TOLERANCE)
+
+
+def check_sums(name):
+    """Every weight once, and a little for metrics.
+
+    Nothing else moves but experts' tokens, and weights that are in pieces at rest.
+    """
+    report = measured(name)
+    assert 1.0 <= report["summed"] / report["weights"] < 1.1
+    also = ["all-gather"] if "ZeRO" in name else ["all-to-all"]
+    assert set(report["kinds"]) <= {"all-reduce", *also}
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_steps_are_those_of_one_device(name):
+    check_losses(name)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_gradients_are_summed_once_a_step(name):
+    check_sums(name)
+
+
+def train(task, step):
+    """The negative log-likelihood and the gradient's norm of each step on one device."""
+    runtime = Local(task, step)
+    runtime.initialize(3)
+    metrics = [runtime.train(make_batch()) for _ in range(STEPS)]
+    return [[float(m.nll), float(m.grad_norm)] for m in metrics]
+
+
+def main(name):
+    """Prints what a model does on eight devices, and what stands in its program."""
+    import jax
+
+    from lingvo_moe.runtimes import lowering
+    from lingvo_moe.sharding.annotations import parse_mesh
+    from lingvo_moe.sharding.hlo import collectives
+
+    task, step = make(name)
+    placement = lowering.Placement(parse_mesh(MODELS[name][0]), task.params.sharding)
+    specs = lowering.batch_specs(make_batch())
+    program, args = lowering.train_program(step.on_rungs[0], specs, placement)
+    compiled = program.lower(*lowering.shapes(args)).compile()
+    weights = task.weights()
+    initialize, _ = lowering.init_program(weights, step.optimizer.slots(weights), placement)
+    state = initialize({"seed": np.int32(3)})
+    batch = jax.device_put(make_batch(), placement.shardings(specs))
+    losses = []
+    for _ in range(STEPS):
+        state, metrics = compiled(state, batch)
+        losses.append([float(metrics["nll"]), float(metrics["grad_norm"])])
+    found = collectives(compiled.as_text())
+    mesh = placement.mesh
+    of_tensors = mesh.size(("model",)) if "model" in mesh.axes else 0
+    report = {
+        "losses": losses,
+        "summed": sum(
+            c.bytes * c.times
+            for c in found
+            if c.kind == "all-reduce" and len(c.groups[0]) != of_tensors
+        ),
+        "weights": 4 * sum(_piece(spec, placement) for _, spec in weights.flatten()),
+        "kinds": sorted({c.kind for c in found if c.bytes > 4 * ROWS}),
+    }
+    print(json.dumps(report))
+
+
+def _piece(spec, placement):
+    """Elements of a device."""
+    from lingvo_moe.sharding.annotations import assignment
+
+    rules, mesh = placement.compute_rules, placement.mesh
+    axes = assignment(spec.dims, spec.shape, mesh, rules)
+    return spec.size / mesh.size(tuple(axis for group in axes for axis in group))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,181 @@
+"""Weights with the copies shown that devices hold, so that sums of their gradients can wait.
+
+A weight of which the devices that share out the rows hold copies has a gradient that is summed over
+these devices. XLA does that where the gradient is made; with many micro-batches, once for each of
+them. To wait (see partial.py) the weight gets a dimension more: device d works with copy d, and the
+gradient with respect to copy d is what device d contributes, which adds up without a word to others
+until the sum over the copies is taken.
+
+Layers apply their weights by the functions below, which take them with or without that dimension.
+Whether it is there is told by the rank.
+
+D copies, B rows, whatever they are rows of; a device's rows lie together.
+"""
+
+import tensorflow as tf
+
+from lingvo_moe.core.layer import WeightSpec
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.sharding.annotations import active, annotate, assignment, tile
+
+_COPY = "Z"  # a letter for D that is in no equation
+
+
+def show(theta: NestedMap, weights: NestedMap) -> NestedMap:
+    """The weights, with their copies shown where devices hold copies for rows of their own.
+
+    Outside of `use_mesh` nothing is copied.
+
+    Args:
+        theta: weights.
+        weights: their WeightSpecs.
+
+    Returns:
+        theta, some of it [D, …], or [Y, D, …] for the layers of a scan. A weight that is cut over
+        axes that cut rows, too, stays as it is.
+    """
+
+    def copied(weight, spec):
+        size = _num_copies(spec)
+        if size == 1:
+            return weight
+        place = _place(spec)
+        shape = [*weight.shape[:place], size, *weight.shape[place:]]
+        return told(tf.broadcast_to(tf.expand_dims(weight, place), shape), spec.dims)
+
+    return theta.map(copied, weights)
+
+
+def summed(grads: NestedMap, weights: NestedMap) -> NestedMap:
+    """The gradients of weights, from those of their copies: here devices talk.
+
+    Args:
+        grads: of what `show` gave.
+        weights: WeightSpecs.
+    """
+
+    def of_weight(grad, spec):
+        if grad.shape.rank == len(spec.dims):
+            return grad
+        return annotate(tf.reduce_sum(told(grad, spec.dims), _place(spec)), spec.dims)
+
+    return grads.map(of_weight, weights)
+
+
+def told(weight: tf.Tensor, dims: str) -> tf.Tensor:
+    """`annotate` for a weight of these letters, with copies or without."""
+    if weight.shape.rank == len(dims):
+        return annotate(weight, dims)
+    mesh, rules = active()
+    place = 1 if dims.startswith("Y") else 0
+    shape = (*weight.shape[:place], *weight.shape[place + 1 :])
+    axes = assignment(dims, shape, mesh, rules)
+    return tile(weight, [*axes[:place], _row_axes(dims), *axes[place:]], mesh)
+
+
+def einsum(equation: str, rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """tf.einsum of rows and a weight.
+
+    Args:
+        equation: "rows,weight->result", the letter of rows first in both of rows and result.
+        rows: [B, …].
+        weight: with copies or without.
+    """
+    terms, result = equation.split("->")
+    rows_term, weight_term = terms.split(",")
+    if weight.shape.rank == len(weight_term):
+        return tf.einsum(equation, rows, weight)
+    copied = f"{_COPY}{rows_term},{_COPY}{weight_term}->{_COPY}{result}"
+    return joined(tf.einsum(copied, shared_out(rows, weight.shape[0]), weight))
+
+
+def matmul(rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """tf.matmul of rows [R, M] and a weight [M, H]; or [E, R, M] and [E, M, H], of experts."""
+    if weight.shape.rank == rows.shape.rank:
+        return tf.matmul(rows, weight)
+    if rows.shape.rank == 2:
+        return joined(tf.matmul(shared_out(rows, weight.shape[0]), weight))
+    experts, _, size = rows.shape
+    by_copy = tf.reshape(rows, [experts, weight.shape[0], -1, size])
+    result = tf.einsum("EDRM,DEMH->EDRH", by_copy, weight)
+    return tf.reshape(result, [experts, -1, weight.shape[-1]])
+
+
+def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+    """Rows [B, …, M] of a table [V, M], with copies or without, for ids [B, …]."""
+    if table.shape.rank == 2:
+        return tf.gather(table, ids)
+    copies, size, _ = table.shape
+    flat = tf.reshape(shared_out(ids, copies), [copies, -1])
+
+    @tf.custom_gradient
+    def rows_of(table):
+        def grad(upstream):
+            # Not TensorFlow's own gradient, for which XLA gathers all rows on every device.
+            copy = tf.broadcast_to(tf.range(copies, dtype=flat.dtype)[:, None], flat.shape)
+            zeros = tf.zeros([copies, size, upstream.shape[-1]], upstream.dtype)
+            return tf.tensor_scatter_nd_add(zeros, tf.stack([copy, flat], axis=-1), upstream)
+
+        return tf.gather(table, flat, batch_dims=1), grad
+
+    return tf.reshape(rows_of(table), [*ids.shape, table.shape[-1]])
+
+
+def per_row(weight: tf.Tensor, rank: int, rows: tf.Tensor) -> tf.Tensor:
+    """What broadcasts with rows: a weight without copies itself, or of each row its device's copy.
+
+    Args:
+        weight: [*s] or [D, *s], s of that rank.
+        rank: without copies.
+        rows: [B, …, *s].
+
+    Returns:
+        [*s], or [B, 1, …, *s].
+    """
+    if weight.shape.rank == rank:
+        return weight
+    ones = [1] * (rows.shape.rank - rank - 1)
+    by_copy = tf.reshape(weight, [weight.shape[0], 1, *ones, *weight.shape[1:]])
+    size = rows.shape[0] // weight.shape[0]
+    shape = [weight.shape[0], size, *by_copy.shape[2:]]
+    return joined(tf.broadcast_to(by_copy, shape))
+
+
+def shared_out(rows: tf.Tensor, copies: int) -> tf.Tensor:
+    """[B, …] as [D, B / D, …]: to each copy of a weight the rows of its device.
+
+    Raises:
+        ValueError: rows that do not fall into equal parts.
+    """
+    if rows.shape[0] % copies:
+        raise ValueError(
+            f"{rows.shape[0]} rows of a micro-batch do not fall into equal parts for {copies} "
+            f"devices; change input.batch_size, train.micro_batches or the mesh."
+        )
+    return tf.reshape(rows, [copies, -1, *rows.shape[1:]])
+
+
+def joined(by_copy: tf.Tensor) -> tf.Tensor:
+    """The way back from `shared_out`."""
+    return tf.reshape(by_copy, [-1, *by_copy.shape[2:]])
+
+
+def _num_copies(spec: WeightSpec) -> int:
+    """D of a weight; 1 where there is nothing to show."""
+    if active() is None:
+        return 1
+    mesh, rules = active()
+    axes = _row_axes(spec.dims)
+    cut = {axis for group in assignment(spec.dims, spec.shape, mesh, rules) for axis in group}
+    return 1 if cut & set(axes) else mesh.size(axes)
+
+
+def _row_axes(dims: str) -> tuple[str, ...]:
+    """The axes that cut the rows which a weight of these letters meets: an expert's, a batch's."""
+    rule = active()[1].get("r" if "E" in dims else "B", ())
+    return (rule,) if isinstance(rule, str) else tuple(rule)
+
+
+def _place(spec: WeightSpec) -> int:
+    """Where the dimension of copies is: behind that of a scan's layers."""
+    return int(spec.dims.startswith("Y"))
