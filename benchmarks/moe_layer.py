@@ -6,7 +6,8 @@ python benchmarks/moe_layer.py [--rounds=9] [--experts=8,16,64,128] [--groups=8]
 G groups, S tokens per group, E experts, K choices, M model, H hidden. Every round times each
 variant once, and large matrix products beside them, so that load and drift hit all alike. A share
 of the peak is the time that the experts' products would take at the rate of those large ones, over
-the time that the whole layer took: router, gating, dispatch and all.
+the time that the whole layer took: router, gating, dispatch and all. Memory under skew is measured
+in processes of their own, one for each way and load: a process never gives back its peak.
 
 On a machine that others use as well, wall time says how often one was interrupted; --cpu_time
 counts the time that this process had the cores, of all its threads.
@@ -14,8 +15,12 @@ counts the time that this process had the cores, of all its threads.
 
 import argparse
 import dataclasses
+import re
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
@@ -37,6 +42,20 @@ TOKENS, MODEL, HIDDEN = 256, 256, 1024
 PEAK = "peak"
 _PRODUCTS = 6  # about as long as a layer takes, so that interruptions hit alike
 _WEIGHTS = ([MODEL, HIDDEN], [HIDDEN, MODEL])
+_SKEWED = 8  # the experts of the tables of loads
+_PROCESSES = 3
+# Each expert's share of the tokens, to a factor.
+LOADS = {
+    "balance": [1.0] * _SKEWED,
+    "Zipf": [1.0 / (i + 1) for i in range(_SKEWED)],
+    "all to one": [1.0] + [0.0] * (_SKEWED - 1),
+}
+# The dispatcher, whether XLA compiles it, and whether it is padded to the busiest expert.
+WAYS = {
+    "Gather(), padded": (Gather(), False, True),
+    "Ragged()": (Ragged(), False, False),
+    "Dropless(), XLA": (Dropless(), True, False),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,30 +157,52 @@ def layers(num_experts: int, groups: int, block_sizes: list[int], **timing) -> N
         print(f"| `{name}` | {1e3 * value:.0f} | {bound / value:.0%} | {einsum / value:.2f} |")
 
 
-def skew(groups: int, num_experts: int = 8, **timing) -> None:
-    """Prints a table of loads at top-1: padding to the busiest expert, and dropless."""
-    loads = {
-        "balance": [1.0] * num_experts,
-        "Zipf": [1.0 / (i + 1) for i in range(num_experts)],
-        "all to one": [1.0] + [0.0] * (num_experts - 1),
-    }
-    theta = init_theta(layer_of(num_experts=num_experts).weights(), 0).map(tf.Variable)
-    runs = {}
-    for name, share in loads.items():
-        ids = ids_of(share, groups)
-        common = {"num_experts": num_experts, "gating": ById()}
-        busiest = float(np.bincount(ids[0]).max() * num_experts / TOKENS)
-        padded = common | {"dispatcher": Gather(), "capacity_factor": busiest}
-        free = common | {"capacity_factor": None}
-        runs["Gather(), padded", name] = step(theta, ids, False, **padded)
-        runs["Ragged()", name] = step(theta, ids, False, dispatcher=Ragged(), **free)
-        runs["Dropless(), XLA", name] = step(theta, ids, True, dispatcher=Dropless(), **free)
-    seconds = median_seconds(runs, **timing)
-    print(f"\n| E = {num_experts}, top-1, ms (over balance) | {' | '.join(loads)} |")
-    print("|---" * (len(loads) + 1) + "|")
-    for way in dict.fromkeys(way for way, _ in runs):
-        base = seconds[way, "balance"]
-        cells = (f"{1e3 * seconds[way, n]:.0f} ({seconds[way, n] / base:.2f})" for n in loads)
+def skewed_step(way: str, load: str, groups: int) -> Callable[[], object]:
+    """A step of that layer, eight experts at top-1, dispatched in that way under that load."""
+    theta = init_theta(layer_of(num_experts=_SKEWED).weights(), 0).map(tf.Variable)
+    ids = ids_of(LOADS[load], groups)
+    busiest = float(np.bincount(ids[0]).max() * _SKEWED / TOKENS)
+    dispatcher, jit, padded = WAYS[way]
+    params = {"dispatcher": dispatcher, "capacity_factor": busiest if padded else None}
+    return step(theta, ids, jit, num_experts=_SKEWED, gating=ById(), **params)
+
+
+def skew(groups: int, **timing) -> None:
+    """Prints tables of loads: padding to the busiest expert, and dropless; time and memory."""
+    pairs = [(way, load) for way in WAYS for load in LOADS]
+    seconds = median_seconds({pair: skewed_step(*pair, groups) for pair in pairs}, **timing)
+    _print_over_balance("ms", {pair: 1e3 * seconds[pair] for pair in pairs})
+    _print_over_balance("MB", {pair: megabytes(*pair, groups) for pair in pairs})
+
+
+def megabytes(way: str, load: str, groups: int) -> float:
+    """Peak memory of steps beyond what the process held before: a median of processes."""
+    command = [sys.executable, __file__, f"--groups={groups}", "--memory_of", way, load]
+    runs = (subprocess.run(command, check=True, capture_output=True) for _ in range(_PROCESSES))
+    return float(np.median([float(run.stdout.split()[-1]) for run in runs]))
+
+
+def print_memory(way: str, load: str, groups: int) -> None:
+    """Prints that of this process, which has done nothing else, in MB."""
+    run = skewed_step(way, load, groups)
+    held = _peak_kilobytes()
+    for _ in range(5):  # the allocator's pools are full after these
+        run()
+    print((_peak_kilobytes() - held) / 1024)
+
+
+def _peak_kilobytes() -> int:
+    # Not getrusage: a process inherits that peak from the one that started it.
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
+
+
+def _print_over_balance(unit: str, figures: dict[tuple[str, str], float]) -> None:
+    print(f"\n| E = {_SKEWED}, top-1, {unit} (over balance) | {' | '.join(LOADS)} |")
+    print("|---" * (len(LOADS) + 1) + "|")
+    for way in WAYS:
+        base = figures[way, "balance"]
+        cells = (f"{figures[way, load]:.0f} ({figures[way, load] / base:.2f})" for load in LOADS)
         print(f"| `{way}` | {' | '.join(cells)} |")
 
 
@@ -173,7 +214,11 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=8)
     parser.add_argument("--block_sizes", default="", help="further sizes to try, as 16,32")
     parser.add_argument("--cpu_time", action="store_true")
+    parser.add_argument("--memory_of", nargs=2, help=argparse.SUPPRESS)  # a way and a load
     args = parser.parse_args()
+    if args.memory_of:
+        print_memory(*args.memory_of, args.groups)
+        return
     clock = time.process_time if args.cpu_time else time.perf_counter
     timing = {"rounds": args.rounds, "clock": clock}
     sizes = [int(size) for size in args.block_sizes.split(",") if size]

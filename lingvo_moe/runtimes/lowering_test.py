@@ -2,12 +2,13 @@
 
 import dataclasses
 import json
+import sys
 
 import tensorflow as tf
 
 from lingvo_moe.core.layer import Constant, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.sharding.params import ShardingParams
+from lingvo_moe.sharding.params import ShardingParams, ZeRO
 from lingvo_moe.testing.devices import run_on
 from lingvo_moe.train.adafactor import Adafactor
 
@@ -18,39 +19,79 @@ WEIGHTS = NestedMap(
     query=WeightSpec((ROWS, COLUMNS), Constant(0.5), "MA"),
 )
 SHARDING = ShardingParams(state_rules=(("e", ("expert",)),))
+# Three of each: whole, cut at rest along what is averaged over or along the rows, and experts.
+ALIKE = NestedMap(
+    {
+        name: NestedMap({f"{i}": WeightSpec(shape, Constant(0.5), dims) for i in range(3)})
+        for name, (shape, dims) in {
+            "bias": ((24,), "H"),
+            "scale": ((64,), "M"),
+            "query": ((ROWS, COLUMNS), "MA"),
+            "gate": ((64, 8), "Me"),
+            "experts": ((8, 16, 32), "EMH"),
+            "layers": ((2, 16, 32), "YMH"),
+        }.items()
+    }
+)
+
+
+class OneByOne(Adafactor):
+    """Adafactor without stacks."""
+
+    def takes_stacks(self):
+        return False
 
 
 def test_how_one_weight_is_cut_does_not_spread_to_another_of_its_shape():
     """Through equal constants it did, and the other weight was gathered after its update."""
-    gathered = [size for kind, size in run_on(8, __file__) if kind == "all-gather"]
+    gathered = [size for kind, size in run_on(8, __file__, "cut") if kind == "all-gather"]
     assert max(gathered, default=0) <= 4 * COLUMNS
 
 
-def main():
-    """Prints kind and bytes of each collective of an update of both weights."""
+def test_weights_that_are_stacked_send_what_they_send_one_by_one():
+    """A stack is cut as its weights are: their collectives become one, as large as all of them."""
+    stacked, alone = run_on(8, __file__, "alike")
+    assert len(stacked) < len(alone)
+
+    def sent(program):
+        return {k: sum(size for kind, size in program if kind == k) for k, _ in program}
+
+    assert sent(stacked) == sent(alone)
+
+
+def main(what):
+    """Prints kind and bytes of each collective of an update, stacked and one by one if "alike"."""
+    if what == "cut":
+        print(json.dumps(program(Adafactor(), WEIGHTS, "expert:8", SHARDING)))
+    else:
+        optimizers = Adafactor(), OneByOne()
+        print(json.dumps([program(o, ALIKE, "data:2,expert:4", ZeRO()) for o in optimizers]))
+
+
+def program(optimizer, weights, mesh, sharding):
+    """[[kind, bytes]] of the collectives of an update of these weights, compiled for the mesh."""
     from lingvo_moe.runtimes.lowering import Placement, partitioned, shapes, weight_specs
     from lingvo_moe.sharding.annotations import annotate, parse_mesh
     from lingvo_moe.sharding.hlo import collectives
 
-    optimizer = Adafactor()
-    slots = optimizer.slots(WEIGHTS)
+    slots = optimizer.slots(weights)
 
     def update(theta, slot_values, grads):
         trees = (NestedMap.unflatten(flat) for flat in (theta, slot_values, grads))
         theta, slot_values, grads = (tree[name] for tree, name in zip(trees, "tsg", strict=True))
-        grads = grads.map(lambda grad, spec: annotate(grad, spec.dims), WEIGHTS)
+        grads = grads.map(lambda grad, spec: annotate(grad, spec.dims), weights)
         new, slot_values, _ = optimizer.update(
-            theta, slot_values, grads, tf.constant(3, tf.int64), WEIGHTS
+            theta, slot_values, grads, tf.constant(3, tf.int64), weights
         )
         return dict(NestedMap(t=new).flatten()), dict(NestedMap(s=slot_values).flatten())
 
-    whole = WEIGHTS.map(lambda spec: dataclasses.replace(spec, dims=".."))
-    args = [weight_specs(WEIGHTS, "t"), weight_specs(slots, "s"), weight_specs(whole, "g")]
-    placement = Placement(parse_mesh("expert:8"), SHARDING)
-    program = partitioned(update, args, tuple(args[:2]), placement)
-    text = program.lower(*shapes(args)).compile().as_text()
-    print(json.dumps([[c.kind, c.bytes] for c in collectives(text)]))
+    whole = weights.map(lambda spec: dataclasses.replace(spec, dims="." * len(spec.dims)))
+    args = [weight_specs(weights, "t"), weight_specs(slots, "s"), weight_specs(whole, "g")]
+    placement = Placement(parse_mesh(mesh), sharding)
+    compiled = partitioned(update, args, tuple(args[:2]), placement)
+    text = compiled.lower(*shapes(args)).compile().as_text()
+    return [[c.kind, c.bytes] for c in collectives(text)]
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

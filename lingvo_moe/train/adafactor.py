@@ -60,6 +60,9 @@ class Adafactor(Optimizer):
             slots.momentum = zeros_like(spec)
         return slots
 
+    def takes_stacks(self):
+        return "Y" in self.batch_dims
+
     def update_weight(self, weight, slots, grad, spec, rate, count):
         axes = self._weight_axes(spec)
         scale, mean_square, new_slots = self._second_moment(slots, grad, spec, count)

@@ -2,14 +2,31 @@
 
 import abc
 import dataclasses
+from collections import defaultdict
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from lingvo_moe.core.layer import Constant, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tables import learned
-from lingvo_moe.sharding.annotations import annotate
+from lingvo_moe.sharding.annotations import annotate, cuts_at_rest
 from lingvo_moe.train.schedules import Schedule
+
+# The letter of the dimension along which weights alike are stacked, as the layers of a scan are.
+_STACK = "Y"
+# Elements of a weight up to which it is. A small weight's update costs what it takes to start its
+# ops; a large one's is bound by memory, and stacking is more of that.
+_MAX_STACKED_SIZE = 256 * 256
+
+
+class _Moving(NamedTuple):
+    """One weight, or several stacked, and what moves it."""
+
+    weight: tf.Tensor
+    slots: NestedMap
+    grad: tf.Tensor
+    spec: WeightSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,7 +34,7 @@ class Optimizer(abc.ABC):
     """How weights move. It *is* its params and owns no state: slots come in and go out.
 
     A subclass says what one weight needs, `weight_slots` and `update_weight`; the trees are dealt
-    with here.
+    with here. Small weights of equal specs are moved as one if it `takes_stacks`.
 
     Attributes:
         schedule: the learning rate of each step.
@@ -65,9 +82,36 @@ class Optimizer(abc.ABC):
                 change += rate * self.weight_decay * weight
             return weight - change, slot
 
-        moved = theta.map(move, slots, grads, weights)
-        theta, slots = (moved.map(lambda pair, i=i: pair[i]) for i in (0, 1))
+        leaves = dict(theta.map(_Moving, slots, grads, weights).flatten())
+        moved = {}
+        for paths in self._alike({path: leaf.spec for path, leaf in leaves.items()}):
+            if len(paths) == 1:
+                moved[paths[0]] = move(*leaves[paths[0]])
+            else:
+                stack = _stacked([leaves[path] for path in paths])
+                moved |= zip(paths, _unstacked(*move(*stack)), strict=True)
+        theta, slots = (NestedMap.unflatten({p: m[i] for p, m in moved.items()}) for i in (0, 1))
         return theta, slots, NestedMap(learning_rate=rate)
+
+    def takes_stacks(self) -> bool:
+        """Whether to `update_weight` a first dimension "Y" is one of weights that are independent.
+
+        A subclass that overrides `update_weight` alone inherits no such promise, so that an update
+        that looks at a whole weight, such as at its norm, never sees several. It pays where an
+        update is many small ops; one by elements is few, and to stack takes as long as they do.
+        """
+        return False
+
+    def _alike(self, specs: dict[str, WeightSpec]) -> list[list[str]]:
+        """The paths of the weights that are moved together, most of them alone."""
+        said = ({"update_weight", "takes_stacks"} & vars(c).keys() for c in type(self).__mro__)
+        promised = "takes_stacks" in next(filter(None, said)) and self.takes_stacks()
+        if not promised or cuts_at_rest(_STACK):  # whose pieces no stack need fall into
+            return [[path] for path in specs]
+        groups = defaultdict(list)
+        for path, spec in specs.items():
+            groups[spec if spec.size <= _MAX_STACKED_SIZE else path].append(path)
+        return list(groups.values())
 
     @abc.abstractmethod
     def weight_slots(self, spec: WeightSpec) -> NestedMap:
@@ -96,6 +140,25 @@ class Optimizer(abc.ABC):
         Returns:
             The change to subtract, of the weight's shape, and the slots after the step.
         """
+
+
+def _stacked(leaves: list[_Moving]) -> _Moving:
+    """Weights of equal specs, and what moves them, along a new first dimension."""
+    weights, slots, grads, (spec, *_) = zip(*leaves, strict=True)
+    return _Moving(
+        tf.stack(weights),
+        slots[0].map(lambda *values: tf.stack(values), *slots[1:]),
+        tf.stack(grads),
+        spec.stacked(len(leaves), _STACK),
+    )
+
+
+def _unstacked(weight: tf.Tensor, slots: NestedMap) -> list[tuple[tf.Tensor, NestedMap]]:
+    """Each of the weights in a stack with its slots."""
+    values = slots.map(tf.unstack)
+    return [
+        (one, values.map(lambda value, i=i: value[i])) for i, one in enumerate(tf.unstack(weight))
+    ]
 
 
 def zeros_like(spec: WeightSpec, without: int | None = None) -> WeightSpec:

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import Uniform, WeightSpec, init_theta
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.sharding.annotations import parse_mesh, use_mesh
 from lingvo_moe.train.adafactor import Adafactor
 from lingvo_moe.train.adamw import AdamW
 from lingvo_moe.train.lion import Lion
@@ -59,6 +60,121 @@ def test_optimizers_descend_in_a_graph(optimizer):
     theta = train(init_theta(WEIGHTS, 1), init_theta(optimizer.slots(WEIGHTS), 1), 300)
     np.testing.assert_allclose(theta.a, [0.0, 0.0], atol=0.1)
     np.testing.assert_allclose(theta.inner.b, target, atol=0.1)
+
+
+class StackingAdamW(AdamW):
+    def takes_stacks(self):
+        return True
+
+
+class StackingLion(Lion):
+    def takes_stacks(self):
+        return True
+
+
+def alike(**kinds):
+    """Three weights of each kind: a shape and dims by name."""
+    return NestedMap(
+        {
+            name: NestedMap({f"{i}": WeightSpec(shape, Uniform(1.0), dims) for i in range(3)})
+            for name, (shape, dims) in kinds.items()
+        }
+    )
+
+
+ALIKE = alike(
+    scalar=((), ""),
+    scale=((128,), "M"),
+    factored=((130, 128), "MA"),
+    full=((128, 8), "Me"),
+    experts=((4, 16, 32), "EMH"),
+    layers=((2, 128, 20), "YMH"),
+    experts_of_layers=((2, 3, 8, 9), "YEMH"),
+    large=((257, 256), "MH"),
+)
+CONSTANT = Constant(learning_rate=0.05)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        Adafactor(schedule=CONSTANT),
+        Adafactor(schedule=CONSTANT, beta1=0.9, weight_decay=0.1),
+        StackingAdamW(schedule=CONSTANT, weight_decay=0.1),
+        StackingLion(schedule=CONSTANT),
+    ],
+)
+def test_weights_that_are_alike_move_as_each_does_alone(optimizer, monkeypatch):
+    updates = []
+    one = type(optimizer).update_weight
+
+    def counted(self, weight, *args):
+        updates.append(weight.shape)
+        return one(self, weight, *args)
+
+    def run():
+        theta, slots = init_theta(ALIKE, 0), init_theta(optimizer.slots(ALIKE), 0)
+        for step in range(3):
+            grads = init_theta(ALIKE, step + 1).map(lambda grad, size=10.0**step: size * grad)
+            theta, slots, _ = optimizer.update(theta, slots, grads, tf.constant(step), ALIKE)
+        return [*theta.flatten(), *slots.flatten()]
+
+    # A class that overrides update_weight has to promise anew.
+    fields = {f.name: getattr(optimizer, f.name) for f in dataclasses.fields(optimizer)}
+    members = {"update_weight": counted, "takes_stacks": type(optimizer).takes_stacks}
+    optimizer = type("Counting", (type(optimizer),), members)(**fields)
+    stacked = run()
+    assert len(updates) == 3 * (7 + 3)  # three steps of seven stacks and of three large weights
+    updates.clear()
+    monkeypatch.setattr(type(optimizer), "takes_stacks", Optimizer.takes_stacks)
+    alone = run()
+    assert len(updates) == 3 * 8 * 3
+    for (path, value), (same_path, expected) in zip(stacked, alone, strict=True):
+        assert path == same_path
+        np.testing.assert_array_equal(value, expected, err_msg=path)
+
+
+def test_an_update_that_looks_at_a_whole_weight_sees_one_at_a_time():
+    class ByNorm(Adafactor):
+        def update_weight(self, weight, slots, grad, spec, rate, count):
+            return rate * grad / tf.norm(grad), slots
+
+    # Unit steps: 3/5 and 4/5 of the first gradient, all of the second.
+    weights = alike(w=((2,), "M"))
+    theta = init_theta(weights, 0).map(tf.zeros_like)
+    grads = NestedMap.unflatten(
+        {f"w/{i}": tf.constant(grad) for i, grad in enumerate([[3.0, 4.0], [0.0, 9.0], [1.0, 0.0]])}
+    )
+    optimizer = ByNorm(schedule=Constant(learning_rate=1.0))
+    slots = init_theta(optimizer.slots(weights), 0)
+    moved, _, _ = optimizer.update(theta, slots, grads, tf.constant(0), weights)
+    for (_, end), expected in zip(moved.flatten(), [[0.6, 0.8], [0, 1], [1, 0]], strict=True):
+        np.testing.assert_allclose(-end, expected, rtol=1e-6)
+
+
+def test_layers_that_are_not_independent_are_not_stacked():
+    weights = alike(w=((4, 2), "MH"))
+    theta, grads = init_theta(weights, 0), init_theta(weights, 1)
+    ends = []
+    for batch_dims in ("E", "EY"):
+        optimizer = Adafactor(schedule=CONSTANT, batch_dims=batch_dims)
+        slots = init_theta(optimizer.slots(weights), 0)
+        ends.append(optimizer.update(theta, slots, grads, tf.constant(0), weights)[0])
+    for (path, a), (_, b) in zip(*(end.flatten() for end in ends), strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=path)
+
+
+def test_no_stack_has_to_fall_into_the_pieces_that_layers_fall_into():
+    weights = alike(w=((4, 2), "MH"))
+    optimizer = Adafactor(schedule=CONSTANT)
+    trees = (init_theta(w, 0) for w in (weights, optimizer.slots(weights), weights))
+
+    @tf.function
+    def update(theta, slots, grads):
+        with use_mesh(parse_mesh("data:8"), {}, {"Y": "data"}):
+            return optimizer.update(theta, slots, grads, tf.constant(0), weights)[0]
+
+    update.get_concrete_function(*trees)  # three weights in eight pieces would be an error
 
 
 def test_clip_by_global_norm():
