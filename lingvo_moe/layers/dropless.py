@@ -26,6 +26,7 @@ from lingvo_moe.layers.dispatch import (
     permute,
 )
 from lingvo_moe.layers.feed_forward import Products
+from lingvo_moe.sharding.annotations import active
 
 _LARGEST_BLOCK = 128  # the paper's, section 5.1.2
 _SMALLEST_BLOCK = 8
@@ -128,8 +129,13 @@ class Dropless(Dispatcher):
         return super().__call__(inputs, routing, capacity, experts, theta)
 
     def dispatch(self, inputs, routing, capacity, experts, theta):
-        """See Dispatcher."""
+        """See Dispatcher.
+
+        Raises:
+            ValueError: there is a mesh.
+        """
         del capacity
+        _check_mesh()
         sizes = self.expert_sizes or (1,) * num_held(theta)
         size = self.block_size or _block_size(routing.expert.shape.num_elements(), len(sizes))
         blocks = in_blocks(routing, sizes, size)
@@ -201,6 +207,14 @@ class _WholeFanIn(Initializer):
     def __call__(self, shape, seed):
         size = np.repeat(self.expert_sizes, self.expert_sizes)  # [C]
         return self.init(shape, seed) * tf.constant(size[:, None, None] ** -0.5, tf.float32)
+
+
+def _check_mesh():
+    if active() is not None:
+        raise ValueError(
+            "Dropless trains on one device and without a mesh: take --runtime=local, or "
+            "moe.dispatcher=Fitted(), whose experts are all of one size."
+        )
 
 
 def _pad(by_expert):

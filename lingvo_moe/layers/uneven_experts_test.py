@@ -11,6 +11,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, count_weights, init_theta
+from lingvo_moe.core.params import override
+from lingvo_moe.core.registry import get_params
 from lingvo_moe.gatings.expert_choice import ExpertChoice
 from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.gatings.top_k import TopK
@@ -20,6 +22,9 @@ from lingvo_moe.layers.dropless import Dropless, in_blocks
 from lingvo_moe.layers.dropless_test import TRAINING, random_inputs, routing_of
 from lingvo_moe.layers.feed_forward import FeedForward
 from lingvo_moe.layers.moe import MoE, MoEParams
+from lingvo_moe.params import tiny  # noqa: F401  (registers tiny.MoE)
+from lingvo_moe.sharding.annotations import parse_mesh, use_mesh
+from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.tokens import tokens_of
 
 SIZES = (2, 1, 4, 1, 3)
@@ -277,8 +282,22 @@ def test_sizes_of_other_experts():
         moe_of(num_experts=4).weights()
 
 
+def test_a_mesh():
+    layer, theta = experts_of()
+    routing = routing_of(np.zeros([GROUPS, TOKENS, 1], int), np.ones([GROUPS, TOKENS, 1], bool))
+    message = r"without a mesh: take --runtime=local, or moe.dispatcher=Fitted\(\)"
+    with use_mesh(parse_mesh("data:2"), {}), pytest.raises(ValueError, match=message):
+        UNEVEN.dispatch(random_inputs(GROUPS, TOKENS), routing, None, layer.fprop, theta)
+
+
 def test_evaluation_takes_no_sizes():
     moe = moe_of(eval_dispatcher=UNEVEN)
     tokens = tokens_of(tf.ones([2, TOKENS], tf.bool))
     with pytest.raises(ValueError, match=r"evaluate with another one, such as moe.eval_disp"):
         moe.fprop(init_theta(moe.weights(), 0), random_inputs(2, TOKENS), tokens, EVALUATION)
+
+
+def test_a_task_says_so_before_it_trains():
+    sizes = "model.moe.eval_dispatcher=Dropless(expert_sizes=(1, 1, 1, 1, 2, 2, 2, 2))"
+    with pytest.raises(ValueError, match=r"expert_sizes belongs to model.moe.dispatcher alone"):
+        TranslationTask(override(get_params("tiny.MoE"), [sizes]))
