@@ -1,14 +1,17 @@
 """Dropless experts as block-sparse products (MegaBlocks, Gale et al. 2022, arXiv 2211.15841).
 
 G groups, S tokens per group, N = G·S tokens, K choices, E experts, M model, H hidden, R row blocks
-of B rows.
+of B rows, C column blocks of H columns, Z blocks.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core.layer import Initializer
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
 from lingvo_moe.layers.block_sparse import Topology, block_diagonal, dsd, sdd
@@ -23,6 +26,7 @@ from lingvo_moe.layers.dispatch import (
     permute,
 )
 from lingvo_moe.layers.feed_forward import Products
+from lingvo_moe.sharding.annotations import active
 
 _LARGEST_BLOCK = 128  # the paper's, section 5.1.2
 _SMALLEST_BLOCK = 8
@@ -39,28 +43,102 @@ class Dropless(Dispatcher):
     Ignores capacity: what the routing dispatched is computed. Set capacity_factor=None, or the
     routing drops what this dispatcher would not.
 
+    Experts may differ in size (section 4). One of size n has n·H hidden units: n column blocks of
+    weights, each of the shape that equal experts have, side by side in order of experts. Optimizers
+    take each column block for an independent weight, as they take each of equal experts: Adafactor
+    factors its second moments and clips its update by itself.
+
     Attributes:
         block_size: B; None for the largest power of two, of 8 to 128, that is at most a quarter of
             an expert's share at balance, N·K/E: padding then adds about an eighth to the rows.
+        expert_sizes: the hidden units of each expert over H, E whole numbers; None for experts of
+            size 1.
 
     Raises:
-        ValueError: block_size is less than 1.
+        ValueError: block_size or a size is less than 1; in use, another number of sizes than of
+            experts.
     """
 
     block_size: int | None = None
+    expert_sizes: tuple[int, ...] | None = None
 
     def __post_init__(self):
         if self.block_size is not None and self.block_size < 1:
             raise ValueError(
                 f"block_size must be >= 1, or None to choose by shape, got {self.block_size}."
             )
+        if self.expert_sizes is not None and min(self.expert_sizes, default=0) < 1:
+            raise ValueError(
+                f"expert_sizes must hold a whole number >= 1 for each expert, or be None for equal "
+                f"experts, got {self.expert_sizes}."
+            )
+
+    def hold(self, experts):
+        """See Dispatcher: the column blocks of all experts, [C, …]."""
+        if self.expert_sizes is None:
+            return NestedMap(experts=experts)
+        num_experts = next(iter(experts.values())).shape[0]
+        if len(self.expert_sizes) != num_experts:
+            raise ValueError(
+                f"expert_sizes gives {len(self.expert_sizes)} sizes, {self.expert_sizes}, to "
+                f"{num_experts} experts; give as many as num_experts, and leave "
+                f"decoder_num_experts alone."
+            )
+
+        def in_column_blocks(spec):
+            shape = (sum(self.expert_sizes), *spec.shape[1:])
+            fan_in_is_hidden = spec.dims[1] == "H"
+            init = _WholeFanIn(spec.init, self.expert_sizes) if fan_in_is_hidden else spec.init
+            return dataclasses.replace(spec, shape=shape, init=init)
+
+        return NestedMap(experts=experts.map(in_column_blocks))
+
+    def at_home(self, routing, theta):
+        """See Dispatcher: every choice becomes one of each column block of its expert.
+
+        Activations work element by element, so an expert of size n is the sum of n experts. There
+        are max(expert_sizes) choices for one, of which smaller experts do not take the last.
+        """
+        del theta
+        if self.expert_sizes is None:
+            return routing
+        sizes, most = np.array(self.expert_sizes), max(self.expert_sizes)
+        nth = np.arange(most)
+        first = (np.cumsum(sizes) - sizes)[:, None]
+        column = tf.constant(np.minimum(first + nth, sum(sizes) - 1), tf.int32)  # [E, most]
+        taken = routing.dispatched[..., None] & tf.gather(nth < sizes[:, None], routing.expert)
+        by_block = tf.concat([tf.shape(taken)[:2], [routing.expert.shape[-1] * most]], axis=0)
+
+        def of_blocks(by_choice):  # [G, S, K, most or 1] -> [G, S, K · most]
+            return tf.reshape(tf.broadcast_to(by_choice, tf.shape(taken)), by_block)
+
+        return routing._replace(
+            expert=of_blocks(tf.gather(column, routing.expert)),
+            position=of_blocks(routing.position[..., None]),
+            weight=of_blocks(tf.where(taken, routing.weight[..., None], 0.0)),
+            dispatched=of_blocks(taken),
+        )
+
+    def __call__(self, inputs, routing, capacity, experts, theta):
+        """See Dispatcher."""
+        if self.expert_sizes is not None:
+            raise ValueError(
+                "expert_sizes belongs to moe.dispatcher alone, which holds the experts; evaluate "
+                "with another one, such as moe.eval_dispatcher=Ragged() or Dropless()."
+            )
+        return super().__call__(inputs, routing, capacity, experts, theta)
 
     def dispatch(self, inputs, routing, capacity, experts, theta):
-        """See Dispatcher."""
+        """See Dispatcher.
+
+        Raises:
+            ValueError: there is a mesh.
+        """
         del capacity
-        num_experts = num_held(theta)
-        size = self.block_size or _block_size(routing.expert.shape.num_elements(), num_experts)
-        blocks = in_blocks(routing, num_experts, size)
+        _check_mesh()
+        sizes = self.expert_sizes or (1,) * num_held(theta)
+        size = self.block_size or _block_size(routing.expert.shape.num_elements(), len(sizes))
+        blocks = in_blocks(routing, sizes, size)
         rows = permute(tf.reshape(inputs, [-1, inputs.shape[-1]]), blocks.slot, blocks.choice)
         outputs = experts(theta.experts, rows, products=_products(blocks.topology, size))
         weight = tf.reshape(routing.weight, [-1, routing.weight.shape[-1]])
@@ -83,26 +161,28 @@ class Blocks(NamedTuple):
     choice: tf.Tensor
 
 
-def in_blocks(routing: Routing, num_experts: int, block_size: int) -> Blocks:
+def in_blocks(routing: Routing, expert_sizes: Sequence[int], block_size: int) -> Blocks:
     """Sorts the dispatched choices by expert and pads each expert's run to whole blocks.
 
     Args:
         routing: the choices [G, S, K].
-        num_experts: E.
+        expert_sizes: the column blocks of each of E experts.
         block_size: B.
 
     Returns:
-        The Blocks, R = ceil(N·K/B) + E.
+        The Blocks, R = ceil(N·K/B) + E and Z = R · max(expert_sizes).
     """
+    num_experts = len(expert_sizes)
     order, counts = by_expert(routing, num_experts)
     choices = routing.expert.shape.num_elements() or tf.size(order)
     num_rows = -(-choices // block_size) + num_experts
     row_blocks = -(-counts // block_size)
-    topology = block_diagonal(row_blocks, num_rows, [1] * num_experts)
-    # One column block an expert: the expert of a row block is its column.
+    topology = block_diagonal(row_blocks, num_rows, expert_sizes)
+    ends = tf.cumsum(row_blocks)
+    expert = tf.searchsorted(ends, tf.range(num_rows), side="right")  # of a row block; E: not used
     row = tf.range(num_rows * block_size)
-    expert = tf.gather(topology.column, row // block_size)  # E: not in use
-    place = row - tf.gather(_pad(block_size * topology.column_offsets[:-1]), expert)
+    expert = tf.gather(expert, row // block_size)
+    place = row - tf.gather(_pad(block_size * (ends - row_blocks)), expert)
     first = tf.cumsum(counts, exclusive=True)
     sorted_choice = tf.gather(_pad(first), expert) + place
     filled = place < tf.gather(_pad(counts), expert)
@@ -112,12 +192,37 @@ def in_blocks(routing: Routing, num_experts: int, block_size: int) -> Blocks:
     return Blocks(topology, slot, choice)
 
 
+@dataclasses.dataclass(frozen=True)
+class _WholeFanIn(Initializer):
+    """Column blocks whose fan-in is that of their whole expert, n times that of one block.
+
+    Attributes:
+        init: of an expert of size 1.
+        expert_sizes: n of each expert.
+    """
+
+    init: Initializer
+    expert_sizes: tuple[int, ...]
+
+    def __call__(self, shape, seed):
+        size = np.repeat(self.expert_sizes, self.expert_sizes)  # [C]
+        return self.init(shape, seed) * tf.constant(size[:, None, None] ** -0.5, tf.float32)
+
+
+def _check_mesh():
+    if active() is not None:
+        raise ValueError(
+            "Dropless trains on one device and without a mesh: take --runtime=local, or "
+            "moe.dispatcher=Fitted(), whose experts are all of one size."
+        )
+
+
 def _pad(by_expert):
     return tf.pad(by_expert, [[0, 1]])
 
 
 def _products(topology: Topology, block_size: int) -> Products:
-    """The experts' two products, of rows [R · B, M] and [R · B, H]."""
+    """The experts' two products, of rows [R · B, M] and [Z · B, H]."""
 
     def on_blocks(product):
         def on_rows(rows, weight):

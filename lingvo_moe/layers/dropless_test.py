@@ -183,7 +183,7 @@ def test_blocks_by_hand():
     # choice 2 nowhere. Blocks of 2: [1, -], [0, 3] and room for three more.
     expert = np.array([[[2, 0], [1, 2]]])
     routing = routing_of(expert, np.array([[[True, True], [False, True]]]))
-    blocks = in_blocks(routing, 3, 2)
+    blocks = in_blocks(routing, [1, 1, 1], 2)
     np.testing.assert_array_equal(blocks.choice, [1, 4, 0, 3, 4, 4, 4, 4, 4, 4])
     np.testing.assert_array_equal(blocks.slot, [[2, 0], [10, 3]])
     np.testing.assert_array_equal(blocks.topology.column, [0, 2, 3, 3, 3])

@@ -25,7 +25,8 @@ class MoEParams:
     Attributes:
         num_experts: E.
         decoder_num_experts: E of the decoder's layers; None for the encoder's.
-        hidden_dim: H of one expert; None for the model's own.
+        hidden_dim: H of one expert, of one of size 1 where `Dropless` makes them of different
+            sizes; None for the model's own.
         activation: of the experts; None for the model's own.
         every_n: every n-th layer of a stack is an MoE layer.
         router: what scores tokens against experts.

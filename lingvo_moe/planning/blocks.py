@@ -12,9 +12,12 @@ import collections
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from lingvo_moe.core.layer import WeightSpec
 from lingvo_moe.gatings.base import expert_capacity
 from lingvo_moe.layers.dispatch import Einsum
+from lingvo_moe.layers.dropless import Dropless
 from lingvo_moe.planning import flow
 from lingvo_moe.sharding.annotations import Mesh, assignment
 from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
@@ -296,11 +299,17 @@ class _Counter:
         slots = moe.num_experts * moe.num_groups * capacity / self.cut("Eg")
         return moe.num_experts, capacity, slots
 
+    def _units(self, own, of_sizes):
+        """A device's hidden units of an expert: of_sizes, such as the mean, where sizes differ."""
+        dispatcher = own.params.dispatcher
+        sizes = dispatcher.expert_sizes if isinstance(dispatcher, Dropless) else None
+        return own.hidden_dim * of_sizes(sizes or (1,)) / self.cut("H")
+
     def _moe(self, kind):
         n, m = self.tokens(kind.length), self.m
         experts, capacity, slots = self._shape(kind)
         own, times = kind.layer.feed_forward, kind.count
-        h = own.hidden_dim / self.cut("H")
+        h = self._units(own, np.mean)
         gated = own.experts.activation.gated
         matrices = 3 if gated else 2
         weights = experts / self.cut("E") * matrices * m * h
@@ -334,7 +343,7 @@ class _Counter:
             return self.wire * n * (m + self.hidden) + self.item * n * m
         experts, capacity, slots = self._shape(kind)
         own = kind.layer.feed_forward
-        hidden = own.hidden_dim / self.cut("H")
+        hidden = self._units(own, max)  # there is room for all tokens at the largest expert
         one_hot = n * experts * capacity * isinstance(own.params.dispatcher, Einsum)
         total = self.wire * (n * m + slots * (3 * m + hidden)) + _FLOAT32 * 2 * n * experts
         return total + self.wire * 2 * one_hot

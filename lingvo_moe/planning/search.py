@@ -22,6 +22,7 @@ import math
 from collections.abc import Iterator
 
 from lingvo_moe.layers.dispatch import Gather, Ragged
+from lingvo_moe.layers.dropless import Dropless
 from lingvo_moe.planning.blocks import GROUPS, Blocks, Share
 from lingvo_moe.planning.costs import count_costs, memory_of
 from lingvo_moe.planning.estimate import Estimate, estimate, transfer_seconds, work_seconds
@@ -410,7 +411,7 @@ def _within(one: "Quick | Priced", max_sent: float) -> bool:
 
 def _check_dispatcher(params, devices):
     moe = params.model.moe
-    if devices > 1 and moe and isinstance(moe.dispatcher, Gather | Ragged):
+    if devices > 1 and moe and isinstance(moe.dispatcher, Gather | Ragged | Dropless):
         raise ValueError(
             f"model.moe.dispatcher={type(moe.dispatcher).__name__}() is for one device; over many "
             f"set Einsum() or LocalGather(), and model.moe.num_groups to a multiple of the devices."

@@ -125,6 +125,21 @@ def test_bfloat16_activations_train(tmp_path):
     assert any(line.startswith("step 4/4  loss ") for line in lines)
 
 
+def test_experts_of_different_sizes_train_resume_and_translate(tmp_path):
+    sizes = "model.moe.dispatcher=Dropless(expert_sizes=(1, 2, 3))"
+    few = ("model.moe.num_experts=3", "model.moe.capacity_factor=None")
+    _train(tmp_path / "whole", sizes, *few, "train.max_steps=2")
+    _train(tmp_path / "parts", sizes, *few, "train.max_steps=1")
+    _train(tmp_path / "parts", sizes, *few, "train.max_steps=2")
+    whole, parts = _theta(tmp_path / "whole", 2), _theta(tmp_path / "parts", 2)
+    assert whole["theta/encoder/layer_01/feed_forward/experts/wo"].shape == (6, 32, 16)
+    for name, value in whole.items():
+        np.testing.assert_array_equal(value, parts[name], err_msg=name)
+    model_dir = ModelDir.open(tmp_path / "whole")
+    translator, step = load_translator(model_dir, Local(model_dir.task))
+    assert (step, len(translator(["klices nolek"], "en"))) == (2, 1)
+
+
 def test_tensorboard_shows_what_people_watch(tmp_path):
     _train(tmp_path, "train.max_steps=4", "train.dev_bleu_sentences=4")
     (path,) = (tmp_path / "events").iterdir()
