@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from lingvo_moe.core.zeros import uncomputed_zeros
 from lingvo_moe.layers.remat import tensors_of, with_tensors
 
 Body = Callable[[Any, tf.Tensor, Any, Any], tuple[tf.Tensor, tf.Tensor, Any]]
@@ -105,7 +106,7 @@ class _Loop:
         start = (
             tf.constant(0),
             upstream,
-            [_zeros(shared[j], upstream) for j in read],
+            [uncomputed_zeros(shared[j].shape, shared[j].dtype, upstream) for j in read],
             [self._array(theta[j][0]) for j in learned],
         )
         _, down, added, written = self._while(step, start)
@@ -153,13 +154,3 @@ class _Loop:
 
 def _floats(tensors: list[tf.Tensor]) -> list[int]:
     return [i for i, tensor in enumerate(tensors) if tensor.dtype.is_floating]
-
-
-def _zeros(like: tf.Tensor, computed: tf.Tensor) -> tf.Tensor:
-    """Zeros of a static shape, made of the sum of no elements of something computed.
-
-    A constant would do, were it not that TensorFlow computes it, as large as the whole model's, on
-    the machine that compiles.
-    """
-    none = tf.reshape(computed[(0,) * computed.shape.rank], [1])[:0]
-    return tf.fill(like.shape, tf.cast(tf.reduce_sum(none), like.dtype))

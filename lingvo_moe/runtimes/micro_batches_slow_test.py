@@ -4,6 +4,7 @@ import pytest
 
 from lingvo_moe.runtimes.micro_batches_test import FAST, MODELS, check_losses, check_sums
 
+pytestmark = pytest.mark.slow
 SLOW = sorted(set(MODELS) - set(FAST))
 
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.zeros import uncomputed_zeros
 from lingvo_moe.sharding.annotations import active, annotate, assignment, tile
 
 _COPY = "Z"  # a letter for D that is in no equation
@@ -39,7 +40,7 @@ def show(theta: NestedMap, weights: NestedMap) -> NestedMap:
         size = _num_copies(spec)
         if size == 1:
             return weight
-        place = _place(spec)
+        place = _place(spec.dims)
         shape = [*weight.shape[:place], size, *weight.shape[place:]]
         return told(tf.broadcast_to(tf.expand_dims(weight, place), shape), spec.dims)
 
@@ -57,7 +58,7 @@ def summed(grads: NestedMap, weights: NestedMap) -> NestedMap:
     def of_weight(grad, spec):
         if grad.shape.rank == len(spec.dims):
             return grad
-        return annotate(tf.reduce_sum(told(grad, spec.dims), _place(spec)), spec.dims)
+        return annotate(tf.reduce_sum(told(grad, spec.dims), _place(spec.dims)), spec.dims)
 
     return grads.map(of_weight, weights)
 
@@ -67,7 +68,7 @@ def told(weight: tf.Tensor, dims: str) -> tf.Tensor:
     if weight.shape.rank == len(dims):
         return annotate(weight, dims)
     mesh, rules = active()
-    place = 1 if dims.startswith("Y") else 0
+    place = _place(dims)
     shape = (*weight.shape[:place], *weight.shape[place + 1 :])
     axes = assignment(dims, shape, mesh, rules)
     return tile(weight, [*axes[:place], _row_axes(dims), *axes[place:]], mesh)
@@ -113,7 +114,8 @@ def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
         def grad(upstream):
             # Not TensorFlow's own gradient, for which XLA gathers all rows on every device.
             copy = tf.broadcast_to(tf.range(copies, dtype=flat.dtype)[:, None], flat.shape)
-            zeros = tf.zeros([copies, size, upstream.shape[-1]], upstream.dtype)
+            shape = [copies, size, upstream.shape[-1]]
+            zeros = uncomputed_zeros(shape, upstream.dtype, upstream)
             return tf.tensor_scatter_nd_add(zeros, tf.stack([copy, flat], axis=-1), upstream)
 
         return tf.gather(table, flat, batch_dims=1), grad
@@ -176,6 +178,6 @@ def _row_axes(dims: str) -> tuple[str, ...]:
     return (rule,) if isinstance(rule, str) else tuple(rule)
 
 
-def _place(spec: WeightSpec) -> int:
+def _place(dims: str) -> int:
     """Where the dimension of copies is: behind that of a scan's layers."""
-    return int(spec.dims.startswith("Y"))
+    return int(dims.startswith("Y"))
