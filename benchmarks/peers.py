@@ -5,7 +5,8 @@ python benchmarks/peers.py [--rounds=11] [--threads=2] [--dropout=0.1] [--only=N
 Each peer is a process of its own (benchmarks/_peers/*.py), fed by pipes. `make bench` installs
 those of other packages into build/peers/.venv. Every round times each once, in turn, so that load
 and drift hit all alike; a ratio is the median of the rounds' ratios. The batch is 32 x 64 tokens on
-both sides, without padding; a step is forward, backward and the optimizer's update, Adafactor.
+both sides, without padding; a step is forward, backward and the optimizer's update, Adafactor. In
+bfloat16 PyTorch's models run under its autocast.
 
 The share of the peak is of the products that the model needs (two experts a token), at the rate of
 large TensorFlow products timed in the same rounds. On a machine that others use as well look at the
