@@ -1,9 +1,8 @@
 """Micro-batches on eight virtual devices: gradients are summed over devices once a step.
 
-Runs itself where JAX has them. The other models' tests are micro_batches_slow_test.py.
+Runs itself where JAX has them; each model takes a minute, so all but one are slow tests.
 """
 
-import functools
 import json
 import sys
 
@@ -52,6 +51,7 @@ MODELS = {
     ),
 }
 FAST = ("experts",)
+NAMES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 TOLERANCE = 2e-6  # as in spmd_test
 
 
@@ -74,35 +74,17 @@ def make_batch():
     return {name: value.astype(np.int32) for name, value in batch.items()}
 
 
-@functools.cache
-def measured(name):
-    return run_on(8, __file__, name)
-
-
-def check_losses(name):
-    task, step = make(name)
-    np.testing.assert_allclose(measured(name)["losses"], train(task, step), rtol=TOLERANCE)
-
-
-def check_sums(name):
+@pytest.mark.parametrize("name", NAMES)
+def test_each_gradient_is_summed_once_a_step_and_the_numbers_are_those_of_one_device(name):
     """Every weight once, and a little for metrics.
 
     Nothing else moves but experts' tokens, and weights that are in pieces at rest.
     """
-    report = measured(name)
+    report = run_on(8, __file__, name)
+    np.testing.assert_allclose(report["losses"], train(*make(name)), rtol=TOLERANCE)
     assert 1.0 <= report["summed"] / report["weights"] < 1.1
     also = ["all-gather"] if "ZeRO" in name else ["all-to-all"]
     assert set(report["kinds"]) <= {"all-reduce", *also}
-
-
-@pytest.mark.parametrize("name", FAST)
-def test_steps_are_those_of_one_device(name):
-    check_losses(name)
-
-
-@pytest.mark.parametrize("name", FAST)
-def test_gradients_are_summed_once_a_step(name):
-    check_sums(name)
 
 
 def train(task, step):
