@@ -78,7 +78,8 @@ class Share:
     Attributes:
         work, transfers: computation and communication.
         weights, optimizer, gradients: bytes at rest.
-        gathered: bytes of weights that are in pieces at rest, while in use.
+        in_use: bytes of weights beside those at rest: gathered, or of the type that is computed
+            with.
         kept: bytes from the forward to the backward pass in each kind of layer, one of it each.
         inputs: bytes of what goes into all layers.
         logits: bytes of logits and their gradient.
@@ -89,7 +90,7 @@ class Share:
     weights: float
     optimizer: float
     gradients: float
-    gathered: float
+    in_use: float
     kept: tuple[float, ...]
     inputs: float = 0.0
     logits: float = 0.0
@@ -227,8 +228,8 @@ class _Counter:
             transfers=(*transfers, *self._gradients(group, weights)),
             weights=at_rest,
             optimizer=self._bytes(slots, self.stored),
-            gradients=self._bytes(weights, self.rules) if self.late else at_rest,
-            gathered=self._gathered(weights),
+            gradients=self._gradient_bytes(weights),
+            in_use=self._in_use(weights),
             kept=tuple(kept(kind) if kept else 0.0 for kind in self.blocks.kinds),
             inputs=self.item * tokens * self.m if group == "rest" else 0.0,
             logits=2 * _FLOAT32 * self._logits() if group == "vocabulary" else 0.0,
@@ -418,13 +419,33 @@ class _Counter:
                 found.append((axes, size))
         return found
 
-    def _gathered(self, weights) -> float:
-        """Bytes of gathered weights, which live from their use forward to that backward."""
+    def _in_use(self, weights) -> float:
+        """Bytes of what weights are made into, which lives from their use forward to that backward.
+
+        Gathered weights count all. Of those that are cast alone those of one side are still there
+        when the last gradients are made, which is when most is; a half.
+        """
+        total = 0.0
+        for (dims, shape), count in weights.items():
+            if gathers := self._gathers(dims, shape):
+                total += count * gathers[-1][1]
+            elif self._typed(dims) < _FLOAT32:
+                pieces = self._pieces(dims, shape, self.rules)
+                total += count * self._typed(dims) * _size(shape) / pieces / 2
+        return total
+
+    def _gradient_bytes(self, weights) -> float:
+        """Typed as in use for one micro-batch; those of many add up in float32, where they lie."""
+        if self.blocks.micro_batches > 1:
+            return self._bytes(weights, self.rules if self.late else self.stored)
         return sum(
-            count * gathers[-1][1]
+            count * self._typed(dims) * _size(shape) / self._pieces(dims, shape, self.stored)
             for (dims, shape), count in weights.items()
-            if (gathers := self._gathers(dims, shape))
         )
+
+    def _typed(self, dims) -> int:
+        """Bytes of an element of a weight in use; gates are never cast."""
+        return _FLOAT32 if "e" in dims else self.item
 
     def _gradients(self, group, weights) -> Iterator[Transfer]:
         """Devices with other rows hold other summands of a weight's gradient.
@@ -437,8 +458,7 @@ class _Counter:
             used = _flat(assignment(dims, shape, self.mesh, self.rules))
             axes = tuple(a for a in self.mesh.axes if a in rows - used)
             if self.mesh.size(axes) > 1:
-                # Gates are never cast.
-                item = _FLOAT32 if self.late or "e" in dims else self.item
+                item = _FLOAT32 if self.late else self._typed(dims)
                 summed[axes] += count * item * _size(shape) / self.mesh.size(tuple(used))
         for (dims, shape), count in weights.items():
             for axes, size in self._gathers(dims, shape):

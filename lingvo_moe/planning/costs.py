@@ -105,7 +105,7 @@ def memory_of(blocks: Blocks, shares: Iterable[Share], remat: bool) -> Memory:
         weights=sum(share.weights for share in shares),
         optimizer=sum(share.optimizer for share in shares),
         gradients=sum(share.gradients for share in shares),
-        activations=everything / blocks.micro_batches + sum(share.gathered for share in shares),
+        activations=everything / blocks.micro_batches + sum(share.in_use for share in shares),
     )
 
 

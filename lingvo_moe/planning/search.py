@@ -32,8 +32,8 @@ from lingvo_moe.sharding.params import Rule, ShardingParams, ZeRO
 from lingvo_moe.tasks.translation import TranslationParams
 
 AXES = ("data", "expert", "model")
-# The share of a device's memory that a strategy may take by our count: activations are counted by
-# hand, and a compiler needs some room.
+# The share of a device's memory that a strategy may take by our count. For models with experts libtpu
+# needs up to 1.11 times what is counted: activations are counted by hand.
 ROOM = 0.9
 
 
@@ -234,7 +234,7 @@ class _Sum:
     @functools.cached_property
     def vector(self) -> tuple[float, ...]:
         """Everything that must not be more; what needs the "model" axis may not be lost for it."""
-        state = sum(s.weights + s.optimizer + s.gradients + s.gathered for s in self.shares)
+        state = sum(s.weights + s.optimizer + s.gradients + s.in_use for s in self.shares)
         kept = [sum(by_kind) for by_kind in zip(*(s.kept for s in self.shares), strict=True)]
         logits, inputs = (sum(getattr(s, n) for s in self.shares) for n in ("logits", "inputs"))
         idle = not any(choice.cut for choice in self.choices)
