@@ -71,6 +71,11 @@ class Dispatcher(abc.ABC):
         """This dispatcher with ever more room, the last with room for anything; () for just one."""
         return ()
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether it serves in evaluation, where it finds experts by what `at_home` says."""
+        return True
+
     def hold(self, experts: NestedMap) -> NestedMap:
         """How a layer holds its experts.
 

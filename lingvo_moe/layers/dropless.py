@@ -119,14 +119,9 @@ class Dropless(Dispatcher):
             dispatched=of_blocks(taken),
         )
 
-    def __call__(self, inputs, routing, capacity, experts, theta):
-        """See Dispatcher."""
-        if self.expert_sizes is not None:
-            raise ValueError(
-                "expert_sizes belongs to moe.dispatcher alone, which holds the experts; evaluate "
-                "with another one, such as moe.eval_dispatcher=Ragged() or Dropless()."
-            )
-        return super().__call__(inputs, routing, capacity, experts, theta)
+    @property
+    def evaluates(self):
+        return self.expert_sizes is None
 
     def dispatch(self, inputs, routing, capacity, experts, theta):
         """See Dispatcher.

@@ -96,8 +96,8 @@ def token_by_token(inputs, routing, theta):
     return tf.stack(groups)
 
 
-def with_gradients(run, inputs, routing, theta):
-    sources = [inputs, routing.weight, theta.wi, theta.wo]
+def with_gradients(run, inputs, routing, experts):
+    sources = [inputs, routing.weight, *experts.values()]
     with tf.GradientTape() as tape:
         tape.watch(sources)
         outputs = run()

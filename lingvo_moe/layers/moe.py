@@ -104,6 +104,12 @@ class MoEParams:
             raise ValueError(
                 f"shared_gate_budget must be in [0, 1], got {self.shared_gate_budget}."
             )
+        if not self.eval_dispatcher.evaluates:
+            raise ValueError(
+                f"moe.eval_dispatcher={self.eval_dispatcher} holds experts in a way of its own, "
+                f"which moe.dispatcher alone may; any other evaluates what that trains, such as "
+                f"moe.eval_dispatcher=Ragged()."
+            )
         if not self.shared_expert and (
             self.shared_gate_dropout_rate or self.shared_gate_loss_weight
         ):

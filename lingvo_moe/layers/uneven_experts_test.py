@@ -19,12 +19,16 @@ from lingvo_moe.gatings.top_k import TopK
 from lingvo_moe.layers.activation import ReLU, SwiGLU
 from lingvo_moe.layers.dispatch import Einsum, Gather, Ragged
 from lingvo_moe.layers.dropless import Dropless, in_blocks
-from lingvo_moe.layers.dropless_test import TRAINING, random_inputs, routing_of
+from lingvo_moe.layers.dropless_test import (
+    TRAINING,
+    random_inputs,
+    routing_of,
+    with_gradients,
+)
 from lingvo_moe.layers.feed_forward import FeedForward
 from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.params import tiny  # noqa: F401  (registers tiny.MoE)
 from lingvo_moe.sharding.annotations import parse_mesh, use_mesh
-from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.tokens import tokens_of
 
 SIZES = (2, 1, 4, 1, 3)
@@ -71,16 +75,6 @@ def token_by_token(inputs, routing, theta):
             output += routing.weight[g, s, k] * (hidden @ weights["wo"])
         outputs.append(output)
     return tf.reshape(tf.stack(outputs), inputs.shape)
-
-
-def with_gradients(run, inputs, routing, experts):
-    sources = [inputs, routing.weight, *experts.values()]
-    with tf.GradientTape() as tape:
-        tape.watch(sources)
-        outputs = run()
-        total = tf.reduce_sum(tf.sin(outputs))
-    none = tf.UnconnectedGradients.ZERO
-    return [outputs, *tape.gradient(total, sources, unconnected_gradients=none)]
 
 
 def routings():
@@ -291,13 +285,8 @@ def test_a_mesh():
 
 
 def test_evaluation_takes_no_sizes():
-    moe = moe_of(eval_dispatcher=UNEVEN)
-    tokens = tokens_of(tf.ones([2, TOKENS], tf.bool))
-    with pytest.raises(ValueError, match=r"evaluate with another one, such as moe.eval_disp"):
-        moe.fprop(init_theta(moe.weights(), 0), random_inputs(2, TOKENS), tokens, EVALUATION)
-
-
-def test_a_task_says_so_before_it_trains():
-    sizes = "model.moe.eval_dispatcher=Dropless(expert_sizes=(1, 1, 1, 1, 2, 2, 2, 2))"
-    with pytest.raises(ValueError, match=r"expert_sizes belongs to model.moe.dispatcher alone"):
-        TranslationTask(override(get_params("tiny.MoE"), [sizes]))
+    with pytest.raises(ValueError, match=r"holds experts in a way of its own.* such as moe.eval_d"):
+        moe_of(eval_dispatcher=UNEVEN)
+    sizes = "model.moe.eval_dispatcher=VExperts(devices=2, slots_per_device=6)"
+    with pytest.raises(ValueError, match=r"eval_dispatcher=VExperts\(.*holds experts in a way"):
+        override(get_params("tiny.MoE"), [sizes])

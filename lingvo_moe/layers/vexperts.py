@@ -93,11 +93,9 @@ class VExperts(Laddered):
         first = tf.argmax(held, axis=1, output_type=tf.int32)
         return routing._replace(expert=tf.gather(first, routing.expert))
 
-    def __call__(self, inputs, routing, capacity, experts, theta):
-        raise ValueError(
-            "VExperts serves training alone; evaluate with another dispatcher, such as "
-            "moe.eval_dispatcher=Ragged()."
-        )
+    @property
+    def evaluates(self):
+        return False
 
     def dispatch(self, inputs, routing, capacity, experts, theta):
         """See Laddered; the statistics also hold `source_load`, float32 [D, E], choices."""

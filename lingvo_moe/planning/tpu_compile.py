@@ -228,18 +228,11 @@ def lower_for_devices(params: Any, mesh: Mapping[str, int], devices: list[Any]) 
     from lingvo_moe.data.packing import Packer
     from lingvo_moe.runtimes.lowering import Placement, batch_specs, shapes, train_program
     from lingvo_moe.sharding.annotations import Mesh
+    from lingvo_moe.tasks.training import train_step
     from lingvo_moe.tasks.translation import TranslationTask
-    from lingvo_moe.train.step import TrainStep
 
     task = TranslationTask(params)
-    step = TrainStep(
-        task=task,
-        optimizer=params.optimizer,
-        clip_norm=params.train.clip_norm,
-        micro_batches=params.train.micro_batches,
-        late_sums=params.sharding.late_sums,
-        seed=params.train.seed,
-    )
+    step = train_step(task)
     placement = Placement(Mesh(tuple(mesh), tuple(mesh.values())), params.sharding, tuple(devices))
     one_row = Packer(1, params.input.source_length, params.input.target_length).batch()
     batch = {

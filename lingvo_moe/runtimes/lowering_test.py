@@ -38,8 +38,7 @@ ALIKE = NestedMap(
 class OneByOne(Adafactor):
     """Adafactor without stacks."""
 
-    def takes_stacks(self):
-        return False
+    takes_stacks = False
 
 
 def test_how_one_weight_is_cut_does_not_spread_to_another_of_its_shape():

@@ -134,11 +134,6 @@ def annotate(tensor: tf.Tensor, dims: str, at_rest: bool = False) -> tf.Tensor:
     return tile(tensor, assignment(dims, tuple(tensor.shape), mesh, rules), mesh)
 
 
-def cuts_at_rest(letter: str) -> bool:
-    """Whether a rule in force cuts dimensions of this letter of weights and slots between steps."""
-    return _active.get() is not None and bool(_active.get()[2].get(letter))
-
-
 def active() -> tuple[Mesh, Rules] | None:
     """The mesh and rules in force, None outside of `use_mesh`."""
     return _active.get() and _active.get()[:2]

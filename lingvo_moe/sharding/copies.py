@@ -87,7 +87,7 @@ def einsum(equation: str, rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     if weight.shape.rank == len(weight_term):
         return tf.einsum(equation, rows, weight)
     copied = f"{_COPY}{rows_term},{_COPY}{weight_term}->{_COPY}{result}"
-    return joined(tf.einsum(copied, shared_out(rows, weight.shape[0]), weight))
+    return joined(tf.einsum(copied, shared_out(rows, weight, len(weight_term)), weight))
 
 
 def matmul(rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
@@ -95,7 +95,7 @@ def matmul(rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     if weight.shape.rank == rows.shape.rank:
         return tf.matmul(rows, weight)
     if rows.shape.rank == 2:
-        return joined(tf.matmul(shared_out(rows, weight.shape[0]), weight))
+        return joined(tf.matmul(shared_out(rows, weight, 2), weight))
     experts, _, size = rows.shape
     by_copy = tf.reshape(rows, [experts, weight.shape[0], -1, size])
     result = tf.einsum("EDRM,DEMH->EDRH", by_copy, weight)
@@ -107,7 +107,7 @@ def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     if table.shape.rank == 2:
         return tf.gather(table, ids)
     copies, size, _ = table.shape
-    flat = tf.reshape(shared_out(ids, copies), [copies, -1])
+    flat = tf.reshape(shared_out(ids, table, 2), [copies, -1])
 
     @tf.custom_gradient
     def rows_of(table):
@@ -143,12 +143,20 @@ def per_row(weight: tf.Tensor, rank: int, rows: tf.Tensor) -> tf.Tensor:
     return joined(tf.broadcast_to(by_copy, shape))
 
 
-def shared_out(rows: tf.Tensor, copies: int) -> tf.Tensor:
-    """[B, …] as [D, B / D, …]: to each copy of a weight the rows of its device.
+def shared_out(rows: tf.Tensor, weight: tf.Tensor, rank: int) -> tf.Tensor:
+    """[B, …] as [D, B / D, …], to each copy of a weight the rows of its device.
+
+    Args:
+        rows: [B, …].
+        weight: with copies, or without, for which rows stay as they are.
+        rank: of the weight without copies.
 
     Raises:
         ValueError: rows that do not fall into equal parts.
     """
+    if weight.shape.rank == rank:
+        return rows
+    copies = weight.shape[0]
     if rows.shape[0] % copies:
         raise ValueError(
             f"{rows.shape[0]} rows of a micro-batch do not fall into equal parts for {copies} "

@@ -12,7 +12,6 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.decoding.flat_beam_search import BeamOutput, BeamSearchParams, beam_search
 from lingvo_moe.layers.dispatch import Einsum
-from lingvo_moe.layers.dropless import Dropless
 from lingvo_moe.layers.router import ByTask
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.transformer import Transformer
@@ -77,9 +76,8 @@ class TranslationTask:
             expert.
 
     Raises:
-        ValueError: a gating that needs a capacity has none for evaluation, VExperts in a scan,
-            expert_sizes of the eval_dispatcher, or group_loads of a model whose tokens choose no
-            experts.
+        ValueError: a gating that needs a capacity has none for evaluation, VExperts in a scan, or
+            group_loads of a model whose tokens choose no experts.
     """
 
     params: TranslationParams
@@ -93,11 +91,6 @@ class TranslationTask:
             raise ValueError(
                 "The layers of a scan cannot hold VExperts, whose placements are not learnt; pass "
                 "--set=model.scan=False."
-            )
-        if moe and isinstance(moe.eval_dispatcher, Dropless) and moe.eval_dispatcher.expert_sizes:
-            raise ValueError(
-                "expert_sizes belongs to model.moe.dispatcher alone, and any dispatcher evaluates "
-                "what that trains; pass --set=model.moe.eval_dispatcher=Dropless()."
             )
         if self.group_loads and not (moe and moe.gating.batch_independent):
             raise ValueError(

@@ -1,13 +1,14 @@
 """Adafactor: Adam's scaling at a fraction of its memory, an update bounded per weight."""
 
 import dataclasses
+from typing import ClassVar
 
 import tensorflow as tf
 
 from lingvo_moe.core.layer import WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.sharding.annotations import annotate
-from lingvo_moe.train.optimizer import Optimizer, check_decay, zeros_like
+from lingvo_moe.train.optimizer import STACK, Optimizer, check_decay, zeros_like
 from lingvo_moe.train.schedules import InverseSquareRoot, Schedule
 
 _SQUARED_GRAD_FLOOR = 1e-30
@@ -43,6 +44,8 @@ class Adafactor(Optimizer):
     min_dim_size_to_factor: int = 128
     batch_dims: str = "EY"
 
+    takes_stacks: ClassVar[bool] = True
+
     def __post_init__(self):
         check_decay(beta1=self.beta1, beta2=self.beta2)
 
@@ -59,9 +62,6 @@ class Adafactor(Optimizer):
         if self.beta1:
             slots.momentum = zeros_like(spec)
         return slots
-
-    def takes_stacks(self):
-        return "Y" in self.batch_dims
 
     def update_weight(self, weight, slots, grad, spec, rate, count):
         axes = self._weight_axes(spec)
@@ -122,7 +122,8 @@ class Adafactor(Optimizer):
         return scale, update_square, NestedMap(row=row, col=col)
 
     def _weight_axes(self, spec: WeightSpec) -> list[int]:
-        return [axis for axis, letter in enumerate(spec.dims) if letter not in self.batch_dims]
+        independent = self.batch_dims + STACK
+        return [axis for axis, letter in enumerate(spec.dims) if letter not in independent]
 
     def _factored_axes(self, spec: WeightSpec) -> list[int]:
         """The axes of rows and columns, in that order, or [] where the moment is kept in full."""

@@ -3,18 +3,18 @@
 import abc
 import dataclasses
 from collections import defaultdict
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
 from lingvo_moe.core.layer import Constant, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tables import learned
-from lingvo_moe.sharding.annotations import annotate, cuts_at_rest
+from lingvo_moe.sharding.annotations import annotate
 from lingvo_moe.train.schedules import Schedule
 
-# The letter of the dimension along which weights alike are stacked, as the layers of a scan are.
-_STACK = "Y"
+# The letter of the dimension along which weights alike are stacked; no rule names it.
+STACK = "*"
 # Elements of a weight up to which it is. A small weight's update costs what it takes to start its
 # ops; a large one's is bound by memory, and stacking is more of that.
 _MAX_STACKED_SIZE = 256 * 256
@@ -39,7 +39,14 @@ class Optimizer(abc.ABC):
     Attributes:
         schedule: the learning rate of each step.
         weight_decay: each step takes off learning rate times this share of every weight.
+        takes_stacks: whether `update_weight` takes a first dimension STACK for one of weights that
+            have nothing to do with one another. It pays where an update is many small ops; one by
+            elements is few, and to stack takes as long as they do. A subclass with an
+            `update_weight` of its own does not inherit it, so that an update that looks at a whole
+            weight, such as at its norm, never sees several.
     """
+
+    takes_stacks: ClassVar[bool] = False
 
     schedule: Schedule
     weight_decay: float = 0.0
@@ -93,20 +100,14 @@ class Optimizer(abc.ABC):
         theta, slots = (NestedMap.unflatten({p: m[i] for p, m in moved.items()}) for i in (0, 1))
         return theta, slots, NestedMap(learning_rate=rate)
 
-    def takes_stacks(self) -> bool:
-        """Whether to `update_weight` a first dimension "Y" is one of weights that are independent.
-
-        A subclass that overrides `update_weight` alone inherits no such promise, so that an update
-        that looks at a whole weight, such as at its norm, never sees several. It pays where an
-        update is many small ops; one by elements is few, and to stack takes as long as they do.
-        """
-        return False
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if "update_weight" in vars(cls) and "takes_stacks" not in vars(cls):
+            cls.takes_stacks = False
 
     def _alike(self, specs: dict[str, WeightSpec]) -> list[list[str]]:
         """The paths of the weights that are moved together, most of them alone."""
-        said = ({"update_weight", "takes_stacks"} & vars(c).keys() for c in type(self).__mro__)
-        promised = "takes_stacks" in next(filter(None, said)) and self.takes_stacks()
-        if not promised or cuts_at_rest(_STACK):  # whose pieces no stack need fall into
+        if not self.takes_stacks:
             return [[path] for path in specs]
         groups = defaultdict(list)
         for path, spec in specs.items():
@@ -149,7 +150,7 @@ def _stacked(leaves: list[_Moving]) -> _Moving:
         tf.stack(weights),
         slots[0].map(lambda *values: tf.stack(values), *slots[1:]),
         tf.stack(grads),
-        spec.stacked(len(leaves), _STACK),
+        spec.stacked(len(leaves), STACK),
     )
 
 

@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import Uniform, WeightSpec, init_theta
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.sharding.annotations import parse_mesh, use_mesh
 from lingvo_moe.train.adafactor import Adafactor
 from lingvo_moe.train.adamw import AdamW
 from lingvo_moe.train.lion import Lion
@@ -63,13 +62,11 @@ def test_optimizers_descend_in_a_graph(optimizer):
 
 
 class StackingAdamW(AdamW):
-    def takes_stacks(self):
-        return True
+    takes_stacks = True
 
 
 class StackingLion(Lion):
-    def takes_stacks(self):
-        return True
+    takes_stacks = True
 
 
 def alike(**kinds):
@@ -121,12 +118,12 @@ def test_weights_that_are_alike_move_as_each_does_alone(optimizer, monkeypatch):
 
     # A class that overrides update_weight has to promise anew.
     fields = {f.name: getattr(optimizer, f.name) for f in dataclasses.fields(optimizer)}
-    members = {"update_weight": counted, "takes_stacks": type(optimizer).takes_stacks}
+    members = {"update_weight": counted, "takes_stacks": True}
     optimizer = type("Counting", (type(optimizer),), members)(**fields)
     stacked = run()
     assert len(updates) == 3 * (7 + 3)  # three steps of seven stacks and of three large weights
     updates.clear()
-    monkeypatch.setattr(type(optimizer), "takes_stacks", Optimizer.takes_stacks)
+    monkeypatch.setattr(type(optimizer), "takes_stacks", False)
     alone = run()
     assert len(updates) == 3 * 8 * 3
     for (path, value), (same_path, expected) in zip(stacked, alone, strict=True):
@@ -150,31 +147,6 @@ def test_an_update_that_looks_at_a_whole_weight_sees_one_at_a_time():
     moved, _, _ = optimizer.update(theta, slots, grads, tf.constant(0), weights)
     for (_, end), expected in zip(moved.flatten(), [[0.6, 0.8], [0, 1], [1, 0]], strict=True):
         np.testing.assert_allclose(-end, expected, rtol=1e-6)
-
-
-def test_layers_that_are_not_independent_are_not_stacked():
-    weights = alike(w=((4, 2), "MH"))
-    theta, grads = init_theta(weights, 0), init_theta(weights, 1)
-    ends = []
-    for batch_dims in ("E", "EY"):
-        optimizer = Adafactor(schedule=CONSTANT, batch_dims=batch_dims)
-        slots = init_theta(optimizer.slots(weights), 0)
-        ends.append(optimizer.update(theta, slots, grads, tf.constant(0), weights)[0])
-    for (path, a), (_, b) in zip(*(end.flatten() for end in ends), strict=True):
-        np.testing.assert_array_equal(a, b, err_msg=path)
-
-
-def test_no_stack_has_to_fall_into_the_pieces_that_layers_fall_into():
-    weights = alike(w=((4, 2), "MH"))
-    optimizer = Adafactor(schedule=CONSTANT)
-    trees = (init_theta(w, 0) for w in (weights, optimizer.slots(weights), weights))
-
-    @tf.function
-    def update(theta, slots, grads):
-        with use_mesh(parse_mesh("data:8"), {}, {"Y": "data"}):
-            return optimizer.update(theta, slots, grads, tf.constant(0), weights)[0]
-
-    update.get_concrete_function(*trees)  # three weights in eight pieces would be an error
 
 
 def test_clip_by_global_norm():
