@@ -32,8 +32,8 @@ from lingvo_moe.sharding.params import Rule, ShardingParams, ZeRO
 from lingvo_moe.tasks.translation import TranslationParams
 
 AXES = ("data", "expert", "model")
-# The share of a device's memory that a strategy may take by our count. For models with experts libtpu
-# needs up to 1.11 times what is counted: activations are counted by hand.
+# The share of a device's memory that a strategy may take by our count. For models with experts
+# libtpu needs up to 1.11 times what is counted: activations are counted by hand.
 ROOM = 0.9
 
 
