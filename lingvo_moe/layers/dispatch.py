@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
-from lingvo_moe.layers.feed_forward import Products
 from lingvo_moe.sharding.annotations import annotate
 
 ExpertsFn = Callable[..., tf.Tensor]
@@ -47,7 +46,8 @@ class Dispatcher(abc.ABC):
             routing: the choices [G, S, K].
             capacity: C, the bound on `routing.position`; None for no bound (then S).
             experts: (theta, [E, R, M]) -> [E, R, M], expert e on row block e; or (theta, rows,
-                products=Products) -> rows, expert by expert as the products say.
+                products=Products) -> rows, expert by expert as the products say; or (theta without
+                E, [R, M], expert=e) -> [R, M], expert e alone.
             theta: the layer's weights, those of `hold` among them.
 
         Returns:
@@ -158,8 +158,8 @@ class Gather(Dispatcher):
 class Ragged(Dispatcher):
     """No slots but those in use: choices sorted by expert, each expert on as many rows as it got.
 
-    Loads that are nearly even, or small, are padded to the largest and computed as one product; a
-    product for each expert costs it as much as _OWN_PRODUCT rows more.
+    Loads that are nearly even, or small, are padded to the largest, and all experts are one product
+    a layer; to compute them one by one costs each as much as _OWN_NETWORK rows more.
 
     Needs dynamic shapes, so it is for TensorFlow's own executor, not for XLA, for which `Dropless`
     does the same. Ignores capacity: what the routing dispatched is computed.
@@ -168,77 +168,71 @@ class Ragged(Dispatcher):
     def dispatch(self, inputs, routing, capacity, experts, theta):
         """See Dispatcher."""
         del capacity
-        num_experts = num_held(theta)
+        num_experts, model_dim = num_held(theta), inputs.shape[-1]
         order, counts = by_expert(routing, num_experts)
-        tokens = tf.reshape(inputs, [-1, inputs.shape[-1]])
+        tokens = tf.reshape(inputs, [-1, model_dim])
         weight = tf.reshape(routing.weight, [-1, routing.weight.shape[-1]])
+        sizes = _whole(counts, inputs.dtype)
+        most = tf.reduce_max(sizes)
 
-        def together():
-            slot, choice = _padded(order, counts, most)
+        def together(rows):
+            rows = tf.reshape(rows, [num_experts, most, model_dim])
+            return tf.reshape(experts(theta.experts, rows), [-1, model_dim])
+
+        def one_by_one(rows):
+            runs = tf.split(rows, sizes, num=num_experts)
+            thetas = theta.experts.map(tf.unstack)
+            outputs = [
+                experts(thetas.map(lambda of, e=e: of[e]), run, expert=e)
+                for e, run in enumerate(runs)
+            ]
+            return tf.concat(outputs, axis=0)
+
+        def on_runs(sizes, compute):
+            slot, choice = _in_runs(order, counts, sizes)
             slot = tf.reshape(slot, tf.shape(weight))
-            rows = permute(tokens, slot, choice)
-            rows = tf.reshape(rows, [num_experts, most, inputs.shape[-1]])
-            outputs = tf.reshape(experts(theta.experts, rows), [-1, inputs.shape[-1]])
+            outputs = compute(permute(tokens, slot, choice))
             return combine(outputs, weight, slot, choice), slot < tf.size(choice)
 
-        def one_by_one():
-            choice = order[: tf.reduce_sum(counts)]
-            slot = tf.reshape(inverse(choice, tf.size(order)), tf.shape(weight))
-            product = functools.partial(_by_run, counts)
-            rows = permute(tokens, slot, choice)
-            outputs = experts(theta.experts, rows, products=Products(product, product))
-            return combine(outputs, weight, slot, choice), slot < tf.size(choice)
-
-        most = tf.reduce_max(counts)
-        even = most * num_experts <= tf.reduce_sum(counts) + _OWN_PRODUCT * num_experts
-        outputs, computed = tf.cond(even, together, one_by_one)
+        even = most * num_experts <= tf.reduce_sum(sizes) + _OWN_NETWORK * num_experts
+        outputs, computed = tf.cond(
+            even,
+            lambda: on_runs(tf.fill(tf.shape(counts), most), together),
+            lambda: on_runs(sizes, one_by_one),
+        )
         stats = NestedMap(lost=lost(routing, computed))
         return Dispatched(tf.reshape(outputs, tf.shape(inputs)), stats)
 
 
-_OWN_PRODUCT = 56  # measured: rows of an expert, whatever its size
+_OWN_NETWORK = 56  # measured: rows of an expert, whatever its size
+# A product in bfloat16 is compiled for its shape, which takes as long as hundreds of rows; so they
+# come in few shapes.
+_ROWS_AT_ONCE = {tf.bfloat16: 32}
 
 
-def _padded(order, counts, most):
-    """The slot of each choice int32 [N · K] in [E, most], one past them if not dispatched; inverse.
+def _whole(counts: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Counts of rows of that type, up to the next that a product is made for."""
+    at_once = _ROWS_AT_ONCE.get(dtype, 1)
+    return -(-counts // at_once) * at_once
+
+
+def _in_runs(order, counts, sizes):
+    """Where choices lie in runs of rows, an expert after the other, the rest of each run empty.
 
     Args:
         order, counts: of `by_expert`.
-        most: int32 [], the largest count.
+        sizes: int32 [E], the rows of each run, no less than counts.
+
+    Returns:
+        The slot of each choice, int32 [N · K], one past the last if not dispatched; the inverse.
     """
-    num_slots = tf.size(counts) * most
-    ends = tf.cumsum(counts)
+    num_slots = tf.reduce_sum(sizes)
     place = tf.range(tf.size(order))
-    expert = tf.searchsorted(ends, place, side="right")
-    first = tf.gather(tf.concat([[0], ends], axis=0), expert)
-    slot = tf.minimum(expert * most + place - first, num_slots)
-    slot = tf.scatter_nd(order[:, None], slot, tf.shape(order))
+    expert = tf.searchsorted(tf.cumsum(counts), place, side="right")
+    ahead = tf.cumsum(sizes, exclusive=True) - tf.cumsum(counts, exclusive=True)
+    slot = place + tf.gather(tf.concat([ahead, [num_slots]], axis=0), expert)
+    slot = tf.scatter_nd(order[:, None], tf.minimum(slot, num_slots), tf.shape(order))
     return slot, inverse(slot, num_slots)
-
-
-def _by_run(counts: tf.Tensor, rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    """Each run of rows times its own matrix: int32 [E], [R, M], [E, M, H] -> [R, H].
-
-    Rows and weights are split, which copies neither, and so is the upstream gradient; indexing
-    would give each expert's gradient the size of all weights.
-    """
-
-    @tf.custom_gradient
-    def run(rows, weight):
-        runs, matrices = tf.split(rows, counts, num=weight.shape[0]), tf.unstack(weight)
-
-        def joined(left, right, **transposed):
-            pairs = zip(left, right, strict=True)
-            return [tf.matmul(a, b, **transposed) for a, b in pairs]
-
-        def grad(upstream):
-            parts = tf.split(upstream, counts, num=weight.shape[0])
-            d_rows = tf.concat(joined(parts, matrices, transpose_b=True), axis=0)
-            return d_rows, tf.stack(joined(runs, parts, transpose_a=True))
-
-        return tf.concat(joined(runs, matrices), axis=0), grad
-
-    return run(rows, weight)
 
 
 def num_held(theta: NestedMap) -> int:

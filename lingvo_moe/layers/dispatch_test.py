@@ -99,7 +99,7 @@ def gradients(dispatcher, inputs, routing, capacity, theta):
     sources = [inputs, theta.wi, theta.wo, routing.weight]
     with tf.GradientTape() as tape:
         tape.watch(sources)
-        outputs = dispatcher(inputs, routing, capacity, LAYER.fprop, theta)
+        outputs = dispatcher(inputs, routing, capacity, LAYER.experts_fn(), theta)
         loss = tf.reduce_sum(outputs * upstream)
     return tape.gradient(loss, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
@@ -108,7 +108,7 @@ def gradients(dispatcher, inputs, routing, capacity, theta):
 @pytest.mark.parametrize(("routing", "capacity"), routings())
 def test_outputs_and_gradients(dispatcher, routing, capacity):
     inputs, theta = inputs_and_theta()
-    outputs = dispatcher(inputs, routing, capacity, LAYER.fprop, theta)
+    outputs = dispatcher(inputs, routing, capacity, LAYER.experts_fn(), theta)
     np.testing.assert_allclose(outputs, token_by_token(inputs, routing, theta), atol=1e-5)
     ours = gradients(dispatcher, inputs, routing, capacity, theta)
     expected = gradients(everywhere, inputs, routing, capacity, theta)
@@ -121,9 +121,9 @@ def test_ragged_is_the_same_together_and_one_by_one(routing, capacity, monkeypat
     inputs, theta = inputs_and_theta()
     expected = token_by_token(inputs, routing, theta)
     of_everywhere = gradients(everywhere, inputs, routing, capacity, theta)
-    for rows in (-1000, 1000):  # products of their own are dear, or cost nothing
-        monkeypatch.setattr(dispatch, "_OWN_PRODUCT", rows)
-        outputs = Ragged()(inputs, routing, capacity, LAYER.fprop, theta)
+    for rows in (-1000, 1000):  # networks of their own cost nothing, or are dear
+        monkeypatch.setattr(dispatch, "_OWN_NETWORK", rows)
+        outputs = Ragged()(inputs, routing, capacity, LAYER.experts_fn(), theta)
         np.testing.assert_allclose(outputs, expected, atol=1e-5)
         ours = gradients(Ragged(), inputs, routing, capacity, theta)
         for got, wanted in zip(ours, of_everywhere, strict=True):
@@ -146,7 +146,7 @@ def test_shapes_may_be_unknown(dispatcher):
     )
     def run(inputs, *choices):
         rest = Routing(*choices, *routing[4:])
-        return dispatcher(inputs, rest, None, LAYER.fprop, theta)
+        return dispatcher(inputs, rest, None, LAYER.experts_fn(), theta)
 
     expected = token_by_token(inputs, routing, theta)
     np.testing.assert_allclose(run(inputs, *routing[:4]), expected, atol=1e-5)
@@ -158,7 +158,7 @@ def test_ragged_ignores_capacity():
     rng = np.random.default_rng(0)
     wanted = np.ones([GROUPS, TOKENS, 1], bool)
     routing = make_routing(random_experts(rng, 1), wanted, None, rng)
-    outputs = Ragged()(inputs, routing, 1, LAYER.fprop, theta)
+    outputs = Ragged()(inputs, routing, 1, LAYER.experts_fn(), theta)
     np.testing.assert_allclose(outputs, token_by_token(inputs, routing, theta), atol=1e-5)
 
 
@@ -169,7 +169,32 @@ def test_bfloat16_in_and_out(dispatcher):
     wanted = np.ones([GROUPS, TOKENS, 2], bool)
     routing = make_routing(random_experts(rng, 2), wanted, 4, rng)
     half = theta.map(lambda w: tf.cast(w, tf.bfloat16))
-    outputs = dispatcher(tf.cast(inputs, tf.bfloat16), routing, 4, LAYER.fprop, half)
+    outputs = dispatcher(tf.cast(inputs, tf.bfloat16), routing, 4, LAYER.experts_fn(), half)
     assert outputs.dtype == tf.bfloat16
     expected = token_by_token(inputs, routing, theta)
     np.testing.assert_allclose(tf.cast(outputs, tf.float32), expected, atol=0.1)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_ragged_in_bfloat16_has_few_shapes(together, monkeypatch):
+    # Each new shape is compiled by oneDNN.
+    monkeypatch.setattr(dispatch, "_OWN_NETWORK", 1000 if together else -1000)
+    layer = LAYER.experts_fn()
+    shapes = {tf.float32: set(), tf.bfloat16: set()}
+
+    def experts(theta, rows, **how):
+        shapes[rows.dtype].add(rows.shape[-2])
+        return layer(theta, rows, **how)
+
+    inputs, theta = inputs_and_theta()
+    for dtype in shapes:
+        cast_inputs, cast = tf.cast(inputs, dtype), theta.map(lambda w, d=dtype: tf.cast(w, d))
+        for choices in (1, 2, 3):
+            rng = np.random.default_rng(choices)
+            wanted = np.ones([GROUPS, TOKENS, choices], bool)
+            routing = make_routing(random_experts(rng, choices), wanted, None, rng)
+            outputs = Ragged()(cast_inputs, routing, None, experts, cast)
+            expected = token_by_token(inputs, routing, theta)
+            np.testing.assert_allclose(tf.cast(outputs, tf.float32), expected, atol=0.1)
+    assert shapes[tf.bfloat16] == {32}
+    assert len(shapes[tf.float32]) > 2

@@ -17,6 +17,7 @@ from lingvo_moe.gatings.hashed import Hash
 from lingvo_moe.gatings.switch import Switch
 from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.gatings.top_k import TopK
+from lingvo_moe.layers import dispatch
 from lingvo_moe.layers.activation import SwiGLU
 from lingvo_moe.layers.dispatch import Gather, Ragged
 from lingvo_moe.layers.dropless import Dropless, in_blocks
@@ -115,7 +116,7 @@ def test_a_loop_over_tokens_gives_the_same(num_experts, routing):
     )
     for dispatcher in DISPATCHERS:
         got = with_gradients(
-            lambda d=dispatcher: d(inputs, routing, None, layer.fprop, theta),
+            lambda d=dispatcher: d(inputs, routing, None, layer.experts_fn(), theta),
             inputs,
             routing,
             theta,
@@ -162,7 +163,7 @@ def test_xla_gives_the_same_and_never_has_the_weights_once_a_block():
         tensors = [inputs, theta, routing.weight]
         with tf.GradientTape() as tape:
             tape.watch(tensors)
-            outputs = Dropless(block_size=2)(inputs, routing, None, layer.fprop, theta)
+            outputs = Dropless(block_size=2)(inputs, routing, None, layer.experts_fn(), theta)
             total = tf.reduce_sum(tf.sin(outputs))
         return outputs, *tape.gradient(total, tensors)
 
@@ -190,7 +191,9 @@ def test_blocks_by_hand():
 
 
 @pytest.mark.parametrize("dispatcher", [Ragged(), Dropless(block_size=4)], ids=str)
-def test_experts_drop_out_each_by_itself(dispatcher):
+@pytest.mark.parametrize("together", [True, False])
+def test_experts_drop_out_each_by_itself(dispatcher, together, monkeypatch):
+    monkeypatch.setattr(dispatch, "_OWN_NETWORK", 1000 if together else -1000)  # Ragged's
     # Two equal experts and 32 equal tokens, sixteen to each: with one mask for both experts the
     # same rows would come twice.
     layer, theta = experts_of(2, dropout_rate=0.5)
@@ -200,13 +203,10 @@ def test_experts_drop_out_each_by_itself(dispatcher):
     routing = routing_of(expert, np.ones(expert.shape, bool))
     routing = routing._replace(weight=tf.ones(expert.shape))
 
-    def experts(theta, rows, **how):
-        return layer.fprop(theta, rows, TRAINING, **how)
-
-    outputs = dispatcher(inputs, routing, None, experts, theta)[0].numpy()
+    outputs = dispatcher(inputs, routing, None, layer.experts_fn(TRAINING), theta)[0].numpy()
     same = [np.allclose(a, b, atol=1e-5) for a, b in zip(outputs[:16], outputs[16:], strict=True)]
     assert np.mean(same) < 0.5
-    calm = dispatcher(inputs, routing, None, layer.fprop, theta)[0]
+    calm = dispatcher(inputs, routing, None, layer.experts_fn(), theta)[0]
     np.testing.assert_allclose(calm, np.tile(calm[:1], [32, 1]), atol=1e-5)
 
 

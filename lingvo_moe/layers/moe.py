@@ -226,9 +226,7 @@ class MoE(Layer):
         loss = p.aux_loss_weight * stats.aux_loss + p.z_loss_weight * stats.z_loss
         routing = self._mask_outputs(routing, context.fold("output_mask"))
 
-        def experts(theta, rows, **how):
-            return self.experts.fprop(theta, rows, context.fold("experts"), **how)
-
+        experts = self.experts.experts_fn(context.fold("experts"))
         if context.training:
             outputs, dispatch_stats = dispatcher.dispatch(
                 grouped, routing, capacity, experts, theta

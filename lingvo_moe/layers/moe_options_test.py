@@ -53,7 +53,7 @@ def test_without_options_nothing_but_gate_route_and_experts_happens(context):
     capacity = expert_capacity(factor, 32, EXPERTS)
     logits = tf.einsum("GSM,ME->GSE", tokens, theta.gate)
     routing = p.gating.route(logits, grouped, capacity, context)
-    outputs = dispatcher(tokens, routing, capacity, moe.experts.fprop, theta.experts)
+    outputs = dispatcher(tokens, routing, capacity, moe.experts.experts_fn(), theta.experts)
     result = run(moe, context)
     np.testing.assert_array_equal(result.outputs, tf.reshape(outputs, inputs.shape))
     np.testing.assert_array_equal(result.loss, 0.01 * routing.aux_loss)

@@ -111,7 +111,7 @@ def test_a_loop_over_tokens_gives_the_same(activation, routing):
         stats = []
 
         def run(dispatcher=dispatcher, stats=stats):
-            outputs, found = dispatcher.dispatch(inputs, routing, None, layer.fprop, theta)
+            outputs, found = dispatcher.dispatch(inputs, routing, None, layer.experts_fn(), theta)
             stats.append(found)
             return outputs
 
@@ -281,7 +281,7 @@ def test_a_mesh():
     routing = routing_of(np.zeros([GROUPS, TOKENS, 1], int), np.ones([GROUPS, TOKENS, 1], bool))
     message = r"without a mesh: take --runtime=local, or moe.dispatcher=Fitted\(\)"
     with use_mesh(parse_mesh("data:2"), {}), pytest.raises(ValueError, match=message):
-        UNEVEN.dispatch(random_inputs(GROUPS, TOKENS), routing, None, layer.fprop, theta)
+        UNEVEN.dispatch(random_inputs(GROUPS, TOKENS), routing, None, layer.experts_fn(), theta)
 
 
 def test_evaluation_takes_no_sizes():
