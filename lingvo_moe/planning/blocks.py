@@ -240,10 +240,10 @@ class _Counter:
     def _heads(self) -> Iterator[Work | Transfer]:
         for kind in self.blocks.kinds:
             yield self._attention(kind, kind.length)
-            yield from self._attention_exchanges(kind, kind.length)
+            yield from self._attention_exchanges(kind)
             if kind.memory_length:
                 yield self._attention(kind, kind.memory_length)
-                yield from self._attention_exchanges(kind, kind.length, kind.memory_length)
+                yield from self._attention_exchanges(kind, kind.memory_length)
 
     def _attention(self, kind, keys):
         n, m, a = self.tokens(kind.length), self.m, self.heads
@@ -255,11 +255,17 @@ class _Counter:
         traffic += _FLOAT32 * 3 * scores
         return self._work("attention", kind.count, products, traffic)
 
-    def _attention_exchanges(self, kind, *lengths):
+    def _attention_exchanges(self, kind, memory_length=None):
         # Queries, keys and values of the same inputs are one product, whose gradient is one sum.
-        for length in lengths:
-            yield from self._product(kind.count, "BTM,MA->BTA", self.tokens(length) * self.m)
-        yield from self._product(kind.count, "BTA,AM->BTM", self.tokens(kind.length) * self.m)
+        elements = self.tokens(kind.length) * self.m
+        yield from self._product(kind.count, "BTM,MA->BTA", elements)
+        if memory_length:
+            # What all layers of a loop add to the gradient of memory XLA sums over devices once,
+            # after the loop (its WhileLoopAllReduceCodeMotion); the gradient is partial until then.
+            sums = 1 if self.params.model.scan and self.remat else kind.count
+            of_memory = self.tokens(memory_length) * self.m
+            yield from self._product(kind.count, "BTM,MA->BTA", of_memory, sums=sums)
+        yield from self._product(kind.count, "BTA,AM->BTM", elements)
 
     def _kept_by_heads(self, kind):
         n, heads = self.tokens(kind.length), self.params.model.num_heads / self.cut("N")
@@ -379,13 +385,16 @@ class _Counter:
             bytes=times * self.passes * traffic,
         )
 
-    def _product(self, times, equation, elements, again=True):
-        """The exchanges of a product of layers, of tensors with so many elements a device."""
+    def _product(self, times, equation, elements, again=True, sums=None):
+        """The exchanges of a product of layers, of tensors with so many elements a device.
+
+        Those backward happen `sums` times, with None as many as products.
+        """
         forward = flow.forward(equation, self.mesh, self.rules)
         backward = flow.backward(equation, self.mesh, self.rules)
         forwards = (1 + (self.remat and again)) * times
         yield from self._transfers("tensor_parallel", forward, forwards, elements, self.item)
-        yield from self._transfers("tensor_parallel", backward, times, elements, self.item)
+        yield from self._transfers("tensor_parallel", backward, sums or times, elements, self.item)
 
     def _transfers(self, part, exchanges, times, elements, width=None):
         for exchange in exchanges:
