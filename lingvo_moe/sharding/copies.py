@@ -63,10 +63,10 @@ def summed(grads: NestedMap, weights: NestedMap) -> NestedMap:
     return grads.map(of_weight, weights)
 
 
-def told(weight: tf.Tensor, dims: str) -> tf.Tensor:
-    """`annotate` for a weight of these letters, with copies or without."""
+def told(weight: tf.Tensor, dims: str, at_rest: bool = False) -> tf.Tensor:
+    """`annotate` for a weight of these letters, with copies or without; those are never at rest."""
     if weight.shape.rank == len(dims):
-        return annotate(weight, dims)
+        return annotate(weight, dims, at_rest)
     mesh, rules = active()
     place = _place(dims)
     shape = (*weight.shape[:place], *weight.shape[place + 1 :])

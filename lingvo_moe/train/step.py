@@ -9,6 +9,7 @@ from lingvo_moe.core.layer import Context
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.random import fold_in
 from lingvo_moe.core.tables import joined, learned, tables
+from lingvo_moe.core.zeros import uncomputed_zeros
 from lingvo_moe.sharding import copies
 from lingvo_moe.train.optimizer import Optimizer, clip_by_global_norm
 from lingvo_moe.train.replicas import spread, summed
@@ -41,6 +42,21 @@ class LossOutput(NamedTuple):
     objective: tf.Tensor
     metrics: NestedMap
     needed_rung: tf.Tensor | None = None
+
+
+class _Sums(NamedTuple):
+    """Over the rows of micro-batches; only the largest of each number in `most` counts."""
+
+    grads: NestedMap
+    metrics: NestedMap
+    most: NestedMap
+
+    def plus(self, other: "_Sums") -> "_Sums":
+        return _Sums(
+            self.grads.map(tf.add, other.grads),
+            self.metrics.map(tf.add, other.metrics),
+            self.most.map(tf.maximum, other.most),
+        )
 
 
 class Trainable(Protocol):
@@ -108,9 +124,10 @@ class TrainStep:
         seed = fold_in([self.seed, 0], tf.cast(state.step, tf.int32))
         weights = self.task.weights()
         theta, fixed = (part(state.theta, weights) for part in (learned, tables))
-        grads, metrics, needed = self._gradients(theta, fixed, batch, seed)
+        sums = self._gradients(theta, fixed, batch, seed)
+        metrics = NestedMap(sums.metrics | sums.most)
         grads, metrics.grad_norm = clip_by_global_norm(
-            summed(grads, fixed, weights), self.clip_norm
+            summed(sums.grads, fixed, weights), self.clip_norm
         )
         grads = spread(grads, fixed, weights)
         theta, slots, optimizer_metrics = self.optimizer.update(
@@ -118,43 +135,62 @@ class TrainStep:
         )
         metrics.update(optimizer_metrics)
         new = TrainState(state.step + 1, joined(theta, fixed), slots)
-        if needed is not None:
-            metrics.needed_rung = needed
         if self.rung is not None:
-            done = needed <= self.rung
+            done = metrics.needed_rung <= self.rung
             new = tf.nest.map_structure(lambda new, old: tf.where(done, new, old), new, state)
         return new, metrics
 
     def _gradients(self, theta, fixed, batch, seed):
         specs = learned(self.task.weights(), self.task.weights())
         denominator = self.task.num_targets(batch)
-        parts = batch.map(self._parts)
-        if self.micro_batches > 1 and self.late_sums:
+        if self.micro_batches == 1:
+            return self._micro_batch(theta, fixed, batch, denominator, seed, 0)
+        if self.late_sums:
             theta = copies.show(theta, specs)
-        grads, metrics, needed = None, None, None
-        for i in range(self.micro_batches):
-            context = Context(fold_in(seed, i))
-            part_grads, (_, part_metrics, part_needed) = self._micro_batch(
-                theta, fixed, parts.map(lambda p, i=i: p[i]), denominator, context
-            )
-            grads = part_grads if grads is None else grads.map(tf.add, part_grads)
-            metrics = part_metrics if metrics is None else metrics.map(tf.add, part_metrics)
-            needed = part_needed if needed is None else tf.maximum(needed, part_needed)
-        return copies.summed(grads, specs), metrics, needed
+        sums = self._loop(theta, fixed, batch.map(self._parts), denominator, seed, specs)
+        return sums._replace(grads=copies.summed(sums.grads, specs))
+
+    def _loop(self, theta, fixed, parts, denominator, seed, specs):
+        """One micro-batch after the other, so that only one's activations are there at a time."""
+
+        @tf.function(autograph=False)
+        def run(theta, fixed, parts, denominator, seed, i):
+            part = parts.map(lambda rows: tf.gather(rows, i, axis=1))
+            return self._micro_batch(theta, fixed, part, denominator, seed, i)
+
+        arguments = theta, fixed, parts, denominator, seed
+        run = run.get_concrete_function(*arguments, tf.TensorSpec([], tf.int32))
+        nothing = tf.nest.map_structure(
+            lambda one: uncomputed_zeros(one.shape, one.dtype, denominator), run.structured_outputs
+        )
+        grads = nothing.grads.map(lambda g, spec: copies.told(g, spec.dims, at_rest=True), specs)
+        _, sums = tf.while_loop(
+            lambda i, _: i < self.micro_batches,
+            lambda i, sums: (i + 1, sums.plus(run(*arguments, i))),
+            (tf.constant(0), nothing._replace(grads=grads)),
+            parallel_iterations=1,
+        )
+        return sums
 
     def _parts(self, rows):
-        """Micro-batches: every n-th row, so that each device's share of one is of its own rows."""
+        """[B, …] as [B / n, n, …]; micro-batch i is every n-th row from the i-th on.
+
+        So each device's share of one is of its own rows.
+        """
         if rows.shape[0] % self.micro_batches:
             raise ValueError(
                 f"{rows.shape[0]} rows do not fall into {self.micro_batches} micro-batches; change "
                 f"input.batch_size or train.micro_batches."
             )
-        by_part = tf.reshape(rows, [-1, self.micro_batches, *rows.shape[1:]])
-        return tf.unstack(by_part, axis=1)
+        return tf.reshape(rows, [-1, self.micro_batches, *rows.shape[1:]])
 
-    def _micro_batch(self, theta, fixed, batch, denominator, context):
+    def _micro_batch(self, theta, fixed, batch, denominator, seed, i):
+        context = Context(fold_in(seed, i))
         with tf.GradientTape() as tape:
             theta.map(tape.watch)
             output = self.task.loss(joined(theta, fixed), batch, denominator, context)
-        grads = tape.gradient(output.objective, theta)
-        return grads.map(tf.convert_to_tensor), output
+        grads = tape.gradient(output.objective, theta).map(tf.convert_to_tensor)
+        most = NestedMap()
+        if output.needed_rung is not None:
+            most.needed_rung = output.needed_rung
+        return _Sums(grads, output.metrics, most)
