@@ -15,7 +15,12 @@ Body = Callable[[Any, tf.Tensor, Any, Any], tuple[tf.Tensor, tf.Tensor, Any]]
 
 
 def scan(
-    body: Body, theta: Any, inputs: tf.Tensor, shared: Any, each: Any
+    body: Body,
+    theta: Any,
+    inputs: tf.Tensor,
+    shared: Any,
+    each: Any,
+    cut: Callable[[Any], Any] | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, Any]:
     """Y layers one after the other, differentiable, in a loop forward and in another backward.
 
@@ -32,12 +37,14 @@ def scan(
         shared: a structure that every layer reads; its floating tensors are differentiated, leaves
             that are no tensors pass through.
         each: a structure of tensors [Y, …] that are not differentiated, such as seeds.
+        cut: tells XLA how the gradient of theta is cut while it fills up, layer by layer: takes a
+            structure like theta and gives back the same tensors. None says nothing.
 
     Returns:
         The outputs of the last layer, the sum of the losses, and aside with a first dimension Y,
         without gradients.
     """
-    loop = _Loop(body, theta, shared, each)
+    loop = _Loop(body, theta, shared, each, cut)
 
     @tf.custom_gradient
     def run(inputs, *tensors):
@@ -56,8 +63,8 @@ def scan(
 class _Loop:
     """The two loops; everything travels as flat lists of tensors: theta's, shared's, each's."""
 
-    def __init__(self, body, theta, shared, each):
-        self.body, self.theta, self.shared, self.each = body, theta, shared, each
+    def __init__(self, body, theta, shared, each, cut):
+        self.body, self.theta, self.shared, self.each, self.cut = body, theta, shared, each, cut
         self.parts = [tensors_of(part) for part in (theta, shared, each)]
         self.tensors = [tensor for part in self.parts for tensor in part]
         self.length = self.tensors[0].shape[0]
@@ -107,7 +114,7 @@ class _Loop:
             tf.constant(0),
             upstream,
             [uncomputed_zeros(shared[j].shape, shared[j].dtype, upstream) for j in read],
-            [self._array(theta[j][0]) for j in learned],
+            self._gradients(theta, learned, upstream),
         )
         _, down, added, written = self._while(step, start)
         found = dict(zip(learned, [array.stack() for array in written], strict=True))
@@ -143,6 +150,16 @@ class _Loop:
 
         traced = tf.function(trace, autograph=False).get_concrete_function(*specs)
         return traced.structured_outputs
+
+    def _gradients(self, theta, learned, computed):
+        arrays = [self._array(theta[j][0]) for j in learned]
+        if self.cut is None:
+            return arrays
+        # Zeros are told, not the gradients that replace them: a compiler merges equal zeros, and
+        # how one weight's gradient is cut would spread to another of its shape.
+        zeros = [uncomputed_zeros(w.shape, w.dtype, computed) for w in theta]
+        zeros = tensors_of(self.cut(with_tensors(self.theta, zeros)))
+        return [array.unstack(zeros[j]) for array, j in zip(arrays, learned, strict=True)]
 
     def _array(self, like):
         return tf.TensorArray(like.dtype, self.length, element_shape=like.shape)

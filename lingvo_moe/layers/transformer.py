@@ -25,7 +25,7 @@ from lingvo_moe.layers.scan import scan
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.transformer_layer import StackOutput, TransformerLayer, TransformerParams
 from lingvo_moe.sharding import copies
-from lingvo_moe.sharding.annotations import annotate
+from lingvo_moe.sharding.annotations import active, annotate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,8 +160,14 @@ class Stack(Layer):
                     aside.append(results)
             return x, loss, aside
 
+        def cut(block):
+            specs = self.weights().block
+            return block.map(lambda w, spec: copies.told(w, spec.dims, at_rest=True), specs)
+
         each = tf.reshape(seeds, [-1, size, 2])
-        x, moe_loss, aside = scan(body, theta.block, x, surroundings, each)
+        x, moe_loss, aside = scan(
+            body, theta.block, x, surroundings, each, cut if active() else None
+        )
         stats, routings = NestedMap(), NestedMap()
         moe_places = [place for place, layer in enumerate(self.block.values()) if layer.is_moe]
         for place, results in zip(moe_places, aside, strict=True):

@@ -444,13 +444,14 @@ class _Counter:
         return total
 
     def _gradient_bytes(self, weights) -> float:
-        """Typed as in use for one micro-batch; those of many add up in float32, where they lie."""
-        if self.blocks.micro_batches > 1:
-            return self._bytes(weights, self.rules if self.late else self.stored)
-        return sum(
-            count * self._typed(dims) * _size(shape) / self._pieces(dims, shape, self.stored)
+        """Those of a micro-batch, typed as in use, and the sum of many, in float32."""
+        many = self.blocks.micro_batches > 1
+        where = self.rules if many and self.late else self.stored
+        one = sum(
+            count * self._typed(dims) * _size(shape) / self._pieces(dims, shape, where)
             for (dims, shape), count in weights.items()
         )
+        return one + many * self._bytes(weights, where)
 
     def _typed(self, dims) -> int:
         """Bytes of an element of a weight in use; gates are never cast."""

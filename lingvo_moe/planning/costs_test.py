@@ -156,8 +156,9 @@ def test_gradients_stay_partial_across_micro_batches_or_take_less_memory():
     assert once.bytes == one.bytes - 4 * 600 * 128
     specs = dict(TranslationTask(MOE).weights().flatten())
     heads = sum(spec.size for spec in specs.values() if "A" in spec.dims)
-    assert each.memory.gradients == whole.memory.gradients == each.memory.weights
-    assert late.memory.gradients - each.memory.gradients == pytest.approx(4 * heads * 3 / 4)
+    # A micro-batch's and their sum.
+    assert each.memory.gradients == 2 * whole.memory.gradients == 2 * each.memory.weights
+    assert late.memory.gradients - each.memory.gradients == pytest.approx(2 * 4 * heads * 3 / 4)
 
 
 def test_tensor_parallelism():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 
 import tensorflow as tf
@@ -35,6 +36,15 @@ ALIKE = NestedMap(
 )
 
 
+# Layers of two weights of one shape, of which one is cut at rest.
+LAYERS, WIDTH = 3, 16
+BLOCK = NestedMap(
+    into=WeightSpec((LAYERS, WIDTH, WIDTH), Constant(0.5), "YMH"),
+    query=WeightSpec((LAYERS, WIDTH, WIDTH), Constant(0.5), "YMA"),
+)
+HIDDEN_AT_REST = ShardingParams(state_rules=(("H", ("data",)),))
+
+
 class OneByOne(Adafactor):
     """Adafactor without stacks."""
 
@@ -58,13 +68,24 @@ def test_weights_that_are_stacked_send_what_they_send_one_by_one():
     assert sent(stacked) == sent(alone)
 
 
+def test_gradients_of_a_loop_lie_as_their_weights_do_at_rest():
+    """While the loop fills them, too, and how one is cut does not spread to the other."""
+    found = run_on(8, __file__, "loop")
+    kept = [LAYERS, 1, WIDTH]  # the one row of a device, before each layer
+    assert found["filled"] == [kept, [LAYERS, WIDTH, WIDTH // 8], [LAYERS, WIDTH, WIDTH]]
+    assert found["gathered"] == [4 * LAYERS * WIDTH * WIDTH]  # the weight that is cut at rest
+
+
 def main(what):
-    """Prints kind and bytes of each collective of an update, stacked and one by one if "alike"."""
+    """Prints what a test asks for."""
     if what == "cut":
-        print(json.dumps(program(Adafactor(), WEIGHTS, "expert:8", SHARDING)))
-    else:
+        found = program(Adafactor(), WEIGHTS, "expert:8", SHARDING)
+    elif what == "alike":
         optimizers = Adafactor(), OneByOne()
-        print(json.dumps([program(o, ALIKE, "data:2,expert:4", ZeRO()) for o in optimizers]))
+        found = [program(o, ALIKE, "data:2,expert:4", ZeRO()) for o in optimizers]
+    else:
+        found = loop()
+    print(json.dumps(found))
 
 
 def program(optimizer, weights, mesh, sharding):
@@ -90,6 +111,43 @@ def program(optimizer, weights, mesh, sharding):
     compiled = partitioned(update, args, tuple(args[:2]), placement)
     text = compiled.lower(*shapes(args)).compile().as_text()
     return [[c.kind, c.bytes] for c in collectives(text)]
+
+
+def loop():
+    """The shapes that a loop fills with gradients, and the bytes of its program's AllGathers."""
+    from lingvo_moe.layers.scan import scan
+    from lingvo_moe.runtimes.lowering import Placement, partitioned, shapes, weight_specs
+    from lingvo_moe.sharding import copies
+    from lingvo_moe.sharding.annotations import annotate, parse_mesh
+    from lingvo_moe.sharding.hlo import collectives
+
+    inputs = NestedMap(x=WeightSpec((8, WIDTH), Constant(0.0), "BM"))
+
+    def cut(theta):
+        return theta.map(lambda w, spec: copies.told(w, spec.dims, at_rest=True), BLOCK)
+
+    def layer(theta, x, shared, each):
+        hidden = tf.tanh(annotate(x @ theta.into, "BH"))
+        return annotate(tf.tanh(hidden @ theta.query), "BM"), tf.constant(0.0), None
+
+    def gradients(theta, inputs):
+        theta = NestedMap.unflatten(theta).t
+        with tf.GradientTape() as tape:
+            theta.map(tape.watch)
+            used = theta.map(lambda w, spec: copies.in_use(w, spec.dims), BLOCK)
+            outputs, *_ = scan(layer, used, inputs["i/x"], None, tf.zeros([LAYERS]), cut)
+        return dict(NestedMap(t=tape.gradient(outputs, theta)).flatten())
+
+    args = [weight_specs(BLOCK, "t"), weight_specs(inputs, "i")]
+    placement = Placement(parse_mesh("data:8"), HIDDEN_AT_REST)
+    compiled = partitioned(gradients, args, args[0], placement)
+    text = compiled.lower(*shapes(args)).compile().as_text()
+    filled = re.findall(rf"= f32\[({LAYERS},[\d,]+)\]\S* dynamic-update-slice\(", text)
+    filled = {shape for shape in filled if len(shape.split(",")) == 3}
+    return {
+        "filled": sorted([int(size) for size in shape.split(",")] for shape in filled),
+        "gathered": [c.bytes for c in collectives(text) if c.kind == "all-gather"],
+    }
 
 
 if __name__ == "__main__":

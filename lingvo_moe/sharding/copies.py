@@ -74,6 +74,22 @@ def told(weight: tf.Tensor, dims: str, at_rest: bool = False) -> tf.Tensor:
     return tile(weight, [*axes[:place], _row_axes(dims), *axes[place:]], mesh)
 
 
+def in_use(weight: tf.Tensor, dims: str) -> tf.Tensor:
+    """`told`, of a weight whose gradient is summed where it is made and then lies as at rest.
+
+    Or a loop over layers would keep the gradients of all, each as large as the weight in use.
+    That of copies waits to be summed and lies as they do.
+    """
+    if active() is None or weight.shape.rank != len(dims):
+        return told(weight, dims)
+
+    @tf.custom_gradient
+    def gathered(weight):
+        return annotate(weight, dims), lambda upstream: annotate(upstream, dims, at_rest=True)
+
+    return gathered(weight)
+
+
 def einsum(equation: str, rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     """tf.einsum of rows and a weight.
 

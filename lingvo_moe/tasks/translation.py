@@ -324,6 +324,6 @@ class TranslationTask:
         """
         dtype = self.params.activation_dtype
         return theta.map(
-            lambda w, spec: copies.told(w if "e" in spec.dims else tf.cast(w, dtype), spec.dims),
+            lambda w, spec: copies.in_use(w if "e" in spec.dims else tf.cast(w, dtype), spec.dims),
             self.weights(),
         )

@@ -145,6 +145,8 @@ class TrainStep:
         denominator = self.task.num_targets(batch)
         if self.micro_batches == 1:
             return self._micro_batch(theta, fixed, batch, denominator, seed, 0)
+        # Here and not in the loop, so that what lies in pieces at rest is gathered once.
+        theta = theta.map(lambda weight, spec: copies.told(weight, spec.dims), specs)
         if self.late_sums:
             theta = copies.show(theta, specs)
         sums = self._loop(theta, fixed, batch.map(self._parts), denominator, seed, specs)
