@@ -10,7 +10,8 @@ Given who holds which tokens, what one group costs does not depend on how the ot
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -408,7 +409,7 @@ class _Counter:
 
     def _bytes(self, specs: collections.Counter, rules: Rules) -> float:
         return sum(
-            count * _FLOAT32 * _size(shape) / self._pieces(dims, shape, rules)
+            count * _FLOAT32 * math.prod(shape) / self._pieces(dims, shape, rules)
             for (dims, shape), count in specs.items()
         )
 
@@ -420,7 +421,8 @@ class _Counter:
         axes and bytes of each AllGather, of elements as they travel to a product.
         """
         used, at_rest = (assignment(dims, shape, self.mesh, r) for r in (self.rules, self.stored))
-        size, found = self.wire * _size(shape) / self.mesh.size(tuple(_flat(used + at_rest))), []
+        pieces = self.mesh.size(tuple(_flat(used + at_rest)))
+        size, found = self.wire * math.prod(shape) / pieces, []
         for before, after in reversed(list(zip(at_rest, used, strict=True))):
             axes = tuple(a for a in before if a not in after)
             if self.mesh.size(axes) > 1:
@@ -440,7 +442,7 @@ class _Counter:
                 total += count * gathers[-1][1]
             elif self._typed(dims) < _FLOAT32:
                 pieces = self._pieces(dims, shape, self.rules)
-                total += count * self._typed(dims) * _size(shape) / pieces / 2
+                total += count * self._typed(dims) * math.prod(shape) / pieces / 2
         return total
 
     def _gradient_bytes(self, weights) -> float:
@@ -448,7 +450,7 @@ class _Counter:
         many = self.blocks.micro_batches > 1
         where = self.rules if many and self.late else self.stored
         one = sum(
-            count * self._typed(dims) * _size(shape) / self._pieces(dims, shape, where)
+            count * self._typed(dims) * math.prod(shape) / self._pieces(dims, shape, where)
             for (dims, shape), count in weights.items()
         )
         return one + many * self._bytes(weights, where)
@@ -469,7 +471,7 @@ class _Counter:
             axes = tuple(a for a in self.mesh.axes if a in rows - used)
             if self.mesh.size(axes) > 1:
                 item = _FLOAT32 if self.late else self._typed(dims)
-                summed[axes] += count * item * _size(shape) / self.mesh.size(tuple(used))
+                summed[axes] += count * item * math.prod(shape) / self.mesh.size(tuple(used))
         for (dims, shape), count in weights.items():
             for axes, size in self._gathers(dims, shape):
                 gathered[axes] += count * size
@@ -495,10 +497,3 @@ class _Counter:
 
 def _flat(axes: Iterable[tuple[str, ...]]) -> set[str]:
     return {axis for group in axes for axis in group}
-
-
-def _size(shape: Sequence[int]) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size
