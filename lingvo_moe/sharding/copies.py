@@ -75,12 +75,11 @@ def told(weight: tf.Tensor, dims: str, at_rest: bool = False) -> tf.Tensor:
 
 
 def in_use(weight: tf.Tensor, dims: str) -> tf.Tensor:
-    """`told`, of a weight whose gradient is summed where it is made and then lies as at rest.
+    """`told`; the gradient of the layers of a scan comes from a loop, and lies as at rest.
 
-    Or a loop over layers would keep the gradients of all, each as large as the weight in use.
-    That of copies waits to be summed and lies as they do.
+    To bring it together as the weight in use would be to hold all layers' gradients whole.
     """
-    if active() is None or weight.shape.rank != len(dims):
+    if active() is None or weight.shape.rank != len(dims) or not _place(dims):
         return told(weight, dims)
 
     @tf.custom_gradient
