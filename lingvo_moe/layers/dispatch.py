@@ -180,6 +180,8 @@ class Ragged(Dispatcher):
             return tf.reshape(experts(theta.experts, rows), [-1, model_dim])
 
         def one_by_one(rows):
+            # Split and unstacked, which copies nothing; by index the gradient of every expert
+            # would be of the size of all weights.
             runs = tf.split(rows, sizes, num=num_experts)
             thetas = theta.experts.map(tf.unstack)
             outputs = [

@@ -64,7 +64,7 @@ def summed(grads: NestedMap, weights: NestedMap) -> NestedMap:
 
 
 def told(weight: tf.Tensor, dims: str, at_rest: bool = False) -> tf.Tensor:
-    """`annotate` for a weight of these letters, with copies or without; those are never at rest."""
+    """`annotate` a weight of these letters, with copies (which are never at rest) or without."""
     if weight.shape.rank == len(dims):
         return annotate(weight, dims, at_rest)
     mesh, rules = active()
