@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
-PEERS := build/peers/.venv
+PEERS := build/peers
 TRAINED_ON := --data=$(DEMO)/data
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 SHELL := /bin/bash
@@ -56,13 +56,14 @@ format: setup  ## let ruff mend what it can
 golden: setup  ## refresh testdata/golden after a deliberate change of a registered model
 	$(BIN)/python -m lingvo_moe.tools.models --golden=testdata/golden
 
-# Where only PyPI can be reached torch comes with much that a CPU never loads. In transformers 5 all
-# choices fall on experts 0 and 1, four times as many as there should be.
+# Where only PyPI can be reached torch comes with much that a CPU never loads. Transformers twice:
+# in release 5 all choices fall on experts 0 and 1, four times as many as there should be.
 $(PEERS)/.ready: | setup
-	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet torch --index-url https://download.pytorch.org/whl/cpu \
-	  || $(PEERS)/bin/python -m pip install --quiet torch
-	$(PEERS)/bin/python -m pip install --quiet 'transformers<4.50' numpy
+	$(PYTHON) -m venv $(PEERS)/.venv
+	$(PEERS)/.venv/bin/python -m pip install --quiet torch --index-url https://download.pytorch.org/whl/cpu \
+	  || $(PEERS)/.venv/bin/python -m pip install --quiet torch
+	$(PEERS)/.venv/bin/python -m pip install --quiet 'transformers<4.50' numpy
+	$(PEERS)/.venv/bin/python -m pip install --quiet --target $(PEERS)/transformers5 --upgrade 'transformers>=5'
 	@touch $@
 
 bench: setup $(PEERS)/.ready  ## speed beside peers, dispatchers, growth: the tables of docs/benchmarks.md

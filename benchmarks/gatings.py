@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import sacrebleu
-from training_step import median_seconds
+from training_step import seconds_in_turn
 
 import lingvo_moe.tools  # noqa: F401  (silences TensorFlow's greeting)
 from lingvo_moe.core.nested_map import NestedMap
@@ -69,7 +69,7 @@ def main() -> None:
             batch = TrainInput(dataset, model_dir.params.input, 0).next_batch()
             steps[name] = lambda r=runtime, b=batch: r.train(b).tokens.numpy()
             print(f"{name}: {rows[name]}, {time.monotonic() - start:.0f} s", flush=True)
-    seconds = median_seconds(steps, args.rounds)
+    seconds = seconds_in_turn(steps, args.rounds)
     base = next(iter(seconds.values()))
     print(
         "\n| policy | capacity factor | BLEU | dev loss | drop rate | busiest expert | step time |"
@@ -79,7 +79,7 @@ def main() -> None:
         print(
             f"| `{name}` | {_capacity_factor(POLICIES[name])} | {_number(bleu, '.1f')} | "
             f"{loss:.3f} | {_number(dropped, '.1%')} | {_number(busiest, '.2f')} | "
-            f"{base / seconds[name]:.2f} |"
+            f"{np.median(base / seconds[name]):.2f} |"
         )
 
 

@@ -3,7 +3,7 @@
 python benchmarks/peers.py [--rounds=11] [--threads=2] [--dropout=0.1] [--only=NAME,…] [--shared]
 
 Each peer is a process of its own (benchmarks/_peers/*.py), fed by pipes. `make bench` installs
-those of other packages into build/peers/.venv. Every round times each once, in turn, so that load
+those of other packages into build/peers. Every round times each once, in turn, so that load
 and drift hit all alike; a ratio is the median of the rounds' ratios. The batch is 32 x 64 tokens on
 both sides, without padding; a step is forward, backward and the optimizer's update, Adafactor. In
 bfloat16 PyTorch's models run under its autocast.
@@ -25,7 +25,9 @@ from pathlib import Path
 import numpy as np
 
 HERE = Path(__file__).parent
-PEERS_PYTHON = HERE.parent / "build" / "peers" / ".venv" / "bin" / "python"
+_INSTALLED = HERE.parent / "build" / "peers"
+PEERS_PYTHON = _INSTALLED / ".venv" / "bin" / "python"
+TRANSFORMERS_5 = _INSTALLED / "transformers5"
 DROPLESS = ("model.moe.dispatcher=Ragged()", "model.moe.capacity_factor=None")
 # Two experts of H in every second layer and one in the others: 1.5 H in each is as many products.
 DENSE = ("model.moe=None", "model.hidden_dim=1536")
@@ -42,16 +44,25 @@ _THREADS = (
 class Peer:
     """A process that takes training steps on demand."""
 
-    def __init__(self, python: str | Path, script: str, threads: int, *arguments: str):
-        """Starts it; `about` waits for its first steps."""
+    def __init__(
+        self,
+        python: str | Path,
+        script: str,
+        threads: int,
+        *arguments: str,
+        packages: Path | None = None,
+    ):
+        """Starts it; `about` waits for its first steps. Packages go before those of the python."""
         command = [str(python), str(HERE / "_peers" / script), *arguments]
-        limits = dict.fromkeys(_THREADS, str(threads))
+        changes = dict.fromkeys(_THREADS, str(threads))
+        if packages:
+            changes["PYTHONPATH"] = str(packages)
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | limits,
+            env=os.environ | changes,
         )
         self.about = self._read()
 
@@ -130,8 +141,8 @@ def main() -> None:
     if args.shared:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
-    def torch_peer(script, *dtype):
-        return Peer(PEERS_PYTHON, script, threads, dropout, *dtype)
+    def torch_peer(script, *dtype, packages=None):
+        return Peer(PEERS_PYTHON, script, threads, dropout, *dtype, packages=packages)
 
     starts = {
         "ours (capacity 2.0)": lambda: ours(threads, rate),
@@ -139,10 +150,14 @@ def main() -> None:
         "ours (dense twin)": lambda: ours(threads, rate, *DENSE),
         "plain PyTorch": lambda: torch_peer("plain_torch.py"),
         "Hugging Face": lambda: torch_peer("hugging_face.py"),
+        "Hugging Face 5": lambda: torch_peer("hugging_face.py", packages=TRANSFORMERS_5),
         "ours (bfloat16)": lambda: ours(threads, rate, BFLOAT16),
         "ours (dropless bfloat16)": lambda: ours(threads, rate, *DROPLESS, BFLOAT16),
         "plain PyTorch (bfloat16)": lambda: torch_peer("plain_torch.py", "bfloat16"),
         "Hugging Face (bfloat16)": lambda: torch_peer("hugging_face.py", "bfloat16"),
+        "Hugging Face 5 (bfloat16)": lambda: torch_peer(
+            "hugging_face.py", "bfloat16", packages=TRANSFORMERS_5
+        ),
     }
     chosen = [name for name in args.only.split(",") if name] or list(starts)
     peers = {MATMUL: ours(threads, "matmul=True")} | {name: starts[name]() for name in chosen}

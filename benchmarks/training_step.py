@@ -2,8 +2,8 @@
 
 python benchmarks/training_step.py [--rounds=15]
 
-Machines differ and are noisy; the ratios of one run are what counts. The figures of a step are
-medians over the rounds, each round timing every variant once.
+Machines differ and are noisy; the ratios of one run are what counts. Every figure is a
+median over the rounds, each of which times every variant once.
 """
 
 import argparse
@@ -29,12 +29,16 @@ VARIANTS = {
 }
 
 
-def median_seconds(
+def seconds_in_turn(
     runs: Mapping[str, Callable[[], object]],
     rounds: int,
     clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, float]:
-    """Median time of each function by the clock, timed in turn so that drift hits all alike."""
+) -> dict[str, np.ndarray]:
+    """Each function's time by the clock in each round, one after the other so that drift hits all.
+
+    What happens to the machine lasts for longer than a round: the median of the rounds' ratios says
+    more than the ratio of medians.
+    """
     times: dict[str, list[float]] = {name: [] for name in runs}
     for round_number in range(rounds + 2):
         for name, run in runs.items():
@@ -42,7 +46,7 @@ def median_seconds(
             run()
             if round_number >= 2:  # the first rounds compile and warm up
                 times[name].append(clock() - start)
-    return {name: float(np.median(seconds)) for name, seconds in times.items()}
+    return {name: np.array(seconds) for name, seconds in times.items()}
 
 
 def _runtime(overrides) -> tuple[Local, NestedMap]:
@@ -80,12 +84,13 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     runtimes = {name: _runtime(overrides) for name, overrides in VARIANTS.items()}
     steps = {n: lambda r=r, b=b: r.train(b).tokens.numpy() for n, (r, b) in runtimes.items()}
-    seconds = median_seconds(steps, rounds)
+    seconds = seconds_in_turn(steps, rounds)
     base, batch = next(iter(seconds.values())), next(iter(runtimes.values()))[1]
     print("| training step | ms | target tokens/s | time / gather |\n|---|---|---|---|")
     for name, value in seconds.items():
-        rate = batch.target_ids.size / value
-        print(f"| {name} | {1e3 * value:.0f} | {rate:,.0f} | {value / base:.2f} |")
+        rate = batch.target_ids.size / np.median(value)
+        over = np.median(value / base)
+        print(f"| {name} | {1e3 * np.median(value):.0f} | {rate:,.0f} | {over:.2f} |")
 
     runtime, _ = runtimes["gather (the default)"]
     rng = np.random.default_rng(0)
@@ -95,11 +100,11 @@ def main() -> None:
         f"beam {beam}": _decoder(runtime, f"decoding.beam_size={beam}", source, lengths)
         for beam in (1, 4, 8)
     }
-    seconds = median_seconds(beams, max(3, rounds // 5))
+    seconds = seconds_in_turn(beams, max(3, rounds // 5))
     print("\n| decoding, 64 sentences, random weights, to the longest length | s | sentences/s |")
     print("|---|---|---|")
     for name, value in seconds.items():
-        print(f"| {name} | {value:.2f} | {64 / value:,.0f} |")
+        print(f"| {name} | {np.median(value):.2f} | {64 / np.median(value):,.0f} |")
 
 
 def _decoder(trained: Local, text: str, source, lengths) -> Callable[[], object]:

@@ -21,7 +21,7 @@ _PHILOX = "philox"
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
-_HALVES = 1 << 16
+_BYTES = 4  # of a word
 
 _elementwise: contextvars.ContextVar[bool] = contextvars.ContextVar("elementwise", default=False)
 
@@ -63,32 +63,32 @@ def uniform(
 
 
 def keep_like(tensor: tf.Tensor, seed: tf.Tensor, rate: float) -> tf.Tensor:
-    """bool of the tensor's shape: false with probability rate, to the nearest 65536th.
+    """bool of the tensor's shape: false with probability rate; bit for bit the same everywhere.
 
-    Each takes 16 random bits; bit for bit the same everywhere.
+    Each takes 8 random bits, for the generator is what dropout waits for. Their bound is whole, up
+    or down by a draw of its own, so that its mean is the rate.
 
     Args:
         tensor: whose shape counts.
         seed: int32 [2].
-        rate: in [0, 1).
+        rate: in [0, 1); one above 255/256 counts as that.
     """
-    bound = round(rate * _HALVES)
+    bound = _whole_bound(rate, seed)
     if _elementwise.get() and tensor.shape.is_fully_defined():
 
         def transform(words):
-            halves = [half for word in words for half in _halves(word)]
-            return [half >= tf.constant(bound, tf.uint32) for half in halves]
+            return [byte >= bound for word in words for byte in _bytes(word)]
 
-        return _draw(tuple(tensor.shape), seed, transform, values=8)
+        return _draw(tuple(tensor.shape), seed, transform, values=4 * _BYTES)
     shape, size = tf.shape(tensor), tf.size(tensor)
-    if tensor.shape.rank and tensor.shape[-1] is not None and tensor.shape[-1] % 2 == 0:
+    if tensor.shape.rank and tensor.shape[-1] is not None and tensor.shape[-1] % _BYTES == 0:
         # A compiler can cut these words as it cuts the tensor.
-        words = _bits(tf.concat([shape[:-1], [tensor.shape[-1] // 2]], axis=0), seed)
-        halves = tf.reshape(tf.bitcast(words, tf.uint16), shape)
+        words = _bits(tf.concat([shape[:-1], [tensor.shape[-1] // _BYTES]], axis=0), seed)
+        draws = tf.bitcast(words, tf.uint8)
     else:
-        words = _bits([(size + 1) // 2], seed)
-        halves = tf.reshape(tf.reshape(tf.bitcast(words, tf.uint16), [-1])[:size], shape)
-    return halves >= tf.constant(bound, tf.uint16)
+        words = _bits([-(-size // _BYTES)], seed)
+        draws = tf.reshape(tf.bitcast(words, tf.uint8), [-1])[:size]
+    return tf.reshape(draws, shape) >= tf.cast(bound, tf.uint8)
 
 
 def normal(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
@@ -203,9 +203,16 @@ def _philox(block: tf.Tensor, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
     return tf.stack([c0, c1, c2, c3])
 
 
-def _halves(word: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The low and the high 16 bits of uint32 words, in uint32."""
-    return word & 0xFFFF, tf.bitwise.right_shift(word, tf.constant(16, tf.uint32))
+def _whole_bound(rate: float, seed: tf.Tensor) -> tf.Tensor:
+    """uint32 []: 256 · rate, to a 65536th, rounded up as often as its fraction says; below 256."""
+    draw = fold_in(seed, 0)[0] & 0xFFFF
+    return tf.cast(tf.minimum((round(rate * 2**24) + draw) // 2**16, 255), tf.uint32)
+
+
+def _bytes(word: tf.Tensor) -> list[tf.Tensor]:
+    """The bytes of uint32 words, low ones first, in uint32."""
+    shifts = (tf.constant(8 * i, tf.uint32) for i in range(_BYTES))
+    return [tf.bitwise.right_shift(word, shift) & 0xFF for shift in shifts]
 
 
 def _low(word: tf.Tensor) -> tf.Tensor:

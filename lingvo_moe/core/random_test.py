@@ -1,3 +1,5 @@
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -48,19 +50,42 @@ def test_normal_numbers_are_the_same_four_ways_and_tensorflows_own(shape):
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (64, 72), (5, 2)])
-def test_keep_is_the_same_four_ways_and_compares_halves_of_words(shape):
+def test_keep_is_the_same_four_ways_and_compares_bytes_of_words(shape):
     count = int(np.prod(shape))
     words = tf.random.stateless_uniform(
         [count], positive(SEEDS[1]), None, None, tf.uint32, "philox"
     ).numpy()
-    halves = np.stack([words % 2**16, words // 2**16], axis=-1).reshape(-1)[:count]
-    expected = (halves >= 0.3 * 2**16).reshape(shape)
+    draws = words.view(np.uint8)[:count].reshape(shape)
+    assert sys.byteorder == "little"
 
     def keep(shape, seed):
         return random.keep_like(tf.zeros(shape), seed, 0.3)
 
-    for kept in four_ways(keep, shape, SEEDS[1]):
-        np.testing.assert_array_equal(kept, expected)
+    kept, *others = four_ways(keep, shape, SEEDS[1])
+    # 0.3 of 256 is 76.8.
+    assert any(np.array_equal(kept, draws >= bound) for bound in (76, 77))
+    for other in others:
+        np.testing.assert_array_equal(other, kept)
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.9])
+def test_the_mean_of_many_draws_is_the_rate(rate):
+    @tf.function(autograph=False)
+    def dropped(seeds):
+        def one(seed):
+            kept = random.keep_like(tf.zeros([64]), seed, rate)
+            return tf.reduce_mean(tf.cast(kept, tf.float32))
+
+        return 1.0 - tf.map_fn(one, seeds, fn_output_signature=tf.float32)
+
+    seeds = tf.stack([tf.range(4000), tf.ones([4000], tf.int32)], axis=1)
+    error = (rate * (1 - rate) / (64 * 4000)) ** 0.5  # of independent elements, and a little more
+    np.testing.assert_allclose(tf.reduce_mean(dropped(seeds)), rate, atol=6 * error)
+
+
+def test_the_largest_rates_leave_some():
+    kept = random.keep_like(tf.zeros([100_000]), [1, 2], 1 - 1e-9)
+    np.testing.assert_allclose(tf.reduce_mean(tf.cast(kept, tf.float32)), 1 / 256, rtol=0.3)
 
 
 def test_keep_keeps_its_share_of_a_dynamic_shape():

@@ -111,10 +111,8 @@ class Adafactor(Optimizer):
             annotate(of, spec.dims[:axis] + "." + spec.dims[axis + 1 :], at_rest=True)
             for of, axis in ((of_row, col_axis), (of_col, row_axis))
         )
-        letters = "abcdefgh"[: len(spec.dims)]
-        of_columns, of_rows = (letters.replace(letters[axis], "") for axis in factored)
-        by_row = tf.einsum(f"{letters},{of_columns}->{of_rows}", squared, 1.0 / col)
-        update_square = mean(tf.expand_dims(by_row, col_axis) * of_row) / grad.shape[col_axis]
+        by_row = tf.reduce_mean(squared * of_col, col_axis, keepdims=True)
+        update_square = mean(by_row * of_row)
 
         def scale(step):
             return (step * tf.sqrt(of_row)) * tf.sqrt(of_col)

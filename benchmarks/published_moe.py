@@ -1,0 +1,54 @@
+"""GShard's MoE layer as published: what others are held against that claim to be faster.
+
+G groups, S tokens per group, E experts, C capacity, M model, H hidden.
+"""
+
+import tensorflow as tf
+
+from lingvo_moe.core.layer import Context
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.layers.moe import MoEOutput
+from lingvo_moe.layers.tokens import Tokens
+
+
+class Published:
+    """Algorithms 1 and 2 of arXiv 2006.16668, step by step, in tensors [G, S, E] and [G, S, E, C].
+
+    Second choices always go. For groups as the inputs have them, without padding; otherwise it is
+    `MoE` with `TopK(k=2)` and `Einsum()`, to rounding.
+    """
+
+    def __init__(self, num_experts: int, capacity: int):
+        self._num_experts, self._capacity = num_experts, capacity
+
+    def fprop(
+        self, theta: NestedMap, inputs: tf.Tensor, tokens: Tokens, context: Context
+    ) -> MoEOutput:
+        """See MoE.fprop; inputs are [G, S, M]."""
+        del tokens, context
+        combine, loss = self._gating(tf.einsum("GSM,ME->GSE", inputs, theta.gate))
+        dispatch = tf.cast(combine > 0, inputs.dtype)
+        rows = tf.einsum("GSEC,GSM->EGCM", dispatch, inputs)
+        hidden = tf.nn.relu(tf.einsum("EGCM,EMH->EGCH", rows, theta.experts.wi))
+        outputs = tf.einsum("EGCH,EHM->GECM", hidden, theta.experts.wo)
+        return MoEOutput(tf.einsum("GSEC,GECM->GSM", combine, outputs), loss, None, None)
+
+    def _gating(self, logits):
+        gates = tf.nn.softmax(logits)
+        first = tf.one_hot(tf.argmax(gates, axis=-1), self._num_experts)
+        second = tf.one_hot(tf.argmax(gates * (1.0 - first), axis=-1), self._num_experts)
+        gate_1, gate_2 = (tf.reduce_sum(gates * mask, axis=-1) for mask in (first, second))
+        both = gate_1 + gate_2
+        queued = tf.reduce_sum(first, axis=1, keepdims=True)
+        tokens = tf.cast(tf.shape(gates)[1], tf.float32)
+        mean_gates = tf.reduce_mean(gates, axis=1, keepdims=True)
+        loss = tf.reduce_mean(queued / tokens * mean_gates) * self._num_experts**2
+        combine = self._combine(gate_1 / both, first, 0.0)
+        combine += self._combine(gate_2 / both, second, queued)
+        return combine, 0.01 * loss
+
+    def _combine(self, gate, mask, queued):
+        place = tf.reduce_sum((tf.cumsum(mask, axis=1, exclusive=True) + queued) * mask, axis=-1)
+        # One-hot of a place that is over capacity is zero.
+        by_place = tf.one_hot(tf.cast(place, tf.int32), self._capacity)
+        return gate[..., None, None] * mask[..., None] * by_place[:, :, None, :]
