@@ -176,7 +176,7 @@ def _sampled(rows, weight, topology, transpose):
     @tf.custom_gradient
     def product(rows, weight):
         def of_block(z):
-            left, right = rows[topology.row[z]], weight[topology.column[z]]
+            left, right = _at(rows, _at(topology.row, z)), _at(weight, _at(topology.column, z))
             return tf.matmul(left, right, transpose_b=transpose)
 
         def grad(upstream):
@@ -197,10 +197,11 @@ def _summed_by_row(values, weight, topology, transpose):
     @tf.custom_gradient
     def product(values, weight):
         def of_block(z):
-            return tf.matmul(values[z], weight[topology.column[z]], transpose_b=transpose)
+            right = _at(weight, _at(topology.column, z))
+            return tf.matmul(_at(values, z), right, transpose_b=transpose)
 
         def of_row(r):
-            start, end = topology.offsets[r], topology.offsets[r + 1]
+            start, end = _at(topology.offsets, r), _at(topology.offsets, r + 1)
             return tf.cast(_sum(of_block, start, end, shape), values.dtype)
 
         def grad(upstream):
@@ -222,14 +223,14 @@ def _summed_by_column(rows, values, topology, transpose):
     @tf.custom_gradient
     def product(rows, values):
         def of_block(i):
-            z = topology.order[i]
-            left, right = rows[topology.row[z]], values[z]
+            z = _at(topology.order, i)
+            left, right = _at(rows, _at(topology.row, z)), _at(values, z)
             if transpose:
                 left, right = right, left
             return tf.matmul(left, right, transpose_a=True)
 
         def of_column(c):
-            start, end = topology.column_offsets[c], topology.column_offsets[c + 1]
+            start, end = _at(topology.column_offsets, c), _at(topology.column_offsets, c + 1)
             return tf.cast(_sum(of_block, start, end, shape), values.dtype)
 
         def grad(upstream):
@@ -264,6 +265,11 @@ def _stacked(part: Callable[[tf.Tensor], tf.Tensor], like, end, shape, dtype) ->
         lambda i, _: i < end, lambda i, parts: (i + 1, parts.write(i, part(i))), (0, parts)
     )
     return tf.ensure_shape(done[1].stack(), [like.shape[0], *shape])
+
+
+def _at(values: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+    """values[index], as a gather: for an index by [] the bridge to XLA evaluates all before it."""
+    return tf.gather(values, index)
 
 
 def _run_of(index: tf.Tensor, ends: tf.Tensor) -> tf.Tensor:

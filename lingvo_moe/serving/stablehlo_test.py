@@ -30,7 +30,6 @@ SMALL = (
     "model.moe.every_n=1",
     "input.source_length=12",
     "input.target_length=12",
-    "model.moe.eval_dispatcher=Gather()",  # lowered in a fraction of Dropless's time
     "decoding.length_ratio=0.5",
     "decoding.length_penalty=5.0",  # or a model that knows nothing says nothing
 )
@@ -121,14 +120,29 @@ def test_translations_are_those_of_the_model(model_dir, exported):
     assert result.stdout.splitlines() == lines(expected)
 
 
-def test_a_trained_model_goes_on_training_as_it_would_here(model_dir, exported):
+def check_training(model_dir, directory):
+    """The exported steps give the losses that the same steps give here."""
     runtime = Local(model_dir.task, train_step(model_dir.task))
     runtime.restore(model_dir.read_checkpoint().tensors)
-    steps, losses = losses_of(exported)
+    steps, losses = losses_of(directory)
     assert steps == [4, 5, 6]
-    expected = train_here(runtime, exported)
+    expected = train_here(runtime, directory)
     assert expected[-1] < expected[0]
     np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
+
+
+def test_a_trained_model_goes_on_training_as_it_would_here(model_dir, exported):
+    check_training(model_dir, exported)
+
+
+def test_so_does_one_that_drops_nothing(model_dir, tmp_path):
+    """Rows of experts here, blocks in the program."""
+    from lingvo_moe.serving.stablehlo import export_trained
+
+    dropless = ["model.moe.dispatcher=Ragged()", "model.moe.capacity_factor=None"]
+    model_dir = model_dir.with_overrides(dropless)
+    export_trained(model_dir, tmp_path, ["train"])
+    check_training(model_dir, tmp_path)
 
 
 def test_the_files_say_what_they_are(model_dir, exported):
