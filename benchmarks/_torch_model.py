@@ -51,7 +51,10 @@ class FeedForward(nn.Module):
 
 
 class Experts(nn.Module):
-    """Top-2 of E experts with a capacity: each choice has a slot of its expert, or none."""
+    """Top-2 of E experts with a capacity: each choice has a slot of its expert, or none.
+
+    Without a capacity all experts have as many slots as the busiest needs.
+    """
 
     def __init__(self, shape: dict, experts: int):
         """The gate and the experts' matrices, stacked."""
@@ -66,7 +69,6 @@ class Experts(nn.Module):
         """x [B, T, M], real [B, T] -> the same shape as x, and the balance loss."""
         flat = x.flatten(0, 1)
         tokens, width = flat.shape
-        capacity = -(-int(self.factor * tokens) // self.experts)
         with torch.autocast(x.device.type, enabled=False):
             gates = functional.softmax(self.gate(flat.float()), dim=-1)
         weight, chosen = gates.topk(2)
@@ -74,6 +76,10 @@ class Experts(nn.Module):
         expert = chosen.t().flatten()  # all first choices, then all second ones
         hot = functional.one_hot(expert, self.experts) * real.flatten().repeat(2)[:, None]
         place = ((hot.cumsum(0) - 1) * hot).sum(-1)
+        if self.factor is None:
+            capacity = int(hot.sum(0).max())
+        else:
+            capacity = -(-int(self.factor * tokens) // self.experts)
         taken = (hot.sum(-1) > 0) & (place < capacity)
         slot = torch.where(taken, expert * capacity + place, self.experts * capacity)
         rows = flat.new_zeros(self.experts * capacity + 1, width)
