@@ -69,7 +69,7 @@ $(PEERS)/.ready: | setup
 bench: setup $(PEERS)/.ready  ## speed beside peers, dispatchers, growth: the tables of docs/benchmarks.md
 	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/moe_layer.py
-	$(BIN)/python benchmarks/block_sparse.py build/block_sparse
+	$(BIN)/python benchmarks/block_sparse.py build/block_sparse --export=float32
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/training_step.py
 

@@ -8,11 +8,10 @@ other, not this package: copy this file, _torch_model.py and the DIRs there. It 
 
 The PyTorch model has the same weights by number and size, the same packed batch, Adafactor, and
 fused attention; its experts take slots by index, of the same capacity or, without one, as many as
-the busiest needs. `torch` is eager mode,
-`torch_compiled` the same under torch.compile. MFU counts matrix products that the model needs,
-not those of one-hot dispatch or rematerialisation; without --peak it is against the speed of one
-large product of the same dtype, measured by the same engine (TF32 where float32 is asked for, which
-is the default of both compilers here).
+the busiest needs. `torch` is eager mode, `torch_compiled` the same under torch.compile. MFU counts
+matrix products that the model needs, not those of one-hot dispatch or rematerialisation; without
+--peak it is against the speed of one large product of the same dtype, measured by the same engine
+(TF32 where float32 is asked for, which is the default of both compilers here).
 """
 
 import argparse

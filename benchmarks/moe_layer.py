@@ -151,8 +151,9 @@ def layers(num_experts: int, groups: int, block_sizes: list[int], **timing) -> N
         "Ragged()": step(theta, ids, dispatcher=Ragged(), **unlimited),
         "Dropless(), XLA": step(theta, ids, jit=True, dispatcher=Dropless(), **unlimited),
     }
-    for name in list(runs)[2:6]:  # all that drop the same choices
-        np.testing.assert_allclose(runs[name](), published(), rtol=1e-3, atol=1e-3, err_msg=name)
+    for name, run in runs.items():
+        if "capacity 2.0" in name:  # these drop the same choices
+            np.testing.assert_allclose(run(), published(), rtol=1e-3, atol=1e-3, err_msg=name)
     for size in block_sizes:
         dropless = Dropless(block_size=size)
         runs[f"{dropless}, XLA"] = step(theta, ids, jit=True, dispatcher=dropless, **unlimited)

@@ -3,8 +3,8 @@
 python benchmarks/peers.py [--rounds=11] [--threads=2] [--dropout=0.1] [--only=NAME,…] [--shared]
 
 Each peer is a process of its own (benchmarks/_peers/*.py), fed by pipes. `make bench` installs
-those of other packages into build/peers. Every round times each once, in turn, so that load
-and drift hit all alike; a ratio is the median of the rounds' ratios. The batch is 32 x 64 tokens on
+those of other packages into build/peers. Every round times each once, in turn, so that load and
+drift hit all alike; a ratio is the median of the rounds' ratios. The batch is 32 x 64 tokens on
 both sides, without padding; a step is forward, backward and the optimizer's update, Adafactor. In
 bfloat16 PyTorch's models run under its autocast.
 

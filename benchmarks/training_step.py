@@ -2,8 +2,8 @@
 
 python benchmarks/training_step.py [--rounds=15]
 
-Machines differ and are noisy; the ratios of one run are what counts. Every figure is a
-median over the rounds, each of which times every variant once.
+Machines differ and are noisy; the ratios of one run are what counts. Every figure is a median
+over the rounds, each of which times every variant once.
 """
 
 import argparse
