@@ -83,15 +83,16 @@ def queue_positions(
         position int32 [G, S, K] (0 where not wanted), and the queue lengths after the first
         choices, int32 [G, E].
     """
-    queues = tf.one_hot(tf.transpose(expert, [0, 2, 1]), num_experts, dtype=tf.int32)  # [G,K,S,E]
-    queues *= tf.cast(tf.transpose(wanted, [0, 2, 1]), tf.int32)[..., None]
+    # -1 is in no queue. Integers are stacked and not transposed: oneDNN logs an error at that.
+    chosen = tf.stack(tf.unstack(tf.where(wanted, expert, -1), axis=-1), axis=1)  # [G, K, S]
+    queues = tf.one_hot(chosen, num_experts, dtype=tf.int32)  # [G, K, S, E]
     first_counts = tf.reduce_sum(queues[:, 0], axis=1)
     shape = tf.shape(queues)
     in_order = tf.reshape(queues, [shape[0], shape[1] * shape[2], num_experts])
     before = tf.cumsum(in_order, axis=1, exclusive=True)
     position = tf.reduce_sum(before * in_order, axis=-1)
-    position = tf.transpose(tf.reshape(position, shape[:3]), [0, 2, 1])
-    return position, first_counts
+    position = tf.reshape(position, shape[:3])
+    return tf.stack(tf.unstack(position, expert.shape[-1], axis=1), axis=-1), first_counts
 
 
 def balance_loss(gates: tf.Tensor, counts: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
