@@ -33,6 +33,7 @@ DROPLESS = ("model.moe.dispatcher=Ragged()", "model.moe.capacity_factor=None")
 DENSE = ("model.moe=None", "model.hidden_dim=1536")
 BFLOAT16 = "activation_dtype=bfloat16"
 MATMUL = "matrix products"
+_ROWS, _LENGTH = 32, 64  # of a batch; of either side
 _THREADS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -114,8 +115,8 @@ def step_flops(
     layers: int = 4,
     every_n: int = 2,
     choices: int = 2,
-    rows: int = 32,
-    length: int = 64,
+    rows: int = _ROWS,
+    length: int = _LENGTH,
 ) -> float:
     """The products that a step needs, forward and twice over backward; both sides as long."""
     projections = 4 * model_dim * heads_dim
@@ -171,15 +172,16 @@ def table(peers: Mapping[str, Peer], results: Mapping[str, list[dict]]) -> str:
     """The table in Markdown; the first model is what the others are held against."""
     base = next(name for name in peers if name != MATMUL)
     lines = [
-        f"| model | weights | ms a step | time / {base} | share of peak "
+        f"| model | weights | ms a step | target tokens/s | time / {base} | share of peak "
         "| processor time / first | share of peak | memory, MB |",
-        "|---" * 8 + "|",
+        "|---" * 9 + "|",
     ]
     for name, rounds in results.items():
         if name == MATMUL:
             continue
         cells = [f"{peers[name].about['weights'] / 1e6:.1f}M"]
-        cells.append(f"{1e3 * np.median([r['seconds'] for r in rounds]):.0f}")
+        seconds = np.median([r["seconds"] for r in rounds])
+        cells += [f"{1e3 * seconds:.0f}", f"{_ROWS * _LENGTH / seconds:,.0f}"]
         for clock in ("seconds", "cpu_seconds"):
             # A round's share is against the products of that round.
             products = ratio(results[MATMUL], rounds, clock) / peers[MATMUL].about["flops"]
