@@ -8,7 +8,7 @@ without blocks. Every round times both, and what the two give is compared.
 
 --export=float32 or bfloat16 first writes the programs into DIR, as StableHLO for CPU and CUDA, for
 which it needs this package. To run them it needs JAX alone: for another machine copy this file and
-DIR.
+DIR. --rounds=0 runs nothing: in bfloat16 a CPU takes up to a minute and more for a product.
 """
 
 import argparse
@@ -131,6 +131,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.export:
         write(args.directory, args.export)
+    if not args.rounds:
+        return
     dtype = json.loads((args.directory / "manifest.json").read_text())["dtype"]
     print(f"| {jax.devices()[0].device_kind}, {dtype} | sparse, ms | dense, ms | share of dense |")
     print("|---|---|---|---|")
