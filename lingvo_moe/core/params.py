@@ -3,9 +3,10 @@
 import ast
 import dataclasses
 import difflib
+import itertools
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 
@@ -17,29 +18,43 @@ def override(params: Any, assignments: Iterable[str]) -> Any:
 
     Args:
         params: a frozen dataclass, possibly with dataclasses inside.
-        assignments: texts `dotted.path=value`, applied in order.
+        assignments: texts `dotted.path=value`, applied in order. Fields of one object that follow
+            each other are replaced at once: what it asks of them together must hold of all.
 
     Raises:
         ValueError: malformed text, unknown field, or a value of the wrong type; the message
             names the nearest fields or the type that is wanted.
     """
-    for assignment in assignments:
-        path, equals, value = assignment.partition("=")
-        if not equals or not path:
-            raise ValueError(f"--set={assignment!r} must read dotted.path=value.")
-        params = _replace(params, path.strip().split("."), value.strip(), path.strip())
+    pairs = map(_split, assignments)
+    for owner, fields in itertools.groupby(pairs, key=lambda pair: pair[0].rpartition(".")[0]):
+        params = _replace(params, owner.split(".") if owner else [], dict(fields))
     return params
 
 
-def _replace(params: Any, path: list[str], text: str, full_path: str) -> Any:
-    head, *rest = path
-    if head not in _field_names(type(params)):
-        raise ValueError(f"--set={full_path}: {_no_field(type(params), head)}")
-    if rest:
-        value = _replace(getattr(params, head), rest, text, full_path)
-    else:
-        value = _parse(text, typing.get_type_hints(type(params))[head], full_path)
-    return dataclasses.replace(params, **{head: value})
+def _split(assignment: str) -> tuple[str, str]:
+    path, equals, value = assignment.partition("=")
+    if not equals or not path:
+        raise ValueError(f"--set={assignment!r} must read dotted.path=value.")
+    return path.strip(), value.strip()
+
+
+def _replace(params: Any, owner: list[str], texts: Mapping[str, str]) -> Any:
+    """Params with fields of the object at that path replaced; texts are by their full paths."""
+    if owner:
+        head, *rest = owner
+        _check_field(params, head, next(iter(texts)))
+        return dataclasses.replace(params, **{head: _replace(getattr(params, head), rest, texts)})
+    values = {}
+    for path, text in texts.items():
+        name = path.rpartition(".")[2]
+        _check_field(params, name, path)
+        values[name] = _parse(text, typing.get_type_hints(type(params))[name], path)
+    return dataclasses.replace(params, **values)
+
+
+def _check_field(params: Any, name: str, path: str) -> None:
+    if name not in _field_names(type(params)):
+        raise ValueError(f"--set={path}: {_no_field(type(params), name)}")
 
 
 def _parse(text: str, hint: Any, path: str) -> Any:

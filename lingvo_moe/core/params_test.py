@@ -34,10 +34,13 @@ class Inner:
     limit: float | None = None
     layers: int = 2
     tied: bool = True
+    shared: int = 0
 
     def __post_init__(self):
         if self.layers < 1:
             raise ValueError(f"layers must be >= 1, got {self.layers}.")
+        if self.shared >= self.layers:
+            raise ValueError(f"shared must be < layers, got {self.shared}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,6 +92,17 @@ def test_later_assignments_see_earlier_ones():
     assert override(changed, ["policy.times=3", "policy.inner.share=0"]) == Model(
         maybe=Inner(layers=9), policy=Around(inner=Fixed(share=0.0), times=3)
     )
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_fields_that_must_agree_come_in_any_order(turn):
+    to_more, to_less = (
+        ["inner.layers=9", "inner.shared=5"],
+        ["inner.shared=0", "inner.layers=1"],
+    )
+    more = override(Model(), to_more[::turn])
+    assert more.inner == Inner(layers=9, shared=5)
+    assert override(more, to_less[::turn]).inner == Inner(layers=1)
 
 
 def test_an_int_for_an_optional_float_becomes_one():
@@ -147,6 +161,7 @@ def test_to_text_in_declared_order():
         "inner.limit : None\n"
         "inner.layers : 2\n"
         "inner.tied : True\n"
+        "inner.shared : 0\n"
         "maybe : None\n"
         "policy : Around\n"
         "policy.inner : Fixed\n"
