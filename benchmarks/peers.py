@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from _peers._serve import SHAPE
 
 HERE = Path(__file__).parent
 _INSTALLED = HERE.parent / "build" / "peers"
@@ -33,7 +34,8 @@ DROPLESS = ("model.moe.dispatcher=Ragged()", "model.moe.capacity_factor=None")
 DENSE = ("model.moe=None", "model.hidden_dim=1536")
 BFLOAT16 = "activation_dtype=bfloat16"
 MATMUL = "matrix products"
-_ROWS, _LENGTH = 32, 64  # of a batch; of either side
+_TOKENS = SHAPE["batch_size"] * SHAPE["length"]  # of either side
+_CHOICES = 2  # experts a token
 _THREADS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -106,26 +108,17 @@ def ratio(results: Sequence[dict], base: Sequence[dict], clock: str) -> float:
     return float(np.median([one[clock] / other[clock] for one, other in pairs]))
 
 
-def step_flops(
-    *,
-    vocab_size: int = 8000,
-    model_dim: int = 256,
-    hidden_dim: int = 1024,
-    heads_dim: int = 256,
-    layers: int = 4,
-    every_n: int = 2,
-    choices: int = 2,
-    rows: int = _ROWS,
-    length: int = _LENGTH,
-) -> float:
-    """The products that a step needs, forward and twice over backward; both sides as long."""
+def step_flops() -> float:
+    """The products that a step needs, forward and twice over backward."""
+    layers, length, model_dim = (SHAPE[name] for name in ("layers", "length", "model_dim"))
+    heads_dim = SHAPE["num_heads"] * SHAPE["head_dim"]
     projections = 4 * model_dim * heads_dim
     scores = 2 * length * heads_dim
-    moe_layers = layers // every_n
-    networks = 2 * model_dim * hidden_dim * (layers - moe_layers + choices * moe_layers)
+    moe_layers = layers // SHAPE["every_n"]
+    networks = 2 * model_dim * SHAPE["hidden_dim"] * (layers - moe_layers + _CHOICES * moe_layers)
     side = layers * (projections + scores) + networks
     cross = layers * (projections + scores)
-    return 3 * 2 * rows * length * (2 * side + cross + model_dim * vocab_size)
+    return 3 * 2 * _TOKENS * (2 * side + cross + model_dim * SHAPE["vocab_size"])
 
 
 def main() -> None:
@@ -181,7 +174,7 @@ def table(peers: Mapping[str, Peer], results: Mapping[str, list[dict]]) -> str:
             continue
         cells = [f"{peers[name].about['weights'] / 1e6:.1f}M"]
         seconds = np.median([r["seconds"] for r in rounds])
-        cells += [f"{1e3 * seconds:.0f}", f"{_ROWS * _LENGTH / seconds:,.0f}"]
+        cells += [f"{1e3 * seconds:.0f}", f"{_TOKENS / seconds:,.0f}"]
         for clock in ("seconds", "cpu_seconds"):
             # A round's share is against the products of that round.
             products = ratio(results[MATMUL], rounds, clock) / peers[MATMUL].about["flops"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,7 @@ def logdir(data):
     )
     assert "step 2/2  loss " in result.stderr
     assert "Done at step 2" in result.stderr
+    assert not re.search(r"^[EW]\d{4} ", result.stderr, re.MULTILINE)  # of TensorFlow's own log
     return path
 
 
