@@ -1,0 +1,219 @@
+"""Files and directories that appear whole, by rename, and are removed only if we made them.
+
+Two rules for everything that writes to disk:
+1. What a reader may open is complete: it is written beside its place, synced, and renamed.
+2. A tool deletes only what it can prove it made. A directory made here holds `MANIFEST`, a list of
+   its files with their sizes; anything else in it belongs to the user.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+MANIFEST = ".lingvo_moe.json"
+
+
+def write_whole(path: Path, content: bytes | str) -> None:
+    """Writes a file that appears whole or not at all, and survives a power failure.
+
+    Args:
+        path: the file; one that is there is replaced.
+        content: bytes, or text to be written as UTF-8.
+
+    Raises:
+        OSError: it cannot be written; what was there is untouched.
+    """
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o666 & ~_umask())  # mkstemp makes files that only their owner can read
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes renames and new names in a directory survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_json(path: Path) -> dict:
+    """The object in a JSON file.
+
+    Raises:
+        ValueError: the file is missing, is not UTF-8 or JSON, or holds something other than an
+            object; the message names the file.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read as JSON ({error}).") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(value).__name__}.")
+    return value
+
+
+def check_output(path: Path, maker: str, overwrite: bool = False) -> None:
+    """Makes sure, before any work, that a directory of results can appear at `path`.
+
+    Args:
+        path: the directory to be made.
+        maker: the name of the tool that makes it, such as "lingvo-moe-prepare".
+        overwrite: whether a directory that this maker made before may be replaced.
+
+    Raises:
+        ValueError: something is there that `maker` did not make, or that may not be replaced.
+        OSError: no directory can be made there.
+    """
+    _recover(path)
+    if path.is_symlink():
+        raise ValueError(f"{path} is a symbolic link; name the directory itself as output.")
+    if path.exists():
+        if not path.is_dir():
+            raise ValueError(f"{path} is a file; give a directory that does not exist yet.")
+        if any(path.iterdir()):
+            _check_ours(path, maker, overwrite)
+    _check_writable(path)
+
+
+@contextlib.contextmanager
+def new_directory(path: Path, maker: str, overwrite: bool = False) -> Iterator[Path]:
+    """A directory of results that appears at `path` whole, when the block ends without an error.
+
+    Within the block it lies beside its place under another name. A run that was killed leaves that
+    directory behind; the next one for the same path removes it.
+
+    Args:
+        path, maker, overwrite: as for `check_output`, which is called first.
+
+    Yields:
+        The directory to write into.
+
+    Raises:
+        ValueError, OSError: as `check_output`.
+    """
+    check_output(path, maker, overwrite)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_stale(path)
+    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-", dir=path.parent))
+    os.chmod(partial, 0o777 & ~_umask())
+    holder = {"maker": maker, "host": socket.gethostname(), "pid": os.getpid()}
+    (partial / MANIFEST).write_text(json.dumps(holder))
+    try:
+        yield partial
+        write_whole(partial / MANIFEST, json.dumps({"maker": maker, "files": _sizes(partial)}))
+        check_output(path, maker, overwrite)  # the block may have taken hours
+        _replace(path, partial)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _replace(path, partial):
+    old = path.with_name(partial.name.replace(".partial-", ".replaced-"))
+    if path.exists():
+        os.rename(path, old)
+    os.rename(partial, path)
+    sync_directory(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _recover(path):
+    """Puts back a directory that a crash took away between the two renames of `_replace`."""
+    if not path.parent.is_dir():
+        return
+    for old in path.parent.glob(f".{_escape(path.name)}.replaced-*"):
+        if path.exists() or not (old / MANIFEST).is_file():
+            return
+        os.rename(old, path)
+
+
+def _remove_stale(path):
+    """Removes what killed runs left beside `path`, known by their manifests."""
+    for kind in ("partial", "replaced"):
+        for stale in path.parent.glob(f".{_escape(path.name)}.{kind}-*"):
+            with contextlib.suppress(ValueError):
+                manifest = read_json(stale / MANIFEST)
+                if kind == "replaced" or not _is_running(manifest):
+                    shutil.rmtree(stale, ignore_errors=True)
+
+
+def _is_running(manifest):
+    """Whether the process that wrote a partial directory may still be at work."""
+    if manifest.get("host") != socket.gethostname():
+        return "pid" in manifest
+    try:
+        os.kill(int(manifest["pid"]), 0)
+    except (ProcessLookupError, KeyError, ValueError, TypeError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _check_ours(path, maker, overwrite):
+    if not (path / MANIFEST).is_file():
+        raise ValueError(
+            f"{path} is not empty and was not made by {maker}, which therefore leaves it alone. "
+            f"Give another output."
+        )
+    manifest = read_json(path / MANIFEST)
+    if manifest.get("maker") != maker:
+        raise ValueError(
+            f"{path} was made by {manifest.get('maker')}, not by {maker}. Give another output."
+        )
+    if not overwrite:
+        raise ValueError(f"{path} is not empty; pass --overwrite or give another output.")
+    ours, found = manifest.get("files", {}), _sizes(path)
+    changed = sorted(name for name, size in found.items() if ours.get(name) != size)
+    if changed:
+        raise ValueError(
+            f"{path} holds files that {maker} did not make or that have changed since: "
+            f"{', '.join(changed[:5])}{' …' if len(changed) > 5 else ''}. Move them away or give "
+            f"another output."
+        )
+
+
+def _check_writable(path):
+    there = path
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir():
+        raise NotADirectoryError(f"{path} cannot be made: {there} is a file.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} cannot be made: {there} is not writable.")
+
+
+def _sizes(directory):
+    """File or link below a directory, but for its manifest -> bytes."""
+    files = (p for p in sorted(directory.rglob("*")) if p.is_symlink() or not p.is_dir())
+    return {
+        str(p.relative_to(directory)): p.lstat().st_size for p in files if p != directory / MANIFEST
+    }
+
+
+def _escape(name):
+    """The name for use in a glob pattern."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+
+
+def _umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

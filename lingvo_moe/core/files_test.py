@@ -1,0 +1,140 @@
+import json
+import os
+import subprocess
+
+import pytest
+
+from lingvo_moe.core import files
+from lingvo_moe.core.files import MANIFEST, new_directory, read_json, write_whole
+
+MAKER = "lingvo-moe-test"
+
+
+def _make(path, text="made", overwrite=False):
+    with new_directory(path, MAKER, overwrite) as partial:
+        (partial / "sub").mkdir()
+        (partial / "sub" / "file").write_text(text)
+
+
+def _fail_half_way(path):
+    with new_directory(path, MAKER, overwrite=True) as partial:
+        (partial / "file").write_text("half")
+        raise KeyError
+
+
+def _names(directory):
+    return sorted(str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file())
+
+
+def test_a_file_is_replaced_whole_and_readable_by_others(tmp_path):
+    path = tmp_path / "file"
+    write_whole(path, b"old")
+    write_whole(path, "neu")
+    assert path.read_text() == "neu"
+    assert path.stat().st_mode & 0o777 == 0o666 & ~files._umask()
+    assert _names(tmp_path) == ["file"]
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_whole(path, "old")
+
+    def full(descriptor):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(path, "new")
+    assert path.read_text() == "old"
+    assert _names(tmp_path) == ["file"]
+
+
+def test_a_directory_appears_whole_and_can_be_made_again(tmp_path):
+    path = tmp_path / "out"
+    _make(path, "one")
+    assert _names(path) == [MANIFEST, "sub/file"]
+    with pytest.raises(ValueError, match="is not empty; pass --overwrite"):
+        _make(path, "two")
+    _make(path, "three", overwrite=True)
+    assert (path / "sub/file").read_text() == "three"
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_an_error_leaves_what_was_there_and_nothing_else(tmp_path):
+    path = tmp_path / "out"
+    _make(path, "one")
+    with pytest.raises(KeyError):
+        _fail_half_way(path)
+    assert (path / "sub/file").read_text() == "one"
+    assert os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_users_files_are_never_removed(tmp_path, overwrite):
+    path = tmp_path / "out"
+    _make(path)
+    (path / "sub" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"did not make|pass --overwrite"):
+        _make(path, overwrite=overwrite)
+    assert (path / "sub" / "notes.txt").read_text() == "mine"
+
+
+def test_a_file_that_the_user_changed_is_never_removed(tmp_path):
+    path = tmp_path / "out"
+    _make(path)
+    (path / "sub/file").write_text("made, then edited")
+    with pytest.raises(ValueError, match=r"changed since: sub/file"):
+        _make(path, overwrite=True)
+
+
+def test_a_directory_of_another_maker_is_never_removed(tmp_path):
+    path = tmp_path / "out"
+    (path / "sub").mkdir(parents=True)
+    (path / "sub" / "mine").write_text("mine")
+    with pytest.raises(ValueError, match=f"was not made by {MAKER}"):
+        _make(path, overwrite=True)
+    (path / MANIFEST).write_text(json.dumps({"maker": "other", "files": {}}))
+    with pytest.raises(ValueError, match=f"was made by other, not by {MAKER}"):
+        _make(path, overwrite=True)
+    assert (path / "sub" / "mine").read_text() == "mine"
+
+
+def test_files_and_links_are_no_output(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path)
+    for name, message in (("file", "is a file"), ("link", "symbolic link"), ("file/x", "a file")):
+        with pytest.raises((ValueError, OSError), match=message):
+            _make(tmp_path / name, overwrite=True)
+
+
+def test_what_a_killed_run_left_is_removed_and_nothing_else(tmp_path):
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    stale = tmp_path / ".out.partial-dead"
+    stale.mkdir()
+    host = files.socket.gethostname()
+    (stale / MANIFEST).write_text(json.dumps({"maker": MAKER, "host": host, "pid": dead.pid}))
+    running = tmp_path / ".out.partial-running"
+    running.mkdir()
+    (running / MANIFEST).write_text(json.dumps({"maker": MAKER, "host": host, "pid": os.getpid()}))
+    (tmp_path / ".out.partial-of-the-user").mkdir()
+    (tmp_path / "out.partial").mkdir()
+    _make(tmp_path / "out")
+    kept = {".out.partial-of-the-user", ".out.partial-running", "out", "out.partial"}
+    assert set(os.listdir(tmp_path)) == kept
+
+
+def test_a_crash_between_the_two_renames_loses_nothing(tmp_path):
+    path = tmp_path / "out"
+    _make(path, "one")
+    path.rename(tmp_path / ".out.replaced-x")
+    with pytest.raises(ValueError, match="pass --overwrite"):
+        _make(path, "two")
+    assert (path / "sub/file").read_text() == "one"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "\xff", "[" * 100_000])
+def test_bad_json_is_an_error_that_names_the_file(tmp_path, text):
+    (tmp_path / "x.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"x\.json"):
+        read_json(tmp_path / "x.json")

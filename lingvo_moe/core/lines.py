@@ -1,0 +1,59 @@
+"""Lines of text: one reader for corpora, files to translate and standard input.
+
+A line ends with "\\n" or "\\r\\n" and with nothing else: Unicode's other line ends (U+2028, U+0085,
+form feed, …) and a lone "\\r" occur inside sentences, and splitting there would break the alignment
+of parallel files. A byte order mark at the beginning of a file is not part of its text.
+"""
+
+import codecs
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, gzipped if its name ends in ".gz", without their ends.
+
+    Raises:
+        ValueError: not UTF-8, a NUL character, or a damaged gzip file; the message has the line.
+        OSError: the file cannot be read.
+    """
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rb") as file:
+            yield from decode_lines(file, str(path))
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is not a whole gzip file ({error}); fetch it again.") from error
+
+
+def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
+    """Text of lines of bytes.
+
+    Args:
+        lines: each up to and with its b"\\n", as iterating over a file opened in binary gives them.
+        name: what to call the source in errors, such as a path.
+
+    Raises:
+        ValueError: as `read_lines`.
+    """
+    for number, line in enumerate(lines, start=1):
+        if number == 1:
+            if line.startswith(_UTF_16):
+                raise ValueError(f"{name} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8.")
+            line = line.removeprefix(codecs.BOM_UTF8)
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{name}, line {number}: not UTF-8 ({error.reason} at byte {error.start}). Convert "
+                f"the text, for example with iconv, or remove the line (on both sides of a corpus)."
+            ) from error
+        if "\0" in text:
+            raise ValueError(
+                f"{name}, line {number}: a NUL character. Text in UTF-16 or UTF-32 looks so; "
+                f"convert it to UTF-8 with iconv, or remove the character."
+            )
+        yield text.removesuffix("\r\n").removesuffix("\n")

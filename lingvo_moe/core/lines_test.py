@@ -1,0 +1,39 @@
+import gzip
+
+import pytest
+
+from lingvo_moe.core.lines import decode_lines, read_lines
+
+UNUSUAL = "a\u2028b\u0085c\x0cd\x0be\x1cf\x1dg\x1eh\ri"
+
+
+def test_only_newlines_end_a_line(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes(f"{UNUSUAL}\r\n{UNUSUAL}\n\nlast\r".encode())
+    assert list(read_lines(path)) == [UNUSUAL, UNUSUAL, "", "last\r"]
+
+
+def test_a_byte_order_mark_is_not_text(tmp_path):
+    path = tmp_path / "text.gz"
+    path.write_bytes(gzip.compress("\ufeffone\n\ufefftwo\n".encode()))
+    assert list(read_lines(path)) == ["one", "\ufefftwo"]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"one\ntwo\xff\n", r"text, line 2: not UTF-8 \(invalid start byte at byte 3\)"),
+        ("one\n".encode("utf-16"), "text is UTF-16; convert it"),
+        ("one\n".encode("utf-16-le"), "text, line 1: a NUL character"),
+    ],
+)
+def test_other_encodings_are_errors_with_a_place_and_a_cure(data, message):
+    with pytest.raises(ValueError, match=message):
+        list(decode_lines(data.splitlines(keepends=True), "text"))
+
+
+def test_a_damaged_gzip_file_is_named(tmp_path):
+    path = tmp_path / "text.gz"
+    path.write_bytes(gzip.compress(b"one\n" * 1000)[:-9])
+    with pytest.raises(ValueError, match=r"text\.gz is not a whole gzip file"):
+        list(read_lines(path))
