@@ -7,11 +7,21 @@ of parallel files. A byte order mark at the beginning of a file is not part of i
 
 import codecs
 import gzip
+import unicodedata
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_INVISIBLE = {"Zs", "Zl", "Zp", "Cc", "Cf"}  # Unicode's separators, control and format characters
+
+
+def is_blank(text: str) -> bool:
+    """Whether a line shows nothing: it is empty, or all space, control and format characters.
+
+    Among them are U+3000 and U+00A0 (spaces), U+200B (zero width) and U+FEFF (byte order mark).
+    """
+    return all(unicodedata.category(character) in _INVISIBLE for character in text)
 
 
 def read_lines(path: Path) -> Iterator[str]:

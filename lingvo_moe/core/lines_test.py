@@ -2,7 +2,7 @@ import gzip
 
 import pytest
 
-from lingvo_moe.core.lines import decode_lines, read_lines
+from lingvo_moe.core.lines import decode_lines, is_blank, read_lines
 
 UNUSUAL = "a\u2028b\u0085c\x0cd\x0be\x1cf\x1dg\x1eh\ri"
 
@@ -37,3 +37,11 @@ def test_a_damaged_gzip_file_is_named(tmp_path):
     path.write_bytes(gzip.compress(b"one\n" * 1000)[:-9])
     with pytest.raises(ValueError, match=r"text\.gz is not a whole gzip file"):
         list(read_lines(path))
+
+
+@pytest.mark.parametrize(
+    "text", ["", " \t\r", "\u3000", "\xa0", "\u200b", "\ufeff", "\u200e\x1c\u2028"]
+)
+def test_lines_that_show_nothing_are_blank(text):
+    assert is_blank(text)
+    assert not is_blank(f"{text}.{text}")
