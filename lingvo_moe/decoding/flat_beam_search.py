@@ -14,6 +14,7 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.layers.transformer import Transformer
 
+MAX_BEAM = 64  # wider beams find no better translations (Koehn and Knowles 2017) and fill memory
 _IMPOSSIBLE = -math.inf
 _NEVER_GENERATED = (PAD, BOS, UNK)
 
@@ -27,8 +28,8 @@ class BeamSearchParams:
     """How to search.
 
     Attributes:
-        beam_size: K.
-        n_best: N, how many translations to return.
+        beam_size: K, 1 to MAX_BEAM. Memory grows with its square.
+        n_best: N, how many translations to return, 1 to MAX_BEAM.
         length_penalty: α of score = log P / ((5 + length)/6)^α (Wu et al. 2016, equation 14); the
             length counts EOS.
         length_ratio, length_offset: a translation has at most ratio · source length + offset
@@ -42,10 +43,9 @@ class BeamSearchParams:
     length_offset: int = 10
 
     def __post_init__(self):
-        if self.beam_size < 1 or self.n_best < 1:
-            raise ValueError(
-                f"beam_size and n_best must be >= 1, got {self.beam_size}, {self.n_best}."
-            )
+        for name in ("beam_size", "n_best"):
+            if not 1 <= getattr(self, name) <= MAX_BEAM:
+                raise ValueError(f"{name} must be 1 to {MAX_BEAM}, got {getattr(self, name)}.")
         if self.length_penalty < 0:
             raise ValueError(f"length_penalty must be >= 0, got {self.length_penalty}.")
         if self.length_ratio < 0 or self.length_offset < 1:

@@ -99,9 +99,14 @@ def test_pad_bos_and_unk_are_never_generated():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("beam_size", 0), ("n_best", 0), ("length_penalty", -1.0), ("length_offset", 0)],
+    ("field", "value"), [("beam_size", 0), ("beam_size", 65), ("n_best", 0), ("n_best", 10_000)]
 )
+def test_beams_that_would_fill_memory_are_refused(field, value):
+    with pytest.raises(ValueError, match=f"{field} must be 1 to 64, got {value}"):
+        BeamSearchParams(**{field: value})
+
+
+@pytest.mark.parametrize(("field", "value"), [("length_penalty", -1.0), ("length_offset", 0)])
 def test_bad_params(field, value):
     with pytest.raises(ValueError, match=rf"{field} .*must be >=|{field} >= 1.*got .*{value}"):
         BeamSearchParams(**{field: value})
