@@ -1,4 +1,4 @@
-"""Packaging of lingvo_moe."""
+"""Packaging of lingvo_moe: what follows from the code. The rest is in pyproject.toml."""
 
 import re
 from pathlib import Path
@@ -15,20 +15,15 @@ _TOOLS = sorted(
 _JAX = "jax>=0.10,<0.11"
 
 setup(
-    name="lingvo-moe",
     version=re.search(
         r'__version__ = "(.+)"', (_ROOT / "lingvo_moe" / "__init__.py").read_text()
     ).group(1),
-    description="Massively multilingual translation with Mixture-of-Experts Transformers",
-    long_description=(_ROOT / "README.md").read_text(encoding="utf-8"),
-    long_description_content_type="text/markdown",
-    license="Apache-2.0",
-    python_requires=">=3.11",
     packages=find_packages(include=["lingvo_moe", "lingvo_moe.*"]),
     install_requires=[
         "absl-py>=2.1,<3",
         "matplotlib>=3.8,<4",
         "numpy>=1.26,<3",
+        "pillow>=10",
         "sacrebleu>=2.4,<3",
         "sentencepiece>=0.2,<0.3",
         "tensorflow>=2.21,<2.22",
@@ -39,7 +34,14 @@ setup(
         "spmd": [_JAX],
         "tpu": ["libtpu"],
         "benchmarks": ["torch", "transformers", "ctranslate2"],
-        "dev": [_JAX, "pytest>=8,<10", "pytest-xdist>=3,<4", "ruff>=0.12,<0.18"],
+        "dev": [
+            _JAX,
+            "keras>=3",
+            "mypy>=1.15,<2",
+            "pytest>=8,<10",
+            "pytest-xdist>=3,<4",
+            "ruff>=0.12,<0.18",
+        ],
     },
     entry_points={
         "console_scripts": [
