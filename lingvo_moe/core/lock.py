@@ -1,0 +1,96 @@
+"""A directory that one process at a time may change."""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+FILE = ".lock"
+
+
+@contextlib.contextmanager
+def hold(directory: Path) -> Iterator[None]:
+    """Keeps other processes from changing a directory while the block runs.
+
+    The lock is the kernel's (flock) on the file `.lock` in the directory, which says who holds it.
+    It ends with its holder, however the holder ends; a file that a killed process left is no lock.
+    On network file systems it works between hosts where they support flock, as NFS does; on a file
+    system without it there is no lock but a warning.
+
+    Args:
+        directory: made if it is not there. One that is still empty at the end is removed again.
+
+    Raises:
+        ValueError: another process holds it; the message says which, where and since when.
+        OSError: the directory cannot be made or written to.
+    """
+    made = not directory.exists()
+    directory.mkdir(parents=True, exist_ok=True)
+    descriptor = _acquire(directory)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(directory / FILE)  # while it is held: the file of another is never removed
+        os.close(descriptor)
+        if made:
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+
+
+def _acquire(directory):
+    """The descriptor of the locked file, which says who we are."""
+    path = directory / FILE
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            _lock(descriptor, directory)
+            if _is_at(descriptor, path):
+                holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": _now()}
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, json.dumps(holder).encode())
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # its holder removed it after we had opened it
+
+
+def _lock(descriptor, directory):
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ValueError(
+            f"{directory} is in use by {_holder(descriptor)}. Wait until that ends, or give "
+            f"another directory."
+        ) from error
+    except OSError as error:
+        logging.warning(
+            "%s is on a file system without locks (%s): make sure that no other process uses it.",
+            directory,
+            error.strerror,
+        )
+
+
+def _is_at(descriptor, path):
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _holder(descriptor):
+    try:
+        holder = json.loads(os.pread(descriptor, 4096, 0))
+        return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def _now():
+    return time.strftime("%Y-%m-%d %H:%M:%S %z")

@@ -1,0 +1,96 @@
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from lingvo_moe.core import lock
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from lingvo_moe.core import lock
+with lock.hold(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process, which holds tmp_path."""
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path, holder):
+    found = rf"{tmp_path} is in use by process {holder.pid} on {socket.gethostname()} since 20"
+    with pytest.raises(ValueError, match=found), lock.hold(tmp_path):
+        pass
+    assert json.loads((tmp_path / lock.FILE).read_text())["pid"] == holder.pid
+
+
+def test_a_dead_holder_does_not_keep_it(tmp_path, holder):
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    assert (tmp_path / lock.FILE).exists()
+    with lock.hold(tmp_path):
+        assert json.loads((tmp_path / lock.FILE).read_text())["pid"] == os.getpid()
+    assert not (tmp_path / lock.FILE).exists()
+
+
+def test_within_one_process_too(tmp_path):
+    message = rf"by process {os.getpid()} on"
+    with lock.hold(tmp_path), pytest.raises(ValueError, match=message), lock.hold(tmp_path):
+        pass
+    with lock.hold(tmp_path):
+        pass
+
+
+def test_a_holder_that_has_not_yet_said_its_name(tmp_path):
+    with lock.hold(tmp_path):
+        (tmp_path / lock.FILE).write_text("")
+        with pytest.raises(ValueError, match="in use by another process"), lock.hold(tmp_path):
+            pass
+
+
+def test_an_error_within_frees_it_and_leaves_no_new_directory(tmp_path):
+    with pytest.raises(KeyError), lock.hold(tmp_path / "new"):
+        raise KeyError
+    assert not (tmp_path / "new").exists()
+    with lock.hold(tmp_path / "new"):
+        (tmp_path / "new" / "file").write_text("kept")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["file"]
+
+
+def test_a_file_removed_between_opening_and_locking_is_no_lock(tmp_path, monkeypatch):
+    """The first attempt locks a file that its holder has just removed; the second counts."""
+    original, calls = lock._lock, []
+
+    def late(descriptor, directory):
+        if not calls:
+            os.unlink(directory / lock.FILE)
+        calls.append(descriptor)
+        original(descriptor, directory)
+
+    monkeypatch.setattr(lock, "_lock", late)
+    with lock.hold(tmp_path):
+        assert len(calls) == 2
+        assert (tmp_path / lock.FILE).exists()
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch, caplog):
+    def refuse(descriptor, operation):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(lock.fcntl, "flock", refuse)
+    with lock.hold(tmp_path):
+        pass
+    found = f"{tmp_path} is on a file system without locks (Operation not supported): make sure"
+    assert found in caplog.text
