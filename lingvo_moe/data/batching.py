@@ -24,8 +24,17 @@ def padded_batches(
     order = sorted(range(len(sentences)), key=lambda i: (-len(sentences[i]), i))
     for start in range(0, len(order), batch_size):
         indices = order[start : start + batch_size]
-        lengths = np.array([len(sentences[i]) for i in indices], np.int32)
-        ids = np.full((len(indices), -(-int(lengths[0]) // _BUCKET) * _BUCKET), PAD, np.int32)
-        for row, i in enumerate(indices):
-            ids[row, : lengths[row]] = sentences[i]
-        yield indices, ids, lengths
+        yield indices, *padded([sentences[i] for i in indices])
+
+
+def padded(sentences: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """One batch: ids int32 [B, L], padded with PAD, and lengths int32 [B].
+
+    Args:
+        sentences: token ids of at least one sentence.
+    """
+    lengths = np.array([len(sentence) for sentence in sentences], np.int32)
+    ids = np.full((len(sentences), -(-int(lengths.max()) // _BUCKET) * _BUCKET), PAD, np.int32)
+    for row, sentence in zip(ids, sentences, strict=True):
+        row[: len(sentence)] = sentence
+    return ids, lengths

@@ -52,6 +52,10 @@ class Vocabulary:
         """The text of each list of ids; control symbols vanish."""
         return [self._processor.decode(list(row)) for row in ids]
 
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The piece of each id, as the model spells it: "▁" stands for a space before a word."""
+        return self._processor.id_to_piece([int(i) for i in ids])
+
     def tag(self, language: str) -> int:
         """The id of a target language's tag.
 

@@ -32,14 +32,12 @@ class Local:
         ]
         self._ladder = Ladder(len(steps))
         self._evaluate = tf.function(self._evaluate_batch, autograph=False)
+        rows, matrix = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, None], tf.int32)
         self._translate = tf.function(
-            self._translate_batch,
-            autograph=False,
-            input_signature=[
-                tf.TensorSpec([None, None], tf.int32),
-                tf.TensorSpec([None], tf.int32),
-                tf.TensorSpec([None], tf.int32),
-            ],
+            self._translate_batch, autograph=False, input_signature=[matrix, rows, rows]
+        )
+        self._score = tf.function(
+            self._score_batch, autograph=False, input_signature=[matrix, rows, matrix, rows, rows]
         )
 
     def initialize(self, seed: int) -> None:
@@ -112,6 +110,19 @@ class Local:
         tasks = np.zeros_like(lengths) if tasks is None else tasks
         return self._translate(*map(tf.constant, (source_ids, lengths, tasks)))
 
+    def score(
+        self,
+        source_ids: np.ndarray,
+        source_lengths: np.ndarray,
+        target_ids: np.ndarray,
+        target_lengths: np.ndarray,
+        tasks: np.ndarray | None = None,
+    ) -> tf.Tensor:
+        """Log-probabilities of given translations, float32 [B, T]; see the task's `score`."""
+        tasks = np.zeros_like(source_lengths) if tasks is None else tasks
+        given = (source_ids, source_lengths, target_ids, target_lengths, tasks)
+        return self._score(*map(tf.constant, given))
+
     def _specs(self):
         """WeightSpecs of the weights and of the optimizer's slots."""
         weights = self._task.weights()
@@ -141,6 +152,9 @@ class Local:
 
     def _translate_batch(self, source_ids, lengths, tasks):
         return self._task.translate(self._read().theta, source_ids, lengths, tasks)
+
+    def _score_batch(self, *batch):
+        return self._task.score(self._read().theta, *batch)
 
 
 def _to_tensors(batch):

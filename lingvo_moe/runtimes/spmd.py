@@ -175,6 +175,32 @@ class Spmd:
         output = self._call("translate", run, batch)
         return jax.tree.map(lambda x: np.asarray(x)[: len(lengths)], output)
 
+    def score(
+        self,
+        source_ids: np.ndarray,
+        source_lengths: np.ndarray,
+        target_ids: np.ndarray,
+        target_lengths: np.ndarray,
+        tasks: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Log-probabilities of given translations, float32 [B, T]; padded as in `translate`."""
+        rows = _next_size(len(source_lengths), self._placement.groups)
+        spare = rows - len(source_lengths)
+        tasks = np.zeros_like(source_lengths) if tasks is None else tasks
+        batch = {"tasks": np.pad(tasks, (0, spare))}
+        sides = (("source", source_ids, source_lengths), ("target", target_ids, target_lengths))
+        for side, ids, lengths in sides:
+            columns = _next_size(ids.shape[1], _LEAST_LENGTH)
+            batch[f"{side}_ids"] = np.pad(ids, [(0, spare), (0, columns - ids.shape[1])])
+            batch[f"{side}_lengths"] = np.pad(lengths, (0, spare), constant_values=1)
+        task = self._fixed_task
+
+        def run(theta, batch):
+            return task.score(_tree(theta), **batch)
+
+        scores = self._call("score", run, batch)
+        return np.asarray(scores)[: len(source_lengths), : target_ids.shape[1]]
+
     def _call(self, name, run, batch):
         """run(theta, batch) on the weights at hand; every device gets all of the result."""
         specs, weights = batch_specs(batch), weight_specs(self._weights, "theta")

@@ -138,6 +138,19 @@ class ModelDir:
         """Where each evaluation on dev leaves its RoutingRecord."""
         return self.path / "routing.npz"
 
+    def tag(self, language: str) -> int:
+        """The id of the source token that asks for a target language.
+
+        Raises:
+            ValueError: the model does not translate into it.
+        """
+        if language not in self.tags:
+            raise ValueError(
+                f"This model does not translate into {language!r}; it knows "
+                f"{', '.join(sorted(self.tags))}."
+            )
+        return self.tags[language]
+
     def vocabulary(self, side: str) -> Vocabulary:
         """The "source" or "target" vocabulary."""
         return Vocabulary.load(self.path / f"{side}.model")

@@ -7,8 +7,9 @@ import dataclasses
 
 import tensorflow as tf
 
-from lingvo_moe.core.layer import Context
+from lingvo_moe.core.layer import EVALUATION, Context
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.tokens import BOS
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.decoding.flat_beam_search import BeamOutput, BeamSearchParams, beam_search
 from lingvo_moe.layers.dispatch import Einsum
@@ -316,6 +317,48 @@ class TranslationTask:
             self.num_pieces,
             tasks,
         )
+
+    def score(
+        self,
+        theta: NestedMap,
+        source_ids: tf.Tensor,
+        source_lengths: tf.Tensor,
+        target_ids: tf.Tensor,
+        target_lengths: tf.Tensor,
+        tasks: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """How likely given translations are, token by token, under teacher forcing.
+
+        These are the log-probabilities that beam search adds up: a translation that it found has
+        their sum over its length penalty as its score.
+
+        Args:
+            theta: the weights.
+            source_ids: int32 [B, L], language tag first, EOS last.
+            source_lengths: int32 [B], real tokens of each row.
+            target_ids: int32 [B, T], EOS last.
+            target_lengths: int32 [B].
+            tasks: int32 [B], the task of each row, for the router ByTask.
+
+        Returns:
+            float32 [B, T], log P of each token in nats; 0 beyond a row's length.
+        """
+        theta, transformer = self._to_compute_dtype(theta), self.transformer
+        source, target = (
+            Tokens(
+                ids,
+                tf.sequence_mask(lengths, tf.shape(ids)[1], tf.int32),
+                None if tasks is None else tf.broadcast_to(tasks[:, None], tf.shape(ids)),
+            )
+            for ids, lengths in (
+                (source_ids, source_lengths),
+                (tf.pad(target_ids, [[0, 0], [1, 0]], constant_values=BOS)[:, :-1], target_lengths),
+            )
+        )
+        logits = transformer.fprop(theta, source, target, EVALUATION).outputs
+        log_probs = tf.nn.log_softmax(logits[..., : self.num_pieces])
+        chosen = tf.gather(log_probs, target_ids, batch_dims=2)
+        return tf.where(target.segments > 0, chosen, 0.0)
 
     def _to_compute_dtype(self, theta):
         """Casts all but the gates of routers, which stay float32 (see Router.weights).

@@ -1,0 +1,87 @@
+"""How likely given translations are: tokenisation and batching around a runtime's `score`."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lingvo_moe.data.batching import padded, padded_batches
+from lingvo_moe.data.vocabulary import EOS
+from lingvo_moe.tasks.model_dir import ModelDir
+
+# (source_ids int32 [B, L], lengths int32 [B], target_ids int32 [B, T], lengths int32 [B],
+#  tasks int32 [B]) -> log-probabilities float32 [B, T]
+ScoreFn = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+class Score(NamedTuple):
+    """How likely a translation is.
+
+    Attributes:
+        log_prob: log P of the translation given its source, in nats, its end included.
+        tokens: the pieces that the translation is made of; the last is "</s>", its end.
+        token_log_probs: log P of each, given the source and the pieces before it; they add up to
+            log_prob.
+    """
+
+    log_prob: float
+    tokens: tuple[str, ...]
+    token_log_probs: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scorer:
+    """Scores pairs of sentences with one model.
+
+    Attributes:
+        model_dir: vocabularies, tags and tasks.
+        score_ids: scores a batch, such as a runtime's `score`.
+        batch_size: pairs scored together.
+    """
+
+    model_dir: ModelDir
+    score_ids: ScoreFn
+    batch_size: int = 64
+
+    def __call__(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        target_language: str,
+        source_language: str | None = None,
+    ) -> list[Score]:
+        """Scores each target as the translation of the source at its place.
+
+        Args:
+            sources: sentences to translate.
+            targets: their translations, as many.
+            target_language: the language of the targets.
+            source_language: of the sources; only models whose router goes by it need it.
+
+        Raises:
+            ValueError: there are not as many targets as sources, the model does not know the target
+                language, or it needs the source language and gets none.
+        """
+        if len(sources) != len(targets):
+            raise ValueError(
+                f"There are {len(sources)} sources and {len(targets)} targets; give one target for "
+                f"each source."
+            )
+        tag = self.model_dir.tag(target_language)
+        task = self.model_dir.task.task_id(source_language, target_language)
+        vocabulary = self.model_dir.vocabulary("target")
+        source_ids = [
+            [tag, *ids, EOS] for ids in self.model_dir.vocabulary("source").encode(sources)
+        ]
+        target_ids = [[*ids, EOS] for ids in vocabulary.encode(targets)]
+        scores: list[Score | None] = [None] * len(sources)
+        for indices, ids, lengths in padded_batches(source_ids, self.batch_size):
+            given, given_lengths = padded([target_ids[i] for i in indices])
+            tasks = np.full_like(lengths, task)
+            rows = np.asarray(self.score_ids(ids, lengths, given, given_lengths, tasks))
+            for index, row, length in zip(indices, rows, given_lengths, strict=True):
+                pieces = tuple(vocabulary.pieces(target_ids[index]))
+                log_probs = tuple(float(x) for x in row[:length])
+                scores[index] = Score(sum(log_probs), pieces, log_probs)
+        return scores
