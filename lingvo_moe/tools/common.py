@@ -1,14 +1,33 @@
 """What the tools share: flags, runtimes, and errors as one clear line."""
 
+import os
 import sys
+import traceback
 from collections.abc import Callable
+from types import ModuleType
 
+import tensorflow as tf
 from absl import app, flags, logging
 
 from lingvo_moe.runtimes.local import Local
 
+FLAGS = flags.FLAGS
 MODEL_HELP = "Name of a registered model; see lingvo-moe-models."
 SET_HELP = "Override a field of the params: --set=train.max_steps=500. May be repeated."
+
+# Exit statuses besides 0; those of signals are 128 + their number.
+EXPECTED, INTERNAL, BROKEN_PIPE = 1, 70, 141
+
+_EXPECTED_ERRORS = (
+    ValueError,
+    OSError,
+    FloatingPointError,
+    ImportError,
+    tf.errors.NotFoundError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.DataLossError,
+    tf.errors.UnavailableError,
+)
 
 
 def report(line: str) -> None:
@@ -21,25 +40,94 @@ def make_runtime(task, step=None) -> Local:
     return Local(task, step)
 
 
-def run(main: Callable[[list[str]], None]) -> None:
-    """Parses flags and calls main; an expected error ends in one line and exit status 1."""
-    app.run(lambda argv: _call(main, argv))
+def run(main: Callable[[list[str]], None], takes_arguments: bool = False) -> None:
+    """Parses flags and calls main; an error ends in one line.
 
+    The exit status is 1 after an error that the user can mend, and 70 after any other.
 
-def _call(main, argv):
-    if len(argv) > 1 and not getattr(main, "takes_arguments", False):
-        raise app.UsageError(f"Unexpected arguments {argv[1:]}; flags begin with --.")
-    if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)
-    try:
+    Args:
+        main: takes what is left of the command line, its first word the tool's name.
+        takes_arguments: whether there may be more than that word.
+    """
+    for stream in (sys.stdout, sys.stderr):  # text is UTF-8 here, whatever the locale
+        stream.reconfigure(encoding="utf-8")
+    define_help(sys.modules[main.__module__])
+
+    def start(argv):
+        if not FLAGS["verbosity"].present:
+            logging.set_verbosity(logging.WARNING)
+        if len(argv) > 1 and not takes_arguments:
+            raise ValueError(f"Unexpected arguments {argv[1:]}; flags begin with --.")
         main(argv)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone; nothing is wrong
-    except (ValueError, OSError, FloatingPointError) as error:
-        if flags.FLAGS.debug:
+
+    end_in_a_line(lambda: app.run(start))
+
+
+def define_help(module: ModuleType) -> None:
+    """Makes `--help` and `--helpshort` show a tool's docstring and all flags of this package.
+
+    By themselves they show those of the file that Python was started with, which for a console
+    script is a file without any.
+    """
+    sys.modules["__main__"].__doc__ = (module.__doc__ or "").replace("%", "%%")
+    for name, defined in FLAGS.flags_by_module_dict().items():
+        for flag in defined:
+            if name.startswith("lingvo_moe."):
+                FLAGS.register_key_flag_for_module(sys.argv[0], flag)
+
+
+def end_in_a_line(function: Callable[[], None]) -> None:
+    """Calls a function; an error is printed as a line and ends the process, see `describe`."""
+    try:
+        try:
+            function()
+        finally:
+            sys.stdout.flush()  # what cannot be written is an error too
+    except Exception as error:
+        if FLAGS["debug"].value:
             raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        status, message = describe(error)
+        if message:
+            print(message, file=sys.stderr)
+        _drop_output()
+        sys.exit(status)
+
+
+def _drop_output():
+    """Makes sure that Python, as it ends, does not fail to write what could not be written."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def describe(error: Exception) -> tuple[int, str]:
+    """The exit status and the line that an error ends a tool with, "" for none."""
+    if isinstance(error, BrokenPipeError):  # the reader of our output has gone, as `head` does
+        return BROKEN_PIPE, ""
+    text = _one_line(str(error)) or type(error).__name__
+    if isinstance(error, MemoryError | tf.errors.ResourceExhaustedError) or (
+        text.startswith("RESOURCE_EXHAUSTED")  # JAX's
+    ):
+        return EXPECTED, (
+            f"error: No room is left, in memory or on the disk ({text}). Use smaller batches, a "
+            f"smaller model or more devices, or free space."
+        )
+    if isinstance(error, _EXPECTED_ERRORS):
+        return EXPECTED, f"error: {text}"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return INTERNAL, (
+        f"internal error: {type(error).__name__}: {text} ({frame.filename}:{frame.lineno}). Run "
+        f"with --debug for the traceback, and please report it."
+    )
+
+
+def _one_line(text: str) -> str:
+    """The first line that says something, without characters that act on a terminal."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    more = " … (--debug shows all)" if len(lines) > 1 else ""
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in "".join(lines[:1]))
+    return shown + more
 
 
 flags.DEFINE_bool("debug", False, "Show the traceback of an error.")

@@ -34,9 +34,6 @@ def main(argv: list[str]) -> None:
             out.writelines(_format(t, FLAGS.n_best, FLAGS.scores) for t in translations)
 
 
-main.takes_arguments = True
-
-
 def _format(translation, n_best, scores):
     if scores or n_best > 1:
         return f"{translation.score:.4f}\t{translation.text}\n"
@@ -71,7 +68,7 @@ def run() -> None:
     flags.DEFINE_integer("step", None, "Which checkpoint; by default the best on dev.")
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
     runtimes.define_flags()
-    common.run(main)
+    common.run(main, takes_arguments=True)
 
 
 if __name__ == "__main__":

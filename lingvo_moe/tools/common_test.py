@@ -1,0 +1,176 @@
+"""Help, errors and Ctrl-C, the same in every tool."""
+
+import gc
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+from absl import app
+
+from lingvo_moe.tools import common, interrupts
+
+# As setup.py finds what becomes a console script.
+TOOLS = sorted(
+    path.stem
+    for path in Path(common.__file__).parent.glob("[a-z]*.py")
+    if "\ndef run() ->" in path.read_text()
+)
+
+
+@pytest.fixture
+def new_flags():
+    """Calls a function and returns the names of the flags it defines, which go when a test ends."""
+    before = set(common.FLAGS)
+
+    def names(define):
+        define()
+        return set(common.FLAGS) - before
+
+    yield names
+    for name in set(common.FLAGS) - before:
+        delattr(common.FLAGS, name)
+
+
+def test_the_tools_are_found():
+    assert {"train", "translate", "export", "models", "prepare"} <= set(TOOLS)
+    assert "common" not in TOOLS
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_console_script_s_help_shows_its_flags(tool, new_flags, monkeypatch, capsys):
+    module = importlib.import_module(f"lingvo_moe.tools.{tool}")
+    monkeypatch.setattr(sys, "argv", [f"/usr/bin/lingvo-moe-{tool}"])
+    monkeypatch.setattr(sys.modules["__main__"], "__doc__", None)
+    monkeypatch.setattr(common.app, "run", lambda main: None)
+    defined = new_flags(module.run)
+    assert defined
+    app.usage(shorthelp=True, writeto_stdout=True)
+    shown = capsys.readouterr().out
+    assert shown.startswith(module.__doc__)
+    missing = [n for n in {*defined, "debug"} if f"--{n}:" not in shown and f"]{n}:" not in shown]
+    assert not missing
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (ValueError("size must be > 0, got 0."), 1, "error: size must be > 0, got 0."),
+        (OSError(28, "No space left"), 1, "error: [Errno 28] No space left"),
+        (ModuleNotFoundError("No module named 'x'"), 1, "error: No module named 'x'"),
+        (tf.errors.DataLossError(None, None, "bad block"), 1, "error: bad block"),
+        (ValueError("a \x1b[31mred\x1b[0m name"), 1, r"error: a \x1b[31mred\x1b[0m name"),
+        (ValueError("one\n\ntwo"), 1, "error: one … (--debug shows all)"),
+        (MemoryError(), 1, "error: No room is left, in memory or on the disk (MemoryError)."),
+        (tf.errors.ResourceExhaustedError(None, None, "OOM"), 1, "error: No room is left, "),
+        (RuntimeError("RESOURCE_EXHAUSTED: 9 GiB"), 1, "error: No room is left, "),
+        (KeyError("theta"), 70, "internal error: KeyError: 'theta' ("),
+        (RecursionError("too deep"), 70, "internal error: RecursionError: too deep ("),
+    ],
+)
+def test_every_error_is_one_line(error, status, line, monkeypatch, capsys):
+    def fail():
+        raise error
+
+    with pytest.raises(SystemExit) as end:
+        common.end_in_a_line(fail)
+    assert end.value.code == status
+    printed = capsys.readouterr().err
+    assert printed.startswith(line)
+    assert printed.count("\n") == 1
+    assert "common_test.py:" in printed or status == 1
+    monkeypatch.setattr(common.FLAGS["debug"], "value", True)
+    with pytest.raises(type(error)):
+        common.end_in_a_line(fail)
+
+
+def test_arguments_that_no_tool_takes(monkeypatch, capsys):
+    monkeypatch.setattr(common.app, "run", lambda start: start(["tool", "steps=7"]))
+    with pytest.raises(SystemExit):
+        common.run(lambda argv: None)
+    error = capsys.readouterr().err
+    assert error == "error: Unexpected arguments ['steps=7']; flags begin with --.\n"
+
+
+@pytest.fixture
+def closed_pipe():
+    """Standard output whose reader has gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stream:
+        yield stream
+
+
+def test_a_reader_that_goes_away_ends_a_tool_in_silence(closed_pipe, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", closed_pipe)
+    with pytest.raises(SystemExit) as end:
+        common.end_in_a_line(lambda: print("line"))
+    assert end.value.code == 128 + signal.SIGPIPE
+    assert not capsys.readouterr().err
+
+
+def test_a_full_disk_is_an_error_though_output_is_written_last(monkeypatch, capsys):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(SystemExit) as end:
+            common.end_in_a_line(lambda: print("line"))
+    assert end.value.code == 1
+    assert capsys.readouterr().err == "error: [Errno 28] No space left on device\n"
+
+
+class TestCtrlC:
+    def test_while_modules_are_imported(self):
+        script = (
+            "import importlib.abc, signal, sys\n"
+            "class Press(importlib.abc.MetaPathFinder):\n"
+            "    def find_spec(self, name, path, target=None):\n"
+            "        if name == 'tensorflow': signal.raise_signal(signal.SIGINT)\n"
+            "sys.meta_path.insert(0, Press())\n"
+            "import lingvo_moe.tools.train"
+        )
+        result = _python(script)
+        assert result.returncode == 130
+        assert result.stderr == "interrupted\n"
+
+    def test_in_a_callback_of_the_garbage_collector_it_is_not_lost(self, monkeypatch):
+        """JAX has such a callback; Python ignores errors in them."""
+
+        def press(phase, info):
+            gc.callbacks.remove(press)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+        monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+        interrupts.install()
+        gc.callbacks.append(press)
+        gc.collect()
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(10)
+
+
+def test_listing_models_loads_tensorflow_and_no_other_framework():
+    script = (
+        "import sys\n"
+        "from lingvo_moe.tools import models\n"
+        "assert '619B' in models.format_list()\n"
+        "print(sorted({'jax', 'keras', 'matplotlib', 'sacrebleu'} & set(sys.modules)))\n"
+        "sys.argv = ['lingvo-moe-models', '--helpshort']\n"
+        "models.run()"
+    )
+    result = _python(script)
+    loaded, *help_ = result.stdout.splitlines()
+    assert loaded == "[]"
+    assert help_[0] == "Lists the registered models, or shows the params of one."
+    assert "  --show: Print the resolved params of this model." in help_
+    assert not result.stderr
+
+
+def _python(script):
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100
+    )
