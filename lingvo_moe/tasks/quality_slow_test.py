@@ -9,7 +9,7 @@ from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.evaluation import load_translator, translate_pair
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.training import train_model
+from lingvo_moe.tasks.training import TrainingJob, train_model
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,14 @@ def dataset(tmp_path_factory) -> Dataset:
 
 @pytest.mark.slow
 def test_a_pair_of_200_lines_is_translated_well_thanks_to_its_relatives(dataset, tmp_path):
-    train_model("tiny.MoE", ["train.max_steps=600"], dataset, tmp_path, Local, print)
+    job = TrainingJob(
+        model="tiny.MoE",
+        overrides=["train.max_steps=600"],
+        dataset=dataset,
+        logdir=tmp_path,
+        make_runtime=Local,
+    )
+    train_model(job)
     model_dir = ModelDir.open(tmp_path)
     translator, _ = load_translator(model_dir, Local(model_dir.task))
     output = translate_pair(translator, dataset, "test", "qnu-en")

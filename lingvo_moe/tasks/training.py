@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,36 @@ from lingvo_moe.train.step import TrainStep
 RuntimeFn = Callable[[TranslationTask, TrainStep], Any]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingJob:
+    """What to train, on what, and where.
+
+    Attributes:
+        model: a registered model's name.
+        overrides: `--set` texts.
+        dataset: prepared data.
+        logdir: where everything goes; of baselines, a logdir for each pair lies below it.
+        make_runtime: (task, TrainStep) -> runtime.
+        report: takes each line of progress.
+        process: which of the processes that train together this is; they share logdir.
+        record_loads: a file for what each group of tokens asks of each expert at each step, a
+            placement.traces.Trace with groups for its source devices. A run that resumes goes on
+            writing to it.
+        make_scheduler: task -> what moves its VExperts as their loads change; None to leave them
+            where they are.
+    """
+
+    model: str
+    overrides: Sequence[str] = ()
+    dataset: Dataset
+    logdir: Path
+    make_runtime: RuntimeFn
+    report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
+    process: Process = ALONE
+    record_loads: Path | None = None
+    make_scheduler: Callable[[TranslationTask], Scheduler] | None = None
+
+
 def train_step(task: TranslationTask) -> TrainStep:
     """The step that a runtime compiles."""
     params = task.params
@@ -47,56 +78,33 @@ def train_step(task: TranslationTask) -> TrainStep:
     )
 
 
-def train_model(
-    model: str,
-    overrides: Sequence[str],
-    dataset: Dataset,
-    logdir: Path,
-    make_runtime: RuntimeFn,
-    report: Callable[[str], None],
-    process: Process = ALONE,
-    record_loads: Path | None = None,
-    make_scheduler: Callable[[TranslationTask], Scheduler] | None = None,
-) -> TrainResult:
+def train_model(job: TrainingJob) -> TrainResult:
     """Trains a registered model on a dataset, or goes on where logdir's newest checkpoint stands.
-
-    Args:
-        model: its registered name.
-        overrides: `--set` texts.
-        dataset: prepared data.
-        logdir: where everything goes.
-        make_runtime: (task, TrainStep) -> runtime.
-        report: takes each line of progress.
-        process: which of the processes that train together this is; they share logdir.
-        record_loads: a file for what each group of tokens asks of each expert at each step, a
-            placement.traces.Trace with groups for its source devices. A run that resumes goes on
-            writing to it.
-        make_scheduler: task -> what moves its VExperts as their loads change; None to leave them
-            where they are.
 
     Raises:
         ValueError: logdir, dataset and model do not fit together, or there are no loads to record
             or no VExperts to move.
     """
+    process = job.process
     if process.index:
         process.minimum(0)  # the first makes the logdir, the others find it made
-    model_dir = ModelDir.create(logdir, model, overrides, dataset)
+    model_dir = ModelDir.create(job.logdir, job.model, job.overrides, job.dataset)
     if not process.index:
         process.minimum(0)
-    task = dataclasses.replace(model_dir.task, group_loads=record_loads is not None)
-    runtime = make_runtime(task, train_step(task))
-    if make_scheduler is not None:
+    task = dataclasses.replace(model_dir.task, group_loads=job.record_loads is not None)
+    runtime = job.make_runtime(task, train_step(task))
+    if job.make_scheduler is not None:
         if not task.placements:
             raise ValueError(
                 'Only VExperts can move; pass --set="model.moe.dispatcher=VExperts(devices=8, '
                 'slots_per_device=2)" or the like.'
             )
-        runtime = Rebalanced(runtime, task.placements, make_scheduler(task))
+        runtime = Rebalanced(runtime, task.placements, job.make_scheduler(task))
     recorder = None
-    if record_loads is not None and not process.index:
-        trace = TraceRecorder(record_loads, task.moe_layers)
+    if job.record_loads is not None and not process.index:
+        trace = TraceRecorder(job.record_loads, task.moe_layers)
         recorder = Recorder(lambda step, metrics: trace.add(step, metrics.group_load), trace.save)
-    return run_training(model_dir, dataset, runtime, report, process, recorder)
+    return run_training(model_dir, job.dataset, runtime, job.report, process, recorder)
 
 
 def run_training(
@@ -133,16 +141,8 @@ def run_training(
     return result
 
 
-def train_baselines(
-    model: str,
-    overrides: Sequence[str],
-    dataset: Dataset,
-    directory: Path,
-    pairs: Sequence[str],
-    make_runtime: RuntimeFn,
-    report: Callable[[str], None],
-) -> bool:
-    """Trains one bilingual model a pair under directory/PAIR; finished ones are passed over.
+def train_baselines(job: TrainingJob, pairs: Sequence[str]) -> bool:
+    """Trains one bilingual model a pair under job.logdir/PAIR; finished ones are passed over.
 
     All pairs share the compiled step: only the data and the initial state change.
 
@@ -151,12 +151,12 @@ def train_baselines(
     """
     runtime = None
     for i, pair in enumerate(pairs):
-        pair_overrides = [*overrides, f"input.pairs=({pair!r},)"]
-        model_dir = ModelDir.create(directory / pair, model, pair_overrides, dataset)
-        runtime = runtime or make_runtime(model_dir.task, train_step(model_dir.task))
+        overrides = [*job.overrides, f"input.pairs=({pair!r},)"]
+        model_dir = ModelDir.create(job.logdir / pair, job.model, overrides, job.dataset)
+        runtime = runtime or job.make_runtime(model_dir.task, train_step(model_dir.task))
         prefix = f"[{i + 1}/{len(pairs)} {pair}] "
         result = run_training(
-            model_dir, dataset, runtime, lambda line, prefix=prefix: report(prefix + line)
+            model_dir, job.dataset, runtime, lambda line, prefix=prefix: job.report(prefix + line)
         )
         if not result.finished:
             return False

@@ -15,6 +15,7 @@ from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.evaluation import baseline_translators, load_translator, translate_split
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import (
+    TrainingJob,
     check_nothing_lost,
     summarize,
     train_baselines,
@@ -26,8 +27,16 @@ EVERY = ("train.log_every=2", "train.eval_every=4", "train.checkpoint_every=4")
 
 
 def _train(logdir, *overrides, model="tiny.MoE", report=lambda line: None, **options):
-    overrides = [*SHRINK, *EVERY, *overrides]
-    return train_model(model, overrides, dataset(), logdir, Local, report, **options)
+    job = TrainingJob(
+        model=model,
+        overrides=[*SHRINK, *EVERY, *overrides],
+        dataset=dataset(),
+        logdir=logdir,
+        make_runtime=Local,
+        report=report,
+        **options,
+    )
+    return train_model(job)
 
 
 def _theta(logdir, step):
@@ -234,11 +243,18 @@ def test_dropped_without_a_capacity():
 
 def test_baselines_resume_and_translate(tmp_path):
     pairs, lines = ["qna-en", "qta-en"], []
-    arguments = ("tiny.Bilingual", [*SHRINK, "train.max_steps=2"], dataset(), tmp_path, pairs)
-    assert train_baselines(*arguments, Local, lines.append)
+    job = TrainingJob(
+        model="tiny.Bilingual",
+        overrides=[*SHRINK, "train.max_steps=2"],
+        dataset=dataset(),
+        logdir=tmp_path,
+        make_runtime=Local,
+        report=lines.append,
+    )
+    assert train_baselines(job, pairs)
     assert any(line.startswith("[2/2 qta-en] step 2/2") for line in lines)
     lines.clear()
-    assert train_baselines(*arguments, Local, lines.append)
+    assert train_baselines(job, pairs)
     assert not any("loss" in line for line in lines if not line.endswith("Resuming from step 2."))
     translators = baseline_translators(tmp_path, pairs, Local)
     outputs = translate_split(translators, dataset(), "test", lines.append)

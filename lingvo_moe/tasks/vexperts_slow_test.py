@@ -13,7 +13,7 @@ from lingvo_moe.planning.expert_rates import ExpertShape, cost_model
 from lingvo_moe.planning.hardware import lookup
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.training import train_model
+from lingvo_moe.tasks.training import TrainingJob, train_model
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
 
 pytestmark = pytest.mark.slow
@@ -41,8 +41,15 @@ def scheduler(task):
 
 
 def run(logdir, *overrides, **options):
-    texts = [*SMALL, *overrides]
-    return train_model("tiny.MoE", texts, dataset(), logdir, Local, lambda line: None, **options)
+    job = TrainingJob(
+        model="tiny.MoE",
+        overrides=[*SMALL, *overrides],
+        dataset=dataset(),
+        logdir=logdir,
+        make_runtime=Local,
+        **options,
+    )
+    return train_model(job)
 
 
 def scalars(logdir):

@@ -4,7 +4,7 @@ from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.params import tiny  # noqa: F401  registers tiny.MoE
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.tasks.training import train_model
+from lingvo_moe.tasks.training import TrainingJob, train_model
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
 
@@ -27,14 +27,13 @@ def test_a_scan_cannot_hold_them():
 
 
 def test_other_experts_cannot_move(tmp_path):
-    overrides = [*SHRINK, "train.max_steps=1"]
+    job = TrainingJob(
+        model="tiny.MoE",
+        overrides=[*SHRINK, "train.max_steps=1"],
+        dataset=dataset(),
+        logdir=tmp_path,
+        make_runtime=Local,
+        make_scheduler=lambda task: None,
+    )
     with pytest.raises(ValueError, match="Only VExperts can move; pass --set="):
-        train_model(
-            "tiny.MoE",
-            overrides,
-            dataset(),
-            tmp_path,
-            Local,
-            lambda line: None,
-            make_scheduler=lambda task: None,
-        )
+        train_model(job)

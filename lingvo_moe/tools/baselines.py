@@ -11,7 +11,7 @@ from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.evaluate import write_report
 from lingvo_moe.evaluation.report import format_table
 from lingvo_moe.tasks.evaluation import baseline_translators, translate_split
-from lingvo_moe.tasks.training import train_baselines
+from lingvo_moe.tasks.training import TrainingJob, train_baselines
 from lingvo_moe.tools import common
 
 FLAGS = flags.FLAGS
@@ -23,10 +23,15 @@ def main(argv: list[str]) -> None:
     dataset = Dataset.load(Path(FLAGS.data))
     output = Path(FLAGS.output)
     pairs = [dataset.pair(name).name for name in FLAGS.pairs] or [p.name for p in dataset.pairs]
-    finished = train_baselines(
-        FLAGS.model, FLAGS.set, dataset, output, pairs, common.make_runtime, common.report
+    job = TrainingJob(
+        model=FLAGS.model,
+        overrides=FLAGS.set,
+        dataset=dataset,
+        logdir=output,
+        make_runtime=common.make_runtime,
+        report=common.report,
     )
-    if not finished:
+    if not train_baselines(job, pairs):
         return
     outputs = translate_split(
         baseline_translators(output, pairs, common.make_runtime),

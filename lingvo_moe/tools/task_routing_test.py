@@ -16,7 +16,7 @@ from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.export import export_saved_model
 from lingvo_moe.tasks.evaluation import load_translator, translate_split
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.training import train_model
+from lingvo_moe.tasks.training import TrainingJob, train_model
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
 
@@ -100,7 +100,15 @@ def _trained(kind, logdir):
     ]
     if kind == "source":
         lines = []
-        train_model("tiny.MoE", overrides, dataset(), logdir, Local, lines.append)
+        job = TrainingJob(
+            model="tiny.MoE",
+            overrides=overrides,
+            dataset=dataset(),
+            logdir=logdir,
+            make_runtime=Local,
+            report=lines.append,
+        )
+        train_model(job)
         assert any("dev BLEU" in line for line in lines)
         model_dir = ModelDir.open(logdir)
         tensors = {name: np.array(x) for name, x in model_dir.read_checkpoint().tensors.items()}

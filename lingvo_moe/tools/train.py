@@ -11,7 +11,7 @@ from pathlib import Path
 from absl import flags
 
 from lingvo_moe.data.dataset import Dataset
-from lingvo_moe.tasks.training import train_model
+from lingvo_moe.tasks.training import TrainingJob, train_model
 from lingvo_moe.tools import common, rebalancing, runtimes
 
 FLAGS = flags.FLAGS
@@ -25,17 +25,18 @@ def main(argv: list[str]) -> None:
         overrides.append(f"train.max_steps={FLAGS.max_steps}")
     process = runtimes.join()
     report = common.report if process.index == 0 else lambda line: None
-    result = train_model(
-        FLAGS.model,
-        overrides,
-        Dataset.load(Path(FLAGS.data)),
-        Path(FLAGS.logdir),
-        runtimes.make_runtime,
-        report,
-        process,
-        Path(FLAGS.record_loads) if FLAGS.record_loads else None,
-        rebalancing.make_scheduler if FLAGS.hardware else None,
+    job = TrainingJob(
+        model=FLAGS.model,
+        overrides=overrides,
+        dataset=Dataset.load(Path(FLAGS.data)),
+        logdir=Path(FLAGS.logdir),
+        make_runtime=runtimes.make_runtime,
+        report=report,
+        process=process,
+        record_loads=Path(FLAGS.record_loads) if FLAGS.record_loads else None,
+        make_scheduler=rebalancing.make_scheduler if FLAGS.hardware else None,
     )
+    result = train_model(job)
     if result.finished:
         report(
             f"Done at step {result.step}; best dev loss {result.best_loss:.3f} at step "
