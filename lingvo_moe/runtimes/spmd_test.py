@@ -153,6 +153,12 @@ def test_translations_are_those_of_one_device():
     np.testing.assert_allclose(scores, expected.scores, rtol=1e-5)
 
 
+def test_scores_of_given_translations_are_those_of_one_device():
+    runtime, _, _ = local(STEPS)
+    expected = runtime.score(SOURCE, SOURCE_LENGTHS, SOURCE, SOURCE_LENGTHS)
+    np.testing.assert_allclose(fast()["scores"], expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_restored_runtime_takes_the_same_next_step():
     """The state goes out as arrays and into a new runtime piece by piece."""
     assert fast()["resumed"] == fast()["losses"][-1]
@@ -217,6 +223,7 @@ def main(mesh, steps, address, index, processes, *flags):
             n: np.asarray(v).tolist() for n, v in runtime.evaluate(make_batch(99)).items()
         },
         "translation": [x.tolist() for x in runtime.translate(SOURCE, SOURCE_LENGTHS)],
+        "scores": runtime.score(SOURCE, SOURCE_LENGTHS, SOURCE, SOURCE_LENGTHS).tolist(),
         "errors": dict(_errors(saved)),
     }
     watched = {name: _Watched(value) for name, value in saved.items()}
