@@ -14,7 +14,11 @@ from lingvo_moe.train.step import Trainable, TrainState, TrainStep
 
 
 class Local:
-    """Holds the state in variables of one device and compiles the step with tf.function."""
+    """Holds the state in variables of one device and compiles the step with tf.function.
+
+    Attributes:
+        compiled: whether `train` was called, which compiles the step.
+    """
 
     def __init__(self, task: Trainable, step: TrainStep | None = None):
         """Makes an empty runtime; `initialize` or `restore` fills it.
@@ -25,6 +29,7 @@ class Local:
         """
         self._task, self._step = task, step
         self._state: TrainState | None = None
+        self.compiled = False
         steps = step.on_rungs if step else ()
         self._train = [
             tf.function(functools.partial(self._train_and_assign, one), autograph=False)
@@ -75,7 +80,9 @@ class Local:
     def train(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
         """Takes one step and returns its metrics as tensors."""
         tensors = _to_tensors(batch)
-        return self._ladder.take(lambda rung: self._train[rung](tensors))
+        metrics = self._ladder.take(lambda rung: self._train[rung](tensors))
+        self.compiled = True
+        return metrics
 
     def relocate(self, table: str, source: np.ndarray, placement: np.ndarray) -> None:
         """Moves experts of one layer from slot to slot, their optimizer state with them.

@@ -30,6 +30,9 @@ class Spmd:
 
     The interface is that of runtimes.local.Local. Every process makes the same calls with the same
     batches, whole ones, of which its devices take their rows.
+
+    Attributes:
+        compiled: whether `train` was called, which compiles the step.
     """
 
     def __init__(self, task: Trainable, step: TrainStep | None, placement: Placement):
@@ -54,6 +57,7 @@ class Spmd:
         self._programs: dict[Any, Any] = {}
         self._steps = step.on_rungs if step else ()
         self._ladder = Ladder(len(self._steps))
+        self.compiled = False
 
     def initialize(self, seed: int) -> None:
         """Starts from scratch: every device draws its own pieces of the weights."""
@@ -111,7 +115,9 @@ class Spmd:
             self._state, metrics = program(self._state, fed)
             return NestedMap(metrics)
 
-        return self._ladder.take(step)
+        metrics = self._ladder.take(step)
+        self.compiled = True
+        return metrics
 
     def relocate(self, table: str, source: np.ndarray, placement: np.ndarray) -> None:
         """See Local. Waits until it is done.

@@ -1,5 +1,6 @@
 """Training a translation model, and a bilingual baseline for each pair, end to end."""
 
+import contextlib
 import dataclasses
 import math
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import sacrebleu
 
+from lingvo_moe.core import lock
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.pipeline import Prefetcher, TrainInput, eval_batches
@@ -82,9 +84,14 @@ def train_model(job: TrainingJob) -> TrainResult:
     """Trains a registered model on a dataset, or goes on where logdir's newest checkpoint stands.
 
     Raises:
-        ValueError: logdir, dataset and model do not fit together, or there are no loads to record
-            or no VExperts to move.
+        ValueError: logdir, dataset and model do not fit together, another process trains in
+            logdir, or there are no loads to record or no VExperts to move.
     """
+    with contextlib.nullcontext() if job.process.index else lock.hold(job.logdir):
+        return _train(job)
+
+
+def _train(job):
     process = job.process
     if process.index:
         process.minimum(0)  # the first makes the logdir, the others find it made
@@ -128,7 +135,7 @@ def run_training(
             summarize=lambda metrics: summarize(
                 check_nothing_lost(metrics, params), model_dir.pairs, layers
             ),
-            evaluate=_Evaluator(model_dir, dataset, runtime),
+            evaluate=_Evaluator(model_dir, dataset, runtime, process),
             report=report,
             process=process,
             recorder=recorder,
@@ -141,26 +148,33 @@ def run_training(
     return result
 
 
-def train_baselines(job: TrainingJob, pairs: Sequence[str]) -> bool:
+def train_baselines(job: TrainingJob, pairs: Sequence[str]) -> int | None:
     """Trains one bilingual model a pair under job.logdir/PAIR; finished ones are passed over.
 
     All pairs share the compiled step: only the data and the initial state change.
 
     Returns:
-        False if a signal ended it early; the same call goes on from there.
+        None, or the number of the signal that ended it early; the same call goes on from there.
+
+    Raises:
+        ValueError: as `train_model`.
     """
     runtime = None
     for i, pair in enumerate(pairs):
         overrides = [*job.overrides, f"input.pairs=({pair!r},)"]
-        model_dir = ModelDir.create(job.logdir / pair, job.model, overrides, job.dataset)
-        runtime = runtime or job.make_runtime(model_dir.task, train_step(model_dir.task))
-        prefix = f"[{i + 1}/{len(pairs)} {pair}] "
-        result = run_training(
-            model_dir, job.dataset, runtime, lambda line, prefix=prefix: job.report(prefix + line)
-        )
-        if not result.finished:
-            return False
-    return True
+        logdir, prefix = job.logdir / pair, f"[{i + 1}/{len(pairs)} {pair}] "
+        with lock.hold(logdir):
+            model_dir = ModelDir.create(logdir, job.model, overrides, job.dataset)
+            runtime = runtime or job.make_runtime(model_dir.task, train_step(model_dir.task))
+            result = run_training(
+                model_dir,
+                job.dataset,
+                runtime,
+                lambda line, prefix=prefix: job.report(prefix + line),
+            )
+        if result.signal:
+            return result.signal
+    return None
 
 
 def check_nothing_lost(metrics: NestedMap, params: TranslationParams) -> NestedMap:
@@ -243,10 +257,13 @@ def _summarize_experts(metrics, tokens, layers):
 
 
 class _Evaluator:
-    """Dev loss, and BLEU on a sample of dev, of whatever weights the runtime holds."""
+    """Dev loss, and BLEU on a sample of dev, of whatever weights the runtime holds.
 
-    def __init__(self, model_dir, dataset, runtime):
-        params = model_dir.params
+    Every process takes part; the first alone writes what experts did.
+    """
+
+    def __init__(self, model_dir, dataset, runtime, process):
+        params, self._process = model_dir.params, process
         self._runtime, self._model_dir, self._pairs = runtime, model_dir, model_dir.pairs
         self._batches = list(eval_batches(dataset, "dev", params.input))
         self._sample = self._choose(dataset, params.input.pairs, params.train.dev_bleu_sentences)
@@ -279,7 +296,8 @@ class _Evaluator:
         for pair, nll, count in zip(self._pairs, total.pair_nll, total.pair_tokens, strict=True):
             if count:
                 scalars[f"dev/loss/{pair}"] = float(nll / count)
-        if layers := self._model_dir.task.moe_layers:
+        layers = self._model_dir.task.moe_layers
+        if layers and not self._process.index:
             record = RoutingRecord.of_metrics(total, layers, self._pairs)
             record.save(self._model_dir.routing_path)
             images = self._draw(record)

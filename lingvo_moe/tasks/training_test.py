@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_moe.core import lock
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
-from lingvo_moe.data.pipeline import Prefetcher
+from lingvo_moe.data.pipeline import Prefetcher, TrainInput
 from lingvo_moe.layers import dispatch
 from lingvo_moe.placement.traces import Trace
 from lingvo_moe.runtimes.local import Local
@@ -66,7 +67,7 @@ def test_a_signal_in_mid_run_loses_nothing(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Prefetcher, "next_batch", interrupt_at_the_third)
         result = _train(tmp_path / "parts", "train.max_steps=6")
-    assert (result.step, result.finished) == (3, False)
+    assert (result.step, result.finished, result.signal) == (3, False, signal.SIGTERM)
     _train(tmp_path / "parts", "train.max_steps=6")
     _train(tmp_path / "whole", "train.max_steps=6")
     whole, parts = _theta(tmp_path / "whole", 6), _theta(tmp_path / "parts", 6)
@@ -241,24 +242,65 @@ def test_dropped_without_a_capacity():
         check_nothing_lost(NestedMap(pair_dropped=np.array([[1, 2]]), steps=1), params)
 
 
+def _baselines(directory, report, *overrides):
+    return TrainingJob(
+        model="tiny.Bilingual",
+        overrides=[*SHRINK, *overrides],
+        dataset=dataset(),
+        logdir=directory,
+        make_runtime=Local,
+        report=report,
+    )
+
+
 def test_baselines_resume_and_translate(tmp_path):
     pairs, lines = ["qna-en", "qta-en"], []
-    job = TrainingJob(
-        model="tiny.Bilingual",
-        overrides=[*SHRINK, "train.max_steps=2"],
-        dataset=dataset(),
-        logdir=tmp_path,
-        make_runtime=Local,
-        report=lines.append,
-    )
-    assert train_baselines(job, pairs)
+    job = _baselines(tmp_path, lines.append, "train.max_steps=2")
+    assert train_baselines(job, pairs) is None
     assert any(line.startswith("[2/2 qta-en] step 2/2") for line in lines)
     lines.clear()
-    assert train_baselines(job, pairs)
+    assert train_baselines(job, pairs) is None
     assert not any("loss" in line for line in lines if not line.endswith("Resuming from step 2."))
     translators = baseline_translators(tmp_path, pairs, Local)
     outputs = translate_split(translators, dataset(), "test", lines.append)
     assert [(o.pair, len(o.hypotheses)) for o in outputs] == [("qna-en", 20), ("qta-en", 20)]
+
+
+def test_a_signal_ends_all_baselines(tmp_path, monkeypatch):
+    next_batch = Prefetcher.next_batch
+
+    def interrupt(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return next_batch(self)
+
+    monkeypatch.setattr(Prefetcher, "next_batch", interrupt)
+    job = _baselines(tmp_path, lambda line: None, "train.max_steps=1")
+    assert (
+        train_baselines(job, ["qna-en", "qta-en"]) == signal.SIGTERM
+    )  # which came in the last step of the first
+    assert [path.name for path in tmp_path.iterdir()] == ["qna-en"]
+
+
+def test_a_shard_damaged_during_training_loses_nothing(tmp_path, monkeypatch):
+    """Batches 1 to 3 are good; the thread fails at the fourth, and the same call goes on."""
+    next_batch, made = TrainInput.next_batch, []
+
+    def fail(self):
+        made.append(self)
+        if len(made) == 4:
+            raise OSError("Shard x is damaged.")
+        return next_batch(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainInput, "next_batch", fail)
+        with pytest.raises(OSError, match=r"Shard x is damaged\."):
+            _train(tmp_path / "parts", "train.max_steps=6")
+    _train(tmp_path / "parts", "train.max_steps=6")
+    _train(tmp_path / "whole", "train.max_steps=6")
+    whole, parts = _theta(tmp_path / "whole", 6), _theta(tmp_path / "parts", 6)
+    for name, value in whole.items():
+        np.testing.assert_array_equal(value, parts[name], err_msg=name)
+    assert ModelDir.open(tmp_path / "parts").checkpoints.steps() == [3, 4, 6]
 
 
 class TestBadInput:
@@ -273,6 +315,13 @@ class TestBadInput:
     def test_a_logdir_of_another_model(self, logdir):
         with pytest.raises(ValueError, match=r"is of model 'tiny.MoE', not 'tiny.Dense'"):
             _train(logdir, model="tiny.Dense")
+
+    def test_a_logdir_in_which_another_process_trains(self, logdir):
+        before = (logdir / "model.json").stat().st_mtime_ns
+        message = rf"{logdir} is in use by process {os.getpid()} on "
+        with lock.hold(logdir), pytest.raises(ValueError, match=message):
+            _train(logdir, "train.max_steps=2")
+        assert (logdir / "model.json").stat().st_mtime_ns == before
 
     def test_weights_of_another_shape(self, logdir):
         with pytest.raises(ValueError, match=r"Weight .* is \(16, 48\) here and \(16, 32\) in"):

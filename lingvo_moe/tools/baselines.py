@@ -3,6 +3,7 @@ r"""Trains and scores a bilingual baseline for each pair; the same command again
 lingvo-moe-baselines --model=tiny.Bilingual --data=build/demo/data --output=build/demo/baselines
 """
 
+import sys
 from pathlib import Path
 
 from absl import flags
@@ -13,6 +14,7 @@ from lingvo_moe.evaluation.report import format_table
 from lingvo_moe.tasks.evaluation import baseline_translators, translate_split
 from lingvo_moe.tasks.training import TrainingJob, train_baselines
 from lingvo_moe.tools import common
+from lingvo_moe.train.signals import exit_code
 
 FLAGS = flags.FLAGS
 
@@ -31,8 +33,8 @@ def main(argv: list[str]) -> None:
         make_runtime=common.make_runtime,
         report=common.report,
     )
-    if not train_baselines(job, pairs):
-        return
+    if signal := train_baselines(job, pairs):
+        sys.exit(exit_code(signal))
     outputs = translate_split(
         baseline_translators(output, pairs, common.make_runtime),
         dataset,

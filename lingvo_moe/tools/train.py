@@ -6,6 +6,7 @@ lingvo-moe-train --model=tiny.MoE --data=build/demo/data --logdir=/tmp/tiny8 --r
     --set="model.moe.dispatcher=Einsum()"    # see docs/distributed.md
 """
 
+import sys
 from pathlib import Path
 
 from absl import flags
@@ -13,6 +14,7 @@ from absl import flags
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.tasks.training import TrainingJob, train_model
 from lingvo_moe.tools import common, rebalancing, runtimes
+from lingvo_moe.train.signals import exit_code
 
 FLAGS = flags.FLAGS
 
@@ -43,6 +45,8 @@ def main(argv: list[str]) -> None:
             f"{result.best_step}. Next: lingvo-moe-evaluate --model={FLAGS.model} "
             f"--logdir={FLAGS.logdir} --data={FLAGS.data} --output=DIR"
         )
+    if result.signal:
+        sys.exit(exit_code(result.signal))
 
 
 def run() -> None:

@@ -1,12 +1,10 @@
 """The training loop: steps, progress, evaluation, checkpoints, and a clean end whatever happens."""
 
-import contextlib
 import dataclasses
 import math
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -15,10 +13,12 @@ import numpy as np
 
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.train.checkpoint import ALONE, Checkpoint, Checkpointer, Process
+from lingvo_moe.train.signals import deferred
 from lingvo_moe.train.summaries import SummaryWriter
 
 _INPUT = "input/"
 _NOTICE_SECONDS = 5.0
+_LARGEST_SEED = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,9 @@ class TrainParams:
         patience: end after so many evaluations without a better dev loss; None never does.
         dev_bleu_sentences: dev sentences, spread over the pairs, to translate for BLEU at each
             evaluation; 0 for none.
-        clip_norm: bound on the gradient's global norm; None for none.
+        clip_norm: bound > 0 on the gradient's global norm; None for none.
         micro_batches: a batch's rows are cut into that many parts whose gradients add up.
-        seed: of initial weights, dropout, random routing and the sampling of data.
+        seed: of initial weights, dropout, random routing and the sampling of data; 0 to 2^31 - 1.
     """
 
     max_steps: int = 100_000
@@ -55,10 +55,26 @@ class TrainParams:
         for name in (*names, "keep_checkpoints"):
             if getattr(self, name) < 1:
                 raise ValueError(f"train.{name} must be >= 1, got {getattr(self, name)}.")
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(
+                f"train.patience must be >= 1, or None to train to the end, got {self.patience}."
+            )
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(
+                f"train.clip_norm must be > 0, or None for no bound, got {self.clip_norm}."
+            )
+        if self.dev_bleu_sentences < 0:
+            raise ValueError(
+                f"train.dev_bleu_sentences must be >= 0, got {self.dev_bleu_sentences}."
+            )
+        if not 0 <= self.seed <= _LARGEST_SEED:
+            raise ValueError(f"train.seed must be from 0 to {_LARGEST_SEED}, got {self.seed}.")
 
 
 class Runtime(Protocol):
-    """What the loop needs of a runtime."""
+    """What the loop needs of a runtime; `compiled` says whether it has taken a step before."""
+
+    compiled: bool
 
     def initialize(self, seed: int) -> None: ...
 
@@ -102,12 +118,20 @@ class Evaluation(NamedTuple):
 
 
 class TrainResult(NamedTuple):
-    """step: where training stands; finished: false if it was interrupted; best_step, best_loss."""
+    """Where training stands.
+
+    Attributes:
+        step: how many steps were taken.
+        finished: false if a signal ended it before its end.
+        best_step, best_loss: of the best evaluation.
+        signal: number of the signal that was received, at whichever process; None without one.
+    """
 
     step: int
     finished: bool
     best_step: int | None
     best_loss: float
+    signal: int | None
 
 
 def train(
@@ -125,7 +149,8 @@ def train(
     """Trains to params.max_steps, from the newest checkpoint in logdir if there is one.
 
     SIGINT and SIGTERM let the step in progress end, save, and return. A resumed run takes the very
-    steps an uninterrupted one would have taken.
+    steps an uninterrupted one would have taken. If the input fails, one process by itself saves
+    what it has trained before the error is raised.
 
     Args:
         runtime: where steps run.
@@ -145,8 +170,8 @@ def train(
         OSError: a checkpoint could not be written; earlier ones are untouched.
     """
     loop = _Loop(runtime, batches, params, logdir, summarize, evaluate, report, process, recorder)
-    with _interruptible() as interrupted:
-        return loop.run(interrupted)
+    with deferred() as received:
+        return loop.run(received)
 
 
 class _Loop:
@@ -158,21 +183,20 @@ class _Loop:
         self.runtime, self.batches, self.params = runtime, batches, params
         self.summarize, self.evaluate, self.report = summarize, evaluate, report
         self.checkpoints = Checkpointer(logdir / "checkpoints", params.keep_checkpoints, process)
-        self.events = SummaryWriter(logdir / "events" if process.index == 0 else None)
-        self.recorder, self.interruption = recorder, Interruption(process)
+        self.events = SummaryWriter(logdir / "events" if process.index == 0 else None, report)
+        self.recorder, self.interruption, self.process = recorder, Interruption(process), process
         self.step, self.saved_step, self.recorded_step = 0, None, 0
         self.best_loss, self.best_step, self.evaluations_since_best = math.inf, None, 0
         self.metrics: list[NestedMap] = []
 
-    def run(self, interrupted: Callable[[], bool]) -> TrainResult:
+    def run(self, received: Callable[[], int | None]) -> TrainResult:
         """The loop itself."""
-        p = self.params
+        p, signal = self.params, None
         self._start()
         while self.step < p.max_steps and not self._out_of_patience():
-            if self.interruption.agreed(self.step, interrupted()):
+            if signal := self.interruption.agreed(self.step, received()):
                 break
-            self.metrics.append(self.runtime.train(self.batches.next_batch()))
-            self.step += 1
+            self._take_step()
             last = self.step == p.max_steps
             if last or self.step % p.log_every == 0:
                 self._log()
@@ -186,7 +210,29 @@ class _Loop:
         self.events.close()
         if not finished:
             self.report(f"Interrupted at step {self.step}; the same command goes on from there.")
-        return TrainResult(self.step, finished, self.best_step, self.best_loss)
+        return TrainResult(
+            self.step, finished, self.best_step, self.best_loss, signal or received()
+        )
+
+    def _take_step(self):
+        batch = self._next_batch()
+        compiled, start = self.runtime.compiled, time.monotonic()
+        if not compiled:
+            self.report("Compiling the step …")
+        self.metrics.append(self.runtime.train(batch))
+        if not compiled:
+            self.report(f"Compiled in {time.monotonic() - start:.0f} s.")
+        self.step += 1
+
+    def _next_batch(self):
+        try:
+            return self.batches.next_batch()
+        except Exception:
+            # Of several processes others may have gone on; alone, nothing trained is lost.
+            if self.process is ALONE and self.step != self.saved_step:
+                self._save()
+                self.report(f"The input failed; step {self.step} is saved.")
+            raise
 
     def _start(self):
         checkpoint = self.checkpoints.read_latest(self._restore)
@@ -308,42 +354,24 @@ class Interruption:
         self._due, self._stride = 0, 1
         self._asked: tuple[int, float] | None = None
 
-    def agreed(self, step: int, interrupted: bool) -> bool:
-        """Whether to stop before this step; every process asks at the same steps, each one once."""
+    def agreed(self, step: int, signal: int | None) -> int | None:
+        """The signal for which to stop before this step, or None.
+
+        Args:
+            step: every process asks at the same steps, each one once.
+            signal: number of the one that this process received.
+        """
         if self._process is ALONE:
-            return interrupted
+            return signal
         if step < self._due:
-            return False
-        ahead = self._process.minimum(0 if interrupted else self._stride)
+            return None
+        ahead = self._process.minimum(-signal if signal else self._stride)
         now = self._clock()
         if self._asked:
             steps, seconds = step - self._asked[0], now - self._asked[1]
             self._stride = max(1, int(_NOTICE_SECONDS * steps / max(seconds, 1e-9)))
         self._due, self._asked = step + ahead, (step, now)
-        return ahead == 0
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Within it SIGINT and SIGTERM only set a flag; a second signal acts as it would outside."""
-    received: list[int] = []
-    previous = {}
-
-    def handle(number, frame):
-        del frame
-        received.append(number)
-        signal.signal(number, previous[number])
-
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            previous[number] = signal.signal(number, handle)
-    except ValueError:  # not the main thread: whoever runs us handles signals
-        previous.clear()
-    try:
-        yield lambda: bool(received)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        return -ahead if ahead < 0 else None
 
 
 def _hours(seconds: float) -> str:

@@ -17,7 +17,7 @@ class Sum:
     """A runtime whose only weight adds up what it is fed; a negative number makes a NaN."""
 
     def __init__(self):
-        self.total = None
+        self.total, self.compiled = None, False
 
     def initialize(self, seed):
         self.total = np.float64(seed)
@@ -29,7 +29,7 @@ class Sum:
         self.total = np.asarray(tensors["theta/total"])
 
     def train(self, batch):
-        self.total = self.total + batch["x"]
+        self.total, self.compiled = self.total + batch["x"], True
         loss = math.nan if batch["x"] < 0 else self.total
         return NestedMap(nll=np.float64(loss), tokens=np.float64(2))
 
@@ -52,7 +52,7 @@ class Counting:
         self.count = int(state["count"])
 
 
-def _train(logdir, *, batches=None, losses=None, recorder=None, **params):
+def _train(logdir, *, batches=None, losses=None, recorder=None, report=None, **params):
     runtime, lines = Sum(), []
     losses = iter(losses or [])
     result = train(
@@ -64,7 +64,7 @@ def _train(logdir, *, batches=None, losses=None, recorder=None, **params):
         evaluate=lambda: next(
             (Evaluation(x, {"dev/loss": x}, f"dev loss {x}") for x in losses), None
         ),
-        report=lines.append,
+        report=report or lines.append,
         recorder=recorder,
     )
     return runtime.total, result, lines
@@ -73,11 +73,12 @@ def _train(logdir, *, batches=None, losses=None, recorder=None, **params):
 def test_a_whole_run(tmp_path):
     total, result, lines = _train(tmp_path, losses=[3.0, 4.0])
     assert total == 55  # 1 + 2 + … + 10
-    assert result == (10, True, 5, 3.0)
+    assert result == (10, True, 5, 3.0, None)
     assert Checkpointer(tmp_path / "checkpoints").best() == 5
     # The line of step 2 averages losses 1 and 3 over 2 tokens each: (1 + 3) / 4.
-    assert lines[0].startswith("step 2/10  loss 1.000  ")
-    assert "tokens/s  ETA 0:00:" in lines[0]
+    assert lines[:2] == ["Compiling the step …", "Compiled in 0 s."]
+    assert lines[2].startswith("step 2/10  loss 1.000  ")
+    assert "tokens/s  ETA 0:00:" in lines[2]
     assert "step 5  dev loss 3.0" in lines
     (events,) = (tmp_path / "events").iterdir()
     tags = {
@@ -89,17 +90,35 @@ def test_a_whole_run(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_the_same_call_resumes_exactly(tmp_path, number):
+def test_a_signal_saves_and_the_same_call_resumes_exactly(tmp_path, number, capsys):
     batches = Counting({4: lambda: os.kill(os.getpid(), number)})
     total, result, lines = _train(tmp_path, batches=batches)
-    assert (total, result.step, result.finished) == (10, 4, False)
+    assert (total, result.step, result.finished, result.signal) == (10, 4, False, number)
+    assert capsys.readouterr().err.startswith(f"{number.name}: ends after the step or evaluation")
     assert lines[-1].startswith("Interrupted at step 4")
     total, result, lines = _train(tmp_path)
     assert lines[0] == "Resuming from step 4."
-    assert (total, result.step, result.finished) == (55, 10, True)
+    assert (total, result.step, result.finished, result.signal) == (55, 10, True, None)
 
 
-def _steps_asked(others, interrupted=lambda step: False, last=200):
+def test_a_signal_at_the_last_step_is_told_too(tmp_path):
+    batches = Counting({10: lambda: os.kill(os.getpid(), signal.SIGTERM)})
+    _, result, _ = _train(tmp_path, batches=batches)
+    assert (result.step, result.finished, result.signal) == (10, True, signal.SIGTERM)
+
+
+def test_when_the_input_fails_what_was_trained_is_saved(tmp_path):
+    def fail():
+        raise OSError("Shard 3 is damaged.")
+
+    batches, lines = Counting({4: fail}), []
+    with pytest.raises(OSError, match=r"Shard 3 is damaged\."):
+        _train(tmp_path, batches=batches, report=lines.append)
+    assert lines[-1] == "The input failed; step 3 is saved."
+    assert Checkpointer(tmp_path / "checkpoints").steps() == [3]
+
+
+def _steps_asked(others, signal_at=lambda step: None, last=200):
     """At which of 200 steps of 1/8 s a process asks the others, and where it stops, if it does."""
     asked, clock = [], [0.0]
 
@@ -109,24 +128,29 @@ def _steps_asked(others, interrupted=lambda step: False, last=200):
 
     interruption = Interruption(Process(0, minimum), lambda: clock[0])
     for step in range(last):
-        if interruption.agreed(step, interrupted(step)):
-            return asked, step
+        if number := interruption.agreed(step, signal_at(step)):
+            return asked, step, number
         clock[0] += 0.125
-    return asked, None
+    return asked, None, None
 
 
 def test_several_processes_ask_each_other_every_five_seconds():
     """5 s / 0.125 s is 40 steps; the first two tell how long a step takes."""
-    assert _steps_asked(lambda step: 1000) == ([0, 1, 2, 42, 82, 122, 162], None)
+    assert _steps_asked(lambda step: 1000) == ([0, 1, 2, 42, 82, 122, 162], None, None)
     # Another would be asked after 10 steps: its pace is 10 steps in 5 s.
-    assert _steps_asked(lambda step: 10, last=30) == ([0, 1, 2, 12, 22], None)
-    assert _steps_asked(lambda step: 1, last=4) == ([0, 1, 2, 3], None)  # 5 s a step, or longer
+    assert _steps_asked(lambda step: 10, last=30) == ([0, 1, 2, 12, 22], None, None)
+    assert _steps_asked(lambda step: 1, last=4) == (
+        [0, 1, 2, 3],
+        None,
+        None,
+    )  # 5 s a step, or longer
 
 
 def test_whoever_of_several_processes_is_interrupted_all_stop_at_one_step():
-    assert _steps_asked(lambda step: 0 if step > 50 else 1000) == ([0, 1, 2, 42, 82], 82)
-    mine = _steps_asked(lambda step: 1000, lambda step: step > 50)
-    assert mine == ([0, 1, 2, 42, 82], 82)
+    stopped = ([0, 1, 2, 42, 82], 82, signal.SIGTERM)
+    assert _steps_asked(lambda step: -signal.SIGTERM if step > 50 else 1000) == stopped
+    mine = _steps_asked(lambda step: 1000, lambda step: signal.SIGTERM if step > 50 else None)
+    assert mine == stopped
 
 
 def test_a_finished_run_does_nothing_more(tmp_path):
@@ -137,9 +161,9 @@ def test_a_finished_run_does_nothing_more(tmp_path):
 
 def test_patience_ends_training_and_outlives_a_restart(tmp_path):
     _, result, _ = _train(tmp_path, losses=[1.0, 2.0, 2.0], eval_every=1, patience=2)
-    assert result == (3, True, 1, 1.0)
+    assert result == (3, True, 1, 1.0, None)
     _, result, _ = _train(tmp_path, losses=[0.5], eval_every=1, patience=2)
-    assert result == (3, True, 1, 1.0)
+    assert result == (3, True, 1, 1.0, None)
 
 
 def test_a_loss_that_is_not_finite_never_reaches_a_checkpoint(tmp_path):
@@ -149,9 +173,21 @@ def test_a_loss_that_is_not_finite_never_reaches_a_checkpoint(tmp_path):
     assert Checkpointer(tmp_path / "checkpoints").steps() == [5]
 
 
-def test_params_are_checked():
-    with pytest.raises(ValueError, match=r"train.log_every must be >= 1, got 0"):
-        TrainParams(log_every=0)
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"log_every": 0}, r"train.log_every must be >= 1, got 0\."),
+        ({"patience": 0}, r"train.patience must be >= 1, or None to train to the end, got 0\."),
+        ({"clip_norm": -1.0}, r"train.clip_norm must be > 0, or None for no bound, got -1.0\."),
+        ({"clip_norm": math.nan}, r"train.clip_norm must be > 0, or None for no bound, got nan\."),
+        ({"dev_bleu_sentences": -1}, r"train.dev_bleu_sentences must be >= 0, got -1\."),
+        ({"seed": -1}, r"train.seed must be from 0 to 2147483647, got -1\."),
+        ({"seed": 3_000_000_000}, r"train.seed must be from 0 to 2147483647, got 3000000000\."),
+    ],
+)
+def test_params_are_checked(params, message):
+    with pytest.raises(ValueError, match=message):
+        TrainParams(**params)
 
 
 def test_a_recorder_sees_each_step_once_and_saves_with_checkpoints(tmp_path):

@@ -1,27 +1,42 @@
 """Scalars and pictures for TensorBoard, written without it: TFRecord files of Event protos."""
 
+import contextlib
 import os
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import tensorflow as tf
 
 
 class SummaryWriter:
-    """Appends to a new events file in a directory, which TensorBoard then shows."""
+    """Appends to a new events file in a directory, which TensorBoard then shows.
 
-    def __init__(self, directory: Path | None):
-        """Opens the file; makes the directory if need be. None writes nothing."""
-        self._writer = None
+    If the file can no longer be written, a full disk for example, that is said once and nothing
+    more is written: training goes on without events.
+    """
+
+    def __init__(self, directory: Path | None, report: Callable[[str], None]):
+        """Opens the file; makes the directory if need be.
+
+        Args:
+            directory: None writes nothing.
+            report: takes the warning.
+
+        Raises:
+            OSError: the directory cannot be made.
+        """
+        self._writer, self._report = None, report
         if directory is None:
             return
         directory.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
-        self._writer = tf.io.TFRecordWriter(str(directory / name))
-        self._write(tf.compat.v1.Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._path = directory / name
+        with self._failing_softly():
+            self._writer = tf.io.TFRecordWriter(str(self._path))
+            self._write(tf.compat.v1.Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Writes values by tag ("train/loss") at a step and flushes."""
@@ -39,14 +54,27 @@ class SummaryWriter:
     def close(self) -> None:
         """Closes the file."""
         if self._writer is not None:
-            self._writer.close()
+            with self._failing_softly():
+                self._writer.close()
 
     def _write_values(self, step, values):
         if self._writer is None:
             return
         summary = tf.compat.v1.Summary(value=values)
-        self._write(tf.compat.v1.Event(wall_time=time.time(), step=step, summary=summary))
-        self._writer.flush()
+        with self._failing_softly():
+            self._write(tf.compat.v1.Event(wall_time=time.time(), step=step, summary=summary))
 
     def _write(self, event):
         self._writer.write(event.SerializeToString())
+        self._writer.flush()
+
+    @contextlib.contextmanager
+    def _failing_softly(self):
+        try:
+            yield
+        except tf.errors.OpError as error:
+            self._writer = None
+            self._report(
+                f"warning: Cannot write {self._path} ({error.message}); training goes on without "
+                f"events for TensorBoard."
+            )
