@@ -36,7 +36,7 @@ from lingvo_moe.placement.policy_maker import PolicyMaker
 from lingvo_moe.placement.profile import Machine, measure
 from lingvo_moe.placement.rebalance import Rebalanced
 from lingvo_moe.placement.scheduler import Scheduler
-from lingvo_moe.runtimes.lowering import Placement
+from lingvo_moe.runtimes.lowering import Layout
 from lingvo_moe.runtimes.spmd import Spmd
 from lingvo_moe.sharding.annotations import parse_mesh
 from lingvo_moe.train.adafactor import Adafactor
@@ -112,7 +112,7 @@ def starting(task: Regression, scheduler: Scheduler | None):
     """A runtime on eight devices, with weights that stay as they are but for rounding."""
     optimizer = Adafactor(schedule=Constant(learning_rate=1e-12))
     step = TrainStep(task=task, optimizer=optimizer, rungs=task.rungs)
-    runtime = Spmd(task, step, Placement(parse_mesh(f"expert:{DEVICES}")))
+    runtime = Spmd(task, step, Layout(parse_mesh(f"expert:{DEVICES}")))
     if scheduler:
         runtime = Rebalanced(runtime, {"placement": EXPERTS}, scheduler)
     runtime.initialize(0)

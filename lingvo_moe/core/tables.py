@@ -54,7 +54,7 @@ def tables(tree: NestedMap, weights: NestedMap) -> NestedMap:
     return NestedMap.unflatten({p: leaf for p, leaf in tree.flatten() if p in paths})
 
 
-def joined(*trees: NestedMap) -> NestedMap:
+def merge_trees(*trees: NestedMap) -> NestedMap:
     """One tree of the leaves of several, such as `learned` and `tables` took apart."""
     trees = [tree for tree in trees if tree]
     if len(trees) == 1:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 
-def uncomputed_zeros(shape: Sequence[int], dtype: tf.DType, computed: tf.Tensor) -> tf.Tensor:
+def runtime_zeros(shape: Sequence[int], dtype: tf.DType, computed: tf.Tensor) -> tf.Tensor:
     """Zeros of a static shape, made of the sum of none of the elements of something computed.
 
     A constant would do, were it not that TensorFlow computes it, as large as all devices together

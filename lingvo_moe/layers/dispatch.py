@@ -73,7 +73,7 @@ class Dispatcher(abc.ABC):
 
     @property
     def evaluates(self) -> bool:
-        """Whether it serves in evaluation, where it finds experts by what `at_home` says."""
+        """Whether it serves in evaluation, with experts as `to_expert_index` numbers them."""
         return True
 
     def hold(self, experts: NestedMap) -> NestedMap:
@@ -87,7 +87,7 @@ class Dispatcher(abc.ABC):
         """
         return NestedMap(experts=experts)
 
-    def at_home(self, routing: Routing, theta: NestedMap) -> Routing:
+    def to_expert_index(self, routing: Routing, theta: NestedMap) -> Routing:
         """The same choices for a dispatcher that knows nothing of `hold`: in evaluation.
 
         Args:
@@ -172,7 +172,7 @@ class Ragged(Dispatcher):
         order, counts = by_expert(routing, num_experts)
         tokens = tf.reshape(inputs, [-1, model_dim])
         weight = tf.reshape(routing.weight, [-1, routing.weight.shape[-1]])
-        sizes = _whole(counts, inputs.dtype)
+        sizes = _round_up(counts, inputs.dtype)
         most = tf.reduce_max(sizes)
 
         def together(rows):
@@ -212,7 +212,7 @@ _OWN_NETWORK = 24  # measured: 6 to 28 rows of an expert, by its size and the nu
 _ROWS_AT_ONCE = {tf.bfloat16: 32}
 
 
-def _whole(counts: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+def _round_up(counts: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Counts of rows of that type, up to the next that a product is made for."""
     at_once = _ROWS_AT_ONCE.get(dtype, 1)
     return -(-counts // at_once) * at_once

@@ -93,7 +93,7 @@ class Dropless(Dispatcher):
 
         return NestedMap(experts=experts.map(in_column_blocks))
 
-    def at_home(self, routing, theta):
+    def to_expert_index(self, routing, theta):
         """See Dispatcher: every choice becomes one of each column block of its expert.
 
         Activations work element by element, so an expert of size n is the sum of n experts. There

@@ -230,7 +230,7 @@ def main():
     """Trains on meshes; counts what XLA compiles in the first round of batches and the second."""
     import jax
 
-    from lingvo_moe.runtimes.lowering import Placement
+    from lingvo_moe.runtimes.lowering import Layout
     from lingvo_moe.runtimes.spmd import Spmd
     from lingvo_moe.sharding.annotations import parse_mesh
 
@@ -242,7 +242,7 @@ def main():
     for mesh, sharding in MESHES.items():
         task, shape = Regression(Fitted(), groups=8), parse_mesh(mesh)
         devices = jax.devices()[: int(np.prod(shape.shape))]
-        runtime = Spmd(task, task.step(), Placement(shape, sharding, devices))
+        runtime = Spmd(task, task.step(), Layout(shape, sharding, devices))
         metrics = train(runtime)
         before, state = len(compiled), numbers(runtime.state())
         for one in BATCHES:

@@ -93,9 +93,9 @@ def test_numbers_are_those_of_one_device(dispatcher, mesh):
 
 def main():
     """Everything that wants eight devices, as JSON."""
-    from lingvo_moe.runtimes.lowering import ArraySpec, Placement, partitioned, shapes
+    from lingvo_moe.runtimes.hlo import collectives, count
+    from lingvo_moe.runtimes.lowering import ArraySpec, Layout, partitioned, shapes
     from lingvo_moe.sharding.annotations import Mesh
-    from lingvo_moe.sharding.hlo import collectives, count
 
     values, segments = inputs()
     weights = dict(layer(Einsum()).weights().flatten())
@@ -120,8 +120,8 @@ def main():
             tree = NestedMap.unflatten(flat)
             return function(dispatcher, tree, batch.inputs, batch.segments)
 
-        placement = Placement(Mesh(tuple(mesh), tuple(mesh.values())))
-        return partitioned(run, args, results, placement).lower(*shapes(args)).compile()
+        layout = Layout(Mesh(tuple(mesh), tuple(mesh.values())))
+        return partitioned(run, args, results, layout).lower(*shapes(args)).compile()
 
     report = {}
     for dispatcher in DISPATCHERS:

@@ -54,7 +54,7 @@ def smoothed_cross_entropy(
             d_hidden -= smoothing * copies.per_row(mean_row, 1, d_hidden)
             d_hidden = tf.cast(d_loss * d_hidden, hidden.dtype)
             weighted = tf.cast(d_loss, hidden.dtype) * flat
-            pulled, weighted = (copies.shared_out(x, table, 2) for x in (pulled, weighted))
+            pulled, weighted = (copies.split_rows(x, table, 2) for x in (pulled, weighted))
             d_table = tf.matmul(pulled, weighted, transpose_a=True)
             evenly = tf.reduce_sum(tf.cast(weighted, tf.float32), axis=-2, keepdims=True)
             d_table -= tf.cast(smoothing / size * evenly, table.dtype)

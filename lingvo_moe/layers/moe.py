@@ -233,7 +233,7 @@ class MoE(Layer):
             )
             stats.update(dispatch_stats)
         else:
-            routing = p.dispatcher.at_home(routing, theta)
+            routing = p.dispatcher.to_expert_index(routing, theta)
             outputs = dispatcher(grouped, routing, capacity, experts, theta.experts)
         if p.shared_expert:
             gate = self._shared_gate(theta, grouped)

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.compiler.tf2xla.ops.gen_xla_ops import xla_optimization_barrier
-from tensorflow.python.ops import control_flow_util
+
+from lingvo_moe.core.tensorflow_private import control_flow_util, xla_optimization_barrier
 
 
 def rematerialized(fn: Callable[..., Any]) -> Callable[..., Any]:

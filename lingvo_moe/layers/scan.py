@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_moe.core.zeros import uncomputed_zeros
+from lingvo_moe.core.zeros import runtime_zeros
 from lingvo_moe.layers.remat import tensors_of, with_tensors
 
 Body = Callable[[Any, tf.Tensor, Any, Any], tuple[tf.Tensor, tf.Tensor, Any]]
@@ -113,7 +113,7 @@ class _Loop:
         start = (
             tf.constant(0),
             upstream,
-            [uncomputed_zeros(shared[j].shape, shared[j].dtype, upstream) for j in read],
+            [runtime_zeros(shared[j].shape, shared[j].dtype, upstream) for j in read],
             self._gradients(theta, learned, upstream),
         )
         _, down, added, written = self._while(step, start)
@@ -157,7 +157,7 @@ class _Loop:
             return arrays
         # Zeros are told, not the gradients that replace them: a compiler merges equal zeros, and
         # how one weight's gradient is cut would spread to another of its shape.
-        zeros = [uncomputed_zeros(w.shape, w.dtype, computed) for w in theta]
+        zeros = [runtime_zeros(w.shape, w.dtype, computed) for w in theta]
         zeros = tensors_of(self.cut(with_tensors(self.theta, zeros)))
         return [array.unstack(zeros[j]) for array, j in zip(arrays, learned, strict=True)]
 

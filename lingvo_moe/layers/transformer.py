@@ -150,7 +150,9 @@ class Stack(Layer):
             bias, tokens, *memory = surroundings
             loss, aside = tf.constant(0.0), []
             for place, (name, layer) in enumerate(self.block.items()):
-                own = theta[name].map(lambda w, spec: copies.told(w, spec.dims), layer.weights())
+                own = theta[name].map(
+                    lambda w, spec: copies.annotate_weight(w, spec.dims), layer.weights()
+                )
                 with tf.name_scope(f"{self._side}/block/{name}"):
                     x, layer_loss, *results = layer.fprop(
                         own, x, bias, tokens, Context(seeds[place]), *memory
@@ -162,7 +164,9 @@ class Stack(Layer):
 
         def cut(block):
             specs = self.weights().block
-            return block.map(lambda w, spec: copies.told(w, spec.dims, at_rest=True), specs)
+            return block.map(
+                lambda w, spec: copies.annotate_weight(w, spec.dims, at_rest=True), specs
+            )
 
         each = tf.reshape(seeds, [-1, size, 2])
         x, moe_loss, aside = scan(

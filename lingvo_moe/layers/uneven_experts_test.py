@@ -138,12 +138,12 @@ def test_choices_of_column_blocks_by_hand():
     routing = routing._replace(
         weight=tf.constant([[[0.75, 0.25], [0.0, 1.0]]]), position=tf.constant([[[0, 0], [0, 1]]])
     )
-    home = Dropless(expert_sizes=(2, 1, 2)).at_home(routing, None)
+    home = Dropless(expert_sizes=(2, 1, 2)).to_expert_index(routing, None)
     np.testing.assert_array_equal(home.dispatched, [[[1, 1, 1, 0], [0, 0, 1, 0]]])
     np.testing.assert_array_equal(home.expert[home.dispatched], [3, 4, 2, 2])
     np.testing.assert_array_equal(home.weight, [[[0.75, 0.75, 0.25, 0], [0, 0, 1, 0]]])
     np.testing.assert_array_equal(home.position, [[[0, 0, 0, 0], [0, 0, 1, 1]]])
-    assert Dropless().at_home(routing, None) is routing
+    assert Dropless().to_expert_index(routing, None) is routing
 
 
 @pytest.mark.parametrize(

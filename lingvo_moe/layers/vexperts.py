@@ -86,7 +86,7 @@ class VExperts(Laddered):
         )
         return NestedMap(experts=experts.map(in_slots), placement=placement)
 
-    def at_home(self, routing, theta):
+    def to_expert_index(self, routing, theta):
         """See Dispatcher: all tokens of an expert go to its first slot."""
         experts = tf.range(_num_experts(routing))
         held = tf.cast(tf.reshape(theta.placement, [-1]) == experts[:, None], tf.int32)
@@ -131,11 +131,11 @@ class VExperts(Laddered):
         expert = annotate(tf.reshape(expert, [sources, size * choices]), "GS")
         loads = tf.reduce_sum(tf.one_hot(expert, num_experts, dtype=tf.int32), axis=1)
         # A few numbers, which every device works out for itself.
-        loads = _whole(tf.reshape(loads, [places, self.devices, num_experts]))
+        loads = _replicate(tf.reshape(loads, [places, self.devices, num_experts]))
         counts = counts_of(placement, num_experts)
-        flow = Flow(*map(_whole, flow_of(loads, counts)))
-        arriving = _whole(flow.by_slot * self._between_devices)
-        first_row = _whole(tf.cumsum(flow.by_slot, axis=2, exclusive=True))
+        flow = Flow(*map(_replicate, flow_of(loads, counts)))
+        arriving = _replicate(flow.by_slot * self._between_devices)
+        first_row = _replicate(tf.cumsum(flow.by_slot, axis=2, exclusive=True))
         routed = self._routed(expert, flow, counts, first_row)
         wire = self.room(self.wire * size * choices / self.num_slots, size)
         wire = [max(2, room) for room in wire]  # one place would crash XLA's compiler for CPUs
@@ -150,7 +150,7 @@ class VExperts(Laddered):
             lost=_over(arriving, self.of_rung(wire))
             + _over(tf.reduce_sum(flow.by_slot, axis=2), self.of_rung(rows)),
         )
-        return _Plan(
+        return _Exchange(
             sources=sources,
             routed=annotate(tf.reshape(routed, [sources, size, choices, 3]), "GSK."),
             arriving=tf.reshape(arriving, [self.num_slots, sources]),
@@ -163,7 +163,7 @@ class VExperts(Laddered):
         )
 
     def _routed(self, expert, flow, counts, first_row):
-        """`routed` of a _Plan, int32 [X, S·K, 3]."""
+        """`routed` of a _Exchange, int32 [X, S·K, 3]."""
         sources = expert.shape[0]
         device = tf.range(sources) % self.devices
         of_source = [sources, flow.sent.shape[2], self.devices]
@@ -202,7 +202,7 @@ class VExperts(Laddered):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Plan:
+class _Exchange:
     """Where every choice goes, and the four ways between tokens, buffers and rows.
 
     The ways see one device's pieces: s sources and their p slots, which get from X sources each.
@@ -329,7 +329,7 @@ def _flat(rows: tf.Tensor) -> tf.Tensor:
     return tf.reshape(rows, [-1, rows.shape[-1]])
 
 
-def _whole(tensor: tf.Tensor) -> tf.Tensor:
+def _replicate(tensor: tf.Tensor) -> tf.Tensor:
     """The same tensor, held by every device."""
     return annotate(tensor, "." * tensor.shape.rank)
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import Context, init_theta
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.tables import joined
+from lingvo_moe.core.tables import merge_trees
 from lingvo_moe.gatings.top_k import TopK
 from lingvo_moe.layers.dispatch import Ragged
 from lingvo_moe.layers.fitted_test import BATCHES, EXPERTS, Regression, numbers
@@ -21,7 +21,7 @@ from lingvo_moe.placement.placement import EMPTY, Placement, relocation
 from lingvo_moe.placement.placement_test import random_move, random_placement
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.testing.devices import run_on
-from lingvo_moe.train.replicas import summed
+from lingvo_moe.train.replicas import sum_replicas
 
 DEVICES, PER_DEVICE, GROUPS = 4, 3, 8
 SLOTS = VExperts(devices=DEVICES, slots_per_device=PER_DEVICE, factors=(0.5,))
@@ -46,7 +46,9 @@ def with_gradients(moe, theta, inputs, segments):
         learned.map(tape.watch)
         tape.watch(inputs)
         every = (
-            joined(learned, NestedMap(placement=theta.placement)) if "placement" in theta else theta
+            merge_trees(learned, NestedMap(placement=theta.placement))
+            if "placement" in theta
+            else theta
         )
         output = moe.fprop(every, inputs, Tokens(segments, segments), Context(tf.constant([1, 2])))
         total = tf.reduce_sum(tf.sin(output.outputs)) + output.loss
@@ -76,7 +78,7 @@ def test_any_placement_gives_outputs_and_gradients_of_one_replica(seed):
     np.testing.assert_allclose(output.outputs, expected.outputs, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(slot_by_inputs, by_inputs, rtol=1e-4, atol=1e-5)
     tables = NestedMap(placement=in_slots.placement)
-    by_expert = dict(summed(slot_grads, tables, many.weights()).flatten())
+    by_expert = dict(sum_replicas(slot_grads, tables, many.weights()).flatten())
     assert set(by_expert) == {name for name, _ in grads.flatten()}
     for name, grad in grads.flatten():
         np.testing.assert_allclose(by_expert[name], grad, rtol=1e-4, atol=1e-5, err_msg=name)
@@ -252,7 +254,7 @@ def main():
     """Trains with moves on meshes; counts what XLA compiles in a second round."""
     import jax
 
-    from lingvo_moe.runtimes.lowering import Placement as Devices
+    from lingvo_moe.runtimes.lowering import Layout
     from lingvo_moe.runtimes.spmd import Spmd
     from lingvo_moe.sharding.annotations import parse_mesh
 
@@ -266,7 +268,7 @@ def main():
         # One rung: the ladder is tested elsewhere, and compiling takes long.
         task = Regression(dataclasses.replace(SLOTS, factors=()), groups=GROUPS)
         devices = jax.devices()[: int(np.prod(mesh.shape))]
-        runtime = Spmd(task, task.step(clip_norm=0.1), Devices(mesh, devices=devices))
+        runtime = Spmd(task, task.step(clip_norm=0.1), Layout(mesh, devices=devices))
         report[text] = train_with_moves(runtime, 4)
         report[text]["state"] = {n: v.tolist() for n, v in numbers(runtime.state()).items()}
         before = len(compiled)

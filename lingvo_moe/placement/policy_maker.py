@@ -32,7 +32,7 @@ _LEVEL = 1.1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class Adjustment:
     """Moves in order, and what the cost model makes of them.
 
     Attributes:
@@ -71,7 +71,7 @@ class PolicyMaker:
                 f"{self.max_moves} and {self.idle}."
             )
 
-    def plan(self, loads: np.ndarray, placement: Placement) -> Plan:
+    def plan(self, loads: np.ndarray, placement: Placement) -> Adjustment:
         """The moves worth making.
 
         Args:
@@ -104,14 +104,16 @@ class PolicyMaker:
             stages.append((move, board.placement, board.step_seconds))
         return stages
 
-    def _cut(self, placement: Placement, stages: list) -> Plan:
+    def _cut(self, placement: Placement, stages: list) -> Adjustment:
         """The beginning of a search that is worth most."""
         start, moves = stages[0][2], [stage[0] for stage in stages[1:]]
-        best = Plan(moves=(), seconds_before=start, seconds_after=start, adjustment_seconds=0.0)
+        best = Adjustment(
+            moves=(), seconds_before=start, seconds_after=start, adjustment_seconds=0.0
+        )
         # Pricing costs as much as finding a move, so only some lengths are looked at.
         for length in sorted({len(moves), *(2**i for i in range(len(moves).bit_length()))} - {0}):
             _, placed, seconds = stages[length]
-            plan = Plan(
+            plan = Adjustment(
                 moves=tuple(moves[:length]),
                 seconds_before=start,
                 seconds_after=seconds,
@@ -120,7 +122,7 @@ class PolicyMaker:
             best = max(best, plan, key=self._net)
         return best
 
-    def _net(self, plan: Plan) -> float:
+    def _net(self, plan: Adjustment) -> float:
         """Seconds saved within the horizon, less the price."""
         return (plan.seconds_before - plan.seconds_after) * self.horizon - plan.adjustment_seconds
 

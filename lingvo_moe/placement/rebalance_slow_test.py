@@ -43,18 +43,17 @@ def main():
     """Trains; prints each step's metrics, and what was compiled and moved once it was warm."""
     import jax
 
-    from lingvo_moe.runtimes.lowering import Placement as Devices
-    from lingvo_moe.runtimes.lowering import batch_specs, shapes, train_program
+    from lingvo_moe.runtimes.hlo import collectives, count
+    from lingvo_moe.runtimes.lowering import Layout, batch_specs, shapes, train_program
     from lingvo_moe.runtimes.spmd import Spmd
     from lingvo_moe.sharding.annotations import parse_mesh
-    from lingvo_moe.sharding.hlo import collectives, count
 
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, *_, **__: compiled.append(event) if "backend_compile" in event else None
     )
     one = task()
-    devices = Devices(parse_mesh(f"expert:{DEVICES}"))
+    devices = Layout(parse_mesh(f"expert:{DEVICES}"))
     runtime = rebalanced(Spmd(one, one.step(), devices))
     metrics, warm = [], 0
     for step in range(STEPS):

@@ -45,7 +45,7 @@ _NOTES = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Report:
+class Comparison:
     """Summaries of several policies on one trace; the first is what others are compared with.
 
     Attributes:
@@ -65,9 +65,9 @@ class Report:
         *,
         skip: int = 0,
         other_seconds: float = 0.0,
-    ) -> "Report":
+    ) -> "Comparison":
         """From replays; skip as in summarize."""
-        return Report(
+        return Comparison(
             settings=settings,
             summaries=tuple(summarize(run, skip) for run in runs),
             other_seconds=other_seconds,

@@ -10,7 +10,7 @@ from PIL import Image
 from lingvo_moe.evaluation.page_test import check
 from lingvo_moe.placement.cost_test import make_cost
 from lingvo_moe.placement.policies import Flex, StaticExpertParallel
-from lingvo_moe.placement.report import Report
+from lingvo_moe.placement.report import Comparison
 from lingvo_moe.placement.simulate import replay_all
 from lingvo_moe.placement.traces import SyntheticLoads
 
@@ -20,7 +20,7 @@ def made():
     trace = SyntheticLoads(devices=4, experts=16, top=4, steps=12, tokens=256).generate()
     cost = make_cost(4, token_bytes=1e-3, gradient_bytes=0.05, state_bytes=0.5)
     runs = replay_all(trace, cost, 8, (StaticExpertParallel(), Flex()))
-    return trace, runs, Report.of(runs, {"trace": "<made>"}, skip=4)
+    return trace, runs, Comparison.of(runs, {"trace": "<made>"}, skip=4)
 
 
 def test_the_table(made):
@@ -57,5 +57,5 @@ def test_the_page_holds_everything(made, tmp_path):
 def test_one_step_of_one_policy(tmp_path):
     trace = SyntheticLoads(devices=2, experts=4, top=1, steps=1, tokens=16).generate()
     runs = replay_all(trace, make_cost(2), 2, (StaticExpertParallel(),))
-    Report.of(runs, {}).write(tmp_path, trace, runs)
+    Comparison.of(runs, {}).write(tmp_path, trace, runs)
     assert (tmp_path / "placement.png").stat().st_size > 1000

@@ -16,7 +16,7 @@ import numpy as np
 from lingvo_moe.placement.cost import CostModel, balance_ratio, device_tokens
 from lingvo_moe.placement.forecast import Forecast, Seen
 from lingvo_moe.placement.placement import Migrate, Move, Placement, Shrink
-from lingvo_moe.placement.policy_maker import Plan, PolicyMaker
+from lingvo_moe.placement.policy_maker import Adjustment, PolicyMaker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +188,7 @@ class Decision(NamedTuple):
 
     ratio: float
     ratio_after: float
-    plan: Plan | None
+    plan: Adjustment | None
     moves: tuple[Move, ...]
     adjustment_seconds: float
 

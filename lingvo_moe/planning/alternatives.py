@@ -3,8 +3,8 @@
 import dataclasses
 import math
 
+from lingvo_moe.hardware.chips import Hardware
 from lingvo_moe.planning.blocks import GROUPS
-from lingvo_moe.planning.hardware import Hardware
 from lingvo_moe.planning.search import (
     Choice,
     Found,

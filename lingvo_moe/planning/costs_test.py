@@ -11,11 +11,11 @@ import lingvo_moe.params  # noqa: F401  registers the models
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.data.pipeline import InputParams
+from lingvo_moe.hardware.chips import HARDWARE
 from lingvo_moe.layers.dispatch import Einsum
 from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.transformer import TransformerParams
 from lingvo_moe.planning.costs import count_costs
-from lingvo_moe.planning.hardware import HARDWARE
 from lingvo_moe.sharding.annotations import Mesh, parse_mesh
 from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
 

@@ -2,9 +2,9 @@
 
 import dataclasses
 
+from lingvo_moe.hardware.chips import Hardware
+from lingvo_moe.hardware.links import group
 from lingvo_moe.planning.costs import PARTS, Costs, Transfer, Work
-from lingvo_moe.planning.hardware import Hardware
-from lingvo_moe.planning.links import group
 from lingvo_moe.sharding.annotations import Mesh
 
 YEAR = 365.25 * 86400

@@ -2,10 +2,10 @@ import dataclasses
 
 import pytest
 
+from lingvo_moe.hardware.chips import MEASURED, Efficiency, Hardware
+from lingvo_moe.hardware.links import Torus
 from lingvo_moe.planning.costs import Costs, Memory, Transfer, Work
 from lingvo_moe.planning.estimate import estimate
-from lingvo_moe.planning.hardware import MEASURED, Efficiency, Hardware
-from lingvo_moe.planning.links import Torus
 from lingvo_moe.sharding.annotations import Mesh
 
 DEVICE = Hardware(

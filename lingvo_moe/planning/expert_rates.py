@@ -7,9 +7,9 @@ import dataclasses
 
 import numpy as np
 
+from lingvo_moe.hardware.chips import Hardware
+from lingvo_moe.hardware.links import Interconnect, Switched, Torus, block
 from lingvo_moe.placement.cost import CostModel
-from lingvo_moe.planning.hardware import Hardware
-from lingvo_moe.planning.links import Interconnect, Switched, Torus, block
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from lingvo_moe.hardware.chips import HARDWARE
+from lingvo_moe.hardware.links import Interconnect, block
 from lingvo_moe.planning.expert_rates import ExpertShape, cost_model
-from lingvo_moe.planning.hardware import HARDWARE
-from lingvo_moe.planning.links import Interconnect, block
 
 EXPERT = ExpertShape(model_dim=1000, hidden_dim=4000)  # 8 million weights
 

@@ -5,9 +5,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from lingvo_moe.hardware.chips import lookup
 from lingvo_moe.planning.alternatives import HAND, Answer
-from lingvo_moe.planning.hardware import lookup
-from lingvo_moe.planning.search import ROOM, Found, Priced, Strategy, applied, text
+from lingvo_moe.planning.search import ROOM, Found, Priced, Strategy, applied
 from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.tasks.translation import TranslationParams
 
@@ -40,7 +40,7 @@ def flags(model: str, given: Sequence[str], params: TranslationParams, strategy:
         "--undefok=runtime",  # lingvo-moe-plan has none
         f"--model={model}",
         "--runtime=spmd",
-        f"--mesh={text(strategy.mesh)}",
+        f"--mesh={strategy.mesh}",
         *(f"--set={one}" for one in (*given, *overrides(params, strategy))),
     ]
     return "\n".join(lines) + "\n"
@@ -82,7 +82,7 @@ def format_answer(model: str, hardware: str, devices: int, answer: Answer) -> st
             continue
         strategy = priced.strategy
         lines.append(
-            f"{name:<24}{text(strategy.mesh):<26}{_cut(strategy):<6}{at_rest(strategy):<32}"
+            f"{name:<24}{strategy.mesh!s:<26}{_cut(strategy):<6}{at_rest(strategy):<32}"
             f"{'yes' if strategy.remat else 'no':<7}{sums(strategy):<6}{1e3 * priced.seconds:>9.1f}"
             f"{f'{priced.seconds / best.seconds:.2f}x':>8}{priced.bytes / GB:>8.2f}"
             f"{priced.sent / GB:>9.2f}"

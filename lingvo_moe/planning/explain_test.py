@@ -6,9 +6,9 @@ import pytest
 import lingvo_moe.params  # noqa: F401  registers the models
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
+from lingvo_moe.hardware.chips import HARDWARE
 from lingvo_moe.planning.alternatives import HAND, answer
 from lingvo_moe.planning.explain import flags, format_answer, overrides, to_json
-from lingvo_moe.planning.hardware import HARDWARE
 from lingvo_moe.planning.search import Choice, Strategy, applied, make_mesh
 from lingvo_moe.planning.search_test import MOE, SMALL
 

@@ -2,18 +2,18 @@
 
 A product with a weight is three: forward, and backward for each of its operands. How the operands
 are held follows from the rules, how the result then is from the signatures of the algebra
-(sharding/signatures.py), and what is wanted of it again from the rules. Between the two lies a
-collective (sharding/boxing.py), or nothing. Letters are those of sharding/params.py.
+(sbp/signatures.py), and what is wanted of it again from the rules. Between the two lies a
+collective (sbp/boxing.py), or nothing. Letters are those of sharding/params.py.
 """
 
 import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from lingvo_moe.sbp.boxing import collective
+from lingvo_moe.sbp.signatures import Gather, Operator, einsum, infer
+from lingvo_moe.sbp.types import NdSbp, from_rules
 from lingvo_moe.sharding.annotations import Mesh
-from lingvo_moe.sharding.boxing import collective
-from lingvo_moe.sharding.sbp import NdSbp, from_rules
-from lingvo_moe.sharding.signatures import Gather, Operator, einsum, infer
 
 Rules = Mapping[str, tuple[str, ...]]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
-from lingvo_moe.planning import hardware
+from lingvo_moe.hardware import chips
 from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.planning.estimate import Estimate, estimate
 from lingvo_moe.planning.tpu_compile import Compiled, compile_step
@@ -70,7 +70,7 @@ def make_plan(
     Raises:
         ValueError: an unknown model, hardware or topology, or a mesh that does not fit the model.
     """
-    device = hardware.lookup(hardware_name)
+    device = chips.lookup(hardware_name)
     params = override(get_params(model), overrides)
     mesh = mesh or default_mesh(params)
     costs = count_costs(params, mesh, device.wire_bytes[params.activation_dtype])

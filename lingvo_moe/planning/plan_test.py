@@ -18,7 +18,7 @@ from lingvo_moe.planning.report import (
     write_report,
 )
 from lingvo_moe.planning.tpu_compile import Compiled, compile_step
-from lingvo_moe.sharding.hlo import Collective
+from lingvo_moe.runtimes.hlo import Collective
 
 # The paper's Table 3: steps a second on TPU v3, a core an expert.
 TABLE_3 = {

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from lingvo_moe.hardware.chips import lookup
 from lingvo_moe.planning.costs import PARTS
-from lingvo_moe.planning.hardware import lookup
 from lingvo_moe.planning.plan import Plan
 
 _COLORS = (

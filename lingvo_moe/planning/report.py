@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lingvo_moe.evaluation.markup import document, escape, header, image
-from lingvo_moe.planning.hardware import lookup
+from lingvo_moe.hardware.chips import lookup
 from lingvo_moe.planning.plan import Plan
 from lingvo_moe.planning.plots import write_sweep_plot
 from lingvo_moe.planning.tpu_compile import Compiled
@@ -18,9 +18,9 @@ GB, MIB = 1e9, 2**20
 def format_plan(plan: Plan) -> str:
     """One plan as a table for the terminal."""
     estimate, costs, device = plan.estimate, plan.estimate.costs, lookup(plan.hardware)
-    mesh = ",".join(f"{a}:{n}" for a, n in zip(plan.mesh.axes, plan.mesh.shape, strict=True))
     lines = [
-        f"{plan.model} on {costs.devices} x {plan.hardware} ({device.description}), mesh {mesh}",
+        f"{plan.model} on {costs.devices} x {plan.hardware} ({device.description}), "
+        f"mesh {plan.mesh}",
         f"  parameters            {costs.parameters:,}",
         f"  FLOPs of a step       {costs.flops * costs.devices:.3g}, {costs.flops:.3g} a device",
         f"  step                  {estimate.step_seconds:.3g} s, {1 / estimate.step_seconds:.2f} a "

@@ -21,12 +21,12 @@ import itertools
 import math
 from collections.abc import Iterator
 
+from lingvo_moe.hardware.chips import Hardware
 from lingvo_moe.layers.dispatch import Gather, Ragged
 from lingvo_moe.layers.dropless import Dropless
 from lingvo_moe.planning.blocks import GROUPS, Blocks, Share
 from lingvo_moe.planning.costs import count_costs, memory_of
 from lingvo_moe.planning.estimate import Estimate, estimate, transfer_seconds, work_seconds
-from lingvo_moe.planning.hardware import Hardware
 from lingvo_moe.sharding.annotations import Mesh, assignment
 from lingvo_moe.sharding.params import Rule, ShardingParams, ZeRO
 from lingvo_moe.tasks.translation import TranslationParams
@@ -184,7 +184,7 @@ def search(
         least = min(priced, key=lambda one: one.bytes)
         raise ValueError(
             f"Nothing fits {devices} devices: the least that one would need is "
-            f"{least.bytes / 1e9:.3g} GB, on mesh {text(least.strategy.mesh)}, and it can give "
+            f"{least.bytes / 1e9:.3g} GB, on mesh {least.strategy.mesh}, and it can give "
             f"{ROOM:.0%} of {hardware.memory / 1e9:.3g} GB. Take more devices, or set "
             f"train.micro_batches."
         )
@@ -427,8 +427,3 @@ def make_mesh(data: int, expert: int, model: int) -> Mesh:
     """The mesh without axes of size 1; one device lies along "data"."""
     named = [(a, n) for a, n in zip(AXES, (data, expert, model), strict=True) if n > 1]
     return Mesh(*zip(*named or [("data", 1)], strict=True))
-
-
-def text(mesh: Mesh) -> str:
-    """The mesh as --mesh takes it."""
-    return ",".join(f"{a}:{n}" for a, n in zip(mesh.axes, mesh.shape, strict=True))

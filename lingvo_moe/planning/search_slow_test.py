@@ -11,10 +11,10 @@ from numpy.testing import assert_allclose
 
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
+from lingvo_moe.hardware.chips import HARDWARE
 from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.planning.explain import overrides
-from lingvo_moe.planning.hardware import HARDWARE
-from lingvo_moe.planning.search import ROOM, search, text
+from lingvo_moe.planning.search import ROOM, search
 from lingvo_moe.runtimes.spmd_test import LENGTH, PARAMS, ROWS, TOLERANCE, local, run
 from lingvo_moe.sharding.annotations import parse_mesh
 
@@ -34,7 +34,7 @@ def test_what_is_chosen_trains_to_the_losses_of_one_device(memory):
     device = dataclasses.replace(HARDWARE["cpu"], memory=memory / ROOM)
     best = search(params, device, 8).best.strategy
     _, _, losses = local(STEPS)
-    (report,) = run(text(best.mesh), STEPS, *overrides(params, best))
+    (report,) = run(str(best.mesh), STEPS, *overrides(params, best))
     assert_allclose(report["losses"], losses, rtol=STEPS * TOLERANCE)
 
 
@@ -76,8 +76,8 @@ def test_the_collectives_are_those_of_the_compiled_program(model, mesh, changes)
 def main(model, mesh, *changes):
     """Prints bytes by kind of the collectives of a training step."""
     from lingvo_moe.data.packing import Packer
-    from lingvo_moe.runtimes.lowering import Placement, batch_specs, shapes, train_program
-    from lingvo_moe.sharding.hlo import collectives, total_bytes
+    from lingvo_moe.runtimes.hlo import collectives, total_bytes
+    from lingvo_moe.runtimes.lowering import Layout, batch_specs, shapes, train_program
     from lingvo_moe.tasks.training import train_step
     from lingvo_moe.tasks.translation import TranslationTask
 
@@ -86,7 +86,7 @@ def main(model, mesh, *changes):
     program, args = train_program(
         train_step(TranslationTask(params, ("a-b", "c-d"))),
         batch_specs(Packer(*sizes).batch()),
-        Placement(parse_mesh(mesh), params.sharding),
+        Layout(parse_mesh(mesh), params.sharding),
     )
     compiled = program.lower(*shapes(args)).compile().as_text()
     print(json.dumps(total_bytes(collectives(compiled))))

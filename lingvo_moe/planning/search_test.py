@@ -9,12 +9,12 @@ import pytest
 import lingvo_moe.params  # noqa: F401  registers the models
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
+from lingvo_moe.hardware.chips import HARDWARE
 from lingvo_moe.planning.alternatives import HAND, answer
 from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.planning.estimate import estimate
 from lingvo_moe.planning.explain import at_rest
-from lingvo_moe.planning.hardware import HARDWARE
-from lingvo_moe.planning.search import ROOM, Strategy, applied, make_mesh, price, search, text
+from lingvo_moe.planning.search import ROOM, Strategy, applied, make_mesh, price, search
 from lingvo_moe.sharding.annotations import assignment
 from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.tasks.translation import TranslationTask
@@ -53,7 +53,7 @@ def test_never_above_the_papers_annotation(model):
         assert best.sent <= hand.sent
     assert found.found.fastest.seconds <= best.seconds
     if ".MoE" in model:  # expert parallel, a device an expert
-        assert text(best.strategy.mesh) == f"expert:{CORES[model]}"
+        assert str(best.strategy.mesh) == f"expert:{CORES[model]}"
     assert row(model, hand, found.found.fastest) in DOCS.read_text().splitlines()
 
 
@@ -65,7 +65,7 @@ def row(model, hand, fastest):
 
 
 def taken(one):
-    mesh, rest = text(one.strategy.mesh), at_rest(one.strategy)
+    mesh, rest = str(one.strategy.mesh), at_rest(one.strategy)
     cut = mesh if rest == "–" else f"{mesh}; {rest}"
     time = f"{1e3 * one.seconds:.0f}" if one.fits else "does not fit"
     return [cut, "yes" if one.strategy.remat else "no", time, f"{one.sent / 1e9:.2f}"]
@@ -75,7 +75,7 @@ def test_data_parallel_for_a_small_dense_model():
     """Many rows of few weights: sums of gradients are small, those of activations would not be."""
     params = override(get_params("tiny.Dense"), [*SMALL, "input.batch_size=8192"])
     best = search(params, HARDWARE["h100"], 8).best.strategy
-    assert text(best.mesh) == "data:8"
+    assert str(best.mesh) == "data:8"
 
 
 def test_tensor_parallel_for_large_feed_forward_layers():
@@ -83,7 +83,7 @@ def test_tensor_parallel_for_large_feed_forward_layers():
     large = ("model.model_dim=8192", "model.hidden_dim=65536", "model.num_heads=64")
     params = override(get_params("tiny.Dense"), [*SMALL, *large, "input.batch_size=16"])
     best = search(params, HARDWARE["h100"], 8).best
-    assert text(best.strategy.mesh) == "model:8"
+    assert str(best.strategy.mesh) == "model:8"
     assert "hidden" in cut(best.strategy)
     # Two feed-forward layers, one sum each way, of [16·48, 8192] and [16·32, 8192] float32.
     hidden_alone = Strategy(

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lingvo_moe.sharding.hlo import Collective, collectives
+from lingvo_moe.runtimes.hlo import Collective, collectives
 
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # or JAX would look for the TPU itself
@@ -226,31 +226,31 @@ def lower_for_devices(params: Any, mesh: Mapping[str, int], devices: list[Any]) 
     from jax import export
 
     from lingvo_moe.data.packing import Packer
-    from lingvo_moe.runtimes.lowering import Placement, batch_specs, shapes, train_program
+    from lingvo_moe.runtimes.lowering import Layout, batch_specs, shapes, train_program
     from lingvo_moe.sharding.annotations import Mesh
     from lingvo_moe.tasks.training import train_step
     from lingvo_moe.tasks.translation import TranslationTask
 
     task = TranslationTask(params)
     step = train_step(task)
-    placement = Placement(Mesh(tuple(mesh), tuple(mesh.values())), params.sharding, tuple(devices))
+    layout = Layout(Mesh(tuple(mesh), tuple(mesh.values())), params.sharding, tuple(devices))
     one_row = Packer(1, params.input.source_length, params.input.target_length).batch()
     batch = {
         name: jax.ShapeDtypeStruct((params.input.batch_size, value.shape[1]), np.int32)
         for name, value in one_row.items()
     }
-    program, args = train_program(step, batch_specs(batch), placement)
+    program, args = train_program(step, batch_specs(batch), layout)
     checks = export.DisabledSafetyCheck
     exported = export.export(
         program,
         platforms=["cpu"],
         disabled_checks=[checks.platform(), checks.custom_call("Sharding")],
     )(*shapes(args))
-    state, fed = (placement.shardings(specs) for specs in args)
+    state, fed = (layout.shardings(specs) for specs in args)
     outer = jax.jit(
         exported.call,
         in_shardings=(state, fed),
-        out_shardings=(state, placement.replicated),
+        out_shardings=(state, layout.replicated),
         donate_argnums=(0,),
     )
     return outer.lower(*shapes(args))

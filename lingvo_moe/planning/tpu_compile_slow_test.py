@@ -3,7 +3,7 @@
 import pytest
 
 from lingvo_moe.planning.tpu_compile import compile_step
-from lingvo_moe.sharding import hlo
+from lingvo_moe.runtimes import hlo
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("jax")

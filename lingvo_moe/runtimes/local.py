@@ -9,7 +9,7 @@ import tensorflow as tf
 from lingvo_moe.core.layer import EVALUATION, init_theta
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.train.ladder import Ladder
-from lingvo_moe.train.replicas import moved, resettled, rounds, slots_of
+from lingvo_moe.train.replicas import move_rows, relocate_experts, rounds, slots_of
 from lingvo_moe.train.step import Trainable, TrainState, TrainStep
 
 
@@ -64,7 +64,7 @@ class Local:
         """
         if self._state is None:
             self.initialize(0)
-        tensors = resettled(tensors, *self._specs())
+        tensors = relocate_experts(tensors, *self._specs())
         for name, variable in self._variables():
             if name not in tensors:
                 raise ValueError(f"The checkpoint has no tensor {name!r}; it is of another model.")
@@ -100,7 +100,7 @@ class Local:
         names = slots_of(table, *self._specs())
         for few in rounds(source, source.size):
             for name in names:
-                variables[name].assign(moved(variables[name].value(), *few))
+                variables[name].assign(move_rows(variables[name].value(), *few))
         variables[f"theta/{table}"].assign(placement)
 
     def evaluate(self, batch: Mapping[str, np.ndarray]) -> NestedMap:

@@ -42,7 +42,7 @@ class ArraySpec(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Placement:
+class Layout:
     """Devices in a mesh, and the rules by which arrays are cut over them.
 
     Attributes:
@@ -66,10 +66,8 @@ class Placement:
         """
         devices = jax.devices() if self.devices is None else self.devices
         if len(devices) != math.prod(self.mesh.shape):
-            places = zip(self.mesh.axes, self.mesh.shape, strict=True)
-            sizes = ",".join(f"{axis}:{size}" for axis, size in places)
             raise ValueError(
-                f"Mesh {sizes} has {math.prod(self.mesh.shape)} places and there are "
+                f"Mesh {self.mesh} has {math.prod(self.mesh.shape)} places and there are "
                 f"{len(devices)} devices ({devices[0].platform}); change --mesh, or on a CPU "
                 f"--virtual_devices."
             )
@@ -119,22 +117,22 @@ class Placement:
         return PartitionSpec(*(group or None for group in axes))
 
 
-def lowerable(function: Callable, placement: Placement) -> Callable:
+def lowerable(function: Callable, layout: Layout) -> Callable:
     """What jax.jit takes, for a function of TensorFlow's.
 
     Args:
         function: takes flat NestedMaps of tensors and returns dicts of tensors, or a tuple of them.
-        placement: where things live.
+        layout: where things live.
 
     Returns:
         A function of plain dicts of arrays. Only tracing it costs anything.
     """
 
-    on_tpu = placement.jax_mesh.devices.flat[0].platform == "tpu"
+    on_tpu = layout.jax_mesh.devices.flat[0].platform == "tpu"
 
     def annotated(*flat):
-        rules = placement.compute_rules, placement.storage_rules
-        with use_mesh(placement.mesh, *rules, cut_random=on_tpu):
+        rules = layout.compute_rules, layout.storage_rules
+        with use_mesh(layout.mesh, *rules, cut_random=on_tpu):
             return _plain(function(*map(NestedMap, flat)))
 
     traced = tf.function(annotated, jit_compile=True, autograph=False)
@@ -145,7 +143,7 @@ def partitioned(
     function: Callable,
     args: Sequence[Mapping[str, ArraySpec]],
     results: Any,
-    placement: Placement,
+    layout: Layout,
     *,
     donate: Sequence[int] = (),
 ) -> jax.stages.Wrapped:
@@ -156,20 +154,20 @@ def partitioned(
         args: likewise.
         results: the structure of what function returns, with a dict of ArraySpecs for each dict
             that is to stay in pieces and None for what every device is to hold.
-        placement: where things live.
+        layout: where things live.
         donate: numbers of the arguments whose memory the results may take.
 
     Returns:
         The jitted function. `.lower(*shapes(args))` lowers it without data.
     """
     out = jax.tree.map(
-        lambda specs: placement.replicated if specs is None else placement.shardings(specs),
+        lambda specs: layout.replicated if specs is None else layout.shardings(specs),
         results,
         is_leaf=lambda x: x is None or (isinstance(x, dict) and _holds_specs(x)),
     )
     return jax.jit(
-        lowerable(function, placement),
-        in_shardings=tuple(placement.shardings(specs) for specs in args),
+        lowerable(function, layout),
+        in_shardings=tuple(layout.shardings(specs) for specs in args),
         out_shardings=out,
         donate_argnums=tuple(donate),
     )
@@ -209,14 +207,14 @@ def batch_specs(batch: Mapping[str, Any]) -> dict[str, ArraySpec]:
 
 
 def train_program(
-    step: TrainStep, batch: Mapping[str, ArraySpec], placement: Placement
+    step: TrainStep, batch: Mapping[str, ArraySpec], layout: Layout
 ) -> tuple[jax.stages.Wrapped, list[dict[str, ArraySpec]]]:
     """The training step (state, batch) -> (state, metrics), its state donated.
 
     Args:
         step: the step.
         batch: from `batch_specs`.
-        placement: where things live.
+        layout: where things live.
 
     Returns:
         The program, and the specs of its two arguments.
@@ -224,7 +222,7 @@ def train_program(
     weights = step.task.weights()
     state = state_specs(weights, step.optimizer.slots(weights))
     args = [state, dict(batch)]
-    return partitioned(train_function(step), args, (state, None), placement, donate=(0,)), args
+    return partitioned(train_function(step), args, (state, None), layout, donate=(0,)), args
 
 
 def train_function(step: TrainStep) -> Callable:
@@ -238,7 +236,7 @@ def train_function(step: TrainStep) -> Callable:
 
 
 def init_program(
-    weights: NestedMap, slots: NestedMap, placement: Placement
+    weights: NestedMap, slots: NestedMap, layout: Layout
 ) -> tuple[jax.stages.Wrapped, dict[str, ArraySpec]]:
     """Seed -> initial state, made in its pieces: {"seed": int32 []} is the argument.
 
@@ -247,7 +245,7 @@ def init_program(
     """
     state = state_specs(weights, slots)
     seed = {"seed": ArraySpec((), np.dtype(np.int32), "")}
-    return partitioned(init_function(weights, slots), [seed], state, placement), state
+    return partitioned(init_function(weights, slots), [seed], state, layout), state
 
 
 def init_function(weights: NestedMap, slots: NestedMap) -> Callable:

@@ -90,9 +90,9 @@ def main(what):
 
 def program(optimizer, weights, mesh, sharding):
     """[[kind, bytes]] of the collectives of an update of these weights, compiled for the mesh."""
-    from lingvo_moe.runtimes.lowering import Placement, partitioned, shapes, weight_specs
+    from lingvo_moe.runtimes.hlo import collectives
+    from lingvo_moe.runtimes.lowering import Layout, partitioned, shapes, weight_specs
     from lingvo_moe.sharding.annotations import annotate, parse_mesh
-    from lingvo_moe.sharding.hlo import collectives
 
     slots = optimizer.slots(weights)
 
@@ -107,8 +107,8 @@ def program(optimizer, weights, mesh, sharding):
 
     whole = weights.map(lambda spec: dataclasses.replace(spec, dims="." * len(spec.dims)))
     args = [weight_specs(weights, "t"), weight_specs(slots, "s"), weight_specs(whole, "g")]
-    placement = Placement(parse_mesh(mesh), sharding)
-    compiled = partitioned(update, args, tuple(args[:2]), placement)
+    layout = Layout(parse_mesh(mesh), sharding)
+    compiled = partitioned(update, args, tuple(args[:2]), layout)
     text = compiled.lower(*shapes(args)).compile().as_text()
     return [[c.kind, c.bytes] for c in collectives(text)]
 
@@ -116,15 +116,15 @@ def program(optimizer, weights, mesh, sharding):
 def loop():
     """The shapes that a loop fills with gradients, and the bytes of its program's AllGathers."""
     from lingvo_moe.layers.scan import scan
-    from lingvo_moe.runtimes.lowering import Placement, partitioned, shapes, weight_specs
+    from lingvo_moe.runtimes.hlo import collectives
+    from lingvo_moe.runtimes.lowering import Layout, partitioned, shapes, weight_specs
     from lingvo_moe.sharding import copies
     from lingvo_moe.sharding.annotations import annotate, parse_mesh
-    from lingvo_moe.sharding.hlo import collectives
 
     inputs = NestedMap(x=WeightSpec((8, WIDTH), Constant(0.0), "BM"))
 
     def cut(theta):
-        return theta.map(lambda w, spec: copies.told(w, spec.dims, at_rest=True), BLOCK)
+        return theta.map(lambda w, spec: copies.annotate_weight(w, spec.dims, at_rest=True), BLOCK)
 
     def layer(theta, x, shared, each):
         hidden = tf.tanh(annotate(x @ theta.into, "BH"))
@@ -134,13 +134,13 @@ def loop():
         theta = NestedMap.unflatten(theta).t
         with tf.GradientTape() as tape:
             theta.map(tape.watch)
-            used = theta.map(lambda w, spec: copies.in_use(w, spec.dims), BLOCK)
+            used = theta.map(lambda w, spec: copies.gather_weight(w, spec.dims), BLOCK)
             outputs, *_ = scan(layer, used, inputs["i/x"], None, tf.zeros([LAYERS]), cut)
         return dict(NestedMap(t=tape.gradient(outputs, theta)).flatten())
 
     args = [weight_specs(BLOCK, "t"), weight_specs(inputs, "i")]
-    placement = Placement(parse_mesh("data:8"), HIDDEN_AT_REST)
-    compiled = partitioned(gradients, args, args[0], placement)
+    layout = Layout(parse_mesh("data:8"), HIDDEN_AT_REST)
+    compiled = partitioned(gradients, args, args[0], layout)
     text = compiled.lower(*shapes(args)).compile().as_text()
     filled = re.findall(rf"= f32\[({LAYERS},[\d,]+)\]\S* dynamic-update-slice\(", text)
     filled = {shape for shape in filled if len(shape.split(",")) == 3}

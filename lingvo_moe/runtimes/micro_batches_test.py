@@ -100,24 +100,24 @@ def main(name):
     import jax
 
     from lingvo_moe.runtimes import lowering
+    from lingvo_moe.runtimes.hlo import collectives
     from lingvo_moe.sharding.annotations import parse_mesh
-    from lingvo_moe.sharding.hlo import collectives
 
     task, step = make(name)
-    placement = lowering.Placement(parse_mesh(MODELS[name][0]), task.params.sharding)
+    layout = lowering.Layout(parse_mesh(MODELS[name][0]), task.params.sharding)
     specs = lowering.batch_specs(make_batch())
-    program, args = lowering.train_program(step.on_rungs[0], specs, placement)
+    program, args = lowering.train_program(step.on_rungs[0], specs, layout)
     compiled = program.lower(*lowering.shapes(args)).compile()
     weights = task.weights()
-    initialize, _ = lowering.init_program(weights, step.optimizer.slots(weights), placement)
+    initialize, _ = lowering.init_program(weights, step.optimizer.slots(weights), layout)
     state = initialize({"seed": np.int32(3)})
-    batch = jax.device_put(make_batch(), placement.shardings(specs))
+    batch = jax.device_put(make_batch(), layout.shardings(specs))
     losses = []
     for _ in range(STEPS):
         state, metrics = compiled(state, batch)
         losses.append([float(metrics["nll"]), float(metrics["grad_norm"])])
     found = collectives(compiled.as_text())
-    mesh = placement.mesh
+    mesh = layout.mesh
     of_tensors = mesh.size(("model",)) if "model" in mesh.axes else 0
     report = {
         "losses": losses,
@@ -126,17 +126,17 @@ def main(name):
             for c in found
             if c.kind == "all-reduce" and len(c.groups[0]) != of_tensors
         ),
-        "weights": 4 * sum(_piece(spec, placement) for _, spec in weights.flatten()),
+        "weights": 4 * sum(_piece(spec, layout) for _, spec in weights.flatten()),
         "kinds": sorted({c.kind for c in found if c.bytes > 4 * ROWS}),
     }
     print(json.dumps(report))
 
 
-def _piece(spec, placement):
+def _piece(spec, layout):
     """Elements of a device."""
     from lingvo_moe.sharding.annotations import assignment
 
-    rules, mesh = placement.compute_rules, placement.mesh
+    rules, mesh = layout.compute_rules, layout.mesh
     axes = assignment(spec.dims, spec.shape, mesh, rules)
     return spec.size / mesh.size(tuple(axis for group in axes for axis in group))
 

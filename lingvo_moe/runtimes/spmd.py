@@ -10,7 +10,7 @@ from lingvo_moe.core.layer import EVALUATION
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.runtimes.lowering import (
     ArraySpec,
-    Placement,
+    Layout,
     batch_specs,
     init_program,
     partitioned,
@@ -19,7 +19,7 @@ from lingvo_moe.runtimes.lowering import (
     weight_specs,
 )
 from lingvo_moe.train.ladder import Ladder
-from lingvo_moe.train.replicas import Round, moved, resettled, rounds, slots_of
+from lingvo_moe.train.replicas import Round, move_rows, relocate_experts, rounds, slots_of
 from lingvo_moe.train.step import Trainable, TrainStep
 
 _LEAST_LENGTH = 16
@@ -35,24 +35,24 @@ class Spmd:
         compiled: whether `train` was called, which compiles the step.
     """
 
-    def __init__(self, task: Trainable, step: TrainStep | None, placement: Placement):
+    def __init__(self, task: Trainable, step: TrainStep | None, layout: Layout):
         """Makes an empty runtime; `initialize` or `restore` fills it.
 
         Args:
             task: the model; its `for_xla` is what evaluates and decodes.
             step: how to train it; None for decoding and evaluation only, which need no slots.
-            placement: the mesh and what lives where on it.
+            layout: the mesh and what lives where on it.
 
         Raises:
             ValueError: there are not as many devices as places in the mesh, or the model cannot be
                 cut that way.
         """
-        self._task, self._step, self._placement = task, step, placement
-        self._fixed_task = task.for_xla(placement.groups)
+        self._task, self._step, self._layout = task, step, layout
+        self._fixed_task = task.for_xla(layout.groups)
         self._weights = task.weights()
         self._slots = step.optimizer.slots(self._weights) if step else NestedMap()
         self._specs = state_specs(self._weights, self._slots)
-        self._shardings = placement.shardings(self._specs)
+        self._shardings = layout.shardings(self._specs)
         self._state: dict[str, jax.Array] | None = None
         self._programs: dict[Any, Any] = {}
         self._steps = step.on_rungs if step else ()
@@ -62,7 +62,7 @@ class Spmd:
     def initialize(self, seed: int) -> None:
         """Starts from scratch: every device draws its own pieces of the weights."""
         program = self._program(
-            "initialize", lambda: init_program(self._weights, self._slots, self._placement)[0]
+            "initialize", lambda: init_program(self._weights, self._slots, self._layout)[0]
         )
         self._state = program({"seed": np.int32(seed)})
         self._ladder.restore({})
@@ -85,7 +85,7 @@ class Spmd:
         Raises:
             ValueError: a tensor is missing or has another shape than this model's.
         """
-        tensors = resettled(tensors, self._weights, self._slots)
+        tensors = relocate_experts(tensors, self._weights, self._slots)
         for name, spec in self._specs.items():
             if name not in tensors:
                 raise ValueError(f"The checkpoint has no tensor {name!r}; it is of another model.")
@@ -109,7 +109,7 @@ class Spmd:
         def step(rung):
             program = self._program(
                 ("train", rung),
-                lambda: train_program(self._steps[rung], specs, self._placement)[0],
+                lambda: train_program(self._steps[rung], specs, self._layout)[0],
                 specs,
             )
             self._state, metrics = program(self._state, fed)
@@ -133,11 +133,11 @@ class Spmd:
         moves = {name: ArraySpec((width,), np.dtype(np.int32), ".") for name in Round._fields}
 
         def run(held, moves):
-            return held.map(lambda tensor: moved(tensor, moves.targets, moves.sources))
+            return held.map(lambda tensor: move_rows(tensor, moves.targets, moves.sources))
 
         program = self._program(
             "relocate",
-            lambda: partitioned(run, [slots, moves], slots, self._placement, donate=(0,)),
+            lambda: partitioned(run, [slots, moves], slots, self._layout, donate=(0,)),
             slots | moves,
         )
         held = {alias[name]: self._state[name] for name in names}
@@ -164,7 +164,7 @@ class Spmd:
 
         Rows and columns are padded to powers of two, so that few programs are compiled.
         """
-        rows = _next_size(len(lengths), self._placement.groups)
+        rows = _next_size(len(lengths), self._layout.groups)
         columns = _next_size(source_ids.shape[1], _LEAST_LENGTH)
         spare = rows - len(lengths)
         batch = {
@@ -211,7 +211,7 @@ class Spmd:
         """run(theta, batch) on the weights at hand; every device gets all of the result."""
         specs, weights = batch_specs(batch), weight_specs(self._weights, "theta")
         program = self._program(
-            name, lambda: partitioned(run, [weights, specs], None, self._placement), specs
+            name, lambda: partitioned(run, [weights, specs], None, self._layout), specs
         )
         return program({n: self._state[n] for n in weights}, self._fed(batch, specs))
 
@@ -224,7 +224,7 @@ class Spmd:
 
     def _fed(self, batch, specs):
         """A whole batch on the devices; each process sends its own devices their rows."""
-        shardings = self._placement.shardings(specs)
+        shardings = self._layout.shardings(specs)
         return {n: _cut(np.asarray(value), specs[n], shardings[n]) for n, value in batch.items()}
 
 

@@ -136,7 +136,7 @@ def _pieces(value):
 def main(role, directory, mesh, address, index, processes):
     """One process of a job."""
     from lingvo_moe.runtimes import processes as process_group
-    from lingvo_moe.runtimes.lowering import Placement
+    from lingvo_moe.runtimes.lowering import Layout
     from lingvo_moe.runtimes.spmd import Spmd
     from lingvo_moe.sharding.annotations import parse_mesh
 
@@ -144,7 +144,7 @@ def main(role, directory, mesh, address, index, processes):
     if int(processes) > 1:
         process = process_group.join(address, int(index), int(processes))
     task = make_task()
-    runtime = Spmd(task, train_step(task), Placement(parse_mesh(mesh), task.params.sharding))
+    runtime = Spmd(task, train_step(task), Layout(parse_mesh(mesh), task.params.sharding))
     checkpoints = Checkpointer(directory, process=process)
     if role == "save":
         runtime.initialize(3)

@@ -62,9 +62,9 @@ def main(rung="0", *overrides):
     from lingvo_moe.core.params import override
     from lingvo_moe.core.registry import get_params
     from lingvo_moe.data.packing import Packer
-    from lingvo_moe.runtimes.lowering import Placement, batch_specs, shapes, train_program
+    from lingvo_moe.runtimes.hlo import collectives
+    from lingvo_moe.runtimes.lowering import Layout, batch_specs, shapes, train_program
     from lingvo_moe.sharding.annotations import parse_mesh
-    from lingvo_moe.sharding.hlo import collectives
     from lingvo_moe.tasks.training import train_step
     from lingvo_moe.tasks.translation import TranslationTask
 
@@ -75,7 +75,7 @@ def main(rung="0", *overrides):
     program, args = train_program(
         train_step(task).on_rungs[int(rung)],
         batch_specs(Packer(*sizes).batch()),
-        Placement(parse_mesh("expert:8")),
+        Layout(parse_mesh("expert:8")),
     )
     text = program.lower(*shapes(args)).compile().as_text()
     print(json.dumps([[c.kind, c.bytes] for c in collectives(text)]))

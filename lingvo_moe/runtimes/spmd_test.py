@@ -190,7 +190,7 @@ def main(mesh, steps, address, index, processes, *flags):
     import jax
 
     from lingvo_moe.runtimes import processes as process_group
-    from lingvo_moe.runtimes.lowering import Placement
+    from lingvo_moe.runtimes.lowering import Layout
     from lingvo_moe.runtimes.spmd import Spmd
     from lingvo_moe.sharding.annotations import parse_mesh
 
@@ -198,8 +198,8 @@ def main(mesh, steps, address, index, processes, *flags):
         process_group.join(address, int(index), int(processes))
     overrides = [flag for flag in flags if "=" in flag]
     task = make_task(overrides)
-    placement = Placement(parse_mesh(mesh), task.params.sharding)
-    runtime = Spmd(task, train_step(task), placement)
+    layout = Layout(parse_mesh(mesh), task.params.sharding)
+    runtime = Spmd(task, train_step(task), layout)
     runtime.initialize(3)
     before = dict(runtime.state())
     if "everything" not in flags:
@@ -218,7 +218,7 @@ def main(mesh, steps, address, index, processes, *flags):
             for name, value in runtime.state().items()
             if isinstance(value, jax.Array)
         },
-        "collectives": _collectives(task, last, placement),
+        "collectives": _collectives(task, last, layout),
         "evaluation": {
             n: np.asarray(v).tolist() for n, v in runtime.evaluate(make_batch(99)).items()
         },
@@ -238,11 +238,11 @@ def _numbers(metrics):
     return [float(metrics.nll), float(metrics.grad_norm)]
 
 
-def _collectives(task, batch, placement):
+def _collectives(task, batch, layout):
+    from lingvo_moe.runtimes.hlo import collectives, count
     from lingvo_moe.runtimes.lowering import batch_specs, shapes, train_program
-    from lingvo_moe.sharding.hlo import collectives, count
 
-    program, args = train_program(train_step(task), batch_specs(batch), placement)
+    program, args = train_program(train_step(task), batch_specs(batch), layout)
     return count(collectives(program.lower(*shapes(args)).compile().as_text()))
 
 
@@ -259,13 +259,13 @@ class _Watched:
 
 
 def _errors(saved):
-    from lingvo_moe.runtimes.lowering import Placement
+    from lingvo_moe.runtimes.lowering import Layout
     from lingvo_moe.runtimes.spmd import Spmd
     from lingvo_moe.sharding.annotations import parse_mesh
 
     def make(mesh="data:2,expert:4", *overrides):
         task = make_task(overrides)
-        return Spmd(task, train_step(task), Placement(parse_mesh(mesh), task.params.sharding))
+        return Spmd(task, train_step(task), Layout(parse_mesh(mesh), task.params.sharding))
 
     def restore(state):
         make().restore(state)

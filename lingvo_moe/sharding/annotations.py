@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.compiler.xla.experimental import xla_sharding
 
 from lingvo_moe.core import random
+from lingvo_moe.core.tensorflow_private import xla_sharding
 
 Rules = Mapping[str, str | tuple[str, ...]]
 
@@ -35,13 +35,17 @@ class Mesh:
         if min(self.shape, default=1) < 1:
             raise ValueError(f"Mesh sizes must be >= 1, got {self.shape}.")
 
+    def __str__(self):
+        """As `parse_mesh` reads it: "data:2,expert:4"."""
+        return ",".join(f"{axis}:{size}" for axis, size in zip(self.axes, self.shape, strict=True))
+
     def size(self, axes: tuple[str, ...]) -> int:
         """The number of pieces that a dimension split over these axes falls into."""
         return math.prod(self.shape[self.axes.index(axis)] for axis in axes)
 
 
 def parse_mesh(text: str) -> Mesh:
-    """ "data:2,expert:4" -> Mesh(("data", "expert"), (2, 4)).
+    """The mesh whose str is text: "data:2,expert:4" -> Mesh(("data", "expert"), (2, 4)).
 
     Raises:
         ValueError: another form, an axis named twice, or a size of 0.

@@ -16,13 +16,13 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.zeros import uncomputed_zeros
+from lingvo_moe.core.zeros import runtime_zeros
 from lingvo_moe.sharding.annotations import active, annotate, assignment, tile
 
 _COPY = "Z"  # a letter for D that is in no equation
 
 
-def show(theta: NestedMap, weights: NestedMap) -> NestedMap:
+def expand_copies(theta: NestedMap, weights: NestedMap) -> NestedMap:
     """The weights, with their copies shown where devices hold copies for rows of their own.
 
     Outside of `use_mesh` nothing is copied.
@@ -42,28 +42,30 @@ def show(theta: NestedMap, weights: NestedMap) -> NestedMap:
             return weight
         place = _place(spec.dims)
         shape = [*weight.shape[:place], size, *weight.shape[place:]]
-        return told(tf.broadcast_to(tf.expand_dims(weight, place), shape), spec.dims)
+        return annotate_weight(tf.broadcast_to(tf.expand_dims(weight, place), shape), spec.dims)
 
     return theta.map(copied, weights)
 
 
-def summed(grads: NestedMap, weights: NestedMap) -> NestedMap:
+def sum_copies(grads: NestedMap, weights: NestedMap) -> NestedMap:
     """The gradients of weights, from those of their copies: here devices talk.
 
     Args:
-        grads: of what `show` gave.
+        grads: of what `expand_copies` gave.
         weights: WeightSpecs.
     """
 
     def of_weight(grad, spec):
         if grad.shape.rank == len(spec.dims):
             return grad
-        return annotate(tf.reduce_sum(told(grad, spec.dims), _place(spec.dims)), spec.dims)
+        return annotate(
+            tf.reduce_sum(annotate_weight(grad, spec.dims), _place(spec.dims)), spec.dims
+        )
 
     return grads.map(of_weight, weights)
 
 
-def told(weight: tf.Tensor, dims: str, at_rest: bool = False) -> tf.Tensor:
+def annotate_weight(weight: tf.Tensor, dims: str, at_rest: bool = False) -> tf.Tensor:
     """`annotate` a weight of these letters, with copies (which are never at rest) or without."""
     if weight.shape.rank == len(dims):
         return annotate(weight, dims, at_rest)
@@ -74,13 +76,13 @@ def told(weight: tf.Tensor, dims: str, at_rest: bool = False) -> tf.Tensor:
     return tile(weight, [*axes[:place], _row_axes(dims), *axes[place:]], mesh)
 
 
-def in_use(weight: tf.Tensor, dims: str) -> tf.Tensor:
-    """`told`; the gradient of the layers of a scan comes from a loop, and lies as at rest.
+def gather_weight(weight: tf.Tensor, dims: str) -> tf.Tensor:
+    """`annotate_weight`, but the gradient of the layers of a scan stays cut as at rest.
 
-    To bring it together as the weight in use would be to hold all layers' gradients whole.
+    To gather that gradient like the weight would be to hold all layers' gradients whole.
     """
     if active() is None or weight.shape.rank != len(dims) or not _place(dims):
-        return told(weight, dims)
+        return annotate_weight(weight, dims)
 
     @tf.custom_gradient
     def gathered(weight):
@@ -102,7 +104,7 @@ def einsum(equation: str, rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     if weight.shape.rank == len(weight_term):
         return tf.einsum(equation, rows, weight)
     copied = f"{_COPY}{rows_term},{_COPY}{weight_term}->{_COPY}{result}"
-    return joined(tf.einsum(copied, shared_out(rows, weight, len(weight_term)), weight))
+    return merge_rows(tf.einsum(copied, split_rows(rows, weight, len(weight_term)), weight))
 
 
 def matmul(rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
@@ -110,7 +112,7 @@ def matmul(rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     if weight.shape.rank == rows.shape.rank:
         return _product(rows, weight)
     if rows.shape.rank == 2:
-        return joined(tf.matmul(shared_out(rows, weight, 2), weight))
+        return merge_rows(tf.matmul(split_rows(rows, weight, 2), weight))
     experts, _, size = rows.shape
     by_copy = tf.reshape(rows, [experts, weight.shape[0], -1, size])
     result = tf.einsum("EDRM,DEMH->EDRH", by_copy, weight)
@@ -136,7 +138,7 @@ def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     if table.shape.rank == 2:
         return tf.gather(table, ids)
     copies, size, _ = table.shape
-    flat = tf.reshape(shared_out(ids, table, 2), [copies, -1])
+    flat = tf.reshape(split_rows(ids, table, 2), [copies, -1])
 
     @tf.custom_gradient
     def rows_of(table):
@@ -144,7 +146,7 @@ def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
             # Not TensorFlow's own gradient, for which XLA gathers all rows on every device.
             copy = tf.broadcast_to(tf.range(copies, dtype=flat.dtype)[:, None], flat.shape)
             shape = [copies, size, upstream.shape[-1]]
-            zeros = uncomputed_zeros(shape, upstream.dtype, upstream)
+            zeros = runtime_zeros(shape, upstream.dtype, upstream)
             return tf.tensor_scatter_nd_add(zeros, tf.stack([copy, flat], axis=-1), upstream)
 
         return tf.gather(table, flat, batch_dims=1), grad
@@ -169,10 +171,10 @@ def per_row(weight: tf.Tensor, rank: int, rows: tf.Tensor) -> tf.Tensor:
     by_copy = tf.reshape(weight, [weight.shape[0], 1, *ones, *weight.shape[1:]])
     size = rows.shape[0] // weight.shape[0]
     shape = [weight.shape[0], size, *by_copy.shape[2:]]
-    return joined(tf.broadcast_to(by_copy, shape))
+    return merge_rows(tf.broadcast_to(by_copy, shape))
 
 
-def shared_out(rows: tf.Tensor, weight: tf.Tensor, rank: int) -> tf.Tensor:
+def split_rows(rows: tf.Tensor, weight: tf.Tensor, rank: int) -> tf.Tensor:
     """[B, …] as [D, B / D, …], to each copy of a weight the rows of its device.
 
     Args:
@@ -194,8 +196,8 @@ def shared_out(rows: tf.Tensor, weight: tf.Tensor, rank: int) -> tf.Tensor:
     return tf.reshape(rows, [copies, -1, *rows.shape[1:]])
 
 
-def joined(by_copy: tf.Tensor) -> tf.Tensor:
-    """The way back from `shared_out`."""
+def merge_rows(by_copy: tf.Tensor) -> tf.Tensor:
+    """The way back from `split_rows`."""
     return tf.reshape(by_copy, [-1, *by_copy.shape[2:]])
 
 

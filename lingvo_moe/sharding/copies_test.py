@@ -33,7 +33,7 @@ def test_what_is_copied():
 
     def shapes():
         theta = WEIGHTS.map(lambda spec: tf.zeros(spec.shape))
-        found.update({path: w.shape for path, w in copies.show(theta, WEIGHTS).flatten()})
+        found.update({path: w.shape for path, w in copies.expand_copies(theta, WEIGHTS).flatten()})
 
     found = {}
     compiled(shapes)
@@ -68,13 +68,13 @@ def test_functions_are_those_without_copies(name):
 
     def run(x, w):
         theta, weights = NestedMap(w=w), NestedMap(w=spec)
-        shown = copies.show(theta, weights)
+        shown = copies.expand_copies(theta, weights)
         with tf.GradientTape() as tape:
             tape.watch([x, shown.w])
             y = function(x, shown.w)
             loss = tf.reduce_sum(tf.square(y))
         d_x, d_w = tape.gradient(loss, [x, shown.w])
-        return y, d_x, copies.summed(NestedMap(w=d_w), weights).w, tf.rank(shown.w)
+        return y, d_x, copies.sum_copies(NestedMap(w=d_w), weights).w, tf.rank(shown.w)
 
     *alone, rank = run(tf.constant(x), tf.constant(w))
     *shown, rank_shown = compiled(run, x, w)
@@ -89,13 +89,13 @@ def test_lookups_are_those_without_copies():
     ids = np.random.default_rng(1).integers(0, 7, (8, 5)).astype(np.int32)
 
     def run(table, ids):
-        shown = copies.show(NestedMap(w=table), NestedMap(w=spec))
+        shown = copies.expand_copies(NestedMap(w=table), NestedMap(w=spec))
         with tf.GradientTape() as tape:
             tape.watch(shown.w)
             rows = copies.lookup(shown.w, ids)
             loss = tf.reduce_sum(rows * rows)
         grad = tape.gradient(loss, shown).map(tf.convert_to_tensor)
-        return rows, copies.summed(grad, NestedMap(w=spec)).w
+        return rows, copies.sum_copies(grad, NestedMap(w=spec)).w
 
     rows, grad = compiled(run, table, ids)
     np.testing.assert_array_equal(rows, table[ids])
@@ -109,7 +109,7 @@ def test_the_gradient_of_a_copy_is_what_its_device_contributes():
     x = np.arange(8.0, dtype=np.float32)[:, None]
 
     def run(x):
-        shown = copies.show(
+        shown = copies.expand_copies(
             NestedMap(w=tf.ones([1, 1])), NestedMap(w=WeightSpec((1, 1), None, "MA"))
         )
         with tf.GradientTape() as tape:

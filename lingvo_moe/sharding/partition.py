@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.compiler.xla.experimental import xla_sharding
 
+from lingvo_moe.core.tensorflow_private import xla_sharding
 from lingvo_moe.sharding.annotations import (
     Mesh,
     active,

@@ -188,7 +188,9 @@ class ModelDir:
         theirs = {n: w.shape for n, w in TranslationTask(there.params).weights().flatten()}
         task = TranslationTask(self.params)
         free = {f"theta/{table}" for table in task.placements}
-        for table in task.placements:  # experts in slots lie as they are found: replicas.resettled
+        for (
+            table
+        ) in task.placements:  # experts in slots lie as they are found: replicas.relocate_experts
             free |= set(slots_of(table, task.weights(), NestedMap()))
         for name, spec in task.weights().flatten():
             if f"theta/{name}" not in free and theirs.get(name) != spec.shape:

@@ -367,6 +367,8 @@ class TranslationTask:
         """
         dtype = self.params.activation_dtype
         return theta.map(
-            lambda w, spec: copies.in_use(w if "e" in spec.dims else tf.cast(w, dtype), spec.dims),
+            lambda w, spec: copies.gather_weight(
+                w if "e" in spec.dims else tf.cast(w, dtype), spec.dims
+            ),
             self.weights(),
         )

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_moe.hardware.chips import lookup
 from lingvo_moe.placement.policy_maker import PolicyMaker
 from lingvo_moe.placement.rebalance import Rebalanced
 from lingvo_moe.placement.scheduler import MaxTrigger, Scheduler
 from lingvo_moe.planning.expert_rates import ExpertShape, cost_model
-from lingvo_moe.planning.hardware import lookup
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import TrainingJob, train_model

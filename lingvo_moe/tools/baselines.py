@@ -11,6 +11,7 @@ from absl import flags
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.evaluate import write_report
 from lingvo_moe.evaluation.report import format_table
+from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.evaluation import baseline_translators, translate_split
 from lingvo_moe.tasks.training import TrainingJob, train_baselines
 from lingvo_moe.tools import common
@@ -30,13 +31,13 @@ def main(argv: list[str]) -> None:
         overrides=FLAGS.set,
         dataset=dataset,
         logdir=output,
-        make_runtime=common.make_runtime,
+        make_runtime=Local,
         report=common.report,
     )
     if signal := train_baselines(job, pairs):
         sys.exit(exit_code(signal))
     outputs = translate_split(
-        baseline_translators(output, pairs, common.make_runtime),
+        baseline_translators(output, pairs, Local),
         dataset,
         FLAGS.split,
         common.report,

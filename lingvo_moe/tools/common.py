@@ -9,8 +9,6 @@ from types import ModuleType
 import tensorflow as tf
 from absl import app, flags, logging
 
-from lingvo_moe.runtimes.local import Local
-
 FLAGS = flags.FLAGS
 MODEL_HELP = "Name of a registered model; see lingvo-moe-models."
 SET_HELP = "Override a field of the params: --set=train.max_steps=500. May be repeated."
@@ -33,11 +31,6 @@ _EXPECTED_ERRORS = (
 def report(line: str) -> None:
     """Progress goes to standard error, so that results alone are on standard output."""
     print(line, file=sys.stderr, flush=True)
-
-
-def make_runtime(task, step=None) -> Local:
-    """The runtime that the flags ask for."""
-    return Local(task, step)
 
 
 def run(main: Callable[[list[str]], None], takes_arguments: bool = False) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from absl import flags
 
-from lingvo_moe.placement.report import PAGE_FILE, Report
+from lingvo_moe.hardware.chips import HARDWARE, lookup
+from lingvo_moe.placement.report import PAGE_FILE, Comparison
 from lingvo_moe.placement.simulate import POLICIES, TRIGGERS, check_skip, replay_all
 from lingvo_moe.placement.traces import SyntheticLoads, Trace
 from lingvo_moe.planning.expert_rates import ExpertShape, cost_model
-from lingvo_moe.planning.hardware import HARDWARE, lookup
 from lingvo_moe.tools import common
 
 FLAGS = flags.FLAGS
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> None:
         "slots of a device": FLAGS.slots,
         "expert": f"{expert.model_dim} x {expert.hidden_dim} {expert.dtype}",
     }
-    report = Report.of(runs, settings, skip=FLAGS.skip, other_seconds=FLAGS.other_ms / 1e3)
+    report = Comparison.of(runs, settings, skip=FLAGS.skip, other_seconds=FLAGS.other_ms / 1e3)
     print(report.format_table())
     if FLAGS.output:
         report.write(Path(FLAGS.output), trace, runs)

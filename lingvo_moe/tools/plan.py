@@ -15,9 +15,9 @@ from absl import flags
 
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
+from lingvo_moe.hardware.chips import HARDWARE, lookup, to_json
 from lingvo_moe.planning import explain
 from lingvo_moe.planning.alternatives import answer
-from lingvo_moe.planning.hardware import HARDWARE, lookup, to_json
 from lingvo_moe.planning.plan import make_plan, sweep
 from lingvo_moe.planning.report import format_plan, format_sweep, write_report
 from lingvo_moe.planning.report import to_json as plan_to_json
@@ -92,7 +92,7 @@ def _search() -> None:
 
 def _calibrate(path: Path) -> None:
     runtimes.prepare_jax()
-    from lingvo_moe.planning.calibrate import calibrate
+    from lingvo_moe.hardware.calibrate import calibrate
 
     hardware = calibrate(common.report)
     path.write_text(json.dumps(to_json(hardware), indent=1) + "\n")

@@ -4,11 +4,11 @@ import dataclasses
 
 from absl import flags
 
+from lingvo_moe.hardware.chips import HARDWARE, lookup
 from lingvo_moe.placement.cost import CostModel
 from lingvo_moe.placement.policy_maker import PolicyMaker
 from lingvo_moe.placement.scheduler import Scheduler
 from lingvo_moe.planning.expert_rates import ExpertShape, cost_model
-from lingvo_moe.planning.hardware import HARDWARE, lookup
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.train.replicas import slots_of
 

@@ -49,13 +49,13 @@ def _spmd(task, step):
     prepare_jax()
     import jax
 
-    from lingvo_moe.runtimes.lowering import Placement
+    from lingvo_moe.runtimes.lowering import Layout
     from lingvo_moe.runtimes.spmd import Spmd
 
     # Of its GPUs TensorFlow would take all the memory, and it only traces here.
     tf.config.set_visible_devices([], "GPU")
     mesh = parse_mesh(FLAGS.mesh) if FLAGS.mesh else Mesh(("data",), (jax.device_count(),))
-    return Spmd(task, step, Placement(mesh, task.params.sharding))
+    return Spmd(task, step, Layout(mesh, task.params.sharding))
 
 
 RUNTIMES = {"local": Local, "spmd": _spmd}

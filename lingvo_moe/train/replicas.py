@@ -18,7 +18,7 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tables import TableSpec
 
 
-def summed(grads: NestedMap, tables: NestedMap, weights: NestedMap) -> NestedMap:
+def sum_replicas(grads: NestedMap, tables: NestedMap, weights: NestedMap) -> NestedMap:
     """Each expert's gradient once: the sum over its slots, in place of the slots.
 
     So the length of the whole gradient, by which it is clipped, is that of a model without
@@ -39,11 +39,11 @@ def summed(grads: NestedMap, tables: NestedMap, weights: NestedMap) -> NestedMap
     return _on_slots(add, grads, tables, weights)
 
 
-def spread(grads: NestedMap, tables: NestedMap, weights: NestedMap) -> NestedMap:
-    """The way back from `summed`: every slot gets its expert's gradient, the same bits in each.
+def copy_to_replicas(grads: NestedMap, tables: NestedMap, weights: NestedMap) -> NestedMap:
+    """The inverse of `sum_replicas`: every slot gets its expert's gradient, the same bits in each.
 
     Args:
-        grads: from `summed`.
+        grads: from `sum_replicas`.
         tables: as there.
         weights: as there.
 
@@ -84,7 +84,7 @@ def slots_of(table: str, weights: NestedMap, memory: NestedMap) -> dict[str, Wei
     }
 
 
-def resettled(
+def relocate_experts(
     tensors: Mapping[str, Any], weights: NestedMap, memory: NestedMap
 ) -> Mapping[str, Any]:
     """A checkpoint's tensors, for a model of other slots than it was saved with.
@@ -108,11 +108,11 @@ def resettled(
         source = np.array(first)[changed[name].ravel()]
         for slots in slots_of(table, weights, memory):
             if slots in tensors:
-                changed[slots] = _Resettled(tensors[slots], source)
+                changed[slots] = _Relocated(tensors[slots], source)
     return {**tensors, **changed} if changed else tensors
 
 
-class _Resettled:
+class _Relocated:
     """A stored tensor [P, …] whose rows lie elsewhere: row i is its row source[i]."""
 
     def __init__(self, stored, source):
@@ -167,7 +167,7 @@ def rounds(source: np.ndarray, width: int) -> list[Round]:
     return result
 
 
-def moved(tensor: tf.Tensor, targets: tf.Tensor, sources: tf.Tensor) -> tf.Tensor:
+def move_rows(tensor: tf.Tensor, targets: tf.Tensor, sources: tf.Tensor) -> tf.Tensor:
     """What lies in slots [P, …] after one Round."""
     rows = tf.gather(tensor, sources)
     hit = tf.range(tensor.shape[0])[:, None] == targets  # [P, N]

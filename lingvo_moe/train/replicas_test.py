@@ -4,9 +4,16 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import Constant, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.tables import Fixed, TableSpec, joined, learned, tables
+from lingvo_moe.core.tables import Fixed, TableSpec, learned, merge_trees, tables
 from lingvo_moe.train.adamw import AdamW
-from lingvo_moe.train.replicas import moved, resettled, rounds, slots_of, spread, summed
+from lingvo_moe.train.replicas import (
+    copy_to_replicas,
+    move_rows,
+    relocate_experts,
+    rounds,
+    slots_of,
+    sum_replicas,
+)
 from lingvo_moe.train.schedules import Constant as ConstantRate
 
 # Two experts in four slots, of which the last is empty; beside them a weight without slots.
@@ -24,13 +31,13 @@ GRADS = NestedMap(
 
 
 def test_an_experts_gradient_is_the_sum_over_its_slots():
-    total = summed(GRADS, PLACED, WEIGHTS)
+    total = sum_replicas(GRADS, PLACED, WEIGHTS)
     np.testing.assert_array_equal(total.moe.experts.wi, [[5] * 3, [2] * 3])  # 1 + 4; 2
     np.testing.assert_array_equal(total.gate, [7, 7, 7])
 
 
 def test_every_slot_gets_its_experts_and_an_empty_one_nothing():
-    grads = spread(summed(GRADS, PLACED, WEIGHTS), PLACED, WEIGHTS)
+    grads = copy_to_replicas(sum_replicas(GRADS, PLACED, WEIGHTS), PLACED, WEIGHTS)
     np.testing.assert_array_equal(grads.moe.experts.wi, [[5] * 3, [2] * 3, [5] * 3, [0] * 3])
     np.testing.assert_array_equal(grads.gate, [7, 7, 7])
 
@@ -40,7 +47,7 @@ def apply(source, width):
     made = rounds(source, width)
     for one in made:
         assert one.targets.shape == one.sources.shape == (width,)
-        held = moved(held, *one)
+        held = move_rows(held, *one)
     return held.numpy()[:, 0], len(made)
 
 
@@ -67,9 +74,9 @@ def test_nothing_to_move_is_no_round():
 def test_a_model_without_tables_is_left_as_it_is():
     weights, grads = NestedMap(gate=WEIGHTS.gate), NestedMap(gate=GRADS.gate)
     assert learned(grads, weights) is grads
-    assert joined(grads, tables(grads, weights)) is grads
-    assert summed(grads, NestedMap(), weights) is grads
-    assert spread(grads, NestedMap(), weights) is grads
+    assert merge_trees(grads, tables(grads, weights)) is grads
+    assert sum_replicas(grads, NestedMap(), weights) is grads
+    assert copy_to_replicas(grads, NestedMap(), weights) is grads
 
 
 def test_optimizers_keep_nothing_of_tables_and_moves_take_their_memory_along():
@@ -93,7 +100,7 @@ def test_a_checkpoint_of_other_slots_is_laid_out_anew(placed):
         saved["theta/moe/experts/wi"] = rows[[1, 0]]
     else:
         saved["theta/moe/placement"] = np.array(placed)
-    found = resettled(saved, WEIGHTS, NestedMap())
+    found = relocate_experts(saved, WEIGHTS, NestedMap())
     np.testing.assert_array_equal(found["theta/moe/placement"], [[0, 1], [0, -1]])
     wi = found["theta/moe/experts/wi"]
     assert wi.shape == (4, 3)
@@ -105,7 +112,7 @@ def test_a_checkpoint_of_other_slots_is_laid_out_anew(placed):
 
 def test_a_checkpoint_of_the_same_slots_is_left_as_it_is():
     saved = {"theta/moe/placement": np.array([[1, 1], [0, 0]])}
-    assert resettled(saved, WEIGHTS, NestedMap()) is saved
+    assert relocate_experts(saved, WEIGHTS, NestedMap()) is saved
 
 
 def test_what_is_not_a_table():
@@ -117,4 +124,4 @@ def test_tables_are_taken_out_and_put_back():
     theta = NestedMap(moe=NestedMap(placement=1, experts=NestedMap(wi=2)), gate=3)
     assert learned(theta, WEIGHTS) == {"gate": 3, "moe": {"experts": {"wi": 2}}}
     assert tables(theta, WEIGHTS) == {"moe": {"placement": 1}}
-    assert joined(learned(theta, WEIGHTS), tables(theta, WEIGHTS)) == theta
+    assert merge_trees(learned(theta, WEIGHTS), tables(theta, WEIGHTS)) == theta

@@ -8,11 +8,11 @@ import tensorflow as tf
 from lingvo_moe.core.layer import Context
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.random import fold_in
-from lingvo_moe.core.tables import joined, learned, tables
-from lingvo_moe.core.zeros import uncomputed_zeros
+from lingvo_moe.core.tables import learned, merge_trees, tables
+from lingvo_moe.core.zeros import runtime_zeros
 from lingvo_moe.sharding import copies
 from lingvo_moe.train.optimizer import Optimizer, clip_by_global_norm
-from lingvo_moe.train.replicas import spread, summed
+from lingvo_moe.train.replicas import copy_to_replicas, sum_replicas
 
 
 class TrainState(NamedTuple):
@@ -127,14 +127,14 @@ class TrainStep:
         sums = self._gradients(theta, fixed, batch, seed)
         metrics = NestedMap(sums.metrics | sums.most)
         grads, metrics.grad_norm = clip_by_global_norm(
-            summed(sums.grads, fixed, weights), self.clip_norm
+            sum_replicas(sums.grads, fixed, weights), self.clip_norm
         )
-        grads = spread(grads, fixed, weights)
+        grads = copy_to_replicas(grads, fixed, weights)
         theta, slots, optimizer_metrics = self.optimizer.update(
             theta, state.slots, grads, state.step, weights
         )
         metrics.update(optimizer_metrics)
-        new = TrainState(state.step + 1, joined(theta, fixed), slots)
+        new = TrainState(state.step + 1, merge_trees(theta, fixed), slots)
         if self.rung is not None:
             done = metrics.needed_rung <= self.rung
             new = tf.nest.map_structure(lambda new, old: tf.where(done, new, old), new, state)
@@ -146,11 +146,11 @@ class TrainStep:
         if self.micro_batches == 1:
             return self._micro_batch(theta, fixed, batch, denominator, seed, 0)
         # Here and not in the loop, so that what lies in pieces at rest is gathered once.
-        theta = theta.map(lambda weight, spec: copies.told(weight, spec.dims), specs)
+        theta = theta.map(lambda weight, spec: copies.annotate_weight(weight, spec.dims), specs)
         if self.late_sums:
-            theta = copies.show(theta, specs)
+            theta = copies.expand_copies(theta, specs)
         sums = self._loop(theta, fixed, batch.map(self._parts), denominator, seed, specs)
-        return sums._replace(grads=copies.summed(sums.grads, specs))
+        return sums._replace(grads=copies.sum_copies(sums.grads, specs))
 
     def _loop(self, theta, fixed, parts, denominator, seed, specs):
         """One micro-batch after the other, so that only one's activations are there at a time."""
@@ -163,9 +163,11 @@ class TrainStep:
         arguments = theta, fixed, parts, denominator, seed
         run = run.get_concrete_function(*arguments, tf.TensorSpec([], tf.int32))
         nothing = tf.nest.map_structure(
-            lambda one: uncomputed_zeros(one.shape, one.dtype, denominator), run.structured_outputs
+            lambda one: runtime_zeros(one.shape, one.dtype, denominator), run.structured_outputs
         )
-        grads = nothing.grads.map(lambda g, spec: copies.told(g, spec.dims, at_rest=True), specs)
+        grads = nothing.grads.map(
+            lambda g, spec: copies.annotate_weight(g, spec.dims, at_rest=True), specs
+        )
         _, sums = tf.while_loop(
             lambda i, _: i < self.micro_batches,
             lambda i, sums: (i + 1, sums.plus(run(*arguments, i))),
@@ -190,7 +192,7 @@ class TrainStep:
         context = Context(fold_in(seed, i))
         with tf.GradientTape() as tape:
             theta.map(tape.watch)
-            output = self.task.loss(joined(theta, fixed), batch, denominator, context)
+            output = self.task.loss(merge_trees(theta, fixed), batch, denominator, context)
         grads = tape.gradient(output.objective, theta).map(tf.convert_to_tensor)
         most = NestedMap()
         if output.needed_rung is not None:

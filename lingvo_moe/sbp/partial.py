@@ -22,9 +22,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from lingvo_moe.sharding import boxing, sbp, signatures
+from lingvo_moe.sbp import boxing, signatures, types
+from lingvo_moe.sbp.types import B, NdSbp, P, Sbp
 from lingvo_moe.sharding.annotations import Mesh, active, tile
-from lingvo_moe.sharding.sbp import B, NdSbp, P, Sbp
 
 _NO_MESH = Mesh((), ())
 
@@ -82,7 +82,7 @@ def place(tensor: tf.Tensor, dims: str) -> Placed:
         ValueError: as `from_rules`.
     """
     rules = active()[1] if active() else {}
-    placed = sbp.from_rules(dims, tuple(tensor.shape), _mesh(), rules)
+    placed = types.from_rules(dims, tuple(tensor.shape), _mesh(), rules)
     return _told(Placed(tensor, placed))
 
 
@@ -210,10 +210,10 @@ def _added_up(operand: Placed, step: boxing.Step, mesh: Mesh) -> Placed:
     value = tf.transpose(operand.value, [*places, *others])
     value = tf.reshape(value, [-1, *value.shape[len(places) :]])
     before = [step.axes, *((axis,) for axis in explicit)]
-    value = _tiled(value, before + sbp.split_axes(step.source, len(operand.shape), mesh), mesh)
+    value = _tiled(value, before + types.split_axes(step.source, len(operand.shape), mesh), mesh)
     if step.kind == "reduce-scatter":
         after = [(), *((axis,) for axis in explicit)]
-        value = _tiled(value, after + sbp.split_axes(step.target, len(operand.shape), mesh), mesh)
+        value = _tiled(value, after + types.split_axes(step.target, len(operand.shape), mesh), mesh)
     return _told(Placed(tf.reduce_sum(value, 0), step.target))
 
 
@@ -238,7 +238,7 @@ def _padded(operand: Placed, axis: str, position: int, mesh: Mesh) -> tf.Tensor:
     """The value with a dimension of the axis at position, each device's piece in its slot."""
     number, size = operand.on(axis).dim, mesh.size((axis,))
     # [..., outer axes that cut the dimension, this axis, a piece, ...]; this one moves to position.
-    group = sbp.split_axes(operand.sbp, len(operand.shape), mesh)[number]
+    group = types.split_axes(operand.sbp, len(operand.shape), mesh)[number]
     cut = [group if i == number else () for i in range(len(operand.shape))]
     value = _expanded(operand, cut, mesh)
     slot = len(operand.explicit) + number + len(group) - 1
@@ -269,7 +269,7 @@ def _shown(terms, operands, held, mesh) -> set[str]:
     groups = [
         set(group)
         for term, operand in zip(terms, operands, strict=True)
-        for group in sbp.split_axes(operand.sbp, len(term), mesh)
+        for group in types.split_axes(operand.sbp, len(term), mesh)
     ]
     while grown := [g for g in groups if g & shown and not g <= shown]:
         shown = shown.union(*grown)
@@ -278,7 +278,7 @@ def _shown(terms, operands, held, mesh) -> set[str]:
 
 def _cut_axes(held: NdSbp, rank: int, shown: set[str], mesh: Mesh) -> list[tuple[str, ...]]:
     """For each dimension the axes that cut it and are written out."""
-    groups = sbp.split_axes(held, rank, mesh)
+    groups = types.split_axes(held, rank, mesh)
     return [tuple(axis for axis in group if axis in shown) for group in groups]
 
 
@@ -286,7 +286,7 @@ def _expanded(operand: Placed, cut: list[tuple[str, ...]], mesh: Mesh) -> tf.Ten
     """The value with each dimension n that is cut over axes of sizes d, e as [d, e, n / (d e)]."""
     if not any(cut):
         return operand.value
-    sbp.piece_shape(operand.shape, operand.sbp, mesh)  # equal pieces, or an error that says so
+    types.piece_shape(operand.shape, operand.sbp, mesh)  # equal pieces, or an error that says so
     shape = list(operand.value.shape[: len(operand.explicit)])
     for size, group in zip(operand.shape, cut, strict=True):
         shape += [*(mesh.size((axis,)) for axis in group), size // mesh.size(group)]
@@ -307,7 +307,7 @@ def _merged(value, held, cut, mesh) -> Placed:
 def _finer(held: NdSbp, cut: list[tuple[str, ...]], mesh: Mesh) -> list[tuple[str, ...]]:
     """The axes that cut each dimension of an expanded value."""
     tiling = []
-    for group, written in zip(sbp.split_axes(held, len(cut), mesh), cut, strict=True):
+    for group, written in zip(types.split_axes(held, len(cut), mesh), cut, strict=True):
         tiling += [*((axis,) for axis in written), tuple(a for a in group if a not in written)]
     return tiling
 
@@ -333,7 +333,7 @@ def _mesh() -> Mesh:
 
 def _told(placed: Placed) -> Placed:
     """The same, with XLA told of it."""
-    axes = sbp.split_axes(placed.sbp, len(placed.shape), _mesh())
+    axes = types.split_axes(placed.sbp, len(placed.shape), _mesh())
     tiling = [(axis,) for axis in placed.explicit] + axes
     return dataclasses.replace(placed, value=_tiled(placed.value, tiling, _mesh()))
 

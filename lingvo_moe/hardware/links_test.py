@@ -1,7 +1,7 @@
 import pytest
 
-from lingvo_moe.planning.hardware import HARDWARE
-from lingvo_moe.planning.links import Group, Line, Measured, Switched, Torus, block, group
+from lingvo_moe.hardware.chips import HARDWARE
+from lingvo_moe.hardware.links import Group, Line, Measured, Switched, Torus, block, group
 from lingvo_moe.sharding.annotations import Mesh
 
 GRID = Torus(dims=2, link=10.0, cores=2)

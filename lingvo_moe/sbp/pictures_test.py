@@ -1,8 +1,8 @@
 from pathlib import Path
 
-from lingvo_moe.sharding import pictures
+from lingvo_moe.sbp import pictures
+from lingvo_moe.sbp.types import parse
 from lingvo_moe.sharding.annotations import Mesh
-from lingvo_moe.sharding.sbp import parse
 
 PAGE = Path(__file__).parents[2] / "docs" / "sbp.md"
 

@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from lingvo_moe.sbp.types import B, NdSbp, P, Sbp, Split, piece_shape
 from lingvo_moe.sharding.annotations import Mesh
-from lingvo_moe.sharding.sbp import B, NdSbp, P, Sbp, Split, piece_shape
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.sharding import partial, sbp, signatures
+from lingvo_moe.sbp import partial, signatures, types
+from lingvo_moe.sbp.partial import Placed, add, einsum, place, reduce_partial
+from lingvo_moe.sbp.types import B, P, S, parse
 from lingvo_moe.sharding.annotations import Mesh, use_mesh
-from lingvo_moe.sharding.partial import Placed, add, einsum, place, reduce_partial
-from lingvo_moe.sharding.sbp import B, P, S, parse
 
 GRID = Mesh(("x", "y"), (2, 2))
 
@@ -51,8 +51,8 @@ def test_summands_are_in_front():
 
 def shown(whole, held, random):
     """The value of a Placed: summands in front."""
-    only = sbp.NdSbp(one if one == P else B for one in held)
-    pieces = sbp.cut(whole, only, GRID, random)
+    only = types.NdSbp(one if one == P else B for one in held)
+    pieces = types.cut(whole, only, GRID, random)
     return pieces[tuple(slice(None) if one == P else 0 for one in held)]
 
 
@@ -89,7 +89,7 @@ def test_boxing_keeps_the_tensor(source):
     whole = random.integers(-9, 10, (4, 8)).astype(np.float64)
     whole[0, 0] = np.inf if P not in parse(source) else 1  # zeros elsewhere are no products
     value = shown(whole, parse(source), random)
-    targets = list(sbp.every(2, 2))
+    targets = list(types.every(2, 2))
 
     def function(value):
         placed = Placed(value, parse(source))

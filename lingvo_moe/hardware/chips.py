@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lingvo_moe.planning.links import Interconnect, Line, Measured, Switched, Torus
+from lingvo_moe.hardware.links import Interconnect, Line, Measured, Switched, Torus
 
 TB, GB, US = 1e12, 1e9, 1e-6
 

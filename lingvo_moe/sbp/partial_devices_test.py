@@ -11,15 +11,16 @@ import sys
 import numpy as np
 import pytest
 
-from lingvo_moe.sharding import boxing, hlo, sbp
+from lingvo_moe.runtimes import hlo
+from lingvo_moe.sbp import boxing, types
+from lingvo_moe.sbp.types import parse
 from lingvo_moe.sharding.annotations import Mesh
-from lingvo_moe.sharding.sbp import parse
 
 LINE = Mesh(("x",), (4,))
 GRID = Mesh(("x", "y"), (2, 4))
 SHAPE = (8, 16)
 # Pairs whose way is one collective, on one axis all; on two axes some of each kind.
-ON_A_LINE = [f"{a} {b}" for a in sbp.every(2, 1) for b in sbp.every(2, 1)]
+ON_A_LINE = [f"{a} {b}" for a in types.every(2, 1) for b in types.every(2, 1)]
 ON_A_GRID = [
     "S(0),P S(0),B",
     "S(0),P S(0),S(1)",
@@ -99,14 +100,14 @@ def run(function, mesh, rules, args, specs, out_spec):
 
 def boxed(mesh, pair):
     """One conversion: whether it keeps the tensor, and its collectives."""
-    from lingvo_moe.sharding import partial
+    from lingvo_moe.sbp import partial
 
     source, target = map(parse, pair.split())
     random = np.random.default_rng(0)
     whole = random.integers(-50, 50, SHAPE).astype(np.float32)
     before, after = layout(source, mesh), layout(target, mesh)
-    value = sbp.cut(whole, summands_only(source), mesh, random)
-    value = value[tuple(slice(None) if a == sbp.P else 0 for a in source)]
+    value = types.cut(whole, summands_only(source), mesh, random)
+    value = value[tuple(slice(None) if a == types.P else 0 for a in source)]
 
     def function(x):
         result = partial.box(partial.Placed(x, source), target)
@@ -114,25 +115,25 @@ def boxed(mesh, pair):
         return result.value
 
     value, found = run(function, mesh, {}, [value], [before], after)
-    added = value.sum(tuple(range(target.count(sbp.P))))
+    added = value.sum(tuple(range(target.count(types.P))))
     return {"same": bool(np.array_equal(added, whole)), "found": found}
 
 
 def summands_only(value):
     """With B where it cuts: NumPy makes the summands, JAX cuts."""
-    return sbp.NdSbp(one if one == sbp.P else sbp.B for one in value)
+    return types.NdSbp(one if one == types.P else types.B for one in value)
 
 
 def layout(value, mesh):
     """JAX's PartitionSpec of a Placed value."""
-    front = [axis for axis, one in zip(mesh.axes, value, strict=True) if one == sbp.P]
-    return (*front, *(group or None for group in sbp.split_axes(value, len(SHAPE), mesh)))
+    front = [axis for axis, one in zip(mesh.axes, value, strict=True) if one == types.P]
+    return (*front, *(group or None for group in types.split_axes(value, len(SHAPE), mesh)))
 
 
 def product(late):
     """Y = U V W, V's rows cut."""
+    from lingvo_moe.sbp.partial import einsum, place, reduce_partial
     from lingvo_moe.sharding.annotations import annotate
-    from lingvo_moe.sharding.partial import einsum, place, reduce_partial
 
     random = np.random.default_rng(1)
     u, v, w = (random.normal(size=s).astype(np.float32) for s in ((8, 16), (16, 64), (64, 20)))
@@ -155,8 +156,8 @@ def product_on_a_grid(late):
     """Rows over x, contraction over y, then a linear layer, to columns over y."""
     import tensorflow as tf
 
+    from lingvo_moe.sbp.partial import add, einsum, place, reduce_partial, scale, transpose
     from lingvo_moe.sharding.annotations import annotate
-    from lingvo_moe.sharding.partial import add, einsum, place, reduce_partial, scale, transpose
 
     random = np.random.default_rng(2)
     u, v, w = (random.normal(size=s).astype(np.float32) for s in ((8, 16), (16, 32), (32, 12)))
@@ -171,7 +172,7 @@ def product_on_a_grid(late):
         uv = einsum("ab,bc->ac", place(u, "ab"), place(v, "bc"))
         y = scale(einsum("ac,ce->ae", uv, place(w, "ce")), 0.5)
         y = add(y, einsum("a,e->ae", place(tf.ones([8]), "a"), place(bias, "e")))
-        return reduce_partial(transpose(y, [1, 0]), sbp.S(0))
+        return reduce_partial(transpose(y, [1, 0]), types.S(0))
 
     function = {"early": early, "late": lately}[late]
     out = {"early": ("x", "y"), "late": ("y", "x")}[late]
@@ -184,8 +185,8 @@ def branches(late):
     """x + attention's last product + feed-forward's: two contractions over cut dimensions."""
     import tensorflow as tf
 
+    from lingvo_moe.sbp.partial import add, einsum, place, reduce_partial
     from lingvo_moe.sharding.annotations import annotate
-    from lingvo_moe.sharding.partial import add, einsum, place, reduce_partial
 
     random = np.random.default_rng(3)
     shapes = (8, 12), (8, 16), (16, 12), (12, 32), (32, 12)

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from lingvo_moe.planning.hardware import GB, MEASURED, Efficiency, Hardware, lookup, to_json
-from lingvo_moe.planning.links import Line, Measured
+from lingvo_moe.hardware.chips import GB, MEASURED, Efficiency, Hardware, lookup, to_json
+from lingvo_moe.hardware.links import Line, Measured
 
 
 def test_unknown_hardware():

@@ -6,10 +6,10 @@ import string
 import numpy as np
 import pytest
 
-from lingvo_moe.sharding import sbp, signatures
+from lingvo_moe.sbp import signatures, types
+from lingvo_moe.sbp.signatures import Signature, nd_signatures
+from lingvo_moe.sbp.types import B, P, S, cut, join, parse
 from lingvo_moe.sharding.annotations import Mesh
-from lingvo_moe.sharding.sbp import B, P, S, cut, join, parse
-from lingvo_moe.sharding.signatures import Signature, nd_signatures
 
 MESHES = [Mesh(("x",), (2,)), Mesh(("x",), (3,)), Mesh(("x", "y"), (2, 2))]
 
@@ -31,7 +31,7 @@ def legal_by_trial(compute, operands, mesh, seed=0):
         if results is None:
             continue
         for result in _even(expected.shape, mesh):
-            if results.shape[len(mesh.axes) :] != sbp.piece_shape(expected.shape, result, mesh):
+            if results.shape[len(mesh.axes) :] != types.piece_shape(expected.shape, result, mesh):
                 continue
             try:
                 same = np.allclose(join(results, result, mesh), expected)
@@ -58,9 +58,9 @@ def _on_each_device(compute, pieces, rows, mesh):
 
 
 def _even(shape, mesh):
-    for value in sbp.every(len(shape), len(mesh.axes)):
+    for value in types.every(len(shape), len(mesh.axes)):
         try:
-            sbp.piece_shape(shape, value, mesh)
+            types.piece_shape(shape, value, mesh)
         except ValueError:
             continue
         yield value
@@ -68,7 +68,7 @@ def _even(shape, mesh):
 
 def _first(placed):
     """How the first dimension alone is held."""
-    return sbp.NdSbp(one if one == S(0) else B for one in placed)
+    return types.NdSbp(one if one == S(0) else B for one in placed)
 
 
 def inferred(operator, mesh):
@@ -196,14 +196,14 @@ def test_reshape(source, target, mesh):
         return pieces[0].reshape(shape)
 
     trial = set()
-    for shape in {sbp.piece_shape(target, p, mesh) for p in _even(target, mesh)}:
+    for shape in {types.piece_shape(target, p, mesh) for p in _even(target, mesh)}:
         if shape == target:
             trial |= legal_by_trial(compute, [array], mesh)
             continue
         pieces_of = {p: cut(array, p, mesh, np.random.default_rng(7)) for p in _even(source, mesh)}
         for placed, pieces in pieces_of.items():
             for result in _even(target, mesh):
-                if sbp.piece_shape(target, result, mesh) != shape or pieces[
+                if types.piece_shape(target, result, mesh) != shape or pieces[
                     (0,) * len(mesh.axes)
                 ].size != np.prod(shape):
                     continue

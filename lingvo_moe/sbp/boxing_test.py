@@ -4,9 +4,9 @@ import itertools
 import numpy as np
 import pytest
 
-from lingvo_moe.sharding import boxing, sbp
+from lingvo_moe.sbp import boxing, types
+from lingvo_moe.sbp.types import parse
 from lingvo_moe.sharding.annotations import Mesh
-from lingvo_moe.sharding.sbp import parse
 
 LINE = Mesh(("x",), (4,))
 GRID = Mesh(("x", "y"), (2, 3))
@@ -31,7 +31,7 @@ def test_table(source, target, kind, received):
 
 
 def test_nothing_to_do():
-    for value in sbp.every(2, 2):
+    for value in types.every(2, 2):
         assert boxing.plan(value, value, (6, 6), 4, GRID) == ()
 
 
@@ -39,12 +39,12 @@ def test_nothing_to_do():
 def test_every_pair_on_pieces(mesh, shape):
     random = np.random.default_rng(0)
     array = random.integers(-50, 50, shape)
-    for source, target in itertools.product(sbp.every(len(shape), len(mesh.axes)), repeat=2):
-        pieces = sbp.cut(array, source, mesh, random)
+    for source, target in itertools.product(types.every(len(shape), len(mesh.axes)), repeat=2):
+        pieces = types.cut(array, source, mesh, random)
         for step in boxing.plan(source, target, shape, 4, mesh):
             assert step.source != step.target
             pieces = boxing.move(pieces, step, mesh)
-            np.testing.assert_array_equal(sbp.join(pieces, step.target, mesh), array, str(step))
+            np.testing.assert_array_equal(types.join(pieces, step.target, mesh), array, str(step))
             source = step.target
         assert source == target
 
@@ -52,10 +52,10 @@ def test_every_pair_on_pieces(mesh, shape):
 def test_every_single_step_on_pieces():
     random = np.random.default_rng(1)
     array = random.integers(-50, 50, (12, 6))
-    for source in sbp.every(2, 2):
+    for source in types.every(2, 2):
         for step in boxing.steps(source, array.shape, 4, GRID):
-            pieces = boxing.move(sbp.cut(array, source, GRID, random), step, GRID)
-            np.testing.assert_array_equal(sbp.join(pieces, step.target, GRID), array, str(step))
+            pieces = boxing.move(types.cut(array, source, GRID, random), step, GRID)
+            np.testing.assert_array_equal(types.join(pieces, step.target, GRID), array, str(step))
 
 
 def test_inner_cut_is_undone_first():
@@ -84,7 +84,7 @@ def test_other_axes_divide_what_travels():
 
 def test_no_way_of_few_steps_is_cheaper():
     shape = (6, 6)
-    for source in itertools.islice(sbp.every(2, 2), 0, None, 3):
+    for source in itertools.islice(types.every(2, 2), 0, None, 3):
         cheapest = {source: fractions.Fraction(0)}
         for _ in range(3):
             for here, cost in list(cheapest.items()):

@@ -10,8 +10,8 @@ import dataclasses
 import functools
 import math
 
+from lingvo_moe.sbp.boxing import received
 from lingvo_moe.sharding.annotations import Mesh
-from lingvo_moe.sharding.boxing import received
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from lingvo_moe.sharding import hlo
+from lingvo_moe.runtimes import hlo
 
 # Written by hand in the notations that XLA's CPU, GPU and TPU back ends print.
 PROGRAM = """\
@@ -132,7 +132,7 @@ def test_no_collectives():
 REAL = """
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from lingvo_moe.sharding import hlo
+from lingvo_moe.runtimes import hlo
 
 mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
 rows, columns = NamedSharding(mesh, P(("a", "b"), None)), NamedSharding(mesh, P(None, ("a", "b")))

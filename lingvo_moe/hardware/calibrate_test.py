@@ -14,8 +14,8 @@ KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_line_through_exact_times(kind):
-    from lingvo_moe.planning.calibrate import fit
-    from lingvo_moe.planning.links import Line, Measured, block
+    from lingvo_moe.hardware.calibrate import fit
+    from lingvo_moe.hardware.links import Line, Measured, block
 
     line = Line(kind, 2e-6, 5e9)
     wires = Measured(lines=(line,))
@@ -27,7 +27,7 @@ def test_a_line_through_exact_times(kind):
 
 
 def test_neither_is_below_zero():
-    from lingvo_moe.planning.calibrate import fit
+    from lingvo_moe.hardware.calibrate import fit
 
     # 2 · 1/2 and 2 · 3/4 of the bytes at 1 a second, the second a hair faster: more hops cost less.
     falling = fit("all-reduce", [(2, 100, 100.0), (4, 100, 149.0)])
@@ -43,7 +43,7 @@ def test_what_is_measured(tmp_path):
     out = subprocess.check_output([sys.executable, __file__], env=environment, text=True)
     path = tmp_path / "here.json"
     path.write_text(out.splitlines()[-1])
-    from lingvo_moe.planning.hardware import MEASURED, lookup
+    from lingvo_moe.hardware.chips import MEASURED, lookup
 
     hardware = lookup(str(path))
     assert {line.kind for line in hardware.interconnect.lines} == set(KINDS)
@@ -55,7 +55,7 @@ def test_what_is_measured(tmp_path):
 
 
 if __name__ == "__main__":
-    from lingvo_moe.planning import calibrate, hardware
+    from lingvo_moe.hardware import calibrate, chips
 
     calibrate._SIZES = (2**12, 2**16)
-    print(json.dumps(hardware.to_json(calibrate.calibrate())))
+    print(json.dumps(chips.to_json(calibrate.calibrate())))

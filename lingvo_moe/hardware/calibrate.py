@@ -12,9 +12,9 @@ import numpy as np
 from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lingvo_moe.planning.hardware import MEASURED, Hardware
-from lingvo_moe.planning.links import Line, Measured, hops
-from lingvo_moe.sharding.boxing import received
+from lingvo_moe.hardware.chips import MEASURED, Hardware
+from lingvo_moe.hardware.links import Line, Measured, hops
+from lingvo_moe.sbp.boxing import received
 
 _SIZES = tuple(2**i for i in (12, 16, 20, 22))  # bytes of a collective, as of hlo.Collective
 _REPEATS = 32  # in one program

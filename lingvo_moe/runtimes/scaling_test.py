@@ -109,12 +109,12 @@ def test_table_4(name, few, many):
 
 def main(d):
     """Compiles every row for d devices and prints what it costs."""
-    from lingvo_moe.runtimes.lowering import ArraySpec, Placement, partitioned, shapes
+    from lingvo_moe.runtimes.hlo import collectives
+    from lingvo_moe.runtimes.lowering import ArraySpec, Layout, partitioned, shapes
     from lingvo_moe.sharding.annotations import Mesh
-    from lingvo_moe.sharding.hlo import collectives
     from lingvo_moe.sharding.params import ShardingParams
 
-    placement = Placement(Mesh(("all",), (d,)), ShardingParams(rules=(("D", ("all",)),)))
+    layout = Layout(Mesh(("all",), (d,)), ShardingParams(rules=(("D", ("all",)),)))
     report = {}
     for name, row in table(d).items():
         args = [{f"{i}": ArraySpec(s, "float32", dims) for i, (s, dims) in enumerate(row.operands)}]
@@ -123,7 +123,7 @@ def main(d):
             return {"result": row.function(*(value for _, value in sorted(operands.items())))}
 
         results = {"result": ArraySpec(row.result[0], "float32", row.result[1])}
-        program = partitioned(run, args, results, placement).lower(*shapes(args)).compile()
+        program = partitioned(run, args, results, layout).lower(*shapes(args)).compile()
         found = collectives(program.as_text())
         report[name] = {
             "flops": program.cost_analysis()["flops"],

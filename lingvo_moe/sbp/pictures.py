@@ -1,13 +1,13 @@
 """Draws what devices hold, and the tables of the algebra: the generated parts of docs/sbp.md.
 
-`python -m lingvo_moe.sharding.pictures` prints them; a test holds them to the page.
+`python -m lingvo_moe.sbp.pictures` prints them; a test holds them to the page.
 """
 
 import itertools
 
 import numpy as np
 
-from lingvo_moe.sharding import boxing, sbp, signatures
+from lingvo_moe.sbp import boxing, signatures, types
 from lingvo_moe.sharding.annotations import Mesh
 
 _LINE = Mesh(("x",), (2,))
@@ -18,8 +18,8 @@ def blocks() -> list[str]:
     """Every generated part, in the order of the page."""
     ways = ("S(0),S(1)", "S(0),S(0)", "S(1),B", "B,P", "S(0),P")
     return [
-        _code(draw(sbp.parse(text), (4, 4), _LINE) for text in ("S(0)", "S(1)", "B", "P")),
-        _code(draw(sbp.parse(text), (4, 4), _GRID) for text in ways),
+        _code(draw(types.parse(text), (4, 4), _LINE) for text in ("S(0)", "S(1)", "B", "P")),
+        _code(draw(types.parse(text), (4, 4), _GRID) for text in ways),
         signatures.markdown(signatures.einsum("ab,bc->ac"), 2, ["A", "B", "C"]),
         signatures.markdown(
             signatures.Gather("vm,bl->blm", "v"), 2, ["table vm", "numbers bl", "rows blm"]
@@ -29,13 +29,13 @@ def blocks() -> list[str]:
         signatures.markdown(signatures.Reshape((8, 6), (4, 2, 6)), 2, ["x [8, 6]", "x [4, 2, 6]"]),
         boxing.markdown(4),
         _code(
-            "\n".join(map(str, boxing.plan(*map(sbp.parse, pair), (8, 16), 4, _GRID)))
+            "\n".join(map(str, boxing.plan(*map(types.parse, pair), (8, 16), 4, _GRID)))
             for pair in (("S(0),S(0)", "B,S(0)"), ("P,P", "S(0),B"), ("P,S(1)", "B,B"))
         ),
     ]
 
 
-def draw(held: sbp.NdSbp, shape: tuple[int, int], mesh: Mesh) -> str:
+def draw(held: types.NdSbp, shape: tuple[int, int], mesh: Mesh) -> str:
     """A matrix once for each device, with marks where it holds something.
 
     Args:
@@ -46,10 +46,10 @@ def draw(held: sbp.NdSbp, shape: tuple[int, int], mesh: Mesh) -> str:
     Returns:
         Lines: the text of `held`, the devices' places on the mesh, and the rows.
     """
-    mark = "▒" if sbp.P in held else "█"
+    mark = "▒" if types.P in held else "█"
     cells = np.arange(shape[0] * shape[1]).reshape(shape)
-    whole = sbp.NdSbp(sbp.B if one == sbp.P else one for one in held)
-    pieces = sbp.cut(cells, whole, mesh, np.random.default_rng(0))
+    whole = types.NdSbp(types.B if one == types.P else one for one in held)
+    pieces = types.cut(cells, whole, mesh, np.random.default_rng(0))
     places = list(itertools.product(*map(range, mesh.shape)))
     titles = [f"device {','.join(map(str, place))}" for place in places]
     width = max(map(len, titles)) + 2

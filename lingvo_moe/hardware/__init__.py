@@ -1,0 +1,1 @@
+"""Chips, the links between them, and the seconds of collectives: as published or measured."""

@@ -1,0 +1,1 @@
+"""Split, Broadcast, Partial: which device holds what of a tensor, as an algebra."""
