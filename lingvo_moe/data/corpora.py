@@ -1,13 +1,22 @@
 """Reading raw parallel text, and what is wrong with it."""
 
 import dataclasses
-import gzip
-import zlib
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from lingvo_moe.core.lines import is_blank, read_lines
 from lingvo_moe.data.dataset import SPLITS
+
+_LANGUAGE = re.compile(r"[^\W_][\w@]{0,31}")
+_FILE_NAMES = "SRC-TGT.SRC and SRC-TGT.TGT, or SRC-TGT.tsv, each plain or .gz"
+# What others call the splits: a directory of such a name holds data that would not be read.
+_OTHER_NAMES = {
+    "train": ("training",),
+    "dev": ("val", "valid", "validation", "devel", "development", "tune", "tuning"),
+    "test": ("testing", "devtest"),
+}
 
 
 class SentencePair(NamedTuple):
@@ -25,12 +34,14 @@ class CorpusPair:
         name: "de-en".
         source, target: its languages.
         files: split -> (source file, target file), or (TSV file,).
+        turned: whether the files are those of the other direction: their first side is the target.
     """
 
     name: str
     source: str
     target: str
     files: dict[str, tuple[Path, ...]]
+    turned: bool = False
 
     def read(self, split: str) -> list[SentencePair]:
         """The lines of a split, stripped; empty where the pair has no such split.
@@ -42,91 +53,140 @@ class CorpusPair:
         files = self.files.get(split, ())
         if not files:
             return []
-        if len(files) == 1:
-            return list(_tsv_pairs(files[0]))
-        sources, targets = ([line.strip() for line in _lines(path)] for path in files)
-        if len(sources) != len(targets):
-            raise ValueError(
-                f"{files[0]} has {len(sources)} lines and {files[1]} has {len(targets)}; line n of "
-                f"one must be line n of the other. Find the line where they part."
-            )
-        return [SentencePair(s, t) for s, t in zip(sources, targets, strict=True)]
+        pairs = _tsv_pairs(*files) if len(files) == 1 else _aligned_pairs(*files)
+        return [SentencePair(*reversed(pair)) if self.turned else pair for pair in pairs]
+
+    def reverse(self) -> "CorpusPair":
+        """The same text in the other direction."""
+        name = f"{self.target}-{self.source}"
+        return CorpusPair(name, self.target, self.source, self.files, not self.turned)
 
 
-def find_pairs(corpus: Path) -> list[CorpusPair]:
+def find_pairs(corpus: Path, report: Callable[[str], None] = lambda line: None) -> list[CorpusPair]:
     """The language pairs of a corpus directory, in order of name.
 
     The layout is `SPLIT/SRC-TGT.SRC` and `SPLIT/SRC-TGT.TGT`, or `SPLIT/SRC-TGT.tsv` with a tab
-    between the sides; each may be gzipped (`.gz`). SPLIT is train, dev or test.
+    between the sides; each may be gzipped (`.gz`). SPLIT is train, dev or test. Names that begin
+    with a dot are passed over.
+
+    Args:
+        corpus: the directory.
+        report: takes a warning for each name that is not read and does not look like data.
 
     Raises:
-        ValueError: no train split, no files in it, a file without its other half, or a language
-            code with a hyphen.
+        ValueError: no train split, no files in it, a pair with one side or with two sources in a
+            split, or a name that looks like data and is not read, such as `valid`, `de-en.txt`,
+            `zh-TW-en.tsv` or `de-en.de.bz2`.
+        OSError: a directory cannot be read.
     """
-    if not (corpus / "train").is_dir():
-        raise ValueError(
-            f"{corpus} has no directory 'train'; a corpus is SPLIT/SRC-TGT.SRC and "
-            f"SPLIT/SRC-TGT.TGT with SPLIT in {', '.join(SPLITS)}."
-        )
+    _check_splits(corpus, report)
     files: dict[str, dict[str, tuple[Path, ...]]] = {}
     for split in SPLITS:
-        for name, paths in _pair_files(corpus / split).items():
+        for name, paths in _pair_files(corpus / split, report).items():
             files.setdefault(name, {})[split] = paths
     if not any("train" in splits for splits in files.values()):
         raise ValueError(f"{corpus}/train is empty; it must hold files such as de-en.de, de-en.en.")
     return [CorpusPair(name, *name.split("-"), files[name]) for name in sorted(files)]
 
 
-def _pair_files(directory: Path) -> dict[str, tuple[Path, ...]]:
-    by_name: dict[str, dict[str, Path]] = {}
-    for path in sorted(directory.glob("*")) if directory.is_dir() else []:
-        name, _, extension = path.name.removesuffix(".gz").rpartition(".")
-        if name.count("-") == 1 and extension in (*name.split("-"), "tsv"):
-            by_name.setdefault(name, {})[extension] = path
-        elif name.startswith(f"{extension}-") or name.endswith(f"-{extension}"):
+def _visible(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.iterdir() if not path.name.startswith("."))
+
+
+def _check_splits(corpus, report):
+    if not corpus.is_dir():
+        raise ValueError(f"There is no directory {corpus}; give the corpus as a directory.")
+    meant = {other: split for split, others in _OTHER_NAMES.items() for other in (split, *others)}
+    for path in _visible(corpus):
+        if path.name in SPLITS:
+            if not path.is_dir():
+                raise ValueError(f"{path} must be a directory, the files of one split.")
+        elif path.name.lower() in meant:
             raise ValueError(
-                f"{path}: pair {name!r} does not read as SRC-TGT; a language code has no hyphen. "
-                f"Rename the file, for example zh-TW to zh_TW."
+                f"{path} is not read: the splits are called {', '.join(SPLITS)}. Rename it to "
+                f"{meant[path.name.lower()]!r} or move it away."
             )
-    return {name: _both_sides(directory, name, found) for name, found in by_name.items()}
-
-
-def _both_sides(directory, name, found):
-    if "tsv" in found:
-        return (found["tsv"],)
-    sides = name.split("-")
-    for side in sides:
-        if side not in found:
-            raise ValueError(
-                f"{directory} has {next(iter(found.values())).name} but no {name}.{side}; a pair "
-                f"needs both sides."
-            )
-    return tuple(found[side] for side in sides)
-
-
-def _lines(path: Path) -> Iterator[str]:
-    # Split at b"\n" alone: Unicode's other line ends occur inside sentences.
-    opener = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rb") as file:
-            for number, line in enumerate(file, start=1):
-                yield _decode(line, path, number)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is not a whole gzip file ({error}); fetch it again.") from error
-
-
-def _decode(line: bytes, path: Path, number: int) -> str:
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
+        else:
+            report(f"warning: {path} is not read; the splits are {', '.join(SPLITS)}.")
+    if not (corpus / "train").is_dir():
         raise ValueError(
-            f"{path}, line {number}: not UTF-8 ({error.reason} at byte {error.start}). "
-            f"Convert the file, for example with iconv, or remove the line on both sides."
-        ) from error
+            f"{corpus} has no directory 'train'; a corpus is SPLIT/SRC-TGT.SRC and "
+            f"SPLIT/SRC-TGT.TGT with SPLIT in {', '.join(SPLITS)}."
+        )
+
+
+def _pair_files(directory, report) -> dict[str, tuple[Path, ...]]:
+    """Pair -> its files in the directory of a split."""
+    found: dict[str, dict[str, Path]] = {}
+    for path in _visible(directory) if directory.is_dir() else []:
+        name, _, side = path.name.removesuffix(".gz").rpartition(".")
+        if _is_pair(name) and side in (*name.split("-"), "tsv"):
+            _check_readable(path)
+            _add_source(found.setdefault(name, {}), side, path)
+        elif "-" in path.name:
+            raise ValueError(
+                f"{path} looks like data and is not read: files are called {_FILE_NAMES}. A "
+                f"language code is letters and digits, with _ or @ between them and no hyphen: "
+                f"zh_TW, not zh-TW. Rename it, unpack it or move it away."
+            )
+        else:
+            report(f"warning: {path} is not read; files are called {_FILE_NAMES}.")
+    return {name: _both_sides(name, sides) for name, sides in found.items()}
+
+
+def _is_pair(name: str) -> bool:
+    languages = name.split("-")
+    return len(languages) == 2 and all(map(_LANGUAGE.fullmatch, languages))
+
+
+def _check_readable(path):
+    if not path.is_file():
+        kind = "a link to nothing" if path.is_symlink() and not path.exists() else "no file"
+        raise ValueError(f"{path} is {kind}; put the text there or remove the name.")
+    with path.open("rb"):
+        pass
+
+
+def _add_source(sides, side, path):
+    """Notes a file of a pair, unless the pair's text is there already."""
+    for other, there in sides.items():
+        if side == other or "tsv" in (side, other):
+            raise ValueError(
+                f"{there} and {path} are two sources of the same text; keep one of them."
+            )
+    sides[side] = path
+
+
+def _both_sides(name, sides):
+    if "tsv" in sides:
+        return (sides["tsv"],)
+    there = next(iter(sides.values()))
+    source, target = name.split("-")
+    if source == target:
+        raise ValueError(
+            f"{there} would be both sides of {name}. For text in one language write {name}.tsv, or "
+            f"give the sides different names."
+        )
+    for side in (source, target):
+        if side not in sides:
+            raise ValueError(
+                f"{there.parent} has {there.name} but no {name}.{side}; a pair needs both sides."
+            )
+    return sides[source], sides[target]
+
+
+def _aligned_pairs(source: Path, target: Path) -> Iterator[SentencePair]:
+    sources, targets = ([line.strip() for line in read_lines(path)] for path in (source, target))
+    if len(sources) != len(targets):
+        raise ValueError(
+            f"{source} has {len(sources)} lines and {target} has {len(targets)}; line n of one "
+            f"must be line n of the other. Find the line where they part."
+        )
+    yield from map(SentencePair, sources, targets)
 
 
 def _tsv_pairs(path: Path) -> Iterator[SentencePair]:
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         fields = line.split("\t")
         if len(fields) != 2:
             raise ValueError(
@@ -145,9 +205,9 @@ class CleanPair(NamedTuple):
 def clean(splits: dict[str, list[SentencePair]]) -> CleanPair:
     """Leaves out what would spoil training or its evaluation, and counts it.
 
-    Left out: pairs with an empty side; from train, repeated pairs and pairs whose source occurs in
-    dev or test. Counted only: held-out lines whose target occurs in train, as it may rightly where
-    many languages translate one text.
+    Left out: pairs with a blank side (`core.lines.is_blank`); from train, repeated pairs and pairs
+    whose source occurs in dev or test. Counted only: held-out lines whose target occurs in train,
+    as it may rightly where many languages translate one text.
 
     Args:
         splits: split -> lines of one language pair.
@@ -155,7 +215,7 @@ def clean(splits: dict[str, list[SentencePair]]) -> CleanPair:
     Returns:
         The rest, and counts `empty`, `duplicates`, `held_out_in_train`, `targets_in_train`.
     """
-    filled = {s: [p for p in lines if p.source and p.target] for s, lines in splits.items()}
+    filled = {s: [p for p in lines if not any(map(is_blank, p))] for s, lines in splits.items()}
     train = filled.get("train", [])
     held_out = [pair for s, lines in filled.items() if s != "train" for pair in lines]
     held_out_sources = {pair.source for pair in held_out}

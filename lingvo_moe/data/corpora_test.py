@@ -1,4 +1,5 @@
 import gzip
+import os
 
 import pytest
 
@@ -91,11 +92,143 @@ def test_no_files(tmp_path):
         find_pairs(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["zh-TW-en.zh-TW", "zh-TW-en.en", "en-zh-TW.zh-TW"])
-def test_a_hyphen_in_a_code_is_not_passed_over(tmp_path, name):
-    _write(tmp_path / "train" / name, "x\n")
-    with pytest.raises(ValueError, match="does not read as SRC-TGT; a language code has no hyphen"):
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "zh-TW-en.zh-TW",
+        "zh-TW-en.tsv",
+        "en-zh-TW.zh-TW.gz",
+        "fr-en.txt",
+        "fr-en.fr.bz2",
+        "fr-en.fr.zst",
+        "fr-en.fr~",
+        "fr-EN.en",
+        "OPUS.fr-en.fr",
+        "-en.tsv",
+        "fr-.tsv",
+        "-.tsv",
+        "fr-...tsv",
+        "$\\frac{-e$n.tsv",
+        "fr-e\nn.tsv",
+        "fr-e\x1b[1mn.tsv",
+        "fr-en/part.tsv",
+    ],
+)
+def test_what_looks_like_data_is_not_passed_over(tmp_path, split, name):
+    _write(tmp_path / "train/de-en.tsv", "eins\tone\n")
+    _write(tmp_path / split / name, "x\ty\n")
+    first = name.split("/")[0]
+    with pytest.raises(ValueError, match="looks like data and is not read: files are") as error:
         find_pairs(tmp_path)
+    assert str(tmp_path / split / first) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("de-en.de", "de-en.en", "de-en.tsv"), r"/de-en\.de and .*/de-en\.tsv are two sources"),
+        (("de-en.de", "de-en.de.gz", "de-en.en"), r"/de-en\.de and .*/de-en\.de\.gz are two"),
+        (("de-en.tsv", "de-en.tsv.gz"), r"de-en\.tsv and .*/de-en\.tsv\.gz are two sources"),
+        (("en-en.en",), r"train/en-en\.en would be both sides of en-en\. For text in one language"),
+    ],
+)
+def test_one_source_for_each_side(tmp_path, names, message):
+    for name in names:
+        _write(tmp_path / "train" / name, "eins\tone\n")
+    with pytest.raises(ValueError, match=message):
+        find_pairs(tmp_path)
+
+
+def test_one_language_rewritten(tmp_path):
+    _write(tmp_path / "train/en-en.tsv", "i goes\tI go\n")
+    (pair,) = find_pairs(tmp_path)
+    assert pair.read("train") == [("i goes", "I go")]
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [("valid", "dev"), ("Validation", "dev"), ("DEV", "dev"), ("training", "train")],
+)
+def test_a_split_by_another_name_is_not_passed_over(tmp_path, name, split):
+    _write(tmp_path / "train/de-en.tsv", "eins\tone\n")
+    _write(tmp_path / name / "de-en.tsv", "zwei\ttwo\n")
+    with pytest.raises(ValueError, match=f"{name} is not read: .* Rename it to '{split}'"):
+        find_pairs(tmp_path)
+
+
+def test_other_names_are_warned_of_and_hidden_ones_are_not(tmp_path):
+    for name in ("train/de-en.tsv", "counts.tsv", "notes/x", "train/README", ".git/x", "test/.x-y"):
+        _write(tmp_path / name, "eins\tone\n")
+    warnings = []
+    find_pairs(tmp_path, warnings.append)
+    assert [warning.split(";")[0] for warning in warnings] == [
+        f"warning: {tmp_path}/{name} is not read"
+        for name in ("counts.tsv", "notes", "train/README")
+    ]
+
+
+def test_what_cannot_be_read_is_found_before_any_work(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"There is no directory .*/corpus; give"):
+        find_pairs(tmp_path / "corpus")
+    _write(tmp_path / "train/de-en.de", "eins\n")
+    english = tmp_path / "train/de-en.en"
+    english.symlink_to("nowhere")
+    with pytest.raises(ValueError, match=r"de-en\.en is a link to nothing; put the text there"):
+        find_pairs(tmp_path)
+    english.unlink()
+    os.mkfifo(english)  # reading it would wait for ever
+    with pytest.raises(ValueError, match=r"de-en\.en is no file"):
+        find_pairs(tmp_path)
+    english.unlink()
+    _write(english, "one\n")
+    (tmp_path / "test").write_text("")
+    with pytest.raises(ValueError, match="test must be a directory, the files of one split"):
+        find_pairs(tmp_path)
+    (tmp_path / "test").unlink()
+
+    def forbidden(path):
+        raise PermissionError(f"[Errno 13] Permission denied: '{path}'")
+
+    monkeypatch.setattr(os, "listdir", forbidden)
+    with pytest.raises(PermissionError, match="Permission denied"):
+        find_pairs(tmp_path)
+
+
+def test_marks_of_byte_order_are_not_text(tmp_path):
+    _write(tmp_path / "train/de-en.de", "\ufeffeins\nzwei\n")
+    _write(tmp_path / "train/de-en.en", "\ufeffone\ntwo\n")
+    _write(tmp_path / "test/de-en.tsv", "eins\tone\n")
+    (pair,) = find_pairs(tmp_path)
+    lines, checks = clean({split: pair.read(split) for split in pair.files})
+    assert lines["train"] == [("zwei", "two")]
+    assert checks["held_out_in_train"] == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_other_encodings_are_errors(tmp_path, encoding):
+    _write(tmp_path / "train/de-en.tsv", "eins\tone\n".encode(encoding))
+    (pair,) = find_pairs(tmp_path)
+    with pytest.raises(ValueError, match=r"de-en\.tsv.*(UTF-16|NUL character)"):
+        pair.read("train")
+
+
+def test_the_other_direction(tmp_path):
+    _write(tmp_path / "train/de-en.tsv", "eins\tone\n")
+    _write(tmp_path / "test/de-en.de", "zwei\n")
+    _write(tmp_path / "test/de-en.en", "two\n")
+    turned = find_pairs(tmp_path)[0].reverse()
+    assert (turned.name, turned.source, turned.target) == ("en-de", "en", "de")
+    assert turned.read("train") == [SentencePair("one", "eins")]
+    assert turned.read("test") == [SentencePair("two", "zwei")]
+    assert turned.reverse().read("train") == [SentencePair("eins", "one")]
+
+
+@pytest.mark.parametrize("blank", ["", "\u3000", "\xa0", "\u200b", "\ufeff"])
+def test_blank_sides_are_empty(blank):
+    pairs = [SentencePair("eins", blank), SentencePair(blank, "one"), SentencePair("eins", "one")]
+    lines, checks = clean({"train": pairs})
+    assert (lines["train"], checks["empty"]) == ([("eins", "one")], 2)
 
 
 def test_clean_counts_and_leaves_out():
