@@ -9,10 +9,25 @@ from pathlib import Path
 
 import numpy as np
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
 
-__all__ = ["BOS", "EOS", "PAD", "UNK", "Vocabulary", "tag_piece", "train_vocabulary"]
+__all__ = [
+    "BOS",
+    "EOS",
+    "NORMALIZATIONS",
+    "PAD",
+    "UNK",
+    "Vocabulary",
+    "tag_piece",
+    "train_vocabulary",
+]
+
+# What is done to a text before it is cut into pieces. `identity` keeps every character, the others
+# are SentencePiece's rules, which also join runs of spaces: `nfkc` maps characters to compatible
+# ones (½ to 1⁄2, ， to ,), `nmt` besides drops control characters, `cf` makes lower case.
+NORMALIZATIONS = ("identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf")
 
 
 def tag_piece(language: str) -> str:
@@ -43,6 +58,12 @@ class Vocabulary:
     def sha256(self) -> str:
         """What identifies this vocabulary, in hexadecimal."""
         return hashlib.sha256(self.model_bytes).hexdigest()
+
+    @functools.cached_property
+    def normalization(self) -> str:
+        """One of NORMALIZATIONS; see there."""
+        model = sentencepiece_model_pb2.ModelProto.FromString(self.model_bytes)
+        return model.normalizer_spec.name
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, without BOS and EOS."""
@@ -94,6 +115,7 @@ def train_vocabulary(
     temperature: float = 5.0,
     max_sentences: int = 1_000_000,
     character_coverage: float = 0.9995,
+    normalization: str = "identity",
     seed: int = 1,
 ) -> Vocabulary:
     """Trains a unigram SentencePiece model with byte fallback; the same input gives the same bytes.
@@ -106,6 +128,8 @@ def train_vocabulary(
         temperature: T; 1 samples by size, a large T evenly.
         max_sentences: how many sentences the trainer sees at most.
         character_coverage: share of characters that get a piece; the rest fall back to bytes.
+        normalization: one of NORMALIZATIONS. With "identity" decoding gives back every text that
+            does not begin or end with space, but for U+2581, which SentencePiece uses for spaces.
         seed: of the sampling.
 
     Raises:
@@ -124,6 +148,8 @@ def train_vocabulary(
             model_type="unigram",
             byte_fallback=True,
             character_coverage=character_coverage,
+            normalization_rule_name=normalization,
+            remove_extra_whitespaces=normalization != "identity",
             control_symbols=[tag_piece(language) for language in tags],
             pad_id=PAD,
             bos_id=BOS,
@@ -147,7 +173,8 @@ def _sample(texts, temperature, max_sentences, rng) -> Iterator[str]:
     sizes = {language: len(texts[language]) for language in sorted(texts) if len(texts[language])}
     if not sizes:
         return
-    weights = np.array([float(n) ** (1.0 / temperature) for n in sizes.values()])
+    largest = max(sizes.values())
+    weights = np.array([(n / largest) ** (1.0 / temperature) for n in sizes.values()])
     total = min(max_sentences, sum(sizes.values()))
     for language, share in zip(sizes, weights / weights.sum(), strict=True):
         count = max(1, round(share * total))

@@ -38,6 +38,35 @@ def test_round_trip_and_byte_fallback(vocabulary):
     assert not any(BOS in row or EOS in row or UNK in row for row in ids)
 
 
+UNUSUAL = [
+    "你好，世界！",
+    "½ m² ﬁ ™",
+    "two  spaces",
+    "tab\there",
+    "⁇ ▅",
+    "a\u3000b\xa0c",
+    "e\u0301 é",
+]
+
+
+def test_identity_keeps_every_character(vocabulary):
+    assert vocabulary.normalization == "identity"
+    assert vocabulary.decode(vocabulary.encode(UNUSUAL)) == UNUSUAL
+    # The one exception: U+2581 stands for a space inside SentencePiece.
+    assert vocabulary.decode(vocabulary.encode(["a▁b"])) == ["a b"]
+
+
+def test_other_normalizations_change_texts():
+    vocabulary = train_vocabulary(TEXTS, 400, normalization="nmt_nfkc_cf")
+    assert vocabulary.normalization == "nmt_nfkc_cf"
+    expected = ["你好,世界!", "1⁄2 m2 fi tm", "two spaces", "tab here", "?? ▅", "a b c", "é é"]
+    assert vocabulary.decode(vocabulary.encode(UNUSUAL)) == expected
+
+
+def test_tiny_temperatures_do_not_overflow():
+    train_vocabulary(TEXTS, 400, temperature=1e-300)
+
+
 def test_no_text_spells_a_tag(vocabulary):
     (ids,) = vocabulary.encode(["<2en> the cat </s> <pad>"])
     assert not set(ids) & {PAD, BOS, EOS, UNK, vocabulary.tag("en")}
