@@ -81,6 +81,10 @@ def check_output(path: Path, maker: str, overwrite: bool = False) -> None:
         ValueError: something is there that `maker` did not make, or that may not be replaced.
         OSError: no directory can be made there.
     """
+    if path.name in ("", ".."):
+        raise ValueError(
+            f"{str(path)!r} is no place for new results; give a directory by its name."
+        )
     _recover(path)
     if path.is_symlink():
         raise ValueError(f"{path} is a symbolic link; name the directory itself as output.")
@@ -171,7 +175,7 @@ def _check_ours(path, maker, overwrite):
     if not (path / MANIFEST).is_file():
         raise ValueError(
             f"{path} is not empty and was not made by {maker}, which therefore leaves it alone. "
-            f"Give another output."
+            f"Give another output, or remove it yourself."
         )
     manifest = read_json(path / MANIFEST)
     if manifest.get("maker") != maker:

@@ -105,7 +105,12 @@ class Dataset:
             "pairs": pairs,
             "tags": self.tags,
             "vocabularies": {
-                side: {"file": f"{side}.model", "size": vocabulary.size, "sha256": digest}
+                side: {
+                    "file": f"{side}.model",
+                    "size": vocabulary.size,
+                    "normalization": vocabulary.normalization,
+                    "sha256": digest,
+                }
                 for side, vocabulary, digest in (
                     ("source", self.source_vocabulary, self.hashes["source"]),
                     ("target", self.target_vocabulary, self.hashes["target"]),
@@ -183,20 +188,30 @@ def shard_bounds(examples: int, shards: int) -> list[int]:
 
 
 def write_shard(path: Path, examples: Sequence[Example]) -> None:
-    """Writes one TFRecord file of tf.train.Examples."""
+    """Writes one TFRecord file of tf.train.Examples.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for example in examples:
-            feature = {
-                "source": tf.train.Feature(int64_list=tf.train.Int64List(value=example.source)),
-                "target": tf.train.Feature(int64_list=tf.train.Int64List(value=example.target)),
-            }
-            for name in ("source_text", "target_text"):
-                if text := getattr(example, name):
-                    value = [text.encode("utf-8")]
-                    feature[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=value))
-            record = tf.train.Example(features=tf.train.Features(feature=feature))
-            writer.write(record.SerializeToString())
+    try:
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for example in examples:
+                writer.write(_serialize(example))
+    except tf.errors.OpError as error:
+        raise OSError(f"{path} cannot be written ({error.message}).") from error
+
+
+def _serialize(example):
+    feature = {
+        "source": tf.train.Feature(int64_list=tf.train.Int64List(value=example.source)),
+        "target": tf.train.Feature(int64_list=tf.train.Int64List(value=example.target)),
+    }
+    for name in ("source_text", "target_text"):
+        if text := getattr(example, name):
+            value = [text.encode("utf-8")]
+            feature[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=value))
+    return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
 
 
 def _to_examples(batch) -> list[Example]:

@@ -1,24 +1,19 @@
 """Raw parallel text to a dataset: check, train vocabularies, tokenise, write."""
 
 import dataclasses
-import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from lingvo_moe.core.files import check_output, new_directory
 from lingvo_moe.data.corpora import CleanPair, CorpusPair, SentencePair, clean, find_pairs
-from lingvo_moe.data.dataset import (
-    FILE,
-    SPLITS,
-    Dataset,
-    Example,
-    PairInfo,
-    shard_bounds,
-    write_shard,
-)
-from lingvo_moe.data.vocabulary import EOS, Vocabulary, train_vocabulary
+from lingvo_moe.data.dataset import SPLITS, Dataset, Example, PairInfo, shard_bounds, write_shard
+from lingvo_moe.data.synthetic import SyntheticCorpus
+from lingvo_moe.data.vocabulary import EOS, NORMALIZATIONS, Vocabulary, train_vocabulary
+
+MAKER = "lingvo-moe-prepare"
+_VOCAB_SIZES = range(300, 1_000_001)  # 256 bytes, 4 special pieces, some tags and characters
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,17 +22,26 @@ class PrepareParams:
 
     Attributes:
         source_vocab_size, target_vocab_size: pieces at most.
-        joint_vocab: one vocabulary of source_vocab_size pieces for both sides.
+        source_normalization, target_normalization: what is done to texts before they are cut into
+            pieces, one of `vocabulary.NORMALIZATIONS`. A model can write nothing that the target's
+            normalization changes.
+        joint_vocab: one vocabulary for both sides, of source_vocab_size pieces, with
+            target_normalization.
         temperature: of sampling languages for the vocabularies; 1 by size, large evenly.
         character_coverage: share of characters that get a piece; the rest fall back to bytes.
         max_length: longer training examples, in tokens of either side, are left out and counted.
         both_directions: also translate each pair the other way, unless the corpus itself does.
         shard_size: examples in a TFRecord file, at most.
         seed: of sampling for the vocabularies.
+
+    Raises:
+        ValueError: a value is out of range.
     """
 
     source_vocab_size: int = 8000
     target_vocab_size: int = 4000
+    source_normalization: str = "nmt_nfkc"
+    target_normalization: str = "identity"
     joint_vocab: bool = False
     temperature: float = 5.0
     character_coverage: float = 0.9995
@@ -45,6 +49,49 @@ class PrepareParams:
     both_directions: bool = False
     shard_size: int = 50_000
     seed: int = 1
+
+    def __post_init__(self):
+        sizes = f"from {_VOCAB_SIZES[0]} to {_VOCAB_SIZES[-1]}, of which 256 are single bytes"
+        names = f"one of {', '.join(NORMALIZATIONS)}"
+        for name, is_right, rule in (
+            ("source_vocab_size", self.source_vocab_size in _VOCAB_SIZES, sizes),
+            ("target_vocab_size", self.target_vocab_size in _VOCAB_SIZES, sizes),
+            ("source_normalization", self.source_normalization in NORMALIZATIONS, names),
+            ("target_normalization", self.target_normalization in NORMALIZATIONS, names),
+            ("temperature", self.temperature > 0, "> 0: 1 samples by size, 100 nearly evenly"),
+            (
+                "character_coverage",
+                0.98 <= self.character_coverage <= 1,
+                "a share from 0.98 to 1, as SentencePiece takes it",
+            ),
+            ("max_length", self.max_length >= 3, ">= 3: a tag, one token and the end"),
+            ("shard_size", self.shard_size >= 1, ">= 1 example"),
+            ("seed", self.seed >= 0, ">= 0"),
+        ):
+            if not is_right:
+                raise ValueError(f"{name} must be {rule}; got {getattr(self, name)!r}.")
+
+
+def prepare_synthetic(
+    output: Path,
+    params: PrepareParams,
+    *,
+    overwrite: bool = False,
+    report: Callable[[str], None] = lambda line: None,
+) -> Dataset:
+    """Writes the synthetic corpus beside output, as OUTPUT_raw, and makes a dataset of it.
+
+    Args:
+        output, params, overwrite, report: as for `prepare`.
+
+    Raises:
+        ValueError: output exists, or OUTPUT_raw holds anything but a synthetic corpus.
+    """
+    check_output(output, MAKER, overwrite)
+    corpus = output.with_name(f"{output.name}_raw")
+    SyntheticCorpus().write(corpus, overwrite=True)
+    report(f"Wrote the synthetic corpus to {corpus}.")
+    return prepare(corpus, output, params, overwrite=overwrite, report=report)
 
 
 def prepare(
@@ -61,46 +108,49 @@ def prepare(
 
     Args:
         corpus: see `corpora.find_pairs`.
-        output: the directory to make.
+        output: the directory to make; it neither holds the corpus nor lies in it.
         params: sizes and choices.
         overwrite: replace the dataset that is there.
-        report: takes lines of progress.
+        report: takes lines of progress and warnings.
 
     Raises:
         ValueError: something is wrong with the corpus, or output exists.
+        OSError: something cannot be read or written.
     """
-    _check_output(output, overwrite)
-    pairs = _directions(find_pairs(corpus), params.both_directions)
-    partial = output.with_name(output.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    _check_apart(corpus, output)
+    pairs = _directions(find_pairs(corpus, report), params.both_directions)
+    with new_directory(output, MAKER, overwrite) as partial:
+        _write_dataset(pairs, partial, params, report)
+    return Dataset.load(output)
+
+
+def _check_apart(corpus, output):
+    ours, theirs = output.resolve(), corpus.resolve()
+    if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
+        raise ValueError(
+            f"The output {output} and the corpus {corpus} must not hold one another; give an "
+            f"output beside the corpus."
+        )
+
+
+def _write_dataset(pairs, directory, params, report):
     source, target = _train_vocabularies(pairs, params, report)
-    source.save(partial / "source.model")
-    target.save(partial / "target.model")
+    source.save(directory / "source.model")
+    target.save(directory / "target.model")
     tags = {language: source.tag(language) for language in _targets(pairs)}
-    writer = _Writer(partial, params, source, target, tags)
+    writer = _Writer(directory, params, source, target, tags)
     infos, checks = [], {}
     for pair in pairs:
         info, checks[pair.name] = writer.write(pair, len(infos))
         infos.append(info)
         report(f"{pair.name}: {info.examples.get('train', 0)} training examples")
+    if not any(info.examples.get("train") for info in infos):
+        raise ValueError(
+            f"No training example is left: all are longer than max_length={params.max_length}. "
+            f"Raise it, or give lines of single sentences."
+        )
     hashes = {"source": source.sha256, "target": target.sha256}
-    Dataset(partial, tuple(infos), tags, hashes, checks).save()
-    if overwrite:
-        shutil.rmtree(output, ignore_errors=True)
-    elif output.exists():
-        output.rmdir()
-    os.rename(partial, output)
-    return Dataset.load(output)
-
-
-def _check_output(output: Path, overwrite: bool) -> None:
-    if not output.exists() or not any(output.iterdir()):
-        return
-    if not (output / FILE).exists():
-        raise ValueError(f"{output} holds something other than a dataset; pass another --output.")
-    if not overwrite:
-        raise ValueError(f"{output} is not empty; pass --overwrite or another --output.")
+    Dataset(directory, tuple(infos), tags, hashes, checks).save()
 
 
 def format_summary(dataset: Dataset) -> str:
@@ -125,18 +175,8 @@ def _directions(pairs: Sequence[CorpusPair], both: bool) -> list[CorpusPair]:
     if not both:
         return list(pairs)
     names = {pair.name for pair in pairs}
-    turned = [_turned(p) for p in pairs if f"{p.target}-{p.source}" not in names]
-    return sorted([*pairs, *turned], key=lambda pair: pair.name)
-
-
-def _turned(pair: CorpusPair) -> CorpusPair:
-    tsv = [split for split, files in pair.files.items() if len(files) == 1]
-    if tsv:
-        raise ValueError(
-            f"{pair.name} is TSV; both directions need two files a pair. Split it with cut -f."
-        )
-    files = {split: tuple(reversed(files)) for split, files in pair.files.items()}
-    return CorpusPair(f"{pair.target}-{pair.source}", pair.target, pair.source, files)
+    reversed_pairs = [turned for pair in pairs if (turned := pair.reverse()).name not in names]
+    return sorted([*pairs, *reversed_pairs], key=lambda pair: pair.name)
 
 
 def _targets(pairs: Sequence[CorpusPair]) -> list[str]:
@@ -154,8 +194,8 @@ def _train_vocabularies(pairs, params, report) -> tuple[Vocabulary, Vocabulary]:
         train = _clean(pair).lines["train"]
         sources.setdefault(pair.source, []).extend(line.source for line in train)
         targets.setdefault(pair.target, []).extend(line.target for line in train)
+    tags = _targets(pairs)
     options = {
-        "tags": _targets(pairs),
         "temperature": params.temperature,
         "character_coverage": params.character_coverage,
         "seed": params.seed,
@@ -163,11 +203,20 @@ def _train_vocabularies(pairs, params, report) -> tuple[Vocabulary, Vocabulary]:
     report(f"training vocabularies on {sum(map(len, sources.values()))} sentence pairs")
     if params.joint_vocab:
         texts = {k: sources.get(k, []) + targets.get(k, []) for k in {**sources, **targets}}
-        joint = train_vocabulary(texts, params.source_vocab_size, **options)
+        options["normalization"] = params.target_normalization
+        joint = train_vocabulary(texts, params.source_vocab_size, tags=tags, **options)
         return joint, joint
     return (
-        train_vocabulary(sources, params.source_vocab_size, **options),
-        train_vocabulary(targets, params.target_vocab_size, **{**options, "tags": ()}),
+        train_vocabulary(
+            sources,
+            params.source_vocab_size,
+            tags=tags,
+            normalization=params.source_normalization,
+            **options,
+        ),
+        train_vocabulary(
+            targets, params.target_vocab_size, normalization=params.target_normalization, **options
+        ),
     )
 
 

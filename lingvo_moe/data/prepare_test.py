@@ -1,9 +1,16 @@
+import dataclasses
+import os
+import resource
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_moe.core.files import read_json
 from lingvo_moe.data.dataset import Dataset
-from lingvo_moe.data.prepare import PrepareParams, format_summary, prepare
+from lingvo_moe.data.prepare import PrepareParams, format_summary, prepare, prepare_synthetic
+from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import EOS
 
 PARAMS = PrepareParams(source_vocab_size=320, target_vocab_size=310, shard_size=4)
@@ -109,17 +116,36 @@ def test_both_directions_keep_what_the_corpus_has(corpus, tmp_path):
 
 
 def test_both_directions_of_tsv(tmp_path):
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train/de-en.tsv").write_text("eins\tone\n")
-    with pytest.raises(ValueError, match="de-en is TSV; both directions need two files a pair"):
-        prepare(tmp_path, tmp_path / "data", PrepareParams(both_directions=True))
+    _write_corpus(tmp_path / "corpus")
+    (tmp_path / "corpus/train/fi-en.tsv").write_text("yksi\tone\n")
+    params = PrepareParams(source_vocab_size=330, target_vocab_size=320, both_directions=True)
+    dataset = prepare(tmp_path / "corpus", tmp_path / "data", params)
+    for name, source, target in (("fi-en", "yksi", "one"), ("en-fi", "one", "yksi")):
+        (example,) = dataset.examples("train", name)
+        assert dataset.source_vocabulary.decode([example.source.tolist()]) == [source]
+        assert dataset.target_vocabulary.decode([example.target.tolist()]) == [target]
+
+
+def test_targets_keep_their_characters_and_sources_are_normalized(corpus, tmp_path):
+    texts = ["你好，世界！", "½ m²", "two  spaces"]
+    for side in ("zh", "en"):
+        (corpus / f"train/zh-en.{side}").write_text("\n".join(texts), encoding="utf-8")
+    dataset = prepare(corpus, tmp_path / "data", PARAMS)
+    examples = dataset.examples("train", "zh-en")
+    sources = dataset.source_vocabulary.decode([e.source.tolist() for e in examples])
+    targets = dataset.target_vocabulary.decode([e.target.tolist() for e in examples])
+    assert sources == ["你好,世界!", "1⁄2 m2", "two spaces"]
+    assert targets == texts
+    recorded = read_json(tmp_path / "data/dataset.json")["vocabularies"]
+    assert recorded["source"]["normalization"] == "nmt_nfkc"
+    assert recorded["target"]["normalization"] == "identity"
 
 
 def test_too_long_training_examples_are_left_out(corpus, tmp_path):
-    params = PrepareParams(source_vocab_size=320, target_vocab_size=310, max_length=6)
+    params = PrepareParams(source_vocab_size=320, target_vocab_size=310, max_length=9)
     dataset = prepare(corpus, tmp_path / "data", params)
     lengths = [max(len(e.source), len(e.target)) for e in dataset.examples("train", "de-en")]
-    assert all(length <= 6 for length in lengths)
+    assert all(length <= 9 for length in lengths)
     assert len(lengths) + dataset.checks["de-en"]["too_long"] == 3
     assert dataset.checks["de-en"]["too_long"] > 0
     assert dataset.pair("de-en").examples["test"] == 2
@@ -128,30 +154,97 @@ def test_too_long_training_examples_are_left_out(corpus, tmp_path):
 def test_output_is_not_overwritten_unasked(corpus, tmp_path):
     output = tmp_path / "data"
     prepare(corpus, output, PARAMS)
-    with pytest.raises(ValueError, match="data is not empty; pass --overwrite or another --output"):
+    with pytest.raises(ValueError, match="data is not empty; pass --overwrite or give another"):
         prepare(corpus, output, PARAMS)
-    (output / "stale").touch()
-    prepare(corpus, output, PARAMS, overwrite=True)
-    assert not (output / "stale").exists()
+    (output / "notes").write_text("mine")
+    with pytest.raises(ValueError, match="data holds files that lingvo-moe-prepare did not make"):
+        prepare(corpus, output, PARAMS, overwrite=True)
+    (output / "notes").unlink()
+    dataset = prepare(corpus, output, dataclasses.replace(PARAMS, max_length=9), overwrite=True)
+    assert dataset.checks["de-en"]["too_long"] > 0
 
 
-def test_only_a_dataset_is_ever_overwritten(corpus, tmp_path):
+@pytest.mark.parametrize("name", ["letters", "dataset.json"])
+def test_only_what_was_made_here_is_ever_overwritten(corpus, tmp_path, name):
     output = tmp_path / "home"
     output.mkdir()
-    (output / "letters").touch()
-    with pytest.raises(ValueError, match="home holds something other than a dataset"):
+    (output / name).write_text("{}")
+    with pytest.raises(ValueError, match="home is not empty and was not made by lingvo-moe-prep"):
         prepare(corpus, output, PARAMS, overwrite=True)
-    assert (output / "letters").exists()
+    assert _contents(output) == {Path(name): b"{}"}
+
+
+@pytest.mark.parametrize("output", ["corpus", "corpus/data", ".", "link/data", "corpus/train"])
+def test_the_corpus_is_never_part_of_the_output(corpus, tmp_path, output):
+    (tmp_path / "link").symlink_to(corpus)
+    before = _contents(tmp_path)
+    with pytest.raises(ValueError, match="must not hold one another; give an output beside"):
+        prepare(corpus, tmp_path / output, PARAMS, overwrite=True)
+    assert _contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("output", ["", ".", "..", "/"])
+def test_an_output_needs_a_name(output):
+    with pytest.raises(ValueError, match="is no place for new results; give a directory by its"):
+        prepare_synthetic(Path(output), PARAMS)
+
+
+def test_ctrl_c_leaves_nothing(corpus, tmp_path, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lingvo_moe.data.prepare.write_shard", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(corpus, tmp_path / "data", PARAMS)
+    assert os.listdir(tmp_path) == ["corpus"]
+
+
+def test_a_full_disk_leaves_nothing_and_names_the_file(corpus, tmp_path):
+    with (corpus / "train/eo-en.tsv").open("w") as file:
+        file.writelines(f"kato {i}\tcat {i}\n" for i in range(20_000))
+    for side in ("eo", "en"):
+        (corpus / f"train/eo-en.{side}").unlink()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, hard))
+    try:
+        with pytest.raises(OSError, match=r"eo-en-00000-of-00001\.tfrecord cannot be written"):
+            prepare(corpus, tmp_path / "data", dataclasses.replace(PARAMS, shard_size=50_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert os.listdir(tmp_path) == ["corpus"]
+
+
+class TestSynthetic:
+    """The raw text lies beside the dataset, in a directory that may be the user's."""
+
+    def test_a_users_directory_is_left_alone(self, tmp_path):
+        raw = tmp_path / "data_raw"
+        raw.mkdir()
+        (raw / "mine").write_text("years of work")
+        with pytest.raises(ValueError, match="data_raw is not empty and was not made by"):
+            prepare_synthetic(tmp_path / "data", PARAMS)
+        assert _contents(tmp_path) == {Path("data_raw/mine"): b"years of work"}
+
+    def test_a_refused_command_changes_nothing(self, tmp_path):
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data/mine").write_text("years of work")
+        with pytest.raises(ValueError, match="data is not empty and was not made by"):
+            prepare_synthetic(tmp_path / "data", PARAMS, overwrite=True)
+        assert _contents(tmp_path) == {Path("data/mine"): b"years of work"}
+
+    def test_an_interrupted_run_is_repeated(self, tmp_path, monkeypatch):
+        small = SyntheticCorpus(languages=("qna",), largest=40, smallest=40, dev=4, test=4)
+        monkeypatch.setattr("lingvo_moe.data.prepare.SyntheticCorpus", lambda: small)
+        small.write(tmp_path / "data_raw")  # as a run does that ends before its dataset is whole
+        dataset = prepare_synthetic(tmp_path / "data", PARAMS)
+        assert dataset.pair("qna-en").examples == {"train": 40, "dev": 4, "test": 4}
 
 
 def test_a_failure_leaves_no_dataset(corpus, tmp_path):
     (corpus / "test/de-en.en").write_text("one line\n")
     with pytest.raises(ValueError, match="has 2 lines and"):
         prepare(corpus, tmp_path / "data", PARAMS)
-    assert not (tmp_path / "data").exists()
-    _write_corpus(corpus)
-    prepare(corpus, tmp_path / "data", PARAMS)  # what the failure left is no obstacle
-    assert not (tmp_path / "data.partial").exists()
+    assert os.listdir(tmp_path) == ["corpus"]
 
 
 def test_empty_corpus(tmp_path):
@@ -160,6 +253,46 @@ def test_empty_corpus(tmp_path):
         (tmp_path / f"corpus/train/de-en.{side}").touch()
     with pytest.raises(ValueError, match="no text to train a vocabulary on; is the train split"):
         prepare(tmp_path / "corpus", tmp_path / "data", PARAMS)
+
+
+def test_a_corpus_of_which_nothing_is_left(corpus, tmp_path):
+    params = PrepareParams(source_vocab_size=320, target_vocab_size=310, max_length=3)
+    with pytest.raises(ValueError, match="No training example is left: all are longer than max_l"):
+        prepare(corpus, tmp_path / "data", params)
+
+
+def test_one_empty_pair_and_a_huge_line_are_no_obstacle(corpus, tmp_path):
+    for side in ("fi", "en"):
+        (corpus / f"train/fi-en.{side}").touch()
+    with (corpus / "train/eo-en.eo").open("a") as eo, (corpus / "train/eo-en.en").open("a") as en:
+        eo.write("kato " * 200_000 + "\n")
+        en.write("cat\n")
+    dataset = prepare(corpus, tmp_path / "data", PARAMS)
+    assert dataset.pair("fi-en").examples == {"train": 0}
+    assert dataset.pair("eo-en").examples == {"train": 9}
+    assert dataset.checks["eo-en"]["too_long"] == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("source_vocab_size", 0, "from 300 to 1000000"),
+        ("target_vocab_size", 3_000_000_000, "from 300 to 1000000"),
+        ("source_normalization", "nfd", "one of identity, nfkc, nmt_nfkc, nfkc_cf, nmt_nfkc_cf"),
+        ("target_normalization", "", "one of identity, nfkc"),
+        ("temperature", 0, "> 0"),
+        ("temperature", -1.0, "> 0"),
+        ("temperature", float("nan"), "> 0"),
+        ("character_coverage", 2, r"a share from 0\.98 to 1"),
+        ("character_coverage", 0.5, r"a share from 0\.98 to 1"),
+        ("max_length", 0, ">= 3"),
+        ("shard_size", 0, ">= 1"),
+        ("seed", -1, ">= 0"),
+    ],
+)
+def test_params_out_of_range(field, value, rule):
+    with pytest.raises(ValueError, match=f"^{field} must be {rule}.*; got {value!r}"):
+        PrepareParams(**{field: value})
 
 
 def test_summary(corpus, tmp_path):

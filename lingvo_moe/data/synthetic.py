@@ -13,14 +13,16 @@ The same parameters give the same bytes on every machine and every version of Py
 import dataclasses
 import math
 import os
-import pathlib
 import random
 from collections.abc import Collection
+from pathlib import Path
 
+from lingvo_moe.core.files import new_directory
 from lingvo_moe.data.synthetic_grammar import Sentence, english, sample_sentence
 from lingvo_moe.data.synthetic_languages import LANGUAGES, get_language, translate
 
 SPLITS = ("train", "dev", "test")
+MAKER = "lingvo-moe-prepare --synthetic"
 
 # Training sizes fall as (rank + _RANK_SHIFT) ** -a, the power law of Zipf and Mandelbrot. The
 # shift keeps the second and third language, the richest of their families, from falling to a
@@ -111,19 +113,24 @@ class SyntheticCorpus:
             for sentence in self.sentences(split, language)
         ]
 
-    def write(self, directory: str | os.PathLike) -> None:
+    def write(self, directory: str | os.PathLike, overwrite: bool = False) -> None:
         """Writes SPLIT/SRC-en.SRC and SPLIT/SRC-en.en, one sentence a line, UTF-8.
 
-        Directories are made where missing; files of these names are replaced.
+        Args:
+            directory: appears whole or not at all.
+            overwrite: replace the synthetic corpus that is there.
+
+        Raises:
+            ValueError: there is something else, or a corpus and not `overwrite`.
         """
-        for split in SPLITS:
-            folder = pathlib.Path(directory, split)
-            folder.mkdir(parents=True, exist_ok=True)
-            for code in self.languages:
-                pairs = self.pairs(split, code)
-                for suffix, side in ((code, 0), ("en", 1)):
-                    text = "".join(f"{pair[side]}\n" for pair in pairs)
-                    (folder / f"{code}-en.{suffix}").write_bytes(text.encode())
+        with new_directory(Path(directory), MAKER, overwrite) as partial:
+            for split in SPLITS:
+                (partial / split).mkdir()
+                for code in self.languages:
+                    pairs = self.pairs(split, code)
+                    for suffix, side in ((code, 0), ("en", 1)):
+                        text = "".join(f"{pair[side]}\n" for pair in pairs)
+                        (partial / split / f"{code}-en.{suffix}").write_bytes(text.encode())
 
 
 def _sample(seed: str, count: int, exclude: Collection[str] = ()) -> list[Sentence]:

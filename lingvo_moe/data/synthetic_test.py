@@ -19,7 +19,8 @@ from lingvo_moe.data.synthetic_languages import (
 )
 
 ROOT = pathlib.Path(__file__).parents[2]
-# testdata/synthetic is this corpus; SAMPLE.write(ROOT / "testdata/synthetic") renews it.
+# testdata/synthetic is this corpus; remove it, and SAMPLE.write(ROOT / "testdata/synthetic") makes
+# it again.
 SAMPLE = SyntheticCorpus(
     languages=("qna", "qta", "qto", "qnu"), largest=400, smallest=30, dev=20, test=20
 )

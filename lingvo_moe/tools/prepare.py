@@ -4,13 +4,12 @@ lingvo-moe-prepare --corpus=DIR --output=build/data
 lingvo-moe-prepare --synthetic --output=build/data
 """
 
-import shutil
 from pathlib import Path
 
 from absl import flags
 
-from lingvo_moe.data.prepare import PrepareParams, format_summary, prepare
-from lingvo_moe.data.synthetic import SyntheticCorpus
+from lingvo_moe.data.prepare import PrepareParams, format_summary, prepare, prepare_synthetic
+from lingvo_moe.data.vocabulary import NORMALIZATIONS
 from lingvo_moe.tools import common
 
 FLAGS = flags.FLAGS
@@ -22,22 +21,22 @@ def main(argv: list[str]) -> None:
     del argv
     if bool(FLAGS.corpus) == FLAGS.synthetic:
         raise ValueError("Pass either --corpus=DIR or --synthetic.")
-    output = Path(FLAGS.output)
-    corpus = Path(FLAGS.corpus) if FLAGS.corpus else output.with_name(output.name + "_raw")
-    if FLAGS.synthetic:
-        shutil.rmtree(corpus, ignore_errors=True)
-        SyntheticCorpus().write(corpus)
-        common.report(f"Wrote the synthetic corpus to {corpus}.")
     params = PrepareParams(
         source_vocab_size=FLAGS.source_vocab_size,
         target_vocab_size=FLAGS.target_vocab_size,
+        source_normalization=FLAGS.source_normalization,
+        target_normalization=FLAGS.target_normalization,
         joint_vocab=FLAGS.joint_vocab,
         temperature=FLAGS.temperature,
         character_coverage=FLAGS.character_coverage,
         max_length=FLAGS.max_length,
         both_directions=FLAGS.both_directions,
     )
-    dataset = prepare(corpus, output, params, overwrite=FLAGS.overwrite, report=common.report)
+    options = {"overwrite": FLAGS.overwrite, "report": common.report}
+    if FLAGS.synthetic:
+        dataset = prepare_synthetic(Path(FLAGS.output), params, **options)
+    else:
+        dataset = prepare(Path(FLAGS.corpus), Path(FLAGS.output), params, **options)
     print(format_summary(dataset))
 
 
@@ -49,12 +48,23 @@ def run() -> None:
     flags.DEFINE_string("output", None, "Where the dataset goes.", required=True)
     flags.DEFINE_integer("source_vocab_size", d.source_vocab_size, "Pieces at most.")
     flags.DEFINE_integer("target_vocab_size", d.target_vocab_size, "Pieces at most.")
-    flags.DEFINE_bool("joint_vocab", d.joint_vocab, "One vocabulary, of the source's size.")
+    for side, default in (("source", d.source_normalization), ("target", d.target_normalization)):
+        flags.DEFINE_enum(
+            f"{side}_normalization",
+            default,
+            NORMALIZATIONS,
+            f"What changes in {side} texts; identity keeps them as they are.",
+        )
+    flags.DEFINE_bool(
+        "joint_vocab",
+        d.joint_vocab,
+        "One vocabulary: the source's size, the target's normalization.",
+    )
     flags.DEFINE_float("temperature", d.temperature, "Of sampling languages for vocabularies.")
     flags.DEFINE_float("character_coverage", d.character_coverage, "The rest falls to bytes.")
     flags.DEFINE_integer("max_length", d.max_length, "Longer examples, in tokens, are left out.")
     flags.DEFINE_bool("both_directions", d.both_directions, "Also translate each pair back.")
-    flags.DEFINE_bool("overwrite", False, "Replace what is in --output.")
+    flags.DEFINE_bool("overwrite", False, "Replace the dataset in --output.")
     common.run(main)
 
 
