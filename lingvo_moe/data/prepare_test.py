@@ -201,11 +201,11 @@ def test_ctrl_c_leaves_nothing(corpus, tmp_path, monkeypatch):
 
 def test_a_full_disk_leaves_nothing_and_names_the_file(corpus, tmp_path):
     with (corpus / "train/eo-en.tsv").open("w") as file:
-        file.writelines(f"kato {i}\tcat {i}\n" for i in range(20_000))
+        file.writelines(f"kato {i}\tcat {i}\n" for i in range(6_000))
     for side in ("eo", "en"):
         (corpus / f"train/eo-en.{side}").unlink()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
     try:
         with pytest.raises(OSError, match=r"eo-en-00000-of-00001\.tfrecord cannot be written"):
             prepare(corpus, tmp_path / "data", dataclasses.replace(PARAMS, shard_size=50_000))

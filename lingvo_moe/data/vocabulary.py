@@ -4,7 +4,9 @@ import dataclasses
 import functools
 import hashlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,8 @@ __all__ = [
 # are SentencePiece's rules, which also join runs of spaces: `nfkc` maps characters to compatible
 # ones (½ to 1⁄2, ， to ,), `nmt` besides drops control characters, `cf` makes lower case.
 NORMALIZATIONS = ("identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf")
+
+_MAX_BYTES = 4192  # longer sentences SentencePiece leaves out of training
 
 
 def tag_piece(language: str) -> str:
@@ -135,12 +139,18 @@ def train_vocabulary(
     Raises:
         ValueError: no text, or a size too small for the characters.
     """
-    sample = list(_sample(texts, temperature, max_sentences, np.random.default_rng(seed)))
+    rng = np.random.default_rng(seed)
+    drawn = _sample(texts, temperature, max_sentences, rng)
+    sample = [sentence for sentence in drawn if len(sentence.encode()) <= _MAX_BYTES]
     if not sample:
-        raise ValueError("There is no text to train a vocabulary on; is the train split empty?")
+        raise ValueError(
+            f"There is no text to train a vocabulary on; is the train split empty, or every line "
+            f"of it longer than {_MAX_BYTES} bytes?"
+        )
     model = io.BytesIO()
     try:
-        sentencepiece.SentencePieceTrainer.train(
+        _run_in_thread(
+            sentencepiece.SentencePieceTrainer.train,
             sentence_iterator=iter(sample),
             model_writer=model,
             vocab_size=size,
@@ -161,11 +171,32 @@ def train_vocabulary(
             minloglevel=2,
         )
     except RuntimeError as error:
+        needed = re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error))
+        reason = (
+            f"its characters, tags and bytes are {needed[1]} by themselves" if needed else error
+        )
         raise ValueError(
-            f"SentencePiece could not make a vocabulary of {size} pieces from "
-            f"{len(sample)} sentences: {error}. Try a larger size."
+            f"SentencePiece could not make a vocabulary of {size} pieces from {len(sample)} "
+            f"sentences: {reason}. Give a larger size or a lower character coverage."
         ) from error
     return Vocabulary(model.getvalue())
+
+
+def _run_in_thread(function: Callable, **kwargs) -> None:
+    """Calls a function that runs for long outside of Python; Ctrl-C is heard meanwhile."""
+    errors = []
+
+    def run():
+        try:
+            function(**kwargs)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
 
 
 def _sample(texts, temperature, max_sentences, rng) -> Iterator[str]:

@@ -1,3 +1,7 @@
+import os
+import signal
+import time
+
 import pytest
 import sentencepiece
 
@@ -112,11 +116,28 @@ def test_unknown_tag(vocabulary):
         vocabulary.tag("fr")
 
 
-def test_no_text():
-    with pytest.raises(ValueError, match="no text to train a vocabulary on; is the train split"):
-        train_vocabulary({"en": []}, 400)
+@pytest.mark.parametrize("texts", [[], ["x" * 5000]])
+def test_no_text(texts):
+    with pytest.raises(ValueError, match=r"no text to train .* is the train split empty, or every"):
+        train_vocabulary({"en": texts}, 400)
 
 
 def test_too_small_for_its_characters():
-    with pytest.raises(ValueError, match="could not make a vocabulary of 100 pieces from 62"):
+    # 256 bytes, 4 special pieces, ▁ and 17 letters.
+    message = (
+        r"vocabulary of 100 pieces from 62 sentences: its characters, tags and bytes are 278 by"
+    )
+    with pytest.raises(ValueError, match=message):
         train_vocabulary(TEXTS, 100)
+
+
+def test_ctrl_c_is_heard_while_pieces_are_trained(monkeypatch):
+    def train(**kwargs):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(20)  # it would return to Python no earlier
+
+    monkeypatch.setattr(sentencepiece.SentencePieceTrainer, "train", train)
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        train_vocabulary(TEXTS, 400)
+    assert time.monotonic() - start < 10
