@@ -10,6 +10,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from lingvo_moe.core import random
+from lingvo_moe.core.fields import Params
 from lingvo_moe.core.nested_map import NestedMap
 
 
@@ -116,7 +117,7 @@ EVALUATION = Context()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Layer(abc.ABC):
+class Layer(Params, abc.ABC):
     """A piece of a model. It *is* its params: a frozen dataclass of hyperparameters.
 
     A layer offers `weights()` and one or more pure functions of theta, `fprop` the chief of them;

@@ -4,10 +4,15 @@ import ast
 import dataclasses
 import difflib
 import itertools
-import types
+import math
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from lingvo_moe.core.fields import alternatives, brief, conforms, shown, type_name
+
+# What Python's parser may raise about a text, however hostile; it runs nothing of it.
+_UNREADABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 
 
 def override(params: Any, assignments: Iterable[str]) -> Any:
@@ -23,7 +28,8 @@ def override(params: Any, assignments: Iterable[str]) -> Any:
 
     Raises:
         ValueError: malformed text, unknown field, or a value of the wrong type; the message
-            names the nearest fields or the type that is wanted.
+            names the nearest fields or the type that is wanted. So does a rule that the object
+            breaks: the message begins with the assignments.
     """
     pairs = map(_split, assignments)
     for owner, fields in itertools.groupby(pairs, key=lambda pair: pair[0].rpartition(".")[0]):
@@ -33,8 +39,8 @@ def override(params: Any, assignments: Iterable[str]) -> Any:
 
 def _split(assignment: str) -> tuple[str, str]:
     path, equals, value = assignment.partition("=")
-    if not equals or not path:
-        raise ValueError(f"--set={assignment!r} must read dotted.path=value.")
+    if not equals or not all(path.split(".")):
+        raise ValueError(f"--set={shown(assignment)} must read dotted.path=value.")
     return path.strip(), value.strip()
 
 
@@ -43,36 +49,51 @@ def _replace(params: Any, owner: list[str], texts: Mapping[str, str]) -> Any:
     if owner:
         head, *rest = owner
         _check_field(params, head, next(iter(texts)))
-        return dataclasses.replace(params, **{head: _replace(getattr(params, head), rest, texts)})
+        return _made(params, {head: _replace(getattr(params, head), rest, texts)}, texts)
     values = {}
     for path, text in texts.items():
         name = path.rpartition(".")[2]
         _check_field(params, name, path)
         values[name] = _parse(text, typing.get_type_hints(type(params))[name], path)
-    return dataclasses.replace(params, **values)
+    return _made(params, values, texts)
+
+
+def _made(params: Any, values: Mapping[str, Any], texts: Mapping[str, str]) -> Any:
+    try:
+        return dataclasses.replace(params, **values)
+    except ValueError as error:
+        assignments = " ".join(f"--set={path}={brief(text)}" for path, text in texts.items())
+        raise ValueError(f"{assignments}: {error}") from error
 
 
 def _check_field(params: Any, name: str, path: str) -> None:
     if name not in _field_names(type(params)):
-        raise ValueError(f"--set={path}: {_no_field(type(params), name)}")
+        raise ValueError(f"--set={brief(path)}: {_no_field(type(params), name)}")
 
 
 def _parse(text: str, hint: Any, path: str) -> Any:
     if hint is str:
         return _unquote(text)
-    policies = {c.__name__: c for h in _alternatives(hint) for c in _subclasses(h)}
-    name = text.partition("(")[0]
+    policies = {c.__name__: c for h in alternatives(hint) for c in _subclasses(h)}
+    name = text.partition("(")[0].strip()
     if name in policies:
         return _policy(policies[name], text, path)
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except _UNREADABLE:
         value = text
     if not conforms(value, hint):
-        wanted = " or ".join(sorted(policies)) or _hint_name(hint)
-        raise ValueError(f"--set={path}={text}: {text!r} is not of type {wanted}.")
-    wants_float = float in _alternatives(hint) and int not in _alternatives(hint)
-    return float(value) if type(value) is int and wants_float else value
+        wanted = " or ".join(sorted(policies)) or type_name(hint)
+        raise ValueError(f"--set={path}={brief(text)}: {shown(text)} is not of type {wanted}.")
+    wants_float = float in alternatives(hint) and int not in alternatives(hint)
+    return _to_float(value) if type(value) is int and wants_float else value
+
+
+def _to_float(number: int) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.copysign(math.inf, number)
 
 
 def _unquote(text: str) -> str:
@@ -86,31 +107,35 @@ def _policy(cls: type, text: str, path: str) -> Any:
     values = {}
     for name, value in _arguments(cls, text, path).items():
         if name not in _field_names(cls):
-            raise ValueError(f"--set={path}={text}: {_no_field(cls, name)}")
+            raise ValueError(f"--set={path}={brief(text)}: {_no_field(cls, name)}")
         values[name] = _parse(value, hints[name], f"{path}.{name}")
     try:
         return cls(**values)
     except TypeError as error:  # a field without a default, or an abstract class
-        raise ValueError(f"--set={path}={text}: {error}.") from error
+        raise ValueError(f"--set={path}={brief(text)}: {error}.") from error
+    except ValueError as error:
+        raise ValueError(f"--set={path}={brief(text)}: {error}") from error
 
 
 def _arguments(cls: type, text: str, path: str) -> dict[str, str]:
     try:
         call = ast.parse(text, mode="eval").body
-    except SyntaxError:
-        call = None
-    if isinstance(call, ast.Name):
-        return {}
-    if not isinstance(call, ast.Call) or call.args:
-        raise ValueError(f"--set={path}={text}: write it as {cls.__name__}(field=value, …).")
-    return {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        if isinstance(call, ast.Name):
+            return {}
+        arguments = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        plain = isinstance(call.func, ast.Name) and not call.args and None not in arguments
+    except (*_UNREADABLE, AttributeError):  # AttributeError: it is no call
+        plain = False
+    if not plain or len(arguments) < len(call.keywords):
+        raise ValueError(f"--set={path}={brief(text)}: write it as {cls.__name__}(field=value, …).")
+    return arguments
 
 
 def _no_field(cls: type, name: str) -> str:
     names = _field_names(cls)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names
     hint = ", ".join(map(repr, near)) or "a shorter path"
-    return f"{cls.__name__} has no field {name!r}. Did you mean {hint}?"
+    return f"{cls.__name__} has no field {shown(name)}. Did you mean {hint}?"
 
 
 def _field_names(cls: type) -> list[str]:
@@ -119,44 +144,11 @@ def _field_names(cls: type) -> list[str]:
     )
 
 
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
-    return typing.get_args(hint) if union else (hint,)
-
-
 def _subclasses(cls: Any) -> Iterator[type]:
     if isinstance(cls, type) and dataclasses.is_dataclass(cls):
         yield cls
         for sub in cls.__subclasses__():
             yield from _subclasses(sub)
-
-
-def _hint_name(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) else str(hint)
-
-
-def conforms(value: Any, hint: Any) -> bool:
-    """Whether value is of the annotated type; an int passes for a float, a bool not for an int."""
-    if hint is Any:
-        return True
-    if hint is None:
-        return value is None
-    if len(_alternatives(hint)) > 1:
-        return any(conforms(value, h) for h in _alternatives(hint))
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is tuple:
-        homogeneous = len(args) == 2 and args[1] is Ellipsis
-        hints = (args[0],) * len(value) if homogeneous and isinstance(value, tuple) else args
-        return (
-            isinstance(value, tuple)
-            and len(value) == len(hints)
-            and all(map(conforms, value, hints))
-        )
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, origin or hint)
 
 
 def to_text(params: Any) -> str:

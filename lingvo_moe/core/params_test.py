@@ -3,7 +3,8 @@ import dataclasses
 
 import pytest
 
-from lingvo_moe.core.params import conforms, override, to_text
+from lingvo_moe.core.fields import Params, PositiveInt
+from lingvo_moe.core.params import override, to_text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,16 +30,15 @@ class Around(Policy):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Inner:
+class Inner(Params):
     rate: float = 0.1
     limit: float | None = None
-    layers: int = 2
+    layers: PositiveInt = 2
     tied: bool = True
     shared: int = 0
 
     def __post_init__(self):
-        if self.layers < 1:
-            raise ValueError(f"layers must be >= 1, got {self.layers}.")
+        super().__post_init__()
         if self.shared >= self.layers:
             raise ValueError(f"shared must be < layers, got {self.shared}.")
 
@@ -134,7 +134,8 @@ def test_an_int_for_an_optional_float_becomes_one():
         ("policy=Fixed(share='x')", r"policy\.share='x': \"'x'\" is not of type float"),
         ("policy=Around()", "missing 1 required keyword-only argument: 'inner'"),
         ("policy=Policy()", "abstract class"),
-        ("inner.layers=0", r"layers must be >= 1, got 0"),
+        ("inner.layers=0", r"^--set=inner\.layers=0: layers must be >= 1, got 0\.$"),
+        ("maybe=Inner(layers=0)", r"^--set=maybe=Inner\(layers=0\): layers must be >= 1, got 0\.$"),
     ],
 )
 def test_errors(assignment, message):
@@ -142,15 +143,47 @@ def test_errors(assignment, message):
         override(Model(), [assignment])
 
 
-def test_conforms():
-    assert conforms(1, float)
-    assert conforms("x", object)
-    assert conforms(None, int | None)
-    assert conforms((1, 2), tuple[int, ...])
-    assert not conforms((1, "2"), tuple[int, ...])
-    assert not conforms([1], tuple[int, ...])
-    assert not conforms(True, float)
-    assert not conforms(None, int)
+HOSTILE = {
+    "code": "__import__('os').abort()",
+    "a lambda": "(lambda: 3)()",
+    "an attribute": "Fixed.__class__",
+    "keywords unpacked": "Fixed(**{'mode': 'x'})",
+    "arguments unpacked": "Fixed(*(1,))",
+    "a keyword twice": "Fixed(mode='a', mode='b')",
+    "a call of a call": "Fixed()()",
+    "a method": "Fixed().apply()",
+    "code inside": "Fixed(share=__import__('os').abort())",
+    "a NUL": "Fixed(mode='\0')",
+    "an unfinished text": "Fixed(mode='",
+    "deep tuples": "(" * 5000 + ")" * 5000,
+    "many signs": "-" * 100_000 + "1",
+    "deep policies": "Around(inner=" * 5000 + "Fixed()" + ")" * 5000,
+    "an unhashable key": "{[]: 1}",
+    "a huge number": "9" * 5000,
+    "a huge number in a policy": f"Fixed(share={'9' * 5000})",
+    "a huge hexadecimal number": "0x" + "f" * 5000,
+    "infinity for a count": "Around(inner=Fixed(), times=1e999)",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("field", ["policy", "inner.layers", "size", "maybe"])
+def test_hostile_values_run_no_code_and_are_refused_in_one_short_line(field, text):
+    with pytest.raises(ValueError, match=r"^--set=") as caught:
+        override(Model(), [f"{field}={text}"])
+    message = str(caught.value)
+    assert field in message
+    assert len(message) < 700
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "path", ["", ".", "inner.", ".inner", "inner..layers", "__class__", "x" * 9999]
+)
+def test_hostile_paths_are_refused(path):
+    with pytest.raises(ValueError, match=r"has no field|must read") as caught:
+        override(Model(), [f"{path}=3"])
+    assert len(str(caught.value)) < 700
 
 
 def test_to_text_in_declared_order():

@@ -6,10 +6,12 @@ P language pairs.
 import dataclasses
 import queue
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from lingvo_moe.core.fields import Params, PositiveFloat, PositiveInt
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.dataset import FILE, Dataset, Example, PairInfo, shard_bounds
 from lingvo_moe.data.packing import Packer
@@ -20,7 +22,7 @@ _MOST_SKIPPED = 100_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class InputParams:
+class InputParams(Params):
     """What a batch is and where it comes from.
 
     Attributes:
@@ -30,18 +32,17 @@ class InputParams:
         pairs: names of the pairs to train on; () for all.
     """
 
-    batch_size: int = 32
-    source_length: int = 64
-    target_length: int = 64
-    temperature: float = 5.0
+    batch_size: PositiveInt = 32
+    source_length: PositiveInt = 64
+    target_length: PositiveInt = 64
+    temperature: PositiveFloat = 5.0
     pairs: tuple[str, ...] = ()
 
     def __post_init__(self):
-        for name in ("batch_size", "source_length", "target_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"input.{name} must be >= 1, got {getattr(self, name)}.")
-        if self.temperature <= 0:
-            raise ValueError(f"input.temperature must be > 0, got {self.temperature}.")
+        super().__post_init__()
+        repeated = [pair for pair, count in Counter(self.pairs).items() if count > 1]
+        if repeated:
+            raise ValueError(f"input.pairs must name a pair once; repeated: {', '.join(repeated)}.")
 
 
 class TrainInput:
@@ -145,7 +146,8 @@ class TrainInput:
 
 def sampling_probabilities(sizes: list[int], temperature: float) -> np.ndarray:
     """float64 [P], p ∝ size^(1/T): T 1 samples by size, a large T evenly (Arivazhagan 2019)."""
-    weights = np.power(np.array(sizes, np.float64), 1.0 / temperature)
+    # Relative to the largest: a power of a size itself may be too large for a float.
+    weights = np.power(np.array(sizes, np.float64) / max(sizes), 1.0 / temperature)
     return weights / weights.sum()
 
 

@@ -205,14 +205,19 @@ def test_a_shard_of_another_length(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"batch_size": 0}, "input.batch_size must be >= 1, got 0"),
-        ({"source_length": -1}, "input.source_length must be >= 1, got -1"),
-        ({"temperature": 0.0}, "input.temperature must be > 0, got 0.0"),
+        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
+        ({"source_length": -1}, "source_length must be >= 1, got -1"),
+        ({"temperature": 0.0}, "temperature must be > 0, got 0.0"),
+        ({"pairs": ("a-b", "c-b", "a-b")}, "must name a pair once; repeated: a-b"),
     ],
 )
 def test_bad_params(fields, message):
     with pytest.raises(ValueError, match=message):
         InputParams(**fields)
+
+
+def test_a_temperature_near_zero_takes_the_largest_pair_alone():
+    assert sampling_probabilities([10, 10**6, 3], 1e-30).tolist() == [0, 1, 0]
 
 
 def test_eval_batches_hold_every_example_once(tmp_path):

@@ -6,15 +6,17 @@ B sentences, K living hypotheses, N best kept, T steps, P flat positions (T·K),
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe.core.fields import NonNegativeFloat, Params, PositiveInt, Rule
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.layers.transformer import Transformer
 
 MAX_BEAM = 64  # wider beams find no better translations (Koehn and Knowles 2017) and fill memory
+_Beam = Annotated[int, Rule(f"1 to {MAX_BEAM}", lambda size: 1 <= size <= MAX_BEAM)]
 _IMPOSSIBLE = -math.inf
 _NEVER_GENERATED = (PAD, BOS, UNK)
 
@@ -24,7 +26,7 @@ StepFn = Callable[[tf.Tensor, tf.Tensor, Any, tf.Tensor], tuple[tf.Tensor, Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BeamSearchParams:
+class BeamSearchParams(Params):
     """How to search.
 
     Attributes:
@@ -36,23 +38,11 @@ class BeamSearchParams:
             tokens, EOS included; it ends there whatever the model says.
     """
 
-    beam_size: int = 4
-    n_best: int = 1
-    length_penalty: float = 0.6
-    length_ratio: float = 1.5
-    length_offset: int = 10
-
-    def __post_init__(self):
-        for name in ("beam_size", "n_best"):
-            if not 1 <= getattr(self, name) <= MAX_BEAM:
-                raise ValueError(f"{name} must be 1 to {MAX_BEAM}, got {getattr(self, name)}.")
-        if self.length_penalty < 0:
-            raise ValueError(f"length_penalty must be >= 0, got {self.length_penalty}.")
-        if self.length_ratio < 0 or self.length_offset < 1:
-            raise ValueError(
-                f"length_ratio must be >= 0 and length_offset >= 1, which leaves room for EOS; got "
-                f"{self.length_ratio}, {self.length_offset}."
-            )
+    beam_size: _Beam = 4
+    n_best: _Beam = 1
+    length_penalty: NonNegativeFloat = 0.6
+    length_ratio: NonNegativeFloat = 1.5
+    length_offset: PositiveInt = 10  # leaves room for EOS
 
 
 class BeamOutput(NamedTuple):

@@ -4,6 +4,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from lingvo_moe.core.fields import PositiveInt
 from lingvo_moe.gatings.base import Gating
 from lingvo_moe.gatings.queues import route_choices
 
@@ -25,11 +26,7 @@ class Balanced(Gating):
         iterations: of Sinkhorn, in training.
     """
 
-    iterations: int = 16
-
-    def __post_init__(self):
-        if self.iterations < 1:
-            raise ValueError(f"iterations must be >= 1, got {self.iterations}.")
+    iterations: PositiveInt = 16
 
     def route(self, logits, mask, capacity, context, token_ids=None):
         del token_ids

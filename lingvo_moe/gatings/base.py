@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe.core.fields import Params
 from lingvo_moe.core.layer import Context
 from lingvo_moe.core.nested_map import NestedMap
 
@@ -39,7 +40,7 @@ class Routing(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Gating(abc.ABC):
+class Gating(Params, abc.ABC):
     """A policy that chooses experts from router logits."""
 
     @property

@@ -4,6 +4,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from lingvo_moe.core.fields import one_of
 from lingvo_moe.gatings.base import Gating
 from lingvo_moe.gatings.queues import route_choices, top_choices
 
@@ -32,13 +33,7 @@ class Top2(Gating):
         ValueError: second_expert is none of them.
     """
 
-    second_expert: str = "random"
-
-    def __post_init__(self):
-        if self.second_expert not in SECOND_EXPERT:
-            raise ValueError(
-                f"second_expert must be in {SECOND_EXPERT}, got {self.second_expert!r}."
-            )
+    second_expert: one_of(*SECOND_EXPERT) = "random"
 
     def route(self, logits, mask, capacity, context, token_ids=None):
         del token_ids

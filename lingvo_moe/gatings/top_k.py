@@ -4,6 +4,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from lingvo_moe.core.fields import PositiveInt
 from lingvo_moe.gatings.base import Gating
 from lingvo_moe.gatings.queues import route_choices, top_choices
 
@@ -25,12 +26,8 @@ class TopK(Gating):
         ValueError: k < 1, or, in `route`, k > E.
     """
 
-    k: int = 2
+    k: PositiveInt = 2
     normalize: bool = True
-
-    def __post_init__(self):
-        if self.k < 1:
-            raise ValueError(f"k must be >= 1, got {self.k}.")
 
     def route(self, logits, mask, capacity, context, token_ids=None):
         del context, token_ids

@@ -6,9 +6,11 @@ from typing import ClassVar
 
 import tensorflow as tf
 
+from lingvo_moe.core.fields import Params
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Activation(abc.ABC):
+class Activation(Params, abc.ABC):
     """What a feed-forward network does to its hidden layer, element by element.
 
     A gated one is applied to a second product x·wg and multiplies x·wi (Shazeer 2020, arXiv

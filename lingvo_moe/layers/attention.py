@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe.core.fields import PositiveInt, Rate
 from lingvo_moe.core.layer import Context, Layer, Normal, WeightSpec, dropout
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.sharding import copies
@@ -40,10 +41,10 @@ class Attention(Layer):
         dropout_rate: on the attention probabilities.
     """
 
-    model_dim: int
-    num_heads: int
-    head_dim: int
-    dropout_rate: float = 0.0
+    model_dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt
+    dropout_rate: Rate = 0.0
 
     def weights(self):
         """Theta: query, key, value [M, A] and output [A, M]."""
@@ -132,10 +133,10 @@ class RelativeBias(Layer):
         max_distance: where the last bucket begins.
     """
 
-    num_heads: int
+    num_heads: PositiveInt
     bidirectional: bool
-    num_buckets: int = 32
-    max_distance: int = 128
+    num_buckets: PositiveInt = 32
+    max_distance: PositiveInt = 128
 
     def weights(self):
         """Theta: bias [num_buckets, N]."""

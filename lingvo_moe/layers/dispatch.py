@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe.core.fields import Params
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
 from lingvo_moe.sharding.annotations import annotate
@@ -27,7 +28,7 @@ class Dispatched(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Dispatcher(abc.ABC):
+class Dispatcher(Params, abc.ABC):
     """Σ_k weight · expert_k(token), computed one way or another; all ways agree to rounding."""
 
     @abc.abstractmethod

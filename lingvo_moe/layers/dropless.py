@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core.fields import PositiveInt
 from lingvo_moe.core.layer import Initializer
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
@@ -59,18 +60,15 @@ class Dropless(Dispatcher):
             experts.
     """
 
-    block_size: int | None = None
-    expert_sizes: tuple[int, ...] | None = None
+    block_size: PositiveInt | None = None
+    expert_sizes: tuple[PositiveInt, ...] | None = None
 
     def __post_init__(self):
-        if self.block_size is not None and self.block_size < 1:
+        super().__post_init__()
+        if self.expert_sizes == ():
             raise ValueError(
-                f"block_size must be >= 1, or None to choose by shape, got {self.block_size}."
-            )
-        if self.expert_sizes is not None and min(self.expert_sizes, default=0) < 1:
-            raise ValueError(
-                f"expert_sizes must hold a whole number >= 1 for each expert, or be None for equal "
-                f"experts, got {self.expert_sizes}."
+                "expert_sizes must hold a number for each expert, or be None for equal experts, "
+                "got ()."
             )
 
     def hold(self, experts):

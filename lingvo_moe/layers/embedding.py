@@ -4,6 +4,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from lingvo_moe.core.fields import PositiveInt
 from lingvo_moe.core.layer import Layer, Normal, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.layers.loss import smoothed_cross_entropy
@@ -15,8 +16,8 @@ from lingvo_moe.sharding.annotations import annotate
 class Embedding(Layer):
     """One table turns ids into vectors and, tied, vectors into logits (Press and Wolf 2017)."""
 
-    vocab_size: int
-    model_dim: int
+    vocab_size: PositiveInt
+    model_dim: PositiveInt
 
     def weights(self):
         """Theta: table [V, M], normal(1)."""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe.core.fields import PositiveInt, Rate
 from lingvo_moe.core.layer import (
     EVALUATION,
     Context,
@@ -48,11 +49,11 @@ class FeedForward(Layer):
         dropout_rate: on the hidden layer.
     """
 
-    model_dim: int
-    hidden_dim: int
-    num_experts: int | None = None
+    model_dim: PositiveInt
+    hidden_dim: PositiveInt
+    num_experts: PositiveInt | None = None
     activation: Activation = ReLU()
-    dropout_rate: float = 0.0
+    dropout_rate: Rate = 0.0
 
     def weights(self):
         """Theta: wi and, if gated, wg [E, M, H]; wo [E, H, M]; no E for a plain network.

@@ -9,6 +9,7 @@ import math
 
 import tensorflow as tf
 
+from lingvo_moe.core.fields import NonNegativeInt, PositiveFloat
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
 from lingvo_moe.layers.dispatch import Dispatched, Dispatcher, lost, num_held
@@ -32,10 +33,11 @@ class Laddered(Dispatcher):
         ValueError: factors that do not ascend from above 0, or no such rung.
     """
 
-    factors: tuple[float, ...] = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
-    rung: int | None = None
+    factors: tuple[PositiveFloat, ...] = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
+    rung: NonNegativeInt | None = None
 
     def __post_init__(self):
+        super().__post_init__()
         below = (0.0, *self.factors)
         if not all(low < high < math.inf for low, high in zip(below, self.factors, strict=False)):
             raise ValueError(f"factors must ascend from above 0, got {self.factors}.")

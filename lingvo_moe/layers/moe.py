@@ -5,6 +5,14 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe.core.fields import (
+    NonNegativeFloat,
+    Params,
+    PositiveFloat,
+    PositiveInt,
+    Rate,
+    Share,
+)
 from lingvo_moe.core.layer import Context, Layer, Uniform, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Gating, Routing, expert_capacity
@@ -19,7 +27,7 @@ from lingvo_moe.sharding.annotations import annotate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MoEParams:
+class MoEParams(Params):
     """What a model says of its MoE layers.
 
     Attributes:
@@ -56,54 +64,30 @@ class MoEParams:
         shared_gate_budget: the share of experts that the budget loss asks for.
     """
 
-    num_experts: int
-    decoder_num_experts: int | None = None
-    hidden_dim: int | None = None
+    num_experts: PositiveInt
+    decoder_num_experts: PositiveInt | None = None
+    hidden_dim: PositiveInt | None = None
     activation: Activation | None = None
-    every_n: int = 2
+    every_n: PositiveInt = 2
     router: Router = ByToken()
     gating: Gating = Top2()
-    num_groups: int = 1
-    capacity_factor: float | None = 2.0
-    eval_capacity_factor: float | None = None
-    eval_num_groups: int = 1
+    num_groups: PositiveInt = 1
+    capacity_factor: PositiveFloat | None = 2.0
+    eval_capacity_factor: PositiveFloat | None = None
+    eval_num_groups: PositiveInt = 1
     dispatcher: Dispatcher = Gather()
     eval_dispatcher: Dispatcher = Ragged()
-    aux_loss_weight: float = 0.01
-    z_loss_weight: float = 0.0
-    expert_dropout_rate: float = 0.0
-    output_mask_rate: float = 0.0
+    aux_loss_weight: NonNegativeFloat = 0.01
+    z_loss_weight: NonNegativeFloat = 0.0
+    expert_dropout_rate: Rate = 0.0
+    output_mask_rate: Rate = 0.0
     shared_expert: bool = False
-    shared_gate_dropout_rate: float = 0.0
-    shared_gate_loss_weight: float = 0.0
-    shared_gate_budget: float = 0.8
+    shared_gate_dropout_rate: Rate = 0.0
+    shared_gate_loss_weight: NonNegativeFloat = 0.0
+    shared_gate_budget: Share = 0.8
 
     def __post_init__(self):
-        for name in (
-            "num_experts",
-            "decoder_num_experts",
-            "every_n",
-            "num_groups",
-            "eval_num_groups",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}.")
-        for name in ("capacity_factor", "eval_capacity_factor"):
-            factor = getattr(self, name)
-            if factor is not None and factor <= 0:
-                raise ValueError(f"{name} must be > 0, or None for no limit, got {factor}.")
-        for name in (
-            "expert_dropout_rate",
-            "output_mask_rate",
-            "shared_gate_dropout_rate",
-        ):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}.")
-        if not 0 <= self.shared_gate_budget <= 1:
-            raise ValueError(
-                f"shared_gate_budget must be in [0, 1], got {self.shared_gate_budget}."
-            )
+        super().__post_init__()
         if not self.eval_dispatcher.evaluates:
             raise ValueError(
                 f"moe.eval_dispatcher={self.eval_dispatcher} holds experts in a way of its own, "
@@ -153,8 +137,8 @@ class MoE(Layer):
         activation: of the experts, unless params say otherwise.
     """
 
-    model_dim: int
-    hidden_dim: int
+    model_dim: PositiveInt
+    hidden_dim: PositiveInt
     params: MoEParams
     activation: Activation = ReLU()
 

@@ -135,7 +135,7 @@ def test_a_capacity_needs_a_static_shape():
         ({"num_experts": 0}, "num_experts must be >= 1, got 0"),
         ({"every_n": 0}, "every_n must be >= 1, got 0"),
         ({"num_groups": 0}, "num_groups must be >= 1, got 0"),
-        ({"capacity_factor": 0.0}, "capacity_factor must be > 0, or None for no limit, got 0.0"),
+        ({"capacity_factor": 0.0}, "capacity_factor must be > 0 or None, got 0.0"),
         ({"eval_capacity_factor": -1.0}, "eval_capacity_factor must be > 0.*got -1.0"),
     ],
 )

@@ -4,6 +4,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from lingvo_moe.core.fields import PositiveFloat, PositiveInt
 from lingvo_moe.core.layer import Constant, Layer, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.sharding import copies
@@ -13,8 +14,8 @@ from lingvo_moe.sharding import copies
 class RMSNorm(Layer):
     """x / RMS(x) · scale, without mean or bias (Zhang and Sennrich 2019, arXiv 1910.07467)."""
 
-    model_dim: int
-    epsilon: float = 1e-6
+    model_dim: PositiveInt
+    epsilon: PositiveFloat = 1e-6
 
     def weights(self):
         """Theta: scale [M]."""

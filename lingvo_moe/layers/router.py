@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe.core.fields import Params, PositiveInt, Rate, one_of
 from lingvo_moe.core.layer import Context, Normal, Uniform, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.layers.tokens import Tokens
@@ -25,7 +26,7 @@ class RouterOutput(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Router(abc.ABC):
+class Router(Params, abc.ABC):
     """Scores every token against every expert, in float32 whatever the activations."""
 
     @abc.abstractmethod
@@ -76,11 +77,7 @@ class ByToken(Router):
             has 0.01).
     """
 
-    jitter: float = 0.0
-
-    def __post_init__(self):
-        if not 0 <= self.jitter < 1:
-            raise ValueError(f"router.jitter must be in [0, 1), got {self.jitter}.")
+    jitter: Rate = 0.0
 
     def weights(self, model_dim, num_experts):
         limit = (3.0 / model_dim) ** 0.5
@@ -110,14 +107,8 @@ class ByTask(Router):
         num_tasks: J, rows of the table; a dataset may have fewer tasks, never more.
     """
 
-    task: str = "source"
-    num_tasks: int = 128
-
-    def __post_init__(self):
-        if self.task not in TASKS:
-            raise ValueError(f"router.task must be in {TASKS}, got {self.task!r}.")
-        if self.num_tasks < 1:
-            raise ValueError(f"router.num_tasks must be >= 1, got {self.num_tasks}.")
+    task: one_of(*TASKS) = "source"
+    num_tasks: PositiveInt = 128
 
     def task_names(self, pairs: Sequence[str]) -> list[str]:
         """The name of the task of each pair such as "de-en"."""

@@ -112,7 +112,7 @@ def test_tasks_are_numbered_by_name():
 
 
 def test_bad_tasks_say_what_is_wrong():
-    with pytest.raises(ValueError, match=r"router.task must be in .*got 'family'"):
+    with pytest.raises(ValueError, match=r"^task must be in .*got 'family'"):
         ByTask(task="family")
     with pytest.raises(ValueError, match=r"num_tasks must be >= 1, got 0"):
         ByTask(num_tasks=0)
@@ -121,5 +121,5 @@ def test_bad_tasks_say_what_is_wrong():
     tokens = tokens_of(tf.ones([1, 1], tf.bool))
     with pytest.raises(ValueError, match=r"got no tasks.*give the source of each sentence"):
         ByTask().fprop(NestedMap(gate=tf.ones([128, 2])), tf.ones([1, 1, 3]), tokens, TRAINING)
-    with pytest.raises(ValueError, match=r"router.jitter must be in \[0, 1\), got 1.0"):
+    with pytest.raises(ValueError, match=r"^jitter must be in \[0, 1\), got 1.0"):
         ByToken(jitter=1.0)

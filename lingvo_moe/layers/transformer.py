@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe.core.fields import PositiveInt
 from lingvo_moe.core.layer import EVALUATION, Context, Layer, dropout, layer_names, stacked
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.layers.attention import (
@@ -33,7 +34,7 @@ class Stack(Layer):
     """The encoder or the decoder: embedding, relative bias, layers, final norm."""
 
     params: TransformerParams
-    vocab_size: int
+    vocab_size: PositiveInt
     is_decoder: bool
 
     @property
@@ -222,10 +223,11 @@ class Transformer(Layer):
     """
 
     params: TransformerParams
-    source_vocab_size: int
-    target_vocab_size: int
+    source_vocab_size: PositiveInt
+    target_vocab_size: PositiveInt
 
     def __post_init__(self):
+        super().__post_init__()
         if self.params.shared_embedding and self.source_vocab_size != self.target_vocab_size:
             raise ValueError(
                 f"A shared embedding needs one vocabulary size, got {self.source_vocab_size} and "

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe.core.fields import Params, PositiveInt, Rate
 from lingvo_moe.core.layer import EVALUATION, Context, Layer, dropout
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.layers.activation import Activation, ReLU
@@ -21,7 +22,7 @@ from lingvo_moe.sharding.annotations import annotate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TransformerParams:
+class TransformerParams(Params):
     """The shape of an encoder-decoder (GShard section 4).
 
     Attributes:
@@ -45,25 +46,21 @@ class TransformerParams:
             block's.
     """
 
-    num_encoder_layers: int
-    num_decoder_layers: int
-    model_dim: int
-    hidden_dim: int
-    num_heads: int
-    head_dim: int
+    num_encoder_layers: PositiveInt
+    num_decoder_layers: PositiveInt
+    model_dim: PositiveInt
+    hidden_dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt
     moe: MoEParams | None = None
-    dropout_rate: float = 0.1
+    dropout_rate: Rate = 0.1
     shared_embedding: bool = False
     activation: Activation = ReLU()
     remat: bool = False
     scan: bool = False
 
     def __post_init__(self):
-        for name in ("num_encoder_layers", "num_decoder_layers", "model_dim", "hidden_dim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}.")
-        if not 0 <= self.dropout_rate < 1:
-            raise ValueError(f"dropout_rate must be in [0, 1), got {self.dropout_rate}.")
+        super().__post_init__()
         for name in ("num_encoder_layers", "num_decoder_layers"):
             if self.scan and getattr(self, name) % self.block_size:
                 raise ValueError(

@@ -265,7 +265,7 @@ def test_blocks_follow_experts_not_columns():
 
 @pytest.mark.parametrize("sizes", [(), (1, 0, 2), (2, -1)])
 def test_bad_sizes(sizes):
-    with pytest.raises(ValueError, match=r"expert_sizes must hold a whole number >= 1 .* got \("):
+    with pytest.raises(ValueError, match=r"expert_sizes must .* got \("):
         Dropless(expert_sizes=sizes)
 
 

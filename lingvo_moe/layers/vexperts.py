@@ -13,6 +13,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core.fields import PositiveInt
 from lingvo_moe.core.layer import Initializer, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tables import Fixed, TableSpec
@@ -46,15 +47,14 @@ class VExperts(Laddered):
         ValueError: no device, no slot, or wire below 1; see also Laddered.
     """
 
-    devices: int
-    slots_per_device: int
+    devices: PositiveInt
+    slots_per_device: PositiveInt
     wire: float = 2.0
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("devices", "slots_per_device", "wire"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}.")
+        if self.wire < 1:
+            raise ValueError(f"wire must be >= 1, got {self.wire}.")
 
     @property
     def num_slots(self) -> int:

@@ -8,11 +8,14 @@ V vocabulary, M model.
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Annotated
 
+from lingvo_moe.core import fields
 from lingvo_moe.sharding.annotations import Mesh
 
+Letter = Annotated[str, fields.Rule("for single letters", lambda letter: len(letter) == 1)]
 # (letter, the mesh axes it is cut over)
-Rule = tuple[str, tuple[str, ...]]
+Rule = tuple[Letter, tuple[str, ...]]
 
 _ALL = ("data", "expert")
 # Every device takes its share of rows and of groups; between the two AllToAlls each expert's tokens
@@ -28,7 +31,7 @@ _TENSOR: tuple[Rule, ...] = tuple((letter, ("model",)) for letter in "ANHV")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ShardingParams:
+class ShardingParams(fields.Params):
     """How a model is cut; the mesh says into how many pieces.
 
     Axes that the mesh lacks cut nothing, so one set of rules serves `data:8`, `data:2,expert:4`

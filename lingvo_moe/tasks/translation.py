@@ -7,6 +7,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from lingvo_moe.core.fields import Params, PositiveInt, Rate, one_of
 from lingvo_moe.core.layer import EVALUATION, Context
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tokens import BOS
@@ -28,7 +29,7 @@ from lingvo_moe.train.step import LossOutput
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TranslationParams:
+class TranslationParams(Params):
     """All that a registered model says.
 
     Attributes:
@@ -45,23 +46,15 @@ class TranslationParams:
     """
 
     model: TransformerParams
-    source_vocab_size: int
-    target_vocab_size: int
+    source_vocab_size: PositiveInt
+    target_vocab_size: PositiveInt
     input: InputParams = InputParams()
     optimizer: Optimizer = Adafactor()
     train: TrainParams = TrainParams()
     decoding: BeamSearchParams = BeamSearchParams()
     sharding: ShardingParams = ShardingParams()
-    label_smoothing: float = 0.1
-    activation_dtype: str = "float32"
-
-    def __post_init__(self):
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}.")
-        if self.activation_dtype not in ("float32", "bfloat16"):
-            raise ValueError(
-                f"activation_dtype must be 'float32' or 'bfloat16', got {self.activation_dtype!r}."
-            )
+    label_smoothing: Rate = 0.1
+    activation_dtype: one_of("float32", "bfloat16") = "float32"
 
 
 @dataclasses.dataclass(frozen=True)

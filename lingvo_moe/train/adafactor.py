@@ -5,10 +5,11 @@ from typing import ClassVar
 
 import tensorflow as tf
 
+from lingvo_moe.core.fields import NonNegativeFloat, PositiveFloat, PositiveInt, Rate
 from lingvo_moe.core.layer import WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.sharding.annotations import annotate
-from lingvo_moe.train.optimizer import STACK, Optimizer, check_decay, zeros_like
+from lingvo_moe.train.optimizer import STACK, Optimizer, zeros_like
 from lingvo_moe.train.schedules import InverseSquareRoot, Schedule
 
 _SQUARED_GRAD_FLOOR = 1e-30
@@ -36,18 +37,15 @@ class Adafactor(Optimizer):
     """
 
     schedule: Schedule = InverseSquareRoot()
-    beta1: float = 0.0
-    beta2: float = 0.99
-    beta2_exponent: float = 0.8
-    clip_threshold: float = 1.0
-    min_scale: float = 1e-3
-    min_dim_size_to_factor: int = 128
+    beta1: Rate = 0.0
+    beta2: Rate = 0.99
+    beta2_exponent: NonNegativeFloat = 0.8
+    clip_threshold: PositiveFloat = 1.0
+    min_scale: NonNegativeFloat = 1e-3
+    min_dim_size_to_factor: PositiveInt = 128
     batch_dims: str = "EY"
 
     takes_stacks: ClassVar[bool] = True
-
-    def __post_init__(self):
-        check_decay(beta1=self.beta1, beta2=self.beta2)
 
     def weight_slots(self, spec):
         slots = NestedMap()

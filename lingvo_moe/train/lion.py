@@ -4,8 +4,9 @@ import dataclasses
 
 import tensorflow as tf
 
+from lingvo_moe.core.fields import Rate
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.train.optimizer import Optimizer, check_decay, zeros_like
+from lingvo_moe.train.optimizer import Optimizer, zeros_like
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,11 +20,8 @@ class Lion(Optimizer):
         beta2: decay of the mean.
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.99
-
-    def __post_init__(self):
-        check_decay(beta1=self.beta1, beta2=self.beta2)
+    beta1: Rate = 0.9
+    beta2: Rate = 0.99
 
     def weight_slots(self, spec):
         return NestedMap(mean=zeros_like(spec))

@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe.core.fields import NonNegativeFloat, Params
 from lingvo_moe.core.layer import Constant, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tables import learned
@@ -30,7 +31,7 @@ class _Moving(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Optimizer(abc.ABC):
+class Optimizer(Params, abc.ABC):
     """How weights move. It *is* its params and owns no state: slots come in and go out.
 
     A subclass says what one weight needs, `weight_slots` and `update_weight`; the trees are dealt
@@ -49,7 +50,7 @@ class Optimizer(abc.ABC):
     takes_stacks: ClassVar[bool] = False
 
     schedule: Schedule
-    weight_decay: float = 0.0
+    weight_decay: NonNegativeFloat = 0.0
 
     def slots(self, weights: NestedMap) -> NestedMap:
         """WeightSpecs of the optimizer's memory, at `path/of/weight/name_of_slot`; none for tables.
@@ -167,13 +168,6 @@ def zeros_like(spec: WeightSpec, without: int | None = None) -> WeightSpec:
     kept = [axis for axis in range(len(spec.shape)) if axis != without]
     shape = tuple(spec.shape[axis] for axis in kept)
     return WeightSpec(shape, Constant(0.0), "".join(spec.dims[axis] for axis in kept))
-
-
-def check_decay(**decays: float) -> None:
-    """Raises ValueError if one of these decays of a moving mean is not in [0, 1)."""
-    for name, decay in decays.items():
-        if not 0.0 <= decay < 1.0:
-            raise ValueError(f"{name} must be in [0, 1), got {decay}.")
 
 
 def clip_by_global_norm(grads: NestedMap, max_norm: float | None) -> tuple[NestedMap, tf.Tensor]:

@@ -6,9 +6,11 @@ import math
 
 import tensorflow as tf
 
+from lingvo_moe.core.fields import NonNegativeFloat, NonNegativeInt, Params, PositiveInt, Share
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Schedule(abc.ABC):
+class Schedule(Params, abc.ABC):
     """How the learning rate changes over training.
 
     Attributes:
@@ -16,14 +18,8 @@ class Schedule(abc.ABC):
         warmup_steps: how long the beginning is; a subclass says what happens in it.
     """
 
-    learning_rate: float
-    warmup_steps: int = 0
-
-    def __post_init__(self):
-        if self.learning_rate < 0:
-            raise ValueError(f"learning_rate must be >= 0, got {self.learning_rate}.")
-        if self.warmup_steps < 0:
-            raise ValueError(f"warmup_steps must be >= 0, got {self.warmup_steps}.")
+    learning_rate: NonNegativeFloat
+    warmup_steps: NonNegativeInt = 0
 
     @property
     def end(self) -> int | None:
@@ -50,8 +46,8 @@ class InverseSquareRoot(Schedule):
             (Vaswani et al. 2017, arXiv 1706.03762).
     """
 
-    learning_rate: float = 1.0
-    warmup_steps: int = 10_000
+    learning_rate: NonNegativeFloat = 1.0
+    warmup_steps: NonNegativeInt = 10_000
     linear_warmup: bool = False
 
     def __call__(self, step):
@@ -77,8 +73,8 @@ class Cosine(Schedule):
         final_fraction: what is left of learning_rate there.
     """
 
-    total_steps: int
-    final_fraction: float = 0.0
+    total_steps: PositiveInt
+    final_fraction: Share = 0.0
 
     def __post_init__(self):
         super().__post_init__()

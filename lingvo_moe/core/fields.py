@@ -1,0 +1,147 @@
+"""Fields of params: types and ranges that are declared at the field and checked when one is made.
+
+    class Attention(Layer):  # a Params
+        num_heads: PositiveInt
+        dropout_rate: Rate = 0.0
+
+Whatever else is declared, an int must fit 32 bits and a float must be finite in float32: TensorFlow
+computes with these.
+"""
+
+import dataclasses
+import functools
+import itertools
+import types
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+
+class Rule(NamedTuple):
+    """What values keep to: words that follow "must be" in an error, and the test."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def one_of(*names: str) -> Any:
+    """The type of a str field that is one of these."""
+    return Annotated[str, Rule(f"in {names}", names.__contains__)]
+
+
+PositiveInt = Annotated[int, Rule(">= 1", lambda number: number >= 1)]
+NonNegativeInt = Annotated[int, Rule(">= 0", lambda number: number >= 0)]
+PositiveFloat = Annotated[float, Rule("> 0", lambda number: number > 0)]
+NonNegativeFloat = Annotated[float, Rule(">= 0", lambda number: number >= 0)]
+Rate = Annotated[float, Rule("in [0, 1)", lambda number: 0 <= number < 1)]
+Share = Annotated[float, Rule("in [0, 1]", lambda number: 0 <= number <= 1)]
+
+_MAX_FLOAT = 3.4028234e38
+_ALWAYS = {
+    int: Rule("a whole number of 32 bits", lambda number: -(2**31) <= number < 2**31),
+    float: Rule("finite in float32", lambda number: abs(number) <= _MAX_FLOAT),
+}
+_LONGEST = 100  # characters of a value in an error
+
+
+class Params:
+    """A frozen dataclass that checks its fields; one with a `__post_init__` calls super's first.
+
+    Raises:
+        ValueError: a field is not of its annotated type or breaks a rule of it.
+    """
+
+    def __post_init__(self):
+        for name, (plain, annotated) in _hints(type(self)).items():
+            value = getattr(self, name)
+            if not conforms(value, plain):
+                wanted = type_name(plain)
+                raise ValueError(f"{name} must be of type {wanted}, got {shown(value)}.")
+            rule = _broken_rule(value, annotated)
+            if rule is not None:
+                raise ValueError(f"{name} must be {rule}, got {shown(value)}.")
+
+
+def conforms(value: Any, hint: Any) -> bool:
+    """Whether value is of the annotated type; an int passes for a float, a bool not for an int."""
+    if hint is Any:
+        return True
+    if hint is None:
+        return value is None
+    if len(alternatives(hint)) > 1:
+        return any(conforms(value, h) for h in alternatives(hint))
+    if typing.get_origin(hint) is tuple:
+        return (
+            isinstance(value, tuple)
+            and (_is_homogeneous(hint) or len(value) == len(typing.get_args(hint)))
+            and all(itertools.starmap(conforms, _elements(value, hint)))
+        )
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, typing.get_origin(hint) or hint)
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types of a union; of any other type, itself."""
+    union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+    return typing.get_args(hint) if union else (hint,)
+
+
+def type_name(hint: Any) -> str:
+    """A type for an error message, such as "int" or "float | None"."""
+    if len(alternatives(hint)) > 1:
+        return " | ".join(map(type_name, alternatives(hint)))
+    if hint is type(None):
+        return "None"
+    return hint.__name__ if isinstance(hint, type) else str(hint)
+
+
+def shown(value: Any) -> str:
+    """A value for an error message: its repr, shortened."""
+    try:
+        return brief(repr(value))
+    except ValueError:  # Python writes no number of more than 4300 digits
+        return "a number of thousands of digits"
+
+
+def brief(text: str) -> str:
+    """A text for an error message, shortened."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, tuple[Any, Any]]:
+    """Field -> its type, and the same with its rules."""
+    plain, annotated = (typing.get_type_hints(cls, include_extras=extras) for extras in (0, 1))
+    names = [field.name for field in dataclasses.fields(cls)]
+    return {name: (plain[name], annotated[name]) for name in names}
+
+
+def _broken_rule(value: Any, hint: Any) -> str | None:
+    """The words of a rule that a value of the annotated type breaks; None if it keeps to all."""
+    if value is None:
+        return None
+    if len(alternatives(hint)) > 1:
+        broken = [_broken_rule(value, h) for h in alternatives(hint) if h is not type(None)]
+        optional = " or None" if type(None) in alternatives(hint) else ""
+        return None if None in broken else broken[0] + optional
+    if typing.get_origin(hint) is tuple:
+        broken = itertools.starmap(_broken_rule, _elements(value, hint))
+        return next((rule for rule in broken if rule is not None), None)
+    rules = getattr(hint, "__metadata__", ())
+    always = _ALWAYS.get(getattr(hint, "__origin__", hint))
+    rules += (always,) if always else ()
+    return next((rule.words for rule in rules if not rule.holds(value)), None)
+
+
+def _is_homogeneous(hint: Any) -> bool:
+    args = typing.get_args(hint)
+    return len(args) == 2 and args[1] is Ellipsis
+
+
+def _elements(value: tuple, hint: Any) -> zip:
+    """(element, its type) of a tuple."""
+    args = typing.get_args(hint)
+    return zip(value, itertools.repeat(args[0]) if _is_homogeneous(hint) else args, strict=False)
