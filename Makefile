@@ -30,7 +30,7 @@ demo: setup $(DEMO)/data/dataset.json  ## raw text to a served translator, in mi
 	$(BIN)/lingvo-moe-train --model=tiny.MoE $(TRAINED_ON) --logdir=$(DEMO)/models/tiny.MoE
 	$(BIN)/lingvo-moe-baselines --model=tiny.Bilingual $(TRAINED_ON) --output=$(DEMO)/baselines
 	$(BIN)/lingvo-moe-evaluate --model=tiny.MoE $(TRAINED_ON) --logdir=$(DEMO)/models/tiny.MoE \
-	  --baselines=$(DEMO)/baselines --output=$(DEMO)/report
+	  --baselines=$(DEMO)/baselines --output=$(DEMO)/report --overwrite
 	$(BIN)/lingvo-moe-export --model=tiny.MoE --logdir=$(DEMO)/models/tiny.MoE --output=$(DEMO)/export
 	@echo 'Three test sentences through the export, in a process that knows TensorFlow alone:'
 	@head -qn1 $(DEMO)/data_raw/test/qna-en.qna $(DEMO)/data_raw/test/qka-en.qka \

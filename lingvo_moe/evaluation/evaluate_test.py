@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from lingvo_moe.evaluation.baselines import Baselines
 from lingvo_moe.evaluation.evaluate import write_report
 from lingvo_moe.evaluation.hypotheses import read_hypotheses
 from lingvo_moe.evaluation.report import load_report
@@ -33,6 +34,9 @@ def make_outputs(error_rate, pairs=tuple(LINES), lines=LINES):
 
 def evaluate(outputs, directory, **options):
     options = {"model": "m", "checkpoint_step": 5, "split": "test"} | options
+    if "baselines" in options:
+        pairs = [output.pair for output in outputs]
+        options["baselines"] = Baselines.load(options["baselines"], options["split"], pairs)
     return write_report(outputs, directory, bootstrap_samples=200, **options)
 
 
@@ -130,7 +134,12 @@ def test_a_lone_report_of_other_lines_or_tokenizer_is_refused(tmp_path, baseline
     with pytest.raises(ValueError, match="aa-en: test_examples is 40 for the baseline and 39 here"):
         evaluate(make_outputs(0.2, lines=shorter), tmp_path / "report", baselines=path)
     with pytest.raises(ValueError, match=r"signature is .*tok:13a.* and .*tok:char.* here"):
-        evaluate(make_outputs(0.2), tmp_path / "report", baselines=path, tokenizer="char")
+        evaluate(
+            make_outputs(0.2),
+            tmp_path / "report",
+            baselines=path,
+            chosen_tokenizers=dict.fromkeys(LINES, "char"),
+        )
 
 
 def test_a_report_never_overwrites_its_own_baselines(tmp_path, baselines):

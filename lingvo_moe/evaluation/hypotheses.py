@@ -6,6 +6,8 @@ Scored anew by anyone, with the numbers of the report:
 
 import pathlib
 
+from lingvo_moe.core.files import write_whole
+from lingvo_moe.core.lines import read_lines
 from lingvo_moe.evaluation.scores import PairOutput
 
 _SUFFIXES = {"sources": "src", "hypotheses": "hyp", "references": "ref"}
@@ -23,8 +25,7 @@ def write_hypotheses(directory: str | pathlib.Path, split: str, output: PairOutp
     for name, suffix in _SUFFIXES.items():
         path = hypotheses_path(directory, split, output.pair, suffix)
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = getattr(output, name)
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+        write_whole(path, "".join(f"{line}\n" for line in getattr(output, name)))
 
 
 def read_hypotheses(
@@ -40,7 +41,7 @@ def read_hypotheses(
 
     Raises:
         FileNotFoundError: if one of the three files is missing.
-        ValueError: if they differ in length.
+        ValueError: if they differ in length or are no UTF-8 text.
     """
     lines = {
         name: _read_lines(hypotheses_path(directory, split, pair, suffix))
@@ -58,4 +59,4 @@ def _read_lines(path: pathlib.Path) -> list[str]:
             f"{path} is missing. Run the evaluation that writes it again, or name another"
             " directory."
         )
-    return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    return list(read_lines(path))

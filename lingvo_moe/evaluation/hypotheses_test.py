@@ -22,7 +22,7 @@ OUTPUT = PairOutput(
 def test_what_is_written_is_read(tmp_path):
     write_hypotheses(tmp_path, "test", OUTPUT)
     assert read_hypotheses(tmp_path, "test", "pt_BR-en", train_examples=7) == OUTPUT
-    assert hypotheses_path(tmp_path, "test", "pt_BR-en").read_text("utf-8").count("\n") == 4
+    assert hypotheses_path(tmp_path, "test", "pt_BR-en").read_bytes().count(b"\n") == 4
 
 
 @pytest.mark.parametrize(("pair", "options"), [("pt_BR-en", []), ("en-zh", ["-tok", "zh"])])

@@ -1,14 +1,17 @@
 """A report as one HTML file that needs no other: averages, every pair, the plot, samples."""
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from lingvo_moe.core.files import write_whole
+from lingvo_moe.evaluation.baselines import Baselines
 from lingvo_moe.evaluation.markup import document, escape, header, image
 from lingvo_moe.evaluation.report import (
     Averages,
     Report,
     format_model,
     format_p_value,
+    format_pairs,
     format_score,
     shown_averages,
 )
@@ -21,7 +24,7 @@ def write_page(
     report: Report,
     path: str | pathlib.Path,
     outputs: Sequence[PairOutput],
-    baseline_hypotheses: Mapping[str, Sequence[str]],
+    baselines: Baselines | None,
     plot: str | pathlib.Path,
 ) -> None:
     """Writes the page.
@@ -30,7 +33,7 @@ def write_page(
         report: the scores.
         path: the HTML file to write.
         outputs: the translations behind the scores, for samples.
-        baseline_hypotheses: pair -> the baseline's translations, where known.
+        baselines: what the scores compare with, for its translations.
         plot: the PNG to put in.
     """
     title = format_model(report)
@@ -42,14 +45,17 @@ def write_page(
         _pairs(report),
         _signatures(report),
         "<h2>Samples</h2>",
-        *(_samples(o, baseline_hypotheses.get(o.pair)) for o in _sampled(report, outputs)),
+        *(
+            _samples(output, baselines and baselines.hypotheses(output.pair))
+            for output in _sampled(report, outputs)
+        ),
     ]
-    pathlib.Path(path).write_text(document(title, parts), encoding="utf-8")
+    write_whole(pathlib.Path(path), document(title, parts))
 
 
 def _averages(report: Report) -> str:
     rows = [
-        f"<tr><td>{escape(name)}</td><td>{average.pairs}</td>{_scores(average)}"
+        f"<tr><td>{escape(name)}</td><td>{format_pairs(average)}</td>{_scores(average)}"
         f"<td>{format_score(average.chrf)}</td></tr>"
         for name, average in shown_averages(report).items()
     ]

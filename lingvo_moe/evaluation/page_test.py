@@ -1,10 +1,12 @@
 """Tests of the page: well formed, self-contained, escaped."""
 
 import base64
+import dataclasses
 import html.parser
 
 import pytest
 
+from lingvo_moe.evaluation.baselines import Baselines
 from lingvo_moe.evaluation.page import write_page
 from lingvo_moe.evaluation.report_test import make_report, make_score
 from lingvo_moe.evaluation.scores import PairOutput
@@ -54,7 +56,9 @@ def page(tmp_path):
     ]
     (tmp_path / "plot.png").write_bytes(PNG)
     path = tmp_path / "index.html"
-    write_page(report, path, outputs, {"a-en": ["theirs <i>"] * 4}, tmp_path / "plot.png")
+    theirs = dataclasses.replace(outputs[0], hypotheses=["theirs <i>"] * 4)
+    baselines = Baselines(tmp_path, report, {"a-en": theirs})
+    write_page(report, path, outputs, baselines, tmp_path / "plot.png")
     return path.read_text("utf-8")
 
 

@@ -8,10 +8,11 @@ import dataclasses
 import json
 import pathlib
 import statistics
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from lingvo_moe.evaluation.scores import PairOutput, PairScore, pool
+from lingvo_moe.core.fields import Params
+from lingvo_moe.core.files import read_json, write_whole
+from lingvo_moe.evaluation.scores import PairScore, check_pair
 
 REPORT_FILE = "report.json"
 
@@ -20,17 +21,19 @@ _DERIVED = ("delta_bleu", "reliable")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Averages:
-    """Unweighted means over a group of pairs; None where the group has no such score.
+    """Unweighted means over pairs of a group, all over the same pairs; None without such scores.
 
     Attributes:
-        pairs: how many pairs the group has.
+        pairs: how many pairs: those of the group that have a baseline, or all if none has one.
+        of: how many pairs the group has.
         bleu: mean BLEU.
         chrf: mean chrF++.
-        baseline_bleu: mean BLEU of the baselines, over the pairs that have one.
-        delta_bleu: mean ΔBLEU over the same pairs.
+        baseline_bleu: mean BLEU of the baselines.
+        delta_bleu: mean ΔBLEU.
     """
 
     pairs: int
+    of: int
     bleu: float | None
     baseline_bleu: float | None
     delta_bleu: float | None
@@ -38,7 +41,7 @@ class Averages:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(Params):
     """One model's scores on one split.
 
     Attributes:
@@ -59,6 +62,10 @@ class Report:
     baseline_model: str | None = None
 
     def __post_init__(self):
+        super().__post_init__()
+        names = [score.pair for score in self.pairs]
+        if len(set(names)) < len(names):
+            raise ValueError(f"pairs must be different, got {names}.")
         ordered = sorted(self.pairs, key=lambda score: (-score.train_examples, score.pair))
         object.__setattr__(self, "pairs", tuple(ordered))
         object.__setattr__(self, "pooled", tuple(self.pooled))
@@ -69,7 +76,8 @@ class Report:
 
         'high' and 'low' are the (n + 1) // 3 pairs of n with most and with least training data,
         'mid' is the rest: of 12 pairs 4, 4, 4; of 38 pairs 13, 12, 13; of 2 pairs 1, 0, 1.
-        'reliable' leaves out the pairs with too few test lines.
+        'reliable' leaves out the pairs with too few test lines. A group with baselines for some of
+        its pairs is averaged over those.
         """
         third = (len(self.pairs) + 1) // 3
         low = len(self.pairs) - third
@@ -81,15 +89,6 @@ class Report:
             "reliable": [score for score in self.pairs if score.reliable],
         }
         return {name: _average(scores) for name, scores in groups.items()}
-
-
-def pool_unreliable(outputs: Iterable[PairOutput], unreliable: set[str]) -> list[PairOutput]:
-    """The pairs named in `unreliable` pooled per target language, where there are two or more."""
-    groups = defaultdict(list)
-    for output in outputs:
-        if output.pair in unreliable:
-            groups[output.pair.rpartition("-")[2]].append(output)
-    return [pool(group) for group in groups.values() if len(group) > 1]
 
 
 def save_report(report: Report, directory: str | pathlib.Path) -> None:
@@ -104,7 +103,7 @@ def save_report(report: Report, directory: str | pathlib.Path) -> None:
         "averages": {k: dataclasses.asdict(v) for k, v in report.averages.items()},
     }
     text = json.dumps(contents, indent=2, ensure_ascii=False)
-    pathlib.Path(directory, REPORT_FILE).write_text(text + "\n", encoding="utf-8")
+    write_whole(pathlib.Path(directory, REPORT_FILE), text + "\n")
 
 
 def load_report(path: str | pathlib.Path, *, split: str | None = None) -> Report:
@@ -127,7 +126,7 @@ def load_report(path: str | pathlib.Path, *, split: str | None = None) -> Report
             f" {REPORT_FILE} in it."
         )
     try:
-        report = _report_from_json(json.loads(path.read_text(encoding="utf-8")))
+        report = _report_from_json(read_json(path))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"{path} is not a report of lingvo-moe-evaluate ({type(error).__name__}: {error})."
@@ -145,7 +144,7 @@ def format_table(report: Report) -> str:
     """The report as text for a terminal: a line per pair, then the averages."""
     rows = [(score.pair, _sizes(score), score) for score in (*report.pairs, *report.pooled)]
     rows += [
-        (f"{name} ({average.pairs})", ("", ""), average)
+        (f"{name} ({format_pairs(average)})", ("", ""), average)
         for name, average in shown_averages(report).items()
     ]
     header = ("pair", "train", "test", "BLEU", "baseline", "ΔBLEU", "p", "chrF++")
@@ -174,8 +173,13 @@ def shown_averages(report: Report) -> Mapping[str, Averages]:
     return {
         name: average
         for name, average in report.averages.items()
-        if average.pairs and (name == "all" or average.pairs < len(report.pairs))
+        if average.of and (name == "all" or average.of < len(report.pairs))
     }
+
+
+def format_pairs(average: Averages) -> str:
+    """'3', or '2 of 3' where only two of a group's pairs have a baseline."""
+    return f"{average.pairs}" if average.pairs == average.of else f"{average.pairs} of {average.of}"
 
 
 def format_model(report: Report) -> str:
@@ -196,14 +200,16 @@ def format_p_value(score: PairScore) -> str:
     return f"{score.p_value:.3f}{'*' if score.significant else ''}"
 
 
-def _average(scores: Sequence[PairScore]) -> Averages:
+def _average(group: Sequence[PairScore]) -> Averages:
+    compared = [score for score in group if score.baseline_bleu is not None]
+    scores = compared or group
+
     def mean(name: str) -> float | None:
         values = [getattr(score, name) for score in scores]
-        known = [value for value in values if value is not None]
-        return statistics.fmean(known) if known else None
+        return statistics.fmean(values) if values and None not in values else None
 
-    fields = (field.name for field in dataclasses.fields(Averages) if field.name != "pairs")
-    return Averages(pairs=len(scores), **{name: mean(name) for name in fields})
+    names = ("bleu", "baseline_bleu", "delta_bleu", "chrf")
+    return Averages(pairs=len(scores), of=len(group), **{name: mean(name) for name in names})
 
 
 def _score_to_json(score: PairScore) -> dict:
@@ -224,6 +230,7 @@ def _report_from_json(contents: dict) -> Report:
 
 
 def _score_from_json(contents: dict) -> PairScore:
+    check_pair(contents["pair"])
     return PairScore(**{k: v for k, v in contents.items() if k not in _DERIVED})
 
 

@@ -1,5 +1,6 @@
 """Tests of the report: order, averages by hand, JSON, table."""
 
+import dataclasses
 import json
 
 import pytest
@@ -51,17 +52,32 @@ def test_pairs_stand_from_most_to_least_training_data():
 
 def test_averages_by_hand():
     averages = SIX.averages
-    assert averages["all"].bleu == pytest.approx((40 + 32 + 30 + 22 + 12 + 8) / 6)
+    # e-en has no baseline; all means of its groups are over the other pairs.
+    assert (averages["all"].pairs, averages["all"].of) == (5, 6)
+    assert averages["all"].bleu == pytest.approx((40 + 32 + 30 + 22 + 8) / 5)
     assert averages["all"].chrf == pytest.approx(averages["all"].bleu + 10)
-    # e-en has no baseline; the means of baselines and of differences are over the other five.
     assert averages["all"].baseline_bleu == pytest.approx((41 + 26 + 20 + 10 + 2) / 5)
     assert averages["all"].delta_bleu == pytest.approx((-1 + 6 + 10 + 12 + 6) / 5)
     assert averages["high"].delta_bleu == pytest.approx((-1 + 6) / 2)
     assert averages["mid"].delta_bleu == pytest.approx((10 + 12) / 2)
-    assert averages["low"].bleu == pytest.approx((12 + 8) / 2)
+    assert averages["low"].bleu == pytest.approx(8)
     assert averages["low"].delta_bleu == pytest.approx(6)
-    assert averages["reliable"].pairs == 5
-    assert averages["reliable"].bleu == pytest.approx((40 + 32 + 30 + 22 + 12) / 5)
+    assert (averages["reliable"].pairs, averages["reliable"].of) == (4, 5)
+    assert averages["reliable"].bleu == pytest.approx((40 + 32 + 30 + 22) / 4)
+
+
+def test_a_group_without_any_baseline_is_averaged_over_all_its_pairs():
+    scores = [make_score("a-en", 900, 40.0, 30.0), make_score("b-en", 20, 30.0)]
+    averages = make_report(*scores, make_score("c-en", 10, 20.0)).averages
+    assert dataclasses.asdict(averages["all"]) == {
+        "pairs": 1,
+        "of": 3,
+        "bleu": 40,
+        "baseline_bleu": 30,
+        "delta_bleu": 10,
+        "chrf": 50,
+    }
+    assert (averages["low"].bleu, averages["low"].delta_bleu) == (20, None)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +88,7 @@ def test_thirds_share_out_every_pair(pairs, thirds):
     report = make_report(*(make_score(f"x{i}-en", 100 - i, 1.0) for i in range(pairs)))
     assert tuple(report.averages[k].pairs for k in ("high", "mid", "low")) == thirds
     assert report.averages["all"].baseline_bleu is None
-    assert all(average.pairs for average in shown_averages(report).values())
+    assert all(average.of for average in shown_averages(report).values())
 
 
 def test_json_has_the_documented_keys_and_null_without_baseline(tmp_path):
@@ -94,13 +110,56 @@ def test_what_is_saved_is_loaded_from_file_or_directory(tmp_path):
     assert load_report(tmp_path / "report.json", split="test") == report
 
 
+CHANGES = [
+    ('"bleu": 1.5', '"bleu": NaN'),
+    ('"bleu": 1.5', '"bleu": -Infinity'),
+    ('"bleu": 1.5', '"bleu": "1.5"'),
+    ('"bleu": 1.5', '"bleu": -1.5'),
+    ('"train_examples": 9', '"train_examples": "9"'),
+    ('"train_examples": 9', '"train_examples": -9'),
+    ('"p_value": null', '"p_value": 2'),
+    ('"pair": "a-en"', '"pair": "../../a-en"'),
+    ('"pair": "a-en"', '"pair": 3'),
+    ('"pair": "a-en"', '"pair": "\\u001b[31ma-en"'),
+    ('"model": "tiny.MoE"', '"model": null'),
+    ('"pooled": []', '"pooled": {"a": 1}'),
+    ('"pairs": [', '"pairs": [3, '),
+]
+
+
+def make_json():
+    """What save_report writes."""
+    report = make_report(make_score("a-en", 9, 1.5))
+    scores = [dataclasses.asdict(score) for score in report.pairs]
+    return {
+        "model": report.model,
+        "checkpoint_step": 5,
+        "split": "test",
+        "baseline_model": None,
+        "pairs": scores,
+        "pooled": [],
+    }
+
+
 def test_no_report_foreign_report_and_other_split_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"No report at .*report\.json\. Name the output"):
         load_report(tmp_path)
     save_report(SIX, tmp_path)
     with pytest.raises(ValueError, match="is of the split 'test', not 'dev'"):
         load_report(tmp_path, split="dev")
-    for text in ("{", "[]", '{"model": "m"}', '{"model": "m", "pairs": [{"x": 1}]}'):
+    saved = json.dumps(make_json())
+    bad = [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"model": "m"}',
+        '{"model": "m", "pairs": [{"x": 1}]}',
+        "[" * 99999,
+    ]
+    bad += [saved.replace(*change) for change in CHANGES]
+    assert saved not in bad
+    for text in bad:
         (tmp_path / "report.json").write_text(text)
         with pytest.raises(ValueError, match=r"is not a report of lingvo-moe-evaluate"):
             load_report(tmp_path)
@@ -109,20 +168,20 @@ def test_no_report_foreign_report_and_other_split_are_refused(tmp_path):
 def test_table():
     assert format_table(SIX).splitlines() == [
         "tiny.MoE, step 500, test, against tiny.Bilingual",
-        "pair          train  test  BLEU  baseline  ΔBLEU       p  chrF++",
-        "----------------------------------------------------------------",
-        "a-en          9,000   100  40.0      41.0   -1.0   0.400    50.0",
-        "b-en            700   100  32.0      26.0   +6.0   0.200    42.0",
-        "c-en            700   100  30.0      20.0  +10.0  0.010*    40.0",
-        "d-en            300   100  22.0      10.0  +12.0  0.040*    32.0",
-        "e-en             50   100  12.0         –      –       –    22.0",
-        "f-en             10   12?   8.0       2.0   +6.0   0.001    18.0",
-        "----------------------------------------------------------------",
-        "all (6)                    24.0      19.8   +6.6            34.0",
-        "high (2)                   36.0      33.5   +2.5            46.0",
-        "mid (2)                    26.0      15.0  +11.0            36.0",
-        "low (2)                    10.0       2.0   +6.0            20.0",
-        "reliable (5)               27.2      24.2   +6.8            37.2",
+        "pair               train  test  BLEU  baseline  ΔBLEU       p  chrF++",
+        "---------------------------------------------------------------------",
+        "a-en               9,000   100  40.0      41.0   -1.0   0.400    50.0",
+        "b-en                 700   100  32.0      26.0   +6.0   0.200    42.0",
+        "c-en                 700   100  30.0      20.0  +10.0  0.010*    40.0",
+        "d-en                 300   100  22.0      10.0  +12.0  0.040*    32.0",
+        "e-en                  50   100  12.0         –      –       –    22.0",
+        "f-en                  10   12?   8.0       2.0   +6.0   0.001    18.0",
+        "---------------------------------------------------------------------",
+        "all (5 of 6)                    26.4      19.8   +6.6            36.4",
+        "high (2)                        36.0      33.5   +2.5            46.0",
+        "mid (2)                         26.0      15.0  +11.0            36.0",
+        "low (1 of 2)                     8.0       2.0   +6.0            18.0",
+        "reliable (4 of 5)               31.0      24.2   +6.8            41.0",
         "* p < 0.05, paired bootstrap test",
         "? too few test lines for a score of this pair alone",
     ]

@@ -8,10 +8,14 @@ seed is sacreBLEU's own, 12345 unless the environment variable SACREBLEU_SEED sa
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics import CHRF
 from sacrebleu.significance import PairedTest
+
+from lingvo_moe.core.fields import NonNegativeFloat, NonNegativeInt, Params, Share
+from lingvo_moe.evaluation import tokenizers
 
 # Scores of fewer test lines than this say little about one pair, its p-value included: they are
 # reported, marked, and scored once more pooled with the other small pairs.
@@ -19,17 +23,15 @@ RELIABLE_TEST_EXAMPLES = 30
 
 BOOTSTRAP_SAMPLES = 1000
 
-# Scripts that put no space between words, for which 13a would take a sentence for a word.
-# sacreBLEU's own choice for Japanese needs a package of its own; characters need none.
-_TOKENIZERS = {"zh": "zh", "yue": "zh"} | dict.fromkeys(("ja", "th", "lo", "km", "my"), "char")
+_LONGEST_PAIR = 200  # bytes; file systems take 255 with what is added to the name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairOutput:
     """What a system made of one language pair's test set. The three lists run in parallel.
 
-    A line break inside a text becomes a space and trailing space goes, so that the scores of
-    the texts are the scores of files that hold one of them a line.
+    What would end a line of a file becomes a space, and trailing space goes, so that the scores
+    of the texts are the scores of files that hold one of them a line.
 
     Attributes:
         pair: 'SOURCE-TARGET', as 'sw-en'.
@@ -39,7 +41,8 @@ class PairOutput:
         references: the human translations.
 
     Raises:
-        ValueError: if the lists are empty or differ in length, or `pair` is no pair.
+        ValueError: if the lists are empty or differ in length, or `pair` is no pair that can name
+            a file.
     """
 
     pair: str
@@ -49,11 +52,9 @@ class PairOutput:
     references: Sequence[str]
 
     def __post_init__(self):
-        source, _, target = self.pair.rpartition("-")
-        if not source or not target or "/" in self.pair:
-            raise ValueError(f"pair must be 'SOURCE-TARGET', as 'sw-en', got {self.pair!r}.")
+        check_pair(self.pair)
         for name in ("sources", "hypotheses", "references"):
-            object.__setattr__(self, name, tuple(map(_one_line, getattr(self, name))))
+            object.__setattr__(self, name, tuple(map(one_line, getattr(self, name))))
         lengths = (len(self.sources), len(self.hypotheses), len(self.references))
         if len(set(lengths)) > 1:
             raise ValueError(
@@ -65,7 +66,7 @@ class PairOutput:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PairScore:
+class PairScore(Params):
     """The scores of one language pair.
 
     Attributes:
@@ -78,18 +79,19 @@ class PairScore:
         chrf_signature: sacreBLEU's, of `chrf`.
         baseline_bleu: BLEU of the baseline on the same references; None without a baseline.
         p_value: how likely chance alone makes so large a difference; None without a baseline or
-            without its hypotheses.
+            its hypotheses, and where resampling says nothing: of a single line, and where neither
+            system gets any BLEU.
     """
 
     pair: str
-    train_examples: int
-    test_examples: int
-    bleu: float
-    chrf: float
+    train_examples: NonNegativeInt
+    test_examples: NonNegativeInt
+    bleu: NonNegativeFloat
+    chrf: NonNegativeFloat
     signature: str
     chrf_signature: str
-    baseline_bleu: float | None = None
-    p_value: float | None = None
+    baseline_bleu: NonNegativeFloat | None = None
+    p_value: Share | None = None
 
     @property
     def delta_bleu(self) -> float | None:
@@ -107,10 +109,17 @@ class PairScore:
         return self.reliable and self.p_value is not None and self.p_value < 0.05
 
 
-def default_tokenizer(pair: str) -> str:
-    """The sacreBLEU tokenizer for a pair's target: '13a' but for scripts without spaces."""
-    language = pair.rpartition("-")[2].split("_")[0]
-    return _TOKENIZERS.get(language, "13a")
+def check_pair(pair: str) -> None:
+    """Makes sure that a pair's name can stand in a table and name a file.
+
+    Raises:
+        ValueError: it is not SOURCE-TARGET, or cannot.
+    """
+    source, _, target = pair.rpartition("-")
+    if not source or not target or "/" in pair or not pair.isprintable():
+        raise ValueError(f"pair must be 'SOURCE-TARGET', as 'sw-en', got {pair!r}.")
+    if len(pair.encode()) > _LONGEST_PAIR:
+        raise ValueError(f"pair must be of at most {_LONGEST_PAIR} bytes, got {pair!r}.")
 
 
 def score_pair(
@@ -125,14 +134,14 @@ def score_pair(
     Args:
         output: the system's translations, with their references.
         baseline_hypotheses: another system's translations of the same sources.
-        tokenizer: sacreBLEU's name of a tokenizer for BLEU; None for `default_tokenizer`.
+        tokenizer: sacreBLEU's name of a tokenizer for BLEU; None for the target's own.
         bootstrap_samples: resamples of the test set for the p-value.
 
     Raises:
         ValueError: if sacreBLEU has no such tokenizer, or the baseline's lines are not as many.
     """
-    tokenizer = tokenizer or default_tokenizer(output.pair)
-    bleu = _bleu(tokenizer)
+    tokenizer = tokenizer or tokenizers.choose([output.pair])[output.pair]
+    bleu = tokenizers.bleu(tokenizer)
     chrf = CHRF(word_order=2)
     score = bleu.corpus_score(output.hypotheses, [output.references]).score
     result = PairScore(
@@ -151,15 +160,14 @@ def score_pair(
             f"{output.pair}: {len(baseline_hypotheses)} lines of the baseline for"
             f" {len(output.references)} references. Both systems must translate the same lines."
         )
-    baseline_hypotheses = tuple(map(_one_line, baseline_hypotheses))
+    baseline_hypotheses = tuple(map(one_line, baseline_hypotheses))
     baseline_score = bleu.corpus_score(baseline_hypotheses, [output.references]).score
     return dataclasses.replace(
         result,
         baseline_bleu=baseline_score,
-        p_value=1.0
-        # Without any difference the test has nothing to test; sacreBLEU would call that certain.
-        if math.isclose(score, baseline_score)
-        else _p_value(output, baseline_hypotheses, tokenizer, bootstrap_samples),
+        p_value=_p_value(output, baseline_hypotheses, tokenizer, bootstrap_samples)
+        if len(output.references) > 1 and (score or baseline_score)
+        else None,
     )
 
 
@@ -174,18 +182,11 @@ def pool(outputs: Sequence[PairOutput]) -> PairOutput:
     )
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.splitlines()).rstrip()
-
-
-def _bleu(tokenizer: str) -> BLEU:
-    if tokenizer not in BLEU.TOKENIZERS:
-        raise ValueError(
-            f"sacreBLEU has no tokenizer {tokenizer!r}. Choose one of"
-            f" {', '.join(sorted(BLEU.TOKENIZERS))}."
-        )
-    # force: no warning at text that ends in " .", as that of small corpora does.
-    return BLEU(tokenize=tokenizer, force=True)
+def one_line(text: str) -> str:
+    """The text as a line of a file of its own."""
+    # A lone carriage return ends a line for sacreBLEU's command; readers of text take neither
+    # NUL nor, at the beginning, a byte order mark.
+    return re.sub("\r\n|[\r\n\0]", " ", text).removeprefix("\ufeff").rstrip()
 
 
 def _p_value(
@@ -193,11 +194,12 @@ def _p_value(
 ) -> float:
     test = PairedTest(
         [("baseline", baseline_hypotheses), ("system", output.hypotheses)],
-        {"BLEU": _bleu(tokenizer)},
+        {"BLEU": tokenizers.bleu(tokenizer)},
         [output.references],
         test_type="bs",
         n_samples=samples,
     )
     _, results = test()
-    _, system = results["BLEU"]
-    return system.p_value
+    baseline, system = results["BLEU"]
+    # At least so large a difference as none is certain; sacreBLEU counts only larger ones.
+    return 1.0 if math.isclose(system.score, baseline.score) else system.p_value

@@ -9,9 +9,8 @@ from pathlib import Path
 from absl import flags
 
 from lingvo_moe.data.dataset import Dataset
-from lingvo_moe.evaluation.evaluate import write_report
 from lingvo_moe.evaluation.report import format_table
-from lingvo_moe.tasks.evaluation import load_translator, translate_split
+from lingvo_moe.tasks.evaluate import evaluate
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common, runtimes
 
@@ -19,23 +18,20 @@ FLAGS = flags.FLAGS
 
 
 def main(argv: list[str]) -> None:
-    """Flags to translate_split and write_report."""
+    """Flags to evaluate."""
     del argv
-    dataset = Dataset.load(Path(FLAGS.data))
-    model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(FLAGS.set)
-    model_dir.check_dataset(dataset)
-    pairs = [dataset.pair(name).name for name in FLAGS.pairs] or model_dir.pairs
-    translator, step = load_translator(model_dir, runtimes.make_runtime(model_dir.task), FLAGS.step)
-    outputs = translate_split(
-        [(name, translator) for name in pairs], dataset, FLAGS.split, common.report
-    )
-    report = write_report(
-        outputs,
+    report = evaluate(
+        ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(FLAGS.set),
+        Dataset.load(Path(FLAGS.data)),
         Path(FLAGS.output),
-        model=model_dir.model,
-        checkpoint_step=step,
+        runtimes.make_runtime,
+        common.report,
         split=FLAGS.split,
+        pairs=FLAGS.pairs,
+        step=FLAGS.step,
         baselines=Path(FLAGS.baselines) if FLAGS.baselines else None,
+        bleu_tokenizers=FLAGS.bleu_tokenizer,
+        overwrite=FLAGS.overwrite,
     )
     print(format_table(report))
     common.report(f"Report: {FLAGS.output}/index.html")
@@ -50,6 +46,12 @@ def run() -> None:
     flags.DEFINE_enum("split", "test", ["dev", "test"], "What to translate.")
     flags.DEFINE_list("pairs", [], "Pairs to score, such as de-en,fr-en; by default all.")
     flags.DEFINE_string("baselines", None, "A report to compare with: its directory or its JSON.")
+    flags.DEFINE_multi_string(
+        "bleu_tokenizer",
+        [],
+        "PAIR=NAME, such as en-zh=char: a tokenizer of sacreBLEU's for BLEU. May be repeated.",
+    )
+    flags.DEFINE_bool("overwrite", False, "Replace a report that this tool made before.")
     flags.DEFINE_integer("step", None, "Which checkpoint; by default the best on dev.")
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
     runtimes.define_flags()

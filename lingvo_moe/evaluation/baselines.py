@@ -1,0 +1,103 @@
+"""An earlier report that a new one compares with; it is checked before anything is translated."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from lingvo_moe.evaluation import tokenizers
+from lingvo_moe.evaluation.hypotheses import hypotheses_path, read_hypotheses
+from lingvo_moe.evaluation.report import Report, load_report
+from lingvo_moe.evaluation.scores import PairOutput, PairScore, one_line
+
+
+@dataclasses.dataclass(frozen=True)
+class Baselines:
+    """What is known of the baselines.
+
+    Attributes:
+        home: the directory of their report.
+        report: it.
+        outputs: pair -> their translations, for the pairs that have them beside the report.
+    """
+
+    home: pathlib.Path
+    report: Report
+    outputs: Mapping[str, PairOutput]
+
+    @staticmethod
+    def load(path: pathlib.Path, split: str, pairs: Sequence[str]) -> "Baselines":
+        """Reads a report and the translations beside it.
+
+        Args:
+            path: a report.json or the directory it is in.
+            split: the split it must be of.
+            pairs: what is to be compared; it must have some of them.
+
+        Raises:
+            FileNotFoundError: there is no report.
+            ValueError: it is no report, of another split, or of other pairs.
+        """
+        report = load_report(path, split=split)
+        home = path if path.is_dir() else path.parent
+        known = {score.pair for score in report.pairs}
+        if known.isdisjoint(pairs):
+            raise ValueError(
+                f"The baselines of {path} are for {', '.join(sorted(known))}; none is for"
+                f" {', '.join(pairs)}. Name baselines of these pairs."
+            )
+        at_hand = [p for p in pairs if p in known and hypotheses_path(home, split, p).exists()]
+        return Baselines(home, report, {p: read_hypotheses(home, split, p) for p in at_hand})
+
+    def check(
+        self, references: Mapping[str, Sequence[str]], chosen_tokenizers: Mapping[str, str]
+    ) -> None:
+        """Makes sure that scores compare.
+
+        Args:
+            references: pair -> the lines that the new system is scored on.
+            chosen_tokenizers: pair -> the tokenizer for BLEU.
+
+        Raises:
+            ValueError: other references, or BLEU with another tokenizer where the translations
+                are not at hand to be scored again.
+        """
+        for pair, lines in references.items():
+            score = self.score(pair)
+            if pair in self.outputs:
+                self._check_references(pair, tuple(map(one_line, lines)))
+            elif score is not None:
+                signature = tokenizers.signature(chosen_tokenizers[pair])
+                _check_equal(pair, "test_examples", score.test_examples, len(lines))
+                _check_equal(pair, "signature", score.signature, signature)
+
+    def check_not_in(self, directory: pathlib.Path) -> None:
+        """Raises ValueError if a new report in that directory would replace the baselines."""
+        if self.home.resolve() == directory.resolve():
+            raise ValueError(
+                f"The baselines are in {directory}, where the report is to be written. Choose"
+                " another output directory."
+            )
+
+    def score(self, pair: str) -> PairScore | None:
+        """Their score of a pair."""
+        return next((score for score in self.report.pairs if score.pair == pair), None)
+
+    def hypotheses(self, pair: str) -> Sequence[str] | None:
+        """Their translations of a pair, if they are at hand."""
+        return self.outputs[pair].hypotheses if pair in self.outputs else None
+
+    def _check_references(self, pair, ours):
+        theirs = self.outputs[pair].references
+        if theirs != ours:
+            raise ValueError(
+                f"{pair}: the baseline in {self.home} was scored on other references than these"
+                f" ({len(theirs)} and {len(ours)} lines). Evaluate both on the same data."
+            )
+
+
+def _check_equal(pair, name, theirs, ours):
+    if theirs != ours:
+        raise ValueError(
+            f"{pair}: {name} is {theirs} for the baseline and {ours} here. BLEU compares only on"
+            " one test set scored in one way. Evaluate both again."
+        )

@@ -1,0 +1,92 @@
+"""Which of sacreBLEU's tokenizers BLEU needs for which language.
+
+BLEU counts words. Where a script puts no space between them, 13a, sacreBLEU's own default, takes a
+whole sentence for a word. chrF++ counts characters and needs no tokenizer.
+"""
+
+import functools
+import importlib.util
+import re
+from collections.abc import Sequence
+
+from sacrebleu.metrics import BLEU
+
+# Tokenizers, of which the first that is installed is taken; the languages by their codes of ISO
+# 639-1, -2 and -3 and, where a code names one, the scripts by those of ISO 15924.
+_TOKENIZERS = (
+    (("zh",), "zh zho chi cmn yue wuu nan hak gan hsn cdo cjy lzh hans hant hani"),
+    (("ja-mecab", "char"), "ja jpn jpan hira kana hrkt"),
+    (("ko-mecab", "13a"), "ko kor kore hang"),
+    (("char",), "th tha thai lo lao laoo km khm khmr my mya bur mymr shn bo bod tib tibt dz dzo"),
+)
+_BY_CODE = {code: names for names, codes in _TOKENIZERS for code in codes.split()}
+_PACKAGES = {"ja-mecab": "MeCab", "ko-mecab": "mecab_ko"}
+
+
+def default_tokenizer(language: str) -> str:
+    """The tokenizer for a target language: '13a' unless it has no spaces between words.
+
+    Args:
+        language: as 'zh', 'cmn', 'zho_Hans' or 'zh-TW', in any case. A script that is named
+            counts, not the language: 'zho_Latn' has spaces.
+    """
+    code, *subtags = re.split("[-_]", language.lower())
+    script = next((tag for tag in subtags if len(tag) == 4 and tag.isalpha()), code)
+    return next(filter(_is_installed, _BY_CODE.get(script, ())), "13a")
+
+
+def choose(pairs: Sequence[str], texts: Sequence[str] = ()) -> dict[str, str]:
+    """The tokenizer of each pair.
+
+    Args:
+        pairs: names, as 'en-zh'.
+        texts: choices of the user's, as 'en-zh=char'; for other pairs see `default_tokenizer`.
+
+    Raises:
+        ValueError: a text of another form, another pair, or a tokenizer that cannot be used here.
+    """
+    chosen = {pair: default_tokenizer(pair.rpartition("-")[2]) for pair in pairs}
+    for text in texts:
+        pair, _, name = text.partition("=")
+        if pair not in chosen or not name:
+            raise ValueError(
+                f"--bleu_tokenizer={text} must read PAIR=NAME with one of the pairs"
+                f" {', '.join(pairs)}, such as {pairs[0]}=char."
+            )
+        chosen[pair] = name
+    for name in set(chosen.values()):
+        bleu(name)
+    return chosen
+
+
+def bleu(tokenizer: str) -> BLEU:
+    """sacreBLEU's BLEU with this tokenizer.
+
+    Raises:
+        ValueError: there is no such tokenizer, or it needs a package or a download that fails.
+    """
+    if tokenizer not in BLEU.TOKENIZERS:
+        raise ValueError(
+            f"sacreBLEU has no tokenizer {tokenizer!r}. Choose one of"
+            f" {', '.join(sorted(BLEU.TOKENIZERS))}."
+        )
+    try:
+        # force: no warning at text that ends in " .", as that of small corpora does.
+        return BLEU(tokenize=tokenizer, force=True)
+    except (Exception, SystemExit) as error:  # sacreBLEU's own, by tokenizer
+        raise ValueError(
+            f"sacreBLEU cannot load its tokenizer {tokenizer!r} ({' '.join(str(error).split())})."
+            " Install what it needs, or choose char."
+        ) from error
+
+
+@functools.cache
+def signature(tokenizer: str) -> str:
+    """sacreBLEU's signature of scores with this tokenizer and one reference."""
+    metric = bleu(tokenizer)
+    metric.corpus_score(["x"], [["x"]])
+    return metric.get_signature().format()
+
+
+def _is_installed(name: str) -> bool:
+    return name not in _PACKAGES or importlib.util.find_spec(_PACKAGES[name]) is not None

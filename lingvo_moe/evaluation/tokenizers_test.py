@@ -1,0 +1,74 @@
+import pytest
+from sacrebleu.metrics import BLEU
+
+from lingvo_moe.evaluation import tokenizers
+from lingvo_moe.evaluation.scores import PairOutput, score_pair
+
+
+@pytest.mark.parametrize(
+    ("languages", "tokenizer"),
+    [
+        ("zh ZH zho chi cmn yue zh_TW zh-TW zho_Hans zho_Hant ZHO-HANS zh_Hant_HK cmn_Hani", "zh"),
+        (
+            "th tha lo lao km khm my mya bur bo bod dz dzo tha_Thai khm_Khmr xx_Mymr bod_Tibt",
+            "char",
+        ),
+        ("en de EN deu_Latn zho_Latn jpn_Latn srp_Cyrl pt_BR qna * x 13a und", "13a"),
+    ],
+)
+def test_a_language_is_known_by_any_of_its_codes(languages, tokenizer):
+    found = {language: tokenizers.default_tokenizer(language) for language in languages.split()}
+    assert found == dict.fromkeys(languages.split(), tokenizer)
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_japanese_and_korean_have_their_own_where_it_is_installed(monkeypatch, installed):
+    monkeypatch.setattr(tokenizers.importlib.util, "find_spec", lambda _: installed or None)
+    wanted = ("ja-mecab", "ko-mecab") if installed else ("char", "13a")
+    for languages, tokenizer in zip(("ja jpn JPN_Jpan", "ko kor kor_Hang"), wanted, strict=True):
+        for language in languages.split():
+            assert tokenizers.default_tokenizer(language) == tokenizer
+
+
+def test_chinese_scores_the_same_by_any_code_and_says_so():
+    def score(pair):
+        texts = {"sources": ["x"], "hypotheses": ["我喜欢猫"], "references": ["我喜欢狗"]}
+        return score_pair(PairOutput(pair=pair, train_examples=1, **texts))
+
+    scores = [score(f"en-{code}") for code in ("zh", "ZH", "cmn", "zho_Hans")]
+    assert len({score.bleu for score in scores}) == 1
+    assert scores[0].bleu > 30  # by 13a it is one wrong word: 0
+    assert all("tok:zh" in score.signature for score in scores)
+    assert scores[0].signature == tokenizers.signature("zh")
+
+
+def test_a_choice_is_for_its_pair_alone():
+    chosen = tokenizers.choose(["en-de", "en-zh"], ["en-de=intl"])
+    assert chosen == {"en-de": "intl", "en-zh": "zh"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("char", r"--bleu_tokenizer=char must read PAIR=NAME .* such as en-de=char"),
+        ("en-fr=char", "must read PAIR=NAME with one of the pairs en-de"),
+        ("en-de=", "must read PAIR=NAME"),
+        ("en-de=moses", r"no tokenizer 'moses'\. Choose one of .*13a"),
+    ],
+)
+def test_choices_that_make_no_sense_are_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        tokenizers.choose(["en-de"], [text])
+
+
+@pytest.mark.parametrize("error", [RuntimeError("\nno MeCab\n"), SystemExit(1), OSError("no net")])
+def test_a_tokenizer_that_cannot_be_loaded_is_refused_in_one_line(monkeypatch, error):
+    def fail(**_):
+        raise error
+
+    fail.TOKENIZERS = BLEU.TOKENIZERS
+    monkeypatch.setattr(tokenizers, "BLEU", fail)
+    with pytest.raises(
+        ValueError, match=r"^sacreBLEU cannot load its tokenizer 'spm' .* choose char\.$"
+    ):
+        tokenizers.bleu("spm")
