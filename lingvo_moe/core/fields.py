@@ -11,6 +11,7 @@ computes with these.
 import dataclasses
 import functools
 import itertools
+import numbers
 import types
 import typing
 from collections.abc import Callable
@@ -29,17 +30,17 @@ def one_of(*names: str) -> Any:
     return Annotated[str, Rule(f"in {names}", names.__contains__)]
 
 
-PositiveInt = Annotated[int, Rule(">= 1", lambda number: number >= 1)]
-NonNegativeInt = Annotated[int, Rule(">= 0", lambda number: number >= 0)]
-PositiveFloat = Annotated[float, Rule("> 0", lambda number: number > 0)]
-NonNegativeFloat = Annotated[float, Rule(">= 0", lambda number: number >= 0)]
-Rate = Annotated[float, Rule("in [0, 1)", lambda number: 0 <= number < 1)]
-Share = Annotated[float, Rule("in [0, 1]", lambda number: 0 <= number <= 1)]
+PositiveInt = Annotated[int, Rule(">= 1", lambda n: n >= 1)]
+NonNegativeInt = Annotated[int, Rule(">= 0", lambda n: n >= 0)]
+PositiveFloat = Annotated[float, Rule("> 0", lambda n: n > 0)]
+NonNegativeFloat = Annotated[float, Rule(">= 0", lambda n: n >= 0)]
+Rate = Annotated[float, Rule("in [0, 1)", lambda n: 0 <= n < 1)]
+Share = Annotated[float, Rule("in [0, 1]", lambda n: 0 <= n <= 1)]
 
 _MAX_FLOAT = 3.4028234e38
 _ALWAYS = {
-    int: Rule("a whole number of 32 bits", lambda number: -(2**31) <= number < 2**31),
-    float: Rule("finite in float32", lambda number: abs(number) <= _MAX_FLOAT),
+    int: Rule("a whole number of 32 bits", lambda n: -(2**31) <= n < 2**31),
+    float: Rule("finite in float32", lambda n: abs(n) <= _MAX_FLOAT),
 }
 _LONGEST = 100  # characters of a value in an error
 
@@ -77,9 +78,9 @@ def conforms(value: Any, hint: Any) -> bool:
             and all(itertools.starmap(conforms, _elements(value, hint)))
         )
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return isinstance(value, numbers.Real) and not isinstance(value, bool)
     if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, numbers.Integral) and not isinstance(value, bool)
     return isinstance(value, typing.get_origin(hint) or hint)
 
 

@@ -181,7 +181,7 @@ def test_a_resumed_run_is_the_whole_run():
     ("make", "message"),
     [
         (lambda: Fitted(factors=(1.0, 1.0)), r"must ascend from above 0, got \(1.0, 1.0\)"),
-        (lambda: Fitted(factors=(0.0, 1.0)), "must ascend from above 0"),
+        (lambda: Fitted(factors=(0.0, 1.0)), r"factors must be > 0, got"),
         (lambda: Fitted(factors=(1.0,), rung=2), "rung must be from 0 to 1, .* got 2"),
     ],
 )

@@ -272,7 +272,7 @@ def test_the_decoder_may_have_its_own_number_of_experts():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"decoder_num_experts": 0}, "decoder_num_experts must be >= 1, got 0"),
+        ({"decoder_num_experts": 0}, "decoder_num_experts must be >= 1 or None, got 0"),
         ({"output_mask_rate": -0.1}, r"output_mask_rate must be in \[0, 1\), got -0.1"),
         ({"expert_dropout_rate": 2.0}, r"expert_dropout_rate must be in \[0, 1\), got 2.0"),
         ({"shared_gate_budget": 1.5}, r"shared_gate_budget must be in \[0, 1\], got 1.5"),

@@ -14,7 +14,6 @@ from lingvo_moe.core.params import override
 from lingvo_moe.layers.vexperts import VExperts
 from lingvo_moe.train.adamw import AdamW
 from lingvo_moe.train.lion import Lion
-from lingvo_moe.train.loop import TrainParams
 from lingvo_moe.train.schedules import Constant, Cosine
 
 assert lingvo_moe.params  # registers all models and policies
@@ -59,7 +58,6 @@ def _instances():
                 for cls in _subclasses(base):
                     if cls not in found and not getattr(cls, "__abstractmethods__", ()):
                         found[cls] = cls()
-    found.pop(TrainParams)
     return sorted(found.values(), key=lambda part: type(part).__name__)
 
 
@@ -96,6 +94,10 @@ def test_no_field_takes_a_value_of_another_type_or_a_number_that_is_none(params)
         ("optimizer.weight_decay=-0.1", "weight_decay must be >= 0, got -0.1"),
         ("optimizer=Adafactor(clip_threshold=0)", "clip_threshold must be > 0, got 0.0"),
         ("optimizer=AdamW(schedule=Constant(learning_rate=1), epsilon=0)", "epsilon must be > 0"),
+        ("train.seed=3000000000", "seed must be a whole number of 32 bits"),
+        ("train.clip_norm=-1", "clip_norm must be > 0 or None, got -1.0"),
+        ("train.patience=0", "patience must be >= 1 or None, got 0"),
+        ("decoding.beam_size=10000", "beam_size must be 1 to 64, got 10000"),
         ("input.temperature=-1", "temperature must be > 0, got -1.0"),
         ("input.pairs=('a-b', 'a-b')", "input.pairs must name a pair once; repeated: a-b"),
         ("sharding.rules=(('BG', ('data',)),)", "rules must be for single letters, got (('BG'"),

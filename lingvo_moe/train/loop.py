@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveFloat, PositiveInt
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.train.checkpoint import ALONE, Checkpoint, Checkpointer, Process
 from lingvo_moe.train.signals import deferred
@@ -18,11 +19,10 @@ from lingvo_moe.train.summaries import SummaryWriter
 
 _INPUT = "input/"
 _NOTICE_SECONDS = 5.0
-_LARGEST_SEED = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainParams:
+class TrainParams(Params):
     """How long to train and what to watch.
 
     Attributes:
@@ -39,36 +39,16 @@ class TrainParams:
         seed: of initial weights, dropout, random routing and the sampling of data; 0 to 2^31 - 1.
     """
 
-    max_steps: int = 100_000
-    log_every: int = 50
-    eval_every: int = 1000
-    checkpoint_every: int = 1000
-    keep_checkpoints: int = 3
-    patience: int | None = None
-    dev_bleu_sentences: int = 0
-    clip_norm: float | None = None
-    micro_batches: int = 1
-    seed: int = 1
-
-    def __post_init__(self):
-        names = ("max_steps", "log_every", "eval_every", "checkpoint_every", "micro_batches")
-        for name in (*names, "keep_checkpoints"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"train.{name} must be >= 1, got {getattr(self, name)}.")
-        if self.patience is not None and self.patience < 1:
-            raise ValueError(
-                f"train.patience must be >= 1, or None to train to the end, got {self.patience}."
-            )
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ValueError(
-                f"train.clip_norm must be > 0, or None for no bound, got {self.clip_norm}."
-            )
-        if self.dev_bleu_sentences < 0:
-            raise ValueError(
-                f"train.dev_bleu_sentences must be >= 0, got {self.dev_bleu_sentences}."
-            )
-        if not 0 <= self.seed <= _LARGEST_SEED:
-            raise ValueError(f"train.seed must be from 0 to {_LARGEST_SEED}, got {self.seed}.")
+    max_steps: PositiveInt = 100_000
+    log_every: PositiveInt = 50
+    eval_every: PositiveInt = 1000
+    checkpoint_every: PositiveInt = 1000
+    keep_checkpoints: PositiveInt = 3
+    patience: PositiveInt | None = None
+    dev_bleu_sentences: NonNegativeInt = 0
+    clip_norm: PositiveFloat | None = None
+    micro_batches: PositiveInt = 1
+    seed: NonNegativeInt = 1
 
 
 class Runtime(Protocol):
