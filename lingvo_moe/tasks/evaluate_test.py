@@ -1,0 +1,126 @@
+"""Evaluation end to end but for the model: what is wrong is found first, results appear whole."""
+
+import os
+import types
+
+import pytest
+
+from lingvo_moe.core.files import MANIFEST
+from lingvo_moe.evaluation.report import load_report
+from lingvo_moe.tasks import evaluate as module
+from lingvo_moe.testing.tiny_world import dataset
+
+PAIRS = ("qna-en", "qta-en")
+
+
+def _task_id(source, target):
+    if source == "qto":
+        raise ValueError("This model has no experts for 'qto'.")
+
+
+MODEL = types.SimpleNamespace(
+    model="m",
+    pairs=PAIRS,
+    check_dataset=lambda data: None,
+    task=types.SimpleNamespace(task_id=_task_id),
+)
+
+
+@pytest.fixture
+def translated(monkeypatch):
+    """The pairs that a translator which repeats the source was asked for."""
+    asked = []
+
+    def translator(sources, target, source):
+        asked.append(f"{source}-{target}")
+        return [[types.SimpleNamespace(text=f"the {text}")] for text in sources]
+
+    monkeypatch.setattr(module, "load_translator", lambda *_: (translator, 7))
+    return asked
+
+
+def evaluate(output, **options):
+    return module.evaluate(
+        MODEL, dataset(), output, lambda task: None, lambda line: None, **options
+    )
+
+
+def test_a_report_appears_whole_and_serves_as_baselines_of_the_next(tmp_path, translated):
+    report = evaluate(tmp_path / "new" / "first")
+    assert load_report(tmp_path / "new" / "first") == report
+    assert (report.checkpoint_step, [s.pair for s in report.pairs]) == (7, list(PAIRS))
+    names = {path.name for path in (tmp_path / "new" / "first").iterdir()}
+    assert names == {"report.json", "delta_bleu.png", "index.html", "hypotheses", MANIFEST}
+    again = evaluate(tmp_path / "second", baselines=tmp_path / "new" / "first")
+    assert [score.delta_bleu for score in again.pairs] == [0, 0]
+    assert sorted(os.listdir(tmp_path)) == ["new", "second"]
+
+
+def test_a_report_is_replaced_only_if_asked_and_only_if_it_is_ours(tmp_path, translated):
+    evaluate(tmp_path / "report", pairs=["qna-en"])
+    del translated[:]
+    with pytest.raises(ValueError, match=r"report is not empty; pass --overwrite"):
+        evaluate(tmp_path / "report")
+    (tmp_path / "report" / "mine.txt").write_text("mine")
+    with pytest.raises(
+        ValueError, match=r"files that lingvo-moe-evaluate did not make .* mine\.txt"
+    ):
+        evaluate(tmp_path / "report", overwrite=True)
+    (tmp_path / "report" / "mine.txt").unlink()
+    assert translated == []
+    assert len(evaluate(tmp_path / "report", overwrite=True).pairs) == 2
+
+
+def test_what_is_wrong_is_found_before_anything_is_translated(tmp_path, translated):
+    evaluate(tmp_path / "base", pairs=["qna-en"])
+    file, link, full = tmp_path / "file", tmp_path / "link", tmp_path / "full"
+    file.write_text("a file of mine")
+    link.symlink_to(tmp_path / "elsewhere")
+    full.mkdir()
+    (full / "report.json").write_text("mine")
+    (tmp_path / "lone").mkdir()
+    lone = tmp_path / "lone" / "report.json"
+    lone.write_bytes((tmp_path / "base" / "report.json").read_bytes())
+    del translated[:]
+    cases = [
+        ({"output": file}, "is a file; give a directory"),
+        ({"output": link}, "is a symbolic link"),
+        ({"output": full}, "was not made by lingvo-moe-evaluate"),
+        ({"output": full, "overwrite": True}, "was not made by lingvo-moe-evaluate"),
+        ({"output": file / "report"}, "file is a file"),
+        ({"pairs": ["qna-en", "qna-en"]}, "--pairs must name a pair once; repeated: qna-en"),
+        ({"pairs": ["qna-fr"]}, "Unknown pair 'qna-fr'"),
+        ({"pairs": [""]}, "Unknown pair ''"),
+        ({"pairs": ["qto-en"]}, "no experts for 'qto'"),
+        ({"baselines": tmp_path / "nowhere"}, "No report at"),
+        ({"baselines": full}, r"report\.json is not a report"),
+        ({"baselines": tmp_path / "base", "split": "dev"}, "is of the split 'test', not 'dev'"),
+        ({"baselines": tmp_path / "base", "pairs": ["qta-en"]}, "none is for qta-en"),
+        (
+            {"baselines": tmp_path / "base", "output": tmp_path / "base", "overwrite": True},
+            "Choose another output directory",
+        ),
+        ({"baselines": lone, "bleu_tokenizers": ["qna-en=char"]}, "signature is .*tok:13a"),
+        ({"bleu_tokenizers": ["qna-en=moses"]}, "no tokenizer 'moses'"),
+    ]
+    for options, message in cases:
+        output = options.pop("output", tmp_path / "report")
+        with pytest.raises((ValueError, OSError), match=message):
+            evaluate(output, **options)
+    hypotheses = tmp_path / "base" / "hypotheses" / "test" / "qna-en.ref"
+    hypotheses.write_text(hypotheses.read_text().replace("the", "an"))
+    with pytest.raises(ValueError, match="was scored on other references than these"):
+        evaluate(tmp_path / "report", baselines=tmp_path / "base")
+    assert translated == []
+    assert not (tmp_path / "report").exists()
+
+
+def test_an_evaluation_that_fails_leaves_nothing(tmp_path, translated, monkeypatch):
+    def fail(*_, **__):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(module, "write_report", fail)
+    with pytest.raises(OSError, match="No space left"):
+        evaluate(tmp_path / "report")
+    assert translated == list(PAIRS)
+    assert list(tmp_path.iterdir()) == []
