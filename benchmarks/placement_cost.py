@@ -25,10 +25,12 @@ os.environ["XLA_FLAGS"] = (
 import jax
 import numpy as np
 
+from lingvo_moe.hardware.calibrate import timed
+from lingvo_moe.hardware.links import Switched
 from lingvo_moe.placement.cost import CostModel
 from lingvo_moe.placement.placement import Placement
 from lingvo_moe.placement.policy_maker import PolicyMaker
-from lingvo_moe.placement.profile import Machine, probes, timed
+from lingvo_moe.placement.profile import Machine, probes
 from lingvo_moe.placement.routing import device_flow
 from lingvo_moe.placement.traces import SyntheticLoads
 
@@ -74,10 +76,8 @@ def layouts(rng: np.random.Generator) -> dict[str, tuple[np.ndarray, Placement]]
     found = {"static": (loads, static)}
     guess = CostModel(
         tokens_per_second=1e5,
-        bandwidth=np.where(np.eye(DEVICES, dtype=bool), np.inf, 1e10),
-        nodes=np.zeros(DEVICES, int),
-        sync_near=1e-9,
-        sync_far=0.0,
+        bandwidth=Switched(node=DEVICES, local=1e10, remote=1e10).bandwidth(DEVICES),
+        wires=Switched(node=DEVICES, local=2e9, remote=2e9),
         token_bytes=2048.0,
         gradient_bytes=1e6,
         state_bytes=0.0,
@@ -148,7 +148,6 @@ def report(machine, profiled, cases, flows, seconds) -> None:
     """Fits the profile and compares what it predicts: seconds are of all calls, in their order."""
     first, second = len(profiled.calls), len(profiled.calls) + len(cases)
     cost, errors = profiled.profile(seconds[:first]).fit(
-        machine.nodes,
         token_bytes=machine.token_bytes,
         gradient_bytes=machine.gradient_bytes,
         state_bytes=STATE * machine.gradient_bytes,

@@ -128,7 +128,6 @@ def schedule() -> Scheduler:
     machine = Machine(model_dim=MODEL, hidden_dim=HIDDEN)
     state_bytes = 4 * (2 * MODEL * HIDDEN + 2 * (MODEL + HIDDEN))  # Adafactor's rows and columns
     cost, _ = measure(machine).fit(
-        machine.nodes,
         token_bytes=machine.token_bytes,
         gradient_bytes=machine.gradient_bytes,
         state_bytes=state_bytes,

@@ -6,6 +6,7 @@ D devices, all of them at work at once, as in training.
 import os
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,12 +14,14 @@ from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lingvo_moe.hardware.chips import MEASURED, Hardware
+from lingvo_moe.hardware.fit import fit_rates
 from lingvo_moe.hardware.links import Line, Measured, hops
 from lingvo_moe.sbp.boxing import received
 
 _SIZES = tuple(2**i for i in (12, 16, 20, 22))  # bytes of a collective, as of hlo.Collective
 _REPEATS = 32  # in one program
 _TRIES = 5
+_LEAST = 1e-15  # seconds a byte, where bytes explain nothing
 
 
 def calibrate(progress: Callable[[str], None] = lambda line: None) -> Hardware:
@@ -55,23 +58,9 @@ def fit(kind: str, samples: Sequence[tuple[int, int, float]]) -> Line:
         kind: of collective.
         samples: (devices, bytes as of `hlo.Collective`, seconds).
     """
-    devices, sizes, seconds = map(np.asarray, zip(*samples, strict=True))
-    columns = np.stack(
-        [
-            [hops(kind, d) for d in devices.tolist()],
-            [
-                float(received(kind, n, d))
-                for d, n in zip(devices.tolist(), sizes.tolist(), strict=True)
-            ],
-        ],
-        axis=1,
-    )
-    weighted = columns / seconds[:, None]
-    alpha, inverse = np.linalg.lstsq(weighted, np.ones(len(seconds)), rcond=None)[0]
-    if alpha < 0 or inverse <= 0:  # one of the two explains it all
-        alone = [weighted[:, i].sum() / (weighted[:, i] ** 2).sum() for i in range(2)]
-        alpha, inverse = (0.0, alone[1]) if alpha < 0 else (alone[0], 1e-15)
-    return Line(kind, float(alpha), float(1 / inverse))
+    amounts = [[hops(kind, d), float(received(kind, n, d))] for d, n, _ in samples]
+    (alpha, per_byte), _ = fit_rates(np.array(amounts), np.array([s for _, _, s in samples]))
+    return Line(kind, float(alpha), float(1 / max(per_byte, _LEAST)))
 
 
 def _all_reduce(x):
@@ -147,15 +136,34 @@ def _on_each(devices, shape, dtype):
     return make()
 
 
+def timed(
+    calls: Sequence[Callable[[], Any]],
+    rounds: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> np.ndarray:
+    """[rounds, calls], seconds of each until its arrays are there; compiled beforehand.
+
+    Every round takes each call once, so that a slow spell of the machine falls on all of them.
+
+    Args:
+        calls: each returns arrays of JAX's.
+        rounds: how often each is timed.
+        clock: tells seconds; by time.process_time other programs' work does not count.
+    """
+    for call in calls:
+        jax.block_until_ready(call())
+    seconds = np.empty((rounds, len(calls)))
+    for i in range(rounds):
+        for j, call in enumerate(calls):
+            start = clock()
+            jax.block_until_ready(call())
+            seconds[i, j] = clock() - start
+    return seconds
+
+
 def _best(program, *arguments) -> float:
-    """Seconds of the fastest of a few calls, after one that compiles."""
-    jax.block_until_ready(program(*arguments))
-    times = []
-    for _ in range(_TRIES):
-        start = time.perf_counter()
-        jax.block_until_ready(program(*arguments))
-        times.append(time.perf_counter() - start)
-    return min(times)
+    """Seconds of the fastest of a few calls."""
+    return float(timed([lambda: program(*arguments)], _TRIES).min())
 
 
 def _memory(devices) -> float:

@@ -10,6 +10,8 @@ import dataclasses
 import functools
 import math
 
+import numpy as np
+
 from lingvo_moe.sbp.boxing import received
 from lingvo_moe.sharding.annotations import Mesh
 
@@ -66,6 +68,18 @@ class Interconnect(abc.ABC):
     @abc.abstractmethod
     def all_to_all_seconds(self, size: float, group: Group) -> float:
         """Each device sends `size` bytes in all, an equal share to each of the group."""
+
+    @abc.abstractmethod
+    def two_levels(self, devices: int, memory: float) -> "Switched":
+        """The same as hosts and a network between them, for exchanges of large messages.
+
+        Args:
+            devices: that exchange.
+            memory: bytes/s of a device's memory, by which what shares a chip exchanges.
+
+        Returns:
+            No hops, and as `remote` the bytes/s of a device while all exchange.
+        """
 
     def half_reduce_seconds(self, kind: str, size: float, group: Group) -> float:
         """An all-gather to, or a reduce-scatter of, `size` bytes: half of an all-reduce each."""
@@ -143,6 +157,14 @@ class Torus(Interconnect):
         out_of_a_chip = per_chip * (1 - near / group.devices) / (2 * self.dims * self.link)
         return self.dims * side / 2 * self.hop + max(across, out_of_a_chip)
 
+    def two_levels(self, devices, memory):
+        # Far pairs share links with all others: each gets its part of a full exchange.
+        beyond = max(devices - self.cores, 0)
+        if not beyond:
+            return Switched(node=self.cores, local=memory, remote=memory)
+        seconds = dataclasses.replace(self, hop=0.0).all_to_all_seconds(1.0, block(devices))
+        return Switched(node=self.cores, local=memory, remote=beyond / devices / seconds)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Switched(Interconnect):
@@ -154,6 +176,8 @@ class Switched(Interconnect):
         remote: bytes/s of a device's share of its host's network, one direction.
         local_hop: seconds of a message within a host.
         remote_hop: seconds of a message between hosts.
+        crowding: seconds that each further device adds to a byte of an AllReduce, where all of them
+            work in one memory, as virtual devices do.
     """
 
     node: int
@@ -161,15 +185,33 @@ class Switched(Interconnect):
     remote: float
     local_hop: float = 0.0
     remote_hop: float = 0.0
+    crowding: float = 0.0
+
+    def nodes(self, devices: int) -> np.ndarray:
+        """int [D], the host of each of so many devices."""
+        return np.arange(devices) // self.node
+
+    def bandwidth(self, devices: int) -> np.ndarray:
+        """Bytes/s [D, D] from device (row) to device (column), infinite from one to itself."""
+        nodes = self.nodes(devices)
+        result = np.where(nodes[:, None] == nodes, self.local, self.remote)
+        np.fill_diagonal(result, np.inf)
+        return result
 
     def all_reduce_seconds(self, size, group):
-        # A ring within the host, then each device its share of the host's sum, up and down a tree
-        # of hosts.
         near = group.within(self.node)
-        nodes = group.devices / near
-        hops = 2 * (near - 1) * self.local_hop + 2 * math.log2(nodes) * self.remote_hop
-        inside = 2 * size * (1 - 1 / near) / self.local
-        return hops + inside + 2 * size / near * (1 - 1 / nodes) / self.remote
+        return float(self.sum_seconds(size, near, group.devices / near))
+
+    def sum_seconds(self, size: float, near: np.ndarray, nodes: np.ndarray) -> np.ndarray:
+        """An AllReduce over `near` devices on each of so many hosts, for arrays of groups.
+
+        A ring within the host, then each device its share of the host's sum, up and down a tree of
+        hosts.
+        """
+        hops = 2 * (near - 1) * self.local_hop + 2 * np.log2(nodes) * self.remote_hop
+        inside, beyond = all_reduce_parts(near, nodes)
+        crowded = (near * nodes - 1) * self.crowding
+        return hops + size * (inside / self.local + beyond / self.remote + crowded)
 
     def all_to_all_seconds(self, size, group):
         # Both networks at once; a message to each of the others, one after another.
@@ -179,6 +221,19 @@ class Switched(Interconnect):
             return inside
         beyond = size * (devices - near) / devices / self.remote
         return max(inside, (devices / near - 1) * self.remote_hop + beyond)
+
+    def two_levels(self, devices, memory):
+        return dataclasses.replace(self, local_hop=0.0, remote_hop=0.0)
+
+
+def all_reduce_parts(near: np.ndarray, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What a device sends in an AllReduce within its host and between hosts, as parts of the array.
+
+    Args:
+        near: devices of the group on each host.
+        nodes: hosts of the group.
+    """
+    return 2 * (1 - 1 / near), 2 * (1 - 1 / nodes) / near
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,6 +269,10 @@ class Measured(Interconnect):
 
     def half_reduce_seconds(self, kind, size, group):
         return self._seconds(kind, size, group)
+
+    def two_levels(self, devices, memory):
+        slowest = min(line.beta for line in self.lines)
+        return Switched(node=devices, local=slowest, remote=slowest)
 
     def _seconds(self, kind, size, group):
         line = next(line for line in self.lines if line.kind == kind)

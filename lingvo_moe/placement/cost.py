@@ -17,13 +17,12 @@ where the model is `padded` the sum of F + I / TPS gives way to one term for all
 D devices (as sources), H the same as targets, E experts; "..." any leading dimensions.
 """
 
-import collections
 import dataclasses
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
+from lingvo_moe.hardware.links import Switched
 from lingvo_moe.placement.placement import Placement, relocation
 
 _EXCHANGES = 4  # dispatch and combine, forwards and backwards
@@ -46,39 +45,29 @@ class Seconds(NamedTuple):
 class CostModel:
     """Rates of the devices and sizes of the layer.
 
-    An AllReduce of s bytes over n devices on k nodes, m = n / k of a node, takes
-    s · (near · (1 - 1/m) + far · (1 - 1/k) / m + each · (n - 1)): within the nodes first, then each
-    device its share between nodes; and where all devices use one memory, as virtual ones do, the
-    more of them the longer. BPS is s over that.
-
     Attributes:
         tokens_per_second: choices an expert handles on one device, forwards and backwards (TPS).
         bandwidth: [D, D] bytes/s from device (row) to device (column); the diagonal is infinite.
-        nodes: int [D], the node of each device, from 0.
-        sync_near: seconds a byte of an AllReduce within a node, the factor `near` above.
-        sync_far: between nodes, `far`.
+        wires: by which gradients are summed: BPS is bytes over its AllReduce's seconds. Devices in
+            order lie on nodes of `wires.node` each.
         token_bytes: of one token's vector on the wire.
         gradient_bytes: of one expert, as synchronised.
         state_bytes: of one expert's weights and optimizer state, as copied.
-        sync_each: `each`.
         expert_seconds: of an expert on a device without any tokens (F).
         padded: whether every slot computes as many rows as the busiest one.
     """
 
     tokens_per_second: float
     bandwidth: np.ndarray
-    nodes: np.ndarray
-    sync_near: float
-    sync_far: float
+    wires: Switched
     token_bytes: float
     gradient_bytes: float
     state_bytes: float
-    sync_each: float = 0.0
     expert_seconds: float = 0.0
     padded: bool = False
 
     def __post_init__(self):
-        devices = len(self.nodes)
+        devices = self.num_devices
         if self.bandwidth.shape != (devices, devices) or not (self.bandwidth > 0).all():
             raise ValueError(
                 f"bandwidth must be positive, [{devices}, {devices}] for {devices} devices; "
@@ -88,24 +77,17 @@ class CostModel:
             raise ValueError("bandwidth from a device to itself must be infinite.")
         if self.tokens_per_second <= 0:
             raise ValueError(f"tokens_per_second must be > 0, got {self.tokens_per_second}.")
-        for name in (
-            "sync_near",
-            "sync_far",
-            "token_bytes",
-            "gradient_bytes",
-            "state_bytes",
-            "sync_each",
-            "expert_seconds",
-        ):
+        for name in ("token_bytes", "gradient_bytes", "state_bytes", "expert_seconds"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
+        nodes = self.wires.nodes(devices)
         object.__setattr__(self, "_per_byte", 1.0 / self.bandwidth)
-        object.__setattr__(self, "_on_node", np.eye(int(self.nodes.max()) + 1)[self.nodes])
+        object.__setattr__(self, "_on_node", np.eye(nodes.max() + 1)[nodes])
 
     @property
     def num_devices(self) -> int:
         """D."""
-        return len(self.nodes)
+        return len(self.bandwidth)
 
     def expected(self, loads: np.ndarray, counts: np.ndarray) -> Seconds:
         """Seconds under flexible routing, rounding aside: tokens are as if divisible.
@@ -174,14 +156,10 @@ class CostModel:
         Replicas on one device share weights, so only devices count.
         """
         holds = counts > 0
-        devices = holds.sum(-1)
         nodes = np.maximum((holds @ self._on_node > 0).sum(-1), 1)
-        each = np.maximum(devices, 1) / nodes
-        near, far = 1 - 1 / np.maximum(each, 1), (1 - 1 / nodes) / each
-        per_byte = self.sync_near * near + self.sync_far * far
-        if self.sync_each:
-            per_byte = per_byte + self.sync_each * (np.maximum(devices, 1) - 1)
-        return np.where(holds, self.gradient_bytes * per_byte[..., None], 0.0)
+        near = np.maximum(holds.sum(-1), 1) / nodes  # on the mean
+        seconds = self.wires.sum_seconds(self.gradient_bytes, near, nodes)
+        return np.where(holds, seconds[..., None], 0.0)
 
     def adjustment_seconds(self, before: Placement, after: Placement) -> float:
         """What coming from one placement to the other takes, all copies at the same time.
@@ -217,111 +195,3 @@ def device_tokens(loads: np.ndarray, placement: Placement) -> np.ndarray:
     """
     counts = placement.counts()
     return (loads.sum(axis=0) / counts.sum(axis=1)) @ counts
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Profile:
-    """Measurements at start-up, from which `fit` makes a cost model.
-
-    Attributes:
-        compute: (tokens, seconds) of an expert forwards and backwards.
-        exchange: (source, target, bytes, seconds) of a transfer between two devices.
-        all_reduce: (devices, nodes, bytes, seconds), the devices spread evenly over the nodes.
-    """
-
-    compute: tuple[tuple[float, float], ...]
-    exchange: tuple[tuple[int, int, float, float], ...]
-    all_reduce: tuple[tuple[int, int, float, float], ...]
-
-    def fit(
-        self, nodes: Iterable[int], *, token_bytes: float, gradient_bytes: float, state_bytes: float
-    ) -> tuple[CostModel, dict[str, float]]:
-        """Rates that fit best, by least squares of relative errors.
-
-        Pairs of devices that were not measured take the rate of pairs that lie like them: on one
-        node, or on two.
-
-        Args:
-            nodes: [D], the node of each device, from 0.
-            token_bytes: see CostModel.
-            gradient_bytes: see CostModel.
-            state_bytes: see CostModel.
-
-        Returns:
-            The model; and for each of the three kinds its largest relative error.
-
-        Raises:
-            ValueError: a kind was not measured.
-        """
-        nodes = np.array(list(nodes))
-        for field in dataclasses.fields(self):
-            if not getattr(self, field.name):
-                raise ValueError(f"The profile holds no measurement of {field.name}.")
-        if len(set(nodes)) > 1 and all(k == 1 for _, k, _, _ in self.all_reduce):
-            raise ValueError(
-                "The profile holds no all_reduce between nodes, but there are several."
-            )
-        tokens, seconds = np.array(self.compute).T
-        (per_token, fixed), compute_error = _fit(
-            np.stack([tokens, np.ones_like(tokens)], axis=1), seconds
-        )
-        exchange, exchange_error = _fit_pairs(self.exchange, nodes)
-        n, k, size, seconds = np.array(self.all_reduce, float).T
-        of_a_node = n / k
-        amounts = [1 - 1 / of_a_node, (1 - 1 / k) / of_a_node, n - 1]
-        (near, far, each), sync_error = _fit(size[:, None] * np.stack(amounts, axis=1), seconds)
-        model = CostModel(
-            tokens_per_second=1 / per_token,
-            bandwidth=exchange,
-            nodes=nodes,
-            sync_near=near,
-            sync_far=far,
-            token_bytes=token_bytes,
-            gradient_bytes=gradient_bytes,
-            state_bytes=state_bytes,
-            sync_each=each,
-            expert_seconds=fixed,
-        )
-        errors = {"compute": compute_error, "exchange": exchange_error, "all_reduce": sync_error}
-        return model, errors
-
-
-def _fit_pairs(samples, nodes: np.ndarray) -> tuple[np.ndarray, float]:
-    """Bandwidth [D, D] and the largest relative error of a measured pair."""
-    by_pair, alike = collections.defaultdict(list), collections.defaultdict(list)
-    for source, target, size, seconds in samples:
-        by_pair[source, target].append((size, seconds))
-        alike[nodes[source] == nodes[target]].append((size, seconds))
-    bandwidth, errors = np.full((len(nodes), len(nodes)), np.inf), [0.0]
-    for source, target in np.argwhere(~np.eye(len(nodes), dtype=bool)):
-        near = nodes[source] == nodes[target]
-        measured = by_pair.get((source, target))
-        if not measured and not alike[near]:
-            raise ValueError(
-                f"The profile holds no exchange {'within a node' if near else 'between nodes'}, "
-                f"but devices {source} and {target} lie so."
-            )
-        size, seconds = np.array(measured or alike[near], float).T
-        (per_byte,), error = _fit(size[:, None], seconds)
-        bandwidth[source, target] = 1 / per_byte
-        errors.append(error if measured else 0.0)
-    return bandwidth, max(errors)
-
-
-def _fit(amounts: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, float]:
-    """Non-negative seconds per unit of each column of amounts [n, kinds], and the largest error.
-
-    A kind that the measurements cannot tell from those before it takes no time.
-    """
-    relative = amounts / seconds[:, None]
-    rates, used = np.zeros(amounts.shape[1]), []
-    for kind in range(amounts.shape[1]):
-        if np.linalg.matrix_rank(relative[:, [*used, kind]]) > len(used):
-            used.append(kind)
-    while used:
-        rates[:] = 0.0
-        rates[used] = np.linalg.lstsq(relative[:, used], np.ones(len(seconds)))[0]
-        if rates.min() >= 0:
-            break
-        used.remove(int(rates.argmin()))
-    return rates, float(np.abs(relative @ rates - 1).max())

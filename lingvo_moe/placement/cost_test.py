@@ -1,27 +1,21 @@
-"""Tests of the cost model: every term by hand, divisible tokens against whole ones, the profile."""
-
-import dataclasses
+"""Tests of the cost model: every term by hand, divisible tokens against whole ones."""
 
 import numpy as np
 import pytest
 
-from lingvo_moe.placement.cost import CostModel, Profile, balance_ratio, device_tokens
+from lingvo_moe.hardware.links import Switched
+from lingvo_moe.placement.cost import CostModel, balance_ratio, device_tokens
 from lingvo_moe.placement.placement import EMPTY, Migrate, Placement, Replace
 from lingvo_moe.placement.placement_test import random_placement
 from lingvo_moe.placement.routing import device_flow
 
 
-def make_cost(devices=4, node=2, **changes):
+def make_cost(devices=4, node=2, crowding=0.0, **changes):
     """Round numbers: 100 tokens/s; 40 bytes/s within a node, 10 between; 1 byte a token."""
-    nodes = np.arange(devices) // node
-    bandwidth = np.where(nodes[:, None] == nodes, 40.0, 10.0)
-    np.fill_diagonal(bandwidth, np.inf)
     fields = {
         "tokens_per_second": 100.0,
-        "bandwidth": bandwidth,
-        "nodes": nodes,
-        "sync_near": 0.5,
-        "sync_far": 2.0,
+        "bandwidth": Switched(node=node, local=40.0, remote=10.0).bandwidth(devices),
+        "wires": Switched(node=node, local=4.0, remote=1.0, crowding=crowding),
         "token_bytes": 1.0,
         "gradient_bytes": 8.0,
         "state_bytes": 80.0,
@@ -60,7 +54,7 @@ def test_synchronisation_by_hand(counts, seconds):
     got = make_cost().sync_seconds(np.array(counts))
     np.testing.assert_allclose(got, np.where(holds, seconds, 0))
     # In one memory 8 bytes · 0.25 for each further device come on top.
-    got = make_cost(sync_each=0.25).sync_seconds(np.array(counts))
+    got = make_cost(crowding=0.25).sync_seconds(np.array(counts))
     np.testing.assert_allclose(got, np.where(holds, seconds + 2 * (holds.sum() - 1), 0))
 
 
@@ -103,9 +97,9 @@ def _slow_step(cost, loads, placement):
                     result[g] += 4 * flow[e, h, g] * cost.token_bytes / cost.bandwidth[h, g]
             holders = np.flatnonzero(counts[e])
             if g in holders and len(holders) > 1:
-                k = len(set(cost.nodes[holders]))
+                k = len(set(holders // cost.wires.node))
                 m = len(holders) / k
-                per_byte = cost.sync_near * (1 - 1 / m) + cost.sync_far * (1 - 1 / k) / m
+                per_byte = 0.5 * (1 - 1 / m) + 2.0 * (1 - 1 / k) / m
                 result[g] += cost.gradient_bytes * per_byte
     return result
 
@@ -135,85 +129,13 @@ def test_balance():
     assert balance_ratio(np.zeros(3)) == 1
 
 
-def _profile(cost, noise=0.0):
-    """What a machine of these rates would measure."""
-    rng = np.random.default_rng(0)
-
-    def measured(seconds):
-        return seconds * (1 + noise * rng.uniform(-1, 1))
-
-    compute = [
-        (n, measured(cost.expert_seconds + n / cost.tokens_per_second)) for n in (64, 512, 4096)
-    ]
-    exchange = [
-        (s, t, size, measured(size / cost.bandwidth[s, t]))
-        for s, t in ((0, 1), (0, 2), (3, 0))
-        for size in (1e3, 1e5)
-    ]
-    groups = [[1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 1, 1]]
-    all_reduce = [
-        (n, k, size, measured(cost.sync_seconds(np.array(g))[0] * size / cost.gradient_bytes))
-        for g, n, k in zip(groups, (2, 2, 4), (1, 2, 2), strict=True)
-        for size in (1e4, 1e6)
-    ]
-    return Profile(compute=tuple(compute), exchange=tuple(exchange), all_reduce=tuple(all_reduce))
-
-
-SIZES = {"token_bytes": 1.0, "gradient_bytes": 8.0, "state_bytes": 80.0}
-
-
-def test_a_profile_finds_the_rates_again():
-    true = make_cost(expert_seconds=0.1, sync_each=0.125)
-    fitted, errors = _profile(true).fit([0, 0, 1, 1], **SIZES)
-    for field in dataclasses.fields(true):
-        np.testing.assert_allclose(getattr(fitted, field.name), getattr(true, field.name))
-    assert max(errors.values()) < 1e-9
-    fitted, errors = _profile(make_cost(), noise=0.1).fit([0, 0, 1, 1], **SIZES)
-    assert fitted.tokens_per_second == pytest.approx(100, rel=0.1)
-    assert fitted.sync_far == pytest.approx(2, rel=0.2)
-    assert 0.01 < max(errors.values()) < 0.25
-
-
-def test_a_pair_that_was_measured_keeps_its_own_rate():
-    samples = ((0, 1, 100.0, 1.0), (2, 3, 100.0, 4.0))
-    profile = dataclasses.replace(_profile(make_cost()), exchange=samples)
-    fitted, _ = profile.fit([0, 0, 0, 0], **SIZES)
-    assert fitted.bandwidth[0, 1] == pytest.approx(100)
-    assert fitted.bandwidth[2, 3] == pytest.approx(25)
-    # Least squares of x / 0.01 - 1 and x / 0.04 - 1: x = (1 + 1/4) / (1 + 1/16) hundredths.
-    assert 1 / fitted.bandwidth[0, 2] == pytest.approx(0.01 * 1.25 / (1 + 1 / 16))
-
-
-def test_what_was_measured_once_is_taken_as_proportional():
-    # Tokens alone, no fixed time; two devices alone, nothing for each further one.
-    samples = {"compute": ((50, 2.0),), "all_reduce": ((2, 1, 100.0, 6.0),)}
-    profile = dataclasses.replace(_profile(make_cost()), **samples)
-    fitted, _ = profile.fit([0, 0, 0, 0], **SIZES)
-    assert (fitted.expert_seconds, fitted.sync_each, fitted.sync_far) == (0, 0, 0)
-    assert fitted.tokens_per_second == pytest.approx(25)
-    assert fitted.sync_near == pytest.approx(0.12)
-
-
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"compute": ()}, "holds no measurement of compute"),
-        ({"exchange": ((0, 1, 1.0, 1.0),)}, "no exchange between nodes, but devices 0 and 2"),
-        ({"all_reduce": ((2, 1, 1.0, 1.0),)}, "no all_reduce between nodes"),
-    ],
-)
-def test_profiles_that_do_not_suffice(changes, text):
-    with pytest.raises(ValueError, match=text):
-        dataclasses.replace(_profile(make_cost()), **changes).fit([0, 0, 1, 1], **SIZES)
-
-
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"bandwidth": np.ones((2, 2))}, r"\[4, 4\] for 4 devices; got \(2, 2\)"),
+        ({"bandwidth": np.ones((4, 2))}, r"\[4, 4\] for 4 devices; got \(4, 2\)"),
         ({"bandwidth": np.ones((4, 4))}, "to itself must be infinite"),
         ({"tokens_per_second": 0.0}, "tokens_per_second must be > 0, got 0.0"),
-        ({"sync_far": -1.0}, "sync_far must be at least 0, got -1.0"),
+        ({"state_bytes": -1.0}, "state_bytes must be at least 0, got -1.0"),
     ],
 )
 def test_errors(changes, text):

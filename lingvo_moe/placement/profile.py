@@ -8,7 +8,7 @@ D devices, M model, H hidden.
 """
 
 import dataclasses
-import time
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,32 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lingvo_moe.placement.cost import Profile
+from lingvo_moe.hardware.calibrate import timed
+from lingvo_moe.placement.rates import Profile
 
 _AXIS = "device"
-
-
-def timed(
-    calls: Sequence[Callable[[], Any]],
-    rounds: int,
-    clock: Callable[[], float] = time.perf_counter,
-) -> np.ndarray:
-    """[rounds, calls], seconds of each until its arrays are there; compiled beforehand.
-
-    Args:
-        calls: each returns arrays of JAX's.
-        rounds: how often each is timed, in turn with all the others.
-        clock: tells seconds; by time.process_time other programs' work does not count.
-    """
-    for call in calls:
-        jax.block_until_ready(call())
-    seconds = np.empty((rounds, len(calls)))
-    for i in range(rounds):
-        for j, call in enumerate(calls):
-            start = clock()
-            jax.block_until_ready(call())
-            seconds[i, j] = clock() - start
-    return seconds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,28 +32,28 @@ class Machine:
         hidden_dim: H of an expert.
         dtype: of activations and gradients.
         devices: D of this process; None for all that it has.
-        nodes: int [D], the node of each, from 0; None if all are on one.
+        node: devices of a node, neighbours being on one; None if all are.
 
     Raises:
-        ValueError: fewer than two devices, or as many nodes are not given.
+        ValueError: fewer than two devices, or nodes of unequal numbers.
     """
 
     model_dim: int
     hidden_dim: int
     dtype: str = "float32"
     devices: tuple[jax.Device, ...] | None = None
-    nodes: tuple[int, ...] | None = None
+    node: int | None = None
 
     def __post_init__(self):
         devices = tuple(jax.local_devices() if self.devices is None else self.devices)
-        nodes = (0,) * len(devices) if self.nodes is None else tuple(self.nodes)
-        if len(nodes) != len(devices) or len(devices) < 2:
+        node = len(devices) if self.node is None else self.node
+        if len(devices) < 2 or node < 1 or len(devices) % node:
             raise ValueError(
-                f"Needs two devices or more and the node of each; got {len(devices)} devices and "
-                f"nodes {nodes}."
+                f"Needs two devices or more, in nodes of as many each; got {len(devices)} devices "
+                f"and nodes of {node}."
             )
         object.__setattr__(self, "devices", devices)
-        object.__setattr__(self, "nodes", nodes)
+        object.__setattr__(self, "node", node)
 
     @property
     def token_bytes(self) -> int:
@@ -110,27 +88,12 @@ class Machine:
 
     def all_reduce(self, group: Sequence[int], size: float) -> Callable[[], Any]:
         """The sum of so many bytes of each device of a group, for all of them."""
-
-        def add(x):
-            return jax.lax.psum(x, _AXIS)
-
-        return self._collective(add, group, self._elements(size))
-
-    def all_to_all(self, group: Sequence[int], size: float) -> Callable[[], Any]:
-        """So many bytes from each device of a group to each of them."""
-
-        def exchange(x):
-            parts = x.reshape(len(group), -1)
-            return jax.lax.all_to_all(parts, _AXIS, 0, 0).reshape(1, -1)
-
-        return self._collective(exchange, group, len(group) * self._elements(size))
-
-    def _collective(self, function, group, elements):
         mesh = Mesh(np.array([self.devices[i] for i in group]), (_AXIS,))
-        cut = PartitionSpec(_AXIS)
+        cut, elements = PartitionSpec(_AXIS), self._elements(size)
         values = np.repeat(np.arange(len(group), dtype=np.float32)[:, None], elements, axis=1)
         array = jax.device_put(values.astype(self.dtype), NamedSharding(mesh, cut))
-        program = jax.jit(jax.shard_map(function, mesh=mesh, in_specs=cut, out_specs=cut))
+        add = functools.partial(jax.lax.psum, axis_name=_AXIS)
+        program = jax.jit(jax.shard_map(add, mesh=mesh, in_specs=cut, out_specs=cut))
         return lambda: program(array)
 
     def _put(self, values, device):
@@ -144,9 +107,11 @@ class Probes(NamedTuple):
     """What is timed for a profile.
 
     Attributes:
+        machine: what is measured.
         kinds: field of Profile -> what a row of it begins with -> the call whose seconds end it.
     """
 
+    machine: Machine
     kinds: dict[str, dict[tuple, Callable[[], Any]]]
 
     @property
@@ -157,33 +122,32 @@ class Probes(NamedTuple):
     def profile(self, seconds: Iterable[float]) -> Profile:
         """From the seconds of each of `calls`."""
         left = iter(seconds)
-        return Profile(
-            **{
-                name: tuple((*what, float(next(left))) for what in kind)
-                for name, kind in self.kinds.items()
-            }
-        )
+        rows = {
+            name: tuple((*what, float(next(left))) for what in kind)
+            for name, kind in self.kinds.items()
+        }
+        return Profile(devices=len(self.machine.devices), node=self.machine.node, **rows)
 
 
 def probes(machine: Machine, tokens: Sequence[int], sizes: Sequence[float]) -> Probes:
     """What `measure` times; arguments as there."""
-    pairs, groups = _pairs(machine.nodes), _groups(machine.nodes)
+    devices, node = len(machine.devices), machine.node
     sizes = [size * machine.gradient_bytes for size in sizes]
-    nodes = [len({machine.nodes[i] for i in group}) for group in groups]
     return Probes(
+        machine,
         {
             "compute": {(n,): machine.expert_step(0, n) for n in tokens},
             "exchange": {
                 (source, target, size): machine.transfer(source, target, size)
-                for source, target in pairs
+                for source, target in _pairs(devices, node)
                 for size in sizes
             },
             "all_reduce": {
-                (len(group), k, size): machine.all_reduce(group, size)
-                for group, k in zip(groups, nodes, strict=True)
+                (len(group), len({i // node for i in group}), size): machine.all_reduce(group, size)
+                for group in _groups(devices, node)
                 for size in sizes
             },
-        }
+        },
     )
 
 
@@ -208,29 +172,18 @@ def measure(
     return wanted.profile(np.median(timed(wanted.calls, rounds), axis=0))
 
 
-def _pairs(nodes: Sequence[int]) -> list[tuple[int, int]]:
+def _pairs(devices: int, node: int) -> list[tuple[int, int]]:
     """A pair of devices of each kind that there is: on one node, on two."""
-    kinds: dict[bool, tuple[int, int]] = {}
-    for target in range(1, len(nodes)):
-        for source in range(target):
-            kinds.setdefault(nodes[source] == nodes[target], (source, target))
-    return list(kinds.values())
+    return [(0, target) for target in dict.fromkeys([1, node]) if target < devices]
 
 
-def _groups(nodes: Sequence[int]) -> list[list[int]]:
-    """2, 4, 8, … and all devices of the first node; then one and all of two and of all nodes.
-
-    Nodes of which groups take several devices are taken to be equally large.
-    """
-    members: dict[int, list[int]] = {}
-    for device, node in enumerate(nodes):
-        members.setdefault(node, []).append(device)
-    lists = list(members.values())
-    first = lists[0]
-    groups = [first[: 2**i] for i in range(1, len(first).bit_length())] + [first]
-    for count in (2, len(lists)):
-        for each in (1, min(map(len, lists))):
-            groups.append([device for node in lists[:count] for device in node[:each]])
+def _groups(devices: int, node: int) -> list[list[int]]:
+    """2, 4, 8, … and all devices of the first node; then one and all of two and of all nodes."""
+    groups = [list(range(2**i)) for i in range(1, node.bit_length())] + [list(range(node))]
+    for nodes in (2, devices // node):
+        for each in (1, node):
+            if nodes * node <= devices:
+                groups.append([n * node + i for n in range(nodes) for i in range(each)])
     return list({tuple(g): g for g in groups if len(g) > 1}.values())
 
 

@@ -15,17 +15,18 @@ _SCRIPT = """
 import json
 import jax
 import numpy as np
-from lingvo_moe.placement.profile import Machine, measure, timed
+from lingvo_moe.hardware.calibrate import timed
+from lingvo_moe.placement.profile import Machine, measure
 
-machine = Machine(model_dim=8, hidden_dim=16, nodes=(0, 0, 0, 0, 1, 1, 1, 1))
+machine = Machine(model_dim=8, hidden_dim=16, node=4)
 counted = []
 seconds = timed([lambda: counted.append("a"), lambda: counted.append("b")], 2)
 outputs, (to_inputs, to_wi, to_wo) = machine.expert_step(3, 5)()
 profile = measure(machine, tokens=(4, 8), rounds=1)
 sizes = dict(token_bytes=1.0, gradient_bytes=2.0, state_bytes=3.0)
-cost, errors = profile.fit(machine.nodes, **sizes)
+cost, errors = profile.fit(**sizes)
 try:
-    Machine(model_dim=8, hidden_dim=16, nodes=(0, 1))
+    Machine(model_dim=8, hidden_dim=16, node=3)
     error = ""
 except ValueError as e:
     error = str(e)
@@ -37,11 +38,10 @@ print(json.dumps({
     "output": float(outputs[0, 0]),
     "where": [str(outputs.device), str(machine.transfer(1, 6, 8)().device)],
     "sum": np.asarray(machine.all_reduce([1, 4, 7], 8)()).tolist(),
-    "swap": np.asarray(machine.all_to_all([2, 5], 4)()).tolist(),
     "compute": [row[:-1] for row in profile.compute],
     "exchange": [row[:-1] for row in profile.exchange],
     "all_reduce": [row[:-1] for row in profile.all_reduce],
-    "positive": min(row[-1] for f in vars(profile).values() for row in f) > 0,
+    "positive": min(row[-1] for f in vars(profile).values() if type(f) is tuple for row in f) > 0,
     "errors": sorted(errors),
     "error": error,
 }))
@@ -69,8 +69,6 @@ def test_programs_do_what_is_timed(measured):
     assert [text[-1] for text in measured["where"]] == ["3", "6"]
     # Eight bytes are two numbers; devices hold 0, 1 and 2.
     assert measured["sum"] == [[3.0, 3.0]] * 3
-    # Each sends one number to itself and one to the other.
-    assert measured["swap"] == [[0.0, 1.0]] * 2
 
 
 def test_every_measurement_is_taken_in_every_round(measured):
@@ -89,14 +87,14 @@ def test_a_profile_holds_what_the_cost_model_needs(measured):
     assert measured["errors"] == ["all_reduce", "compute", "exchange"]
 
 
-def test_too_few_nodes(measured):
-    assert "got 8 devices and nodes (0, 1)" in measured["error"]
+def test_unequal_nodes(measured):
+    assert "got 8 devices and nodes of 3" in measured["error"]
 
 
 def test_pairs_and_groups():
-    assert _pairs((0, 0, 0)) == [(0, 1)]
-    assert _pairs((0, 1, 1)) == [(0, 1), (1, 2)]
-    assert _groups((0,) * 6) == [[0, 1], [0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]
+    assert _pairs(3, 3) == [(0, 1)]
+    assert _pairs(4, 2) == [(0, 1), (0, 2)]
+    assert _groups(6, 6) == [[0, 1], [0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]
     # One device of each of three nodes: of two, and of all.
-    assert _groups((0, 1, 2)) == [[0, 1], [0, 1, 2]]
-    assert _groups((0, 0, 1, 1)) == [[0, 1], [0, 2], [0, 1, 2, 3]]
+    assert _groups(3, 1) == [[0, 1], [0, 1, 2]]
+    assert _groups(4, 2) == [[0, 1], [0, 2], [0, 1, 2, 3]]

@@ -5,6 +5,7 @@ import functools
 import numpy as np
 
 from lingvo_moe.core.layer import init_theta
+from lingvo_moe.hardware.links import Switched
 from lingvo_moe.layers.dispatch import Ragged
 from lingvo_moe.layers.fitted_test import Regression
 from lingvo_moe.layers.vexperts import VExperts
@@ -44,9 +45,7 @@ def scheduler(padded=False):
     cost = CostModel(
         tokens_per_second=1e4,
         bandwidth=bandwidth,
-        nodes=np.zeros(DEVICES, int),
-        sync_near=1e-9,
-        sync_far=1e-9,
+        wires=Switched(node=DEVICES, local=2e9, remote=2e9),
         token_bytes=4 * MODEL,
         gradient_bytes=8 * MODEL * 8,
         state_bytes=24 * MODEL * 8,

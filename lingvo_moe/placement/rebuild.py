@@ -61,7 +61,7 @@ def _slot_costs(cost: CostModel, load: np.ndarray, most: int) -> np.ndarray:
     devices = cost.num_devices
     number = np.arange(1, most + 1)
     spread = np.minimum(number, devices)
-    within = np.array([np.count_nonzero(cost.nodes[:d] == cost.nodes[d]) for d in range(devices)])
+    within = np.arange(devices) % cost.wires.node
     order = np.argsort(within, kind="stable")  # the first device of each node, the second, …
     holds = np.zeros((devices, devices), np.int64)
     holds[:, order] = np.tril(np.ones_like(holds))

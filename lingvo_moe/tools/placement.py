@@ -8,11 +8,11 @@ from pathlib import Path
 
 from absl import flags
 
-from lingvo_moe.hardware.chips import HARDWARE, lookup
+from lingvo_moe.hardware.chips import HARDWARE, Efficiency, lookup
+from lingvo_moe.placement.rates import EFFICIENCY, ExpertShape, from_hardware
 from lingvo_moe.placement.report import PAGE_FILE, Comparison
 from lingvo_moe.placement.simulate import POLICIES, TRIGGERS, check_skip, replay_all
 from lingvo_moe.placement.traces import SyntheticLoads, Trace
-from lingvo_moe.planning.expert_rates import ExpertShape, cost_model
 from lingvo_moe.tools import common
 
 FLAGS = flags.FLAGS
@@ -51,13 +51,8 @@ def main(argv: list[str]) -> None:
     if FLAGS.save_trace:
         trace.save(Path(FLAGS.save_trace))
     expert = ExpertShape(model_dim=FLAGS.model_dim, hidden_dim=FLAGS.hidden_dim, dtype=FLAGS.dtype)
-    cost = cost_model(
-        lookup(FLAGS.hardware),
-        trace.num_devices,
-        expert,
-        matmul_efficiency=FLAGS.matmul_efficiency,
-        network_efficiency=FLAGS.network_efficiency,
-    )
+    efficiency = Efficiency(matmul=FLAGS.matmul_efficiency, network=FLAGS.network_efficiency)
+    cost = from_hardware(lookup(FLAGS.hardware), trace.num_devices, expert, efficiency)
     runs = replay_all(trace, cost, FLAGS.slots, COMPARISONS[FLAGS.compare], _progress)
     settings = {
         "trace": FLAGS.trace or f"synthetic, seed {FLAGS.seed}",
@@ -97,8 +92,12 @@ def run() -> None:
     flags.DEFINE_integer("model_dim", 1024, "Of an expert.")
     flags.DEFINE_integer("hidden_dim", 4096, "Of an expert.")
     flags.DEFINE_string("dtype", "bfloat16", "Of activations and of gradients on the wire.")
-    flags.DEFINE_float("matmul_efficiency", 0.5, "Share of the peak that experts reach.")
-    flags.DEFINE_float("network_efficiency", 0.5, "Share of the bandwidth that exchanges reach.")
+    flags.DEFINE_float(
+        "matmul_efficiency", EFFICIENCY.matmul, "Share of the peak that experts reach."
+    )
+    flags.DEFINE_float(
+        "network_efficiency", EFFICIENCY.network, "Share of the bandwidth that exchanges reach."
+    )
     flags.DEFINE_integer("experts", 64, "With --synthetic.")
     flags.DEFINE_integer("steps", 300, "With --synthetic.")
     flags.DEFINE_integer("layers", 1, "With --synthetic: so many, independent of one another.")

@@ -7,8 +7,8 @@ from absl import flags
 from lingvo_moe.hardware.chips import HARDWARE, lookup
 from lingvo_moe.placement.cost import CostModel
 from lingvo_moe.placement.policy_maker import PolicyMaker
+from lingvo_moe.placement.rates import ExpertShape, from_hardware
 from lingvo_moe.placement.scheduler import Scheduler
-from lingvo_moe.planning.expert_rates import ExpertShape, cost_model
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.train.replicas import slots_of
 
@@ -46,7 +46,7 @@ def make_scheduler(task: TranslationTask) -> Scheduler:
     if FLAGS.hardware == MEASURED:
         cost = _measured(expert, devices)
     else:
-        cost = cost_model(lookup(FLAGS.hardware), devices, expert)
+        cost = from_hardware(lookup(FLAGS.hardware), devices, expert)
     # A compiled program sums the gradients of all experts, whether they have replicas or not.
     cost = dataclasses.replace(
         cost, state_bytes=_state_bytes(task), gradient_bytes=0.0, padded=True
@@ -69,7 +69,6 @@ def _measured(expert: ExpertShape, devices: int) -> CostModel:
             f"change devices, or give one of {', '.join(HARDWARE)}."
         )
     cost, _ = measure(machine).fit(
-        machine.nodes,
         token_bytes=machine.token_bytes,
         gradient_bytes=machine.gradient_bytes,
         state_bytes=0.0,

@@ -6,7 +6,7 @@ import pytest
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.params import tiny  # noqa: F401  registers tiny.MoE
-from lingvo_moe.placement.cost import Profile
+from lingvo_moe.placement.rates import Profile
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tools import rebalancing
 
@@ -41,7 +41,7 @@ def test_what_was_measured(monkeypatch):
     machines = []
 
     class Machine:
-        token_bytes, gradient_bytes, nodes = 512, 1000.0, (0,) * 4
+        token_bytes, gradient_bytes = 512, 1000.0
 
         def __init__(self, **shape):
             machines.append(shape)
@@ -49,6 +49,8 @@ def test_what_was_measured(monkeypatch):
 
     def measure(machine):
         return Profile(
+            devices=4,
+            node=4,
             compute=((100, 1e-3), (200, 2e-3)),
             exchange=((0, 1, 1e6, 1e-3),),
             all_reduce=((4, 1, 1e6, 1e-3),),

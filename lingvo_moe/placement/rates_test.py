@@ -1,0 +1,157 @@
+"""Tests of the cost model from hardware: rates by hand, and as the planner's collectives."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from lingvo_moe.hardware.chips import HARDWARE, Efficiency
+from lingvo_moe.hardware.links import Line, Measured, block
+from lingvo_moe.placement.cost_test import make_cost
+from lingvo_moe.placement.rates import ExpertShape, Profile, from_hardware
+
+ALL = Efficiency(matmul=1.0, network=1.0)
+EXPERT = ExpertShape(model_dim=1000, hidden_dim=4000)  # 8 million weights
+
+
+def test_a100_by_hand():
+    cost = from_hardware(HARDWARE["a100"], 16, EXPERT)
+    # Half of 312e12 FLOP/s over 6 · 8e6 a choice.
+    assert cost.tokens_per_second == pytest.approx(3.25e6)
+    # Half of 300 GB/s on the node of eight, half of 25 GB/s beyond.
+    assert cost.bandwidth[0, 7] == 150e9
+    assert cost.bandwidth[0, 8] == 12.5e9
+    assert np.isinf(cost.bandwidth[3, 3])
+    assert (cost.token_bytes, cost.gradient_bytes, cost.state_bytes) == (2e3, 16e6, 96e6)
+
+
+def _wires(hardware):
+    """Rates have no hops."""
+    wires = hardware.interconnect
+    hops = [f.name for f in dataclasses.fields(wires) if f.name.endswith("hop")]
+    return dataclasses.replace(wires, **dict.fromkeys(hops, 0.0))
+
+
+@pytest.mark.parametrize("kind", ["a100", "cpu", "tpu_v3", "tpu_v5p"])
+def test_all_devices_synchronise_as_the_planner_says(kind):
+    hardware, devices = HARDWARE[kind], 64
+    cost = from_hardware(hardware, devices, EXPERT, ALL)
+    ours = cost.sync_seconds(np.ones(devices, int))[0]
+    theirs = _wires(hardware).all_reduce_seconds(cost.gradient_bytes, block(devices))
+    # On a torus ours adds the sum within a chip, and takes links as shared by its pairs.
+    assert theirs <= ours * 1.001 < 5 * theirs
+
+
+@pytest.mark.parametrize("kind", ["tpu_v3", "tpu_v4"])
+def test_a_full_exchange_on_a_torus_takes_what_the_planner_says(kind):
+    hardware, devices = HARDWARE[kind], 64
+    cost = from_hardware(hardware, devices, EXPERT, ALL)
+    beyond = 1 / cost.bandwidth[:, 0]
+    beyond[: cost.wires.node] = 0
+    # One byte a device in all, 1/64 of it from each.
+    ours = beyond.sum() / devices
+    assert ours == pytest.approx(_wires(hardware).all_to_all_seconds(1.0, block(devices)))
+
+
+def test_of_a_calibrated_machine_the_slowest_collective_counts():
+    wires = Measured(lines=(Line("all-reduce", 1.0, 8e9), Line("all-to-all", 1.0, 4e9)))
+    hardware = dataclasses.replace(HARDWARE["a100"], interconnect=wires)
+    cost = from_hardware(hardware, 2, EXPERT, ALL)
+    assert cost.bandwidth[0, 1] == 4e9
+    # Half of 16 MB there and back.
+    assert cost.sync_seconds(np.array([1, 1]))[0] == pytest.approx(16e6 / 4e9)
+
+
+def test_one_device():
+    assert from_hardware(HARDWARE["tpu_v4"], 1, EXPERT).bandwidth.shape == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: ExpertShape(model_dim=0), "model_dim, hidden_dim and state_bytes must be at"),
+        (
+            lambda: from_hardware(HARDWARE["a100"], 8, ExpertShape(dtype="int4")),
+            "No speed is known in 'int4'; choose one of float32, bfloat16",
+        ),
+    ],
+)
+def test_errors(make, text):
+    with pytest.raises(ValueError, match=text):
+        make()
+
+
+def _profile(cost, noise=0.0):
+    """What a machine of these rates would measure."""
+    rng = np.random.default_rng(0)
+
+    def measured(seconds):
+        return seconds * (1 + noise * rng.uniform(-1, 1))
+
+    compute = [
+        (n, measured(cost.expert_seconds + n / cost.tokens_per_second)) for n in (64, 512, 4096)
+    ]
+    exchange = [
+        (s, t, size, measured(size / cost.bandwidth[s, t]))
+        for s, t in ((0, 1), (0, 2), (3, 0))
+        for size in (1e3, 1e5)
+    ]
+    groups = [[1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 1, 1]]
+    all_reduce = [
+        (n, k, size, measured(cost.sync_seconds(np.array(g))[0] * size / cost.gradient_bytes))
+        for g, n, k in zip(groups, (2, 2, 4), (1, 2, 2), strict=True)
+        for size in (1e4, 1e6)
+    ]
+    return Profile(
+        devices=4,
+        node=2,
+        compute=tuple(compute),
+        exchange=tuple(exchange),
+        all_reduce=tuple(all_reduce),
+    )
+
+
+SIZES = {"token_bytes": 1.0, "gradient_bytes": 8.0, "state_bytes": 80.0}
+
+
+def test_a_profile_finds_the_rates_again():
+    true = make_cost(expert_seconds=0.1, crowding=0.125)
+    fitted, errors = _profile(true).fit(**SIZES)
+    for field in dataclasses.fields(true):
+        if field.name != "wires":
+            np.testing.assert_allclose(getattr(fitted, field.name), getattr(true, field.name))
+    for field in dataclasses.fields(true.wires):
+        np.testing.assert_allclose(
+            getattr(fitted.wires, field.name), getattr(true.wires, field.name)
+        )
+    assert max(errors.values()) < 1e-9
+    fitted, errors = _profile(make_cost(), noise=0.1).fit(**SIZES)
+    assert fitted.tokens_per_second == pytest.approx(100, rel=0.1)
+    assert fitted.wires.remote == pytest.approx(1, rel=0.2)
+    assert 0.01 < max(errors.values()) < 0.25
+
+
+def test_what_was_measured_once_is_taken_as_proportional():
+    # Tokens alone, no fixed time; two devices alone, nothing for each further one.
+    samples = {"compute": ((50, 2.0),), "all_reduce": ((2, 1, 100.0, 6.0),)}
+    samples |= {"node": 4, "exchange": ((0, 1, 1.0, 1.0),)}
+    profile = dataclasses.replace(_profile(make_cost()), **samples)
+    fitted, _ = profile.fit(**SIZES)
+    assert (fitted.expert_seconds, fitted.wires.crowding) == (0, 0)
+    assert fitted.tokens_per_second == pytest.approx(25)
+    # 2 · 1/2 of 100 bytes.
+    assert fitted.wires.local == pytest.approx(100 / 6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"compute": ()}, "holds no measurement of compute"),
+        ({"exchange": ((0, 1, 1.0, 1.0),)}, "no exchange between nodes, but 4 devices lie"),
+        ({"exchange": ((0, 2, 1.0, 1.0),)}, "no exchange within a node, but 4 devices lie"),
+        ({"all_reduce": ((2, 1, 1.0, 1.0),)}, "no all_reduce between nodes"),
+    ],
+)
+def test_profiles_that_do_not_suffice(changes, text):
+    with pytest.raises(ValueError, match=text):
+        dataclasses.replace(_profile(make_cost()), **changes).fit(**SIZES)
