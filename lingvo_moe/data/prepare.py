@@ -3,9 +3,18 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
+from lingvo_moe.core.fields import (
+    NonNegativeInt,
+    Params,
+    PositiveFloat,
+    PositiveInt,
+    Rule,
+    one_of,
+)
 from lingvo_moe.core.files import check_output, new_directory
 from lingvo_moe.data.corpora import CleanPair, CorpusPair, SentencePair, clean, find_pairs
 from lingvo_moe.data.dataset import SPLITS, Dataset, Example, PairInfo, shard_bounds, write_shard
@@ -13,11 +22,18 @@ from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import EOS, NORMALIZATIONS, Vocabulary, train_vocabulary
 
 MAKER = "lingvo-moe-prepare"
-_VOCAB_SIZES = range(300, 1_000_001)  # 256 bytes, 4 special pieces, some tags and characters
+
+_Size = Annotated[
+    int,
+    Rule("from 300 to 1000000, 256 of them single bytes", lambda size: 300 <= size <= 1_000_000),
+]
+_Coverage = Annotated[float, Rule("from 0.98 to 1", lambda share: 0.98 <= share <= 1)]
+_Length = Annotated[int, Rule(">= 3: a tag, one token and the end", lambda length: length >= 3)]
+_Normalization = one_of(*NORMALIZATIONS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PrepareParams:
+class PrepareParams(Params):
     """How to prepare.
 
     Attributes:
@@ -38,38 +54,17 @@ class PrepareParams:
         ValueError: a value is out of range.
     """
 
-    source_vocab_size: int = 8000
-    target_vocab_size: int = 4000
-    source_normalization: str = "nmt_nfkc"
-    target_normalization: str = "identity"
+    source_vocab_size: _Size = 8000
+    target_vocab_size: _Size = 4000
+    source_normalization: _Normalization = "nmt_nfkc"
+    target_normalization: _Normalization = "identity"
     joint_vocab: bool = False
-    temperature: float = 5.0
-    character_coverage: float = 0.9995
-    max_length: int = 256
+    temperature: PositiveFloat = 5.0
+    character_coverage: _Coverage = 0.9995
+    max_length: _Length = 256
     both_directions: bool = False
-    shard_size: int = 50_000
-    seed: int = 1
-
-    def __post_init__(self):
-        sizes = f"from {_VOCAB_SIZES[0]} to {_VOCAB_SIZES[-1]}, of which 256 are single bytes"
-        names = f"one of {', '.join(NORMALIZATIONS)}"
-        for name, is_right, rule in (
-            ("source_vocab_size", self.source_vocab_size in _VOCAB_SIZES, sizes),
-            ("target_vocab_size", self.target_vocab_size in _VOCAB_SIZES, sizes),
-            ("source_normalization", self.source_normalization in NORMALIZATIONS, names),
-            ("target_normalization", self.target_normalization in NORMALIZATIONS, names),
-            ("temperature", self.temperature > 0, "> 0: 1 samples by size, 100 nearly evenly"),
-            (
-                "character_coverage",
-                0.98 <= self.character_coverage <= 1,
-                "a share from 0.98 to 1, as SentencePiece takes it",
-            ),
-            ("max_length", self.max_length >= 3, ">= 3: a tag, one token and the end"),
-            ("shard_size", self.shard_size >= 1, ">= 1 example"),
-            ("seed", self.seed >= 0, ">= 0"),
-        ):
-            if not is_right:
-                raise ValueError(f"{name} must be {rule}; got {getattr(self, name)!r}.")
+    shard_size: PositiveInt = 50_000
+    seed: NonNegativeInt = 1
 
 
 def prepare_synthetic(

@@ -17,6 +17,7 @@ import random
 from collections.abc import Collection
 from pathlib import Path
 
+from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveInt
 from lingvo_moe.core.files import new_directory
 from lingvo_moe.data.synthetic_grammar import Sentence, english, sample_sentence
 from lingvo_moe.data.synthetic_languages import LANGUAGES, get_language, translate
@@ -31,7 +32,7 @@ _RANK_SHIFT = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SyntheticCorpus:
+class SyntheticCorpus(Params):
     """What to generate.
 
     Attributes:
@@ -47,13 +48,14 @@ class SyntheticCorpus:
     """
 
     languages: tuple[str, ...] = tuple(language.code for language in LANGUAGES)
-    largest: int = 20_000
-    smallest: int = 200
-    dev: int = 100
-    test: int = 100
+    largest: PositiveInt = 20_000
+    smallest: PositiveInt = 200
+    dev: NonNegativeInt = 100
+    test: NonNegativeInt = 100
     seed: int = 0
 
     def __post_init__(self):
+        super().__post_init__()
         for code in self.languages:
             get_language(code)
         if not self.languages or len(set(self.languages)) < len(self.languages):
@@ -61,13 +63,11 @@ class SyntheticCorpus:
                 f"languages must be one or more different codes, got {self.languages!r}."
                 " Name each language once."
             )
-        if not 1 <= self.smallest <= self.largest:
+        if self.smallest > self.largest:
             raise ValueError(
-                f"smallest must be from 1 to largest, got smallest={self.smallest} and"
+                f"smallest must be at most largest, got smallest={self.smallest} and"
                 f" largest={self.largest}. Set both."
             )
-        if self.dev < 0 or self.test < 0:
-            raise ValueError(f"dev and test must be >= 0, got dev={self.dev} and test={self.test}.")
 
     def train_sizes(self) -> dict[str, int]:
         """Training pairs of each language code, largest first."""

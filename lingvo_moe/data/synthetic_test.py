@@ -278,9 +278,9 @@ def test_the_page_shows_what_is_generated():
         ({"languages": ("qna", "xyz")}, "Unknown synthetic language 'xyz'. Use one of qna, "),
         ({"languages": ()}, r"languages must be one or more different codes, got \(\)"),
         ({"languages": ("qna", "qna")}, "Name each language once"),
-        ({"smallest": 0}, "smallest must be from 1 to largest, got smallest=0 and largest=20000"),
-        ({"largest": 100}, "got smallest=200 and largest=100. Set both"),
-        ({"dev": -1}, "dev and test must be >= 0, got dev=-1"),
+        ({"smallest": 0}, "smallest must be >= 1, got 0"),
+        ({"largest": 100}, "at most largest, got smallest=200 and largest=100. Set both"),
+        ({"dev": -1}, "dev must be >= 0, got -1"),
     ],
 )
 def test_errors(change, message):
