@@ -22,13 +22,18 @@ def write_whole(path: Path, content: bytes | str) -> None:
     """Writes a file that appears whole or not at all, and survives a power failure.
 
     Args:
-        path: the file; one that is there is replaced.
+        path: the file; one that is there is replaced. Where a link leads elsewhere, that file is;
+            a device or a pipe, such as /dev/stdout, is written to.
         content: bytes, or text to be written as UTF-8.
 
     Raises:
         OSError: it cannot be written; what was there is untouched.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -94,6 +99,21 @@ def check_output(path: Path, maker: str, overwrite: bool = False) -> None:
         if any(path.iterdir()):
             _check_ours(path, maker, overwrite)
     _check_writable(path)
+
+
+def check_file(path: Path) -> None:
+    """Makes sure, before any work, that `write_whole` can write a file.
+
+    Raises:
+        OSError: it is a directory, or no file can be made there.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory; give the name of a file in it.")
+    if not path.resolve().parent.is_dir():
+        raise FileNotFoundError(f"{path} cannot be made: {path.parent} is no directory.")
+    writable = path if path.exists() and not path.is_file() else path.resolve().parent
+    if not os.access(writable, os.W_OK):
+        raise PermissionError(f"{path} cannot be made: {writable} is not writable.")
 
 
 @contextlib.contextmanager

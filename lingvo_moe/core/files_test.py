@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from lingvo_moe.core import files
-from lingvo_moe.core.files import MANIFEST, new_directory, read_json, write_whole
+from lingvo_moe.core.files import MANIFEST, check_file, new_directory, read_json, write_whole
 
 MAKER = "lingvo-moe-test"
 
@@ -138,3 +138,29 @@ def test_bad_json_is_an_error_that_names_the_file(tmp_path, text):
     (tmp_path / "x.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=r"x\.json"):
         read_json(tmp_path / "x.json")
+
+
+def test_a_link_s_target_is_replaced_and_a_device_written_to(tmp_path):
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    write_whole(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "new"
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(tmp_path / "pipe", "text")
+    assert os.read(reader, 100) == b"text"
+    os.close(reader)
+    assert _names(tmp_path) == ["file", "link"]  # and a pipe, which is no file
+
+
+def test_where_no_file_can_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    check_file(tmp_path / "file")
+    check_file(tmp_path / "new")
+    check_file(files.Path("/dev/null"))
+    with pytest.raises(IsADirectoryError, match="is a directory; give the name of a file in it"):
+        check_file(tmp_path)
+    for place in ("missing/new", "file/new"):
+        with pytest.raises(OSError, match=r"new cannot be made: .* is no directory"):
+            check_file(tmp_path / place)

@@ -3,17 +3,24 @@
 A line ends with "\\n" or "\\r\\n" and with nothing else: Unicode's other line ends (U+2028, U+0085,
 form feed, …) and a lone "\\r" occur inside sentences, and splitting there would break the alignment
 of parallel files. A byte order mark at the beginning of a file is not part of its text.
+
+Exported models come with a copy of this file; it needs the standard library alone.
 """
 
 import codecs
 import gzip
+import re
 import unicodedata
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_INVISIBLE = {"Zs", "Zl", "Zp", "Cc", "Cf"}  # Unicode's separators, control and format characters
+INVISIBLE = ("Zs", "Zl", "Zp", "Cc", "Cf")  # Unicode's separators, control and format characters
+LINE_ENDS = (
+    "[\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029]"  # those of str.splitlines, a regular expression
+)
+_NAMED = 10  # lines in a warning
 
 
 def is_blank(text: str) -> bool:
@@ -21,7 +28,29 @@ def is_blank(text: str) -> bool:
 
     Among them are U+3000 and U+00A0 (spaces), U+200B (zero width) and U+FEFF (byte order mark).
     """
-    return all(unicodedata.category(character) in _INVISIBLE for character in text)
+    return all(unicodedata.category(character) in INVISIBLE for character in text)
+
+
+def one_line(text: str) -> str:
+    """The text with a space for whatever some reader takes for the end of a line.
+
+    A model may produce such characters; its translation is one line for every reader.
+    """
+    return re.sub(LINE_ENDS, " ", text)
+
+
+def cut_warning(left_out: Mapping[int, int]) -> str:
+    """What to tell the user of sentences that are longer than a model reads.
+
+    Args:
+        left_out: number of the line, from 1 -> how many tokens at its end are not read.
+    """
+    lines = [f"line {n} ({count:,} tokens left out)" for n, count in sorted(left_out.items())]
+    named = ", ".join(lines[:_NAMED]) + (", …" if len(lines) > _NAMED else "")
+    return (
+        f"warning: sentences too long for the model are cut, {len(lines)} in all: {named}. Split "
+        f"them into shorter ones."
+    )
 
 
 def read_lines(path: Path) -> Iterator[str]:

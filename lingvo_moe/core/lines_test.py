@@ -2,7 +2,7 @@ import gzip
 
 import pytest
 
-from lingvo_moe.core.lines import decode_lines, is_blank, read_lines
+from lingvo_moe.core.lines import cut_warning, decode_lines, is_blank, read_lines
 
 UNUSUAL = "a\u2028b\u0085c\x0cd\x0be\x1cf\x1dg\x1eh\ri"
 
@@ -45,3 +45,10 @@ def test_a_damaged_gzip_file_is_named(tmp_path):
 def test_lines_that_show_nothing_are_blank(text):
     assert is_blank(text)
     assert not is_blank(f"{text}.{text}")
+
+
+def test_a_warning_names_the_first_ten_lines():
+    warning = cut_warning({n: 1000 * n for n in range(12, 0, -1)})
+    assert warning.startswith("warning: sentences too long for the model are cut, 12 in all: ")
+    assert "line 1 (1,000 tokens left out), line 2 (2,000 tokens left out)" in warning
+    assert "line 10 (10,000 tokens left out), …. Split" in warning

@@ -6,15 +6,23 @@ Models that route by source language want --source_language=LANGUAGE too.
 """
 
 import argparse
+import os
+import re
 import sys
 from pathlib import Path
 
-import tensorflow as tf
-import tensorflow_text  # noqa: F401  (registers the SentencePiece ops of the graph)
+from lingvo_moe.core.exits import install
+from lingvo_moe.core.lines import cut_warning, decode_lines
+
+install((ImportError, OSError, ValueError))  # these end in a line, while importing too
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import tensorflow as tf  # noqa: E402
+import tensorflow_text  # noqa: E402, F401  (registers the SentencePiece ops of the graph)
 
 
-def main() -> None:
-    """Prints the best translation of each sentence, one a line."""
+def parse():
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sentences", nargs="*")
     parser.add_argument("--to", default="en", help="target language (default: en)")
@@ -22,18 +30,58 @@ def main() -> None:
     parser.add_argument("--model", default=str(Path(__file__).resolve().parent))
     parser.add_argument("--batch_size", type=int, default=64)
     args = parser.parse_args()
-    sentences = args.sentences or [line.rstrip("\n") for line in sys.stdin]
-    model = tf.saved_model.load(args.model)
-    languages = {"target_language": tf.constant(args.to)}
-    if "source_language" in model.signatures["serving_default"].structured_input_signature[1]:
-        if args.source_language is None:
-            parser.error("this model routes by source language: give --source_language")
-        languages["source_language"] = tf.constant(args.source_language)
+    if args.batch_size < 1:
+        parser.error(f"--batch_size must be >= 1, got {args.batch_size}")
+    return args
+
+
+def load(directory):
+    """The model, and the names of the languages that it takes."""
+    model = tf.saved_model.load(directory)
+    signature = getattr(model, "signatures", {}).get("serving_default")
+    if not hasattr(model, "translate") or signature is None:
+        raise ValueError(f"{directory} is a SavedModel, but not of lingvo-moe-export.")
+    return model, set(signature.structured_input_signature[1]) - {"sentences"}
+
+
+def call(model, sentences, languages):
+    """What `model.translate` returns.
+
+    Raises:
+        ValueError: the model does not know a language.
+    """
+    try:
+        return model.translate(tf.constant(sentences), **languages)
+    except tf.errors.InvalidArgumentError as error:
+        said = re.search(r"assertion failed: \[(.*?)\]", error.message)
+        if said is None:
+            raise
+        raise ValueError(said[1]) from error
+
+
+def main():
+    """Prints the best translation of each sentence, one a line."""
+    args = parse()
+    sys.stdout.reconfigure(encoding="utf-8")
+    model, wanted = load(args.model)
+    given = {"target_language": args.to, "source_language": args.source_language}
+    for name in sorted(wanted):
+        if given[name] is None:
+            raise ValueError(f"This model routes by {name.replace('_', ' ')}; give --{name}.")
+    languages = {name: tf.constant(given[name]) for name in wanted}
+    if args.sentences:
+        sentences = list(decode_lines(map(os.fsencode, args.sentences), "the arguments"))
+    else:
+        sentences = list(decode_lines(sys.stdin.buffer, "standard input"))
+    left_out = {}
     for start in range(0, len(sentences), args.batch_size):
-        batch = sentences[start : start + args.batch_size]
-        output = model.translate(tf.constant(batch), **languages)
+        output = call(model, sentences[start : start + args.batch_size], languages)
         for best in output["translations"][:, 0].numpy():
             print(best.decode())
+        for number, tokens in enumerate(output["left_out"].numpy(), start + 1):
+            left_out |= {number: int(tokens)} if tokens else {}
+    if left_out:
+        print(cut_warning(left_out), file=sys.stderr)
 
 
 if __name__ == "__main__":

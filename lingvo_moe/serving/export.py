@@ -1,18 +1,21 @@
 """Export to a SavedModel that takes strings and returns strings.  B sentences, N best."""
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_text as tf_text
 
+from lingvo_moe.core.lines import INVISIBLE, LINE_ENDS
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.vocabulary import EOS
+from lingvo_moe.serving.directory import new_export
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.translator import max_source_length
 
-_CLIENT = Path(__file__).with_name("client.py")
+_BLANK = "[" + "".join(f"\\p{{{category}}}" for category in INVISIBLE) + "]*"  # see is_blank
 
 
 class ServedModel(tf.Module):
@@ -21,21 +24,22 @@ class ServedModel(tf.Module):
     Attributes:
         translate: a tf.function of `sentences` string [B], UTF-8, `source_language` string [], only
             where the router goes by it, and `target_language` string [], such as "en". It returns
-            `translations` string [B, N], best first, empty for empty sentences, and `scores`
-            float32 [B, N], length-normalised log-probabilities. An unknown language is a
-            tf.errors.InvalidArgumentError.
+            `translations` string [B, N], best first, each one line, empty for sentences that show
+            nothing; `scores` float32 [B, N], length-normalised log-probabilities; and `left_out`
+            int32 [B], how many tokens at the end of a sentence that is too long were not read. An
+            unknown language is a tf.errors.InvalidArgumentError.
     """
 
-    def __init__(self, model_dir: ModelDir, theta: NestedMap):
+    def __init__(self, model_dir: ModelDir, tensors: Mapping[str, Any]):
         """Gathers what the graph needs.
 
         Args:
             model_dir: the trained model.
-            theta: its weights.
+            tensors: those of a checkpoint; the weights are taken from them.
         """
         super().__init__()
         self._task = model_dir.task
-        self._theta = theta.map(lambda weight: tf.Variable(weight, trainable=False))
+        self._theta = _theta(tensors).map(lambda weight: tf.Variable(weight, trainable=False))
         self._weights = [
             variable for _, variable in self._theta.flatten()
         ]  # tf.Module tracks lists
@@ -46,7 +50,7 @@ class ServedModel(tf.Module):
             )
             for side in ("source", "target")
         )
-        self._max_source_length = 4 * model_dir.params.input.source_length
+        self._max_pieces = max_source_length(model_dir.params) - 2  # and the tag, and EOS
         self._tags = _numbers(model_dir.tags)
         self._languages = ", ".join(sorted(model_dir.tags))
         if self._task.task_router:
@@ -74,14 +78,20 @@ class ServedModel(tf.Module):
             f"This model does not translate into that language; it knows {self._languages}.",
         )
         task = self._task_id(source_language, target_language)
-        pieces = self._source.tokenize(sentences)[:, : self._max_source_length - 2]
+        pieces = self._source.tokenize(sentences)
+        left_out = tf.maximum(tf.cast(pieces.row_lengths(), tf.int32) - self._max_pieces, 0)
+        pieces = pieces[:, : self._max_pieces]
         batch = pieces.nrows(out_type=tf.int32)
         ends = tf.ones([batch, 1], tf.int32)
         ids = tf.concat([ends * tag, pieces, ends * EOS], axis=1)
         lengths, tasks = tf.cast(ids.row_lengths(), tf.int32), tf.fill([batch], task)
-        return self._texts(
-            sentences, self._task.translate(self._theta, ids.to_tensor(), lengths, tasks)
-        )
+        output = self._task.translate(self._theta, ids.to_tensor(), lengths, tasks)
+        blank = tf.strings.regex_full_match(sentences, _BLANK)
+        return {
+            "translations": tf.where(blank[:, None], "", self._texts(output)),
+            "scores": tf.where(blank[:, None], 0.0, output.scores),
+            "left_out": tf.where(blank, 0, left_out),
+        }
 
     def _task_id(self, source_language, target_language):
         """int32 []: TranslationTask.task_id, of strings in a graph."""
@@ -99,17 +109,12 @@ class ServedModel(tf.Module):
             f"on {', '.join(self._task.trained_tasks)}.",
         )
 
-    def _texts(self, sentences, output):
+    def _texts(self, output):
         n_best = output.lengths.shape[1]
         flat_ids = tf.reshape(output.ids, [-1, tf.shape(output.ids)[2]])
         real = tf.sequence_mask(tf.reshape(output.lengths, [-1]), tf.shape(flat_ids)[1])
         texts = self._target.detokenize(tf.ragged.boolean_mask(flat_ids, real & (flat_ids != EOS)))
-        texts = tf.reshape(texts, [-1, n_best])
-        empty = tf.equal(tf.strings.strip(sentences), "")[:, None]
-        return {
-            "translations": tf.where(empty, "", texts),
-            "scores": tf.where(empty, 0.0, output.scores),
-        }
+        return tf.reshape(tf.strings.regex_replace(texts, LINE_ENDS, " "), [-1, n_best])
 
 
 def _numbers(numbers: Mapping[str, int]) -> tf.lookup.StaticHashTable:
@@ -126,7 +131,9 @@ def _known(number: tf.Tensor, message: str) -> tf.Tensor:
         return tf.identity(number)
 
 
-def export_saved_model(model_dir: ModelDir, output: Path, step: int | None = None) -> int:
+def export_saved_model(
+    model_dir: ModelDir, output: Path, step: int | None = None, overwrite: bool = False
+) -> int:
     """Writes a SavedModel, and beside it `translate.py`, a client that shows how to call it.
 
     The signature `serving_default` (also the method `translate`) takes strings and returns
@@ -134,17 +141,25 @@ def export_saved_model(model_dir: ModelDir, output: Path, step: int | None = Non
 
     Args:
         model_dir: the trained model.
-        output: the directory to write.
+        output: the directory to make.
         step: which checkpoint; None for the best.
+        overwrite: whether to replace an export that lies there.
 
     Returns:
         The step exported.
+
+    Raises:
+        ValueError: there is no checkpoint, or something else lies at output.
+        OSError: output cannot be written.
     """
-    checkpoint = model_dir.read_checkpoint(step)
-    prefix = "theta/"
-    weights = {n: t for n, t in checkpoint.tensors.items() if n.startswith(prefix)}
-    theta = NestedMap.unflatten({n.removeprefix(prefix): np.asarray(t) for n, t in weights.items()})
-    module = ServedModel(model_dir, theta)
-    tf.saved_model.save(module, str(output), signatures=module.translate)
-    shutil.copyfile(_CLIENT, output / "translate.py")
+    with new_export(output, "client.py", "translate.py", overwrite) as directory:
+        checkpoint = model_dir.read_checkpoint(step)
+        module = ServedModel(model_dir, checkpoint.tensors)
+        tf.saved_model.save(module, str(directory), signatures=module.translate)
     return checkpoint.step
+
+
+def _theta(tensors: Mapping[str, Any]) -> NestedMap:
+    prefix = "theta/"
+    weights = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    return NestedMap.unflatten({name: np.asarray(tensor) for name, tensor in weights.items()})

@@ -10,9 +10,14 @@ import sys
 import time
 from pathlib import Path
 
-import jax
-import jax.export
-import numpy as np
+from lingvo_moe.core.exits import install
+from lingvo_moe.core.lines import cut_warning, decode_lines, is_blank, one_line
+
+install((ImportError, OSError, ValueError))  # these end in a line, while importing too
+
+import jax  # noqa: E402
+import jax.export  # noqa: E402
+import numpy as np  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 MANIFEST = json.loads((HERE / "manifest.json").read_text())
@@ -20,7 +25,9 @@ MANIFEST = json.loads((HERE / "manifest.json").read_text())
 
 def program(name):
     """The function (state or weights, batch) -> results of that name, for jax.jit's compiler."""
-    described = MANIFEST["programs"].get(name) or sys.exit(f"error: there is no program {name!r}.")
+    described = MANIFEST["programs"].get(name)
+    if described is None:
+        raise ValueError(f"There is no program {name!r} in this export; export it with --programs.")
     exported = jax.export.deserialize(bytearray((HERE / described["file"]).read_bytes()))
     return jax.jit(exported.call, donate_argnums=described["donated"])
 
@@ -40,10 +47,12 @@ def initial(program_name):
     return program(state["program"])({"seed": np.int32(state["seed"])})
 
 
-def number(kind, name):
+def number(kind, flag, name):
     """Of a language or a task, by the manifest."""
     known = MANIFEST[kind]
-    return known[name] if name in known else sys.exit(f"error: {kind} are {sorted(known)}.")
+    if name not in known:
+        raise ValueError(f"{flag} must be one of {', '.join(sorted(known))}; got {name!r}.")
+    return known[name]
 
 
 def train(steps):
@@ -68,28 +77,43 @@ def translate(lines, language, task):
         for side in ("source", "target")
     )
     shapes = MANIFEST["programs"]["translate"]["arguments"][1]
-    (rows, length), tag = shapes["source_ids"]["shape"], number("tags", language)
+    (rows, length), tag = shapes["source_ids"]["shape"], number("tags", "--to", language)
+    number_of_task = number("tasks", "--task", task) if "tasks" in shapes else None
+    left_out = {}
     for start in range(0, len(lines), rows):
         batch = {name: np.zeros(array["shape"], np.int32) for name, array in shapes.items()}
         batch["lengths"] += 1  # of rows that no sentence fills
         for row, pieces in enumerate(source.encode(lines[start : start + rows])):
+            if len(pieces) > length - 2 and not is_blank(lines[start + row]):
+                left_out[start + row + 1] = len(pieces) - (length - 2)
             ids = [tag, *pieces[: length - 2], eos]
             batch["source_ids"][row, : len(ids)], batch["lengths"][row] = ids, len(ids)
         if "tasks" in batch:
-            batch["tasks"] += number("tasks", task)
+            batch["tasks"] += number_of_task
         best = {name: np.asarray(value)[:, 0] for name, value in run(theta, batch).items()}
         for row, line in enumerate(lines[start : start + rows]):
             ids = best["ids"][row, : best["lengths"][row]].tolist()
-            print(target.decode([i for i in ids if i != eos]) if line.strip() else "", flush=True)
+            text = one_line(target.decode([i for i in ids if i != eos]))
+            print("" if is_blank(line) else text, flush=True)
+    if left_out:
+        print(cut_warning(left_out), file=sys.stderr)
 
 
-if __name__ == "__main__":
+def main():
+    """The command line to one of the functions above."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, help="train so many steps instead of translating")
     parser.add_argument("--to", default="en", help="target language")
     parser.add_argument("--task", help="what a router by task goes by, such as de")
     args = parser.parse_args()
-    if args.steps is not None:
-        train(args.steps)
+    if args.steps is None:
+        sys.stdout.reconfigure(encoding="utf-8")
+        translate(list(decode_lines(sys.stdin.buffer, "standard input")), args.to, args.task)
+    elif args.steps < 1:
+        parser.error(f"--steps must be >= 1, got {args.steps}")
     else:
-        translate(sys.stdin.buffer.read().decode().splitlines(), args.to, args.task)
+        train(args.steps)
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,6 @@ B rows, L source length, T target length, N best.
 import dataclasses
 import json
 import math
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,16 +34,18 @@ from lingvo_moe.runtimes.lowering import (
     train_function,
     weight_specs,
 )
+from lingvo_moe.serving.directory import new_export
 from lingvo_moe.sharding.annotations import Mesh
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
+from lingvo_moe.tasks.translator import max_source_length
 
 PLATFORMS = ("cpu", "cuda")
 TRAIN, TRANSLATE = "train", "translate"
 _INITIALIZE = "initialize"
 _STATE, _BATCH, _MANIFEST = "state.npz", "batch.npz", "manifest.json"
-_RUNNER = Path(__file__).with_name("run_stablehlo.py")
+_RUNNER = ("run_stablehlo.py", "run.py")
 _FORMAT = 1
 
 
@@ -129,6 +130,7 @@ def export_trained(
     step: int | None = None,
     rows: int = 16,
     length: int | None = None,
+    overwrite: bool = False,
 ) -> int:
     """Writes programs of a trained model, its state and its vocabularies.
 
@@ -138,22 +140,30 @@ def export_trained(
 
     Args:
         model_dir: the trained model; the shape of a training batch is that of its params.
-        output: the directory to write.
+        output: the directory to make.
         programs: TRAIN, TRANSLATE or both.
         step: which checkpoint; None for the best.
         rows: sentences that are translated together.
         length: tokens of the longest sentence, tag and EOS included, longer ones are cut; None for
             as many as a Translator takes.
+        overwrite: whether to replace an export that lies at output.
 
     Returns:
         The step exported.
 
     Raises:
-        ValueError: there is no checkpoint, it is of another model, or the shapes do not fit.
+        ValueError: there is no checkpoint, it is of another model, the shapes do not fit, or
+            something else lies at output.
+        OSError: output cannot be written.
     """
+    with new_export(output, *_RUNNER, overwrite) as directory:
+        return _write_trained(model_dir, directory, programs, step, rows, length)
+
+
+def _write_trained(model_dir, output, programs, step, rows, length) -> int:
     checkpoint = model_dir.read_checkpoint(step)
     task = _for_xla(model_dir.task)
-    length = length or 4 * model_dir.params.input.source_length
+    length = length or max_source_length(model_dir.params)
     made = {}
     if TRAIN in programs:
         made[TRAIN] = train_program(task)
@@ -184,7 +194,11 @@ def export_trained(
 
 
 def export_untrained(
-    model: str, overrides: Sequence[str], params: TranslationParams, output: Path
+    model: str,
+    overrides: Sequence[str],
+    params: TranslationParams,
+    output: Path,
+    overwrite: bool = False,
 ) -> None:
     """Writes the training step of a model that has no weights yet; see `export_trained`.
 
@@ -195,23 +209,25 @@ def export_untrained(
         model: its registered name.
         overrides: the `--set` texts that made params of it.
         params: what they give.
-        output: the directory to write.
+        output: the directory to make.
+        overwrite: whether to replace an export that lies there.
 
     Raises:
-        ValueError: the shapes do not fit.
+        ValueError: the shapes do not fit, or something else lies at output.
+        OSError: output cannot be written.
     """
-    task = _for_xla(TranslationTask(params))
-    made = {_INITIALIZE: initialize_program(task), TRAIN: train_program(task)}
-    described = _write_programs(made, output)
-    _write_rest(
-        task,
-        output,
-        model=model,
-        overrides=overrides,
-        pairs=task.pairs,
-        state={"program": _INITIALIZE, "seed": params.train.seed, "step": 0},
-        programs=described,
-    )
+    with new_export(output, *_RUNNER, overwrite) as directory:
+        task = _for_xla(TranslationTask(params))
+        made = {_INITIALIZE: initialize_program(task), TRAIN: train_program(task)}
+        _write_rest(
+            task,
+            directory,
+            model=model,
+            overrides=overrides,
+            pairs=task.pairs,
+            state={"program": _INITIALIZE, "seed": params.train.seed, "step": 0},
+            programs=_write_programs(made, directory),
+        )
 
 
 def _for_xla(task: TranslationTask) -> TranslationTask:
@@ -253,7 +269,6 @@ def _by_name(tree: dict) -> dict[str, tf.Tensor]:
 
 def _write_programs(programs: Mapping[str, Program], output: Path) -> dict[str, Any]:
     """Writes each and returns what the manifest says of them."""
-    output.mkdir(parents=True, exist_ok=True)
     described = {}
     for name, program in programs.items():
         exported = lower(program)
@@ -291,7 +306,7 @@ def _read(tensors: Mapping[str, Any], specs: Mapping[str, ArraySpec]) -> dict[st
 
 
 def _write_rest(task: TranslationTask, output: Path, **manifest: Any) -> None:
-    """The example batch where there is a training step, the manifest and the runner."""
+    """The example batch where there is a training step, and the manifest."""
     params = task.params
     if TRAIN in manifest["programs"]:
         batch = example_batch(params, len(task.pairs))
@@ -315,7 +330,6 @@ def _write_rest(task: TranslationTask, output: Path, **manifest: Any) -> None:
     }
     text = json.dumps(manifest, indent=1, ensure_ascii=False)
     (output / _MANIFEST).write_text(text, encoding="utf-8")
-    shutil.copyfile(_RUNNER, output / "run.py")
 
 
 def _flops(params: TranslationParams) -> dict[str, float]:

@@ -32,7 +32,7 @@ def test_ragged_experts_give_way_to_dropless_ones(model_dir, tmp_path):  # noqa:
     export_trained(ragged, tmp_path, [TRANSLATE], rows=4, length=20)
     result = run_bare(tmp_path, stdin="\n".join(SENTENCES) + "\n")
     assert result.returncode == 0, result.stderr[-3000:]
-    assert result.stdout.splitlines() == lines(expected)
+    assert result.stdout == lines(expected)
 
 
 def test_an_untrained_model_draws_its_state_where_it_runs(tmp_path):
@@ -49,7 +49,8 @@ def test_an_untrained_model_draws_its_state_where_it_runs(tmp_path):
     np.testing.assert_allclose(losses, train_here(runtime, tmp_path), rtol=TOLERANCE)
     translate = run_bare(tmp_path)
     assert translate.returncode == 1
-    assert "there is no program 'translate'" in translate.stderr
+    assert "error: There is no program 'translate'" in translate.stderr
+    assert "--steps must be >= 1, got 0" in run_bare(tmp_path, "--steps=0").stderr
 
 
 def test_bfloat16_reaches_the_products():

@@ -33,16 +33,20 @@ SMALL = (
     "decoding.length_ratio=0.5",
     "decoding.length_penalty=5.0",  # or a model that knows nothing says nothing
 )
-SENTENCES = ["kara mi", "", "tira so kara", "mira", "mi"]
+LONG = "kara " * 60  # more than 4 · 12 tokens
+SENTENCES = [
+    "kara mi", "", "tira so\u2028kara", "mi\x85r\x0ca\x1c", "m\ri", "\u3000", "\u200b", LONG, "mi",
+]  # fmt: skip
 
 BARE = """
-import importlib.abc, runpy, sys
+import importlib.abc, os, runpy, sys
 class Refuse(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name.partition(".")[0] in ("lingvo_moe", "tensorflow", "absl"):
             raise ImportError(f"{name} must not be needed")
 sys.meta_path.insert(0, Refuse())
 sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))  # as without -I
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
@@ -61,8 +65,8 @@ def run_bare(directory, *arguments, stdin=""):
 
 
 def lines(texts):
-    """As the runner prints them; a model that knows nothing may break a line itself."""
-    return "".join(f"{text}\n" for text in texts).splitlines()
+    """As the runner prints them."""
+    return "".join(f"{text}\n" for text in texts)
 
 
 def losses_of(directory):
@@ -111,13 +115,16 @@ def manifest(directory):
 
 
 def test_translations_are_those_of_the_model(model_dir, exported):
-    """Five sentences in batches of three: one is empty, one batch is not full."""
+    """In batches of three; three are blank, one is too long."""
     translator, _ = load_translator(model_dir, Local(model_dir.task))
-    expected = [best[0].text for best in translator(SENTENCES, "en")]
-    assert len(set(expected)) > 1  # or it would prove little
-    result = run_bare(exported, "--to=en", stdin="\n".join(SENTENCES) + "\n")
+    warnings = []
+    expected = [best[0].text for best in translator(SENTENCES, "en", warn=warnings.append)]
+    assert len(set(expected)) > 2  # or it would prove little
+    result = run_bare(exported, "--to=en", stdin="\r\n".join(SENTENCES) + "\n")
     assert result.returncode == 0, result.stderr[-3000:]
-    assert result.stdout.splitlines() == lines(expected)
+    assert result.stdout == lines(expected)
+    assert warnings[0] in result.stderr
+    assert "cut, 1 in all: line 8 (" in warnings[0]
 
 
 def check_training(model_dir, directory):
@@ -188,7 +195,8 @@ def test_flops_by_hand(exported):
 def test_a_vocabulary_s_unknown_language(exported):
     result = run_bare(exported, "--to=xx")
     assert result.returncode == 1
-    assert "error: tags are ['en'" in result.stderr
+    assert result.stderr.endswith("; got 'xx'.\n")
+    assert "error: --to must be one of en" in result.stderr
 
 
 def test_errors(model_dir, tmp_path):

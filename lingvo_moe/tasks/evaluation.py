@@ -9,7 +9,13 @@ from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translator import Translator
 
 
-def translate_pair(translator: Translator, dataset: Dataset, split: str, name: str) -> PairOutput:
+def translate_pair(
+    translator: Translator,
+    dataset: Dataset,
+    split: str,
+    name: str,
+    report: Callable[[str], None],
+) -> PairOutput:
     """Translates one pair's sentences of a split.
 
     Args:
@@ -17,6 +23,7 @@ def translate_pair(translator: Translator, dataset: Dataset, split: str, name: s
         dataset: prepared data with raw text for that split.
         split: "dev" or "test".
         name: the pair.
+        report: takes a warning of sentences that are too long.
 
     Raises:
         ValueError: unknown pair, or one whose task the model was not trained on.
@@ -24,7 +31,9 @@ def translate_pair(translator: Translator, dataset: Dataset, split: str, name: s
     pair = dataset.pair(name)
     examples = dataset.examples(split, name)
     sources = [example.source_text for example in examples]
-    translations = translator(sources, pair.target, pair.source)
+    translations = translator(
+        sources, pair.target, pair.source, warn=lambda line: report(f"{name}: {line}")
+    )
     return PairOutput(
         pair=name,
         train_examples=pair.examples.get("train", 0),
@@ -56,7 +65,7 @@ def translate_split(
         if not dataset.pair(name).examples.get(split):
             report(f"{name}: no {split} lines, passed over")
             continue
-        outputs.append(translate_pair(translator, dataset, split, name))
+        outputs.append(translate_pair(translator, dataset, split, name, report))
         report(f"{name}: {len(outputs[-1].sources)} lines translated")
     if not outputs:
         raise ValueError(f"No pair has {split} lines; nothing to evaluate.")

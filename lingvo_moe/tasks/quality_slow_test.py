@@ -32,6 +32,6 @@ def test_a_pair_of_200_lines_is_translated_well_thanks_to_its_relatives(dataset,
     train_model(job)
     model_dir = ModelDir.open(tmp_path)
     translator, _ = load_translator(model_dir, Local(model_dir.task))
-    output = translate_pair(translator, dataset, "test", "qnu-en")
+    output = translate_pair(translator, dataset, "test", "qnu-en", print)
     bleu = sacrebleu.corpus_bleu(list(output.hypotheses), [list(output.references)]).score
     assert bleu > 40  # copying the nearest training sentence gives 5

@@ -5,18 +5,29 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from absl import logging
 
+from lingvo_moe.core.lines import cut_warning, is_blank, one_line
 from lingvo_moe.data.batching import padded_batches
 from lingvo_moe.data.vocabulary import EOS, Vocabulary
 from lingvo_moe.decoding.flat_beam_search import BeamOutput
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.translation import TranslationParams
 
 # (source_ids int32 [B, L], lengths int32 [B], tasks int32 [B]) -> BeamOutput
 TranslateFn = Callable[[np.ndarray, np.ndarray, np.ndarray], BeamOutput]
 
 
+def max_source_length(params: TranslationParams) -> int:
+    """Tokens of the longest sentence that is translated whole, language tag and EOS included.
+
+    It is far beyond what training saw; the rest of a longer one is left out.
+    """
+    return 4 * params.input.source_length
+
+
 class Translation(NamedTuple):
-    """text, and its length-normalised log-probability."""
+    """text, one line, and its length-normalised log-probability."""
 
     text: str
     score: float
@@ -30,20 +41,21 @@ class Translator:
         translate_ids: decodes a batch, such as a runtime's `translate`.
         source: source vocabulary.
         target: target vocabulary.
-        tags: language -> id of its tag.
+        tag: language -> id of its tag, such as `ModelDir.tag`.
         task_id: (source language or None, target language) -> the task that a router by task goes
             by, such as `TranslationTask.task_id`.
-        max_source_length: longer sentences, in tokens, are cut (and counted by the caller's eye: a
-            sentence of that length is far beyond what training saw).
+        max_source_length: of longer sentences, in tokens, the rest is left out, with a warning.
+        n_best: translations of a sentence, as many as translate_ids gives.
         batch_size: sentences decoded together.
     """
 
     translate_ids: TranslateFn
     source: Vocabulary
     target: Vocabulary
-    tags: dict[str, int]
+    tag: Callable[[str], int]
     task_id: Callable[[str | None, str], int]
     max_source_length: int
+    n_best: int
     batch_size: int = 64
 
     @staticmethod
@@ -53,9 +65,10 @@ class Translator:
             translate_ids,
             model_dir.vocabulary("source"),
             model_dir.vocabulary("target"),
-            model_dir.tags,
+            model_dir.tag,
             model_dir.task.task_id,
-            4 * model_dir.params.input.source_length,
+            max_source_length(model_dir.params),
+            model_dir.params.decoding.n_best,
             batch_size,
         )
 
@@ -65,8 +78,9 @@ class Translator:
         target_language: str,
         source_language: str | None = None,
         progress: Callable[[int], None] = lambda count: None,
+        warn: Callable[[str], None] = logging.warning,
     ) -> list[list[Translation]]:
-        """Translates; empty sentences give empty translations.
+        """Translates; sentences that show nothing, see `is_blank`, give empty translations.
 
         Args:
             sentences: in any languages the model knows.
@@ -74,27 +88,29 @@ class Translator:
             source_language: which language all sentences are in; only models whose router goes by
                 it need it, others pass over it.
             progress: called with the number of sentences done since the last call.
+            warn: takes a line about sentences that are too long, before they are translated.
 
         Returns:
-            For each sentence its n best translations, best first.
+            For each sentence its n best translations, best first. Where the search found fewer,
+            the last are empty with score -inf.
 
         Raises:
             ValueError: the model does not know the target language; or it needs the source language
                 and gets none, or one that it was not trained on.
         """
-        if target_language not in self.tags:
-            raise ValueError(
-                f"This model does not translate into {target_language!r}; it knows "
-                f"{', '.join(sorted(self.tags))}."
-            )
+        tag = self.tag(target_language)
         task = self.task_id(source_language, target_language)
-        results: list[list[Translation]] = [[Translation("", 0.0)] for _ in sentences]
-        filled = [i for i, text in enumerate(sentences) if text.strip()]
+        results = [[Translation("", 0.0)] * self.n_best for _ in sentences]
+        filled = [i for i, text in enumerate(sentences) if not is_blank(text)]
         progress(len(sentences) - len(filled))
-        encoded = [
-            [self.tags[target_language], *ids[: self.max_source_length - 2], EOS]
-            for ids in self.source.encode([sentences[i] for i in filled])
-        ]
+        pieces = self.source.encode([sentences[i] for i in filled])
+        room = self.max_source_length - 2  # for the tag and EOS
+        left_out = {
+            i + 1: len(ids) - room for i, ids in zip(filled, pieces, strict=True) if len(ids) > room
+        }
+        if left_out:
+            warn(cut_warning(left_out))
+        encoded = [[tag, *ids[:room], EOS] for ids in pieces]
         for indices, ids, lengths in padded_batches(encoded, self.batch_size):
             output = self.translate_ids(ids, lengths, np.full_like(lengths, task))
             for index, translations in zip(indices, self._texts(output), strict=True):
@@ -110,7 +126,7 @@ class Translator:
             for b in range(batch)
             for n in range(n_best)
         ]
-        texts = self.target.decode(hypotheses)
+        texts = [one_line(text) for text in self.target.decode(hypotheses)]
         return [
             [Translation(texts[b * n_best + n], float(scores[b, n])) for n in range(n_best)]
             for b in range(batch)

@@ -5,9 +5,9 @@ import os
 import sys
 from collections.abc import Iterator
 
-from lingvo_moe.tools import interrupts
+from lingvo_moe.core import exits
 
-interrupts.install()
+exits.install()
 
 # A tool's standard error is for its user. TensorFlow's C++ side greets there at import and again
 # when it first looks for devices, before its own log level is read.

@@ -1,6 +1,5 @@
 """What the tools share: flags, runtimes, and errors as one clear line."""
 
-import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -9,12 +8,13 @@ from types import ModuleType
 import tensorflow as tf
 from absl import app, flags, logging
 
+from lingvo_moe.core import exits
+
 FLAGS = flags.FLAGS
 MODEL_HELP = "Name of a registered model; see lingvo-moe-models."
 SET_HELP = "Override a field of the params: --set=train.max_steps=500. May be repeated."
 
-# Exit statuses besides 0; those of signals are 128 + their number.
-EXPECTED, INTERNAL, BROKEN_PIPE = 1, 70, 141
+EXPECTED, INTERNAL = 1, 70  # exit statuses
 
 _EXPECTED_ERRORS = (
     ValueError,
@@ -77,27 +77,16 @@ def end_in_a_line(function: Callable[[], None]) -> None:
         finally:
             sys.stdout.flush()  # what cannot be written is an error too
     except Exception as error:
-        if FLAGS["debug"].value:
+        if FLAGS["debug"].value or isinstance(error, BrokenPipeError):
             raise
         status, message = describe(error)
-        if message:
-            print(message, file=sys.stderr)
-        _drop_output()
+        print(message, file=sys.stderr)
+        exits.drop_output()
         sys.exit(status)
 
 
-def _drop_output():
-    """Makes sure that Python, as it ends, does not fail to write what could not be written."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def describe(error: Exception) -> tuple[int, str]:
-    """The exit status and the line that an error ends a tool with, "" for none."""
-    if isinstance(error, BrokenPipeError):  # the reader of our output has gone, as `head` does
-        return BROKEN_PIPE, ""
+    """The exit status and the line that an error ends a tool with."""
     text = _one_line(str(error)) or type(error).__name__
     if isinstance(error, MemoryError | tf.errors.ResourceExhaustedError) or (
         text.startswith("RESOURCE_EXHAUSTED")  # JAX's

@@ -26,7 +26,7 @@ def main(argv: list[str]) -> None:
     if FLAGS.format == _STABLEHLO:
         _export_stablehlo(Path(FLAGS.output))
         return
-    step = export_saved_model(_model_dir(), Path(FLAGS.output), FLAGS.step)
+    step = export_saved_model(_model_dir(), Path(FLAGS.output), FLAGS.step, FLAGS.overwrite)
     common.report(
         f"Exported step {step} to {FLAGS.output}. Try: "
         f"python {FLAGS.output}/translate.py 'a sentence'"
@@ -53,12 +53,18 @@ def _export_stablehlo(output: Path) -> None:
                 "directory of a trained model."
             )
         params = override(get_params(FLAGS.model), FLAGS.set)
-        stablehlo.export_untrained(FLAGS.model, FLAGS.set, params, output)
+        stablehlo.export_untrained(FLAGS.model, FLAGS.set, params, output, FLAGS.overwrite)
         common.report(f"Exported {FLAGS.model}, untrained, to {output}. Try: {run} --steps=10")
         return
     programs = FLAGS.programs or [stablehlo.TRAIN, stablehlo.TRANSLATE]
     step = stablehlo.export_trained(
-        _model_dir(), output, programs, FLAGS.step, FLAGS.batch_size, FLAGS.source_length
+        _model_dir(),
+        output,
+        programs,
+        FLAGS.step,
+        FLAGS.batch_size,
+        FLAGS.source_length,
+        FLAGS.overwrite,
     )
     tries = {stablehlo.TRAIN: f"{run} --steps=10", stablehlo.TRANSLATE: f"{run} < sentences"}
     common.report(f"Exported step {step} to {output}. Try: {' or '.join(map(tries.get, programs))}")
@@ -73,7 +79,8 @@ def _model_dir() -> ModelDir:
 def run() -> None:
     """The console script."""
     flags.DEFINE_string("logdir", None, "Directory of a trained model.")
-    flags.DEFINE_string("output", None, "Directory to write.", required=True)
+    flags.DEFINE_string("output", None, "Directory to make.", required=True)
+    flags.DEFINE_bool("overwrite", False, "Replace an export that lies at --output.")
     flags.DEFINE_string(
         "model", None, "Check that the logdir is of this model; without one, what to export."
     )

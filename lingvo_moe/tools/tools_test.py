@@ -57,8 +57,11 @@ def logdir(data):
 
 
 def test_the_exported_model_equals_translate_without_this_package(data, logdir):
-    sentences = (CORPUS / "test" / "qna-en.qna").read_text() + "\n" + "kara\n"
-    ours = _succeed("translate", f"--logdir={logdir}", "--to=en", stdin=sentences).stdout
+    sentences = (CORPUS / "test" / "qna-en.qna").read_text() + "\u3000\nka\u2028ra\x1c mi\rra\n"
+    file = data.parent / "translations"
+    into = (f"--logdir={logdir}", "--to=en", f"--output={file}")
+    assert not _succeed("translate", *into, stdin=sentences).stdout
+    ours = file.read_text()
     output = data.parent / "export"
     _succeed("export", "--model=tiny.MoE", f"--logdir={logdir}", f"--output={output}")
     # -I ignores PYTHONPATH and the working directory; the finder makes sure of an installed one.
@@ -68,6 +71,7 @@ def test_the_exported_model_equals_translate_without_this_package(data, logdir):
         "    def find_spec(self, name, path, target=None):\n"
         "        assert name.partition('.')[0] != 'lingvo_moe', name\n"
         "sys.meta_path.insert(0, Refuse())\n"
+        f"sys.path.insert(0, {str(output)!r})\n"  # as without -I
         f"runpy.run_path({str(output / 'translate.py')!r}, run_name='__main__')\n"
     )
     served = subprocess.run(
@@ -80,8 +84,8 @@ def test_the_exported_model_equals_translate_without_this_package(data, logdir):
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
     )
     assert served.returncode == 0, served.stderr
-    assert served.stdout.splitlines() == ours.splitlines()
-    assert len(ours.splitlines()) == 22
+    assert served.stdout == ours
+    assert ours.count("\n") == len(ours.splitlines()) == 22
     assert ours.splitlines()[20] == ""
 
 
@@ -99,11 +103,12 @@ def test_evaluate_writes_a_report(data, logdir):
 
 
 def test_scores_and_n_best(logdir):
-    out = _succeed("translate", f"--logdir={logdir}", "--n_best=3", "kara", "mira").stdout
+    out = _succeed("translate", f"--logdir={logdir}", "--n_best=3", "kara", "\u3000").stdout
     rows = [line.split("\t") for line in out.splitlines()]
     assert len(rows) == 6
     scores = [float(score) for score, _ in rows]
     assert scores[:3] == sorted(scores[:3], reverse=True)
+    assert rows[3:] == [["0.0000", ""]] * 3
 
 
 def test_models_lists_and_shows():

@@ -5,51 +5,61 @@ lingvo-moe-translate --logdir=/tmp/tiny --to=en --input=test.de --output=test.hy
 lingvo-moe-translate --logdir=/tmp/tiny --to=en --n_best=4 < test.de
 """
 
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
 from tqdm import tqdm
 
+from lingvo_moe.core.files import check_file, write_whole
+from lingvo_moe.core.lines import decode_lines, read_lines
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.translator import Translation
 from lingvo_moe.tools import common, runtimes
 
 FLAGS = flags.FLAGS
 
 
 def main(argv: list[str]) -> None:
-    """Flags to a Translator."""
-    overrides = list(FLAGS.set)
-    if FLAGS.beam_size is not None:
-        overrides.append(f"decoding.beam_size={FLAGS.beam_size}")
-    overrides.append(f"decoding.n_best={FLAGS.n_best}")
-    model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(overrides)
+    """Flags to a Translator. What may be wrong is found before the weights are read."""
+    output = Path(FLAGS.output) if FLAGS.output else None
+    if output:
+        check_file(output)
+    model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(_overrides())
+    model_dir.tag(FLAGS.to)
+    model_dir.task.task_id(FLAGS.source_language, FLAGS.to)
+    sentences = _sentences(argv[1:])
     translator, _ = load_translator(model_dir, runtimes.make_runtime(model_dir.task), FLAGS.step)
-    sentences = argv[1:] or _read_lines(FLAGS.input)
     with tqdm(total=len(sentences), unit="sentence", disable=None) as bar:
-        results = translator(sentences, FLAGS.to, FLAGS.source_language, bar.update)
-    with open(FLAGS.output, "w", encoding="utf-8") if FLAGS.output else sys.stdout as out:
-        for translations in results:
-            out.writelines(_format(t, FLAGS.n_best, FLAGS.scores) for t in translations)
+        results = translator(sentences, FLAGS.to, FLAGS.source_language, bar.update, common.report)
+    scores = FLAGS.scores or FLAGS.n_best > 1
+    text = "".join(_format(t, scores) for translations in results for t in translations)
+    if output:
+        write_whole(output, text)
+    else:
+        sys.stdout.write(text)
 
 
-def _format(translation, n_best, scores):
-    if scores or n_best > 1:
-        return f"{translation.score:.4f}\t{translation.text}\n"
-    return translation.text + "\n"
+def _overrides() -> list[str]:
+    beam_size = [] if FLAGS.beam_size is None else [f"decoding.beam_size={FLAGS.beam_size}"]
+    return [*FLAGS.set, *beam_size, f"decoding.n_best={FLAGS.n_best}"]
 
 
-def _read_lines(path: str | None) -> list[str]:
-    data = Path(path).read_bytes() if path else sys.stdin.buffer.read()
-    try:
-        return data.decode("utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise ValueError(
-            f"{path or 'standard input'}, line {line}: not UTF-8 ({error.reason}). Convert it, for "
-            f"example with iconv."
-        ) from error
+def _sentences(arguments: Sequence[str]) -> list[str]:
+    if arguments and FLAGS.input:
+        raise ValueError("Give sentences as arguments or in --input, not both.")
+    if arguments:
+        return list(decode_lines(map(os.fsencode, arguments), "the arguments"))
+    if FLAGS.input:
+        return list(read_lines(Path(FLAGS.input)))
+    return list(decode_lines(sys.stdin.buffer, "standard input"))
+
+
+def _format(translation: Translation, score: bool) -> str:
+    return (f"{translation.score:.4f}\t" if score else "") + translation.text + "\n"
 
 
 def run() -> None:
@@ -60,9 +70,11 @@ def run() -> None:
     flags.DEFINE_string(
         "source_language", None, "Language of the sentences, for models that route by it."
     )
-    flags.DEFINE_string("input", None, "File to translate, UTF-8; standard input by default.")
+    flags.DEFINE_string(
+        "input", None, "File to translate, UTF-8, also .gz; by default standard input."
+    )
     flags.DEFINE_string("output", None, "File to write; standard output by default.")
-    flags.DEFINE_integer("n_best", 1, "Translations a sentence.", lower_bound=1)
+    flags.DEFINE_integer("n_best", 1, "Translations a sentence, so many lines.", lower_bound=1)
     flags.DEFINE_integer("beam_size", None, "Short for --set=decoding.beam_size=…", lower_bound=1)
     flags.DEFINE_bool("scores", False, "Print each score and a tab before its translation.")
     flags.DEFINE_integer("step", None, "Which checkpoint; by default the best on dev.")

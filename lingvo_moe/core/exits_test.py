@@ -1,0 +1,58 @@
+import gc
+import os
+import sys
+import time
+
+import pytest
+
+from lingvo_moe.core import exits
+
+
+@pytest.fixture
+def hooks(monkeypatch):
+    """Python's own hooks are back when the test ends."""
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    exits.install((ValueError,))
+
+
+def end(error):
+    """Does what Python does with an exception that nothing catches; returns the exit status."""
+    with pytest.raises(SystemExit) as ended:
+        sys.excepthook(type(error), error, None)
+    return ended.value.code
+
+
+def test_errors_of_the_user_are_one_line(hooks, capsys):
+    assert end(ValueError("size must be > 0")) == 1
+    assert capsys.readouterr().err == "error: size must be > 0\n"
+
+
+def test_other_errors_keep_their_traceback(hooks, capsys):
+    sys.excepthook(KeyError, KeyError("x"), None)
+    assert capsys.readouterr().err == "KeyError: 'x'\n"
+
+
+def test_a_reader_that_goes_away_ends_the_process_in_silence(hooks, monkeypatch, capsys):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as closed:  # whose end would fail if the line were still to be written
+        monkeypatch.setattr(sys, "stdout", closed)
+        print("line")
+        with pytest.raises(BrokenPipeError) as gone:
+            sys.stdout.flush()
+        assert end(gone.value) == 141
+    assert not capsys.readouterr().err
+
+
+def test_ctrl_c_in_a_callback_of_the_garbage_collector_is_not_lost(hooks):
+    """JAX has such a callback; Python ignores errors in them."""
+
+    def press(phase, info):
+        gc.callbacks.remove(press)
+        raise KeyboardInterrupt
+
+    gc.callbacks.append(press)
+    gc.collect()
+    with pytest.raises(KeyboardInterrupt):
+        time.sleep(10)

@@ -1,0 +1,37 @@
+"""The directory of an export: it appears whole, with a program in it that shows how to use it."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from lingvo_moe.core import exits, lines
+from lingvo_moe.core.files import new_directory
+
+_MAKER = "lingvo-moe-export"
+
+
+@contextlib.contextmanager
+def new_export(output: Path, program: str, name: str, overwrite: bool) -> Iterator[Path]:
+    """Makes the directory of an export; see `core.files.new_directory`.
+
+    Args:
+        output: where it appears when the block ends.
+        program: file of this package that runs the export without lingvo_moe. It may import
+            `core.exits` and `core.lines`, which are copied beside it.
+        name: what it is called there.
+        overwrite: whether to replace an earlier export.
+
+    Yields:
+        The directory to write into.
+
+    Raises:
+        ValueError: something that is no export lies at output, or one that may not be replaced.
+        OSError: output cannot be written.
+    """
+    with new_directory(output, _MAKER, overwrite) as directory:
+        yield directory
+        source = Path(__file__).with_name(program).read_text(encoding="utf-8")
+        source = source.replace("from lingvo_moe.core.", "from ")
+        (directory / name).write_text(source, encoding="utf-8")
+        for module in map(Path, (exits.__file__, lines.__file__)):
+            (directory / module.name).write_bytes(module.read_bytes())

@@ -1,0 +1,145 @@
+"""A SavedModel and its client, called as its users do but in this process."""
+
+import io
+import sys
+
+import numpy as np
+import pytest
+
+from lingvo_moe.decoding.flat_beam_search import BeamOutput
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.serving import client
+from lingvo_moe.serving.export import ServedModel, export_saved_model
+from lingvo_moe.tasks.evaluation import load_translator
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.training import train_step
+from lingvo_moe.testing import tiny_world
+
+SMALL = (
+    *tiny_world.SHRINK,
+    "model.num_encoder_layers=1",
+    "model.num_decoder_layers=1",
+    "model.moe.every_n=1",
+    "input.source_length=4",
+    "decoding.length_ratio=0.5",
+    "decoding.length_penalty=5.0",  # or a model that knows nothing says nothing
+)
+LONG = "kara " * 10
+LINES = [
+    "kara mi", "ka\u2028ra", "mi\x85ra", "ti\x0cra so", "ka\x0bra", "a\x1cb\x1dc\x1ed", "mi\rra",
+    "", "\u3000", "\xa0", "\u200b", " \t", "\ufeff", LONG, "mira",
+]  # fmt: skip
+BLANK = [7, 8, 9, 10, 11, 12]
+HOSTILE = ("\ufeff" + "\r\n".join(LINES) + "\n").encode()
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    """A model with weights drawn at random."""
+    path = tmp_path_factory.mktemp("model")
+    made = ModelDir.create(path, "tiny.MoE", SMALL, tiny_world.dataset())
+    runtime = Local(made.task, train_step(made.task))
+    runtime.initialize(5)
+    made.checkpoints.save(1, runtime.state(), {})
+    return made
+
+
+@pytest.fixture(scope="module")
+def exported(model_dir):
+    output = model_dir.path / "export"
+    assert export_saved_model(model_dir, output) == 1
+    return output
+
+
+@pytest.fixture
+def call(exported, monkeypatch, capsysbinary):
+    """The client's standard output and error for arguments and standard input."""
+
+    def run(*arguments, stdin=b""):
+        monkeypatch.setattr(sys, "argv", ["translate.py", f"--model={exported}", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        client.main()
+        return capsysbinary.readouterr()
+
+    return run
+
+
+def test_as_many_lines_as_there_are_and_those_of_the_translator(model_dir, call):
+    translator, _ = load_translator(model_dir, Local(model_dir.task))
+    warnings = []
+    expected = [best[0].text for best in translator(LINES, "en", warn=warnings.append)]
+    assert [i for i, text in enumerate(expected) if not text] == BLANK
+    out, err = call("--batch_size=4", stdin=HOSTILE)
+    assert out == "".join(f"{text}\n" for text in expected).encode()
+    assert err.decode() == f"{warnings[0]}\n"
+    assert "cut, 1 in all: line 14 (" in warnings[0]
+
+
+def test_sentences_as_arguments(call):
+    out = call("kara mi", "\u3000").out
+    assert out == call(stdin="kara mi\n\u3000".encode()).out
+    assert out.endswith(b"\n\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "message"),
+    [
+        (["--to=xx", "kara"], b"", r"does not translate into that language; it knows .*en"),
+        ([], b"kara\nka\xff\n", r"standard input, line 2: not UTF-8"),
+        (["kara", "ka\udcff"], b"", r"the arguments, line 2: not UTF-8"),
+        (["--model=/nowhere", "kara"], b"", r"SavedModel file does not exist at: /nowhere"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(call, arguments, stdin, message):
+    with pytest.raises((ValueError, OSError), match=message) as error:
+        call(*arguments, stdin=stdin)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_batches_of_nothing_are_refused(call, size):
+    with pytest.raises(SystemExit) as end:
+        call(f"--batch_size={size}", "kara")
+    assert end.value.code == 2
+
+
+def test_a_translation_in_the_graph_is_one_line(model_dir):
+    vocabulary = model_dir.vocabulary("target")
+    ids = [vocabulary._processor.piece_to_id(f"<0x{b:02X}>") for b in "a\u2028b\x1c".encode()]
+    module = ServedModel(model_dir, model_dir.read_checkpoint().tensors)
+    output = BeamOutput(
+        np.array([[ids]], np.int32), np.array([[len(ids)]], np.int32), np.zeros([1, 1], np.float32)
+    )
+    assert module._texts(output).numpy().tolist() == [[b"a b "]]
+
+
+class TestOutput:
+    """An export appears whole, and only where nothing of the user's lies."""
+
+    def test_a_directory_of_the_user_s_is_left_alone(self, model_dir, tmp_path):
+        (tmp_path / "translate.py").write_text("mine")
+        for overwrite in (False, True):
+            with pytest.raises(ValueError, match="was not made by lingvo-moe-export"):
+                export_saved_model(model_dir, tmp_path, overwrite=overwrite)
+        assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("translate.py", "mine")]
+
+    def test_a_file_is_left_alone(self, model_dir, tmp_path):
+        (tmp_path / "file").write_text("mine")
+        with pytest.raises(ValueError, match="file is a file"):
+            export_saved_model(model_dir, tmp_path / "file", overwrite=True)
+        assert (tmp_path / "file").read_text() == "mine"
+
+    def test_an_export_is_replaced_when_asked_and_kept_if_the_new_one_fails(
+        self, model_dir, exported
+    ):
+        with pytest.raises(ValueError, match="pass --overwrite"):
+            export_saved_model(model_dir, exported)
+        before = sorted(exported.rglob("*"))
+        with pytest.raises((ValueError, OSError), match="77"):
+            export_saved_model(model_dir, exported, step=77, overwrite=True)
+        assert sorted(exported.rglob("*")) == before
+
+    def test_the_program_imports_nothing_of_this_package(self, exported):
+        text = (exported / "translate.py").read_text()
+        assert "from lines import" in text
+        assert "lingvo_moe" not in text

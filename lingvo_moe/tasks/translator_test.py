@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+
+from lingvo_moe.data.vocabulary import EOS
+from lingvo_moe.decoding.flat_beam_search import BeamOutput
+from lingvo_moe.tasks.translator import Translation, Translator
+from lingvo_moe.testing import tiny_world
+
+
+def translator_of(translate_ids, max_source_length=100, n_best=1):
+    """A Translator of a function in place of a model."""
+    dataset = tiny_world.dataset()
+    return Translator(
+        translate_ids,
+        dataset.source_vocabulary,
+        dataset.target_vocabulary,
+        dataset.tags.__getitem__,
+        lambda source, target: 0,
+        max_source_length,
+        n_best,
+    )
+
+
+def saying(text):
+    """Translates every sentence by the bytes of a text."""
+    vocabulary = tiny_world.dataset().target_vocabulary
+    ids = [vocabulary._processor.piece_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
+
+    def translate_ids(source_ids, lengths, tasks):
+        rows = len(lengths)
+        return BeamOutput(
+            ids=np.tile([*ids, EOS], [rows, 1, 1]),
+            lengths=np.full([rows, 1], len(ids) + 1),
+            scores=np.full([rows, 1], -0.5),
+        )
+
+    return translate_ids
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\u3000", "\xa0", "\u200b", "\ufeff", "\t\u2028"])
+def test_a_blank_line_has_as_many_empty_translations_as_any_other(blank):
+    def never(*batch):
+        raise AssertionError("there is nothing to translate")
+
+    assert translator_of(never, n_best=3)([blank], "en") == [[Translation("", 0.0)] * 3]
+
+
+@pytest.mark.parametrize("character", "\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029")
+def test_a_translation_is_one_line_for_every_reader(character):
+    [[translation]] = translator_of(saying(f"a{character}b"))(["kara"], "en")
+    assert translation == Translation("a b", -0.5)
+
+
+def test_sentences_that_are_too_long_are_named():
+    read, warnings = [], []
+
+    def translate_ids(ids, lengths, tasks):
+        read.extend(lengths)
+        return saying("a")(ids, lengths, tasks)
+
+    translator = translator_of(translate_ids, max_source_length=6)
+    words = len(translator.source.encode(["kara kara kara kara kara kara"])[0])
+    sentences = ["", "kara kara kara kara kara kara", "kara", " " * 100]
+    translator(sentences, "en", warn=warnings.append)
+    # 6 tokens are a language tag, 4 pieces of the sentence and EOS.
+    assert max(read) == 6
+    assert warnings == [
+        f"warning: sentences too long for the model are cut, 1 in all: line 2 ({words - 4} tokens "
+        f"left out). Split them into shorter ones."
+    ]
+    warnings.clear()
+    translator(["kara"], "en", warn=warnings.append)
+    assert not warnings
