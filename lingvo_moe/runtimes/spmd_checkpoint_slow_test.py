@@ -3,6 +3,7 @@
 Runs itself in processes of their own, where JAX has virtual devices.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -99,8 +100,9 @@ def test_a_crash_between_pieces_leaves_the_previous_checkpoint_whole(saved):
     first, second = start("crash", directory, TWO_OF_TWO, devices=2, processes=2)
     _, errors = second.communicate()
     assert second.returncode == KILLED, errors[-3000:]
-    first.kill()  # it waits for the other; on a cluster the scheduler would end it
-    first.communicate()
+    _, errors = first.communicate(timeout=60)
+    assert first.returncode == 1
+    assert f"process 1 (pid {second.pid} on " in errors
     partial = directory / f"step_{STEPS + 1:08d}.partial"
     assert list(partial.glob("process-00001*data*"))  # something of the second's was there
     assert Checkpointer(directory).steps() == [STEPS]
@@ -140,11 +142,16 @@ def main(role, directory, mesh, address, index, processes):
     from lingvo_moe.runtimes.spmd import Spmd
     from lingvo_moe.sharding.annotations import parse_mesh
 
-    directory, process = Path(directory), ALONE
-    if int(processes) > 1:
-        process = process_group.join(address, int(index), int(processes))
-    task = make_task()
-    runtime = Spmd(task, train_step(task), Layout(parse_mesh(mesh), task.params.sharding))
+    directory, alone = Path(directory), contextlib.nullcontext(ALONE)
+    together = process_group.joined(address, int(index), int(processes))
+    with together if int(processes) > 1 else alone as process:
+        task = make_task()
+        runtime = Spmd(task, train_step(task), Layout(parse_mesh(mesh), task.params.sharding))
+        print(json.dumps(_play(role, directory, runtime, process)))
+
+
+def _play(role, directory, runtime, process):
+    """What a process does, and reports."""
     checkpoints = Checkpointer(directory, process=process)
     if role == "save":
         runtime.initialize(3)
@@ -152,8 +159,7 @@ def main(role, directory, mesh, address, index, processes):
             runtime.train(make_batch(step))
         checkpoints.save(STEPS, runtime.state(), {})
         np.savez(directory / "live.npz", **{n: np.asarray(v) for n, v in runtime.state().items()})
-        print(json.dumps({"loss": next_loss(runtime)}))
-        return
+        return {"loss": next_loss(runtime)}
     found = checkpoints.read_latest(lambda found: runtime.restore(found.tensors))
     check_bits(directory, runtime.state())
     report = {"step": found.step, "loss": next_loss(runtime)}
@@ -161,7 +167,7 @@ def main(role, directory, mesh, address, index, processes):
         _die_while_writing(process.index)
     if role in ("crash", "resume"):
         checkpoints.save(STEPS + 1, runtime.state(), {})
-    print(json.dumps(report))
+    return report
 
 
 def _die_while_writing(index):

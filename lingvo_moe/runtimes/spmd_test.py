@@ -1,5 +1,6 @@
 """Runs itself in processes of their own, where JAX has virtual devices."""
 
+import contextlib
 import functools
 import json
 import socket
@@ -187,15 +188,20 @@ def test_errors(case, message):
 
 def main(mesh, steps, address, index, processes, *flags):
     """Trains on a mesh and prints what the tests look at as JSON."""
+    from lingvo_moe.runtimes.processes import joined
+
+    together = joined(address, int(index), int(processes))
+    with together if int(processes) > 1 else contextlib.nullcontext():
+        print(json.dumps(_report(mesh, steps, flags)))
+
+
+def _report(mesh, steps, flags):
     import jax
 
-    from lingvo_moe.runtimes import processes as process_group
     from lingvo_moe.runtimes.lowering import Layout
     from lingvo_moe.runtimes.spmd import Spmd
     from lingvo_moe.sharding.annotations import parse_mesh
 
-    if int(processes) > 1:
-        process_group.join(address, int(index), int(processes))
     overrides = [flag for flag in flags if "=" in flag]
     task = make_task(overrides)
     layout = Layout(parse_mesh(mesh), task.params.sharding)
@@ -203,8 +209,7 @@ def main(mesh, steps, address, index, processes, *flags):
     runtime.initialize(3)
     before = dict(runtime.state())
     if "everything" not in flags:
-        print(json.dumps({"losses": train(runtime, int(steps))}))
-        return
+        return {"losses": train(runtime, int(steps))}
     initial = {name: np.asarray(value) for name, value in before.items()}
     losses = train(runtime, int(steps) - 1)
     saved = {name: np.asarray(value) for name, value in runtime.state().items()}
@@ -231,7 +236,7 @@ def main(mesh, steps, address, index, processes, *flags):
     wi = "theta/encoder/layer_00/feed_forward/experts/wi"
     report["read"] = {wi: [list(shape) for shape in watched[wi].shapes]}
     report["resumed"] = _numbers(runtime.train(last))
-    print(json.dumps(report))
+    return report
 
 
 def _numbers(metrics):

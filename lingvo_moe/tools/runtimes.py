@@ -1,6 +1,8 @@
 """--runtime and its flags: where a tool runs its model."""
 
+import contextlib
 import importlib.util
+from collections.abc import Iterator
 
 import tensorflow as tf
 from absl import flags
@@ -24,20 +26,23 @@ def define_flags() -> None:
 
 
 def define_process_flags() -> None:
-    """The flags of `join`, for tools that many processes may run together."""
+    """The flags of `joined`, for tools that many processes may run together."""
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, or auto to ask the cluster.")
     flags.DEFINE_integer("process_index", None, "Which process this is, from 0.", lower_bound=0)
     flags.DEFINE_integer("process_count", None, "How many there are.", lower_bound=1)
 
 
-def join() -> Process:
-    """Meets the other processes if the flags or the cluster speak of any."""
+@contextlib.contextmanager
+def joined() -> Iterator[Process]:
+    """Meets the other processes, if the flags or the cluster speak of any, and ends with them."""
     if FLAGS.runtime == "local":
-        return ALONE
+        yield ALONE
+        return
     prepare_jax()
-    from lingvo_moe.runtimes.processes import join
+    from lingvo_moe.runtimes import processes
 
-    return join(FLAGS.coordinator, FLAGS.process_index, FLAGS.process_count)
+    with processes.joined(FLAGS.coordinator, FLAGS.process_index, FLAGS.process_count) as process:
+        yield process
 
 
 def make_runtime(task, step=None):

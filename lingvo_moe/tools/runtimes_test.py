@@ -28,13 +28,14 @@ def parse(monkeypatch):
 def test_local_is_the_default_and_alone(parse):
     parse()
     assert isinstance(runtimes.make_runtime(None), Local)
-    assert runtimes.join().index == 0
+    with runtimes.joined() as process:
+        assert process.index == 0
 
 
 def test_without_jax_the_message_names_the_cure(parse, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     parse("--runtime=spmd")
-    for call in (runtimes.join, lambda: runtimes.make_runtime(None)):
+    for call in (runtimes.joined().__enter__, lambda: runtimes.make_runtime(None)):
         with pytest.raises(ValueError, match=r"pip install 'lingvo_moe\[spmd\]'"):
             call()
 
@@ -44,15 +45,17 @@ def test_without_jax_the_message_names_the_cure(parse, monkeypatch):
     [
         ({"index": 1}, "--process_index and --process_count need --coordinator=HOST:PORT"),
         ({"coordinator": "localhost:1"}, "needs --process_index and --process_count; --coord"),
+        ({"coordinator": "h:1", "index": 2, "count": 2}, "must be from 0 to 1 with .*=2, got 2"),
+        ({"coordinator": "h", "index": 1, "count": 2}, "must be HOST:PORT or auto, got 'h'"),
     ],
 )
 def test_half_an_address(arguments, message, monkeypatch):
     pytest.importorskip("jax")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    from lingvo_moe.runtimes.processes import join
+    from lingvo_moe.runtimes.processes import joined
 
-    with pytest.raises(ValueError, match=message):
-        join(**arguments)
+    with pytest.raises(ValueError, match=message), joined(**arguments):
+        pass
 
 
 @pytest.mark.slow

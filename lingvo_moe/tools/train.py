@@ -22,10 +22,16 @@ FLAGS = flags.FLAGS
 def main(argv: list[str]) -> None:
     """Flags to train_model."""
     del argv
+    with runtimes.joined() as process:
+        result = _train(process)
+    if result.signal:
+        sys.exit(exit_code(result.signal))
+
+
+def _train(process):
     overrides = list(FLAGS.set)
     if FLAGS.max_steps is not None:
         overrides.append(f"train.max_steps={FLAGS.max_steps}")
-    process = runtimes.join()
     report = common.report if process.index == 0 else lambda line: None
     job = TrainingJob(
         model=FLAGS.model,
@@ -45,8 +51,7 @@ def main(argv: list[str]) -> None:
             f"{result.best_step}. Next: lingvo-moe-evaluate --model={FLAGS.model} "
             f"--logdir={FLAGS.logdir} --data={FLAGS.data} --output=DIR"
         )
-    if result.signal:
-        sys.exit(exit_code(result.signal))
+    return result
 
 
 def run() -> None:

@@ -1,0 +1,187 @@
+"""Processes that end together: what ends one of them ends all, with its cause, within seconds.
+
+Process 0 listens and every other process connects to it. A process that fails sends its cause along
+these connections; one that dies without a word is known by its connection, which the kernel closes.
+A thread listens at each connection, so that a process ends even while it waits in a collective for
+one that will never come.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+_MEET_SECONDS = 60.0
+_FAREWELL_SECONDS = 3.0  # for the others to hear of a failure, which takes them milliseconds
+_SYMPTOM_SECONDS = 0.5  # for the cause of an error to arrive that only follows from another's end
+
+
+@contextlib.contextmanager
+def end_together(
+    index: int, count: int, host: str, exchange: Callable[[str | None], str]
+) -> Iterator[None]:
+    """Ends the processes that are within it together; at its end they wait for each other.
+
+    If one of them raises or dies within the block, the others print its cause as "error: …" and end
+    with exit code 1, whatever they are doing. The one that raised goes on raising; it then ends
+    with exit code 1 and without waiting for anybody.
+
+    Args:
+        index: which process this is; every process of the `count` enters the block.
+        count: how many there are.
+        host: name or address of process 0's host.
+        exchange: takes a text from process 0, None from others; returns that text to all.
+
+    Raises:
+        OSError: they cannot reach each other.
+    """
+    members = _accept(count, exchange) if index == 0 else [_connect(index, host, exchange)]
+    watch = _Watch(members)
+    try:
+        yield
+        watch.wait_for_all(first=index == 0)
+    except BaseException as error:
+        time.sleep(_SYMPTOM_SECONDS)
+        watch.tell(f"{_name(_hello(index))}: {str(error) or type(error).__name__}")
+        atexit.register(_leave)  # before what libraries do at exit, such as waiting for the others
+        raise
+    finally:
+        watch.close()
+
+
+class _Member:
+    """Another process, at the other end of a connection."""
+
+    def __init__(self, connection: socket.socket, name: str):
+        self.connection, self.name = connection, name
+        self.lines = connection.makefile("r", encoding="utf-8")
+        self.done, self.gone = threading.Event(), threading.Event()
+
+    def send(self, message: dict) -> None:
+        """Says something; whoever is gone cannot hear it."""
+        with contextlib.suppress(OSError):
+            self.connection.sendall((json.dumps(message) + "\n").encode())
+
+
+class _Watch:
+    """Listens to the other processes and ends this one if one of them fails."""
+
+    def __init__(self, members: list[_Member]):
+        self._members = members
+        self._ending = threading.Lock()  # held for ever by whoever ends this process
+        for member in members:
+            threading.Thread(target=self._listen, args=(member,), daemon=True).start()
+
+    def wait_for_all(self, first: bool) -> None:
+        """Until all processes are done: the first hears so from each and then tells each."""
+        for act in (self._wait, self._say_done) if first else (self._say_done, self._wait):
+            act()
+
+    def tell(self, cause: str) -> None:
+        """Sends the others the cause of this process's end, and waits until they have heard it."""
+        self._ending.acquire()
+        for member in self._members:
+            member.send({"failed": cause})
+            with contextlib.suppress(OSError):
+                member.connection.shutdown(socket.SHUT_WR)
+        deadline = time.monotonic() + _FAREWELL_SECONDS
+        for member in self._members:
+            member.gone.wait(max(0.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        """Closes the connections."""
+        for member in self._members:
+            member.connection.close()
+
+    def _wait(self):
+        for member in self._members:
+            member.done.wait()
+
+    def _say_done(self):
+        for member in self._members:
+            member.send({"done": True})
+
+    def _listen(self, member):
+        cause = f"{member.name} ended without a word; see its own output"
+        with contextlib.suppress(OSError, ValueError):
+            for line in member.lines:
+                message = json.loads(line)
+                if "done" in message:
+                    member.done.set()
+                cause = message.get("failed", cause)
+        member.gone.set()
+        if not member.done.is_set():
+            self.tell(cause)
+            print(f"error: {cause}", file=sys.stderr, flush=True)
+            _leave()
+
+
+def _accept(count, exchange) -> list[_Member]:
+    """Process 0: the others, when all have connected. The token keeps strangers out."""
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    members: list[_Member] = []
+    with socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=count) as server:
+        token = secrets.token_hex()
+        exchange(f"{server.getsockname()[1]} {token}")
+        deadline = time.monotonic() + _MEET_SECONDS
+        while len(members) < count - 1:
+            server.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                connection, _ = server.accept()
+            except TimeoutError as error:
+                raise OSError(
+                    f"Only {len(members)} of {count - 1} other processes connected to process 0 "
+                    f"within {_MEET_SECONDS:.0f} s."
+                ) from error
+            if member := _greet(connection, token):
+                members.append(member)
+    return members
+
+
+def _greet(connection, token):
+    """The process that has just connected, or None if it is none of ours."""
+    connection.settimeout(_MEET_SECONDS)
+    member = _Member(connection, "")
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        hello = json.loads(member.lines.readline(1000))
+        if secrets.compare_digest(hello["token"], token):
+            member.name = _name(hello)
+            member.send(_hello(0))
+            connection.settimeout(None)
+            return member
+    connection.close()
+    return None
+
+
+def _connect(index, host, exchange) -> _Member:
+    """Another process: process 0."""
+    port, token = exchange(None).split()
+    try:
+        connection = socket.create_connection((host, int(port)), timeout=_MEET_SECONDS)
+        member = _Member(connection, "")
+        member.send(_hello(index) | {"token": token})
+        member.name = _name(json.loads(member.lines.readline()))
+    except (OSError, ValueError) as error:
+        raise OSError(f"Process {index} cannot reach process 0 on {host}: {error}.") from error
+    connection.settimeout(None)
+    return member
+
+
+def _hello(index):
+    return {"index": index, "pid": os.getpid(), "host": socket.gethostname()}
+
+
+def _name(hello):
+    return f"process {hello['index']} (pid {hello['pid']} on {hello['host']})"
+
+
+def _leave():
+    sys.stdout.flush()
+    os._exit(1)

@@ -1,0 +1,138 @@
+"""Plain processes, without JAX: each runs this file as a script, and one of them fails."""
+
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lingvo_moe.runtimes.together import end_together
+
+COUNT = 3
+
+
+def start(directory, roles):
+    """Processes that meet through a file in the directory and then play their roles."""
+    return [
+        subprocess.Popen(
+            [sys.executable, __file__, str(directory), str(index), role],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index, role in enumerate(roles)
+    ]
+
+
+def finish(processes, seconds=20):
+    """[(exit code, stdout, stderr), …] of processes that all end in time."""
+    try:
+        done = [process.communicate(timeout=seconds) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(p.returncode, *texts) for p, texts in zip(processes, done, strict=True)]
+
+
+def name(processes, index):
+    return f"process {index} (pid {processes[index].pid} on {socket.gethostname()})"
+
+
+@pytest.mark.parametrize("failing", range(COUNT))
+def test_an_error_in_one_ends_all_with_its_cause(tmp_path, failing):
+    """The others are in native code, as in a collective that waits for one that never comes."""
+    roles = ["busy"] * COUNT
+    roles[failing] = "fail"
+    processes = start(tmp_path, roles)
+    results = finish(processes)
+    assert [code for code, *_ in results] == [1] * COUNT
+    for index, (_, _, errors) in enumerate(results):
+        if index == failing:
+            assert errors.endswith("ValueError: no room on the disk\n")
+            assert errors.count("Traceback") == 1  # this script lets Python print it
+        else:
+            assert errors == f"error: {name(processes, failing)}: no room on the disk\n"
+
+
+@pytest.mark.parametrize("dying", [0, 2])
+def test_one_that_is_killed_is_noticed(tmp_path, dying):
+    roles = ["busy"] * COUNT
+    roles[dying] = "die"
+    processes = start(tmp_path, roles)
+    results = finish(processes)
+    for index, (code, _, errors) in enumerate(results):
+        if index == dying:
+            assert (code, errors) == (-signal.SIGKILL, "")
+        else:
+            cause = f"{name(processes, dying)} ended without a word; see its own output"
+            assert (code, errors) == (1, f"error: {cause}\n")
+
+
+def test_the_fast_wait_for_the_slow(tmp_path):
+    """Process 2 takes half a second longer; no other ends before it is done."""
+    results = finish(start(tmp_path, ["end", "end", "slow"]))
+    assert [(code, errors) for code, _, errors in results] == [(0, "")] * COUNT
+    ends = [float(out) for _, out, _ in results]
+    assert (tmp_path / "slow").exists()
+    assert min(ends[:2]) >= float((tmp_path / "slow").read_text())
+
+
+def test_one_that_fails_while_others_wait_at_the_end(tmp_path):
+    processes = start(tmp_path, ["end", "end", "fail late"])
+    results = finish(processes)
+    assert [code for code, *_ in results] == [1] * COUNT
+    for _, _, errors in results[:2]:
+        assert errors == f"error: {name(processes, 2)}: no room on the disk\n"
+
+
+def test_strangers_are_turned_away(tmp_path):
+    first = start(tmp_path, ["end"])
+    port = int(read(tmp_path).split()[0])
+    for words in (b"GET / HTTP/1.0\r\n\r\n", b'{"index": 1, "token": "guess"}\n', b"7\n"):
+        with socket.create_connection(("localhost", port)) as stranger:
+            stranger.sendall(words)
+            assert stranger.recv(100) == b""
+    others = [
+        subprocess.Popen([sys.executable, __file__, str(tmp_path), str(index), "end"])
+        for index in (1, 2)
+    ]
+    assert [code for code, *_ in finish(first + others)] == [0] * COUNT
+
+
+def read(directory):
+    """What process 0 has published."""
+    path, deadline = Path(directory) / "address", time.monotonic() + 20
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return path.read_text()
+
+
+def main(directory, index, role):
+    """One process."""
+
+    def exchange(text):
+        if text is not None:
+            (Path(directory) / "partial").write_text(text)
+            os.rename(Path(directory) / "partial", Path(directory) / "address")
+        return read(directory)
+
+    with end_together(int(index), COUNT, "localhost", exchange):
+        if role in ("slow", "fail late"):
+            time.sleep(0.5)
+            (Path(directory) / "slow").write_text(repr(time.time()))
+        if role.startswith("fail"):
+            raise ValueError("no room on the disk")
+        if role == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if role == "busy":
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+    print(time.time())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,90 @@
+"""A Mixture-of-Experts model trained by two processes, of which one fails at an evaluation.
+
+Runs itself as the two processes.
+"""
+
+import re
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from lingvo_moe.tasks import training
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.testing.devices import environment
+from lingvo_moe.testing.tiny_world import SHRINK, dataset
+from lingvo_moe.tools import train
+
+pytestmark = pytest.mark.slow
+
+STEPS = ("max_steps=4", "eval_every=2", "checkpoint_every=1", "log_every=2")
+CAUSE = "the disk of this host is gone"
+
+
+def run_two(logdir, failing="nobody"):
+    """(exit code, stderr) of each of two processes that train together."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        address = f"localhost:{probe.getsockname()[1]}"
+    texts = (*SHRINK, *(f"train.{text}" for text in STEPS), "model.moe.num_groups=2")
+    command = [
+        *(sys.executable, __file__, failing, "--model=tiny.MoE", f"--data={dataset().directory}"),
+        *(f"--logdir={logdir}", "--runtime=spmd", "--mesh=expert:2", f"--coordinator={address}"),
+        *("--process_count=2", "--set=model.moe.dispatcher=Einsum()"),
+        *(f"--set={text}" for text in texts),
+    ]
+    variables = environment(1) | {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    processes = [
+        subprocess.Popen(
+            [*command, f"--process_index={i}"], stderr=subprocess.PIPE, text=True, env=variables
+        )
+        for i in range(2)
+    ]
+    try:
+        errors = [process.communicate(timeout=600)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(p.returncode, text) for p, text in zip(processes, errors, strict=True)]
+
+
+def test_one_fails_at_an_evaluation_and_the_same_command_goes_on(tmp_path):
+    pytest.importorskip("jax")
+    failed = run_two(tmp_path, failing="1")
+    assert [code for code, _ in failed] == [1, 1]
+    assert re.search(rf"^error: process 1 \(pid \d+ on .*\): {CAUSE}$", failed[0][1], re.M)
+    assert re.search(rf"^error: {CAUSE}$", failed[1][1], re.M)
+    assert "Traceback" not in failed[0][1] + failed[1][1]
+    assert time.time() - float(re.search(r"^at ([\d.]+)$", failed[1][1], re.M)[1]) < 15
+    assert ModelDir.open(tmp_path).checkpoints.steps() == [1]
+
+    done = run_two(tmp_path)
+    assert [code for code, _ in done] == [0, 0], done[0][1] + done[1][1]
+    assert "Resuming from step 1." in done[0][1]
+    assert "Done at step 4" in done[0][1]
+    model_dir = ModelDir.open(tmp_path)
+    assert model_dir.checkpoints.steps() == [2, 3, 4]
+    with np.load(model_dir.routing_path) as record:  # two layers of eight experts
+        assert record["pair_load"].shape[::2] == (2, 8)
+    assert not list(tmp_path.rglob("*partial*"))
+
+
+def main(failing):
+    """One of the processes; at an evaluation the failing one raises."""
+    evaluate = training._Evaluator.__call__
+
+    def fail(self):
+        if sys.argv[-1] == f"--process_index={failing}":
+            print(f"at {time.time()}", file=sys.stderr, flush=True)
+            raise OSError(CAUSE)
+        return evaluate(self)
+
+    training._Evaluator.__call__ = fail
+    train.run()
+
+
+if __name__ == "__main__":
+    main(sys.argv.pop(1))
