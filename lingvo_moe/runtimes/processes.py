@@ -2,14 +2,14 @@
 
 import contextlib
 import os
+import socket
 import sys
+import threading
 from collections.abc import Iterator
 
 import jax
 import numpy as np
-from jax._src import (
-    distributed,
-)  # as other libraries do: JAX's own key-value store has no other way
+from jax._src import distributed  # its key-value store has no public name
 from jax.experimental import multihost_utils
 
 from lingvo_moe.runtimes.together import end_together
@@ -17,7 +17,7 @@ from lingvo_moe.train.checkpoint import ALONE, Process
 
 AUTO = "auto"
 _SILENCE_SECONDS = 30
-_MEET_MILLISECONDS = 60_000
+_MEET_SECONDS = 300
 _KEY = "lingvo_moe/end_together"
 
 
@@ -42,25 +42,59 @@ def joined(
 
     Raises:
         ValueError: part of what is needed is missing or wrong.
-        OSError: the processes do not meet.
+        OSError: the address cannot be used, or the processes do not meet.
     """
     _check(coordinator, index, count)
     if coordinator is None and not _in_a_cluster():
         yield ALONE
         return
-    where = None if coordinator == AUTO else coordinator
-    print(f"Meeting the other processes at {where or 'the cluster'} …", file=sys.stderr, flush=True)
+    _meet(None if coordinator == AUTO else coordinator, index, count)
+    met = distributed.global_state
+    host = met.coordinator_address.rpartition(":")[0].strip("[]")
+    with end_together(met.process_id, met.num_processes, host, _exchange):
+        yield Process(met.process_id, _minimum)
+
+
+def _meet(coordinator, index, count):
+    """Waits for all; JAX itself would abort, with a stack trace, when they do not come."""
+    where = coordinator or "the address that the cluster gives"
+    if coordinator and index == 0:
+        _check_free(coordinator)
+    print(f"Meeting the other processes at {where} …", file=sys.stderr, flush=True)
+    timer = threading.Timer(_MEET_SECONDS, _give_up, (where,))
+    timer.start()
     try:
-        jax.distributed.initialize(where, count, index, heartbeat_timeout_seconds=_SILENCE_SECONDS)
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
+        jax.distributed.initialize(
+            coordinator,
+            count,
+            index,
+            initialization_timeout=2 * _MEET_SECONDS,
+            heartbeat_timeout_seconds=_SILENCE_SECONDS,
+        )
+    finally:
+        timer.cancel()
+
+
+def _give_up(where):
+    print(
+        f"error: The processes did not all meet at {where} within {_MEET_SECONDS} s. Start all of "
+        f"them with the same address and count, each with its own index.",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)
+
+
+def _check_free(coordinator):
+    """JAX crashes where the port is taken."""
+    port = int(coordinator.rpartition(":")[2])
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
         raise OSError(
-            f"The processes did not meet at {where or 'the cluster'}: {reason}"
+            f"Port {port} of this host cannot be used ({os.strerror(error.errno)}); give "
+            f"another in --coordinator to all processes."
         ) from error
-    index, count = jax.process_index(), jax.process_count()
-    host = distributed.global_state.coordinator_address.rpartition(":")[0].strip("[]")
-    with end_together(index, count, host, _exchange):
-        yield Process(index, _minimum)
 
 
 def _check(coordinator, index, count):
@@ -92,7 +126,7 @@ def _exchange(text: str | None) -> str:
     if text is not None:
         client.key_value_set(_KEY, text)
     try:
-        return client.blocking_key_value_get(_KEY, _MEET_MILLISECONDS)
+        return client.blocking_key_value_get(_KEY, 1000 * _MEET_SECONDS)
     except RuntimeError as error:
         raise OSError(f"Process 0 does not answer: {error}") from error
 
