@@ -113,6 +113,7 @@ def test_no_files(tmp_path):
         "fr-e\nn.tsv",
         "fr-e\x1b[1mn.tsv",
         "fr-en/part.tsv",
+        "fr-" + "e" * 33 + ".tsv",
     ],
 )
 def test_what_looks_like_data_is_not_passed_over(tmp_path, split, name):

@@ -255,6 +255,15 @@ def test_empty_corpus(tmp_path):
         prepare(tmp_path / "corpus", tmp_path / "data", PARAMS)
 
 
+def test_codes_in_any_script(corpus, tmp_path):
+    for name in ("中文-en", "sr@latin-en", "zho_Hans-中文"):
+        (corpus / f"train/{name}.tsv").write_text("a\tb\n")
+    dataset = prepare(corpus, tmp_path / "data", PARAMS)
+    assert set(dataset.tags) == {"en", "中文"}
+    for name in ("中文-en", "sr@latin-en", "zho_Hans-中文"):
+        assert len(dataset.examples("train", name)) == 1
+
+
 def test_a_corpus_of_which_nothing_is_left(corpus, tmp_path):
     params = PrepareParams(source_vocab_size=320, target_vocab_size=310, max_length=3)
     with pytest.raises(ValueError, match="No training example is left: all are longer than max_l"):
