@@ -3,7 +3,8 @@
 Two rules for everything that writes to disk:
 1. What a reader may open is complete: it is written beside its place, synced, and renamed.
 2. A tool deletes only what it can prove it made. A directory made here holds `MANIFEST`, a list of
-   its files with their sizes; anything else in it belongs to the user.
+   its files with their sizes, written last; anything else in it, and any file of another size or a
+   later date, belongs to the user.
 """
 
 import contextlib
@@ -204,8 +205,15 @@ def _check_ours(path, maker, overwrite):
         )
     if not overwrite:
         raise ValueError(f"{path} is not empty; pass --overwrite or give another output.")
-    ours, found = manifest.get("files", {}), _sizes(path)
-    changed = sorted(name for name, size in found.items() if ours.get(name) != size)
+    ours = manifest.get("files")
+    made = (path / MANIFEST).stat().st_mtime_ns
+    changed = [
+        name
+        for name, size in _sizes(path).items()
+        if not isinstance(ours, dict)
+        or ours.get(name) != size
+        or (path / name).lstat().st_mtime_ns > made
+    ]
     if changed:
         raise ValueError(
             f"{path} holds files that {maker} did not make or that have changed since: "

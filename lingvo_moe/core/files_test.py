@@ -70,7 +70,7 @@ def test_an_error_leaves_what_was_there_and_nothing_else(tmp_path):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_users_files_are_never_removed(tmp_path, overwrite):
+def test_a_users_listedare_never_removed(tmp_path, overwrite):
     path = tmp_path / "out"
     _make(path)
     (path / "sub" / "notes.txt").write_text("mine")
@@ -79,10 +79,22 @@ def test_a_users_files_are_never_removed(tmp_path, overwrite):
     assert (path / "sub" / "notes.txt").read_text() == "mine"
 
 
-def test_a_file_that_the_user_changed_is_never_removed(tmp_path):
+@pytest.mark.parametrize("edited", ["made, then edited", "edit"])
+def test_a_file_that_the_user_changed_is_never_removed(tmp_path, edited):
     path = tmp_path / "out"
-    _make(path)
-    (path / "sub/file").write_text("made, then edited")
+    _make(path, "made")
+    (path / "sub/file").write_text(edited)
+    later = (path / MANIFEST).stat().st_mtime_ns + 10**9
+    os.utime(path / "sub/file", ns=(later, later))
+    with pytest.raises(ValueError, match=r"changed since: sub/file"):
+        _make(path, overwrite=True)
+
+
+@pytest.mark.parametrize("listed", [[], None, "all", {"sub/file": "4"}])
+def test_a_manifest_that_lists_nothing_right_proves_nothing(tmp_path, listed):
+    path = tmp_path / "out"
+    _make(path, "made")
+    (path / MANIFEST).write_text(json.dumps({"maker": MAKER, "files": listed}))
     with pytest.raises(ValueError, match=r"changed since: sub/file"):
         _make(path, overwrite=True)
 
@@ -99,7 +111,7 @@ def test_a_directory_of_another_maker_is_never_removed(tmp_path):
     assert (path / "sub" / "mine").read_text() == "mine"
 
 
-def test_files_and_links_are_no_output(tmp_path):
+def test_listedand_links_are_no_output(tmp_path):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path)
     for name, message in (("file", "is a file"), ("link", "symbolic link"), ("file/x", "a file")):
