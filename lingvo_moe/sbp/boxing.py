@@ -20,8 +20,6 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from lingvo_moe.sbp.types import B, NdSbp, P, Sbp, Split, piece_shape
 from lingvo_moe.sharding.annotations import Mesh
 
@@ -165,50 +163,6 @@ def _step(axes, source, target, shape, element_bytes, mesh):
         bytes=size if kind else 0,
         received=received(kind, size, devices),
     )
-
-
-def move(pieces: np.ndarray, step: Step, mesh: Mesh) -> np.ndarray:
-    """The step on the pieces of all devices, by NumPy, each collective by its definition.
-
-    Args:
-        pieces: [*mesh.shape, *piece_shape], held as step.source says.
-        step: one step.
-        mesh: the devices.
-
-    Returns:
-        The same tensor, held as step.target says.
-    """
-    axes = [mesh.axes.index(axis) for axis in step.axes]
-    sizes = [mesh.shape[axis] for axis in axes]
-    first = range(len(axes))
-    grouped = np.moveaxis(pieces, axes, first)
-    grouped = grouped.reshape(-1, *grouped.shape[len(axes) :])
-    others = len(mesh.axes) - len(axes)  # so many axes lie before the pieces' own dimensions
-    moved = _exchange(list(grouped), step.source[axes[0]], step.target[axes[0]], others)
-    return np.moveaxis(np.stack(moved).reshape(*sizes, *moved[0].shape), first, axes)
-
-
-def _exchange(held: list[np.ndarray], source: Sbp, target: Sbp, others: int) -> list[np.ndarray]:
-    """What the devices of a group hold afterwards; all of a mesh's groups at once."""
-    devices, zeros = len(held), [np.zeros_like(h) for h in held]
-    cuts = isinstance(target, Split)
-    if isinstance(source, Split):
-        dim = others + source.dim
-        if target == P:
-            return [
-                np.concatenate([*zeros[:i], h, *zeros[i + 1 :]], dim) for i, h in enumerate(held)
-            ]
-        if not cuts:
-            return [np.concatenate(held, dim)] * devices
-        sent = [np.split(h, devices, others + target.dim) for h in held]
-        return [np.concatenate(slices, dim) for slices in zip(*sent, strict=True)]
-    if source == P:
-        total = sum(held)
-        return np.split(total, devices, others + target.dim) if cuts else [total] * devices
-    if target == P:
-        return [held[0], *zeros[1:]]
-    own = [np.split(h, devices, others + target.dim) for h in held]
-    return [own[i][i] for i in range(devices)]
 
 
 def markdown(devices: int, shape: tuple[int, ...] = (8, 8)) -> str:

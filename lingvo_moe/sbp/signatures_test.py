@@ -8,7 +8,8 @@ import pytest
 
 from lingvo_moe.sbp import signatures, types
 from lingvo_moe.sbp.signatures import Signature, nd_signatures
-from lingvo_moe.sbp.types import B, P, S, cut, join, parse
+from lingvo_moe.sbp.types import B, P, S, cut, parse
+from lingvo_moe.sbp.types_test import join
 from lingvo_moe.sharding.annotations import Mesh
 
 MESHES = [Mesh(("x",), (2,)), Mesh(("x",), (3,)), Mesh(("x", "y"), (2, 2))]
@@ -35,7 +36,7 @@ def legal_by_trial(compute, operands, mesh, seed=0):
                 continue
             try:
                 same = np.allclose(join(results, result, mesh), expected)
-            except ValueError:  # copies differ
+            except AssertionError:  # copies differ
                 continue
             if same:
                 found.add((*placed, result))
@@ -211,7 +212,7 @@ def test_reshape(source, target, mesh):
                 try:
                     if np.array_equal(join(local, result, mesh), array.reshape(target)):
                         trial.add((placed, result))
-                except ValueError:
+                except AssertionError:
                     continue
     assert trial == inferred(signatures.Reshape(source, target), mesh)
 

@@ -4,19 +4,16 @@ Yuan et al. 2021 (OneFlow, arXiv 2110.15032), section 3.1. For one axis of a mes
 tensor T is S(i), cut along dimension i into d pieces; B, a copy a device; or P, a summand of T's
 own shape a device, T being their sum. On a mesh of several axes there is one of these for each,
 applied outermost first: "S(0),B". Read by dimensions instead, S and B are the rules of
-annotations.py and GShard's three calls; P has no counterpart there.
+annotations.py; P has no counterpart there.
 """
 
 import dataclasses
-import functools
 import itertools
-import math
 import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from lingvo_moe.sharding import partition
 from lingvo_moe.sharding.annotations import Mesh, Rules, assignment
 
 
@@ -145,71 +142,10 @@ def to_rules(sbp: NdSbp, dims: str, mesh: Mesh) -> dict[str, tuple[str, ...]]:
     Raises:
         ValueError: as `split_axes`, or P, of which rules know nothing.
     """
-    _refuse_partial(sbp, "Rules")
+    if P in sbp:
+        raise ValueError(f"Rules cannot say {sbp}: P is a sum still to be made. Box it first.")
     axes = split_axes(sbp, len(dims), mesh)
     return {letter: group for letter, group in zip(dims, axes, strict=True) if group}
-
-
-# ---- GShard's three calls ----
-
-
-def to_gshard(sbp: NdSbp, rank: int, mesh: Mesh) -> functools.partial:
-    """Which of `replicate`, `split` and `shard` says this; call the result with the tensor.
-
-    Raises:
-        ValueError: P, or cut over some axes and copied over others: GShard's calls place every
-            piece on one device or everything on all.
-    """
-    _refuse_partial(sbp, "GShard's calls")
-    check(sbp, rank, mesh)
-    if all(one == B for one in sbp):
-        return functools.partial(partition.replicate)
-    if B in sbp:
-        raise ValueError(
-            f"GShard's calls cannot say {sbp}: they cut a tensor over all devices or none. Use "
-            f"mesh_split or rules."
-        )
-    if len(sbp) == 1:
-        return functools.partial(
-            partition.split, split_dimension=sbp[0].dim, num_partitions=mesh.shape[0]
-        )
-    return functools.partial(partition.shard, device_assignment=_device_assignment(sbp, rank, mesh))
-
-
-def from_gshard(call: functools.partial, rank: int, mesh: Mesh) -> NdSbp:
-    """The inverse of `to_gshard`: of any of the three calls with its arguments but the tensor.
-
-    Raises:
-        ValueError: pieces in an order, or a number of them, that no NdSbp on this mesh gives.
-    """
-    if call.func is partition.replicate:
-        return NdSbp([B] * len(mesh.axes))
-    if call.func is partition.split:
-        pieces = [1] * rank
-        pieces[call.keywords["split_dimension"]] = call.keywords["num_partitions"]
-        wanted = np.arange(math.prod(pieces)).reshape(pieces)
-    else:
-        wanted = np.asarray(call.keywords["device_assignment"])
-    for sbp in itertools.product(map(Split, range(rank)), repeat=len(mesh.axes)):
-        if np.array_equal(_device_assignment(NdSbp(sbp), rank, mesh), wanted):
-            return NdSbp(sbp)
-    raise ValueError(
-        f"No S(i) for each axis of the mesh {mesh.axes}, {mesh.shape} places pieces as "
-        f"{wanted.tolist()}; give a mesh of other sizes or order."
-    )
-
-
-def _device_assignment(sbp: NdSbp, rank: int, mesh: Mesh) -> np.ndarray:
-    """Every axis cuts: which device, in the mesh's row-major order, holds which piece."""
-    axes = split_axes(sbp, rank, mesh)
-    devices = np.arange(math.prod(mesh.shape)).reshape(mesh.shape)
-    order = [mesh.axes.index(axis) for group in axes for axis in group]
-    return devices.transpose(order).reshape([mesh.size(group) for group in axes])
-
-
-def _refuse_partial(sbp: NdSbp, what: str):
-    if P in sbp:
-        raise ValueError(f"{what} cannot say {sbp}: P is a sum still to be made. Box it first.")
 
 
 # ---- what it means: the pieces ----
@@ -274,27 +210,3 @@ def cut(array: np.ndarray, sbp: NdSbp, mesh: Mesh, random: np.random.Generator) 
             parts = [*summands, array - summands.sum(0)]
         array = np.stack(parts, axis=axis)
     return array
-
-
-def join(pieces: np.ndarray, sbp: NdSbp, mesh: Mesh) -> np.ndarray:
-    """The tensor of which devices hold these pieces: the inverse of `cut`.
-
-    Args:
-        pieces: [*mesh.shape, *piece_shape].
-        sbp: how they are to be read.
-        mesh: the devices.
-
-    Raises:
-        ValueError: copies that differ.
-    """
-    for axis in reversed(range(len(mesh.axes))):
-        parts, one = np.moveaxis(pieces, axis, 0), sbp[axis]
-        if isinstance(one, Split):
-            pieces = np.concatenate(list(parts), axis=axis + one.dim)
-        elif one == P:
-            pieces = parts.sum(0)
-        elif not np.allclose(parts, parts[:1]):
-            raise ValueError(f"The copies of {sbp} along {mesh.axes[axis]!r} differ.")
-        else:
-            pieces = parts[0]
-    return pieces

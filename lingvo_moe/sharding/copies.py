@@ -1,15 +1,15 @@
-"""Weights with the copies shown that devices hold, so that sums of their gradients can wait.
+"""Weights with a copy for each device, so that sums of their gradients can wait.
 
-A weight of which the devices that share out the rows hold copies has a gradient that is summed over
-these devices. XLA does that where the gradient is made; with many micro-batches, once for each of
-them. To wait (see partial.py) the weight gets a dimension more: device d works with copy d, and the
-gradient with respect to copy d is what device d contributes, which adds up without a word to others
-until the sum over the copies is taken.
+Devices that have rows of their own hold copies of a weight, and its gradient is a sum over these
+devices. XLA makes that sum where the gradient is made: with many micro-batches, once for each of
+them. To make it once, the weight gets one more dimension: device d works with copy d, and the
+gradient with respect to copy d is the summand of device d (docs/sbp.md calls the gradient P).
+Summands add up from micro-batch to micro-batch; devices talk when `sum_copies` adds up the copies.
 
-Layers apply their weights by the functions below, which take them with or without that dimension.
-Whether it is there is told by the rank.
+Layers apply their weights by the functions below, which take them with or without that dimension,
+by the rank.
 
-D copies, B rows, whatever they are rows of; a device's rows lie together.
+D copies, B rows; the rows of a device lie together.
 """
 
 import tensorflow as tf
@@ -23,7 +23,7 @@ _COPY = "Z"  # a letter for D that is in no equation
 
 
 def expand_copies(theta: NestedMap, weights: NestedMap) -> NestedMap:
-    """The weights, with their copies shown where devices hold copies for rows of their own.
+    """The weights, with a dimension of copies where devices that have their own rows hold copies.
 
     Outside of `use_mesh` nothing is copied.
 
@@ -33,7 +33,7 @@ def expand_copies(theta: NestedMap, weights: NestedMap) -> NestedMap:
 
     Returns:
         theta, some of it [D, …], or [Y, D, …] for the layers of a scan. A weight that is cut over
-        axes that cut rows, too, stays as it is.
+        an axis that cuts rows too stays as it is.
     """
 
     def copied(weight, spec):
@@ -48,7 +48,7 @@ def expand_copies(theta: NestedMap, weights: NestedMap) -> NestedMap:
 
 
 def sum_copies(grads: NestedMap, weights: NestedMap) -> NestedMap:
-    """The gradients of weights, from those of their copies: here devices talk.
+    """The gradients of weights, from those of their copies: one AllReduce each.
 
     Args:
         grads: of what `expand_copies` gave.
@@ -175,7 +175,7 @@ def per_row(weight: tf.Tensor, rank: int, rows: tf.Tensor) -> tf.Tensor:
 
 
 def split_rows(rows: tf.Tensor, weight: tf.Tensor, rank: int) -> tf.Tensor:
-    """[B, …] as [D, B / D, …], to each copy of a weight the rows of its device.
+    """[B, …] as [D, B / D, …]: for each copy of a weight the rows of its device.
 
     Args:
         rows: [B, …].
@@ -197,12 +197,12 @@ def split_rows(rows: tf.Tensor, weight: tf.Tensor, rank: int) -> tf.Tensor:
 
 
 def merge_rows(by_copy: tf.Tensor) -> tf.Tensor:
-    """The way back from `split_rows`."""
+    """The inverse of `split_rows`."""
     return tf.reshape(by_copy, [-1, *by_copy.shape[2:]])
 
 
 def _num_copies(spec: WeightSpec) -> int:
-    """D of a weight; 1 where there is nothing to show."""
+    """D of a weight; 1 where devices hold no copies."""
     if active() is None:
         return 1
     mesh, rules = active()
