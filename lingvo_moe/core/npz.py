@@ -1,17 +1,18 @@
 """Named arrays in one .npz file."""
 
-import os
+import io
 from pathlib import Path
 
 import numpy as np
 
+from lingvo_moe.core.files import write_whole
+
 
 def save(path: Path, **arrays: np.ndarray | None) -> None:
     """Writes a file, which appears whole or not at all; what is None is left out."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        np.savez_compressed(file, **{n: a for n, a in arrays.items() if a is not None})
-    os.replace(partial, path)
+    content = io.BytesIO()
+    np.savez_compressed(content, **{n: a for n, a in arrays.items() if a is not None})
+    write_whole(path, content.getvalue())
 
 
 def load(path: Path) -> dict[str, np.ndarray]:

@@ -1,3 +1,6 @@
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -27,10 +30,20 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "some.npz"
     npz.save(path, counts=np.arange(3))
 
-    def full(*args, **kwargs):
+    def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(np, "savez_compressed", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         npz.save(path, counts=np.arange(9))
     assert len(npz.load(path)["counts"]) == 3
+    assert [p.name for p in tmp_path.iterdir()] == ["some.npz"]
+
+
+def test_several_that_write_at_once_leave_a_whole_file(tmp_path):
+    """As four processes would: each file is named apart until it is whole."""
+    path = tmp_path / "some.npz"
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda n: npz.save(path, same=np.full(20_000, n)), range(40)))
+    assert len(set(npz.load(path)["same"].tolist())) == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["some.npz"]

@@ -11,12 +11,14 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 
+_FAILED, _INTERRUPTED = 1, 128 + signal.SIGINT  # exit codes
 _MEET_SECONDS = 60.0
 _FAREWELL_SECONDS = 3.0  # for the others to hear of a failure, which takes them milliseconds
 _SYMPTOM_SECONDS = 0.5  # for the cause of an error to arrive that only follows from another's end
@@ -30,7 +32,7 @@ def end_together(
 
     If one of them raises or dies within the block, the others print its cause as "error: …" and end
     with exit code 1, whatever they are doing. The one that raised goes on raising; it then ends
-    with exit code 1 and without waiting for anybody.
+    without waiting for anybody, with exit code 1 or, after Ctrl-C, 130.
 
     Args:
         index: which process this is; every process of the `count` enters the block.
@@ -48,8 +50,10 @@ def end_together(
         watch.wait_for_all(first=index == 0)
     except BaseException as error:
         time.sleep(_SYMPTOM_SECONDS)
-        watch.tell(f"{_name(_hello(index))}: {str(error) or type(error).__name__}")
-        atexit.register(_leave)  # before what libraries do at exit, such as waiting for the others
+        cause = str(error).strip().partition("\n")[0] or type(error).__name__
+        watch.tell(f"{_name(_hello(index))}: {cause}")
+        status = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED
+        atexit.register(_leave, status)  # before JAX's own exit, which waits for the others
         raise
     finally:
         watch.close()
@@ -119,7 +123,7 @@ class _Watch:
         if not member.done.is_set():
             self.tell(cause)
             print(f"error: {cause}", file=sys.stderr, flush=True)
-            _leave()
+            _leave(_FAILED)
 
 
 def _accept(count, exchange) -> list[_Member]:
@@ -182,6 +186,6 @@ def _name(hello):
     return f"process {hello['index']} (pid {hello['pid']} on {hello['host']})"
 
 
-def _leave():
+def _leave(status):
     sys.stdout.flush()
-    os._exit(1)
+    os._exit(status)

@@ -82,6 +82,14 @@ def test_the_fast_wait_for_the_slow(tmp_path):
     assert min(ends[:2]) >= float((tmp_path / "slow").read_text())
 
 
+def test_ctrl_c_in_one_ends_all(tmp_path):
+    processes = start(tmp_path, ["busy", "interrupted", "busy"])
+    results = finish(processes)
+    assert [code for code, *_ in results] == [1, 130, 1]
+    for _, _, errors in results[::2]:
+        assert errors == f"error: {name(processes, 1)}: KeyboardInterrupt\n"
+
+
 def test_one_that_fails_while_others_wait_at_the_end(tmp_path):
     processes = start(tmp_path, ["end", "end", "fail late"])
     results = finish(processes)
@@ -127,6 +135,8 @@ def main(directory, index, role):
             (Path(directory) / "slow").write_text(repr(time.time()))
         if role.startswith("fail"):
             raise ValueError("no room on the disk")
+        if role == "interrupted":
+            signal.raise_signal(signal.SIGINT)
         if role == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if role == "busy":

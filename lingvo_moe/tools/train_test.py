@@ -1,0 +1,38 @@
+"""lingvo-moe-train as its user runs and ends it."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from lingvo_moe.core import lock
+from lingvo_moe.testing.tiny_world import SHRINK, dataset
+
+
+def test_one_run_at_a_time_and_sigterm_saves_and_ends_it_with_143(tmp_path):
+    command = [
+        *(sys.executable, "-m", "lingvo_moe.tools.train", "--model=tiny.MoE"),
+        *(f"--data={dataset().directory}", f"--logdir={tmp_path}", "--max_steps=1000000"),
+        *(f"--set={text}" for text in SHRINK),
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            lines = iter(process.stderr.readline, "")
+            assert (
+                next(line for line in lines if line.startswith("Comp")) == "Compiling the step …\n"
+            )
+            in_use = rf"{tmp_path} is in use by process {process.pid} on "
+            with pytest.raises(ValueError, match=in_use), lock.hold(tmp_path):
+                pass
+            process.send_signal(signal.SIGTERM)
+            rest = "".join(lines)
+        finally:
+            process.kill()
+    assert process.returncode == 143
+    assert "SIGTERM: ends after the step or evaluation in progress, and saves." in rest
+    assert "the same command goes on from there." in rest
+    assert "Traceback" not in rest
+    (checkpoint,) = (tmp_path / "checkpoints").iterdir()
+    assert checkpoint.name.startswith("step_")
+    assert not (tmp_path / lock.FILE).exists()
