@@ -9,6 +9,7 @@ PACKAGE = Path(__file__).parent
 
 _BELOW_TASKS = {
     "core",
+    "reporting",
     "sharding",
     "sbp",
     "hardware",
@@ -22,6 +23,7 @@ _BELOW_TASKS = {
 }
 ALLOWED = {
     "core": set(),
+    "reporting": {"core"},
     "testing": {"data", "layers"},
     "sharding": {"core"},
     "sbp": {"core", "sharding"},
@@ -30,9 +32,9 @@ ALLOWED = {
     "layers": {"core", "sharding", "gatings"},
     "decoding": {"core", "layers"},
     "train": {"core", "sharding"},
-    "data": {"core"},
-    "evaluation": {"core", "data"},
-    "placement": {"core", "hardware", "layers", "train", "evaluation"},
+    "data": {"core", "reporting"},
+    "evaluation": {"core", "reporting", "data"},
+    "placement": {"core", "reporting", "hardware", "layers", "train"},
     "runtimes": {"core", "sharding", "train"},
     "tasks": _BELOW_TASKS,
     "serving": _BELOW_TASKS | {"tasks", "runtimes", "planning"},

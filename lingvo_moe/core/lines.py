@@ -96,3 +96,9 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
                 f"convert it to UTF-8 with iconv, or remove the character."
             )
         yield text.removesuffix("\r\n").removesuffix("\n")
+
+
+def printable(text: str) -> str:
+    """Text for one line of a terminal: characters that would act on it or that nobody sees, such as
+    line ends, escape sequences and marks of direction, are written as in Python, `\\x1b`."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -20,6 +20,7 @@ from lingvo_moe.data.corpora import CleanPair, CorpusPair, SentencePair, clean, 
 from lingvo_moe.data.dataset import SPLITS, Dataset, Example, PairInfo, shard_bounds, write_shard
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import EOS, NORMALIZATIONS, Vocabulary, train_vocabulary
+from lingvo_moe.reporting.table import Table
 
 MAKER = "lingvo-moe-prepare"
 
@@ -151,19 +152,16 @@ def _write_dataset(pairs, directory, params, report):
 def format_summary(dataset: Dataset) -> str:
     """A table: what each pair has and what was left out of it."""
     kinds = list(next(iter(dataset.checks.values())))
-    header = ["pair", *SPLITS, *kinds]
     rows = [
         [pair.name, *(str(pair.examples.get(split, 0)) for split in SPLITS)]
         + [str(dataset.checks[pair.name][kind]) for kind in kinds]
         for pair in sorted(dataset.pairs, key=lambda p: -p.examples.get("train", 0))
     ]
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    lines = ["  ".join(c.rjust(w) for c, w in zip(r, widths, strict=True)) for r in [header, *rows]]
     sizes = (
         f"source vocabulary {dataset.source_vocabulary.size}, "
         f"target vocabulary {dataset.target_vocabulary.size}"
     )
-    return "\n".join([*lines, sizes])
+    return "\n".join([Table(("pair", *SPLITS, *kinds), rows).to_text(), sizes])
 
 
 def _directions(pairs: Sequence[CorpusPair], both: bool) -> list[CorpusPair]:

@@ -13,11 +13,12 @@ import pathlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from lingvo_moe.core.files import write_whole
 from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.baselines import Baselines
 from lingvo_moe.evaluation.hypotheses import write_hypotheses
 from lingvo_moe.evaluation.page import write_page
-from lingvo_moe.evaluation.plot import write_plot
+from lingvo_moe.evaluation.plot import draw_plot
 from lingvo_moe.evaluation.report import Report, save_report
 from lingvo_moe.evaluation.scores import (
     BOOTSTRAP_SAMPLES,
@@ -82,8 +83,9 @@ def write_report(
     directory.mkdir(parents=True, exist_ok=True)
     for output in outputs:
         write_hypotheses(directory, split, output)
-    write_plot([report], directory / PLOT_FILE)
-    write_page(report, directory / PAGE_FILE, outputs, baselines, directory / PLOT_FILE)
+    plot = draw_plot([report])
+    write_whole(directory / PLOT_FILE, plot)
+    write_page(report, directory / PAGE_FILE, outputs, baselines, plot)
     save_report(report, directory)
     return report
 

@@ -14,11 +14,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lingvo_moe.core.lines import printable
 from lingvo_moe.evaluation.clustering import average_linkage, strength
 from lingvo_moe.evaluation.experts import Experts, LayerExperts, Preference, Side, analyze
 from lingvo_moe.evaluation.experts_plot import draw_coactivation, draw_load, draw_similarity
-from lingvo_moe.evaluation.markup import document, escape, header, image
 from lingvo_moe.evaluation.routing import RoutingRecord
+from lingvo_moe.reporting.page import document, escape, image
+from lingvo_moe.reporting.table import Table
 
 PAGE_FILE = "index.html"
 JSON_FILE = "experts.json"
@@ -130,13 +132,12 @@ def expert_order(shares: np.ndarray, groups: Sequence[Sequence[int]]) -> list[in
 
 def format_summary(experts: Experts) -> str:
     """The table of layers and the groups of languages, for a terminal."""
-    rows = [_COLUMNS, *(_cells(layer) for layer in experts.layers)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
-    ]
-    lines.insert(1, "-" * len(lines[0]))
-    return "\n".join([*lines, "", *(_groups_in_words(experts, side) for side in experts.sides)])
+    groups = (printable(_groups_in_words(experts, side)) for side in experts.sides)
+    return "\n".join([_table(experts).to_text(), "", *groups])
+
+
+def _table(experts: Experts) -> Table:
+    return Table(_COLUMNS, [_cells(layer) for layer in experts.layers])
 
 
 def to_json(experts: Experts) -> dict:
@@ -226,14 +227,13 @@ def _introduction(experts: Experts) -> str:
 
 
 def _summary(experts: Experts) -> str:
-    rows = "".join(_row(*_cells(layer)) for layer in experts.layers)
     note = (
         '<p class="mark">Entropy of the load: 1 is balance, 0 a single busy expert. '
         "Language–expert bits: what a choice's expert tells of its language (mutual information). "
         "By chance: what as many independent choices would seem to tell if experts knew nothing of "
         "languages; less is possible where all pairs have the same dev sentences.</p>"
     )
-    return f"<table>{header(*_COLUMNS)}{rows}</table>{note}"
+    return _table(experts).to_html() + note
 
 
 def _cells(layer: LayerExperts) -> tuple[str, ...]:
@@ -252,23 +252,18 @@ def _format(value: float, form: str) -> str:
     return "–" if math.isnan(value) else format(value, form)
 
 
-def _row(*cells: str) -> str:
-    return "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
-
-
 def _side(experts: Experts, side: Side, pictures: dict[str, bytes]) -> list[str]:
     parts = [
         f"<h2>Languages in the {escape(side.name)}</h2>",
         f"<p>{escape(_groups_in_words(experts, side))}</p>",
     ]
     if len(side.groups) > 1:
-        rows = "".join(
-            f"<tr><td>{escape(_join(experts, group))}</td><td>"
-            f"{escape('; '.join(map(_preference, preferences)) or 'none')}</td></tr>"
+        rows = [
+            (_join(experts, group), "; ".join(map(_preference, preferences)) or "none")
             for group, preferences in zip(side.groups, side.preferences, strict=True)
-        )
-        head = header("group", "experts it prefers: share of its choices (of the others')")
-        parts.append(f'<table class="samples">{head}{rows}</table>')
+        ]
+        columns = ("group", "experts it prefers: share of its choices (of the others')")
+        parts.append(Table(columns, rows).to_html(kind="samples"))
     parts += [
         image(pictures[f"similarity_{side.name}"], f"similarity of languages in the {side.name}"),
         '<p class="mark">1 is the same shares of experts in every layer, 0 no expert in common (1 '
@@ -309,9 +304,9 @@ def _nearest(experts: Experts) -> str:
             ", ".join(f"{experts.languages[j]} {x:.4f}" for j, x in side.nearest(i, _NEAREST))
             for side in experts.sides
         ]
-        rows.append(_row(experts.languages[i], f"{experts.choices[i]:,.0f}", *near))
-    head = header("language", "choices a layer", *(f"nearest, {s.name}" for s in experts.sides))
-    return f"<h2>Nearest languages</h2><table>{head}{''.join(rows)}</table>"
+        rows.append((experts.languages[i], f"{experts.choices[i]:,.0f}", *near))
+    columns = ("language", "choices a layer", *(f"nearest, {s.name}" for s in experts.sides))
+    return f"<h2>Nearest languages</h2>{Table(columns, rows).to_html()}"
 
 
 def _layer(layer: LayerExperts, pictures: dict[str, bytes]) -> list[str]:
@@ -321,20 +316,20 @@ def _layer(layer: LayerExperts, pictures: dict[str, bytes]) -> list[str]:
     ]
     if layer.coactivation is None:
         return parts
-    rows = "".join(
-        _row(
+    rows = [
+        (
             f"{p.experts[0]} + {p.experts[1]}",
             f"{p.tokens:,.0f}",
             f"{p.expected:,.0f}",
             f"×{p.lift:.2f}",
         )
         for p in layer.coactivation.pairs
-    )
-    head = header("experts", "tokens shared", "by chance", "lift")
-    caption = "<caption>the pairs furthest above chance, in standard deviations</caption>"
+    ]
+    table = Table(("experts", "tokens shared", "by chance", "lift"), rows)
+    caption = "the pairs furthest above chance, in standard deviations"
     none = "<p>No two experts share more tokens than chance.</p>"
     return [
         *parts,
         image(pictures[_file("coactivation", layer)], f"experts by experts, {layer.name}"),
-        f"<table>{caption}{head}{rows}</table>" if rows else none,
+        table.to_html(caption) if rows else none,
     ]

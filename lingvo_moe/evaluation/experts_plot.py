@@ -1,21 +1,21 @@
 """Pictures of routing, as PNG bytes.  L languages, E experts."""
 
-import io
 import math
 from collections.abc import Sequence
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image
+
+from lingvo_moe.reporting.figure import legible, to_png
 
 _DPI = 110
 _WIDEST = 8.4  # inches of cells; with labels and colour bar, the width of a page
 _TALLEST = 12.0
 _MARGIN = 1.2  # inches for labels, title and colour bar, either way
 _LEAST_FONT = 5.0
+_LONGEST = 24  # characters of a label
 _LIFT_BOUNDS = (1.4, 4.0)  # where the scale of lifts may end
 _LIFT_MARKS = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 1, 3 / 2, 2, 3, 4)
 _FINE_LIFT_MARKS = (2 / 3, 4 / 5, 9 / 10, 1, 11 / 10, 5 / 4, 3 / 2)
@@ -49,7 +49,7 @@ def draw_load(
     beyond = "max" if seen.size and seen.max() > top else "neither"
     bar = _color_bar(figure, axes, picture, width, beyond, "share of choices")
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
-    return _png(figure)
+    return to_png(figure, palette=True)
 
 
 def draw_similarity(
@@ -76,7 +76,7 @@ def draw_similarity(
     _label(axes.yaxis, languages, inches / len(languages), upright=True)
     _label(axes.xaxis, languages, inches / len(languages), upright=False)
     _color_bar(figure, axes, picture, inches, "neither", "similarity")
-    return _png(figure)
+    return to_png(figure, palette=True)
 
 
 def draw_coactivation(lift: np.ndarray, experts: Sequence[int], title: str) -> bytes:
@@ -103,13 +103,13 @@ def draw_coactivation(lift: np.ndarray, experts: Sequence[int], title: str) -> b
     wide = bound >= 1
     marks = [x for x in (_LIFT_MARKS if wide else _FINE_LIFT_MARKS) if abs(math.log2(x)) <= bound]
     bar.set_ticks(np.log2(marks), labels=[f"×{x:.3g}" for x in marks])
-    return _png(figure)
+    return to_png(figure, palette=True)
 
 
 def _canvas(width: float, height: float, title: str) -> tuple[Figure, Axes]:
     figure = Figure((width + _MARGIN, height + _MARGIN), dpi=_DPI, layout="constrained")
     axes = figure.add_subplot()
-    axes.set_title(title, fontsize=10, loc="left", parse_math=False)
+    axes.set_title(legible(title), fontsize=10, loc="left")
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
@@ -144,20 +144,5 @@ def _label(axis, names: Sequence[str], inches_each: float, *, upright: bool) -> 
     needed = size * (0.7 * max(map(len, names)) + 0.6) if across else size * 1.15
     step = max(1, math.ceil(needed / points - 1e-9))
     places = range(0, len(names), step)
-    axis.set_ticks(
-        places,
-        [names[i] for i in places],
-        fontsize=size,
-        rotation=0 if upright else 90,
-        parse_math=False,
-    )
-
-
-def _png(figure: Figure) -> bytes:
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    # A palette makes the file a quarter as large, which counts where a page holds dozens.
-    picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB").quantize(256)
-    file = io.BytesIO()
-    picture.save(file, "png")
-    return file.getvalue()
+    labels = [legible(names[i], _LONGEST) for i in places]
+    axis.set_ticks(places, labels, fontsize=size, rotation=0 if upright else 90)

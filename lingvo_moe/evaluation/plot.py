@@ -1,23 +1,22 @@
 """The plot of the paper's Figure 6: ΔBLEU over language pairs, from most to least training data."""
 
 import itertools
-import pathlib
 from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from lingvo_moe.evaluation.report import Report
+from lingvo_moe.reporting.figure import COLORS, GREY, legible, to_png
 
 WINDOW = 10  # the paper's smoothing of the trend line
-_COLORS = ("#1f5fa8", "#c4562d", "#3b8544", "#7a4fa3")
 _BARS = "#d9dee4"
+_LONGEST = 24  # characters of a name
 _LABELS_UPRIGHT = 14  # with more pairs than this the labels are turned and shrink
 
 
-def write_plot(reports: Sequence[Report], path: str | pathlib.Path) -> None:
+def draw_plot(reports: Sequence[Report]) -> bytes:
     """Draws one or more systems, over the pairs of the first.
 
     Points are pairs, the line is their moving average, the bars are training sizes on a
@@ -25,23 +24,24 @@ def write_plot(reports: Sequence[Report], path: str | pathlib.Path) -> None:
 
     Args:
         reports: what to draw; with several, each in its colour.
-        path: the PNG to write.
+
+    Returns:
+        A PNG.
     """
     pairs = [score.pair for score in reports[0].pairs]
     has_baselines = any(s.delta_bleu is not None for report in reports for s in report.pairs)
-    figure = Figure(figsize=(min(6 + 0.16 * len(pairs), 20), 4.6), dpi=120)
+    figure = Figure(figsize=(min(6 + 0.16 * len(pairs), 20), 4.6), dpi=120, layout="tight")
     axes = figure.add_subplot()
     _draw_sizes(axes.twinx(), [score.train_examples for score in reports[0].pairs])
     axes.set_zorder(2)
     axes.patch.set_visible(False)
-    for report, color in zip(reports, itertools.cycle(_COLORS), strict=False):
+    for report, color in zip(reports, itertools.cycle(COLORS), strict=False):
         scores = {s.pair: s.delta_bleu if has_baselines else s.bleu for s in report.pairs}
         _draw_scores(axes, [scores.get(pair) for pair in pairs], report.model, color)
     if has_baselines:
         axes.axhline(0.0, color="black", linewidth=0.8)
     _label(axes, pairs, reports, has_baselines)
-    figure.tight_layout()
-    FigureCanvasAgg(figure).print_png(str(path))
+    return to_png(figure)
 
 
 def moving_average(values: Sequence[float | None], window: int = WINDOW) -> np.ndarray:
@@ -67,9 +67,10 @@ def moving_average(values: Sequence[float | None], window: int = WINDOW) -> np.n
 def _draw_sizes(axes: Axes, sizes: Sequence[int]) -> None:
     axes.bar(range(len(sizes)), sizes, width=0.8, color=_BARS, zorder=0)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_ylim(1, max([10, *sizes]) ** 1.6)  # the bars keep to the lower part of the picture
-    axes.set_ylabel("training sentence pairs (bars)", color="#8a929b")
-    axes.tick_params(axis="y", colors="#8a929b")
+    axes.set_ylabel("training sentence pairs (bars)", color=GREY)
+    axes.tick_params(axis="y", colors=GREY)
     for side in ("top", "left"):
         axes.spines[side].set_visible(False)
 
@@ -87,7 +88,7 @@ def _draw_scores(axes: Axes, values: Sequence[float | None], model: str, color: 
     # With few pairs a window of ten would flatten everything.
     window = max(3, min(WINDOW, len(values) // 3))
     trend = moving_average(values, window)
-    axes.plot(range(len(values)), trend, color=color, linewidth=2, label=model)
+    axes.plot(range(len(values)), trend, color=color, linewidth=2, label=legible(model, _LONGEST))
 
 
 def _label(
@@ -97,9 +98,11 @@ def _label(
     axes.set_xticks(range(len(pairs)))
     upright = len(pairs) <= _LABELS_UPRIGHT
     size = 9 if upright else max(5.0, 9.0 - len(pairs) / 40)
-    axes.set_xticklabels(pairs, rotation=30 if upright else 90, fontsize=size)
+    axes.set_xticklabels(
+        [legible(pair, _LONGEST) for pair in pairs], rotation=30 if upright else 90, fontsize=size
+    )
     axes.set_xlabel("language pairs, from most to least training data")
-    against = reports[0].baseline_model or "the baselines"
+    against = legible(reports[0].baseline_model or "the baselines", _LONGEST)
     axes.set_ylabel(f"ΔBLEU against {against}" if has_baselines else "BLEU")
     axes.grid(axis="y", color="#eceff2", linewidth=0.8)
     axes.spines["top"].set_visible(False)

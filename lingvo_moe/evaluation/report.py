@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 
 from lingvo_moe.core.fields import Params
 from lingvo_moe.core.files import read_json, write_whole
+from lingvo_moe.core.lines import printable
 from lingvo_moe.evaluation.scores import PairScore, check_pair
+from lingvo_moe.reporting.table import Table
 
 REPORT_FILE = "report.json"
 
@@ -142,30 +144,30 @@ def load_report(path: str | pathlib.Path, *, split: str | None = None) -> Report
 
 def format_table(report: Report) -> str:
     """The report as text for a terminal: a line per pair, then the averages."""
-    rows = [(score.pair, _sizes(score), score) for score in (*report.pairs, *report.pooled)]
-    rows += [
-        (f"{name} ({format_pairs(average)})", ("", ""), average)
-        for name, average in shown_averages(report).items()
-    ]
-    header = ("pair", "train", "test", "BLEU", "baseline", "ΔBLEU", "p", "chrF++")
-    table = [header, *((name, *sizes, *_cells(scores)) for name, sizes, scores in rows)]
-    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
-    lines = ["  ".join(_align(row, widths)).rstrip() for row in table]
-    rule = "-" * max(map(len, lines))
-    first_average = 1 + len(report.pairs) + len(report.pooled)
     title = f"{format_model(report)}, {report.split}"
     title += f", against {report.baseline_model}" if report.baseline_model else ""
-    return "\n".join(
-        (
-            title,
-            lines[0],
-            rule,
-            *lines[1:first_average],
-            rule,
-            *lines[first_average:],
-            *_notes(report),
-        )
-    )
+    averages = [
+        (f"{name} ({format_pairs(average)})", "", "", *_cells(average))
+        for name, average in shown_averages(report).items()
+    ]
+    table = dataclasses.replace(pairs_table(report), more_rows=averages)
+    return "\n".join((printable(title), table.to_text(), *_notes(report)))
+
+
+def pairs_table(report: Report) -> Table:
+    """A row for each pair."""
+    columns = ("pair", "train", "test", "BLEU", "baseline", "ΔBLEU", "p", "chrF++")
+    scores = (*report.pairs, *report.pooled)
+    return Table(columns, [(s.pair, *_sizes(s), *_cells(s, format_p_value(s))) for s in scores])
+
+
+def averages_table(report: Report) -> Table:
+    """A row for each group of pairs."""
+    rows = []
+    for name, average in shown_averages(report).items():
+        *scores, _, chrf = _cells(average)
+        rows.append((name, format_pairs(average), *scores, chrf))
+    return Table(("average over", "pairs", "BLEU", "baseline", "ΔBLEU", "chrF++"), rows)
 
 
 def shown_averages(report: Report) -> Mapping[str, Averages]:
@@ -238,19 +240,14 @@ def _sizes(score: PairScore) -> tuple[str, str]:
     return f"{score.train_examples:,}", f"{score.test_examples:,}{'' if score.reliable else '?'}"
 
 
-def _cells(scores: PairScore | Averages) -> Sequence[str]:
+def _cells(scores: PairScore | Averages, p_value: str = "") -> Sequence[str]:
     return (
         format_score(scores.bleu),
         format_score(scores.baseline_bleu),
         format_score(scores.delta_bleu, signed=True),
-        format_p_value(scores) if isinstance(scores, PairScore) else "",
+        p_value,
         format_score(scores.chrf),
     )
-
-
-def _align(row: Sequence[str], widths: Sequence[int]) -> Sequence[str]:
-    name, *numbers = row
-    return [name.ljust(widths[0]), *(n.rjust(w) for n, w in zip(numbers, widths[1:], strict=True))]
 
 
 def _notes(report: Report) -> Sequence[str]:

@@ -1,21 +1,18 @@
 """Pictures of loads and placements, as PNG bytes.  S steps, D devices, E experts."""
 
-import io
 from collections.abc import Sequence
 
 import numpy as np
 from matplotlib import colormaps
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from lingvo_moe.placement.simulate import Replay
+from lingvo_moe.reporting.figure import COLORS, GREY, legible, to_png
 
 _DPI = 110
 _TOP = 10  # the experts whose joint share is marked
-_COLORS = ("#1f5fa8", "#c4562d", "#3b8544", "#7a4fa3", "#8a6d3b", "#2a9d8f", "#d1495b")
-_GREY = "#8a929b"
 _NAMED = 16  # bands of experts that are set apart
 _ROOM = 0.03  # share of choices that a band needs for a number
 
@@ -33,12 +30,12 @@ def draw_loads(shares: np.ndarray, steps: np.ndarray, title: str) -> bytes:
     experts = shares.shape[1]
     joint = np.cumsum(np.sort(shares, axis=1)[:, ::-1], axis=1)
     ranks = np.arange(1, experts + 1)
-    skew.fill_between(ranks, joint.min(axis=0), joint.max(axis=0), color=_COLORS[0], alpha=0.2)
-    skew.plot(ranks, joint.mean(axis=0), color=_COLORS[0], linewidth=2)
-    skew.plot(ranks, ranks / experts, "--", color=_GREY, linewidth=1)
+    skew.fill_between(ranks, joint.min(axis=0), joint.max(axis=0), color=COLORS[0], alpha=0.2)
+    skew.plot(ranks, joint.mean(axis=0), color=COLORS[0], linewidth=2)
+    skew.plot(ranks, ranks / experts, "--", color=GREY, linewidth=1)
     if experts > _TOP:
         share = joint.mean(axis=0)[_TOP - 1]
-        skew.plot([_TOP, _TOP, 0], [0, share, share], color=_COLORS[1], linewidth=1)
+        skew.plot([_TOP, _TOP, 0], [0, share, share], color=COLORS[1], linewidth=1)
         skew.annotate(
             f"top {_TOP}: {100 * share:.0f} %", (_TOP, share), (6, -12), textcoords="offset points"
         )
@@ -58,8 +55,8 @@ def draw_loads(shares: np.ndarray, steps: np.ndarray, title: str) -> bytes:
             drift.text(at, middle, str(expert), color="white", ha="center", va="center", fontsize=8)
     drift.set(xlabel="step", ylabel="share of choices, by expert", ylim=(0, 1))
     drift.set_xlim(steps[0], max(steps[-1], steps[0] + 1))
-    figure.suptitle(title, fontsize=11)
-    return _png(figure)
+    figure.suptitle(legible(title), fontsize=11)
+    return to_png(figure)
 
 
 def draw_ratios(runs: Sequence[Replay], steps: np.ndarray, title: str) -> bytes:
@@ -77,7 +74,7 @@ def draw_ratios(runs: Sequence[Replay], steps: np.ndarray, title: str) -> bytes:
     ratio, time = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1.2))
     for i, run in enumerate(runs):
         # Of two lines that coincide each is seen through the other's gaps.
-        style = {"color": _COLORS[i % len(_COLORS)], "linestyle": ("-", "--", ":", "-.")[i % 4]}
+        style = {"color": COLORS[i % len(COLORS)], "linestyle": ("-", "--", ":", "-.")[i % 4]}
         ratio.plot(steps, run.ratio.mean(axis=1), label=run.policy, linewidth=1.6, **style)
         seconds = (run.seconds + run.adjustment_seconds).sum(axis=1)
         time.plot(steps, 1e3 * seconds, linewidth=1.6, **style)
@@ -95,8 +92,8 @@ def draw_ratios(runs: Sequence[Replay], steps: np.ndarray, title: str) -> bytes:
         *ratio.get_legend_handles_labels(), loc="outside lower center", frameon=False,
         ncols=min(len(runs), 4),
     )  # fmt: skip
-    figure.suptitle(title, fontsize=11)
-    return _png(figure)
+    figure.suptitle(legible(title), fontsize=11)
+    return to_png(figure)
 
 
 def draw_placement(run: Replay, shares: np.ndarray, steps: np.ndarray, title: str) -> bytes:
@@ -133,8 +130,8 @@ def draw_placement(run: Replay, shares: np.ndarray, steps: np.ndarray, title: st
     history.set(xlabel="step", title="over time")
     marks = range(0, len(order), max(1, len(order) // 16))
     final.set_yticks(marks, [str(order[i]) for i in marks])
-    figure.suptitle(title, fontsize=11)
-    return _png(figure)
+    figure.suptitle(legible(title), fontsize=11)
+    return to_png(figure)
 
 
 def _negative_reciprocal(values):
@@ -152,9 +149,3 @@ def _reciprocal_ticks(low: float, high: float) -> list[float]:
         if low * 0.99 <= tick <= high * 1.5 and apart > 0.06:
             ticks.append(tick)
     return ticks
-
-
-def _png(figure: Figure) -> bytes:
-    file = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(file)
-    return file.getvalue()

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lingvo_moe.evaluation.markup import document, escape, header, image
 from lingvo_moe.placement.plots import draw_loads, draw_placement, draw_ratios
 from lingvo_moe.placement.simulate import Replay, Summary, speed_up, summarize
 from lingvo_moe.placement.traces import Trace
+from lingvo_moe.reporting.page import document, escape, image
+from lingvo_moe.reporting.table import Table
 
 PAGE_FILE = "index.html"
 JSON_FILE = "placement.json"
@@ -79,14 +80,7 @@ class Comparison:
 
     def format_table(self) -> str:
         """For a terminal."""
-        rows = [_COLUMNS, *(self._cells(s) for s in self.summaries)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-        lines = [
-            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
-            for row in rows
-        ]
-        lines.insert(1, "-" * len(lines[0]))
-        return "\n".join(lines)
+        return self._table().to_text()
 
     def to_json(self) -> dict:
         """All numbers."""
@@ -117,15 +111,10 @@ class Comparison:
             (directory / f"{name}.png").write_bytes(png)
         numbers = json.dumps(self.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
         (directory / JSON_FILE).write_text(numbers + "\n", encoding="utf-8")
-        head = header(*_COLUMNS)
-        rows = "".join(
-            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in self._cells(s)) + "</tr>"
-            for s in self.summaries
-        )
         settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
         parts = [
             f"<p>{escape(settings)}</p>",
-            f"<table>{head}{rows}</table>",
+            self._table().to_html(),
             f'<p class="mark">{escape(_NOTES.format(base=self.summaries[0].policy))}</p>',
             *(
                 f"<h2>{title}</h2>{image(pictures[name], title)}"
@@ -151,6 +140,9 @@ class Comparison:
                 shown, shares, trace.steps, f"{layer}: slots of experts, {shown.policy}"
             ),
         }
+
+    def _table(self) -> Table:
+        return Table(_COLUMNS, [self._cells(s) for s in self.summaries])
 
     def _cells(self, s: Summary) -> tuple[str, ...]:
         step, choice = self.speed_ups(s)

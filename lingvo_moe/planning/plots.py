@@ -1,16 +1,15 @@
 """The curves of the paper's Figures 7 to 9 for a sweep: memory, time by part, weak scaling."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from lingvo_moe.hardware.chips import lookup
 from lingvo_moe.planning.costs import PARTS
 from lingvo_moe.planning.plan import Plan
+from lingvo_moe.reporting.figure import legible, to_png
 
 _COLORS = (
     *("#1f5fa8", "#5a93cf", "#3b8544", "#c4562d", "#e0a03a"),
@@ -18,14 +17,9 @@ _COLORS = (
 )
 
 
-def write_sweep_plot(plans: Sequence[Plan], path: Path) -> None:
-    """Draws a sweep.
-
-    Args:
-        plans: by rising number of devices.
-        path: the PNG to write.
-    """
-    figure = Figure(figsize=(16, 4.8), dpi=110)
+def draw_sweep(plans: Sequence[Plan]) -> bytes:
+    """A sweep as PNG; plans are by rising number of devices."""
+    figure = Figure(figsize=(16, 4.8), dpi=110, layout="tight")
     memory, parts, scaling = figure.subplots(1, 3)
     devices = [str(plan.estimate.costs.devices) for plan in plans]
     _draw_memory(memory, plans, devices)
@@ -37,9 +31,9 @@ def write_sweep_plot(plans: Sequence[Plan], path: Path) -> None:
         axes.grid(axis="y", color="#eceff2", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"{plans[0].model} on {plans[0].hardware}, constant work per device")
-    figure.tight_layout()
-    FigureCanvasAgg(figure).print_png(str(path))
+    title = f"{plans[0].model} on {plans[0].hardware}, constant work per device"
+    figure.suptitle(legible(title))
+    return to_png(figure)
 
 
 def _stack(axes: Axes, series: dict[str, list[float]]) -> float:
@@ -92,6 +86,7 @@ def _draw_scaling(axes: Axes, plans: Sequence[Plan], devices: list[str]) -> None
     other = axes.twinx()
     other.plot(range(len(plans)), parameters, "s--", color=_COLORS[3])
     other.set_yscale("log", base=2)
+    other.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     other.set_ylabel("parameters (dashed), times those of the first", color=_COLORS[3])
     other.spines["top"].set_visible(False)
     axes.set_ylim(0)

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lingvo_moe.evaluation.markup import document, escape, header, image
 from lingvo_moe.hardware.chips import lookup
 from lingvo_moe.planning.plan import Plan
-from lingvo_moe.planning.plots import write_sweep_plot
+from lingvo_moe.planning.plots import draw_sweep
 from lingvo_moe.planning.tpu_compile import Compiled
+from lingvo_moe.reporting.page import document, escape, image
+from lingvo_moe.reporting.table import Table
 
 GB, MIB = 1e9, 2**20
 
@@ -143,23 +144,38 @@ def to_json(plan: Plan) -> dict[str, Any]:
 
 def format_sweep(plans: Sequence[Plan]) -> str:
     """A sweep as a table, a row for each number of devices."""
-    compiler = "  compiler: args, temps" if any(plan.compiled for plan in plans) else ""
-    lines = [f"devices  parameters  step s  weights+slots  activations  all-to-all{compiler}"]
+    columns = (
+        "devices",
+        "parameters",
+        "step s",
+        "weights+slots GB",
+        "activations GB",
+        "all-to-all ms",
+    )
+    rows = []
     for plan in plans:
-        costs, seconds = plan.estimate.costs, plan.estimate.seconds
-        memory, compiled = costs.memory, plan.compiled
-        theirs = (
-            f"{compiled.argument_bytes / GB:>12.3f} GB {compiled.temp_bytes / GB:>6.3f}"
-            if compiled
-            else ""
+        costs, memory = plan.estimate.costs, plan.estimate.costs.memory
+        rows.append(
+            (
+                f"{costs.devices}",
+                f"{costs.parameters:.3g}",
+                f"{plan.estimate.step_seconds:.3f}",
+                f"{(memory.weights + memory.optimizer) / GB:.3f}",
+                f"{memory.activations / GB:.3f}",
+                f"{1e3 * plan.estimate.seconds.get('all_to_all', 0):.1f}",
+            )
         )
-        lines.append(
-            f"{costs.devices:>7}  {costs.parameters:>10.3g}  {plan.estimate.step_seconds:>6.3f}  "
-            f"{(memory.weights + memory.optimizer) / GB:>10.3f} GB  "
-            f"{memory.activations / GB:>8.3f} GB  {1e3 * seconds.get('all_to_all', 0):>7.1f} ms"
-            f"  {theirs}".rstrip()
-        )
-    return "\n".join(lines)
+    if any(plan.compiled for plan in plans):
+        columns += ("compiler: arguments GB", "temporaries GB")
+        rows = [row + _compiler_cells(plan) for row, plan in zip(rows, plans, strict=True)]
+    return Table(columns, rows).to_text()
+
+
+def _compiler_cells(plan: Plan) -> tuple[str, str]:
+    compiled = plan.compiled
+    if not compiled:
+        return "–", "–"
+    return f"{compiled.argument_bytes / GB:.3f}", f"{compiled.temp_bytes / GB:.3f}"
 
 
 def write_report(plans: Sequence[Plan], directory: Path) -> None:
@@ -175,9 +191,9 @@ def write_report(plans: Sequence[Plan], directory: Path) -> None:
     (directory / "plan.json").write_text(text + "\n")
     parts = []
     if len(plans) > 1:
-        picture = directory / "sweep.png"
-        write_sweep_plot(plans, picture)
-        parts.append(image(picture.read_bytes(), "memory and time against the number of devices"))
+        picture = draw_sweep(plans)
+        (directory / "sweep.png").write_bytes(picture)
+        parts.append(image(picture, "memory and time against the number of devices"))
     parts.append(_table(plans))
     parts += [
         f"<details><summary>{plan.estimate.costs.devices:,} devices</summary>"
@@ -190,10 +206,7 @@ def write_report(plans: Sequence[Plan], directory: Path) -> None:
 def _table(plans: Sequence[Plan]) -> str:
     names = ("devices", "parameters", "step, s", "AllToAll, ms", "tokens/s", "days", "device-years")
     sizes = ("weights and slots, GB", "activations, GB", "all, GB", "by the compiler, GB")
-    rows = "".join(
-        f"<tr>{''.join(f'<td>{cell}</td>' for cell in _cells(plan))}</tr>" for plan in plans
-    )
-    return f"<table>{header(*names, *sizes)}{rows}</table>"
+    return Table((*names, *sizes), [_cells(plan) for plan in plans]).to_html()
 
 
 def _cells(plan: Plan) -> list[str]:

@@ -9,9 +9,11 @@ import tensorflow as tf
 from absl import app, flags, logging
 
 from lingvo_moe.core import exits
+from lingvo_moe.core.lines import printable
 
 FLAGS = flags.FLAGS
 MODEL_HELP = "Name of a registered model; see lingvo-moe-models."
+OVERWRITE_HELP = "Replace an output that this tool made before."
 SET_HELP = "Override a field of the params: --set=train.max_steps=500. May be repeated."
 
 EXPECTED, INTERNAL = 1, 70  # exit statuses
@@ -108,8 +110,7 @@ def _one_line(text: str) -> str:
     """The first line that says something, without characters that act on a terminal."""
     lines = [line for line in text.splitlines() if line.strip()]
     more = " … (--debug shows all)" if len(lines) > 1 else ""
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in "".join(lines[:1]))
-    return shown + more
+    return printable("".join(lines[:1])) + more
 
 
 flags.DEFINE_bool("debug", False, "Show the traceback of an error.")

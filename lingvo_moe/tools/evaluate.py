@@ -51,7 +51,7 @@ def run() -> None:
         [],
         "PAIR=NAME, such as en-zh=char: a tokenizer of sacreBLEU's for BLEU. May be repeated.",
     )
-    flags.DEFINE_bool("overwrite", False, "Replace a report that this tool made before.")
+    flags.DEFINE_bool("overwrite", False, common.OVERWRITE_HELP)
     flags.DEFINE_integer("step", None, "Which checkpoint; by default the best on dev.")
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
     runtimes.define_flags()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from absl import flags
 
+from lingvo_moe.core.files import new_directory
 from lingvo_moe.evaluation.experts import analyze
 from lingvo_moe.evaluation.experts_page import PAGE_FILE, format_summary, write_experts
 from lingvo_moe.evaluation.routing import RoutingRecord
@@ -14,20 +15,23 @@ from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common
 
 FLAGS = flags.FLAGS
+MAKER = "lingvo-moe-experts"
 
 
 def main(argv: list[str]) -> None:
     """Flags to analyze and write_experts."""
     del argv
     model_dir = ModelDir.open(Path(FLAGS.logdir))
+    output = Path(FLAGS.output) if FLAGS.output else model_dir.path / "experts"
+    overwrite = FLAGS.overwrite or not FLAGS.output
     if not model_dir.task.moe_layers:
         raise ValueError(
             f"Logdir {FLAGS.logdir} is of {model_dir.model}, a dense model: it has no experts. "
             f"Give the logdir of a Mixture-of-Experts model."
         )
     experts = analyze(RoutingRecord.load(model_dir.routing_path))
-    output = Path(FLAGS.output) if FLAGS.output else model_dir.path / "experts"
-    write_experts(experts, output, model_dir.model)
+    with new_directory(output, MAKER, overwrite) as directory:
+        write_experts(experts, directory, model_dir.model)
     print(format_summary(experts))
     common.report(f"Page: {output / PAGE_FILE}")
 
@@ -35,7 +39,10 @@ def main(argv: list[str]) -> None:
 def run() -> None:
     """The console script."""
     flags.DEFINE_string("logdir", None, "Directory of a trained model.", required=True)
-    flags.DEFINE_string("output", None, "Where the page goes; by default LOGDIR/experts.")
+    flags.DEFINE_string(
+        "output", None, "Where the page goes; by default LOGDIR/experts, replaced each time."
+    )
+    flags.DEFINE_bool("overwrite", False, common.OVERWRITE_HELP)
     common.run(main)
 
 

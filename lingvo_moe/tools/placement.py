@@ -8,6 +8,7 @@ from pathlib import Path
 
 from absl import flags
 
+from lingvo_moe.core.files import check_file, check_output, new_directory
 from lingvo_moe.hardware.chips import HARDWARE, Efficiency, lookup
 from lingvo_moe.placement.rates import EFFICIENCY, ExpertShape, from_hardware
 from lingvo_moe.placement.report import PAGE_FILE, Comparison
@@ -16,6 +17,7 @@ from lingvo_moe.placement.traces import SyntheticLoads, Trace
 from lingvo_moe.tools import common
 
 FLAGS = flags.FLAGS
+MAKER = "lingvo-moe-placement"
 COMPARISONS = {"policies": POLICIES, "triggers": TRIGGERS}
 _EVERY = 50  # steps between lines of progress
 
@@ -46,6 +48,10 @@ def _progress(policy: str, step: int, steps: int) -> None:
 def main(argv: list[str]) -> None:
     """Flags to replay_all and a report."""
     del argv
+    if FLAGS.output:
+        check_output(Path(FLAGS.output), MAKER, FLAGS.overwrite)
+    if FLAGS.save_trace:
+        check_file(Path(FLAGS.save_trace))
     trace = _trace()
     check_skip(FLAGS.skip, len(trace.steps))
     if FLAGS.save_trace:
@@ -68,7 +74,8 @@ def main(argv: list[str]) -> None:
     report = Comparison.of(runs, settings, skip=FLAGS.skip, other_seconds=FLAGS.other_ms / 1e3)
     print(report.format_table())
     if FLAGS.output:
-        report.write(Path(FLAGS.output), trace, runs)
+        with new_directory(Path(FLAGS.output), MAKER, FLAGS.overwrite) as directory:
+            report.write(directory, trace, runs)
         common.report(f"Page: {Path(FLAGS.output) / PAGE_FILE}")
 
 
@@ -80,6 +87,7 @@ def run() -> None:
         "compare", "policies", list(COMPARISONS), "All policies, or triggers of the flexible one."
     )
     flags.DEFINE_string("output", None, "Directory for the page, its pictures and the numbers.")
+    flags.DEFINE_bool("overwrite", False, common.OVERWRITE_HELP)
     flags.DEFINE_string("save_trace", None, "Also write the loads to this file.")
     flags.DEFINE_integer("devices", None, "Of the cluster; by default the trace's, or 64.")
     flags.DEFINE_float(

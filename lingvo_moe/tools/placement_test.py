@@ -22,7 +22,7 @@ def test_a_trace_from_a_file(tmp_path):
     loads = rng.poisson([90, 5, 5, 5, 5, 5, 5, 5], (6, 2, 2, 8)).astype(np.int32)
     Trace(loads=loads, steps=np.arange(6), layers=("a", "b")).save(tmp_path / "loads.npz")
     on_four = (f"--trace={tmp_path / 'loads.npz'}", "--devices=4", "--skip=2", "--choices=5000")
-    result = _run(*on_four, f"--output={tmp_path}")
+    result = _run(*on_four, f"--output={tmp_path / 'page'}")
     assert result.returncode == 0, result.stderr
     first = [line.split("  ")[0] for line in result.stdout.splitlines()[2:]]
     assert first == [
@@ -34,10 +34,10 @@ def test_a_trace_from_a_file(tmp_path):
         "oracle",
     ]
     assert "flex: step 6/6" in result.stderr
-    settings = json.loads((tmp_path / "placement.json").read_text())["settings"]
+    settings = json.loads((tmp_path / "page" / "placement.json").read_text())["settings"]
     assert (settings["devices"], settings["layers"], settings["experts"]) == (4, 2, 8)
     assert settings["choices of a device and step"] == 5000
-    assert (tmp_path / "index.html").exists()
+    assert (tmp_path / "page" / "index.html").exists()
     triggers = _run(*on_four, "--compare=triggers")
     assert triggers.returncode == 0, triggers.stderr
     for name in ("static, capacity 1", "flex", "flex, VarianceTrigger", "IntervalTrigger(steps=5)"):

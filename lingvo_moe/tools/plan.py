@@ -13,6 +13,7 @@ from pathlib import Path
 
 from absl import flags
 
+from lingvo_moe.core.files import check_file, check_output, new_directory, write_whole
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.hardware.chips import HARDWARE, lookup, to_json
@@ -25,6 +26,7 @@ from lingvo_moe.sharding.annotations import parse_mesh
 from lingvo_moe.tools import common, runtimes
 
 FLAGS = flags.FLAGS
+MAKER = "lingvo-moe-plan"
 
 
 def main(argv: list[str]) -> None:
@@ -34,10 +36,10 @@ def main(argv: list[str]) -> None:
         _calibrate(Path(FLAGS.calibrate))
     elif not FLAGS.model:
         raise ValueError("--model is missing; see lingvo-moe-models. Only --calibrate needs none.")
-    elif FLAGS.search:
-        _search()
     else:
-        _plan()
+        if FLAGS.output:
+            check_output(Path(FLAGS.output), MAKER, FLAGS.overwrite)
+        _search() if FLAGS.search else _plan()
 
 
 def _plan() -> None:
@@ -60,7 +62,8 @@ def _plan() -> None:
     else:
         print(format_sweep(plans) if FLAGS.sweep else format_plan(plans[0]))
     if FLAGS.output:
-        write_report(plans, Path(FLAGS.output))
+        with new_directory(Path(FLAGS.output), MAKER, FLAGS.overwrite) as directory:
+            write_report(plans, directory)
         common.report(f"Report: {FLAGS.output}/index.html")
 
 
@@ -78,12 +81,11 @@ def _search() -> None:
         print(explain.format_answer(FLAGS.model, FLAGS.hardware, FLAGS.devices, found))
     flagfile = explain.flags(FLAGS.model, FLAGS.set, params, found.found.best.strategy)
     if FLAGS.output:
-        directory = Path(FLAGS.output)
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "plan.flags").write_text(flagfile)
-        text = json.dumps(explain.to_json(found), indent=1)
-        (directory / "search.json").write_text(text + "\n")
-        common.report(f"Run it: lingvo-moe-train --flagfile={directory}/plan.flags --data=…")
+        with new_directory(Path(FLAGS.output), MAKER, FLAGS.overwrite) as directory:
+            (directory / "plan.flags").write_text(flagfile)
+            text = json.dumps(explain.to_json(found), indent=1)
+            (directory / "search.json").write_text(text + "\n")
+        common.report(f"Run it: lingvo-moe-train --flagfile={FLAGS.output}/plan.flags --data=…")
     elif not FLAGS.json:
         print(
             f"\nflags that run it (--output=DIR writes them to DIR/plan.flags)\n{flagfile}", end=""
@@ -91,11 +93,12 @@ def _search() -> None:
 
 
 def _calibrate(path: Path) -> None:
+    check_file(path)
     runtimes.prepare_jax()
     from lingvo_moe.hardware.calibrate import calibrate
 
     hardware = calibrate(common.report)
-    path.write_text(json.dumps(to_json(hardware), indent=1) + "\n")
+    write_whole(path, json.dumps(to_json(hardware), indent=1) + "\n")
     print(f"{hardware.description}, all at work")
     for dtype, speed in hardware.matmul.items():
         print(f"  {dtype + ' products':<22}{speed / 1e9:>12.2f} GFLOP/s")
@@ -140,6 +143,7 @@ def run() -> None:
     flags.DEFINE_string(
         "output", None, "Directory for plan.json, index.html and sweep.png, or plan.flags."
     )
+    flags.DEFINE_bool("overwrite", False, common.OVERWRITE_HELP)
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
     common.run(main)
 

@@ -1,9 +1,12 @@
-"""What HTML pages share: one style, escaping, tables, pictures inside the file."""
+"""Pages of HTML that need no other file: one style, escaping, pictures inside the file."""
 
 import base64
 import html
+import re
 from collections.abc import Iterable
 
+# Control characters but for tab and line feed, and halves of UTF-16 pairs.
+_FORBIDDEN = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
@@ -12,7 +15,8 @@ table { border-collapse: collapse; } caption { text-align: left; opacity: .7; }
 th, td { padding: .18rem .8rem; text-align: right; border-bottom: 1px solid #8884; }
 th:first-child, td:first-child { text-align: left; }
 .better { color: #1a7f37; } .worse { color: #c03221; }
-.samples td { text-align: left; vertical-align: top; } .who { opacity: .65; }
+.samples td { text-align: left; vertical-align: top; }
+.samples td:first-child { opacity: .65; }
 img { max-width: 100%; background: white; border-radius: 4px; }
 code { font-size: .85em; } .mark { opacity: .65; }
 """
@@ -34,13 +38,8 @@ def document(title: str, parts: Iterable[str]) -> str:
 
 
 def escape(text: object) -> str:
-    """Text as HTML."""
-    return html.escape(str(text))
-
-
-def header(*names: str) -> str:
-    """A table's row of column names."""
-    return "<tr>" + "".join(f"<th>{escape(name)}</th>" for name in names) + "</tr>"
+    """Text as HTML; characters that no page may hold become U+FFFD."""
+    return html.escape(_FORBIDDEN.sub("\ufffd", str(text)))
 
 
 def image(png: bytes, description: str) -> str:

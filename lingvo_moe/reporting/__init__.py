@@ -1,0 +1,1 @@
+"""What reports are made of: one table, one page, one way to draw."""

@@ -1,0 +1,84 @@
+"""Pictures as PNG bytes, in which any text can be read: names are not mathematics or boxes."""
+
+import functools
+import io
+
+import numpy as np
+from matplotlib import font_manager, rcParams
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ft2font import FT2Font
+from matplotlib.text import Text
+from PIL import Image
+
+from lingvo_moe.core.lines import printable
+
+COLORS = ("#1f5fa8", "#c4562d", "#3b8544", "#7a4fa3", "#8a6d3b", "#2a9d8f", "#d1495b")
+GREY = "#8a929b"
+_BOXES = "Last Resort"  # a font of Matplotlib's that has a box for every character
+
+
+def to_png(figure: Figure, *, palette: bool = False) -> bytes:
+    """Draws a figure, its texts as they stand and in fonts that have their characters.
+
+    Args:
+        figure: drawn once. It needs a `layout`, which is then computed here, and a formatter for
+            logarithmic axes, whose own labels are mathematics.
+        palette: 256 colours, a quarter of the bytes, for pages that hold dozens.
+    """
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+        text.set_fontfamily(_families(text.get_text()))
+    canvas, file = FigureCanvasAgg(figure), io.BytesIO()
+    canvas.draw()
+    picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    (picture.quantize(256) if palette else picture).save(file, "png")
+    return file.getvalue()
+
+
+def legible(text: str, longest: int = 80) -> str:
+    """A name for a picture: shortened, and characters that no installed font has are `U+65E5`."""
+    shown = "".join(
+        char if ord(char) < 128 or _font_of(char) else f"U+{ord(char):04X}"
+        for char in printable(text)
+    )
+    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
+
+
+def _families(text: str) -> list[str]:
+    """The default font, and those that have what it lacks."""
+    others = {_font_of(char) for char in text if ord(char) >= 128} - {None, _default()}
+    return [_default(), *sorted(others)]
+
+
+def _default() -> str:
+    return font_manager.FontProperties(family=rcParams["font.family"]).get_name()
+
+
+@functools.cache
+def _font_of(char: str) -> str | None:
+    """The family of a font that has the character, the default one if it does."""
+    default = font_manager.findfont(_default())
+    if _has(default, char):
+        return _default()
+    fonts = sorted(
+        (
+            font
+            for font in font_manager.fontManager.ttflist
+            if font.style == "normal" and not font.name.startswith(_BOXES)
+        ),
+        key=lambda font: ("Noto" not in font.name, font.weight != 400, font.name),
+    )
+    return next((font.name for font in fonts if _has(font.fname, char)), None)
+
+
+@functools.lru_cache(maxsize=64)
+def _characters(path: str) -> frozenset[int]:
+    return frozenset(FT2Font(path).get_charmap())
+
+
+def _has(path: str, char: str) -> bool:
+    try:
+        return ord(char) in _characters(path)
+    except (OSError, RuntimeError):  # a font file that is gone or damaged
+        return False

@@ -1,0 +1,70 @@
+import io
+import unicodedata
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from lingvo_moe.reporting import figure as module
+from lingvo_moe.reporting.figure import legible, to_png
+
+
+def _pixels(*texts, palette=False):
+    figure = Figure((3, 0.5 * len(texts)), dpi=100, layout="constrained")
+    for i, text in enumerate(texts):
+        figure.text(0.05, (i + 0.3) / len(texts), text)
+    png = to_png(figure, palette=palette)
+    return np.asarray(Image.open(io.BytesIO(png)).convert("L")).astype(int)
+
+
+def _ink(text):
+    return int((_pixels(text) < 128).sum())
+
+
+@pytest.mark.parametrize("palette", [False, True])
+def test_a_picture_has_the_size_of_its_figure(palette):
+    assert _pixels("a", palette=palette).shape == (50, 300)
+
+
+def test_texts_are_not_mathematics():
+    # As mathematics the first would be an error and the second would lose its dollars.
+    assert _ink("$\\frac{-e$n") > _ink("frac{-en")
+    assert _ink("$a$") > _ink("a") + 20
+
+
+def test_names_keep_what_a_font_has():
+    for name in ("de-en", "pt_BR-en", "ΔBLEU", "ќе-ελ", "a b"):
+        assert legible(name) == name
+
+
+def test_long_names_are_shortened():
+    assert legible("x" * 80) == "x" * 80
+    assert legible("x" * 25, 24) == "x" * 23 + "…"
+
+
+def test_what_cannot_be_seen_is_escaped():
+    assert legible("a\nb\x1b[31m\u202e") == "a\\nb\\x1b[31m\\u202e"
+
+
+def test_a_character_without_font_is_written_as_its_code_point(monkeypatch):
+    only = [font for font in module.font_manager.fontManager.ttflist if "CJK" not in font.name]
+    monkeypatch.setattr(module.font_manager.fontManager, "ttflist", only)
+    module._font_of.cache_clear()
+    assert legible("日é-en") == "U+65E5é-en"
+    module._font_of.cache_clear()
+
+
+def test_a_character_that_only_another_font_has_is_drawn_in_that():
+    # Matplotlib brings STIX, which has letters that DejaVu Sans lacks.
+    lacking = [chr(code) for code in range(0x1D400, 0x1D800) if unicodedata.name(chr(code), "")]
+    char = next(c for c in lacking if module._font_of(c) not in (None, module._default()))
+    assert legible(char) == char
+    assert module._families(char)[1:] == [module._font_of(char)]
+    assert not (_pixels(char) == _pixels("\U0010fffd")).all()  # a box
+
+
+def test_a_damaged_font_has_no_characters(tmp_path):
+    (tmp_path / "bad.ttf").write_bytes(b"no font")
+    assert not module._has(str(tmp_path / "bad.ttf"), "a")
+    assert not module._has(str(tmp_path / "none.ttf"), "a")

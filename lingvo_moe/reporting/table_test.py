@@ -1,0 +1,48 @@
+from lingvo_moe.evaluation.page_test import check
+from lingvo_moe.reporting.table import Table
+
+TABLE = Table(("pair", "train", "Δ"), [("de-en", "9,000", "+1.5"), ("日本語", "7", "-0.2")])
+
+
+def test_names_stand_left_and_numbers_right():
+    averages = Table(TABLE.columns, TABLE.rows, [("all", "", "+0.0")])
+    assert averages.to_text().splitlines() == [
+        "pair    train     Δ",
+        "-------------------",
+        "de-en   9,000  +1.5",
+        "日本語      7  -0.2",  # a Chinese character takes two columns
+        "-------------------",
+        "all            +0.0",
+    ]
+
+
+def test_names_that_would_break_a_table_are_escaped():
+    text = Table(("name", "n"), [("a\nb", "1"), ("\x1b[31mred\u2028", "22")]).to_text()
+    assert text.splitlines()[2:] == ["a\\nb                1", "\\x1b[31mred\\u2028  22"]
+
+
+def test_html_is_escaped_and_coloured_by_sign():
+    html = Table(("a<b", "Δ"), [("<i>", "+1.5"), ("&", "-0.2"), ("x", "+0.0"), ("y", "–")]).to_html(
+        "of <all>", signed=("Δ",)
+    )
+    assert check(html).cells == [
+        "of <all>",
+        "a<b",
+        "Δ",
+        "<i>",
+        "+1.5",
+        "&",
+        "-0.2",
+        "x",
+        "+0.0",
+        "y",
+        "–",
+    ]
+    assert html.count('class="better"') == html.count('class="worse"') == 1
+
+
+def test_a_table_without_head():
+    html = Table((), [("source", "a\0b\x1b\ud800")]).to_html(kind="samples")
+    assert html == (
+        '<table class="samples"><tr><td>source</td><td>a\ufffdb\ufffd\ufffd</td></tr></table>'
+    )
