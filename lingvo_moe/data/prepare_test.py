@@ -307,7 +307,7 @@ def test_params_out_of_range(field, value, rule):
 
 def test_summary(corpus, tmp_path):
     dataset = prepare(corpus, tmp_path / "data", PARAMS)
-    header, eo, de, sizes = format_summary(dataset).splitlines()
+    header, _, eo, de, sizes = format_summary(dataset).splitlines()
     names = "pair train dev test empty duplicates held_out_in_train targets_in_train too_long"
     assert header.split() == names.split()
     assert eo.split() == ["eo-en", "9", "0", "0", "0", "0", "0", "0", "0"]  # largest first

@@ -61,7 +61,7 @@ def test_a_character_that_only_another_font_has_is_drawn_in_that():
     char = next(c for c in lacking if module._font_of(c) not in (None, module._default()))
     assert legible(char) == char
     assert module._families(char)[1:] == [module._font_of(char)]
-    assert not (_pixels(char) == _pixels("\U0010fffd")).all()  # a box
+    assert _ink(char) > 20
 
 
 def test_a_damaged_font_has_no_characters(tmp_path):

@@ -46,6 +46,13 @@ def test_a_logdir_with_a_record_becomes_a_page(tmp_path):
     assert "<title>tiny.MoE: experts" in (tmp_path / "experts" / "index.html").read_text()
     numbers = json.loads((tmp_path / "experts" / "experts.json").read_text())
     assert len(numbers["languages"]) == len(model_dir.pairs)
+    # The page is replaced each time, but not where somebody keeps a file of her own.
+    (tmp_path / "experts" / "notes.txt").write_text("mine")
+    message = _error(f"--logdir={tmp_path}")
+    assert "files that lingvo-moe-experts did not make" in message
+    assert "notes.txt" in message
+    (tmp_path / "experts" / "notes.txt").unlink()
+    assert _run(f"--logdir={tmp_path}").returncode == 0
 
 
 def test_no_record_yet(tmp_path):

@@ -38,6 +38,9 @@ def test_a_trace_from_a_file(tmp_path):
     assert (settings["devices"], settings["layers"], settings["experts"]) == (4, 2, 8)
     assert settings["choices of a device and step"] == 5000
     assert (tmp_path / "page" / "index.html").exists()
+    again = _run(*on_four, f"--output={tmp_path / 'page'}")
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "page is not empty; pass --overwrite or give another output" in again.stderr
     triggers = _run(*on_four, "--compare=triggers")
     assert triggers.returncode == 0, triggers.stderr
     for name in ("static, capacity 1", "flex", "flex, VarianceTrigger", "IntervalTrigger(steps=5)"):

@@ -30,6 +30,15 @@ def test_a_search_writes_flags_that_plan_takes(tmp_path):
     assert plan["step_seconds"] == chosen["step_seconds"]
 
 
+def test_an_output_that_is_not_ours_is_found_before_the_search(tmp_path):
+    (tmp_path / "plan.flags").write_text("mine")
+    result = run(*MODEL, "--search", "--devices=8", f"--output={tmp_path}", "--overwrite")
+    assert result.returncode == 1
+    assert f"error: {tmp_path} is not empty and was not made by lingvo-moe-plan" in result.stderr
+    assert result.stdout == ""
+    assert (tmp_path / "plan.flags").read_text() == "mine"
+
+
 def test_a_mesh_cannot_be_given_to_a_search():
     result = run(*MODEL, "--search", "--devices=8", "--mesh=data:8")
     assert result.returncode == 1
