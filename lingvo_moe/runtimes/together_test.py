@@ -29,7 +29,7 @@ def start(directory, roles):
     ]
 
 
-def finish(processes, seconds=20):
+def finish(processes, seconds=120):
     """[(exit code, stdout, stderr), …] of processes that all end in time."""
     try:
         done = [process.communicate(timeout=seconds) for process in processes]
@@ -114,7 +114,7 @@ def test_strangers_are_turned_away(tmp_path):
 
 def read(directory):
     """What process 0 has published."""
-    path, deadline = Path(directory) / "address", time.monotonic() + 20
+    path, deadline = Path(directory) / "address", time.monotonic() + 120
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     return path.read_text()
