@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 
 _FAILED, _INTERRUPTED = 1, 128 + signal.SIGINT  # exit codes
 _MEET_SECONDS = 60.0
+_KEEP_ALIVE_SECONDS = 60
+_KEEP_IDLE = getattr(socket, "TCP_KEEPIDLE", 0x10)  # 0x10 is macOS's TCP_KEEPALIVE
 _FAREWELL_SECONDS = 3.0  # for the others to hear of a failure, which takes them milliseconds
 _SYMPTOM_SECONDS = 0.5  # for the cause of an error to arrive that only follows from another's end
 
@@ -64,6 +66,9 @@ class _Member:
 
     def __init__(self, connection: socket.socket, name: str):
         self.connection, self.name = connection, name
+        # Nothing is sent for days, and a firewall would forget the connection.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, _KEEP_IDLE, _KEEP_ALIVE_SECONDS)
         self.lines = connection.makefile("r", encoding="utf-8")
         self.done, self.gone = threading.Event(), threading.Event()
 
