@@ -13,6 +13,9 @@ from lingvo_moe.train.optimizer import STACK, Optimizer, zeros_like
 from lingvo_moe.train.schedules import InverseSquareRoot, Schedule
 
 _SQUARED_GRAD_FLOOR = 1e-30
+# The least that a row's second moment counts as, as a share of the mean over rows. Rows without a
+# gradient have less, and the inverse of theirs can be beyond float32.
+_ROW_SHARE_FLOOR = 1e-30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,7 +104,8 @@ class Adafactor(Optimizer):
         row = mix(slots.row, tf.reduce_mean(squared, col_axis))
         col = mix(slots.col, tf.reduce_mean(squared, row_axis))
         # moment = row · col / mean(row), one inverse a row and one a column
-        of_row = tf.expand_dims(tf.reduce_mean(row, row_axis, keepdims=True) / row, col_axis)
+        of_all = tf.reduce_mean(row, row_axis, keepdims=True)
+        of_row = tf.expand_dims(of_all / tf.maximum(row, of_all * _ROW_SHARE_FLOOR), col_axis)
         of_col = tf.expand_dims(1.0 / col, row_axis)
         # A compiler merges equal constants, and how slots of one weight are cut would spread by way
         # of them to another weight, where they happen to have equally many columns.

@@ -155,6 +155,57 @@ def test_a_weight_at_zero_still_moves_and_a_zero_gradient_moves_nothing():
     np.testing.assert_array_equal(theta.still, np.ones([128, 128]))
 
 
+def rows_without_gradient(shape, size):
+    """Gradients of that size but for the last row of the last weight."""
+    grads = np.random.default_rng(2).normal(0, size, shape).astype(np.float32)
+    grads.reshape(-1, shape[-1])[-1] = 0.0
+    return grads
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["executor", "XLA"])
+@pytest.mark.parametrize(
+    ("shape", "dims", "weights"),
+    [((128, 130), "MH", 1), ((3, 128, 130), "EMH", 1), ((128, 130), "MH", 3)],
+)
+def test_rows_without_a_gradient_beside_large_ones(shape, dims, weights, jit):
+    """Rows have mean squares of 1e-30 and 1e14. The ratio is beyond float32.
+
+    Three weights alike are moved as one stack. Where there is a gradient, every element moves by
+    about the bound, 0.05 x 1e-3: at the first step each update is g / sqrt(V), near 1 in size.
+    """
+    specs = NestedMap({f"w{i}": spec_of(shape, dims) for i in range(weights)})
+    theta = specs.map(lambda spec: tf.zeros(spec.shape))
+    grads = specs.map(lambda spec: tf.constant(rows_without_gradient(shape, 1e7)))
+    optimizer = Adafactor(schedule=Constant(learning_rate=RATE))
+    update = tf.function(
+        lambda *args: optimizer.update(*args, specs)[:2], jit_compile=jit, autograph=False
+    )
+    slots = init_theta(optimizer.slots(specs), 0)
+    for step in range(2):
+        theta, slots = update(theta, slots, grads, tf.constant(step, tf.int64))
+    for path, moved in theta.flatten():
+        rows = moved.numpy().reshape(-1, shape[-1])
+        assert np.isfinite(rows).all(), path
+        np.testing.assert_array_equal(rows[-1], 0.0)
+        root_mean_square = np.sqrt(np.mean(rows[:-1] ** 2))
+        assert 0.9 < root_mean_square / (2 * RATE * 1e-3) <= 1.01
+
+
+def test_small_rows_are_scaled_as_in_the_paper():
+    """A row's mean square is 1e-20 of the other rows'; far from the floor, nothing is bounded."""
+    spec = spec_of((128, 130), "MH")
+    grads = np.random.default_rng(2).normal(0, 1, [3, 128, 130]).astype(np.float32)
+    grads[:, 5] *= 1e-10
+    start = np.full(spec.shape, 0.1, np.float32)
+    theta, _ = run(
+        Adafactor(schedule=Constant(learning_rate=RATE)),
+        NestedMap(w=spec),
+        NestedMap(w=tf.constant(start)),
+        [NestedMap(w=tf.constant(g)) for g in grads],
+    )
+    assert_same_path(theta.w.numpy(), slow_adafactor(start, grads, factor=True), start)
+
+
 def test_the_update_is_clipped():
     # Step 2: beta2 = 1 - 2^-0.8 = 0.42565. After gradients 1 and 100 the second moment is 0.42565 +
     # 0.57435·10⁴ = 5743.9, the update 100/√5743.9 = 1.3195, clipped to 1.
