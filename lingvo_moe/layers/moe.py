@@ -167,7 +167,8 @@ class MoE(Layer):
         if self.params.shared_expert:
             weights.shared = self.shared.weights()
             limit = (3.0 / self.model_dim) ** 0.5
-            weights.shared_gate = WeightSpec((self.model_dim,), Uniform(limit), "M")
+            # The letter e is that of what routers need: never cut, never cast.
+            weights.shared_gate = WeightSpec((self.model_dim,), Uniform(limit), "e")
         return weights
 
     def fprop(

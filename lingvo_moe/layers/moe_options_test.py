@@ -260,7 +260,7 @@ def test_weights_are_counted_and_named():
         "shared/wg": "MH",
         "shared/wi": "MH",
         "shared/wo": "HM",
-        "shared_gate": "M",
+        "shared_gate": "e",
     }
 
 

@@ -106,6 +106,25 @@ def test_every_option_of_the_moe_layers_trains_and_decodes():
     np.testing.assert_allclose(both.scores[1], alone.scores[0], rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("weight", "metric"), [("gate", "entropy"), ("shared_gate", "shared_gate")]
+)
+def test_gates_stay_float32_where_activations_are_bfloat16(weight, metric):
+    """A relative change of 1/2048 is seen; bfloat16, of steps of 1/256, would round it off."""
+    options = ["activation_dtype='bfloat16'", "model.moe.shared_expert=True"]
+    task = TranslationTask(override(task_with("Top2()").params, options))
+    batch, theta = random_batch(), dict(init_theta(task.weights(), 0).flatten())
+    name = f"encoder/layer_01/feed_forward/{weight}"
+    values = []
+    for change in (0.0, 1 / 2048):
+        rounded = tf.cast(tf.cast(theta[name], tf.bfloat16), tf.float32)
+        changed = NestedMap.unflatten(theta | {name: rounded * (1 + change)})
+        values.append(
+            task.loss(changed, batch, task.num_targets(batch), EVALUATION).metrics[metric]
+        )
+    assert values[0][0] != values[1][0]
+
+
 def test_the_objective_is_cross_entropy_and_the_weighted_losses():
     def loss(*overrides):
         exact = ["label_smoothing=0.0", "model.moe.aux_loss_weight=0.0", *overrides]
