@@ -152,8 +152,9 @@ def stacked(weights: NestedMap, size: int, letter: str) -> NestedMap:
 
 
 def layer_names(prefix: str, count: int) -> Iterator[str]:
-    """`layer_00`, `layer_01`, …: names that sort in order (up to a hundred of them)."""
-    return (f"{prefix}_{i:02d}" for i in range(count))
+    """`layer_00`, `layer_01`, …: names that sort in order, of three digits for more than 100."""
+    width = max(2, len(str(count - 1)))
+    return (f"{prefix}_{i:0{width}d}" for i in range(count))
 
 
 def dropout(inputs: tf.Tensor, rate: float, context: Context) -> tf.Tensor:
