@@ -1,11 +1,15 @@
 """Named arrays in one .npz file."""
 
 import io
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from lingvo_moe.core.files import write_whole
+
+T = TypeVar("T")
 
 
 def save(path: Path, **arrays: np.ndarray | None) -> None:
@@ -15,14 +19,26 @@ def save(path: Path, **arrays: np.ndarray | None) -> None:
     write_whole(path, content.getvalue())
 
 
-def load(path: Path) -> dict[str, np.ndarray]:
+def load(path: Path, make: Callable[[dict[str, np.ndarray]], T], what: str, cure: str) -> T:
     """Reads what `save` wrote.
 
+    Args:
+        path: the file.
+        make: makes of the arrays what is wanted; raises LookupError, TypeError or ValueError if
+            they are not of that kind.
+        what: what it holds, for errors, such as "trace of expert loads".
+        cure: a sentence for errors: where such a file comes from.
+
     Raises:
-        ValueError: there is none, or it cannot be read.
+        ValueError: there is none, or it cannot be read; the message names the file.
     """
     try:
         with np.load(path) as file:
-            return dict(file)
+            arrays = dict(file)
     except Exception as error:  # by the place of the damage: BadZipFile, zlib.error, TokenError, …
-        raise ValueError(f"{type(error).__name__}: {error}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} holds no {what} ({reason}). {cure}") from error
+    try:
+        return make(arrays)
+    except (LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} holds no {what} ({error}). {cure}") from error

@@ -10,7 +10,7 @@ from lingvo_moe.core import npz
 def test_comes_back_as_it_was(tmp_path):
     path = tmp_path / "some.npz"
     npz.save(path, counts=np.arange(3), names=np.array(["a", "bc"]), nothing=None)
-    back = npz.load(path)
+    back = npz.load(path, dict, "arrays", "")
     assert set(back) == {"counts", "names"}
     np.testing.assert_array_equal(back["counts"], [0, 1, 2])
     assert back["names"].tolist() == ["a", "bc"]
@@ -22,8 +22,18 @@ def test_damage(tmp_path, keep):
     path = tmp_path / "some.npz"
     npz.save(path, counts=np.random.default_rng(0).normal(size=100))
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ValueError, match=r"\w+: "):
-        npz.load(path)
+    with pytest.raises(ValueError, match=r"some.npz holds no thing \(\w+: .*\)\. Make one\.$"):
+        npz.load(path, dict, "thing", "Make one.")
+
+
+@pytest.mark.parametrize(
+    "make", [lambda arrays: arrays["weights"], lambda arrays: int("x"), lambda arrays: 1 + ""]
+)
+def test_a_file_of_another_kind(tmp_path, make):
+    path = tmp_path / "some.npz"
+    npz.save(path, counts=np.arange(3))
+    with pytest.raises(ValueError, match=r"some.npz holds no thing \(.*\)\. Make one\.$"):
+        npz.load(path, make, "thing", "Make one.")
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
@@ -36,7 +46,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         npz.save(path, counts=np.arange(9))
-    assert len(npz.load(path)["counts"]) == 3
+    assert len(npz.load(path, dict, "thing", "")["counts"]) == 3
     assert [p.name for p in tmp_path.iterdir()] == ["some.npz"]
 
 
@@ -45,5 +55,5 @@ def test_several_that_write_at_once_leave_a_whole_file(tmp_path):
     path = tmp_path / "some.npz"
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda n: npz.save(path, same=np.full(20_000, n)), range(40)))
-    assert len(set(npz.load(path)["same"].tolist())) == 1
+    assert len(set(npz.load(path, dict, "thing", "")["same"].tolist())) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["some.npz"]

@@ -52,8 +52,8 @@ class RoutingRecord:
         Raises:
             ValueError: there is none, or it cannot be read.
         """
-        try:
-            fields = npz.load(path)
+
+        def make(fields):
             return RoutingRecord(
                 layers=tuple(map(str, fields["layers"])),
                 pairs=tuple(map(str, fields["pairs"])),
@@ -61,8 +61,9 @@ class RoutingRecord:
                 pair_load=fields["pair_load"],
                 coactivation=fields.get("coactivation"),
             )
-        except (KeyError, ValueError) as error:
-            raise ValueError(
-                f"{path} holds no record of routing ({error}). An evaluation on dev writes one "
-                f"while a Mixture-of-Experts model trains (train.eval_every)."
-            ) from error
+
+        cure = (
+            "An evaluation on dev writes one while a Mixture-of-Experts model trains "
+            "(train.eval_every)."
+        )
+        return npz.load(path, make, "record of routing", cure)

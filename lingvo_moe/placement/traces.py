@@ -59,18 +59,18 @@ class Trace:
         Raises:
             ValueError: there is none, or it cannot be read.
         """
-        try:
-            fields = npz.load(path)
+
+        def make(fields):
             return Trace(
                 loads=fields["loads"],
                 steps=fields["steps"],
                 layers=tuple(map(str, fields["layers"])),
             )
-        except (KeyError, ValueError) as error:
-            raise ValueError(
-                f"{path} holds no trace of expert loads ({error}). It must be an .npz file with "
-                f"loads [steps, layers, devices, experts], steps and layers."
-            ) from error
+
+        cure = (
+            "It must be an .npz file of steps, layers and loads [steps, layers, devices, experts]."
+        )
+        return npz.load(path, make, "trace of expert loads", cure)
 
     def on_devices(self, devices: int) -> "Trace":
         """The same tokens on another number of sources.

@@ -26,7 +26,7 @@ def test_no_file_and_another_file(tmp_path):
     with pytest.raises(ValueError, match="holds no trace of expert loads"):
         Trace.load(tmp_path / "none.npz")
     np.savez(tmp_path / "other.npz", weights=np.ones(3))
-    with pytest.raises(ValueError, match=r"other.npz holds no trace .* an .npz file with loads"):
+    with pytest.raises(ValueError, match=r"other.npz holds no trace .* an .npz file of steps"):
         Trace.load(tmp_path / "other.npz")
 
 
