@@ -52,11 +52,15 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
 def sync_directory(path: Path) -> None:
     """Makes renames and new names in a directory survive a power failure."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    _sync(path)
+
+
+def sync_tree(path: Path) -> None:
+    """Makes all that a directory holds survive a power failure; its own name is its parent's."""
+    for below in path.rglob("*"):
+        if not below.is_symlink():
+            _sync(below)
+    _sync(path)
 
 
 def read_json(path: Path) -> dict:
@@ -143,6 +147,7 @@ def new_directory(path: Path, maker: str, overwrite: bool = False) -> Iterator[P
     try:
         yield partial
         write_whole(partial / MANIFEST, json.dumps({"maker": maker, "files": _sizes(partial)}))
+        sync_tree(partial)
         check_output(path, maker, overwrite)  # the block may have taken hours
         _replace(path, partial)
     except BaseException:
@@ -238,6 +243,14 @@ def _sizes(directory):
     return {
         str(p.relative_to(directory)): p.lstat().st_size for p in files if p != directory / MANIFEST
     }
+
+
+def _sync(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _escape(name):

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, init_theta
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.train.checkpoint import check_tensors
 from lingvo_moe.train.ladder import Ladder
 from lingvo_moe.train.replicas import move_rows, relocate_experts, rounds, slots_of
 from lingvo_moe.train.step import Trainable, TrainState, TrainStep
@@ -60,20 +61,13 @@ class Local:
         """Puts back what `state` gave.
 
         Raises:
-            ValueError: a tensor is missing or has another shape than this model's.
+            ValueError: as `check_tensors`.
         """
         if self._state is None:
             self.initialize(0)
         tensors = relocate_experts(tensors, *self._specs())
+        check_tensors(tensors, {name: tuple(v.shape) for name, v in self._variables()})
         for name, variable in self._variables():
-            if name not in tensors:
-                raise ValueError(f"The checkpoint has no tensor {name!r}; it is of another model.")
-            if tuple(tensors[name].shape) != tuple(variable.shape):
-                raise ValueError(
-                    f"Tensor {name!r} is {tuple(tensors[name].shape)} in the checkpoint and "
-                    f"{tuple(variable.shape)} in the model; give the model the checkpoint was "
-                    f"trained with, --set included."
-                )
             variable.assign(np.asarray(tensors[name]))
         self._ladder.restore(tensors)
 

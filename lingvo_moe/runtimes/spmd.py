@@ -18,6 +18,7 @@ from lingvo_moe.runtimes.lowering import (
     train_program,
     weight_specs,
 )
+from lingvo_moe.train.checkpoint import check_tensors
 from lingvo_moe.train.ladder import Ladder
 from lingvo_moe.train.replicas import Round, move_rows, relocate_experts, rounds, slots_of
 from lingvo_moe.train.step import Trainable, TrainStep
@@ -83,18 +84,10 @@ class Spmd:
                 pieces of its own devices alone.
 
         Raises:
-            ValueError: a tensor is missing or has another shape than this model's.
+            ValueError: as `check_tensors`.
         """
         tensors = relocate_experts(tensors, self._weights, self._slots)
-        for name, spec in self._specs.items():
-            if name not in tensors:
-                raise ValueError(f"The checkpoint has no tensor {name!r}; it is of another model.")
-            if tuple(tensors[name].shape) != spec.shape:
-                raise ValueError(
-                    f"Tensor {name!r} is {tuple(tensors[name].shape)} in the checkpoint and "
-                    f"{spec.shape} in the model; give the model the checkpoint was "
-                    f"trained with, --set included."
-                )
+        check_tensors(tensors, {name: spec.shape for name, spec in self._specs.items()})
         self._state = {
             name: _cut(tensors[name], spec, self._shardings[name])
             for name, spec in self._specs.items()

@@ -89,7 +89,7 @@ def test_restored_on_other_devices(saved, mesh, devices, processes):
 def test_restored_on_one_device_by_tensorflow(saved):
     directory, loss = saved
     runtime = Local(make_task(), train_step(make_task()))
-    Checkpointer(directory).read_latest(lambda found: runtime.restore(found.tensors))
+    Checkpointer(directory).resume(lambda found: runtime.restore(found.tensors))
     check_bits(directory, runtime.state())
     np.testing.assert_allclose(next_loss(runtime), loss, rtol=TOLERANCE)
 
@@ -157,16 +157,16 @@ def _play(role, directory, runtime, process):
         runtime.initialize(3)
         for step in range(STEPS):
             runtime.train(make_batch(step))
-        checkpoints.save(STEPS, runtime.state(), {})
+        checkpoints.save(STEPS, runtime.state())
         np.savez(directory / "live.npz", **{n: np.asarray(v) for n, v in runtime.state().items()})
         return {"loss": next_loss(runtime)}
-    found = checkpoints.read_latest(lambda found: runtime.restore(found.tensors))
+    found = checkpoints.resume(lambda found: runtime.restore(found.tensors))
     check_bits(directory, runtime.state())
     report = {"step": found.step, "loss": next_loss(runtime)}
     if role == "crash":
         _die_while_writing(process.index)
     if role in ("crash", "resume"):
-        checkpoints.save(STEPS + 1, runtime.state(), {})
+        checkpoints.save(STEPS + 1, runtime.state())
     return report
 
 

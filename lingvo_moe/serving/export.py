@@ -153,8 +153,11 @@ def export_saved_model(
         OSError: output cannot be written.
     """
     with new_export(output, "client.py", "translate.py", overwrite) as directory:
-        checkpoint = model_dir.read_checkpoint(step)
-        module = ServedModel(model_dir, checkpoint.tensors)
+        modules = []
+        checkpoint = model_dir.read_checkpoint(
+            step, lambda found: modules.append(ServedModel(model_dir, found.tensors))
+        )
+        module = modules[-1]
         tf.saved_model.save(module, str(directory), signatures=module.translate)
     return checkpoint.step
 

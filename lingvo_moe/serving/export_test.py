@@ -40,7 +40,7 @@ def model_dir(tmp_path_factory):
     made = ModelDir.create(path, "tiny.MoE", SMALL, tiny_world.dataset())
     runtime = Local(made.task, train_step(made.task))
     runtime.initialize(5)
-    made.checkpoints.save(1, runtime.state(), {})
+    made.checkpoints.save(1, runtime.state())
     return made
 
 

@@ -40,6 +40,7 @@ from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
 from lingvo_moe.tasks.translator import max_source_length
+from lingvo_moe.train.checkpoint import check_tensors
 
 PLATFORMS = ("cpu", "cuda")
 TRAIN, TRANSLATE = "train", "translate"
@@ -161,7 +162,7 @@ def export_trained(
 
 
 def _write_trained(model_dir, output, programs, step, rows, length) -> int:
-    checkpoint = model_dir.read_checkpoint(step)
+    model_dir.read_checkpoint(step)  # fails before minutes of compiling, not after
     task = _for_xla(model_dir.task)
     length = length or max_source_length(model_dir.params)
     made = {}
@@ -169,7 +170,10 @@ def _write_trained(model_dir, output, programs, step, rows, length) -> int:
         made[TRAIN] = train_program(task)
     if TRANSLATE in programs:
         made[TRANSLATE] = translate_program(task, rows, length)
-    state = _read(checkpoint.tensors, next(iter(made.values())).arguments[0])
+    specs, state = next(iter(made.values())).arguments[0], {}
+    checkpoint = model_dir.read_checkpoint(
+        step, lambda found: state.update(_read(found.tensors, specs))
+    )
     described = _write_programs(made, output)
     np.savez(output / _STATE, **state)
     for side in model_dir.hashes:
@@ -295,13 +299,7 @@ def _description(array) -> dict[str, Any]:
 
 
 def _read(tensors: Mapping[str, Any], specs: Mapping[str, ArraySpec]) -> dict[str, np.ndarray]:
-    for name, spec in specs.items():
-        found = tuple(tensors[name].shape) if name in tensors else None
-        if found != spec.shape:
-            raise ValueError(
-                f"Tensor {name!r} is {found or 'missing'} in the checkpoint and {spec.shape} in "
-                f"the model; give the --set texts it was trained with."
-            )
+    check_tensors(tensors, {name: spec.shape for name, spec in specs.items()})
     return {name: np.asarray(tensors[name]).astype(spec.dtype) for name, spec in specs.items()}
 
 

@@ -97,7 +97,7 @@ def model_dir(tmp_path_factory):
 
     for _ in range(3):
         runtime.train(example_batch(made.params, len(made.pairs)))
-    made.checkpoints.save(3, runtime.state(), {})
+    made.checkpoints.save(3, runtime.state())
     return made
 
 

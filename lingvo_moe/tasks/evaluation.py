@@ -80,8 +80,7 @@ def load_translator(
     Returns:
         The translator and the checkpoint's step.
     """
-    checkpoint = model_dir.read_checkpoint(step)
-    runtime.restore(checkpoint.tensors)
+    checkpoint = model_dir.read_checkpoint(step, lambda found: runtime.restore(found.tensors))
     return Translator.of(model_dir, runtime.translate), checkpoint.step
 
 

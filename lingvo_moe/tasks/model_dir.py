@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lingvo_moe.core import registry
@@ -155,17 +155,22 @@ class ModelDir:
         """The "source" or "target" vocabulary."""
         return Vocabulary.load(self.path / f"{side}.model")
 
-    def read_checkpoint(self, step: int | None = None) -> Checkpoint:
+    def read_checkpoint(
+        self, step: int | None = None, use: Callable[[Checkpoint], None] = lambda checkpoint: None
+    ) -> Checkpoint:
         """The checkpoint of a step, by default the best.
+
+        Args:
+            step: which one; None for the best.
+            use: takes what it needs from the tensors, which a running training may remove later.
 
         Raises:
             ValueError: there is none yet.
             OSError: it is damaged.
         """
-        step = self.checkpoints.best() if step is None else step
-        if step is None:
+        if not self.checkpoints.steps():
             raise ValueError(f"{self.path} has no checkpoint yet; train the model first.")
-        return self.checkpoints.read(step)
+        return self.checkpoints.read(step, use)
 
     def _check_vocabularies(self, dataset):
         if self.params.model.shared_embedding and len(set(self.hashes.values())) > 1:

@@ -19,6 +19,7 @@ from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import TrainingJob, train_model
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
+from lingvo_moe.train.checkpoint import Best
 
 PAIRS = ("qna-en", "qnu-en", "qta-en", "qto-en")
 
@@ -121,8 +122,7 @@ def _trained(kind, logdir):
     texts = pieces.decode([[i] for i in range(pieces.size)])
     silent = [i for i, text in enumerate(texts) if not text.strip().isalpha()]
     tensors = {name: _audible(name, value, silent) for name, value in tensors.items()}
-    model_dir.checkpoints.save(3, tensors, {})
-    model_dir.checkpoints.mark_best(3)
+    model_dir.checkpoints.save(3, tensors, Best(3))
     return model_dir
 
 

@@ -4,8 +4,10 @@ Any slice reads back alone too, however the pieces were cut, and tf.train.load_c
 tensors.
 """
 
+import contextlib
 import dataclasses
 import math
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,13 +74,26 @@ class Piece(NamedTuple):
         """Its size."""
         return math.prod(self.box.lengths) * self.dtype.size
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether it holds neither NaN nor infinity."""
+        if not self.dtype.is_floating:
+            return True
+        part = self._part()
+        if tf.is_tensor(part):
+            return bool(tf.reduce_all(tf.math.is_finite(part)))
+        return bool(np.isfinite(part).all())
+
     def tensor(self) -> tf.Tensor:
         """Its values."""
-        part = self.data[self.box.slices(self.origin)]
+        part = self._part()
         if tf.is_tensor(part):  # cut where it lies; SaveV2 fetches no more than that
             return part
         with tf.device("CPU"):
             return tf.convert_to_tensor(part)
+
+    def _part(self):
+        return self.data[self.box.slices(self.origin)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,9 +146,9 @@ class StoredTensor:
 
     def _read(self, spec):
         try:
-            with tf.device("CPU"):
+            with tf.device("CPU"), _for_reading(self.prefix) as prefix:
                 tensors = tf.raw_ops.RestoreV2(
-                    prefix=self.prefix,
+                    prefix=prefix,
                     tensor_names=[self.name],
                     shape_and_slices=[spec],
                     dtypes=[self.tf_dtype],
@@ -212,7 +227,8 @@ def open_bundle(prefix: Path) -> dict[str, StoredTensor]:
         OSError: data is missing; a checksum of each piece is verified only when it is read.
         ValueError, RuntimeError, tf.errors.OpError: there is no bundle, or its index is damaged.
     """
-    reader = tf.train.load_checkpoint(str(prefix))
+    with _for_reading(str(prefix)) as readable:
+        reader = tf.train.load_checkpoint(readable)
     dtypes = reader.get_variable_to_dtype_map()
     tensors = {
         name: StoredTensor(str(prefix), name, tuple(shape), dtypes[name])
@@ -223,6 +239,22 @@ def open_bundle(prefix: Path) -> dict[str, StoredTensor]:
     if found != expected:
         raise OSError(f"its data files hold {found} bytes, its tensors have {expected}")
     return tensors
+
+
+@contextlib.contextmanager
+def _for_reading(prefix: str) -> Iterator[str]:
+    """The prefix by which TensorFlow reads a bundle.
+
+    It takes what it reads for a glob pattern and what it writes for a name. So a path with
+    characters of patterns, such as `runs/[1]`, is read by way of a symbolic link.
+    """
+    if not set(prefix) & set("*?[\\"):
+        yield prefix
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        link = Path(directory) / "bundle"
+        link.symlink_to(Path(prefix).parent.absolute())
+        yield str(link / Path(prefix).name)
 
 
 def _cut(piece: Piece) -> Iterator[Piece]:

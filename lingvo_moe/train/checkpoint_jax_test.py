@@ -62,7 +62,7 @@ _EIGHT_DEVICES = """
 assert len(jax.devices()) == 8
 checkpoints = Checkpointer(directory)
 for step, shape in enumerate([(8, 1), (2, 4), (1, 1)], 1):
-    checkpoints.save(step, place(STATE, mesh(*shape), SPECS), {})
+    checkpoints.save(step, place(STATE, mesh(*shape), SPECS))
     for restored_on in [(1, 1), (2, 1), (2, 2), (2, 4)]:
         check(place(checkpoints.read(step).tensors, mesh(*restored_on), OTHER_SPECS))
 np.savez(directory / "expected.npz", **{n: np.asarray(v, np.float32) for n, v in STATE.items()})
@@ -75,9 +75,9 @@ minimum = lambda value: int(multihost_utils.process_allgather(np.int32(value)).m
 checkpoints = Checkpointer(directory, process=Process(process, minimum))
 restored = {}
 use = lambda checkpoint: restored.update(place(checkpoint.tensors, mesh(2, 2), OTHER_SPECS))
-assert checkpoints.read_latest(use).step == 3
+assert checkpoints.resume(use).step == 3
 check(restored)
-checkpoints.save(4, {**restored, "local": jax.numpy.arange(3), "input/draws": np.int64(9)}, {})
+checkpoints.save(4, {**restored, "local": jax.numpy.arange(3), "input/draws": np.int64(9)})
 tensors = checkpoints.read(4).tensors
 check(place({name: tensors[name] for name in STATE}, mesh(4, 1), SPECS))
 """

@@ -1,7 +1,6 @@
 """The training loop: steps, progress, evaluation, checkpoints, and a clean end whatever happens."""
 
 import dataclasses
-import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +12,7 @@ import numpy as np
 
 from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveFloat, PositiveInt
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.train.checkpoint import ALONE, Checkpoint, Checkpointer, Process
+from lingvo_moe.train.checkpoint import ALONE, NO_BEST, Best, Checkpoint, Checkpointer, Process
 from lingvo_moe.train.signals import deferred
 from lingvo_moe.train.summaries import SummaryWriter
 
@@ -145,8 +144,8 @@ def train(
         recorder: sees each step's metrics by themselves.
 
     Raises:
-        FloatingPointError: the loss or the gradient is not finite; the last checkpoint is from
-            before that.
+        FloatingPointError: the loss, the gradient or the state is not finite; the last checkpoint
+            is from before that.
         OSError: a checkpoint could not be written; earlier ones are untouched.
     """
     loop = _Loop(runtime, batches, params, logdir, summarize, evaluate, report, process, recorder)
@@ -166,7 +165,7 @@ class _Loop:
         self.events = SummaryWriter(logdir / "events" if process.index == 0 else None, report)
         self.recorder, self.interruption, self.process = recorder, Interruption(process), process
         self.step, self.saved_step, self.recorded_step = 0, None, 0
-        self.best_loss, self.best_step, self.evaluations_since_best = math.inf, None, 0
+        self.best = NO_BEST
         self.metrics: list[NestedMap] = []
 
     def run(self, received: Callable[[], int | None]) -> TrainResult:
@@ -191,7 +190,7 @@ class _Loop:
         if not finished:
             self.report(f"Interrupted at step {self.step}; the same command goes on from there.")
         return TrainResult(
-            self.step, finished, self.best_step, self.best_loss, signal or received()
+            self.step, finished, self.best.step, self.best.loss, signal or received()
         )
 
     def _take_step(self):
@@ -215,15 +214,13 @@ class _Loop:
             raise
 
     def _start(self):
-        checkpoint = self.checkpoints.read_latest(self._restore)
+        checkpoint = self.checkpoints.resume(self._restore)
         self.clock, self.clock_step = time.monotonic(), 0
         if checkpoint is None:
             self.runtime.initialize(self.params.seed)
             return
         self.step = self.saved_step = self.recorded_step = self.clock_step = checkpoint.step
-        best = checkpoint.info["best"]
-        self.best_loss = math.inf if best["loss"] is None else best["loss"]
-        self.best_step, self.evaluations_since_best = best["step"], best["evaluations_since"]
+        self.best = checkpoint.best
         self.report(f"Resuming from step {self.step}.")
 
     def _restore(self, checkpoint: Checkpoint):
@@ -234,7 +231,7 @@ class _Loop:
 
     def _out_of_patience(self):
         patience = self.params.patience
-        return patience is not None and self.evaluations_since_best >= patience
+        return patience is not None and self.best.evaluations_since >= patience
 
     def _log(self):
         scalars = self._check(self._drain())
@@ -295,13 +292,12 @@ class _Loop:
             self.events.scalars(self.step, evaluation.scalars)
             for tag, png in evaluation.images.items():
                 self.events.image(self.step, tag, png)
-            better = evaluation.dev_loss < self.best_loss
-            self.evaluations_since_best = 0 if better else self.evaluations_since_best + 1
-            if better:
-                self.best_loss, self.best_step = evaluation.dev_loss, self.step
+            if evaluation.dev_loss < self.best.loss:
+                self.best = Best(self.step, evaluation.dev_loss)
+            else:
+                since = self.best.evaluations_since + 1
+                self.best = self.best._replace(evaluations_since=since)
         self._save()
-        if self.best_step == self.step:
-            self.checkpoints.mark_best(self.step)
         self.clock += time.monotonic() - start  # evaluation does not count as training time
 
     def _save(self):
@@ -310,13 +306,8 @@ class _Loop:
         if self.recorder is not None:
             self._record()
             self.recorder.save()
-        best = {
-            "step": self.best_step,
-            "loss": None if math.isinf(self.best_loss) else self.best_loss,
-            "evaluations_since": self.evaluations_since_best,
-        }
         state = {f"{_INPUT}{name}": value for name, value in self.batches.state().items()}
-        self.checkpoints.save(self.step, {**self.runtime.state(), **state}, {"best": best})
+        self.checkpoints.save(self.step, {**self.runtime.state(), **state}, self.best)
         self.saved_step = self.step
 
 

@@ -173,6 +173,37 @@ def test_a_loss_that_is_not_finite_never_reaches_a_checkpoint(tmp_path):
     assert Checkpointer(tmp_path / "checkpoints").steps() == [5]
 
 
+def test_a_weight_that_is_not_finite_never_reaches_a_checkpoint(tmp_path, monkeypatch):
+    """The loss of step 6 is finite and its update is not, and 6 is saved before 7 could show it."""
+    step = Sum.train
+
+    def overflow(self, batch):
+        metrics = step(self, batch)
+        if batch["x"] == 6:
+            self.total = np.float64(math.inf)
+        return metrics
+
+    monkeypatch.setattr(Sum, "train", overflow)
+    with pytest.raises(FloatingPointError, match=r"'theta/total' has become NaN or infinite"):
+        _train(tmp_path, log_every=100, eval_every=100, checkpoint_every=3)
+    assert Checkpointer(tmp_path / "checkpoints").steps() == [3]
+
+
+def test_the_best_survives_a_fallback_to_an_older_checkpoint(tmp_path):
+    """Evaluated at 2, 4 and 6, the best is 2, then 6. With 6 lost, 2 is the best again."""
+    _train(tmp_path, losses=[1.0, 2.0, 0.5], eval_every=2, max_steps=6, keep_checkpoints=2)
+    directory = tmp_path / "checkpoints"
+    assert sorted(p.name for p in directory.iterdir()) == [
+        f"step_0000000{step}" for step in (2, 4, 6)
+    ]
+    assert Checkpointer(directory).best() == 6
+    (directory / "step_00000006" / "info.json").write_text("{}")
+    total, result, lines = _train(tmp_path, losses=[1.5], eval_every=2, max_steps=6)
+    assert lines[0] == "Resuming from step 4."
+    assert (total, result[:4]) == (21, (6, True, 2, 1.0))
+    assert Checkpointer(directory).best() == 2
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [
