@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from lingvo_moe.core import npz
+from lingvo_moe.core.files import check_file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -127,9 +128,11 @@ class TraceRecorder:
 
         Raises:
             ValueError: the file is of other layers.
+            OSError: no file can be written there.
         """
         self._path, self._layers = Path(path), tuple(layers)
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        check_file(self._path)
         self._loads: dict[int, np.ndarray] = {}
         if self._path.exists():
             known = Trace.load(self._path)

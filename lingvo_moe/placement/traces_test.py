@@ -90,6 +90,14 @@ def test_the_recorder_resumes(tmp_path):
         recorder.add(30, np.zeros((1, 2, 3)))
 
 
+def test_a_recording_that_cannot_be_written_is_refused_at_the_start(tmp_path):
+    with pytest.raises(IsADirectoryError, match=rf"{tmp_path} is a directory; give the name of a"):
+        TraceRecorder(tmp_path, ["a"])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        TraceRecorder(tmp_path / "file" / "loads.npz", ["a"])
+
+
 def test_the_generator_is_as_skewed_as_the_paper_says_and_drifts_smoothly():
     loads = SyntheticLoads(devices=8, steps=200, tokens=16384).generate().loads[:, 0].sum(axis=1)
     shares = loads / loads.sum(axis=1, keepdims=True)
