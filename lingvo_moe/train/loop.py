@@ -208,7 +208,7 @@ class _Loop:
             return self.batches.next_batch()
         except Exception:
             # Of several processes others may have gone on; alone, nothing trained is lost.
-            if self.process is ALONE and self.step != self.saved_step:
+            if self.process is ALONE and self.step > (self.saved_step or 0):
                 self._save()
                 self.report(f"The input failed; step {self.step} is saved.")
             raise
