@@ -107,6 +107,15 @@ def test_a_signal_at_the_last_step_is_told_too(tmp_path):
     assert (result.step, result.finished, result.signal) == (10, True, signal.SIGTERM)
 
 
+def test_when_the_input_fails_at_once_there_is_nothing_to_save(tmp_path):
+    def fail():
+        raise ValueError("No example fits a row.")
+
+    with pytest.raises(ValueError, match=r"No example fits a row\."):
+        _train(tmp_path, batches=Counting({1: fail}))
+    assert Checkpointer(tmp_path / "checkpoints").steps() == []
+
+
 def test_when_the_input_fails_what_was_trained_is_saved(tmp_path):
     def fail():
         raise OSError("Shard 3 is damaged.")
