@@ -11,14 +11,15 @@ import re
 import sys
 from pathlib import Path
 
-from lingvo_moe.core.exits import install
+from lingvo_moe.core.console import install, quiet
 from lingvo_moe.core.lines import cut_warning, decode_lines
 
 install((ImportError, OSError, ValueError))  # these end in a line, while importing too
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors are exceptions
 
-import tensorflow as tf  # noqa: E402
-import tensorflow_text  # noqa: E402, F401  (registers the SentencePiece ops of the graph)
+with quiet():
+    import tensorflow as tf
+    import tensorflow_text  # noqa: F401  (registers the SentencePiece ops of the graph)
 
 
 def parse():
@@ -37,7 +38,8 @@ def parse():
 
 def load(directory):
     """The model, and the names of the languages that it takes."""
-    model = tf.saved_model.load(directory)
+    with quiet():
+        model = tf.saved_model.load(directory)
     signature = getattr(model, "signatures", {}).get("serving_default")
     if not hasattr(model, "translate") or signature is None:
         raise ValueError(f"{directory} is a SavedModel, but not of lingvo-moe-export.")
@@ -56,7 +58,7 @@ def call(model, sentences, languages):
         said = re.search(r"assertion failed: \[(.*?)\]", error.message)
         if said is None:
             raise
-        raise ValueError(said[1]) from error
+        raise ValueError(said[1].strip()) from error
 
 
 def main():

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from lingvo_moe.core import exits, lines
+from lingvo_moe.core import console, lines
 from lingvo_moe.core.files import new_directory
 
 _MAKER = "lingvo-moe-export"
@@ -17,7 +17,7 @@ def new_export(output: Path, program: str, name: str, overwrite: bool) -> Iterat
     Args:
         output: where it appears when the block ends.
         program: file of this package that runs the export without lingvo_moe. It may import
-            `core.exits` and `core.lines`, which are copied beside it.
+            `core.console` and `core.lines`, which are copied beside it.
         name: what it is called there.
         overwrite: whether to replace an earlier export.
 
@@ -33,5 +33,5 @@ def new_export(output: Path, program: str, name: str, overwrite: bool) -> Iterat
         source = Path(__file__).with_name(program).read_text(encoding="utf-8")
         source = source.replace("from lingvo_moe.core.", "from ")
         (directory / name).write_text(source, encoding="utf-8")
-        for module in map(Path, (exits.__file__, lines.__file__)):
+        for module in map(Path, (console.__file__, lines.__file__)):
             (directory / module.name).write_bytes(module.read_bytes())

@@ -8,12 +8,14 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_text as tf_text
 
+from lingvo_moe.core.console import quiet
 from lingvo_moe.core.lines import INVISIBLE, LINE_ENDS
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.serving.directory import new_export
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translator import max_source_length
+from lingvo_moe.train.checkpoint import Checkpoint
 
 _BLANK = "[" + "".join(f"\\p{{{category}}}" for category in INVISIBLE) + "]*"  # see is_blank
 
@@ -75,7 +77,7 @@ class ServedModel(tf.Module):
     def _translate(self, sentences, source_language, target_language):
         tag = _known(
             self._tags.lookup(target_language),
-            f"This model does not translate into that language; it knows {self._languages}.",
+            f"This model does not translate into that language; it knows {self._languages}",
         )
         task = self._task_id(source_language, target_language)
         pieces = self._source.tokenize(sentences)
@@ -106,7 +108,7 @@ class ServedModel(tf.Module):
         return _known(
             self._tasks.lookup(name),
             f"This model routes by {router.task} and has no experts for that one; it was trained "
-            f"on {', '.join(self._task.trained_tasks)}.",
+            f"on {', '.join(self._task.trained_tasks)}",
         )
 
     def _texts(self, output):
@@ -126,7 +128,7 @@ def _numbers(numbers: Mapping[str, int]) -> tf.lookup.StaticHashTable:
 
 
 def _known(number: tf.Tensor, message: str) -> tf.Tensor:
-    """The number, once it is known not to be -1."""
+    """The number, once it is known not to be -1. TensorFlow ends the message with a full stop."""
     with tf.control_dependencies([tf.debugging.assert_non_negative(number, message)]):
         return tf.identity(number)
 
@@ -154,11 +156,13 @@ def export_saved_model(
     """
     with new_export(output, "client.py", "translate.py", overwrite) as directory:
         modules = []
-        checkpoint = model_dir.read_checkpoint(
-            step, lambda found: modules.append(ServedModel(model_dir, found.tensors))
-        )
-        module = modules[-1]
-        tf.saved_model.save(module, str(directory), signatures=module.translate)
+
+        def build(checkpoint: Checkpoint) -> None:
+            with quiet():  # SentencePiece tells how it normalises
+                modules.append(ServedModel(model_dir, checkpoint.tensors))
+
+        checkpoint = model_dir.read_checkpoint(step, build)
+        tf.saved_model.save(modules[-1], str(directory), signatures=modules[-1].translate)
     return checkpoint.step
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from lingvo_moe.core.exits import install
+from lingvo_moe.core.console import install
 from lingvo_moe.core.lines import cut_warning, decode_lines, is_blank, one_line
 
 install((ImportError, OSError, ValueError))  # these end in a line, while importing too

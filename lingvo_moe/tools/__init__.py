@@ -5,9 +5,9 @@ import os
 import sys
 from collections.abc import Iterator
 
-from lingvo_moe.core import exits
+from lingvo_moe.core import console
 
-exits.install()
+console.install()
 
 # A tool's standard error is for its user. TensorFlow's C++ side greets there at import and again
 # when it first looks for devices, before its own log level is read.
@@ -29,19 +29,7 @@ def _without(names: tuple[str, ...]) -> Iterator[None]:
             del sys.modules[name]
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    saved = os.dup(2)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-
-
-with _quiet(), _without(_UNUSED):
+with console.quiet(), _without(_UNUSED):
     import tensorflow as tf
 
     tf.config.list_logical_devices()

@@ -8,7 +8,7 @@ from types import ModuleType
 import tensorflow as tf
 from absl import app, flags, logging
 
-from lingvo_moe.core import exits
+from lingvo_moe.core import console
 from lingvo_moe.core.lines import printable
 
 FLAGS = flags.FLAGS
@@ -83,7 +83,7 @@ def end_in_a_line(function: Callable[[], None]) -> None:
             raise
         status, message = describe(error)
         print(message, file=sys.stderr)
-        exits.drop_output()
+        console.drop_output()
         sys.exit(status)
 
 

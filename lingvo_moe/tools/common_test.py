@@ -104,7 +104,8 @@ def test_a_full_disk_is_an_error_though_output_is_written_last(monkeypatch, caps
 
 def test_ctrl_c_while_modules_are_imported_is_one_line():
     script = (
-        "import importlib.abc, signal, sys\n"
+        "import atexit, importlib.abc, os, signal, sys\n"
+        "atexit.register(os.abort)\n"  # as libraries may crash that are still at work
         "class Press(importlib.abc.MetaPathFinder):\n"
         "    def find_spec(self, name, path, target=None):\n"
         "        if name == 'tensorflow': signal.raise_signal(signal.SIGINT)\n"

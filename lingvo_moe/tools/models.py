@@ -9,6 +9,7 @@ from pathlib import Path
 from absl import flags
 
 from lingvo_moe.core import registry
+from lingvo_moe.core.files import write_whole
 from lingvo_moe.core.layer import count_weights
 from lingvo_moe.core.params import override, to_text
 from lingvo_moe.tasks.translation import TranslationTask
@@ -37,12 +38,21 @@ def format_list() -> str:
 
 
 def write_golden(directory: Path) -> None:
-    """Writes each registered model's resolved params to directory/NAME.txt, and nothing else."""
+    """Writes each registered model's resolved params to directory/NAME.txt.
+
+    Raises:
+        ValueError: the directory holds texts of something else, which are left alone.
+    """
+    names = registry.all_names()
+    others = sorted({path.stem for path in directory.glob("*.txt")} - set(names))
+    if others:
+        raise ValueError(
+            f"{directory / others[0]}.txt is of no registered model. Remove it, or give another "
+            f"directory."
+        )
     directory.mkdir(parents=True, exist_ok=True)
-    for path in directory.glob("*.txt"):
-        path.unlink()
-    for name in registry.all_names():
-        (directory / f"{name}.txt").write_text(to_text(registry.get_params(name)))
+    for name in names:
+        write_whole(directory / f"{name}.txt", to_text(registry.get_params(name)))
 
 
 def main(argv: list[str]) -> None:

@@ -1,12 +1,14 @@
-"""A process that an exception ends says so in one line, and without a traceback.
+"""Programs in a terminal: errors and Ctrl-C end in one line, and libraries do not greet.
 
 Exported models come with a copy of this file; it needs the standard library alone.
 """
 
+import contextlib
 import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 
 _INTERRUPTED, _BROKEN_PIPE = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 _RETRY_SECONDS = 0.05
@@ -24,6 +26,19 @@ def install(errors: tuple[type[Exception], ...] = ()) -> None:
     sys.unraisablehook = _retry(sys.unraisablehook)
 
 
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Within it nothing is written to standard error: C++ libraries log there, whatever we ask."""
+    saved = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
 def drop_output() -> None:
     """Makes sure that Python, as it ends, does not fail to write what cannot be written."""
     try:
@@ -36,8 +51,10 @@ def _end(otherwise, errors):
     def hook(kind, error, traceback):
         if issubclass(kind, KeyboardInterrupt):
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends at once, in silence
-            line, status = "interrupted", _INTERRUPTED
-        elif issubclass(kind, BrokenPipeError):
+            print("interrupted", file=sys.stderr, flush=True)
+            drop_output()
+            os._exit(_INTERRUPTED)  # JAX may crash at an orderly end while it compiles
+        if issubclass(kind, BrokenPipeError):
             line, status = None, _BROKEN_PIPE
         elif issubclass(kind, errors):
             line, status = f"error: {error}", 1

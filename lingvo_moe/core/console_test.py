@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from lingvo_moe.core import exits
+from lingvo_moe.core import console
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def hooks(monkeypatch):
     """Python's own hooks are back when the test ends."""
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
-    exits.install((ValueError,))
+    console.install((ValueError,))
 
 
 def end(error):

@@ -1,0 +1,18 @@
+import pytest
+
+from lingvo_moe.tools import models
+
+
+def test_texts_of_something_else_are_left_alone(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"notes\.txt is of no registered model. Remove it"):
+        models.write_golden(tmp_path)
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("notes.txt", "mine")]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(999, "999"), (1_000, "1K"), (617_946_677_248, "618B"), (10**12, "1T")],
+)
+def test_counts_are_short(count, text):
+    assert models.format_count(count) == text
