@@ -13,8 +13,10 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+import typing
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 MANIFEST = ".lingvo_moe.json"
 
@@ -77,6 +79,38 @@ def read_json(path: Path) -> dict:
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(value).__name__}.")
     return value
+
+
+def check_fields(value: Any, hints: Mapping[str, Any], source: str) -> None:
+    """Makes sure that what JSON gave is an object with these fields; it may have others too.
+
+    Args:
+        value: what JSON gave.
+        hints: field -> its type: str, int, list[…] or dict[str, …].
+        source: what to call it in errors, such as the path of the file.
+
+    Raises:
+        ValueError: it is no object, or a field is missing or of another type.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"{source} must be a JSON object, got {value!r:.60}.")
+    for name, hint in hints.items():
+        if name not in value:
+            raise ValueError(f"{source} has no field {name!r}; was it written to the end?")
+        if not _conforms(value[name], hint):
+            kind = hint.__name__ if hint in (str, int, dict, list) else hint
+            raise ValueError(f"{source}: {name!r} must be {kind}, got {value[name]!r:.60}.")
+
+
+def _conforms(value, hint):
+    if hint is int:
+        return type(value) is int  # and not a bool
+    if not isinstance(value, typing.get_origin(hint) or hint):
+        return False
+    if not typing.get_args(hint):
+        return True
+    elements = value.values() if isinstance(value, dict) else value
+    return all(_conforms(element, typing.get_args(hint)[-1]) for element in elements)
 
 
 def check_output(path: Path, maker: str, overwrite: bool = False) -> None:

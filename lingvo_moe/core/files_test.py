@@ -5,7 +5,14 @@ import subprocess
 import pytest
 
 from lingvo_moe.core import files
-from lingvo_moe.core.files import MANIFEST, check_file, new_directory, read_json, write_whole
+from lingvo_moe.core.files import (
+    MANIFEST,
+    check_fields,
+    check_file,
+    new_directory,
+    read_json,
+    write_whole,
+)
 
 MAKER = "lingvo-moe-test"
 
@@ -176,3 +183,22 @@ def test_where_no_file_can_be_written(tmp_path):
     for place in ("missing/new", "file/new"):
         with pytest.raises(OSError, match=r"new cannot be made: .* is no directory"):
             check_file(tmp_path / place)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], r"^x\.json must be a JSON object, got \[\]\.$"),
+        (None, r"^x\.json must be a JSON object, got None\.$"),
+        ({}, r"^x\.json has no field 'sizes'; was it written to the end\?$"),
+        ({"sizes": {"a": "7"}, "names": []}, r"'sizes' must be dict\[str, int\], got {'a': '7'}"),
+        ({"sizes": {"a": True}, "names": []}, r"'sizes' must be dict\[str, int\]"),
+        ({"sizes": {}, "names": None}, r"^x\.json: 'names' must be list\[str\], got None\.$"),
+        ({"sizes": {}, "names": ["a", 1]}, "'names' must be"),
+    ],
+)
+def test_fields_of_other_types(value, message):
+    hints = {"sizes": dict[str, int], "names": list[str]}
+    check_fields({"sizes": {"a": 7}, "names": ["b"], "more": None}, hints, "x.json")
+    with pytest.raises(ValueError, match=message):
+        check_fields(value, hints, "x.json")

@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import itertools
 import math
+import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -153,15 +154,84 @@ def _subclasses(cls: Any) -> Iterator[type]:
 
 def to_text(params: Any) -> str:
     """The resolved params, a line a field: `model.moe.num_experts : 128`, in declared order."""
-    return "\n".join(f"{path} : {value}" for path, value in _leaves(params, "")) + "\n"
+    return "\n".join(f"{path} : {value}" for path, value in to_fields(params).items()) + "\n"
+
+
+def to_fields(params: Any) -> dict[str, str]:
+    """The resolved params by path, in declared order: `{"model.moe.num_experts": "128", …}`.
+
+    Where a field holds an object there is the name of its class, after that of its module if it
+    lies outside of this package; any other value is as Python writes it.
+    """
+    return dict(_leaves(params, ""))
+
+
+def from_fields(cls: type, fields: Mapping[str, str], source: str) -> Any:
+    """The params that `to_fields` told of; no code in the texts runs.
+
+    Args:
+        cls: their class.
+        fields: by path; one that is missing has its default.
+        source: where they were read, for errors.
+
+    Raises:
+        ValueError: an unknown field or class, or a value that does not fit.
+    """
+    remaining = dict(fields)
+    params = _from_fields(cls, "", remaining, source)
+    if remaining:
+        path = next(iter(remaining))
+        raise ValueError(
+            f"{source}: {path}={remaining[path]} is no field of {cls.__name__} in this version of "
+            f"lingvo_moe; use the version that wrote it."
+        )
+    return params
+
+
+def _from_fields(cls, prefix, remaining, source):
+    """An object of that class; the fields below its prefix are taken out of `remaining`."""
+    hints, values = typing.get_type_hints(cls), {}
+    for name in _field_names(cls):
+        if prefix + name in remaining:
+            values[name] = _value(prefix + name, hints[name], remaining, source)
+    try:
+        return cls(**values)
+    except (TypeError, ValueError) as error:  # TypeError: a field without a default is missing
+        raise ValueError(f"{source}: {prefix.rstrip('.') or cls.__name__}: {error}") from error
+
+
+def _value(path, hint, remaining, source):
+    text = remaining.pop(path)
+    classes = {_class_name(c): c for h in alternatives(hint) for c in _subclasses(h)}
+    if text in classes:
+        return _from_fields(classes[text], path + ".", remaining, source)
+    if re.fullmatch(r"[A-Za-z_][\w.]*\.\w+", text):
+        raise ValueError(
+            f"{source}: {path} is of class {text}, which is not known here; import its module, "
+            f"{text.rpartition('.')[0]}, first."
+        )
+    try:
+        value = ast.literal_eval(text)
+    except _UNREADABLE:
+        value = ...  # of no field's type
+    if not conforms(value, hint):
+        wanted = " or ".join(sorted(classes)) or type_name(hint)
+        raise ValueError(f"{source}: {path}={text} is not of type {wanted}.")
+    return value
 
 
 def _leaves(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
     if prefix and dataclasses.is_dataclass(value):
-        yield prefix, type(value).__name__
+        yield prefix, _class_name(type(value))
     if not dataclasses.is_dataclass(value):
         yield prefix, repr(value)
         return
     for field in dataclasses.fields(value):
         path = f"{prefix}.{field.name}" if prefix else field.name
         yield from _leaves(getattr(value, field.name), path)
+
+
+def _class_name(cls: type) -> str:
+    """`Top2`, or `my_gatings.Mine` for a class from outside of this package."""
+    ours = cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+    return cls.__name__ if ours else f"{cls.__module__}.{cls.__name__}"

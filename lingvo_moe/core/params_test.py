@@ -1,10 +1,11 @@
 import abc
 import dataclasses
+import types
 
 import pytest
 
 from lingvo_moe.core.fields import Params, PositiveInt
-from lingvo_moe.core.params import override, to_text
+from lingvo_moe.core.params import from_fields, override, to_fields, to_text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -204,3 +205,46 @@ def test_to_text_in_declared_order():
         "pairs : ('de-en',)\n"
         "size : (1, 2.0)\n"
     )
+
+
+def test_params_come_back_from_their_fields():
+    inner = Inner(rate=0.25, limit=2.0, tied=False)
+    params = Model(name="it's", maybe=inner, policy=Around(inner=Fixed(mode="b")), pairs=("a-b",))
+    assert from_fields(Model, to_fields(params), "model.json") == params
+    assert to_fields(params)["policy.inner"] == "Fixed"
+
+
+def test_a_field_that_was_not_there_has_its_default():
+    assert from_fields(Model, {"name": "'old'"}, "model.json") == Model(name="old")
+
+
+def test_a_class_from_outside_has_its_module():
+    module = types.ModuleType("my_policies.late")
+    source = "class Late(Fixed): pass"
+    exec(source, vars(module) | {"Fixed": Fixed, "__name__": "my_policies.late"}, vars(module))
+    params = Model(policy=dataclasses.dataclass(frozen=True, kw_only=True)(module.Late)(share=0.1))
+    fields = to_fields(params)
+    assert fields["policy"] == "my_policies.late.Late"
+    assert from_fields(Model, fields, "model.json") == params
+    with pytest.raises(
+        ValueError, match=r"class my_policies\.gone\.Late, .* import its module, my_"
+    ):
+        from_fields(Model, fields | {"policy": "my_policies.gone.Late"}, "model.json")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"layers": "2"}, r"model\.json: layers=2 is no field of Model in this version"),
+        ({"policy.mode": "'b'"}, r"policy\.mode='b' is no field of Model"),
+        ({"name": "base"}, "name=base is not of type str"),
+        ({"inner": "Inner", "inner.rate": "'fast'"}, r"inner\.rate='fast' is not of type float"),
+        ({"inner": "Inner", "inner.layers": "0"}, r"json: inner: layers must be >= 1, got 0"),
+        ({"policy": "Around"}, "policy: .*missing 1 required keyword-only argument: 'inner'"),
+        ({"policy": "__import__('os').abort()"}, "is not of type Around or Fixed"),
+        ({"pairs": "(" * 5000}, "is not of type tuple"),
+    ],
+)
+def test_fields_that_are_no_params(fields, message):
+    with pytest.raises(ValueError, match=message):
+        from_fields(Model, fields, "model.json")

@@ -64,6 +64,11 @@ def all_names() -> list[str]:
     return sorted(_registered)
 
 
+def import_zoo() -> None:
+    """Imports the package of the zoo, and with it all policies that params may name."""
+    importlib.import_module(_PACKAGE)
+
+
 def _modules() -> list[str]:
     package = importlib.import_module(_PACKAGE)
     return [m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.endswith("_test")]

@@ -3,7 +3,11 @@
 import dataclasses
 import difflib
 import functools
+import hashlib
 import json
+import typing
+import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,11 +15,13 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core.files import check_fields, read_json, write_whole
 from lingvo_moe.data.vocabulary import Vocabulary
 
 FORMAT = 1
 FILE = "dataset.json"
 SPLITS = ("train", "dev", "test")
+SIDES = ("source", "target")
 _BATCH = 4096
 
 
@@ -43,6 +49,9 @@ class PairInfo:
         index: its place in the dataset's order.
         examples: split -> how many examples.
         shards: split -> file names below the dataset's directory.
+
+    Raises:
+        ValueError: a name that cannot be a file's, or a negative number of examples.
     """
 
     name: str
@@ -51,6 +60,25 @@ class PairInfo:
     index: int
     examples: dict[str, int]
     shards: dict[str, list[str]]
+
+    def __post_init__(self):
+        check_pair_name(self.name)
+        if min(self.examples.values(), default=0) < 0:
+            raise ValueError(f"Pair {self.name} has {self.examples} examples; none may be below 0.")
+
+
+def check_pair_name(name: str) -> None:
+    """Makes sure that files and directories may be named after a language pair.
+
+    Raises:
+        ValueError: it has a slash or a control character, begins with a dot, or is too long.
+    """
+    plain = name and name[0] != "." and "/" not in name
+    if not plain or len(name.encode()) > 200 or any(unicodedata.category(c) == "Cc" for c in name):
+        raise ValueError(
+            f"{name!r:.60} cannot name a language pair: files are named after it. Use at most 200 "
+            f"bytes, no slash or control character, and no dot in front, such as de-en."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +91,7 @@ class Dataset:
         tags: target language -> id of its tag in the source vocabulary.
         hashes: "source" and "target" -> SHA-256 of the vocabulary.
         checks: pair -> what preparation found and left out, by kind.
+        checksums: shard -> SHA-256 of the file; {} if the dataset is from before there were any.
     """
 
     directory: Path
@@ -70,33 +99,34 @@ class Dataset:
     tags: dict[str, int]
     hashes: dict[str, str]
     checks: dict[str, dict[str, int]]
+    checksums: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @staticmethod
     def load(directory: Path) -> "Dataset":
         """Reads a dataset's description.
 
         Raises:
-            ValueError: there is none, or it is of another format.
+            ValueError: there is none, it is of another format, or it contradicts itself.
         """
         path = directory / FILE
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError) as error:
+            fields = read_json(path)
+        except ValueError as error:
             raise ValueError(
-                f"{directory} holds no dataset: {path} cannot be read ({error}). Make one with "
-                f"lingvo-moe-prepare."
+                f"{directory} holds no dataset: {error} Make one with lingvo-moe-prepare."
             ) from error
         if fields.get("format") != FORMAT:
             raise ValueError(
                 f"{path} is of format {fields.get('format')!r}; this version reads {FORMAT}. "
                 f"Prepare the data again."
             )
-        pairs = tuple(PairInfo(index=i, **pair) for i, pair in enumerate(fields["pairs"]))
-        hashes = {side: entry["sha256"] for side, entry in fields["vocabularies"].items()}
-        return Dataset(directory, pairs, fields["tags"], hashes, fields["checks"])
+        try:
+            return _from_json(directory, fields)
+        except ValueError as error:
+            raise ValueError(f"{error} Restore {path} or prepare the data again.") from error
 
     def save(self) -> None:
-        """Writes dataset.json beside the vocabularies and shards."""
+        """Writes dataset.json beside the vocabularies and shards, with their checksums."""
         pairs = [dataclasses.asdict(pair) for pair in self.pairs]
         for pair in pairs:
             del pair["index"]
@@ -117,30 +147,47 @@ class Dataset:
                 )
             },
             "checks": self.checks,
+            "checksums": self._checksums(),
         }
-        text = json.dumps(fields, indent=1, ensure_ascii=False)
-        (self.directory / FILE).write_text(text, encoding="utf-8")
+        write_whole(self.directory / FILE, json.dumps(fields, indent=1, ensure_ascii=False))
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """What identifies the data: pairs, tags, vocabularies and every example, in hexadecimal.
+
+        Where dataset.json has no checksums of shards, they are computed, which reads all of them.
+        """
+        content = {
+            "pairs": [(p.name, p.source, p.target, p.examples, p.shards) for p in self.pairs],
+            "tags": self.tags,
+            "vocabularies": self.hashes,
+            "checksums": self.checksums or self._checksums(),
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def _checksums(self):
+        shards = [s for pair in self.pairs for split in pair.shards.values() for s in split]
+        return {shard: self._checksum(shard) for shard in shards}
+
+    def _checksum(self, shard):
+        path = self.directory / shard
+        try:
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise OSError(
+                f"Shard {path} is missing or damaged ({error}); prepare the data again."
+            ) from error
 
     @functools.cached_property
     def source_vocabulary(self) -> Vocabulary:
         """The vocabulary of sources, with the tags."""
-        return self._vocabulary("source")
+        return Vocabulary.load(self.directory / "source.model", self.hashes["source"])
 
     @functools.cached_property
     def target_vocabulary(self) -> Vocabulary:
         """The vocabulary of targets."""
-        return self._vocabulary("target")
-
-    def _vocabulary(self, side):
-        path = self.directory / f"{side}.model"
-        vocabulary = Vocabulary.load(path)
-        if vocabulary.sha256 != self.hashes[side]:
-            raise ValueError(
-                f"{path} is not the vocabulary that {FILE} names: its SHA-256 is "
-                f"{vocabulary.sha256[:12]}…, not {self.hashes[side][:12]}…. The ids of this "
-                f"dataset mean other pieces; restore the file or prepare the data again."
-            )
-        return vocabulary
+        return Vocabulary.load(self.directory / "target.model", self.hashes["target"])
 
     def pair(self, name: str) -> PairInfo:
         """The pair of that name.
@@ -155,15 +202,27 @@ class Dataset:
         return self.pairs[names.index(name)]
 
     def examples(self, split: str, name: str) -> list[Example]:
-        """All examples of a pair's split."""
-        shards = self.pair(name).shards.get(split, [])
-        return [example for shard in shards for example in self.read_shard(shard)]
+        """All examples of a pair's split.
+
+        Raises:
+            OSError: a shard is missing or damaged, or there are more or fewer examples.
+        """
+        pair = self.pair(name)
+        shards = pair.shards.get(split, [])
+        examples = [example for shard in shards for example in self.read_shard(shard)]
+        if len(examples) != pair.examples.get(split, 0):
+            raise OSError(
+                f"The {split} shards of {name} in {self.directory} have {len(examples)} examples "
+                f"where {FILE} says {pair.examples.get(split, 0)}; prepare the data again."
+            )
+        return examples
 
     def read_shard(self, shard: str) -> list[Example]:
         """The examples of one TFRecord file.
 
         Raises:
-            OSError: it is missing or damaged.
+            OSError: it is missing or damaged, another file than dataset.json describes, or has ids
+                that its vocabulary does not.
         """
         path = self.directory / shard
         features = {
@@ -179,7 +238,71 @@ class Dataset:
             raise OSError(
                 f"Shard {path} is missing or damaged ({error.message}); prepare the data again."
             ) from error
-        return [example for batch in parsed for example in _to_examples(batch)]
+        if shard in self.checksums:
+            self._check_content(shard)
+        self._check_ids(path, parsed)
+        try:
+            return [example for batch in parsed for example in _to_examples(batch)]
+        except UnicodeDecodeError as error:
+            raise OSError(
+                f"Shard {path} has text that is not UTF-8 ({error.reason}); prepare the data again."
+            ) from error
+
+    def _check_content(self, shard):
+        found = self._checksum(shard)
+        if found != self.checksums[shard]:
+            raise OSError(
+                f"Shard {self.directory / shard} is not the file that {FILE} describes: its "
+                f"SHA-256 is {found[:12]}…, not {self.checksums[shard][:12]}…. Restore it or "
+                f"prepare the data again."
+            )
+
+    def _check_ids(self, path, parsed):
+        for side in self.hashes:
+            size = getattr(self, f"{side}_vocabulary").size
+            for batch in parsed:
+                ids = batch[side].values.numpy()
+                if ids.size and not 0 <= ids.min() <= ids.max() < size:
+                    raise OSError(
+                        f"Shard {path} has {side} ids from {ids.min()} to {ids.max()}; the "
+                        f"vocabulary has 0 to {size - 1}. Prepare the data again."
+                    )
+
+
+def _from_json(directory, fields) -> Dataset:
+    """The Dataset that the fields of dataset.json describe; ValueError if they cannot."""
+    hints = {"pairs": list, "tags": dict[str, int], "vocabularies": dict}
+    check_fields(fields, hints | {"checks": dict[str, dict[str, int]]}, FILE)
+    checksums = fields.get("checksums", {})
+    check_fields({"checksums": checksums}, {"checksums": dict[str, str]}, FILE)
+    check_fields(fields["vocabularies"], dict.fromkeys(SIDES, dict), f"{FILE}: vocabularies")
+    for side in SIDES:
+        source = f"{FILE}: vocabularies: {side}"
+        check_fields(fields["vocabularies"][side], {"sha256": str}, source)
+    pairs = tuple(_pair_from_json(i, pair) for i, pair in enumerate(fields["pairs"]))
+    repeated = [name for name, n in Counter(pair.name for pair in pairs).items() if n > 1]
+    if repeated:
+        raise ValueError(f"{FILE} has pair {repeated[0]} more than once.")
+    for pair in pairs:
+        if pair.target not in fields["tags"]:
+            raise ValueError(f"{FILE} has pair {pair.name} and no tag of language {pair.target!r}.")
+    hashes = {side: fields["vocabularies"][side]["sha256"] for side in SIDES}
+    return Dataset(directory, pairs, fields["tags"], hashes, fields["checks"], checksums)
+
+
+def _pair_from_json(index, fields) -> PairInfo:
+    hints = typing.get_type_hints(PairInfo)
+    del hints["index"]
+    check_fields(fields, hints, f"{FILE}: pairs[{index}]")
+    pair = PairInfo(index=index, **{name: fields[name] for name in hints})
+    for shards in pair.shards.values():
+        for shard in shards:
+            if shard.startswith("/") or ".." in shard.split("/"):
+                raise ValueError(f"{FILE}: shard {shard!r} of {pair.name} lies outside.")
+    for split, count in pair.examples.items():
+        if count and not pair.shards.get(split):
+            raise ValueError(f"{FILE} has {split} examples of {pair.name} and no shard of them.")
+    return pair
 
 
 def shard_bounds(examples: int, shards: int) -> list[int]:
@@ -211,7 +334,8 @@ def _serialize(example):
         if text := getattr(example, name):
             value = [text.encode("utf-8")]
             feature[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=value))
-    return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
+    record = tf.train.Example(features=tf.train.Features(feature=feature))
+    return record.SerializeToString(deterministic=True)  # the same data has the same checksum
 
 
 def _to_examples(batch) -> list[Example]:

@@ -1,3 +1,5 @@
+import dataclasses
+import hashlib
 import json
 
 import numpy as np
@@ -34,9 +36,18 @@ def dataset(tmp_path):
     return made
 
 
+def _change(dataset, change):
+    """Rewrites dataset.json after `change` of its fields."""
+    path = dataset.directory / "dataset.json"
+    fields = json.loads(path.read_text())
+    change(fields)
+    path.write_text(json.dumps(fields))
+
+
 def test_load_gives_what_was_saved(dataset):
     loaded = Dataset.load(dataset.directory)
-    assert loaded == dataset
+    digest = hashlib.sha256((dataset.directory / SHARD).read_bytes()).hexdigest()
+    assert loaded == dataclasses.replace(dataset, checksums={SHARD: digest})
     assert loaded.source_vocabulary.tag("en") == 4
     assert loaded.target_vocabulary.sha256 == dataset.hashes["target"]
 
@@ -108,8 +119,100 @@ def test_exchanged_vocabulary(dataset):
     other.save(dataset.directory / "target.model")
     loaded = Dataset.load(dataset.directory)
     assert loaded.source_vocabulary.sha256 == dataset.hashes["source"]
-    with pytest.raises(ValueError, match=r"target\.model is not the vocabulary that dataset\.json"):
+    with pytest.raises(ValueError, match=r"target\.model is not the vocabulary that the data was"):
         _ = loaded.target_vocabulary
+
+
+def test_identity_is_of_the_contents(dataset):
+    """The same examples written again are the same data; another example or order is not."""
+    loaded = Dataset.load(dataset.directory)
+    examples = loaded.read_shard(SHARD)
+    _change(loaded, lambda fields: fields.pop("checksums"))
+    assert Dataset.load(dataset.directory).sha256 == loaded.sha256  # computed from the shards
+    write_shard(dataset.directory / SHARD, examples)
+    dataset.save()
+    assert Dataset.load(dataset.directory).sha256 == loaded.sha256
+    write_shard(dataset.directory / SHARD, examples[::-1])
+    dataset.save()
+    assert Dataset.load(dataset.directory).sha256 != loaded.sha256
+
+
+def test_a_shard_that_is_another_file(dataset):
+    loaded = Dataset.load(dataset.directory)
+    write_shard(dataset.directory / SHARD, loaded.read_shard(SHARD)[::-1])
+    with pytest.raises(OSError, match=rf"{SHARD} is not the file that dataset\.json describes"):
+        loaded.examples("test", "de-en")
+
+
+@pytest.mark.parametrize("bad", [-1, 300, 2**40])
+def test_ids_that_the_vocabulary_does_not_have(dataset, bad):
+    record = tf.train.Example()
+    record.features.feature["source"].int64_list.value.extend([4, 2])
+    record.features.feature["target"].int64_list.value.extend([bad, 2])
+    with tf.io.TFRecordWriter(str(dataset.directory / SHARD)) as writer:
+        writer.write(record.SerializeToString())
+    size = dataset.target_vocabulary.size
+    assert size <= 300
+    match = rf"has target ids from .* to .*; the vocabulary has 0 to {size - 1}\."
+    with pytest.raises(OSError, match=match):
+        dataset.read_shard(SHARD)
+
+
+def test_fewer_examples_than_described(dataset):
+    _change(dataset, lambda fields: fields["pairs"][0]["examples"].update(test=3))
+    with pytest.raises(OSError, match=r"have 2 examples where dataset\.json says 3; prepare"):
+        Dataset.load(dataset.directory).examples("test", "de-en")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"text"', "[" * 100_000])
+def test_no_description(dataset, text):
+    (dataset.directory / "dataset.json").write_text(text)
+    with pytest.raises(ValueError, match=r"holds no dataset: .*dataset\.json .* Make one with"):
+        Dataset.load(dataset.directory)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("pairs", {}, "'pairs' must be list, got {}"),
+        ("pairs", None, "'pairs' must be list, got None"),
+        ("pairs.0", None, r"pairs\[0\] must be a JSON object, got None"),
+        ("pairs.0", {"name": "de-en"}, r"pairs\[0\] has no field 'source'"),
+        ("pairs.1.name", "de-en", "pair de-en more than once"),
+        ("pairs.0.examples", {"train": "7"}, r"pairs\[0\]: 'examples' must be dict\[str, int\]"),
+        ("pairs.0.examples.train", -7, "none may be below 0"),
+        ("pairs.1.examples.train", 7, "train examples of fr-en and no shard of them"),
+        ("pairs.0.shards.test", ["../../x"], r"shard '\.\./\.\./x' of de-en lies outside"),
+        ("pairs.0.shards.test", ["/etc/passwd"], "shard '/etc/passwd' of de-en lies outside"),
+        ("pairs.0.name", "../../x-en", r"'\.\./\.\./x-en' cannot name a language pair: files are"),
+        ("pairs.0.name", "a\x1b[31m-en", "cannot name a language pair"),
+        ("pairs.0.name", "..", "cannot name a language pair"),
+        ("pairs.0.name", "", "cannot name a language pair"),
+        ("pairs.0.name", "ä" * 101, "cannot name a language pair"),
+        ("tags", {"en": "4"}, r"'tags' must be dict\[str, int\], got {'en': '4'}"),
+        ("tags", {}, "de-en and no tag of language 'en'"),
+        ("vocabularies", {"source": {}}, "vocabularies has no field 'target'"),
+        ("vocabularies.source", 5, "'source' must be dict, got 5"),
+        ("checks", 0, "'checks' must be dict"),
+        ("checksums", [], r"'checksums' must be dict\[str, str\]"),
+    ],
+)
+def test_a_description_that_cannot_be(dataset, path, value, message):
+    def put(fields):
+        *owners, last = [int(name) if name.isdigit() else name for name in path.split(".")]
+        for name in owners:
+            fields = fields[name]
+        fields[last] = value
+
+    _change(dataset, put)
+    with pytest.raises(ValueError, match=message) as error:
+        Dataset.load(dataset.directory)
+    assert str(dataset.directory / "dataset.json") in str(error.value)
+
+
+def test_fields_of_later_versions_are_passed_over(dataset):
+    _change(dataset, lambda fields: fields["pairs"][0].update(script="Latn"))
+    assert Dataset.load(dataset.directory).pair("de-en").source == "de"
 
 
 def test_damaged_and_missing_shards(dataset):

@@ -97,17 +97,29 @@ class Vocabulary:
         path.write_bytes(self.model_bytes)
 
     @staticmethod
-    def load(path: Path) -> "Vocabulary":
+    def load(path: Path, sha256: str | None = None) -> "Vocabulary":
         """Reads a SentencePiece model file.
 
+        Args:
+            path: the file.
+            sha256: what its `sha256` must be; None for anything.
+
         Raises:
-            ValueError: the file is missing or is none.
+            ValueError: the file is missing, is none, is empty or is another.
         """
         try:
             vocabulary = Vocabulary(path.read_bytes())
-            _ = vocabulary.size
+            size = vocabulary.size if vocabulary.model_bytes else 0
         except (OSError, RuntimeError) as error:
             raise ValueError(f"{path} is no SentencePiece model: {error}") from error
+        if not size:
+            raise ValueError(f"{path} is no SentencePiece model: it holds no pieces.")
+        if sha256 not in (None, vocabulary.sha256):
+            raise ValueError(
+                f"{path} is not the vocabulary that the data was prepared with: its SHA-256 is "
+                f"{vocabulary.sha256[:12]}…, not {sha256[:12]}…, and the ids mean other pieces. "
+                f"Restore the file or prepare the data again."
+            )
         return vocabulary
 
 

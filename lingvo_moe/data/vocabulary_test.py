@@ -141,3 +141,9 @@ def test_ctrl_c_is_heard_while_pieces_are_trained(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         train_vocabulary(TEXTS, 400)
     assert time.monotonic() - start < 10
+
+
+def test_an_empty_file_is_no_vocabulary(tmp_path):
+    (tmp_path / "source.model").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"source\.model is no SentencePiece model: it holds no"):
+        Vocabulary.load(tmp_path / "source.model")

@@ -19,6 +19,7 @@ from jax.experimental import jax2tf
 from lingvo_moe import __version__
 from lingvo_moe.core.layer import count_weights
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.params import to_fields
 from lingvo_moe.data.dataset import Example
 from lingvo_moe.data.packing import Packer
 from lingvo_moe.data.vocabulary import EOS, UNK
@@ -182,7 +183,7 @@ def _write_trained(model_dir, output, programs, step, rows, length) -> int:
         task,
         output,
         model=model_dir.model,
-        overrides=model_dir.overrides,
+        params=to_fields(model_dir.params),
         pairs=model_dir.pairs,
         state={"file": _STATE, "step": checkpoint.step},
         programs=described,
@@ -199,7 +200,6 @@ def _write_trained(model_dir, output, programs, step, rows, length) -> int:
 
 def export_untrained(
     model: str,
-    overrides: Sequence[str],
     params: TranslationParams,
     output: Path,
     overwrite: bool = False,
@@ -211,8 +211,7 @@ def export_untrained(
 
     Args:
         model: its registered name.
-        overrides: the `--set` texts that made params of it.
-        params: what they give.
+        params: its params, perhaps overridden.
         output: the directory to make.
         overwrite: whether to replace an export that lies there.
 
@@ -227,7 +226,7 @@ def export_untrained(
             task,
             directory,
             model=model,
-            overrides=overrides,
+            params=to_fields(params),
             pairs=task.pairs,
             state={"program": _INITIALIZE, "seed": params.train.seed, "step": 0},
             programs=_write_programs(made, directory),

@@ -39,7 +39,7 @@ def test_an_untrained_model_draws_its_state_where_it_runs(tmp_path):
     from lingvo_moe.serving.stablehlo import export_untrained
 
     params = override(get_params("tiny.MoE"), SMALL)
-    export_untrained("tiny.MoE", SMALL, params, tmp_path)
+    export_untrained("tiny.MoE", params, tmp_path)
     assert not (tmp_path / "state.npz").exists()
     task = TranslationTask(params)
     runtime = Local(task, train_step(task))

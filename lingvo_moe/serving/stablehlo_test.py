@@ -202,11 +202,12 @@ def test_a_vocabulary_s_unknown_language(exported):
 def test_errors(model_dir, tmp_path):
     from lingvo_moe.serving.stablehlo import export_trained, export_untrained
 
+    wide = override(model_dir.params, ["model.model_dim=32"])
     with pytest.raises(ValueError, match=r"is \(512, 16\) in the checkpoint and \(512, 32\) in"):
-        export_trained(model_dir.with_overrides(["model.model_dim=32"]), tmp_path)
+        export_trained(dataclasses.replace(model_dir, params=wide), tmp_path)
     empty = dataclasses.replace(model_dir, path=tmp_path)
     with pytest.raises(ValueError, match="has no checkpoint yet; train the model first"):
         export_trained(empty, tmp_path, ["translate"])
     uneven = override(get_params("tiny.MoE"), [*SMALL, "model.moe.num_groups=7"])
     with pytest.raises(ValueError, match=r"48 tokens do not divide into num_groups=7 groups"):
-        export_untrained("", (), uneven, tmp_path)
+        export_untrained("", uneven, tmp_path)

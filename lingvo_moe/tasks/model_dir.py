@@ -1,21 +1,78 @@
 """A logdir: one model, the vocabularies it was trained with, its checkpoints."""
 
 import dataclasses
-import functools
+import fnmatch
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from lingvo_moe.core import registry
-from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.params import override, to_text
-from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.core.files import check_fields, read_json, write_whole
+from lingvo_moe.core.params import from_fields, override, to_fields
+from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
 from lingvo_moe.train.checkpoint import Checkpoint, Checkpointer
-from lingvo_moe.train.replicas import slots_of
 
+FORMAT = 2
 _FILE = "model.json"
+_HINTS = {
+    "model": str,
+    "pairs": list[str],
+    "tags": dict[str, int],
+    "vocabularies": dict[str, str],
+    "dataset": str,
+    "params": dict[str, str],
+}
+# Format 1 named the model and its `--set` texts, and had the params in params.txt.
+_HINTS_1 = {name: _HINTS[name] for name in ("model", "pairs", "tags", "vocabularies")}
+
+# What may change about a trained model: how it is cut over devices and computed, not its function.
+_DEVICES = (
+    "sharding*",
+    "activation_dtype",
+    "model.remat",
+    "model.moe.num_groups",
+    "model.moe.eval_num_groups",
+    "model.moe.dispatcher*",
+    "model.moe.eval_dispatcher*",
+)
+# What may change when training goes on: the same data in the same order, the same loss.
+_TRAINING = (
+    *_DEVICES,
+    "decoding*",
+    "optimizer.*",
+    *(
+        f"train.{name}"
+        for name in (
+            "max_steps",
+            "log_every",
+            "eval_every",
+            "checkpoint_every",
+            "keep_checkpoints",
+            "patience",
+            "dev_bleu_sentences",
+            "clip_norm",
+            "micro_batches",
+        )
+    ),
+)
+# What may change for decoding, evaluation and export: all that only training looks at, too.
+_READING = (
+    *_DEVICES,
+    "decoding*",
+    "optimizer*",
+    "train*",
+    "input*",
+    "label_smoothing",
+    "model.dropout_rate",
+    "model.moe.capacity_factor",
+    "model.moe.aux_loss_weight",
+    "model.moe.z_loss_weight",
+    "model.moe.expert_dropout_rate",
+)
+_NEVER = ("model.moe.dispatcher.expert_sizes",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,72 +81,113 @@ class ModelDir:
 
     Attributes:
         path: the logdir.
-        model: the registered model's name.
-        overrides: the `--set` texts it was trained with.
+        model: the registered name that it was trained by, a label.
+        params: the model's own; what the registry says by now does not matter.
         pairs: names of the language pairs of its dataset, in the dataset's order.
         tags: language -> id of the source token that asks for that target language.
-        hashes: "source" and "target" -> SHA-256 of the vocabulary.
+        vocabularies: "source" and "target" -> the vocabulary.
+        data: SHA-256 of the dataset; None if the logdir is from before there was any.
+        format: of the model.json that was read; FORMAT if there is none yet.
     """
 
     path: Path
     model: str
-    overrides: tuple[str, ...]
+    params: TranslationParams
     pairs: tuple[str, ...]
     tags: dict[str, int]
-    hashes: dict[str, str]
+    vocabularies: dict[str, Vocabulary]
+    data: str | None
+    format: int = FORMAT
 
     @staticmethod
-    def create(path: Path, model: str, overrides: Sequence[str], dataset: Dataset) -> "ModelDir":
-        """Makes a logdir for training, or checks that the one there is of this model and data.
+    def for_training(
+        path: Path, model: str, overrides: Sequence[str], dataset: Dataset
+    ) -> "ModelDir":
+        """A logdir to train in. Nothing is written: `save` does, once all else is checked.
+
+        Args:
+            path: the logdir. If it is one already, its params hold, and only what changes neither
+                the model's function nor the order of the data may be overridden.
+            model: a registered name.
+            overrides: `--set` texts.
+            dataset: what to train on.
 
         Raises:
-            ValueError: the logdir is of another model or other data, or the dataset's vocabularies
-                do not fit the model.
+            ValueError: the logdir is of another model, params or data, or the dataset's
+                vocabularies do not fit the model.
         """
+        if (path / _FILE).exists():
+            there = ModelDir.open(path, model)
+            there._check_same_data(dataset)
+            there = dataclasses.replace(there, data=dataset.sha256)
+            return there._changed(overrides, _TRAINING, "when training goes on")
         made = ModelDir(
             path,
             model,
-            tuple(overrides),
+            override(registry.get_params(model), overrides),
             tuple(pair.name for pair in dataset.pairs),
             dict(dataset.tags),
-            {
-                "source": dataset.source_vocabulary.sha256,
-                "target": dataset.target_vocabulary.sha256,
-            },
+            {side: getattr(dataset, f"{side}_vocabulary") for side in SIDES},
+            dataset.sha256,
         )
-        made._check_vocabularies(dataset)
-        if (path / _FILE).exists():
-            there = ModelDir.open(path, model)
-            there.check_dataset(dataset)
-            made._check_same_weights(there)
-        made._write(dataset)
+        made._check_vocabularies()
+        return made
+
+    @staticmethod
+    def create(path: Path, model: str, overrides: Sequence[str], dataset: Dataset) -> "ModelDir":
+        """`for_training`, saved."""
+        made = ModelDir.for_training(path, model, overrides, dataset)
+        made.save()
         return made
 
     @staticmethod
     def open(path: Path, model: str | None = None) -> "ModelDir":
-        """Reads a logdir.
+        """Reads a logdir, of this or an earlier format.
 
         Raises:
-            ValueError: it is not a logdir, or it is of another model than the one named.
+            ValueError: it is not a logdir, it is damaged, or it is of another model than the one
+                named.
         """
-        try:
-            fields = json.loads((path / _FILE).read_text())
-        except OSError as error:
+        file = path / _FILE
+        if not file.exists():
+            raise ValueError(f"{path} is no logdir: it has no {_FILE}. Train a model there first.")
+        fields = read_json(file)
+        version = fields.get("format", 1)
+        if version not in (1, FORMAT):
             raise ValueError(
-                f"{path} is no logdir: it has no {_FILE}. Train a model there first."
-            ) from error
+                f"{file} is of format {version!r}; this version of lingvo_moe reads 1 and "
+                f"{FORMAT}. Use the version that wrote it."
+            )
+        check_fields(fields, _HINTS if version == FORMAT else _HINTS_1, str(file))
         if model is not None and fields["model"] != model:
             raise ValueError(
                 f"Logdir {path} is of model {fields['model']!r}, not {model!r}; give another "
                 f"--logdir or --model={fields['model']}."
             )
-        return ModelDir(
-            path,
-            fields["model"],
-            tuple(fields["overrides"]),
-            tuple(fields["pairs"]),
-            fields["tags"],
-            fields["vocabularies"],
+        registry.import_zoo()
+        params = _read_params(path, fields, version)
+        return _opened(path, fields, params, version)
+
+    def save(self) -> None:
+        """Writes vocabularies and model.json, each whole; what is there already stays untouched.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        for side, vocabulary in self.vocabularies.items():
+            _write_new(self.path / f"{side}.model", vocabulary.model_bytes)
+        fields = {
+            "format": FORMAT,
+            "model": self.model,
+            "pairs": self.pairs,
+            "tags": self.tags,
+            "vocabularies": self.hashes,
+            "dataset": self.data,
+            "params": to_fields(self.params),
+        }
+        _write_new(
+            self.path / _FILE, json.dumps(fields, indent=1, ensure_ascii=False).encode("utf-8")
         )
 
     def check_dataset(self, dataset: Dataset) -> None:
@@ -98,8 +196,8 @@ class ModelDir:
         Raises:
             ValueError: another vocabulary, or other language pairs in training.
         """
-        for side in ("source", "target"):
-            theirs = getattr(dataset, f"{side}_vocabulary").sha256
+        for side in SIDES:
+            theirs = dataset.hashes[side]
             if theirs != self.hashes[side]:
                 raise ValueError(
                     f"The {side} vocabulary of dataset {dataset.directory} (SHA-256 "
@@ -113,20 +211,23 @@ class ModelDir:
                 f"trained on {', '.join(self.pairs)}."
             )
 
-    @functools.cached_property
-    def params(self) -> TranslationParams:
-        """The registered params with this logdir's overrides."""
-        return override(registry.get_params(self.model), self.overrides)
-
     def with_overrides(self, overrides: Sequence[str]) -> "ModelDir":
-        """The same logdir read with further `--set` texts, such as another beam size."""
-        return dataclasses.replace(self, overrides=(*self.overrides, *overrides))
+        """The same logdir read with `--set` texts, such as another beam size.
+
+        Raises:
+            ValueError: malformed texts, or one that would change the trained function.
+        """
+        return self._changed(overrides, _READING, "after training")
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """ "source" and "target" -> SHA-256 of the vocabulary."""
+        return {side: vocabulary.sha256 for side, vocabulary in self.vocabularies.items()}
 
     @property
     def task(self) -> TranslationTask:
         """The model's task."""
-        pieces = self.vocabulary("target").size
-        return TranslationTask(self.params, self.pairs, pieces)
+        return TranslationTask(self.params, self.pairs, self.vocabulary("target").size)
 
     @property
     def checkpoints(self) -> Checkpointer:
@@ -153,7 +254,7 @@ class ModelDir:
 
     def vocabulary(self, side: str) -> Vocabulary:
         """The "source" or "target" vocabulary."""
-        return Vocabulary.load(self.path / f"{side}.model")
+        return self.vocabularies[side]
 
     def read_checkpoint(
         self, step: int | None = None, use: Callable[[Checkpoint], None] = lambda checkpoint: None
@@ -172,49 +273,87 @@ class ModelDir:
             raise ValueError(f"{self.path} has no checkpoint yet; train the model first.")
         return self.checkpoints.read(step, use)
 
-    def _check_vocabularies(self, dataset):
+    def _changed(self, overrides, free, when):
+        """With `--set` texts; ValueError if they change params but those that are free."""
+        params = override(self.params, overrides)
+        here, there = to_fields(params), to_fields(self.params)
+        for path in dict.fromkeys((*here, *there)):
+            ours, theirs = here.get(path, "None"), there.get(path, "None")
+            is_free = path not in _NEVER and any(fnmatch.fnmatchcase(path, f) for f in free)
+            if ours != theirs and not is_free:
+                raise ValueError(
+                    f"Logdir {self.path} is of a model with {path}={theirs}, and --set asks for "
+                    f"{ours}; that cannot change {when}. Leave that --set out, or train another "
+                    f"model in another --logdir."
+                )
+        return dataclasses.replace(self, params=params)
+
+    def _check_same_data(self, dataset):
+        self.check_dataset(dataset)
+        if self.data not in (None, dataset.sha256):
+            raise ValueError(
+                f"Dataset {dataset.directory} is not the one that {self.path} was trained on: its "
+                f"contents have the SHA-256 {dataset.sha256[:12]}…, not {self.data[:12]}…. Give "
+                f"the same --data, or another --logdir to train on these."
+            )
+
+    def _check_vocabularies(self):
         if self.params.model.shared_embedding and len(set(self.hashes.values())) > 1:
             raise ValueError(
                 f"{self.model} shares one embedding between source and target, and the dataset "
                 f"has two vocabularies. Prepare it with --joint_vocab, or pass "
                 f"--set=model.shared_embedding=False."
             )
-        for side in ("source", "target"):
-            size = getattr(dataset, f"{side}_vocabulary").size
+        for side, vocabulary in self.vocabularies.items():
             room = getattr(self.params, f"{side}_vocab_size")
-            if size > room:
+            if vocabulary.size > room:
                 raise ValueError(
-                    f"The dataset's {side} vocabulary has {size} pieces; {self.model} has room "
-                    f"for {room}. Pass --set={side}_vocab_size={size}, or prepare the data with "
-                    f"--{side}_vocab_size={room}."
+                    f"The dataset's {side} vocabulary has {vocabulary.size} pieces; {self.model} "
+                    f"has room for {room}. Pass --set={side}_vocab_size={vocabulary.size}, or "
+                    f"prepare the data with --{side}_vocab_size={room}."
                 )
 
-    def _check_same_weights(self, there):
-        theirs = {n: w.shape for n, w in TranslationTask(there.params).weights().flatten()}
-        task = TranslationTask(self.params)
-        free = {f"theta/{table}" for table in task.placements}
-        for (
-            table
-        ) in task.placements:  # experts in slots lie as they are found: replicas.relocate_experts
-            free |= set(slots_of(table, task.weights(), NestedMap()))
-        for name, spec in task.weights().flatten():
-            if f"theta/{name}" not in free and theirs.get(name) != spec.shape:
-                raise ValueError(
-                    f"Weight {name!r} is {spec.shape} here and {theirs.get(name)} in {self.path}. "
-                    f"Give the --set texts it was trained with ({' '.join(there.overrides)}), or "
-                    f"another --logdir."
-                )
 
-    def _write(self, dataset):
-        self.path.mkdir(parents=True, exist_ok=True)
-        for side in ("source", "target"):
-            getattr(dataset, f"{side}_vocabulary").save(self.path / f"{side}.model")
-        fields = {
-            "model": self.model,
-            "overrides": self.overrides,
-            "pairs": self.pairs,
-            "tags": self.tags,
-            "vocabularies": self.hashes,
-        }
-        (self.path / _FILE).write_text(json.dumps(fields, indent=1, ensure_ascii=False))
-        (self.path / "params.txt").write_text(to_text(self.params))
+def _opened(path: Path, fields: dict[str, Any], params: TranslationParams, version: int):
+    """The ModelDir of what was read, checked as far as types do not."""
+    for pair in fields["pairs"]:
+        check_pair_name(pair)
+    check_fields(fields["vocabularies"], dict.fromkeys(SIDES, str), f"{path / _FILE}: vocabularies")
+    vocabularies = {
+        side: Vocabulary.load(path / f"{side}.model", fields["vocabularies"][side])
+        for side in SIDES
+    }
+    for language, tag in fields["tags"].items():
+        if not 0 <= tag < vocabularies["source"].size:
+            raise ValueError(
+                f"{path / _FILE}: the tag of {language!r} is {tag}; the source vocabulary has ids "
+                f"0 to {vocabularies['source'].size - 1}. Restore the file."
+            )
+    return ModelDir(
+        path,
+        fields["model"],
+        params,
+        tuple(fields["pairs"]),
+        fields["tags"],
+        vocabularies,
+        fields.get("dataset"),
+        version,
+    )
+
+
+def _read_params(path: Path, fields: dict[str, Any], version: int) -> TranslationParams:
+    if version == FORMAT:
+        return from_fields(TranslationParams, fields["params"], str(path / _FILE))
+    text = path / "params.txt"
+    if not text.exists():
+        check_fields(fields, {"overrides": list[str]}, str(path / _FILE))
+        return override(registry.get_params(fields["model"]), fields["overrides"])
+    lines = text.read_text(encoding="utf-8").splitlines()
+    pairs = (line.partition(" : ") for line in lines)
+    return from_fields(TranslationParams, {name: value for name, _, value in pairs}, str(text))
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    """Writes a file unless it is there with that content."""
+    if not path.is_file() or path.read_bytes() != content:
+        write_whole(path, content)

@@ -19,7 +19,7 @@ from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.placement.rebalance import Rebalanced
 from lingvo_moe.placement.scheduler import Scheduler
 from lingvo_moe.placement.traces import TraceRecorder
-from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.model_dir import FORMAT, ModelDir
 from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
 from lingvo_moe.tasks.translator import Translator
 from lingvo_moe.train.checkpoint import ALONE, Process
@@ -93,11 +93,7 @@ def train_model(job: TrainingJob) -> TrainResult:
 
 def _train(job):
     process = job.process
-    if process.index:
-        process.minimum(0)  # the first makes the logdir, the others find it made
-    model_dir = ModelDir.create(job.logdir, job.model, job.overrides, job.dataset)
-    if not process.index:
-        process.minimum(0)
+    model_dir = ModelDir.for_training(job.logdir, job.model, job.overrides, job.dataset)
     task = dataclasses.replace(model_dir.task, group_loads=job.record_loads is not None)
     runtime = job.make_runtime(task, train_step(task))
     if job.make_scheduler is not None:
@@ -122,7 +118,11 @@ def run_training(
     process: Process = ALONE,
     recorder: Recorder | None = None,
 ) -> TrainResult:
-    """As `train_model`, with a logdir and a compiled runtime at hand."""
+    """As `train_model`, with a logdir and a compiled runtime at hand.
+
+    The logdir is written when all is checked: the dataset, and the checkpoint that the runtime
+    goes on from.
+    """
     params = model_dir.params
     source = TrainInput(dataset, params.input, params.train.seed)
     layers = model_dir.task.moe_layers
@@ -136,6 +136,7 @@ def run_training(
                 check_nothing_lost(metrics, params), model_dir.pairs, layers
             ),
             evaluate=_Evaluator(model_dir, dataset, runtime, process),
+            started=lambda: _save(model_dir, process, report),
             report=report,
             process=process,
             recorder=recorder,
@@ -146,6 +147,25 @@ def run_training(
             f"input.source_length or input.target_length to train on them."
         )
     return result
+
+
+def _save(model_dir, process, report):
+    """The first process writes the logdir; if it cannot, all of them raise."""
+    error = None
+    if not process.index:
+        try:
+            model_dir.save()
+        except OSError as exception:
+            error = exception
+    if not process.minimum(int(error is None)):
+        reason = error or "the first process failed, see its log"
+        raise OSError(f"Could not write {model_dir.path}: {reason}.") from error
+    if model_dir.format != FORMAT:
+        report(
+            f"{model_dir.path} was of format {model_dir.format} and is now of {FORMAT}: its params "
+            f"are in model.json, and params.txt is no longer read. It knew its dataset by pairs "
+            f"and vocabularies alone; from now on all of the data must be the same."
+        )
 
 
 def train_baselines(job: TrainingJob, pairs: Sequence[str]) -> int | None:
@@ -159,12 +179,18 @@ def train_baselines(job: TrainingJob, pairs: Sequence[str]) -> int | None:
     Raises:
         ValueError: as `train_model`.
     """
+
+    def model_dir_of(pair):
+        overrides = [*job.overrides, f"input.pairs=({pair!r},)"]
+        return ModelDir.for_training(job.logdir / pair, job.model, overrides, job.dataset)
+
+    for pair in pairs:
+        model_dir_of(pair)  # one that is refused is found before hours of training
     runtime = None
     for i, pair in enumerate(pairs):
-        overrides = [*job.overrides, f"input.pairs=({pair!r},)"]
-        logdir, prefix = job.logdir / pair, f"[{i + 1}/{len(pairs)} {pair}] "
-        with lock.hold(logdir):
-            model_dir = ModelDir.create(logdir, job.model, overrides, job.dataset)
+        prefix = f"[{i + 1}/{len(pairs)} {pair}] "
+        with lock.hold(job.logdir / pair):
+            model_dir = model_dir_of(pair)
             runtime = runtime or job.make_runtime(model_dir.task, train_step(model_dir.task))
             result = run_training(
                 model_dir,

@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import signal
 
@@ -323,10 +324,6 @@ class TestBadInput:
             _train(logdir, "train.max_steps=2")
         assert (logdir / "model.json").stat().st_mtime_ns == before
 
-    def test_weights_of_another_shape(self, logdir):
-        with pytest.raises(ValueError, match=r"Weight .* is \(16, 48\) here and \(16, 32\) in"):
-            _train(logdir, "model.hidden_dim=48", "train.max_steps=2")
-
     def test_an_unknown_model(self, tmp_path):
         with pytest.raises(ValueError, match=r"Unknown model 'tiny.MoF'. Did you mean 'tiny.MoE'"):
             _train(tmp_path, model="tiny.MoF")
@@ -349,12 +346,10 @@ class TestBadInput:
             _train(tmp_path, "model.shared_embedding=True")
 
     def test_another_vocabulary_than_the_checkpoints(self, logdir):
-        model_dir = ModelDir.open(logdir)
-        other = model_dir.__class__(
-            **{**vars(model_dir), "hashes": {**model_dir.hashes, "source": "0" * 64}}
-        )
+        hashes = {**dataset().hashes, "source": "0" * 64}
+        other = dataclasses.replace(dataset(), hashes=hashes)
         with pytest.raises(ValueError, match=r"is not the one that .* was trained with"):
-            other.check_dataset(dataset())
+            ModelDir.open(logdir).check_dataset(other)
 
     def test_no_logdir(self, tmp_path):
         with pytest.raises(ValueError, match=r"is no logdir: it has no model.json"):

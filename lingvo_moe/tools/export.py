@@ -53,7 +53,7 @@ def _export_stablehlo(output: Path) -> None:
                 "directory of a trained model."
             )
         params = override(get_params(FLAGS.model), FLAGS.set)
-        stablehlo.export_untrained(FLAGS.model, FLAGS.set, params, output, FLAGS.overwrite)
+        stablehlo.export_untrained(FLAGS.model, params, output, FLAGS.overwrite)
         common.report(f"Exported {FLAGS.model}, untrained, to {output}. Try: {run} --steps=10")
         return
     programs = FLAGS.programs or [stablehlo.TRAIN, stablehlo.TRANSLATE]

@@ -124,6 +124,7 @@ def train(
     report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     process: Process = ALONE,
     recorder: Recorder | None = None,
+    started: Callable[[], None] = lambda: None,
 ) -> TrainResult:
     """Trains to params.max_steps, from the newest checkpoint in logdir if there is one.
 
@@ -142,6 +143,8 @@ def train(
         report: takes each line of progress.
         process: which of the processes that train together this is; each saves its own pieces.
         recorder: sees each step's metrics by themselves.
+        started: called before the first step, when the state is initialized or restored. Nothing
+            in logdir is written before that.
 
     Raises:
         FloatingPointError: the loss, the gradient or the state is not finite; the last checkpoint
@@ -150,7 +153,7 @@ def train(
     """
     loop = _Loop(runtime, batches, params, logdir, summarize, evaluate, report, process, recorder)
     with deferred() as received:
-        return loop.run(received)
+        return loop.run(received, started)
 
 
 class _Loop:
@@ -162,16 +165,19 @@ class _Loop:
         self.runtime, self.batches, self.params = runtime, batches, params
         self.summarize, self.evaluate, self.report = summarize, evaluate, report
         self.checkpoints = Checkpointer(logdir / "checkpoints", params.keep_checkpoints, process)
-        self.events = SummaryWriter(logdir / "events" if process.index == 0 else None, report)
+        self.logdir = logdir
         self.recorder, self.interruption, self.process = recorder, Interruption(process), process
         self.step, self.saved_step, self.recorded_step = 0, None, 0
         self.best = NO_BEST
         self.metrics: list[NestedMap] = []
 
-    def run(self, received: Callable[[], int | None]) -> TrainResult:
+    def run(self, received: Callable[[], int | None], started: Callable[[], None]) -> TrainResult:
         """The loop itself."""
         p, signal = self.params, None
         self._start()
+        started()
+        events = None if self.process.index else self.logdir / "events"
+        self.events = SummaryWriter(events, self.report)
         while self.step < p.max_steps and not self._out_of_patience():
             if signal := self.interruption.agreed(self.step, received()):
                 break

@@ -1,0 +1,266 @@
+import dataclasses
+import json
+import shutil
+
+import pytest
+
+from lingvo_moe.core import files, registry
+from lingvo_moe.core.params import override, to_fields, to_text
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.tasks.evaluation import load_translator
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.training import TrainingJob, train_model
+from lingvo_moe.testing.tiny_world import SHRINK, dataset
+
+LINES = ["klices nolek", "kara", "nolek kara klices"]
+
+
+def _job(logdir, *overrides, **fields):
+    job = TrainingJob(
+        model="tiny.MoE",
+        overrides=[*SHRINK, "train.max_steps=1", *overrides],
+        dataset=dataset(),
+        logdir=logdir,
+        make_runtime=Local,
+        report=lambda line: None,
+    )
+    return dataclasses.replace(job, **fields)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    path = tmp_path_factory.mktemp("trained") / "logdir"
+    train_model(_job(path))
+    return path
+
+
+@pytest.fixture
+def logdir(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "logdir")
+
+
+def _contents(directory):
+    """File -> its bytes and when it was written."""
+    paths = (path for path in directory.rglob("*") if path.is_file())
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
+
+
+def _change(path, **changes):
+    fields = json.loads((path / "model.json").read_text())
+    (path / "model.json").write_text(json.dumps(fields | changes))
+
+
+def _make_format_1(path):
+    """What the first versions wrote: the model's name and --set texts, params as text."""
+    fields = json.loads((path / "model.json").read_text())
+    (path / "params.txt").write_text(to_text(ModelDir.open(path).params))
+    old = {name: fields[name] for name in ("model", "pairs", "tags", "vocabularies")}
+    (path / "model.json").write_text(json.dumps(old | {"overrides": list(SHRINK)}))
+
+
+def _register_another_default(monkeypatch):
+    params = override(
+        registry.get_params("tiny.MoE"),
+        ["model.num_heads=8", "model.moe.gating=Switch()", "decoding.beam_size=1"],
+    )
+    changed = type("Changed", (), {"params": lambda self: params})
+    monkeypatch.setitem(registry._registered, "tiny.MoE", changed)
+
+
+def _translations(path, *overrides):
+    model_dir = ModelDir.open(path, "tiny.MoE").with_overrides(overrides)
+    translator, _ = load_translator(model_dir, Local(model_dir.task))
+    return [[(t.text, t.score) for t in best] for best in translator(LINES, "en")]
+
+
+class TestWhatIsRead:
+    def test_params_hold_whatever_the_registry_says_later(self, logdir, monkeypatch):
+        params, translations = ModelDir.open(logdir).params, _translations(logdir)
+        _register_another_default(monkeypatch)
+        assert ModelDir.open(logdir).params == params
+        assert _translations(logdir) == translations
+        again = ModelDir.for_training(logdir, "tiny.MoE", [], dataset())
+        assert again.params == params
+        monkeypatch.delitem(registry._registered, "tiny.MoE")
+        assert ModelDir.open(logdir).params == params
+
+    def test_a_logdir_of_format_1_opens_as_it_is(self, logdir, monkeypatch):
+        made = ModelDir.open(logdir)
+        _make_format_1(logdir)
+        _register_another_default(monkeypatch)
+        before = _contents(logdir)
+        assert ModelDir.open(logdir) == dataclasses.replace(made, data=None, format=1)
+        assert _contents(logdir) == before
+        monkeypatch.undo()
+        (logdir / "params.txt").unlink()
+        assert ModelDir.open(logdir).params.model == made.params.model  # name and --set texts
+
+    def test_what_is_harmless_may_be_overridden(self, logdir):
+        texts = ["decoding.beam_size=2", "model.moe.eval_dispatcher=Einsum()", "train.seed=7"]
+        params = ModelDir.open(logdir).with_overrides(texts).params
+        assert params == override(ModelDir.open(logdir).params, texts)
+
+    @pytest.mark.parametrize(
+        ("text", "path"),
+        [
+            ("model.moe.gating=Switch()", r"model\.moe\.gating=Top2, and --set asks for Switch"),
+            ("model.num_heads=4", r"model\.num_heads=2, and --set asks for 4"),
+            ("model.moe=None", r"model\.moe=MoEParams, and --set asks for None"),
+            ("source_vocab_size=600", r"source_vocab_size=512"),
+        ],
+    )
+    def test_the_trained_function_may_not(self, logdir, text, path):
+        with pytest.raises(ValueError, match=path + r".*; that cannot change after training\."):
+            ModelDir.open(logdir).with_overrides([text])
+
+    @pytest.mark.parametrize("text", ["", "[]", "null", "{", '"text"'])
+    def test_a_model_json_that_is_none(self, logdir, text):
+        (logdir / "model.json").write_text(text)
+        with pytest.raises(ValueError, match=r"model\.json (cannot be read|must hold)"):
+            ModelDir.open(logdir)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"format": 99}, r"is of format 99; this version of lingvo_moe reads 1 and 2\."),
+            ({"format": [2]}, r"is of format \[2\]"),
+            ({"model": 3}, "'model' must be str, got 3"),
+            ({"pairs": "de-en"}, r"'pairs' must be list\[str\]"),
+            ({"pairs": ["../../x-en"]}, "cannot name a language pair"),
+            ({"tags": {"en": 100_000}}, r"the tag of 'en' is 100000; the source vocabulary has"),
+            ({"vocabularies": {}}, "vocabularies has no field 'source'"),
+            ({"params": []}, r"'params' must be dict\[str, str\]"),
+            ({"params": {}}, r"model\.json: TranslationParams: .*missing"),
+            ({"params": {"beam": "4"}}, r"missing|beam=4 is no field"),
+        ],
+    )
+    def test_a_model_json_of_something_else(self, logdir, changes, message):
+        _change(logdir, **changes)
+        with pytest.raises(ValueError, match=message):
+            ModelDir.open(logdir)
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [(b"", "it holds no pieces"), (None, "is not the vocabulary that the data was prepared")],
+    )
+    def test_vocabularies_are_verified(self, logdir, content, message):
+        other = (logdir / "source.model").read_bytes()
+        (logdir / "target.model").write_bytes(other if content is None else content)
+        with pytest.raises(ValueError, match=rf"target\.model .*{message}"):
+            ModelDir.open(logdir)
+
+
+class TestGoingOn:
+    def test_the_same_params_write_nothing(self, logdir):
+        before = _contents(logdir)
+        ModelDir.create(logdir, "tiny.MoE", SHRINK, dataset())
+        ModelDir.create(logdir, "tiny.MoE", [], dataset())
+        assert _contents(logdir) == before
+
+    def test_what_may_change_is_kept(self, logdir):
+        texts = ["train.max_steps=9", "decoding.beam_size=2", "model.moe.num_groups=2"]
+        texts += ["optimizer.schedule.learning_rate=0.5", "model.moe.dispatcher=Einsum()"]
+        before = _contents(logdir)
+        ModelDir.create(logdir, "tiny.MoE", texts, dataset())
+        changed = {p.name for p, now in _contents(logdir).items() if before.get(p) != now}
+        assert changed == {"model.json"}
+        assert ModelDir.open(logdir).params == override(
+            ModelDir.open(logdir).params, ["train.max_steps=9", *texts]
+        )
+        assert to_fields(ModelDir.open(logdir).params)["train.max_steps"] == "9"
+
+    @pytest.mark.parametrize(
+        ("text", "values"),
+        [
+            ("model.moe.gating=Switch()", "model.moe.gating=Top2, and --set asks for Switch;"),
+            ("model.hidden_dim=48", "model.hidden_dim=32, and --set asks for 48;"),
+            ("model.dropout_rate=0.3", "model.dropout_rate=0.1, and --set asks for 0.3;"),
+            ("train.seed=2", "train.seed=1, and --set asks for 2;"),
+            ("input.batch_size=8", "input.batch_size=4, and --set asks for 8;"),
+            ("input.temperature=1", "input.temperature=5.0, and --set asks for 1.0;"),
+            ("input.pairs=('qna-en',)", "input.pairs=(), and --set asks for ('qna-en',);"),
+            (
+                "optimizer=Lion(schedule=InverseSquareRoot())",
+                "optimizer=Adafactor, and --set asks for Lion;",
+            ),
+        ],
+    )
+    def test_what_may_not_change_is_refused_and_changes_nothing(self, logdir, text, values):
+        before = _contents(logdir)
+        with pytest.raises(ValueError, match="cannot change when training goes on") as error:
+            train_model(_job(logdir, text))
+        assert f"Logdir {logdir} is of a model with {values}" in str(error.value)
+        assert _contents(logdir) == before
+
+    def test_sizes_of_experts_may_not_change_though_their_dispatcher_may(self, tmp_path):
+        few = ["model.moe.num_experts=3", "model.moe.capacity_factor=None"]
+        sizes = "model.moe.dispatcher=Dropless(expert_sizes={})"
+        first = [*SHRINK, *few, sizes.format((1, 2, 3))]
+        ModelDir.create(tmp_path, "tiny.MoE", first, dataset())
+        with pytest.raises(ValueError, match=r"expert_sizes=\(1, 2, 3\), and .* \(3, 2, 1\)"):
+            ModelDir.create(tmp_path, "tiny.MoE", [sizes.format((3, 2, 1))], dataset())
+
+    def test_a_checkpoint_that_does_not_fit_is_found_before_anything_is_written(self, logdir):
+        """beta1 gives each weight a slot that the checkpoint lacks."""
+        before = _contents(logdir)
+        with pytest.raises(ValueError, match="The checkpoint has no tensor 'slots/"):
+            train_model(_job(logdir, "optimizer.beta1=0.9", "train.max_steps=2"))
+        assert _contents(logdir) == before
+
+    def test_a_fresh_logdir_that_is_refused_is_not_made(self, tmp_path):
+        with pytest.raises(ValueError, match="Unknown pair 'qna-fr'"):
+            train_model(_job(tmp_path / "logdir", "input.pairs=('qna-fr',)"))
+        assert not (tmp_path / "logdir").exists()
+
+    def test_a_full_disk_leaves_a_finished_model(self, logdir, monkeypatch):
+        before = _contents(logdir)
+
+        def full(descriptor):
+            raise OSError(122, "Disk quota exceeded")
+
+        monkeypatch.setattr(files.os, "fsync", full)
+        with pytest.raises(OSError, match=r"Could not write .*quota exceeded"):
+            train_model(_job(logdir, "train.max_steps=2"))
+        assert _contents(logdir) == before
+
+    def test_a_logdir_of_format_1_is_converted_with_a_notice(self, logdir, monkeypatch):
+        params, lines = ModelDir.open(logdir).params, []
+        _make_format_1(logdir)
+        _register_another_default(monkeypatch)
+        train_model(_job(logdir, report=lines.append))
+        assert sum(f"{logdir} was of format 1 and is now of 2" in line for line in lines) == 1
+        converted = ModelDir.open(logdir)
+        assert (converted.format, converted.params) == (2, params)
+        assert converted.data == dataset().sha256
+
+
+class TestData:
+    """A logdir belongs to one dataset."""
+
+    def _refused(self, logdir, changed, message):
+        before = _contents(logdir)
+        with pytest.raises(ValueError, match=message):
+            train_model(_job(logdir, dataset=changed))
+        assert _contents(logdir) == before
+
+    def test_half_of_the_data(self, logdir):
+        first, *rest = dataset().pairs
+        examples = first.examples | {"train": first.examples["train"] // 2}
+        half = (dataclasses.replace(first, examples=examples), *rest)
+        message = r"is not the one that .* was trained on: its contents have the SHA-256 .*Give the"
+        self._refused(logdir, dataclasses.replace(dataset(), pairs=half), message)
+
+    def test_other_sentences_in_files_of_the_same_names(self, logdir):
+        changed = dict.fromkeys(dataset().checksums, "0" * 64)
+        other = dataclasses.replace(dataset(), checksums=changed)
+        self._refused(logdir, other, "is not the one that .* was trained on")
+
+    def test_pairs_in_another_order(self, logdir):
+        other = dataclasses.replace(dataset(), pairs=dataset().pairs[::-1])
+        self._refused(logdir, other, "has pairs .*; .* was trained on")
+
+    def test_data_without_checksums_is_known_by_its_shards(self, logdir):
+        old = dataclasses.replace(dataset(), checksums={})
+        before = _contents(logdir)
+        ModelDir.create(logdir, "tiny.MoE", SHRINK, old)
+        assert _contents(logdir) == before
