@@ -27,7 +27,7 @@ import tensorflow as tf
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.top_k import TopK
 from lingvo_moe.layers.dispatch import Dispatcher
-from lingvo_moe.layers.fitted import Fitted
+from lingvo_moe.layers.fitted import Fitted, rungs_of
 from lingvo_moe.layers.local_gather import LocalGather
 from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.layers.tokens import Tokens
@@ -70,7 +70,7 @@ class Regression:
     @property
     def rungs(self):
         """See TranslationTask."""
-        return tuple(dataclasses.replace(self, dispatcher=one) for one in self.dispatcher.rungs)
+        return tuple(dataclasses.replace(self, dispatcher=one) for one in rungs_of(self.dispatcher))
 
     def for_xla(self, groups):
         """See TranslationTask; nothing is evaluated here."""

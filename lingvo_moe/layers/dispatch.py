@@ -7,7 +7,6 @@ e experts not spread, C capacity, K choices, M model, R rows.
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -15,9 +14,9 @@ import tensorflow as tf
 from lingvo_moe.core.fields import Params
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
+from lingvo_moe.layers.experts import Experts
+from lingvo_moe.layers.holding import EachOnce, Holding
 from lingvo_moe.sharding.annotations import annotate
-
-ExpertsFn = Callable[..., tf.Tensor]
 
 
 class Dispatched(NamedTuple):
@@ -31,84 +30,36 @@ class Dispatched(NamedTuple):
 class Dispatcher(Params, abc.ABC):
     """Σ_k weight · expert_k(token), computed one way or another; all ways agree to rounding."""
 
+    @property
+    def holding(self) -> Holding:
+        """How a layer holds its experts when this dispatcher trains them."""
+        return EachOnce()
+
     @abc.abstractmethod
     def dispatch(
-        self,
-        inputs: tf.Tensor,
-        routing: Routing,
-        capacity: int | None,
-        experts: ExpertsFn,
-        theta: NestedMap,
+        self, inputs: tf.Tensor, routing: Routing, capacity: int | None, experts: Experts
     ) -> Dispatched:
-        """Runs the experts on their tokens, in training.
+        """Runs the experts on their tokens.
 
         Args:
             inputs: [G, S, M].
             routing: the choices [G, S, K].
             capacity: C, the bound on `routing.position`; None for no bound (then S).
-            experts: (theta, [E, R, M]) -> [E, R, M], expert e on row block e; or (theta, rows,
-                products=Products) -> rows, expert by expert as the products say; or (theta without
-                E, [R, M], expert=e) -> [R, M], expert e alone.
-            theta: the layer's weights, those of `hold` among them.
+            experts: with the layer's weights, held as `holding` says.
 
         Returns:
             Outputs, zero for tokens that no expert took. Statistics of one that has a bound of its
             own, or none: `lost` [], routed choices that were not computed.
         """
 
-    def __call__(
-        self,
-        inputs: tf.Tensor,
-        routing: Routing,
-        capacity: int | None,
-        experts: ExpertsFn,
-        theta: NestedMap,
-    ) -> tf.Tensor:
-        """The same in evaluation, of the experts' weights alone, E first: the outputs."""
-        return self.dispatch(inputs, routing, capacity, experts, NestedMap(experts=theta)).outputs
-
-    @property
-    def rungs(self) -> tuple["Dispatcher", ...]:
-        """This dispatcher with ever more room, the last with room for anything; () for just one."""
-        return ()
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether it serves in evaluation, with experts as `to_expert_index` numbers them."""
-        return True
-
-    def hold(self, experts: NestedMap) -> NestedMap:
-        """How a layer holds its experts.
-
-        Args:
-            experts: WeightSpecs of E experts, E first.
-
-        Returns:
-            WeightSpecs: `experts`, and what else is needed to find one.
-        """
-        return NestedMap(experts=experts)
-
-    def to_expert_index(self, routing: Routing, theta: NestedMap) -> Routing:
-        """The same choices for a dispatcher that knows nothing of `hold`: in evaluation.
-
-        Args:
-            routing: of E experts.
-            theta: the layer's weights.
-
-        Returns:
-            Routing whose experts are places along the first dimension of theta.experts.
-        """
-        del theta
-        return routing
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Einsum(Dispatcher):
     """GShard's Algorithm 2: one-hot tensors and matrix products, which suits a TPU."""
 
-    def dispatch(self, inputs, routing, capacity, experts, theta):
+    def dispatch(self, inputs, routing, capacity, experts):
         """See Dispatcher."""
-        num_experts = num_held(theta)
+        num_experts = experts.num_experts
         capacity = capacity or inputs.shape[1] or tf.shape(inputs)[1]
         combine = self._one_hot(routing, num_experts, capacity)  # [G, S, E, C]
         combine = annotate(tf.cast(combine, inputs.dtype), "GSeC")
@@ -117,7 +68,7 @@ class Einsum(Dispatcher):
         expert_inputs = annotate(annotate(expert_inputs, "eGCM"), "EgCM")
         shape = tf.shape(expert_inputs)
         rows = tf.reshape(expert_inputs, [num_experts, -1, inputs.shape[-1]])
-        expert_outputs = annotate(tf.reshape(experts(theta.experts, rows), shape), "EgCM")
+        expert_outputs = annotate(tf.reshape(experts.together(rows), shape), "EgCM")
         expert_outputs = tf.transpose(expert_outputs, [1, 0, 2, 3], name="to_groups")
         expert_outputs = annotate(expert_outputs, "GeCM")
         outputs = tf.einsum("GSEC,GECM->GSM", combine, expert_outputs, name="combine")
@@ -136,9 +87,9 @@ class Gather(Dispatcher):
     Forward and backward alike only gather; nothing is scattered but the small table of indices.
     """
 
-    def dispatch(self, inputs, routing, capacity, experts, theta):
+    def dispatch(self, inputs, routing, capacity, experts):
         """See Dispatcher."""
-        num_experts = num_held(theta)
+        num_experts = experts.num_experts
         groups, tokens, model_dim = tf.unstack(tf.shape(inputs))
         capacity = capacity or tokens
         group = tf.range(groups)[:, None, None]
@@ -149,7 +100,7 @@ class Gather(Dispatcher):
         flat_slot = tf.reshape(slot, [-1, slot.shape[-1]])
         rows = permute(tf.reshape(inputs, [-1, model_dim]), flat_slot, token)
         rows = tf.reshape(rows, [num_experts, -1, inputs.shape[-1]])
-        outputs = tf.reshape(experts(theta.experts, rows), [-1, model_dim])
+        outputs = tf.reshape(experts.together(rows), [-1, model_dim])
         weight = tf.reshape(routing.weight, [-1, slot.shape[-1]])
         outputs = combine(outputs, weight, flat_slot, token)
         return Dispatched(tf.reshape(outputs, tf.shape(inputs)), NestedMap())
@@ -166,10 +117,10 @@ class Ragged(Dispatcher):
     does the same. Ignores capacity: what the routing dispatched is computed.
     """
 
-    def dispatch(self, inputs, routing, capacity, experts, theta):
+    def dispatch(self, inputs, routing, capacity, experts):
         """See Dispatcher."""
         del capacity
-        num_experts, model_dim = num_held(theta), inputs.shape[-1]
+        num_experts, model_dim = experts.num_experts, inputs.shape[-1]
         order, counts = by_expert(routing, num_experts)
         tokens = tf.reshape(inputs, [-1, model_dim])
         weight = tf.reshape(routing.weight, [-1, routing.weight.shape[-1]])
@@ -178,18 +129,12 @@ class Ragged(Dispatcher):
 
         def together(rows):
             rows = tf.reshape(rows, [num_experts, most, model_dim])
-            return tf.reshape(experts(theta.experts, rows), [-1, model_dim])
+            return tf.reshape(experts.together(rows), [-1, model_dim])
 
         def one_by_one(rows):
-            # Split and unstacked, which copies nothing; by index the gradient of every expert
-            # would be of the size of all weights.
             runs = tf.split(rows, sizes, num=num_experts)
-            thetas = theta.experts.map(tf.unstack)
-            outputs = [
-                experts(thetas.map(lambda of, e=e: of[e]), run, expert=e)
-                for e, run in enumerate(runs)
-            ]
-            return tf.concat(outputs, axis=0)
+            pairs = zip(experts.one_by_one(), runs, strict=True)
+            return tf.concat([expert(run) for expert, run in pairs], axis=0)
 
         def on_runs(sizes, compute):
             slot, choice = _in_runs(order, counts, sizes)
@@ -236,11 +181,6 @@ def _in_runs(order, counts, sizes):
     slot = place + tf.gather(tf.concat([ahead, [num_slots]], axis=0), expert)
     slot = tf.scatter_nd(order[:, None], tf.minimum(slot, num_slots), tf.shape(order))
     return slot, inverse(slot, num_slots)
-
-
-def num_held(theta: NestedMap) -> int:
-    """E, of a layer's weights."""
-    return next(iter(theta.experts.values())).shape[-3]  # [E, M, H], or with copies in front
 
 
 def lost(routing: Routing, computed: tf.Tensor) -> tf.Tensor:

@@ -1,3 +1,5 @@
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,6 +10,7 @@ from lingvo_moe.gatings.base import Routing
 from lingvo_moe.layers import dispatch
 from lingvo_moe.layers.dispatch import Einsum, Gather, Ragged
 from lingvo_moe.layers.dropless import Dropless
+from lingvo_moe.layers.experts import HeldExperts
 from lingvo_moe.layers.feed_forward import FeedForward
 
 GROUPS, TOKENS, EXPERTS, MODEL = 2, 9, 4, 6
@@ -85,21 +88,26 @@ def token_by_token(inputs, routing, theta):
     return outputs
 
 
-def everywhere(inputs, routing, capacity, experts, theta):
+def outputs_of(dispatcher, inputs, routing, capacity, theta):
+    experts = HeldExperts(LAYER, NestedMap(experts=theta))
+    return dispatcher.dispatch(inputs, routing, capacity, experts).outputs
+
+
+def everywhere(inputs, routing, capacity, theta):
     """Every expert on every token, masked afterwards: what the gradients are measured by."""
     del capacity
     rows = tf.tile(tf.reshape(inputs, [1, -1, MODEL]), [EXPERTS, 1, 1])
-    outputs = tf.reshape(experts(theta, rows), [EXPERTS, *inputs.shape])
+    outputs = tf.reshape(LAYER.fprop(theta, rows), [EXPERTS, *inputs.shape])
     weight = routing.weight * tf.cast(routing.dispatched, tf.float32)
     return tf.einsum("GSKE,GSK,EGSM->GSM", tf.one_hot(routing.expert, EXPERTS), weight, outputs)
 
 
-def gradients(dispatcher, inputs, routing, capacity, theta):
+def gradients(compute, inputs, routing, capacity, theta):
     upstream = tf.constant(np.random.default_rng(2).normal(size=inputs.shape), tf.float32)
     sources = [inputs, theta.wi, theta.wo, routing.weight]
     with tf.GradientTape() as tape:
         tape.watch(sources)
-        outputs = dispatcher(inputs, routing, capacity, LAYER.experts_fn(), theta)
+        outputs = compute(inputs, routing, capacity, theta)
         loss = tf.reduce_sum(outputs * upstream)
     return tape.gradient(loss, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
@@ -108,9 +116,9 @@ def gradients(dispatcher, inputs, routing, capacity, theta):
 @pytest.mark.parametrize(("routing", "capacity"), routings())
 def test_outputs_and_gradients(dispatcher, routing, capacity):
     inputs, theta = inputs_and_theta()
-    outputs = dispatcher(inputs, routing, capacity, LAYER.experts_fn(), theta)
+    outputs = outputs_of(dispatcher, inputs, routing, capacity, theta)
     np.testing.assert_allclose(outputs, token_by_token(inputs, routing, theta), atol=1e-5)
-    ours = gradients(dispatcher, inputs, routing, capacity, theta)
+    ours = gradients(functools.partial(outputs_of, dispatcher), inputs, routing, capacity, theta)
     expected = gradients(everywhere, inputs, routing, capacity, theta)
     for name, got, wanted in zip(["inputs", "wi", "wo", "weight"], ours, expected, strict=True):
         np.testing.assert_allclose(got, wanted, atol=1e-5, err_msg=name)
@@ -123,9 +131,9 @@ def test_ragged_is_the_same_together_and_one_by_one(routing, capacity, monkeypat
     of_everywhere = gradients(everywhere, inputs, routing, capacity, theta)
     for rows in (-1000, 1000):  # networks of their own cost nothing, or are dear
         monkeypatch.setattr(dispatch, "_OWN_NETWORK", rows)
-        outputs = Ragged()(inputs, routing, capacity, LAYER.experts_fn(), theta)
+        outputs = outputs_of(Ragged(), inputs, routing, capacity, theta)
         np.testing.assert_allclose(outputs, expected, atol=1e-5)
-        ours = gradients(Ragged(), inputs, routing, capacity, theta)
+        ours = gradients(functools.partial(outputs_of, Ragged()), inputs, routing, capacity, theta)
         for got, wanted in zip(ours, of_everywhere, strict=True):
             np.testing.assert_allclose(got, wanted, atol=1e-5)
 
@@ -146,7 +154,7 @@ def test_shapes_may_be_unknown(dispatcher):
     )
     def run(inputs, *choices):
         rest = Routing(*choices, *routing[4:])
-        return dispatcher(inputs, rest, None, LAYER.experts_fn(), theta)
+        return outputs_of(dispatcher, inputs, rest, None, theta)
 
     expected = token_by_token(inputs, routing, theta)
     np.testing.assert_allclose(run(inputs, *routing[:4]), expected, atol=1e-5)
@@ -158,7 +166,7 @@ def test_ragged_ignores_capacity():
     rng = np.random.default_rng(0)
     wanted = np.ones([GROUPS, TOKENS, 1], bool)
     routing = make_routing(random_experts(rng, 1), wanted, None, rng)
-    outputs = Ragged()(inputs, routing, 1, LAYER.experts_fn(), theta)
+    outputs = outputs_of(Ragged(), inputs, routing, 1, theta)
     np.testing.assert_allclose(outputs, token_by_token(inputs, routing, theta), atol=1e-5)
 
 
@@ -169,7 +177,7 @@ def test_bfloat16_in_and_out(dispatcher):
     wanted = np.ones([GROUPS, TOKENS, 2], bool)
     routing = make_routing(random_experts(rng, 2), wanted, 4, rng)
     half = theta.map(lambda w: tf.cast(w, tf.bfloat16))
-    outputs = dispatcher(tf.cast(inputs, tf.bfloat16), routing, 4, LAYER.experts_fn(), half)
+    outputs = outputs_of(dispatcher, tf.cast(inputs, tf.bfloat16), routing, 4, half)
     assert outputs.dtype == tf.bfloat16
     expected = token_by_token(inputs, routing, theta)
     np.testing.assert_allclose(tf.cast(outputs, tf.float32), expected, atol=0.1)
@@ -179,13 +187,13 @@ def test_bfloat16_in_and_out(dispatcher):
 def test_ragged_in_bfloat16_has_few_shapes(together, monkeypatch):
     # Each new shape is compiled by oneDNN.
     monkeypatch.setattr(dispatch, "_OWN_NETWORK", 1000 if together else -1000)
-    layer = LAYER.experts_fn()
-    shapes = {tf.float32: set(), tf.bfloat16: set()}
+    shapes, fprop = {tf.float32: set(), tf.bfloat16: set()}, FeedForward.fprop
 
-    def experts(theta, rows, **how):
+    def recorded(layer, theta, rows, *rest, **how):
         shapes[rows.dtype].add(rows.shape[-2])
-        return layer(theta, rows, **how)
+        return fprop(layer, theta, rows, *rest, **how)
 
+    monkeypatch.setattr(FeedForward, "fprop", recorded)
     inputs, theta = inputs_and_theta()
     for dtype in shapes:
         cast_inputs, cast = tf.cast(inputs, dtype), theta.map(lambda w, d=dtype: tf.cast(w, d))
@@ -193,7 +201,7 @@ def test_ragged_in_bfloat16_has_few_shapes(together, monkeypatch):
             rng = np.random.default_rng(choices)
             wanted = np.ones([GROUPS, TOKENS, choices], bool)
             routing = make_routing(random_experts(rng, choices), wanted, None, rng)
-            outputs = Ragged()(cast_inputs, routing, None, experts, cast)
+            outputs = outputs_of(Ragged(), cast_inputs, routing, None, cast)
             expected = token_by_token(inputs, routing, theta)
             np.testing.assert_allclose(tf.cast(outputs, tf.float32), expected, atol=0.1)
     assert shapes[tf.bfloat16] == {32}

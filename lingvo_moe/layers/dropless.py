@@ -8,11 +8,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.core.fields import PositiveInt
-from lingvo_moe.core.layer import Initializer
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
 from lingvo_moe.layers.block_sparse import Topology, block_diagonal, dsd, sdd
@@ -23,10 +21,10 @@ from lingvo_moe.layers.dispatch import (
     combine,
     inverse,
     lost,
-    num_held,
     permute,
 )
 from lingvo_moe.layers.feed_forward import Products
+from lingvo_moe.layers.holding import ColumnBlocks, EachOnce
 from lingvo_moe.sharding.annotations import active
 
 _LARGEST_BLOCK = 128  # the paper's, section 5.1.2
@@ -71,57 +69,12 @@ class Dropless(Dispatcher):
                 "got ()."
             )
 
-    def hold(self, experts):
-        """See Dispatcher: the column blocks of all experts, [C, …]."""
-        if self.expert_sizes is None:
-            return NestedMap(experts=experts)
-        num_experts = next(iter(experts.values())).shape[0]
-        if len(self.expert_sizes) != num_experts:
-            raise ValueError(
-                f"expert_sizes gives {len(self.expert_sizes)} sizes, {self.expert_sizes}, to "
-                f"{num_experts} experts; give as many as num_experts, and leave "
-                f"decoder_num_experts alone."
-            )
-
-        def in_column_blocks(spec):
-            shape = (sum(self.expert_sizes), *spec.shape[1:])
-            fan_in_is_hidden = spec.dims[1] == "H"
-            init = _WholeFanIn(spec.init, self.expert_sizes) if fan_in_is_hidden else spec.init
-            return dataclasses.replace(spec, shape=shape, init=init)
-
-        return NestedMap(experts=experts.map(in_column_blocks))
-
-    def to_expert_index(self, routing, theta):
-        """See Dispatcher: every choice becomes one of each column block of its expert.
-
-        Activations work element by element, so an expert of size n is the sum of n experts. There
-        are max(expert_sizes) choices for one, of which smaller experts do not take the last.
-        """
-        del theta
-        if self.expert_sizes is None:
-            return routing
-        sizes, most = np.array(self.expert_sizes), max(self.expert_sizes)
-        nth = np.arange(most)
-        first = (np.cumsum(sizes) - sizes)[:, None]
-        column = tf.constant(np.minimum(first + nth, sum(sizes) - 1), tf.int32)  # [E, most]
-        taken = routing.dispatched[..., None] & tf.gather(nth < sizes[:, None], routing.expert)
-        by_block = tf.concat([tf.shape(taken)[:2], [routing.expert.shape[-1] * most]], axis=0)
-
-        def of_blocks(by_choice):  # [G, S, K, most or 1] -> [G, S, K · most]
-            return tf.reshape(tf.broadcast_to(by_choice, tf.shape(taken)), by_block)
-
-        return routing._replace(
-            expert=of_blocks(tf.gather(column, routing.expert)),
-            position=of_blocks(routing.position[..., None]),
-            weight=of_blocks(tf.where(taken, routing.weight[..., None], 0.0)),
-            dispatched=of_blocks(taken),
-        )
-
     @property
-    def evaluates(self):
-        return self.expert_sizes is None
+    def holding(self):
+        """See Dispatcher."""
+        return ColumnBlocks(self.expert_sizes) if self.expert_sizes else EachOnce()
 
-    def dispatch(self, inputs, routing, capacity, experts, theta):
+    def dispatch(self, inputs, routing, capacity, experts):
         """See Dispatcher.
 
         Raises:
@@ -129,11 +82,11 @@ class Dropless(Dispatcher):
         """
         del capacity
         _check_mesh()
-        sizes = self.expert_sizes or (1,) * num_held(theta)
+        sizes = self.expert_sizes or (1,) * experts.num_experts
         size = self.block_size or _block_size(routing.expert.shape.num_elements(), len(sizes))
         blocks = in_blocks(routing, sizes, size)
         rows = permute(tf.reshape(inputs, [-1, inputs.shape[-1]]), blocks.slot, blocks.choice)
-        outputs = experts(theta.experts, rows, products=_products(blocks.topology, size))
+        outputs = experts.by_products(rows, _products(blocks.topology, size))
         weight = tf.reshape(routing.weight, [-1, routing.weight.shape[-1]])
         outputs = combine(outputs, weight, blocks.slot, blocks.choice)
         stats = NestedMap(lost=lost(routing, blocks.slot < tf.size(blocks.choice)))
@@ -183,23 +136,6 @@ def in_blocks(routing: Routing, expert_sizes: Sequence[int], block_size: int) ->
     choice = tf.where(filled, choice, choices)
     slot = tf.reshape(inverse(choice, choices), [-1, routing.expert.shape[-1]])
     return Blocks(topology, slot, choice)
-
-
-@dataclasses.dataclass(frozen=True)
-class _WholeFanIn(Initializer):
-    """Column blocks whose fan-in is that of their whole expert, n times that of one block.
-
-    Attributes:
-        init: of an expert of size 1.
-        expert_sizes: n of each expert.
-    """
-
-    init: Initializer
-    expert_sizes: tuple[int, ...]
-
-    def __call__(self, shape, seed):
-        size = np.repeat(self.expert_sizes, self.expert_sizes)  # [C]
-        return self.init(shape, seed) * tf.constant(size[:, None, None] ** -0.5, tf.float32)
 
 
 def _check_mesh():

@@ -1,5 +1,6 @@
 """G groups, S tokens, N = G·S, K choices, E experts, M model, H hidden."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core import registry
-from lingvo_moe.core.layer import Context, init_theta
+from lingvo_moe.core.layer import EVALUATION, Context, init_theta
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import override
 from lingvo_moe.data.pipeline import TrainInput
@@ -21,6 +22,7 @@ from lingvo_moe.layers import dispatch
 from lingvo_moe.layers.activation import SwiGLU
 from lingvo_moe.layers.dispatch import Gather, Ragged
 from lingvo_moe.layers.dropless import Dropless, in_blocks
+from lingvo_moe.layers.experts import HeldExperts
 from lingvo_moe.layers.feed_forward import FeedForward
 from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.params import tiny  # noqa: F401  (registers tiny.MoE)
@@ -97,6 +99,11 @@ def token_by_token(inputs, routing, theta):
     return tf.stack(groups)
 
 
+def outputs_of(dispatcher, inputs, routing, layer, theta, context=EVALUATION):
+    experts = HeldExperts(layer, NestedMap(experts=theta), context)
+    return dispatcher.dispatch(inputs, routing, None, experts).outputs
+
+
 def with_gradients(run, inputs, routing, experts):
     sources = [inputs, routing.weight, *experts.values()]
     with tf.GradientTape() as tape:
@@ -116,7 +123,7 @@ def test_a_loop_over_tokens_gives_the_same(num_experts, routing):
     )
     for dispatcher in DISPATCHERS:
         got = with_gradients(
-            lambda d=dispatcher: d(inputs, routing, None, layer.experts_fn(), theta),
+            lambda d=dispatcher: outputs_of(d, inputs, routing, layer, theta),
             inputs,
             routing,
             theta,
@@ -163,7 +170,7 @@ def test_xla_gives_the_same_and_never_has_the_weights_once_a_block():
         tensors = [inputs, theta, routing.weight]
         with tf.GradientTape() as tape:
             tape.watch(tensors)
-            outputs = Dropless(block_size=2)(inputs, routing, None, layer.experts_fn(), theta)
+            outputs = outputs_of(Dropless(block_size=2), inputs, routing, layer, theta)
             total = tf.reduce_sum(tf.sin(outputs))
         return outputs, *tape.gradient(total, tensors)
 
@@ -206,10 +213,10 @@ def test_experts_drop_out_each_by_itself(dispatcher, own_network, monkeypatch):
     routing = routing_of(expert, np.ones(expert.shape, bool))
     routing = routing._replace(weight=tf.ones(expert.shape))
 
-    outputs = dispatcher(inputs, routing, None, layer.experts_fn(TRAINING), theta)[0].numpy()
+    outputs = outputs_of(dispatcher, inputs, routing, layer, theta, TRAINING)[0].numpy()
     same = [np.allclose(a, b, atol=1e-5) for a, b in zip(outputs[:16], outputs[16:], strict=True)]
     assert np.mean(same) < 0.5
-    calm = dispatcher(inputs, routing, None, layer.experts_fn(), theta)[0]
+    calm = outputs_of(dispatcher, inputs, routing, layer, theta)[0]
     np.testing.assert_allclose(calm, np.tile(calm[:1], [32, 1]), atol=1e-5)
 
 
@@ -241,14 +248,17 @@ def test_the_block_size_follows_the_shape():
     routing = routing_of(expert, np.ones(expert.shape, bool))
     seen = {}
 
-    def experts(theta, rows, products):
-        del products
-        seen[theta.wi.shape[0]] = rows.shape[0]
-        return rows
+    @dataclasses.dataclass
+    class Unchanged:
+        num_experts: int
+
+        def by_products(self, rows, products):
+            del products
+            seen[self.num_experts] = rows.shape[0]
+            return rows
 
     for num_experts in (8, 16, 64, 128, 1000):
-        theta = NestedMap(wi=tf.zeros([num_experts, MODEL, 1]))
-        Dropless()(random_inputs(8, 256), routing, None, experts, theta)
+        Dropless().dispatch(random_inputs(8, 256), routing, None, Unchanged(num_experts))
     assert seen == {
         8: 4096 + 8 * 128,
         16: 4096 + 16 * 64,

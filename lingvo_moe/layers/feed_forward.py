@@ -95,16 +95,3 @@ class FeedForward(Layer):
             hidden = self.activation(hidden)
         hidden = dropout(annotate(hidden, rows + "H"), self.dropout_rate, context)
         return products.out_of(hidden, theta.wo)
-
-    def experts_fn(self, context: Context = EVALUATION) -> Callable[..., tf.Tensor]:
-        """`fprop` as dispatchers call it, (theta, rows, expert=None, products=DENSE) -> outputs.
-
-        With a number for expert theta and rows are of that one, whose dropout is independent of the
-        others'.
-        """
-
-        def run(theta, rows, expert=None, products=DENSE):
-            part = context if expert is None else context.fold(str(expert))
-            return self.fprop(theta, rows, part, products)
-
-        return run

@@ -12,7 +12,7 @@ import tensorflow as tf
 from lingvo_moe.core.fields import NonNegativeInt, PositiveFloat
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
-from lingvo_moe.layers.dispatch import Dispatched, Dispatcher, lost, num_held
+from lingvo_moe.layers.dispatch import Dispatched, Dispatcher, lost
 from lingvo_moe.layers.local_gather import LocalGather
 
 
@@ -48,13 +48,13 @@ class Laddered(Dispatcher):
             )
 
     @property
-    def rungs(self):
-        """See Dispatcher."""
+    def rungs(self) -> tuple["Laddered", ...]:
+        """This dispatcher with ever more room, the last with room for anything."""
         count = len(self.factors) + 1
         return tuple(dataclasses.replace(self, rung=rung) for rung in range(count))
 
     @abc.abstractmethod
-    def dispatch(self, inputs, routing, capacity, experts, theta):
+    def dispatch(self, inputs, routing, capacity, experts):
         """See Dispatcher. The statistics hold `rung`, float32 [], the least one that suffices; on
         a lower one choices are `lost`."""
 
@@ -87,11 +87,11 @@ class Fitted(Laddered):
     one; else every device runs all experts on its own groups.
     """
 
-    def dispatch(self, inputs, routing, capacity, experts, theta):
+    def dispatch(self, inputs, routing, capacity, experts):
         """See Laddered."""
         self._check(capacity)
         _, tokens, choices = routing.expert.shape
-        num_experts = num_held(theta)
+        num_experts = experts.num_experts
         room = self.room(tokens * choices / num_experts, tokens)
         capacity = self.of_rung(room)
         queue = tf.where(routing.dispatched, routing.position + 1, 0)
@@ -102,8 +102,13 @@ class Fitted(Laddered):
             lost=lost(routing, fits),
         )
         routing = within(routing, fits)
-        dispatched = LocalGather().dispatch(inputs, routing, capacity, experts, theta)
+        dispatched = LocalGather().dispatch(inputs, routing, capacity, experts)
         return Dispatched(dispatched.outputs, stats)
+
+
+def rungs_of(dispatcher: Dispatcher) -> tuple[Laddered, ...]:
+    """The dispatcher on each of its rungs; () for one that is on no ladder."""
+    return dispatcher.rungs if isinstance(dispatcher, Laddered) else ()
 
 
 def least_rung(room: list[int], load: tf.Tensor) -> tf.Tensor:

@@ -12,7 +12,7 @@ from lingvo_moe.core.layer import Context, init_theta
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.top_k import TopK
 from lingvo_moe.layers.dispatch import Dispatcher, Einsum, Ragged
-from lingvo_moe.layers.fitted import Fitted
+from lingvo_moe.layers.fitted import Fitted, rungs_of
 from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.runtimes.local import Local
@@ -51,7 +51,7 @@ class Regression:
 
     @property
     def rungs(self):
-        return tuple(dataclasses.replace(self, dispatcher=one) for one in self.dispatcher.rungs)
+        return tuple(dataclasses.replace(self, dispatcher=one) for one in rungs_of(self.dispatcher))
 
     def for_xla(self, groups):
         return dataclasses.replace(self, eval_groups=groups, eval_dispatcher=Einsum())

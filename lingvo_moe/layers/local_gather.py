@@ -9,7 +9,7 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.layers.dispatch import Dispatched, Dispatcher, combine, inverse, num_held, permute
+from lingvo_moe.layers.dispatch import Dispatched, Dispatcher, combine, inverse, permute
 from lingvo_moe.sharding.annotations import annotate
 from lingvo_moe.sharding.partition import manual
 
@@ -24,9 +24,9 @@ class LocalGather(Dispatcher):
     cost a token grows with the group.
     """
 
-    def dispatch(self, inputs, routing, capacity, experts, theta):
+    def dispatch(self, inputs, routing, capacity, experts):
         """See Dispatcher."""
-        num_experts = num_held(theta)
+        num_experts = experts.num_experts
         capacity = capacity or inputs.shape[1]
         choices = (routing.expert, routing.position, routing.dispatched)
 
@@ -44,7 +44,7 @@ class LocalGather(Dispatcher):
         slots = manual(fill, [inputs, *choices], ["GSM", "GSK", "GSK", "GSK"], "eGCM")
         expert_inputs = annotate(slots, "EgCM")
         rows = tf.reshape(expert_inputs, [num_experts, -1, inputs.shape[-1]])
-        outputs = annotate(tf.reshape(experts(theta.experts, rows), slots.shape), "EgCM")
+        outputs = annotate(tf.reshape(experts.together(rows), slots.shape), "EgCM")
         outputs = annotate(outputs, "eGCM")
         outputs = manual(
             collect,

@@ -19,7 +19,9 @@ from lingvo_moe.gatings.base import Gating, Routing, expert_capacity
 from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.layers.activation import Activation, ReLU
 from lingvo_moe.layers.dispatch import Dispatcher, Gather, Ragged
+from lingvo_moe.layers.experts import HeldExperts
 from lingvo_moe.layers.feed_forward import FeedForward
+from lingvo_moe.layers.holding import EachOnce
 from lingvo_moe.layers.router import ByToken, Router, token_mean
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.sharding import copies
@@ -33,8 +35,8 @@ class MoEParams(Params):
     Attributes:
         num_experts: E.
         decoder_num_experts: E of the decoder's layers; None for the encoder's.
-        hidden_dim: H of one expert, of one of size 1 where `Dropless` makes them of different
-            sizes; None for the model's own.
+        hidden_dim: H, the hidden units of one expert; with `Dropless(expert_sizes=…)` of one size
+            unit. None for the model's own.
         activation: of the experts; None for the model's own.
         every_n: every n-th layer of a stack is an MoE layer.
         router: what scores tokens against experts.
@@ -88,7 +90,7 @@ class MoEParams(Params):
 
     def __post_init__(self):
         super().__post_init__()
-        if not self.eval_dispatcher.evaluates:
+        if self.eval_dispatcher.holding != EachOnce():
             raise ValueError(
                 f"moe.eval_dispatcher={self.eval_dispatcher} holds experts in a way of its own, "
                 f"which moe.dispatcher alone may; any other evaluates what that trains, such as "
@@ -163,7 +165,7 @@ class MoE(Layer):
         The last two are there with a shared expert.
         """
         gate = self.params.router.weights(self.model_dim, self.params.num_experts)
-        weights = NestedMap(gate, **self.params.dispatcher.hold(self.experts.weights()))
+        weights = NestedMap(gate, **self.params.dispatcher.holding.weights(self.experts.weights()))
         if self.params.shared_expert:
             weights.shared = self.shared.weights()
             limit = (3.0 / self.model_dim) ** 0.5
@@ -211,15 +213,12 @@ class MoE(Layer):
         loss = p.aux_loss_weight * stats.aux_loss + p.z_loss_weight * stats.z_loss
         routing = self._mask_outputs(routing, context.fold("output_mask"))
 
-        experts = self.experts.experts_fn(context.fold("experts"))
+        experts = HeldExperts(self.experts, theta, context.fold("experts"))
+        if not context.training:
+            routing = p.dispatcher.holding.to_expert_index(routing, theta)
+        outputs, dispatch_stats = dispatcher.dispatch(grouped, routing, capacity, experts)
         if context.training:
-            outputs, dispatch_stats = dispatcher.dispatch(
-                grouped, routing, capacity, experts, theta
-            )
             stats.update(dispatch_stats)
-        else:
-            routing = p.dispatcher.to_expert_index(routing, theta)
-            outputs = dispatcher(grouped, routing, capacity, experts, theta.experts)
         if p.shared_expert:
             gate = self._shared_gate(theta, grouped)
             stats.shared_gate = token_mean(gate, mask)

@@ -12,6 +12,7 @@ from lingvo_moe.gatings.switch import Switch
 from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.layers.activation import GEGLU
 from lingvo_moe.layers.dispatch import Einsum, Gather, Ragged
+from lingvo_moe.layers.experts import HeldExperts
 from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.layers.router import ByToken
 from lingvo_moe.testing.tokens import tokens_of
@@ -53,7 +54,7 @@ def test_without_options_nothing_but_gate_route_and_experts_happens(context):
     capacity = expert_capacity(factor, 32, EXPERTS)
     logits = tf.einsum("GSM,ME->GSE", tokens, theta.gate)
     routing = p.gating.route(logits, grouped, capacity, context)
-    outputs = dispatcher(tokens, routing, capacity, moe.experts.experts_fn(), theta.experts)
+    outputs, _ = dispatcher.dispatch(tokens, routing, capacity, HeldExperts(moe.experts, theta))
     result = run(moe, context)
     np.testing.assert_array_equal(result.outputs, tf.reshape(outputs, inputs.shape))
     np.testing.assert_array_equal(result.loss, 0.01 * routing.aux_loss)

@@ -25,6 +25,7 @@ from lingvo_moe.layers.dropless_test import (
     routing_of,
     with_gradients,
 )
+from lingvo_moe.layers.experts import HeldExperts
 from lingvo_moe.layers.feed_forward import FeedForward
 from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.params import tiny  # noqa: F401  (registers tiny.MoE)
@@ -39,7 +40,7 @@ EVALUATORS = [Ragged(), Gather(), Einsum(), Dropless()]
 
 def experts_of(sizes=SIZES, **changes):
     layer = FeedForward(model_dim=MODEL, hidden_dim=HIDDEN, num_experts=len(sizes), **changes)
-    return layer, init_theta(Dropless(expert_sizes=sizes).hold(layer.weights()), 0)
+    return layer, init_theta(Dropless(expert_sizes=sizes).holding.weights(layer.weights()), 0)
 
 
 def moe_of(**changes):
@@ -111,7 +112,7 @@ def test_a_loop_over_tokens_gives_the_same(activation, routing):
         stats = []
 
         def run(dispatcher=dispatcher, stats=stats):
-            outputs, found = dispatcher.dispatch(inputs, routing, None, layer.experts_fn(), theta)
+            outputs, found = dispatcher.dispatch(inputs, routing, None, HeldExperts(layer, theta))
             stats.append(found)
             return outputs
 
@@ -138,12 +139,12 @@ def test_choices_of_column_blocks_by_hand():
     routing = routing._replace(
         weight=tf.constant([[[0.75, 0.25], [0.0, 1.0]]]), position=tf.constant([[[0, 0], [0, 1]]])
     )
-    home = Dropless(expert_sizes=(2, 1, 2)).to_expert_index(routing, None)
+    home = Dropless(expert_sizes=(2, 1, 2)).holding.to_expert_index(routing, None)
     np.testing.assert_array_equal(home.dispatched, [[[1, 1, 1, 0], [0, 0, 1, 0]]])
     np.testing.assert_array_equal(home.expert[home.dispatched], [3, 4, 2, 2])
     np.testing.assert_array_equal(home.weight, [[[0.75, 0.75, 0.25, 0], [0, 0, 1, 0]]])
     np.testing.assert_array_equal(home.position, [[[0, 0, 0, 0], [0, 0, 1, 1]]])
-    assert Dropless().to_expert_index(routing, None) is routing
+    assert Dropless().holding.to_expert_index(routing, None) is routing
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,7 @@ def test_xla_gives_the_same_and_copies_no_weights():
 def test_weights_begin_with_the_fan_in_of_their_whole_expert():
     # U(±√(3 / fan_in)) has a deviation of 1/√fan_in; every block has 64 · 256 draws.
     layer = FeedForward(model_dim=256, hidden_dim=64, num_experts=3, activation=SwiGLU())
-    held = Dropless(expert_sizes=(1, 4, 2)).hold(layer.weights())
+    held = Dropless(expert_sizes=(1, 4, 2)).holding.weights(layer.weights())
     theta = init_theta(held, 0).experts
     for name in ("wi", "wg"):
         assert theta[name].shape == (7, 256, 64)
@@ -251,12 +252,13 @@ def test_blocks_follow_experts_not_columns():
     layer, theta = experts_of(sizes)
     seen = []
 
-    def experts(theta, rows, products):
-        del theta, products
-        seen.append(rows.shape[0])
-        return rows
+    class Unchanged:
+        def by_products(self, rows, products):
+            del products
+            seen.append(rows.shape[0])
+            return rows
 
-    Dropless(expert_sizes=sizes).dispatch(random_inputs(8, 256), routing, None, experts, theta)
+    Dropless(expert_sizes=sizes).dispatch(random_inputs(8, 256), routing, None, Unchanged())
     assert seen == [4096 + 16 * 64]
     assert count_weights(layer.weights()) * 4 == sum(
         int(tf.size(w)) for w in theta.experts.values()
@@ -281,7 +283,7 @@ def test_a_mesh():
     routing = routing_of(np.zeros([GROUPS, TOKENS, 1], int), np.ones([GROUPS, TOKENS, 1], bool))
     message = r"without a mesh: take --runtime=local, or moe.dispatcher=Fitted\(\)"
     with use_mesh(parse_mesh("data:2"), {}), pytest.raises(ValueError, match=message):
-        UNEVEN.dispatch(random_inputs(GROUPS, TOKENS), routing, None, layer.experts_fn(), theta)
+        UNEVEN.dispatch(random_inputs(GROUPS, TOKENS), routing, None, HeldExperts(layer, theta))
 
 
 def test_evaluation_takes_no_sizes():

@@ -14,11 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.core.fields import PositiveInt
-from lingvo_moe.core.layer import Initializer, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.tables import Fixed, TableSpec
 from lingvo_moe.layers.dispatch import Dispatched, combine, inverse, permute
 from lingvo_moe.layers.fitted import Laddered, least_rung
+from lingvo_moe.layers.holding import Slots
 from lingvo_moe.layers.slot_routing import Flow, choose_slots, counts_of, flow_of
 from lingvo_moe.sharding.annotations import active, annotate, assignment
 from lingvo_moe.sharding.partition import INDEX, manual
@@ -61,46 +60,15 @@ class VExperts(Laddered):
         """P."""
         return self.devices * self.slots_per_device
 
-    def hold(self, experts):
-        """See Dispatcher: experts in slots [P, …], and `placement` int32 [D, slots of each].
-
-        Experts begin with equally many slots, or one fewer, replicas side by side; a replica begins
-        as its expert would.
-        """
-        num_experts = next(iter(experts.values())).shape[0]
-        if self.num_slots < num_experts:
-            raise ValueError(
-                f"{self.devices} devices of {self.slots_per_device} slots have no room for "
-                f"{num_experts} experts; raise slots_per_device."
-            )
-        even = np.arange(self.num_slots) * num_experts // self.num_slots
-        table = even.reshape(self.devices, self.slots_per_device)
-
-        def in_slots(spec):
-            init = _Replicated(spec.init, tuple(even.tolist()), num_experts)
-            return WeightSpec((self.num_slots, *spec.shape[1:]), init, spec.dims)
-
-        # The letter e is that of what routers need: never cut, never cast.
-        placement = TableSpec(
-            table.shape, Fixed(tuple(map(tuple, table.tolist()))), "e.", "experts", num_experts
-        )
-        return NestedMap(experts=experts.map(in_slots), placement=placement)
-
-    def to_expert_index(self, routing, theta):
-        """See Dispatcher: all tokens of an expert go to its first slot."""
-        experts = tf.range(_num_experts(routing))
-        held = tf.cast(tf.reshape(theta.placement, [-1]) == experts[:, None], tf.int32)
-        first = tf.argmax(held, axis=1, output_type=tf.int32)
-        return routing._replace(expert=tf.gather(first, routing.expert))
-
     @property
-    def evaluates(self):
-        return False
+    def holding(self):
+        """See Dispatcher."""
+        return Slots(self.devices, self.slots_per_device)
 
-    def dispatch(self, inputs, routing, capacity, experts, theta):
+    def dispatch(self, inputs, routing, capacity, experts):
         """See Laddered; the statistics also hold `source_load`, float32 [D, E], choices."""
         self._check(capacity)
-        plan = self._plan(routing, theta.placement)
+        plan = self._plan(routing, experts.theta.placement)
         tokens = annotate(tf.reshape(inputs, [plan.sources, -1, inputs.shape[-1]]), "GSM")
         weight = tf.reshape(routing.weight, plan.routed.shape[:3])
         of_slot = [plan.arriving, plan.first_row]
@@ -112,7 +80,7 @@ class VExperts(Laddered):
             "Eg.M",
         )
         flat = tf.reshape(rows, [self.num_slots, -1, inputs.shape[-1]])
-        rows = annotate(tf.reshape(experts(theta.experts, flat), rows.shape), "Eg.M")
+        rows = annotate(tf.reshape(experts.together(flat), rows.shape), "Eg.M")
         back = manual(plan.unpack, [rows, *of_slot], ["Eg.M", "Eg", "Eg"], "EgCM")
         outputs = manual(
             plan.collect,
@@ -123,7 +91,7 @@ class VExperts(Laddered):
         return Dispatched(tf.reshape(outputs, tf.shape(inputs)), plan.stats)
 
     def _plan(self, routing, placement):
-        num_experts = _num_experts(routing)
+        num_experts = routing.stats.load.shape[0]
         groups, size, choices = routing.expert.shape
         places, sources = self._places(groups)
         size *= groups // sources
@@ -289,31 +257,9 @@ class _Exchange:
         return tf.reshape(tf.where(filled, begin + row, slots * self.rows), [-1, 1])
 
 
-@dataclasses.dataclass(frozen=True)
-class _Replicated(Initializer):
-    """Weights of slots that begin as their experts would, drawn from the same seed.
-
-    Attributes:
-        init: of the experts.
-        experts: the expert in each slot.
-        num_experts: E.
-    """
-
-    init: Initializer
-    experts: tuple[int, ...]
-    num_experts: int
-
-    def __call__(self, shape, seed):
-        return tf.gather(self.init((self.num_experts, *shape[1:]), seed), self.experts)
-
-
 def _over(load: tf.Tensor, room: int) -> tf.Tensor:
     """float32 []: what of the loads has no room."""
     return tf.reduce_sum(tf.cast(tf.maximum(load - room, 0), tf.float32))
-
-
-def _num_experts(routing) -> int:
-    return routing.stats.load.shape[0]
 
 
 def _pieces(letter: str) -> int:

@@ -14,6 +14,7 @@ from lingvo_moe.core.tokens import BOS
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.decoding.flat_beam_search import BeamOutput, BeamSearchParams, beam_search
 from lingvo_moe.layers.dispatch import Einsum
+from lingvo_moe.layers.fitted import rungs_of
 from lingvo_moe.layers.router import ByTask
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.transformer import Transformer
@@ -137,7 +138,9 @@ class TranslationTask:
     def rungs(self) -> tuple["TranslationTask", ...]:
         """This task on each rung of its dispatcher (see layers.fitted); () if that has none."""
         moe = self.params.model.moe
-        return tuple(self._with_moe(dispatcher=one) for one in moe.dispatcher.rungs) if moe else ()
+        return (
+            tuple(self._with_moe(dispatcher=one) for one in rungs_of(moe.dispatcher)) if moe else ()
+        )
 
     @property
     def placements(self) -> dict[str, int]:

@@ -1,0 +1,78 @@
+"""The experts of a layer, as dispatchers call them.  E experts, R rows, M model."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Protocol
+
+import tensorflow as tf
+
+from lingvo_moe.core.layer import EVALUATION, Context
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.layers.feed_forward import FeedForward, Products
+
+
+class Experts(Protocol):
+    """E networks with their weights, in three ways of giving them rows.
+
+    Attributes:
+        theta: the layer's weights, as its Holding has them.
+    """
+
+    theta: NestedMap
+
+    @property
+    def num_experts(self) -> int:
+        """E, along the first dimension of theta.experts."""
+
+    def together(self, rows: tf.Tensor) -> tf.Tensor:
+        """[E, R, M] -> [E, R, M], expert e on rows e."""
+
+    def one_by_one(self) -> list[Callable[[tf.Tensor], tf.Tensor]]:
+        """For each expert a function [R, M] -> [R, M]."""
+
+    def by_products(self, rows: tf.Tensor, products: Products) -> tf.Tensor:
+        """Rows -> rows of the same shape, each by the expert that the products give it to."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldExperts:
+    """Experts that are feed-forward networks.
+
+    Attributes:
+        network: of E experts.
+        theta: the layer's weights, `experts` among them.
+        context: mode and randomness, for dropout.
+    """
+
+    network: FeedForward
+    theta: NestedMap
+    context: Context = EVALUATION
+
+    @property
+    def num_experts(self) -> int:
+        """See Experts."""
+        # [E, M, H], or with copies in front.
+        return next(iter(self.theta.experts.values())).shape[-3]
+
+    def together(self, rows):
+        """See Experts."""
+        return self.network.fprop(self.theta.experts, rows, self.context)
+
+    def one_by_one(self):
+        """See Experts; the dropout of each is independent of the others'."""
+        # Unstacked, which copies nothing; by index the gradient of every expert would be of the
+        # size of all weights.
+        thetas = self.theta.experts.map(tf.unstack)
+        return [
+            functools.partial(
+                self.network.fprop,
+                thetas.map(lambda of, e=e: of[e]),
+                context=self.context.fold(str(e)),
+            )
+            for e in range(self.num_experts)
+        ]
+
+    def by_products(self, rows, products):
+        """See Experts."""
+        return self.network.fprop(self.theta.experts, rows, self.context, products)
