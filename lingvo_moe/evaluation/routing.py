@@ -20,6 +20,9 @@ class RoutingRecord:
         pair_load: float [Y, P, E], choices that an expert took from a pair.
         coactivation: float [Y, E, E], tokens that both experts took, on the diagonal those that one
             took; None where there are too many experts to count.
+
+    Raises:
+        ValueError: shapes that do not fit together, or counts that are none.
     """
 
     layers: tuple[str, ...]
@@ -27,6 +30,22 @@ class RoutingRecord:
     num_experts: np.ndarray
     pair_load: np.ndarray
     coactivation: np.ndarray | None
+
+    def __post_init__(self):
+        layers, experts = len(self.layers), self.pair_load.shape[-1:]
+        shapes = {
+            "num_experts": (layers,),
+            "pair_load": (layers, len(self.pairs), *experts),
+            "coactivation": (layers, *experts, *experts),
+        }
+        for name, shape in shapes.items():
+            counts = getattr(self, name)
+            if counts is not None and (counts.shape != shape or not counts.size):
+                raise ValueError(f"{name} is of shape {counts.shape}, not {shape}")
+            if counts is not None and not np.all((counts >= 0) & np.isfinite(counts)):
+                raise ValueError(f"{name} holds what is no count")
+        if not np.all((self.num_experts >= 1) & (self.num_experts <= experts)):
+            raise ValueError(f"num_experts is {self.num_experts}, not 1 to {experts[0]}")
 
     @staticmethod
     def of_metrics(

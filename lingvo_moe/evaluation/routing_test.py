@@ -97,3 +97,27 @@ def test_no_file_and_a_file_of_other_fields(tmp_path):
 def test_the_record_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         make_record().pairs = ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layers": np.array("encoder/layer_01")},
+        {"layers": np.array(["a", "b"])},
+        {"pairs": np.array(["de-en"])},
+        {"num_experts": np.array([3])},
+        {"num_experts": np.array([0])},
+        {"num_experts": np.array(["two"])},
+        {"pair_load": np.array(1.0)},
+        {"pair_load": np.ones((1, 2))},
+        {"pair_load": np.full((1, 2, 2), np.nan)},
+        {"pair_load": np.full((1, 2, 2), -1.0)},
+        {"coactivation": np.ones((1, 2, 3))},
+        {"coactivation": np.full((1, 2, 2), np.inf)},
+    ],
+)
+def test_a_file_of_something_else(tmp_path, changes):
+    fields = {k: v for k, v in dataclasses.asdict(make_record()).items() if v is not None}
+    np.savez(tmp_path / "bad.npz", **(fields | changes))
+    with pytest.raises(ValueError, match=r"bad\.npz holds no record of routing \("):
+        RoutingRecord.load(tmp_path / "bad.npz")

@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 
+from lingvo_moe.core.fields import Params, PositiveInt
 from lingvo_moe.hardware.chips import Efficiency, Hardware
 from lingvo_moe.hardware.fit import fit_rates
 from lingvo_moe.hardware.links import Switched, all_reduce_parts
@@ -17,7 +18,7 @@ EFFICIENCY = Efficiency(matmul=0.5, network=0.5)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExpertShape:
+class ExpertShape(Params):
     """One expert and how it is trained.
 
     Attributes:
@@ -27,14 +28,10 @@ class ExpertShape:
         state_bytes: a weight: itself and what the optimizer keeps; 12 for Adam in float32.
     """
 
-    model_dim: int = 1024
-    hidden_dim: int = 4096
+    model_dim: PositiveInt = 1024
+    hidden_dim: PositiveInt = 4096
     dtype: str = "bfloat16"
-    state_bytes: int = 12
-
-    def __post_init__(self):
-        if min(self.model_dim, self.hidden_dim, self.state_bytes) < 1:
-            raise ValueError("model_dim, hidden_dim and state_bytes must be at least 1.")
+    state_bytes: PositiveInt = 12
 
     @property
     def weights(self) -> int:

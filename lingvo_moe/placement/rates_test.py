@@ -69,7 +69,7 @@ def test_one_device():
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: ExpertShape(model_dim=0), "model_dim, hidden_dim and state_bytes must be at"),
+        (lambda: ExpertShape(model_dim=0), "model_dim must be >= 1, got 0"),
         (
             lambda: from_hardware(HARDWARE["a100"], 8, ExpertShape(dtype="int4")),
             "No speed is known in 'int4'; choose one of float32, bfloat16",

@@ -10,6 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from lingvo_moe.core import npz
+from lingvo_moe.core.fields import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    Params,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+)
 from lingvo_moe.core.files import check_file
 
 
@@ -107,7 +115,14 @@ class Trace:
 
         Args:
             choices: of a source device, mean over steps and layers.
+
+        Raises:
+            ValueError: choices are out of range, or the trace has none.
         """
+        if not 0 < choices < 2**31:
+            raise ValueError(f"choices must be above 0 and below 2^31, got {choices}.")
+        if not self.loads.any():
+            raise ValueError("The trace has no choices; there is nothing to multiply.")
         factor = choices * np.prod(self.loads.shape[:3]) / self.loads.sum(dtype=np.int64)
         return dataclasses.replace(self, loads=np.rint(self.loads * factor).astype(np.int32))
 
@@ -174,7 +189,7 @@ class TraceRecorder:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SyntheticLoads:
+class SyntheticLoads(Params):
     """Loads as the paper saw them (its Figure 3): skewed, and drifting smoothly.
 
     The logarithm of an expert's popularity follows an Ornstein-Uhlenbeck process with a lag, which
@@ -197,29 +212,26 @@ class SyntheticLoads:
         seed: of everything.
     """
 
-    devices: int
-    experts: int = 64
-    steps: int = 300
-    layers: int = 1
-    tokens: int = 8192
-    top_k: int = 2
-    top: int = 10
-    top_share: float = 0.75
-    memory: float = 300.0
-    device_spread: float = 0.2
-    seed: int = 0
+    devices: PositiveInt
+    experts: PositiveInt = 64
+    steps: PositiveInt = 300
+    layers: PositiveInt = 1
+    tokens: PositiveInt = 8192
+    top_k: PositiveInt = 2
+    top: PositiveInt = 10
+    top_share: Share = 0.75
+    memory: PositiveFloat = 300.0
+    device_spread: NonNegativeFloat = 0.2
+    seed: NonNegativeInt = 0
 
     def __post_init__(self):
+        super().__post_init__()
         if not 0 < self.top < self.experts:
             raise ValueError(f"top must be from 1 to {self.experts - 1}, got {self.top}.")
         if not self.top / self.experts <= self.top_share < 1:
             raise ValueError(
                 f"top_share must be in [{self.top}/{self.experts}, 1), got {self.top_share}."
             )
-        if min(self.devices, self.steps, self.layers, self.tokens, self.top_k) < 1:
-            raise ValueError("devices, steps, layers, tokens and top_k must be at least 1.")
-        if self.memory <= 0 or self.device_spread < 0:
-            raise ValueError("memory must be > 0 steps and device_spread at least 0.")
 
     def generate(self) -> Trace:
         """Draws the trace."""

@@ -1,5 +1,7 @@
 """Tests of traces: the file, the recorder, other numbers of devices, the generator's skew."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -125,10 +127,42 @@ def test_the_generator_counts_and_repeats():
     [
         ({"top": 64}, "top must be from 1 to 63, got 64"),
         ({"top_share": 0.1}, r"top_share must be in \[10/64, 1\), got 0.1"),
-        ({"tokens": 0}, "must be at least 1"),
-        ({"memory": 0.0}, "memory must be > 0 steps"),
+        ({"tokens": 0}, "tokens must be >= 1, got 0"),
+        ({"memory": 0.0}, "memory must be > 0, got 0.0"),
+        ({"seed": -1}, "seed must be >= 0, got -1"),
     ],
 )
 def test_errors(changes, text):
     with pytest.raises(ValueError, match=text):
         SyntheticLoads(devices=4, **changes)
+
+
+@pytest.mark.parametrize("choices", [0, -1, float("nan"), float("inf"), 1e18])
+def test_choices_out_of_range(choices):
+    trace = Trace(loads=np.ones((1, 1, 2, 2), np.int32), steps=np.arange(1), layers=("a",))
+    with pytest.raises(ValueError, match="choices must be above 0 and below"):
+        trace.scaled(choices)
+    with pytest.raises(ValueError, match="The trace has no choices"):
+        dataclasses.replace(trace, loads=trace.loads * 0).scaled(9)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loads": np.ones((2, 1, 2, 2))},
+        {"loads": -np.ones((2, 1, 2, 2), np.int32)},
+        {"loads": np.ones((2, 2), np.int32)},
+        {"loads": np.array("text")},
+        {"steps": np.array(3)},
+        {"steps": np.array([1, 1])},
+        {"layers": np.array("a")},
+        {"layers": np.array(["a", "b"])},
+    ],
+)
+def test_a_file_of_something_else(tmp_path, changes):
+    fields = {"loads": np.ones((2, 1, 2, 2), np.int32), "steps": np.arange(2), "layers": ["a"]}
+    np.savez(tmp_path / "good.npz", **fields)
+    Trace.load(tmp_path / "good.npz")
+    np.savez(tmp_path / "bad.npz", **(fields | changes))
+    with pytest.raises(ValueError, match=r"bad\.npz holds no trace of expert loads"):
+        Trace.load(tmp_path / "bad.npz")

@@ -4,6 +4,7 @@ lingvo-moe-placement --synthetic --devices=64 --hardware=a100
 lingvo-moe-placement --trace=FILE --devices=8 --output=build/placement    # from lingvo-moe-train
 """
 
+import math
 from pathlib import Path
 
 from absl import flags
@@ -27,10 +28,10 @@ def _trace() -> Trace:
         raise ValueError("Give either --trace=FILE or --synthetic.")
     if FLAGS.trace:
         trace = Trace.load(Path(FLAGS.trace))
-        trace = trace.on_devices(FLAGS.devices or trace.num_devices)
-        return trace.scaled(FLAGS.choices) if FLAGS.choices else trace
+        trace = trace.on_devices(trace.num_devices if FLAGS.devices is None else FLAGS.devices)
+        return trace.scaled(FLAGS.choices) if FLAGS.choices is not None else trace
     loads = SyntheticLoads(
-        devices=FLAGS.devices or 64,
+        devices=64 if FLAGS.devices is None else FLAGS.devices,
         experts=FLAGS.experts,
         steps=FLAGS.steps,
         layers=FLAGS.layers,
@@ -48,6 +49,8 @@ def _progress(policy: str, step: int, steps: int) -> None:
 def main(argv: list[str]) -> None:
     """Flags to replay_all and a report."""
     del argv
+    if not 0 <= FLAGS.other_ms < math.inf:
+        raise ValueError(f"--other_ms must be 0 or more, got {FLAGS.other_ms}.")
     if FLAGS.output:
         check_output(Path(FLAGS.output), MAKER, FLAGS.overwrite)
     if FLAGS.save_trace:
