@@ -96,7 +96,9 @@ def run() -> None:
     flags.DEFINE_float(
         "choices", None, "With --trace: loads times what makes so many of a device, step and layer."
     )
-    flags.DEFINE_integer("slots", 4, "Experts that a device has room for, replicas counted.")
+    flags.DEFINE_integer(
+        "slots", 4, "Experts that a device has room for, replicas counted.", lower_bound=1
+    )
     flags.DEFINE_enum("hardware", "a100", list(HARDWARE), "What a device is.")
     flags.DEFINE_integer("skip", 20, "Steps at the beginning left out of averages.")
     flags.DEFINE_float("other_ms", 0.0, "Milliseconds of a step outside of these layers.")
