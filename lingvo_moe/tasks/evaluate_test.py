@@ -31,7 +31,8 @@ def translated(monkeypatch):
     """The pairs that a translator which repeats the source was asked for."""
     asked = []
 
-    def translator(sources, target, source):
+    def translator(sources, target, source, warn):
+        del warn
         asked.append(f"{source}-{target}")
         return [[types.SimpleNamespace(text=f"the {text}")] for text in sources]
 
