@@ -144,6 +144,7 @@ class TestOutput:
         assert sorted(exported.rglob("*")) == before
 
     def test_the_program_imports_nothing_of_this_package(self, exported):
-        text = (exported / "translate.py").read_text()
-        assert "from lines import" in text
-        assert "lingvo_moe" not in text
+        for name in ("translate.py", "lines.py", "console.py"):
+            assert "import lingvo_moe" not in (exported / name).read_text()
+            assert "from lingvo_moe" not in (exported / name).read_text()
+        assert "from lines import" in (exported / "translate.py").read_text()
