@@ -7,6 +7,7 @@ from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.stablehlo_test import (
+    LONG,
     SENTENCES,
     SMALL,
     TOLERANCE,
@@ -28,9 +29,10 @@ def test_ragged_experts_give_way_to_dropless_ones(model_dir, tmp_path):  # noqa:
 
     ragged = model_dir.with_overrides(["model.moe.eval_dispatcher=Ragged()"])
     translator, _ = load_translator(ragged, Local(ragged.task))
-    expected = [best[0].text for best in translator(SENTENCES, "en")]
+    sentences = [sentence for sentence in SENTENCES if sentence != LONG]
+    expected = [best[0].text for best in translator(sentences, "en")]
     export_trained(ragged, tmp_path, [TRANSLATE], rows=4, length=20)
-    result = run_bare(tmp_path, stdin="\n".join(SENTENCES) + "\n")
+    result = run_bare(tmp_path, stdin="\n".join(sentences) + "\n")
     assert result.returncode == 0, result.stderr[-3000:]
     assert result.stdout == lines(expected)
 
