@@ -14,7 +14,8 @@ from pathlib import Path
 from lingvo_moe.core.console import install, quiet
 from lingvo_moe.core.lines import cut_warning, decode_lines
 
-install((ImportError, OSError, ValueError))  # these end in a line, while importing too
+if __name__ == "__main__":
+    install((ImportError, OSError, ValueError))  # these end in a line, while importing too
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors are exceptions
 
 with quiet():

@@ -30,6 +30,8 @@ class ServedModel(tf.Module):
             nothing; `scores` float32 [B, N], length-normalised log-probabilities; and `left_out`
             int32 [B], how many tokens at the end of a sentence that is too long were not read. An
             unknown language is a tf.errors.InvalidArgumentError.
+        count_pieces: a tf.function of `sentences` string [B] -> int32 [B], their lengths.
+        about: a tf.function without arguments: what an `Exported` knows of its model, by name.
     """
 
     def __init__(self, model_dir: ModelDir, tensors: Mapping[str, Any]):
@@ -54,7 +56,8 @@ class ServedModel(tf.Module):
         )
         self._max_pieces = max_source_length(model_dir.params) - 2  # and the tag, and EOS
         self._tags = _numbers(model_dir.tags)
-        self._languages = ", ".join(sorted(model_dir.tags))
+        self._languages = sorted(model_dir.tags)
+        self._pairs = model_dir.params.input.pairs or model_dir.pairs
         if self._task.task_router:
             self._tasks = _numbers(self._task.trained_tasks)
         from_source = self._task.needs_source_language
@@ -67,6 +70,20 @@ class ServedModel(tf.Module):
                 *(tf.TensorSpec([], tf.string, name) for name in names),
             ],
         )
+        strings = tf.TensorSpec([None], tf.string, "sentences")
+        self.count_pieces = tf.function(self._count, autograph=False, input_signature=[strings])
+        self.about = tf.function(self._about, autograph=False, input_signature=[])
+
+    def _about(self):
+        return {
+            "languages": tf.constant(self._languages),
+            "pairs": tf.constant(self._pairs),
+            "n_best": tf.constant(self._task.params.decoding.n_best),
+            "max_pieces": tf.constant(self._max_pieces),
+        }
+
+    def _count(self, sentences):
+        return tf.cast(self._source.tokenize(sentences).row_lengths(), tf.int32)
 
     def _translate_from(self, sentences, source_language, target_language):
         return self._translate(sentences, source_language, target_language)

@@ -1,0 +1,110 @@
+"""A SavedModel of `lingvo-moe-export` in memory."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from absl import logging
+
+from lingvo_moe.core.lines import cut_warning
+from lingvo_moe.serving import client
+from lingvo_moe.tasks.translator import Translation
+
+
+class Exported:
+    """Translates with an exported model.
+
+    Attributes:
+        languages: those that it translates into, sorted.
+        pairs: the language pairs that it was trained on, such as "de-en".
+        needs_source_language: whether it must be told what language it reads.
+        n_best: translations of a sentence that it finds, fixed at export.
+        max_pieces: of a longer sentence the rest is not read.
+    """
+
+    def __init__(self, path: str | Path):
+        """Loads it.
+
+        Raises:
+            ValueError, OSError: it is no export, or one of a version that said less of itself.
+        """
+        self._model, self._wanted = client.load(str(path))
+        if not hasattr(self._model, "about"):
+            raise ValueError(
+                f"{path} was exported by an earlier version of lingvo_moe; export the model again."
+            )
+        about = {name: value.numpy() for name, value in self._model.about().items()}
+        self.languages = [language.decode() for language in about["languages"]]
+        self.pairs = tuple(pair.decode() for pair in about["pairs"])
+        self.needs_source_language = "source_language" in self._wanted
+        self.n_best, self.max_pieces = int(about["n_best"]), int(about["max_pieces"])
+
+    def count_pieces(self, sentences: Sequence[str]) -> list[int]:
+        """How many pieces of the source vocabulary each sentence has."""
+        return self._model.count_pieces(list(sentences) or [""]).numpy().tolist()[: len(sentences)]
+
+    def translate(
+        self,
+        sentences: Sequence[str],
+        to: str = "en",
+        *,
+        source_language: str | None = None,
+        n_best: int = 1,
+        warn: Callable[[str], None] = logging.warning,
+        batch_size: int = 64,
+    ) -> list[list[Translation]]:
+        """Translates sentences; those that show nothing give empty translations.
+
+        Args:
+            sentences: in any languages the model knows.
+            to: the language to translate into.
+            source_language: which language all sentences are in; only models whose router goes by
+                it need it, others pass over it.
+            n_best: translations of a sentence, at most the attribute n_best.
+            warn: takes a line about sentences that are too long.
+            batch_size: sentences decoded together; those of like length are.
+
+        Returns:
+            For each sentence its n best translations, best first. Where the search found fewer,
+            the last are empty with score -inf.
+
+        Raises:
+            ValueError: the model does not know a language, needs the source language, or does not
+                find so many translations.
+        """
+        languages = self._check(to, source_language, n_best)
+        results: list[list[Translation]] = [[] for _ in sentences]
+        counts = self.count_pieces(sentences)
+        order = sorted(range(len(sentences)), key=lambda i: -counts[i])
+        left_out = {}
+        for start in range(0, len(order), batch_size):
+            places = order[start : start + batch_size]
+            output = client.call(self._model, [sentences[i] for i in places], languages)
+            texts, scores, cut = (
+                output[name].numpy() for name in ("translations", "scores", "left_out")
+            )
+            for i, row, values, count in zip(places, texts, scores, cut, strict=True):
+                best = zip(row[:n_best], values[:n_best], strict=True)
+                results[i] = [Translation(text.decode(), float(score)) for text, score in best]
+                left_out |= {i + 1: int(count)} if count else {}
+        if left_out:
+            warn(cut_warning(left_out))
+        return results
+
+    def _check(self, to, source_language, n_best):
+        """The languages as the SavedModel takes them."""
+        if to not in self.languages:
+            raise ValueError(
+                f"This model does not translate into {to!r}; it knows {', '.join(self.languages)}."
+            )
+        if self.needs_source_language and source_language is None:
+            raise ValueError(
+                "This model routes by source language and needs to know what it reads: give "
+                f"source_language. It was trained on {', '.join(self.pairs)}."
+            )
+        if not 1 <= n_best <= self.n_best:
+            raise ValueError(
+                f"n_best must be 1 to {self.n_best}, got {n_best}; export the model with a larger "
+                f"--set=decoding.n_best for more."
+            )
+        given = {"target_language": to, "source_language": source_language}
+        return {name: client.tf.constant(given[name]) for name in self._wanted}

@@ -1,0 +1,107 @@
+"""An export in memory gives what the logdir gives."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.serving.export import ServedModel
+from lingvo_moe.serving.exported import Exported
+from lingvo_moe.tasks.evaluation import load_translator
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.training import train_step
+from lingvo_moe.testing import tiny_world
+
+SENTENCES = ["kara mi", "", "ka\u2028ra", "mi " * 40, "mira so"]
+SMALL = (
+    *tiny_world.SHRINK,
+    "model.num_encoder_layers=1",
+    "model.num_decoder_layers=1",
+    "input.source_length=4",
+    "decoding.length_ratio=0.5",
+    "decoding.length_penalty=5.0",  # or a model that knows nothing says nothing
+    "decoding.n_best=2",
+)
+
+
+def _trained(path, *overrides):
+    made = ModelDir.create(path, "tiny.MoE", (*SMALL, *overrides), tiny_world.dataset())
+    runtime = Local(made.task, train_step(made.task))
+    runtime.initialize(5)
+    made.checkpoints.save(1, runtime.state())
+    return made
+
+
+def _save(model_dir, output):
+    """The graph alone: what export_saved_model writes besides is tested elsewhere."""
+    module = ServedModel(model_dir, model_dir.read_checkpoint().tensors)
+    tf.saved_model.save(module, str(output), signatures=module.translate)
+    return output
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return _trained(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def exported(model_dir):
+    return Exported(_save(model_dir, model_dir.path / "export"))
+
+
+def test_translations_are_those_of_the_logdir(model_dir, exported):
+    translator, _ = load_translator(model_dir, Local(model_dir.task))
+    warnings, cut = [], []
+    expected = translator(SENTENCES, "en", warn=warnings.append)
+    got = exported.translate(SENTENCES, "en", n_best=2, warn=cut.append, batch_size=2)
+    assert [[t.text for t in best] for best in got] == [[t.text for t in b] for b in expected]
+    for ours, theirs in zip(got, expected, strict=True):
+        np.testing.assert_allclose([t.score for t in ours], [t.score for t in theirs], atol=1e-4)
+    assert cut == warnings
+    assert "line 4" in cut[0]
+    assert [best[:1] for best in got] == exported.translate(SENTENCES, "en", warn=cut.append)
+
+
+def test_it_knows_its_model(model_dir, exported):
+    assert exported.languages == sorted(model_dir.tags)
+    assert exported.pairs == model_dir.pairs
+    assert (exported.n_best, exported.max_pieces) == (2, 4 * 4 - 2)
+    assert not exported.needs_source_language
+    lengths = [len(ids) for ids in model_dir.vocabulary("source").encode(SENTENCES)]
+    assert exported.count_pieces(SENTENCES) == lengths
+    assert exported.count_pieces([]) == exported.translate([], "en") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"to": "xx"}, "does not translate into 'xx'; it knows .*en"),
+        ({"n_best": 3}, "n_best must be 1 to 2, got 3; export .*decoding.n_best"),
+        ({"n_best": 0}, "n_best must be 1 to 2, got 0"),
+    ],
+)
+def test_errors(exported, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        exported.translate(["kara"], **arguments)
+
+
+def test_a_model_that_routes_by_source_language_is_told_it(tmp_path):
+    model_dir = _trained(tmp_path, "model.moe.router=ByTask(task='source')")
+    exported = Exported(_save(model_dir, tmp_path / "export"))
+    source = exported.pairs[0].partition("-")[0]
+    assert exported.needs_source_language
+    assert len(exported.translate(["kara"], source_language=source)) == 1
+    with pytest.raises(ValueError, match="needs to know what it reads: give source_language"):
+        exported.translate(["kara"])
+    with pytest.raises(ValueError, match="has no experts for that one"):
+        exported.translate(["kara"], source_language="xx")
+
+
+def test_what_is_no_export_is_refused(tmp_path):
+    with pytest.raises(OSError, match="SavedModel file does not exist"):
+        Exported(tmp_path)
+    other = tf.Module()
+    other.translate = tf.function(lambda: {"x": tf.constant(1)}, input_signature=[])
+    tf.saved_model.save(other, str(tmp_path / "other"), signatures=other.translate)
+    with pytest.raises(ValueError, match="earlier version of lingvo_moe; export the model again"):
+        Exported(tmp_path / "other")
