@@ -1,4 +1,4 @@
-"""Layers, their weights as data, and what a forward pass is told besides theta and inputs."""
+"""Layers, their weights as data, and the context of a forward pass."""
 
 import abc
 import dataclasses
@@ -88,7 +88,7 @@ class WeightSpec:
 
 
 class Context(NamedTuple):
-    """What a forward pass is told besides theta and inputs.
+    """What a forward pass needs besides theta and inputs.
 
     Attributes:
         seed: int32 [2] for dropout and random routing; None in evaluation and decoding, where
@@ -161,5 +161,5 @@ def dropout(inputs: tf.Tensor, rate: float, context: Context) -> tf.Tensor:
     """Zeroes elements with probability rate and scales the rest by 1/(1-rate); only in training."""
     if not context.training or rate == 0.0:
         return inputs
-    keep = random.keep_like(inputs, context.seed, rate)
+    keep = random.keep_mask(inputs, context.seed, rate)
     return inputs * (tf.cast(keep, inputs.dtype) * tf.cast(1.0 / (1.0 - rate), inputs.dtype))

@@ -62,7 +62,7 @@ def uniform(
     return unit if (low, high) == (0.0, 1.0) else unit * (high - low) + low
 
 
-def keep_like(tensor: tf.Tensor, seed: tf.Tensor, rate: float) -> tf.Tensor:
+def keep_mask(tensor: tf.Tensor, seed: tf.Tensor, rate: float) -> tf.Tensor:
     """bool of the tensor's shape: false with probability rate; bit for bit the same everywhere.
 
     Each takes 8 random bits, for the generator is what dropout waits for. Their bound is whole, up

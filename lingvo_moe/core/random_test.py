@@ -56,7 +56,7 @@ def test_keep_is_the_same_four_ways_and_compares_bytes_of_words(shape):
     draws = words.astype("<u4").view(np.uint8)[:count].reshape(shape)
 
     def keep(shape, seed):
-        return random.keep_like(tf.zeros(shape), seed, 0.3)
+        return random.keep_mask(tf.zeros(shape), seed, 0.3)
 
     kept, *others = four_ways(keep, shape, SEEDS[1])
     # 0.3 of 256 is 76.8.
@@ -72,7 +72,7 @@ def test_the_mean_of_many_draws_is_the_rate(rate):
     @tf.function(autograph=False)
     def dropped(seeds):
         def one(seed):
-            kept = random.keep_like(tf.zeros([1280]), seed, rate)
+            kept = random.keep_mask(tf.zeros([1280]), seed, rate)
             return tf.reduce_mean(tf.cast(kept, tf.float32))
 
         return 1.0 - tf.map_fn(one, seeds, fn_output_signature=tf.float32)
@@ -83,12 +83,12 @@ def test_the_mean_of_many_draws_is_the_rate(rate):
 
 
 def test_the_largest_rates_leave_some():
-    kept = random.keep_like(tf.zeros([100_000]), [1, 2], 1 - 1e-9)
+    kept = random.keep_mask(tf.zeros([100_000]), [1, 2], 1 - 1e-9)
     np.testing.assert_allclose(tf.reduce_mean(tf.cast(kept, tf.float32)), 1 / 256, rtol=0.3)
 
 
 def test_keep_keeps_its_share_of_a_dynamic_shape():
-    draw = tf.function(lambda like: random.keep_like(like, [1, 2], 0.1), autograph=False)
+    draw = tf.function(lambda like: random.keep_mask(like, [1, 2], 0.1), autograph=False)
     for last in (None, 7, 8):
         traced = draw.get_concrete_function(tf.TensorSpec([None, last]))
         kept = traced(tf.zeros([20_000, last or 5])).numpy()

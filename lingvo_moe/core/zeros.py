@@ -1,4 +1,4 @@
-"""Zeros that no compiler's host has to hold."""
+"""Zeros that are not a constant of the program."""
 
 from collections.abc import Sequence
 
@@ -6,14 +6,13 @@ import tensorflow as tf
 
 
 def runtime_zeros(shape: Sequence[int], dtype: tf.DType, computed: tf.Tensor) -> tf.Tensor:
-    """Zeros of a static shape, made of the sum of none of the elements of something computed.
+    """Zeros that depend on a runtime tensor, so that TensorFlow does not fold them into a constant.
 
-    A constant would do, were it not that TensorFlow computes it, as large as all devices together
-    hold it, on the machine that compiles.
+    A constant would be computed in full, for all devices, on the machine that compiles.
 
     Args:
         shape, dtype: of the result.
-        computed: any tensor that is no constant.
+        computed: any tensor known at run time only.
     """
     none = tf.reshape(computed[(0,) * computed.shape.rank], [1])[:0]
     return tf.fill(shape, tf.cast(tf.reduce_sum(none), dtype))

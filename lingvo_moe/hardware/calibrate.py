@@ -31,7 +31,7 @@ def calibrate(progress: Callable[[str], None] = lambda line: None) -> Hardware:
     as all alike, and so are pairs of them: for several hosts this is too simple.
 
     Args:
-        progress: told what is measured.
+        progress: takes a line on what is measured.
     """
     devices = jax.devices()
     progress(f"Measuring {len(devices)} x {devices[0].device_kind}.")
@@ -148,7 +148,7 @@ def timed(
     Args:
         calls: each returns arrays of JAX's.
         rounds: how often each is timed.
-        clock: tells seconds; by time.process_time other programs' work does not count.
+        clock: returns seconds; by time.process_time other programs' work does not count.
     """
     for call in calls:
         jax.block_until_ready(call())

@@ -153,7 +153,7 @@ HARDWARE = {
 
 
 def lookup(name: str) -> Hardware:
-    """The hardware of that name, or that a file of `lingvo-moe-plan --calibrate` tells of.
+    """The hardware of that name, or of a file that `lingvo-moe-plan --calibrate` wrote.
 
     Args:
         name: a key of HARDWARE, or a path that ends in .json.

@@ -46,7 +46,7 @@ def rematerialized(fn: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def detached(structure: Any) -> Any:
+def stop_gradients(structure: Any) -> Any:
     """The same tensors without a gradient: results of fn that need no second computation."""
     return tf.nest.map_structure(
         lambda leaf: tf.stop_gradient(leaf) if tf.is_tensor(leaf) else leaf, structure

@@ -155,8 +155,8 @@ class _Loop:
         arrays = [self._array(theta[j][0]) for j in learned]
         if self.cut is None:
             return arrays
-        # Zeros are told, not the gradients that replace them: a compiler merges equal zeros, and
-        # how one weight's gradient is cut would spread to another of its shape.
+        # Zeros are annotated, not the gradients that replace them: a compiler merges equal zeros,
+        # and how one weight's gradient is cut would spread to another of its shape.
         zeros = [runtime_zeros(w.shape, w.dtype, computed) for w in theta]
         zeros = tensors_of(self.cut(with_tensors(self.theta, zeros)))
         return [array.unstack(zeros[j]) for array, j in zip(arrays, learned, strict=True)]
@@ -165,7 +165,7 @@ class _Loop:
         return tf.TensorArray(like.dtype, self.length, element_shape=like.shape)
 
     def _while(self, step, start):
-        """Both loops count from 0 up: so a compiled program tells how often they run."""
+        """Both loops count from 0 up, so that a compiled program shows how often they run."""
         return tf.while_loop(lambda i, *_: i < self.length, step, start, parallel_iterations=1)
 
 

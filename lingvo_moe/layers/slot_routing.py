@@ -1,7 +1,7 @@
 """Which slot handles which token: FlexMoE's flexible routing, as tensors.
 
-Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, section 4. The rules are those of
-placement/routing.py, where they are told; the two agree number by number.
+Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, section 4. The rules are described
+in placement/routing.py; both give the same numbers.
 
 A places along the mesh axis of data, each with tokens and copies of all slots of its own, D devices
 as sources, H the same devices as targets, K slots of a device, P = D·K slots, E experts, N choices

@@ -21,7 +21,7 @@ from lingvo_moe.layers.attention import (
 )
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.norm import RMSNorm
-from lingvo_moe.layers.remat import detached, rematerialized
+from lingvo_moe.layers.remat import rematerialized, stop_gradients
 from lingvo_moe.layers.scan import scan
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.transformer_layer import StackOutput, TransformerLayer, TransformerParams
@@ -191,7 +191,7 @@ class Stack(Layer):
 
         def fprop(*args):
             outputs, loss, *aside = layer.fprop(*args)
-            return StackOutput(outputs, loss, *map(detached, aside))
+            return StackOutput(outputs, loss, *map(stop_gradients, aside))
 
         return rematerialized(fprop)
 

@@ -133,8 +133,8 @@ class CostModel:
         """Of all devices for so many rows a slot; 0 where each computes its own tokens."""
         return self.padded * slots_per_device * rows / self.tokens_per_second
 
-    def to_be_equal(self, loads: np.ndarray, placement: Placement) -> np.ndarray:
-        """The tokens that set the pace if unequal: of devices [D] or, where padded, of slots.
+    def tokens_to_balance(self, loads: np.ndarray, placement: Placement) -> np.ndarray:
+        """The tokens of which the most decide the time: of devices [D] or, where padded, of slots.
 
         Args:
             loads: [D, E].

@@ -146,8 +146,8 @@ def test_errors(changes, text):
 def test_what_should_be_equal_by_hand():
     placement = Placement([[0, 0], [1, EMPTY]], 2)
     loads = np.array([[40, 5], [20, 5]])
-    assert make_cost(2).to_be_equal(loads, placement).tolist() == [60, 10]
+    assert make_cost(2).tokens_to_balance(loads, placement).tolist() == [60, 10]
     padded = make_cost(2, padded=True)
-    assert padded.to_be_equal(loads, placement).tolist() == [30, 30, 10, 0]
+    assert padded.tokens_to_balance(loads, placement).tolist() == [30, 30, 10, 0]
     assert padded.padded_seconds(30, 2) == pytest.approx(0.6)
     assert make_cost(2).padded_seconds(30, 2) == 0

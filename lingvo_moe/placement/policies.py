@@ -70,7 +70,7 @@ class Policy(abc.ABC):
         """
 
 
-def homes(devices: int, experts: int) -> np.ndarray:
+def home_devices(devices: int, experts: int) -> np.ndarray:
     """Static expert parallelism: for each source (row) the device of each expert, int [D, E].
 
     With fewer experts than devices each run of E devices holds all experts once, and keeps to
@@ -108,12 +108,12 @@ def _home_counts(home: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _AtHome(Policy):
-    """Experts do not move; the state is their homes."""
+    """Experts do not move; the state is the device of each."""
 
     def start(self, cost, slots, experts):
         """See Policy."""
         del slots
-        return homes(cost.num_devices, experts)
+        return home_devices(cost.num_devices, experts)
 
     @staticmethod
     def _computed(home, rows, loads):

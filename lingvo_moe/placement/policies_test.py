@@ -11,7 +11,7 @@ from lingvo_moe.placement.policies import (
     Shadowing,
     StaticExpertParallel,
     StrictReassignment,
-    homes,
+    home_devices,
 )
 from lingvo_moe.placement.scheduler import IntervalTrigger
 from lingvo_moe.placement.traces import SyntheticLoads
@@ -25,11 +25,11 @@ def _once(policy, loads=LOADS, slots=2, **changes):
 
 
 def test_homes_by_hand():
-    assert homes(2, 4).tolist() == [[0, 0, 1, 1]] * 2
+    assert home_devices(2, 4).tolist() == [[0, 0, 1, 1]] * 2
     # Four devices, two experts: devices 0, 1 and devices 2, 3 hold both, each group for itself.
-    assert homes(4, 2).tolist() == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    assert home_devices(4, 2).tolist() == [[0, 1], [0, 1], [2, 3], [2, 3]]
     with pytest.raises(ValueError, match="lays 3 experts on 2 devices only if one number divides"):
-        homes(2, 3)
+        home_devices(2, 3)
 
 
 def test_static_with_capacity_by_hand():

@@ -25,7 +25,7 @@ import numpy as np
 
 from lingvo_moe.placement.cost import CostModel
 from lingvo_moe.placement.placement import EMPTY, Expand, Migrate, Move, Placement, Replace
-from lingvo_moe.placement.rebuild import path, rebuilt
+from lingvo_moe.placement.rebuild import find_moves, rebuild_placement
 
 _EPSILON = 1e-9
 _LEVEL = 1.1
@@ -86,11 +86,11 @@ class PolicyMaker:
         # The mean over devices hardly depends on where experts are.
         if plan.seconds_after <= _LEVEL * board.level_seconds:
             return plan
-        anew = _Board(self.cost, loads, rebuilt(self.cost, loads, placement))
+        anew = _Board(self.cost, loads, rebuild_placement(self.cost, loads, placement))
         placed = self._search(anew)[-1][1]
         other = dataclasses.replace(
             plan,
-            moves=path(placement, placed),
+            moves=find_moves(placement, placed),
             seconds_after=anew.step_seconds,
             adjustment_seconds=self.cost.adjustment_seconds(placement, placed),
         )

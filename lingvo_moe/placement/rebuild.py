@@ -16,7 +16,7 @@ from lingvo_moe.placement.placement import EMPTY, Expand, Migrate, Move, Placeme
 _SLACK = 1.02  # a slot stays on its device as long as that is filled by no more than this
 
 
-def rebuilt(cost: CostModel, loads: np.ndarray, placement: Placement) -> Placement:
+def rebuild_placement(cost: CostModel, loads: np.ndarray, placement: Placement) -> Placement:
     """Slots to the experts that make a slot costliest, then costliest slots first to idle devices.
 
     A slot stays where its expert is now, if that device has room for its cost.
@@ -84,7 +84,7 @@ def _aligned(placement: Placement, lists: list[list[int]]) -> Placement:
     return Placement(table, placement.num_experts)
 
 
-def path(before: Placement, after: Placement) -> tuple[Move, ...]:
+def find_moves(before: Placement, after: Placement) -> tuple[Move, ...]:
     """Moves from one placement to another without empty slots; no expert is ever without a slot.
 
     Raises:

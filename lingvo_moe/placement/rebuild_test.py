@@ -7,7 +7,7 @@ from lingvo_moe.placement.cost import balance_ratio, device_tokens
 from lingvo_moe.placement.cost_test import make_cost
 from lingvo_moe.placement.placement import EMPTY, Expand, Migrate, Placement, Replace
 from lingvo_moe.placement.placement_test import random_placement
-from lingvo_moe.placement.rebuild import _slot_costs, path, rebuilt
+from lingvo_moe.placement.rebuild import _slot_costs, find_moves, rebuild_placement
 
 
 def _free(devices):
@@ -18,10 +18,10 @@ def test_by_hand():
     # Loads 90, 30, 20, 20 on six slots: the two that are free go to expert 0, 30 a slot. Each
     # device may be filled to 80 tokens and 2 %, so all can stay: 30 + 30 + 20 on either.
     start = Placement([[0, 0, 2], [0, 1, 3]], 4)
-    assert rebuilt(_free(2), np.array([[45, 15, 10, 10]] * 2), start) == start
+    assert rebuild_placement(_free(2), np.array([[45, 15, 10, 10]] * 2), start) == start
     # Where device 1 has no slot of expert 0, the third goes there, for device 0 has no room.
     other = Placement([[0, 0, 2], [3, 1, 3]], 4)
-    after = rebuilt(_free(2), np.array([[45, 15, 10, 10]] * 2), other)
+    after = rebuild_placement(_free(2), np.array([[45, 15, 10, 10]] * 2), other)
     assert after.slots.tolist() == [[0, 0, 2], [3, 1, 0]]
 
 
@@ -38,10 +38,10 @@ def test_skewed_loads_come_out_level():
     for seed in range(20):
         rng = np.random.default_rng(seed)
         loads = rng.multinomial(4000, rng.dirichlet(np.full(16, 0.5)), 8)
-        after = rebuilt(_free(8), loads, start)
+        after = rebuild_placement(_free(8), loads, start)
         ratios.append(balance_ratio(device_tokens(loads, after)))
         # What is level already stays for the most part.
-        kept.append(np.mean(rebuilt(_free(8), loads, after).slots == after.slots))
+        kept.append(np.mean(rebuild_placement(_free(8), loads, after).slots == after.slots))
     assert max(ratios) < 1.15
     assert np.mean(ratios) < 1.07
     assert np.mean(kept) > 0.7
@@ -65,7 +65,7 @@ def test_the_path_leads_there(seed):
     if (after.slots == EMPTY).any():
         return
     placement = before
-    moves = path(before, after)
+    moves = find_moves(before, after)
     for move in moves:
         placement = move.apply(placement)  # raises if an expert lost its last slot
     assert placement == after
@@ -74,8 +74,8 @@ def test_the_path_leads_there(seed):
 
 def test_paths_by_hand():
     # Nothing but a swap leads from one full table to another; an empty slot makes room.
-    assert path(Placement([[0], [1]], 2), Placement([[1], [0]], 2)) == (Migrate(0, 1),)
+    assert find_moves(Placement([[0], [1]], 2), Placement([[1], [0]], 2)) == (Migrate(0, 1),)
     start = Placement([[0, EMPTY], [1, 1]], 2)
-    assert path(start, Placement([[0, 1], [1, 0]], 2)) == (Expand(1, 1), Replace(0, 3))
+    assert find_moves(start, Placement([[0, 1], [1, 0]], 2)) == (Expand(1, 1), Replace(0, 3))
     with pytest.raises(ValueError, match="without empty slots only"):
-        path(start, start)
+        find_moves(start, start)

@@ -1,11 +1,97 @@
 """Tests of flexible routing: by hand, its rules as properties, token by token against counts."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 
 from lingvo_moe.placement.placement import Placement
 from lingvo_moe.placement.placement_test import random_placement
-from lingvo_moe.placement.routing import device_flow, route_tokens, slot_flow
+from lingvo_moe.placement.routing import device_flow
+
+
+class Routed(NamedTuple):
+    """Where each choice goes.
+
+    Attributes:
+        slot: int64 [D, N], number of the slot, -1 for padding.
+        position: int64 [D, N], the choice's place among its source's choices of that slot, from 0.
+    """
+
+    slot: np.ndarray
+    position: np.ndarray
+
+
+def slot_flow(loads: np.ndarray, placement: Placement) -> np.ndarray:
+    """Tokens from each source to each slot: all rules.
+
+    Args:
+        loads: int [D, E], choices of each expert on each source.
+        placement: D devices, E experts.
+
+    Returns:
+        int64 [D, H, K]; the largest number is the capacity that a buffer per source and slot needs.
+
+    Raises:
+        ValueError: as device_flow.
+    """
+    counts = placement.counts()
+    flow = device_flow(loads, counts)  # [E, D, H]
+    first = np.cumsum(flow, axis=1) - flow  # the number of a source's first token on the target
+    turn = _turns(placement)  # [H, K]
+    result = np.zeros((flow.shape[1], *placement.slots.shape), np.int64)
+    for device, place in np.argwhere(turn >= 0):
+        expert = placement.slots[device, place]
+        of, mine = counts[expert, device], turn[device, place]
+        begin = first[expert, :, device]
+        end = begin + flow[expert, :, device]
+        # Numbers q below x with q mod `of` = `mine` are (x - mine + of - 1) // of many.
+        result[:, device, place] = (end - mine + of - 1) // of - (begin - mine + of - 1) // of
+    return result
+
+
+def route_tokens(experts: np.ndarray, placement: Placement) -> Routed:
+    """The slot of each single choice; counts agree with slot_flow.
+
+    Of a source's tokens for an expert the first stay, the next go to the lowest device that takes
+    some, and so on.
+
+    Args:
+        experts: int [D, N], the chosen expert, -1 for padding.
+        placement: D devices.
+    """
+    loads = np.stack(
+        [np.bincount(row[row >= 0], minlength=placement.num_experts) for row in experts]
+    )
+    counts, per_device = placement.counts(), placement.slots_per_device
+    flow = device_flow(loads, counts)
+    first = np.cumsum(flow, axis=1) - flow
+    slot = np.full(experts.shape, -1, np.int64)
+    position = np.full(experts.shape, -1, np.int64)
+    for source, row in enumerate(experts):
+        for expert in np.unique(row[row >= 0]):
+            where = np.flatnonzero(row == expert)
+            order = [source, *(h for h in range(len(experts)) if h != source)]
+            sent = flow[expert, source, order]
+            device = np.repeat(order, sent)
+            number = np.arange(len(where)) - np.repeat(np.cumsum(sent) - sent, sent)
+            turn = (first[expert, source, device] + number) % counts[expert, device]
+            for token, target, n in zip(where, device, turn, strict=True):
+                place = np.flatnonzero(placement.slots[target] == expert)[n]
+                slot[source, token] = target * per_device + place
+        taken: dict[int, int] = {}
+        for token in np.flatnonzero(row >= 0):
+            position[source, token] = taken.get(slot[source, token], 0)
+            taken[slot[source, token]] = position[source, token] + 1
+    return Routed(slot, position)
+
+
+def _turns(placement: Placement) -> np.ndarray:
+    """[D, K], how many slots of the same expert come before on the device; -1 where empty."""
+    slots = placement.slots
+    same = slots[:, :, None] == slots[:, None, :]
+    before = np.tril(same, k=-1).sum(axis=2)
+    return np.where(slots < 0, -1, before)
 
 
 def test_by_hand():

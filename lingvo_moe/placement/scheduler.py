@@ -24,11 +24,11 @@ class Trigger(abc.ABC):
     """Decides whether the scheduler plans."""
 
     @abc.abstractmethod
-    def fires(self, tokens: np.ndarray, step: int, active: bool) -> bool:
+    def should_plan(self, tokens: np.ndarray, step: int, active: bool) -> bool:
         """Whether to plan now.
 
         Args:
-            tokens: what each device handled, or would have, or each slot (CostModel.to_be_equal).
+            tokens: as CostModel.tokens_to_balance has them, of each device or slot.
             step: steps seen so far, from 0.
             active: what the last call said: planning goes on until the imbalance is well gone.
         """
@@ -53,7 +53,7 @@ class _Threshold(Trigger):
     def measure(self, tokens: np.ndarray) -> float:
         """How far from balance."""
 
-    def fires(self, tokens, step, active):
+    def should_plan(self, tokens, step, active):
         """See Trigger."""
         del step
         return self.measure(tokens) > (self.release if active else self.threshold)
@@ -96,7 +96,7 @@ class IntervalTrigger(Trigger):
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}.")
 
-    def fires(self, tokens, step, active):
+    def should_plan(self, tokens, step, active):
         """See Trigger."""
         del tokens, active
         return step % self.steps == 0
@@ -230,8 +230,8 @@ class Scheduler:
         """
         seen = self.forecast.update(state.seen, loads)
         ahead = self.forecast.loads(seen)
-        tokens = self.maker.cost.to_be_equal(ahead, state.placement)
-        active = self.trigger.fires(tokens, state.step, state.active)
+        tokens = self.maker.cost.tokens_to_balance(ahead, state.placement)
+        active = self.trigger.should_plan(tokens, state.step, state.active)
         queue, plan, rest = state.queue, None, state.rest
         if active and not queue.moves and state.step >= rest:
             plan = self.maker.plan(ahead, state.placement)

@@ -26,7 +26,7 @@ def test_max_trigger_with_hysteresis():
     trigger = MaxTrigger(threshold=1.2, release=1.1)
     said, active = [], False
     for busiest in (115, 125, 115, 108, 115, 121):  # of a mean of 100
-        active = trigger.fires(np.array([busiest, 200 - busiest]), 0, active)
+        active = trigger.should_plan(np.array([busiest, 200 - busiest]), 0, active)
         said.append(active)
     # 115 is under the threshold at first; after 125 it is not yet well gone; 108 is.
     assert said == [False, True, True, False, False, True]
@@ -35,14 +35,14 @@ def test_max_trigger_with_hysteresis():
 def test_variance_trigger_by_hand():
     # 130 and 70: variance 900 over 100² = 0.09.
     tokens = np.array([130, 70])
-    assert VarianceTrigger(threshold=0.08, release=0.01).fires(tokens, 0, False)
-    assert not VarianceTrigger(threshold=0.1, release=0.01).fires(tokens, 0, False)
-    assert VarianceTrigger(threshold=0.1, release=0.08).fires(tokens, 0, True)
-    assert not VarianceTrigger().fires(np.zeros(2), 0, False)
+    assert VarianceTrigger(threshold=0.08, release=0.01).should_plan(tokens, 0, False)
+    assert not VarianceTrigger(threshold=0.1, release=0.01).should_plan(tokens, 0, False)
+    assert VarianceTrigger(threshold=0.1, release=0.08).should_plan(tokens, 0, True)
+    assert not VarianceTrigger().should_plan(np.zeros(2), 0, False)
 
 
 def test_interval_trigger():
-    fired = [IntervalTrigger(3).fires(np.array([9, 1]), step, True) for step in range(7)]
+    fired = [IntervalTrigger(3).should_plan(np.array([9, 1]), step, True) for step in range(7)]
     assert fired == [True, False, False, True, False, False, True]
 
 

@@ -65,7 +65,7 @@ def make_plan(
         hardware_name: a key of HARDWARE.
         mesh: the devices; None for `default_mesh`.
         topology: to compile for, such as "v3:8x8"; None not to compile.
-        progress: told what takes long.
+        progress: takes a line on what takes long.
 
     Raises:
         ValueError: an unknown model, hardware or topology, or a mesh that does not fit the model.

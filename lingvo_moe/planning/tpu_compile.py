@@ -101,7 +101,7 @@ def compile_step(
         overrides: as of --set.
         topology: such as "v3:8x8" (chips), "v4:4x4x4", "v5p:2x2x2".
         mesh: axis -> size; None for one axis "expert" of all devices.
-        progress: told when another process holds the compiler.
+        progress: takes a line when another process holds the compiler.
 
     Raises:
         ValueError: libtpu or JAX is not installed, or what the compiler objected to: an unknown

@@ -68,9 +68,13 @@ def use_mesh(
 ) -> Iterator[None]:
     """While inside, `annotate` writes XLA sharding annotations for this mesh by these rules.
 
-    Of what is kept between steps it may write those of `at_rest`; by default they are the same.
-    Random numbers are then drawn elementwise, so that they too are cut; not where the compiler cuts
-    the generator itself (`cut_random`), as the TPU's does, at a third of the compiler's memory.
+    Args:
+        mesh: the devices.
+        rules: of what is computed.
+        at_rest: of what is kept between steps; None for the same rules.
+        cut_random: whether the compiler itself cuts the generator of random numbers, as the TPU's
+            does, at a third of its memory. Otherwise they are drawn element by element, so that
+            they are cut like any tensor.
     """
     token = _active.set((mesh, rules, rules if at_rest is None else at_rest))
     try:
@@ -121,7 +125,7 @@ def assignment(
 
 
 def annotate(tensor: tf.Tensor, dims: str, at_rest: bool = False) -> tf.Tensor:
-    """The same tensor, told to XLA how it is cut; the identity outside of `use_mesh`.
+    """The same tensor, with the annotation for XLA of how it is cut; itself outside of `use_mesh`.
 
     Args:
         tensor: any rank.
@@ -144,7 +148,7 @@ def active() -> tuple[Mesh, Rules] | None:
 
 
 def tile(tensor: tf.Tensor, axes: list[tuple[str, ...]], mesh: Mesh) -> tf.Tensor:
-    """The same tensor, told to XLA to be cut over these axes of the mesh, as from `assignment`."""
+    """The same tensor, annotated as cut over these axes of the mesh, as from `assignment`."""
     if not any(axes):
         return xla_sharding.replicate(tensor, use_sharding_op=True)
     sharding = tile_sharding(axes, mesh)
