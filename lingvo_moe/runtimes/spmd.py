@@ -183,7 +183,7 @@ class Spmd:
         tasks: np.ndarray | None = None,
     ) -> np.ndarray:
         """Log-probabilities of given translations, float32 [B, T]; padded as in `translate`."""
-        rows = _next_size(len(source_lengths), self._placement.groups)
+        rows = _next_size(len(source_lengths), self._layout.groups)
         spare = rows - len(source_lengths)
         tasks = np.zeros_like(source_lengths) if tasks is None else tasks
         batch = {"tasks": np.pad(tasks, (0, spare))}
