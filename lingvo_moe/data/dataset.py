@@ -63,8 +63,8 @@ class PairInfo:
 
     def __post_init__(self):
         check_pair_name(self.name)
-        if min(self.examples.values(), default=0) < 0:
-            raise ValueError(f"Pair {self.name} has {self.examples} examples; none may be below 0.")
+        if not all(0 <= count < 2**48 for count in self.examples.values()):
+            raise ValueError(f"Pair {self.name} cannot have {self.examples!r:.100} examples.")
 
 
 def check_pair_name(name: str) -> None:
@@ -73,8 +73,8 @@ def check_pair_name(name: str) -> None:
     Raises:
         ValueError: it has a slash or a control character, begins with a dot, or is too long.
     """
-    plain = name and name[0] != "." and "/" not in name
-    if not plain or len(name.encode()) > 200 or any(unicodedata.category(c) == "Cc" for c in name):
+    bad = any(unicodedata.category(c) in ("Cc", "Cs") or c == "/" for c in name)
+    if bad or not name or name[0] == "." or len(name.encode()) > 200:
         raise ValueError(
             f"{name!r:.60} cannot name a language pair: files are named after it. Use at most 200 "
             f"bytes, no slash or control character, and no dot in front, such as de-en."

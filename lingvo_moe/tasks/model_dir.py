@@ -9,6 +9,7 @@ from typing import Any
 
 from lingvo_moe.core import registry
 from lingvo_moe.core.files import check_fields, read_json, write_whole
+from lingvo_moe.core.lines import read_lines
 from lingvo_moe.core.params import from_fields, override, to_fields
 from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
 from lingvo_moe.data.vocabulary import Vocabulary
@@ -72,7 +73,7 @@ _READING = (
     "model.moe.z_loss_weight",
     "model.moe.expert_dropout_rate",
 )
-_NEVER = ("model.moe.dispatcher.expert_sizes",)
+_NEVER = ("model.moe.dispatcher.expert_sizes", "input.pairs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,9 +175,6 @@ class ModelDir:
         Raises:
             OSError: they cannot be written.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        for side, vocabulary in self.vocabularies.items():
-            _write_new(self.path / f"{side}.model", vocabulary.model_bytes)
         fields = {
             "format": FORMAT,
             "model": self.model,
@@ -186,9 +184,18 @@ class ModelDir:
             "dataset": self.data,
             "params": to_fields(self.params),
         }
-        _write_new(
-            self.path / _FILE, json.dumps(fields, indent=1, ensure_ascii=False).encode("utf-8")
-        )
+        text = json.dumps(fields, indent=1, ensure_ascii=False)
+        contents = {f"{side}.model": v.model_bytes for side, v in self.vocabularies.items()}
+        contents[_FILE] = text.encode("utf-8")  # last: with it the directory is a logdir
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            for name, content in contents.items():
+                _write_new(self.path / name, content)
+        except OSError as error:
+            raise OSError(
+                f"Logdir {self.path} cannot be written ({error}); what was there is untouched. "
+                f"Make room or give another --logdir."
+            ) from error
 
     def check_dataset(self, dataset: Dataset) -> None:
         """Makes sure that a dataset speaks in this model's ids.
@@ -348,9 +355,8 @@ def _read_params(path: Path, fields: dict[str, Any], version: int) -> Translatio
     if not text.exists():
         check_fields(fields, {"overrides": list[str]}, str(path / _FILE))
         return override(registry.get_params(fields["model"]), fields["overrides"])
-    lines = text.read_text(encoding="utf-8").splitlines()
-    pairs = (line.partition(" : ") for line in lines)
-    return from_fields(TranslationParams, {name: value for name, _, value in pairs}, str(text))
+    parts = (line.partition(" : ") for line in read_lines(text))
+    return from_fields(TranslationParams, {name: value for name, _, value in parts}, str(text))
 
 
 def _write_new(path: Path, content: bytes) -> None:

@@ -107,6 +107,7 @@ class TestWhatIsRead:
             ("model.num_heads=4", r"model\.num_heads=2, and --set asks for 4"),
             ("model.moe=None", r"model\.moe=MoEParams, and --set asks for None"),
             ("source_vocab_size=600", r"source_vocab_size=512"),
+            ("input.pairs=('qna-en',)", r"input\.pairs=\(\), and"),
         ],
     )
     def test_the_trained_function_may_not(self, logdir, text, path):
@@ -219,7 +220,7 @@ class TestGoingOn:
             raise OSError(122, "Disk quota exceeded")
 
         monkeypatch.setattr(files.os, "fsync", full)
-        with pytest.raises(OSError, match=r"Could not write .*quota exceeded"):
+        with pytest.raises(OSError, match=rf"{logdir} cannot be written \(.*quota exceeded"):
             train_model(_job(logdir, "train.max_steps=2"))
         assert _contents(logdir) == before
 

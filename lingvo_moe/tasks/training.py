@@ -150,16 +150,10 @@ def run_training(
 
 
 def _save(model_dir, process, report):
-    """The first process writes the logdir; if it cannot, all of them raise."""
-    error = None
+    """The first process writes the logdir, the others wait."""
     if not process.index:
-        try:
-            model_dir.save()
-        except OSError as exception:
-            error = exception
-    if not process.minimum(int(error is None)):
-        reason = error or "the first process failed, see its log"
-        raise OSError(f"Could not write {model_dir.path}: {reason}.") from error
+        model_dir.save()
+    process.minimum(0)
     if model_dir.format != FORMAT:
         report(
             f"{model_dir.path} was of format {model_dir.format} and is now of {FORMAT}: its params "
