@@ -55,6 +55,16 @@ def test_imports_point_downwards():
     assert not left, f"packages import one another in a circle: {sorted(left)}"
 
 
+def test_one_file_knows_private_modules_of_tensorflow():
+    private = re.compile(r"^ *(from|import) tensorflow\.(python|compiler)", re.MULTILINE)
+    found = [
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if not path.name.endswith("_test.py") and private.search(path.read_text())
+    ]
+    assert found == ["core/tensorflow_private.py"]
+
+
 def test_files_stay_readable():
     for path in PACKAGE.rglob("*.py"):
         assert len(path.read_text().splitlines()) <= 500, f"{path} is over 500 lines: split it"

@@ -4,17 +4,20 @@ Units: FLOP/s, bytes, bytes/s, seconds, all per device; a device is what XLA cal
 """
 
 import dataclasses
-import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from lingvo_moe.core.fields import Params, PositiveFloat, Rule
+from lingvo_moe.core.files import read_json
 from lingvo_moe.hardware.links import Interconnect, Line, Measured, Switched, Torus
 
 TB, GB, US = 1e12, 1e9, 1e-6
+PartOfPeak = Annotated[float, Rule("in (0, 1]", lambda share: 0 < share <= 1)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Efficiency:
+class Efficiency(Params):
     """Which share of its peak each resource reaches; one set for all models.
 
     Attributes:
@@ -23,23 +26,16 @@ class Efficiency:
         network: of the links' bandwidth; collectives here overlap with nothing.
     """
 
-    matmul: float = 0.7
-    memory: float = 0.4
-    network: float = 0.15
-
-    def __post_init__(self):
-        for field in dataclasses.fields(self):
-            if not 0 < getattr(self, field.name) <= 1:
-                raise ValueError(
-                    f"{field.name} must be in (0, 1], got {getattr(self, field.name)}."
-                )
+    matmul: PartOfPeak = 0.7
+    memory: PartOfPeak = 0.4
+    network: PartOfPeak = 0.15
 
 
 MEASURED = Efficiency(matmul=1.0, memory=1.0, network=1.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Hardware:
+class Hardware(Params):
     """One kind of device.
 
     Attributes:
@@ -54,14 +50,22 @@ class Hardware:
     """
 
     description: str
-    matmul: dict[str, float]
-    memory: float
-    bandwidth: float
+    matmul: dict[str, PositiveFloat]
+    memory: PositiveFloat
+    bandwidth: PositiveFloat
     interconnect: Interconnect
     wire_bytes: dict[str, int] = dataclasses.field(
         default_factory=lambda: {"float32": 4, "bfloat16": 2}
     )
     efficiency: Efficiency = Efficiency()
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, values in (("matmul", self.matmul), ("wire_bytes", self.wire_bytes)):
+            for dtype in ("float32", "bfloat16"):
+                value = values.get(dtype)
+                if type(value) not in (int, float) or not 0 < value < math.inf:
+                    raise ValueError(f"{name} must give {dtype} a number above 0, got {value!r}.")
 
 
 _TPU_WIRE = {"float32": 2, "bfloat16": 2}
@@ -168,11 +172,12 @@ def lookup(name: str) -> Hardware:
             f"Unknown hardware {name!r}; choose one of {', '.join(HARDWARE)}, or a .json file made "
             f"by lingvo-moe-plan --calibrate=FILE."
         )
+    answer = read_json(Path(name))
     try:
-        return _from_json(json.loads(Path(name).read_text()))
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        return _from_json(answer)
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{name} is no file of lingvo-moe-plan --calibrate ({error!r}); make it again."
+            f"{name} is no file of lingvo-moe-plan --calibrate ({error!r:.200}); make it again."
         ) from error
 
 

@@ -3,7 +3,16 @@ import json
 import pytest
 
 from lingvo_moe.hardware.chips import GB, MEASURED, Efficiency, Hardware, lookup, to_json
-from lingvo_moe.hardware.links import Line, Measured
+from lingvo_moe.hardware.links import Line, Measured, block
+
+ONE = Hardware(
+    description="one of a kind",
+    matmul={"float32": 1e9, "bfloat16": 2e9},
+    memory=GB,
+    bandwidth=2e9,
+    interconnect=Measured(lines=(Line("all-reduce", 1e-5, 1e9),)),
+    efficiency=MEASURED,
+)
 
 
 def test_unknown_hardware():
@@ -12,25 +21,56 @@ def test_unknown_hardware():
 
 
 def test_a_file_says_all_of_it(tmp_path):
-    hardware = Hardware(
-        description="one of a kind",
-        matmul={"float32": 1e9},
-        memory=GB,
-        bandwidth=2e9,
-        interconnect=Measured(lines=(Line("all-reduce", 1e-5, 1e9),)),
-        efficiency=MEASURED,
-    )
     path = tmp_path / "one.json"
-    path.write_text(json.dumps(to_json(hardware)))
-    assert lookup(str(path)) == hardware
+    path.write_text(json.dumps(to_json(ONE)))
+    assert lookup(str(path)) == ONE
 
 
-def test_another_file(tmp_path):
+@pytest.mark.parametrize("text", ["", "no json", "[" * 100_000, "null", "\ud800", None])
+def test_no_object(tmp_path, text):
     path = tmp_path / "other.json"
-    for text in ("{}", "no json", '{"interconnect": {"lines": [{"alpha": 1}]}}'):
-        path.write_text(text)
-        with pytest.raises(ValueError, match=r"other.json is no file of .*--calibrate.*make it"):
-            lookup(str(path))
+    if text is not None:
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(ValueError, match=r"other.json (cannot be read as|must hold a) JSON"):
+        lookup(str(path))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"interconnect": {"lines": [{"alpha": 1}]}},
+        {"interconnect": {"lines": [{"kind": "all-reduce", "alpha": -1e-6, "beta": 1e9}]}},
+        {"interconnect": {"lines": [{"kind": "all-reduce", "alpha": 1e-6, "beta": 0}]}},
+        {"interconnect": {"lines": None}},
+        {"matmul": {"float32": 1e9}},
+        {"matmul": {"float32": 1e9, "bfloat16": "fast"}},
+        {"matmul": {"float32": 1e9, "bfloat16": float("nan")}},
+        {"matmul": []},
+        {"bandwidth": 0},
+        {"bandwidth": float("nan")},
+        {"memory": "16 GB"},
+        {"efficiency": {"matmul": 2.0}},
+        {"efficiency": None},
+        {"colour": "green"},
+        {"description": None},
+    ],
+    ids=str,
+)
+def test_another_file(tmp_path, change):
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps(to_json(ONE) | change))
+    with pytest.raises(ValueError, match=r"other.json is no file of .*--calibrate.*make it"):
+        lookup(str(path))
+
+
+def test_measured_alone():
+    """One device has no collectives to measure; more than one cannot be planned by it."""
+    alone = Measured(lines=())
+    assert alone.seconds("all-reduce", 1e9, block(1)) == 0.0
+    with pytest.raises(ValueError, match=r"all-reduce was not measured.* on two devices or more"):
+        alone.seconds("all-reduce", 1e9, block(2))
+    with pytest.raises(ValueError, match=r"no collective was measured.* on two devices or more"):
+        alone.two_levels(2, 1e9)
 
 
 def test_bad_efficiency():

@@ -12,6 +12,7 @@ import math
 
 import numpy as np
 
+from lingvo_moe.core.fields import NonNegativeFloat, Params, PositiveFloat
 from lingvo_moe.sbp.boxing import received
 from lingvo_moe.sharding.annotations import Mesh
 
@@ -236,8 +237,11 @@ def all_reduce_parts(near: np.ndarray, nodes: np.ndarray) -> tuple[np.ndarray, n
     return 2 * (1 - 1 / near), 2 * (1 - 1 / nodes) / near
 
 
+_AGAIN = "run lingvo-moe-plan --calibrate=FILE on two devices or more."
+
+
 @dataclasses.dataclass(frozen=True)
-class Line:
+class Line(Params):
     """One kind of collective as measured: alpha · hops + received bytes / beta.
 
     Attributes:
@@ -247,8 +251,8 @@ class Line:
     """
 
     kind: str
-    alpha: float
-    beta: float
+    alpha: NonNegativeFloat
+    beta: PositiveFloat
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -271,11 +275,15 @@ class Measured(Interconnect):
         return self._seconds(kind, size, group)
 
     def two_levels(self, devices, memory):
+        if not self.lines:
+            raise ValueError(f"no collective was measured: {_AGAIN}")
         slowest = min(line.beta for line in self.lines)
         return Switched(node=devices, local=slowest, remote=slowest)
 
     def _seconds(self, kind, size, group):
-        line = next(line for line in self.lines if line.kind == kind)
+        line = next((line for line in self.lines if line.kind == kind), None)
+        if line is None:
+            raise ValueError(f"{kind} was not measured: {_AGAIN}")
         bytes_ = float(received(kind, 1, group.devices)) * size
         return hops(kind, group.devices) * line.alpha + bytes_ / line.beta
 

@@ -112,6 +112,7 @@ def test_a_region_by_hand_wants_equal_pieces():
 def test_meshes_from_text():
     assert parse_mesh("data:2,expert:4") == Mesh(("data", "expert"), (2, 4))
     assert parse_mesh("x:1") == Mesh(("x",), (1,))
+    assert str(parse_mesh("data:2,expert:4")) == "data:2,expert:4"
 
 
 @pytest.mark.parametrize(
