@@ -50,7 +50,7 @@ class Hardware(Params):
     """
 
     description: str
-    matmul: dict[str, PositiveFloat]
+    matmul: dict[str, float]
     memory: PositiveFloat
     bandwidth: PositiveFloat
     interconnect: Interconnect
@@ -62,8 +62,7 @@ class Hardware(Params):
     def __post_init__(self):
         super().__post_init__()
         for name, values in (("matmul", self.matmul), ("wire_bytes", self.wire_bytes)):
-            for dtype in ("float32", "bfloat16"):
-                value = values.get(dtype)
+            for dtype, value in values.items():
                 if type(value) not in (int, float) or not 0 < value < math.inf:
                     raise ValueError(f"{name} must give {dtype} a number above 0, got {value!r}.")
 

@@ -7,7 +7,7 @@ from lingvo_moe.hardware.links import Line, Measured, block
 
 ONE = Hardware(
     description="one of a kind",
-    matmul={"float32": 1e9, "bfloat16": 2e9},
+    matmul={"float32": 1e9},
     memory=GB,
     bandwidth=2e9,
     interconnect=Measured(lines=(Line("all-reduce", 1e-5, 1e9),)),
@@ -42,7 +42,6 @@ def test_no_object(tmp_path, text):
         {"interconnect": {"lines": [{"kind": "all-reduce", "alpha": -1e-6, "beta": 1e9}]}},
         {"interconnect": {"lines": [{"kind": "all-reduce", "alpha": 1e-6, "beta": 0}]}},
         {"interconnect": {"lines": None}},
-        {"matmul": {"float32": 1e9}},
         {"matmul": {"float32": 1e9, "bfloat16": "fast"}},
         {"matmul": {"float32": 1e9, "bfloat16": float("nan")}},
         {"matmul": []},

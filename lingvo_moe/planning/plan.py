@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
-from lingvo_moe.hardware import chips
+from lingvo_moe.hardware.chips import lookup
 from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.planning.estimate import Estimate, estimate
 from lingvo_moe.planning.tpu_compile import Compiled, compile_step
@@ -70,7 +70,7 @@ def make_plan(
     Raises:
         ValueError: an unknown model, hardware or topology, or a mesh that does not fit the model.
     """
-    device = chips.lookup(hardware_name)
+    device = lookup(hardware_name)
     params = override(get_params(model), overrides)
     mesh = mesh or default_mesh(params)
     costs = count_costs(params, mesh, device.wire_bytes[params.activation_dtype])
@@ -120,8 +120,8 @@ def sweep(
             f"model.moe.num_groups={devices}",
             f"input.batch_size={rows * devices}",
         ]
-        chips = _TOPOLOGIES.get(generation, {}).get(devices)
-        topology = f"{generation}:{chips}" if chips else None
+        torus = _TOPOLOGIES.get(generation, {}).get(devices)
+        topology = f"{generation}:{torus}" if torus else None
         mesh = Mesh(("expert",), (devices,))
         plan = make_plan(model, [*overrides, *shape], hardware_name, mesh, topology, progress)
         plans.append(plan)
