@@ -39,9 +39,9 @@ from lingvo_moe.placement.scheduler import Scheduler
 from lingvo_moe.runtimes.lowering import Layout
 from lingvo_moe.runtimes.spmd import Spmd
 from lingvo_moe.sharding.annotations import parse_mesh
-from lingvo_moe.train.adafactor import Adafactor
-from lingvo_moe.train.schedules import Constant
-from lingvo_moe.train.step import LossOutput, TrainStep
+from lingvo_moe.training.adafactor import Adafactor
+from lingvo_moe.training.schedules import Constant
+from lingvo_moe.training.step import LossOutput, TrainStep
 
 DEVICES = EXPERTS = 8
 MODEL, HIDDEN = 256, 1024

@@ -3,8 +3,12 @@
 import ast
 import dataclasses
 import difflib
+import functools
+import importlib
+import inspect
 import itertools
 import math
+import pkgutil
 import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,6 +40,27 @@ def override(params: Any, assignments: Iterable[str]) -> Any:
     for owner, fields in itertools.groupby(pairs, key=lambda pair: pair[0].rpartition(".")[0]):
         params = _replace(params, owner.split(".") if owner else [], dict(fields))
     return params
+
+
+def evolve(params: Any, path: str, value: Any) -> Any:
+    """Returns params with one field replaced; those given are untouched.
+
+    Args:
+        params: a frozen dataclass, possibly with dataclasses inside.
+        path: the field, such as "model.moe.num_experts".
+        value: its new value, a policy object for instance.
+
+    Raises:
+        ValueError: there is no such field, or the value is of the wrong type or breaks a rule.
+    """
+    head, _, rest = path.partition(".")
+    if head not in _field_names(type(params)):
+        raise ValueError(f"{brief(path)}: {_no_field(type(params), head)}")
+    if rest:
+        value = evolve(getattr(params, head), rest, value)
+    elif type(value) is int and float in alternatives(typing.get_type_hints(type(params))[head]):
+        value = float(value)
+    return dataclasses.replace(params, **{head: value})
 
 
 def _split(assignment: str) -> tuple[str, str]:
@@ -75,7 +100,7 @@ def _check_field(params: Any, name: str, path: str) -> None:
 def _parse(text: str, hint: Any, path: str) -> Any:
     if hint is str:
         return _unquote(text)
-    policies = {c.__name__: c for h in alternatives(hint) for c in _subclasses(h)}
+    policies = {c.__name__: c for c in classes(hint)}
     name = text.partition("(")[0].strip()
     if name in policies:
         return _policy(policies[name], text, path)
@@ -145,11 +170,30 @@ def _field_names(cls: type) -> list[str]:
     )
 
 
-def _subclasses(cls: Any) -> Iterator[type]:
-    if isinstance(cls, type) and dataclasses.is_dataclass(cls):
-        yield cls
-        for sub in cls.__subclasses__():
-            yield from _subclasses(sub)
+def classes(hint: Any) -> Iterator[type]:
+    """The classes of objects that a field annotated with `hint` may hold.
+
+    Policies of this package lie beside the abstract class that they derive from; their modules are
+    imported here. Those of other modules are known once somebody has imported them.
+    """
+    for cls in alternatives(hint):
+        if isinstance(cls, type) and dataclasses.is_dataclass(cls):
+            if inspect.isabstract(cls) and _is_ours(cls):
+                _import_modules(cls.__module__.rpartition(".")[0])
+            yield from _subclasses(cls)
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    yield cls
+    for sub in cls.__subclasses__():
+        yield from _subclasses(sub)
+
+
+@functools.cache
+def _import_modules(package: str) -> None:
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        if not module.name.endswith("_test"):
+            importlib.import_module(f"{package}.{module.name}")
 
 
 def to_text(params: Any) -> str:
@@ -202,10 +246,10 @@ def _from_fields(cls, prefix, remaining, source):
 
 def _value(path, hint, remaining, source):
     text = remaining.pop(path)
-    classes = {_class_name(c): c for h in alternatives(hint) for c in _subclasses(h)}
-    if text in classes:
-        return _from_fields(classes[text], path + ".", remaining, source)
-    if re.fullmatch(r"[A-Za-z_][\w.]*\.\w+", text):
+    known = {_class_name(c): c for c in classes(hint)}
+    if text in known:
+        return _from_fields(known[text], path + ".", remaining, source)
+    if _is_foreign(text):
         raise ValueError(
             f"{source}: {path} is of class {text}, which is not known here; import its module, "
             f"{text.rpartition('.')[0]}, first."
@@ -215,7 +259,7 @@ def _value(path, hint, remaining, source):
     except _UNREADABLE:
         value = ...  # of no field's type
     if not conforms(value, hint):
-        wanted = " or ".join(sorted(classes)) or type_name(hint)
+        wanted = " or ".join(sorted(known)) or type_name(hint)
         raise ValueError(f"{source}: {path}={text} is not of type {wanted}.")
     return value
 
@@ -231,7 +275,21 @@ def _leaves(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
         yield from _leaves(getattr(value, field.name), path)
 
 
+def foreign_modules(params: Any) -> tuple[str, ...]:
+    """The modules outside of this package that define classes of objects in the params."""
+    named = (text.rpartition(".")[0] for text in to_fields(params).values() if _is_foreign(text))
+    return tuple(dict.fromkeys(named))
+
+
 def _class_name(cls: type) -> str:
     """`Top2`, or `my_gatings.Mine` for a class from outside of this package."""
-    ours = cls.__module__.partition(".")[0] == __name__.partition(".")[0]
-    return cls.__name__ if ours else f"{cls.__module__}.{cls.__name__}"
+    return cls.__name__ if _is_ours(cls) else f"{cls.__module__}.{cls.__name__}"
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def _is_foreign(text: str) -> bool:
+    """Whether a text of `to_fields` is the name of a class from outside of this package."""
+    return re.fullmatch(r"[A-Za-z_][\w.]*\.\w+", text) is not None

@@ -5,7 +5,7 @@ import importlib
 import pkgutil
 from typing import Any
 
-_PACKAGE = "lingvo_moe.params"
+_PACKAGE = "lingvo_moe.zoo"
 _registered: dict[str, type] = {}
 
 
@@ -62,11 +62,6 @@ def all_names() -> list[str]:
     for module in _modules():
         importlib.import_module(f"{_PACKAGE}.{module}")
     return sorted(_registered)
-
-
-def import_zoo() -> None:
-    """Imports the package of the zoo, and with it all policies that params may name."""
-    importlib.import_module(_PACKAGE)
 
 
 def _modules() -> list[str]:

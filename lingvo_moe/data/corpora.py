@@ -1,13 +1,17 @@
 """Reading raw parallel text, and what is wrong with it."""
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from lingvo_moe.core.lines import is_blank, read_lines
 from lingvo_moe.data.dataset import SPLITS
+
+# (pair such as "de-en", source, target), one by one.
+Examples = Iterable[tuple[str, str, str]]
 
 _LANGUAGE = re.compile(r"[^\W_][\w@]{0,31}")
 _FILE_NAMES = "SRC-TGT.SRC and SRC-TGT.TGT, or SRC-TGT.tsv, each plain or .gz"
@@ -193,6 +197,53 @@ def _tsv_pairs(path: Path) -> Iterator[SentencePair]:
                 f"{path}, line {number}: {len(fields) - 1} tabs; a line is SOURCE, one tab, TARGET."
             )
         yield SentencePair(fields[0].strip(), fields[1].strip())
+
+
+def write_corpus(directory: Path, splits: Mapping[str, Examples]) -> None:
+    """Writes examples as a corpus that `find_pairs` reads.
+
+    Args:
+        directory: to be made.
+        splits: split -> examples, read once, in any order of pairs.
+
+    Raises:
+        ValueError: an unknown split, an example that is not three strings, a pair that is not
+            SRC-TGT, or a text with a line break, which would end its line.
+    """
+    for split, examples in splits.items():
+        if split not in SPLITS:
+            raise ValueError(f"There is no split {split!r}; the splits are {', '.join(SPLITS)}.")
+        (directory / split).mkdir(parents=True)
+        with contextlib.ExitStack() as files:
+            sides: dict[str, list[TextIO]] = {}
+            for number, example in enumerate(examples, start=1):
+                pair, *texts = _checked(example, f"Example {number} of {split}")
+                if pair not in sides:
+                    sides[pair] = [
+                        files.enter_context(
+                            open(
+                                directory / split / f"{pair}.{side}",
+                                "w",
+                                encoding="utf-8",
+                                newline="",
+                            )
+                        )
+                        for side in pair.split("-")
+                    ]
+                for file, text in zip(sides[pair], texts, strict=True):
+                    file.write(f"{text}\n")
+
+
+def _checked(example, where):
+    if not (isinstance(example, Sequence) and [*map(type, example)] == [str] * 3):
+        raise ValueError(f"{where} must be (pair, source, target), three strings; got {example!r}.")
+    pair, *texts = example
+    if not _is_pair(pair) or len(set(pair.split("-"))) == 1:
+        raise ValueError(f"{where}: pair {pair!r} does not read as SRC-TGT, such as de-en.")
+    for text in texts:
+        if "\n" in text:
+            raise ValueError(f"{where} has a line break in {text!r}; give one sentence a text.")
+    return example
 
 
 class CleanPair(NamedTuple):

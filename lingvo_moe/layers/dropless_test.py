@@ -25,7 +25,6 @@ from lingvo_moe.layers.dropless import Dropless, in_blocks
 from lingvo_moe.layers.experts import HeldExperts
 from lingvo_moe.layers.feed_forward import FeedForward
 from lingvo_moe.layers.moe import MoE, MoEParams
-from lingvo_moe.params import tiny  # noqa: F401  (registers tiny.MoE)
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask

@@ -18,9 +18,9 @@ from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.sharding.params import ShardingParams, ZeRO
 from lingvo_moe.testing.devices import run_on
-from lingvo_moe.train.adamw import AdamW
-from lingvo_moe.train.schedules import Constant
-from lingvo_moe.train.step import LossOutput, TrainState, TrainStep
+from lingvo_moe.training.adamw import AdamW
+from lingvo_moe.training.schedules import Constant
+from lingvo_moe.training.step import LossOutput, TrainState, TrainStep
 
 ROWS, LENGTH, MODEL, EXPERTS = 8, 16, 6, 4
 

@@ -12,7 +12,7 @@ from lingvo_moe.layers.scan import scan
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.transformer import Transformer
 from lingvo_moe.layers.transformer_layer import TransformerParams
-from lingvo_moe.train.adafactor import Adafactor
+from lingvo_moe.training.adafactor import Adafactor
 
 
 def compiled(fn, mode):

@@ -28,7 +28,6 @@ from lingvo_moe.layers.dropless_test import (
 from lingvo_moe.layers.experts import HeldExperts
 from lingvo_moe.layers.feed_forward import FeedForward
 from lingvo_moe.layers.moe import MoE, MoEParams
-from lingvo_moe.params import tiny  # noqa: F401  (registers tiny.MoE)
 from lingvo_moe.sharding.annotations import parse_mesh, use_mesh
 from lingvo_moe.testing.tokens import tokens_of
 

@@ -21,7 +21,7 @@ from lingvo_moe.placement.placement import EMPTY, Placement, relocation
 from lingvo_moe.placement.placement_test import random_move, random_placement
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.testing.devices import run_on
-from lingvo_moe.train.replicas import sum_replicas
+from lingvo_moe.training.replicas import sum_replicas
 
 DEVICES, PER_DEVICE, GROUPS = 4, 3, 8
 SLOTS = VExperts(devices=DEVICES, slots_per_device=PER_DEVICE, factors=(0.5,))

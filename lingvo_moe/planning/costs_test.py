@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import lingvo_moe.params  # noqa: F401  registers the models
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.data.pipeline import InputParams

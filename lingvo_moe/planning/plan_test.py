@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-import lingvo_moe.params  # noqa: F401  registers the models
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.planning import plan as plan_module
 from lingvo_moe.planning.plan import Mesh, default_mesh, make_plan, sweep

@@ -93,6 +93,4 @@ def main(model, mesh, *changes):
 
 
 if __name__ == "__main__":
-    import lingvo_moe.params  # noqa: F401  registers the models
-
     main(*sys.argv[1:])

@@ -160,7 +160,7 @@ def _run(job: Mapping[str, Any]) -> Compiled:
     import jax
     from jax.experimental import topologies
 
-    import lingvo_moe.params  # noqa: F401  registers the models
+    import lingvo_moe.zoo  # noqa: F401  registers the models
     from lingvo_moe.core.params import override
     from lingvo_moe.core.registry import get_params
 

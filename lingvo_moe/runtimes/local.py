@@ -1,17 +1,19 @@
 """One device: TensorFlow's own executor."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, init_theta
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.train.checkpoint import check_tensors
-from lingvo_moe.train.ladder import Ladder
-from lingvo_moe.train.replicas import move_rows, relocate_experts, rounds, slots_of
-from lingvo_moe.train.step import Trainable, TrainState, TrainStep
+from lingvo_moe.training.checkpoint import check_tensors
+from lingvo_moe.training.ladder import Ladder
+from lingvo_moe.training.replicas import move_rows, relocate_experts, rounds, slots_of
+from lingvo_moe.training.step import Trainable, TrainState, TrainStep
+
+_ROWS, _MATRIX = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, None], tf.int32)
 
 
 class Local:
@@ -38,12 +40,11 @@ class Local:
         ]
         self._ladder = Ladder(len(steps))
         self._evaluate = tf.function(self._evaluate_batch, autograph=False)
-        rows, matrix = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, None], tf.int32)
-        self._translate = tf.function(
-            self._translate_batch, autograph=False, input_signature=[matrix, rows, rows]
-        )
+        self._translate: dict[Hashable, Callable] = {}
         self._score = tf.function(
-            self._score_batch, autograph=False, input_signature=[matrix, rows, matrix, rows, rows]
+            self._score_batch,
+            autograph=False,
+            input_signature=[_MATRIX, _ROWS, _MATRIX, _ROWS, _ROWS],
         )
 
     def initialize(self, seed: int) -> None:
@@ -102,14 +103,25 @@ class Local:
         return self._evaluate(_to_tensors(batch))
 
     def translate(
-        self, source_ids: np.ndarray, lengths: np.ndarray, tasks: np.ndarray | None = None
+        self,
+        source_ids: np.ndarray,
+        lengths: np.ndarray,
+        tasks: np.ndarray | None = None,
+        decoding: Hashable = None,
     ):
         """Decodes a batch of any size: int32 [B, L], [B] and [B]; see the task's `translate`.
 
-        None stands for tasks of 0, which models without a router by task never look at.
+        None stands for tasks of 0, which models without a router by task never look at, and for the
+        decoding of the task's params. Each other one is traced when it is first used.
         """
+        if decoding not in self._translate:
+            self._translate[decoding] = tf.function(
+                functools.partial(self._translate_batch, decoding),
+                autograph=False,
+                input_signature=[_MATRIX, _ROWS, _ROWS],
+            )
         tasks = np.zeros_like(lengths) if tasks is None else tasks
-        return self._translate(*map(tf.constant, (source_ids, lengths, tasks)))
+        return self._translate[decoding](*map(tf.constant, (source_ids, lengths, tasks)))
 
     def score(
         self,
@@ -151,8 +163,8 @@ class Local:
         theta = self._read().theta
         return self._task.loss(theta, batch, self._task.num_targets(batch), EVALUATION).metrics
 
-    def _translate_batch(self, source_ids, lengths, tasks):
-        return self._task.translate(self._read().theta, source_ids, lengths, tasks)
+    def _translate_batch(self, decoding, source_ids, lengths, tasks):
+        return self._task.translate(self._read().theta, source_ids, lengths, tasks, decoding)
 
     def _score_batch(self, *batch):
         return self._task.score(self._read().theta, *batch)

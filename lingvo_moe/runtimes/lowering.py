@@ -21,7 +21,7 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tables import TableSpec
 from lingvo_moe.sharding.annotations import Mesh, Rules, assignment, use_mesh
 from lingvo_moe.sharding.params import ShardingParams
-from lingvo_moe.train.step import TrainState, TrainStep
+from lingvo_moe.training.step import TrainState, TrainStep
 
 # What XLA calls the arrays of a program: flat, by name, as plain dicts, which JAX knows.
 Arrays = dict[str, Any]

@@ -11,7 +11,7 @@ from lingvo_moe.core.layer import Constant, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.sharding.params import ShardingParams, ZeRO
 from lingvo_moe.testing.devices import run_on
-from lingvo_moe.train.adafactor import Adafactor
+from lingvo_moe.training.adafactor import Adafactor
 
 ROWS, COLUMNS = 160, 128
 # A gate, whose columns are cut at rest, and a weight of the same shape that every device holds.

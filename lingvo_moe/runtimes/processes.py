@@ -13,7 +13,7 @@ from jax._src import distributed  # its key-value store has no public name
 from jax.experimental import multihost_utils
 
 from lingvo_moe.runtimes.together import end_together
-from lingvo_moe.train.checkpoint import ALONE, Process
+from lingvo_moe.training.checkpoint import ALONE, Process
 
 AUTO = "auto"
 _SILENCE_SECONDS = 30

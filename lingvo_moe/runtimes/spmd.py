@@ -1,6 +1,6 @@
 """Many devices: XLA's partitioner through JAX, state in pieces, any number of processes."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import jax
@@ -18,10 +18,10 @@ from lingvo_moe.runtimes.lowering import (
     train_program,
     weight_specs,
 )
-from lingvo_moe.train.checkpoint import check_tensors
-from lingvo_moe.train.ladder import Ladder
-from lingvo_moe.train.replicas import Round, move_rows, relocate_experts, rounds, slots_of
-from lingvo_moe.train.step import Trainable, TrainStep
+from lingvo_moe.training.checkpoint import check_tensors
+from lingvo_moe.training.ladder import Ladder
+from lingvo_moe.training.replicas import Round, move_rows, relocate_experts, rounds, slots_of
+from lingvo_moe.training.step import Trainable, TrainStep
 
 _LEAST_LENGTH = 16
 
@@ -151,7 +151,11 @@ class Spmd:
         return NestedMap(self._call("evaluate", run, batch))
 
     def translate(
-        self, source_ids: np.ndarray, lengths: np.ndarray, tasks: np.ndarray | None = None
+        self,
+        source_ids: np.ndarray,
+        lengths: np.ndarray,
+        tasks: np.ndarray | None = None,
+        decoding: Hashable = None,
     ):
         """Decodes a batch of any size: int32 [B, L], [B] and [B]; see the task's `translate`.
 
@@ -169,9 +173,11 @@ class Spmd:
         task = self._fixed_task
 
         def run(theta, batch):
-            return task.translate(_tree(theta), batch.source_ids, batch.lengths, batch.get("tasks"))
+            return task.translate(
+                _tree(theta), batch.source_ids, batch.lengths, batch.get("tasks"), decoding
+            )
 
-        output = self._call("translate", run, batch)
+        output = self._call(("translate", decoding), run, batch)
         return jax.tree.map(lambda x: np.asarray(x)[: len(lengths)], output)
 
     def score(

@@ -19,8 +19,8 @@ from lingvo_moe.runtimes.local import Local
 from lingvo_moe.runtimes.spmd_test import MESH, TOLERANCE, make_batch, make_task
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.testing.devices import environment
-from lingvo_moe.train import checkpoint as checkpoint_module
-from lingvo_moe.train.checkpoint import ALONE, Checkpointer
+from lingvo_moe.training import checkpoint as checkpoint_module
+from lingvo_moe.training.checkpoint import ALONE, Checkpointer
 
 pytestmark = pytest.mark.slow
 

@@ -58,7 +58,6 @@ def test_every_rung_compiles(dispatcher):
 
 def main(rung="0", *overrides):
     """Prints kind and bytes of each collective of tiny.MoE's step on eight devices."""
-    import lingvo_moe.params  # noqa: F401  registers the models
     from lingvo_moe.core.params import override
     from lingvo_moe.core.registry import get_params
     from lingvo_moe.data.packing import Packer

@@ -15,7 +15,7 @@ from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.serving.directory import new_export
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translator import max_source_length
-from lingvo_moe.train.checkpoint import Checkpoint
+from lingvo_moe.training.checkpoint import Checkpoint
 
 _BLANK = "[" + "".join(f"\\p{{{category}}}" for category in INVISIBLE) + "]*"  # see is_blank
 

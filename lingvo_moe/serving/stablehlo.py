@@ -41,7 +41,7 @@ from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
 from lingvo_moe.tasks.translator import max_source_length
-from lingvo_moe.train.checkpoint import check_tensors
+from lingvo_moe.training.checkpoint import check_tensors
 
 PLATFORMS = ("cpu", "cuda")
 TRAIN, TRANSLATE = "train", "translate"

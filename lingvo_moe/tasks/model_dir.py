@@ -3,18 +3,19 @@
 import dataclasses
 import fnmatch
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lingvo_moe.core import registry
+from lingvo_moe.core import plugins, registry
 from lingvo_moe.core.files import check_fields, read_json, write_whole
 from lingvo_moe.core.lines import read_lines
-from lingvo_moe.core.params import from_fields, override, to_fields
+from lingvo_moe.core.params import foreign_modules, from_fields, override, to_fields
 from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
-from lingvo_moe.train.checkpoint import Checkpoint, Checkpointer
+from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer
 
 FORMAT = 2
 _FILE = "model.json"
@@ -88,6 +89,8 @@ class ModelDir:
         tags: language -> id of the source token that asks for that target language.
         vocabularies: "source" and "target" -> the vocabulary.
         data: SHA-256 of the dataset; None if the logdir is from before there was any.
+        imports: modules and files outside of this package that define the model or its policies;
+            opening the logdir imports them.
         format: of the model.json that was read; FORMAT if there is none yet.
     """
 
@@ -98,20 +101,26 @@ class ModelDir:
     tags: dict[str, int]
     vocabularies: dict[str, Vocabulary]
     data: str | None
+    imports: tuple[str, ...] = ()
     format: int = FORMAT
 
     @staticmethod
     def for_training(
-        path: Path, model: str, overrides: Sequence[str], dataset: Dataset
+        path: Path,
+        model: str,
+        overrides: Sequence[str],
+        dataset: Dataset,
+        params: TranslationParams | None = None,
     ) -> "ModelDir":
         """A logdir to train in. Nothing is written: `save` does, once all else is checked.
 
         Args:
             path: the logdir. If it is one already, its params hold, and only what changes neither
                 the model's function nor the order of the data may be overridden.
-            model: a registered name.
+            model: a registered name, or any label where params are given.
             overrides: `--set` texts.
             dataset: what to train on.
+            params: what to train; None for the registered model's.
 
         Raises:
             ValueError: the logdir is of another model, params or data, or the dataset's
@@ -121,15 +130,18 @@ class ModelDir:
             there = ModelDir.open(path, model)
             there._check_same_data(dataset)
             there = dataclasses.replace(there, data=dataset.sha256)
-            return there._changed(overrides, _TRAINING, "when training goes on")
+            wanted = override(params or there.params, overrides)
+            return there._changed(wanted, _TRAINING, "when training goes on")
+        params = override(params or registry.get_params(model), overrides)
         made = ModelDir(
             path,
             model,
-            override(registry.get_params(model), overrides),
+            params,
             tuple(pair.name for pair in dataset.pairs),
             dict(dataset.tags),
             {side: getattr(dataset, f"{side}_vocabulary") for side in SIDES},
             dataset.sha256,
+            _plugins_of(params),
         )
         made._check_vocabularies()
         return made
@@ -165,7 +177,7 @@ class ModelDir:
                 f"Logdir {path} is of model {fields['model']!r}, not {model!r}; give another "
                 f"--logdir or --model={fields['model']}."
             )
-        registry.import_zoo()
+        _import_plugins(file, fields.get("imports", []))
         params = _read_params(path, fields, version)
         return _opened(path, fields, params, version)
 
@@ -182,6 +194,7 @@ class ModelDir:
             "tags": self.tags,
             "vocabularies": self.hashes,
             "dataset": self.data,
+            "imports": self.imports,
             "params": to_fields(self.params),
         }
         text = json.dumps(fields, indent=1, ensure_ascii=False)
@@ -224,7 +237,7 @@ class ModelDir:
         Raises:
             ValueError: malformed texts, or one that would change the trained function.
         """
-        return self._changed(overrides, _READING, "after training")
+        return self._changed(override(self.params, overrides), _READING, "after training")
 
     @property
     def hashes(self) -> dict[str, str]:
@@ -280,16 +293,15 @@ class ModelDir:
             raise ValueError(f"{self.path} has no checkpoint yet; train the model first.")
         return self.checkpoints.read(step, use)
 
-    def _changed(self, overrides, free, when):
-        """With `--set` texts; ValueError if they change params but those that are free."""
-        params = override(self.params, overrides)
+    def _changed(self, params, free, when):
+        """With other params; ValueError if more than those that are free differ."""
         here, there = to_fields(params), to_fields(self.params)
         for path in dict.fromkeys((*here, *there)):
             ours, theirs = here.get(path, "None"), there.get(path, "None")
             is_free = path not in _NEVER and any(fnmatch.fnmatchcase(path, f) for f in free)
             if ours != theirs and not is_free:
                 raise ValueError(
-                    f"Logdir {self.path} is of a model with {path}={theirs}, and --set asks for "
+                    f"Logdir {self.path} is of a model with {path}={theirs}, and it is to be "
                     f"{ours}; that cannot change {when}. Leave that --set out, or train another "
                     f"model in another --logdir."
                 )
@@ -344,6 +356,7 @@ def _opened(path: Path, fields: dict[str, Any], params: TranslationParams, versi
         fields["tags"],
         vocabularies,
         fields.get("dataset"),
+        tuple(fields.get("imports", ())),
         version,
     )
 
@@ -357,6 +370,25 @@ def _read_params(path: Path, fields: dict[str, Any], version: int) -> Translatio
         return override(registry.get_params(fields["model"]), fields["overrides"])
     parts = (line.partition(" : ") for line in read_lines(text))
     return from_fields(TranslationParams, {name: value for name, _, value in parts}, str(text))
+
+
+def _plugins_of(params: TranslationParams) -> tuple[str, ...]:
+    """What must be imported before these params can be read again.
+
+    A class of the script that runs (`__main__`) cannot be imported from there; whoever opens the
+    logdir is told its name.
+    """
+    loaded = {sys.modules[name] for name in foreign_modules(params) if name in sys.modules}
+    names = {module.__name__ for module in loaded - plugins.modules()} - {"__main__"}
+    return (*plugins.imported(), *sorted(names))
+
+
+def _import_plugins(file: Path, names: Any) -> None:
+    check_fields({"imports": names}, {"imports": list[str]}, str(file))
+    try:
+        plugins.import_plugins(names)
+    except ValueError as error:
+        raise ValueError(f"{file} names a module that the model needs. {error}") from error
 
 
 def _write_new(path: Path, content: bytes) -> None:

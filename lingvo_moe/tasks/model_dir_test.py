@@ -103,9 +103,9 @@ class TestWhatIsRead:
     @pytest.mark.parametrize(
         ("text", "path"),
         [
-            ("model.moe.gating=Switch()", r"model\.moe\.gating=Top2, and --set asks for Switch"),
-            ("model.num_heads=4", r"model\.num_heads=2, and --set asks for 4"),
-            ("model.moe=None", r"model\.moe=MoEParams, and --set asks for None"),
+            ("model.moe.gating=Switch()", r"model\.moe\.gating=Top2, and it is to be Switch"),
+            ("model.num_heads=4", r"model\.num_heads=2, and it is to be 4"),
+            ("model.moe=None", r"model\.moe=MoEParams, and it is to be None"),
             ("source_vocab_size=600", r"source_vocab_size=512"),
             ("input.pairs=('qna-en',)", r"input\.pairs=\(\), and"),
         ],
@@ -173,16 +173,16 @@ class TestGoingOn:
     @pytest.mark.parametrize(
         ("text", "values"),
         [
-            ("model.moe.gating=Switch()", "model.moe.gating=Top2, and --set asks for Switch;"),
-            ("model.hidden_dim=48", "model.hidden_dim=32, and --set asks for 48;"),
-            ("model.dropout_rate=0.3", "model.dropout_rate=0.1, and --set asks for 0.3;"),
-            ("train.seed=2", "train.seed=1, and --set asks for 2;"),
-            ("input.batch_size=8", "input.batch_size=4, and --set asks for 8;"),
-            ("input.temperature=1", "input.temperature=5.0, and --set asks for 1.0;"),
-            ("input.pairs=('qna-en',)", "input.pairs=(), and --set asks for ('qna-en',);"),
+            ("model.moe.gating=Switch()", "model.moe.gating=Top2, and it is to be Switch;"),
+            ("model.hidden_dim=48", "model.hidden_dim=32, and it is to be 48;"),
+            ("model.dropout_rate=0.3", "model.dropout_rate=0.1, and it is to be 0.3;"),
+            ("train.seed=2", "train.seed=1, and it is to be 2;"),
+            ("input.batch_size=8", "input.batch_size=4, and it is to be 8;"),
+            ("input.temperature=1", "input.temperature=5.0, and it is to be 1.0;"),
+            ("input.pairs=('qna-en',)", "input.pairs=(), and it is to be ('qna-en',);"),
             (
                 "optimizer=Lion(schedule=InverseSquareRoot())",
-                "optimizer=Adafactor, and --set asks for Lion;",
+                "optimizer=Adafactor, and it is to be Lion;",
             ),
         ],
     )

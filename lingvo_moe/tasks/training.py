@@ -22,9 +22,9 @@ from lingvo_moe.placement.traces import TraceRecorder
 from lingvo_moe.tasks.model_dir import FORMAT, ModelDir
 from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
 from lingvo_moe.tasks.translator import Translator
-from lingvo_moe.train.checkpoint import ALONE, Process
-from lingvo_moe.train.loop import Evaluation, Recorder, TrainResult, train
-from lingvo_moe.train.step import TrainStep
+from lingvo_moe.training.checkpoint import ALONE, Process
+from lingvo_moe.training.loop import Evaluation, Recorder, TrainResult, train
+from lingvo_moe.training.step import TrainStep
 
 # (task, TrainStep) -> a runtime (see runtimes.local.Local); tools decide which.
 RuntimeFn = Callable[[TranslationTask, TrainStep], Any]
@@ -35,7 +35,8 @@ class TrainingJob:
     """What to train, on what, and where.
 
     Attributes:
-        model: a registered model's name.
+        model: a registered model's name, or any name where params are given.
+        params: what to train; None for the registered model's.
         overrides: `--set` texts.
         dataset: prepared data.
         logdir: where everything goes; of baselines, a logdir for each pair lies below it.
@@ -50,6 +51,7 @@ class TrainingJob:
     """
 
     model: str
+    params: TranslationParams | None = None
     overrides: Sequence[str] = ()
     dataset: Dataset
     logdir: Path
@@ -93,7 +95,7 @@ def train_model(job: TrainingJob) -> TrainResult:
 
 def _train(job):
     process = job.process
-    model_dir = ModelDir.for_training(job.logdir, job.model, job.overrides, job.dataset)
+    model_dir = ModelDir.for_training(job.logdir, job.model, job.overrides, job.dataset, job.params)
     task = dataclasses.replace(model_dir.task, group_loads=job.record_loads is not None)
     runtime = job.make_runtime(task, train_step(task))
     if job.make_scheduler is not None:
@@ -176,7 +178,9 @@ def train_baselines(job: TrainingJob, pairs: Sequence[str]) -> int | None:
 
     def model_dir_of(pair):
         overrides = [*job.overrides, f"input.pairs=({pair!r},)"]
-        return ModelDir.for_training(job.logdir / pair, job.model, overrides, job.dataset)
+        return ModelDir.for_training(
+            job.logdir / pair, job.model, overrides, job.dataset, job.params
+        )
 
     for pair in pairs:
         model_dir_of(pair)  # one that is refused is found before hours of training

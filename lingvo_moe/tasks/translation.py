@@ -23,10 +23,10 @@ from lingvo_moe.layers.vexperts import VExperts
 from lingvo_moe.sharding import copies
 from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.tasks.routing_metrics import needed_rung, routing_metrics
-from lingvo_moe.train.adafactor import Adafactor
-from lingvo_moe.train.loop import TrainParams
-from lingvo_moe.train.optimizer import Optimizer
-from lingvo_moe.train.step import LossOutput
+from lingvo_moe.training.adafactor import Adafactor
+from lingvo_moe.training.loop import TrainParams
+from lingvo_moe.training.optimizer import Optimizer
+from lingvo_moe.training.step import LossOutput
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -283,6 +283,7 @@ class TranslationTask:
         source_ids: tf.Tensor,
         lengths: tf.Tensor,
         tasks: tf.Tensor | None = None,
+        decoding: BeamSearchParams | None = None,
     ) -> BeamOutput:
         """Translates a batch.
 
@@ -291,6 +292,7 @@ class TranslationTask:
             source_ids: int32 [B, L], language tag first, EOS last.
             lengths: int32 [B], real tokens of each row.
             tasks: int32 [B], the task of each row, for the router ByTask.
+            decoding: how to search; None for what the params say.
 
         Returns:
             The n best hypotheses of each sentence.
@@ -309,7 +311,7 @@ class TranslationTask:
             self._to_compute_dtype(theta),
             source_ids,
             lengths,
-            self.params.decoding,
+            decoding or self.params.decoding,
             self.num_pieces,
             tasks,
         )

@@ -15,7 +15,7 @@ from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.evaluation import baseline_translators, translate_split
 from lingvo_moe.tasks.training import TrainingJob, train_baselines
 from lingvo_moe.tools import common
-from lingvo_moe.train.signals import exit_code
+from lingvo_moe.training.signals import exit_code
 
 FLAGS = flags.FLAGS
 

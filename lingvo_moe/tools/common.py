@@ -10,6 +10,7 @@ from absl import app, flags, logging
 
 from lingvo_moe.core import console
 from lingvo_moe.core.lines import printable
+from lingvo_moe.core.plugins import import_plugins
 
 FLAGS = flags.FLAGS
 MODEL_HELP = "Name of a registered model; see lingvo-moe-models."
@@ -53,6 +54,7 @@ def run(main: Callable[[list[str]], None], takes_arguments: bool = False) -> Non
             logging.set_verbosity(logging.WARNING)
         if len(argv) > 1 and not takes_arguments:
             raise ValueError(f"Unexpected arguments {argv[1:]}; flags begin with --.")
+        import_plugins(FLAGS["import"].value)
         main(argv)
 
     end_in_a_line(lambda: app.run(start))
@@ -114,3 +116,9 @@ def _one_line(text: str) -> str:
 
 
 flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
+flags.DEFINE_multi_string(
+    "import",
+    [],
+    "A module, or a file such as mine.py, whose models and policies --model and --set then know. "
+    "May be repeated; a logdir remembers it.",
+)

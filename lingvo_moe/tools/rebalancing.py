@@ -10,7 +10,7 @@ from lingvo_moe.placement.policy_maker import PolicyMaker
 from lingvo_moe.placement.rates import ExpertShape, from_hardware
 from lingvo_moe.placement.scheduler import Scheduler
 from lingvo_moe.tasks.translation import TranslationTask
-from lingvo_moe.train.replicas import slots_of
+from lingvo_moe.training.replicas import slots_of
 
 FLAGS = flags.FLAGS
 MEASURED = "measured"

@@ -5,7 +5,6 @@ import pytest
 
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
-from lingvo_moe.params import tiny  # noqa: F401  registers tiny.MoE
 from lingvo_moe.placement.rates import Profile
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tools import rebalancing

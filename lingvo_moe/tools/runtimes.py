@@ -9,7 +9,7 @@ from absl import flags
 
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.sharding.annotations import Mesh, parse_mesh
-from lingvo_moe.train.checkpoint import ALONE, Process
+from lingvo_moe.training.checkpoint import ALONE, Process
 
 FLAGS = flags.FLAGS
 

@@ -19,7 +19,7 @@ from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import TrainingJob, train_model
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
-from lingvo_moe.train.checkpoint import Best
+from lingvo_moe.training.checkpoint import Best
 
 PAIRS = ("qna-en", "qnu-en", "qta-en", "qto-en")
 

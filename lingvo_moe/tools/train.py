@@ -14,7 +14,7 @@ from absl import flags
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.tasks.training import TrainingJob, train_model
 from lingvo_moe.tools import common, rebalancing, runtimes
-from lingvo_moe.train.signals import exit_code
+from lingvo_moe.training.signals import exit_code
 
 FLAGS = flags.FLAGS
 

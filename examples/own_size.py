@@ -1,0 +1,20 @@
+"""A model of your own size, as a difference from a registered one, trained from Python."""
+
+import sys
+
+import lingvo_moe as lm
+
+
+def my_params():
+    """small.MoE, narrower, with 16 experts, for twice as many steps."""
+    params = lm.params("small.MoE")
+    params = lm.evolve(params, "model.model_dim", 192)
+    params = lm.evolve(params, "model.moe.num_experts", 16)
+    params = lm.evolve(params, "optimizer.schedule.total_steps", 10_000)
+    return lm.evolve(params, "train.max_steps", 10_000)
+
+
+if __name__ == "__main__":
+    data, logdir = sys.argv[1:]
+    result = lm.train(my_params(), data=data, logdir=logdir)
+    print(f"best dev loss {result.best_loss:.3f} at step {result.best_step}")

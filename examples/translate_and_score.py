@@ -1,0 +1,15 @@
+"""Translating, and asking how likely a model finds a given translation."""
+
+import sys
+
+import lingvo_moe as lm
+
+if __name__ == "__main__":
+    directory, language, *sentences = sys.argv[1:]  # a logdir
+    model = lm.load(directory)
+    for sentence, best in zip(sentences, model.translate(sentences, to=language, n_best=4)):
+        print(sentence)
+        for text, score in best:
+            (given,) = model.score([sentence], [text], to=language)
+            print(f"{score:9.4f}  {text}  (log P {given.log_prob:.3f})")
+            print("           " + " ".join(given.tokens))

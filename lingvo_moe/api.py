@@ -1,0 +1,333 @@
+"""The Python API: what the tools do, as functions.  docs/api.md shows it by example.
+
+N best translations of a sentence.
+"""
+
+import dataclasses
+import functools
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from lingvo_moe.core.params import evolve, override
+from lingvo_moe.core.registry import get_params, register
+from lingvo_moe.data.corpora import Examples, write_corpus
+from lingvo_moe.data.dataset import FILE as DATASET_FILE
+from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.data.prepare import PrepareParams
+from lingvo_moe.data.prepare import prepare as prepare_corpus
+from lingvo_moe.evaluation.report import Report
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.serving.exported import Exported
+from lingvo_moe.tasks import evaluate as evaluation
+from lingvo_moe.tasks.evaluation import load_translator
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.scorer import Score, Scorer
+from lingvo_moe.tasks.training import RuntimeFn, TrainingJob, train_model
+from lingvo_moe.tasks.translation import TranslationParams
+from lingvo_moe.tasks.translator import Translation, Translator
+from lingvo_moe.training.loop import TrainResult
+
+__all__ = [
+    "Exported",
+    "Model",
+    "Score",
+    "Translation",
+    "evaluate",
+    "evolve",
+    "load",
+    "params",
+    "prepare",
+    "register",
+    "train",
+]
+
+# Lines of text by split, or those of "train" alone.
+Corpus = str | Path | Mapping[str, Examples] | Examples
+
+
+class Translates(Protocol):
+    """What `load` returns: a `Model` or an `Exported`."""
+
+    languages: Sequence[str]
+
+    def translate(
+        self,
+        sentences: Sequence[str],
+        to: str = "en",
+        *,
+        source_language: str | None = None,
+        n_best: int = 1,
+    ) -> list[list[Translation]]: ...
+
+
+def report(line: str) -> None:
+    """Progress goes to standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def params(name: str) -> TranslationParams:
+    """The params of a registered model, such as "small.MoE"; `evolve` changes them.
+
+    Raises:
+        ValueError: no such model; the message offers the nearest names.
+    """
+    return get_params(name)
+
+
+def load(
+    directory: str | Path, *, step: int | None = None, make_runtime: RuntimeFn = Local
+) -> "Model | Exported":
+    """A trained model, from its logdir or from an exported SavedModel.
+
+    Args:
+        directory: either.
+        step: which checkpoint of a logdir; None for the best on dev.
+        make_runtime: (task, None) -> what runs a logdir's model.
+
+    Raises:
+        ValueError: the directory is neither, or it is damaged; or a step of a SavedModel.
+    """
+    directory = Path(directory)
+    if not (directory / "saved_model.pb").exists():
+        return Model(ModelDir.open(directory), step=step, make_runtime=make_runtime)
+    if step is not None:
+        raise ValueError(f"{directory} is a SavedModel, which has no steps; leave step={step} out.")
+    return Exported(directory)
+
+
+class Model:
+    """A trained model in memory.
+
+    Attributes:
+        logdir: where it comes from.
+        step: its checkpoint's step.
+    """
+
+    def __init__(
+        self, logdir: ModelDir, *, step: int | None = None, make_runtime: RuntimeFn = Local
+    ):
+        """Loads a checkpoint; see `load`."""
+        self.logdir, self._make_runtime = logdir, make_runtime
+        self._runtime = make_runtime(logdir.task, None)
+        _, self.step = load_translator(logdir, self._runtime, step)
+        self._scorer = Scorer(logdir, self._runtime.score)
+
+    @property
+    def params(self) -> TranslationParams:
+        """The params that it was trained with."""
+        return self.logdir.params
+
+    @property
+    def languages(self) -> list[str]:
+        """The languages that it translates into."""
+        return sorted(self.logdir.tags)
+
+    def translate(
+        self,
+        sentences: Sequence[str],
+        to: str = "en",
+        *,
+        source_language: str | None = None,
+        n_best: int = 1,
+        progress: Callable[[int], None] = lambda count: None,
+        **decoding: Any,
+    ) -> list[list[Translation]]:
+        """Translates sentences. A translation does not depend on the others of the call.
+
+        Args:
+            sentences: in any languages the model knows.
+            to: the language to translate into.
+            source_language: which language all sentences are in; only models whose router goes by
+                it need it.
+            n_best: N.
+            progress: called with the number of sentences done since the last call.
+            **decoding: other fields of BeamSearchParams than those of the model, such as
+                beam_size=8. The first call with new ones takes seconds more.
+
+        Returns:
+            For each sentence its N best translations, best first: texts and scores.
+
+        Raises:
+            ValueError: an option that does not exist or does not fit; the model does not know the
+                language, or needs the source language.
+        """
+        search = self.params.decoding
+        for name, value in {**decoding, "n_best": n_best}.items():
+            search = evolve(search, name, value)
+        logdir = dataclasses.replace(self.logdir, params=evolve(self.params, "decoding", search))
+        translate_ids = functools.partial(self._runtime.translate, decoding=search)
+        return Translator.of(logdir, translate_ids)(sentences, to, source_language, progress)
+
+    def score(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        to: str = "en",
+        *,
+        source_language: str | None = None,
+    ) -> list[Score]:
+        """How likely the model finds given translations, under teacher forcing.
+
+        Args:
+            sources: sentences to translate.
+            targets: their translations, as many, in the language `to`.
+            to: the language of the targets.
+            source_language: of the sources; only models whose router goes by it need it.
+
+        Returns:
+            For each pair log P in nats, and that of every token.
+
+        Raises:
+            ValueError: not as many targets as sources, or as in `translate`.
+        """
+        return self._scorer(sources, targets, to, source_language)
+
+
+def prepare(
+    corpus: Corpus,
+    output: str | Path,
+    *,
+    overwrite: bool = False,
+    report: Callable[[str], None] = report,
+    **options: Any,
+) -> Dataset:
+    """Makes a dataset of parallel text: cleans it, trains vocabularies, writes shards.
+
+    Args:
+        corpus: a directory (see docs/data.md); or a mapping from split ("train", "dev", "test") to
+            an iterable of (pair such as "de-en", source, target); or such an iterable for "train".
+        output: the directory to make.
+        overwrite: replace the dataset that is there.
+        report: takes lines of progress and warnings.
+        **options: fields of PrepareParams, such as joint_vocab=True.
+
+    Raises:
+        ValueError: an unknown option, something is wrong with the corpus, or output exists.
+        OSError: something cannot be read or written.
+    """
+    wanted = PrepareParams()
+    for name, value in options.items():
+        wanted = evolve(wanted, name, value)
+    if isinstance(corpus, str | Path):
+        return prepare_corpus(
+            Path(corpus), Path(output), wanted, overwrite=overwrite, report=report
+        )
+    splits = corpus if isinstance(corpus, Mapping) else {"train": corpus}
+    with tempfile.TemporaryDirectory(prefix="lingvo_moe_") as directory:
+        write_corpus(Path(directory) / "corpus", splits)
+        return prepare_corpus(
+            Path(directory) / "corpus", Path(output), wanted, overwrite=overwrite, report=report
+        )
+
+
+def train(
+    model: str | TranslationParams,
+    data: Corpus | Dataset,
+    logdir: str | Path,
+    *,
+    set: Mapping[str, Any] | None = None,
+    name: str = "custom",
+    make_runtime: RuntimeFn = Local,
+    report: Callable[[str], None] = report,
+) -> TrainResult:
+    """Trains a model, or goes on where the logdir's newest checkpoint stands.
+
+    Args:
+        model: a registered model's name, or params.
+        data: a directory made by `prepare` or what it returned; or examples, in any form that
+            `prepare` takes, which are prepared under LOGDIR/data when the logdir is new.
+        logdir: where everything goes.
+        set: dotted path -> value, for fields of the params that are to differ:
+            {"train.max_steps": 500, "model.moe.gating": TopK(k=4)}.
+        name: what to call a model that is given as params.
+        make_runtime: (task, TrainStep) -> what runs the steps.
+        report: takes lines of progress.
+
+    Returns:
+        Where training stands: step, best_step, best_loss, finished.
+
+    Raises:
+        ValueError: model, data and logdir do not fit together.
+        FloatingPointError: the loss is not finite.
+        OSError: something cannot be read or written.
+    """
+    wanted = None if isinstance(model, str) else model
+    texts = [f"{path}={value!r}" for path, value in (set or {}).items()]
+    shape = override(wanted or get_params(model), texts)
+    job = TrainingJob(
+        model=model if isinstance(model, str) else name,
+        params=wanted,
+        overrides=texts,
+        dataset=_dataset(data, Path(logdir), shape, report),
+        logdir=Path(logdir),
+        make_runtime=make_runtime,
+        report=report,
+    )
+    return train_model(job)
+
+
+def evaluate(
+    model: "Model | str | Path",
+    data: Dataset | str | Path,
+    *,
+    baselines: str | Path | None = None,
+    output: str | Path | None = None,
+    report: Callable[[str], None] = report,
+    **options: Any,
+) -> Report:
+    """Scores a model: BLEU, chrF++ and, beside baselines, ΔBLEU for each language pair.
+
+    Args:
+        model: what `load` returned for a logdir, or the logdir.
+        data: a directory made by `prepare`, or what it returned.
+        baselines: a report to compare with: its directory or its JSON.
+        output: where to leave the report with its page and plot; None for nowhere.
+        report: takes lines of progress.
+        **options: split, pairs, bleu_tokenizers and overwrite of `tasks.evaluate.evaluate`.
+
+    Raises:
+        ValueError, OSError: as `tasks.evaluate.evaluate`.
+    """
+    model = model if isinstance(model, Model) else load(model)
+    dataset = data if isinstance(data, Dataset) else Dataset.load(Path(data))
+    with tempfile.TemporaryDirectory(prefix="lingvo_moe_") as scratch:
+        return evaluation.evaluate(
+            model.logdir,
+            dataset,
+            Path(output) if output else Path(scratch) / "report",
+            lambda task, step=None: model._make_runtime(task, step),
+            report,
+            step=model.step,
+            baselines=Path(baselines) if baselines else None,
+            **options,
+        )
+
+
+def _dataset(
+    data: Corpus | Dataset,
+    logdir: Path,
+    params: TranslationParams,
+    report: Callable[[str], None],
+) -> Dataset:
+    """The dataset that `train` is to use."""
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, str | Path):
+        return Dataset.load(Path(data))
+    if not isinstance(data, Iterable):
+        raise ValueError(f"data must be a directory, a dataset or examples, got {data!r}.")
+    directory = logdir / "data"
+    if (directory / DATASET_FILE).exists():
+        report(f"{directory} is there and is used; the examples that were given are not read.")
+        return Dataset.load(directory)
+    return prepare(
+        data,
+        directory,
+        report=report,
+        joint_vocab=params.model.shared_embedding,
+        source_vocab_size=params.source_vocab_size,
+        target_vocab_size=params.target_vocab_size,
+    )

@@ -1,0 +1,215 @@
+"""The Python API and the examples, as their users run them."""
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lingvo_moe as lm
+from lingvo_moe.core import plugins, registry
+from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.evaluation.report import REPORT_FILE
+from lingvo_moe.testing import tiny_world
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SET = dict(text.split("=", 1) for text in tiny_world.SHRINK)
+SET = {path: eval(value) for path, value in SET.items()} | {
+    "train.max_steps": 2,
+    "decoding.length_ratio": 0.5,
+    "decoding.length_penalty": 5.0,  # or a model that knows nothing says nothing
+}
+SENTENCES = ["kara mi", "", "mira so kara"]
+
+
+def quiet(line):
+    del line
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A model trained by `lm.train` with a gating from a file, and its dataset."""
+    directory = tmp_path_factory.mktemp("api")
+    data = tiny_world.dataset()
+    plugins.import_plugins([str(EXAMPLES / "own_gating.py")])
+    result = lm.train("own_gating.Tiny", data, directory / "logdir", set=SET, report=quiet)
+    assert (result.step, result.finished) == (2, True)
+    yield directory / "logdir", data
+    del registry._registered["own_gating.Tiny"]  # other tests list the zoo
+    plugins._imported.clear()
+
+
+@pytest.fixture(scope="module")
+def model(world):
+    return lm.load(world[0])
+
+
+def test_importing_costs_nothing_and_names_are_known():
+    script = (
+        "import sys, time; start = time.perf_counter(); import lingvo_moe as lm\n"
+        "assert time.perf_counter() - start < 0.3\n"
+        "assert not {'tensorflow', 'numpy'} & set(sys.modules)\n"
+        "assert {'load', 'train', 'evolve'} <= set(dir(lm))\n"
+        "lm.nonsense"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "AttributeError: module 'lingvo_moe' has no attribute 'nonsense'" in done.stderr
+
+
+class TestTranslate:
+    def test_options_come_with_the_call(self, model):
+        one = model.translate(SENTENCES, "en")
+        four = model.translate(SENTENCES, "en", n_best=4, beam_size=4)
+        assert [len(best) for best in one + four] == [1, 1, 1, 4, 4, 4]
+        assert one[1][0].text == ""
+        assert [best[0].text for best in one] == [best[0].text for best in four]
+        scores = [t.score for t in four[0]]
+        assert scores == sorted(scores, reverse=True)
+
+    def test_scores_of_given_translations(self, model):
+        # That they are those of the search is tested with ids: text may be cut into other pieces.
+        targets = ["the dog", "", "the dog sees two birds"]
+        scores = model.score(SENTENCES, targets, "en")
+        for target, score in zip(targets, scores, strict=True):
+            assert "".join(score.tokens[:-1]).replace("▁", " ").strip() == target
+            assert score.tokens[-1] == "</s>"
+            assert score.log_prob == pytest.approx(sum(score.token_log_probs))
+            assert max(score.token_log_probs) < 0
+        assert scores[2] == model.score(SENTENCES[2:], targets[2:], "en")[0]
+
+    @pytest.mark.parametrize(
+        ("call", "message"),
+        [
+            (lambda m: m.translate(["x"], "de"), "does not translate into 'de'; it knows en"),
+            (lambda m: m.translate(["x"], "en", beam=3), "has no field 'beam'. Did you mean"),
+            (lambda m: m.translate(["x"], "en", n_best=0), "n_best must be .*, got 0"),
+            (lambda m: m.score(["x"], [], "en"), "1 sources and 0 targets"),
+            (lambda m: m.score(["x"], ["y"], "de"), "does not translate into 'de'"),
+        ],
+    )
+    def test_errors(self, model, call, message):
+        with pytest.raises(ValueError, match=message):
+            call(model)
+
+
+def test_a_logdir_remembers_the_modules_that_it_needs(world, monkeypatch, tmp_path):
+    """In a process that has not imported the plug-in, and when its file is gone."""
+    script = (
+        "import sys, lingvo_moe as lm\n"
+        "from lingvo_moe.core import plugins\n"
+        "model = lm.load(sys.argv[1])\n"
+        "print(type(model.params.model.moe.gating).__module__, len(plugins.imported()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(world[0])], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.stdout == "own_gating 1\n", done.stderr
+    text = (world[0] / "model.json").read_text()
+    other = tmp_path / "logdir"
+    other.mkdir()
+    (other / "model.json").write_text(text.replace("own_gating.py", "gone.py"))
+    with pytest.raises(
+        ValueError, match=r"model\.json names a module .*gone\.py: there is no such"
+    ):
+        lm.load(other)
+
+
+def test_evaluate(world, tmp_path):
+    report = lm.evaluate(world[0], world[1], pairs=["qnu-en"], report=quiet, output=tmp_path / "r")
+    assert [score.pair for score in report.pairs] == ["qnu-en"]
+    assert (tmp_path / "r" / REPORT_FILE).exists()
+
+
+class TestTrain:
+    def test_params_of_ones_own_and_examples_from_memory(self, tmp_path):
+        numbers = runpy.run_path(str(EXAMPLES / "own_data.py"))["examples"]
+        params = lm.params("tiny.Dense")
+        for path, value in SET.items():
+            params = lm.evolve(params, path, value)
+        lines = []
+        for _ in range(2):
+            splits = {"train": numbers(0, 200), "dev": numbers(200, 203)}
+            result = lm.train(params, splits, tmp_path / "m", name="mine", report=lines.append)
+            assert result.step == 2
+        assert any("the examples that were given are not read" in line for line in lines)
+        model = lm.load(tmp_path / "m")
+        assert model.params == params
+        assert model.logdir.model == "mine"
+        other = lm.evolve(params, "model.hidden_dim", 64)
+        with pytest.raises(ValueError, match=r"model\.hidden_dim=32, and it is to be 64"):
+            lm.train(other, tmp_path / "m" / "data", tmp_path / "m", name="mine", report=quiet)
+
+    def test_prepare_takes_examples_and_says_what_is_wrong_with_them(self, tmp_path):
+        example = ("xx-en", "ein\u2028Satz", "a line")
+        for examples, message in (
+            ({"valid": [example]}, "no split 'valid'"),
+            ([("xxen", "a", "b")], "pair 'xxen' does not read as SRC-TGT"),
+            ([example, ("xx-en", "a\nb", "c")], "Example 2 of train has a line break"),
+            ([("xx-en", "a")], r"must be \(pair, source, target\), three strings"),
+            ([("../x-en", "a", "b")], "does not read as SRC-TGT"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                lm.prepare(examples, tmp_path / "data", report=quiet)
+        assert not (tmp_path / "data").exists()
+        with pytest.raises(ValueError, match=r"no field 'joint'\. Did you mean"):
+            lm.prepare([example], tmp_path / "data", joint=True)
+
+
+def test_evolve_checks_types_and_leaves_the_original():
+    params = lm.params("tiny.MoE")
+    changed = lm.evolve(params, "model.moe.num_experts", 16)
+    assert (params.model.moe.num_experts, changed.model.moe.num_experts) == (8, 16)
+    assert lm.evolve(params, "label_smoothing", 0).label_smoothing == 0.0
+    for path, value, message in (
+        ("model.moe.num_expert", 4, "has no field 'num_expert'. Did you mean 'num_experts'"),
+        ("model.moe.num_experts", "4", "num_experts must be of type int, got '4'"),
+        ("model.moe.num_experts", 0, "num_experts must be >= 1, got 0"),
+        ("train.max_steps.more", 1, "int has no field 'more'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            lm.evolve(params, path, value)
+
+
+class TestExamples:
+    def test_are_short(self):
+        paths = sorted(EXAMPLES.glob("*.py"))
+        assert len(paths) == 4
+        for path in paths:
+            assert len(path.read_text().splitlines()) <= 40, path
+
+    def test_own_size(self, monkeypatch, capsys):
+        calls = []
+        monkeypatch.setattr(lm.api, "train", lambda *args, **kwargs: calls.append((args, kwargs)))
+        params = runpy.run_path(str(EXAMPLES / "own_size.py"))["my_params"]()
+        assert (params.model.model_dim, params.model.moe.num_experts) == (192, 16)
+
+    def test_own_data(self, monkeypatch, tmp_path, capsys):
+        monkeypatch.setattr(sys, "argv", ["own_data.py", str(tmp_path / "d"), str(tmp_path / "m")])
+        seen = []
+        monkeypatch.setattr("lingvo_moe.api.train", lambda *args, **kwargs: seen.append(args))
+        runpy.run_path(str(EXAMPLES / "own_data.py"), run_name="__main__")
+        assert seen == [("tiny.MoE",)]
+        dataset = Dataset.load(tmp_path / "d")
+        assert dataset.pair("xx-en").examples == {"train": 5000, "dev": 50, "test": 50}
+        (first, *_) = dataset.examples("test", "xx-en")
+        assert (first.source_text, first.target_text) == ("5 0 5 0", "five zero five zero")
+
+    def test_translate_and_score(self, world, monkeypatch, capsys):
+        argv = ["translate_and_score.py", str(world[0]), "en", *SENTENCES[::2]]
+        monkeypatch.setattr(sys, "argv", argv)
+        runpy.run_path(str(EXAMPLES / "translate_and_score.py"), run_name="__main__")
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == SENTENCES[0]
+        assert len(lines) == 2 * (1 + 4 * 2)
+        assert sum("(log P -" in line for line in lines) == 8
+
+
+def test_what_load_refuses(tmp_path):
+    with pytest.raises(ValueError, match=r"is no logdir: it has no model\.json"):
+        lm.load(tmp_path)
+    (tmp_path / "saved_model.pb").write_bytes(b"")
+    with pytest.raises(ValueError, match="a SavedModel, which has no steps"):
+        lm.load(tmp_path, step=3)
+    with pytest.raises((ValueError, OSError)):
+        lm.load(tmp_path)

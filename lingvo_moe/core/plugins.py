@@ -1,0 +1,99 @@
+"""Plug-ins: models and policies that live in anybody's module.
+
+A module is imported for what it defines: models by the decorator `register`, policies by being
+subclasses of `Gating`, `Router`, `Dispatcher`, `Optimizer` and so on. After that they are found by
+`--model` and `--set` like those of this package.
+"""
+
+import difflib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+_imported: dict[str, ModuleType] = {}
+
+
+def import_plugins(names: Iterable[str]) -> None:
+    """Imports modules for the models and policies that they define; each is imported once.
+
+    Args:
+        names: `my.module`, looked for in the current directory too, or a file such as
+            `models/mine.py`, which becomes the module `mine`.
+
+    Raises:
+        ValueError: there is no such module or file, its name is taken by another module, or it
+            fails while it is imported.
+    """
+    for name in names:
+        name = _absolute(name)
+        if name not in _imported:
+            _imported[name] = _import(name)
+
+
+def imported() -> tuple[str, ...]:
+    """What `import_plugins` was given so far, files as absolute paths."""
+    return tuple(_imported)
+
+
+def modules() -> set[ModuleType]:
+    """The modules that `import_plugins` imported."""
+    return set(_imported.values())
+
+
+def _absolute(name: str) -> str:
+    return os.path.abspath(name) if name.endswith(".py") else name
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
+    except ValueError:
+        raise
+    except Exception as error:  # whatever the module does at import
+        raise ValueError(
+            f"--import={name} failed: {type(error).__name__}: {error}. Mend the module."
+        ) from error
+
+
+def _import_module(name: str) -> ModuleType:
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # console scripts do not look in the current directory
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # it is there, and what it imports is not
+        raise ValueError(
+            f"--import={name}: there is no module {error.name!r}. Install it, or give the path of "
+            f"its file, such as --import=models/mine.py."
+        ) from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, beside, n=1)
+        hint = f" Did you mean {path.with_name(near[0])}?" if near else ""
+        raise ValueError(f"--import={path}: there is no such file.{hint}")
+    module_name = path.stem
+    loaded = sys.modules.get(module_name)
+    if loaded is not None:
+        if getattr(loaded, "__file__", None) == str(path):
+            return loaded
+        raise ValueError(
+            f"--import={path}: a module named {module_name!r} is loaded already"
+            f" ({getattr(loaded, '__file__', 'built in')}). Rename the file."
+        )
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    return module

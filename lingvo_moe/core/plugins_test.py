@@ -1,0 +1,60 @@
+import sys
+
+import pytest
+
+from lingvo_moe.core import plugins
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    """Plug-ins of a test are forgotten when it ends."""
+    modules = dict(sys.modules)
+    monkeypatch.setattr(plugins, "_imported", {})
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    for name in set(sys.modules) - set(modules):
+        del sys.modules[name]
+
+
+def test_a_file_is_a_module_and_is_imported_once(tmp_path, monkeypatch):
+    path = tmp_path / "mine_a.py"
+    path.write_text("count = globals().get('count', 0) + 1\n")
+    monkeypatch.chdir(tmp_path)
+    plugins.import_plugins(["mine_a.py", str(path)])
+    assert sys.modules["mine_a"].count == 1
+    assert plugins.imported() == (str(path),)
+
+
+def test_a_module_is_looked_for_in_the_current_directory(tmp_path, monkeypatch):
+    (tmp_path / "mine_b").mkdir()
+    (tmp_path / "mine_b" / "models.py").write_text("found = True\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    plugins.import_plugins(["mine_b.models"])
+    assert sys.modules["mine_b.models"].found
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "mine_x.py",
+            None,
+            r"--import=.*/mine_x\.py: there is no such file\. Did you mean .*/mine\.py\?",
+        ),
+        ("json.py", "", r"a module named 'json' is loaded already \(.*Rename the file"),
+        ("bad_a.py", "1 +", r"--import=.*/bad_a\.py failed: SyntaxError: "),
+        ("bad_b.py", "1 / 0", r"--import=.*/bad_b\.py failed: ZeroDivisionError: "),
+        ("bad_c.py", "import no_such_module_", r"bad_c\.py failed: ModuleNotFoundError: "),
+        ("no_such.module_", None, r"there is no module 'no_such'\. Install it, or give the path"),
+    ],
+)
+def test_what_cannot_be_imported_is_one_clear_error(name, text, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("")
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        plugins.import_plugins([name])
+    assert plugins.imported() == ()
+    assert not {"bad_a", "bad_b", "bad_c"} & set(sys.modules)

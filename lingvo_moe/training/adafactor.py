@@ -1,0 +1,136 @@
+"""Adafactor: Adam's scaling at a fraction of its memory, an update bounded per weight."""
+
+import dataclasses
+from typing import ClassVar
+
+import tensorflow as tf
+
+from lingvo_moe.core.fields import NonNegativeFloat, PositiveFloat, PositiveInt, Rate
+from lingvo_moe.core.layer import WeightSpec
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.sharding.annotations import annotate
+from lingvo_moe.training.optimizer import STACK, Optimizer, zeros_like
+from lingvo_moe.training.schedules import InverseSquareRoot, Schedule
+
+_SQUARED_GRAD_FLOOR = 1e-30
+# The least that a row's second moment counts as, as a share of the mean over rows. Rows without a
+# gradient have less, and the inverse of theirs can be beyond float32.
+_ROW_SHARE_FLOOR = 1e-30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adafactor(Optimizer):
+    """Shazeer & Stern 2018 (arXiv 1804.04235), with GShard's settings.
+
+    The second moment of a matrix of rows and columns is kept as the means over each of them. The
+    root mean square of a change is at most clip_threshold · rate · max(RMS(weight), min_scale).
+    Independent experts and the layers of a scan are independent weights here: each one's rows,
+    columns, clipping and scale are of its own elements alone, so stacking changes no number.
+
+    Slots: `row` and `col` where factored, else `full`; `momentum` if beta1 > 0.
+
+    Attributes:
+        beta1: momentum, of the finished change; 0 for none.
+        beta2: the bound on the second moment's decay min(1 - step^-beta2_exponent, beta2).
+        beta2_exponent: see beta2.
+        clip_threshold: the bound on the root mean square of an update before it is scaled.
+        min_scale: the scale of a weight that is near zero.
+        min_dim_size_to_factor: a matrix with a smaller side keeps its second moment in full.
+        batch_dims: letters of dimensions along which lie independent weights.
+    """
+
+    schedule: Schedule = InverseSquareRoot()
+    beta1: Rate = 0.0
+    beta2: Rate = 0.99
+    beta2_exponent: NonNegativeFloat = 0.8
+    clip_threshold: PositiveFloat = 1.0
+    min_scale: NonNegativeFloat = 1e-3
+    min_dim_size_to_factor: PositiveInt = 128
+    batch_dims: str = "EY"
+
+    takes_stacks: ClassVar[bool] = True
+
+    def weight_slots(self, spec):
+        slots = NestedMap()
+        if factored := self._factored_axes(spec):
+            row_axis, col_axis = factored
+            slots.row, slots.col = (
+                zeros_like(spec, without=col_axis),
+                zeros_like(spec, without=row_axis),
+            )
+        else:
+            slots.full = zeros_like(spec)
+        if self.beta1:
+            slots.momentum = zeros_like(spec)
+        return slots
+
+    def update_weight(self, weight, slots, grad, spec, rate, count):
+        axes = self._weight_axes(spec)
+        scale, mean_square, new_slots = self._second_moment(slots, grad, spec, count)
+        step = rate * tf.maximum(_rms(weight, axes), self.min_scale)
+        step /= tf.maximum(1.0, tf.sqrt(mean_square) / self.clip_threshold)
+        change = grad * scale(step)
+        if self.beta1:
+            change = self.beta1 * slots.momentum + (1.0 - self.beta1) * change
+            new_slots.momentum = change
+        return change, new_slots
+
+    def _second_moment(self, slots, grad, spec, count):
+        """What the gradient's second moment says of the update grad / √moment.
+
+        A large weight is read from memory more slowly than it is computed with, so nothing of its
+        size is made but its squares and the factor that the gradient is multiplied by.
+
+        Returns:
+            A function, step -> step / √moment, where step has size 1 along the weight's axes; the
+            mean square of the update, of step's shape; and the slots after this step.
+        """
+        beta2 = tf.minimum(1.0 - count**-self.beta2_exponent, self.beta2)
+        axes, squared = self._weight_axes(spec), tf.square(grad)
+
+        def mix(old, new):
+            return beta2 * old + (1.0 - beta2) * (new + _SQUARED_GRAD_FLOOR)
+
+        def mean(values):
+            return tf.reduce_mean(values, axes, keepdims=True)
+
+        factored = self._factored_axes(spec)
+        if not factored:
+            full = mix(slots.full, squared)
+            inverse = tf.math.rsqrt(full)
+            update_square = mean(tf.square(grad * inverse))
+            return lambda step: step * inverse, update_square, NestedMap(full=full)
+        row_axis, col_axis = factored
+        row = mix(slots.row, tf.reduce_mean(squared, col_axis))
+        col = mix(slots.col, tf.reduce_mean(squared, row_axis))
+        # moment = row · col / mean(row), one inverse a row and one a column
+        of_all = tf.reduce_mean(row, row_axis, keepdims=True)
+        of_row = tf.expand_dims(of_all / tf.maximum(row, of_all * _ROW_SHARE_FLOOR), col_axis)
+        of_col = tf.expand_dims(1.0 / col, row_axis)
+        # A compiler merges equal constants, and how slots of one weight are cut would spread by way
+        # of them to another weight, where they happen to have equally many columns.
+        of_row, of_col = (
+            annotate(of, spec.dims[:axis] + "." + spec.dims[axis + 1 :], at_rest=True)
+            for of, axis in ((of_row, col_axis), (of_col, row_axis))
+        )
+        by_row = tf.reduce_mean(squared * of_col, col_axis, keepdims=True)
+        update_square = mean(by_row * of_row)
+
+        def scale(step):
+            return (step * tf.sqrt(of_row)) * tf.sqrt(of_col)
+
+        return scale, update_square, NestedMap(row=row, col=col)
+
+    def _weight_axes(self, spec: WeightSpec) -> list[int]:
+        independent = self.batch_dims + STACK
+        return [axis for axis, letter in enumerate(spec.dims) if letter not in independent]
+
+    def _factored_axes(self, spec: WeightSpec) -> list[int]:
+        """The axes of rows and columns, in that order, or [] where the moment is kept in full."""
+        axes = self._weight_axes(spec)[-2:]
+        long = all(spec.shape[axis] >= self.min_dim_size_to_factor for axis in axes)
+        return axes if len(axes) == 2 and long else []
+
+
+def _rms(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
+    return tf.sqrt(tf.reduce_mean(tf.square(x), axes, keepdims=True))

@@ -1,0 +1,392 @@
+"""Checkpoints: TensorFlow's bundle format in a directory that appears whole or not at all."""
+
+import dataclasses
+import itertools
+import json
+import logging
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from lingvo_moe.core.files import read_json, sync_directory, sync_tree
+from lingvo_moe.training.bundle import (
+    Piece,
+    StoredTensor,
+    local_pieces,
+    merge_bundles,
+    open_bundle,
+    write_pieces,
+)
+
+_PREFIX = "state"
+_INFO = "info.json"
+# What becomes of a checkpoint that is resumed from: an error, damage, or use.
+_FAILED, _DAMAGED, _USED = range(3)
+_SCRATCH = re.compile(r"step_\d{8,}(\.removed)?\.partial")
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """One of the processes that train together and share the directory of checkpoints.
+
+    Attributes:
+        index: which one, from 0.
+        minimum: waits until every process has called it and returns the smallest of the values
+            they gave.
+    """
+
+    index: int = 0
+    minimum: Callable[[int], int] = lambda value: value
+
+
+ALONE = Process()
+
+
+class Best(NamedTuple):
+    """The best evaluation so far.
+
+    Attributes:
+        step: its step; None before there is one.
+        loss: its dev loss, nats a token; infinite before there is one.
+        evaluations_since: how many came after it.
+    """
+
+    step: int | None = None
+    loss: float = math.inf
+    evaluations_since: int = 0
+
+
+NO_BEST = Best()
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """An open checkpoint.
+
+    Attributes:
+        path: its directory.
+        step: how many steps were trained.
+        tensors: by name; each is read when it is asked for.
+    """
+
+    path: Path
+    step: int
+    tensors: Mapping[str, StoredTensor]
+
+    @property
+    def best(self) -> Best:
+        """The best evaluation when it was saved, perhaps its own.
+
+        Raises:
+            OSError: its info.json is missing or damaged.
+        """
+        return _read_best(self.path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpointer:
+    """Saves and restores under `directory/step_00001000/`.
+
+    Each holds one TensorFlow bundle, readable with tf.train.load_checkpoint, and info.json, which
+    names the best checkpoint so far. It is written beside its place, synced and renamed, so a crash
+    or a full disk leaves the earlier ones whole. Every process writes the pieces it holds; how the
+    tensors were cut matters to no reader.
+
+    Attributes:
+        directory: where the checkpoints lie, on a file system that all processes share.
+        keep: how many of the newest stay; what any of them calls the best always stays too.
+        process: which process this is. All of them call `save` and `resume` together.
+    """
+
+    directory: Path
+    keep: int = 3
+    process: Process = ALONE
+
+    def save(self, step: int, tensors: Mapping[str, Any], best: Best = NO_BEST) -> Path:
+        """Writes a checkpoint and removes those no longer wanted.
+
+        Args:
+            step: how many steps were trained; there must be no checkpoint of that step.
+            tensors: numbers by name: arrays, tensors, or jax.Arrays in shards over devices.
+            best: the best evaluation so far, perhaps of this step; the first process's counts.
+
+        Raises:
+            FloatingPointError: a tensor holds NaN or infinity; nothing is saved.
+            OSError: some process could not write it; nothing that was there is lost.
+            TypeError: a tensor is in parts and of a dtype that cannot be stored so.
+        """
+        final = self._path(step)
+        partial = final.with_name(final.name + ".partial")
+        first = self.process.index == 0
+        stages = (
+            (first, lambda: self._prepare(partial, final)),
+            (True, lambda: self._write(partial, tensors)),
+            (first, lambda: self._publish(partial, final, set(tensors), best)),
+            (first, self._remove_old),
+        )
+        try:
+            for mine, stage in stages:
+                self._together(mine, stage, f"Could not write checkpoint {final}")
+        except Exception:
+            if first:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
+        return final
+
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint, ascending."""
+        return sorted(step for step, path in self._entries() if (path / _INFO).is_file())
+
+    def best(self) -> int | None:
+        """The step of the best checkpoint, the newest where none was evaluated, or None.
+
+        The newest checkpoint whose info.json can be read says which it is.
+        """
+        steps = self.steps()
+        for step in reversed(steps):
+            try:
+                best = _read_best(self._path(step)).step
+            except OSError as error:
+                logging.warning("%s The checkpoint before says which is the best.", error)
+                continue
+            if best is None or best in steps:
+                return step if best is None else best
+            logging.warning("%s is gone, the best; taking the newest.", self._path(best))
+            return step
+        return steps[-1] if steps else None
+
+    def read(
+        self, step: int | None = None, use: Callable[[Checkpoint], None] = lambda checkpoint: None
+    ) -> Checkpoint:
+        """Opens one checkpoint; its tensors are read when they are asked for.
+
+        Args:
+            step: which one; None for the best.
+            use: takes what it needs from the tensors. If the best checkpoint is removed meanwhile,
+                because a running training has found a better one, `use` is called with that.
+
+        Raises:
+            OSError: it is missing, truncated or otherwise unreadable. A piece whose bytes changed
+                is found by its checksum and raises OSError when it is read.
+        """
+        while True:
+            wanted = self.best() if step is None else step
+            if wanted is None:
+                raise FileNotFoundError(f"There is no checkpoint in {self.directory}.")
+            try:
+                checkpoint = self._open(wanted)
+                use(checkpoint)
+                return checkpoint
+            except OSError:
+                if step is not None or self.best() in (wanted, None):
+                    raise
+
+    def resume(
+        self, use: Callable[[Checkpoint], None] = lambda checkpoint: None
+    ) -> Checkpoint | None:
+        """The newest checkpoint that every process can read, with a warning for each that cannot.
+
+        Whatever bears the name of a later step is then in the way of checkpoints to come, and would
+        count as newer than they. It is moved aside, to step_00001000.aside-1, and never deleted.
+
+        Args:
+            use: takes what it needs from the checkpoint's tensors. If a piece turns out damaged
+                there (OSError), `use` is called again with the checkpoint before.
+
+        Raises:
+            OSError: there are checkpoints and none can be read, or none can be written here.
+        """
+        checkpoint = self._newest(use)
+        self._together(
+            self.process.index == 0,
+            lambda: self._make_way(-1 if checkpoint is None else checkpoint.step),
+            f"Could not make {self.directory} ready for new checkpoints",
+        )
+        return checkpoint
+
+    def _newest(self, use):
+        steps = remaining = self.steps()
+        while (step := self.process.minimum(remaining[-1] if remaining else -1)) >= 0:
+            checkpoint, error = None, None
+            try:
+                checkpoint = self._open(step)
+                _ = checkpoint.best  # damage there counts too
+                use(checkpoint)
+            except Exception as exception:  # must wait until the other processes have heard of it
+                error = exception
+            verdict = _DAMAGED if isinstance(error, OSError) else _FAILED
+            agreed = self.process.minimum(_USED if error is None else verdict)
+            if agreed == _USED:
+                return checkpoint
+            reason = error or OSError(f"Another process cannot read checkpoint {self._path(step)}.")
+            if agreed == _FAILED:
+                raise reason
+            logging.warning("%s Falling back to the one before.", reason)
+            remaining = [s for s in remaining if s < step]
+        if self.process.minimum(int(not steps)) == 0:
+            raise OSError(f"None of the checkpoints {steps} in {self.directory} can be read.")
+        return None
+
+    def _together(self, mine: bool, stage: Callable[[], None], failed: str) -> None:
+        """Runs a stage where it is `mine` to run. If one process fails, all of them raise."""
+        error = None
+        if mine:
+            try:
+                stage()
+            except Exception as exception:  # must wait until the other processes have heard of it
+                error = exception
+        if self.process.minimum(int(error is None)):
+            return
+        if error is not None and not isinstance(error, (OSError, tf.errors.OpError)):
+            raise error
+        raise OSError(
+            f"{failed}: {error or 'another process failed, see its log'}. Earlier checkpoints are "
+            f"untouched. Remove the cause and run the same command again."
+        ) from error
+
+    def _open(self, step):
+        path = self._path(step)
+        try:
+            return Checkpoint(path, step, open_bundle(path / _PREFIX))
+        except (OSError, LookupError, RuntimeError, ValueError, tf.errors.OpError) as error:
+            raise OSError(
+                f"Checkpoint {path} is missing or damaged ({error}). Others here: {self.steps()}."
+            ) from error
+
+    def _make_way(self, step):
+        """Makes the directory; moves aside what bears the name of a later step."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if not os.access(self.directory, os.W_OK | os.X_OK):
+            raise PermissionError(f"{self.directory} is not writable")
+        for later, path in self._entries():
+            if later > step:
+                names = (path.with_name(f"{path.name}.aside-{n}") for n in itertools.count(1))
+                aside = next(name for name in names if not name.exists())
+                os.rename(path, aside)
+                logging.warning(
+                    "%s cannot be used and is now %s; delete it when you like.", path, aside.name
+                )
+
+    def _prepare(self, partial, final):
+        """Clears away what crashed saves left, whatever step and however many processes."""
+        if final.exists():
+            raise FileExistsError(f"{final} is there already, and no checkpoint is overwritten")
+        for path in self.directory.glob("step_*.partial"):
+            if _SCRATCH.fullmatch(path.name):
+                _discard(path)
+        partial.mkdir(parents=True)
+
+    def _write(self, partial, tensors):
+        if not partial.is_dir():
+            raise FileNotFoundError(
+                f"{partial}, made by the first process, is not there for process "
+                f"{self.process.index}; the directory must be one that all processes share"
+            )
+        index = self.process.index
+        write_pieces(partial / f"process-{index:05d}", _finite(local_pieces(tensors, index)))
+
+    def _publish(self, partial, final, names, best):
+        pieces = sorted(path.with_suffix("") for path in partial.glob("process-*.index"))
+        merge_bundles(pieces, partial / _PREFIX)
+        if missing := names - set(open_bundle(partial / _PREFIX)):
+            raise ValueError(f"No process holds {sorted(missing)}; nothing was written.")
+        fields = best._asdict() | {"loss": best.loss if math.isfinite(best.loss) else None}
+        (partial / _INFO).write_text(json.dumps({"best": fields}, indent=1))
+        sync_tree(partial)
+        os.rename(partial, final)
+        sync_directory(self.directory)
+
+    def _remove_old(self):
+        steps = self.steps()
+        kept = set(steps[-self.keep :])
+        for step in list(kept):
+            try:
+                kept.add(_read_best(self._path(step)).step)
+            except OSError as error:  # nothing resumes from it
+                logging.warning("%s", error)
+        for step in steps:
+            if step not in kept:
+                _discard(self._path(step))
+
+    def _path(self, step):
+        return self.directory / f"step_{step:08d}"
+
+    def _entries(self) -> list[tuple[int, Path]]:
+        """What bears the name of a checkpoint, with its step."""
+        named = []
+        for path in self.directory.glob("step_*"):
+            digits = path.name.removeprefix("step_")
+            if digits.isdecimal() and path == self._path(int(digits)):
+                named.append((int(digits), path))
+        return named
+
+
+def check_tensors(tensors: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Makes sure that the tensors of a checkpoint are those of a model.
+
+    Args:
+        tensors: by name, each with a shape.
+        shapes: what the model needs, by name.
+
+    Raises:
+        ValueError: a tensor is missing or of another shape, or there is a weight ("theta/…") that
+            the model does not have.
+    """
+    for name, shape in shapes.items():
+        if name not in tensors:
+            raise ValueError(f"The checkpoint has no tensor {name!r}; it is of another model.")
+        if tuple(tensors[name].shape) != shape:
+            raise ValueError(
+                f"Tensor {name!r} is {tuple(tensors[name].shape)} in the checkpoint and {shape} in "
+                f"the model; give the model the checkpoint was trained with, --set included."
+            )
+    more = sorted(name for name in tensors if name.startswith("theta/") and name not in shapes)
+    if more:
+        raise ValueError(
+            f"The checkpoint has {len(more)} weights that the model lacks, such as {more[0]!r}; "
+            f"give the model the checkpoint was trained with, --set included."
+        )
+
+
+def _read_best(path: Path) -> Best:
+    """What info.json of a checkpoint says; OSError if it is missing or damaged."""
+    file = path / _INFO
+    try:
+        best = Best(**read_json(file)["best"])
+        if best.loss is None:
+            best = best._replace(loss=math.inf)
+        numbers = (0 if best.step is None else best.step, best.evaluations_since)
+        if all(type(n) is int and n >= 0 for n in numbers) and type(best.loss) in (int, float):
+            return best
+    except (ValueError, LookupError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise OSError(f"{file} is missing or damaged ({reason}).") from error
+    raise OSError(f"{file} is damaged: {best}.")
+
+
+def _discard(path: Path) -> None:
+    """Deletes a checkpoint, or what is left of one; for readers it is gone at once."""
+    hidden = path if path.suffix == ".partial" else path.with_name(path.name + ".removed.partial")
+    try:
+        os.rename(path, hidden)
+        shutil.rmtree(hidden)
+    except OSError as error:
+        logging.warning("%s could not be deleted (%s); the next save tries again.", path, error)
+
+
+def _finite(pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """The same pieces; FloatingPointError at the first that holds NaN or infinity."""
+    for piece in pieces:
+        if not piece.is_finite:
+            raise FloatingPointError(
+                f"{piece.name!r} has become NaN or infinite. Nothing was saved; earlier "
+                f"checkpoints are untouched. Try a lower learning rate, train.clip_norm, or "
+                f"activation_dtype='float32'."
+            )
+        yield piece

@@ -1,0 +1,378 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.training.checkpoint import Best, Checkpointer, check_tensors
+
+BFLOAT16 = tf.bfloat16.as_numpy_dtype
+TENSORS = {"theta/w": np.arange(6, dtype=np.float32).reshape(2, 3), "step": np.int64(7)}
+
+
+def test_what_is_read_is_what_was_saved(tmp_path):
+    checkpoints = Checkpointer(tmp_path)
+    best = Best(5, 3.25, 2)
+    checkpoints.save(7, TENSORS, best)
+    checkpoint = checkpoints.read(7)
+    assert (checkpoint.step, checkpoint.best) == (7, best)
+    for name, value in TENSORS.items():
+        np.testing.assert_array_equal(checkpoint.tensors[name], value)
+
+
+def test_tensorflow_alone_reads_it(tmp_path):
+    Checkpointer(tmp_path).save(7, TENSORS)
+    reader = tf.train.load_checkpoint(str(tmp_path / "step_00000007" / "state"))
+    np.testing.assert_array_equal(reader.get_tensor("theta/w"), TENSORS["theta/w"])
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    checkpoints = Checkpointer(tmp_path, keep=2)
+    for step in (1, 2, 3, 4):
+        checkpoints.save(step, TENSORS, Best(1))
+    assert checkpoints.steps() == [1, 3, 4]
+    assert checkpoints.best() == 1
+    # 4 still calls 1 the best: what is resumed from there must find it.
+    checkpoints.save(5, TENSORS, Best(5))
+    assert checkpoints.steps() == [1, 4, 5]
+    assert checkpoints.best() == 5
+    checkpoints.save(6, TENSORS, Best(5))
+    assert checkpoints.steps() == [5, 6]
+
+
+def test_without_an_evaluation_the_newest_is_best(tmp_path):
+    checkpoints = Checkpointer(tmp_path)
+    assert checkpoints.best() is None
+    assert checkpoints.resume() is None
+    checkpoints.save(3, TENSORS)
+    assert checkpoints.best() == 3
+
+
+def test_a_truncated_checkpoint_is_passed_over(tmp_path, caplog):
+    checkpoints = Checkpointer(tmp_path)
+    checkpoints.save(1, TENSORS)
+    checkpoints.save(2, TENSORS)
+    data = next((tmp_path / "step_00000002").glob("state.data-*"))
+    data.write_bytes(data.read_bytes()[:-10])
+    with pytest.raises(OSError, match=r"missing or damaged"):
+        checkpoints.read(2)
+    assert checkpoints.resume().step == 1
+    assert "Falling back" in caplog.text
+
+
+def test_if_none_can_be_read_that_is_an_error(tmp_path):
+    checkpoints = Checkpointer(tmp_path)
+    checkpoints.save(1, TENSORS)
+    (tmp_path / "step_00000001" / "state.index").write_bytes(b"")
+    with pytest.raises(OSError, match=r"None of the checkpoints"):
+        checkpoints.resume()
+
+
+def test_a_failed_write_leaves_the_earlier_ones_whole(tmp_path, monkeypatch):
+    checkpoints = Checkpointer(tmp_path)
+    checkpoints.save(1, TENSORS)
+
+    def disk_full(**_):
+        raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+
+    monkeypatch.setattr(tf.raw_ops, "SaveV2", disk_full)
+    with pytest.raises(OSError, match=r"No space left on device.*untouched. Remove the cause"):
+        checkpoints.save(2, TENSORS)
+    assert checkpoints.steps() == [1]
+    assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]
+    assert checkpoints.resume().step == 1
+
+
+def test_a_checkpoint_of_one_whole_bundle_is_read(tmp_path):
+    path = tmp_path / "step_00000007"
+    path.mkdir()
+    tf.raw_ops.SaveV2(
+        prefix=str(path / "state"),
+        tensor_names=["theta/w", "step"],
+        shape_and_slices=["", ""],
+        tensors=[tf.constant(TENSORS["theta/w"]), tf.constant(7, tf.int64)],
+    )
+    best = {"step": 7, "loss": None, "evaluations_since": 0}
+    (path / "info.json").write_text(json.dumps({"best": best}))
+    checkpoint = Checkpointer(tmp_path).resume()
+    assert checkpoint.best == Best(7)
+    assert checkpoint.tensors.keys() == TENSORS.keys()
+    for name, value in TENSORS.items():
+        np.testing.assert_array_equal(checkpoint.tensors[name], value)
+
+
+def test_a_changed_byte_is_found_by_whoever_reads_it(tmp_path, caplog):
+    checkpoints = Checkpointer(tmp_path)
+    checkpoints.save(1, TENSORS)
+    checkpoints.save(2, TENSORS)
+    data = next((tmp_path / "step_00000002").glob("state.data-*"))
+    content = bytearray(data.read_bytes())
+    content[3] ^= 1
+    data.write_bytes(content)
+    assert checkpoints.resume().step == 2  # nothing was read yet
+    taken = []
+    checkpoint = checkpoints.resume(
+        lambda c: taken.append({n: np.asarray(t) for n, t in c.tensors.items()})
+    )
+    assert checkpoint.step == 1
+    assert [t["step"] for t in taken] == [7]
+    assert "is damaged or gone" in caplog.text
+
+
+def test_what_a_model_cannot_use_is_no_damage(tmp_path):
+    checkpoints = Checkpointer(tmp_path)
+    checkpoints.save(1, TENSORS)
+
+    def of_another_model(checkpoint):
+        raise ValueError("of another model")
+
+    with pytest.raises(ValueError, match=r"of another model"):
+        checkpoints.resume(of_another_model)
+
+
+def test_no_checkpoint_is_overwritten(tmp_path):
+    checkpoints = Checkpointer(tmp_path)
+    checkpoints.save(1, TENSORS, Best(1))
+    with pytest.raises(OSError, match=r"step_00000001 is there already, and no checkpoint is over"):
+        checkpoints.save(1, {"w": np.float32(3)})
+    assert checkpoints.read(1).tensors.keys() == TENSORS.keys()
+    assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]
+
+
+def _damage(path):
+    """Cuts a checkpoint's data short."""
+    data = next(path.glob("state.data-*"))
+    data.write_bytes(data.read_bytes()[:-10])
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_after_a_damaged_newest_as_many_good_ones_are_kept(tmp_path, caplog, keep):
+    checkpoints = Checkpointer(tmp_path, keep)
+    for step in (10, 20, 60):
+        checkpoints.save(step, TENSORS, Best(10))
+    _damage(tmp_path / "step_00000060")
+    resumed = checkpoints.resume()
+    assert "now step_00000060.aside-1; delete it when you like" in caplog.text
+    for step in (resumed.step + 1, resumed.step + 2):
+        checkpoints.save(step, TENSORS, Best(10))
+        assert checkpoints.read(step).step == step
+    kept = {1: [10, 12], 2: [10, 21, 22]}[keep]
+    assert checkpoints.steps() == kept
+    assert (tmp_path / "step_00000060.aside-1" / "info.json").exists()
+
+
+def test_what_is_moved_aside_twice_is_kept_twice(tmp_path):
+    checkpoints = Checkpointer(tmp_path)
+    checkpoints.save(1, TENSORS)
+    for _ in range(2):
+        checkpoints.save(2, TENSORS)
+        _damage(tmp_path / "step_00000002")
+        assert checkpoints.resume().step == 1
+    assert len(list(tmp_path.glob("step_00000002.aside-*"))) == 2
+
+
+def test_names_that_are_no_checkpoints(tmp_path):
+    """They are neither counted, nor touched, nor in the way."""
+    checkpoints = Checkpointer(tmp_path, keep=1)
+    for name in ("step_00000200.bak", "step_abc", "step_", "step_9", "step_x.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "info.json").write_text("mine")
+    for name in ("step_notes.txt", "best.json", "step_00000001"):
+        (tmp_path / name).write_text("mine")
+    before = {p.name for p in tmp_path.iterdir()} - {"step_00000001"}
+    assert (checkpoints.steps(), checkpoints.best()) == ([], None)
+    assert checkpoints.resume() is None
+    assert (tmp_path / "step_00000001.aside-1").read_text() == "mine"
+    checkpoints.save(1, TENSORS)
+    checkpoints.save(2, TENSORS)
+    assert (checkpoints.steps(), checkpoints.best()) == ([2], 2)
+    after = {p.name for p in tmp_path.iterdir()}
+    assert after == before | {"step_00000001.aside-1", "step_00000002"}
+
+
+BAD_INFO = (
+    "",
+    "{}",
+    "null",
+    "[]",
+    '{"best": 3}',
+    '{"best": {"steps": 1}}',
+    '{"best": {"step": "1"}}',
+    '{"best": {"step": -1}}',
+    '{"best": {"loss": [1]}}',
+    '{"best": {"evaluations_since": true}}',
+    "\udcff",  # a byte that is not UTF-8
+    "[" * 100_000,
+    None,
+)
+
+
+@pytest.mark.parametrize("content", BAD_INFO, ids=range(len(BAD_INFO)))
+def test_a_damaged_info_file(tmp_path, caplog, content):
+    checkpoints = Checkpointer(tmp_path)
+    checkpoints.save(1, TENSORS, Best(1))
+    checkpoints.save(2, TENSORS, Best(2))
+    info = tmp_path / "step_00000002" / "info.json"
+    info.unlink()
+    if content is not None:
+        info.write_text(content, errors="surrogateescape")
+    assert checkpoints.best() == 1
+    np.testing.assert_array_equal(checkpoints.read(2).tensors["theta/w"], TENSORS["theta/w"])
+    with pytest.raises(OSError, match=r"step_00000002/info.json .*damaged"):
+        _ = checkpoints.read(2).best
+    assert checkpoints.resume().step == 1
+    assert content is None or "step_00000002/info.json" in caplog.text
+    checkpoints.save(2, TENSORS, Best(1))
+
+
+def test_the_best_is_gone(tmp_path, caplog):
+    checkpoints = Checkpointer(tmp_path)
+    for step in (1, 2, 3):
+        checkpoints.save(step, TENSORS, Best(1))
+    shutil.rmtree(tmp_path / "step_00000001")
+    assert checkpoints.best() == 3
+    assert "step_00000001 is gone, the best; taking the newest" in caplog.text
+
+
+def test_a_reader_of_the_best_follows_a_running_training(tmp_path):
+    """Between opening and reading the best, training finds a better one and removes it."""
+    checkpoints = Checkpointer(tmp_path, keep=1)
+    checkpoints.save(1, {"theta/w": np.zeros(3)}, Best(1))
+    seen = []
+
+    def use(checkpoint):
+        seen.append(checkpoint.step)
+        if len(seen) < 3:
+            step = checkpoint.step + 1
+            checkpoints.save(step, {"theta/w": np.full(3, float(step))}, Best(step))
+        np.testing.assert_array_equal(checkpoint.tensors["theta/w"], [len(seen)] * 3)
+
+    assert checkpoints.read(use=use).step == 3
+    assert seen == [1, 2, 3]
+
+
+def test_a_damaged_best_is_an_error_and_no_other_is_taken_for_it(tmp_path):
+    checkpoints = Checkpointer(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(step, TENSORS, Best(1))
+    _damage(tmp_path / "step_00000001")
+    with pytest.raises(OSError, match=r"step_00000001 is missing or damaged .* here: \[1, 2\]"):
+        checkpoints.read()
+    with pytest.raises(OSError, match=r"There is no checkpoint in .*/none"):
+        Checkpointer(tmp_path / "none").read()
+
+
+@pytest.mark.parametrize("name", ["a[1]", "x[y", "*", "q?", "back\\slash", "{a,b}", " ", "ü[]"])
+def test_any_name_of_a_directory(tmp_path, name):
+    checkpoints = Checkpointer(tmp_path / name)
+    checkpoints.save(1, TENSORS)
+    checkpoints.save(2, TENSORS)
+    np.testing.assert_array_equal(checkpoints.resume().tensors["theta/w"], TENSORS["theta/w"])
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("make", [np.asarray, tf.constant, lambda x: x.astype(BFLOAT16)])
+def test_what_is_not_finite_is_never_saved(tmp_path, value, make):
+    checkpoints = Checkpointer(tmp_path)
+    checkpoints.save(1, TENSORS)
+    weights = np.zeros([4, 5], np.float32)
+    weights[3, 2] = value
+    with pytest.raises(FloatingPointError, match=r"^'slots/v' has become NaN or infinite"):
+        checkpoints.save(2, TENSORS | {"slots/v": make(weights)})
+    assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]
+
+
+def test_files_and_directories_are_synced_before_the_name_appears(tmp_path, monkeypatch):
+    events, sync, rename = [], os.fsync, os.rename
+
+    def note_sync(descriptor):
+        events.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        sync(descriptor)
+
+    def note_rename(source, target):
+        events.append("rename")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "rename", note_rename)
+    Checkpointer(tmp_path).save(1, TENSORS)
+    partial = tmp_path / "step_00000001.partial"
+    names = ("info.json", "state.index", "state.data-00000-of-00001")
+    assert set(events[:-3]) == {f"{partial}/{name}" for name in names}
+    assert events[-3:] == [str(partial), "rename", str(tmp_path)]
+
+
+def test_what_cannot_be_deleted_is_no_error(tmp_path, monkeypatch, caplog):
+    checkpoints = Checkpointer(tmp_path, keep=1)
+    checkpoints.save(1, TENSORS)
+
+    def busy(path, **_):
+        raise OSError(39, "Directory not empty", path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", busy)
+        checkpoints.save(2, TENSORS)
+    assert checkpoints.steps() == [2]
+    assert "step_00000001 could not be deleted" in caplog.text
+    checkpoints.save(3, TENSORS)
+    assert [p.name for p in tmp_path.iterdir()] == ["step_00000003"]
+
+
+def test_what_cannot_hold_checkpoints_is_found_before_training(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OSError, match=r"Could not make .*/file ready .*File exists.* Remove the c"):
+        Checkpointer(tmp_path / "file").resume()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(OSError, match=r"is not writable"):
+        Checkpointer(tmp_path).resume()
+
+
+def test_tensors_are_held_against_a_model():
+    shapes = {"step": (), "theta/w": (2, 3)}
+    check_tensors(TENSORS | {"input/draws": np.int64(3), "slots/w": np.ones(2)}, shapes)
+    for tensors, message in (
+        ({"step": TENSORS["step"]}, r"has no tensor 'theta/w'; it is of another model"),
+        (TENSORS | {"step": np.ones(3)}, r"'step' is \(3,\) in the checkpoint and \(\) in the mod"),
+        (TENSORS | {"theta/b": 1.0}, r"has 1 weights that the model lacks, such as 'theta/b'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_tensors(tensors, shapes)
+
+
+_KILLED_IN_MID_SAVE = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np, tensorflow as tf
+from lingvo_moe.training import bundle
+from lingvo_moe.training.checkpoint import Checkpointer
+bundle._WRITE_BYTES = 40
+checkpoints = Checkpointer(Path(sys.argv[1]))
+checkpoints.save(1, {"a": np.arange(10.), "b": np.arange(9.)})
+save, calls = tf.raw_ops.SaveV2, []
+def save_once(**arguments):
+    if calls:
+        os.kill(os.getpid(), signal.SIGKILL)
+    calls.append(save(**arguments))
+tf.raw_ops.SaveV2 = save_once
+checkpoints.save(2, {"a": np.zeros(10), "b": np.zeros(9)})
+"""
+
+
+def test_killed_between_two_pieces(tmp_path):
+    killed = subprocess.run([sys.executable, "-c", _KILLED_IN_MID_SAVE, tmp_path], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    left = {p.name for p in (tmp_path / "step_00000002.partial").iterdir()}
+    assert left == {"process-00000-00000.index", "process-00000-00000.data-00000-of-00001"}
+    checkpoints = Checkpointer(tmp_path)
+    checkpoint = checkpoints.resume()
+    assert checkpoint.step == 1
+    np.testing.assert_array_equal(checkpoint.tensors["a"], np.arange(10.0))
+    np.testing.assert_array_equal(checkpoint.tensors["b"], np.arange(9.0))
+    checkpoints.save(3, TENSORS)
+    assert {p.name for p in tmp_path.iterdir()} == {"step_00000001", "step_00000003"}

@@ -1,0 +1,356 @@
+"""The training loop: steps, progress, evaluation, checkpoints, and a clean end whatever happens."""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveFloat, PositiveInt
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.training.checkpoint import ALONE, NO_BEST, Best, Checkpoint, Checkpointer, Process
+from lingvo_moe.training.signals import deferred
+from lingvo_moe.training.summaries import SummaryWriter
+
+_INPUT = "input/"
+_NOTICE_SECONDS = 5.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainParams(Params):
+    """How long to train and what to watch.
+
+    Attributes:
+        max_steps: where training ends.
+        log_every: steps between progress lines and TensorBoard points.
+        eval_every: steps between evaluations on dev; each is a checkpoint too.
+        checkpoint_every: steps between checkpoints for resuming.
+        keep_checkpoints: how many of the newest stay besides the best.
+        patience: end after so many evaluations without a better dev loss; None never does.
+        dev_bleu_sentences: dev sentences, spread over the pairs, to translate for BLEU at each
+            evaluation; 0 for none.
+        clip_norm: bound > 0 on the gradient's global norm; None for none.
+        micro_batches: a batch's rows are cut into that many parts whose gradients add up.
+        seed: of initial weights, dropout, random routing and the sampling of data; 0 to 2^31 - 1.
+    """
+
+    max_steps: PositiveInt = 100_000
+    log_every: PositiveInt = 50
+    eval_every: PositiveInt = 1000
+    checkpoint_every: PositiveInt = 1000
+    keep_checkpoints: PositiveInt = 3
+    patience: PositiveInt | None = None
+    dev_bleu_sentences: NonNegativeInt = 0
+    clip_norm: PositiveFloat | None = None
+    micro_batches: PositiveInt = 1
+    seed: NonNegativeInt = 1
+
+
+class Runtime(Protocol):
+    """What the loop needs of a runtime; `compiled` says whether it has taken a step before."""
+
+    compiled: bool
+
+    def initialize(self, seed: int) -> None: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, tensors: Mapping[str, np.ndarray]) -> None: ...
+
+    def train(self, batch: Mapping[str, np.ndarray]) -> NestedMap: ...
+
+
+class Batches(Protocol):
+    """What the loop needs of its input; `state` is as of the batch last returned."""
+
+    def next_batch(self) -> Mapping[str, np.ndarray]: ...
+
+    def state(self) -> dict[str, np.ndarray]: ...
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None: ...
+
+
+class Recorder(NamedTuple):
+    """Keeps something of every single step.
+
+    Attributes:
+        add: (step, its metrics), called once a step in their order, when the device is waited for
+            anyway. After resuming from step n the next is n + 1, whatever was added before.
+        save: called before each checkpoint is written.
+    """
+
+    add: Callable[[int, NestedMap], None]
+    save: Callable[[], None]
+
+
+class Evaluation(NamedTuple):
+    """dev_loss: nats a token, lower is better; scalars, images (PNG) by TensorBoard tag; text."""
+
+    dev_loss: float
+    scalars: dict[str, float]
+    text: str
+    images: Mapping[str, bytes] = MappingProxyType({})
+
+
+class TrainResult(NamedTuple):
+    """Where training stands.
+
+    Attributes:
+        step: how many steps were taken.
+        finished: false if a signal ended it before its end.
+        best_step, best_loss: of the best evaluation.
+        signal: number of the signal that was received, at whichever process; None without one.
+    """
+
+    step: int
+    finished: bool
+    best_step: int | None
+    best_loss: float
+    signal: int | None
+
+
+def train(
+    runtime: Runtime,
+    batches: Batches,
+    params: TrainParams,
+    logdir: Path,
+    *,
+    summarize: Callable[[NestedMap], dict[str, float]],
+    evaluate: Callable[[], Evaluation | None],
+    report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    process: Process = ALONE,
+    recorder: Recorder | None = None,
+    started: Callable[[], None] = lambda: None,
+) -> TrainResult:
+    """Trains to params.max_steps, from the newest checkpoint in logdir if there is one.
+
+    SIGINT and SIGTERM let the step in progress end, save, and return. A resumed run takes the very
+    steps an uninterrupted one would have taken. If the input fails, one process by itself saves
+    what it has trained before the error is raised.
+
+    Args:
+        runtime: where steps run.
+        batches: the input; its position is part of the checkpoint.
+        params: how long and how watched.
+        logdir: checkpoints in `checkpoints/`, events for TensorBoard in `events/`.
+        summarize: sums of the metrics since the last call -> scalars by tag, with "loss" and
+            "tokens" among them.
+        evaluate: scores the runtime's weights on dev; None where there is no dev data.
+        report: takes each line of progress.
+        process: which of the processes that train together this is; each saves its own pieces.
+        recorder: sees each step's metrics by themselves.
+        started: called before the first step, when the state is initialized or restored. Nothing
+            in logdir is written before that.
+
+    Raises:
+        FloatingPointError: the loss, the gradient or the state is not finite; the last checkpoint
+            is from before that.
+        OSError: a checkpoint could not be written; earlier ones are untouched.
+    """
+    loop = _Loop(runtime, batches, params, logdir, summarize, evaluate, report, process, recorder)
+    with deferred() as received:
+        return loop.run(received, started)
+
+
+class _Loop:
+    """The loop's own state: what has been seen since the last progress line, and the best."""
+
+    def __init__(
+        self, runtime, batches, params, logdir, summarize, evaluate, report, process, recorder
+    ):
+        self.runtime, self.batches, self.params = runtime, batches, params
+        self.summarize, self.evaluate, self.report = summarize, evaluate, report
+        self.checkpoints = Checkpointer(logdir / "checkpoints", params.keep_checkpoints, process)
+        self.logdir = logdir
+        self.recorder, self.interruption, self.process = recorder, Interruption(process), process
+        self.step, self.saved_step, self.recorded_step = 0, None, 0
+        self.best = NO_BEST
+        self.metrics: list[NestedMap] = []
+
+    def run(self, received: Callable[[], int | None], started: Callable[[], None]) -> TrainResult:
+        """The loop itself."""
+        p, signal = self.params, None
+        self._start()
+        started()
+        events = None if self.process.index else self.logdir / "events"
+        self.events = SummaryWriter(events, self.report)
+        while self.step < p.max_steps and not self._out_of_patience():
+            if signal := self.interruption.agreed(self.step, received()):
+                break
+            self._take_step()
+            last = self.step == p.max_steps
+            if last or self.step % p.log_every == 0:
+                self._log()
+            if last or self.step % p.eval_every == 0:
+                self._evaluate()
+            elif self.step % p.checkpoint_every == 0:
+                self._save()
+        finished = self.step >= p.max_steps or self._out_of_patience()
+        if self.step != self.saved_step:
+            self._save()
+        self.events.close()
+        if not finished:
+            self.report(f"Interrupted at step {self.step}; the same command goes on from there.")
+        return TrainResult(
+            self.step, finished, self.best.step, self.best.loss, signal or received()
+        )
+
+    def _take_step(self):
+        batch = self._next_batch()
+        compiled, start = self.runtime.compiled, time.monotonic()
+        if not compiled:
+            self.report("Compiling the step …")
+        self.metrics.append(self.runtime.train(batch))
+        if not compiled:
+            self.report(f"Compiled in {time.monotonic() - start:.0f} s.")
+        self.step += 1
+
+    def _next_batch(self):
+        try:
+            return self.batches.next_batch()
+        except Exception:
+            # Of several processes others may have gone on; alone, nothing trained is lost.
+            if self.process is ALONE and self.step > (self.saved_step or 0):
+                self._save()
+                self.report(f"The input failed; step {self.step} is saved.")
+            raise
+
+    def _start(self):
+        checkpoint = self.checkpoints.resume(self._restore)
+        self.clock, self.clock_step = time.monotonic(), 0
+        if checkpoint is None:
+            self.runtime.initialize(self.params.seed)
+            return
+        self.step = self.saved_step = self.recorded_step = self.clock_step = checkpoint.step
+        self.best = checkpoint.best
+        self.report(f"Resuming from step {self.step}.")
+
+    def _restore(self, checkpoint: Checkpoint):
+        tensors = checkpoint.tensors
+        self.runtime.restore(tensors)
+        position = {name: tensors[name] for name in tensors if name.startswith(_INPUT)}
+        self.batches.restore({n.removeprefix(_INPUT): np.asarray(t) for n, t in position.items()})
+
+    def _out_of_patience(self):
+        patience = self.params.patience
+        return patience is not None and self.best.evaluations_since >= patience
+
+    def _log(self):
+        scalars = self._check(self._drain())
+        if scalars is None:
+            return
+        seconds = time.monotonic() - self.clock
+        steps = self.step - self.clock_step
+        rate = steps / max(seconds, 1e-9)
+        speed = scalars["tokens"] / max(seconds, 1e-9)
+        self.clock, self.clock_step = time.monotonic(), self.step
+        eta = _hours((self.params.max_steps - self.step) / rate)
+        self.report(
+            f"step {self.step}/{self.params.max_steps}  loss {scalars['loss']:.3f}  "
+            f"{speed:,.0f} tokens/s  ETA {eta}"
+        )
+        scalars |= {"steps_per_second": rate, "tokens_per_second": speed}
+        self.events.scalars(self.step, {f"train/{tag}": value for tag, value in scalars.items()})
+
+    def _drain(self):
+        """Sums of the metrics since the last call, as numpy; waits for the device once."""
+        if not self.metrics:
+            return None
+        self._record()
+        count = len(self.metrics)
+        summed = self.metrics[0].map(lambda *xs: sum(np.asarray(x) for x in xs), *self.metrics[1:])
+        self.metrics = []
+        return NestedMap(summed, steps=count)
+
+    def _record(self):
+        """Shows the recorder the steps that it has not seen."""
+        if self.recorder is not None:
+            for step, metrics in enumerate(self.metrics, self.step - len(self.metrics) + 1):
+                if step > self.recorded_step:
+                    self.recorder.add(step, metrics)
+            self.recorded_step = self.step
+
+    def _check(self, metrics):
+        if metrics is None:
+            return None
+        self._check_finite(metrics)
+        return self.summarize(metrics)
+
+    def _check_finite(self, metrics):
+        if not all(np.all(np.isfinite(np.asarray(value))) for _, value in metrics.flatten()):
+            raise FloatingPointError(
+                f"The loss or the gradient is not finite at or before step {self.step}. The "
+                f"checkpoint of step {self.saved_step} is from before that. Try a lower learning "
+                f"rate, train.clip_norm, or activation_dtype='float32'."
+            )
+
+    def _evaluate(self):
+        start = time.monotonic()
+        if self.metrics:
+            self._log()
+        evaluation = self.evaluate()
+        if evaluation is not None:
+            self.report(f"step {self.step}  {evaluation.text}")
+            self.events.scalars(self.step, evaluation.scalars)
+            for tag, png in evaluation.images.items():
+                self.events.image(self.step, tag, png)
+            if evaluation.dev_loss < self.best.loss:
+                self.best = Best(self.step, evaluation.dev_loss)
+            else:
+                since = self.best.evaluations_since + 1
+                self.best = self.best._replace(evaluations_since=since)
+        self._save()
+        self.clock += time.monotonic() - start  # evaluation does not count as training time
+
+    def _save(self):
+        for metrics in self.metrics:  # nothing unseen, perhaps not finite, goes into a checkpoint
+            self._check_finite(metrics)
+        if self.recorder is not None:
+            self._record()
+            self.recorder.save()
+        state = {f"{_INPUT}{name}": value for name, value in self.batches.state().items()}
+        self.checkpoints.save(self.step, {**self.runtime.state(), **state}, self.best)
+        self.saved_step = self.step
+
+
+class Interruption:
+    """Whether any of the processes was interrupted, on which all agree at the same step.
+
+    Asking the others waits for all steps in flight. So each process says for how many steps it
+    would rather not be asked again, as many as some seconds hold, and the smallest number counts: a
+    signal is noticed soon, however long a step takes, and short steps are hardly ever held up.
+    """
+
+    def __init__(self, process: Process, clock: Callable[[], float] = time.monotonic):
+        """clock: seconds."""
+        self._process, self._clock = process, clock
+        self._due, self._stride = 0, 1
+        self._asked: tuple[int, float] | None = None
+
+    def agreed(self, step: int, signal: int | None) -> int | None:
+        """The signal for which to stop before this step, or None.
+
+        Args:
+            step: every process asks at the same steps, each one once.
+            signal: number of the one that this process received.
+        """
+        if self._process is ALONE:
+            return signal
+        if step < self._due:
+            return None
+        ahead = self._process.minimum(-signal if signal else self._stride)
+        now = self._clock()
+        if self._asked:
+            steps, seconds = step - self._asked[0], now - self._asked[1]
+            self._stride = max(1, int(_NOTICE_SECONDS * steps / max(seconds, 1e-9)))
+        self._due, self._asked = step + ahead, (step, now)
+        return -ahead if ahead < 0 else None
+
+
+def _hours(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"

@@ -1,0 +1,245 @@
+"""The loop on a model of one number: the state is the sum of all batches seen so far."""
+
+import math
+import os
+import signal
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.training.checkpoint import Checkpointer, Process
+from lingvo_moe.training.loop import Evaluation, Interruption, Recorder, TrainParams, train
+
+
+class Sum:
+    """A runtime whose only weight adds up what it is fed; a negative number makes a NaN."""
+
+    def __init__(self):
+        self.total, self.compiled = None, False
+
+    def initialize(self, seed):
+        self.total = np.float64(seed)
+
+    def state(self):
+        return {"theta/total": self.total}
+
+    def restore(self, tensors):
+        self.total = np.asarray(tensors["theta/total"])
+
+    def train(self, batch):
+        self.total, self.compiled = self.total + batch["x"], True
+        loss = math.nan if batch["x"] < 0 else self.total
+        return NestedMap(nll=np.float64(loss), tokens=np.float64(2))
+
+
+class Counting:
+    """Batches 1, 2, 3, …; `events` maps a number to what happens when it is asked for."""
+
+    def __init__(self, events=None):
+        self.count, self.events = 0, events or {}
+
+    def next_batch(self):
+        self.count += 1
+        replacement = self.events.get(self.count, lambda: None)()
+        return {"x": np.float64(self.count if replacement is None else replacement)}
+
+    def state(self):
+        return {"count": np.int64(self.count)}
+
+    def restore(self, state):
+        self.count = int(state["count"])
+
+
+def _train(logdir, *, batches=None, losses=None, recorder=None, report=None, **params):
+    runtime, lines = Sum(), []
+    losses = iter(losses or [])
+    result = train(
+        runtime,
+        batches or Counting(),
+        TrainParams(**{"max_steps": 10, "log_every": 2, "eval_every": 5, "seed": 0} | params),
+        logdir,
+        summarize=lambda m: {"loss": float(m.nll / m.tokens), "tokens": float(m.tokens)},
+        evaluate=lambda: next(
+            (Evaluation(x, {"dev/loss": x}, f"dev loss {x}") for x in losses), None
+        ),
+        report=report or lines.append,
+        recorder=recorder,
+    )
+    return runtime.total, result, lines
+
+
+def test_a_whole_run(tmp_path):
+    total, result, lines = _train(tmp_path, losses=[3.0, 4.0])
+    assert total == 55  # 1 + 2 + … + 10
+    assert result == (10, True, 5, 3.0, None)
+    assert Checkpointer(tmp_path / "checkpoints").best() == 5
+    # The line of step 2 averages losses 1 and 3 over 2 tokens each: (1 + 3) / 4.
+    assert lines[:2] == ["Compiling the step …", "Compiled in 0 s."]
+    assert lines[2].startswith("step 2/10  loss 1.000  ")
+    assert "tokens/s  ETA 0:00:" in lines[2]
+    assert "step 5  dev loss 3.0" in lines
+    (events,) = (tmp_path / "events").iterdir()
+    tags = {
+        value.tag
+        for event in tf.compat.v1.train.summary_iterator(str(events))
+        for value in event.summary.value
+    }
+    assert {"train/loss", "train/tokens_per_second", "dev/loss"} <= tags
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_same_call_resumes_exactly(tmp_path, number, capsys):
+    batches = Counting({4: lambda: os.kill(os.getpid(), number)})
+    total, result, lines = _train(tmp_path, batches=batches)
+    assert (total, result.step, result.finished, result.signal) == (10, 4, False, number)
+    assert capsys.readouterr().err.startswith(f"{number.name}: ends after the step or evaluation")
+    assert lines[-1].startswith("Interrupted at step 4")
+    total, result, lines = _train(tmp_path)
+    assert lines[0] == "Resuming from step 4."
+    assert (total, result.step, result.finished, result.signal) == (55, 10, True, None)
+
+
+def test_a_signal_at_the_last_step_is_told_too(tmp_path):
+    batches = Counting({10: lambda: os.kill(os.getpid(), signal.SIGTERM)})
+    _, result, _ = _train(tmp_path, batches=batches)
+    assert (result.step, result.finished, result.signal) == (10, True, signal.SIGTERM)
+
+
+def test_when_the_input_fails_at_once_there_is_nothing_to_save(tmp_path):
+    def fail():
+        raise ValueError("No example fits a row.")
+
+    with pytest.raises(ValueError, match=r"No example fits a row\."):
+        _train(tmp_path, batches=Counting({1: fail}))
+    assert Checkpointer(tmp_path / "checkpoints").steps() == []
+
+
+def test_when_the_input_fails_what_was_trained_is_saved(tmp_path):
+    def fail():
+        raise OSError("Shard 3 is damaged.")
+
+    batches, lines = Counting({4: fail}), []
+    with pytest.raises(OSError, match=r"Shard 3 is damaged\."):
+        _train(tmp_path, batches=batches, report=lines.append)
+    assert lines[-1] == "The input failed; step 3 is saved."
+    assert Checkpointer(tmp_path / "checkpoints").steps() == [3]
+
+
+def _steps_asked(others, signal_at=lambda step: None, last=200):
+    """At which of 200 steps of 1/8 s a process asks the others, and where it stops, if it does."""
+    asked, clock = [], [0.0]
+
+    def minimum(value):
+        asked.append(step)
+        return min(value, others(step))
+
+    interruption = Interruption(Process(0, minimum), lambda: clock[0])
+    for step in range(last):
+        if number := interruption.agreed(step, signal_at(step)):
+            return asked, step, number
+        clock[0] += 0.125
+    return asked, None, None
+
+
+def test_several_processes_ask_each_other_every_five_seconds():
+    """5 s / 0.125 s is 40 steps; the first two tell how long a step takes."""
+    assert _steps_asked(lambda step: 1000) == ([0, 1, 2, 42, 82, 122, 162], None, None)
+    # Another would be asked after 10 steps: its pace is 10 steps in 5 s.
+    assert _steps_asked(lambda step: 10, last=30) == ([0, 1, 2, 12, 22], None, None)
+    assert _steps_asked(lambda step: 1, last=4) == (
+        [0, 1, 2, 3],
+        None,
+        None,
+    )  # 5 s a step, or longer
+
+
+def test_whoever_of_several_processes_is_interrupted_all_stop_at_one_step():
+    stopped = ([0, 1, 2, 42, 82], 82, signal.SIGTERM)
+    assert _steps_asked(lambda step: -signal.SIGTERM if step > 50 else 1000) == stopped
+    mine = _steps_asked(lambda step: 1000, lambda step: signal.SIGTERM if step > 50 else None)
+    assert mine == stopped
+
+
+def test_a_finished_run_does_nothing_more(tmp_path):
+    _train(tmp_path)
+    total, result, _ = _train(tmp_path)
+    assert (total, result.step, result.finished) == (55, 10, True)
+
+
+def test_patience_ends_training_and_outlives_a_restart(tmp_path):
+    _, result, _ = _train(tmp_path, losses=[1.0, 2.0, 2.0], eval_every=1, patience=2)
+    assert result == (3, True, 1, 1.0, None)
+    _, result, _ = _train(tmp_path, losses=[0.5], eval_every=1, patience=2)
+    assert result == (3, True, 1, 1.0, None)
+
+
+def test_a_loss_that_is_not_finite_never_reaches_a_checkpoint(tmp_path):
+    batches = Counting({6: lambda: -1.0})
+    with pytest.raises(FloatingPointError, match=r"checkpoint of step 5 is from before"):
+        _train(tmp_path, batches=batches, log_every=100, eval_every=100, checkpoint_every=5)
+    assert Checkpointer(tmp_path / "checkpoints").steps() == [5]
+
+
+def test_a_weight_that_is_not_finite_never_reaches_a_checkpoint(tmp_path, monkeypatch):
+    """The loss of step 6 is finite and its update is not, and 6 is saved before 7 could show it."""
+    step = Sum.train
+
+    def overflow(self, batch):
+        metrics = step(self, batch)
+        if batch["x"] == 6:
+            self.total = np.float64(math.inf)
+        return metrics
+
+    monkeypatch.setattr(Sum, "train", overflow)
+    with pytest.raises(FloatingPointError, match=r"'theta/total' has become NaN or infinite"):
+        _train(tmp_path, log_every=100, eval_every=100, checkpoint_every=3)
+    assert Checkpointer(tmp_path / "checkpoints").steps() == [3]
+
+
+def test_the_best_survives_a_fallback_to_an_older_checkpoint(tmp_path):
+    """Evaluated at 2, 4 and 6, the best is 2, then 6. With 6 lost, 2 is the best again."""
+    _train(tmp_path, losses=[1.0, 2.0, 0.5], eval_every=2, max_steps=6, keep_checkpoints=2)
+    directory = tmp_path / "checkpoints"
+    assert sorted(p.name for p in directory.iterdir()) == [
+        f"step_0000000{step}" for step in (2, 4, 6)
+    ]
+    assert Checkpointer(directory).best() == 6
+    (directory / "step_00000006" / "info.json").write_text("{}")
+    total, result, lines = _train(tmp_path, losses=[1.5], eval_every=2, max_steps=6)
+    assert lines[0] == "Resuming from step 4."
+    assert (total, result[:4]) == (21, (6, True, 2, 1.0))
+    assert Checkpointer(directory).best() == 2
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"log_every": 0}, r"log_every must be >= 1, got 0\."),
+        ({"patience": 0}, r"patience must be >= 1 or None, got 0\."),
+        ({"clip_norm": -1.0}, r"clip_norm must be > 0 or None, got -1.0\."),
+        ({"clip_norm": math.nan}, r"clip_norm must be > 0 or None, got nan\."),
+        ({"dev_bleu_sentences": -1}, r"dev_bleu_sentences must be >= 0, got -1\."),
+        ({"seed": -1}, r"seed must be >= 0, got -1\."),
+        ({"seed": 3_000_000_000}, r"seed must be a whole number of 32 bits, got 3000000000\."),
+    ],
+)
+def test_params_are_checked(params, message):
+    with pytest.raises(ValueError, match=message):
+        TrainParams(**params)
+
+
+def test_a_recorder_sees_each_step_once_and_saves_with_checkpoints(tmp_path):
+    seen = []
+    recorder = Recorder(
+        lambda step, metrics: seen.append((step, float(metrics.nll))), lambda: seen.append("save")
+    )
+    # Lines at 2, 4, …; checkpoints at 3, between two of them, at 5 and at the end, 7.
+    every = {"recorder": recorder, "log_every": 2, "checkpoint_every": 3}
+    _train(tmp_path, max_steps=7, **every)
+    sums = [(step, step * (step + 1) / 2) for step in range(1, 10)]
+    assert seen == [*sums[:3], "save", *sums[3:5], "save", *sums[5:6], "save", *sums[6:7], "save"]
+    seen.clear()
+    _train(tmp_path, max_steps=9, **every)
+    assert seen == [*sums[7:9], "save"]

@@ -1,0 +1,187 @@
+"""What an optimizer is: pure functions over trees of weights, gradients and slots."""
+
+import abc
+import dataclasses
+from collections import defaultdict
+from typing import ClassVar, NamedTuple
+
+import tensorflow as tf
+
+from lingvo_moe.core.fields import NonNegativeFloat, Params
+from lingvo_moe.core.layer import Constant, WeightSpec
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.tables import learned
+from lingvo_moe.sharding.annotations import annotate
+from lingvo_moe.training.schedules import Schedule
+
+# The letter of the dimension along which weights alike are stacked; no rule names it.
+STACK = "*"
+# Elements of a weight up to which it is. A small weight's update costs what it takes to start its
+# ops; a large one's is bound by memory, and stacking is more of that.
+_MAX_STACKED_SIZE = 256 * 256
+
+
+class _Moving(NamedTuple):
+    """One weight, or several stacked, and what moves it."""
+
+    weight: tf.Tensor
+    slots: NestedMap
+    grad: tf.Tensor
+    spec: WeightSpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Optimizer(Params, abc.ABC):
+    """How weights move. It *is* its params and owns no state: slots come in and go out.
+
+    A subclass says what one weight needs, `weight_slots` and `update_weight`; the trees are dealt
+    with here. Small weights of equal specs are moved as one if it `takes_stacks`.
+
+    Attributes:
+        schedule: the learning rate of each step.
+        weight_decay: each step takes off learning rate times this share of every weight.
+        takes_stacks: whether `update_weight` takes a first dimension STACK for one of weights that
+            have nothing to do with one another. It pays where an update is many small ops; one by
+            elements is few, and to stack takes as long as they do. A subclass with an
+            `update_weight` of its own does not inherit it, so that an update that looks at a whole
+            weight, such as at its norm, never sees several.
+    """
+
+    takes_stacks: ClassVar[bool] = False
+
+    schedule: Schedule
+    weight_decay: NonNegativeFloat = 0.0
+
+    def slots(self, weights: NestedMap) -> NestedMap:
+        """WeightSpecs of the optimizer's memory, at `path/of/weight/name_of_slot`; none for tables.
+
+        Slots are weights as data too, so they are initialised, saved and sharded alike.
+        """
+        return learned(weights, weights).map(self.weight_slots)
+
+    def update(
+        self,
+        theta: NestedMap,
+        slots: NestedMap,
+        grads: NestedMap,
+        step: tf.Tensor,
+        weights: NestedMap,
+    ) -> tuple[NestedMap, NestedMap, NestedMap]:
+        """Takes one step.
+
+        Args:
+            theta: the weights, without tables.
+            slots: the values of `slots`.
+            grads: the gradient, a tree like theta.
+            step: int64 [], how many steps were taken before this one.
+            weights: the WeightSpecs of theta.
+
+        Returns:
+            theta and slots after the step, and metrics: `learning_rate` [].
+        """
+        count = tf.cast(step + 1, tf.float32)
+        rate = self.schedule(count)
+
+        def move(weight, slot, grad, spec):
+            # What is made of it is then cut alike; see also Adafactor.
+            grad = annotate(grad, spec.dims, at_rest=True)
+            change, slot = self.update_weight(weight, slot, grad, spec, rate, count)
+            if self.weight_decay:
+                change += rate * self.weight_decay * weight
+            return weight - change, slot
+
+        leaves = dict(theta.map(_Moving, slots, grads, weights).flatten())
+        moved = {}
+        for paths in self._alike({path: leaf.spec for path, leaf in leaves.items()}):
+            if len(paths) == 1:
+                moved[paths[0]] = move(*leaves[paths[0]])
+            else:
+                stack = _stacked([leaves[path] for path in paths])
+                moved |= zip(paths, _unstacked(*move(*stack)), strict=True)
+        theta, slots = (NestedMap.unflatten({p: m[i] for p, m in moved.items()}) for i in (0, 1))
+        return theta, slots, NestedMap(learning_rate=rate)
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if "update_weight" in vars(cls) and "takes_stacks" not in vars(cls):
+            cls.takes_stacks = False
+
+    def _alike(self, specs: dict[str, WeightSpec]) -> list[list[str]]:
+        """The paths of the weights that are moved together, most of them alone."""
+        if not self.takes_stacks:
+            return [[path] for path in specs]
+        groups = defaultdict(list)
+        for path, spec in specs.items():
+            groups[spec if spec.size <= _MAX_STACKED_SIZE else path].append(path)
+        return list(groups.values())
+
+    @abc.abstractmethod
+    def weight_slots(self, spec: WeightSpec) -> NestedMap:
+        """The slots of one weight: WeightSpecs by name."""
+
+    @abc.abstractmethod
+    def update_weight(
+        self,
+        weight: tf.Tensor,
+        slots: NestedMap,
+        grad: tf.Tensor,
+        spec: WeightSpec,
+        rate: tf.Tensor,
+        count: tf.Tensor,
+    ) -> tuple[tf.Tensor, NestedMap]:
+        """What to take off one weight, without weight decay.
+
+        Args:
+            weight: its value.
+            slots: its slots' values.
+            grad: its gradient.
+            spec: its shape and dims.
+            rate: float32 [], the learning rate.
+            count: float32 [], the number of this step, from 1.
+
+        Returns:
+            The change to subtract, of the weight's shape, and the slots after the step.
+        """
+
+
+def _stacked(leaves: list[_Moving]) -> _Moving:
+    """Weights of equal specs, and what moves them, along a new first dimension."""
+    weights, slots, grads, (spec, *_) = zip(*leaves, strict=True)
+    return _Moving(
+        tf.stack(weights),
+        slots[0].map(lambda *values: tf.stack(values), *slots[1:]),
+        tf.stack(grads),
+        spec.stacked(len(leaves), STACK),
+    )
+
+
+def _unstacked(weight: tf.Tensor, slots: NestedMap) -> list[tuple[tf.Tensor, NestedMap]]:
+    """Each of the weights in a stack with its slots."""
+    values = slots.map(tf.unstack)
+    return [
+        (one, values.map(lambda value, i=i: value[i])) for i, one in enumerate(tf.unstack(weight))
+    ]
+
+
+def zeros_like(spec: WeightSpec, without: int | None = None) -> WeightSpec:
+    """The spec of a slot that starts at zero: of the weight's shape, less an axis if given."""
+    kept = [axis for axis in range(len(spec.shape)) if axis != without]
+    shape = tuple(spec.shape[axis] for axis in kept)
+    return WeightSpec(shape, Constant(0.0), "".join(spec.dims[axis] for axis in kept))
+
+
+def clip_by_global_norm(grads: NestedMap, max_norm: float | None) -> tuple[NestedMap, tf.Tensor]:
+    """Shortens the gradient, all weights' together, to max_norm (Pascanu et al. 2013).
+
+    Args:
+        grads: float32 tensors.
+        max_norm: the longest it may be; None for no limit.
+
+    Returns:
+        The gradient, and float32 [], its norm before; not finite if the gradient is not.
+    """
+    norm = tf.linalg.global_norm([grad for _, grad in grads.flatten()])
+    if max_norm is None:
+        return grads, norm
+    scale = max_norm / tf.maximum(norm, max_norm)
+    return grads.map(lambda grad: grad * scale), norm

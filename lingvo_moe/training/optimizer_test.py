@@ -1,0 +1,175 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.core.layer import Uniform, WeightSpec, init_theta
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.training.adafactor import Adafactor
+from lingvo_moe.training.adamw import AdamW
+from lingvo_moe.training.lion import Lion
+from lingvo_moe.training.optimizer import Optimizer, clip_by_global_norm, zeros_like
+from lingvo_moe.training.schedules import Constant
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sgd(Optimizer):
+    def weight_slots(self, spec):
+        return NestedMap(steps=zeros_like(spec))
+
+    def update_weight(self, weight, slots, grad, spec, rate, count):
+        return rate * grad, NestedMap(steps=slots.steps + 1.0)
+
+
+WEIGHTS = NestedMap(
+    a=WeightSpec((2,), Uniform(1.0), "M"),
+    inner=NestedMap(b=WeightSpec((2, 3), Uniform(1.0), "MH")),
+)
+
+
+def test_update_walks_the_trees():
+    optimizer = Sgd(schedule=Constant(learning_rate=0.5, warmup_steps=4), weight_decay=0.1)
+    theta = NestedMap(a=tf.constant([1.0, 2.0]), inner=NestedMap(b=tf.ones([2, 3])))
+    slots = init_theta(optimizer.slots(WEIGHTS), seed=0)
+    assert [path for path, _ in slots.flatten()] == ["a/steps", "inner/b/steps"]
+    step = tf.constant(1, tf.int64)  # the second: half of the warm-up, so the rate is 0.25
+    grads = theta.map(tf.ones_like)
+    new_theta, new_slots, metrics = optimizer.update(theta, slots, grads, step, WEIGHTS)
+    assert metrics.learning_rate.numpy() == 0.25
+    # 1 - 0.25·1 - 0.25·0.1·1 = 0.725 and 2 - 0.25 - 0.05 = 1.7
+    np.testing.assert_allclose(new_theta.a, [0.725, 1.7], rtol=1e-6)
+    np.testing.assert_allclose(new_theta.inner.b, np.full([2, 3], 0.725), rtol=1e-6)
+    np.testing.assert_array_equal(new_slots.inner.b.steps, np.ones([2, 3]))
+    np.testing.assert_array_equal(theta.a, [1.0, 2.0])
+
+
+@pytest.mark.parametrize("optimizer", [Adafactor, AdamW, Lion])
+def test_optimizers_descend_in_a_graph(optimizer):
+    optimizer = optimizer(schedule=Constant(learning_rate=0.03))
+    target = tf.constant([[1.0, -2.0, 0.5], [3.0, 0.1, -1.0]])
+
+    @tf.function
+    def train(theta, slots, steps):
+        for step in tf.range(steps):
+            grads = NestedMap(a=theta.a, inner=NestedMap(b=theta.inner.b - target))
+            theta, slots, _ = optimizer.update(theta, slots, grads, step, WEIGHTS)
+        return theta
+
+    theta = train(init_theta(WEIGHTS, 1), init_theta(optimizer.slots(WEIGHTS), 1), 300)
+    np.testing.assert_allclose(theta.a, [0.0, 0.0], atol=0.1)
+    np.testing.assert_allclose(theta.inner.b, target, atol=0.1)
+
+
+class StackingAdamW(AdamW):
+    takes_stacks = True
+
+
+class StackingLion(Lion):
+    takes_stacks = True
+
+
+def alike(**kinds):
+    """Three weights of each kind: a shape and dims by name."""
+    return NestedMap(
+        {
+            name: NestedMap({f"{i}": WeightSpec(shape, Uniform(1.0), dims) for i in range(3)})
+            for name, (shape, dims) in kinds.items()
+        }
+    )
+
+
+ALIKE = alike(
+    scalar=((), ""),
+    scale=((128,), "M"),
+    factored=((130, 128), "MA"),
+    full=((128, 8), "Me"),
+    experts=((4, 16, 32), "EMH"),
+    layers=((2, 128, 20), "YMH"),
+    experts_of_layers=((2, 3, 8, 9), "YEMH"),
+    large=((257, 256), "MH"),
+)
+CONSTANT = Constant(learning_rate=0.05)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        Adafactor(schedule=CONSTANT),
+        Adafactor(schedule=CONSTANT, beta1=0.9, weight_decay=0.1),
+        StackingAdamW(schedule=CONSTANT, weight_decay=0.1),
+        StackingLion(schedule=CONSTANT),
+    ],
+)
+def test_weights_that_are_alike_move_as_each_does_alone(optimizer, monkeypatch):
+    updates = []
+    one = type(optimizer).update_weight
+
+    def counted(self, weight, *args):
+        updates.append(weight.shape)
+        return one(self, weight, *args)
+
+    def run():
+        theta, slots = init_theta(ALIKE, 0), init_theta(optimizer.slots(ALIKE), 0)
+        for step in range(3):
+            grads = init_theta(ALIKE, step + 1).map(lambda grad, size=10.0**step: size * grad)
+            theta, slots, _ = optimizer.update(theta, slots, grads, tf.constant(step), ALIKE)
+        return [*theta.flatten(), *slots.flatten()]
+
+    # A class that overrides update_weight has to promise anew.
+    fields = {f.name: getattr(optimizer, f.name) for f in dataclasses.fields(optimizer)}
+    members = {"update_weight": counted, "takes_stacks": True}
+    optimizer = type("Counting", (type(optimizer),), members)(**fields)
+    stacked = run()
+    assert len(updates) == 3 * (7 + 3)  # three steps of seven stacks and of three large weights
+    updates.clear()
+    monkeypatch.setattr(type(optimizer), "takes_stacks", False)
+    alone = run()
+    assert len(updates) == 3 * 8 * 3
+    for (path, value), (same_path, expected) in zip(stacked, alone, strict=True):
+        assert path == same_path
+        np.testing.assert_array_equal(value, expected, err_msg=path)
+
+
+def test_an_update_that_looks_at_a_whole_weight_sees_one_at_a_time():
+    class ByNorm(Adafactor):
+        def update_weight(self, weight, slots, grad, spec, rate, count):
+            return rate * grad / tf.norm(grad), slots
+
+    # Unit steps: 3/5 and 4/5 of the first gradient, all of the second.
+    weights = alike(w=((2,), "M"))
+    theta = init_theta(weights, 0).map(tf.zeros_like)
+    grads = NestedMap.unflatten(
+        {f"w/{i}": tf.constant(grad) for i, grad in enumerate([[3.0, 4.0], [0.0, 9.0], [1.0, 0.0]])}
+    )
+    optimizer = ByNorm(schedule=Constant(learning_rate=1.0))
+    slots = init_theta(optimizer.slots(weights), 0)
+    moved, _, _ = optimizer.update(theta, slots, grads, tf.constant(0), weights)
+    for (_, end), expected in zip(moved.flatten(), [[0.6, 0.8], [0, 1], [1, 0]], strict=True):
+        np.testing.assert_allclose(-end, expected, rtol=1e-6)
+
+
+def test_clip_by_global_norm():
+    # √(3² + 4²) = 5
+    grads = NestedMap(a=tf.constant([3.0, 0.0]), b=NestedMap(c=tf.constant([[4.0]])))
+    clipped, norm = clip_by_global_norm(grads, 1.0)
+    assert norm.numpy() == 5.0
+    np.testing.assert_allclose(clipped.a, [0.6, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(clipped.b.c, [[0.8]], rtol=1e-6)
+    for max_norm in (5.0, 100.0, None):
+        clipped, norm = clip_by_global_norm(grads, max_norm)
+        assert norm.numpy() == 5.0
+        np.testing.assert_array_equal(clipped.a, grads.a)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_the_norm_tells_of_gradients_that_are_not_finite(bad):
+    grads = NestedMap(a=tf.constant([1.0, bad]))
+    for max_norm in (1.0, None):
+        assert not np.isfinite(clip_by_global_norm(grads, max_norm)[1])
+
+
+@pytest.mark.parametrize("optimizer", [Adafactor, AdamW, Lion])
+def test_bad_decays(optimizer):
+    with pytest.raises(ValueError, match=r"beta2 must be in \[0, 1\), got 1\.0"):
+        optimizer(schedule=Constant(learning_rate=1.0), beta2=1.0)

@@ -1,0 +1,127 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.core.layer import Constant, WeightSpec
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.tables import Fixed, TableSpec, learned, merge_trees, tables
+from lingvo_moe.training.adamw import AdamW
+from lingvo_moe.training.replicas import (
+    copy_to_replicas,
+    move_rows,
+    relocate_experts,
+    rounds,
+    slots_of,
+    sum_replicas,
+)
+from lingvo_moe.training.schedules import Constant as ConstantRate
+
+# Two experts in four slots, of which the last is empty; beside them a weight without slots.
+TABLE = TableSpec((2, 2), Fixed(((0, 1), (0, -1))), "e.", "experts", 2)
+WI = WeightSpec((4, 3), Constant(0.0), "EM")
+WEIGHTS = NestedMap(
+    moe=NestedMap(placement=TABLE, experts=NestedMap(wi=WI)),
+    gate=WeightSpec((3,), Constant(0.0), "M"),
+)
+PLACED = NestedMap(moe=NestedMap(placement=tf.constant([[0, 1], [0, -1]])))
+GRADS = NestedMap(
+    moe=NestedMap(experts=NestedMap(wi=tf.constant([[1.0] * 3, [2] * 3, [4] * 3, [8] * 3]))),
+    gate=tf.constant([7.0, 7, 7]),
+)
+
+
+def test_an_experts_gradient_is_the_sum_over_its_slots():
+    total = sum_replicas(GRADS, PLACED, WEIGHTS)
+    np.testing.assert_array_equal(total.moe.experts.wi, [[5] * 3, [2] * 3])  # 1 + 4; 2
+    np.testing.assert_array_equal(total.gate, [7, 7, 7])
+
+
+def test_every_slot_gets_its_experts_and_an_empty_one_nothing():
+    grads = copy_to_replicas(sum_replicas(GRADS, PLACED, WEIGHTS), PLACED, WEIGHTS)
+    np.testing.assert_array_equal(grads.moe.experts.wi, [[5] * 3, [2] * 3, [5] * 3, [0] * 3])
+    np.testing.assert_array_equal(grads.gate, [7, 7, 7])
+
+
+def apply(source, width):
+    held = tf.constant(np.arange(source.size, dtype=np.float32)[:, None])
+    made = rounds(source, width)
+    for one in made:
+        assert one.targets.shape == one.sources.shape == (width,)
+        held = move_rows(held, *one)
+    return held.numpy()[:, 0], len(made)
+
+
+def test_rounds_by_hand():
+    # 0 <- 2, 2 <- 3: slot 0 first, which nobody needs. 4 and 5 swap. Three rounds of one, one, two.
+    held, count = apply(np.array([[2, 1, 3], [3, 5, 4]]), 2)
+    np.testing.assert_array_equal(held, [2, 1, 3, 3, 5, 4])
+    assert count == 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rounds_are_all_moves_at_once(seed):
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(2, 12))
+    source = rng.permutation(size) if seed % 2 else rng.integers(0, size, size)
+    held, _ = apply(source, width=int(rng.integers(2, 5)))
+    np.testing.assert_array_equal(held, source)
+
+
+def test_nothing_to_move_is_no_round():
+    assert rounds(np.arange(6), 2) == []
+
+
+def test_a_model_without_tables_is_left_as_it_is():
+    weights, grads = NestedMap(gate=WEIGHTS.gate), NestedMap(gate=GRADS.gate)
+    assert learned(grads, weights) is grads
+    assert merge_trees(grads, tables(grads, weights)) is grads
+    assert sum_replicas(grads, NestedMap(), weights) is grads
+    assert copy_to_replicas(grads, NestedMap(), weights) is grads
+
+
+def test_optimizers_keep_nothing_of_tables_and_moves_take_their_memory_along():
+    memory = AdamW(schedule=ConstantRate(learning_rate=0.1)).slots(WEIGHTS)
+    assert sorted(memory) == ["gate", "moe"]
+    assert sorted(memory.moe) == ["experts"]
+    named = slots_of("moe/placement", WEIGHTS, memory)
+    assert sorted(named) == [
+        "slots/moe/experts/wi/mean",
+        "slots/moe/experts/wi/square",
+        "theta/moe/experts/wi",
+    ]
+
+
+@pytest.mark.parametrize("placed", [[[1, 0, 1]], None])
+def test_a_checkpoint_of_other_slots_is_laid_out_anew(placed):
+    """The model begins with slots 0, 1, 0 and one empty. Saved were 1, 0, 1; or plain experts."""
+    rows = np.array([[1.0, 11, 21], [0, 10, 20], [1, 11, 21]])
+    saved = {"step": 5, "theta/gate": np.ones(3), "theta/moe/experts/wi": rows}
+    if placed is None:
+        saved["theta/moe/experts/wi"] = rows[[1, 0]]
+    else:
+        saved["theta/moe/placement"] = np.array(placed)
+    found = relocate_experts(saved, WEIGHTS, NestedMap())
+    np.testing.assert_array_equal(found["theta/moe/placement"], [[0, 1], [0, -1]])
+    wi = found["theta/moe/experts/wi"]
+    assert wi.shape == (4, 3)
+    np.testing.assert_array_equal(np.asarray(wi)[:3], [[0, 10, 20], [1, 11, 21], [0, 10, 20]])
+    np.testing.assert_array_equal(wi[1:3, 1:2], [[11], [10]])
+    assert found["step"] == 5
+    assert found["theta/gate"] is saved["theta/gate"]
+
+
+def test_a_checkpoint_of_the_same_slots_is_left_as_it_is():
+    saved = {"theta/moe/placement": np.array([[1, 1], [0, 0]])}
+    assert relocate_experts(saved, WEIGHTS, NestedMap()) is saved
+
+
+def test_what_is_not_a_table():
+    with pytest.raises(ValueError, match=r"No table 'gate' places experts; .*'moe/placement'"):
+        slots_of("gate", WEIGHTS, NestedMap())
+
+
+def test_tables_are_taken_out_and_put_back():
+    theta = NestedMap(moe=NestedMap(placement=1, experts=NestedMap(wi=2)), gate=3)
+    assert learned(theta, WEIGHTS) == {"gate": 3, "moe": {"experts": {"wi": 2}}}
+    assert tables(theta, WEIGHTS) == {"moe": {"placement": 1}}
+    assert merge_trees(learned(theta, WEIGHTS), tables(theta, WEIGHTS)) == theta

@@ -1,0 +1,55 @@
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from lingvo_moe.training import signals
+
+# Hashing stands for a compiler: native code that never returns to the interpreter.
+BUSY = """
+import hashlib
+from lingvo_moe.training.signals import deferred
+with deferred():
+    print("busy", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_answered_at_once_in_native_code_and_the_second_ends_at_once(number, code):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", BUSY], **pipes) as process:
+        try:
+            assert process.stdout.readline() == "busy\n"
+            process.send_signal(number)
+            line = process.stderr.readline()
+            assert line.startswith(f"{number.name}: ends after the step or evaluation in progress")
+            process.send_signal(number)
+            assert process.stderr.read() == f"{number.name} again: ends now, without saving.\n"
+            assert process.wait() == code
+        finally:
+            process.kill()
+
+
+def test_the_handlers_of_before_come_back():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with signals.deferred() as received:
+        signal.raise_signal(signal.SIGTERM)
+        assert received() == signal.SIGTERM
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_another_thread_leaves_signals_alone():
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    def run():
+        with signals.deferred() as received:
+            seen.extend([received(), signal.getsignal(signal.SIGTERM)])
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [None, before]

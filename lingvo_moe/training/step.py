@@ -1,0 +1,200 @@
+"""One training step as a pure function: (state, batch) -> (state, metrics)."""
+
+import dataclasses
+from typing import NamedTuple, Protocol
+
+import tensorflow as tf
+
+from lingvo_moe.core.layer import Context
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.random import fold_in
+from lingvo_moe.core.tables import learned, merge_trees, tables
+from lingvo_moe.core.zeros import runtime_zeros
+from lingvo_moe.sharding import copies
+from lingvo_moe.training.optimizer import Optimizer, clip_by_global_norm
+from lingvo_moe.training.replicas import copy_to_replicas, sum_replicas
+
+
+class TrainState(NamedTuple):
+    """All that training changes.
+
+    Attributes:
+        step: int64 [], steps taken.
+        theta: the weights, float32, and tables, int32.
+        slots: the optimizer's memory, a tree parallel to theta.
+    """
+
+    step: tf.Tensor
+    theta: NestedMap
+    slots: NestedMap
+
+
+class LossOutput(NamedTuple):
+    """What a task says of a batch.
+
+    Attributes:
+        objective: float32 [], what is differentiated.
+        metrics: sums over the batch, so that they add up.
+        needed_rung: float32 [], the least of TrainStep's rungs with room for this batch; None for a
+            task without rungs.
+    """
+
+    objective: tf.Tensor
+    metrics: NestedMap
+    needed_rung: tf.Tensor | None = None
+
+
+class _Sums(NamedTuple):
+    """Over the rows of micro-batches; only the largest of each number in `most` counts."""
+
+    grads: NestedMap
+    metrics: NestedMap
+    most: NestedMap
+
+    def plus(self, other: "_Sums") -> "_Sums":
+        return _Sums(
+            self.grads.map(tf.add, other.grads),
+            self.metrics.map(tf.add, other.metrics),
+            self.most.map(tf.maximum, other.most),
+        )
+
+
+class Trainable(Protocol):
+    """What a task offers to training."""
+
+    def weights(self) -> NestedMap:
+        """The tree of WeightSpecs."""
+
+    def num_targets(self, batch: NestedMap) -> tf.Tensor:
+        """float32 []: what the loss of a whole batch is divided by."""
+
+    def loss(
+        self, theta: NestedMap, batch: NestedMap, denominator: tf.Tensor, context: Context
+    ) -> LossOutput:
+        """The loss of a (micro-)batch, already divided by denominator."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainStep:
+    """Gradients, clipping and the optimizer's update.
+
+    Attributes:
+        task: the model and its loss.
+        optimizer: how weights move.
+        clip_norm: bound on the gradient's global norm; None for none.
+        micro_batches: the batch's rows are cut into that many parts whose gradients add up.
+        late_sums: whether gradients of micro-batches are summed over devices after the last one
+            and not after each (see sharding/copies.py).
+        seed: of dropout and random routing; each step derives its own.
+        rungs: the same task with ever larger buffers, the last with room for any batch; () for a
+            task that needs none.
+        rung: which of them task is; None for one that has room for any batch.
+    """
+
+    task: Trainable
+    optimizer: Optimizer
+    clip_norm: float | None = None
+    micro_batches: int = 1
+    late_sums: bool = True
+    seed: int = 0
+    rungs: tuple[Trainable, ...] = ()
+    rung: int | None = None
+
+    @property
+    def on_rungs(self) -> tuple["TrainStep", ...]:
+        """The step on each rung; itself where there are none."""
+        if not self.rungs:
+            return (self,)
+        return tuple(
+            dataclasses.replace(self, task=task, rung=rung) for rung, task in enumerate(self.rungs)
+        )
+
+    def __call__(self, state: TrainState, batch: NestedMap) -> tuple[TrainState, NestedMap]:
+        """Takes one step.
+
+        Args:
+            state: before the step.
+            batch: int32 tensors [B, …].
+
+        Returns:
+            The state after the step, and metrics: the task's own sums, `grad_norm` [] before
+            clipping, and the optimizer's; with rungs also `needed_rung` []. If that is above this
+            step's rung, the state is as it was and the metrics mean nothing.
+        """
+        seed = fold_in([self.seed, 0], tf.cast(state.step, tf.int32))
+        weights = self.task.weights()
+        theta, fixed = (part(state.theta, weights) for part in (learned, tables))
+        sums = self._gradients(theta, fixed, batch, seed)
+        metrics = NestedMap(sums.metrics | sums.most)
+        grads, metrics.grad_norm = clip_by_global_norm(
+            sum_replicas(sums.grads, fixed, weights), self.clip_norm
+        )
+        grads = copy_to_replicas(grads, fixed, weights)
+        theta, slots, optimizer_metrics = self.optimizer.update(
+            theta, state.slots, grads, state.step, weights
+        )
+        metrics.update(optimizer_metrics)
+        new = TrainState(state.step + 1, merge_trees(theta, fixed), slots)
+        if self.rung is not None:
+            done = metrics.needed_rung <= self.rung
+            new = tf.nest.map_structure(lambda new, old: tf.where(done, new, old), new, state)
+        return new, metrics
+
+    def _gradients(self, theta, fixed, batch, seed):
+        specs = learned(self.task.weights(), self.task.weights())
+        denominator = self.task.num_targets(batch)
+        if self.micro_batches == 1:
+            return self._micro_batch(theta, fixed, batch, denominator, seed, 0)
+        # Here and not in the loop, so that what lies in pieces at rest is gathered once.
+        theta = theta.map(lambda weight, spec: copies.annotate_weight(weight, spec.dims), specs)
+        if self.late_sums:
+            theta = copies.expand_copies(theta, specs)
+        sums = self._loop(theta, fixed, batch.map(self._parts), denominator, seed, specs)
+        return sums._replace(grads=copies.sum_copies(sums.grads, specs))
+
+    def _loop(self, theta, fixed, parts, denominator, seed, specs):
+        """One micro-batch after the other, so that only one's activations are there at a time."""
+
+        @tf.function(autograph=False)
+        def run(theta, fixed, parts, denominator, seed, i):
+            part = parts.map(lambda rows: tf.gather(rows, i, axis=1))
+            return self._micro_batch(theta, fixed, part, denominator, seed, i)
+
+        arguments = theta, fixed, parts, denominator, seed
+        run = run.get_concrete_function(*arguments, tf.TensorSpec([], tf.int32))
+        nothing = tf.nest.map_structure(
+            lambda one: runtime_zeros(one.shape, one.dtype, denominator), run.structured_outputs
+        )
+        grads = nothing.grads.map(
+            lambda g, spec: copies.annotate_weight(g, spec.dims, at_rest=True), specs
+        )
+        _, sums = tf.while_loop(
+            lambda i, _: i < self.micro_batches,
+            lambda i, sums: (i + 1, sums.plus(run(*arguments, i))),
+            (tf.constant(0), nothing._replace(grads=grads)),
+            parallel_iterations=1,
+        )
+        return sums
+
+    def _parts(self, rows):
+        """[B, …] as [B / n, n, …]; micro-batch i is every n-th row from the i-th on.
+
+        So each device's share of one is of its own rows.
+        """
+        if rows.shape[0] % self.micro_batches:
+            raise ValueError(
+                f"{rows.shape[0]} rows do not fall into {self.micro_batches} micro-batches; change "
+                f"input.batch_size or train.micro_batches."
+            )
+        return tf.reshape(rows, [-1, self.micro_batches, *rows.shape[1:]])
+
+    def _micro_batch(self, theta, fixed, batch, denominator, seed, i):
+        context = Context(fold_in(seed, i))
+        with tf.GradientTape() as tape:
+            theta.map(tape.watch)
+            output = self.task.loss(merge_trees(theta, fixed), batch, denominator, context)
+        grads = tape.gradient(output.objective, theta).map(tf.convert_to_tensor)
+        most = NestedMap()
+        if output.needed_rung is not None:
+            most.needed_rung = output.needed_rung
+        return _Sums(grads, output.metrics, most)

@@ -1,0 +1,1 @@
+"""The zoo: a module a family, a registered class a model."""

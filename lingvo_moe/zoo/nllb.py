@@ -1,0 +1,132 @@
+"""No Language Left Behind: 200 languages, any to any (Costa-jussà et al. 2022, arXiv 2207.04672).
+
+Shared by the full-size models: 24 + 24 layers, M 2048, H 8192, 16 heads, dropout 0.3, one joint
+vocabulary and one embedding for both sides, label smoothing 0.1, pairs sampled in proportion to
+their data, a million tokens a batch, Adam with the learning rate climbing to 0.002 over 8000 steps
+and falling with their inverse square root, 300k steps. The MoE models have 128 experts in every 4th
+layer, top-2 gating that always takes the second expert, capacity factor 2 and a balance loss
+weighed 0.01. docs/models.md says which values were compared with the released recipes and what
+differs.
+"""
+
+import dataclasses
+
+from lingvo_moe.core.registry import register
+from lingvo_moe.data.pipeline import InputParams
+from lingvo_moe.gatings.top_2 import Top2
+from lingvo_moe.layers.dispatch import Einsum
+from lingvo_moe.layers.moe import MoEParams
+from lingvo_moe.layers.transformer_layer import TransformerParams
+from lingvo_moe.tasks.translation import TranslationParams
+from lingvo_moe.training.adamw import AdamW
+from lingvo_moe.training.loop import TrainParams
+from lingvo_moe.training.schedules import InverseSquareRoot
+from lingvo_moe.zoo import small
+
+_VOCABULARY = 256_206  # 256000 pieces, 4 special ones and 202 language codes
+_BATCH_TOKENS = 2**20
+_WARMUP_STEPS = 8000
+_PEAK_RATE = 0.002
+
+# Section 6.2: each regularises experts that would overfit small languages.
+_EXPERT_OUTPUT_MASKING = {"output_mask_rate": 0.2}
+_CONDITIONAL_ROUTING = {
+    "shared_expert": True,
+    "shared_gate_dropout_rate": 0.2,
+    "shared_gate_loss_weight": 0.1,
+    "shared_gate_budget": 0.8,
+}
+
+
+class _Nllb:
+    """What the full-size models share; a model is a diff from it."""
+
+    moe: MoEParams | None = None
+
+    def params(self) -> TranslationParams:
+        """The frozen params."""
+        return TranslationParams(
+            model=TransformerParams(
+                num_encoder_layers=24,
+                num_decoder_layers=24,
+                model_dim=2048,
+                hidden_dim=8192,
+                num_heads=16,
+                head_dim=128,
+                moe=self.moe,
+                dropout_rate=0.3,
+                shared_embedding=True,
+            ),
+            source_vocab_size=_VOCABULARY,
+            target_vocab_size=_VOCABULARY,
+            input=InputParams(
+                batch_size=_BATCH_TOKENS // 128,
+                source_length=128,
+                target_length=128,
+                temperature=1.0,
+            ),
+            optimizer=AdamW(
+                schedule=InverseSquareRoot(
+                    learning_rate=_PEAK_RATE * _WARMUP_STEPS**0.5,
+                    warmup_steps=_WARMUP_STEPS,
+                    linear_warmup=True,
+                ),
+                beta2=0.98,
+                epsilon=1e-6,
+            ),
+            train=TrainParams(max_steps=300_000),
+        )
+
+
+_MOE = MoEParams(
+    num_experts=128,
+    every_n=4,
+    gating=Top2(second_expert="always"),
+    num_groups=128,
+    dispatcher=Einsum(),
+)
+
+
+@register
+class MoE128(_Nllb):
+    """54.5B weights: NLLB-200, 128 experts in every 4th layer, expert output masking 0.2."""
+
+    moe = dataclasses.replace(_MOE, **_EXPERT_OUTPUT_MASKING)
+
+
+@register
+class MoE128CMR(_Nllb):
+    """54.9B weights: NLLB-200 with conditional routing (a shared expert) instead of masking."""
+
+    moe = dataclasses.replace(_MOE, **_CONDITIONAL_ROUTING)
+
+
+@register
+class Dense(_Nllb):
+    """3.3B weights: the dense NLLB-200, twin of nllb.MoE128."""
+
+
+class _Small(small.MoE):
+    """small.MoE with one of the paper's regularisers."""
+
+    regulariser: dict
+
+    def params(self) -> TranslationParams:
+        """The frozen params."""
+        params = super().params()
+        moe = dataclasses.replace(params.model.moe, **self.regulariser)
+        return dataclasses.replace(params, model=dataclasses.replace(params.model, moe=moe))
+
+
+@register
+class Small(_Small):
+    """small.MoE with expert output masking."""
+
+    regulariser = _EXPERT_OUTPUT_MASKING
+
+
+@register
+class SmallCMR(_Small):
+    """small.MoE with conditional routing (a shared expert)."""
+
+    regulariser = _CONDITIONAL_ROUTING

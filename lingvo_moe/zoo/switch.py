@@ -1,0 +1,42 @@
+"""The recipe of Switch Transformer (Fedus et al. 2021, arXiv 2101.03961) on models of this zoo.
+
+Top-1 gating, capacity factor 1.25, balance loss weighed 0.01 and router inputs jittered by 1 %
+(sections 2.2 and 2.4, appendix C). In evaluation nothing is dropped, as everywhere in this zoo.
+"""
+
+import dataclasses
+
+from lingvo_moe.core.registry import register
+from lingvo_moe.gatings.switch import Switch
+from lingvo_moe.layers.router import ByToken
+from lingvo_moe.tasks.translation import TranslationParams
+from lingvo_moe.zoo import m4, small
+
+
+def _with_recipe(params: TranslationParams) -> TranslationParams:
+    moe = dataclasses.replace(
+        params.model.moe,
+        gating=Switch(),
+        capacity_factor=1.25,
+        router=ByToken(jitter=0.01),
+        aux_loss_weight=0.01,
+    )
+    return dataclasses.replace(params, model=dataclasses.replace(params.model, moe=moe))
+
+
+@register
+class MoE128E12L(m4.MoE128E12L):
+    """12.5B weights: m4.MoE128E12L with one expert a token."""
+
+    def params(self) -> TranslationParams:
+        """The frozen params."""
+        return _with_recipe(super().params())
+
+
+@register
+class Small(small.MoE):
+    """small.MoE with one expert a token."""
+
+    def params(self) -> TranslationParams:
+        """The frozen params."""
+        return _with_recipe(super().params())
