@@ -139,7 +139,7 @@ def to_json(answer: Answer) -> list[dict[str, Any]]:
         result.append(
             {
                 "name": name,
-                "mesh": dict(zip(strategy.mesh.axes, strategy.mesh.shape, strict=True)),
+                "mesh": strategy.mesh.sizes,
                 "sharding": _sharding_text(strategy.sharding),
                 "remat": strategy.remat,
                 "late_sums": strategy.late,

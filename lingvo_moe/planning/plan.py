@@ -77,8 +77,7 @@ def make_plan(
     compiled = None
     if topology:
         progress(f"Compiling {model} for {topology}: minutes.")
-        shape = dict(zip(mesh.axes, mesh.shape, strict=True))
-        compiled = compile_step(model, list(overrides), topology, shape, progress)
+        compiled = compile_step(model, list(overrides), topology, mesh.sizes, progress)
     return Plan(
         model=model,
         overrides=tuple(overrides),

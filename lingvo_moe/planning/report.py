@@ -121,7 +121,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "model": plan.model,
         "overrides": list(plan.overrides),
         "hardware": plan.hardware,
-        "mesh": dict(zip(plan.mesh.axes, plan.mesh.shape, strict=True)),
+        "mesh": plan.mesh.sizes,
         "devices": costs.devices,
         "parameters": costs.parameters,
         "tokens_per_step": costs.tokens,

@@ -267,7 +267,7 @@ class Space:
 
     def refuses(self, mesh: Mesh, choices: tuple[Choice, ...], zero: bool) -> str:
         """Why a strategy is not in the space; "" if it is."""
-        sizes = dict(zip(mesh.axes, mesh.shape, strict=True))
+        sizes = mesh.sizes
         if not self.divides(sizes.get("data", 1), sizes.get("expert", 1)):
             return self.needs(math.prod(mesh.shape))
         for choice in choices:

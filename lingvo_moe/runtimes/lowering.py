@@ -107,13 +107,7 @@ class Layout:
 
     def _partition_spec(self, name, spec):
         axes = assignment(spec.dims, spec.shape, self.mesh, self.storage_rules)
-        for letter, size, group in zip(spec.dims, spec.shape, axes, strict=True):
-            if size % self.mesh.size(group):
-                raise ValueError(
-                    f"Dimension {letter!r} of {name!r} has {size} elements, which do not fall into "
-                    f"{self.mesh.size(group)} equal pieces over {group}; change the size, the mesh "
-                    f"or the rule."
-                )
+        self.mesh.piece_shape(spec.shape, axes, spec.dims, repr(name))
         return PartitionSpec(*(group or None for group in axes))
 
 

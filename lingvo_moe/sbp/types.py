@@ -173,15 +173,8 @@ def piece_shape(shape: Sequence[int], sbp: NdSbp, mesh: Mesh) -> tuple[int, ...]
     Raises:
         ValueError: as `check`, or a dimension that does not fall into equal pieces.
     """
-    result = []
-    for dim, (size, group) in enumerate(zip(shape, split_axes(sbp, len(shape), mesh), strict=True)):
-        if size % mesh.size(group):
-            raise ValueError(
-                f"Dimension {dim} of shape {tuple(shape)} has {size} elements, which do not fall "
-                f"into {mesh.size(group)} equal pieces over {group}; change the size or {sbp}."
-            )
-        result.append(size // mesh.size(group))
-    return tuple(result)
+    axes = split_axes(sbp, len(shape), mesh)
+    return mesh.piece_shape(shape, axes, range(len(shape)), f"{tuple(shape)} as {sbp}")
 
 
 def cut(array: np.ndarray, sbp: NdSbp, mesh: Mesh, random: np.random.Generator) -> np.ndarray:

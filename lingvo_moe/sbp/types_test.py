@@ -70,7 +70,9 @@ def test_cut_and_join():
 
 
 def test_uneven():
-    with pytest.raises(ValueError, match=r"Dimension 0 of shape \(6,\) has 6 elements.* 4 equal"):
+    with pytest.raises(
+        ValueError, match=r"Dimension 0 of \(6,\) as S\(0\) has 6 elements, .* into 4 equal pieces"
+    ):
         types.piece_shape((6,), parse("S(0)"), LINE)
 
 

@@ -9,7 +9,7 @@ import contextvars
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -37,11 +37,43 @@ class Mesh:
 
     def __str__(self):
         """As `parse_mesh` reads it: "data:2,expert:4"."""
-        return ",".join(f"{axis}:{size}" for axis, size in zip(self.axes, self.shape, strict=True))
+        return ",".join(f"{axis}:{size}" for axis, size in self.sizes.items())
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Axis -> its size."""
+        return dict(zip(self.axes, self.shape, strict=True))
 
     def size(self, axes: tuple[str, ...]) -> int:
         """The number of pieces that a dimension split over these axes falls into."""
         return math.prod(self.shape[self.axes.index(axis)] for axis in axes)
+
+    def piece_shape(
+        self,
+        shape: Sequence[int],
+        axes: Sequence[tuple[str, ...]],
+        dims: Iterable[str | int],
+        what: str,
+    ) -> tuple[int, ...]:
+        """The shape of what one device holds of a tensor.
+
+        Args:
+            shape: of the whole tensor.
+            axes: those that each dimension is split over, as from `assignment`.
+            dims: what to call each dimension in an error.
+            what: what to call the tensor.
+
+        Raises:
+            ValueError: a dimension does not fall into equal pieces.
+        """
+        for dim, size, group in zip(dims, shape, axes, strict=True):
+            if size % self.size(group):
+                raise ValueError(
+                    f"Dimension {dim!r} of {what} has {size} elements, which do not fall into "
+                    f"{self.size(group)} equal pieces over {group}; change the size, the mesh or "
+                    f"the rule."
+                )
+        return tuple(n // self.size(group) for n, group in zip(shape, axes, strict=True))
 
 
 def parse_mesh(text: str) -> Mesh:

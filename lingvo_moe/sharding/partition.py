@@ -161,13 +161,7 @@ def _by_hand(function, tensors, dims, result_dims):
     pieces = []
     for tensor, letters in zip(tensors, dims, strict=True):
         axes = assignment(letters, tuple(tensor.shape), mesh, rules)
-        for letter, size, group in zip(letters, tensor.shape, axes, strict=True):
-            if size % mesh.size(group):
-                raise ValueError(
-                    f"Dimension {letter!r} of {letters!r} has {size} elements, which do not fall "
-                    f"into {mesh.size(group)} equal pieces over {group}; a region by hand wants "
-                    f"them equal."
-                )
+        mesh.piece_shape(tensor.shape, axes, letters, repr(letters))
         pieces.append(xla_sharding.auto_to_manual_spmd_partition(tensor, _serialized(axes, mesh)))
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
