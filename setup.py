@@ -13,12 +13,14 @@ _TOOLS = sorted(
 )
 
 _JAX = "jax>=0.10,<0.11"
+_SERVE = ["prometheus_client>=0.20,<1", "starlette>=0.40,<2", "uvicorn>=0.30,<1"]
 
 setup(
     version=re.search(
         r'__version__ = "(.+)"', (_ROOT / "lingvo_moe" / "__init__.py").read_text()
     ).group(1),
     packages=find_packages(include=["lingvo_moe", "lingvo_moe.*"]),
+    package_data={"lingvo_moe.server": ["page/*"]},
     install_requires=[
         "absl-py>=2.1,<3",
         "matplotlib>=3.8,<4",
@@ -31,11 +33,14 @@ setup(
         "tqdm>=4.66,<5",
     ],
     extras_require={
+        "serve": _SERVE,
         "spmd": [_JAX],
         "tpu": ["libtpu"],
         "benchmarks": ["torch", "transformers", "ctranslate2"],
         "dev": [
             _JAX,
+            *_SERVE,
+            "httpx>=0.27,<1",
             "keras>=3",
             "mypy>=1.15,<2",
             "pytest>=8,<10",

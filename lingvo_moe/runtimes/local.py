@@ -41,10 +41,13 @@ class Local:
         self._ladder = Ladder(len(steps))
         self._evaluate = tf.function(self._evaluate_batch, autograph=False)
         self._translate: dict[Hashable, Callable] = {}
-        self._score = tf.function(
-            self._score_batch,
-            autograph=False,
-            input_signature=[_MATRIX, _ROWS, _MATRIX, _ROWS, _ROWS],
+        self._score, self._routes = (
+            tf.function(
+                function,
+                autograph=False,
+                input_signature=[_MATRIX, _ROWS, _MATRIX, _ROWS, _ROWS],
+            )
+            for function in (self._score_batch, self._routes_batch)
         )
 
     def initialize(self, seed: int) -> None:
@@ -136,6 +139,13 @@ class Local:
         given = (source_ids, source_lengths, target_ids, target_lengths, tasks)
         return self._score(*map(tf.constant, given))
 
+    def routes(self, *given: np.ndarray) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
+        """The experts of given translations' tokens; takes what `score` does, tasks too.
+
+        See the task's `routes`.
+        """
+        return self._routes(*map(tf.constant, given))
+
     def _specs(self):
         """WeightSpecs of the weights and of the optimizer's slots."""
         weights = self._task.weights()
@@ -168,6 +178,9 @@ class Local:
 
     def _score_batch(self, *batch):
         return self._task.score(self._read().theta, *batch)
+
+    def _routes_batch(self, *batch):
+        return self._task.routes(self._read().theta, *batch)
 
 
 def _to_tensors(batch):

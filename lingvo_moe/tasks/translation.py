@@ -342,21 +342,42 @@ class TranslationTask:
             float32 [B, T], log P of each token in nats; 0 beyond a row's length.
         """
         theta, transformer = self._to_compute_dtype(theta), self.transformer
-        source, target = (
-            Tokens(
-                ids,
-                tf.sequence_mask(lengths, tf.shape(ids)[1], tf.int32),
-                None if tasks is None else tf.broadcast_to(tasks[:, None], tf.shape(ids)),
-            )
-            for ids, lengths in (
-                (source_ids, source_lengths),
-                (tf.pad(target_ids, [[0, 0], [1, 0]], constant_values=BOS)[:, :-1], target_lengths),
-            )
-        )
+        source, target = _given(source_ids, source_lengths, target_ids, target_lengths, tasks)
         logits = transformer.fprop(theta, source, target, EVALUATION).outputs
         log_probs = tf.nn.log_softmax(logits[..., : self.num_pieces])
         chosen = tf.gather(log_probs, target_ids, batch_dims=2)
         return tf.where(target.segments > 0, chosen, 0.0)
+
+    def routes(
+        self,
+        theta: NestedMap,
+        source_ids: tf.Tensor,
+        source_lengths: tf.Tensor,
+        target_ids: tf.Tensor,
+        target_lengths: tf.Tensor,
+        tasks: tf.Tensor | None = None,
+    ) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
+        """Which experts each token of given translations goes to, under teacher forcing.
+
+        Args:
+            As those of `score`.
+
+        Returns:
+            For each of moe_layers the experts, int32 [B, L or T, K], and what their outputs are
+            multiplied by, float32 of that shape, 0 for choices not taken. Those of the decoder at
+            place t make the token at t out of those before it.
+        """
+        given = _given(source_ids, source_lengths, target_ids, target_lengths, tasks)
+        hidden = self.transformer.hidden(self._to_compute_dtype(theta), *given, EVALUATION)
+        ids = {"encoder": source_ids, "decoder": target_ids}
+        found = {}
+        for layer in self.moe_layers:
+            side, name = layer.split("/")
+            routing = hidden.routings[side][name]
+            weight = tf.where(routing.dispatched, routing.weight, 0.0)
+            shape = tf.concat([tf.shape(ids[side]), [-1]], axis=0)
+            found[layer] = (tf.reshape(routing.expert, shape), tf.reshape(weight, shape))
+        return found
 
     def _to_compute_dtype(self, theta):
         """Casts all but the gates of routers, which stay float32 (see Router.weights).
@@ -370,3 +391,16 @@ class TranslationTask:
             ),
             self.weights(),
         )
+
+
+def _given(source_ids, source_lengths, target_ids, target_lengths, tasks):
+    """The Tokens of source and target for teacher forcing; the target's are shifted right."""
+    shifted = tf.pad(target_ids, [[0, 0], [1, 0]], constant_values=BOS)[:, :-1]
+    return tuple(
+        Tokens(
+            ids,
+            tf.sequence_mask(lengths, tf.shape(ids)[1], tf.int32),
+            None if tasks is None else tf.broadcast_to(tasks[:, None], tf.shape(ids)),
+        )
+        for ids, lengths in ((source_ids, source_lengths), (shifted, target_lengths))
+    )

@@ -1,0 +1,1 @@
+"""A server: HTTP requests of many users, joined into batches."""

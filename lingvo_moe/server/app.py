@@ -1,0 +1,350 @@
+"""The HTTP side of a server: an ASGI application."""
+
+import asyncio
+import contextlib
+import functools
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from lingvo_moe.server.batcher import Batcher, BatchParams, Busy, Languages
+from lingvo_moe.server.metrics import Metrics
+from lingvo_moe.server.model import Model
+from lingvo_moe.server.questions import (
+    TOO_LARGE,
+    WRONG,
+    Limits,
+    read_explain,
+    read_translate,
+    refuse,
+)
+
+_GONE = 499  # nginx's status of a client that did not wait for its answer
+_PAGE = Path(__file__).parent / "page"
+_PAGE_FILES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+}
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors "
+    "'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
+
+
+class Server:
+    """Answers requests about some models.
+
+    Attributes:
+        asgi: the application.
+        metrics: what it counts.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        limits: Limits | None = None,
+        batching: BatchParams | None = None,
+    ):
+        """Makes it.
+
+        Args:
+            models: by name; the first is that of requests that name none.
+            limits: of a request.
+            batching: how sentences are joined, model by model.
+
+        Raises:
+            ValueError: a request may have more sentences than the queue holds.
+        """
+        self._models = dict(models)
+        self._limits, batching = limits or Limits(), batching or BatchParams()
+        if self._limits.max_sentences > batching.max_queue:
+            raise ValueError(
+                f"A request may have {self._limits.max_sentences} sentences and only "
+                f"{batching.max_queue} may wait; make the queue longer."
+            )
+        self.metrics = Metrics()
+        self._batchers = {name: self._batcher(name, batching) for name in models}
+        self._explainers = {
+            name: Batcher(functools.partial(_explain, model), batching)
+            for name, model in models.items()
+            if hasattr(model, "explain")
+        }
+        self._draining, self._open, self._workers = False, 0, []
+        self.asgi = Starlette(
+            routes=self._routes(),
+            lifespan=self._lifespan,
+            exception_handlers={
+                HTTPException: _as_json,
+                ClientDisconnect: _as_json,
+                Exception: _as_json,
+            },
+        )
+
+    async def drain(self, seconds: float) -> int:
+        """Takes no more requests and waits for those at hand.
+
+        Args:
+            seconds: how long to wait.
+
+        Returns:
+            How many are left unanswered.
+        """
+        self._draining, end = True, time.monotonic() + seconds
+        while self._open and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        return self._open
+
+    def _batcher(self, name, batching):
+        observe = functools.partial(self.metrics.observe_batch, name)
+        batcher = Batcher(functools.partial(_translate, self._models[name]), batching, observe)
+        self.metrics.watch_queue(name, lambda: batcher.waiting)
+        return batcher
+
+    def _routes(self):
+        endpoints = {
+            "/v1/translate": (self._translate, "POST"),
+            "/v1/explain": (self._explain, "POST"),
+            "/v1/languages": (self._languages, "GET"),
+            "/health": (self._health, "GET"),
+            "/ready": (self._ready, "GET"),
+            "/metrics": (self._metrics, "GET"),
+        }
+        return [
+            *(
+                Route(path, self._counted(path, function), methods=[method])
+                for path, (function, method) in endpoints.items()
+            ),
+            *(Route(path, _file(*described)) for path, described in _PAGE_FILES.items()),
+        ]
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app):
+        del app
+        batchers = (*self._batchers.values(), *self._explainers.values())
+        self._workers = [asyncio.create_task(batcher.run()) for batcher in batchers]
+        try:
+            yield
+        finally:
+            for worker in self._workers:
+                worker.cancel()
+
+    def _counted(self, path, function):
+        """The endpoint, its answers counted."""
+
+        async def endpoint(request: Request):
+            start, status = time.monotonic(), 500
+            try:
+                response = await function(request)
+                status = response.status_code
+                return response
+            except (HTTPException, ClientDisconnect) as error:
+                status = getattr(error, "status_code", _GONE)
+                raise
+            finally:
+                self.metrics.requests.labels(path, status).inc()
+                self.metrics.seconds.labels(path).observe(time.monotonic() - start)
+
+        return endpoint
+
+    async def _translate(self, request):
+        question = await self._read(request, read_translate)
+        name, model = self._model(question.model)
+        if not 1 <= question.n_best <= model.n_best:
+            refuse(WRONG, f"n_best must be 1 to {model.n_best}, got {question.n_best}.")
+        with self._answering():
+            tokens = await asyncio.to_thread(model.count_pieces, question.sentences)
+            batcher, languages = self._batchers[name], _languages_of(question)
+            work = batcher.submit(question.sentences, tokens, languages)
+            found = await self._unless_gone(request, work)
+        answer = {
+            "model": name,
+            "translations": [
+                [{"text": t.text, "score": _finite(t.score)} for t in best[: question.n_best]]
+                for best in found
+            ],
+            "left_out": [max(0, count - model.max_pieces) for count in tokens],
+        }
+        return JSONResponse(answer)
+
+    async def _explain(self, request):
+        question = await self._read(request, read_explain)
+        name, model = self._model(question.model)
+        if name not in self._explainers:
+            refuse(WRONG, f"Model {name!r} is an export; only a logdir can be asked about tokens.")
+        pair = (question.sentence, question.translation)
+        with self._answering():
+            longest = max(await asyncio.to_thread(model.count_pieces, pair))
+            if longest > model.max_pieces:
+                refuse(
+                    TOO_LARGE,
+                    f"This model reads {model.max_pieces} tokens of a sentence, this one has "
+                    f"{longest}; split it.",
+                )
+            work = self._explainers[name].submit([pair], [longest], _languages_of(question))
+            (found,) = await self._unless_gone(request, work)
+        sides = {
+            side: [token._asdict() for token in tokens] for side, tokens in found._asdict().items()
+        }
+        return JSONResponse({"model": name, **sides})
+
+    async def _languages(self, request):
+        del request
+        models = [
+            {
+                "name": name,
+                "languages": list(model.languages),
+                "pairs": list(model.pairs),
+                "needs_source_language": model.needs_source_language,
+                "n_best": model.n_best,
+                "explains": name in self._explainers,
+            }
+            for name, model in self._models.items()
+        ]
+        return JSONResponse({"models": models})
+
+    async def _health(self, request):
+        del request
+        if any(worker.done() for worker in self._workers):
+            refuse(500, "A thread that translates has ended; start the server again.")
+        return JSONResponse({"status": "ok"})
+
+    async def _ready(self, request):
+        del request
+        self._refuse_if_draining()
+        return JSONResponse({"status": "ready"})
+
+    async def _metrics(self, request):
+        del request
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    def _model(self, name):
+        """The name and the model of a question; the first where it has none."""
+        name = next(iter(self._models)) if name is None else name
+        if name not in self._models:
+            refuse(404, f"There is no model {name!r:.60}; there are {', '.join(self._models)}.")
+        return name, self._models[name]
+
+    def _refuse_if_draining(self):
+        if self._draining:
+            headers = {"Retry-After": "1", "Connection": "close"}
+            refuse(503, "This server is about to end; ask another.", headers)
+
+    async def _read(self, request, read):
+        """The question in a request's body."""
+        self._refuse_if_draining()
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            refuse(415, f"Content-Type must be application/json, got {kind!r:.60}.")
+        try:
+            async with asyncio.timeout(self._limits.timeout):
+                body = await _body(request, self._limits.max_bytes)
+        except TimeoutError:
+            refuse(408, f"The body did not arrive within {self._limits.timeout:g} s.")
+        self._refuse_if_draining()
+        return read(body, self._limits)
+
+    @contextlib.contextmanager
+    def _answering(self):
+        """Within it a request is at hand, for which `drain` waits."""
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+
+    async def _unless_gone(self, request, work):
+        """What a batcher answers, unless the client goes or the time is up before."""
+        work = asyncio.create_task(work)
+        gone = asyncio.create_task(_disconnected(request))
+        seconds = self._limits.timeout
+        try:
+            await asyncio.wait((work, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+            if gone.done():
+                raise ClientDisconnect
+            refuse(504, f"There was no answer within {seconds:g} s; ask for less, or later.")
+        except Busy as busy:
+            refuse(429, str(busy), {"Retry-After": str(busy.seconds)})
+        except ValueError as error:
+            refuse(WRONG, str(error))
+        finally:
+            work.cancel()
+            gone.cancel()
+
+
+def _languages_of(question):
+    return Languages(question.to, question.source_language)
+
+
+def _translate(model, sentences, languages):
+    return model.translate(
+        sentences,
+        languages.to,
+        source_language=languages.source,
+        n_best=model.n_best,
+        warn=lambda line: None,  # each answer says what was left out
+    )
+
+
+def _explain(model, pairs, languages):
+    sources, targets = zip(*pairs, strict=True)
+    return model.explain(sources, targets, languages.to, languages.source)
+
+
+async def _body(request, limit):
+    """The body, unless it is longer than it may be."""
+    declared, body = request.headers.get("content-length", ""), bytearray()
+    too_large = declared.isdecimal() and int(declared) > limit
+    if not too_large:
+        async for part in request.stream():
+            body += part
+            too_large = len(body) > limit
+            if too_large:
+                break
+    if too_large:
+        refuse(TOO_LARGE, f"A body may have {limit:,} bytes; send fewer sentences at a time.")
+    return bytes(body)
+
+
+async def _disconnected(request):
+    """Returns when the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _finite(score: float) -> float | None:
+    """JSON has no infinity, which says that there is no such translation."""
+    return score if math.isfinite(score) else None
+
+
+def _file(name: str, media_type: str):
+    """An endpoint that serves a file of the page."""
+    content = (_PAGE / name).read_bytes()
+
+    async def endpoint(request):
+        del request
+        return Response(content, media_type=media_type, headers=_PAGE_HEADERS)
+
+    return endpoint
+
+
+async def _as_json(request: Request, error: Exception) -> Response:
+    del request
+    status, headers = getattr(error, "status_code", 500), getattr(error, "headers", None)
+    message: Any = getattr(error, "detail", "The server failed; its log says more.")
+    if isinstance(error, ClientDisconnect):
+        status, message = _GONE, "The client has gone."
+    return JSONResponse({"error": message}, status, headers)

@@ -1,0 +1,439 @@
+"""The HTTP interface over a model that translates "a" into "A in en"; no socket, no TensorFlow."""
+
+import asyncio
+import json
+import math
+import re
+import threading
+
+import httpx
+import pytest
+
+from lingvo_moe.server.app import Server
+from lingvo_moe.server.batcher import BatchParams
+from lingvo_moe.server.model import Explanation, Token
+from lingvo_moe.server.questions import Limits
+from lingvo_moe.tasks.translator import Translation
+
+
+class Model:
+    """Two translations of a sentence; a piece a character, of which it reads 8."""
+
+    languages, pairs, needs_source_language = ["de", "en"], ("fr-en", "fr-de"), False
+    n_best, max_pieces = 2, 8
+
+    def __init__(self):
+        self.batches, self.gate = [], threading.Event()
+        self.gate.set()
+
+    def count_pieces(self, sentences):
+        return [len(sentence) for sentence in sentences]
+
+    def translate(self, sentences, to, *, source_language, n_best, warn):
+        self.batches.append(sentences)
+        assert self.gate.wait(10)
+        if to not in self.languages:
+            raise ValueError(f"This model does not translate into {to!r}; it knows de, en.")
+        if "crash" in sentences:
+            raise RuntimeError("a secret")
+        best = [
+            [Translation(f"{s.upper()} in {to}", -0.5), Translation("", -math.inf)]
+            for s in sentences
+        ]
+        return [two[:n_best] for two in best]
+
+
+class Explaining(Model):
+    """Can say what it did."""
+
+    def explain(self, sources, targets, to, source_language):
+        return [
+            Explanation([Token(s, None, {"encoder/layer_01": [(3, 0.5)]})], [Token(t, -1.0, {})])
+            for s, t in zip(sources, targets, strict=True)
+        ]
+
+
+class Client:
+    """Speaks with a server in this process."""
+
+    def __init__(self, server, model):
+        self.server, self.model = server, model
+        transport = httpx.ASGITransport(server.asgi, raise_app_exceptions=False)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://test")
+
+    async def translate(self, *sentences, **fields):
+        question = {"sentences": sentences, "to": "en"} | fields
+        return await self.http.post("/v1/translate", json=question)
+
+    async def post(self, content, kind="application/json", path="/v1/translate"):
+        return await self.http.post(path, content=content, headers={"Content-Type": kind})
+
+    async def waiting(self, count):
+        """Waits until so many sentences are in the queue."""
+        line = f'lingvo_moe_waiting_sentences{{model="m"}} {count:.1f}'
+        while line not in (await self.http.get("/metrics")).text:
+            await asyncio.sleep(0.001)
+
+
+def run(test, model=None, limits=None, models=None, **batching):
+    """Awaits test(client) beside a server of one model "m", or of those given."""
+    model = model or Model()
+
+    async def main():
+        params = BatchParams(**{"max_wait": 0, **batching})
+        server = Server(models or {"m": model}, limits or Limits(), params)
+        async with server.asgi.router.lifespan_context(server.asgi), asyncio.timeout(30):
+            client = Client(server, model)
+            try:
+                return await test(client)
+            finally:
+                model.gate.set()
+
+    return asyncio.run(main())
+
+
+def answer_to(content, kind="application/json", path="/v1/translate", **settings):
+    """Status and error of one request."""
+
+    async def test(client):
+        response = await client.post(content, kind, path)
+        error = response.json()["error"]
+        assert "\n" not in error
+        return response.status_code, error
+
+    return run(test, **settings)
+
+
+class TestTranslate:
+    def test_each_sentence_and_its_n_best(self):
+        async def test(client):
+            one = await client.translate("a", "b\u2028\x85c", "")
+            assert one.status_code == 200
+            assert one.json() == {
+                "model": "m",
+                "translations": [
+                    [{"text": "A in en", "score": -0.5}],
+                    [{"text": "B\u2028\x85C in en", "score": -0.5}],
+                    [{"text": " in en", "score": -0.5}],
+                ],
+                "left_out": [0, 0, 0],
+            }
+            two = await client.translate("a", to="de", n_best=2, model="m", source_language="fr")
+            assert two.json()["translations"] == [
+                [{"text": "A in de", "score": -0.5}, {"text": "", "score": None}]
+            ]
+
+        run(test)
+
+    def test_what_is_left_out_is_said(self):
+        async def test(client):
+            assert (await client.translate("a" * 11, "b")).json()["left_out"] == [3, 0]
+
+        run(test)
+
+    def test_nothing(self):
+        async def test(client):
+            answer = (await client.translate()).json()
+            assert answer == {"model": "m", "translations": [], "left_out": []}
+            assert client.model.batches == []
+
+        run(test)
+
+    def test_requests_of_many_are_joined_and_none_is_mixed_up(self):
+        async def ask(client, number):
+            sentences = [f"s{number}.{i}" for i in range(number % 4 + 1)]
+            answer = (await client.translate(*sentences)).json()
+            best = [translations[0]["text"] for translations in answer["translations"]]
+            assert best == [f"{sentence.upper()} in en" for sentence in sentences]
+
+        async def test(client):
+            await asyncio.gather(*(ask(client, number) for number in range(200)))
+            assert sum(map(len, client.model.batches)) == 500
+            assert len(client.model.batches) < 200
+
+        run(test)
+
+    def test_several_models(self):
+        async def test(client):
+            listed = (await client.http.get("/v1/languages")).json()["models"]
+            assert [model["name"] for model in listed] == ["first", "second"]
+            assert listed[0] == {
+                "name": "first",
+                "languages": ["de", "en"],
+                "pairs": ["fr-en", "fr-de"],
+                "needs_source_language": False,
+                "n_best": 2,
+                "explains": False,
+            }
+            assert (await client.translate("a")).json()["model"] == "first"
+            assert (await client.translate("b", model="second")).json()["model"] == "second"
+            assert (first.batches, second.batches) == ([["a"]], [["b"]])
+            missing = await client.translate("a", model="third")
+            assert missing.status_code == 404
+            assert missing.json()["error"] == "There is no model 'third'; there are first, second."
+
+        first, second = Model(), Explaining()
+        run(test, models={"first": first, "second": second})
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("content", "status", "message"),
+        [
+            (b"", 400, "not JSON: Expecting value"),
+            (b"{", 400, "not JSON"),
+            (b"\xff{}", 400, "not UTF-8: invalid start byte at byte 0"),
+            ('{"to": "en"}'.encode("utf-16"), 400, "not UTF-8"),
+            (b"[" * 100_000, 400, "not JSON: .*recursion"),
+            (
+                b'{"to": "en", "to": "de", "sentences": []}',
+                400,
+                "an object has 'to' more than once",
+            ),
+            (b'{"n_best": NaN}', 400, "NaN is no JSON number"),
+            (b'{"n_best": ' + b"9" * 5000 + b"}", 400, "not JSON: .*digits"),
+            (b"[]", 422, r"must be a JSON object, got \[\]"),
+            (b'{"sentence": ["a"], "to": "en"}', 422, "'sentence'. Did you mean 'sentences'?"),
+            (b'{"sentences": ["a"]}', 422, "Field 'to' is missing; it is a string"),
+            (b'{"sentences": "a", "to": "en"}', 422, "'sentences' must be a list of strings"),
+            (b'{"sentences": ["a", 1], "to": "en"}', 422, "'sentences' must be a list of strings"),
+            (b'{"sentences": null, "to": "en"}', 422, "must be a list of strings, got null"),
+            (b'{"sentences": [], "to": 7}', 422, "'to' must be a string, got 7"),
+            (b'{"sentences": [], "to": "en", "n_best": true}', 422, "must be a whole number"),
+            (b'{"sentences": [], "to": "en", "n_best": 1.5}', 422, "a whole number, got 1.5"),
+            (b'{"sentences": [], "to": "en", "n_best": 0}', 422, "n_best must be 1 to 2, got 0"),
+            (b'{"sentences": [], "to": "en", "n_best": 3}', 422, "n_best must be 1 to 2, got 3"),
+            (b'{"sentences": ["a", "\\u0000"], "to": "en"}', 422, "NUL character in sentence 2"),
+            (b'{"sentences": ["a\\ud800"], "to": "en"}', 422, "sentence 1, at character 2"),
+            (b'{"sentences": ["a"], "to": "xx"}', 422, "not translate into 'xx'; it knows de, en"),
+            (b'{"sentences": ["a"], "to": "en", "model": "n"}', 404, "no model 'n'; there are m"),
+        ],
+    )
+    def test_malformed(self, content, status, message):
+        got, error = answer_to(content)
+        assert got == status
+        assert re.search(message, error), error
+        assert len(error) < 300
+
+    def test_not_json_by_its_type(self):
+        status, error = answer_to(b"{}", kind="text/plain")
+        assert (status, error) == (415, "Content-Type must be application/json, got 'text/plain'.")
+
+    @pytest.mark.parametrize(
+        ("fields", "limits", "message"),
+        [
+            ({"sentences": ["a" * 200]}, {"max_bytes": 100}, "A body may have 100 bytes"),
+            ({"sentences": ["a"] * 3}, {"max_sentences": 2}, "2 sentences, this one has 3"),
+            ({"sentences": ["a", "bcd"]}, {"max_characters": 2}, "sentence 2 has 3; split it"),
+        ],
+    )
+    def test_too_large(self, fields, limits, message):
+        content = json.dumps({"to": "en"} | fields).encode()
+        status, error = answer_to(content, limits=Limits(**limits))
+        assert status == 413
+        assert message in error
+
+    def test_too_large_though_it_does_not_say_so(self):
+        async def endless():
+            while True:
+                yield b" " * 64
+
+        status, error = answer_to(endless(), limits=Limits(max_bytes=1000))
+        assert status == 413
+        assert "1,000 bytes" in error
+
+    def test_a_body_that_does_not_arrive(self):
+        async def test(client):
+            return await _raw(client.server, never_more=True)
+
+        assert run(test, limits=Limits(timeout=0.05)) == 408
+
+    def test_a_full_queue(self):
+        async def test(client):
+            client.model.gate.clear()
+            first = asyncio.create_task(client.translate("a"))
+            while not client.model.batches:
+                await asyncio.sleep(0.001)
+            second = asyncio.create_task(client.translate("b", "c"))
+            await client.waiting(2)
+            refused = await client.translate("d", "e")
+            assert refused.status_code == 429
+            assert int(refused.headers["Retry-After"]) >= 1
+            assert refused.json()["error"].startswith("2 sentences are waiting; try again in")
+            client.model.gate.set()
+            assert [(await task).status_code for task in (first, second)] == [200, 200]
+
+        run(test, limits=Limits(max_sentences=3), max_queue=3)
+
+    def test_time_is_up(self):
+        async def test(client):
+            client.model.gate.clear()
+            late = await client.translate("a")
+            assert late.status_code == 504
+            assert late.json()["error"].startswith("There was no answer within 0.05 s")
+            client.model.gate.set()
+
+        run(test, limits=Limits(timeout=0.05))
+
+    def test_a_crash_is_that_request_s_alone_and_keeps_its_secrets(self):
+        async def test(client):
+            crash = await client.translate("crash")
+            assert crash.status_code == 500
+            assert crash.json() == {"error": "The server failed; its log says more."}
+            assert (await client.translate("a")).status_code == 200
+            assert (await client.http.get("/health")).status_code == 200
+
+        run(test)
+
+    def test_other_paths_and_methods(self):
+        async def test(client):
+            assert (await client.http.get("/v1/nothing")).json() == {"error": "Not Found"}
+            assert (await client.http.get("/v1/translate")).status_code == 405
+
+        run(test)
+
+    def test_a_queue_shorter_than_a_request(self):
+        with pytest.raises(ValueError, match="may have 256 sentences and only 9 may wait"):
+            Server({"m": Model()}, batching=BatchParams(max_queue=9))
+
+
+async def _raw(server, leave=None, never_more=False):
+    """Speaks ASGI: sends a question and is gone when `leave` is set. Returns the status."""
+    body = b'{"sentences": ["gone"], "to": "en"}'
+    sent, messages = [], [{"type": "http.request", "body": body, "more_body": never_more}]
+
+    async def receive():
+        if messages:
+            return messages.pop()
+        await (leave or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/translate",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    await server.asgi(scope, receive, send)
+    return sent[0]["status"]
+
+
+def test_a_client_that_goes_leaves_the_queue():
+    async def test(client):
+        client.model.gate.clear()
+        first = asyncio.create_task(client.translate("a"))
+        while not client.model.batches:
+            await asyncio.sleep(0.001)
+        leave = asyncio.Event()
+        gone = asyncio.create_task(_raw(client.server, leave))
+        await client.waiting(1)
+        leave.set()
+        assert await gone == 499
+        await client.waiting(0)
+        client.model.gate.set()
+        assert (await first).status_code == 200
+        assert (await client.translate("b")).status_code == 200
+        assert [texts[0] for texts in client.model.batches] == ["a", "b"]
+
+    run(test)
+
+
+def test_draining_finishes_what_is_at_hand():
+    async def test(client):
+        client.model.gate.clear()
+        first = asyncio.create_task(client.translate("a"))
+        while not client.model.batches:
+            await asyncio.sleep(0.001)
+        second = asyncio.create_task(client.translate("b"))
+        await client.waiting(1)
+        draining = asyncio.create_task(client.server.drain(20))
+        await asyncio.sleep(0)
+        for refused in (await client.http.get("/ready"), await client.translate("c")):
+            assert refused.status_code == 503
+            assert refused.headers["Retry-After"] == "1"
+        assert (await client.http.get("/health")).status_code == 200
+        client.model.gate.set()
+        assert await draining == 0
+        assert [(await task).status_code for task in (first, second)] == [200, 200]
+
+    run(test)
+
+
+def test_draining_does_not_wait_for_ever():
+    async def test(client):
+        client.model.gate.clear()
+        stuck = asyncio.create_task(client.translate("a"))
+        while not client.model.batches:
+            await asyncio.sleep(0.001)
+        assert await client.server.drain(0.05) == 1
+        client.model.gate.set()
+        await stuck
+
+    run(test)
+
+
+QUESTION = {"sentence": "a", "translation": "b", "to": "en"}
+
+
+class TestExplain:
+    def test_tokens_and_experts(self):
+        async def test(client):
+            answer = await client.http.post("/v1/explain", json=QUESTION)
+            assert answer.json() == {
+                "model": "m",
+                "source": [
+                    {"text": "a", "log_prob": None, "experts": {"encoder/layer_01": [[3, 0.5]]}}
+                ],
+                "target": [{"text": "b", "log_prob": -1.0, "experts": {}}],
+            }
+
+        run(test, Explaining())
+
+    def test_an_export_cannot(self):
+        status, error = answer_to(json.dumps(QUESTION).encode(), path="/v1/explain")
+        assert (status, error) == (
+            422,
+            "Model 'm' is an export; only a logdir can be asked about tokens.",
+        )
+
+    def test_a_sentence_that_is_not_read_whole(self):
+        question = json.dumps(QUESTION | {"sentence": "a" * 9}).encode()
+        status, error = answer_to(question, path="/v1/explain", model=Explaining())
+        assert (status, error) == (
+            413,
+            "This model reads 8 tokens of a sentence, this one has 9; split it.",
+        )
+
+
+def test_metrics():
+    async def test(client):
+        await client.translate("abc", "de")
+        await client.translate("a", to="xx")
+        text = (await client.http.get("/metrics")).text
+        for line in (
+            'lingvo_moe_requests_total{path="/v1/translate",status="200"} 1.0',
+            'lingvo_moe_requests_total{path="/v1/translate",status="422"} 1.0',
+            'lingvo_moe_source_tokens_total{model="m"} 5.0',
+            'lingvo_moe_batch_sentences_sum{model="m"} 2.0',
+            'lingvo_moe_waiting_sentences{model="m"} 0.0',
+        ):
+            assert line in text.splitlines()
+
+    run(test)
+
+
+def test_the_page_needs_nothing_from_elsewhere():
+    async def test(client):
+        page = await client.http.get("/")
+        assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+        files = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+        assert set(files) == {"data:,", "page.css", "page.js"}
+        for name in ("page.css", "page.js"):
+            text = (await client.http.get(f"/{name}")).text
+            assert not re.search(r"https?:|//cdn|innerHTML|insertAdjacentHTML|eval\(", text)
+
+    run(test)

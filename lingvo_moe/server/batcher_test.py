@@ -1,0 +1,220 @@
+"""Batches, by budget and deadline, of a model that answers a sentence with itself in capitals."""
+
+import asyncio
+import random
+import threading
+import time
+
+import pytest
+
+from lingvo_moe.server.batcher import Batcher, BatchParams, Busy, Languages
+
+EN, DE = Languages("en", None), Languages("de", None)
+
+
+class Model:
+    """Keeps the batches it got; while `gate` is clear it is busy with one."""
+
+    def __init__(self, fails=()):
+        self.batches, self.gate, self._fails = [], threading.Event(), fails
+        self.gate.set()
+
+    def __call__(self, texts, languages):
+        self.batches.append((texts, languages.to))
+        assert self.gate.wait(10)
+        if set(texts) & set(self._fails):
+            raise ValueError(f"cannot translate {texts}")
+        return [f"{text.upper()} in {languages.to}" for text in texts]
+
+
+def run(test, model=None, **params):
+    """Awaits test(batcher, model) beside a batcher at work."""
+    model = model or Model()
+
+    async def main():
+        batcher = Batcher(model, BatchParams(**params))
+        worker = asyncio.create_task(batcher.run())
+        try:
+            async with asyncio.timeout(20):
+                return await test(batcher, model)
+        finally:
+            model.gate.set()
+            worker.cancel()
+
+    return asyncio.run(main())
+
+
+async def submit(batcher, text, languages=EN):
+    """Asks for sentences of one word each; a word has as many tokens as letters."""
+    words = text.split()
+    return await batcher.submit(words, [len(word) for word in words], languages)
+
+
+async def queued(batcher, count):
+    while batcher.waiting != count:
+        await asyncio.sleep(0.001)
+
+
+async def while_busy(batcher, model, *requests):
+    """Submits requests in order while the model works on something else; returns their tasks."""
+    model.gate.clear()
+    first = asyncio.create_task(submit(batcher, "z", Languages("first", None)))
+    while not model.batches:
+        await asyncio.sleep(0.001)
+    tasks, count = [], 0
+    for text, languages in requests:
+        tasks.append(asyncio.create_task(submit(batcher, text, languages)))
+        count += len(text.split())
+        await queued(batcher, count)
+    return first, tasks
+
+
+def batches_of(*requests, **params):
+    """The batches that requests waiting together become, besides the first."""
+
+    async def test(batcher, model):
+        first, tasks = await while_busy(batcher, model, *requests)
+        model.gate.set()
+        await asyncio.gather(first, *tasks)
+        return model.batches[1:]
+
+    return run(test, max_wait=0, **params)
+
+
+class TestBatches:
+    def test_requests_are_joined(self):
+        assert batches_of(("a", EN), ("b", EN)) == [(["a", "b"], "en")]
+
+    def test_never_more_tokens_than_the_budget(self):
+        # 2 · 3 = 6 tokens fit, 3 · 3 = 9 do not.
+        assert batches_of(("aaa bbb ccc", EN), max_tokens=8) == [
+            (["aaa", "bbb"], "en"),
+            (["ccc"], "en"),
+        ]
+
+    def test_padding_counts(self):
+        # Beside "aaaaa" any other sentence takes 5: two fit in 10, though 5 + 1 + 1 < 10.
+        assert batches_of(("aaaaa b c", EN), max_tokens=10) == [
+            (["aaaaa", "b"], "en"),
+            (["c"], "en"),
+        ]
+
+    def test_the_oldest_goes_with_those_nearest_in_length(self):
+        assert batches_of(("aaa b ccccc ddd e ff", EN), max_sentences=3) == [
+            (["aaa", "ddd", "ff"], "en"),
+            (["b", "e", "ccccc"], "en"),
+        ]
+
+    def test_a_sentence_over_the_budget_goes_alone(self):
+        assert batches_of(("aaaaaa b", EN), max_tokens=3) == [(["aaaaaa"], "en"), (["b"], "en")]
+
+    def test_a_batch_has_one_language(self):
+        assert batches_of(("a", EN), ("b", DE), ("c", EN)) == [(["a", "c"], "en"), (["b"], "de")]
+
+
+class TestDeadline:
+    def test_a_sentence_waits_no_longer_than_it_must(self):
+        async def test(batcher, model):
+            start = time.monotonic()
+            one, two = await asyncio.gather(submit(batcher, "a"), submit(batcher, "b"))
+            assert (one, two) == (["A in en"], ["B in en"])
+            assert model.batches == [(["a", "b"], "en")]
+            return time.monotonic() - start
+
+        assert 0.05 <= run(test, max_wait=0.05) < 5
+
+    def test_a_full_batch_does_not_wait(self):
+        async def test(batcher, model):
+            start = time.monotonic()
+            await submit(batcher, "aa bb")
+            return time.monotonic() - start
+
+        assert run(test, max_wait=15, max_tokens=4) < 10
+
+
+class TestRequests:
+    def test_each_gets_its_own_answers_in_order(self):
+        async def ask(batcher, number, chance):
+            words = [
+                f"w{number}x{'i' * chance.randint(1, 9)}{i}" for i in range(chance.randint(1, 7))
+            ]
+            languages = chance.choice([EN, DE])
+            got = await submit(batcher, " ".join(words), languages)
+            assert got == [f"{word.upper()} in {languages.to}" for word in words]
+
+        async def test(batcher, model):
+            chance = random.Random(7)
+            await asyncio.gather(*(ask(batcher, number, chance) for number in range(300)))
+            assert 10 < len(model.batches) < 600
+
+        run(test, max_tokens=64)
+
+    def test_nothing_to_translate(self):
+        async def test(batcher, model):
+            assert await submit(batcher, "") == []
+            assert model.batches == []
+
+        run(test)
+
+    def test_one_that_is_cancelled_leaves_the_queue(self):
+        async def test(batcher, model):
+            first, (gone, stays) = await while_busy(batcher, model, ("a b", EN), ("c", EN))
+            gone.cancel()
+            await queued(batcher, 1)
+            model.gate.set()
+            assert await stays == ["C in en"]
+            await first
+            assert model.batches[1:] == [(["c"], "en")]
+
+        run(test, max_wait=0)
+
+    def test_one_that_is_cancelled_in_a_batch_hurts_nobody(self):
+        async def test(batcher, model):
+            model.gate.clear()
+            gone, stays = (asyncio.create_task(submit(batcher, word)) for word in "ab")
+            while not model.batches:
+                await asyncio.sleep(0.001)
+            gone.cancel()
+            model.gate.set()
+            assert await stays == ["B in en"]
+            assert await submit(batcher, "c") == ["C in en"]
+
+        run(test, max_wait=0.02)
+
+    def test_an_error_is_that_of_its_batch_alone(self):
+        async def test(batcher, model):
+            model.gate.clear()
+            bad = asyncio.create_task(submit(batcher, "bad b ccccccc"))
+            good = asyncio.create_task(submit(batcher, "good", DE))
+            await queued(batcher, 2)  # "bad" and "b" are being translated
+            model.gate.set()
+            with pytest.raises(ValueError, match=r"cannot translate \['bad', 'b'\]"):
+                await bad
+            assert await good == ["GOOD in de"]
+            assert [texts for texts, _ in model.batches] == [["bad", "b"], ["good"]]
+
+        run(test, Model(fails=["bad"]), max_wait=0, max_tokens=7)
+
+    def test_too_few_answers_are_an_error_and_not_the_end(self):
+        async def test(batcher, model):
+            with pytest.raises(ValueError, match="zip"):
+                await submit(batcher, "a b")
+            with pytest.raises(ValueError, match="zip"):
+                await submit(batcher, "c d")
+
+        model = Model()
+        answers = model.__call__
+        short = type("Short", (), {"gate": model.gate, "__call__": lambda s, *a: answers(*a)[1:]})
+        run(test, short())
+
+    def test_a_full_queue_refuses_whole_requests(self):
+        async def test(batcher, model):
+            first, tasks = await while_busy(batcher, model, ("a b", EN))
+            with pytest.raises(Busy, match="2 sentences are waiting; try again in 1 s"):
+                await submit(batcher, "c d")
+            tasks.append(asyncio.create_task(submit(batcher, "e")))
+            model.gate.set()
+            assert await asyncio.gather(*tasks) == [["A in en", "B in en"], ["E in en"]]
+            await first
+
+        run(test, max_queue=3)

@@ -1,0 +1,166 @@
+"""Logdirs and exports as models that a server treats alike."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lingvo_moe.data.batching import padded
+from lingvo_moe.data.vocabulary import EOS
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.server.model import Explanation, Model, Token
+from lingvo_moe.serving.exported import Exported
+from lingvo_moe.tasks.evaluation import load_translator
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.scorer import Scorer
+from lingvo_moe.tasks.translator import Translation
+
+_NO_LIMIT = 1 << 30
+
+
+class Trained:
+    """A logdir as a Model that can explain its translations, too."""
+
+    def __init__(self, path: Path, n_best: int, overrides: Sequence[str] = ()):
+        """Loads the best checkpoint.
+
+        Args:
+            path: the logdir.
+            n_best: translations of a sentence that it finds.
+            overrides: `--set` texts.
+
+        Raises:
+            ValueError, OSError: it is no logdir, or one without a checkpoint.
+        """
+        model_dir = ModelDir.open(path)
+        model_dir = model_dir.with_overrides([*overrides, f"decoding.n_best={n_best}"])
+        self._model_dir, self._runtime = model_dir, Local(model_dir.task)
+        translator, _ = load_translator(model_dir, self._runtime)
+        self._translator = dataclasses.replace(translator, batch_size=_NO_LIMIT)
+        self._scorer = Scorer(model_dir, self._runtime.score)
+        self.languages = sorted(model_dir.tags)
+        self.pairs = model_dir.params.input.pairs or model_dir.pairs
+        self.needs_source_language = model_dir.task.needs_source_language
+        self.n_best, self.max_pieces = n_best, translator.max_source_length - 2
+
+    def count_pieces(self, sentences: Sequence[str]) -> list[int]:
+        """How many pieces each sentence has."""
+        return [len(ids) for ids in self._translator.source.encode(list(sentences))]
+
+    def translate(
+        self,
+        sentences: Sequence[str],
+        to: str,
+        *,
+        source_language: str | None,
+        n_best: int,
+        warn: Callable[[str], None],
+    ) -> list[list[Translation]]:
+        """Translates sentences, all in one batch; see Model."""
+        found = self._translator(sentences, to, source_language, warn=warn)
+        return [best[:n_best] for best in found]
+
+    def explain(
+        self, sources: Sequence[str], targets: Sequence[str], to: str, source_language: str | None
+    ) -> list[Explanation]:
+        """How likely each token of given translations is, and which experts each token went to.
+
+        Args:
+            sources: sentences of at most max_pieces.
+            targets: their translations, as many.
+            to: the language of the targets.
+            source_language: of the sources; only models whose router goes by it need it.
+
+        Raises:
+            ValueError: as for `translate`.
+        """
+        scores = self._scorer(sources, targets, to, source_language)
+        read, written = (self._model_dir.vocabulary(side) for side in ("source", "target"))
+        tag, task = self._model_dir.tag(to), self._model_dir.task.task_id(source_language, to)
+        ids = [[tag, *pieces, EOS] for pieces in read.encode(list(sources))]
+        given = (*padded(ids), *padded([[*p, EOS] for p in written.encode(list(targets))]))
+        routes = self._runtime.routes(*given, np.full(len(ids), task, np.int32))
+        return [
+            Explanation(
+                _tokens(read.pieces(row), [None] * len(row), routes, "encoder", number),
+                _tokens(score.tokens, score.token_log_probs, routes, "decoder", number),
+            )
+            for number, (row, score) in enumerate(zip(ids, scores, strict=True))
+        ]
+
+
+def _tokens(pieces, log_probs, routes, side, row):
+    """The Tokens of one side of a row of `TranslationTask.routes`."""
+    tables = {
+        layer: [table.numpy()[row] for table in tables]
+        for layer, tables in routes.items()
+        if layer.startswith(side)
+    }
+
+    def experts(place):
+        chosen = {layer: zip(e[place], w[place], strict=True) for layer, (e, w) in tables.items()}
+        return {
+            layer: [(int(expert), float(weight)) for expert, weight in choices if weight]
+            for layer, choices in chosen.items()
+        }
+
+    return [
+        Token(piece, log_prob, experts(place))
+        for place, (piece, log_prob) in enumerate(zip(pieces, log_probs, strict=True))
+    ]
+
+
+def load(path: Path, n_best: int, overrides: Sequence[str] = ()) -> Model:
+    """The model in a directory, ready to translate at once.
+
+    Args:
+        path: a logdir, or an export.
+        n_best: translations of a sentence that a logdir finds; those of an export are fixed.
+        overrides: `--set` texts, for a logdir.
+
+    Raises:
+        ValueError, OSError: neither is there, or it is damaged.
+    """
+    if (path / "model.json").exists():
+        model: Model = Trained(path, n_best, overrides)
+    elif (path / "saved_model.pb").exists():
+        model = Exported(path)
+    else:
+        raise ValueError(
+            f"{path} is no model: it has neither the model.json of a logdir nor the saved_model.pb "
+            f"of lingvo-moe-export."
+        )
+    source, _, target = model.pairs[0].rpartition("-")
+    # The first call compiles.
+    model.translate(["a"], target, source_language=source, n_best=1, warn=lambda line: None)
+    return model
+
+
+def load_all(texts: Sequence[str], n_best: int, overrides: Sequence[str] = ()) -> dict[str, Model]:
+    """The models of `--model` texts, NAME=DIR or DIR, by name; see `load`.
+
+    Raises:
+        ValueError, OSError: two have one name, or one cannot be loaded.
+    """
+    named = [split_name(text) for text in texts]
+    names = [name for name, _ in named]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(
+            f"Several models are called {', '.join(repeated)}; name them: --model=NAME=DIR."
+        )
+    return {name: load(path, n_best, overrides) for name, path in named}
+
+
+def split_name(text: str) -> tuple[str, Path]:
+    """NAME=DIR, or a directory, whose name is then the model's.
+
+    Raises:
+        ValueError: there is no name.
+    """
+    name, equals, directory = text.partition("=")
+    if not equals or Path(text).exists():
+        name, directory = Path(text).resolve().name, text
+    if not name or not directory:
+        raise ValueError(f"--model={text}: write it as NAME=DIR.")
+    return name, Path(directory)

@@ -1,0 +1,164 @@
+"""What clients ask: JSON, checked before anything is done with it."""
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from starlette.exceptions import HTTPException
+
+from lingvo_moe.core.fields import Params, PositiveFloat, PositiveInt, conforms
+
+MALFORMED, TOO_LARGE, WRONG = 400, 413, 422
+
+_TEXT, _OPTIONAL_TEXT = (str, "a string"), (str | None, "a string")
+_COMMON: dict[str, Any] = {
+    "to": _TEXT,
+    "model": _OPTIONAL_TEXT,
+    "source_language": _OPTIONAL_TEXT,
+}
+_TRANSLATE = {
+    "sentences": (tuple[str, ...], "a list of strings"),
+    **_COMMON,
+    "n_best": (int | None, "a whole number"),
+}
+_EXPLAIN = {"sentence": _TEXT, "translation": _TEXT, **_COMMON}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits(Params):
+    """What one request may take.
+
+    Attributes:
+        max_bytes: of its body.
+        max_sentences: in it.
+        max_characters: of a sentence.
+        timeout: seconds for its body to arrive, and as many for the answer.
+    """
+
+    max_bytes: PositiveInt = 1 << 20
+    max_sentences: PositiveInt = 256
+    max_characters: PositiveInt = 10_000
+    timeout: PositiveFloat = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Translate:
+    """A question for translations."""
+
+    model: str | None
+    sentences: Sequence[str]
+    to: str
+    source_language: str | None
+    n_best: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Explain:
+    """A question for what a model did with a sentence and its translation."""
+
+    model: str | None
+    sentence: str
+    translation: str
+    to: str
+    source_language: str | None
+
+
+def read_translate(body: bytes, limits: Limits) -> Translate:
+    """The question in a body.
+
+    Raises:
+        HTTPException: it is not what it should be, in one line that says so.
+    """
+    fields = _checked(_parsed(body), _TRANSLATE)
+    sentences = fields["sentences"]
+    if len(sentences) > limits.max_sentences:
+        refuse(
+            TOO_LARGE,
+            f"A request may have {limits.max_sentences:,} sentences, this one has "
+            f"{len(sentences):,}; send it in parts.",
+        )
+    for number, sentence in enumerate(sentences, start=1):
+        _check_text(sentence, f"sentence {number}", limits)
+    n_best = 1 if fields["n_best"] is None else fields["n_best"]
+    return Translate(fields["model"], sentences, fields["to"], fields["source_language"], n_best)
+
+
+def read_explain(body: bytes, limits: Limits) -> Explain:
+    """The question in a body.
+
+    Raises:
+        HTTPException: as `read_translate`.
+    """
+    fields = _checked(_parsed(body), _EXPLAIN)
+    for name in ("sentence", "translation"):
+        _check_text(fields[name], f"the {name}", limits)
+    return Explain(**fields)
+
+
+def refuse(status: int, message: str, headers: Mapping[str, str] | None = None) -> NoReturn:
+    """Answers a request with an error in one line."""
+    raise HTTPException(status, message, headers)
+
+
+def _parsed(body):
+    try:
+        return json.loads(
+            body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
+        )
+    except UnicodeDecodeError as error:
+        refuse(MALFORMED, f"The body is not UTF-8: {error.reason} at byte {error.start}.")
+    except (ValueError, RecursionError) as error:
+        refuse(MALFORMED, f"The body is not JSON: {error}.")
+
+
+def _unique(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"an object has {max(names, key=names.count)!r:.60} more than once")
+    return fields
+
+
+def _no_constant(text):
+    raise ValueError(f"{text} is no JSON number")
+
+
+def _checked(value, hints):
+    """The fields of a JSON object by name, None where an optional one is absent."""
+    if not isinstance(value, dict):
+        refuse(WRONG, f"The body must be a JSON object, got {value!r:.60}.")
+    for name in value:
+        if name not in hints:
+            near = difflib.get_close_matches(name, hints, n=1, cutoff=0.6)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            refuse(WRONG, f"Unknown field {name!r:.60}.{hint} There are {', '.join(hints)}.")
+    fields = {name: value.get(name) for name in hints}
+    for name, (hint, kind) in hints.items():
+        if isinstance(fields[name], list):
+            fields[name] = tuple(fields[name])
+        if not conforms(fields[name], hint):
+            if name not in value:
+                refuse(WRONG, f"Field {name!r} is missing; it is {kind}.")
+            refuse(WRONG, f"Field {name!r} must be {kind}, got {json.dumps(value[name])[:60]}.")
+    return fields
+
+
+def _check_text(text, name, limits):
+    """Text that files cannot hold is refused, see core.lines; so is what is too long."""
+    if len(text) > limits.max_characters:
+        refuse(
+            TOO_LARGE,
+            f"A sentence may have {limits.max_characters:,} characters, {name} has "
+            f"{len(text):,}; split it.",
+        )
+    if "\0" in text:
+        refuse(WRONG, f"There is a NUL character in {name}; remove it.")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        refuse(
+            WRONG,
+            f"There is half a surrogate pair in {name}, at character {error.start + 1}; remove it.",
+        )

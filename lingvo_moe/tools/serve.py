@@ -1,0 +1,78 @@
+r"""Serves models over HTTP: a JSON interface, and a page to try them on.
+
+lingvo-moe-serve --model=models/moe
+lingvo-moe-serve --model=big=models/moe --model=small=export --host=0.0.0.0 --port=8080
+
+SIGTERM and Ctrl-C finish the requests at hand; the status is 0, or 1 if some were left unanswered.
+"""
+
+import importlib.util
+import sys
+
+from absl import flags
+
+from lingvo_moe.tools import common
+
+FLAGS = flags.FLAGS
+
+
+def main(argv: list[str]) -> None:
+    """Flags to a server."""
+    del argv
+    if importlib.util.find_spec("uvicorn") is None:
+        raise ValueError(
+            "lingvo-moe-serve needs Starlette and uvicorn, which are not installed: pip install "
+            "'lingvo_moe[serve]'."
+        )
+    from lingvo_moe.server.app import Server
+    from lingvo_moe.server.batcher import BatchParams
+    from lingvo_moe.server.loading import load_all
+    from lingvo_moe.server.questions import Limits
+    from lingvo_moe.server.run import bind, serve, url
+
+    limits = Limits(
+        max_bytes=FLAGS.max_bytes,
+        max_sentences=FLAGS.max_sentences,
+        max_characters=FLAGS.max_characters,
+        timeout=FLAGS.timeout,
+    )
+    batching = BatchParams(
+        max_tokens=FLAGS.max_batch_tokens,
+        max_sentences=FLAGS.max_batch_sentences,
+        max_wait=FLAGS.max_wait_ms / 1000,
+        max_queue=FLAGS.max_queue,
+    )
+    with bind(FLAGS.host, FLAGS.port) as listener:
+        models = load_all(FLAGS.model, FLAGS.n_best, FLAGS.set)
+        common.report(f"Serving {', '.join(models)} at {url(listener)}")
+        unanswered = serve(Server(models, limits, batching), listener, FLAGS.drain, common.report)
+    if unanswered:
+        common.report(f"error: {unanswered} requests were left unanswered; see --drain.")
+        sys.exit(common.EXPECTED)
+
+
+def run() -> None:
+    """The console script."""
+    flags.DEFINE_multi_string(
+        "model", None, "NAME=DIR, or DIR: a logdir or an export. May be repeated.", required=True
+    )
+    flags.DEFINE_string("host", "127.0.0.1", "Address; by default this machine alone can connect.")
+    flags.DEFINE_integer("port", 8000, "Port; 0 for any that is free.", 0, 65535)
+    flags.DEFINE_integer(
+        "n_best", 4, "Translations of a sentence that a request may have of a logdir.", 1
+    )
+    flags.DEFINE_integer("max_batch_tokens", 4096, "Source tokens of a batch, with padding.", 1)
+    flags.DEFINE_integer("max_batch_sentences", 64, "Sentences of a batch.", 1)
+    flags.DEFINE_float("max_wait_ms", 5, "How long a sentence waits for others.", 0)
+    flags.DEFINE_integer("max_queue", 4096, "Sentences that may wait; more are refused (429).", 1)
+    flags.DEFINE_float("timeout", 60, "Seconds to answer a request (504 after that).", 0.001)
+    flags.DEFINE_integer("max_bytes", 1 << 20, "Of a request (413 for more).", 1)
+    flags.DEFINE_integer("max_sentences", 256, "Of a request (413 for more).", 1)
+    flags.DEFINE_integer("max_characters", 10_000, "Of a sentence (413 for more).", 1)
+    flags.DEFINE_float("drain", 30, "Seconds to answer what is at hand after SIGTERM.", 0)
+    flags.DEFINE_multi_string("set", [], common.SET_HELP)
+    common.run(main)
+
+
+if __name__ == "__main__":
+    run()

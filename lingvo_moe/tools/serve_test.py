@@ -1,0 +1,68 @@
+"""Flags become a server; what is wrong is said before a model is loaded."""
+
+import socket
+import types
+
+import pytest
+
+from lingvo_moe.server import loading, run
+from lingvo_moe.tools import serve
+
+
+@pytest.fixture
+def call(monkeypatch):
+    """The tool with flags; returns what it would have served."""
+    served = []
+
+    def serve_it(server, listener, drain, report):
+        served.append((server, listener.getsockname()[0], drain))
+        return int(drain == 7)
+
+    monkeypatch.setattr(run, "serve", serve_it)
+
+    def call(**values):
+        chosen = {"model": ["/nowhere"], "host": "127.0.0.1", "port": 0, "n_best": 4, "set": []}
+        chosen |= {"max_batch_tokens": 64, "max_batch_sentences": 4, "max_wait_ms": 5.0}
+        chosen |= {"max_queue": 512, "timeout": 60.0, "max_bytes": 999, "max_sentences": 256}
+        chosen |= {"max_characters": 100, "drain": 30.0} | values
+        monkeypatch.setattr(serve, "FLAGS", types.SimpleNamespace(**chosen))
+        serve.main(["serve"])
+        return served.pop()
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "/nowhere is no model: it has neither"),
+        ({"model": ["=x"]}, "--model==x: write it as NAME=DIR"),
+        ({"model": ["a=/x", "a=/y"]}, "Several models are called a; name them"),
+        ({"host": "no.such.host.invalid"}, "Cannot listen on no.such.host.invalid, port 0"),
+        ({"timeout": float("inf")}, "timeout must be finite"),
+        ({"max_wait_ms": -1.0}, "max_wait must be >= 0"),
+    ],
+)
+def test_errors(call, values, message):
+    with pytest.raises((ValueError, OSError), match=message):
+        call(**values)
+
+
+def test_a_port_that_is_taken_is_found_before_models_are_loaded(call):
+    taken = socket.create_server(("127.0.0.1", 0))
+    with taken, pytest.raises(OSError, match=r"in use.*give another --host or --port"):
+        call(port=taken.getsockname()[1])
+
+
+def test_it_serves_and_says_what_was_left(call, monkeypatch, capsys):
+    model = types.SimpleNamespace(languages=[])
+    monkeypatch.setattr(loading, "load_all", lambda texts, n_best, overrides: {"m": model})
+    _, host, drain = call()
+    assert (host, drain) == ("127.0.0.1", 30.0)
+    assert "Serving m at http://127.0.0.1:" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="may have 256 sentences and only 255 may wait"):
+        call(max_queue=255)
+    with pytest.raises(SystemExit) as end:
+        call(drain=7)
+    assert end.value.code == 1
+    assert "error: 1 requests were left unanswered; see --drain." in capsys.readouterr().err
