@@ -1,5 +1,6 @@
 """The Python API and the examples, as their users run them."""
 
+import json
 import runpy
 import subprocess
 import sys
@@ -203,6 +204,25 @@ class TestExamples:
         assert lines[0] == SENTENCES[0]
         assert len(lines) == 2 * (1 + 4 * 2)
         assert sum("(log P -" in line for line in lines) == 8
+
+
+@pytest.mark.slow
+def test_the_tour_runs_from_text_to_translations(monkeypatch, tmp_path, capsys):
+    """The notebook's cells, one after the other, with fewer steps."""
+    plt = pytest.importorskip("matplotlib.pyplot")
+    drawn = []
+    monkeypatch.setattr(plt, "show", lambda: drawn.append(plt.gca().get_title()))
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for cell in json.loads((EXAMPLES / "tour.ipynb").read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            source = "".join(cell["source"]).replace("STEPS = 150", "STEPS = 20")
+            exec(source.replace("../testdata", f"{EXAMPLES.parent}/testdata"), names)
+    assert drawn[0] == "Training loss"
+    assert len(names["losses"]) == 10
+    assert names["losses"][-1] < names["losses"][0]
+    assert len(names["best"]) == 4
+    assert len(drawn) == 3
 
 
 def test_what_load_refuses(tmp_path):
