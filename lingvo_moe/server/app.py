@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from lingvo_moe.server.batcher import Batcher, BatchParams, Busy, Languages
+from lingvo_moe.server.batcher import Batcher, BatchParams, Busy
 from lingvo_moe.server.metrics import Metrics
 from lingvo_moe.server.model import Model
 from lingvo_moe.server.questions import (
@@ -41,6 +41,14 @@ _PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",
 }
+
+
+class _Settings(NamedTuple):
+    """What the sentences of a batch share."""
+
+    to: str
+    source_language: str | None
+    n_best: int = 1
 
 
 class Server:
@@ -165,14 +173,13 @@ class Server:
             refuse(WRONG, f"n_best must be 1 to {model.n_best}, got {question.n_best}.")
         with self._answering():
             tokens = await asyncio.to_thread(model.count_pieces, question.sentences)
-            batcher, languages = self._batchers[name], _languages_of(question)
-            work = batcher.submit(question.sentences, tokens, languages)
+            settings = _Settings(question.to, question.source_language, question.n_best)
+            work = self._batchers[name].submit(question.sentences, tokens, settings)
             found = await self._unless_gone(request, work)
         answer = {
             "model": name,
             "translations": [
-                [{"text": t.text, "score": _finite(t.score)} for t in best[: question.n_best]]
-                for best in found
+                [{"text": t.text, "score": _finite(t.score)} for t in best] for best in found
             ],
             "left_out": [max(0, count - model.max_pieces) for count in tokens],
         }
@@ -192,7 +199,8 @@ class Server:
                     f"This model reads {model.max_pieces} tokens of a sentence, this one has "
                     f"{longest}; split it.",
                 )
-            work = self._explainers[name].submit([pair], [longest], _languages_of(question))
+            settings = _Settings(question.to, question.source_language)
+            work = self._explainers[name].submit([pair], [longest], settings)
             (found,) = await self._unless_gone(request, work)
         sides = {
             side: [token._asdict() for token in tokens] for side, tokens in found._asdict().items()
@@ -285,23 +293,19 @@ class Server:
             gone.cancel()
 
 
-def _languages_of(question):
-    return Languages(question.to, question.source_language)
-
-
-def _translate(model, sentences, languages):
+def _translate(model, sentences, settings):
     return model.translate(
         sentences,
-        languages.to,
-        source_language=languages.source,
-        n_best=model.n_best,
+        settings.to,
+        source_language=settings.source_language,
+        n_best=settings.n_best,
         warn=lambda line: None,  # each answer says what was left out
     )
 
 
-def _explain(model, pairs, languages):
+def _explain(model, pairs, settings):
     sources, targets = zip(*pairs, strict=True)
-    return model.explain(sources, targets, languages.to, languages.source)
+    return model.explain(sources, targets, settings.to, settings.source_language)
 
 
 async def _body(request, limit):

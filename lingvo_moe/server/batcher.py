@@ -6,8 +6,8 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 from lingvo_moe.core.fields import NonNegativeFloat, Params, PositiveInt
 
@@ -31,13 +31,6 @@ class BatchParams(Params):
     max_sentences: PositiveInt = 64
     max_wait: NonNegativeFloat = 0.005
     max_queue: PositiveInt = 4096
-
-
-class Languages(NamedTuple):
-    """What the sentences of a batch share: the language to translate into, and theirs if known."""
-
-    to: str
-    source: str | None
 
 
 class Busy(Exception):
@@ -73,9 +66,9 @@ class _Request:
 class _Waiting:
     """A sentence in the queue."""
 
-    text: str
+    sentence: Any
     tokens: int
-    languages: Languages
+    settings: Hashable
     since: float
     request: _Request
     place: int
@@ -84,21 +77,22 @@ class _Waiting:
 class Batcher:
     """A queue of sentences in front of one model.
 
-    The sentence that has waited longest is in the next batch, with those of its languages that are
+    The sentence that has waited longest is in the next batch, with those of its settings that are
     nearest to it in length, whoever sent them. A batch starts when it is full, or when its oldest
     sentence has waited long enough. All but the translating happens in the event loop's thread.
     """
 
     def __init__(
         self,
-        translate: Callable[[list[str], Languages], Sequence[Any]],
+        translate: Callable[[list[Any], Any], Sequence[Any]],
         params: BatchParams,
         observe: Callable[[int, int, float], None] = lambda sentences, tokens, seconds: None,
     ):
         """Makes it; `run` sets it to work.
 
         Args:
-            translate: gives an answer for each sentence; called in a thread of its own.
+            translate: takes sentences and their settings and gives an answer for each; called in a
+                thread of its own.
             params: how to join sentences.
             observe: told of each batch: its sentences, its tokens without padding, its seconds.
         """
@@ -114,14 +108,14 @@ class Batcher:
         return len(self._queue)
 
     async def submit(
-        self, sentences: Sequence[str], tokens: Sequence[int], languages: Languages
+        self, sentences: Sequence[Any], tokens: Sequence[int], settings: Hashable
     ) -> list[Any]:
         """The answers to one request. If it is cancelled, its sentences leave the queue.
 
         Args:
             sentences: what to translate.
             tokens: the length of each.
-            languages: of them all.
+            settings: such as languages; sentences of other settings go in other batches.
 
         Raises:
             Busy: the queue has no room for them all.
@@ -133,8 +127,8 @@ class Batcher:
             raise Busy(self.waiting, max(1, math.ceil(self.waiting * self._pace)))
         request, now = _Request(len(sentences)), time.monotonic()
         self._queue += [
-            _Waiting(text, count, languages, now, request, place)
-            for place, (text, count) in enumerate(zip(sentences, tokens, strict=True))
+            _Waiting(sentence, count, settings, now, request, place)
+            for place, (sentence, count) in enumerate(zip(sentences, tokens, strict=True))
         ]
         self._arrival.set()
         try:
@@ -153,10 +147,10 @@ class Batcher:
 
     async def _work(self, batch):
         start, loop = time.monotonic(), asyncio.get_running_loop()
-        texts = [one.text for one in batch]
+        sentences = [one.sentence for one in batch]
         try:
             answers = await loop.run_in_executor(
-                self._thread, self._translate, texts, batch[0].languages
+                self._thread, self._translate, sentences, batch[0].settings
             )
             answered = list(zip(batch, answers, strict=True))
         except Exception as error:
@@ -193,7 +187,7 @@ class Batcher:
         if not self._queue:
             return []
         oldest, *others = self._queue
-        alike = [one for one in others if one.languages == oldest.languages]
+        alike = [one for one in others if one.settings == oldest.settings]
         batch, longest = [oldest], oldest.tokens
         for one in sorted(alike, key=lambda one: abs(one.tokens - oldest.tokens)):
             if self._fits(len(batch) + 1, max(longest, one.tokens)):

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from lingvo_moe.server.batcher import Batcher, BatchParams, Busy, Languages
+from lingvo_moe.server.batcher import Batcher, BatchParams, Busy
 
-EN, DE = Languages("en", None), Languages("de", None)
+EN, DE = "en", "de"
 
 
 class Model:
@@ -19,12 +19,12 @@ class Model:
         self.batches, self.gate, self._fails = [], threading.Event(), fails
         self.gate.set()
 
-    def __call__(self, texts, languages):
-        self.batches.append((texts, languages.to))
+    def __call__(self, texts, language):
+        self.batches.append((texts, language))
         assert self.gate.wait(10)
         if set(texts) & set(self._fails):
             raise ValueError(f"cannot translate {texts}")
-        return [f"{text.upper()} in {languages.to}" for text in texts]
+        return [f"{text.upper()} in {language}" for text in texts]
 
 
 def run(test, model=None, **params):
@@ -44,10 +44,10 @@ def run(test, model=None, **params):
     return asyncio.run(main())
 
 
-async def submit(batcher, text, languages=EN):
+async def submit(batcher, text, language=EN):
     """Asks for sentences of one word each; a word has as many tokens as letters."""
     words = text.split()
-    return await batcher.submit(words, [len(word) for word in words], languages)
+    return await batcher.submit(words, [len(word) for word in words], language)
 
 
 async def queued(batcher, count):
@@ -58,12 +58,12 @@ async def queued(batcher, count):
 async def while_busy(batcher, model, *requests):
     """Submits requests in order while the model works on something else; returns their tasks."""
     model.gate.clear()
-    first = asyncio.create_task(submit(batcher, "z", Languages("first", None)))
+    first = asyncio.create_task(submit(batcher, "z", "first"))
     while not model.batches:
         await asyncio.sleep(0.001)
     tasks, count = [], 0
-    for text, languages in requests:
-        tasks.append(asyncio.create_task(submit(batcher, text, languages)))
+    for text, language in requests:
+        tasks.append(asyncio.create_task(submit(batcher, text, language)))
         count += len(text.split())
         await queued(batcher, count)
     return first, tasks
@@ -138,9 +138,9 @@ class TestRequests:
             words = [
                 f"w{number}x{'i' * chance.randint(1, 9)}{i}" for i in range(chance.randint(1, 7))
             ]
-            languages = chance.choice([EN, DE])
-            got = await submit(batcher, " ".join(words), languages)
-            assert got == [f"{word.upper()} in {languages.to}" for word in words]
+            language = chance.choice([EN, DE])
+            got = await submit(batcher, " ".join(words), language)
+            assert got == [f"{word.upper()} in {language}" for word in words]
 
         async def test(batcher, model):
             chance = random.Random(7)

@@ -1,6 +1,7 @@
 """Logdirs and exports as models that a server treats alike."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -27,14 +28,13 @@ class Trained:
 
         Args:
             path: the logdir.
-            n_best: translations of a sentence that it finds.
+            n_best: translations of a sentence that may be asked for.
             overrides: `--set` texts.
 
         Raises:
             ValueError, OSError: it is no logdir, or one without a checkpoint.
         """
-        model_dir = ModelDir.open(path)
-        model_dir = model_dir.with_overrides([*overrides, f"decoding.n_best={n_best}"])
+        model_dir = ModelDir.open(path).with_overrides(overrides)
         self._model_dir, self._runtime = model_dir, Local(model_dir.task)
         translator, _ = load_translator(model_dir, self._runtime)
         self._translator = dataclasses.replace(translator, batch_size=_NO_LIMIT)
@@ -58,8 +58,12 @@ class Trained:
         warn: Callable[[str], None],
     ) -> list[list[Translation]]:
         """Translates sentences, all in one batch; see Model."""
-        found = self._translator(sentences, to, source_language, warn=warn)
-        return [best[:n_best] for best in found]
+        decoding = dataclasses.replace(self._model_dir.params.decoding, n_best=n_best)
+        translate_ids = functools.partial(self._runtime.translate, decoding=decoding)
+        translator = dataclasses.replace(
+            self._translator, translate_ids=translate_ids, n_best=n_best
+        )
+        return translator(sentences, to, source_language, warn=warn)
 
     def explain(
         self, sources: Sequence[str], targets: Sequence[str], to: str, source_language: str | None
@@ -116,7 +120,8 @@ def load(path: Path, n_best: int, overrides: Sequence[str] = ()) -> Model:
 
     Args:
         path: a logdir, or an export.
-        n_best: translations of a sentence that a logdir finds; those of an export are fixed.
+        n_best: translations of a sentence that may be asked of a logdir; of an export those that it
+            was made for.
         overrides: `--set` texts, for a logdir.
 
     Raises:
