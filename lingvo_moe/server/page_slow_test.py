@@ -1,0 +1,158 @@
+"""The page in headless Chromium, in front of a model that writes markup."""
+
+import asyncio
+import base64
+import math
+import threading
+import types
+
+import pytest
+import uvicorn
+
+from lingvo_moe.server.app import Server
+from lingvo_moe.server.model import Explanation, Token
+from lingvo_moe.server.run import bind, url
+from lingvo_moe.testing.browser import CHROMIUM, browser
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
+]
+HOSTILE = "<img src=x onerror='window.hacked = 1'><script>window.hacked = 1</script>"
+
+
+def _translate(sentences, to, *, source_language, n_best, warn):
+    del source_language, warn
+    if "wrong" in sentences:
+        raise ValueError(f"No. {HOSTILE}")
+    best = [
+        [(f"{s} in {to}", -0.25), (f"{s} (2) {HOSTILE}", -1.5), ("", -math.inf)] for s in sentences
+    ]
+    return [[types.SimpleNamespace(text=t, score=x) for t, x in row[:n_best]] for row in best]
+
+
+def _explain(sources, targets, to, source_language):
+    del to, source_language
+    return [
+        Explanation(
+            [Token(s, None, {"encoder/layer_01": [(3, 0.75), (7, 0.25)]})],
+            [
+                Token(t, math.log(0.5), {"decoder/layer_01": [(5, 1.0)]}),
+                Token(HOSTILE, math.log(0.999), {"decoder/layer_01": []}),
+            ],
+        )
+        for s, t in zip(sources, targets, strict=True)
+    ]
+
+
+def _model(**changes):
+    fields = {"languages": ["de", "en"], "pairs": ["fr-en", "it-en"], "n_best": 3, "max_pieces": 100}
+    fields |= {"needs_source_language": False, "translate": _translate, "explain": _explain}
+    fields |= {"count_pieces": lambda sentences: [len(s) for s in sentences]}
+    return types.SimpleNamespace(**fields | changes)
+
+
+@pytest.fixture(scope="module")
+def address():
+    """The URL of a server in a thread."""
+    models = {"one": _model(), "two": _model(needs_source_language=True, languages=["it"])}
+    config = uvicorn.Config(Server(models).asgi, log_level="warning", lifespan="on")
+    server = uvicorn.Server(config)
+    with bind("127.0.0.1", 0) as listener:
+        address = url(listener)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+        thread.start()
+        yield address
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def page(address, tmp_path):
+    with browser(tmp_path / "profile") as page:
+        page.open(address)
+        page.wait_for("document.getElementById('to').options.length > 0")
+        yield page
+
+
+def _ask(page, text, n_best=1):
+    page.run(f"document.getElementById('text').value = {text!r}")
+    page.run(f"document.getElementById('n-best').value = {n_best}")
+    page.run("document.getElementById('go').click()")
+    page.wait_for("!document.getElementById('go').disabled")
+
+
+def _texts(page, selector):
+    return page.run(f"[...document.querySelectorAll('{selector}')].map((e) => e.innerText)")
+
+
+def test_type_choose_and_see(page):
+    assert page.run("document.getElementById('to').value") == "en"
+    assert _texts(page, "#source option") == ["any language", "fr", "it"]
+    _ask(page, "un\ndeux" + "x" * 100 + "\n\n", n_best=3)
+    long = "deux" + "x" * 100
+    assert _texts(page, ".source") == ["un", long]
+    assert _texts(page, ".translation .text") == [
+        "un in en", f"un (2) {HOSTILE}", f"{long} in en", f"{long} (2) {HOSTILE}",
+    ]  # fmt: skip
+    assert _texts(page, ".score") == ["-0.250", "-1.500"] * 2
+    assert _texts(page, ".warning") == ["too long: the last 4 tokens were not read"]
+    page.run("document.getElementById('to').value = 'de'")
+    _ask(page, "un")
+    assert _texts(page, ".translation .text") == ["un in de"]
+
+
+def test_tokens_and_experts(page):
+    _ask(page, "un")
+    page.run("document.querySelector('.translation button').click()")
+    page.wait_for("document.querySelectorAll('.tokens table').length === 2")
+    assert _texts(page, ".piece") == ["un in en", HOSTILE]
+    written, read = ("table:nth-of-type(1)", "table:nth-of-type(2)")
+    assert _texts(page, f"{written} th") == ["token", "probability", "decoder/layer_01"]
+    assert _texts(page, f"{written} tbody tr:first-child td") == ["un in en", "50.0 %", "5 (1.00)"]
+    assert _texts(page, f"{read} th") == ["token", "encoder/layer_01"]
+    assert _texts(page, f"{read} tbody td") == ["un", "3 (0.75), 7 (0.25)"]
+    colors = page.run(
+        "[...document.querySelectorAll('.piece')].map((e) => getComputedStyle(e).backgroundColor)"
+    )
+    assert len(set(colors)) == 2
+    page.run("document.querySelector('.translation button').click()")
+    page.wait_for("document.querySelectorAll('.tokens table').length === 0")
+
+
+def test_markup_is_text(page):
+    _ask(page, HOSTILE, n_best=2)
+    assert _texts(page, ".source") == [HOSTILE]
+    page.run("document.querySelector('.translation button').click()")
+    page.wait_for("document.querySelectorAll('.tokens table').length === 2")
+    _ask(page, "wrong")
+    assert _texts(page, "#error") == [f"No. {HOSTILE}"]
+    assert page.run("document.querySelectorAll('img').length") == 0
+    assert page.run("window.hacked === undefined")
+
+
+def test_an_error_goes_when_the_next_answer_comes(page):
+    _ask(page, "wrong")
+    assert page.run("document.getElementById('error').hidden") is False
+    _ask(page, "un")
+    assert page.run("document.getElementById('error').hidden") is True
+    assert _texts(page, ".translation .text") == ["un in en"]
+
+
+def test_another_model_has_other_languages(page):
+    page.run("document.getElementById('model').value = 'two'")
+    page.run("document.getElementById('model').onchange()")
+    assert _texts(page, "#to option") == ["it"]
+    assert _texts(page, "#source option") == ["fr", "it"]  # it must be told
+    _ask(page, "un")
+    assert _texts(page, ".translation .text") == ["un in it"]
+
+
+def test_it_loads_nothing_from_elsewhere_and_looks_like_something(page, address, tmp_path):
+    _ask(page, "un")
+    loaded = page.run("performance.getEntriesByType('resource').map((e) => e.name)")
+    assert loaded
+    assert all(name.startswith(address) for name in loaded)
+    picture = base64.b64decode(page.call("Page.captureScreenshot")["data"])
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) > 5000
