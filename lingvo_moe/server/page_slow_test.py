@@ -46,7 +46,12 @@ def _explain(sources, targets, to, source_language):
 
 
 def _model(**changes):
-    fields = {"languages": ["de", "en"], "pairs": ["fr-en", "it-en"], "n_best": 3, "max_pieces": 100}
+    fields = {
+        "languages": ["de", "en"],
+        "pairs": ["fr-en", "it-en"],
+        "n_best": 3,
+        "max_pieces": 100,
+    }
     fields |= {"needs_source_language": False, "translate": _translate, "explain": _explain}
     fields |= {"count_pieces": lambda sentences: [len(s) for s in sentences]}
     return types.SimpleNamespace(**fields | changes)
