@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +12,7 @@ from lingvo_moe.core.lines import INVISIBLE, LINE_ENDS
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.serving.directory import new_export
+from lingvo_moe.serving.storage import FLOAT32, Packed, Storage
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translator import max_source_length
 from lingvo_moe.training.checkpoint import Checkpoint
@@ -34,19 +34,19 @@ class ServedModel(tf.Module):
         about: a tf.function without arguments: what an `Exported` knows of its model, by name.
     """
 
-    def __init__(self, model_dir: ModelDir, tensors: Mapping[str, Any]):
+    def __init__(self, model_dir: ModelDir, theta: NestedMap, storage: Storage = FLOAT32):
         """Gathers what the graph needs.
 
         Args:
             model_dir: the trained model.
-            tensors: those of a checkpoint; the weights are taken from them.
+            theta: its weights, float32 arrays.
+            storage: how the file holds them.
         """
         super().__init__()
         self._task = model_dir.task
-        self._theta = _theta(tensors).map(lambda weight: tf.Variable(weight, trainable=False))
-        self._weights = [
-            variable for _, variable in self._theta.flatten()
-        ]  # tf.Module tracks lists
+        packed = theta.map(storage.pack, self._task.weights())
+        self._packed = tf.nest.map_structure(_variable, packed)
+        self._weights = tf.nest.flatten(self._packed)  # tf.Module tracks lists
         # Without names of their own, both would be one resource in the loaded model.
         self._source, self._target = (
             tf_text.SentencepieceTokenizer(
@@ -74,6 +74,9 @@ class ServedModel(tf.Module):
         self.count_pieces = tf.function(self._count, autograph=False, input_signature=[strings])
         self.about = tf.function(self._about, autograph=False, input_signature=[])
 
+    def _theta(self):
+        return self._packed.map(Packed.unpack)
+
     def _about(self):
         return {
             "languages": tf.constant(self._languages),
@@ -94,7 +97,8 @@ class ServedModel(tf.Module):
     def _translate(self, sentences, source_language, target_language):
         tag = _known(
             self._tags.lookup(target_language),
-            f"This model does not translate into that language; it knows {self._languages}",
+            f"This model does not translate into that language; it knows "
+            f"{', '.join(self._languages)}",
         )
         task = self._task_id(source_language, target_language)
         pieces = self._source.tokenize(sentences)
@@ -104,7 +108,7 @@ class ServedModel(tf.Module):
         ends = tf.ones([batch, 1], tf.int32)
         ids = tf.concat([ends * tag, pieces, ends * EOS], axis=1)
         lengths, tasks = tf.cast(ids.row_lengths(), tf.int32), tf.fill([batch], task)
-        output = self._task.translate(self._theta, ids.to_tensor(), lengths, tasks)
+        output = self._task.translate(self._theta(), ids.to_tensor(), lengths, tasks)
         blank = tf.strings.regex_full_match(sentences, _BLANK)
         return {
             "translations": tf.where(blank[:, None], "", self._texts(output)),
@@ -151,7 +155,11 @@ def _known(number: tf.Tensor, message: str) -> tf.Tensor:
 
 
 def export_saved_model(
-    model_dir: ModelDir, output: Path, step: int | None = None, overwrite: bool = False
+    model_dir: ModelDir,
+    output: Path,
+    step: int | None = None,
+    overwrite: bool = False,
+    storage: Storage = FLOAT32,
 ) -> int:
     """Writes a SavedModel, and beside it `translate.py`, a client that shows how to call it.
 
@@ -163,6 +171,7 @@ def export_saved_model(
         output: the directory to make.
         step: which checkpoint; None for the best.
         overwrite: whether to replace an export that lies there.
+        storage: how the file holds the weights.
 
     Returns:
         The step exported.
@@ -172,18 +181,34 @@ def export_saved_model(
         OSError: output cannot be written.
     """
     with new_export(output, "client.py", "translate.py", overwrite) as directory:
-        modules = []
-
-        def build(checkpoint: Checkpoint) -> None:
-            with quiet():  # SentencePiece tells how it normalises
-                modules.append(ServedModel(model_dir, checkpoint.tensors))
-
-        checkpoint = model_dir.read_checkpoint(step, build)
-        tf.saved_model.save(modules[-1], str(directory), signatures=modules[-1].translate)
-    return checkpoint.step
+        theta, step = read_theta(model_dir, step)
+        with quiet():  # SentencePiece tells how it normalises
+            module = ServedModel(model_dir, theta, storage)
+        tf.saved_model.save(module, str(directory), signatures=module.translate)
+    return step
 
 
-def _theta(tensors: Mapping[str, Any]) -> NestedMap:
-    prefix = "theta/"
-    weights = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-    return NestedMap.unflatten({name: np.asarray(tensor) for name, tensor in weights.items()})
+def read_theta(model_dir: ModelDir, step: int | None = None) -> tuple[NestedMap, int]:
+    """The weights of a checkpoint, as arrays, and its step.
+
+    Args:
+        model_dir: the trained model.
+        step: which checkpoint; None for the best.
+
+    Raises:
+        ValueError, OSError: there is none, or it is damaged.
+    """
+    prefix, weights = "theta/", {}
+
+    def read(checkpoint: Checkpoint) -> None:
+        weights.clear()
+        for name, tensor in checkpoint.tensors.items():
+            if name.startswith(prefix):
+                weights[name.removeprefix(prefix)] = np.asarray(tensor)
+
+    checkpoint = model_dir.read_checkpoint(step, read)
+    return NestedMap.unflatten(weights), checkpoint.step
+
+
+def _variable(array: np.ndarray | None) -> tf.Variable | None:
+    return None if array is None else tf.Variable(array, trainable=False)

@@ -9,7 +9,9 @@ import pytest
 from lingvo_moe.decoding.flat_beam_search import BeamOutput
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving import client
-from lingvo_moe.serving.export import ServedModel, export_saved_model
+from lingvo_moe.serving.export import ServedModel, export_saved_model, read_theta
+from lingvo_moe.serving.exported import Exported
+from lingvo_moe.serving.storage import STORAGES
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import train_step
@@ -110,7 +112,7 @@ def test_batches_of_nothing_are_refused(call, size):
 def test_a_translation_in_the_graph_is_one_line(model_dir):
     vocabulary = model_dir.vocabulary("target")
     ids = [vocabulary._processor.piece_to_id(f"<0x{b:02X}>") for b in "a\u2028b\x1c".encode()]
-    module = ServedModel(model_dir, model_dir.read_checkpoint().tensors)
+    module = ServedModel(model_dir, read_theta(model_dir)[0])
     output = BeamOutput(
         np.array([[ids]], np.int32), np.array([[len(ids)]], np.int32), np.zeros([1, 1], np.float32)
     )
@@ -148,3 +150,25 @@ class TestOutput:
             assert "import lingvo_moe" not in (exported / name).read_text()
             assert "from lingvo_moe" not in (exported / name).read_text()
         assert "from lines import" in (exported / "translate.py").read_text()
+
+
+def test_smaller_files_translate_alike(model_dir, exported, tmp_path):
+    sizes = {"float32": weights_size(exported)}
+    expected = Exported(exported).translate(LINES)
+    for dtype, tolerance in (("bfloat16", 0.05), ("int8", 0.1)):
+        export_saved_model(model_dir, tmp_path / dtype, storage=STORAGES[dtype])
+        sizes[dtype] = weights_size(tmp_path / dtype)
+        smaller = Exported(tmp_path / dtype)
+        together = smaller.translate(LINES)
+        alone = [smaller.translate([line])[0] for line in LINES[:3]]
+        assert [best[0].text for best in together[:3]] == [best[0].text for best in alone]
+        scores = np.array([[best[0].score for best in side] for side in (expected, together)])
+        np.testing.assert_allclose(*scores, rtol=tolerance)
+        assert not np.array_equal(*scores)
+    # Half and a quarter of the matrices, which are nearly all there is, and scales.
+    assert sizes["bfloat16"] < 0.56 * sizes["float32"]
+    assert sizes["int8"] < 0.45 * sizes["float32"]
+
+
+def weights_size(export):
+    return (export / "variables" / "variables.data-00000-of-00001").stat().st_size

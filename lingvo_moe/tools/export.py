@@ -1,6 +1,7 @@
 r"""Exports a trained model: as a SavedModel of strings, or as StableHLO for JAX.
 
 lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_export
+lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_int8 --dtype=int8 --report_data=/tmp/data
 lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_hlo --format=stablehlo --batch_size=8
 lingvo-moe-export --model=tiny.MoE --output=/tmp/tiny_step --format=stablehlo    # no weights yet
 """
@@ -12,7 +13,13 @@ from absl import flags
 
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
+from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.export import export_saved_model
+from lingvo_moe.serving.exported import Exported
+from lingvo_moe.serving.report import check_comparable, compare, directory_size
+from lingvo_moe.serving.storage import STORAGES
+from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common
 
@@ -26,11 +33,20 @@ def main(argv: list[str]) -> None:
     if FLAGS.format == _STABLEHLO:
         _export_stablehlo(Path(FLAGS.output))
         return
-    step = export_saved_model(_model_dir(), Path(FLAGS.output), FLAGS.step, FLAGS.overwrite)
+    model_dir, output = _model_dir(), Path(FLAGS.output)
+    dataset = FLAGS.report_data and Dataset.load(Path(FLAGS.report_data))
+    pairs = dataset and check_comparable(model_dir, dataset, FLAGS.report_split)
+    storage = STORAGES[FLAGS.dtype]
+    step = export_saved_model(model_dir, output, FLAGS.step, FLAGS.overwrite, storage)
     common.report(
-        f"Exported step {step} to {FLAGS.output}. Try: "
-        f"python {FLAGS.output}/translate.py 'a sentence'"
+        f"Exported step {step} to {output}, {directory_size(output) / 1e6:,.1f} MB. Try: "
+        f"python {output}/translate.py 'a sentence'"
     )
+    if dataset:
+        translator, _ = load_translator(model_dir, Local(model_dir.task), step)
+        exported = Exported(output)
+        table = compare(translator, exported, dataset, FLAGS.report_split, pairs, common.report)
+        print(table.to_text())
 
 
 def _export_stablehlo(output: Path) -> None:
@@ -87,6 +103,20 @@ def run() -> None:
     flags.DEFINE_integer("step", None, "Which checkpoint; by default the best on dev.")
     flags.DEFINE_enum(
         "format", "saved_model", ["saved_model", _STABLEHLO], "For TensorFlow, or for JAX alone."
+    )
+    flags.DEFINE_enum(
+        "dtype",
+        "float32",
+        list(STORAGES),
+        "How a SavedModel holds its weights: bfloat16 is half the size, int8 a quarter.",
+    )
+    flags.DEFINE_string(
+        "report_data",
+        None,
+        "Prepared data: translate it with the model and with the SavedModel, and compare BLEU.",
+    )
+    flags.DEFINE_enum(
+        "report_split", "test", ["dev", "test"], "Which lines of --report_data to translate."
     )
     flags.DEFINE_multi_enum(
         "programs", None, ["train", "translate"], "Of StableHLO; by default all there can be."

@@ -1,0 +1,76 @@
+"""What an export's translations are worth beside those of the model that it was made of."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.evaluation.scores import score_pair
+from lingvo_moe.reporting.table import Table
+from lingvo_moe.serving.exported import Exported
+from lingvo_moe.tasks.evaluation import translate_pair
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.translator import Translator
+
+
+def directory_size(path: Path) -> int:
+    """Bytes of all files below a directory."""
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def check_comparable(model_dir: ModelDir, dataset: Dataset, split: str) -> list[str]:
+    """The pairs of the model that have lines in a split.
+
+    Raises:
+        ValueError: the dataset is not the model's, or there are none.
+    """
+    model_dir.check_dataset(dataset)
+    pairs = [name for name in model_dir.pairs if dataset.pair(name).examples.get(split)]
+    if not pairs:
+        raise ValueError(f"{dataset.directory} has no {split} lines; nothing to compare.")
+    return pairs
+
+
+def compare(
+    translator: Translator,
+    exported: Exported,
+    dataset: Dataset,
+    split: str,
+    pairs: list[str],
+    report: Callable[[str], None],
+) -> Table:
+    """BLEU of a model and of its export, for each pair.
+
+    Args:
+        translator: the model that was trained.
+        exported: the export.
+        dataset: prepared data.
+        split: "dev" or "test".
+        pairs: names of pairs with lines in that split.
+        report: takes warnings of sentences that are too long.
+
+    Returns:
+        A row a pair: lines, BLEU of both, and the difference; and the means.
+    """
+
+    def from_export(sentences, target_language, source_language, warn):
+        return exported.translate(
+            sentences, target_language, source_language=source_language, warn=warn
+        )
+
+    rows = []
+    for name in pairs:
+        outputs = [
+            translate_pair(translate, dataset, split, name, report)
+            for translate in (translator, from_export)
+        ]
+        scores = [score_pair(output).bleu for output in outputs]
+        rows.append((name, len(outputs[0].sources), *scores))
+    total = sum(row[1] for row in rows)
+    means = (sum(row[column] for row in rows) / len(rows) for column in (2, 3))
+    *cells, mean = [_cells(row) for row in (*rows, ("mean", total, *means))]
+    return Table(("pair", "lines", "trained", "exported", "delta"), cells, [mean])
+
+
+def _cells(row):
+    name, lines, trained, exported = row
+    return name, f"{lines:,}", f"{trained:.2f}", f"{exported:.2f}", f"{exported - trained:+.2f}"
