@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lingvo_moe.core.params import evolve, override
 from lingvo_moe.core.registry import get_params, register
@@ -46,21 +46,6 @@ __all__ = [
 
 # Lines of text by split, or those of "train" alone.
 Corpus = str | Path | Mapping[str, Examples] | Examples
-
-
-class Translates(Protocol):
-    """What `load` returns: a `Model` or an `Exported`."""
-
-    languages: Sequence[str]
-
-    def translate(
-        self,
-        sentences: Sequence[str],
-        to: str = "en",
-        *,
-        source_language: str | None = None,
-        n_best: int = 1,
-    ) -> list[list[Translation]]: ...
 
 
 def report(line: str) -> None:
@@ -104,13 +89,14 @@ class Model:
     Attributes:
         logdir: where it comes from.
         step: its checkpoint's step.
+        make_runtime: what runs it.
     """
 
     def __init__(
         self, logdir: ModelDir, *, step: int | None = None, make_runtime: RuntimeFn = Local
     ):
         """Loads a checkpoint; see `load`."""
-        self.logdir, self._make_runtime = logdir, make_runtime
+        self.logdir, self.make_runtime = logdir, make_runtime
         self._runtime = make_runtime(logdir.task, None)
         _, self.step = load_translator(logdir, self._runtime, step)
         self._scorer = Scorer(logdir, self._runtime.score)
@@ -228,10 +214,11 @@ def train(
     data: Corpus | Dataset,
     logdir: str | Path,
     *,
-    set: Mapping[str, Any] | None = None,
+    set: Mapping[str, Any] | Sequence[str] = (),
     name: str = "custom",
     make_runtime: RuntimeFn = Local,
     report: Callable[[str], None] = report,
+    **options: Any,
 ) -> TrainResult:
     """Trains a model, or goes on where the logdir's newest checkpoint stands.
 
@@ -240,11 +227,13 @@ def train(
         data: a directory made by `prepare` or what it returned; or examples, in any form that
             `prepare` takes, which are prepared under LOGDIR/data when the logdir is new.
         logdir: where everything goes.
-        set: dotted path -> value, for fields of the params that are to differ:
-            {"train.max_steps": 500, "model.moe.gating": TopK(k=4)}.
+        set: dotted path -> value, for fields of the params that are to differ, such as
+            {"train.max_steps": 500, "model.moe.gating": TopK(k=4)}; or `--set` texts.
         name: what to call a model that is given as params.
         make_runtime: (task, TrainStep) -> what runs the steps.
         report: takes lines of progress.
+        **options: further fields of `tasks.training.TrainingJob`, for many processes and for
+            experts that move.
 
     Returns:
         Where training stands: step, best_step, best_loss, finished.
@@ -255,52 +244,58 @@ def train(
         OSError: something cannot be read or written.
     """
     wanted = None if isinstance(model, str) else model
-    texts = [f"{path}={value!r}" for path, value in (set or {}).items()]
-    shape = override(wanted or get_params(model), texts)
+    if isinstance(set, Mapping):
+        set = [f"{path}={value!r}" for path, value in set.items()]
+    shape = override(get_params(model) if isinstance(model, str) else model, set)
     job = TrainingJob(
         model=model if isinstance(model, str) else name,
         params=wanted,
-        overrides=texts,
+        overrides=set,
         dataset=_dataset(data, Path(logdir), shape, report),
         logdir=Path(logdir),
         make_runtime=make_runtime,
         report=report,
+        **options,
     )
     return train_model(job)
 
 
 def evaluate(
-    model: "Model | str | Path",
+    model: "Model | ModelDir | str | Path",
     data: Dataset | str | Path,
     *,
     baselines: str | Path | None = None,
     output: str | Path | None = None,
+    step: int | None = None,
+    make_runtime: RuntimeFn = Local,
     report: Callable[[str], None] = report,
     **options: Any,
 ) -> Report:
     """Scores a model: BLEU, chrF++ and, beside baselines, ΔBLEU for each language pair.
 
     Args:
-        model: what `load` returned for a logdir, or the logdir.
+        model: a logdir, or what `load` returned for one: then its checkpoint is scored.
         data: a directory made by `prepare`, or what it returned.
         baselines: a report to compare with: its directory or its JSON.
         output: where to leave the report with its page and plot; None for nowhere.
+        step: which checkpoint of a logdir; None for the best on dev.
+        make_runtime: (task, None) -> what runs a logdir's model.
         report: takes lines of progress.
         **options: split, pairs, bleu_tokenizers and overwrite of `tasks.evaluate.evaluate`.
 
     Raises:
         ValueError, OSError: as `tasks.evaluate.evaluate`.
     """
-    model = model if isinstance(model, Model) else load(model)
-    dataset = data if isinstance(data, Dataset) else Dataset.load(Path(data))
+    if isinstance(model, Model):
+        model, step, make_runtime = model.logdir, model.step, model.make_runtime
     with tempfile.TemporaryDirectory(prefix="lingvo_moe_") as scratch:
         return evaluation.evaluate(
-            model.logdir,
-            dataset,
+            model if isinstance(model, ModelDir) else ModelDir.open(Path(model)),
+            data if isinstance(data, Dataset) else Dataset.load(Path(data)),
             Path(output) if output else Path(scratch) / "report",
-            lambda task, step=None: model._make_runtime(task, step),
+            lambda task: make_runtime(task, None),
             report,
-            step=model.step,
+            step=step,
             baselines=Path(baselines) if baselines else None,
             **options,
         )

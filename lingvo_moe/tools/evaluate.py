@@ -8,9 +8,8 @@ from pathlib import Path
 
 from absl import flags
 
-from lingvo_moe.data.dataset import Dataset
+from lingvo_moe import api
 from lingvo_moe.evaluation.report import format_table
-from lingvo_moe.tasks.evaluate import evaluate
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common, runtimes
 
@@ -18,18 +17,18 @@ FLAGS = flags.FLAGS
 
 
 def main(argv: list[str]) -> None:
-    """Flags to evaluate."""
+    """Flags to api.evaluate."""
     del argv
-    report = evaluate(
+    report = api.evaluate(
         ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(FLAGS.set),
-        Dataset.load(Path(FLAGS.data)),
-        Path(FLAGS.output),
-        runtimes.make_runtime,
-        common.report,
+        FLAGS.data,
+        output=FLAGS.output,
+        baselines=FLAGS.baselines,
+        step=FLAGS.step,
+        make_runtime=runtimes.make_runtime,
+        report=common.report,
         split=FLAGS.split,
         pairs=FLAGS.pairs,
-        step=FLAGS.step,
-        baselines=Path(FLAGS.baselines) if FLAGS.baselines else None,
         bleu_tokenizers=FLAGS.bleu_tokenizer,
         overwrite=FLAGS.overwrite,
     )

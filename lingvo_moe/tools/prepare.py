@@ -4,39 +4,32 @@ lingvo-moe-prepare --corpus=DIR --output=build/data
 lingvo-moe-prepare --synthetic --output=build/data
 """
 
+import dataclasses
 from pathlib import Path
 
 from absl import flags
 
-from lingvo_moe.data.prepare import PrepareParams, format_summary, prepare, prepare_synthetic
+from lingvo_moe import api
+from lingvo_moe.data.prepare import PrepareParams, format_summary, prepare_synthetic
 from lingvo_moe.data.vocabulary import NORMALIZATIONS
 from lingvo_moe.tools import common
 
 FLAGS = flags.FLAGS
 _DEFAULTS = PrepareParams()
+_FIELDS = dataclasses.fields(PrepareParams)
 
 
 def main(argv: list[str]) -> None:
-    """Flags to prepare."""
+    """Flags to api.prepare."""
     del argv
     if bool(FLAGS.corpus) == FLAGS.synthetic:
         raise ValueError("Pass either --corpus=DIR or --synthetic.")
-    params = PrepareParams(
-        source_vocab_size=FLAGS.source_vocab_size,
-        target_vocab_size=FLAGS.target_vocab_size,
-        source_normalization=FLAGS.source_normalization,
-        target_normalization=FLAGS.target_normalization,
-        joint_vocab=FLAGS.joint_vocab,
-        temperature=FLAGS.temperature,
-        character_coverage=FLAGS.character_coverage,
-        max_length=FLAGS.max_length,
-        both_directions=FLAGS.both_directions,
-    )
-    options = {"overwrite": FLAGS.overwrite, "report": common.report}
+    options = {field.name: FLAGS[field.name].value for field in _FIELDS if field.name in FLAGS}
+    writing = {"overwrite": FLAGS.overwrite, "report": common.report}
     if FLAGS.synthetic:
-        dataset = prepare_synthetic(Path(FLAGS.output), params, **options)
+        dataset = prepare_synthetic(Path(FLAGS.output), PrepareParams(**options), **writing)
     else:
-        dataset = prepare(Path(FLAGS.corpus), Path(FLAGS.output), params, **options)
+        dataset = api.prepare(FLAGS.corpus, FLAGS.output, **writing, **options)
     print(format_summary(dataset))
 
 

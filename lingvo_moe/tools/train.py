@@ -11,8 +11,7 @@ from pathlib import Path
 
 from absl import flags
 
-from lingvo_moe.data.dataset import Dataset
-from lingvo_moe.tasks.training import TrainingJob, train_model
+from lingvo_moe import api
 from lingvo_moe.tools import common, rebalancing, runtimes
 from lingvo_moe.training.signals import exit_code
 
@@ -20,7 +19,7 @@ FLAGS = flags.FLAGS
 
 
 def main(argv: list[str]) -> None:
-    """Flags to train_model."""
+    """Flags to api.train."""
     del argv
     with runtimes.joined() as process:
         result = _train(process)
@@ -33,18 +32,17 @@ def _train(process):
     if FLAGS.max_steps is not None:
         overrides.append(f"train.max_steps={FLAGS.max_steps}")
     report = common.report if process.index == 0 else lambda line: None
-    job = TrainingJob(
-        model=FLAGS.model,
-        overrides=overrides,
-        dataset=Dataset.load(Path(FLAGS.data)),
-        logdir=Path(FLAGS.logdir),
+    result = api.train(
+        FLAGS.model,
+        FLAGS.data,
+        FLAGS.logdir,
+        set=overrides,
         make_runtime=runtimes.make_runtime,
         report=report,
         process=process,
         record_loads=Path(FLAGS.record_loads) if FLAGS.record_loads else None,
         make_scheduler=rebalancing.make_scheduler if FLAGS.hardware else None,
     )
-    result = train_model(job)
     if result.finished:
         report(
             f"Done at step {result.step}; best dev loss {result.best_loss:.3f} at step "
