@@ -8,7 +8,7 @@ from lingvo_moe.core.layer import init_theta
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
 from lingvo_moe.layers import dispatch
-from lingvo_moe.layers.dispatch import Einsum, Gather, Ragged
+from lingvo_moe.layers.dispatch import Einsum, Gather, Ragged, faster_together
 from lingvo_moe.layers.dropless import Dropless
 from lingvo_moe.layers.experts import HeldExperts
 from lingvo_moe.layers.feed_forward import FeedForward
@@ -206,3 +206,16 @@ def test_ragged_in_bfloat16_has_few_shapes(together, monkeypatch):
             np.testing.assert_allclose(tf.cast(outputs, tf.float32), expected, atol=0.1)
     assert shapes[tf.bfloat16] == {32}
     assert len(shapes[tf.float32]) > 2
+
+
+def test_experts_run_together_where_little_is_padded():
+    # Of 8 experts with 10 rows each none is padded.
+    assert faster_together(tf.fill([8], 10))
+    # (20 + 10)·4 = 120 padded; 20 + 3·8 rows and (10 + 24)·4 for own products are 180.
+    assert faster_together(tf.constant([20, 8, 8, 8]))
+    # (40 + 10)·4 = 200 padded; 40 + 3·8 + (10 + 24)·4 = 200 too, and one row more is too many.
+    assert faster_together(tf.constant([40, 8, 8, 8]))
+    assert not faster_together(tf.constant([41, 8, 8, 8]))
+    # A step of decoding, where 24 of 64 experts have rows: (20 + 10)·64 = 1920 padded, and
+    # 20 + 23·4 + (10 + 24)·24 = 928 for own products.
+    assert not faster_together(tf.constant([20] + [4] * 23 + [0] * 40))
