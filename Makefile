@@ -10,7 +10,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -ec
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint format golden bench clean
+.PHONY: help setup demo test test-slow lint format golden bench bench-decode clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -66,12 +66,20 @@ $(PEERS)/.ready: | setup
 	$(PEERS)/.venv/bin/python -m pip install --quiet --target $(PEERS)/transformers5 --upgrade 'transformers>=5'
 	@touch $@
 
+$(PEERS)/.ctranslate2: | setup
+	test -d $(PEERS)/.venv || $(PYTHON) -m venv $(PEERS)/.venv
+	$(PEERS)/.venv/bin/python -m pip install --quiet 'ctranslate2>=4.8,<5' numpy
+	@touch $@
+
 bench: setup $(PEERS)/.ready  ## speed beside peers, dispatchers, growth: the tables of docs/benchmarks.md
 	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/moe_layer.py
 	$(BIN)/python benchmarks/block_sparse.py build/block_sparse --export=float32
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/training_step.py
+
+bench-decode: setup $(PEERS)/.ctranslate2  ## decoding speed beside CTranslate2
+	$(BIN)/python benchmarks/decode.py
 
 clean:  ## remove what was made, .venv too
 	rm -rf build $(VENV) .pytest_cache .ruff_cache *.egg-info

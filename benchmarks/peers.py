@@ -69,9 +69,9 @@ class Peer:
         )
         self.about = self._read()
 
-    def run(self, steps: int = 1) -> dict:
-        """Takes steps and says what they cost, a step."""
-        print(json.dumps({"steps": steps}), file=self._process.stdin, flush=True)
+    def run(self, steps: int = 1, **request) -> dict:
+        """Takes steps and says what they cost, a step; request is what else the script takes."""
+        print(json.dumps({"steps": steps, **request}), file=self._process.stdin, flush=True)
         return self._read()
 
     def close(self) -> None:

@@ -21,7 +21,8 @@ SHAPE = {
     "batch_size": 32,
     "length": 64,  # of either side
 }
-_FIRST_WORD = 4
+STEPS = 32  # of decoding, and tokens of a source
+FIRST_WORD = 4
 _WARM_UP = 3
 
 
@@ -29,14 +30,27 @@ def batch() -> dict[str, np.ndarray]:
     """int64 [B, T] without padding: source_ids, target_inputs, target_ids."""
     rng, size = np.random.default_rng(0), (SHAPE["batch_size"], SHAPE["length"])
     names = ("source_ids", "target_inputs", "target_ids")
-    return {n: rng.integers(_FIRST_WORD, SHAPE["vocab_size"], size) for n in names}
+    return {n: rng.integers(FIRST_WORD, SHAPE["vocab_size"], size) for n in names}
 
 
-def serve(step: Callable[[], float], about: str, **more) -> None:
-    """Runs until stdin ends: {"steps": n} -> seconds, cpu_seconds, loss, peak_bytes.
+def sources(batch_size: int) -> np.ndarray:
+    """int32 [B, STEPS], random words to translate."""
+    rng = np.random.default_rng(0)
+    return rng.integers(FIRST_WORD, SHAPE["vocab_size"], (batch_size, STEPS), np.int32)
+
+
+def fingerprint(ids: np.ndarray) -> float:
+    """A figure that differs where translations int [B, STEPS] differ, all but the last token."""
+    places = np.arange(1, ids[:, : STEPS - 1].size + 1).reshape(len(ids), -1)
+    return float(np.sum(ids[:, : STEPS - 1] * places))
+
+
+def serve(step: Callable[..., float], about: str, **more) -> None:
+    """Runs until stdin ends: {"steps": n, …} -> seconds, cpu_seconds, loss, peak_bytes.
 
     Args:
-        step: takes one training step to its end and returns its loss.
+        step: takes one training step to its end and returns its loss; or, with what else a request
+            says as keyword arguments, does some other work and returns a figure to compare.
         about: what this is, in words.
         more: further facts for the first line.
     """
@@ -51,10 +65,11 @@ def serve(step: Callable[[], float], about: str, **more) -> None:
         step()
     reply(about=about, **more)
     for line in sys.stdin:
-        steps = json.loads(line)["steps"]
+        request = json.loads(line)
+        steps = request.pop("steps")
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(steps):
-            loss = step()
+            loss = step(**request)
         reply(
             seconds=(time.perf_counter() - wall) / steps,
             cpu_seconds=(time.process_time() - cpu) / steps,

@@ -13,16 +13,19 @@ import tensorflow as tf
 from lingvo_moe.core.fields import NonNegativeFloat, Params, PositiveInt, Rule
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
+from lingvo_moe.layers.embedding import LOGITS_MULTIPLE
 from lingvo_moe.layers.transformer import Transformer
 
 MAX_BEAM = 64  # wider beams find no better translations (Koehn and Knowles 2017) and fill memory
 _Beam = Annotated[int, Rule(f"1 to {MAX_BEAM}", lambda size: 1 <= size <= MAX_BEAM)]
 _IMPOSSIBLE = -math.inf
-_NEVER_GENERATED = (PAD, BOS, UNK)
+_NO_WORDS = (PAD, BOS, EOS, UNK)
+_STEPS_AT_A_TIME = 16  # by which caches grow
+_CHUNK = LOGITS_MULTIPLE
 
-# (token_ids int32 [B, K], step int32 [], caches, visible bool [B, K, P])
+# (token_ids int32 [B, K], step int32 [], caches, visible bool [B, K, P], source)
 #   -> (logits float32 [B, K, V], caches)
-StepFn = Callable[[tf.Tensor, tf.Tensor, Any, tf.Tensor], tuple[tf.Tensor, Any]]
+StepFn = Callable[[tf.Tensor, tf.Tensor, Any, tf.Tensor, Any], tuple[tf.Tensor, Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,51 +71,59 @@ class _Living(NamedTuple):
     visible: tf.Tensor
 
 
+class _Rows(NamedTuple):
+    """What there is of each sentence being translated, along the first dimension."""
+
+    sentence: tf.Tensor  # its place in the batch
+    max_length: tf.Tensor
+    source: Any
+    caches: Any
+    living: _Living
+    best: BeamOutput
+
+
 def beam_search(
     model: Transformer,
-    theta: NestedMap,
+    laid_out: NestedMap,
     source_ids: tf.Tensor,
     source_lengths: tf.Tensor,
     params: BeamSearchParams,
-    num_pieces: int | None = None,
     tasks: tf.Tensor | None = None,
 ) -> BeamOutput:
     """Translates a batch; graph code, for any batch and source length.
 
     Args:
         model: the network.
-        theta: its weights.
+        laid_out: its weights, of `Transformer.lay_out`.
         source_ids: int32 [B, L].
         source_lengths: int32 [B]. A sentence's longest translation follows from its own length, so
             its batch-mates have no part in it.
         params: how to search.
-        num_pieces: pieces of the target vocabulary; rows of the embedding table beyond them are
-            never generated. None where there are none.
         tasks: int32 [B], for routers by task.
     """
-    source = model.encode(theta, source_ids, source_lengths, tasks)
+    source = model.encode(laid_out, source_ids, source_lengths, tasks)
     ratio = params.length_ratio * tf.cast(source_lengths, tf.float32)
     max_lengths = tf.cast(tf.math.ceil(ratio), tf.int32) + params.length_offset
-    dtype = theta.encoder.embedding.table.dtype
-    steps = _num_steps(max_lengths)
+    dtype = laid_out.decoder.embedding.table.dtype
+
+    def step_fn(*args):
+        return model.step(laid_out, *args)
+
+    steps = None
     if source_ids.shape[1] is not None:  # XLA wants to know; the extra steps are never taken
         steps = math.ceil(params.length_ratio * source_ids.shape[1]) + params.length_offset
-    positions = steps * params.beam_size
+    positions = (steps or 0) * params.beam_size
     caches = model.empty_caches(tf.shape(source_ids)[0], positions, dtype)
-
-    def step_fn(token_ids, step, caches, visible):
-        logits, caches = model.step(theta, token_ids, step, caches, visible, source)
-        return logits[..., :num_pieces], caches
-
-    return search(step_fn, caches, max_lengths, params, steps)
+    return search(step_fn, caches, source, max_lengths, params, steps)
 
 
 def search(
     step_fn: StepFn,
     caches: Any,
+    source: Any,
     max_lengths: tf.Tensor,
     params: BeamSearchParams,
-    steps: int | tf.Tensor | None = None,
+    steps: int | None = None,
 ) -> BeamOutput:
     """Flat beam search over any step function.
 
@@ -123,35 +134,115 @@ def search(
     come. At its longest length whatever lives is ended by EOS, at EOS's own probability. PAD, BOS
     and UNK are never generated. Ties go to the lower beam, then the lower id.
 
+    With a static number of steps there is one loop of static shapes, as XLA wants it. Otherwise
+    caches grow as they fill up, and sentences that are done leave the batch.
+
     Args:
         step_fn: one step of the model.
-        caches: what step_fn carries, any structure of tensors.
+        caches: what step_fn carries, any structure of tensors [B, …, P, D]; P is steps · K, or 0
+            where steps is None.
+        source: what else step_fn needs to know, any structure of tensors [B, …].
         max_lengths: int32 [B], at least 1, EOS included.
         params: how to search.
-        steps: T, at least the longest of max_lengths; None for just that.
+        steps: T, at least the longest of max_lengths; None for just that, dynamic.
     """
     batch = tf.shape(max_lengths)[0]
-    steps = _num_steps(max_lengths) if steps is None else steps
-    state = (tf.constant(0), caches, _start(batch, steps, params), _nothing(batch, steps, params))
+    static, steps = steps is not None, _num_steps(max_lengths) if steps is None else steps
+    capacity = steps if static else 0
+    best = _nothing(batch, steps, params)
+    living = _start(batch, steps, capacity, params)
+    rows = _Rows(tf.range(batch), max_lengths, source, caches, living, best)
+    if static:
+        return _run(step_fn, tf.constant(0), rows, steps, params)[1].best
 
-    def unfinished(step, caches, living, best):
-        del caches, best
-        return (step < steps) & tf.reduce_any(living.log_probs > _IMPOSSIBLE)
+    def unfinished(step, rows, best):
+        del best
+        return (step < steps) & tf.reduce_any(_alive(rows))
 
-    def advance(step, caches, living, best):
-        visible = living.visible | _own_positions(step, living.visible)
-        logits, caches = step_fn(living.newest, step, caches, visible)
-        totals = living.log_probs[..., None] + _log_probs(logits)
-        best = _offer(best, living.ids, totals[..., EOS], step, params)
-        living = _extend(living.ids, visible, totals, step)
-        hopeless = step + 1 >= max_lengths
-        hopeless |= _bound(living.log_probs, max_lengths, params) <= best.scores[:, -1]
-        log_probs = tf.where(hopeless[:, None], _IMPOSSIBLE, living.log_probs)
-        return step + 1, caches, living._replace(log_probs=log_probs), best
+    def advance(step, rows, best):
+        rows = _grown(_only(rows, _alive(rows)), step, params)
+        until = tf.shape(rows.living.visible)[2] // params.beam_size
+        step, rows = _run(step_fn, step, rows, tf.minimum(until, steps), params, leave=True)
+        place = rows.sentence[:, None]
+        best = tf.nest.map_structure(
+            lambda all, new: tf.tensor_scatter_nd_update(all, place, new), best, rows.best
+        )
+        return step, rows, best
 
-    invariants = tf.nest.map_structure(lambda x: x.shape, state)
-    *_, best = tf.while_loop(unfinished, advance, state, shape_invariants=invariants)
-    return best
+    state = (tf.constant(0), rows, best)
+    return tf.while_loop(unfinished, advance, state, shape_invariants=_invariants(state))[2]
+
+
+def _run(step_fn, step, rows, until, params, leave=False):
+    """Steps until one, or until no sentence is left; or, to leave, until a quarter is done."""
+
+    def unfinished(step, rows):
+        alive = tf.reduce_sum(tf.cast(_alive(rows), tf.int32))
+        enough = 4 * alive > 3 * tf.size(rows.sentence) if leave else alive > 0
+        return (step < until) & enough
+
+    def advance(step, rows):
+        return step + 1, _advance(step_fn, step, rows, params)
+
+    return tf.while_loop(unfinished, advance, (step, rows), shape_invariants=_shapes((step, rows)))
+
+
+def _advance(step_fn, step, rows, params):
+    """One step of all sentences."""
+    living, max_length = rows.living, rows.max_length
+    visible = living.visible | _own_positions(step, living.visible)
+    logits, caches = step_fn(living.newest, step, rows.caches, visible, rows.source)
+    choices = best_choices(logits, min(params.beam_size + len(_NO_WORDS), logits.shape[-1]))
+    log_probs = living.log_probs - choices.log_total
+    best = _offer(rows.best, living.ids, log_probs + logits[..., EOS], step, params)
+    living = _extend(living.ids, visible, log_probs, choices, step)
+    hopeless = step + 1 >= max_length
+    hopeless |= _bound(living.log_probs, max_length, params) <= best.scores[:, -1]
+    log_probs = tf.where(hopeless[:, None], _IMPOSSIBLE, living.log_probs)
+    return rows._replace(caches=caches, living=living._replace(log_probs=log_probs), best=best)
+
+
+def _alive(rows):
+    """bool [B]: which sentences have hypotheses left."""
+    return tf.reduce_any(rows.living.log_probs > _IMPOSSIBLE, axis=1)
+
+
+def _only(rows, keep):
+    """The rows to keep."""
+    index = tf.where(keep)[:, 0]
+    return tf.nest.map_structure(lambda x: tf.gather(x, index), rows)
+
+
+def _grown(rows, step, params):
+    """The same with room for more steps, where there is none for this one."""
+    visible = rows.living.visible
+    full = step * params.beam_size >= tf.shape(visible)[2]
+    more = tf.where(full, _STEPS_AT_A_TIME * params.beam_size, 0)
+
+    def grow(tensor, axis):
+        sizes = [[0, 0]] * tensor.shape.rank
+        sizes[axis] = [0, more]
+        return tf.pad(tensor, sizes)
+
+    caches = tf.nest.map_structure(lambda cache: grow(cache, -2), rows.caches)
+    return rows._replace(caches=caches, living=rows.living._replace(visible=grow(visible, -1)))
+
+
+def _shapes(state):
+    return tf.nest.map_structure(lambda x: x.shape, state)
+
+
+def _invariants(state):
+    """Shapes of a loop in which sentences leave and caches grow."""
+    step, rows, best = state
+
+    def loose(tensor, *axes):
+        return tf.TensorShape([None if i in axes else n for i, n in enumerate(tensor.shape)])
+
+    invariant = tf.nest.map_structure(lambda x: loose(x, 0), rows)
+    caches = tf.nest.map_structure(lambda x: loose(x, 0, x.shape.rank - 2), rows.caches)
+    living = invariant.living._replace(visible=loose(rows.living.visible, 0, 2))
+    return step.shape, invariant._replace(caches=caches, living=living), _shapes(best)
 
 
 def _num_steps(max_lengths):
@@ -159,7 +250,7 @@ def _num_steps(max_lengths):
     return tf.maximum(tf.reduce_max(max_lengths), 0)
 
 
-def _start(batch, steps, params):
+def _start(batch, steps, capacity, params):
     """One living hypothesis a sentence: BOS alone, in beam 0."""
     beams = params.beam_size
     log_probs = tf.tile([[0.0] + [_IMPOSSIBLE] * (beams - 1)], [batch, 1])
@@ -167,7 +258,7 @@ def _start(batch, steps, params):
         newest=tf.fill([batch, beams], BOS),
         log_probs=log_probs,
         ids=tf.fill([batch, beams, steps], PAD),
-        visible=tf.fill([batch, beams, steps * beams], False),
+        visible=tf.fill([batch, beams, capacity * beams], False),
     )
 
 
@@ -187,12 +278,45 @@ def _own_positions(step, visible):
     return (tf.range(tf.shape(visible)[2])[None] == position[:, None])[None]
 
 
-def _log_probs(logits):
-    """float32 [B, K, V], with no chance for what is never generated."""
-    vocab_size = logits.shape[-1]
-    forbidden = [i for i in _NEVER_GENERATED if i < vocab_size]
-    mask = tf.reduce_any(tf.range(vocab_size)[:, None] == tf.constant(forbidden), axis=1)
-    return tf.where(mask, _IMPOSSIBLE, tf.nn.log_softmax(logits))
+class Choices(NamedTuple):
+    """The best tokens after each hypothesis, best first.
+
+    Attributes:
+        ids: int32 [B, K, C].
+        logits: float32 [B, K, C], theirs.
+        log_total: float32 [B, K], log Σ exp of all logits.
+    """
+
+    ids: tf.Tensor
+    logits: tf.Tensor
+    log_total: tf.Tensor
+
+
+def best_choices(logits: tf.Tensor, count: int) -> Choices:
+    """The C best of V tokens; ties go to the lower id.
+
+    Where V falls into chunks the C best are in the C chunks with the largest maxima, so that only
+    these are searched.
+
+    Args:
+        logits: float32 [B, K, V].
+        count: C.
+    """
+    beams, size = logits.shape[1:]
+    if size % _CHUNK or size <= 2 * count * _CHUNK:
+        best, ids = tf.math.top_k(logits, count)
+        return Choices(ids, best, tf.reduce_logsumexp(logits, axis=-1))
+    chunks = tf.reshape(logits, [-1, size // _CHUNK, _CHUNK])
+    maxima = tf.reduce_max(chunks, axis=-1)  # [B·K, V / chunk]
+    chunk = tf.math.top_k(maxima, count).indices
+    chunk = -tf.math.top_k(-chunk, count).values  # in order, for ties
+    among = tf.reshape(tf.gather(chunks, chunk, batch_dims=1), [-1, count * _CHUNK])
+    best, place = tf.math.top_k(among, count)
+    ids = tf.gather(chunk, place // _CHUNK, batch_dims=1) * _CHUNK + place % _CHUNK
+    ids, best = (tf.reshape(x, [-1, beams, count]) for x in (ids, best))
+    most = best[..., :1]
+    total = tf.reduce_sum(tf.exp(logits - most), axis=-1)
+    return Choices(ids, best, most[..., 0] + tf.math.log(total))
 
 
 def _penalty(length, params):
@@ -216,12 +340,16 @@ def _offer(best, ids, log_probs, step, params):
     return BeamOutput(tf.where(found[..., None], ids, PAD), tf.where(found, lengths, 0), scores)
 
 
-def _extend(ids, visible, totals, step):
-    """The K best continuations by anything but EOS."""
-    batch, beams, vocab_size = tf.shape(totals)[0], totals.shape[1], totals.shape[2]
-    totals = tf.where(tf.range(vocab_size) == EOS, _IMPOSSIBLE, totals)
-    log_probs, index = tf.math.top_k(tf.reshape(totals, [batch, beams * vocab_size]), beams)
-    parent, token = index // vocab_size, index % vocab_size
+def _extend(ids, visible, log_probs, choices, step):
+    """The K best continuations by words."""
+    beams, count = choices.ids.shape[1:]
+    totals = log_probs[..., None] + choices.logits
+    no_word = tf.reduce_any(choices.ids[..., None] == tf.constant(_NO_WORDS), axis=-1)
+    totals = tf.reshape(tf.where(no_word, _IMPOSSIBLE, totals), [-1, beams * count])
+    log_probs, index = tf.math.top_k(totals, beams)
+    parent = index // count
+    token = tf.gather(tf.reshape(choices.ids, [-1, beams * count]), index, batch_dims=1)
+    token = tf.where(log_probs > _IMPOSSIBLE, token, PAD)  # which may be none at all
     ids = tf.gather(ids, parent, batch_dims=1)
     ids = tf.where(tf.range(tf.shape(ids)[2]) == step, token[..., None], ids)
     return _Living(token, log_probs, ids, tf.gather(visible, parent, batch_dims=1))

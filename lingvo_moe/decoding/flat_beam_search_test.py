@@ -6,7 +6,12 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, init_theta
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
-from lingvo_moe.decoding.flat_beam_search import BeamSearchParams, beam_search, search
+from lingvo_moe.decoding.flat_beam_search import (
+    BeamSearchParams,
+    beam_search,
+    best_choices,
+    search,
+)
 from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.transformer import Transformer
@@ -24,11 +29,11 @@ def toy_search(next_probs, max_lengths, **params):
         for token, prob in probs.items():
             table[newest, token] = np.log(prob)
 
-    def step_fn(token_ids, step, caches, visible):
-        del step, visible
+    def step_fn(token_ids, step, caches, visible, source):
+        del step, visible, source
         return tf.gather(tf.constant(table), token_ids), caches
 
-    output = search(step_fn, (), tf.constant(max_lengths), BeamSearchParams(**params))
+    output = search(step_fn, (), (), tf.constant(max_lengths), BeamSearchParams(**params))
     ids, lengths, scores = (x.numpy() for x in output)
     return [
         [(ids[b, n, : lengths[b, n]].tolist(), scores[b, n]) for n in range(lengths.shape[1])]
@@ -112,6 +117,16 @@ def test_bad_params(field, value):
         BeamSearchParams(**{field: value})
 
 
+def test_the_best_choices_of_many_are_those_of_a_sort():
+    # Whole numbers, so that there are ties: the lower id comes first, as in a stable sort.
+    logits = np.random.default_rng(0).integers(0, 40, [3, 2, 1280]).astype(np.float32)
+    choices = best_choices(tf.constant(logits), 6)
+    order = np.argsort(-logits, axis=-1, kind="stable")[..., :6]
+    np.testing.assert_array_equal(choices.ids, order)
+    np.testing.assert_array_equal(choices.logits, np.take_along_axis(logits, order, axis=-1))
+    np.testing.assert_allclose(choices.log_total, np.log(np.exp(logits).sum(-1)), rtol=1e-6)
+
+
 class Tiny:
     """A random MoE Transformer, sharpened so that its hypotheses differ, and its compiled parts."""
 
@@ -146,7 +161,8 @@ class Tiny:
 
     def _compile(self, params):
         def translate(source, lengths):
-            return beam_search(self.model, self.theta, source, lengths, params)
+            laid_out = self.model.lay_out(self.theta)
+            return beam_search(self.model, laid_out, source, lengths, params)
 
         signature = [IDS, tf.TensorSpec([None], tf.int32)]
         return tf.function(translate, input_signature=signature, autograph=False)
@@ -207,6 +223,15 @@ def test_equals_a_plain_beam_search(beam_size, alpha):
     assert len(lengths) >= 3, "the test wants hypotheses of many lengths"
 
 
+def test_caches_grow_and_sentences_leave():
+    # At most 46, 20 and 8 tokens: two sentences leave and the last one outgrows its cache twice.
+    params = BeamSearchParams(beam_size=3, n_best=2, length_ratio=2.0, length_offset=6)
+    sources = sentences([1, 20, 7])
+    for source, hypotheses in zip(sources, tiny().search(sources, params), strict=True):
+        assert_same(hypotheses, reference_search(tiny(), source, params))
+    assert len(tiny().search(sources, params)[1][0][0]) > 16
+
+
 def test_a_beam_wider_than_the_language_searches_all_of_it():
     # Two words and at most three of them: 2 + 4 + 8 prefixes and the empty one are every sentence.
     model, params = (
@@ -245,20 +270,21 @@ def test_steps_score_like_teacher_forcing():
     source = rng.integers(4, 20, [2, 5]).astype(np.int32)
     targets = rng.integers(3, 12, [2, beams, steps]).astype(np.int32)
     source_lengths = tf.constant([5, 2])
-    encoded = model.encode(theta, tf.constant(source), source_lengths)
+    laid_out = model.lay_out(theta)
+    encoded = model.encode(laid_out, tf.constant(source), source_lengths)
     caches = model.empty_caches(2, steps * beams, tf.float32)
     own = np.arange(steps * beams) % beams == np.arange(beams)[:, None]
     for t in range(steps):
         visible = np.broadcast_to(own & (np.arange(steps * beams) // beams <= t), [2, *own.shape])
         logits, caches = model.step(
-            theta, tf.constant(targets[..., t]), tf.constant(t), caches, visible, encoded
+            laid_out, tf.constant(targets[..., t]), tf.constant(t), caches, visible, encoded
         )
         for k in range(beams):
             segments = tf.sequence_mask(source_lengths, 5, tf.int32)
             forced = targets[:, k]
             sides = Tokens(tf.constant(source), segments), Tokens(forced, tf.ones_like(forced))
             expected = model.fprop(theta, *sides, EVALUATION).outputs
-            np.testing.assert_allclose(logits[:, k], expected[:, t], atol=2e-4)
+            np.testing.assert_allclose(logits[:, k, :12], expected[:, t], atol=2e-4)
 
 
 def test_lives_in_a_saved_model(tmp_path):

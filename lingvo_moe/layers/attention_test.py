@@ -157,3 +157,13 @@ def test_bias_looks_up_key_minus_query():
     table = init_theta(layer.weights(), 0)
     bias = layer.fprop(table, tf.constant([5]), tf.constant([3, 5]))
     np.testing.assert_array_equal(bias[:, 0], tf.transpose(tf.gather(table.bias, [2, 0])))
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_the_bias_by_distance(bidirectional):
+    relative = RelativeBias(num_heads=2, bidirectional=bidirectional)
+    theta = init_theta(relative.weights(), 0)
+    by_distance = relative.by_distance(theta)
+    for distance in (0, 1, 20, 127, 128, 500):
+        expected = relative.fprop(theta, tf.constant([600]), tf.constant([600 - distance]))
+        np.testing.assert_array_equal(by_distance[:, min(distance, 128)], expected[:, 0, 0])

@@ -1,6 +1,7 @@
 """Token embeddings and the softmax.  B batch, T length, V vocabulary, M model."""
 
 import dataclasses
+import math
 
 import tensorflow as tf
 
@@ -10,6 +11,8 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.layers.loss import smoothed_cross_entropy
 from lingvo_moe.sharding import copies
 from lingvo_moe.sharding.annotations import annotate
+
+LOGITS_MULTIPLE = 64  # decoding looks for the best logits of so many at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,28 @@ class Embedding(Layer):
         """float32 scores [B, T, V] of hidden [B, T, M], which is first scaled by M^-1/2."""
         scores = tf.einsum("BTM,VM->BTV", self._scaled(hidden), theta.table)
         return tf.cast(annotate(scores, "BTV"), tf.float32)
+
+    def lay_out(self, theta: NestedMap, num_pieces: int | None = None) -> NestedMap:
+        """The softmax's weights for decoding, where one product is all that is left to do.
+
+        Args:
+            theta: as `weights`.
+            num_pieces: rows of the table in use; None for all.
+
+        Returns:
+            weight [M, W], scaled, and bias [W]: W is num_pieces rounded up to a multiple of
+            `LOGITS_MULTIPLE`; what is too many scores -inf.
+        """
+        used = self.vocab_size if num_pieces is None else num_pieces
+        extra = -used % LOGITS_MULTIPLE
+        weight = tf.pad(tf.transpose(self._scaled(theta.table[:used])), [[0, 0], [0, extra]])
+        bias = tf.constant([0.0] * used + [-math.inf] * extra, weight.dtype)
+        return NestedMap(weight=weight, bias=bias)
+
+    def step_logits(self, laid_out: NestedMap, hidden: tf.Tensor) -> tf.Tensor:
+        """float32 scores [R, W] of hidden [R, M], by what `lay_out` gave."""
+        scores = tf.nn.bias_add(tf.matmul(hidden, laid_out.weight), laid_out.bias)
+        return tf.cast(scores, tf.float32)
 
     def loss(
         self, theta: NestedMap, hidden: tf.Tensor, labels: tf.Tensor, smoothing: float

@@ -27,3 +27,15 @@ def test_starts_normal():
     layer = Embedding(vocab_size=200, model_dim=100)
     table = init_theta(layer.weights(), 0).table
     np.testing.assert_allclose([np.mean(table), np.std(table)], [0, 1], atol=0.02)
+
+
+def test_logits_of_decoding_are_those_of_the_pieces_in_use():
+    embedding = Embedding(vocab_size=70, model_dim=4)
+    theta = init_theta(embedding.weights(), 0)
+    hidden = tf.random.stateless_normal([3, 4], [0, 1])
+    laid_out = embedding.lay_out(theta, num_pieces=66)
+    logits = embedding.step_logits(laid_out, hidden)
+    assert logits.shape == [3, 128]  # the next multiple of 64
+    expected = embedding.logits(theta, hidden[None])[0]
+    np.testing.assert_allclose(logits[:, :66], expected[:, :66], rtol=1e-5)
+    assert np.all(np.isneginf(logits[:, 66:]))

@@ -5,7 +5,6 @@ M model, V vocabulary, Y equal blocks of layers.
 """
 
 import dataclasses
-from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -13,11 +12,11 @@ from lingvo_moe.core.fields import PositiveInt
 from lingvo_moe.core.layer import EVALUATION, Context, Layer, dropout, layer_names, stacked
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.layers.attention import (
+    FORBIDDEN,
     KeysValues,
     RelativeBias,
     causal_bias,
     segment_bias,
-    write,
 )
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.norm import RMSNorm
@@ -196,20 +195,6 @@ class Stack(Layer):
         return rematerialized(fprop)
 
 
-class Source(NamedTuple):
-    """An encoded batch of sentences.
-
-    Attributes:
-        memories: decoder layer -> its keys and values.
-        bias: float32 [B, 1, 1, L], FORBIDDEN towards padding.
-        tasks: int32 [B], for routers by task, or None.
-    """
-
-    memories: dict[str, KeysValues]
-    bias: tf.Tensor
-    tasks: tf.Tensor | None
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Transformer(Layer):
     """Encoder and decoder with separate vocabularies.
@@ -311,32 +296,63 @@ class Transformer(Layer):
         loss = encoded.moe_loss + decoded.moe_loss
         return StackOutput(decoded.outputs, loss, stats, routings)
 
+    def lay_out(self, theta: NestedMap, num_pieces: int | None = None) -> NestedMap:
+        """The weights as decoding wants them, to be made once for many batches.
+
+        Args:
+            theta: as `weights`. What needs no other layout is passed on, not copied.
+            num_pieces: pieces of the target vocabulary, where rows of the embedding table beyond
+                them have no meaning; None where there are none.
+
+        Returns:
+            `encoder`; `decoder` with `layers`, `relative_bias` by distance, `norm`, and `output`.
+        """
+        decoder, own = self.decoder, self._decoder_theta(theta)
+        thetas = decoder.layer_thetas(own)
+        layers = {name: layer.lay_out(thetas[name]) for name, layer in decoder.layers.items()}
+        return NestedMap(
+            encoder=theta.encoder,
+            decoder=NestedMap(
+                embedding=own.embedding,
+                output=decoder.embedding.lay_out(own.embedding, num_pieces),
+                relative_bias=decoder.relative_bias.by_distance(own.relative_bias),
+                norm=own.norm,
+                layers=NestedMap(layers),
+            ),
+        )
+
     def encode(
         self,
-        theta: NestedMap,
+        laid_out: NestedMap,
         source_ids: tf.Tensor,
         lengths: tf.Tensor,
         tasks: tf.Tensor | None = None,
-    ) -> Source:
+    ) -> NestedMap:
         """Reads a batch of sentences, once, for decoding.
 
         Args:
-            theta: as `weights`.
+            laid_out: of `lay_out`.
             source_ids: int32 [B, L].
             lengths: int32 [B], real tokens of each row.
             tasks: int32 [B], for routers by task.
+
+        Returns:
+            `memories`, the keys and values of each decoder layer; `bias` float32 [B, 1, 1, L],
+            FORBIDDEN towards padding; `tasks`, if they were given.
         """
         segments = tf.sequence_mask(lengths, tf.shape(source_ids)[1], tf.int32)
         tokens = Tokens(source_ids, segments, _spread(tasks, source_ids))
-        encoded = self.encoder.fprop(theta.encoder, tokens, EVALUATION).outputs
-        thetas = self.decoder.layer_thetas(theta.decoder)
+        encoded = self.encoder.fprop(laid_out.encoder, tokens, EVALUATION).outputs
         memories = {
-            name: layer.attention.project(thetas[name].cross_attention, encoded)
+            name: layer.attention.project(laid_out.decoder.layers[name].cross_attention, encoded)
             for name, layer in self.decoder.layers.items()
         }
         # Its length of one is static; that of a slice of the segments would not be.
         anywhere = tf.ones([tf.shape(segments)[0], 1], tf.int32)
-        return Source(memories, segment_bias(anywhere, segments), tasks)
+        source = NestedMap(memories=memories, bias=segment_bias(anywhere, segments))
+        if tasks is not None:
+            source.tasks = tasks
+        return source
 
     def empty_caches(self, batch: int | tf.Tensor, positions: int | tf.Tensor, dtype: tf.DType):
         """Caches [B, N, P, D] of zeros for each decoder layer, to be filled by `step`."""
@@ -348,20 +364,20 @@ class Transformer(Layer):
 
     def step(
         self,
-        theta: NestedMap,
+        laid_out: NestedMap,
         token_ids: tf.Tensor,
         step: tf.Tensor,
         caches: dict[str, KeysValues],
         visible: tf.Tensor,
-        source: Source,
+        source: NestedMap,
     ) -> tuple[tf.Tensor, dict[str, KeysValues]]:
         """Scores of the next token for K hypotheses of each sentence (GShard's flat beam search).
 
         Cache position t·K + k holds what hypothesis k wrote in step t; nothing ever moves there.
 
         Args:
-            theta: as `weights`.
-            token_ids: int32 [B, K], the newest token of each hypothesis.
+            laid_out: of `lay_out`.
+            token_ids: int32 [B, K], the newest token of each hypothesis; K is static.
             step: int32 [], its position t.
             caches: layer -> keys and values [B, N, P, D], P = steps · K.
             visible: bool [B, K, P], the flat positions of each hypothesis's own tokens, the newest
@@ -369,36 +385,33 @@ class Transformer(Layer):
             source: from `encode`.
 
         Returns:
-            logits float32 [B, K, V] and the updated caches.
+            logits float32 [B, K, V], V as in `Embedding.lay_out`, and the updated caches.
         """
-        decoder, beam = self.decoder, tf.shape(token_ids)[1]
-        theta = self._decoder_theta(theta)
-        x = decoder.embedding.lookup(theta.embedding, token_ids)
-        positions = tf.range(tf.shape(visible)[2]) // beam
-        distance = decoder.relative_bias.fprop(
-            theta.relative_bias, step[None], positions
-        )  # [N, 1, P]
-        bias = tf.where(visible[:, None], distance[None], -1e9)
-
-        tokens = Tokens(token_ids, tf.ones_like(token_ids), _spread(source.tasks, token_ids))
-
-        def update(cache, new):
-            return write(cache, new, step * beam)
-
-        new_caches, thetas = {}, decoder.layer_thetas(theta)
+        decoder, beam, own = self.decoder, token_ids.shape[1], laid_out.decoder
+        x = tf.reshape(
+            decoder.embedding.lookup(own.embedding, token_ids), [-1, self.params.model_dim]
+        )
+        distance = step - tf.range(tf.shape(visible)[2]) // beam
+        by_position = tf.gather(
+            own.relative_bias, tf.clip_by_value(distance, 0, own.relative_bias.shape[1] - 1), axis=1
+        )  # [N, P]
+        bias = tf.where(visible[:, None], by_position[:, None], FORBIDDEN)
+        tokens = Tokens(token_ids, tf.ones_like(token_ids), _spread(source.get("tasks"), token_ids))
+        new_caches = {}
         for name, layer in decoder.layers.items():
             x, new_caches[name] = layer.step(
-                thetas[name],
+                own.layers[name],
                 x,
                 caches[name],
                 bias,
                 source.memories[name],
                 source.bias,
-                update,
+                step * beam,
                 tokens,
             )
-        x = decoder.norm.fprop(theta.norm, x)
-        return decoder.embedding.logits(theta.embedding, x), new_caches
+        x = decoder.norm.fprop(own.norm, x)
+        logits = decoder.embedding.step_logits(own.output, x)
+        return tf.reshape(logits, [-1, beam, logits.shape[-1]]), new_caches
 
 
 def _spread(tasks: tf.Tensor | None, like: tf.Tensor) -> tf.Tensor | None:

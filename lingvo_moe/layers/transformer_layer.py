@@ -161,41 +161,54 @@ class TransformerLayer(Layer):
             x = self._attention_branch("cross_attention", theta, x, memory, memory_bias, context)
         return self._feed_forward_branch(theta, x, tokens, context)
 
+    def lay_out(self, theta: NestedMap) -> NestedMap:
+        """The weights of a decoder's layer for `step`."""
+        return NestedMap(
+            theta,
+            self_attention=self.attention.lay_out(theta.self_attention),
+            cross_attention=self.attention.lay_out_for_memory(theta.cross_attention),
+        )
+
     def step(
         self,
-        theta: NestedMap,
+        laid_out: NestedMap,
         inputs: tf.Tensor,
         cache: KeysValues,
         bias: tf.Tensor,
         memory: KeysValues,
         memory_bias: tf.Tensor,
-        update,
+        start: tf.Tensor,
         tokens: Tokens,
     ) -> tuple[tf.Tensor, KeysValues]:
         """One layer for one step of decoding, K hypotheses of each sentence at a time.
 
         Args:
-            theta: as `weights`.
-            inputs: [B, K, M].
+            laid_out: of `lay_out`.
+            inputs: [B·K, M].
             cache: keys and values of all earlier steps, flat: [B, N, P, D].
-            bias: float32 [B, N or 1, K, P].
+            bias: float32, broadcasts to [B, N, K, P].
             memory: the source's keys and values, [B, N, L, D].
             memory_bias: float32 [B, 1, 1, L].
-            update: (cache [B, N, P, D], new [B, N, K, D]) -> cache with the new entries in place.
+            start: int32 [], the first of the K positions that the new keys and values take.
             tokens: what stands there [B, K].
 
         Returns:
-            outputs [B, K, M] and the updated cache.
+            outputs [B·K, M] and the updated cache.
         """
-        norms = theta.norms
+        norms, beam = laid_out.norms, tokens.ids.shape[1]
         x = self.norm.fprop(norms.self_attention, inputs)
-        new = self.attention.project(theta.self_attention, x)
-        cache = KeysValues(update(cache.keys, new.keys), update(cache.values, new.values))
-        x = inputs + self.attention.attend(theta.self_attention, x, cache, bias, EVALUATION)
-        y = self.norm.fprop(norms.cross_attention, x)
-        x += self.attention.attend(theta.cross_attention, y, memory, memory_bias, EVALUATION)
-        output = self._feed_forward_branch(theta, x, tokens, EVALUATION)
-        return output.outputs, cache
+        y, cache = self.attention.step(laid_out.self_attention, x, cache, bias, start, beam)
+        y += inputs
+        x = self.norm.fprop(norms.cross_attention, y)
+        y += self.attention.attend(laid_out.cross_attention, x, memory, memory_bias, beam)
+        x = self.norm.fprop(norms.feed_forward, y)
+        if self.is_moe:
+            x = tf.reshape(x, [-1, beam, self.params.model_dim])
+            x = self.feed_forward.fprop(laid_out.feed_forward, x, tokens, EVALUATION).outputs
+            x = tf.reshape(x, tf.shape(y))
+        else:
+            x = self.feed_forward.fprop(laid_out.feed_forward, x)
+        return y + x, cache
 
     def _attention_branch(self, name, theta, inputs, memory, bias, context):
         context = context.fold(name)

@@ -1,7 +1,7 @@
 """One device: TensorFlow's own executor."""
 
 import functools
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -40,7 +40,8 @@ class Local:
         ]
         self._ladder = Ladder(len(steps))
         self._evaluate = tf.function(self._evaluate_batch, autograph=False)
-        self._translate: dict[Hashable, Callable] = {}
+        self._decode = functools.cache(self._compile_decode)
+        self._laid_out: NestedMap | None = None  # the weights, for decoding; None once they move
         self._score, self._routes = (
             tf.function(
                 function,
@@ -52,6 +53,7 @@ class Local:
 
     def initialize(self, seed: int) -> None:
         """Starts from scratch. A second call starts anew without compiling anew."""
+        self._laid_out = None
         theta, slots = (init_theta(specs, seed) for specs in self._specs())
         self._assign(TrainState(tf.constant(0, tf.int64), theta, slots))
         self._ladder.restore({})
@@ -69,6 +71,7 @@ class Local:
         """
         if self._state is None:
             self.initialize(0)
+        self._laid_out = None
         tensors = relocate_experts(tensors, *self._specs())
         check_tensors(tensors, {name: tuple(v.shape) for name, v in self._variables()})
         for name, variable in self._variables():
@@ -77,6 +80,7 @@ class Local:
 
     def train(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
         """Takes one step and returns its metrics as tensors."""
+        self._laid_out = None
         tensors = _to_tensors(batch)
         metrics = self._ladder.take(lambda rung: self._train[rung](tensors))
         self.compiled = True
@@ -95,6 +99,7 @@ class Local:
             ValueError: there is no such table.
         """
         variables = dict(self._variables())
+        self._laid_out = None
         names = slots_of(table, *self._specs())
         for few in rounds(source, source.size):
             for name in names:
@@ -117,14 +122,11 @@ class Local:
         None stands for tasks of 0, which models without a router by task never look at, and for the
         decoding of the task's params. Each other one is traced when it is first used.
         """
-        if decoding not in self._translate:
-            self._translate[decoding] = tf.function(
-                functools.partial(self._translate_batch, decoding),
-                autograph=False,
-                input_signature=[_MATRIX, _ROWS, _ROWS],
-            )
+        if self._laid_out is None:
+            self._laid_out = self._task.lay_out(self._read().theta)
         tasks = np.zeros_like(lengths) if tasks is None else tasks
-        return self._translate[decoding](*map(tf.constant, (source_ids, lengths, tasks)))
+        given = map(tf.constant, (source_ids, lengths, tasks))
+        return self._decode(decoding)(self._laid_out, *given)
 
     def score(
         self,
@@ -173,8 +175,13 @@ class Local:
         theta = self._read().theta
         return self._task.loss(theta, batch, self._task.num_targets(batch), EVALUATION).metrics
 
-    def _translate_batch(self, decoding, source_ids, lengths, tasks):
-        return self._task.translate(self._read().theta, source_ids, lengths, tasks, decoding)
+    def _compile_decode(self, decoding):
+        weights = tf.nest.map_structure(tf.TensorSpec.from_tensor, self._laid_out)
+        return tf.function(
+            functools.partial(self._task.decode, decoding=decoding),
+            autograph=False,
+            input_signature=[weights, _MATRIX, _ROWS, _ROWS],
+        )
 
     def _score_batch(self, *batch):
         return self._task.score(self._read().theta, *batch)

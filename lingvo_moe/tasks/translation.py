@@ -300,19 +300,37 @@ class TranslationTask:
         Raises:
             ValueError: the gating is not batch independent.
         """
+        return self.decode(self.lay_out(theta), source_ids, lengths, tasks, decoding)
+
+    def lay_out(self, theta: NestedMap) -> NestedMap:
+        """The weights as `decode` wants them: made once, they serve many batches.
+
+        Raises:
+            ValueError: the gating is not batch independent.
+        """
         moe = self.params.model.moe
         if moe is not None and not moe.gating.batch_independent:
             raise ValueError(
                 f"Decoding needs a batch-independent gating, got {moe.gating}: a translation would "
                 f"depend on its batch. Train a model with another model.moe.gating, such as Top2()."
             )
+        return self.transformer.lay_out(self._to_compute_dtype(theta), self.num_pieces)
+
+    def decode(
+        self,
+        laid_out: NestedMap,
+        source_ids: tf.Tensor,
+        lengths: tf.Tensor,
+        tasks: tf.Tensor | None = None,
+        decoding: BeamSearchParams | None = None,
+    ) -> BeamOutput:
+        """`translate`, with what `lay_out` made of the weights."""
         return beam_search(
             self.transformer,
-            self._to_compute_dtype(theta),
+            laid_out,
             source_ids,
             lengths,
             decoding or self.params.decoding,
-            self.num_pieces,
             tasks,
         )
 

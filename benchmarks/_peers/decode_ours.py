@@ -1,0 +1,59 @@
+"""Peer: this package decodes.  python benchmarks/_peers/decode_ours.py WEIGHTS [PATH=VALUE ...]
+
+The shape of _serve.py with random weights, which go to the file WEIGHTS (.npz) unless it is "-";
+overrides as in --set.
+"""
+
+import functools
+import sys
+
+import numpy as np
+import tensorflow as tf
+from _serve import STEPS, fingerprint, serve, sources
+from ours import MODEL
+
+import lingvo_moe.tools  # noqa: F401  (silences TensorFlow's greeting)
+from lingvo_moe.core import registry
+from lingvo_moe.core.params import override
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.tasks.translation import TranslationTask
+
+# All STEPS steps are taken: with so steep a penalty something longer could always be better.
+_SEARCH = (
+    "decoding.length_ratio=0",
+    f"decoding.length_offset={STEPS}",
+    "decoding.length_penalty=5",
+)
+
+
+def main() -> None:
+    """Serves."""
+    path, *overrides = sys.argv[1:]
+    params = override(registry.get_params("tiny.MoE"), [*MODEL, *_SEARCH, *overrides])
+    runtimes: dict[int, Local] = {}
+    state = _runtime(params, 1).state()
+    if path != "-":
+        np.savez(path, **{name: np.asarray(value) for name, value in state.items()})
+
+    @functools.cache
+    def runtime(beam):
+        runtimes[beam] = _runtime(params, beam)
+        runtimes[beam].restore(state)
+        return runtimes[beam]
+
+    def step(batch=1, beam=1):
+        ids = sources(batch)
+        output = runtime(beam).translate(ids, np.full([batch], ids.shape[1], np.int32))
+        return fingerprint(np.asarray(output.ids)[:, 0])
+
+    serve(step, f"TensorFlow {tf.__version__}; {' '.join(overrides)}")
+
+
+def _runtime(params, beam):
+    runtime = Local(TranslationTask(override(params, [f"decoding.beam_size={beam}"])))
+    runtime.initialize(0)
+    return runtime
+
+
+if __name__ == "__main__":
+    main()

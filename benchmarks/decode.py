@@ -1,0 +1,102 @@
+"""Decoding speed beside CTranslate2: one table for each case, every engine timed in turn.
+
+python benchmarks/decode.py [--rounds=7] [--threads=2] [--only=NAME,…] [--cases=16x4,16x1,…]
+
+Each engine is a process of its own (benchmarks/_peers/decode_*.py), fed by pipes. `make
+bench-decode` installs CTranslate2 into build/peers. The dense model of both has the same random
+weights. Sources are 32 tokens and all 32 steps are taken; a case such as 16x4 is 16 sentences with
+a beam of 4. Every round times each engine once; a ratio is the median of the rounds' ratios.
+
+Wall time is what users see. On a machine that others use as well look at the processor time, of all
+threads.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from _peers._serve import STEPS
+from peers import DENSE, PEERS_PYTHON, Peer, ratio
+
+SAME, TWIN = "ours (dense)", "ours (dense twin)"
+_CASES = "16x4,16x1,64x4,64x1,1x4,1x1"
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", default="", help="names of engines, comma by comma")
+    parser.add_argument("--cases", default=_CASES, help="SENTENCESxBEAM, comma by comma")
+    args = parser.parse_args()
+    # Threads that wait busily would take the time of the engines that are not waiting.
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    with tempfile.TemporaryDirectory() as directory:
+        weights = str(Path(directory) / "weights.npz")
+
+        def ours(*overrides, path="-"):
+            return Peer(sys.executable, "decode_ours.py", args.threads, path, *overrides)
+
+        def ctranslate2(compute_type):
+            script = "decode_ctranslate2.py"
+            return Peer(PEERS_PYTHON, script, args.threads, weights, compute_type)
+
+        starts = {
+            SAME: lambda: ours("model.moe=None", path=weights),
+            "CTranslate2 (float32)": lambda: ctranslate2("float32"),
+            "CTranslate2 (int8)": lambda: ctranslate2("int8"),
+            TWIN: lambda: ours(*DENSE),
+            "ours (8 experts)": lambda: ours(),
+            "ours (64 experts)": lambda: ours("model.moe.num_experts=64"),
+        }
+        chosen = [name for name in args.only.split(",") if name] or list(starts)
+        engines = {name: starts[name]() for name in starts if name in chosen}
+        for case in args.cases.split(","):
+            batch, beam = map(int, case.split("x"))
+            results = race(engines, args.rounds, batch=batch, beam=beam)
+            print(table(results, batch, beam), flush=True)
+        print("\n".join(f"{name}: {engine.about['about']}" for name, engine in engines.items()))
+        for engine in engines.values():
+            engine.close()
+
+
+def race(engines: Mapping[str, Peer], rounds: int, **case) -> dict[str, list[dict]]:
+    """What each engine said of each round, but the first, which compiles."""
+    results: dict[str, list[dict]] = {name: [] for name in engines}
+    for round_number in range(rounds + 1):
+        for name, engine in engines.items():
+            result = engine.run(**case)
+            if round_number:
+                results[name].append(result)
+    return results
+
+
+def table(results: Mapping[str, list[dict]], batch: int, beam: int) -> str:
+    """The table of a case in Markdown: speeds are target tokens a second, ratios are of speeds."""
+    experts = TWIN in results
+    bases = [next(iter(results)), *([TWIN] if experts else [])]
+    columns = [f"speed / {base} ({clock})" for base in bases for clock in ("wall", "processor")]
+    lines = [
+        f"\n{batch} sentences, beam {beam}\n",
+        f"| | tokens/s | tokens/s of processor time | {' | '.join(columns)} | same as the first |",
+        "|---" * (4 + len(columns)) + "|",
+    ]
+    for name, rounds in results.items():
+        cells = []
+        for clock in ("seconds", "cpu_seconds"):
+            cells.append(f"{batch * STEPS / np.median([r[clock] for r in rounds]):,.0f}")
+        for base in bases:
+            for clock in ("seconds", "cpu_seconds"):
+                cells.append(f"{ratio(results[base], rounds, clock):.2f}")
+        same = rounds[-1]["loss"] == results[bases[0]][-1]["loss"]
+        lines.append(f"| {name} | {' | '.join(cells)} | {'yes' if same else 'no'} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+import numpy as np
+
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.params import override
+from lingvo_moe.core.registry import get_params
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.tasks.training import train_step
+from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.testing.tiny_world import SHRINK
+
+IDS = np.array([[4, 5, 6, 2]], np.int32)
+
+
+def batch():
+    ones = np.ones_like(IDS)
+    names = ("source_ids", "target_inputs", "target_ids")
+    feed = NestedMap(dict.fromkeys(names, IDS))
+    feed.update(source_segment_ids=ones, target_segment_ids=ones)
+    feed.update(source_pair_ids=0 * ones, target_pair_ids=0 * ones)
+    return feed
+
+
+def test_translations_follow_the_weights():
+    overrides = [*SHRINK, "model.moe=None"]
+    task = TranslationTask(override(get_params("tiny.MoE"), overrides))
+    runtime = Local(task, train_step(task))
+
+    def score():
+        return float(runtime.translate(IDS, np.array([4], np.int32)).scores[0, 0])
+
+    runtime.initialize(0)
+    state, first = runtime.state(), score()
+    runtime.train(batch())
+    trained = score()
+    runtime.initialize(1)
+    anew = score()
+    assert len({first, trained, anew}) == 3
+    runtime.restore(state)
+    assert score() == first
