@@ -10,14 +10,22 @@ from typing import Annotated, Any, NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import NonNegativeFloat, Params, PositiveInt, Rule
+from lingvo_moe.core.fields import NonNegativeFloat, NonNegativeInt, Params, PositiveInt, Rule
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
+from lingvo_moe.decoding.constraints import banned
 from lingvo_moe.layers.embedding import LOGITS_MULTIPLE
 from lingvo_moe.layers.transformer import Transformer
 
 MAX_BEAM = 64  # wider beams find no better translations (Koehn and Knowles 2017) and fill memory
 _Beam = Annotated[int, Rule(f"1 to {MAX_BEAM}", lambda size: 1 <= size <= MAX_BEAM)]
+_Sequences = Annotated[
+    tuple[tuple[int, ...], ...],
+    Rule(
+        "sequences of one or more ids, none negative",
+        lambda sequences: all(ids and min(ids) >= 0 for ids in sequences),
+    ),
+]
 _IMPOSSIBLE = -math.inf
 _NO_WORDS = (PAD, BOS, EOS, UNK)
 _STEPS_AT_A_TIME = 16  # by which caches grow
@@ -39,6 +47,9 @@ class BeamSearchParams(Params):
             length counts EOS.
         length_ratio, length_offset: a translation has at most ratio · source length + offset
             tokens, EOS included; it ends there whatever the model says.
+        min_length: fewest tokens of a translation, EOS included; at most the longest length counts.
+        no_repeat_ngram: n; no n tokens follow each other twice in a translation. 0 for no limit.
+        forbidden: sequences of token ids that no translation contains. EOS ends all the same.
     """
 
     beam_size: _Beam = 4
@@ -46,6 +57,9 @@ class BeamSearchParams(Params):
     length_penalty: NonNegativeFloat = 0.6
     length_ratio: NonNegativeFloat = 1.5
     length_offset: PositiveInt = 10  # leaves room for EOS
+    min_length: NonNegativeInt = 0
+    no_repeat_ngram: NonNegativeInt = 0
+    forbidden: _Sequences = ()
 
 
 class BeamOutput(NamedTuple):
@@ -192,14 +206,27 @@ def _advance(step_fn, step, rows, params):
     living, max_length = rows.living, rows.max_length
     visible = living.visible | _own_positions(step, living.visible)
     logits, caches = step_fn(living.newest, step, rows.caches, visible, rows.source)
-    choices = best_choices(logits, min(params.beam_size + len(_NO_WORDS), logits.shape[-1]))
+    choices = _choices(logits, living.ids, step, params)
     log_probs = living.log_probs - choices.log_total
-    best = _offer(rows.best, living.ids, log_probs + logits[..., EOS], step, params)
+    long_enough = (step + 1 >= params.min_length) | (step + 1 >= max_length)
+    ended = tf.where(long_enough[:, None], log_probs + logits[..., EOS], _IMPOSSIBLE)
+    best = _offer(rows.best, living.ids, ended, step, params)
     living = _extend(living.ids, visible, log_probs, choices, step)
     hopeless = step + 1 >= max_length
     hopeless |= _bound(living.log_probs, max_length, params) <= best.scores[:, -1]
     log_probs = tf.where(hopeless[:, None], _IMPOSSIBLE, living.log_probs)
     return rows._replace(caches=caches, living=living._replace(log_probs=log_probs), best=best)
+
+
+def _choices(logits, ids, step, params):
+    """Enough of the best tokens for K hypotheses to go on with."""
+    count = min(params.beam_size + len(_NO_WORDS), logits.shape[-1])
+    choices = best_choices(logits, count)
+    if not (params.no_repeat_ngram or params.forbidden):
+        return choices
+    bans = banned(ids, step, logits.shape[-1], params.no_repeat_ngram, params.forbidden)
+    allowed = best_choices(tf.where(bans, _IMPOSSIBLE, logits), count)
+    return allowed._replace(log_total=choices.log_total)
 
 
 def _alive(rows):

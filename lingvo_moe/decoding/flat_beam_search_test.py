@@ -193,10 +193,24 @@ def reference_search(model, source, params):
         penalty = ((5 + length) / 6) ** params.length_penalty
         grown = []
         for (ids, total), row in zip(living, log_probs, strict=True):
-            finished.append(([*ids, EOS], (total + row[EOS]) / penalty))
-            grown += [((*ids, v), total + row[v]) for v in range(4, len(row))]
+            if length >= min(params.min_length, longest):
+                finished.append(([*ids, EOS], (total + row[EOS]) / penalty))
+            grown += [
+                ((*ids, v), total + row[v])
+                for v in range(4, len(row))
+                if may_be_written([*ids, v], params)
+            ]
         living = sorted(grown, key=lambda h: -h[1])[: params.beam_size]
     return sorted(finished, key=lambda h: -h[1])[: params.n_best]
+
+
+def may_be_written(ids, params):
+    """Whether the constraints allow these tokens; all but the last were allowed before."""
+    n = params.no_repeat_ngram
+    grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
+    if n and len(set(grams)) < len(grams):
+        return False
+    return not any(tuple(ids[-len(f) :]) == f for f in params.forbidden)
 
 
 def sentences(lengths, seed=0):
@@ -221,6 +235,34 @@ def test_equals_a_plain_beam_search(beam_size, alpha):
         assert_same(hypotheses, reference_search(tiny(), source, params))
         lengths |= {len(ids) for ids, _ in hypotheses}
     assert len(lengths) >= 3, "the test wants hypotheses of many lengths"
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        {"min_length": 6},
+        {"no_repeat_ngram": 2},
+        {"no_repeat_ngram": 3, "min_length": 9},
+        {"forbidden": ((8, 8, 8), (9,))},
+    ],
+    ids=str,
+)
+def test_constraints_hold(constraint):
+    length = {"length_ratio": 1.0, "length_offset": 5}
+    params = BeamSearchParams(beam_size=3, n_best=3, **length, **constraint)
+    free = BeamSearchParams(beam_size=3, n_best=3, **length)
+    sources = sentences([2, 6, 4])
+    ours = tiny().search(sources, params)
+    for source, hypotheses in zip(sources, ours, strict=True):
+        assert_same(hypotheses, reference_search(tiny(), source, params))
+    assert ours != tiny().search(sources, free), "the constraint should make a difference"
+
+
+def test_forbidden_tokens_are_of_the_vocabulary():
+    with pytest.raises(ValueError, match="has the token 64; the vocabulary's are below 64"):
+        tiny().search([[4]], BeamSearchParams(forbidden=((64,),)))
+    with pytest.raises(ValueError, match="forbidden"):
+        BeamSearchParams(forbidden=((),))
 
 
 def test_caches_grow_and_sentences_leave():
