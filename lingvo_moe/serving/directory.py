@@ -7,7 +7,7 @@ from pathlib import Path
 from lingvo_moe.core import console, lines
 from lingvo_moe.core.files import new_directory
 
-_MAKER = "lingvo-moe-export"
+MAKER = "lingvo-moe-export"
 
 
 @contextlib.contextmanager
@@ -28,7 +28,7 @@ def new_export(output: Path, program: str, name: str, overwrite: bool) -> Iterat
         ValueError: something that is no export lies at output, or one that may not be replaced.
         OSError: output cannot be written.
     """
-    with new_directory(output, _MAKER, overwrite) as directory:
+    with new_directory(output, MAKER, overwrite) as directory:
         yield directory
         source = Path(__file__).with_name(program).read_text(encoding="utf-8")
         source = source.replace("from lingvo_moe.core.", "from ")

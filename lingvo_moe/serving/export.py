@@ -1,5 +1,6 @@
 """Export to a SavedModel that takes strings and returns strings.  B sentences, N best."""
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,12 +9,13 @@ import tensorflow as tf
 import tensorflow_text as tf_text
 
 from lingvo_moe.core.console import quiet
+from lingvo_moe.core.files import new_directory
 from lingvo_moe.core.lines import INVISIBLE, LINE_ENDS
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.vocabulary import EOS
-from lingvo_moe.serving.directory import new_export
+from lingvo_moe.serving.directory import MAKER, new_export
 from lingvo_moe.serving.storage import FLOAT32, Packed, Storage
-from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.model_dir import ModelDir, save_weights
 from lingvo_moe.tasks.translator import max_source_length
 from lingvo_moe.training.checkpoint import Checkpoint
 
@@ -44,9 +46,14 @@ class ServedModel(tf.Module):
         """
         super().__init__()
         self._task = model_dir.task
-        packed = theta.map(storage.pack, self._task.weights())
-        self._packed = tf.nest.map_structure(_variable, packed)
-        self._weights = tf.nest.flatten(self._packed)  # tf.Module tracks lists
+        self._widens = storage.widens
+        held = (
+            theta.map(storage.pack, self._task.weights())
+            if storage.widens
+            else self._task.lay_out(theta.map(tf.constant))
+        )
+        self._held = tf.nest.map_structure(_variable, held)
+        self._weights = tf.nest.flatten(self._held)  # tf.Module tracks lists
         # Without names of their own, both would be one resource in the loaded model.
         self._source, self._target = (
             tf_text.SentencepieceTokenizer(
@@ -74,8 +81,8 @@ class ServedModel(tf.Module):
         self.count_pieces = tf.function(self._count, autograph=False, input_signature=[strings])
         self.about = tf.function(self._about, autograph=False, input_signature=[])
 
-    def _theta(self):
-        return self._packed.map(Packed.unpack)
+    def _laid_out(self):
+        return self._task.lay_out(self._held.map(Packed.unpack)) if self._widens else self._held
 
     def _about(self):
         return {
@@ -108,7 +115,7 @@ class ServedModel(tf.Module):
         ends = tf.ones([batch, 1], tf.int32)
         ids = tf.concat([ends * tag, pieces, ends * EOS], axis=1)
         lengths, tasks = tf.cast(ids.row_lengths(), tf.int32), tf.fill([batch], task)
-        output = self._task.translate(self._theta(), ids.to_tensor(), lengths, tasks)
+        output = self._task.decode(self._laid_out(), ids.to_tensor(), lengths, tasks)
         blank = tf.strings.regex_full_match(sentences, _BLANK)
         return {
             "translations": tf.where(blank[:, None], "", self._texts(output)),
@@ -188,6 +195,41 @@ def export_saved_model(
     return step
 
 
+def export_safetensors(
+    model_dir: ModelDir,
+    output: Path,
+    step: int | None = None,
+    overwrite: bool = False,
+    storage: Storage = FLOAT32,
+) -> int:
+    """Writes a directory of weights in one .safetensors file, params and vocabularies.
+
+    It is read as a logdir is, by all tools and by `load`, but nothing trains in it.
+
+    Args:
+        model_dir, output, step, overwrite: as for `export_saved_model`.
+        storage: float32 or bfloat16.
+
+    Returns:
+        The step exported.
+
+    Raises:
+        ValueError, OSError: as `export_saved_model`; or the storage has scales beside values.
+    """
+    with new_directory(output, MAKER, overwrite) as directory:
+        theta, step = read_theta(model_dir, step)
+        packed = theta.map(storage.pack, model_dir.task.weights())
+        weights = {name: one.values for name, one in packed.flatten()}
+        if any(one.scale is not None for _, one in packed.flatten()):
+            raise ValueError(
+                "A safetensors file of weights has no place for int8's scales; pass "
+                "--dtype=bfloat16, or --format=saved_model."
+            )
+        save_weights(directory, weights, step)
+        dataclasses.replace(model_dir, path=directory).save()
+    return step
+
+
 def read_theta(model_dir: ModelDir, step: int | None = None) -> tuple[NestedMap, int]:
     """The weights of a checkpoint, as arrays, and its step.
 
@@ -210,5 +252,5 @@ def read_theta(model_dir: ModelDir, step: int | None = None) -> tuple[NestedMap,
     return NestedMap.unflatten(weights), checkpoint.step
 
 
-def _variable(array: np.ndarray | None) -> tf.Variable | None:
+def _variable(array: np.ndarray | tf.Tensor | None) -> tf.Variable | None:
     return None if array is None else tf.Variable(array, trainable=False)

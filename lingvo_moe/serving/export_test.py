@@ -1,19 +1,27 @@
 """A SavedModel and its client, called as its users do but in this process."""
 
 import io
+import shutil
 import sys
 
 import numpy as np
 import pytest
 
+import lingvo_moe as lm
+from lingvo_moe.core import safetensors
 from lingvo_moe.decoding.flat_beam_search import BeamOutput
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving import client
-from lingvo_moe.serving.export import ServedModel, export_saved_model, read_theta
+from lingvo_moe.serving.export import (
+    ServedModel,
+    export_safetensors,
+    export_saved_model,
+    read_theta,
+)
 from lingvo_moe.serving.exported import Exported
 from lingvo_moe.serving.storage import STORAGES
 from lingvo_moe.tasks.evaluation import load_translator
-from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.model_dir import WEIGHTS, ModelDir
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.testing import tiny_world
 
@@ -172,3 +180,51 @@ def test_smaller_files_translate_alike(model_dir, exported, tmp_path):
 
 def weights_size(export):
     return (export / "variables" / "variables.data-00000-of-00001").stat().st_size
+
+
+class TestSafetensors:
+    """Weights, params and vocabularies, read as a logdir."""
+
+    @pytest.fixture(scope="class")
+    def weights(self, model_dir):
+        output = model_dir.path / "weights"
+        assert export_safetensors(model_dir, output) == 1
+        return output
+
+    def test_it_translates_as_the_logdir(self, model_dir, weights):
+        ours, theirs = lm.load(model_dir.path), lm.load(weights)
+        assert theirs.step == 1
+        assert theirs.translate(LINES[:3]) == ours.translate(LINES[:3])
+
+    def test_bfloat16_is_half_the_size(self, model_dir, weights, tmp_path):
+        export_safetensors(model_dir, tmp_path / "half", storage=STORAGES["bfloat16"])
+        sizes = [(p / WEIGHTS).stat().st_size for p in (weights, tmp_path / "half")]
+        assert sizes[1] < 0.6 * sizes[0]
+        assert lm.load(tmp_path / "half").translate(["kara"])
+
+    def test_int8_is_refused_before_anything_is_there(self, model_dir, tmp_path):
+        with pytest.raises(ValueError, match=r"no place for int8's scales; pass --dtype=bfloat16"):
+            export_safetensors(model_dir, tmp_path / "int8", storage=STORAGES["int8"])
+        assert not list(tmp_path.iterdir())
+
+    def test_nothing_trains_in_it(self, weights):
+        with pytest.raises(
+            ValueError, match=r"weights of a trained model .* give another --logdir"
+        ):
+            ModelDir.for_training(weights, "tiny.MoE", (), tiny_world.dataset())
+
+    def test_another_step_is_refused(self, weights):
+        with pytest.raises(ValueError, match="holds step 1, not 2; leave --step out"):
+            ModelDir.open(weights).read_checkpoint(2)
+
+    def test_a_file_of_another_tool_is_refused(self, model_dir, weights, tmp_path):
+        copy = shutil.copytree(weights, tmp_path / "copy")
+        safetensors.save(copy / WEIGHTS, {"w": np.ones(2, np.float32)}, {"format": "pt"})
+        with pytest.raises(ValueError, match="does not say of which step it is"):
+            lm.load(copy)
+        safetensors.save(copy / WEIGHTS, {"w": np.ones(2, np.float32)}, {"step": "1"})
+        with pytest.raises(ValueError, match=r"has no tensor .* it is of another model"):
+            lm.load(copy)
+        (copy / WEIGHTS).write_bytes((weights / WEIGHTS).read_bytes()[:-5])
+        with pytest.raises(ValueError, match=r"model\.safetensors is no safetensors file, or is"):
+            lm.load(copy)

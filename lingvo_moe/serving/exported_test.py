@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.serving.export import ServedModel
+from lingvo_moe.serving.export import ServedModel, read_theta
 from lingvo_moe.serving.exported import Exported
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
@@ -34,7 +34,7 @@ def _trained(path, *overrides):
 
 def _save(model_dir, output):
     """The graph alone: what export_saved_model writes besides is tested elsewhere."""
-    module = ServedModel(model_dir, model_dir.read_checkpoint().tensors)
+    module = ServedModel(model_dir, read_theta(model_dir)[0])
     tf.saved_model.save(module, str(output), signatures=module.translate)
     return output
 
@@ -59,7 +59,8 @@ def test_translations_are_those_of_the_logdir(model_dir, exported):
         np.testing.assert_allclose([t.score for t in ours], [t.score for t in theirs], atol=1e-4)
     assert cut == warnings
     assert "line 4" in cut[0]
-    assert [best[:1] for best in got] == exported.translate(SENTENCES, "en", warn=cut.append)
+    best_alone = exported.translate(SENTENCES, "en", warn=cut.append)
+    assert [best[0].text for best in got] == [best.text for (best,) in best_alone]
 
 
 def test_it_knows_its_model(model_dir, exported):

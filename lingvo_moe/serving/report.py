@@ -6,10 +6,32 @@ from pathlib import Path
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.scores import score_pair
 from lingvo_moe.reporting.table import Table
+from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.exported import Exported
-from lingvo_moe.tasks.evaluation import translate_pair
+from lingvo_moe.tasks.evaluation import load_translator, translate_pair
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.translator import Translator
+from lingvo_moe.tasks.translator import Translation
+
+# (sentences, target language, source language, warn=…) -> n best translations of each
+TranslateFn = Callable[..., list[list[Translation]]]
+
+
+def of_saved_model(path: Path) -> TranslateFn:
+    """Translates with a SavedModel, as a Translator does."""
+    exported = Exported(path)
+
+    def translate(sentences, target_language, source_language, warn):
+        return exported.translate(
+            sentences, target_language, source_language=source_language, warn=warn
+        )
+
+    return translate
+
+
+def of_logdir(path: Path) -> TranslateFn:
+    """Translates with a logdir or with an export that is read as one."""
+    model_dir = ModelDir.open(path)
+    return load_translator(model_dir, Local(model_dir.task))[0]
 
 
 def directory_size(path: Path) -> int:
@@ -31,8 +53,8 @@ def check_comparable(model_dir: ModelDir, dataset: Dataset, split: str) -> list[
 
 
 def compare(
-    translator: Translator,
-    exported: Exported,
+    trained: TranslateFn,
+    exported: TranslateFn,
     dataset: Dataset,
     split: str,
     pairs: list[str],
@@ -41,7 +63,7 @@ def compare(
     """BLEU of a model and of its export, for each pair.
 
     Args:
-        translator: the model that was trained.
+        trained: the model that was trained.
         exported: the export.
         dataset: prepared data.
         split: "dev" or "test".
@@ -52,16 +74,11 @@ def compare(
         A row a pair: lines, BLEU of both, and the difference; and the means.
     """
 
-    def from_export(sentences, target_language, source_language, warn):
-        return exported.translate(
-            sentences, target_language, source_language=source_language, warn=warn
-        )
-
     rows = []
     for name in pairs:
         outputs = [
             translate_pair(translate, dataset, split, name, report)
-            for translate in (translator, from_export)
+            for translate in (trained, exported)
         ]
         scores = [score_pair(output).bleu for output in outputs]
         rows.append((name, len(outputs[0].sources), *scores))

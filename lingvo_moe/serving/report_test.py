@@ -10,12 +10,12 @@ PAIR = "qna-en"
 
 
 def translator(texts):
-    """Gives these texts, whatever it is to translate; as a Translator and as an Exported."""
+    """Gives these texts, whatever it is to translate."""
 
     def translate(sentences, *_, **__):
         return [[Translation(text, 0.0)] for text in texts[: len(sentences)]]
 
-    return types.SimpleNamespace(translate=translate) if texts is WRONG else translate
+    return translate
 
 
 REFERENCES = [e.target_text for e in tiny_world.dataset().examples("test", PAIR)]

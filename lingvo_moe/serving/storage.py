@@ -6,7 +6,7 @@ half times as long, and those of float32 by int8 (UniformQuantizedDotHybrid) eig
 
 import abc
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -40,7 +40,13 @@ class Packed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Storage(abc.ABC):
-    """What becomes of a float32 matrix in a file."""
+    """What becomes of a float32 matrix in a file.
+
+    Attributes:
+        widens: whether a graph must make float32 of what the file holds.
+    """
+
+    widens: ClassVar[bool] = True
 
     def pack(self, weight: np.ndarray, spec: WeightSpec) -> Packed:
         """What the file holds of a weight with that WeightSpec."""
@@ -59,6 +65,8 @@ class Storage(abc.ABC):
 
 class Float32(Storage):
     """As it was trained."""
+
+    widens = False
 
     def pack_matrix(self, matrix, summed):
         """See Storage."""

@@ -4,11 +4,13 @@ import dataclasses
 import fnmatch
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lingvo_moe.core import plugins, registry
+import numpy as np
+
+from lingvo_moe.core import plugins, registry, safetensors
 from lingvo_moe.core.files import check_fields, read_json, write_whole
 from lingvo_moe.core.lines import read_lines
 from lingvo_moe.core.params import foreign_modules, from_fields, override, to_fields
@@ -18,6 +20,7 @@ from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
 from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer
 
 FORMAT = 2
+WEIGHTS = "model.safetensors"
 _FILE = "model.json"
 _HINTS = {
     "model": str,
@@ -128,6 +131,11 @@ class ModelDir:
         """
         if (path / _FILE).exists():
             there = ModelDir.open(path, model)
+            if there.weights_path.exists():
+                raise ValueError(
+                    f"{path} holds the weights of a trained model ({WEIGHTS}) and no checkpoint to "
+                    f"go on from; give another --logdir to train in."
+                )
             there._check_same_data(dataset)
             there = dataclasses.replace(there, data=dataset.sha256)
             wanted = override(params or there.params, overrides)
@@ -259,6 +267,11 @@ class ModelDir:
         """Where each evaluation on dev leaves its RoutingRecord."""
         return self.path / "routing.npz"
 
+    @property
+    def weights_path(self) -> Path:
+        """Where an export has its weights, which has no checkpoints."""
+        return self.path / WEIGHTS
+
     def tag(self, language: str) -> int:
         """The id of the source token that asks for a target language.
 
@@ -279,16 +292,21 @@ class ModelDir:
     def read_checkpoint(
         self, step: int | None = None, use: Callable[[Checkpoint], None] = lambda checkpoint: None
     ) -> Checkpoint:
-        """The checkpoint of a step, by default the best.
+        """The checkpoint of a step, by default the best; or what stands for it in an export.
 
         Args:
             step: which one; None for the best.
             use: takes what it needs from the tensors, which a running training may remove later.
 
         Raises:
-            ValueError: there is none yet.
+            ValueError: there is none yet, or none of that step; or the weights of an export are
+                damaged.
             OSError: it is damaged.
         """
+        if self.weights_path.exists():
+            checkpoint = _exported_weights(self.weights_path, step)
+            use(checkpoint)
+            return checkpoint
         if not self.checkpoints.steps():
             raise ValueError(f"{self.path} has no checkpoint yet; train the model first.")
         return self.checkpoints.read(step, use)
@@ -359,6 +377,26 @@ def _opened(path: Path, fields: dict[str, Any], params: TranslationParams, versi
         tuple(fields.get("imports", ())),
         version,
     )
+
+
+def save_weights(path: Path, weights: Mapping[str, np.ndarray], step: int) -> None:
+    """Writes a model's weights, by path such as "decoder/norm/scale", beside its model.json."""
+    safetensors.save(path / WEIGHTS, weights, {"step": str(step)})
+
+
+def _exported_weights(file: Path, step: int | None) -> Checkpoint:
+    """What `save_weights` wrote, as the checkpoint that it was made of."""
+    weights, metadata = safetensors.load(file)
+    if not metadata.get("step", "").isdecimal():
+        raise ValueError(f"{file} does not say of which step it is; was it made by another tool?")
+    found = int(metadata["step"])
+    if step not in (None, found):
+        raise ValueError(f"{file} holds step {found}, not {step}; leave --step out.")
+    tensors = {
+        f"theta/{name}": array if array.dtype.kind == "i" else array.astype(np.float32)
+        for name, array in weights.items()
+    }
+    return Checkpoint(file.parent, found, {"step": np.array(found, np.int64), **tensors})
 
 
 def _read_params(path: Path, fields: dict[str, Any], version: int) -> TranslationParams:

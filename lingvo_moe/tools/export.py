@@ -1,7 +1,8 @@
-r"""Exports a trained model: as a SavedModel of strings, or as StableHLO for JAX.
+r"""Exports a trained model: as a SavedModel of strings, as StableHLO for JAX, or its weights.
 
 lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_export
 lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_int8 --dtype=int8 --report_data=/tmp/data
+lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_weights --format=safetensors
 lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_hlo --format=stablehlo --batch_size=8
 lingvo-moe-export --model=tiny.MoE --output=/tmp/tiny_step --format=stablehlo    # no weights yet
 """
@@ -15,9 +16,14 @@ from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.serving.export import export_saved_model
-from lingvo_moe.serving.exported import Exported
-from lingvo_moe.serving.report import check_comparable, compare, directory_size
+from lingvo_moe.serving.export import export_safetensors, export_saved_model
+from lingvo_moe.serving.report import (
+    check_comparable,
+    compare,
+    directory_size,
+    of_logdir,
+    of_saved_model,
+)
 from lingvo_moe.serving.storage import STORAGES
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
@@ -25,6 +31,19 @@ from lingvo_moe.tools import common
 
 FLAGS = flags.FLAGS
 _STABLEHLO = "stablehlo"
+# Format -> what writes it, what opens it to translate, and what the user may do next.
+_EXPORTS = {
+    "saved_model": (
+        export_saved_model,
+        of_saved_model,
+        "python {output}/translate.py 'a sentence'",
+    ),
+    "safetensors": (
+        export_safetensors,
+        of_logdir,
+        "lingvo-moe-translate --logdir={output} 'a sentence'",
+    ),
+}
 
 
 def main(argv: list[str]) -> None:
@@ -33,18 +52,18 @@ def main(argv: list[str]) -> None:
     if FLAGS.format == _STABLEHLO:
         _export_stablehlo(Path(FLAGS.output))
         return
+    export, open_export, hint = _EXPORTS[FLAGS.format]
     model_dir, output = _model_dir(), Path(FLAGS.output)
     dataset = FLAGS.report_data and Dataset.load(Path(FLAGS.report_data))
     pairs = dataset and check_comparable(model_dir, dataset, FLAGS.report_split)
-    storage = STORAGES[FLAGS.dtype]
-    step = export_saved_model(model_dir, output, FLAGS.step, FLAGS.overwrite, storage)
+    step = export(model_dir, output, FLAGS.step, FLAGS.overwrite, STORAGES[FLAGS.dtype])
+    size = directory_size(output) / 1e6
     common.report(
-        f"Exported step {step} to {output}, {directory_size(output) / 1e6:,.1f} MB. Try: "
-        f"python {output}/translate.py 'a sentence'"
+        f"Exported step {step} to {output}, {size:,.1f} MB. Try: {hint.format(output=output)}"
     )
     if dataset:
         translator, _ = load_translator(model_dir, Local(model_dir.task), step)
-        exported = Exported(output)
+        exported = open_export(output)
         table = compare(translator, exported, dataset, FLAGS.report_split, pairs, common.report)
         print(table.to_text())
 
@@ -88,7 +107,9 @@ def _export_stablehlo(output: Path) -> None:
 
 def _model_dir() -> ModelDir:
     if FLAGS.logdir is None:
-        raise ValueError("--format=saved_model needs --logdir, the directory of a trained model.")
+        raise ValueError(
+            f"--format={FLAGS.format} needs --logdir, the directory of a trained model."
+        )
     return ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(FLAGS.set)
 
 
@@ -102,13 +123,16 @@ def run() -> None:
     )
     flags.DEFINE_integer("step", None, "Which checkpoint; by default the best on dev.")
     flags.DEFINE_enum(
-        "format", "saved_model", ["saved_model", _STABLEHLO], "For TensorFlow, or for JAX alone."
+        "format",
+        "saved_model",
+        [*_EXPORTS, _STABLEHLO],
+        "For TensorFlow; weights alone, which all tools read as a --logdir; or for JAX alone.",
     )
     flags.DEFINE_enum(
         "dtype",
         "float32",
         list(STORAGES),
-        "How a SavedModel holds its weights: bfloat16 is half the size, int8 a quarter.",
+        "How the file holds the weights: bfloat16 is half the size, int8 a quarter.",
     )
     flags.DEFINE_string(
         "report_data",

@@ -1,0 +1,117 @@
+"""Named arrays in a .safetensors file (https://huggingface.co/docs/safetensors).
+
+Eight bytes, the length of a JSON header; the header, which says of each array its type, its shape
+and where it lies; the arrays, one after the other. Nothing in it is run by reading it.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+_DTYPES = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(tf.bfloat16.as_numpy_dtype),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_METADATA = "__metadata__"
+_LONGEST_HEADER = 100_000_000  # the format's own limit
+
+
+class Safetensors(NamedTuple):
+    """What a file holds.
+
+    Attributes:
+        arrays: by name; each is read when it is used.
+        metadata: texts by name.
+    """
+
+    arrays: dict[str, np.ndarray]
+    metadata: dict[str, str]
+
+
+def save(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+    """Writes a file, array by array.
+
+    Args:
+        path: the file, in a directory of `core.files.new_directory`.
+        arrays: by name.
+        metadata: texts by name.
+
+    Raises:
+        ValueError: an array of a type that the format does not have.
+        OSError: it cannot be written.
+    """
+    header: dict = {_METADATA: dict(metadata)} if metadata else {}
+    end = 0
+    for name, array in arrays.items():
+        if array.dtype not in _NAMES:
+            raise ValueError(f"Array {name!r} is of type {array.dtype}; safetensors has no such.")
+        start, end = end, end + array.nbytes
+        header[name] = {
+            "dtype": _NAMES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header).encode("utf-8")
+    text += b" " * (-len(text) % 8)  # so that arrays are aligned
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for array in arrays.values():
+            file.write(np.ascontiguousarray(array).tobytes())
+
+
+def load(path: Path) -> Safetensors:
+    """Opens a file, of this package or another's.
+
+    Raises:
+        ValueError: it is damaged or of a form that is not known; the message names the file.
+        OSError: it cannot be read.
+    """
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, _LONGEST_HEADER):
+            raise ValueError(f"{path} is no safetensors file, or is cut short.")
+        text = file.read(length)
+    try:
+        header = json.loads(text)
+        metadata = header.pop(_METADATA, {})
+        arrays = {name: _open(path, 8 + length, size, entry) for name, entry in header.items()}
+        if not isinstance(metadata, dict):
+            raise TypeError(f"its metadata is {metadata!r:.60}")
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"{path} is no safetensors file, or is damaged ({reason:.200})."
+        ) from error
+    return Safetensors(arrays, metadata)
+
+
+def _open(path, first, size, entry):
+    dtype, shape, (start, end) = (
+        _DTYPES[entry["dtype"]],
+        entry["shape"],
+        entry["data_offsets"],
+    )
+    if not all(type(number) is int and number >= 0 for number in (*shape, start, end)):
+        raise ValueError(f"shape {shape} from {start} to {end}")
+    if end - start != math.prod(shape) * dtype.itemsize or first + end > size:
+        raise ValueError(f"bytes {start} to {end} of {size - first} for {dtype} {shape}")
+    if start == end:
+        return np.zeros(shape, dtype)
+    bytes_ = np.memmap(path, np.uint8, "r", first + start, end - start)
+    return bytes_.view(dtype).reshape(shape)

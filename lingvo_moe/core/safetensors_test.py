@@ -1,0 +1,96 @@
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.core import safetensors
+
+ARRAYS = {
+    "b/w": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "a": np.array([1.5, -2.0]).astype(tf.bfloat16.as_numpy_dtype),
+    "placement": np.array([[3, -1]], np.int32),
+    "empty": np.zeros([0, 4], np.float32),
+    "one": np.array(7, np.int64),
+}
+
+
+def test_what_is_saved_is_read(tmp_path):
+    safetensors.save(tmp_path / "x", ARRAYS, {"step": "5"})
+    arrays, metadata = safetensors.load(tmp_path / "x")
+    assert metadata == {"step": "5"}
+    assert list(arrays) == list(ARRAYS)
+    for name, array in ARRAYS.items():
+        assert arrays[name].dtype == array.dtype
+        assert arrays[name].shape == array.shape
+        assert np.array_equal(arrays[name], array)
+
+
+def test_the_bytes_of_a_file(tmp_path):
+    safetensors.save(tmp_path / "x", {"w": np.array([1, 258], np.int16)}, {})
+    content = (tmp_path / "x").read_bytes()
+    length = content[0]  # little-endian, and the header is short
+    assert content[1:8] == bytes(7)
+    entry = {"dtype": "I16", "shape": [2], "data_offsets": [0, 4]}
+    assert json.loads(content[8 : 8 + length]) == {"w": entry}
+    assert length % 8 == 0
+    assert content[8 + length :] == b"\x01\x00\x02\x01"
+
+
+def file_of(header, data=b"\0" * 8):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def entry(**changes):
+    return {"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x01",
+        b"\xff" * 16,
+        file_of(entry())[:-1],
+        file_of(b"{"),
+        file_of(b"\xff"),
+        file_of([]),
+        file_of({"w": 3}),
+        file_of({"__metadata__": 3}),
+        file_of({"w": {}}),
+        file_of(entry(dtype="F8")),
+        file_of(entry(dtype=[])),
+        file_of(entry(shape=[3])),
+        file_of(entry(shape=[-2])),
+        file_of(entry(shape=[2.0])),
+        file_of(entry(shape=[True, 2])),
+        file_of(entry(shape="2")),
+        file_of(entry(data_offsets=[8, 16])),
+        file_of(entry(data_offsets=[-8, 0])),
+        file_of(entry(data_offsets=[0, 8, 8])),
+        file_of(b"[" * 100_000),
+    ],
+)
+def test_damage_is_said_in_a_line_with_the_file(tmp_path, content):
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(ValueError, match="x is no safetensors file, or is") as error:
+        safetensors.load(tmp_path / "x")
+    assert "\n" not in str(error.value)
+
+
+def test_types_that_the_format_lacks_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="'w' is of type complex64; safetensors has no such"):
+        safetensors.save(tmp_path / "x", {"w": np.ones(2, np.complex64)}, {})
+
+
+def test_the_package_of_that_name_reads_and_writes_the_same(tmp_path):
+    package = pytest.importorskip("safetensors.numpy")
+    arrays = {name: array for name, array in ARRAYS.items() if name != "a"}
+    safetensors.save(tmp_path / "ours", arrays, {"step": "5"})
+    theirs = package.load_file(tmp_path / "ours")
+    package.save_file(arrays, tmp_path / "theirs", {"step": "5"})
+    ours = safetensors.load(tmp_path / "theirs").arrays
+    for name, array in arrays.items():
+        assert np.array_equal(theirs[name], array)
+        assert np.array_equal(ours[name], array)
