@@ -14,6 +14,7 @@ from lingvo_moe.core.fields import NonNegativeFloat, NonNegativeInt, Params, Pos
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.decoding.constraints import banned
+from lingvo_moe.decoding.sampling import Sampling
 from lingvo_moe.layers.embedding import LOGITS_MULTIPLE
 from lingvo_moe.layers.transformer import Transformer
 
@@ -50,6 +51,8 @@ class BeamSearchParams(Params):
         min_length: fewest tokens of a translation, EOS included; at most the longest length counts.
         no_repeat_ngram: n; no n tokens follow each other twice in a translation. 0 for no limit.
         forbidden: sequences of token ids that no translation contains. EOS ends all the same.
+        sampling: how to draw beam_size translations of each sentence, independent of each other,
+            of which the N with the best scores are given; None to search.
     """
 
     beam_size: _Beam = 4
@@ -60,6 +63,7 @@ class BeamSearchParams(Params):
     min_length: NonNegativeInt = 0
     no_repeat_ngram: NonNegativeInt = 0
     forbidden: _Sequences = ()
+    sampling: Sampling | None = None
 
 
 class BeamOutput(NamedTuple):
@@ -206,27 +210,54 @@ def _advance(step_fn, step, rows, params):
     living, max_length = rows.living, rows.max_length
     visible = living.visible | _own_positions(step, living.visible)
     logits, caches = step_fn(living.newest, step, rows.caches, visible, rows.source)
-    choices = _choices(logits, living.ids, step, params)
-    log_probs = living.log_probs - choices.log_total
-    long_enough = (step + 1 >= params.min_length) | (step + 1 >= max_length)
-    ended = tf.where(long_enough[:, None], log_probs + logits[..., EOS], _IMPOSSIBLE)
+    may_end = (step + 1 >= params.min_length) | (step + 1 >= max_length)
+    allowed = _allowed(logits, living.ids, step, params)
+    go_on = _sample if params.sampling else _search
+    living, best = go_on(rows, logits, allowed, may_end[:, None], visible, step, params)
+    return rows._replace(caches=caches, living=living, best=best)
+
+
+def _search(rows, logits, allowed, may_end, visible, step, params):
+    """The K best continuations, and the N best translations."""
+    living, max_length = rows.living, rows.max_length
+    choices = best_choices(allowed, min(params.beam_size + len(_NO_WORDS), logits.shape[-1]))
+    total = choices.log_total if allowed is logits else tf.reduce_logsumexp(logits, axis=-1)
+    log_probs = living.log_probs - total
+    ended = tf.where(may_end, log_probs + logits[..., EOS], _IMPOSSIBLE)
     best = _offer(rows.best, living.ids, ended, step, params)
     living = _extend(living.ids, visible, log_probs, choices, step)
     hopeless = step + 1 >= max_length
     hopeless |= _bound(living.log_probs, max_length, params) <= best.scores[:, -1]
     log_probs = tf.where(hopeless[:, None], _IMPOSSIBLE, living.log_probs)
-    return rows._replace(caches=caches, living=living._replace(log_probs=log_probs), best=best)
+    return living._replace(log_probs=log_probs), best
 
 
-def _choices(logits, ids, step, params):
-    """Enough of the best tokens for K hypotheses to go on with."""
-    count = min(params.beam_size + len(_NO_WORDS), logits.shape[-1])
-    choices = best_choices(logits, count)
+def _sample(rows, logits, allowed, may_end, visible, step, params):
+    """A token for each sample, and the N best of those that EOS has ended."""
+    living = rows.living
+    never = _is_one_of(tf.range(logits.shape[-1]), (PAD, BOS, UNK))
+    never |= _is_one_of(tf.range(logits.shape[-1]), (EOS,)) & ~may_end[..., None]
+    token = params.sampling.draw(tf.where(never, _IMPOSSIBLE, allowed), step)
+    token = tf.where(step + 1 >= rows.max_length[:, None], EOS, token)
+    log_probs = living.log_probs - tf.reduce_logsumexp(logits, axis=-1)
+    log_probs += tf.gather(logits, token, batch_dims=2)
+    ends = token == EOS
+    ended = tf.where(ends, log_probs, _IMPOSSIBLE)
+    best = _offer(rows.best, living.ids, ended, step, params)
+    ids = tf.where(tf.range(tf.shape(living.ids)[2]) == step, token[..., None], living.ids)
+    return _Living(token, tf.where(ends, _IMPOSSIBLE, log_probs), ids, visible), best
+
+
+def _allowed(logits, ids, step, params):
+    """The same logits, -inf for tokens that constraints rule out."""
     if not (params.no_repeat_ngram or params.forbidden):
-        return choices
+        return logits
     bans = banned(ids, step, logits.shape[-1], params.no_repeat_ngram, params.forbidden)
-    allowed = best_choices(tf.where(bans, _IMPOSSIBLE, logits), count)
-    return allowed._replace(log_total=choices.log_total)
+    return tf.where(bans, _IMPOSSIBLE, logits)
+
+
+def _is_one_of(ids, some):
+    return tf.reduce_any(ids[..., None] == tf.constant(some), axis=-1)
 
 
 def _alive(rows):
@@ -278,9 +309,10 @@ def _num_steps(max_lengths):
 
 
 def _start(batch, steps, capacity, params):
-    """One living hypothesis a sentence: BOS alone, in beam 0."""
+    """BOS alone, in beam 0, or for samples in each."""
     beams = params.beam_size
-    log_probs = tf.tile([[0.0] + [_IMPOSSIBLE] * (beams - 1)], [batch, 1])
+    others = 0.0 if params.sampling else _IMPOSSIBLE
+    log_probs = tf.tile([[0.0] + [others] * (beams - 1)], [batch, 1])
     return _Living(
         newest=tf.fill([batch, beams], BOS),
         log_probs=log_probs,
@@ -371,8 +403,9 @@ def _extend(ids, visible, log_probs, choices, step):
     """The K best continuations by words."""
     beams, count = choices.ids.shape[1:]
     totals = log_probs[..., None] + choices.logits
-    no_word = tf.reduce_any(choices.ids[..., None] == tf.constant(_NO_WORDS), axis=-1)
-    totals = tf.reshape(tf.where(no_word, _IMPOSSIBLE, totals), [-1, beams * count])
+    totals = tf.reshape(
+        tf.where(_is_one_of(choices.ids, _NO_WORDS), _IMPOSSIBLE, totals), [-1, beams * count]
+    )
     log_probs, index = tf.math.top_k(totals, beams)
     parent = index // count
     token = tf.gather(tf.reshape(choices.ids, [-1, beams * count]), index, batch_dims=1)

@@ -12,6 +12,7 @@ from lingvo_moe.decoding.flat_beam_search import (
     best_choices,
     search,
 )
+from lingvo_moe.decoding.sampling import Sampling
 from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.transformer import Transformer
@@ -337,3 +338,47 @@ def test_lives_in_a_saved_model(tmp_path):
     source, lengths = tf.constant(sentences([4, 4])), tf.constant([4, 4])
     loaded = tf.saved_model.load(str(tmp_path)).translate(source, lengths)
     np.testing.assert_array_equal(loaded[0], module.translate(source, lengths).ids)
+
+
+TWO_WORDS = {BOS: {A: 0.6, B: 0.3, UNK: 0.1}, A: {EOS: 1.0}, B: {EOS: 1.0}}
+
+
+def share_of_a(**sampling):
+    """Of A among 640 samples of A EOS or B EOS."""
+    samples = [
+        ids[0]
+        for seed in range(10)
+        for ids, _ in toy_search(
+            TWO_WORDS, [3], beam_size=64, n_best=64, sampling=Sampling(seed=seed, **sampling)
+        )[0]
+    ]
+    assert len(samples) == 640
+    return samples.count(A) / 640
+
+
+def test_samples_are_as_frequent_as_they_are_likely():
+    # 0.6 of 0.9, for UNK is never drawn; the standard deviation of 640 draws is 0.019.
+    np.testing.assert_allclose(share_of_a(), 2 / 3, atol=0.06)
+    # Squared: 4 to 1.
+    np.testing.assert_allclose(share_of_a(temperature=0.5), 0.8, atol=0.05)
+    assert share_of_a(top_k=1) == 1.0
+    # A alone has 2/3 of what can be drawn: enough for 0.6, not for 0.7.
+    assert share_of_a(top_p=0.6) == 1.0
+    assert share_of_a(top_p=0.7) < 0.8
+
+
+def test_samples_have_the_model_s_own_scores():
+    params = BeamSearchParams(
+        beam_size=4, n_best=4, length_ratio=1.0, min_length=3, sampling=Sampling(temperature=2.0)
+    )
+    sources = sentences([2, 6, 3])
+    drawn = tiny().search(sources, params)
+    for source, samples in zip(sources, drawn, strict=True):
+        assert len({tuple(ids) for ids, _ in samples}) > 1
+        for ids, score in samples:
+            assert 3 <= len(ids) <= len(source) + 10
+            rows = [tiny().next_log_probs(source, [ids[:i]])[0] for i in range(len(ids))]
+            total = sum(row[token] for row, token in zip(rows, ids, strict=True))
+            np.testing.assert_allclose(score, total / ((5 + len(ids)) / 6) ** 0.6, atol=1e-4)
+    for source, samples in zip(sources, drawn, strict=True):
+        assert_same(tiny().search([source], params)[0], samples)

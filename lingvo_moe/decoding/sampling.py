@@ -1,0 +1,59 @@
+"""Sampling instead of searching.  B sentences, K samples of each, V vocabulary."""
+
+import dataclasses
+import math
+from typing import Annotated
+
+import tensorflow as tf
+
+from lingvo_moe.core import random
+from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveFloat, Rule
+
+_Mass = Annotated[float, Rule("in (0, 1]", lambda p: 0 < p <= 1)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling(Params):
+    """How to draw the next token.
+
+    Sentences share the random numbers, so that a translation depends on no other sentence of its
+    batch; the same sentence and seed give the same samples.
+
+    Attributes:
+        temperature: logits are divided by it.
+        top_k: only so many of the best tokens are drawn from; 0 for all.
+        top_p: only the best tokens are drawn from, as many as it takes for their probabilities to
+            sum up to this (Holtzman et al. 2020, arXiv 1904.09751); 1 for all.
+        seed: of the random numbers.
+    """
+
+    temperature: PositiveFloat = 1.0
+    top_k: NonNegativeInt = 0
+    top_p: _Mass = 1.0
+    seed: int = 0
+
+    def draw(self, logits: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """Draws int32 [B, K], a token for each sample.
+
+        Args:
+            logits: float32 [B, K, V]; -inf for what is not to be drawn.
+            step: int32 [], different for each draw.
+        """
+        logits = self._kept(logits / self.temperature)
+        seed = random.fold_in(tf.constant([self.seed, 0]), step)
+        uniform = random.uniform(tf.shape(logits)[1:], seed, low=1e-20)
+        # The largest logit with Gumbel noise is a draw from the softmax.
+        return tf.argmax(logits - tf.math.log(-tf.math.log(uniform)), -1, tf.int32)
+
+    def _kept(self, logits):
+        """The same, -inf for tokens that top_k and top_p leave out."""
+        size = logits.shape[-1]
+        if self.top_k:
+            best = tf.math.top_k(logits, min(self.top_k, size)).values
+            logits = tf.where(logits < best[..., -1:], -math.inf, logits)
+        if self.top_p < 1:
+            best = tf.math.top_k(logits, size).values
+            ahead = tf.cumsum(tf.nn.softmax(best), axis=-1, exclusive=True)
+            least = tf.reduce_min(tf.where(ahead < self.top_p, best, math.inf), -1, keepdims=True)
+            logits = tf.where(logits < least, -math.inf, logits)
+        return logits
