@@ -8,6 +8,9 @@ import numpy as np
 
 from lingvo_moe.core import npz
 
+_BY_PAIR = ("pair_load", "pair_first", "pair_confidence")
+_OPTIONAL = ("coactivation", "pair_first", "pair_confidence")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoutingRecord:
@@ -20,6 +23,9 @@ class RoutingRecord:
         pair_load: float [Y, P, E], choices that an expert took from a pair.
         coactivation: float [Y, E, E], tokens that both experts took, on the diagonal those that one
             took; None where there are too many experts to count.
+        pair_first: float [Y, P, E], those of pair_load that were a token's first choice; None in
+            records of earlier versions.
+        pair_confidence: float [Y, P, E], the sum of the first choices' gates; None as before.
 
     Raises:
         ValueError: shapes that do not fit together, or counts that are none.
@@ -30,12 +36,14 @@ class RoutingRecord:
     num_experts: np.ndarray
     pair_load: np.ndarray
     coactivation: np.ndarray | None
+    pair_first: np.ndarray | None = None
+    pair_confidence: np.ndarray | None = None
 
     def __post_init__(self):
         layers, experts = len(self.layers), self.pair_load.shape[-1:]
         shapes = {
             "num_experts": (layers,),
-            "pair_load": (layers, len(self.pairs), *experts),
+            **dict.fromkeys(_BY_PAIR, (layers, len(self.pairs), *experts)),
             "coactivation": (layers, *experts, *experts),
         }
         for name, shape in shapes.items():
@@ -56,8 +64,8 @@ class RoutingRecord:
             layers=tuple(layers),
             pairs=tuple(pairs),
             num_experts=np.rint(metrics["num_experts"] / metrics["tokens"]).astype(int),
-            pair_load=np.asarray(metrics["pair_load"]),
             coactivation=metrics.get("coactivation"),
+            **{name: np.asarray(metrics[name]) for name in _BY_PAIR},
         )
 
     def save(self, path: Path) -> None:
@@ -78,7 +86,7 @@ class RoutingRecord:
                 pairs=tuple(map(str, fields["pairs"])),
                 num_experts=fields["num_experts"],
                 pair_load=fields["pair_load"],
-                coactivation=fields.get("coactivation"),
+                **{name: fields.get(name) for name in _OPTIONAL},
             )
 
         cure = (

@@ -47,7 +47,7 @@ def test_of_metrics_undoes_the_weighting_by_tokens():
     metrics = {
         "tokens": np.float32(30),
         "num_experts": np.array([240.0, 120.0], np.float32),
-        "pair_load": np.ones((2, 1, 8)),
+        **dict.fromkeys(("pair_load", "pair_first", "pair_confidence"), np.ones((2, 1, 8))),
     }
     record = RoutingRecord.of_metrics(metrics, ["encoder/layer_01", "decoder/layer_01"], ["a-b"])
     assert record.num_experts.tolist() == [8, 4]

@@ -27,6 +27,8 @@ class Routing(NamedTuple):
         aux_loss: float32 [], the balance loss, averaged over groups; 1.0 at perfect balance.
         stats: NestedMap of float32 statistics: `load` [E], each expert's share of the first
             choices; `drop_rate` [], dropped / wanted.
+        confidence: float32 [G, S], the softmax of the scores at a token's first choice; None until
+            the MoE layer has filled it in.
     """
 
     expert: tf.Tensor
@@ -37,6 +39,7 @@ class Routing(NamedTuple):
     dropped: tf.Tensor
     aux_loss: tf.Tensor
     stats: NestedMap
+    confidence: tf.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -204,12 +204,14 @@ class MoE(Layer):
         groups = p.num_groups if bounded else p.eval_num_groups
         grouped, tokens = self._to_groups(inputs, tokens, groups)
         mask = tokens.mask
-        capacity = expert_capacity(factor, grouped.shape[1], p.num_experts)
         scores = p.router.fprop(theta, grouped, tokens, context.fold("router"))
-        routing = chosen = p.gating.route(scores.logits, mask, capacity, context, tokens.ids)
+        num_experts = scores.logits.shape[-1]  # fewer than p.num_experts in a pruned layer
+        capacity = expert_capacity(factor, grouped.shape[1], num_experts)
+        routing = p.gating.route(scores.logits, mask, capacity, context, tokens.ids)
+        routing = chosen = routing._replace(confidence=_confidence(scores.logits, routing.expert))
         stats = NestedMap(routing.stats | scores.stats, aux_loss=routing.aux_loss)
         stats.capacity = tf.cast(capacity or tf.shape(mask)[1], tf.float32)
-        stats.unused = _unused(routing, p.num_experts)
+        stats.unused = _unused(routing, num_experts)
         loss = p.aux_loss_weight * stats.aux_loss + p.z_loss_weight * stats.z_loss
         routing = self._mask_outputs(routing, context.fold("output_mask"))
 
@@ -266,6 +268,12 @@ class MoE(Layer):
         grouped = tf.reshape(inputs, [groups, size, self.model_dim])
         parts = (None if part is None else tf.reshape(part, [groups, size]) for part in tokens)
         return annotate(grouped, "GSM"), Tokens(*parts)
+
+
+def _confidence(logits: tf.Tensor, expert: tf.Tensor) -> tf.Tensor:
+    """float32 [G, S]: the gate of each token's first choice, among logits [G, S, E]."""
+    is_first = tf.one_hot(expert[..., 0], logits.shape[-1])
+    return tf.reduce_sum(tf.nn.softmax(logits) * is_first, axis=-1)
 
 
 def _unused(routing: Routing, num_experts: int) -> tf.Tensor:

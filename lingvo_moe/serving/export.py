@@ -14,6 +14,7 @@ from lingvo_moe.core.lines import INVISIBLE, LINE_ENDS
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.serving.directory import MAKER, new_export
+from lingvo_moe.serving.prune import Pruning
 from lingvo_moe.serving.storage import FLOAT32, Packed, Storage
 from lingvo_moe.tasks.model_dir import ModelDir, save_weights
 from lingvo_moe.tasks.translator import max_source_length
@@ -167,6 +168,7 @@ def export_saved_model(
     step: int | None = None,
     overwrite: bool = False,
     storage: Storage = FLOAT32,
+    pruning: Pruning | None = None,
 ) -> int:
     """Writes a SavedModel, and beside it `translate.py`, a client that shows how to call it.
 
@@ -179,6 +181,7 @@ def export_saved_model(
         step: which checkpoint; None for the best.
         overwrite: whether to replace an export that lies there.
         storage: how the file holds the weights.
+        pruning: which experts to leave out; None for none.
 
     Returns:
         The step exported.
@@ -188,7 +191,7 @@ def export_saved_model(
         OSError: output cannot be written.
     """
     with new_export(output, "client.py", "translate.py", overwrite) as directory:
-        theta, step = read_theta(model_dir, step)
+        model_dir, theta, step = read_model(model_dir, step, pruning)
         with quiet():  # SentencePiece tells how it normalises
             module = ServedModel(model_dir, theta, storage)
         tf.saved_model.save(module, str(directory), signatures=module.translate)
@@ -201,6 +204,7 @@ def export_safetensors(
     step: int | None = None,
     overwrite: bool = False,
     storage: Storage = FLOAT32,
+    pruning: Pruning | None = None,
 ) -> int:
     """Writes a directory of weights in one .safetensors file, params and vocabularies.
 
@@ -209,6 +213,7 @@ def export_safetensors(
     Args:
         model_dir, output, step, overwrite: as for `export_saved_model`.
         storage: float32 or bfloat16.
+        pruning: which experts to leave out, of every layer equally many; None for none.
 
     Returns:
         The step exported.
@@ -217,8 +222,15 @@ def export_safetensors(
         ValueError, OSError: as `export_saved_model`; or the storage has scales beside values.
     """
     with new_directory(output, MAKER, overwrite) as directory:
-        theta, step = read_theta(model_dir, step)
-        packed = theta.map(storage.pack, model_dir.task.weights())
+        model_dir, theta, step = read_model(model_dir, step, pruning)
+        specs = model_dir.task.weights()
+        shapes = {name: spec.shape for name, spec in specs.flatten()}
+        if any(w.shape != shapes[name] for name, w in theta.flatten()):
+            raise ValueError(
+                "Layers of different numbers of experts cannot be told in params; pass "
+                "--prune_by=layer, or --format=saved_model."
+            )
+        packed = theta.map(storage.pack, specs)
         weights = {name: one.values for name, one in packed.flatten()}
         if any(one.scale is not None for _, one in packed.flatten()):
             raise ValueError(
@@ -228,6 +240,25 @@ def export_safetensors(
         save_weights(directory, weights, step)
         dataclasses.replace(model_dir, path=directory).save()
     return step
+
+
+def read_model(
+    model_dir: ModelDir, step: int | None = None, pruning: Pruning | None = None
+) -> tuple[ModelDir, NestedMap, int]:
+    """What is to be exported: the model, as it is then, its weights, as arrays, and their step.
+
+    Args:
+        model_dir: the trained model.
+        step: which checkpoint; None for the best.
+        pruning: which experts to leave out; None for none.
+
+    Raises:
+        ValueError, OSError: there is none, it is damaged, or it cannot be pruned.
+    """
+    if pruning:
+        pruning.check(model_dir)
+    theta, step = read_theta(model_dir, step)
+    return *(pruning.apply(model_dir, theta) if pruning else (model_dir, theta)), step
 
 
 def read_theta(model_dir: ModelDir, step: int | None = None) -> tuple[NestedMap, int]:

@@ -48,8 +48,9 @@ def routing_metrics(
         layer of fewer experts. Counts: `pair_wanted`, `pair_dropped` [layers, P], choices before
         capacity and those it turned away; with a dropless dispatcher `lost` [layers], choices that
         it did not compute. Not in training: `pair_load` [layers, P, E], choices that an expert took
-        from a pair, and, up to MOST_EXPERTS_FOR_COACTIVATION experts, `coactivation`
-        [layers, E, E], tokens that both experts took. In training with VExperts
+        from a pair, `pair_first`, those that were first choices, and `pair_confidence`, the sum of
+        their gates, both of that shape; and, up to MOST_EXPERTS_FOR_COACTIVATION experts,
+        `coactivation` [layers, E, E], tokens that both experts took. In training with VExperts
         `source_load` [layers, D, E], choices made on each device of a placement. With group_loads
         `group_load` [layers, G, E], choices of each expert in each group, before capacity.
     """
@@ -92,6 +93,8 @@ def routing_metrics(
         metrics.group_load = tf.stack([group_load(routing, widest) for routing, _ in routed])
     if not training:
         metrics.pair_load = tf.stack([pair_load(r, p, num_pairs, widest) for r, p in routed])
+        firsts = [first_choices(r, p, num_pairs, widest) for r, p in routed]
+        metrics.pair_first, metrics.pair_confidence = map(tf.stack, zip(*firsts, strict=True))
         if widest <= MOST_EXPERTS_FOR_COACTIVATION:
             metrics.coactivation = tf.stack([coactivation(r, widest) for r, _ in routed])
     return metrics
@@ -118,6 +121,23 @@ def pair_load(routing: Routing, pairs: tf.Tensor, num_pairs: int, num_experts: i
     """
     expert, dispatched = _by_token(routing)
     return _count(dispatched, pairs[:, None], num_pairs, expert, num_experts)
+
+
+def first_choices(
+    routing: Routing, pairs: tf.Tensor, num_pairs: int, num_experts: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """First choices that each expert took from each pair, and the sums of their gates.
+
+    Args:
+        routing, pairs, num_pairs, num_experts: as for `pair_load`.
+
+    Returns:
+        float32 [P, E] each.
+    """
+    expert, dispatched = _by_token(routing)
+    expert, first = expert[:, 0], dispatched[:, 0]
+    sure = first * tf.reshape(routing.confidence, [-1])
+    return tuple(_count(of, pairs, num_pairs, expert, num_experts) for of in (first, sure))
 
 
 def group_load(routing: Routing, num_experts: int) -> tf.Tensor:

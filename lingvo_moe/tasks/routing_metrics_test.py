@@ -4,7 +4,13 @@ import tensorflow as tf
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
 from lingvo_moe.layers.transformer_layer import StackOutput
-from lingvo_moe.tasks.routing_metrics import coactivation, group_load, pair_load, routing_metrics
+from lingvo_moe.tasks.routing_metrics import (
+    coactivation,
+    first_choices,
+    group_load,
+    pair_load,
+    routing_metrics,
+)
 
 # Four tokens in two groups, two choices each; the last choice of token 1 found no room, token 3 is
 # padding. Pairs: tokens 0 and 1 are of pair 1, token 2 of pair 0.
@@ -17,6 +23,7 @@ ROUTING = Routing(
     dropped=tf.constant([[0.0, 1.0], [0.0, 0.0]]),
     aux_loss=tf.constant(1.0),
     stats=NestedMap(),
+    confidence=tf.constant([[0.5, 0.75], [0.25, 1.0]]),
 )
 PAIRS = tf.constant([[1, 1], [0, 0]])
 
@@ -24,6 +31,14 @@ PAIRS = tf.constant([[1, 1], [0, 0]])
 def test_load_by_pair_by_hand():
     load = pair_load(ROUTING, tf.reshape(PAIRS, [-1]), 2, 3)
     np.testing.assert_array_equal(load, [[0, 1, 1], [1, 0, 2]])
+
+
+def test_first_choices_and_their_gates_by_hand():
+    # Tokens 0 (expert 0, gate 0.5) and 1 (expert 2, gate 0.75) are of pair 1, token 2 (expert 1,
+    # gate 0.25) of pair 0; token 3 is padding.
+    first, confidence = first_choices(ROUTING, tf.reshape(PAIRS, [-1]), 2, 3)
+    np.testing.assert_array_equal(first, [[0, 1, 0], [1, 0, 1]])
+    np.testing.assert_array_equal(confidence, [[0, 0.25, 0], [0.5, 0, 0.75]])
 
 
 def test_coactivation_by_hand():

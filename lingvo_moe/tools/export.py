@@ -17,6 +17,7 @@ from lingvo_moe.core.registry import get_params
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.export import export_safetensors, export_saved_model
+from lingvo_moe.serving.prune import CHOICES, Pruning
 from lingvo_moe.serving.report import (
     check_comparable,
     compare,
@@ -50,13 +51,20 @@ def main(argv: list[str]) -> None:
     """Flags to an export."""
     del argv
     if FLAGS.format == _STABLEHLO:
+        if FLAGS.prune is not None or FLAGS.report_data or FLAGS.dtype != "float32":
+            raise ValueError(
+                "--dtype, --prune and --report_data are not for --format=stablehlo; drop them."
+            )
         _export_stablehlo(Path(FLAGS.output))
         return
     export, open_export, hint = _EXPORTS[FLAGS.format]
     model_dir, output = _model_dir(), Path(FLAGS.output)
     dataset = FLAGS.report_data and Dataset.load(Path(FLAGS.report_data))
     pairs = dataset and check_comparable(model_dir, dataset, FLAGS.report_split)
-    step = export(model_dir, output, FLAGS.step, FLAGS.overwrite, STORAGES[FLAGS.dtype])
+    pruning, storage = _pruning(), STORAGES[FLAGS.dtype]
+    if pairs and pruning:
+        pairs = [pair for pair in pairs if pair in pruning.pairs(model_dir)]
+    step = export(model_dir, output, FLAGS.step, FLAGS.overwrite, storage, pruning)
     size = directory_size(output) / 1e6
     common.report(
         f"Exported step {step} to {output}, {size:,.1f} MB. Try: {hint.format(output=output)}"
@@ -66,6 +74,19 @@ def main(argv: list[str]) -> None:
         exported = open_export(output)
         table = compare(translator, exported, dataset, FLAGS.report_split, pairs, common.report)
         print(table.to_text())
+
+
+def _pruning() -> Pruning | None:
+    if FLAGS.prune is None:
+        if FLAGS.languages:
+            raise ValueError(
+                "--languages says for which languages to keep experts: give --prune=0.75, the "
+                "share of experts to leave out, or drop it."
+            )
+        return None
+    return Pruning(
+        share=FLAGS.prune, languages=tuple(FLAGS.languages), choice=CHOICES[FLAGS.prune_by]
+    )
 
 
 def _export_stablehlo(output: Path) -> None:
@@ -133,6 +154,21 @@ def run() -> None:
         "float32",
         list(STORAGES),
         "How the file holds the weights: bfloat16 is half the size, int8 a quarter.",
+    )
+    flags.DEFINE_float(
+        "prune", None, "Leave out this share of the experts, those that matter least on dev."
+    )
+    flags.DEFINE_list(
+        "languages",
+        [],
+        "With --prune: for which languages (de: all pairs that have it) or pairs (de-en) to keep "
+        "experts; by default all.",
+    )
+    flags.DEFINE_enum(
+        "prune_by",
+        "layer",
+        list(CHOICES),
+        "Whether every layer loses as many experts, or one threshold says for all layers.",
     )
     flags.DEFINE_string(
         "report_data",

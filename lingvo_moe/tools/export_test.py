@@ -13,6 +13,7 @@ def flags(monkeypatch, tmp_path):
     def choose(**values):
         chosen = {"logdir": None, "model": None, "programs": None, "set": [], "step": None}
         chosen |= {"output": str(tmp_path), "format": "stablehlo", **values}
+        chosen = {"dtype": "float32", "prune": None, "report_data": None, "languages": []} | chosen
         monkeypatch.setattr(export, "FLAGS", types.SimpleNamespace(**chosen))
 
     return choose
@@ -27,6 +28,7 @@ def flags(monkeypatch, tmp_path):
             {"model": "tiny.MoE", "programs": ["translate"]},
             "nothing to translate with: --programs=translate needs --logdir",
         ),
+        ({"prune": 0.5}, "--dtype, --prune and --report_data are not for --format=stablehlo"),
         ({"model": "tiny.Mo"}, "Unknown model 'tiny.Mo'. Did you mean 'tiny.MoE'"),
         ({"logdir": "/nowhere"}, "/nowhere is no logdir"),
     ],

@@ -1,0 +1,215 @@
+"""Leaving out experts that some languages hardly use.  Y MoE layers, P pairs, E experts.
+
+Koishekenov, Berard and Nikoulina 2023 (arXiv 2212.09811): no training follows; the router chooses
+among the experts that stay.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from lingvo_moe.core.fields import Params, PositiveInt, Share
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.params import evolve
+from lingvo_moe.evaluation.routing import RoutingRecord
+from lingvo_moe.gatings.hashed import Hash
+from lingvo_moe.layers.holding import EachOnce
+from lingvo_moe.tasks.model_dir import ModelDir
+
+
+def importance(record: RoutingRecord, pairs: Sequence[str]) -> list[np.ndarray]:
+    """How much each expert does for some language pairs, all of them of equal weight.
+
+    top1(e) · exp(conf1(e)), the mean over pairs: top1 is the share of a pair's tokens whose first
+    choice is e, and conf1 the mean gate of e over those tokens.
+
+    Args:
+        record: what experts did on dev.
+        pairs: names of pairs in it.
+
+    Returns:
+        For each MoE layer float [E].
+
+    Raises:
+        ValueError: the record is of an earlier version, or has no tokens of a pair.
+    """
+    if record.pair_first is None or record.pair_confidence is None:
+        raise ValueError(
+            "routing.npz is of an earlier version, which did not count first choices. Train the "
+            "model a little further: every evaluation on dev writes it anew."
+        )
+    places = [record.pairs.index(pair) for pair in pairs]
+    first = record.pair_first[:, places]  # [Y, P, E]
+    tokens = first.sum(axis=2, keepdims=True)
+    if silent := [p for p, count in zip(pairs, tokens.min(axis=(0, 2)), strict=True) if not count]:
+        raise ValueError(f"routing.npz has no dev tokens of {', '.join(silent)}; leave them out.")
+    confidence = record.pair_confidence[:, places] / np.maximum(first, 1)
+    scores = (first / tokens * np.exp(confidence)).mean(axis=1)
+    return [row[:count] for row, count in zip(scores, record.num_experts, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice(Params, abc.ABC):
+    """Which experts stay."""
+
+    @abc.abstractmethod
+    def keep(self, scores: list[np.ndarray], share: float) -> list[np.ndarray]:
+        """The experts of each layer that stay, in their order.
+
+        Args:
+            scores: the importance of a layer's experts, for each layer [E].
+            share: of all experts, those that go.
+        """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PerLayer(Choice):
+    """The best of each layer, the same share of every one, at least one."""
+
+    def keep(self, scores, share):
+        """See Choice."""
+        return [_best(of, max(1, round((1 - share) * len(of)))) for of in scores]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Threshold(Choice):
+    """One threshold for all layers: layers whose tokens spread over many experts keep more.
+
+    A layer keeps its best experts up to a share t of its importance, and t is the smallest that
+    keeps as many as are to stay.
+
+    Attributes:
+        least: experts that every layer keeps.
+    """
+
+    least: PositiveInt = 4
+
+    def keep(self, scores, share):
+        """See Choice."""
+        wanted = round((1 - share) * sum(map(len, scores)))
+        # What is ahead of an expert, of a layer's importance of 1: it stays where that is below t.
+        ahead = []
+        for of in scores:
+            falling = np.sort(of)[::-1] / max(of.sum(), 1e-30)
+            ahead.append(np.cumsum(falling) - falling)
+            ahead[-1][: self.least] = -1.0
+        last = np.sort(np.concatenate(ahead))[max(wanted, 1) - 1]
+        return [
+            _best(of, np.count_nonzero(before <= last))
+            for of, before in zip(scores, ahead, strict=True)
+        ]
+
+
+CHOICES = {"layer": PerLayer(), "global": Threshold()}
+
+
+def _best(scores, count):
+    return np.sort(np.argsort(-scores, kind="stable")[:count])  # of equals the first
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pruning(Params):
+    """Leaves out experts.
+
+    Attributes:
+        share: of all experts, those that go.
+        languages: languages such as "de", for every pair that has one of them, and pairs such as
+            "de-en"; () for all pairs.
+        choice: which experts stay.
+    """
+
+    share: Share
+    languages: tuple[str, ...] = ()
+    choice: Choice = PerLayer()
+
+    def pairs(self, model_dir: ModelDir) -> tuple[str, ...]:
+        """The pairs that the pruned model is for.
+
+        Raises:
+            ValueError: a language or pair that the model was not trained on.
+        """
+        trained = model_dir.params.input.pairs or model_dir.pairs
+        known = {name for pair in trained for name in (pair, *pair.split("-"))}
+        if unknown := sorted(set(self.languages) - known):
+            raise ValueError(
+                f"--languages={','.join(unknown)}: the model was trained on {', '.join(trained)}. "
+                f"Give languages or pairs of these."
+            )
+        wanted = set(self.languages) or known
+        return tuple(pair for pair in trained if wanted & {pair, *pair.split("-")})
+
+    def check(self, model_dir: ModelDir) -> None:
+        """Makes sure that a model can be pruned.
+
+        Raises:
+            ValueError: it has no experts, holds or chooses them in a way of its own, or there is no
+                record of what they did.
+        """
+        moe = model_dir.params.model.moe
+        if moe is None:
+            raise ValueError(f"{model_dir.path} is of a model without experts; drop --prune.")
+        if moe.dispatcher.holding != EachOnce():
+            raise ValueError(
+                f"moe.dispatcher={moe.dispatcher} holds experts in a way of its own, which --prune "
+                f"does not know; drop --prune."
+            )
+        if isinstance(moe.gating, Hash):
+            raise ValueError(
+                "moe.gating=Hash sends tokens to experts by number, whatever the scores: none can "
+                "be left out. Drop --prune."
+            )
+        importance(RoutingRecord.load(model_dir.routing_path), self.pairs(model_dir))
+
+    def apply(self, model_dir: ModelDir, theta: NestedMap) -> tuple[ModelDir, NestedMap]:
+        """The pruned model: for the pairs' target languages, and of as many experts as stay.
+
+        Where layers keep different numbers, the params say the largest of each side.
+
+        Args:
+            model_dir: the trained model.
+            theta: its weights, arrays.
+
+        Raises:
+            ValueError: as `check` and `pairs`.
+        """
+        self.check(model_dir)
+        pairs = self.pairs(model_dir)
+        record = RoutingRecord.load(model_dir.routing_path)
+        model_dir, theta = unrolled(model_dir, theta)
+        layers = model_dir.task.moe_layers
+        kept = self.choice.keep(importance(record, pairs), self.share)
+        weights = dict(theta.flatten())
+        for layer, experts in zip(layers, kept, strict=True):
+            place = f"{layer}/feed_forward/"
+            gate = f"{place}gate"
+            weights[gate] = weights[gate][..., experts]
+            for name in [name for name in weights if name.startswith(f"{place}experts/")]:
+                weights[name] = weights[name][experts]
+        most: dict[str, int | None] = {}
+        for layer, experts in zip(layers, kept, strict=True):
+            side = layer.partition("/")[0]
+            most[side] = max(most.get(side) or 0, len(experts))
+        params = model_dir.params
+        most.setdefault("encoder", params.model.moe.num_experts)
+        params = evolve(params, "model.moe.num_experts", most["encoder"])
+        params = evolve(params, "model.moe.decoder_num_experts", most.get("decoder"))
+        targets = {pair.split("-")[1] for pair in pairs}
+        tags = {language: tag for language, tag in model_dir.tags.items() if language in targets}
+        params = evolve(params, "input.pairs", pairs)
+        pruned = dataclasses.replace(model_dir, params=params, tags=tags)
+        return pruned, NestedMap.unflatten(weights)
+
+
+def unrolled(model_dir: ModelDir, theta: NestedMap) -> tuple[ModelDir, NestedMap]:
+    """The same model with the weights of each layer by themselves, not stacked for a scan."""
+    if not model_dir.params.model.scan:
+        return model_dir, theta
+    transformer, sides = model_dir.task.transformer, NestedMap()
+    for side in ("encoder", "decoder"):
+        rest = {name: part for name, part in theta[side].items() if name != "block"}
+        layers = getattr(transformer, side).layer_thetas(theta[side])
+        sides[side] = NestedMap(rest | layers)
+    params = evolve(model_dir.params, "model.scan", False)
+    return dataclasses.replace(model_dir, params=params), sides

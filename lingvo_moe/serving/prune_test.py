@@ -1,0 +1,229 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.evaluation.routing import RoutingRecord
+from lingvo_moe.gatings.hashed import Hash
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.serving import export
+from lingvo_moe.serving.export import (
+    export_safetensors,
+    export_saved_model,
+    read_model,
+    read_theta,
+)
+from lingvo_moe.serving.export_test import SMALL
+from lingvo_moe.serving.exported import Exported
+from lingvo_moe.serving.prune import PerLayer, Pruning, Threshold, importance
+from lingvo_moe.tasks.evaluation import load_translator
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.training import train_step
+from lingvo_moe.testing import tiny_world
+
+SENTENCES = ["kara mi", "ti ra so", "mira"]
+
+
+def record(first, confidence, pairs, layers=("encoder/layer_00", "decoder/layer_00")):
+    first = np.array(first, float)
+    return RoutingRecord(
+        layers=layers,
+        pairs=tuple(pairs),
+        num_experts=np.full(len(layers), first.shape[-1]),
+        pair_load=first,
+        coactivation=None,
+        pair_first=first,
+        pair_confidence=np.array(confidence, float),
+    )
+
+
+def test_importance_by_hand():
+    # Pair a-en: 3 of 4 tokens choose expert 0, with gates of 0.5 on average; 1 expert 1, with 0.2.
+    # Pair b-en: 2 of 2 choose expert 1, with 1.0. The mean of both pairs.
+    of = record([[[3, 1], [0, 2]]], [[[1.5, 0.2], [0, 2.0]]], ["a-en", "b-en"], ["encoder/l"])
+    a = [0.75 * np.exp(0.5), 0.25 * np.exp(0.2)]
+    np.testing.assert_allclose(importance(of, ["a-en"]), [a])
+    np.testing.assert_allclose(importance(of, ["b-en"]), [[0, np.e]])
+    np.testing.assert_allclose(importance(of, ["a-en", "b-en"]), [[a[0] / 2, (a[1] + np.e) / 2]])
+
+
+def test_a_pair_without_tokens_and_an_early_record_are_refused():
+    of = record([[[3, 1], [0, 0]]], [[[1, 1], [0, 0]]], ["a-en", "b-en"], ["encoder/l"])
+    with pytest.raises(ValueError, match="has no dev tokens of b-en; leave them out"):
+        importance(of, ["a-en", "b-en"])
+    with pytest.raises(
+        ValueError, match=r"of an earlier version.*Train the model a little further"
+    ):
+        importance(dataclasses.replace(of, pair_first=None), ["a-en"])
+
+
+def test_the_same_share_of_every_layer():
+    scores = [np.array([1.0, 3.0, 2.0, 0.0]), np.array([5.0, 5.0, 5.0, 6.0])]
+    assert [k.tolist() for k in PerLayer().keep(scores, 0.5)] == [[1, 2], [0, 3]]
+    assert [k.tolist() for k in PerLayer().keep(scores, 0.99)] == [[1], [3]]
+    assert [k.tolist() for k in PerLayer().keep(scores, 0.0)] == [[0, 1, 2, 3]] * 2
+
+
+def test_a_threshold_keeps_more_where_tokens_spread():
+    # Ahead of the experts, in falling order: 0, 0.9, 1, 1 and 0, 0.25, 0.5, 0.75 of 1. The four
+    # smallest are one of the first layer and three of the second.
+    scores = [np.array([0.0, 0.1, 0.9, 0.0]), np.full(4, 0.25)]
+    kept = Threshold(least=1).keep(scores, 0.5)
+    assert [k.tolist() for k in kept] == [[2], [0, 1, 2]]
+    assert [k.tolist() for k in Threshold(least=2).keep(scores, 0.5)] == [[1, 2], [0, 1]]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    """A model of 8 experts in each of two layers, drawn at random, and a record of dev."""
+    path = tmp_path_factory.mktemp("model")
+    made = ModelDir.create(path, "tiny.MoE", SMALL, tiny_world.dataset())
+    runtime = Local(made.task, train_step(made.task))
+    runtime.initialize(5)
+    made.checkpoints.save(1, runtime.state())
+    first = np.random.default_rng(0).integers(1, 50, [2, len(made.pairs), 8])
+    record(first, first * 0.5, made.pairs).save(made.routing_path)
+    return made
+
+
+def test_the_pruned_model_is_the_whole_one_that_never_chooses_the_others(model_dir, tmp_path):
+    pruning = Pruning(share=0.75, languages=("qna",))
+    assert export_saved_model(model_dir, tmp_path / "small", pruning=pruning) == 1
+    small = Exported(tmp_path / "small")
+    assert small.pairs == ("qna-en",)
+    assert small.languages == ["en"]
+
+    kept = PerLayer().keep(importance(RoutingRecord.load(model_dir.routing_path), ["qna-en"]), 0.75)
+    assert [len(experts) for experts in kept] == [2, 2]
+    masked = _without(model_dir, kept)
+    expected = masked(SENTENCES, "en")
+    got = small.translate(SENTENCES, "en")
+    assert [best[0].text for best in got] == [best[0].text for best in expected]
+    scores = [[best[0].score for best in side] for side in (got, expected)]
+    np.testing.assert_allclose(*scores, atol=1e-5)
+    whole, _ = load_translator(model_dir, Local(model_dir.task))
+    assert [best[0].score for best in whole(SENTENCES, "en")] != scores[1]
+
+
+def _without(model_dir, kept):
+    """The translator of the whole model, whose other experts' scores are -inf."""
+    translator_of = load_translator
+
+    class Masked(type(model_dir.params.model.moe.router)):
+        def logits(self, theta, inputs, tokens, context):
+            scores = super().logits(theta, inputs, tokens, context)
+            return tf.where(theta.gate[0] > 1e3, -1e9, scores)
+
+    moe = dataclasses.replace(model_dir.params.model.moe, router=Masked())
+    model = dataclasses.replace(model_dir.params.model, moe=moe)
+    changed = dataclasses.replace(
+        model_dir, params=dataclasses.replace(model_dir.params, model=model)
+    )
+    runtime = Local(changed.task)
+
+    class Marked:
+        """Marks the experts that are left out by a weight of their gates."""
+
+        def restore(self, tensors):
+            marked = {name: np.asarray(tensors[name]) for name in tensors}
+            for side, experts in zip(("encoder", "decoder"), kept, strict=True):
+                gate = marked[f"theta/{side}/layer_00/feed_forward/gate"].copy()
+                gate[0, np.setdiff1d(np.arange(8), experts)] = 1e4
+                marked[f"theta/{side}/layer_00/feed_forward/gate"] = gate
+            runtime.restore(marked)
+
+        translate = staticmethod(runtime.translate)
+
+    return translator_of(changed, Marked())[0]
+
+
+def test_layers_of_different_numbers_of_experts(model_dir, tmp_path):
+    uneven = np.ones([2, len(model_dir.pairs), 8])
+    uneven[0, :, :2] = 1000
+    whole = dataclasses.replace(model_dir, path=tmp_path)
+    (tmp_path / "checkpoints").symlink_to(model_dir.path / "checkpoints")
+    record(uneven, uneven, model_dir.pairs).save(whole.routing_path)
+    pruning = Pruning(share=0.5, choice=Threshold(least=2))
+    _, theta, _ = read_model(whole, None, pruning)
+    shapes = [theta[side].layer_00.feed_forward.experts.wi.shape for side in ("encoder", "decoder")]
+    assert [shape[0] for shape in shapes] == [2, 6]
+    export_saved_model(whole, tmp_path / "small", pruning=pruning)
+    assert len(Exported(tmp_path / "small").translate(SENTENCES)) == 3
+    export_safetensors(whole, tmp_path / "weights", pruning=pruning)  # one layer on each side
+    params = ModelDir.open(tmp_path / "weights").params.model.moe
+    assert (params.num_experts, params.decoder_num_experts) == (2, 6)
+
+
+def test_params_cannot_tell_of_layers_that_differ_within_a_side(model_dir, tmp_path, monkeypatch):
+    def uneven(*_):
+        theta, step = read_theta(model_dir)
+        theta.encoder.layer_00.feed_forward.gate = np.zeros([16, 3], np.float32)
+        return model_dir, theta, step
+
+    monkeypatch.setattr(export, "read_model", uneven)
+    with pytest.raises(ValueError, match=r"different numbers of experts .* --prune_by=layer"):
+        export_safetensors(model_dir, tmp_path / "weights")
+    assert not (tmp_path / "weights").exists()
+
+
+def test_pruned_weights_are_a_model_of_fewer_experts(model_dir, tmp_path):
+    export_safetensors(model_dir, tmp_path / "weights", pruning=Pruning(share=0.5))
+    pruned = ModelDir.open(tmp_path / "weights")
+    assert pruned.params.model.moe.num_experts == 4
+    assert load_translator(pruned, Local(pruned.task))[0](SENTENCES, "en")
+
+
+def test_layers_of_a_scan_are_pruned_each_by_itself(tmp_path):
+    overrides = (*SMALL, "model.num_encoder_layers=2", "model.num_decoder_layers=2")
+    made = ModelDir.create(
+        tmp_path, "tiny.MoE", (*overrides, "model.scan=True"), tiny_world.dataset()
+    )
+    runtime = Local(made.task, train_step(made.task))
+    runtime.initialize(5)
+    state = {name: value.numpy() for name, value in runtime.state().items()}
+    first = np.ones([4, len(made.pairs), 8])
+    for layer in range(4):
+        first[layer, :, layer] = 9
+    record(first, first, made.pairs, made.task.moe_layers).save(made.routing_path)
+    theta = NestedMap.unflatten(
+        {n.removeprefix("theta/"): v for n, v in state.items() if n.startswith("theta/")}
+    )
+    pruned, smaller = Pruning(share=0.9).apply(made, theta)
+    assert not pruned.params.model.scan
+    gates = theta.encoder.block.layer_00.feed_forward.gate  # [Y, M, E]
+    for y in range(2):
+        gate = smaller.encoder[f"layer_{y:02}"].feed_forward.gate
+        np.testing.assert_array_equal(gate, gates[y][:, [y]])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "pruning", "message"),
+    [
+        ({}, Pruning(share=0.5, languages=("xx",)), "--languages=xx: the model was trained on"),
+        ({"moe": None}, Pruning(share=0.5), "of a model without experts; drop --prune"),
+        ({"gating": Hash()}, Pruning(share=0.5), "none can be left out. Drop --prune"),
+    ],
+)
+def test_what_cannot_be_pruned(model_dir, overrides, pruning, message):
+    model = model_dir.params.model
+    moe = overrides["moe"] if "moe" in overrides else dataclasses.replace(model.moe, **overrides)
+    params = dataclasses.replace(model_dir.params, model=dataclasses.replace(model, moe=moe))
+    with pytest.raises(ValueError, match=message):
+        pruning.check(dataclasses.replace(model_dir, params=params))
+
+
+def test_no_record_is_said_with_its_cure(model_dir, tmp_path):
+    with pytest.raises(
+        ValueError, match=r"routing\.npz holds no record .* evaluation on dev writes"
+    ):
+        Pruning(share=0.5).check(dataclasses.replace(model_dir, path=tmp_path))
+
+
+def test_languages_name_pairs(model_dir):
+    def pairs(*languages):
+        return Pruning(share=0.5, languages=languages).pairs(model_dir)
+
+    assert pairs() == model_dir.pairs == pairs("en")
+    assert pairs("qna") == pairs("qna-en") == ("qna-en",)
