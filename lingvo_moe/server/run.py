@@ -85,9 +85,10 @@ async def _serve(server, listener, drain, report):
     def hear(number):
         if stop.is_set():
             os._exit(128 + number)
-        name = signal.Signals(number).name
-        report(f"{name}: answers the requests at hand, and ends. A second signal ends at once.")
         stop.set()
+        name = signal.Signals(number).name
+        with contextlib.suppress(OSError):  # nobody may be reading any more
+            report(f"{name}: answers the requests at hand, and ends. A second signal ends at once.")
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -52,7 +52,8 @@ def start():
     yield start
     for process in started:
         process.kill()
-        process.communicate()
+        process.wait()
+        process.stdout.close()
 
 
 def ask(url, *sentences):
@@ -101,6 +102,14 @@ def test_sigterm_finishes_what_is_at_hand(start):
     assert process.wait(20) == 0
     with pytest.raises(ConnectionRefusedError), socket.create_connection(_address(url), 5):
         pass
+
+
+def test_sigterm_is_heard_though_nobody_reads_the_report(start):
+    process, url = start()
+    assert ask(url, "0")[0] == 200
+    process.stdout.close()
+    process.send_signal(signal.SIGTERM)
+    process.wait(20)
 
 
 def test_what_takes_too_long_is_counted(start):

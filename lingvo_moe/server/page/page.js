@@ -101,7 +101,9 @@ async function toggle(details, question) {
     const { source, target } = await ask("v1/explain", question);
     const pieces = make("div", "pieces");
     pieces.append(...target.map(colored));
-    details.replaceChildren(pieces, table("written", target), table("read", source));
+    const tables = make("div", "tables");
+    tables.append(table("written", target), table("read", source));
+    details.replaceChildren(pieces, tables);
   } catch (error) {
     fail(error);
   }
