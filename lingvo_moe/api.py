@@ -70,10 +70,10 @@ def load(
     Args:
         directory: either.
         step: which checkpoint of a logdir; None for the best on dev.
-        make_runtime: (task, None) -> what runs a logdir's model.
+        make_runtime: (task, None) -> the runtime of a logdir's model.
 
     Raises:
-        ValueError: the directory is neither, or it is damaged; or a step of a SavedModel.
+        ValueError: the directory is neither, or it is damaged, or a step of a SavedModel was given.
     """
     directory = Path(directory)
     if not (directory / "saved_model.pb").exists():
@@ -185,8 +185,8 @@ def prepare(
     Args:
         corpus: a directory (see docs/data.md); or a mapping from split ("train", "dev", "test") to
             an iterable of (pair such as "de-en", source, target); or such an iterable for "train".
-        output: the directory to make.
-        overwrite: replace the dataset that is there.
+        output: the directory for the dataset.
+        overwrite: replace an earlier dataset.
         report: takes lines of progress and warnings.
         **options: fields of PrepareParams, such as joint_vocab=True.
 
@@ -220,23 +220,23 @@ def train(
     report: Callable[[str], None] = report,
     **options: Any,
 ) -> TrainResult:
-    """Trains a model, or goes on where the logdir's newest checkpoint stands.
+    """Trains a model, or resumes from the newest checkpoint of the logdir.
 
     Args:
         model: a registered model's name, or params.
         data: a directory made by `prepare` or what it returned; or examples, in any form that
             `prepare` takes, which are prepared under LOGDIR/data when the logdir is new.
-        logdir: where everything goes.
-        set: dotted path -> value, for fields of the params that are to differ, such as
+        logdir: directory for checkpoints and events.
+        set: dotted path -> value, for fields of the params to change, such as
             {"train.max_steps": 500, "model.moe.gating": TopK(k=4)}; or `--set` texts.
-        name: what to call a model that is given as params.
-        make_runtime: (task, TrainStep) -> what runs the steps.
+        name: the name of a model that is given as params.
+        make_runtime: (task, TrainStep) -> the runtime of the steps.
         report: takes lines of progress.
         **options: further fields of `tasks.training.TrainingJob`, for many processes and for
             experts that move.
 
     Returns:
-        Where training stands: step, best_step, best_loss, finished.
+        The state of training: step, best_step, best_loss, finished.
 
     Raises:
         ValueError: model, data and logdir do not fit together.
@@ -277,9 +277,9 @@ def evaluate(
         model: a logdir, or what `load` returned for one: then its checkpoint is scored.
         data: a directory made by `prepare`, or what it returned.
         baselines: a report to compare with: its directory or its JSON.
-        output: where to leave the report with its page and plot; None for nowhere.
-        step: which checkpoint of a logdir; None for the best on dev.
-        make_runtime: (task, None) -> what runs a logdir's model.
+        output: directory for the report with its page and plot; None for none.
+        step: the step of a logdir's checkpoint; None for the best on dev.
+        make_runtime: (task, None) -> the runtime of a logdir's model.
         report: takes lines of progress.
         **options: split, pairs, bleu_tokenizers and overwrite of `tasks.evaluate.evaluate`.
 
@@ -307,7 +307,7 @@ def _dataset(
     params: TranslationParams,
     report: Callable[[str], None],
 ) -> Dataset:
-    """The dataset that `train` is to use."""
+    """The dataset for `train`."""
     if isinstance(data, Dataset):
         return data
     if isinstance(data, str | Path):
@@ -316,7 +316,7 @@ def _dataset(
         raise ValueError(f"data must be a directory, a dataset or examples, got {data!r}.")
     directory = logdir / "data"
     if (directory / DATASET_FILE).exists():
-        report(f"{directory} is there and is used; the examples that were given are not read.")
+        report(f"{directory} exists and is used; the examples given in data are not read.")
         return Dataset.load(directory)
     return prepare(
         data,

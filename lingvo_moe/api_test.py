@@ -133,7 +133,7 @@ class TestTrain:
             splits = {"train": numbers(0, 200), "dev": numbers(200, 203)}
             result = lm.train(params, splits, tmp_path / "m", name="mine", report=lines.append)
             assert result.step == 2
-        assert any("the examples that were given are not read" in line for line in lines)
+        assert any("the examples given in data are not read" in line for line in lines)
         model = lm.load(tmp_path / "m")
         assert model.params == params
         assert model.logdir.model == "mine"

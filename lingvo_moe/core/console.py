@@ -1,4 +1,4 @@
-"""Programs in a terminal: errors and Ctrl-C end in one line, and libraries do not greet.
+"""Behaviour of programs in a terminal: errors and Ctrl-C end in one line, libraries are silent.
 
 Exported models come with a copy of this file; it needs the standard library alone.
 """
@@ -15,12 +15,12 @@ _RETRY_SECONDS = 0.05
 
 
 def install(errors: tuple[type[Exception], ...] = ()) -> None:
-    """Sets what happens to an exception that nothing catches, while modules are imported too.
+    """Installs a handler for uncaught exceptions, also during imports.
 
-    Ctrl-C gives exit status 130, a reader of our output that has gone 141 as in other programs.
+    The exit status is 130 after Ctrl-C, and 141 if the reader of the output has closed the pipe.
 
     Args:
-        errors: exceptions that are errors of the user's; their text is the line, the status 1.
+        errors: exceptions that are errors of the user: their text is printed, the status is 1.
     """
     sys.excepthook = _end(sys.excepthook, errors)
     sys.unraisablehook = _retry(sys.unraisablehook)
@@ -28,7 +28,7 @@ def install(errors: tuple[type[Exception], ...] = ()) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Within it nothing is written to standard error: C++ libraries log there, whatever we ask."""
+    """Discards standard error while the block runs, also the logs of C++ libraries."""
     saved = os.dup(2)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
@@ -40,7 +40,7 @@ def quiet() -> Iterator[None]:
 
 
 def drop_output() -> None:
-    """Makes sure that Python, as it ends, does not fail to write what cannot be written."""
+    """Flushes standard output; if that fails, discards it, so that Python's exit does not fail."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -69,9 +69,9 @@ def _end(otherwise, errors):
 
 
 def _retry(otherwise):
-    """Sends a Ctrl-C again that came in a callback of the garbage collector, such as JAX's.
+    """Sends a Ctrl-C again if it arrived in a callback of the garbage collector, such as JAX's.
 
-    Python ignores errors there, and the program would go on.
+    Python ignores exceptions in such callbacks, and the program would continue.
     """
 
     def hook(unraisable):

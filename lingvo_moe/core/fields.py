@@ -1,11 +1,11 @@
-"""Fields of params: types and ranges that are declared at the field and checked when one is made.
+"""Fields of params: types and ranges are declared at the field and checked at construction.
 
     class Attention(Layer):  # a Params
         num_heads: PositiveInt
         dropout_rate: Rate = 0.0
 
-Whatever else is declared, an int must fit 32 bits and a float must be finite in float32: TensorFlow
-computes with these.
+Every int must fit 32 bits and every float must be finite in float32, because TensorFlow computes
+with these types.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ from typing import Annotated, Any, NamedTuple
 
 
 class Rule(NamedTuple):
-    """What values keep to: words that follow "must be" in an error, and the test."""
+    """A rule for values: the words that follow "must be" in an error, and the test."""
 
     words: str
     holds: Callable[[Any], bool]
 
 
 def one_of(*names: str) -> Any:
-    """The type of a str field that is one of these."""
+    """The type of a str field that holds one of these names."""
     return Annotated[str, Rule(f"in {names}", names.__contains__)]
 
 
@@ -121,7 +121,7 @@ def _hints(cls: type) -> dict[str, tuple[Any, Any]]:
 
 
 def _broken_rule(value: Any, hint: Any) -> str | None:
-    """The words of a rule that a value of the annotated type breaks; None if it keeps to all."""
+    """The words of a rule that a value of the annotated type breaks; None if it breaks none."""
     if value is None:
         return None
     if len(alternatives(hint)) > 1:

@@ -1,9 +1,9 @@
-"""Files and directories that appear whole, by rename, and are removed only if we made them.
+"""Writing files and directories: they appear complete, and only our own ones are replaced.
 
 Two rules for everything that writes to disk:
-1. What a reader may open is complete: it is written beside its place, synced, and renamed.
+1. Readers see only complete files: a file is written under another name, synced, and renamed.
 2. A tool deletes only what it can prove it made. A directory made here holds `MANIFEST`, a list of
-   its files with their sizes, written last; anything else in it, and any file of another size or a
+   its files with their sizes, written last. Any other file in it, and any file of another size or a
    later date, belongs to the user.
 """
 
@@ -22,15 +22,15 @@ MANIFEST = ".lingvo_moe.json"
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
-    """Writes a file that appears whole or not at all, and survives a power failure.
+    """Writes a file that appears complete or not at all, and survives a power failure.
 
     Args:
-        path: the file; one that is there is replaced. Where a link leads elsewhere, that file is;
-            a device or a pipe, such as /dev/stdout, is written to.
+        path: the file. An existing file is replaced; for a symbolic link, the file it points to. A
+            device or a pipe, such as /dev/stdout, is written to directly.
         content: bytes, or text to be written as UTF-8.
 
     Raises:
-        OSError: it cannot be written; what was there is untouched.
+        OSError: it cannot be written; an existing file is unchanged.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
     path = path.resolve()
@@ -58,7 +58,8 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_tree(path: Path) -> None:
-    """Makes all that a directory holds survive a power failure; its own name is its parent's."""
+    """Makes the contents of a directory survive a power failure; its name needs `sync_directory`
+    of its parent."""
     for below in path.rglob("*"):
         if not below.is_symlink():
             _sync(below)
@@ -82,15 +83,15 @@ def read_json(path: Path) -> dict:
 
 
 def check_fields(value: Any, hints: Mapping[str, Any], source: str) -> None:
-    """Makes sure that what JSON gave is an object with these fields; it may have others too.
+    """Checks that a JSON value is an object with these fields; it may have others too.
 
     Args:
-        value: what JSON gave.
+        value: the parsed JSON.
         hints: field -> its type: str, int, list[…] or dict[str, …].
-        source: what to call it in errors, such as the path of the file.
+        source: its name in errors, such as the path of the file.
 
     Raises:
-        ValueError: it is no object, or a field is missing or of another type.
+        ValueError: it is not an object, or a field is missing or of another type.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{source} must be a JSON object, got {value!r:.60}.")
@@ -114,21 +115,19 @@ def _conforms(value, hint):
 
 
 def check_output(path: Path, maker: str, overwrite: bool = False) -> None:
-    """Makes sure, before any work, that a directory of results can appear at `path`.
+    """Checks, before any work, that `new_directory` can make a directory of results.
 
     Args:
-        path: the directory to be made.
+        path: the directory to make.
         maker: the name of the tool that makes it, such as "lingvo-moe-prepare".
-        overwrite: whether a directory that this maker made before may be replaced.
+        overwrite: whether an earlier directory of this maker may be replaced.
 
     Raises:
-        ValueError: something is there that `maker` did not make, or that may not be replaced.
+        ValueError: the path holds files that `maker` did not make, or that may not be replaced.
         OSError: no directory can be made there.
     """
     if path.name in ("", ".."):
-        raise ValueError(
-            f"{str(path)!r} is no place for new results; give a directory by its name."
-        )
+        raise ValueError(f"{str(path)!r} cannot be an output; give the name of a new directory.")
     _recover(path)
     if path.is_symlink():
         raise ValueError(f"{path} is a symbolic link; name the directory itself as output.")
@@ -141,7 +140,7 @@ def check_output(path: Path, maker: str, overwrite: bool = False) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Makes sure, before any work, that `write_whole` can write a file.
+    """Checks, before any work, that `write_whole` can write a file.
 
     Raises:
         OSError: it is a directory, or no file can be made there.
@@ -149,7 +148,7 @@ def check_file(path: Path) -> None:
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory; give the name of a file in it.")
     if not path.resolve().parent.is_dir():
-        raise FileNotFoundError(f"{path} cannot be made: {path.parent} is no directory.")
+        raise FileNotFoundError(f"{path} cannot be made: {path.parent} is not a directory.")
     writable = path if path.exists() and not path.is_file() else path.resolve().parent
     if not os.access(writable, os.W_OK):
         raise PermissionError(f"{path} cannot be made: {writable} is not writable.")
@@ -157,10 +156,10 @@ def check_file(path: Path) -> None:
 
 @contextlib.contextmanager
 def new_directory(path: Path, maker: str, overwrite: bool = False) -> Iterator[Path]:
-    """A directory of results that appears at `path` whole, when the block ends without an error.
+    """Makes a directory of results that appears at `path` when the block ends without an error.
 
-    Within the block it lies beside its place under another name. A run that was killed leaves that
-    directory behind; the next one for the same path removes it.
+    While the block runs, the directory has another name beside `path`. A killed run leaves it
+    behind; the next run for the same path removes it.
 
     Args:
         path, maker, overwrite: as for `check_output`, which is called first.
@@ -199,7 +198,7 @@ def _replace(path, partial):
 
 
 def _recover(path):
-    """Puts back a directory that a crash took away between the two renames of `_replace`."""
+    """Restores a directory after a crash between the two renames of `_replace`."""
     if not path.parent.is_dir():
         return
     for old in path.parent.glob(f".{_escape(path.name)}.replaced-*"):
@@ -209,7 +208,7 @@ def _recover(path):
 
 
 def _remove_stale(path):
-    """Removes what killed runs left beside `path`, known by their manifests."""
+    """Removes the directories that killed runs left beside `path`, known by their manifests."""
     for kind in ("partial", "replaced"):
         for stale in path.parent.glob(f".{_escape(path.name)}.{kind}-*"):
             with contextlib.suppress(ValueError):
@@ -219,7 +218,7 @@ def _remove_stale(path):
 
 
 def _is_running(manifest):
-    """Whether the process that wrote a partial directory may still be at work."""
+    """Whether the process that writes a partial directory may still be running."""
     if manifest.get("host") != socket.gethostname():
         return "pid" in manifest
     try:
@@ -234,8 +233,8 @@ def _is_running(manifest):
 def _check_ours(path, maker, overwrite):
     if not (path / MANIFEST).is_file():
         raise ValueError(
-            f"{path} is not empty and was not made by {maker}, which therefore leaves it alone. "
-            f"Give another output, or remove it yourself."
+            f"{path} is not empty and was not made by {maker}, so it is not replaced. Give another "
+            f"output, or remove it yourself."
         )
     manifest = read_json(path / MANIFEST)
     if manifest.get("maker") != maker:
@@ -272,7 +271,7 @@ def _check_writable(path):
 
 
 def _sizes(directory):
-    """File or link below a directory, but for its manifest -> bytes."""
+    """Path of each file or link below a directory, without its manifest -> bytes."""
     files = (p for p in sorted(directory.rglob("*")) if p.is_symlink() or not p.is_dir())
     return {
         str(p.relative_to(directory)): p.lstat().st_size for p in files if p != directory / MANIFEST

@@ -181,7 +181,7 @@ def test_where_no_file_can_be_written(tmp_path):
     with pytest.raises(IsADirectoryError, match="is a directory; give the name of a file in it"):
         check_file(tmp_path)
     for place in ("missing/new", "file/new"):
-        with pytest.raises(OSError, match=r"new cannot be made: .* is no directory"):
+        with pytest.raises(OSError, match=r"new cannot be made: .* is not a directory"):
             check_file(tmp_path / place)
 
 

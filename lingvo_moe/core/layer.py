@@ -16,11 +16,11 @@ from lingvo_moe.core.nested_map import NestedMap
 
 @dataclasses.dataclass(frozen=True)
 class Initializer(abc.ABC):
-    """How a weight starts: a policy with one method."""
+    """The initial values of a weight: a policy with one method."""
 
     @abc.abstractmethod
     def __call__(self, shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
-        """A float32 tensor of that shape; seed is int32 [2]."""
+        """A float32 tensor of this shape; seed is int32 [2]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,14 +56,14 @@ class Constant(Initializer):
 
 @dataclasses.dataclass(frozen=True)
 class WeightSpec:
-    """A weight before it exists.
+    """The specification of a weight.
 
     Attributes:
         shape: its size in each dimension.
-        init: how it starts.
+        init: its initial values.
         dims: one letter a dimension, from the alphabet of the layer's module. The letter "E" marks
-            dimensions of independent experts and "Y" that of equal layers: optimizers treat them as
-            batch dimensions, and sharding rules say on which mesh axis each letter lives.
+            dimensions of independent experts and "Y" those of equal layers: optimizers treat them
+            as batch dimensions. Sharding rules give the mesh axes of each letter.
 
     Raises:
         ValueError: dims and shape differ in length.
@@ -83,12 +83,12 @@ class WeightSpec:
         return math.prod(self.shape)
 
     def stacked(self, size: int, letter: str) -> "WeightSpec":
-        """The spec of `size` such weights in one, along a new first dimension named letter."""
+        """The spec of `size` weights of this spec, stacked along a new first dimension `letter`."""
         return WeightSpec((size, *self.shape), self.init, letter + self.dims)
 
 
 class Context(NamedTuple):
-    """What a forward pass needs besides theta and inputs.
+    """Mode and randomness of a forward pass.
 
     Attributes:
         seed: int32 [2] for dropout and random routing; None in evaluation and decoding, where
@@ -109,7 +109,7 @@ class Context(NamedTuple):
         return Context(random.fold_in(self.seed, zlib.crc32(name.encode()) & 0x7FFFFFFF))
 
     def uniform(self, shape: tf.Tensor, low: float = 0.0, high: float = 1.0) -> tf.Tensor:
-        """float32 U[low, high) of the seed: each call with the same shape draws the same."""
+        """float32 U[low, high) from the seed: calls with the same shape give the same numbers."""
         return random.uniform(shape, self.seed, low, high)
 
 
@@ -118,10 +118,10 @@ EVALUATION = Context()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layer(Params, abc.ABC):
-    """A piece of a model. It *is* its params: a frozen dataclass of hyperparameters.
+    """A part of a model. It *is* its params: a frozen dataclass of hyperparameters.
 
-    A layer offers `weights()` and one or more pure functions of theta, `fprop` the chief of them;
-    it owns no state, so one layer serves any number of thetas.
+    A layer has `weights()` and one or more pure functions of theta; the main one is `fprop`. It has
+    no state, so one layer can be used with any number of thetas.
     """
 
     @abc.abstractmethod
@@ -132,7 +132,7 @@ class Layer(Params, abc.ABC):
 def init_theta(weights: NestedMap, seed: int | tf.Tensor) -> NestedMap:
     """Initial values, float32, for a tree of WeightSpecs.
 
-    Every weight draws from a seed made of `seed` and its path, so adding a weight moves no other.
+    The seed of each weight is made of `seed` and its path, so a new weight changes no other.
     """
     theta = {
         path: spec.init(spec.shape, tf.stack([seed, zlib.crc32(path.encode()) & 0x7FFFFFFF]))
@@ -142,7 +142,7 @@ def init_theta(weights: NestedMap, seed: int | tf.Tensor) -> NestedMap:
 
 
 def count_weights(weights: NestedMap) -> int:
-    """How many numbers a tree of WeightSpecs holds."""
+    """The number of elements of all weights in a tree of WeightSpecs."""
     return sum(spec.size for _, spec in weights.flatten())
 
 

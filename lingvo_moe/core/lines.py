@@ -24,26 +24,26 @@ _NAMED = 10  # lines in a warning
 
 
 def is_blank(text: str) -> bool:
-    """Whether a line shows nothing: it is empty, or all space, control and format characters.
+    """Whether a line is empty or has only space, control and format characters.
 
-    Among them are U+3000 and U+00A0 (spaces), U+200B (zero width) and U+FEFF (byte order mark).
+    These include U+3000 and U+00A0 (spaces), U+200B (zero width) and U+FEFF (byte order mark).
     """
     return all(unicodedata.category(character) in INVISIBLE for character in text)
 
 
 def one_line(text: str) -> str:
-    """The text with a space for whatever some reader takes for the end of a line.
+    """The text with a space in place of each line end, Unicode's other line ends included.
 
-    A model may produce such characters; its translation is one line for every reader.
+    A model may produce such characters; its translation must be one line for every program.
     """
     return re.sub(LINE_ENDS, " ", text)
 
 
 def cut_warning(left_out: Mapping[int, int]) -> str:
-    """What to tell the user of sentences that are longer than a model reads.
+    """A warning about sentences that are longer than a model can read.
 
     Args:
-        left_out: number of the line, from 1 -> how many tokens at its end are not read.
+        left_out: number of the line, from 1 -> number of tokens at its end that are not read.
     """
     lines = [f"line {n} ({count:,} tokens left out)" for n, count in sorted(left_out.items())]
     named = ", ".join(lines[:_NAMED]) + (", …" if len(lines) > _NAMED else "")
@@ -73,7 +73,7 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
 
     Args:
         lines: each up to and with its b"\\n", as iterating over a file opened in binary gives them.
-        name: what to call the source in errors, such as a path.
+        name: the name of the source in errors, such as a path.
 
     Raises:
         ValueError: as `read_lines`.
@@ -92,13 +92,13 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
             ) from error
         if "\0" in text:
             raise ValueError(
-                f"{name}, line {number}: a NUL character. Text in UTF-16 or UTF-32 looks so; "
+                f"{name}, line {number}: a NUL character. The text may be UTF-16 or UTF-32: "
                 f"convert it to UTF-8 with iconv, or remove the character."
             )
         yield text.removesuffix("\r\n").removesuffix("\n")
 
 
 def printable(text: str) -> str:
-    """Text for one line of a terminal: characters that would act on it or that nobody sees, such as
-    line ends, escape sequences and marks of direction, are written as in Python, `\\x1b`."""
+    """Text for one line of a terminal: line ends, escape sequences, marks of direction and other
+    control or invisible characters are written as in Python, such as `\\x1b`."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

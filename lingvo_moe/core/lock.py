@@ -17,16 +17,16 @@ FILE = ".lock"
 def hold(directory: Path) -> Iterator[None]:
     """Keeps other processes from changing a directory while the block runs.
 
-    The lock is the kernel's (flock) on the file `.lock` in the directory, which says who holds it.
-    It ends with its holder, however the holder ends; a file that a killed process left is no lock.
-    On network file systems it works between hosts where they support flock, as NFS does; on a file
-    system without it there is no lock but a warning.
+    The lock is the kernel's (flock) on the file `.lock` in the directory, which names the holder.
+    The lock ends when its process ends, also by a kill; a file that is left behind locks nothing.
+    On network file systems such as NFS it works between hosts. A file system without flock gives a
+    warning and no lock.
 
     Args:
-        directory: made if it is not there. One that is still empty at the end is removed again.
+        directory: made if it does not exist, and removed at the end if it is still empty.
 
     Raises:
-        ValueError: another process holds it; the message says which, where and since when.
+        ValueError: another process holds it; the message names the process, its host and the time.
         OSError: the directory cannot be made or written to.
     """
     made = not directory.exists()
@@ -36,7 +36,7 @@ def hold(directory: Path) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(directory / FILE)  # while it is held: the file of another is never removed
+            os.unlink(directory / FILE)  # before the lock is released: it is still ours
         os.close(descriptor)
         if made:
             with contextlib.suppress(OSError):
@@ -44,7 +44,7 @@ def hold(directory: Path) -> Iterator[None]:
 
 
 def _acquire(directory):
-    """The descriptor of the locked file, which says who we are."""
+    """The descriptor of the locked file, with this process written to it."""
     path = directory / FILE
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

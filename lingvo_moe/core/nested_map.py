@@ -7,11 +7,11 @@ from typing import Any
 class NestedMap(dict):
     """A dict whose string keys read as attributes; maps inside maps form a tree.
 
-    TensorFlow's tf.nest treats it as the dict that it is and gives back NestedMaps. JAX's pytrees
-    know exact types only: to them it is a leaf until it is registered.
+    TensorFlow's tf.nest treats it as a dict and returns NestedMaps. JAX's pytrees treat it as a
+    leaf until it is registered.
 
     Raises:
-        AttributeError: on reading a key that is not there; the message lists those that are.
+        AttributeError: on reading a missing key; the message lists the existing keys.
     """
 
     def __getattr__(self, key: str) -> Any:
@@ -33,7 +33,7 @@ class NestedMap(dict):
                 yield f"{prefix}{key}", value
 
     def map(self, fn: Callable[..., Any], *others: dict) -> "NestedMap":
-        """The same tree with fn(leaf, *leaves of the others at the same place) at each leaf."""
+        """A tree with fn(leaf, *leaves of the others at the same path) at each leaf."""
         return NestedMap(
             {
                 key: NestedMap(value).map(fn, *(other[key] for other in others))

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def save(path: Path, **arrays: np.ndarray | None) -> None:
-    """Writes a file, which appears whole or not at all; what is None is left out."""
+    """Writes a file, which appears complete or not at all; arrays that are None are left out."""
     content = io.BytesIO()
     np.savez_compressed(content, **{n: a for n, a in arrays.items() if a is not None})
     write_whole(path, content.getvalue())
@@ -24,18 +24,17 @@ def load(path: Path, make: Callable[[dict[str, np.ndarray]], T], what: str, cure
 
     Args:
         path: the file.
-        make: makes of the arrays what is wanted; raises LookupError, TypeError or ValueError if
-            they are not of that kind.
-        what: what it holds, for errors, such as "trace of expert loads".
-        cure: a sentence for errors: where such a file comes from.
+        make: arrays -> result; raises LookupError, TypeError or ValueError if they do not fit.
+        what: the contents of such a file, for errors, such as "trace of expert loads".
+        cure: a sentence for errors: how such a file is made.
 
     Raises:
-        ValueError: there is none, or it cannot be read; the message names the file.
+        ValueError: the file does not exist or cannot be read; the message names it.
     """
     try:
         with np.load(path) as file:
             arrays = dict(file)
-    except Exception as error:  # by the place of the damage: BadZipFile, zlib.error, TokenError, …
+    except Exception as error:  # depends on the damage: BadZipFile, zlib.error, TokenError, …
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} holds no {what} ({reason}). {cure}") from error
     try:

@@ -16,7 +16,7 @@ from typing import Any
 
 from lingvo_moe.core.fields import alternatives, brief, conforms, shown, type_name
 
-# What Python's parser may raise about a text, however hostile; it runs nothing of it.
+# All exceptions of Python's parser, also for hostile texts; parsing runs no code.
 _UNREADABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 
 
@@ -28,13 +28,12 @@ def override(params: Any, assignments: Iterable[str]) -> Any:
 
     Args:
         params: a frozen dataclass, possibly with dataclasses inside.
-        assignments: texts `dotted.path=value`, applied in order. Fields of one object that follow
-            each other are replaced at once: what it asks of them together must hold of all.
+        assignments: texts `dotted.path=value`, applied in order. Consecutive assignments to fields
+            of one object are applied together, so rules about several fields are checked once.
 
     Raises:
-        ValueError: malformed text, unknown field, or a value of the wrong type; the message
-            names the nearest fields or the type that is wanted. So does a rule that the object
-            breaks: the message begins with the assignments.
+        ValueError: malformed text, an unknown field, a value of the wrong type, or a broken rule;
+            the message begins with the assignments and names the nearest fields or the type.
     """
     pairs = map(_split, assignments)
     for owner, fields in itertools.groupby(pairs, key=lambda pair: pair[0].rpartition(".")[0]):
@@ -43,7 +42,7 @@ def override(params: Any, assignments: Iterable[str]) -> Any:
 
 
 def evolve(params: Any, path: str, value: Any) -> Any:
-    """Returns params with one field replaced; those given are untouched.
+    """Returns params with one field replaced; the argument stays unchanged.
 
     Args:
         params: a frozen dataclass, possibly with dataclasses inside.
@@ -128,7 +127,7 @@ def _unquote(text: str) -> str:
 
 
 def _policy(cls: type, text: str, path: str) -> Any:
-    """The object that `Name(field=value, …)` or a bare `Name` stands for."""
+    """The object written as `Name(field=value, …)` or `Name`."""
     hints = typing.get_type_hints(cls)
     values = {}
     for name, value in _arguments(cls, text, path).items():
@@ -173,8 +172,8 @@ def _field_names(cls: type) -> list[str]:
 def classes(hint: Any) -> Iterator[type]:
     """The classes of objects that a field annotated with `hint` may hold.
 
-    Policies of this package lie beside the abstract class that they derive from; their modules are
-    imported here. Those of other modules are known once somebody has imported them.
+    Policies of this package lie in the package of their abstract class; these modules are imported
+    here. Policies of other modules are found after those modules have been imported.
     """
     for cls in alternatives(hint):
         if isinstance(cls, type) and dataclasses.is_dataclass(cls):
@@ -197,43 +196,43 @@ def _import_modules(package: str) -> None:
 
 
 def to_text(params: Any) -> str:
-    """The resolved params, a line a field: `model.moe.num_experts : 128`, in declared order."""
+    """The resolved params, one field a line: `model.moe.num_experts : 128`, in declared order."""
     return "\n".join(f"{path} : {value}" for path, value in to_fields(params).items()) + "\n"
 
 
 def to_fields(params: Any) -> dict[str, str]:
     """The resolved params by path, in declared order: `{"model.moe.num_experts": "128", …}`.
 
-    Where a field holds an object there is the name of its class, after that of its module if it
-    lies outside of this package; any other value is as Python writes it.
+    An object is given as the name of its class, with its module if that is outside this package;
+    any other value as its repr.
     """
     return dict(_leaves(params, ""))
 
 
 def from_fields(cls: type, fields: Mapping[str, str], source: str) -> Any:
-    """The params that `to_fields` told of; no code in the texts runs.
+    """The inverse of `to_fields`; no code in the texts is run.
 
     Args:
-        cls: their class.
-        fields: by path; one that is missing has its default.
-        source: where they were read, for errors.
+        cls: the class of the params.
+        fields: path -> text; a missing field has its default.
+        source: the source of the texts, for errors.
 
     Raises:
-        ValueError: an unknown field or class, or a value that does not fit.
+        ValueError: an unknown field or class, or a value of the wrong type or range.
     """
     remaining = dict(fields)
     params = _from_fields(cls, "", remaining, source)
     if remaining:
         path = next(iter(remaining))
         raise ValueError(
-            f"{source}: {path}={remaining[path]} is no field of {cls.__name__} in this version of "
-            f"lingvo_moe; use the version that wrote it."
+            f"{source}: {path}={remaining[path]} is not a field of {cls.__name__} in this version "
+            f"of lingvo_moe; use the version that wrote it."
         )
     return params
 
 
 def _from_fields(cls, prefix, remaining, source):
-    """An object of that class; the fields below its prefix are taken out of `remaining`."""
+    """An object of cls; the fields below its prefix are removed from `remaining`."""
     hints, values = typing.get_type_hints(cls), {}
     for name in _field_names(cls):
         if prefix + name in remaining:
@@ -251,13 +250,13 @@ def _value(path, hint, remaining, source):
         return _from_fields(known[text], path + ".", remaining, source)
     if _is_foreign(text):
         raise ValueError(
-            f"{source}: {path} is of class {text}, which is not known here; import its module, "
+            f"{source}: {path} is of the unknown class {text}; import its module, "
             f"{text.rpartition('.')[0]}, first."
         )
     try:
         value = ast.literal_eval(text)
     except _UNREADABLE:
-        value = ...  # of no field's type
+        value = ...  # no field has the type of Ellipsis
     if not conforms(value, hint):
         wanted = " or ".join(sorted(known)) or type_name(hint)
         raise ValueError(f"{source}: {path}={text} is not of type {wanted}.")
@@ -276,13 +275,13 @@ def _leaves(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def foreign_modules(params: Any) -> tuple[str, ...]:
-    """The modules outside of this package that define classes of objects in the params."""
+    """The modules outside this package that define classes of objects in the params."""
     named = (text.rpartition(".")[0] for text in to_fields(params).values() if _is_foreign(text))
     return tuple(dict.fromkeys(named))
 
 
 def _class_name(cls: type) -> str:
-    """`Top2`, or `my_gatings.Mine` for a class from outside of this package."""
+    """`Top2`, or `my_gatings.Mine` for a class outside this package."""
     return cls.__name__ if _is_ours(cls) else f"{cls.__module__}.{cls.__name__}"
 
 
@@ -291,5 +290,5 @@ def _is_ours(cls: type) -> bool:
 
 
 def _is_foreign(text: str) -> bool:
-    """Whether a text of `to_fields` is the name of a class from outside of this package."""
+    """Whether a text of `to_fields` is the name of a class outside this package."""
     return re.fullmatch(r"[A-Za-z_][\w.]*\.\w+", text) is not None

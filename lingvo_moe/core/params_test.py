@@ -226,17 +226,15 @@ def test_a_class_from_outside_has_its_module():
     fields = to_fields(params)
     assert fields["policy"] == "my_policies.late.Late"
     assert from_fields(Model, fields, "model.json") == params
-    with pytest.raises(
-        ValueError, match=r"class my_policies\.gone\.Late, .* import its module, my_"
-    ):
+    with pytest.raises(ValueError, match=r"class my_policies\.gone\.Late; import its module, my_"):
         from_fields(Model, fields | {"policy": "my_policies.gone.Late"}, "model.json")
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"layers": "2"}, r"model\.json: layers=2 is no field of Model in this version"),
-        ({"policy.mode": "'b'"}, r"policy\.mode='b' is no field of Model"),
+        ({"layers": "2"}, r"model\.json: layers=2 is not a field of Model in this version"),
+        ({"policy.mode": "'b'"}, r"policy\.mode='b' is not a field of Model"),
         ({"name": "base"}, "name=base is not of type str"),
         ({"inner": "Inner", "inner.rate": "'fast'"}, r"inner\.rate='fast' is not of type float"),
         ({"inner": "Inner", "inner.layers": "0"}, r"json: inner: layers must be >= 1, got 0"),

@@ -1,8 +1,8 @@
-"""Plug-ins: models and policies that live in anybody's module.
+"""Plug-ins: models and policies in modules outside this package.
 
-A module is imported for what it defines: models by the decorator `register`, policies by being
-subclasses of `Gating`, `Router`, `Dispatcher`, `Optimizer` and so on. After that they are found by
-`--model` and `--set` like those of this package.
+A plug-in module defines models with the decorator `register`, and policies as subclasses of
+`Gating`, `Router`, `Dispatcher`, `Optimizer` and so on. Once it is imported, `--model` and `--set`
+find them like those of this package.
 """
 
 import difflib
@@ -21,12 +21,12 @@ def import_plugins(names: Iterable[str]) -> None:
     """Imports modules for the models and policies that they define; each is imported once.
 
     Args:
-        names: `my.module`, looked for in the current directory too, or a file such as
+        names: `my.module`, searched in the current directory too, or a file such as
             `models/mine.py`, which becomes the module `mine`.
 
     Raises:
-        ValueError: there is no such module or file, its name is taken by another module, or it
-            fails while it is imported.
+        ValueError: there is no such module or file, another module has its name, or its import
+            fails.
     """
     for name in names:
         name = _absolute(name)
@@ -35,7 +35,7 @@ def import_plugins(names: Iterable[str]) -> None:
 
 
 def imported() -> tuple[str, ...]:
-    """What `import_plugins` was given so far, files as absolute paths."""
+    """The names that `import_plugins` has imported, files as absolute paths."""
     return tuple(_imported)
 
 
@@ -55,7 +55,7 @@ def _import(name: str) -> ModuleType:
         raise
     except Exception as error:  # whatever the module does at import
         raise ValueError(
-            f"--import={name} failed: {type(error).__name__}: {error}. Mend the module."
+            f"--import={name} failed: {type(error).__name__}: {error}. Correct the module."
         ) from error
 
 
@@ -66,7 +66,7 @@ def _import_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # it is there, and what it imports is not
+            raise  # the module exists, but one of its imports does not
         raise ValueError(
             f"--import={name}: there is no module {error.name!r}. Install it, or give the path of "
             f"its file, such as --import=models/mine.py."

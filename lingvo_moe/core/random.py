@@ -1,12 +1,10 @@
-"""Random numbers without state: the same on one device, under XLA, and cut over many devices.
+"""Stateless random numbers: the same on one device, under XLA, and partitioned over many devices.
 
 The generator is Philox 4x32-10 (Salmon et al. 2011, doi 10.1145/2063384.2063405): a pure function
-of a key and a counter gives four words at a time. TensorFlow's kernels and XLA's agree on its words
-and disagree on how words become floats, so that is done here. XLA would have every device draw the
-numbers of all; inside of `elementwise` each number is computed from its own index instead, which
-XLA cuts like any other arithmetic.
-
-W words, shape [..., 4] where they come in fours.
+of a key and a counter gives four 32-bit words at a time. TensorFlow's kernels and XLA give the same
+words, but convert them to floats differently, so this module converts them itself. In a partitioned
+program XLA's generator would draw the numbers of all devices on every device. Inside `elementwise`
+each number is computed from its own index instead, which XLA partitions like other arithmetic.
 """
 
 import contextlib
@@ -16,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
-# By name, not "auto_select", which is another generator on a TPU.
+# Not "auto_select", which chooses another generator on a TPU.
 _PHILOX = "philox"
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
@@ -28,9 +26,9 @@ _elementwise: contextvars.ContextVar[bool] = contextvars.ContextVar("elementwise
 
 @contextlib.contextmanager
 def elementwise() -> Iterator[None]:
-    """While inside, draws of a static shape are made of elementwise operations alone.
+    """While inside, numbers of a static shape are drawn by elementwise operations alone.
 
-    The numbers stay the same. A partitioned program needs it; on one device the kernel is faster.
+    The numbers are the same. A partitioned program needs this; on one device the kernel is faster.
     """
     token = _elementwise.set(True)
     try:
@@ -65,13 +63,14 @@ def uniform(
 def keep_mask(tensor: tf.Tensor, seed: tf.Tensor, rate: float) -> tf.Tensor:
     """bool of the tensor's shape: false with probability rate; bit for bit the same everywhere.
 
-    Each takes 8 random bits, for the generator is what dropout waits for. Their bound is whole, up
-    or down by a draw of its own, so that its mean is the rate.
+    An element uses only 8 random bits, because the generator dominates the time of dropout. An
+    element is dropped if its byte is below 256 · rate, which is rounded up or down at random, so
+    that the mean is the rate.
 
     Args:
-        tensor: whose shape counts.
+        tensor: any tensor of the wanted shape.
         seed: int32 [2].
-        rate: in [0, 1); one above 255/256 counts as that.
+        rate: in [0, 1); at most 255/256 is used.
     """
     bound = _whole_bound(rate, seed)
     if _elementwise.get() and tensor.shape.is_fully_defined():
@@ -108,7 +107,7 @@ def normal(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
 
 
 def _wide(seed: tf.Tensor) -> tf.Tensor:
-    """int64 [2], none negative: TensorFlow's kernels would extend the sign and XLA's would not."""
+    """The seed as int64 [2], not negative: TensorFlow's kernels extend the sign, XLA does not."""
     return tf.cast(tf.bitcast(tf.convert_to_tensor(seed, tf.int32), tf.uint32), tf.int64)
 
 
@@ -130,7 +129,7 @@ def _unit(words: tf.Tensor) -> tf.Tensor:
 
 
 def _box_muller(words: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Four normals of four words: each two give the sine and the cosine part of one point."""
+    """Four normals from four words: each two words give a sine and a cosine part."""
     values = []
     for first, second in (words[:2], words[2:]):
         radius = tf.sqrt(-2.0 * tf.math.log(tf.maximum(_unit(first), 1e-7)))
@@ -150,15 +149,15 @@ def _draw(
     Args:
         shape: of the result.
         seed: int32 [2].
-        transform: the four words of blocks, of any one shape, -> as many values of a block each.
-        values: how many those are, a power of two.
+        transform: four words of each block -> `values` tensors of the same shape.
+        values: the number of values a block gives, a power of two.
     """
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=_wide(seed))
     if shape and shape[-1] % values == 0:
         block = _row_major((*shape[:-1], shape[-1] // values))
         drawn = transform(tf.unstack(_philox(block, key, counter)))
         return tf.reshape(tf.stack(drawn, axis=-1), shape)
-    index = _row_major(shape)  # a row begins within a block: each element takes its own of it
+    index = _row_major(shape)  # rows do not begin at blocks: each element selects its value
     bits = tf.constant(values.bit_length() - 1, tf.uint64)
     block, place = tf.bitwise.right_shift(index, bits), index % values
     first, *others = transform(tf.unstack(_philox(block, key, counter)))
@@ -204,7 +203,7 @@ def _philox(block: tf.Tensor, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
 
 
 def _whole_bound(rate: float, seed: tf.Tensor) -> tf.Tensor:
-    """uint32 []: 256 · rate, to a 65536th, rounded up as often as its fraction says; below 256."""
+    """uint32 []: 256 · rate, below 256, rounded up with the probability of its fraction."""
     draw = fold_in(seed, 0)[0] & 0xFFFF
     return tf.cast(tf.minimum((round(rate * 2**24) + draw) // 2**16, 255), tf.uint32)
 

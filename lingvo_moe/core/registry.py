@@ -1,4 +1,4 @@
-"""The registry of models: a class `MoE128E12L` in params/m4.py is the model `m4.MoE128E12L`."""
+"""The registry of models: the class `MoE128E12L` in zoo/m4.py is the model `m4.MoE128E12L`."""
 
 import difflib
 import importlib
@@ -10,7 +10,7 @@ _registered: dict[str, type] = {}
 
 
 def register(cls: type) -> type:
-    """Class decorator: puts a model on the list under the name `module.Class`.
+    """Class decorator: registers a model under the name `module.Class`.
 
     The class has a docstring whose first line says what the model is, and a method `params()`
     that returns its frozen params.

@@ -1,4 +1,4 @@
-"""Tables: integers among the weights, which a model reads and nothing learns."""
+"""Tables: integers among the weights, which a model reads and no optimizer changes."""
 
 import dataclasses
 
@@ -10,13 +10,13 @@ from lingvo_moe.core.nested_map import NestedMap
 
 @dataclasses.dataclass(frozen=True)
 class TableSpec(WeightSpec):
-    """Which of `num_experts` experts each slot holds, int32, -1 for none.
+    """The expert in each slot, int32, one of `num_experts` or -1 for none.
 
-    It lies among the weights, so that whatever is done with a model's weights, decoding, saving,
-    exporting, has it at hand. Optimizers leave it alone.
+    It is one of the weights, so that decoding, saving and exporting have it. Optimizers do not
+    change it.
 
     Attributes:
-        places: the name, beside the table's own, of the weights whose first dimension counts slots.
+        places: the name of the weights, beside the table, whose first dimension counts slots.
         num_experts: E.
     """
 
@@ -26,7 +26,7 @@ class TableSpec(WeightSpec):
 
 @dataclasses.dataclass(frozen=True)
 class Fixed(Initializer):
-    """A table's first values."""
+    """The initial values of a table."""
 
     values: tuple
 
@@ -55,7 +55,7 @@ def tables(tree: NestedMap, weights: NestedMap) -> NestedMap:
 
 
 def merge_trees(*trees: NestedMap) -> NestedMap:
-    """One tree of the leaves of several, such as `learned` and `tables` took apart."""
+    """One tree with the leaves of several, such as the results of `learned` and `tables`."""
     trees = [tree for tree in trees if tree]
     if len(trees) == 1:
         return trees[0]

@@ -1,4 +1,4 @@
-"""What the package uses of TensorFlow's private modules; nothing else imports any.
+"""The private modules of TensorFlow that the package uses; no other file imports any.
 
 xla_sharding: annotations for XLA's partitioner. xla_optimization_barrier: keeps XLA from sharing a
 computation across it. control_flow_util: whether a graph is compiled by XLA.

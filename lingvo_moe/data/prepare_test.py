@@ -185,7 +185,7 @@ def test_the_corpus_is_never_part_of_the_output(corpus, tmp_path, output):
 
 @pytest.mark.parametrize("output", ["", ".", "..", "/"])
 def test_an_output_needs_a_name(output):
-    with pytest.raises(ValueError, match="is no place for new results; give a directory by its"):
+    with pytest.raises(ValueError, match="cannot be an output; give the name of a new"):
         prepare_synthetic(Path(output), PARAMS)
 
 

@@ -11,19 +11,19 @@ from lingvo_moe.gatings.queues import route_choices
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Balanced(Gating):
-    """In training each token goes to its expert in a plan that loads all experts alike.
+    """In training tokens are assigned so that all experts get nearly the same number.
 
-    BASE (Lewis et al. 2021, arXiv 2103.16716) with the assignment found by Sinkhorn iterations,
-    S-BASE (Clark et al. 2022, arXiv 2202.01169). The plan is soft; a token goes to its largest
-    entry, so choices are close to even, not exactly so, and equal tokens always go together.
-    Evaluation takes the highest logit, which depends on no other token.
+    BASE (Lewis et al. 2021, arXiv 2103.16716) with the assignment computed by Sinkhorn iterations,
+    S-BASE (Clark et al. 2022, arXiv 2202.01169). The assignment is soft; a token goes to the expert
+    with its largest entry. So loads are nearly equal, and equal tokens go to the same expert. In
+    evaluation a token goes to the expert with the highest logit, which depends on no other token.
 
-    The weight is the expert's gate, softmax over experts; through it, not through the plan, the
-    router learns. aux_loss is the constant 1.0, as the assignment balances. Tokens queue in their
-    order. Ties go to the lowest expert.
+    The weight is the expert's gate (softmax over experts). The router learns through this weight,
+    not through the assignment. aux_loss is the constant 1.0. Tokens queue in their order. Ties go
+    to the lowest expert.
 
     Attributes:
-        iterations: of Sinkhorn, in training.
+        iterations: number of Sinkhorn iterations in training.
     """
 
     iterations: PositiveInt = 16
@@ -43,12 +43,12 @@ def sinkhorn(logits: tf.Tensor, mask: tf.Tensor, iterations: int) -> tf.Tensor:
 
     Args:
         logits: float32 [G, S, E].
-        mask: bool [G, S]; padding moves nothing.
+        mask: bool [G, S]; padding has no effect.
         iterations: scalings of columns and rows.
 
     Returns:
-        float32 [G, S, E], log of the plan: rows sum to 1, columns of the real tokens to
-        tokens / E the nearer the more iterations.
+        float32 [G, S, E], log of the plan: rows sum to 1; columns of the real tokens sum to about
+        tokens / E, closer with more iterations.
     """
     real = mask[..., None]
     tokens = tf.reduce_sum(tf.cast(real, tf.float32), axis=1, keepdims=True)  # [G, 1, 1]

@@ -13,17 +13,17 @@ from lingvo_moe.core.nested_map import NestedMap
 
 
 class Routing(NamedTuple):
-    """Where the tokens go. One form serves every dispatcher: choices by index.
+    """The experts of every token, by index; all dispatchers use this form.
 
     Attributes:
         expert: int32 [G, S, K], the expert of each choice of each token.
-        position: int32 [G, S, K], the choice's place in its expert's queue, from 0; two dispatched
-            choices of one group never share expert and position.
-        weight: float32 [G, S, K], what the expert's output is multiplied by; 0 unless dispatched.
+        position: int32 [G, S, K], the choice's position in its expert's queue, from 0; no two
+            dispatched choices of one group have the same expert and position.
+        weight: float32 [G, S, K], the factor of the expert's output; 0 unless dispatched.
         dispatched: bool [G, S, K], false for padding, for choices over capacity and for choices
             not taken.
-        wanted: float32 [G, S], how many choices a token had before capacity; 0 for padding.
-        dropped: float32 [G, S], how many of them capacity turned away.
+        wanted: float32 [G, S], number of choices of a token before capacity; 0 for padding.
+        dropped: float32 [G, S], number of them that exceed the capacity.
         aux_loss: float32 [], the balance loss, averaged over groups; 1.0 at perfect balance.
         stats: NestedMap of float32 statistics: `load` [E], each expert's share of the first
             choices; `drop_rate` [], dropped / wanted.
@@ -64,10 +64,10 @@ class Gating(Params, abc.ABC):
 
         Args:
             logits: float32 [G, S, E], the router's scores.
-            mask: bool [G, S], true for real tokens; padding takes no place and counts nowhere.
+            mask: bool [G, S], true for real tokens; padding takes no place and is not counted.
             capacity: C, how many choices an expert accepts from one group; None for no limit.
             context: mode and randomness.
-            token_ids: int32 [G, S], what stands there, for policies that route by it.
+            token_ids: int32 [G, S], for policies that route by the token's id.
 
         Returns:
             The Routing.

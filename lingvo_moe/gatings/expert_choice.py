@@ -14,15 +14,14 @@ class ExpertChoice(Gating):
     """Each expert takes the C tokens of the group that have the highest gates for it.
 
     Zhou et al. 2022 (arXiv 2202.09368), section 3.2, without its cap on experts per token. Weights
-    are the gates, softmax over experts. A token may get any number of experts, none included; ties
-    go to the earlier token. The experts are balanced by construction, so aux_loss is the
-    constant 1.0.
+    are the gates (softmax over experts). A token may get any number of experts, also none. Ties go
+    to the earlier token. The experts are balanced by construction, so aux_loss is the constant 1.0.
 
-    A token's experts depend on the other tokens of its group, later ones included. So a decoder
-    trained with it sees a trace of the future, and decoding with it is refused.
+    The experts of a token depend on the other tokens of its group, also on later ones. So a decoder
+    would see later tokens in training, and decoding with this gating is an error.
 
-    In the Routing K is E: choice e of a token is expert e. A token wants one expert, any, and is
-    dropped if it gets none. Of the statistics, `load` is each expert's share of the taken tokens.
+    In the Routing K is E: choice e of a token is expert e. A token counts as dropped if no expert
+    takes it. The statistic `load` is each expert's share of the taken tokens.
     """
 
     @property
@@ -38,29 +37,29 @@ class ExpertChoice(Gating):
         del context, token_ids
         if capacity is None:
             raise ValueError(
-                "ExpertChoice got capacity None, and needs one: it is how many tokens each expert "
-                "takes. Set moe.capacity_factor, and moe.eval_capacity_factor for evaluation."
+                "ExpertChoice needs a capacity, the number of tokens that each expert takes, but "
+                "got None. Set moe.capacity_factor, and moe.eval_capacity_factor for evaluation."
             )
         gates = tf.nn.softmax(logits)  # [G, S, E]
         position = _ranks(tf.where(mask[..., None], gates, -1.0))  # padding is last in every order
         taken = mask[..., None] & (position < capacity)
-        everyone = tf.range(logits.shape[-1])[None, None, :]
+        experts = tf.range(logits.shape[-1])[None, None, :]
         load = load_share(tf.reduce_sum(tf.cast(taken, tf.int32), axis=1))
-        nobodys = tf.cast(mask & ~tf.reduce_any(taken, axis=-1), tf.float32)
+        dropped = tf.cast(mask & ~tf.reduce_any(taken, axis=-1), tf.float32)
         real = tf.cast(mask, tf.float32)
         return Routing(
-            expert=tf.broadcast_to(everyone, tf.shape(position)),
+            expert=tf.broadcast_to(experts, tf.shape(position)),
             position=position,
             weight=tf.where(taken, gates, 0.0),
             dispatched=taken,
             wanted=real,
-            dropped=nobodys,
+            dropped=dropped,
             aux_loss=tf.constant(1.0),
-            stats=NestedMap(load=load, drop_rate=drop_rate(real, nobodys)),
+            stats=NestedMap(load=load, drop_rate=drop_rate(real, dropped)),
         )
 
 
 def _ranks(scores: tf.Tensor) -> tf.Tensor:
-    """int32 [G, S, E]: each token's place among its group's, by falling score for an expert."""
+    """int32 [G, S, E]: the rank of each token in its group, by descending score for an expert."""
     order = tf.argsort(scores, axis=1, direction="DESCENDING", stable=True)
     return tf.argsort(order, axis=1)

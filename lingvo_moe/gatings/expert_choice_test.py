@@ -68,5 +68,7 @@ def test_it_says_that_it_depends_on_the_batch():
 
 
 def test_it_needs_a_capacity():
-    with pytest.raises(ValueError, match=r"capacity None.*Set moe.capacity_factor, and moe.eval_c"):
+    with pytest.raises(
+        ValueError, match=r"needs a capacity.*Set moe.capacity_factor, and moe.eval_c"
+    ):
         ExpertChoice().route(tf.zeros([1, 2, 4]), tf.ones([1, 2], tf.bool), None, EVALUATION)

@@ -10,15 +10,15 @@ from lingvo_moe.gatings.queues import route_choices
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hash(Gating):
-    """Each token goes to the expert that a fixed random hash of its id names, with weight 1.
+    """Each token goes to the expert given by a fixed random hash of its id, with weight 1.
 
-    Roller et al. 2021 (arXiv 2106.04426), random hash. Nothing is learned: of the logits only
-    their number E counts, and aux_loss reads 1.0 whatever the load, since nothing can lower it. A
-    frequent token always loads the same expert, so `load` is as even as the vocabulary's
-    frequencies allow. Tokens queue in their order. All layers of a model hash alike.
+    Roller et al. 2021 (arXiv 2106.04426), random hash. Nothing is learned: only the number of
+    logits, E, is used, and aux_loss is the constant 1.0. All tokens with the same id go to the same
+    expert, so the balance depends on the frequencies of tokens. Tokens queue in their order. All
+    layers of a model use the same hash.
 
     Attributes:
-        seed: names the hash function.
+        seed: selects the hash function.
     """
 
     seed: int = 0
@@ -32,7 +32,7 @@ class Hash(Gating):
         del context
         if token_ids is None:
             raise ValueError(
-                "Hash got token_ids None, and routes by them; pass them to fprop or choose a "
+                "Hash routes by token ids, but got token_ids=None; pass them to fprop or choose a "
                 "gating that routes by logits, such as Switch."
             )
         expert = _mix(token_ids, self.seed) % logits.shape[-1]  # [G, S]
@@ -45,10 +45,10 @@ class Hash(Gating):
 def _mix(ids: tf.Tensor, seed: int) -> tf.Tensor:
     """Pseudo-random int32 in [0, 2³¹) from int32 ids: MurmurHash3's finalizer, twice.
 
-    In uint32, whose products wrap by definition; the last shift leaves what int32 can hold.
+    Computed in uint32, whose products wrap by definition; the last shift makes it fit int32.
     """
     x = tf.cast(ids, tf.uint32)
-    for key in (seed % 2**32, 0x9E3779B9):  # two rounds, or small ids would show the seed's bits
+    for key in (seed % 2**32, 0x9E3779B9):  # one round would leave the seed's bits in small ids
         x = tf.bitwise.bitwise_xor(x, tf.constant(key, tf.uint32))
         for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
             x = _fold(x, shift) * tf.constant(factor, tf.uint32)

@@ -78,5 +78,5 @@ def test_the_logits_do_not_matter_and_their_gradient_is_zero():
 
 
 def test_it_needs_token_ids():
-    with pytest.raises(ValueError, match=r"token_ids None, and routes by them; pass them to fprop"):
+    with pytest.raises(ValueError, match=r"got token_ids=None; pass them to fprop"):
         Hash().route(tf.zeros([1, 2, 4]), tf.ones([1, 2], tf.bool), None, TRAINING)

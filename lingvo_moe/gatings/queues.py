@@ -1,4 +1,7 @@
-"""What policies share: queues, losses, statistics.  G groups, S tokens, E experts, K choices."""
+"""Functions of several gatings: queues, losses, statistics.
+
+G groups, S tokens, E experts, K choices.
+"""
 
 import tensorflow as tf
 
@@ -10,15 +13,15 @@ from lingvo_moe.gatings.base import Routing
 def top_choices(gates: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
     """The k best experts of each token; ties go to the lowest.
 
-    The gradient is a product with one-hot rows. That of tf.math.top_k scatters by index into all
-    tokens at once, for which a partitioned program would gather every token's.
+    The gradient is a product with one-hot rows. The gradient of tf.math.top_k scatters by index
+    over all tokens, for which a partitioned program would gather the tokens of all devices.
 
     Args:
         gates: float32 [G, S, E].
         k: K.
 
     Returns:
-        Their gates float32 [G, S, K], falling, and the experts int32 [G, S, K].
+        Their gates float32 [G, S, K] in descending order, and the experts int32 [G, S, K].
     """
     weight, expert = tf.math.top_k(gates, k)
 
@@ -39,8 +42,8 @@ def route_choices(
 ) -> Routing:
     """The Routing of tokens that choose experts: queues, capacity, balance loss, statistics.
 
-    All first choices queue before all second ones, in the order of tokens. A choice takes its place
-    whether or not it fits and whether or not it is taken (GShard Algorithm 1).
+    All first choices queue before all second ones, in the order of tokens. Every choice takes a
+    place in the queue, even if it exceeds the capacity or is not taken (GShard Algorithm 1).
 
     Args:
         gates: float32 [G, S, E], softmax over experts.
@@ -48,7 +51,7 @@ def route_choices(
         weight: float32 [G, S, K].
         mask: bool [G, S].
         capacity: C, or None for no limit.
-        taken: bool [G, S, K], choices that a random draw left in; None for all.
+        taken: bool [G, S, K], choices that a random draw keeps; None for all.
     """
     wanted = tf.broadcast_to(mask[..., None], tf.shape(expert))
     position, first_counts = queue_positions(expert, wanted, gates.shape[-1])
@@ -83,7 +86,7 @@ def queue_positions(
         position int32 [G, S, K] (0 where not wanted), and the queue lengths after the first
         choices, int32 [G, E].
     """
-    # -1 is in no queue. Integers are stacked and not transposed: oneDNN logs an error at that.
+    # -1 is in no queue. tf.stack instead of a transpose, for which oneDNN logs an error.
     chosen = tf.stack(tf.unstack(tf.where(wanted, expert, -1), axis=-1), axis=1)  # [G, K, S]
     queues = tf.one_hot(chosen, num_experts, dtype=tf.int32)  # [G, K, S, E]
     first_counts = tf.reduce_sum(queues[:, 0], axis=1)
@@ -125,5 +128,5 @@ def load_share(counts: tf.Tensor) -> tf.Tensor:
 
 
 def drop_rate(wanted: tf.Tensor, dropped: tf.Tensor) -> tf.Tensor:
-    """float32 []: the share of wanted choices that found no room, from counts of any one shape."""
+    """float32 []: the share of wanted choices that were dropped; both counts have one shape."""
     return tf.math.divide_no_nan(tf.reduce_sum(dropped), tf.reduce_sum(wanted))

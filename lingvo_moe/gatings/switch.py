@@ -12,9 +12,9 @@ from lingvo_moe.gatings.queues import route_choices, top_choices
 class Switch(Gating):
     """Each token goes to its best expert, weighted by that expert's gate.
 
-    Fedus et al. 2021 (arXiv 2101.03961), section 2. The weight is the softmax over all experts
-    as it stands: normalised over one choice it would be 1 and the router would not learn from the
-    outputs. Tokens queue in their order. Ties go to the lowest expert.
+    Fedus et al. 2021 (arXiv 2101.03961), section 2. The weight is the softmax over all experts.
+    It is not normalised over the single choice, because it would be 1 and the router would get no
+    gradient from the outputs. Tokens queue in their order. Ties go to the lowest expert.
     """
 
     def route(self, logits, mask, capacity, context, token_ids=None):

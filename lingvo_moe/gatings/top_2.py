@@ -13,24 +13,23 @@ SECOND_EXPERT = ("always", "random", "sampled", "never")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Top2(Gating):
-    """Each token goes to its best expert and, if there is room and luck, to a second one.
+    """Each token goes to its best expert and, by a policy, to a second one.
 
-    Lepikhin et al. 2020 (arXiv 2006.16668), Algorithm 1. Weights are normalised before anything
-    is dropped and survivors keep theirs. First choices of all tokens queue before second choices.
-    A choice takes its place in the queue whether or not it fits and whether or not the second
-    expert's random draw takes it, as Algorithm 1 counts it. Ties go to the lowest expert.
+    Lepikhin et al. 2020 (arXiv 2006.16668), Algorithm 1. Weights are normalised before choices are
+    dropped, and not again after it. First choices of all tokens queue before second choices. As in
+    Algorithm 1 every choice takes a place in the queue, even if it exceeds the capacity or the
+    random draw does not take it. Ties go to the lowest expert.
 
     Attributes:
-        second_expert: what becomes of the second choice in training. Algorithm 1's "random" takes
-            the second best with probability min(1, 2·g2); "always" takes it whatever its weight.
-            "sampled" draws an expert in proportion to the gates of all but the first, and always
-            takes it: every expert is tried now and then. In evaluation these three take the second
-            best. "never" goes to the best expert alone, in evaluation too, with the weight
-            g1 / (g1 + g2) that Algorithm 1 gives it: a weight of 1 would leave the router nothing
-            to learn from, and g1 as it stands is `Switch`.
+        second_expert: the policy for the second choice in training. "random" (Algorithm 1) takes
+            the second best with probability min(1, 2·g2). "always" always takes it. "sampled" draws
+            an expert in proportion to the gates of all but the first, and always takes it. In
+            evaluation these three take the second best. "never" takes no second expert, in
+            evaluation too; the best one keeps Algorithm 1's weight g1 / (g1 + g2), because a weight
+            of 1 would give the router no gradient (with the weight g1 it would be `Switch`).
 
     Raises:
-        ValueError: second_expert is none of them.
+        ValueError: second_expert has another value.
     """
 
     second_expert: one_of(*SECOND_EXPERT) = "random"
@@ -59,8 +58,7 @@ class Top2(Gating):
 def _first_and_drawn(gates, logits, context):
     """Weight and expert [G, S, 2]: the best expert, and one drawn by the gates of the others.
 
-    Gumbel noise makes the largest logit a draw from the softmax, which is that over the others
-    where the best one is left out.
+    With Gumbel noise the largest logit is a draw from the softmax; the best expert is left out.
     """
     draw = context.uniform(tf.shape(logits), low=1e-20)
     noisy = logits - tf.math.log(-tf.math.log(draw))

@@ -18,9 +18,9 @@ class TopK(Gating):
     choices. Ties go to the lowest expert. `TopK(k=2)` is `Top2(second_expert="always")`.
 
     Attributes:
-        k: experts a token goes to, at most E.
-        normalize: weights are the gates divided by their sum over the k choices, before anything
-            is dropped; otherwise the gates as they stand.
+        k: number of experts of a token, at most E.
+        normalize: whether the weights are the gates divided by their sum over the k choices (also
+            those that are dropped later); otherwise they are the gates.
 
     Raises:
         ValueError: k < 1, or, in `route`, k > E.
@@ -34,8 +34,8 @@ class TopK(Gating):
         num_experts = logits.shape[-1]
         if self.k > num_experts:
             raise ValueError(
-                f"k={self.k} choices must be of different experts, and there are {num_experts}; "
-                f"lower k or raise moe.num_experts."
+                f"k={self.k} must not exceed the number of experts, {num_experts}; lower k or "
+                f"raise moe.num_experts."
             )
         gates = tf.nn.softmax(logits)  # [G, S, E]
         weight, expert = top_choices(gates, self.k)  # [G, S, K]

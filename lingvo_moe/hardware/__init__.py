@@ -1,1 +1,1 @@
-"""Chips, the links between them, and the seconds of collectives: as published or measured."""
+"""Chips, the links between them, and the times of collectives: published or measured."""

@@ -1,6 +1,6 @@
-"""Measures the devices at hand: matrix products, memory, and α and β of each collective.
+"""Measures the available devices: matrix products, memory, and α and β of each collective.
 
-D devices, all of them at work at once, as in training.
+All D devices work at the same time, as in training.
 """
 
 import os
@@ -21,17 +21,17 @@ from lingvo_moe.sbp.boxing import received
 _SIZES = tuple(2**i for i in (12, 16, 20, 22))  # bytes of a collective, as of hlo.Collective
 _REPEATS = 32  # in one program
 _TRIES = 5
-_LEAST = 1e-15  # seconds a byte, where bytes explain nothing
+_LEAST = 1e-15  # seconds a byte, if times do not depend on bytes
 
 
 def calibrate(progress: Callable[[str], None] = lambda line: None) -> Hardware:
-    """What JAX's devices can do, for --hardware=FILE.
+    """Measures JAX's devices, for --hardware=FILE.
 
-    Times are the best of a few, so what a busy machine adds is mostly left out. Devices are taken
-    as all alike, and so are pairs of them: for several hosts this is too simple.
+    Each time is the best of a few, to reduce the effect of other programs. All devices count as
+    equal, and all pairs of devices too, which is too simple for several hosts.
 
     Args:
-        progress: takes a line on what is measured.
+        progress: takes lines of progress.
     """
     devices = jax.devices()
     progress(f"Measuring {len(devices)} x {devices[0].device_kind}.")
@@ -52,7 +52,7 @@ def calibrate(progress: Callable[[str], None] = lambda line: None) -> Hardware:
 
 
 def fit(kind: str, samples: Sequence[tuple[int, int, float]]) -> Line:
-    """α and β that come closest to measured times, in relative terms and neither below 0.
+    """α and β, not negative, by least squares of the relative errors of measured times.
 
     Args:
         kind: of collective.
@@ -98,9 +98,9 @@ def _samples(kind, devices) -> list[tuple[int, int, float]]:
 
 
 def _collective_seconds(kind, devices, size) -> float:
-    """Of one of a chain of collectives: calling the program is not in it."""
+    """Seconds of one collective in a chain, without the time of calling the program."""
     mesh, spec = Mesh(np.array(devices), ("x",)), PartitionSpec("x")
-    # What each device puts in: its piece of what an all-gather gathers, else all of `size`.
+    # Elements on each device: its piece of the result of an all-gather, else all of `size`.
     own = size // 4 // (len(devices) if kind == "all-gather" else 1)
 
     def chain(x, times):
@@ -116,7 +116,7 @@ def _collective_seconds(kind, devices, size) -> float:
 
 
 def _matmul_rate(devices, dtype) -> float:
-    """FLOP/s of a device while all multiply."""
+    """FLOP/s of a device while all devices multiply."""
     n = 512 if devices[0].platform == "cpu" else 8192
     x = _on_each(devices, (n, n), dtype)
     program = jax.jit(lambda x: jnp.einsum("dij,djk->dik", x, x) / n)
@@ -124,7 +124,7 @@ def _matmul_rate(devices, dtype) -> float:
 
 
 def _bandwidth(devices) -> float:
-    """Bytes/s that a device reads and writes while all do."""
+    """Bytes/s that a device reads and writes while all devices do."""
     elements = 2**22 if devices[0].platform == "cpu" else 2**28
     x = _on_each(devices, (elements,), "float32")
     return 2 * 4 * elements / _best(jax.jit(lambda x: x + 1.0), x)
@@ -141,14 +141,14 @@ def timed(
     rounds: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> np.ndarray:
-    """[rounds, calls], seconds of each until its arrays are there; compiled beforehand.
+    """[rounds, calls], seconds until the results of each call are ready, without compilation.
 
-    Every round takes each call once, so that a slow spell of the machine falls on all of them.
+    Every round makes each call once, so that a slow phase of the machine affects all calls.
 
     Args:
-        calls: each returns arrays of JAX's.
+        calls: functions that return JAX arrays.
         rounds: how often each is timed.
-        clock: returns seconds; by time.process_time other programs' work does not count.
+        clock: returns seconds; time.process_time leaves out the work of other programs.
     """
     for call in calls:
         jax.block_until_ready(call())
@@ -167,7 +167,7 @@ def _best(program, *arguments) -> float:
 
 
 def _memory(devices) -> float:
-    """Bytes of a device; of virtual ones their share of the machine's."""
+    """Bytes of a device's memory; for virtual devices their share of the machine's memory."""
     stats = devices[0].memory_stats() if devices[0].platform != "cpu" else None
     if stats and "bytes_limit" in stats:
         return float(stats["bytes_limit"])

@@ -1,4 +1,4 @@
-"""What accelerators can do, from their makers' papers and data sheets.
+"""Speed and memory of accelerators, from their makers' papers and data sheets.
 
 Units: FLOP/s, bytes, bytes/s, seconds, all per device; a device is what XLA calls one.
 """
@@ -18,12 +18,12 @@ PartOfPeak = Annotated[float, Rule("in (0, 1]", lambda share: 0 < share <= 1)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Efficiency(Params):
-    """Which share of its peak each resource reaches; one set for all models.
+    """The share of its peak that each resource reaches; one set for all models.
 
     Attributes:
-        matmul: of the FLOP/s of matrix products, in parts that they bound.
-        memory: of the memory's bandwidth, in parts that it bounds.
-        network: of the links' bandwidth; collectives here overlap with nothing.
+        matmul: share of the peak FLOP/s, in parts of a step that are limited by compute.
+        memory: share of the memory's bandwidth, in parts that are limited by memory.
+        network: share of the links' bandwidth, without overlap of communication and compute.
     """
 
     matmul: PartOfPeak = 0.7
@@ -41,12 +41,12 @@ class Hardware(Params):
     Attributes:
         description: what one device is.
         matmul: activation dtype -> peak FLOP/s of matrix products.
-        memory: bytes of it.
-        bandwidth: of the memory, bytes/s.
-        interconnect: between devices.
-        wire_bytes: activation dtype -> bytes of an element in AllToAlls between matrix products;
-            TPU compilers send what the matrix unit will round to bfloat16 as bfloat16.
-        efficiency: the share of all these that programs reach.
+        memory: bytes.
+        bandwidth: bytes/s of the memory.
+        interconnect: the links between devices.
+        wire_bytes: activation dtype -> bytes of an element in AllToAlls between matrix products.
+            TPU compilers send bfloat16, because the matrix unit rounds its operands to it.
+        efficiency: the share of these peaks that programs reach.
     """
 
     description: str
@@ -156,13 +156,13 @@ HARDWARE = {
 
 
 def lookup(name: str) -> Hardware:
-    """The hardware of that name, or of a file that `lingvo-moe-plan --calibrate` wrote.
+    """The hardware with this name, or from a file that `lingvo-moe-plan --calibrate` wrote.
 
     Args:
         name: a key of HARDWARE, or a path that ends in .json.
 
     Raises:
-        ValueError: there is none, or the file is no such file.
+        ValueError: an unknown name, or the file was not written by --calibrate.
     """
     if name in HARDWARE:
         return HARDWARE[name]
@@ -176,12 +176,12 @@ def lookup(name: str) -> Hardware:
         return _from_json(answer)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{name} is no file of lingvo-moe-plan --calibrate ({error!r:.200}); make it again."
+            f"{name} is not a file of lingvo-moe-plan --calibrate ({error!r:.200}); make it again."
         ) from error
 
 
 def to_json(hardware: Hardware) -> dict[str, Any]:
-    """What `lookup` reads, of hardware whose interconnect was measured."""
+    """JSON for `lookup`, of hardware with a measured interconnect."""
     return dataclasses.asdict(hardware)
 
 

@@ -58,7 +58,7 @@ def test_no_object(tmp_path, text):
 def test_another_file(tmp_path, change):
     path = tmp_path / "other.json"
     path.write_text(json.dumps(to_json(ONE) | change))
-    with pytest.raises(ValueError, match=r"other.json is no file of .*--calibrate.*make it"):
+    with pytest.raises(ValueError, match=r"other.json is not a file of .*--calibrate.*make it"):
         lookup(str(path))
 
 

@@ -1,16 +1,16 @@
-"""The one fit of measured times: seconds as a sum of amounts times rates."""
+"""Fits measured times: seconds are a sum of amounts times rates."""
 
 import numpy as np
 
 
 def fit_rates(amounts: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, float]:
-    """Rates by least squares of relative errors, none below 0.
+    """Rates, not negative, by least squares of relative errors.
 
-    A kind that the measurements cannot tell from those before it has the rate 0.
+    A kind whose amounts depend linearly on those of earlier kinds gets the rate 0.
 
     Args:
         amounts: [n, kinds], such as messages and bytes of each of n measurements.
-        seconds: [n], what each took.
+        seconds: [n], the measured times.
 
     Returns:
         Seconds per unit of each kind, [kinds], and the largest relative error.

@@ -1,8 +1,8 @@
-"""How long devices take to exchange data: α for each hop of a message, and bytes over β.
+"""The time of collectives: α for each hop of a message, plus bytes / β.
 
-Who exchanges is a `Group`, the devices along some axes of a mesh, and a policy says what lies
-between them: a torus, hosts behind a switch, or what was measured. Seconds, bytes, bytes/s; wires
-at their full speed.
+A `Group` is the devices along some axes of a mesh. An `Interconnect` is a policy for the links
+between them: a torus, hosts behind a switch, or measured rates. Units are seconds, bytes and
+bytes/s; links have their full speed.
 """
 
 import abc
@@ -19,33 +19,33 @@ from lingvo_moe.sharding.annotations import Mesh
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Devices that exchange. Neighbours in the mesh's row-major order are the machine's neighbours.
+    """Devices of one collective. Neighbours in the mesh's row-major order are physical neighbours.
 
     Attributes:
         axes: (size, stride) of each of its axes of more than one device, outermost first; a stride
-            is the number of devices from one place along the axis to the next.
+            is the distance between neighbours along the axis, in devices.
     """
 
     axes: tuple[tuple[int, int], ...]
 
     @property
     def devices(self) -> int:
-        """How many exchange with one another."""
+        """The number of devices."""
         return math.prod(size for size, _ in self.axes)
 
     @property
     def extent(self) -> int:
-        """Devices in the least block of neighbours with all of the group in it."""
+        """Devices in the smallest block of neighbours that contains the group."""
         return self.axes[0][0] * self.axes[0][1] if self.axes else 1
 
     def within(self, block: int) -> int:
-        """How many of the group are among `block` neighbours: a host, or the cores of a chip."""
+        """Devices of the group in a block of neighbours, such as a host or the cores of a chip."""
         return math.prod(min(size, max(block // stride, 1)) for size, stride in self.axes)
 
 
 @functools.cache
 def group(mesh: Mesh, axes: tuple[str, ...]) -> Group:
-    """The devices along some axes of a mesh, all others fixed."""
+    """The devices along some axes of a mesh, for a fixed place along the other axes."""
     strides = [math.prod(mesh.shape[i + 1 :]) for i in range(len(mesh.axes))]
     places = zip(mesh.axes, mesh.shape, strides, strict=True)
     return Group(
@@ -54,47 +54,47 @@ def group(mesh: Mesh, axes: tuple[str, ...]) -> Group:
 
 
 def block(devices: int) -> Group:
-    """So many neighbours."""
+    """A group of neighbours."""
     return Group(((devices, 1),) if devices > 1 else ())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Interconnect(abc.ABC):
-    """What lies between devices."""
+    """The links between devices."""
 
     @abc.abstractmethod
     def all_reduce_seconds(self, size: float, group: Group) -> float:
-        """Summing an array of `size` bytes that each of the group holds."""
+        """Time to sum an array of `size` bytes that each device of the group holds."""
 
     @abc.abstractmethod
     def all_to_all_seconds(self, size: float, group: Group) -> float:
-        """Each device sends `size` bytes in all, an equal share to each of the group."""
+        """Time of an AllToAll: each device sends `size` bytes in all, equal shares to each."""
 
     @abc.abstractmethod
     def two_levels(self, devices: int, memory: float) -> "Switched":
-        """The same as hosts and a network between them, for exchanges of large messages.
+        """An approximation by hosts and a network between them, for large messages.
 
         Args:
-            devices: that exchange.
-            memory: bytes/s of a device's memory, by which what shares a chip exchanges.
+            devices: number of devices that exchange data.
+            memory: bytes/s of a device's memory, the speed between devices of one chip.
 
         Returns:
-            No hops, and as `remote` the bytes/s of a device while all exchange.
+            Links without hops; `remote` is the bytes/s of a device while all exchange.
         """
 
     def half_reduce_seconds(self, kind: str, size: float, group: Group) -> float:
-        """An all-gather to, or a reduce-scatter of, `size` bytes: half of an all-reduce each."""
+        """Time of an all-gather or reduce-scatter of `size` bytes: half of an all-reduce."""
         del kind
         return self.all_reduce_seconds(size, group) / 2
 
     def seconds(self, kind: str, size: float, group: Group) -> float:
-        """One collective; other groups along the same axes are at it at the same time.
+        """Time of one collective, while other groups along the same axes do the same.
 
         Args:
             kind: "all-reduce", "all-gather", "reduce-scatter" or "all-to-all".
-            size: bytes as `hlo.Collective.bytes`: a device's piece for an all-to-all, else all
-                that the devices of a group hold together.
-            group: who takes part.
+            size: bytes as `hlo.Collective.bytes`: a device's piece for an all-to-all, else the
+                whole array of a group.
+            group: the devices that take part.
 
         Raises:
             ValueError: another kind.
@@ -109,17 +109,17 @@ class Interconnect(abc.ABC):
             case "all-gather" | "reduce-scatter":
                 return self.half_reduce_seconds(kind, size, group)
         raise ValueError(
-            f"No time is known for {kind!r}, only for all-reduce, all-gather, reduce-scatter and "
+            f"Unknown collective {kind!r}; use all-reduce, all-gather, reduce-scatter or "
             f"all-to-all."
         )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Torus(Interconnect):
-    """Chips in a grid whose edges wrap around, as square as may be: TPUs.
+    """TPU chips in a grid whose edges wrap around, as nearly square as possible.
 
-    A block of neighbours is taken as a square or cube of the grid. A group with gaps, along an
-    outer axis of a mesh, has one dimension of the grid for its rings.
+    A block of neighbours counts as a square or cube of the grid. A group with gaps, along an outer
+    axis of a mesh, uses one dimension of the grid for its rings.
 
     Attributes:
         dims: of the grid.
@@ -228,7 +228,7 @@ class Switched(Interconnect):
 
 
 def all_reduce_parts(near: np.ndarray, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What a device sends in an AllReduce within its host and between hosts, as parts of the array.
+    """The parts of an array that a device sends in an AllReduce: within its host, between hosts.
 
     Args:
         near: devices of the group on each host.
@@ -242,7 +242,7 @@ _AGAIN = "run lingvo-moe-plan --calibrate=FILE on two devices or more."
 
 @dataclasses.dataclass(frozen=True)
 class Line(Params):
-    """One kind of collective as measured: alpha · hops + received bytes / beta.
+    """The measured time of one kind of collective: alpha · hops + received bytes / beta.
 
     Attributes:
         kind: as of `Interconnect.seconds`.
@@ -257,7 +257,7 @@ class Line(Params):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured(Interconnect):
-    """Devices among which every pair is alike, such as those of one host with one memory.
+    """Devices with equal links between all pairs, such as those of one host.
 
     Attributes:
         lines: one for each kind of collective.

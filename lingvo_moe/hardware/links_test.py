@@ -94,5 +94,5 @@ def test_a_device_alone_waits_for_nobody():
 
 
 def test_unknown_kind():
-    with pytest.raises(ValueError, match="No time is known for 'gossip', only for all-reduce"):
+    with pytest.raises(ValueError, match="Unknown collective 'gossip'; use all-reduce"):
         GRID.seconds("gossip", 1.0, block(4))

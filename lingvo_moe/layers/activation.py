@@ -11,10 +11,10 @@ from lingvo_moe.core.fields import Params
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Activation(Params, abc.ABC):
-    """What a feed-forward network does to its hidden layer, element by element.
+    """The elementwise function of a feed-forward network's hidden layer.
 
-    A gated one is applied to a second product x·wg and multiplies x·wi (Shazeer 2020, arXiv
-    2002.05202), which makes a network of the same H half as large again.
+    A gated activation is applied to a second product x·wg, and the result is multiplied by x·wi
+    (Shazeer 2020, arXiv 2002.05202). A gated network has 1.5 times the weights for the same H.
     """
 
     gated: ClassVar[bool] = False

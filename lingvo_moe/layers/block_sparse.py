@@ -3,15 +3,15 @@
 R row blocks of B rows, C column blocks of H columns, Z blocks (a bound), M the dense dimension,
 E experts.
 
-A sparse matrix of R·B rows and C·H columns keeps only the blocks that a `Topology` names: its
-values are [Z, B, H]. Dense matrices come in blocks too: one as tall as the sparse one is [R, B, M],
-one with a column of the sparse one for each of its rows or columns is [C, H, M] or [C, M, H],
-which for equal experts of one column block each is how their weights lie anyway.
+A sparse matrix of R·B rows and C·H columns stores only the blocks of its `Topology`, as values
+[Z, B, H]. Dense matrices are stored in blocks too: [R, B, M] if they have the rows of the sparse
+matrix; [C, H, M] or [C, M, H] if their rows or columns correspond to its columns. For equal experts
+of one column block each, the latter are the usual layouts of weights.
 
-A product is named by what it gives and takes, S sparse, D dense, ᵀ transposed. Shapes are static
-and loops run over the blocks in use alone, so XLA compiles them and time follows the work. A loop
-takes slices of the weights: no copy per block is ever there. The six are closed under
-differentiation, so gradients of any order work.
+The name of a product gives its result and its operands: S sparse, D dense, ᵀ transposed. Shapes are
+static, so XLA can compile them; loops run over the blocks in use, so the time follows the work. A
+loop reads slices of the weights, without copying weights for each block. The gradients of the six
+products are again among the six, so gradients of any order work.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,15 +22,15 @@ import tensorflow as tf
 
 
 class Topology(NamedTuple):
-    """Which blocks there are, in compressed rows; the paper's hybrid of CSR and COO (section 5.1).
+    """The non-zero blocks of a sparse matrix, in the paper's hybrid of CSR and COO (section 5.1).
 
     Attributes:
-        row: int32 [Z], the row of each block, in order; R for blocks not in use, which are last.
-        column: int32 [Z], the column of each block, C for those not in use.
-        offsets: int32 [R + 1], row r holds blocks offsets[r] to offsets[r + 1].
-        order: int32 [Z], the blocks by column, then row: what a transposed product walks along.
-        column_offsets: int32 [C + 1], column c holds blocks order[column_offsets[c]] and so on to
-            column_offsets[c + 1].
+        row: int32 [Z], the row of each block, ascending; R for blocks not in use, which are last.
+        column: int32 [Z], the column of each block; C for blocks not in use.
+        offsets: int32 [R + 1], row r has the blocks from offsets[r] up to offsets[r + 1].
+        order: int32 [Z], the blocks sorted by column, then row, for transposed products.
+        column_offsets: int32 [C + 1], column c has the blocks order[i], for i from
+            column_offsets[c] up to column_offsets[c + 1].
     """
 
     row: tf.Tensor
@@ -43,19 +43,19 @@ class Topology(NamedTuple):
 def block_diagonal(
     row_blocks: tf.Tensor, num_rows: int | tf.Tensor, column_blocks: Sequence[int]
 ) -> Topology:
-    """The topology of experts side by side: each one's rows meet its own columns and no others.
+    """The topology of a block-diagonal matrix: the rows of an expert have blocks in its columns.
 
     Args:
-        row_blocks: int32 [E], how many row blocks each expert has; they lie in order of experts.
+        row_blocks: int32 [E], the number of row blocks of each expert, in order of experts.
         num_rows: R, a bound on their sum.
-        column_blocks: how many column blocks each expert has: its size, 1 or more. They too lie in
-            order of experts.
+        column_blocks: the number of column blocks of each expert (its size, 1 or more), in order of
+            experts.
 
     Returns:
         The Topology, with Z = R · max(column_blocks) and C = sum(column_blocks).
 
     Raises:
-        ValueError: an expert without a column block, or another number of experts than row_blocks.
+        ValueError: a size below 1, or not as many sizes as row_blocks.
     """
     if len(column_blocks) != row_blocks.shape[0] or min(column_blocks, default=0) < 1:
         raise ValueError(
@@ -167,7 +167,7 @@ def ddts(rows: tf.Tensor, values: tf.Tensor, topology: Topology) -> tf.Tensor:
     return _summed_by_column(rows, values, topology, transpose=False)
 
 
-# Three products in two forms each; their gradients are one another.
+# Three products in two forms each; the gradient of each is made of the other two.
 
 
 def _sampled(rows, weight, topology, transpose):
@@ -249,7 +249,7 @@ def _summed_by_column(rows, values, topology, transpose):
 
 
 def _sum(part: Callable[[tf.Tensor], tf.Tensor], start, end, shape) -> tf.Tensor:
-    """Σ part(i) over start ≤ i < end, in float32 whatever the parts are."""
+    """Σ part(i) over start ≤ i < end, in float32."""
 
     def add(i, total):
         return i + 1, total + tf.cast(part(i), tf.float32)
@@ -268,15 +268,15 @@ def _stacked(part: Callable[[tf.Tensor], tf.Tensor], like, end, shape, dtype) ->
 
 
 def _at(values: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-    """values[index], as a gather: for an index by [] the bridge to XLA evaluates all before it."""
+    """values[index], as a gather: with [] the bridge to XLA evaluates the index's inputs early."""
     return tf.gather(values, index)
 
 
 def _run_of(index: tf.Tensor, ends: tf.Tensor) -> tf.Tensor:
-    """int32: in which of the runs that end before `ends` each index lies; their number if past."""
+    """int32: the number of the run that contains each index; runs end before `ends`."""
     return tf.searchsorted(ends, index, side="right")
 
 
 def _offsets(sizes: tf.Tensor) -> tf.Tensor:
-    """int32 [n + 1]: where each of n runs begins, and at last where they end."""
+    """int32 [n + 1]: the start of each of n runs, and the end of the last."""
     return tf.concat([tf.zeros([1], tf.int32), tf.cumsum(sizes)], axis=0)

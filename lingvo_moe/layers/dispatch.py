@@ -1,7 +1,7 @@
-"""Dispatchers: carry tokens to their experts and the results back, as a Routing says.
+"""Dispatchers: move tokens to the experts of their Routing, and the results back.
 
-G groups over all devices, g groups while experts are spread, S tokens per group, E experts spread,
-e experts not spread, C capacity, K choices, M model, R rows.
+G groups split over all devices, g groups while experts are split, S tokens per group, E experts
+split over devices, e experts not split, C capacity, K choices, M model, R rows.
 """
 
 import abc
@@ -20,7 +20,7 @@ from lingvo_moe.sharding.annotations import annotate
 
 
 class Dispatched(NamedTuple):
-    """What a dispatcher gives to a layer: outputs [G, S, M], and statistics, float32."""
+    """The result of a dispatcher: outputs [G, S, M] and float32 statistics."""
 
     outputs: tf.Tensor
     stats: NestedMap
@@ -28,7 +28,7 @@ class Dispatched(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dispatcher(Params, abc.ABC):
-    """Σ_k weight · expert_k(token), computed one way or another; all ways agree to rounding."""
+    """Computes Σ_k weight_k · expert_k(token); all dispatchers agree up to rounding."""
 
     @property
     def holding(self) -> Holding:
@@ -48,14 +48,14 @@ class Dispatcher(Params, abc.ABC):
             experts: with the layer's weights, held as `holding` says.
 
         Returns:
-            Outputs, zero for tokens that no expert took. Statistics of one that has a bound of its
-            own, or none: `lost` [], routed choices that were not computed.
+            Outputs, zero for tokens without an expert. Dispatchers that ignore `capacity` report
+            the statistic `lost` [], the number of routed choices that were not computed.
         """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Einsum(Dispatcher):
-    """GShard's Algorithm 2: one-hot tensors and matrix products, which suits a TPU."""
+    """GShard's Algorithm 2: one-hot tensors and matrix products, which suit TPUs."""
 
     def dispatch(self, inputs, routing, capacity, experts):
         """See Dispatcher."""
@@ -82,9 +82,9 @@ class Einsum(Dispatcher):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gather(Dispatcher):
-    """The same by index: tokens are gathered into [E, G·C] slots and results gathered back.
+    """Dispatch by index: tokens are gathered into [E, G·C] slots and results gathered back.
 
-    Forward and backward alike only gather; nothing is scattered but the small table of indices.
+    The gradient gathers too; only the small table of indices is scattered.
     """
 
     def dispatch(self, inputs, routing, capacity, experts):
@@ -108,14 +108,14 @@ class Gather(Dispatcher):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ragged(Dispatcher):
-    """No slots but those in use: choices sorted by expert, each expert on as many rows as it got.
+    """Sorts choices by expert; each expert computes exactly its rows, without padding.
 
-    Loads that are nearly even, or small, are padded to the largest, and all experts are one product
-    a layer; to compute them one by one costs each as much as _OWN_NETWORK rows more. Then the
-    weights of an expert that got no rows are not read, such as of most in decoding.
+    If loads are small or nearly even, they are padded to the largest load instead, and all experts
+    are one product. Computing an expert separately costs as much as _SEPARATE_ROWS more rows, but
+    the weights of an expert without rows are then not read, as of most experts in decoding.
 
-    Needs dynamic shapes, so it is for TensorFlow's own executor, not for XLA, for which `Dropless`
-    does the same. Ignores capacity: what the routing dispatched is computed.
+    It needs dynamic shapes, so it runs on TensorFlow's executor, not with XLA (use `Dropless`
+    there). It ignores capacity: every choice that the routing dispatched is computed.
     """
 
     def dispatch(self, inputs, routing, capacity, experts):
@@ -152,38 +152,42 @@ class Ragged(Dispatcher):
         return Dispatched(tf.reshape(outputs, tf.shape(inputs)), stats)
 
 
-_OWN_NETWORK = 24  # measured: 6 to 28 rows of an expert, by its size and the number of them
-_WEIGHTS = 10  # rows that take as long to compute as an expert's weights to read
-# A product in bfloat16 is compiled for its shape, which takes as long as hundreds of rows; so they
-# come in few shapes.
-_ROWS_AT_ONCE = {tf.bfloat16: 32}
+_SEPARATE_ROWS = 24  # measured: 6 to 28 rows, depending on the size and number of experts
+_WEIGHT_ROWS = 10  # rows that take as long to compute as an expert's weights to read
+# oneDNN compiles a bfloat16 product for each new shape, in the time of hundreds of rows. So the
+# number of rows is rounded up, to have few shapes.
+_ROW_MULTIPLE = {tf.bfloat16: 32}
 
 
 def faster_together(sizes: tf.Tensor) -> tf.Tensor:
-    """bool []: whether to pad experts of sizes rows, int32 [E], to the largest, for one product.
+    """bool []: whether one product of all experts, padded to the busiest one, is faster.
 
-    The alternative is a product for each that has rows; others' weights are then not read.
+    The alternative is a product for each expert that has rows, which reads no other weights.
+
+    Args:
+        sizes: int32 [E], the rows of each expert.
     """
     used = tf.math.count_nonzero(sizes, dtype=tf.int32)
-    padded = (tf.reduce_max(sizes) + _WEIGHTS) * tf.size(sizes)
-    return padded <= tf.reduce_sum(sizes) + (_WEIGHTS + _OWN_NETWORK) * used
+    padded = (tf.reduce_max(sizes) + _WEIGHT_ROWS) * tf.size(sizes)
+    return padded <= tf.reduce_sum(sizes) + (_WEIGHT_ROWS + _SEPARATE_ROWS) * used
 
 
 def _round_up(counts: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Counts of rows of that type, up to the next that a product is made for."""
-    at_once = _ROWS_AT_ONCE.get(dtype, 1)
-    return -(-counts // at_once) * at_once
+    """Counts of rows, rounded up to the multiple for this dtype."""
+    multiple = _ROW_MULTIPLE.get(dtype, 1)
+    return -(-counts // multiple) * multiple
 
 
 def _in_runs(order, counts, sizes):
-    """Where choices lie in runs of rows, an expert after the other, the rest of each run empty.
+    """The slots of choices in runs of rows, one run for each expert, in order of experts.
 
     Args:
-        order, counts: of `by_expert`.
-        sizes: int32 [E], the rows of each run, no less than counts.
+        order, counts: from `by_expert`.
+        sizes: int32 [E], the rows of each run, at least counts; the rest of a run is empty.
 
     Returns:
-        The slot of each choice, int32 [N · K], one past the last if not dispatched; the inverse.
+        The slot of each choice, int32 [N · K] (the number of slots if not dispatched), and its
+        inverse.
     """
     num_slots = tf.reduce_sum(sizes)
     place = tf.range(tf.size(order))
@@ -195,7 +199,8 @@ def _in_runs(order, counts, sizes):
 
 
 def lost(routing: Routing, computed: tf.Tensor) -> tf.Tensor:
-    """float32 []: how many routed choices were not computed, as bool [G, S, K] or [N, K] says."""
+    """float32 []: the number of dispatched choices that are not in `computed`, bool [G, S, K] or
+    [N, K]."""
     missing = tf.reshape(routing.dispatched, tf.shape(computed)) & ~computed
     return tf.reduce_sum(tf.cast(missing, tf.float32))
 
@@ -208,8 +213,8 @@ def by_expert(routing: Routing, num_experts: int) -> tuple[tf.Tensor, tf.Tensor]
         num_experts: E.
 
     Returns:
-        Choices (token · K + k) sorted by expert, then token, int32 [N · K], the undispatched last;
-        and how many each expert got, int32 [E].
+        Choices (token · K + k) sorted by expert, then token, int32 [N · K], with choices that are
+        not dispatched at the end; and the number of choices of each expert, int32 [E].
     """
     expert = tf.reshape(tf.where(routing.dispatched, routing.expert, num_experts), [-1])
     counts = tf.math.unsorted_segment_sum(tf.ones_like(expert), expert, num_experts + 1)
@@ -217,7 +222,7 @@ def by_expert(routing: Routing, num_experts: int) -> tuple[tf.Tensor, tf.Tensor]
 
 
 def inverse(slot: tf.Tensor, num_slots: tf.Tensor) -> tf.Tensor:
-    """The choice (token · K + k) in each slot [num_slots], of slot's type; N · K if empty."""
+    """The choice (token · K + k) in each slot, [num_slots], with slot's dtype; N · K if empty."""
     flat = tf.reshape(slot, [-1])
     choices = tf.size(flat, slot.dtype)
     table = tf.fill([num_slots + 1], choices)
@@ -227,8 +232,8 @@ def inverse(slot: tf.Tensor, num_slots: tf.Tensor) -> tf.Tensor:
 def _token(choice: tf.Tensor, slot: tf.Tensor) -> tf.Tensor:
     """The token of each choice; N for none.
 
-    Not by `//`, which compares with 0: in LocalGather's regions XLA would share that 0 with the
-    rest of the program, and such a constant can belong to one only.
+    Not by `//`, which compares with a constant 0. XLA would share this constant between
+    LocalGather's manual regions and the rest of the program, which is an error there.
     """
     return tf.truncatediv(choice, slot.shape[1])
 
@@ -248,8 +253,8 @@ def permute(tokens: tf.Tensor, slot: tf.Tensor, choice: tf.Tensor):
 
     Args:
         tokens: [N, M].
-        slot: int32 [N, K], the slot of each choice; the number of slots where there is none.
-        choice: int32 [number of slots], the inverse: which choice fills the slot, N · K for none.
+        slot: int32 [N, K], the slot of each choice; the number of slots for no slot.
+        choice: int32 [number of slots], the inverse: the choice in each slot, N · K for none.
 
     Returns:
         [number of slots, M], zeros in empty slots.
@@ -257,9 +262,8 @@ def permute(tokens: tf.Tensor, slot: tf.Tensor, choice: tf.Tensor):
     outputs = _gather_or_zero(tokens, _token(choice, slot))
 
     def grad(upstream):
-        # Sums term by term, not tf.reduce_sum: XLA would share the sum's initial 0 between
-        # LocalGather's regions and the rest of the program, and such a constant can belong to one
-        # only.
+        # Not tf.reduce_sum: XLA would share its initial 0 between LocalGather's manual regions and
+        # the rest of the program, which is an error there.
         padded = _with_zero(upstream)
         parts = [tf.gather(padded, one) for one in tf.unstack(slot, axis=1)]
         return functools.reduce(tf.add, parts), None, None
@@ -269,7 +273,7 @@ def permute(tokens: tf.Tensor, slot: tf.Tensor, choice: tf.Tensor):
 
 @tf.custom_gradient
 def combine(rows: tf.Tensor, weight: tf.Tensor, slot: tf.Tensor, choice: tf.Tensor):
-    """Weighted sums of each token's rows: the way back from `permute`.
+    """Weighted sums of the rows of each token: returns what `permute` laid out.
 
     Args:
         rows: [number of slots, M].

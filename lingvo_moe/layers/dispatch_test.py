@@ -130,7 +130,7 @@ def test_ragged_is_the_same_together_and_one_by_one(routing, capacity, monkeypat
     expected = token_by_token(inputs, routing, theta)
     of_everywhere = gradients(everywhere, inputs, routing, capacity, theta)
     for rows in (-1000, 1000):  # networks of their own cost nothing, or are dear
-        monkeypatch.setattr(dispatch, "_OWN_NETWORK", rows)
+        monkeypatch.setattr(dispatch, "_SEPARATE_ROWS", rows)
         outputs = outputs_of(Ragged(), inputs, routing, capacity, theta)
         np.testing.assert_allclose(outputs, expected, atol=1e-5)
         ours = gradients(functools.partial(outputs_of, Ragged()), inputs, routing, capacity, theta)
@@ -186,7 +186,7 @@ def test_bfloat16_in_and_out(dispatcher):
 @pytest.mark.parametrize("together", [True, False])
 def test_ragged_in_bfloat16_has_few_shapes(together, monkeypatch):
     # Each new shape is compiled by oneDNN.
-    monkeypatch.setattr(dispatch, "_OWN_NETWORK", 1000 if together else -1000)
+    monkeypatch.setattr(dispatch, "_SEPARATE_ROWS", 1000 if together else -1000)
     shapes, fprop = {tf.float32: set(), tf.bfloat16: set()}, FeedForward.fprop
 
     def recorded(layer, theta, rows, *rest, **how):

@@ -33,29 +33,27 @@ _SMALLEST_BLOCK = 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dropless(Dispatcher):
-    """No capacity: experts get as many blocks as their tokens need, as products of sparse matrices.
+    """Experts without a capacity, as products with block-sparse matrices.
 
-    Token copies are sorted by expert and each expert's run is padded with zero rows to whole
-    blocks; then the experts of all blocks are one block-diagonal product (the paper's figure 6).
-    Shapes are static, ceil(N·K/B) + E blocks, while time follows the blocks in use, so it is for
-    XLA; it runs on TensorFlow's own executor too, where `Ragged` does the same without padding.
-    Ignores capacity: what the routing dispatched is computed. Set capacity_factor=None, or the
-    routing drops what this dispatcher would not.
+    Choices are sorted by expert, and the rows of each expert are padded with zeros to whole blocks.
+    All experts are then one block-diagonal product (the paper's figure 6). Shapes are static,
+    ceil(N·K/B) + E blocks, while the time follows the blocks in use, so it suits XLA. It runs on
+    TensorFlow's executor too, where `Ragged` needs no padding. It ignores capacity: every choice
+    that the routing dispatched is computed. Set capacity_factor=None, or the routing drops choices.
 
-    Experts may differ in size (section 4). One of size n has n·H hidden units: n column blocks of
-    weights, each of the shape that equal experts have, side by side in order of experts. Optimizers
-    take each column block for an independent weight, as they take each of equal experts: Adafactor
-    factors its second moments and clips its update by itself.
+    Experts may differ in size (section 4). An expert of size n has n·H hidden units. Its weights
+    are n column blocks of the shape of equal experts; the column blocks of all experts lie in order
+    of experts. Optimizers treat each column block as an independent weight: Adafactor factors its
+    second moments and clips its update by itself.
 
     Attributes:
-        block_size: B; None for the largest power of two, of 8 to 128, that is at most a quarter of
-            an expert's share at balance, N·K/E: padding then adds about an eighth to the rows.
-        expert_sizes: the hidden units of each expert over H, E whole numbers; None for experts of
-            size 1.
+        block_size: B; None for the largest power of two from 8 to 128 that is at most a quarter of
+            an expert's choices at balance, N·K/E. Padding then adds about an eighth to the rows.
+        expert_sizes: E whole numbers, the hidden units of each expert divided by H; None for equal
+            experts.
 
     Raises:
-        ValueError: block_size or a size is less than 1; in use, another number of sizes than of
-            experts.
+        ValueError: block_size or a size is less than 1; in use, not as many sizes as experts.
     """
 
     block_size: PositiveInt | None = None
@@ -65,7 +63,7 @@ class Dropless(Dispatcher):
         super().__post_init__()
         if self.expert_sizes == ():
             raise ValueError(
-                "expert_sizes must hold a number for each expert, or be None for equal experts, "
+                "expert_sizes must have a number for each expert, or be None for equal experts, "
                 "got ()."
             )
 
@@ -94,11 +92,11 @@ class Dropless(Dispatcher):
 
 
 class Blocks(NamedTuple):
-    """Token copies in blocks of rows, each block of one expert.
+    """Choices in blocks of rows, each block for one expert.
 
     Attributes:
         topology: of the experts' products.
-        slot: int32 [N, K], the row of each choice; R · B where there is none.
+        slot: int32 [N, K], the row of each choice; R · B for none.
         choice: int32 [R · B], the choice (token · K + k) in each row; N · K for none.
     """
 
@@ -141,8 +139,8 @@ def in_blocks(routing: Routing, expert_sizes: Sequence[int], block_size: int) ->
 def _check_mesh():
     if active() is not None:
         raise ValueError(
-            "Dropless trains on one device and without a mesh: take --runtime=local, or "
-            "moe.dispatcher=Fitted(), whose experts are all of one size."
+            "Dropless trains on one device, without a mesh: use --runtime=local, or "
+            "moe.dispatcher=Fitted(), which needs equal experts."
         )
 
 

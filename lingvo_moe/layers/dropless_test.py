@@ -202,7 +202,7 @@ def test_blocks_by_hand():
     ids=["Ragged, together", "Ragged, one by one", "Dropless"],
 )
 def test_experts_drop_out_each_by_itself(dispatcher, own_network, monkeypatch):
-    monkeypatch.setattr(dispatch, "_OWN_NETWORK", own_network)  # Ragged's
+    monkeypatch.setattr(dispatch, "_SEPARATE_ROWS", own_network)  # Ragged's
     # Two equal experts and 32 equal tokens, sixteen to each: with one mask for both experts the
     # same rows would come twice.
     layer, theta = experts_of(2, dropout_rate=0.5)

@@ -17,7 +17,7 @@ LOGITS_MULTIPLE = 64  # decoding looks for the best logits of so many at a time
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Embedding(Layer):
-    """One table turns ids into vectors and, tied, vectors into logits (Press and Wolf 2017)."""
+    """One table for the embedding and, tied, the softmax's logits (Press and Wolf 2017)."""
 
     vocab_size: PositiveInt
     model_dim: PositiveInt

@@ -13,7 +13,7 @@ from lingvo_moe.layers.feed_forward import FeedForward, Products
 
 
 class Experts(Protocol):
-    """E networks with their weights, in three ways of giving them rows.
+    """E networks with their weights, and three ways to apply them to rows.
 
     Attributes:
         theta: the layer's weights, as its Holding has them.
@@ -26,13 +26,13 @@ class Experts(Protocol):
         """E, along the first dimension of theta.experts."""
 
     def together(self, rows: tf.Tensor) -> tf.Tensor:
-        """[E, R, M] -> [E, R, M], expert e on rows e."""
+        """[E, R, M] -> [E, R, M]: applies expert e to rows[e]."""
 
     def one_by_one(self) -> list[Callable[[tf.Tensor], tf.Tensor]]:
         """For each expert a function [R, M] -> [R, M]."""
 
     def by_products(self, rows: tf.Tensor, products: Products) -> tf.Tensor:
-        """Rows -> rows of the same shape, each by the expert that the products give it to."""
+        """Rows -> rows of the same shape; the products select the expert of each row."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +60,9 @@ class HeldExperts:
         return self.network.fprop(self.theta.experts, rows, self.context)
 
     def one_by_one(self):
-        """See Experts; the dropout of each is independent of the others'."""
-        # Unstacked, which copies nothing; by index the gradient of every expert would be of the
-        # size of all weights.
+        """See Experts; the dropout of each expert is independent."""
+        # tf.unstack copies nothing. With indexing, the gradient of each expert would have the size
+        # of all weights.
         thetas = self.theta.experts.map(tf.unstack)
         return [
             functools.partial(

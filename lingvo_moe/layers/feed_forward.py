@@ -23,7 +23,7 @@ from lingvo_moe.sharding.annotations import annotate
 
 
 class Products(NamedTuple):
-    """How rows meet weights; the default serves rows and weights of one network, or of E in step.
+    """The two products of rows and weights; the default is for one network or E equal ones.
 
     Attributes:
         into: (inputs, wi or wg) -> the hidden layer.
@@ -39,7 +39,7 @@ DENSE = Products()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeedForward(Layer):
-    """activation(x·wi)·wo, without biases; with `num_experts` set, that many such side by side.
+    """activation(x·wi)·wo, without biases; with `num_experts` set, E such networks.
 
     Attributes:
         model_dim: M.
@@ -76,16 +76,16 @@ class FeedForward(Layer):
         context: Context = EVALUATION,
         products: Products = DENSE,
     ) -> tf.Tensor:
-        """Applies the network, or expert e to rows e.
+        """Applies the network, or expert e to inputs[e].
 
         Args:
             theta: as `weights`; a plain network also takes the slice of one expert.
-            inputs: [R, M], or [E, R, M] for experts; with other products, what they take.
+            inputs: [R, M], or [E, R, M] for experts; with other products, their operand.
             context: mode and randomness, for dropout.
             products: of rows and weights.
 
         Returns:
-            The shape and type of inputs.
+            A tensor of the shape and dtype of inputs.
         """
         rows = "R" if inputs.shape.rank == 2 else "Er"
         hidden = products.into(inputs, theta.wi)

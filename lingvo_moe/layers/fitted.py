@@ -1,4 +1,4 @@
-"""Static shapes that fit: a ladder of capacities on which no token is lost.
+"""Dropless dispatch with static shapes: a ladder of capacities.
 
 G groups over all devices, S tokens per group, K choices, E experts, C capacity, M model.
 """
@@ -18,19 +18,19 @@ from lingvo_moe.layers.local_gather import LocalGather
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Laddered(Dispatcher):
-    """A dispatcher of static shapes on one rung of a ladder of capacities.
+    """A dispatcher with static shapes, for one rung of a ladder of capacities.
 
-    Each rung is a program of its own. A step says which rung it needed (the statistic `rung`), and
-    a step that needed a higher one than its own changes nothing and is taken again there
-    (train.step, train.ladder). So capacity_factor is None, and yet buffers follow the load.
+    Each rung is a separate program. A step reports the rung that it needed (the statistic `rung`).
+    If that is higher than the program's rung, the step changes nothing and runs again on the higher
+    rung (training.step, training.ladder). So buffers follow the load without a capacity_factor.
 
     Attributes:
-        factors: room on the rungs, in multiples of the load at perfect balance, ascending; above
-            them is one rung with room for any load.
-        rung: of this program, from 0; None for the last, which fits any load.
+        factors: room of the rungs, in multiples of the load at perfect balance, ascending; one more
+            rung above them has room for any load.
+        rung: the rung of this program, from 0; None for the last, which fits any load.
 
     Raises:
-        ValueError: factors that do not ascend from above 0, or no such rung.
+        ValueError: factors that are not positive and ascending, or an unknown rung.
     """
 
     factors: tuple[PositiveFloat, ...] = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
@@ -40,51 +40,51 @@ class Laddered(Dispatcher):
         super().__post_init__()
         below = (0.0, *self.factors)
         if not all(low < high < math.inf for low, high in zip(below, self.factors, strict=False)):
-            raise ValueError(f"factors must ascend from above 0, got {self.factors}.")
+            raise ValueError(f"factors must be positive and ascending, got {self.factors}.")
         if self.rung is not None and not 0 <= self.rung <= len(self.factors):
             raise ValueError(
-                f"rung must be from 0 to {len(self.factors)}, one above the last of {self.factors},"
-                f" or None for that; got {self.rung}."
+                f"rung must be from 0 to {len(self.factors)}, the number of factors, or None for "
+                f"the last rung; got {self.rung}."
             )
 
     @property
     def rungs(self) -> tuple["Laddered", ...]:
-        """This dispatcher with ever more room, the last with room for anything."""
+        """This dispatcher on each rung, with ascending room; the last has room for any load."""
         count = len(self.factors) + 1
         return tuple(dataclasses.replace(self, rung=rung) for rung in range(count))
 
     @abc.abstractmethod
     def dispatch(self, inputs, routing, capacity, experts):
-        """See Dispatcher. The statistics hold `rung`, float32 [], the least one that suffices; on
+        """See Dispatcher. The statistic `rung`, float32 [], is the lowest one with enough room; on
         a lower one choices are `lost`."""
 
     def room(self, load: float, most: int) -> list[int]:
         """The places of a buffer on each rung.
 
         Args:
-            load: how many it holds at perfect balance.
-            most: how many it can ever hold.
+            load: its load at perfect balance.
+            most: its largest possible load.
         """
         return [max(1, min(most, math.ceil(factor * load))) for factor in self.factors] + [most]
 
     def of_rung(self, room: list[int]) -> int:
-        """This rung's."""
+        """The room on this rung."""
         return room[-1 if self.rung is None else self.rung]
 
     def _check(self, capacity):
         if capacity is not None:
             raise ValueError(
-                f"{type(self).__name__} loses no token, but moe.capacity_factor lets the gating "
-                f"turn some away first; pass --set=model.moe.capacity_factor=None."
+                f"{type(self).__name__} drops no token, but moe.capacity_factor makes the gating "
+                f"drop some; pass --set=model.moe.capacity_factor=None."
             )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fitted(Laddered):
-    """`LocalGather` whose capacity fits the busiest expert of a group, so that none is dropped.
+    """`LocalGather` with a capacity that fits the busiest expert of a group: no token is dropped.
 
-    Dropless experts on many devices: two AllToAlls over the mesh axis of the experts, if it has
-    one; else every device runs all experts on its own groups.
+    Dropless experts on many devices, with two AllToAlls over the mesh axis of the experts. Without
+    such an axis every device runs all experts on its own groups.
     """
 
     def dispatch(self, inputs, routing, capacity, experts):
@@ -107,17 +107,17 @@ class Fitted(Laddered):
 
 
 def rungs_of(dispatcher: Dispatcher) -> tuple[Laddered, ...]:
-    """The dispatcher on each of its rungs; () for one that is on no ladder."""
+    """The dispatcher on each of its rungs; () for one without a ladder."""
     return dispatcher.rungs if isinstance(dispatcher, Laddered) else ()
 
 
 def least_rung(room: list[int], load: tf.Tensor) -> tf.Tensor:
-    """float32 []: the lowest rung whose room, the last one's included, holds the load []."""
+    """float32 []: the lowest rung with room for the load []."""
     return tf.reduce_sum(tf.cast(load > tf.constant(room[:-1], load.dtype), tf.float32))
 
 
 def within(routing: Routing, fits: tf.Tensor) -> Routing:
-    """Without the choices that do not fit, which would be written over others' places."""
+    """The routing without choices that do not fit, which would overwrite other places."""
     return routing._replace(
         weight=tf.where(fits, routing.weight, 0.0), dispatched=routing.dispatched & fits
     )

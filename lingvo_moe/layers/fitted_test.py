@@ -180,7 +180,7 @@ def test_a_resumed_run_is_the_whole_run():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Fitted(factors=(1.0, 1.0)), r"must ascend from above 0, got \(1.0, 1.0\)"),
+        (lambda: Fitted(factors=(1.0, 1.0)), r"must be positive and ascending, got \(1.0, 1.0\)"),
         (lambda: Fitted(factors=(0.0, 1.0)), r"factors must be > 0, got"),
         (lambda: Fitted(factors=(1.0,), rung=2), "rung must be from 0 to 1, .* got 2"),
     ],
@@ -195,7 +195,7 @@ def test_a_capacity_of_the_gating_is_refused():
     layer = MoE(model_dim=MODEL, hidden_dim=8, params=params)
     inputs, ones = tf.constant(BATCHES[0]["inputs"]), tf.ones([ROWS, LENGTH], tf.int32)
     theta = init_theta(layer.weights(), 1)
-    with pytest.raises(ValueError, match="lets the gating turn some away first; pass --set"):
+    with pytest.raises(ValueError, match="makes the gating drop some; pass --set"):
         layer.fprop(theta, inputs, Tokens(ones, ones), Context(tf.constant([1, 2])))
 
 

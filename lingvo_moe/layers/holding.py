@@ -1,4 +1,4 @@
-"""How a layer holds its experts.
+"""Layouts of the weights of a layer's experts.
 
 G groups, S tokens per group, K choices, M model, H hidden, E experts, C column blocks of H columns,
 D devices of a placement, P slots of all devices.
@@ -18,7 +18,7 @@ from lingvo_moe.gatings.base import Routing
 
 @dataclasses.dataclass(frozen=True)
 class Holding(abc.ABC):
-    """What lies along the first dimension of the experts' weights."""
+    """The layout of experts along the first dimension of their weights."""
 
     @abc.abstractmethod
     def weights(self, experts: NestedMap) -> NestedMap:
@@ -28,25 +28,25 @@ class Holding(abc.ABC):
             experts: WeightSpecs of E experts, E first.
 
         Returns:
-            WeightSpecs: `experts`, and what else is needed to find one.
+            WeightSpecs: `experts`, and tables that are needed to find an expert.
         """
 
     @abc.abstractmethod
     def to_expert_index(self, routing: Routing, theta: NestedMap) -> Routing:
-        """The same choices for a dispatcher that takes each place for an expert: in evaluation.
+        """The routing for evaluation, whose dispatchers know only the index of an expert's weights.
 
         Args:
             routing: of E experts.
             theta: the layer's weights.
 
         Returns:
-            Routing whose experts are places along the first dimension of theta.experts.
+            Routing whose experts are indices along the first dimension of theta.experts.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class EachOnce(Holding):
-    """Experts of one size, each once, in their order."""
+    """Equal experts, each once, in order."""
 
     def weights(self, experts):
         """See Holding."""
@@ -60,12 +60,12 @@ class EachOnce(Holding):
 
 @dataclasses.dataclass(frozen=True)
 class ColumnBlocks(Holding):
-    """Experts of different sizes as column blocks of one size, side by side in order of experts.
+    """Experts of different sizes as column blocks of one size, in order of experts.
 
-    Activations work element by element, so an expert of size n is the sum of n blocks.
+    Activations are elementwise, so an expert of size n is the sum of n blocks.
 
     Attributes:
-        sizes: the column blocks of each expert.
+        sizes: the number of column blocks of each expert.
     """
 
     sizes: tuple[int, ...]
@@ -74,13 +74,13 @@ class ColumnBlocks(Holding):
         """See Holding: the column blocks of all experts, [C, …].
 
         Raises:
-            ValueError: another number of sizes than of experts.
+            ValueError: not as many sizes as experts.
         """
         num_experts = next(iter(experts.values())).shape[0]
         if len(self.sizes) != num_experts:
             raise ValueError(
-                f"expert_sizes gives {len(self.sizes)} sizes, {self.sizes}, to {num_experts} "
-                f"experts; give as many as num_experts, and leave decoder_num_experts alone."
+                f"expert_sizes has {len(self.sizes)} sizes, {self.sizes}, for {num_experts} "
+                f"experts; give one for each of num_experts, and do not set decoder_num_experts."
             )
 
         def in_column_blocks(spec):
@@ -92,9 +92,9 @@ class ColumnBlocks(Holding):
         return NestedMap(experts=experts.map(in_column_blocks))
 
     def to_expert_index(self, routing, theta):
-        """See Holding: every choice becomes one of each column block of its expert.
+        """See Holding: every choice becomes max(sizes) choices, one for each column block.
 
-        There are max(sizes) choices for one, of which smaller experts do not take the last.
+        For a smaller expert the last ones are not dispatched.
         """
         del theta
         sizes, most = np.array(self.sizes), max(self.sizes)
@@ -117,7 +117,7 @@ class ColumnBlocks(Holding):
 
 @dataclasses.dataclass(frozen=True)
 class Slots(Holding):
-    """Replicas of experts in slots of devices; a table among the weights says which is where.
+    """Replicas of experts in slots of devices; a table among the weights has the placement.
 
     Attributes:
         devices: D.
@@ -130,8 +130,8 @@ class Slots(Holding):
     def weights(self, experts):
         """See Holding: experts in slots [P, …], and `placement` int32 [D, slots of each].
 
-        Experts begin with equally many slots, or one fewer, replicas side by side; a replica begins
-        as its expert would.
+        The initial placement is even, with replicas in neighbouring slots. All replicas of an
+        expert start with the same values.
 
         Raises:
             ValueError: fewer slots than experts.
@@ -150,7 +150,7 @@ class Slots(Holding):
             init = _Replicated(spec.init, tuple(even.tolist()), num_experts)
             return WeightSpec((num_slots, *spec.shape[1:]), init, spec.dims)
 
-        # The letter e is that of what routers need: never cut, never cast.
+        # The letter e is that of the routers' weights: never split, never cast.
         placement = TableSpec(
             table.shape, Fixed(tuple(map(tuple, table.tolist()))), "e.", "experts", num_experts
         )
@@ -166,7 +166,7 @@ class Slots(Holding):
 
 @dataclasses.dataclass(frozen=True)
 class _WholeFanIn(Initializer):
-    """Column blocks whose fan-in is that of their whole expert, n times that of one block.
+    """Initial values with the fan-in of a whole expert, n times that of one column block.
 
     Attributes:
         init: of an expert of size 1.
@@ -183,7 +183,7 @@ class _WholeFanIn(Initializer):
 
 @dataclasses.dataclass(frozen=True)
 class _Replicated(Initializer):
-    """Weights of slots that begin as their experts would, drawn from the same seed.
+    """Initial values of slots: those of their experts, drawn from the same seed.
 
     Attributes:
         init: of the experts.

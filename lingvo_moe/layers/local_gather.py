@@ -1,7 +1,7 @@
 """Dispatch by local gathers (GShard, arXiv 2006.16668, section 3.2's manual partitioning).
 
-G groups over all devices, g groups while experts are spread, S tokens per group, K choices,
-E experts spread, e experts not spread, C capacity, M model.
+G groups split over all devices, g groups while experts are split, S tokens per group, K choices,
+E experts split over devices, e experts not split, C capacity, M model.
 """
 
 import dataclasses
@@ -16,12 +16,12 @@ from lingvo_moe.sharding.partition import manual
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LocalGather(Dispatcher):
-    """As `Einsum` over many devices, but each device fills its slots by index.
+    """Like `Einsum` on many devices, but each device fills its slots by index.
 
     The compiler cannot know that a group's indices stay within the group, and would gather across
-    devices. So the two gathers are written for one device in regions that it leaves alone; the
-    AllToAlls between them, and the experts, are its own work. Saves the one-hot products, whose
-    cost a token grows with the group.
+    devices. So the two gathers are in manual regions, written for one device; the compiler
+    partitions the AllToAlls and the experts. This avoids the one-hot products, whose cost per token
+    grows with the size of a group.
     """
 
     def dispatch(self, inputs, routing, capacity, experts):

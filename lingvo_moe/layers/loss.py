@@ -11,10 +11,10 @@ def smoothed_cross_entropy(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Cross-entropy of softmax(hidden · tableᵀ) against (1 - ε)·one_hot(label) + ε/V.
 
-    Label smoothing is that of Szegedy et al. 2016, section 7. Of the [N, V] tensors there is only
-    the softmax: no one-hot labels, and the gradient of the logits, softmax - (1 - ε)·one_hot(label)
-    - ε/V times a number for each token, is never written down. Its parts that have rank 1 go
-    through the products with table and hidden on their own.
+    Label smoothing is that of Szegedy et al. 2016, section 7. To save memory, the softmax is the
+    only tensor [N, V]: there are no one-hot labels, and the gradient of the logits, softmax -
+    (1 - ε)·one_hot(label) - ε/V times a number for each token, is not stored. Its parts of rank 1
+    are multiplied with table and hidden separately.
 
     Args:
         hidden: [B, T, M].
@@ -36,7 +36,7 @@ def smoothed_cross_entropy(
         logits = tf.cast(annotate(logits, "BTV"), tf.float32)
         logits = tf.reshape(logits, [-1, size])
         softmax = tf.nn.softmax(logits)
-        # The largest logit less the largest log-probability: sums of exponentials are the kernel's.
+        # The largest logit minus the largest log-probability reuses the softmax's sum.
         log_normalizer = tf.reduce_max(logits, 1) - tf.math.log(tf.reduce_max(softmax, 1))
         nll = log_normalizer - tf.gather_nd(logits, index)
         mean_row = tf.reduce_mean(tf.cast(table, tf.float32), axis=-2)

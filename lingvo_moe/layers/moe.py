@@ -30,7 +30,7 @@ from lingvo_moe.sharding.annotations import annotate
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MoEParams(Params):
-    """What a model says of its MoE layers.
+    """The params of a model's MoE layers.
 
     Attributes:
         num_experts: E.
@@ -39,7 +39,7 @@ class MoEParams(Params):
             unit. None for the model's own.
         activation: of the experts; None for the model's own.
         every_n: every n-th layer of a stack is an MoE layer.
-        router: what scores tokens against experts.
+        router: scores tokens against experts.
         gating: the policy that chooses experts by the scores.
         num_groups: G in training; must divide the tokens of a batch.
         capacity_factor: C = ceil(capacity_factor · S / E) in training; None drops nothing.
@@ -92,9 +92,8 @@ class MoEParams(Params):
         super().__post_init__()
         if self.eval_dispatcher.holding != EachOnce():
             raise ValueError(
-                f"moe.eval_dispatcher={self.eval_dispatcher} holds experts in a way of its own, "
-                f"which moe.dispatcher alone may; any other evaluates what that trains, such as "
-                f"moe.eval_dispatcher=Ragged()."
+                f"moe.eval_dispatcher={self.eval_dispatcher} has its own layout of experts, which "
+                f"only moe.dispatcher may have; use another, such as moe.eval_dispatcher=Ragged()."
             )
         if not self.shared_expert and (
             self.shared_gate_dropout_rate or self.shared_gate_loss_weight
@@ -109,17 +108,17 @@ class MoEParams(Params):
 
 
 class MoEOutput(NamedTuple):
-    """What an MoE layer gives.
+    """The result of an MoE layer.
 
     Attributes:
         outputs: [B, T, M].
-        loss: float32 [], the weighted sum of the layer's own losses, to be added to the objective.
+        loss: float32 [], the weighted sum of the layer's losses, to be added to the objective.
         stats: NestedMap of float32 statistics: `capacity` [], C; Routing's `load` [E] and
             `drop_rate` [], the router's `importance` [E] and `entropy` [], `unused` [], the number
             of experts that got no token, and the unweighted losses `aux_loss`, `z_loss` and, with a
             shared expert, `shared_gate_loss` [], besides `shared_gate` [], the mean g; in training
             those of the dispatcher, such as `rung` (see layers.fitted).
-        routing: which token went where, before expert output masking.
+        routing: the experts of each token, before expert output masking.
     """
 
     outputs: tf.Tensor
@@ -130,7 +129,7 @@ class MoEOutput(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MoE(Layer):
-    """A router, E feed-forward experts, and the way there and back (GShard section 2).
+    """A router, E feed-forward experts, and the dispatch between them (GShard section 2).
 
     Attributes:
         model_dim: M.
@@ -146,7 +145,7 @@ class MoE(Layer):
 
     @property
     def shared(self) -> FeedForward:
-        """The network that all tokens share: one expert's shape."""
+        """The shared expert, which all tokens use; it has an expert's shape."""
         return FeedForward(
             model_dim=self.model_dim,
             hidden_dim=self.hidden_dim,
@@ -160,16 +159,16 @@ class MoE(Layer):
         return dataclasses.replace(self.shared, num_experts=self.params.num_experts)
 
     def weights(self):
-        """Theta: the router's gate, experts as the dispatcher holds them; shared, shared_gate [M].
+        """Theta: the router's gate, and the experts in the dispatcher's layout.
 
-        The last two are there with a shared expert.
+        With a shared expert also shared, and shared_gate [M].
         """
         gate = self.params.router.weights(self.model_dim, self.params.num_experts)
         weights = NestedMap(gate, **self.params.dispatcher.holding.weights(self.experts.weights()))
         if self.params.shared_expert:
             weights.shared = self.shared.weights()
             limit = (3.0 / self.model_dim) ** 0.5
-            # The letter e is that of what routers need: never cut, never cast.
+            # The letter e is that of the routers' weights: never split, never cast.
             weights.shared_gate = WeightSpec((self.model_dim,), Uniform(limit), "e")
         return weights
 
@@ -185,7 +184,7 @@ class MoE(Layer):
         Args:
             theta: as `weights`.
             inputs: [B, T, M].
-            tokens: what stands there [B, T].
+            tokens: [B, T].
             context: mode and randomness.
 
         Raises:
@@ -230,7 +229,7 @@ class MoE(Layer):
         return MoEOutput(tf.reshape(outputs, tf.shape(inputs)), loss, stats, chosen)
 
     def _mask_outputs(self, routing, context):
-        """Expert output masking. A choice's weight multiplies its output: masking either is one."""
+        """Expert output masking, by the weights of choices, which multiply the experts' outputs."""
         rate, weight = self.params.output_mask_rate, routing.weight
         if not rate:
             return routing
@@ -240,7 +239,7 @@ class MoE(Layer):
         return routing._replace(weight=tf.where(keep, weight, 0.0))
 
     def _shared_gate(self, theta, tokens):
-        """g, float32 [G, S], before dropout; in float32 as the router's scores."""
+        """g, float32 [G, S], before dropout; computed in float32 like the router's scores."""
         weight = tf.cast(theta.shared_gate, tf.float32)
         return tf.sigmoid(copies.einsum("GSM,M->GS", tf.cast(tokens, tf.float32), weight))
 
@@ -277,7 +276,7 @@ def _confidence(logits: tf.Tensor, expert: tf.Tensor) -> tf.Tensor:
 
 
 def _unused(routing: Routing, num_experts: int) -> tf.Tensor:
-    """float32 []: how many experts no choice was dispatched to."""
+    """float32 []: the number of experts without a dispatched choice."""
     dispatched = tf.cast(tf.reshape(routing.dispatched, [-1]), tf.float32)
     expert = tf.reshape(routing.expert, [-1])
     counts = tf.math.unsorted_segment_sum(dispatched, expert, num_experts)

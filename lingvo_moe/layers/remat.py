@@ -1,4 +1,4 @@
-"""Rematerialisation: values are computed again in the backward pass rather than kept until then."""
+"""Rematerialisation: the backward pass computes values again instead of keeping them."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,15 +9,15 @@ from lingvo_moe.core.tensorflow_private import control_flow_util, xla_optimizati
 
 
 def rematerialized(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """fn, of whose work only arguments and results outlive the forward pass (Chen et al. 2016).
+    """fn with rematerialisation: only its arguments and results are kept for the backward pass.
 
-    The numbers are those of fn (arXiv 1604.06174 trades a second forward pass for memory). What fn
-    draws at random must come from its arguments: what it captures from outside is neither
-    differentiated nor kept from being shared with the forward pass.
+    Chen et al. 2016 (arXiv 1604.06174) trade a second forward pass for memory. The results equal
+    those of fn. Random draws of fn must depend on its arguments. Tensors that fn captures from
+    outside get no gradient, and a compiler may share their computation with the forward pass.
 
     Args:
-        fn: a pure function of structures (as of tf.nest) of tensors; leaves that are no tensors
-            pass through.
+        fn: a pure function of structures (as of tf.nest) of tensors; leaves that are not tensors
+            are passed on.
 
     Returns:
         A function with fn's arguments and results.
@@ -47,7 +47,7 @@ def rematerialized(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def stop_gradients(structure: Any) -> Any:
-    """The same tensors without a gradient: results of fn that need no second computation."""
+    """The same tensors without gradients, for results of fn that need no second computation."""
     return tf.nest.map_structure(
         lambda leaf: tf.stop_gradient(leaf) if tf.is_tensor(leaf) else leaf, structure
     )
@@ -59,14 +59,14 @@ def tensors_of(structure: Any) -> list[tf.Tensor]:
 
 
 def with_tensors(structure: Any, tensors: Iterable[tf.Tensor]) -> Any:
-    """The structure with these tensors, as many as it has, in place of its own."""
+    """The structure with its tensors replaced by these, in order."""
     given = iter(tensors)
     flat = [next(given) if tf.is_tensor(leaf) else leaf for leaf in tf.nest.flatten(structure)]
     return tf.nest.pack_sequence_as(structure, flat)
 
 
 def _gradients(run, tensors, upstream):
-    """The gradient of each of tensors, None for those of integers."""
+    """The gradient of each tensor; None for integers."""
     tensors, upstream = _after(tensors, upstream)
     floats = [i for i, tensor in enumerate(tensors) if tensor.dtype.is_floating]
     with tf.GradientTape() as tape:
@@ -82,11 +82,11 @@ def _gradients(run, tensors, upstream):
 
 
 def _after(tensors, upstream):
-    """The same tensors, which no compiler may take for the forward pass's own.
+    """The same tensors behind a barrier, so that the second forward pass stays separate.
 
-    Otherwise common subexpression elimination would merge the two passes, and a scheduler could
-    run the second early; either keeps everything in memory. XLA heeds barriers and no control
-    dependencies, TensorFlow's executor the reverse.
+    Otherwise common subexpression elimination could merge the two passes, or a scheduler could run
+    the second one early; both would keep everything in memory. XLA respects barriers but not
+    control dependencies; TensorFlow's executor respects control dependencies.
     """
     if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         held = xla_optimization_barrier([*tensors, *upstream])

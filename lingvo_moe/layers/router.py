@@ -1,4 +1,4 @@
-"""Routers: what scores tokens against experts.  G groups, S tokens, E experts, M model, J tasks."""
+"""Routers score tokens against experts.  G groups, S tokens, E experts, M model, J tasks."""
 
 import abc
 import dataclasses
@@ -27,14 +27,15 @@ class RouterOutput(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Router(Params, abc.ABC):
-    """Scores every token against every expert, in float32 whatever the activations."""
+    """Scores every token against every expert, always in float32."""
 
     @abc.abstractmethod
     def weights(self, model_dim: int, num_experts: int) -> NestedMap:
-        """Theta: `gate`, its experts along a letter "e".
+        """Theta: `gate`, with the letter "e" for experts.
 
-        They are neither independent experts to the optimizer nor split over devices, since every
-        token is scored against all of them, and they stay float32: bfloat16 reorders near-ties.
+        Unlike "E", this letter is not a batch dimension for optimizers and not split over devices,
+        because every token is scored against all experts. The gate stays float32, because bfloat16
+        would change the order of similar scores.
         """
 
     @abc.abstractmethod
@@ -51,7 +52,7 @@ class Router(Params, abc.ABC):
         Args:
             theta: as `weights`.
             inputs: [G, S, M].
-            tokens: what stands there [G, S].
+            tokens: [G, S].
             context: mode and randomness.
         """
         logits = self.logits(theta, inputs, tokens, context)
@@ -69,7 +70,7 @@ class Router(Params, abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ByToken(Router):
-    """inputs·gate: each token by what it has become in this layer.
+    """inputs·gate: scores each token by its vector in this layer.
 
     Attributes:
         jitter: ε; in training each element of the router's inputs, and only of the router's, is
@@ -98,13 +99,13 @@ TASKS = ("pair", "source", "target")
 class ByTask(Router):
     """A learned row of scores for each task: all tokens of a sentence go to the same experts.
 
-    Kudugunta et al. 2021 (arXiv 2110.03742), section 3: task-level routing. Any gating then picks
-    from the scores. A sentence's experts are known before it is read, so that a server for some
-    languages needs only their experts.
+    Kudugunta et al. 2021 (arXiv 2110.03742), section 3: task-level routing. It works with all
+    gatings. The experts of a sentence are known before it is read, so a server for a few languages
+    needs only their experts.
 
     Attributes:
-        task: what a task is: the "source" language, the "target" language, or the "pair".
-        num_tasks: J, rows of the table; a dataset may have fewer tasks, never more.
+        task: the kind of task: the "source" language, the "target" language, or the "pair".
+        num_tasks: J, rows of the table; at least the number of the dataset's tasks.
     """
 
     task: one_of(*TASKS) = "source"
@@ -132,20 +133,20 @@ class ByTask(Router):
 
     def weights(self, model_dim, num_experts):
         del model_dim
-        # Rows far enough apart that tasks begin on different experts.
+        # A large standard deviation, so that tasks start with different experts.
         return NestedMap(gate=WeightSpec((self.num_tasks, num_experts), Normal(1.0), "Je"))
 
     def logits(self, theta, inputs, tokens, context):
         """As in Router.
 
         Raises:
-            ValueError: the tokens come without their tasks.
+            ValueError: tokens.tasks is None.
         """
         del inputs, context
         if tokens.tasks is None:
             raise ValueError(
-                f"The router ByTask got no tasks, and routes by them: give the {self.task} of each "
-                f"sentence, or choose the router ByToken()."
+                f"The router ByTask needs the task of each sentence, but got none: give the "
+                f"{self.task}, or choose the router ByToken()."
             )
         return copies.lookup(tf.cast(theta.gate, tf.float32), tokens.tasks)
 

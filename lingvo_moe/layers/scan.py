@@ -22,23 +22,23 @@ def scan(
     each: Any,
     cut: Callable[[Any], Any] | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, Any]:
-    """Y layers one after the other, differentiable, in a loop forward and in another backward.
+    """Runs Y layers in a loop; the gradient is a second loop.
 
-    Of each layer only what goes in outlives the forward loop; the backward loop computes the rest
-    again (Chen et al. 2016, arXiv 1604.06174). A compiler sees one layer, however deep the model.
+    Only the inputs of each layer are kept for the backward loop, which computes the rest again
+    (Chen et al. 2016, arXiv 1604.06174). The compiled program has one layer, at any depth.
 
     Args:
         body: (theta of a layer, its inputs, shared, each of a layer) -> (outputs like the inputs,
-            loss float32 [], aside). It runs in graphs of its own, several times: what it captures
-            from outside is not differentiated. aside is a structure (as of tf.nest) of tensors;
-            leaves that are no tensors pass through.
-        theta: a structure of tensors [Y, …], the floating ones differentiated.
-        inputs: of the first layer; a static shape.
+            loss float32 [], aside). It is traced several times, in separate graphs; tensors that it
+            captures from outside get no gradient. aside is a structure (as of tf.nest) of tensors;
+            leaves that are not tensors are passed on.
+        theta: a structure of tensors [Y, …]; the floating ones are differentiated.
+        inputs: of the first layer, with a static shape.
         shared: a structure that every layer reads; its floating tensors are differentiated, leaves
-            that are no tensors pass through.
+            that are not tensors are passed on.
         each: a structure of tensors [Y, …] that are not differentiated, such as seeds.
-        cut: tells XLA how the gradient of theta is cut while it fills up, layer by layer: takes a
-            structure like theta and gives back the same tensors. None says nothing.
+        cut: annotates how the gradient of theta is split over devices: takes a structure like
+            theta and returns the same tensors. None for no annotation.
 
     Returns:
         The outputs of the last layer, the sum of the losses, and aside with a first dimension Y,
@@ -61,7 +61,7 @@ def scan(
 
 
 class _Loop:
-    """The two loops; everything travels as flat lists of tensors: theta's, shared's, each's."""
+    """The two loops, on flat lists of tensors: those of theta, of shared, of each."""
 
     def __init__(self, body, theta, shared, each, cut):
         self.body, self.theta, self.shared, self.each, self.cut = body, theta, shared, each, cut
@@ -71,7 +71,7 @@ class _Loop:
         self.aside = None
 
     def forward(self, inputs, tensors):
-        """Outputs, the sum of losses, aside stacked, and what each layer got."""
+        """Outputs, the sum of losses, aside stacked, and the inputs of each layer."""
         specs = self._aside_specs(inputs, tensors)
 
         def step(i, x, loss, kept, aside):
@@ -86,7 +86,7 @@ class _Loop:
         return outputs, loss, [a.stack() for a in aside], kept.stack()
 
     def backward(self, kept, tensors, upstream, loss_gradient):
-        """The gradients of inputs, and of each of the tensors; None for those that have none."""
+        """The gradients of inputs and of each tensor; None for tensors without one."""
         theta, shared, each = self._split(tensors)
         learned, read = _floats(theta), _floats(shared)
 
@@ -122,7 +122,7 @@ class _Loop:
         return [down, *(found.get(i) for i in range(len(tensors)))]
 
     def pack_aside(self, tensors):
-        """Aside as the body gave it, of these tensors."""
+        """The structure of the body's aside, with these tensors."""
         return with_tensors(self.aside, tensors)
 
     def _layer(self, i, x, tensors, sliced=False):
@@ -141,7 +141,7 @@ class _Loop:
         return list(tensors[:first]), list(tensors[first:second]), list(tensors[second:])
 
     def _aside_specs(self, inputs, tensors):
-        """What the body leaves aside for one layer, found by tracing it without keeping it."""
+        """The specs of aside for one layer, from a trace of the body that is not used."""
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in (inputs, *tensors)]
 
         def trace(x, *tensors):
@@ -155,8 +155,8 @@ class _Loop:
         arrays = [self._array(theta[j][0]) for j in learned]
         if self.cut is None:
             return arrays
-        # Zeros are annotated, not the gradients that replace them: a compiler merges equal zeros,
-        # and how one weight's gradient is cut would spread to another of its shape.
+        # The zeros are annotated, not the gradients that replace them: a compiler merges equal
+        # zeros, and one weight's sharding would spread to another weight of the same shape.
         zeros = [runtime_zeros(w.shape, w.dtype, computed) for w in theta]
         zeros = tensors_of(self.cut(with_tensors(self.theta, zeros)))
         return [array.unstack(zeros[j]) for array, j in zip(arrays, learned, strict=True)]
@@ -165,7 +165,7 @@ class _Loop:
         return tf.TensorArray(like.dtype, self.length, element_shape=like.shape)
 
     def _while(self, step, start):
-        """Both loops count from 0 up, so that a compiled program shows how often they run."""
+        """Both loops count up from 0, so that the compiled program has the number of iterations."""
         return tf.while_loop(lambda i, *_: i < self.length, step, start, parallel_iterations=1)
 
 

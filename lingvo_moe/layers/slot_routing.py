@@ -1,11 +1,11 @@
-"""Which slot handles which token: FlexMoE's flexible routing, as tensors.
+"""FlexMoE's flexible routing with tensors: assigns the tokens of an expert to its slots.
 
-Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, section 4. The rules are described
-in placement/routing.py; both give the same numbers.
+Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, section 4. placement/routing.py describes the
+rules; both give the same numbers.
 
-A places along the mesh axis of data, each with tokens and copies of all slots of its own, D devices
-as sources, H the same devices as targets, K slots of a device, P = D·K slots, E experts, N choices
-of a source.
+A places along the mesh axis of data, each with its own tokens and copies of all slots, D devices as
+sources, H the same devices as targets, K slots of a device, P = D·K slots, E experts, N choices of
+a source.
 """
 
 from typing import NamedTuple
@@ -15,13 +15,13 @@ import tensorflow as tf
 
 
 class Counts(NamedTuple):
-    """What a placement says, as tables.
+    """A placement as tables.
 
     Attributes:
         placement: int32 [D, K], the expert in each slot, -1 for none.
-        turn: int32 [D, K], how many slots of the same expert come before on the device; -1 where
-            it is empty.
-        replicas: int64 [E, D], slots of each expert on each device.
+        turn: int32 [D, K], number of earlier slots of the same expert on the device; -1 for an
+            empty slot.
+        replicas: int64 [E, D], number of slots of each expert on each device.
     """
 
     placement: tf.Tensor
@@ -30,11 +30,11 @@ class Counts(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """How many tokens go where.
+    """Numbers of tokens from sources to targets and slots.
 
     Attributes:
         sent: int32 [A, D, E, H], choices of each expert from each source to each target.
-        first: int32 [A, D, E, H], the number of the first of them among all that the target gets.
+        first: int32 [A, D, E, H], index of the first of them among all choices for the target.
         by_slot: int32 [P, A, D], choices that each slot gets from each source.
     """
 
@@ -87,7 +87,7 @@ def choose_slots(
     first: tf.Tensor,
     counts: Counts,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The slot of each single choice; of a source's tokens for an expert the first stay.
+    """The slot of each choice; the first tokens of a source for an expert stay on their device.
 
     Args:
         expert: int32 [s, N], the choices of s sources, -1 for none.
@@ -97,8 +97,8 @@ def choose_slots(
         counts: of the placement.
 
     Returns:
-        int32 [s, N] each: the slot, P for none, and the choice's place among its source's choices
-        of that slot.
+        Two int32 [s, N]: the slot (P for none), and the choice's index among the choices from its
+        source for this slot.
     """
     devices, per_device = counts.placement.shape
     num_experts = sent.shape[1]
@@ -140,7 +140,7 @@ def _device_flow(loads, replicas):
 
 
 def _spread(rest, spare):
-    """Rule 2: rest [A, E, D] tokens into spare [A, E, H] room, of which each expert has enough."""
+    """Rule 2: distributes rest [A, E, D] tokens to spare [A, E, H] room, which is sufficient."""
     flow = rest[..., :, None] * spare[..., None, :] // _at_least_one(spare)[..., None]
     left, free = rest - tf.reduce_sum(flow, axis=3), spare - tf.reduce_sum(flow, axis=2)
     last_token = tf.cumsum(left, axis=2)  # [A, E, D]

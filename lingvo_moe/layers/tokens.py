@@ -1,4 +1,4 @@
-"""What is known of the tokens of a batch besides their vectors.  B rows, T length."""
+"""Ids, segments and tasks of the tokens of a batch.  B rows, T length."""
 
 from typing import NamedTuple
 
@@ -12,8 +12,7 @@ class Tokens(NamedTuple):
         ids: int32 [B, T].
         segments: int32 [B, T], which sentence of a packed row a token belongs to, counted from 1;
             0 is padding.
-        tasks: int32 [B, T], what a router by task looks at (see layers.router.ByTask); None where
-            nothing routes so.
+        tasks: int32 [B, T], for routers by task (see layers.router.ByTask); None without one.
     """
 
     ids: tf.Tensor

@@ -67,7 +67,7 @@ class Stack(Layer):
 
     @property
     def block(self) -> dict[str, TransformerLayer]:
-        """The layers that repeat through the stack: those from one MoE layer to the next."""
+        """The layers that repeat through the stack, up to and with the first MoE layer."""
         return dict(list(self.layers.items())[: self.params.block_size])
 
     def weights(self):
@@ -127,7 +127,7 @@ class Stack(Layer):
         return StackOutput(x, moe_loss, stats, routings)
 
     def _unrolled(self, theta, x, surroundings, context):
-        """The StackOutput of all layers; surroundings are what each reads besides its inputs."""
+        """The StackOutput of all layers; surroundings are the other arguments of each layer."""
         bias, tokens, *memory = surroundings
         moe_loss, stats, routings = tf.constant(0.0), NestedMap(), NestedMap()
         thetas = self.layer_thetas(theta)
@@ -230,7 +230,7 @@ class Transformer(Layer):
         return Stack(params=self.params, vocab_size=self.target_vocab_size, is_decoder=True)
 
     def weights(self):
-        """Theta: encoder, decoder; the decoder has no embedding of its own where it is shared."""
+        """Theta: encoder, decoder; with a shared embedding the decoder has none."""
         weights = NestedMap(encoder=self.encoder.weights(), decoder=self.decoder.weights())
         if self.params.shared_embedding:
             del weights.decoder["embedding"]
@@ -274,13 +274,13 @@ class Transformer(Layer):
         target: Tokens,
         context: Context,
     ) -> StackOutput:
-        """What logits are made of, teacher-forced.
+        """The last hidden states of the decoder, teacher-forced.
 
         Args:
             theta: as `weights`.
             source: [B, L].
-            target: [B, T], ids shifted right: what the decoder reads. The same segment on both
-                sides marks a sentence pair.
+            target: [B, T], the decoder's inputs: ids shifted right. A sentence pair has the same
+                segment on both sides.
             context: mode and randomness.
 
         Returns:
@@ -328,7 +328,7 @@ class Transformer(Layer):
         lengths: tf.Tensor,
         tasks: tf.Tensor | None = None,
     ) -> NestedMap:
-        """Reads a batch of sentences, once, for decoding.
+        """Encodes a batch of sentences for decoding.
 
         Args:
             laid_out: of `lay_out`.

@@ -1,4 +1,4 @@
-"""One layer of the MoE Transformer, and what a model says of all of them.
+"""One layer of the MoE Transformer, and the params of all layers.
 
 B batch, T target length, L source length, K living hypotheses, P flat cache positions, N heads,
 M model.
@@ -33,17 +33,17 @@ class TransformerParams(Params):
         head_dim: D.
         moe: the Mixture-of-Experts layers; None for a dense model.
         dropout_rate: on embeddings, residual branches and attention probabilities.
-        shared_embedding: one table for both sides; it wants one vocabulary for both.
+        shared_embedding: one table for both sides, which needs a joint vocabulary.
         activation: of the feed-forward layers and, unless moe says otherwise, of experts.
-        remat: in training keep only what goes in and out of each layer and compute the rest again
-            in the backward pass: a third more work for a fraction of the memory.
-        scan: equal blocks of layers (moe.every_n of them) are stacked in one set of weights, and
-            training runs them in a loop, rematerialised: a compiler sees one block, however deep
-            the model.
+        remat: whether training keeps only the inputs and outputs of each layer and computes the
+            rest again in the backward pass: a third more work for a fraction of the memory.
+        scan: whether equal blocks of layers (moe.every_n layers each) are stacked in one set of
+            weights, and training runs them in a loop, rematerialised. The compiled program has one
+            block, at any depth.
 
     Raises:
-        ValueError: a size out of range, or scan and a number of layers that is no multiple of a
-            block's.
+        ValueError: a size out of range, or scan with a number of layers that is not a multiple of
+            a block's.
     """
 
     num_encoder_layers: PositiveInt
@@ -75,7 +75,7 @@ class TransformerParams(Params):
 
 
 class StackOutput(NamedTuple):
-    """What a stack of layers gives.
+    """The result of a stack of layers.
 
     Attributes:
         outputs: [B, T, M].
@@ -105,7 +105,7 @@ class TransformerLayer(Layer):
 
     @property
     def attention(self) -> Attention:
-        """Serves self-attention and attention to the source alike; theta tells them apart."""
+        """The layer of both self-attention and attention to the source, with different theta."""
         p = self.params
         return Attention(
             model_dim=p.model_dim,
@@ -151,7 +151,7 @@ class TransformerLayer(Layer):
             theta: as `weights`.
             inputs: [B, T, M].
             bias: float32, broadcasts to [B, N, T, T].
-            tokens: what stands there [B, T].
+            tokens: [B, T].
             context: mode and randomness.
             memory: [B, L, M], the encoder's outputs (decoder only).
             memory_bias: float32, broadcasts to [B, N, T, L] (decoder only).

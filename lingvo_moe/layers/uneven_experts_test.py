@@ -272,7 +272,8 @@ def test_bad_sizes(sizes):
 
 def test_sizes_of_other_experts():
     with pytest.raises(
-        ValueError, match=r"gives 5 sizes, \(2, 1, 4, 1, 3\), to 4 experts; give as many as num_exp"
+        ValueError,
+        match=r"has 5 sizes, \(2, 1, 4, 1, 3\), for 4 experts; give one for each of num_exp",
     ):
         moe_of(num_experts=4).weights()
 
@@ -280,14 +281,14 @@ def test_sizes_of_other_experts():
 def test_a_mesh():
     layer, theta = experts_of()
     routing = routing_of(np.zeros([GROUPS, TOKENS, 1], int), np.ones([GROUPS, TOKENS, 1], bool))
-    message = r"without a mesh: take --runtime=local, or moe.dispatcher=Fitted\(\)"
+    message = r"without a mesh: use --runtime=local, or moe.dispatcher=Fitted\(\)"
     with use_mesh(parse_mesh("data:2"), {}), pytest.raises(ValueError, match=message):
         UNEVEN.dispatch(random_inputs(GROUPS, TOKENS), routing, None, HeldExperts(layer, theta))
 
 
 def test_evaluation_takes_no_sizes():
-    with pytest.raises(ValueError, match=r"holds experts in a way of its own.* such as moe.eval_d"):
+    with pytest.raises(ValueError, match=r"has its own layout of experts.* such as moe.eval_d"):
         moe_of(eval_dispatcher=UNEVEN)
     sizes = "model.moe.eval_dispatcher=VExperts(devices=2, slots_per_device=6)"
-    with pytest.raises(ValueError, match=r"eval_dispatcher=VExperts\(.*holds experts in a way"):
+    with pytest.raises(ValueError, match=r"eval_dispatcher=VExperts\(.*has its own layout"):
         override(get_params("tiny.MoE"), [sizes])

@@ -1,11 +1,11 @@
-"""Experts in slots, more slots for busier ones: FlexMoE's vExperts.
+"""FlexMoE's vExperts: replicas of experts in slots, more replicas for busier experts.
 
 Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946.
 
 G groups over all devices, S tokens per group, K choices, M model, A places along the mesh axis of
-data, D devices of a placement, X sources: all devices at all places (cut like groups, or over A
-alone while experts are spread), P slots of all devices, p slots of one's own devices, E experts,
-C places for what a source sends to a slot, R rows of a slot.
+data, D devices of a placement, X sources: all devices at all places (split like groups, or over A
+alone while experts are split), P slots of all devices, p slots of the local devices, E experts,
+C places of the buffer from a source to a slot, R rows of a slot.
 """
 
 import dataclasses
@@ -25,22 +25,23 @@ from lingvo_moe.sharding.partition import INDEX, manual
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VExperts(Laddered):
-    """Each device has slots, each slot holds a replica of some expert, a table says of which.
+    """Each device has slots; each slot holds a replica of an expert, given by a table.
 
-    The gating chooses experts. A choice goes to a slot of its expert by flexible routing (see
-    slot_routing): the expert's tokens are spread evenly over its slots, and stay on their device
-    where that has one. No token is lost; which slot computes it changes its result by nothing but
-    rounding. The table is a tensor of the state: train.replicas moves experts, and the compiled
-    step serves any placement.
+    The gating chooses experts. Flexible routing (see slot_routing) then chooses a slot of the
+    expert: tokens are distributed evenly over the expert's slots, and stay on their device if it
+    has one. No token is dropped; the choice of the slot changes results only by rounding. The table
+    is a tensor of the state: training.replicas moves experts, and the compiled step accepts any
+    placement.
 
-    What stays on its device does not cross the wire. What arrives in buffers of C a pair of source
-    and slot is packed into R rows a slot, so that work follows the busiest slot, not pair.
+    Tokens that stay on their device are not sent. Other tokens are sent in buffers of C places for
+    each pair of source and slot, and packed into R rows of the slot. So the work follows the
+    busiest slot, not the busiest pair.
 
     Attributes:
-        devices: D, a multiple of the pieces that the mesh cuts experts into.
-        slots_per_device: the slots of each; all together at least as many as experts.
-        wire: room for what a source sends to a slot, over the room that it has for its share of the
-            slot's rows: sources differ more than slots do.
+        devices: D, a multiple of the number of pieces into which the mesh splits experts.
+        slots_per_device: slots of each device; all devices together have at least E.
+        wire: factor on the room of a buffer, relative to a source's even share of a slot's rows,
+            because loads of sources differ more than loads of slots.
 
     Raises:
         ValueError: no device, no slot, or wire below 1; see also Laddered.
@@ -98,7 +99,7 @@ class VExperts(Laddered):
         expert = tf.where(routing.dispatched, routing.expert, -1)
         expert = annotate(tf.reshape(expert, [sources, size * choices]), "GS")
         loads = tf.reduce_sum(tf.one_hot(expert, num_experts, dtype=tf.int32), axis=1)
-        # A few numbers, which every device works out for itself.
+        # Small tensors, which every device computes itself.
         loads = _replicate(tf.reshape(loads, [places, self.devices, num_experts]))
         counts = counts_of(placement, num_experts)
         flow = Flow(*map(_replicate, flow_of(loads, counts)))
@@ -106,7 +107,7 @@ class VExperts(Laddered):
         first_row = _replicate(tf.cumsum(flow.by_slot, axis=2, exclusive=True))
         routed = self._routed(expert, flow, counts, first_row)
         wire = self.room(self.wire * size * choices / self.num_slots, size)
-        wire = [max(2, room) for room in wire]  # one place would crash XLA's compiler for CPUs
+        wire = [max(2, room) for room in wire]  # XLA's compiler for CPUs crashes with one place
         rows = self.room(self.devices * size * choices / self.num_slots, self.devices * size)
         stats = NestedMap(
             rung=tf.maximum(
@@ -158,32 +159,32 @@ class VExperts(Laddered):
         places, cut = _pieces("g"), _pieces("E")
         if self.devices % cut:
             raise ValueError(
-                f"The mesh cuts experts into {cut} pieces, and {self.devices} devices of a "
-                f"placement do not fall into as many; change devices of VExperts, or the mesh."
+                f"VExperts has devices={self.devices}, which must be a multiple of the {cut} "
+                f"pieces into which the mesh splits experts; change devices, or the mesh."
             )
         if groups % (places * self.devices):
             raise ValueError(
-                f"{groups} groups do not fall into {places * self.devices} sources, {places} along "
-                f"data by {self.devices} devices; set moe.num_groups to a multiple of that."
+                f"{groups} groups do not divide evenly into {places * self.devices} sources "
+                f"({places} along data, {self.devices} devices); set moe.num_groups to a multiple."
             )
         return places, places * self.devices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Exchange:
-    """Where every choice goes, and the four ways between tokens, buffers and rows.
+    """The slot of every choice, and the four copies between tokens, buffers and rows.
 
-    The ways see one device's pieces: s sources and their p slots, which get from X sources each.
-    Numbers within them are of another type than those around (see partition.INDEX), and do not
-    count from 0 on, for the same reason.
+    The copies see the pieces of one device: s sources and their p slots, which receive from X
+    sources. Their integers have another dtype than those outside (see partition.INDEX), and ranges
+    are NumPy constants, for the same reason.
 
     Attributes:
-        routed: int32 [X, S, K, 3]: a choice's slot (P for none), its place among the choices from
-            its source for that slot, and, if the slot is on its own device, its row there, else -1.
-        arriving: int32 [P, X], how many each slot gets from each source of another device.
-        first_row: int32 [P, X], the row of the first that it gets from each source.
+        routed: int32 [X, S, K, 3]: a choice's slot (P for none), its index among the choices from
+            its source for this slot, and its row if the slot is on its own device, else -1.
+        arriving: int32 [P, X], choices that each slot gets from each source on another device.
+        first_row: int32 [P, X], the row of the first choice from each source.
         sources, wire, rows, slots, per_device: X, C, R, P, and the slots of a device.
-        stats: as `dispatch` gives them.
+        stats: the statistics of `dispatch`.
     """
 
     sources: int
@@ -198,39 +199,39 @@ class _Exchange:
 
     def fill(self, tokens, routed):
         """Tokens [s, S, M] that leave, in buffers [P, s, C, M]."""
-        place = self._places_away(routed)
+        place = self._buffer_places(routed)
         choice = inverse(place, self.slots * tokens.shape[0] * self.wire)
         rows = permute(_flat(tokens), place, choice)
         return tf.reshape(rows, [self.slots, tokens.shape[0], self.wire, tokens.shape[-1]])
 
     def pack(self, arrived, tokens, routed, arriving, first_row):
-        """What arrived [p, X, C, M], and tokens [s, S, M] that stay, in rows [p, 1, R, M]."""
-        row, home = self._rows_of_arrived(arriving, first_row), self._rows_at_home(routed)
+        """Received tokens [p, X, C, M] and tokens [s, S, M] that stay, in rows [p, 1, R, M]."""
+        row, local = self._received_rows(arriving, first_row), self._local_rows(routed)
         slots = arriving.shape[0]
         packed = permute(_flat(arrived), row, inverse(row, slots * self.rows))
-        packed += permute(_flat(tokens), home, inverse(home, slots * self.rows))
+        packed += permute(_flat(tokens), local, inverse(local, slots * self.rows))
         return tf.reshape(packed, [slots, 1, self.rows, tokens.shape[-1]])
 
     def unpack(self, rows, arriving, first_row):
-        """Rows [p, 1, R, M] that go back, in buffers [p, X, C, M]."""
-        row = self._rows_of_arrived(arriving, first_row)
+        """Rows [p, 1, R, M] that return, in buffers [p, X, C, M]."""
+        row = self._received_rows(arriving, first_row)
         place = inverse(row, arriving.shape[0] * self.rows)[:, None]
         buffers = permute(_flat(rows), place, row[:, 0])
         return tf.reshape(buffers, [*arriving.shape, self.wire, rows.shape[-1]])
 
     def collect(self, back, rows, weight, routed):
-        """Weighted sums [s, S, M] of what came back [P, s, C, M] and what stayed [p, 1, R, M]."""
+        """Weighted sums [s, S, M] of returned rows [P, s, C, M] and local rows [p, 1, R, M]."""
         flat = tf.reshape(weight, [-1, weight.shape[-1]])
         outputs = 0.0
         for values, place in (
-            (_flat(back), self._places_away(routed)),
-            (_flat(rows), self._rows_at_home(routed)),
+            (_flat(back), self._buffer_places(routed)),
+            (_flat(rows), self._local_rows(routed)),
         ):
             outputs += combine(values, flat, place, inverse(place, values.shape[0]))
         return tf.reshape(outputs, [*weight.shape[:2], rows.shape[-1]])
 
-    def _places_away(self, routed):
-        """INDEX [s·S, K]: where in [P, s, C] each choice that leaves goes; one past for others."""
+    def _buffer_places(self, routed):
+        """INDEX [s·S, K]: the place in [P, s, C] of each sent choice; P·s·C for others."""
         slot, position, row = tf.unstack(tf.cast(routed, INDEX), axis=-1)
         sources = routed.shape[0]
         begin = (np.arange(sources) * self.wire)[:, None, None]
@@ -238,16 +239,16 @@ class _Exchange:
         place = slot * (sources * self.wire) + begin + position
         return _by_token(tf.where(leaves, place, self.slots * sources * self.wire))
 
-    def _rows_at_home(self, routed):
-        """INDEX [s·S, K]: the row in [p, R] of each choice that stays; one past for others."""
+    def _local_rows(self, routed):
+        """INDEX [s·S, K]: the row in [p, R] of each choice that stays; p·R for others."""
         slot, _, row = tf.unstack(tf.cast(routed, INDEX), axis=-1)
         sources, own_rows = routed.shape[0], self.per_device * self.rows
         begin = (np.arange(sources) * own_rows)[:, None, None]
         place = begin + slot % self.per_device * self.rows + row
         return _by_token(tf.where((row >= 0) & (row < self.rows), place, sources * own_rows))
 
-    def _rows_of_arrived(self, arriving, first_row):
-        """INDEX [p·X·C, 1]: the row in [p, R] of each place of a buffer; one past if empty."""
+    def _received_rows(self, arriving, first_row):
+        """INDEX [p·X·C, 1]: the row in [p, R] of each place of a buffer; p·R if empty."""
         arriving, first_row = (tf.cast(x, INDEX) for x in (arriving, first_row))
         slots = arriving.shape[0]
         count = np.arange(1, self.wire + 1)  # the place and those before it
@@ -258,12 +259,12 @@ class _Exchange:
 
 
 def _over(load: tf.Tensor, room: int) -> tf.Tensor:
-    """float32 []: what of the loads has no room."""
+    """float32 []: the sum of the loads above `room`."""
     return tf.reduce_sum(tf.cast(tf.maximum(load - room, 0), tf.float32))
 
 
 def _pieces(letter: str) -> int:
-    """Into how many pieces a dimension of that letter is cut."""
+    """The number of pieces into which a dimension with this letter is split."""
     if active() is None:
         return 1
     mesh, rules = active()

@@ -187,7 +187,12 @@ def test_slots_begin_as_experts_would():
     ("devices", "per_device", "groups", "message"),
     [
         (2, 1, 2, "2 devices of 1 slots have no room for 4 experts; raise slots_per_device"),
-        (4, 1, 6, "6 groups do not fall into 4 sources, 1 along data by 4 devices; set moe.num"),
+        (
+            4,
+            1,
+            6,
+            "6 groups do not divide evenly into 4 sources .1 along data, 4 devices.; set",
+        ),
         (0, 4, 2, "devices must be >= 1, got 0"),
     ],
 )

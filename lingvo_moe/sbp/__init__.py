@@ -1,1 +1,1 @@
-"""Split, Broadcast, Partial: which device holds what of a tensor, as an algebra."""
+"""Split, Broadcast, Partial: an algebra of what each device holds of a tensor."""

@@ -1,16 +1,16 @@
-"""From one way of holding a tensor to another: which collectives, and how many bytes.
+"""Boxing: changes the type of a tensor by collectives, and counts their bytes.
 
-Yuan et al. 2021 (arXiv 2110.15032), table 2. On one axis of d devices, for n bytes in
-all, the bytes that a device receives:
+Yuan et al. 2021 (arXiv 2110.15032), table 2. On one axis of d devices, for a tensor of n bytes, the
+bytes that a device receives:
 
     S(i) → B      all-gather      (d - 1) / d n
     S(i) → S(j)   all-to-all      (d - 1) / d² n
     P → B         all-reduce      2 (d - 1) / d n
     P → S(i)      reduce-scatter  (d - 1) / d n
-    B → S(i), B → P, S(i) → P     none: slice, let one keep it, pad by zeros
+    B → S(i), B → P, S(i) → P     none: slice, zeros on all devices but one, pad with zeros
 
-On a mesh of several axes a way is a sequence of such steps, and `plan` finds the cheapest. A step
-may take several axes at once that go from the same to the same.
+On a mesh of several axes boxing takes a sequence of steps, and `plan` finds the cheapest one. A
+step may change several axes together if they have the same source and the same target.
 """
 
 import dataclasses
@@ -29,12 +29,12 @@ class Step:
     """One collective or one local operation.
 
     Attributes:
-        axes: of the mesh, in its order: those along which devices talk.
-        source, target: before and after, on all axes.
+        axes: the axes of the mesh along which devices communicate, in the mesh's order.
+        source, target: the types before and after, on all axes.
         kind: "all-gather", "all-to-all", "all-reduce", "reduce-scatter", or "" for a local one.
         bytes: of the collective as `hlo.Collective.bytes` counts: a device's piece for an
-            all-to-all, else all that the devices of a group hold together.
-        received: bytes that each device receives at the least.
+            all-to-all, else the whole array of a group.
+        received: the least number of bytes that each device receives.
     """
 
     axes: tuple[str, ...]
@@ -52,7 +52,7 @@ class Step:
 
 
 def collective(source: Sbp, target: Sbp) -> str:
-    """What takes source to target on one axis; "" for what each device does alone."""
+    """The collective that changes source to target on one axis; "" for a local operation."""
     match source, target:
         case Split(), Split() if source != target:
             return "all-to-all"
@@ -66,7 +66,7 @@ def collective(source: Sbp, target: Sbp) -> str:
 
 
 def received(kind: str, size: int, devices: int) -> fractions.Fraction:
-    """Bytes that each device receives at the least, from the size of a collective.
+    """The least number of bytes that each device receives in a collective.
 
     Args:
         kind: of `hlo.KINDS`, or "" for none.
@@ -84,12 +84,12 @@ def received(kind: str, size: int, devices: int) -> fractions.Fraction:
 def plan(
     source: NdSbp, target: NdSbp, shape: Sequence[int], element_bytes: int, mesh: Mesh
 ) -> tuple[Step, ...]:
-    """The steps by which a device receives the fewest bytes; of such ways the shortest.
+    """The steps with the fewest bytes received by a device, and among these the fewest steps.
 
-    Dijkstra's search over all ways of holding the tensor.
+    Dijkstra's algorithm over all types of the tensor.
 
     Args:
-        source, target: before and after.
+        source, target: the types before and after.
         shape: of the whole tensor.
         element_bytes: of one element.
         mesh: the devices.
@@ -118,7 +118,7 @@ def plan(
 
 
 def steps(here: NdSbp, shape: Sequence[int], element_bytes: int, mesh: Mesh) -> Iterator[Step]:
-    """All single steps from here to anything that cuts the shape into equal pieces."""
+    """All single steps from `here` to types that split the shape into equal pieces."""
     numbers = range(len(mesh.axes))
     for axes in itertools.chain.from_iterable(
         itertools.combinations(numbers, n) for n in range(1, len(numbers) + 1)
@@ -133,7 +133,7 @@ def steps(here: NdSbp, shape: Sequence[int], element_bytes: int, mesh: Mesh) -> 
 
 
 def _innermost(one: Sbp, axes: tuple[int, ...], sbp: NdSbp) -> bool:
-    """Whether what devices along the axes hold lies together: no axis within cuts finer."""
+    """Whether no inner axis splits the same dimension further, so that pieces are contiguous."""
     if not isinstance(one, Split):
         return True
     return not any(
@@ -166,7 +166,7 @@ def _step(axes, source, target, shape, element_bytes, mesh):
 
 
 def markdown(devices: int, shape: tuple[int, ...] = (8, 8)) -> str:
-    """The table of one axis: each pair's collective, and bytes received as parts of n."""
+    """The table for one axis: the collective of each pair, and bytes received as parts of n."""
     mesh, size = Mesh(("x",), (devices,)), math.prod(shape)
     kinds = [Split(0), B, P]
     rows = [["from \\ to", *map(str, kinds), "S(1)"], ["---"] * 5]

@@ -36,10 +36,10 @@ def blocks() -> list[str]:
 
 
 def draw(held: types.NdSbp, shape: tuple[int, int], mesh: Mesh) -> str:
-    """A matrix once for each device, with marks where it holds something.
+    """Draws a matrix once for each device, with marks for the elements that the device holds.
 
     Args:
-        held: how; a P is drawn as the summand that it is.
+        held: the type of the matrix.
         shape: of the matrix; a few rows and columns.
         mesh: the devices.
 

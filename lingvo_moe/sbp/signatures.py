@@ -1,16 +1,16 @@
-"""Which ways of holding operands and result let every device work on its own pieces alone.
+"""Signatures: the types of operands with which every device can work alone, and of the result.
 
-Yuan et al. 2021 (arXiv 2110.15032), section 3.2: a signature says for one axis of a mesh how each
-operand is held and what the result then is. They follow from an operator's letters:
+Yuan et al. 2021 (arXiv 2110.15032), section 3.2. A signature gives the types for one axis of a
+mesh. Signatures follow from an operator's letters:
 
-- a letter that the result has: operands with that letter are cut there, the others are copied, and
-  the result is cut there;
-- a letter that is summed over: operands with it are cut there, and the result is P;
-- sums pass through what is linear: one operand P and the others copied gives P;
-- copies give copies.
+- a letter of the result: operands with it are split along it, the others are B, and the result is
+  split along it;
+- a letter that is summed: operands with it are split along it, and the result is P;
+- linear operators keep sums: one operand P and the others B give P;
+- all operands B give B.
 
-On a mesh of several axes one signature holds for each, the inner ones for the pieces that the outer
-ones leave.
+On a mesh of several axes there is one signature for each; an inner one applies to the pieces of the
+outer ones.
 """
 
 import abc
@@ -41,16 +41,16 @@ class NdSignature(NamedTuple):
 
 
 class Operator(abc.ABC):
-    """What is computed, as far as it matters for where things live."""
+    """An operator of the algebra: a rule for its signatures."""
 
     num_operands: int
 
     @abc.abstractmethod
     def signatures(self, devices: int) -> tuple[Signature, ...]:
-        """All that are legal on an axis of so many devices; each has other operands."""
+        """All legal signatures on an axis of `devices` devices; no two have the same operands."""
 
     def piece(self, signature: Signature, devices: int) -> "Operator":
-        """What each device computes under that signature."""
+        """The operator that each device computes under this signature."""
         return self
 
 
@@ -67,9 +67,9 @@ class Lettered(Operator):
     """An operator described by an equation; make it by one of the functions below.
 
     Attributes:
-        equation: as an einsum's; a letter is a dimension.
-        linear: what becomes of P.
-        whole: letters along which a device needs everything.
+        equation: as in einsum; a letter is a dimension.
+        linear: how the operator treats P.
+        whole: letters of dimensions that must not be split.
     """
 
     equation: str
@@ -94,11 +94,11 @@ class Lettered(Operator):
 
     @property
     def num_operands(self) -> int:
-        """One a term."""
+        """The number of terms."""
         return len(self.terms)
 
     def signatures(self, devices: int) -> tuple[Signature, ...]:
-        """See Operator; they are the same for any number of devices."""
+        """See Operator; the result is the same for any number of devices."""
         letters = dict.fromkeys("".join([self.result, *self.terms]))
         cuts = [self._cut(letter) for letter in letters if self._may_cut(letter)]
         copies = Signature((B,) * self.num_operands, B)
@@ -123,10 +123,10 @@ class Lettered(Operator):
 
 @dataclasses.dataclass(frozen=True)
 class Reshape(Operator):
-    """A row-major reshape, which cuts what lies together.
+    """A row-major reshape.
 
-    S(i) becomes S(j) if as many elements lie before dimension i as before j, in other words if both
-    cut the same range of the elements: the first of merged dimensions, the first of parts.
+    S(i) becomes S(j) if both split the elements in the same way: the product of the sizes before i
+    equals the product of the sizes before j.
     """
 
     source: tuple[int, ...]
@@ -156,11 +156,11 @@ class Reshape(Operator):
 
 @dataclasses.dataclass(frozen=True)
 class Gather(Operator):
-    """Rows of a table by number: equation "VM,BL->BLM", looked up over "V".
+    """A lookup of a table's rows by number: equation "VM,BL->BLM", over the letter "V".
 
-    It is the product of the table and a one-hot tensor that each device makes for the rows it
-    holds; where the table is cut over them, devices give zeros for rows of others and the result
-    is P.
+    It is the product of the table with a one-hot tensor, which each device makes for the rows it
+    holds. If the rows of the table are split, a device gives zeros for the rows of others, and the
+    result is P.
     """
 
     equation: str
@@ -182,12 +182,12 @@ class Gather(Operator):
         return tuple(
             Signature((rows, B if one_hot == made_locally else one_hot), out)
             for (rows, one_hot), out in product
-            if one_hot != P  # numbers of rows are no linear matter
+            if one_hot != P  # the result is not linear in the row numbers
         )
 
 
 def einsum(equation: str) -> Lettered:
-    """Sums of products, transposes, sums over dimensions; one operand may be a constant's multiple.
+    """Sums of products, transposes, and sums over dimensions.
 
     Raises:
         ValueError: an equation without "->", or with a letter in the result that no operand has.
@@ -205,7 +205,7 @@ def add(equation: str) -> Lettered:
 
 
 def elementwise(equation: str) -> Lettered:
-    """Any other function of elements, as relu or max(x, y) are; products are `einsum`s.
+    """Any other elementwise function, such as relu or max(x, y); for products use `einsum`.
 
     Raises:
         ValueError: as `add`.
@@ -214,19 +214,19 @@ def elementwise(equation: str) -> Lettered:
 
 
 def softmax(dims: str, over: str) -> Lettered:
-    """Or whatever else mixes elements along some dimensions, not linearly: norms, sorting, top k.
+    """Softmax, or another non-linear operator along dimensions, such as norms, sorting or top k.
 
     Args:
-        dims: a letter a dimension.
-        over: those along which it mixes.
+        dims: one letter a dimension.
+        over: the letters of the dimensions along which it works.
     """
     return Lettered(f"{dims}->{dims}", Linear.NOT, whole=over)
 
 
 def mean(equation: str) -> Lettered:
-    """The mean over the letters that the result lacks; a sum is an `einsum`.
+    """The mean over the letters that the result lacks; for a sum use `einsum`.
 
-    Linear, but means of pieces do not add up to the mean: those letters stay whole.
+    It is linear, but the means of pieces do not add up to the mean, so these letters stay whole.
 
     Raises:
         ValueError: as `einsum`.
@@ -264,10 +264,10 @@ def nd_signatures(operator: Operator, sizes: Sequence[int]) -> Iterator[NdSignat
 
 
 def infer(operator: Operator, operands: Sequence[NdSbp], mesh: Mesh) -> NdSbp:
-    """What the result is, for operands held so.
+    """The type of the result for operands of these types.
 
     Raises:
-        ValueError: devices could not work on their pieces alone.
+        ValueError: there is no such signature; the message lists the legal ones.
     """
     result = []
     for axis, size in enumerate(mesh.shape):
@@ -297,7 +297,8 @@ def markdown(operator: Operator, devices: int, names: Sequence[str]) -> str:
 def _elementwise(equation, linear):
     if _summed(equation):
         raise ValueError(
-            f"{equation!r}: the result lacks {_summed(equation)!r}; elements only, sum by `einsum`."
+            f"{equation!r}: the result lacks {_summed(equation)!r}, which an elementwise operator "
+            f"cannot remove; sum with `einsum`."
         )
     return Lettered(equation, linear)
 
@@ -315,7 +316,7 @@ def _summed(equation: str) -> str:
 
 
 def _strides(shape: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
-    """(dimension, elements before it, its size): how often an outer loop gets to it."""
+    """(dimension, product of the sizes before it, its size)."""
     before = 1
     for dim, size in enumerate(shape):
         yield dim, before, size

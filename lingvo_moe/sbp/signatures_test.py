@@ -254,7 +254,7 @@ def test_infer():
         (lambda: signatures.einsum("...a->a"), "name every dimension"),
         (lambda: signatures.einsum("ab->ac"), "a letter that no operand has"),
         (lambda: signatures.einsum("a->aa"), "a letter twice"),
-        (lambda: signatures.add("ab,b->b"), "lacks 'a'; elements only"),
+        (lambda: signatures.add("ab,b->b"), "lacks 'a', which an elementwise operator"),
         (lambda: signatures.Gather("vm,bl->blm", "b"), "must be a letter of the table alone"),
     ],
 )

@@ -1,10 +1,10 @@
-"""Split, Broadcast, Partial: what each device holds of a tensor, as small values.
+"""The types of the algebra: split, broadcast, partial.
 
-Yuan et al. 2021 (OneFlow, arXiv 2110.15032), section 3.1. For one axis of a mesh with d devices a
-tensor T is S(i), cut along dimension i into d pieces; B, a copy a device; or P, a summand of T's
-own shape a device, T being their sum. On a mesh of several axes there is one of these for each,
-applied outermost first: "S(0),B". Read by dimensions instead, S and B are the rules of
-annotations.py; P has no counterpart there.
+Yuan et al. 2021 (OneFlow, arXiv 2110.15032), section 3.1. On one axis of a mesh with d devices a
+tensor T is S(i), split along dimension i into d pieces; B, a copy on each device; or P, a summand
+of T's shape on each device, whose sum is T. On a mesh of several axes there is one type for each
+axis, outermost first: "S(0),B". S and B correspond to the rules of annotations.py, which give the
+axes of each dimension; P has no counterpart there.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from lingvo_moe.sharding.annotations import Mesh, Rules, assignment
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Cut along dimension dim, one piece a device, in the order of the devices."""
+    """Split along dimension dim: one piece a device, in the order of the devices."""
 
     dim: int
 
@@ -85,19 +85,19 @@ def _parse_one(part: str, text: str) -> Sbp:
 
 
 def every(rank: int, axes: int) -> Iterable[NdSbp]:
-    """All that a tensor of this rank can be on a mesh of so many axes: (rank + 2) ** axes."""
+    """All types of a tensor of this rank on a mesh with this number of axes: (rank + 2) ** axes."""
     one = [*map(Split, range(rank)), B, P]
     return map(NdSbp, itertools.product(one, repeat=axes))
 
 
-# ---- read by dimensions: the rules of annotations.py ----
+# ---- conversion from and to the rules of annotations.py ----
 
 
 def split_axes(sbp: NdSbp, rank: int, mesh: Mesh) -> list[tuple[str, ...]]:
-    """For each dimension the axes that cut it, as `assignment` gives; B and P cut none.
+    """The axes that split each dimension, as from `assignment`; B and P split none.
 
     Raises:
-        ValueError: not one Sbp an axis, or S(i) of a dimension that is not there.
+        ValueError: not one type for each axis, or S(i) of a dimension that does not exist.
     """
     check(sbp, rank, mesh)
     named = list(zip(mesh.axes, sbp, strict=True))
@@ -122,7 +122,7 @@ def from_axes(axes: Sequence[tuple[str, ...]], mesh: Mesh) -> NdSbp:
 
 
 def from_rules(dims: str, shape: tuple[int | None, ...], mesh: Mesh, rules: Rules) -> NdSbp:
-    """What `annotate` makes of a tensor with these letters.
+    """The type that `annotate` gives to a tensor with these letters.
 
     Args:
         dims: one letter a dimension.
@@ -137,25 +137,25 @@ def from_rules(dims: str, shape: tuple[int | None, ...], mesh: Mesh, rules: Rule
 
 
 def to_rules(sbp: NdSbp, dims: str, mesh: Mesh) -> dict[str, tuple[str, ...]]:
-    """The fewest rules by which a tensor with these letters is held so.
+    """The fewest rules that give a tensor with these letters this type.
 
     Raises:
-        ValueError: as `split_axes`, or P, of which rules know nothing.
+        ValueError: as `split_axes`, or P, which rules cannot express.
     """
     if P in sbp:
-        raise ValueError(f"Rules cannot say {sbp}: P is a sum still to be made. Box it first.")
+        raise ValueError(f"Rules cannot express {sbp}: P is an unfinished sum. Box it first.")
     axes = split_axes(sbp, len(dims), mesh)
     return {letter: group for letter, group in zip(dims, axes, strict=True) if group}
 
 
-# ---- what it means: the pieces ----
+# ---- the pieces of each device ----
 
 
 def check(sbp: NdSbp, rank: int, mesh: Mesh):
-    """Whether a tensor of this rank can be sbp on this mesh.
+    """Checks that a tensor of this rank can have this type on this mesh.
 
     Raises:
-        ValueError: not one Sbp an axis, or S(i) of a dimension that is not there.
+        ValueError: not one type for each axis, or S(i) of a dimension that does not exist.
     """
     if len(sbp) != len(mesh.axes):
         raise ValueError(
@@ -168,23 +168,23 @@ def check(sbp: NdSbp, rank: int, mesh: Mesh):
 
 
 def piece_shape(shape: Sequence[int], sbp: NdSbp, mesh: Mesh) -> tuple[int, ...]:
-    """The shape of what one device holds.
+    """The shape of the piece of one device.
 
     Raises:
-        ValueError: as `check`, or a dimension that does not fall into equal pieces.
+        ValueError: as `check`, or a dimension does not divide into equal pieces.
     """
     axes = split_axes(sbp, len(shape), mesh)
     return mesh.piece_shape(shape, axes, range(len(shape)), f"{tuple(shape)} as {sbp}")
 
 
 def cut(array: np.ndarray, sbp: NdSbp, mesh: Mesh, random: np.random.Generator) -> np.ndarray:
-    """What all devices hold: the definition of the types, by NumPy.
+    """The pieces of all devices: the definition of the types, in NumPy.
 
     Args:
         array: the whole tensor.
-        sbp: how it is held.
+        sbp: its type.
         mesh: the devices.
-        random: draws the summands of P, integers below 100 but for the last one.
+        random: draws the summands of P: integers below 100, except for the last summand.
 
     Returns:
         [*mesh.shape, *piece_shape].

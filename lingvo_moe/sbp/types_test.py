@@ -86,9 +86,7 @@ def test_fits_the_mesh():
 def test_rules_both_ways():
     for value in types.every(2, 2):
         if P in value:
-            with pytest.raises(
-                ValueError, match=r"Rules cannot say .* P is a sum still to be made"
-            ):
+            with pytest.raises(ValueError, match=r"Rules cannot express .* P is an unfinished sum"):
                 types.to_rules(value, "BM", GRID)
             continue
         rules = types.to_rules(value, "BM", GRID)

@@ -9,17 +9,17 @@ from lingvo_moe.core import console
 
 console.install()
 
-# A tool's standard error is for its user. TensorFlow's C++ side greets there at import and again
-# when it first looks for devices, before its own log level is read.
+# TensorFlow's C++ code logs to standard error at import and when it first lists devices, before it
+# reads its own log level.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# TensorFlow imports these if they are installed, for parts of it that nothing here uses. They take
-# as long as TensorFlow itself. Tools that need JAX or matplotlib import them later.
+# TensorFlow imports these modules if they are installed, for features that are not used here. They
+# take as long to import as TensorFlow itself. Tools that need JAX or matplotlib import them later.
 _UNUSED = ("jax", "keras", "matplotlib")
 
 
 @contextlib.contextmanager
 def _without(names: tuple[str, ...]) -> Iterator[None]:
-    """Within it these modules look as if they were not installed."""
+    """Makes these modules look as if they were not installed while the block runs."""
     hidden = [name for name in names if name not in sys.modules]
     sys.modules |= dict.fromkeys(hidden)
     try:

@@ -1,4 +1,4 @@
-r"""Trains and scores a bilingual baseline for each pair; the same command again goes on.
+r"""Trains and scores a bilingual baseline for each pair; the same command resumes.
 
 lingvo-moe-baselines --model=tiny.Bilingual --data=build/demo/data --output=build/demo/baselines
 """
@@ -52,8 +52,10 @@ def run() -> None:
     """The console script."""
     flags.DEFINE_string("model", None, common.MODEL_HELP, required=True)
     flags.DEFINE_string("data", None, "Directory made by lingvo-moe-prepare.", required=True)
-    flags.DEFINE_string("output", None, "A logdir per pair and their report.", required=True)
-    flags.DEFINE_enum("split", "test", ["dev", "test"], "What to score them on.")
+    flags.DEFINE_string(
+        "output", None, "Directory for a logdir of each pair, and the report.", required=True
+    )
+    flags.DEFINE_enum("split", "test", ["dev", "test"], "Split to score the baselines on.")
     flags.DEFINE_list("pairs", [], "Pairs to train, such as de-en,fr-en; by default all.")
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
     common.run(main)

@@ -39,13 +39,13 @@ def report(line: str) -> None:
 def run(main: Callable[[list[str]], None], takes_arguments: bool = False) -> None:
     """Parses flags and calls main; an error ends in one line.
 
-    The exit status is 1 after an error that the user can mend, and 70 after any other.
+    The exit status is 1 after an error that the user can fix, and 70 after any other.
 
     Args:
-        main: takes what is left of the command line, its first word the tool's name.
-        takes_arguments: whether there may be more than that word.
+        main: takes the command line without flags, which begins with the tool's name.
+        takes_arguments: whether the tool accepts arguments that are not flags.
     """
-    for stream in (sys.stdout, sys.stderr):  # text is UTF-8 here, whatever the locale
+    for stream in (sys.stdout, sys.stderr):  # text is UTF-8 in every locale
         stream.reconfigure(encoding="utf-8")
     define_help(sys.modules[main.__module__])
 
@@ -63,8 +63,8 @@ def run(main: Callable[[list[str]], None], takes_arguments: bool = False) -> Non
 def define_help(module: ModuleType) -> None:
     """Makes `--help` and `--helpshort` show a tool's docstring and all flags of this package.
 
-    By themselves they show those of the file that Python was started with, which for a console
-    script is a file without any.
+    By default they show those of the file that Python was started with. For a console script that
+    file has neither.
     """
     sys.modules["__main__"].__doc__ = (module.__doc__ or "").replace("%", "%%")
     for name, defined in FLAGS.flags_by_module_dict().items():
@@ -79,7 +79,7 @@ def end_in_a_line(function: Callable[[], None]) -> None:
         try:
             function()
         finally:
-            sys.stdout.flush()  # what cannot be written is an error too
+            sys.stdout.flush()  # a failure to write the output is an error too
     except Exception as error:
         if FLAGS["debug"].value or isinstance(error, BrokenPipeError):
             raise
@@ -96,20 +96,20 @@ def describe(error: Exception) -> tuple[int, str]:
         text.startswith("RESOURCE_EXHAUSTED")  # JAX's
     ):
         return EXPECTED, (
-            f"error: No room is left, in memory or on the disk ({text}). Use smaller batches, a "
-            f"smaller model or more devices, or free space."
+            f"error: Memory or disk space is exhausted ({text}). Use smaller batches, a smaller "
+            f"model or more devices, or free space."
         )
     if isinstance(error, _EXPECTED_ERRORS):
         return EXPECTED, f"error: {text}"
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return INTERNAL, (
         f"internal error: {type(error).__name__}: {text} ({frame.filename}:{frame.lineno}). Run "
-        f"with --debug for the traceback, and please report it."
+        f"with --debug for the traceback, and please report this error."
     )
 
 
 def _one_line(text: str) -> str:
-    """The first line that says something, without characters that act on a terminal."""
+    """The first line that is not blank, without characters that control a terminal."""
     lines = [line for line in text.splitlines() if line.strip()]
     more = " … (--debug shows all)" if len(lines) > 1 else ""
     return printable("".join(lines[:1])) + more
@@ -119,6 +119,6 @@ flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
 flags.DEFINE_multi_string(
     "import",
     [],
-    "A module, or a file such as mine.py, whose models and policies --model and --set then know. "
-    "May be repeated; a logdir remembers it.",
+    "A module, or a file such as mine.py, with models and policies for --model and --set. May be "
+    "repeated; a logdir remembers it.",
 )

@@ -40,18 +40,18 @@ def run() -> None:
     """The console script."""
     flags.DEFINE_string("logdir", None, "Directory of a trained model.", required=True)
     flags.DEFINE_string("data", None, "Directory made by lingvo-moe-prepare.", required=True)
-    flags.DEFINE_string("output", None, "Where the report goes.", required=True)
+    flags.DEFINE_string("output", None, "Directory for the report.", required=True)
     flags.DEFINE_string("model", None, "Check that the logdir is of this model.")
-    flags.DEFINE_enum("split", "test", ["dev", "test"], "What to translate.")
+    flags.DEFINE_enum("split", "test", ["dev", "test"], "Split to translate and score.")
     flags.DEFINE_list("pairs", [], "Pairs to score, such as de-en,fr-en; by default all.")
     flags.DEFINE_string("baselines", None, "A report to compare with: its directory or its JSON.")
     flags.DEFINE_multi_string(
         "bleu_tokenizer",
         [],
-        "PAIR=NAME, such as en-zh=char: a tokenizer of sacreBLEU's for BLEU. May be repeated.",
+        "PAIR=NAME, such as en-zh=char: the sacreBLEU tokenizer of a pair. May be repeated.",
     )
     flags.DEFINE_bool("overwrite", False, common.OVERWRITE_HELP)
-    flags.DEFINE_integer("step", None, "Which checkpoint; by default the best on dev.")
+    flags.DEFINE_integer("step", None, "Step of the checkpoint; by default the best on dev.")
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
     runtimes.define_flags()
     common.run(main)

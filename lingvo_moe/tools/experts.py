@@ -40,7 +40,7 @@ def run() -> None:
     """The console script."""
     flags.DEFINE_string("logdir", None, "Directory of a trained model.", required=True)
     flags.DEFINE_string(
-        "output", None, "Where the page goes; by default LOGDIR/experts, replaced each time."
+        "output", None, "Directory for the page; by default LOGDIR/experts, replaced each time."
     )
     flags.DEFINE_bool("overwrite", False, common.OVERWRITE_HELP)
     common.run(main)

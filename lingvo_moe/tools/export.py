@@ -105,8 +105,7 @@ def _export_stablehlo(output: Path) -> None:
             raise ValueError("Give --logdir, or --model for a training step without a checkpoint.")
         if stablehlo.TRANSLATE in (FLAGS.programs or ()):
             raise ValueError(
-                "There is nothing to translate with: --programs=translate needs --logdir, the "
-                "directory of a trained model."
+                "--programs=translate needs --logdir, the directory of a trained model."
             )
         params = override(get_params(FLAGS.model), FLAGS.set)
         stablehlo.export_untrained(FLAGS.model, params, output, FLAGS.overwrite)
@@ -140,7 +139,7 @@ def run() -> None:
     flags.DEFINE_string("output", None, "Directory to make.", required=True)
     flags.DEFINE_bool("overwrite", False, "Replace an export that lies at --output.")
     flags.DEFINE_string(
-        "model", None, "Check that the logdir is of this model; without one, what to export."
+        "model", None, "Check that the logdir is of this model; without a logdir, export it."
     )
     flags.DEFINE_integer("step", None, "Which checkpoint; by default the best on dev.")
     flags.DEFINE_enum(
@@ -179,16 +178,16 @@ def run() -> None:
         "report_split", "test", ["dev", "test"], "Which lines of --report_data to translate."
     )
     flags.DEFINE_multi_enum(
-        "programs", None, ["train", "translate"], "Of StableHLO; by default all there can be."
+        "programs", None, ["train", "translate"], "StableHLO programs to write; by default all."
     )
     flags.DEFINE_integer(
-        "batch_size", 16, "Sentences that a StableHLO program translates at once.", lower_bound=1
+        "batch_size", 16, "Sentences that the StableHLO program translates at once.", lower_bound=1
     )
     flags.DEFINE_integer(
         "source_length",
         None,
-        "Tokens of the longest sentence that it takes, language tag and EOS included; by default "
-        "as lingvo-moe-translate. (A training batch is as input.* of the params says.)",
+        "Tokens of the longest sentence that the StableHLO program translates, with language tag "
+        "and EOS; by default as in lingvo-moe-translate.",
         lower_bound=3,
     )
     flags.DEFINE_multi_string("set", [], common.SET_HELP)

@@ -26,7 +26,7 @@ def flags(monkeypatch, tmp_path):
         ({}, "Give --logdir, or --model for a training step without a checkpoint"),
         (
             {"model": "tiny.MoE", "programs": ["translate"]},
-            "nothing to translate with: --programs=translate needs --logdir",
+            "--programs=translate needs --logdir",
         ),
         ({"prune": 0.5}, "--dtype, --prune and --report_data are not for --format=stablehlo"),
         ({"model": "tiny.Mo"}, "Unknown model 'tiny.Mo'. Did you mean 'tiny.MoE'"),

@@ -92,32 +92,34 @@ def run() -> None:
     flags.DEFINE_string("output", None, "Directory for the page, its pictures and the numbers.")
     flags.DEFINE_bool("overwrite", False, common.OVERWRITE_HELP)
     flags.DEFINE_string("save_trace", None, "Also write the loads to this file.")
-    flags.DEFINE_integer("devices", None, "Of the cluster; by default the trace's, or 64.")
+    flags.DEFINE_integer("devices", None, "Number of devices; by default that of --trace, or 64.")
     flags.DEFINE_float(
-        "choices", None, "With --trace: loads times what makes so many of a device, step and layer."
+        "choices",
+        None,
+        "With --trace: scale the loads to this mean number of choices a device, step and layer.",
     )
     flags.DEFINE_integer(
-        "slots", 4, "Experts that a device has room for, replicas counted.", lower_bound=1
+        "slots", 4, "Slots of a device; each holds one replica of an expert.", lower_bound=1
     )
-    flags.DEFINE_enum("hardware", "a100", list(HARDWARE), "What a device is.")
-    flags.DEFINE_integer("skip", 20, "Steps at the beginning left out of averages.")
-    flags.DEFINE_float("other_ms", 0.0, "Milliseconds of a step outside of these layers.")
-    flags.DEFINE_integer("model_dim", 1024, "Of an expert.")
-    flags.DEFINE_integer("hidden_dim", 4096, "Of an expert.")
-    flags.DEFINE_string("dtype", "bfloat16", "Of activations and of gradients on the wire.")
+    flags.DEFINE_enum("hardware", "a100", list(HARDWARE), "The kind of device.")
+    flags.DEFINE_integer("skip", 20, "Number of first steps to leave out of averages.")
+    flags.DEFINE_float("other_ms", 0.0, "Milliseconds of a step outside of the MoE layers.")
+    flags.DEFINE_integer("model_dim", 1024, "Size of an expert's inputs and outputs.")
+    flags.DEFINE_integer("hidden_dim", 4096, "Hidden units of an expert.")
+    flags.DEFINE_string("dtype", "bfloat16", "Type of activations, and of gradients when sent.")
     flags.DEFINE_float(
-        "matmul_efficiency", EFFICIENCY.matmul, "Share of the peak that experts reach."
+        "matmul_efficiency", EFFICIENCY.matmul, "Share of the peak FLOP/s that experts reach."
     )
     flags.DEFINE_float(
         "network_efficiency", EFFICIENCY.network, "Share of the bandwidth that exchanges reach."
     )
-    flags.DEFINE_integer("experts", 64, "With --synthetic.")
-    flags.DEFINE_integer("steps", 300, "With --synthetic.")
-    flags.DEFINE_integer("layers", 1, "With --synthetic: so many, independent of one another.")
+    flags.DEFINE_integer("experts", 64, "With --synthetic: number of experts.")
+    flags.DEFINE_integer("steps", 300, "With --synthetic: number of steps.")
+    flags.DEFINE_integer("layers", 1, "With --synthetic: number of MoE layers, independent loads.")
     flags.DEFINE_integer(
-        "tokens", 8192, "With --synthetic: of a device and step, two choices each."
+        "tokens", 8192, "With --synthetic: tokens a device and step, two choices each."
     )
-    flags.DEFINE_integer("seed", 0, "With --synthetic.")
+    flags.DEFINE_integer("seed", 0, "With --synthetic: seed of the loads.")
     common.run(main)
 
 

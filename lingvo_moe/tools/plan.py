@@ -1,4 +1,4 @@
-r"""What a model costs on D devices, and how best to cut it over them.
+r"""Predicts what a model costs on D devices, and searches the best way to split it.
 
 lingvo-moe-plan --model=m4.MoE128E12L --hardware=tpu_v3 --mesh=expert:128
 lingvo-moe-plan --model=m4.MoE128E12L --compile=v3:8x8    # asks the TPU compiler; needs no TPU
@@ -117,29 +117,32 @@ def run() -> None:
         "hardware", "tpu_v3", f"One of {', '.join(HARDWARE)}, or a .json file of --calibrate."
     )
     flags.DEFINE_string(
-        "mesh", None, "axis:size,…, such as data:2,expert:4; by default a device an expert."
+        "mesh", None, "axis:size,…, such as data:2,expert:4; by default one device per expert."
     )
     flags.DEFINE_string(
         "compile",
         None,
-        "Compile with the real TPU compiler for this topology, such as v3:8x8; with --sweep for a "
+        "Compile with the real TPU compiler for this topology, such as v3:8x8; with --sweep name a "
         "generation: v3, v4 or v5p.",
     )
-    flags.DEFINE_bool("sweep", False, "Go from 8 to 2048 devices at constant work per device.")
+    flags.DEFINE_bool("sweep", False, "Plan for 8 to 2048 devices at constant work per device.")
     flags.DEFINE_bool("search", False, "Choose mesh, sharding and remat for --devices.")
     flags.DEFINE_integer("devices", None, "How many devices --search may use.", lower_bound=1)
     flags.DEFINE_float(
         "max_sent_gb",
         None,
-        "For --search: the most GB that a device's collectives may count in a step, or inf; by "
-        "default as many as the paper's annotation sends.",
+        "For --search: limit on the GB of a device's collectives in a step, or inf for no limit; "
+        "by default what the paper's annotation sends.",
         lower_bound=0.0,
     )
     flags.DEFINE_string("calibrate", None, "Measure the devices at hand and write this .json file.")
     flags.DEFINE_integer(
-        "virtual_devices", None, "For --calibrate: split this machine's CPU.", lower_bound=1
+        "virtual_devices",
+        None,
+        "For --calibrate: split this machine's CPU into this number of devices.",
+        lower_bound=1,
     )
-    flags.DEFINE_bool("json", False, "Print JSON.")
+    flags.DEFINE_bool("json", False, "Print JSON instead of tables.")
     flags.DEFINE_string(
         "output", None, "Directory for plan.json, index.html and sweep.png, or plan.flags."
     )

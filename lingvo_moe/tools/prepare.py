@@ -38,9 +38,11 @@ def run() -> None:
     d = _DEFAULTS
     flags.DEFINE_string("corpus", None, "SPLIT/SRC-TGT.SRC and .TGT, or .tsv; plain or .gz.")
     flags.DEFINE_bool("synthetic", False, "Use the embedded synthetic languages instead.")
-    flags.DEFINE_string("output", None, "Where the dataset goes.", required=True)
-    flags.DEFINE_integer("source_vocab_size", d.source_vocab_size, "Pieces at most.")
-    flags.DEFINE_integer("target_vocab_size", d.target_vocab_size, "Pieces at most.")
+    flags.DEFINE_string("output", None, "Directory for the dataset.", required=True)
+    for side, default in (("source", d.source_vocab_size), ("target", d.target_vocab_size)):
+        flags.DEFINE_integer(
+            f"{side}_vocab_size", default, f"Largest number of pieces of the {side} vocabulary."
+        )
     for side, default in (("source", d.source_normalization), ("target", d.target_normalization)):
         flags.DEFINE_enum(
             f"{side}_normalization",
@@ -53,10 +55,16 @@ def run() -> None:
         d.joint_vocab,
         "One vocabulary: the source's size, the target's normalization.",
     )
-    flags.DEFINE_float("temperature", d.temperature, "Of sampling languages for vocabularies.")
-    flags.DEFINE_float("character_coverage", d.character_coverage, "The rest falls to bytes.")
-    flags.DEFINE_integer("max_length", d.max_length, "Longer examples, in tokens, are left out.")
-    flags.DEFINE_bool("both_directions", d.both_directions, "Also translate each pair back.")
+    flags.DEFINE_float(
+        "temperature", d.temperature, "T: vocabularies sample languages by size^(1/T)."
+    )
+    flags.DEFINE_float(
+        "character_coverage",
+        d.character_coverage,
+        "Share of characters that get a piece; the others are written as bytes.",
+    )
+    flags.DEFINE_integer("max_length", d.max_length, "Leave out longer train examples, in tokens.")
+    flags.DEFINE_bool("both_directions", d.both_directions, "Add the reverse of each pair.")
     flags.DEFINE_bool("overwrite", False, "Replace the dataset in --output.")
     common.run(main)
 

@@ -1,4 +1,4 @@
-"""--hardware: by what cost the experts of a training run move."""
+"""The flag --hardware: the cost model by which VExperts move during training."""
 
 import dataclasses
 
@@ -23,18 +23,19 @@ def define_flags() -> None:
         "hardware",
         None,
         [MEASURED, *HARDWARE],
-        "What a device is, or to measure it at the start; VExperts then move as loads change.",
+        "The kind of device, or measured at the start. With this flag VExperts move as loads "
+        "change.",
     )
 
 
 def make_scheduler(task: TranslationTask) -> Scheduler:
-    """What moves the task's VExperts, by the rates that FLAGS.hardware says.
+    """The scheduler that moves the task's VExperts, with the rates of FLAGS.hardware.
 
     Args:
-        task: a model of VExperts.
+        task: a model with VExperts.
 
     Raises:
-        ValueError: there is nothing to measure, or more or fewer devices than VExperts speak of.
+        ValueError: the devices cannot be measured, or their number is not that of VExperts.
     """
     model, moe = task.params.model, task.params.model.moe
     expert = ExpertShape(
@@ -57,15 +58,15 @@ def make_scheduler(task: TranslationTask) -> Scheduler:
 def _measured(expert: ExpertShape, devices: int) -> CostModel:
     if FLAGS.runtime != "spmd" or FLAGS.process_count is not None:
         raise ValueError(
-            "--hardware=measured needs --runtime=spmd in one process, or each would measure and "
-            f"decide something else; give one of {', '.join(HARDWARE)}."
+            "--hardware=measured needs --runtime=spmd in one process, because several processes "
+            f"would measure different rates; give one of {', '.join(HARDWARE)}."
         )
     from lingvo_moe.placement.profile import Machine, measure
 
     machine = Machine(model_dim=expert.model_dim, hidden_dim=expert.hidden_dim, dtype=expert.dtype)
     if len(machine.devices) != devices:
         raise ValueError(
-            f"VExperts speak of {devices} devices and there are {len(machine.devices)} to measure; "
+            f"VExperts has devices={devices}, and {len(machine.devices)} devices can be measured; "
             f"change devices, or give one of {', '.join(HARDWARE)}."
         )
     cost, _ = measure(machine).fit(
@@ -77,7 +78,7 @@ def _measured(expert: ExpertShape, devices: int) -> CostModel:
 
 
 def _state_bytes(task: TranslationTask) -> float:
-    """Of one slot of the first MoE layer: weights and the optimizer's memory of them."""
+    """Bytes of one slot of the first MoE layer: weights and optimizer slots."""
     weights = task.weights()
     table = next(iter(task.placements))
     held = slots_of(table, weights, task.params.optimizer.slots(weights))

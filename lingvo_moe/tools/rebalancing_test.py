@@ -74,5 +74,5 @@ def test_where_nothing_can_be_measured(monkeypatch, flags):
 def test_another_number_of_devices(monkeypatch):
     machine = types.SimpleNamespace(devices=(None,) * 2)
     monkeypatch.setattr(profile, "Machine", lambda **shape: machine)
-    with pytest.raises(ValueError, match="speak of 4 devices and there are 2 to measure"):
+    with pytest.raises(ValueError, match="has devices=4, and 2 devices can be measured"):
         cost(monkeypatch, hardware="measured", runtime="spmd")

@@ -1,4 +1,4 @@
-"""--runtime and its flags: where a tool runs its model."""
+"""The flag --runtime and those that belong to it: where a tool runs its model."""
 
 import contextlib
 import importlib.util
@@ -21,7 +21,7 @@ def define_flags() -> None:
         "mesh", None, "axis:size,…, such as data:2,expert:4; by default all devices along data."
     )
     flags.DEFINE_integer(
-        "virtual_devices", None, "Split this machine's CPU into so many devices.", lower_bound=1
+        "virtual_devices", None, "Split this machine's CPU into N devices.", lower_bound=1
     )
 
 
@@ -34,7 +34,7 @@ def define_process_flags() -> None:
 
 @contextlib.contextmanager
 def joined() -> Iterator[Process]:
-    """Meets the other processes, if the flags or the cluster speak of any, and ends with them."""
+    """Connects to the other processes that the flags or the cluster name, and ends with them."""
     if FLAGS.runtime == "local":
         yield ALONE
         return
@@ -46,7 +46,7 @@ def joined() -> Iterator[Process]:
 
 
 def make_runtime(task, step=None):
-    """The runtime that the flags ask for, for a task and, for training, its TrainStep."""
+    """The runtime given by the flags, for a task and, in training, its TrainStep."""
     return RUNTIMES[FLAGS.runtime](task, step)
 
 
@@ -57,7 +57,7 @@ def _spmd(task, step):
     from lingvo_moe.runtimes.lowering import Layout
     from lingvo_moe.runtimes.spmd import Spmd
 
-    # Of its GPUs TensorFlow would take all the memory, and it only traces here.
+    # TensorFlow only traces here, but would reserve all memory of the GPUs.
     tf.config.set_visible_devices([], "GPU")
     mesh = parse_mesh(FLAGS.mesh) if FLAGS.mesh else Mesh(("data",), (jax.device_count(),))
     return Spmd(task, step, Layout(mesh, task.params.sharding))

@@ -41,7 +41,7 @@ def call(logdir, tmp_path, monkeypatch):
         ({"beam_size": "10000"}, "beam_size must be 1 to 64, got 10000"),
         ({"n_best": "65"}, "n_best must be 1 to 64, got 65"),
         ({"output": "TMP"}, "is a directory; give the name of a file in it"),
-        ({"output": "TMP/missing/file"}, "missing is no directory"),
+        ({"output": "TMP/missing/file"}, "missing is not a directory"),
         ({"input": "TMP"}, "Give sentences as arguments or in --input, not both"),
         ({"input": "TMP", "arguments": ()}, "Is a directory"),
         ({"input": "TMP/missing", "arguments": ()}, "No such file or directory"),
