@@ -55,6 +55,7 @@ class Server:
     """Answers requests about some models.
 
     Attributes:
+        names: of the models.
         asgi: the application.
         metrics: what it counts.
     """
@@ -75,7 +76,7 @@ class Server:
         Raises:
             ValueError: a request may have more sentences than the queue holds.
         """
-        self._models = dict(models)
+        self._models, self.names = dict(models), tuple(models)
         self._limits, batching = limits or Limits(), batching or BatchParams()
         if self._limits.max_sentences > batching.max_queue:
             raise ValueError(

@@ -17,8 +17,17 @@ _SECONDS_TO_SEND = 5  # that clients have to read their last answers
 class _Uvicorn(uvicorn.Server):
     """Uvicorn that leaves signals to us: it would refuse connections before we have drained."""
 
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]):
+        """Calls `started` once clients can connect."""
+        super().__init__(config)
+        self._tell = started
+
     def capture_signals(self):
         return contextlib.nullcontext()
+
+    async def startup(self, sockets=None):
+        await super().startup(sockets)
+        self._tell()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -63,7 +72,7 @@ def serve(
         server: what to serve.
         listener: of `bind`.
         drain: seconds that requests at hand have to be answered.
-        report: takes a line when a signal has come.
+        report: takes a line when clients can connect, and when a signal has come.
 
     Returns:
         How many requests were left unanswered.
@@ -80,7 +89,9 @@ async def _serve(server, listener, drain, report):
         server_header=False,
         timeout_graceful_shutdown=_SECONDS_TO_SEND,
     )
-    web, stop = _Uvicorn(config), asyncio.Event()
+    stop = asyncio.Event()
+    names = ", ".join(server.names)
+    web = _Uvicorn(config, lambda: report(f"Serving {names} at {url(listener)}"))
 
     def hear(number):
         if stop.is_set():

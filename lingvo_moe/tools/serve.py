@@ -28,7 +28,7 @@ def main(argv: list[str]) -> None:
     from lingvo_moe.server.batcher import BatchParams
     from lingvo_moe.server.loading import load_all
     from lingvo_moe.server.questions import Limits
-    from lingvo_moe.server.run import bind, serve, url
+    from lingvo_moe.server.run import bind, serve
 
     limits = Limits(
         max_bytes=FLAGS.max_bytes,
@@ -44,7 +44,6 @@ def main(argv: list[str]) -> None:
     )
     with bind(FLAGS.host, FLAGS.port) as listener:
         models = load_all(FLAGS.model, FLAGS.n_best, FLAGS.set)
-        common.report(f"Serving {', '.join(models)} at {url(listener)}")
         unanswered = serve(Server(models, limits, batching), listener, FLAGS.drain, common.report)
     if unanswered:
         common.report(f"error: {unanswered} requests were left unanswered; see --drain.")
