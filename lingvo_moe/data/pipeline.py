@@ -7,7 +7,7 @@ import dataclasses
 import queue
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -52,6 +52,8 @@ class TrainInput:
     the very batches the first would have given.
 
     Attributes:
+        pairs: those that are drawn.
+        probabilities: float64 [P], of drawing each of them.
         skipped: how many drawn examples were longer than a row.
     """
 
@@ -67,8 +69,9 @@ class TrainInput:
         if not chosen:
             names = ", ".join(params.pairs) or "the dataset"
             raise ValueError(f"There are no training examples for {names}.")
+        self.pairs = tuple(chosen)
         self._streams = [_PairStream(dataset, pair, seed) for pair in chosen]
-        self._probabilities = sampling_probabilities(
+        self.probabilities = sampling_probabilities(
             [pair.examples["train"] for pair in chosen], params.temperature
         )
         self._draws = 0
@@ -91,6 +94,20 @@ class TrainInput:
         while len(self._waiting) < _LOOK_AHEAD:
             self._place(packer, *self._draw())
         return packer.batch()
+
+    def peek(self, examples: int) -> list[NestedMap]:
+        """The next batches, as many as hold so many examples; they remain to be taken.
+
+        Raises:
+            ValueError: as `next_batch`.
+        """
+        state, skipped, batches = self.state(), self.skipped, []
+        while examples > 0:
+            batches.append(self.next_batch())
+            examples -= int(batches[-1].target_segment_ids.max(axis=1).sum())
+        self.restore(state)
+        self.skipped, self._skipped_in_a_row = skipped, 0
+        return batches
 
     def state(self) -> dict[str, np.ndarray]:
         """Where the stream stands: a few integers."""
@@ -119,7 +136,7 @@ class TrainInput:
         chunk, offset = divmod(self._draws, _CHUNK)
         if self._drawn_chunk is None or self._drawn_chunk[0] != chunk:
             rng = np.random.default_rng([self._seed, 0, chunk])
-            draws = rng.choice(len(self._streams), _CHUNK, p=self._probabilities)
+            draws = rng.choice(len(self._streams), _CHUNK, p=self.probabilities)
             self._drawn_chunk = chunk, draws
         stream = int(self._drawn_chunk[1][offset])
         counter = int(self._counters[stream])
@@ -195,17 +212,27 @@ class _PairStream:
 
 def eval_batches(dataset: Dataset, split: str, params: InputParams) -> Iterator[NestedMap]:
     """Every example of a split that fits a row, once, in order, in batches of the train shape."""
+    pairs = [dataset.pair(name) for name in params.pairs] or dataset.pairs
+    return pack(
+        ((example, p.index) for p in pairs for example in dataset.examples(split, p.name)), params
+    )
+
+
+def pack(examples: Iterable[tuple[Example, int]], params: InputParams) -> Iterator[NestedMap]:
+    """Batches of the train shape from examples and the indices of their pairs, in order.
+
+    Examples that do not fit a row are left out.
+    """
 
     def new_packer():
         return Packer(params.batch_size, params.source_length, params.target_length)
 
     packer = new_packer()
-    for pair in [dataset.pair(name) for name in params.pairs] or dataset.pairs:
-        for example in dataset.examples(split, pair.name):
-            if packer.can_ever_hold(example) and not packer.add(example, pair.index):
-                yield packer.batch()
-                packer = new_packer()
-                packer.add(example, pair.index)
+    for example, pair in examples:
+        if packer.can_ever_hold(example) and not packer.add(example, pair):
+            yield packer.batch()
+            packer = new_packer()
+            packer.add(example, pair)
     if not packer.empty:
         yield packer.batch()
 

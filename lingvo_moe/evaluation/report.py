@@ -9,6 +9,7 @@ import json
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from lingvo_moe.core.fields import Params
 from lingvo_moe.core.files import read_json, write_whole
@@ -17,6 +18,7 @@ from lingvo_moe.evaluation.scores import PairScore, check_pair
 from lingvo_moe.reporting.table import Table
 
 REPORT_FILE = "report.json"
+T = TypeVar("T")
 
 _DERIVED = ("delta_bleu", "reliable")
 
@@ -76,21 +78,26 @@ class Report(Params):
     def averages(self) -> Mapping[str, Averages]:
         """Means over 'all' pairs, their thirds by training data, and the 'reliable' pairs.
 
-        'high' and 'low' are the (n + 1) // 3 pairs of n with most and with least training data,
-        'mid' is the rest: of 12 pairs 4, 4, 4; of 38 pairs 13, 12, 13; of 2 pairs 1, 0, 1.
-        'reliable' leaves out the pairs with too few test lines. A group with baselines for some of
-        its pairs is averaged over those.
+        The thirds are those of `thirds`. 'reliable' leaves out the pairs with too few test lines. A
+        group with baselines for some of its pairs is averaged over those.
         """
-        third = (len(self.pairs) + 1) // 3
-        low = len(self.pairs) - third
         groups = {
             "all": self.pairs,
-            "high": self.pairs[:third],
-            "mid": self.pairs[third:low],
-            "low": self.pairs[low:],
+            **thirds(self.pairs),
             "reliable": [score for score in self.pairs if score.reliable],
         }
         return {name: _average(scores) for name, scores in groups.items()}
+
+
+def thirds(pairs: Sequence[T]) -> dict[str, Sequence[T]]:
+    """The 'high', 'mid' and 'low' third of pairs that stand by size, most training data first.
+
+    'high' and 'low' have (n + 1) // 3 of n pairs and 'mid' the rest: of 12 pairs 4, 4, 4; of 38
+    pairs 13, 12, 13; of 2 pairs 1, 0, 1.
+    """
+    third = (len(pairs) + 1) // 3
+    low = len(pairs) - third
+    return {"high": pairs[:third], "mid": pairs[third:low], "low": pairs[low:]}
 
 
 def save_report(report: Report, directory: str | pathlib.Path) -> None:

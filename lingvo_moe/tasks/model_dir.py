@@ -58,6 +58,7 @@ _TRAINING = (
             "keep_checkpoints",
             "patience",
             "dev_bleu_sentences",
+            "source_use_sentences",
             "clip_norm",
             "micro_batches",
         )

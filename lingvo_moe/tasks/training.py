@@ -14,12 +14,14 @@ import sacrebleu
 from lingvo_moe.core import lock
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.dataset import Dataset
-from lingvo_moe.data.pipeline import Prefetcher, TrainInput, eval_batches
+from lingvo_moe.data.pipeline import Prefetcher, TrainInput
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.placement.rebalance import Rebalanced
 from lingvo_moe.placement.scheduler import Scheduler
 from lingvo_moe.placement.traces import TraceRecorder
+from lingvo_moe.tasks.exposure import Forecast
 from lingvo_moe.tasks.model_dir import FORMAT, ModelDir
+from lingvo_moe.tasks.source_use import DevBatches, SourceUse
 from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
 from lingvo_moe.tasks.translator import Translator
 from lingvo_moe.training.checkpoint import ALONE, Process
@@ -138,7 +140,7 @@ def run_training(
                 check_nothing_lost(metrics, params), model_dir.pairs, layers
             ),
             evaluate=_Evaluator(model_dir, dataset, runtime, process),
-            started=lambda: _save(model_dir, process, report),
+            started=lambda step: _begin(model_dir, source, step, process, report),
             report=report,
             process=process,
             recorder=recorder,
@@ -151,8 +153,10 @@ def run_training(
     return result
 
 
-def _save(model_dir, process, report):
-    """The first process writes the logdir, the others wait."""
+def _begin(model_dir, source, step, process, report):
+    """Says what the run will see; the first process writes the logdir, the others wait."""
+    steps = model_dir.params.train.max_steps
+    forecast = Forecast.of(source, steps).lines() if step < steps else []
     if not process.index:
         model_dir.save()
     process.minimum(0)
@@ -162,6 +166,8 @@ def _save(model_dir, process, report):
             f"are in model.json, and params.txt is no longer read. It knew its dataset by pairs "
             f"and vocabularies alone; from now on all of the data must be the same."
         )
+    for line in forecast:
+        report(line)
 
 
 def train_baselines(job: TrainingJob, pairs: Sequence[str]) -> int | None:
@@ -280,8 +286,15 @@ def _summarize_experts(metrics, tokens, layers):
     return scalars
 
 
+def _sum(metrics):
+    """The sums of metrics, as numpy; an empty NestedMap of none."""
+    if not metrics:
+        return NestedMap()
+    return metrics[0].map(lambda *xs: sum(np.asarray(x) for x in xs), *metrics[1:])
+
+
 class _Evaluator:
-    """Dev loss, and BLEU on a sample of dev, of whatever weights the runtime holds.
+    """Dev loss, source use and BLEU on samples of dev, of whatever weights the runtime holds.
 
     Every process takes part; the first alone writes what experts did.
     """
@@ -289,7 +302,7 @@ class _Evaluator:
     def __init__(self, model_dir, dataset, runtime, process):
         params, self._process = model_dir.params, process
         self._runtime, self._model_dir, self._pairs = runtime, model_dir, model_dir.pairs
-        self._batches = list(eval_batches(dataset, "dev", params.input))
+        self._dev = DevBatches.of(dataset, params.input, params.train.source_use_sentences)
         self._sample = self._choose(dataset, params.input.pairs, params.train.dev_bleu_sentences)
         self._translator = Translator.of(model_dir, runtime.translate)
 
@@ -310,11 +323,11 @@ class _Evaluator:
                 references.append(example.target_text)
         return sample
 
-    def __call__(self) -> Evaluation | None:
-        if not self._batches:
+    def __call__(self, step: int) -> Evaluation | None:
+        sampled, foreign, rest = (self._evaluate(batches) for batches in self._dev)
+        total = _sum([metrics for metrics in (sampled, rest) if metrics])
+        if not total:
             return None
-        metrics = [self._runtime.evaluate(batch) for batch in self._batches]
-        total = metrics[0].map(lambda *xs: sum(np.asarray(x) for x in xs), *metrics[1:])
         loss = float(total.nll) / float(total.tokens)
         scalars, images = {"dev/loss": loss}, {}
         for pair, nll, count in zip(self._pairs, total.pair_nll, total.pair_tokens, strict=True):
@@ -325,11 +338,24 @@ class _Evaluator:
             record = RoutingRecord.of_metrics(total, layers, self._pairs)
             record.save(self._model_dir.routing_path)
             images = self._draw(record)
-        text = f"dev loss {loss:.3f}"
+        text, warnings = f"dev loss {loss:.3f}", []
+        if sampled:
+            use = SourceUse.of(sampled, foreign, self._pairs)
+            scalars |= use.scalars()
+            text += f"  source use {use.overall:.2f}"
+            warnings = use.warnings() if self._is_due(step) else []
         if any(sources for sources, _ in self._sample.values()):
             scalars["dev/bleu"] = self._bleu()
             text += f"  dev BLEU {scalars['dev/bleu']:.1f}"
-        return Evaluation(loss, scalars, text, images)
+        return Evaluation(loss, scalars, text, images, warnings)
+
+    def _evaluate(self, batches):
+        return _sum([self._runtime.evaluate(batch) for batch in batches])
+
+    def _is_due(self, step):
+        """Whether a model should have begun to read its source: after the warm-up, at the end."""
+        params = self._model_dir.params
+        return step >= min(params.optimizer.schedule.warmup_steps, params.train.max_steps)
 
     @staticmethod
     def _draw(record):

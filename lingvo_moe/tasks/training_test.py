@@ -1,6 +1,8 @@
 import dataclasses
 import os
+import re
 import signal
+import threading
 
 import numpy as np
 import pytest
@@ -136,6 +138,24 @@ def test_bfloat16_activations_train(tmp_path):
     assert any(line.startswith("step 4/4  loss ") for line in lines)
 
 
+def test_a_run_says_what_it_will_and_does_learn(tmp_path):
+    lines = []
+    short = ("train.max_steps=4", "optimizer.schedule.warmup_steps=2", "train.eval_every=1")
+    _train(tmp_path, *short, report=lines.append)
+    assert lines[0].startswith("This run: 4 steps of about ")
+    assert lines[1].split() == ["pair", "examples", "epochs"]
+    assert any(" of 4 pairs will be seen less than once, " in line for line in lines)
+    uses = [re.search(r"^step (\d)  dev loss \S+  source use (\S+)$", line) for line in lines]
+    assert [(int(use[1]), abs(float(use[2])) < 0.1) for use in uses if use] == [
+        (step, True) for step in (1, 2, 3, 4)
+    ]
+    # One after each evaluation from the end of the warm-up on.
+    assert sum(line.startswith("Warning: source use is below ") for line in lines) == 3
+    lines.clear()
+    _train(tmp_path, *short, "train.source_use_sentences=0", report=lines.append)
+    assert lines == ["Resuming from step 4."]
+
+
 def test_experts_of_different_sizes_train_resume_and_translate(tmp_path):
     sizes = "model.moe.dispatcher=Dropless(expert_sizes=(1, 2, 3))"
     few = ("model.moe.num_experts=3", "model.moe.capacity_factor=None")
@@ -164,7 +184,8 @@ def test_tensorboard_shows_what_people_watch(tmp_path):
     wanted |= {"learning_rate", "grad_norm", "tokens_per_second", "z_loss", f"unused/{layer}"}
     wanted |= {f"importance_max/{layer}", "load_max/decoder/layer_01", f"capacity/{layer}"}
     wanted |= {"pair_drop_rate/qna-en", f"entropy/{layer}"}
-    dev = {"dev/loss", "dev/bleu", f"dev/experts/{layer}"}
+    dev = {"dev/loss", "dev/bleu", "dev/source_use", "dev/source_use/qna-en"}
+    dev |= {f"dev/experts/{layer}"}
     assert {f"train/{tag}" for tag in wanted} | dev <= tags
 
 
@@ -287,7 +308,7 @@ def test_a_shard_damaged_during_training_loses_nothing(tmp_path, monkeypatch):
     next_batch, made = TrainInput.next_batch, []
 
     def fail(self):
-        made.append(self)
+        made.extend([self] * (threading.current_thread() is not threading.main_thread()))
         if len(made) == 4:
             raise OSError("Shard x is damaged.")
         return next_batch(self)

@@ -76,11 +76,11 @@ def main(failing):
     """One of the processes; at an evaluation the failing one raises."""
     evaluate = training._Evaluator.__call__
 
-    def fail(self):
+    def fail(self, step):
         if sys.argv[-1] == f"--process_index={failing}":
             print(f"at {time.time()}", file=sys.stderr, flush=True)
             raise OSError(CAUSE)
-        return evaluate(self)
+        return evaluate(self, step)
 
     training._Evaluator.__call__ = fail
     train.run()

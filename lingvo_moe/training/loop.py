@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -33,6 +33,8 @@ class TrainParams(Params):
         patience: end after so many evaluations without a better dev loss; None never does.
         dev_bleu_sentences: dev sentences, spread over the pairs, to translate for BLEU at each
             evaluation; 0 for none.
+        source_use_sentences: dev sentences, spread over the pairs, whose loss is measured a second
+            time with sources of other sentences at each evaluation; 0 for none.
         clip_norm: bound > 0 on the gradient's global norm; None for none.
         micro_batches: a batch's rows are cut into that many parts whose gradients add up.
         seed: of initial weights, dropout, random routing and the sampling of data; 0 to 2^31 - 1.
@@ -45,6 +47,7 @@ class TrainParams(Params):
     keep_checkpoints: PositiveInt = 3
     patience: PositiveInt | None = None
     dev_bleu_sentences: NonNegativeInt = 0
+    source_use_sentences: NonNegativeInt = 1000
     clip_norm: PositiveFloat | None = None
     micro_batches: PositiveInt = 1
     seed: NonNegativeInt = 1
@@ -88,12 +91,21 @@ class Recorder(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """dev_loss: nats a token, lower is better; scalars, images (PNG) by TensorBoard tag; text."""
+    """What an evaluation found.
+
+    Attributes:
+        dev_loss: nats a token, lower is better.
+        scalars: by TensorBoard tag.
+        text: for the line of progress.
+        images: PNG by TensorBoard tag.
+        warnings: lines for people.
+    """
 
     dev_loss: float
     scalars: dict[str, float]
     text: str
     images: Mapping[str, bytes] = MappingProxyType({})
+    warnings: Sequence[str] = ()
 
 
 class TrainResult(NamedTuple):
@@ -120,11 +132,11 @@ def train(
     logdir: Path,
     *,
     summarize: Callable[[NestedMap], dict[str, float]],
-    evaluate: Callable[[], Evaluation | None],
+    evaluate: Callable[[int], Evaluation | None],
     report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     process: Process = ALONE,
     recorder: Recorder | None = None,
-    started: Callable[[], None] = lambda: None,
+    started: Callable[[int], None] = lambda step: None,
 ) -> TrainResult:
     """Trains to params.max_steps, from the newest checkpoint in logdir if there is one.
 
@@ -139,12 +151,12 @@ def train(
         logdir: checkpoints in `checkpoints/`, events for TensorBoard in `events/`.
         summarize: sums of the metrics since the last call -> scalars by tag, with "loss" and
             "tokens" among them.
-        evaluate: scores the runtime's weights on dev; None where there is no dev data.
+        evaluate: step -> scores of the runtime's weights on dev; None where there is no dev data.
         report: takes each line of progress.
         process: which of the processes that train together this is; each saves its own pieces.
         recorder: sees each step's metrics by themselves.
-        started: called before the first step, when the state is initialized or restored. Nothing
-            in logdir is written before that.
+        started: called with the steps taken so far before this run's first, when the state is
+            initialized or restored. Nothing in logdir is written before that.
 
     Raises:
         FloatingPointError: the loss, the gradient or the state is not finite; the last checkpoint
@@ -171,11 +183,13 @@ class _Loop:
         self.best = NO_BEST
         self.metrics: list[NestedMap] = []
 
-    def run(self, received: Callable[[], int | None], started: Callable[[], None]) -> TrainResult:
+    def run(
+        self, received: Callable[[], int | None], started: Callable[[int], None]
+    ) -> TrainResult:
         """The loop itself."""
         p, signal = self.params, None
         self._start()
-        started()
+        started(self.step)
         events = None if self.process.index else self.logdir / "events"
         self.events = SummaryWriter(events, self.report)
         while self.step < p.max_steps and not self._out_of_patience():
@@ -190,6 +204,11 @@ class _Loop:
             elif self.step % p.checkpoint_every == 0:
                 self._save()
         finished = self.step >= p.max_steps or self._out_of_patience()
+        if self._out_of_patience():
+            self.report(
+                f"No better dev loss in {self.best.evaluations_since} evaluations "
+                f"(train.patience={p.patience}): training ends at step {self.step}."
+            )
         if self.step != self.saved_step:
             self._save()
         self.events.close()
@@ -292,9 +311,11 @@ class _Loop:
         start = time.monotonic()
         if self.metrics:
             self._log()
-        evaluation = self.evaluate()
+        evaluation = self.evaluate(self.step)
         if evaluation is not None:
             self.report(f"step {self.step}  {evaluation.text}")
+            for line in evaluation.warnings:
+                self.report(line)
             self.events.scalars(self.step, evaluation.scalars)
             for tag, png in evaluation.images.items():
                 self.events.image(self.step, tag, png)

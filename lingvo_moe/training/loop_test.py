@@ -61,8 +61,12 @@ def _train(logdir, *, batches=None, losses=None, recorder=None, report=None, **p
         TrainParams(**{"max_steps": 10, "log_every": 2, "eval_every": 5, "seed": 0} | params),
         logdir,
         summarize=lambda m: {"loss": float(m.nll / m.tokens), "tokens": float(m.tokens)},
-        evaluate=lambda: next(
-            (Evaluation(x, {"dev/loss": x}, f"dev loss {x}") for x in losses), None
+        evaluate=lambda step: next(
+            (
+                Evaluation(x, {"dev/loss": x}, f"dev loss {x}", warnings=[f"at {step}"])
+                for x in losses
+            ),
+            None,
         ),
         report=report or lines.append,
         recorder=recorder,
@@ -79,7 +83,8 @@ def test_a_whole_run(tmp_path):
     assert lines[:2] == ["Compiling the step …", "Compiled in 0 s."]
     assert lines[2].startswith("step 2/10  loss 1.000  ")
     assert "tokens/s  ETA 0:00:" in lines[2]
-    assert "step 5  dev loss 3.0" in lines
+    after = lines.index("step 5  dev loss 3.0")
+    assert lines[after + 1] == "at 5"
     (events,) = (tmp_path / "events").iterdir()
     tags = {
         value.tag
@@ -169,7 +174,10 @@ def test_a_finished_run_does_nothing_more(tmp_path):
 
 
 def test_patience_ends_training_and_outlives_a_restart(tmp_path):
-    _, result, _ = _train(tmp_path, losses=[1.0, 2.0, 2.0], eval_every=1, patience=2)
+    _, result, lines = _train(tmp_path, losses=[1.0, 2.0, 2.0], eval_every=1, patience=2)
+    assert lines[-1] == (
+        "No better dev loss in 2 evaluations (train.patience=2): training ends at step 3."
+    )
     assert result == (3, True, 1, 1.0, None)
     _, result, _ = _train(tmp_path, losses=[0.5], eval_every=1, patience=2)
     assert result == (3, True, 1, 1.0, None)

@@ -1,0 +1,128 @@
+"""How often a training run will see each language pair, said before it begins."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lingvo_moe.data.pipeline import TrainInput
+from lingvo_moe.evaluation.report import thirds
+from lingvo_moe.reporting.table import Table
+
+FEW, MANY = 1.0, 100.0  # epochs; a pair outside of them gets a warning
+_ROWS = 12  # a table of more pairs is by tier
+_MEASURED = 1000  # examples that are packed to see how many a batch holds
+
+
+class Exposure(NamedTuple):
+    """What a run sees of one pair.
+
+    Attributes:
+        pair: its name.
+        examples: in its training split.
+        epochs: how often the run draws each of them.
+    """
+
+    pair: str
+    examples: int
+    epochs: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Forecast:
+    """What a run will see.
+
+    Attributes:
+        steps: of the whole run, from 0.
+        examples, tokens: sentence pairs and target tokens of one step, on average.
+        pairs: those with most examples first.
+    """
+
+    steps: int
+    examples: float
+    tokens: float
+    pairs: Sequence[Exposure]
+
+    @staticmethod
+    def of(source: TrainInput, steps: int) -> "Forecast":
+        """The forecast of a run on an input, which gives the same batches afterwards.
+
+        Batches are packed, so how many examples one holds is measured on the next few.
+
+        Raises:
+            ValueError, OSError: the input gives no batch.
+        """
+        batches = source.peek(_MEASURED)
+        examples = np.mean([batch.target_segment_ids.max(axis=1).sum() for batch in batches])
+        tokens = np.mean([np.count_nonzero(batch.target_segment_ids) for batch in batches])
+        sizes = {pair.name: pair.examples["train"] for pair in source.pairs}
+        pairs = expose(sizes, source.probabilities, steps * float(examples))
+        return Forecast(steps, float(examples), float(tokens), pairs)
+
+    def lines(self) -> list[str]:
+        """Lines for people: totals, epochs by pair or by tier, warnings."""
+        total = (
+            f"This run: {self.steps:,} steps of about {self.examples:,.0f} examples and "
+            f"{self.tokens:,.0f} target tokens, {self.steps * self.tokens / 1e6:,.2f}M target "
+            f"tokens in all."
+        )
+        return [total, *self._table().to_text().splitlines(), *self.warnings()]
+
+    def warnings(self) -> list[str]:
+        """A line for the pairs that the run sees too little of, and one for too much."""
+        few = [one for one in self.pairs if one.epochs < FEW]
+        many = [one for one in self.pairs if one.epochs > MANY]
+        lines, of = [], f"of {len(self.pairs)} pairs will be seen"
+        if few:
+            least = min(few, key=lambda one: one.epochs)
+            steps = math.ceil(self.steps / least.epochs)
+            lines.append(
+                f"Warning: {len(few)} {of} less than once, {least.pair} {least.epochs:.2f} times: "
+                f"{steps:,} steps would show it once. Raise train.max_steps."
+            )
+        if many:
+            most = max(many, key=lambda one: one.epochs)
+            lines.append(
+                f"Warning: {len(many)} {of} more than {MANY:.0f} times, {most.pair} "
+                f"{most.epochs:,.0f} times: the model may learn them by heart. Lower "
+                f"input.temperature or train.max_steps."
+            )
+        return lines
+
+    def _table(self):
+        if len(self.pairs) <= _ROWS:
+            rows = [(p.pair, f"{p.examples:,}", f"{p.epochs:,.1f}") for p in self.pairs]
+            return Table(("pair", "examples", "epochs"), rows)
+        rows = [
+            (
+                tier,
+                str(len(pairs)),
+                _range([p.examples for p in pairs], ",.0f"),
+                _range([p.epochs for p in pairs], ",.1f"),
+            )
+            for tier, pairs in thirds(self.pairs).items()
+        ]
+        return Table(("tier", "pairs", "examples", "epochs"), rows)
+
+
+def expose(
+    sizes: Mapping[str, int], probabilities: Sequence[float], drawn: float
+) -> tuple[Exposure, ...]:
+    """How often each pair is seen, those with most examples first.
+
+    Args:
+        sizes: pair -> examples in train.
+        probabilities: of drawing each pair, in the order of sizes.
+        drawn: examples of the whole run.
+    """
+    seen = [
+        Exposure(pair, size, float(probability) * drawn / size)
+        for (pair, size), probability in zip(sizes.items(), probabilities, strict=True)
+    ]
+    return tuple(sorted(seen, key=lambda one: (-one.examples, one.pair)))
+
+
+def _range(values, form):
+    return f"{min(values):{form}} to {max(values):{form}}"

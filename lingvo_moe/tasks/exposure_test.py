@@ -1,0 +1,70 @@
+"""What a run will see, with numbers by hand."""
+
+import numpy as np
+import pytest
+
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.data.pipeline import InputParams, TrainInput, sampling_probabilities
+from lingvo_moe.tasks.exposure import Exposure, Forecast, expose
+from lingvo_moe.testing.tiny_world import dataset
+
+
+@pytest.mark.parametrize(
+    ("temperature", "epochs"),
+    [
+        (1.0, (2.0, 2.0)),  # by size: 1800 of 900, 200 of 100
+        (2.0, (1500 / 900, 5.0)),  # √900 : √100 = 3 : 1, so 1500 of 900, 500 of 100
+    ],
+)
+def test_epochs_follow_from_sizes_and_temperature(temperature, epochs):
+    seen = expose({"b-en": 100, "a-en": 900}, sampling_probabilities([100, 900], temperature), 2000)
+    assert [(one.pair, one.examples) for one in seen] == [("a-en", 900), ("b-en", 100)]
+    assert [one.epochs for one in seen] == pytest.approx(epochs)
+
+
+def test_few_pairs_are_a_table_with_warnings():
+    forecast = Forecast(
+        1000, 20.0, 400.0, [Exposure("a-en", 40000, 0.4), Exposure("b-en", 20, 200)]
+    )
+    assert forecast.lines() == [
+        "This run: 1,000 steps of about 20 examples and 400 target tokens, 0.40M target tokens "
+        "in all.",
+        "pair  examples  epochs",
+        "----------------------",
+        "a-en    40,000     0.4",
+        "b-en        20   200.0",
+        "Warning: 1 of 2 pairs will be seen less than once, a-en 0.40 times: 2,500 steps would "
+        "show it once. Raise train.max_steps.",
+        "Warning: 1 of 2 pairs will be seen more than 100 times, b-en 200 times: the model may "
+        "learn them by heart. Lower input.temperature or train.max_steps.",
+    ]
+
+
+def test_many_pairs_are_a_table_by_tier_and_once_to_a_hundred_times_is_right():
+    # Thirds of 13 pairs: (13 + 1) // 3 = 4, so 4, 5 and 4.
+    sizes = [1300 - 100 * i for i in range(13)]
+    forecast = Forecast(10, 1, 1, [Exposure(f"{s}-en", s, 1300 / s) for s in sizes])
+    assert forecast.lines()[1:] == [
+        "tier  pairs        examples       epochs",
+        "----------------------------------------",
+        "high      4  1,000 to 1,300   1.0 to 1.3",
+        "mid       5      500 to 900   1.4 to 2.6",
+        "low       4      100 to 400  3.2 to 13.0",
+    ]
+    assert Forecast(10, 1, 1, [Exposure("a", 1, 1.0), Exposure("b", 1, 100.0)]).warnings() == []
+
+
+def test_what_a_batch_holds_is_measured_and_the_input_stays_where_it_was():
+    params = InputParams(batch_size=4, source_length=48, target_length=32, pairs=("qna-en",))
+    source, same = (TrainInput(dataset(), params, seed=3) for _ in range(2))
+    forecast = Forecast.of(source, 50)
+    batches = [same.next_batch() for _ in range(50)]
+    examples = sum(int(batch.target_segment_ids.max(axis=1).sum()) for batch in batches)
+    (seen,) = forecast.pairs
+    assert seen.examples == dataset().pair("qna-en").examples["train"]
+    assert seen.epochs == pytest.approx(examples / seen.examples, rel=0.05)
+    assert forecast.tokens == pytest.approx(
+        np.mean([np.count_nonzero(batch.target_ids) for batch in batches]), rel=0.05
+    )
+    for batch in batches[:3]:
+        NestedMap(batch).map(np.testing.assert_array_equal, source.next_batch())

@@ -1,0 +1,130 @@
+"""How much a model uses its source: dev loss with sources of other sentences minus dev loss.
+
+A model that ignores what it translates, a language model of the target, has 0. P language pairs.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.data.dataset import Dataset, Example
+from lingvo_moe.data.packing import Packer
+from lingvo_moe.data.pipeline import InputParams, pack
+
+NEAR_ZERO = 0.1  # nats a token: below it a warning
+_LEAST_TOKENS = 100  # a warning names no pair that was measured on fewer: noise is larger than that
+_NAMED = 5  # pairs in a warning, the least first
+
+
+class DevBatches(NamedTuple):
+    """The dev split, cut in two; see `Packer.batch`.
+
+    Attributes:
+        sampled: examples on which source use is measured.
+        foreign: the same targets, each with the source of another example of its pair.
+        rest: all other examples.
+    """
+
+    sampled: list[NestedMap]
+    foreign: list[NestedMap]
+    rest: list[NestedMap]
+
+    @staticmethod
+    def of(dataset: Dataset, params: InputParams, sentences: int) -> "DevBatches":
+        """All examples of dev that fit a row, those of `sampled` spread evenly over each pair.
+
+        Args:
+            dataset: prepared data.
+            params: pairs, and the shape of a batch.
+            sentences: how many to sample at most, spread over the pairs, two a pair at least; 0
+                samples none. A pair of one example has no other source and is not sampled.
+
+        Raises:
+            OSError: a shard is missing or damaged.
+        """
+        names = params.pairs or [pair.name for pair in dataset.pairs]
+        share = max(2, math.ceil(sentences / len(names))) if sentences else 0
+        row = Packer(1, params.source_length, params.target_length)
+        sampled, foreign, rest = [], [], []
+        for pair in map(dataset.pair, names):
+            examples = [e for e in dataset.examples("dev", pair.name) if row.can_ever_hold(e)]
+            chosen = spread(len(examples), share)
+            own = [examples[i] for i in chosen]
+            sampled += [(example, pair.index) for example in own]
+            foreign += [(example, pair.index) for example in exchange_sources(own)]
+            left = sorted(set(range(len(examples))) - set(chosen))
+            rest += [(examples[i], pair.index) for i in left]
+        return DevBatches(*(list(pack(part, params)) for part in (sampled, foreign, rest)))
+
+
+def spread(total: int, wanted: int) -> list[int]:
+    """At most `wanted` of the numbers below `total`, evenly apart; none if there are fewer than 2.
+
+    Neighbouring lines of a corpus are often of one document, with the same names.
+    """
+    count = min(total, wanted)
+    return [i * total // count for i in range(count)] if count > 1 else []
+
+
+def exchange_sources(examples: Sequence[Example]) -> list[Example]:
+    """Each target with the source half the list further on, so that none keeps its own."""
+    half = len(examples) // 2
+    sources = [*examples[half:], *examples[:half]]
+    return [
+        Example(other.source, example.target)
+        for example, other in zip(examples, sources, strict=True)
+    ]
+
+
+class SourceUse(NamedTuple):
+    """Nats a target token.
+
+    Attributes:
+        overall: over all sampled tokens.
+        pairs: pair -> of its tokens.
+        reliable: the pairs that were measured on enough tokens to be named in a warning.
+    """
+
+    overall: float
+    pairs: Mapping[str, float]
+    reliable: frozenset[str]
+
+    @staticmethod
+    def of(sampled: NestedMap, foreign: NestedMap, pairs: Sequence[str]) -> "SourceUse":
+        """From the summed metrics of a TranslationTask on DevBatches.
+
+        Args:
+            sampled, foreign: with pair_nll and pair_tokens [P].
+            pairs: P names.
+        """
+        tokens = np.asarray(sampled.pair_tokens, np.float64)
+        extra = np.asarray(foreign.pair_nll, np.float64) - np.asarray(sampled.pair_nll, np.float64)
+        found = [row for row in zip(pairs, extra, tokens, strict=True) if row[2]]
+        return SourceUse(
+            float(extra.sum() / tokens.sum()),
+            {pair: float(nats / count) for pair, nats, count in found},
+            frozenset(pair for pair, _, count in found if count >= _LEAST_TOKENS),
+        )
+
+    def scalars(self) -> dict[str, float]:
+        """By TensorBoard tag."""
+        by_pair = {f"dev/source_use/{pair}": use for pair, use in self.pairs.items()}
+        return {"dev/source_use": self.overall, **by_pair}
+
+    def warnings(self) -> list[str]:
+        """A line if the model hardly uses the sources of some pairs, or of all together."""
+        low = sorted((use, pair) for pair, use in self.pairs.items() if use < NEAR_ZERO)
+        low = [(use, pair) for use, pair in low if pair in self.reliable]
+        if not low and self.overall >= NEAR_ZERO:
+            return []
+        of = f"for {len(low)} of {len(self.reliable)} pairs" if low else "over all pairs"
+        names = ", ".join(f"{pair} {use:.2f}" for use, pair in low[:_NAMED])
+        more = ", …" if len(low) > _NAMED else ""
+        named = f" ({names}{more})" if low else ""
+        return [
+            f"Warning: source use is below {NEAR_ZERO} nats a token {of}{named}: what the model "
+            f"writes has hardly anything to do with its source. Train longer; see docs/guide.md."
+        ]
