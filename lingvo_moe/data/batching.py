@@ -1,4 +1,4 @@
-"""Batches for decoding: sentences of like length together."""
+"""Batches for decoding: sentences of similar length together."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,14 +12,14 @@ _BUCKET = 8  # lengths are rounded up to a multiple, so that few shapes occur
 def padded_batches(
     sentences: Sequence[Sequence[int]], batch_size: int
 ) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
-    """Batches of sentences sorted by length, longest first (memory runs out early or not at all).
+    """Batches of sentences sorted by length, longest first, so that memory errors come early.
 
     Args:
         sentences: token ids.
         batch_size: sentences a batch, at most.
 
     Yields:
-        The sentences' places in the input; ids int32 [B, L], padded with PAD; lengths int32 [B].
+        Indices of the sentences in the input; ids int32 [B, L], padded with PAD; lengths int32 [B].
     """
     order = sorted(range(len(sentences)), key=lambda i: (-len(sentences[i]), i))
     for start in range(0, len(order), batch_size):

@@ -1,4 +1,4 @@
-"""Reading raw parallel text, and what is wrong with it."""
+"""Reads, checks and cleans raw parallel text."""
 
 import contextlib
 import dataclasses
@@ -38,7 +38,7 @@ class CorpusPair:
         name: "de-en".
         source, target: its languages.
         files: split -> (source file, target file), or (TSV file,).
-        turned: whether the files are those of the other direction: their first side is the target.
+        turned: whether the files are of the reverse direction: their first side is the target.
     """
 
     name: str
@@ -152,7 +152,7 @@ def _check_readable(path):
 
 
 def _add_source(sides, side, path):
-    """Notes a file of a pair, unless the pair's text is there already."""
+    """Adds a file of a pair; an error if there is another source of the same text."""
     for other, there in sides.items():
         if side == other or "tsv" in (side, other):
             raise ValueError(
@@ -247,24 +247,24 @@ def _checked(example, where):
 
 
 class CleanPair(NamedTuple):
-    """The lines that are kept by split, and counts of what was found, by kind."""
+    """The kept lines by split, and the counts of checks by kind."""
 
     lines: dict[str, list[SentencePair]]
     checks: dict[str, int]
 
 
 def clean(splits: dict[str, list[SentencePair]]) -> CleanPair:
-    """Leaves out what would spoil training or its evaluation, and counts it.
+    """Removes lines that would harm training or its evaluation, and counts them.
 
-    Left out: pairs with a blank side (`core.lines.is_blank`); from train, repeated pairs and pairs
-    whose source occurs in dev or test. Counted only: held-out lines whose target occurs in train,
-    as it may rightly where many languages translate one text.
+    Removed: pairs with a blank side (`core.lines.is_blank`); from train also repeated pairs, and
+    pairs whose source occurs in dev or test. Counted only: dev and test lines whose target occurs
+    in train, which is normal if many languages translate one text.
 
     Args:
         splits: split -> lines of one language pair.
 
     Returns:
-        The rest, and counts `empty`, `duplicates`, `held_out_in_train`, `targets_in_train`.
+        The kept lines, and counts `empty`, `duplicates`, `held_out_in_train`, `targets_in_train`.
     """
     filled = {s: [p for p in lines if not any(map(is_blank, p))] for s, lines in splits.items()}
     train = filled.get("train", [])

@@ -68,7 +68,7 @@ class PairInfo:
 
 
 def check_pair_name(name: str) -> None:
-    """Makes sure that files and directories may be named after a language pair.
+    """Checks that files and directories can have the name of a language pair.
 
     Raises:
         ValueError: it has a slash or a control character, begins with a dot, or is too long.
@@ -90,8 +90,8 @@ class Dataset:
         pairs: its language pairs, in order of name.
         tags: target language -> id of its tag in the source vocabulary.
         hashes: "source" and "target" -> SHA-256 of the vocabulary.
-        checks: pair -> what preparation found and left out, by kind.
-        checksums: shard -> SHA-256 of the file; {} if the dataset is from before there were any.
+        checks: pair -> counts of the checks of preparation, by kind.
+        checksums: shard -> SHA-256 of the file; {} for a dataset of an older version.
     """
 
     directory: Path
@@ -153,9 +153,9 @@ class Dataset:
 
     @functools.cached_property
     def sha256(self) -> str:
-        """What identifies the data: pairs, tags, vocabularies and every example, in hexadecimal.
+        """SHA-256 of the data, in hexadecimal: pairs, tags, vocabularies and every example.
 
-        Where dataset.json has no checksums of shards, they are computed, which reads all of them.
+        If dataset.json has no checksums of shards, all shards are read to compute them.
         """
         content = {
             "pairs": [(p.name, p.source, p.target, p.examples, p.shards) for p in self.pairs],
@@ -306,7 +306,7 @@ def _pair_from_json(index, fields) -> PairInfo:
 
 
 def shard_bounds(examples: int, shards: int) -> list[int]:
-    """Where each of a split's shards begins, and the end: all are as long, to one example."""
+    """The start of each shard of a split, and the end; sizes differ by at most one example."""
     return [i * examples // shards for i in range(shards + 1)] if shards else [0]
 
 

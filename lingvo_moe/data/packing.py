@@ -13,7 +13,7 @@ class Packer:
     def __init__(self, batch_size: int, source_length: int, target_length: int):
         """An empty batch of B rows of L source and T target tokens."""
         self._lengths = source_length, target_length
-        # Side by side, not row by row: a batch may have thousands of rows to look through.
+        # Arrays over rows, not objects: a batch may have thousands of rows to search.
         self._room = np.full([batch_size, 2], self._lengths).T.copy()
         self._segments = np.zeros(batch_size, np.int64)
         source, target = (batch_size, source_length), (batch_size, target_length)

@@ -23,7 +23,7 @@ _MOST_SKIPPED = 100_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InputParams(Params):
-    """What a batch is and where it comes from.
+    """The shape of batches, and the sampling of pairs.
 
     Attributes:
         batch_size: rows.
@@ -48,13 +48,13 @@ class InputParams(Params):
 class TrainInput:
     """An endless stream of packed batches.
 
-    Everything random follows from the seed and a few counters, the state: a restored input gives
-    the very batches the first would have given.
+    All random choices depend on the seed and a few counters, the state. So a restored input gives
+    the same batches as an uninterrupted one.
 
     Attributes:
-        pairs: those that are drawn.
+        pairs: the pairs to draw from.
         probabilities: float64 [P], of drawing each of them.
-        skipped: how many drawn examples were longer than a row.
+        skipped: number of drawn examples that were longer than a row.
     """
 
     def __init__(self, dataset: Dataset, params: InputParams, seed: int):
@@ -96,7 +96,7 @@ class TrainInput:
         return packer.batch()
 
     def peek(self, examples: int) -> list[NestedMap]:
-        """The next batches, as many as hold so many examples; they remain to be taken.
+        """The next batches with at least this number of examples; the stream does not advance.
 
         Raises:
             ValueError: as `next_batch`.
@@ -110,7 +110,7 @@ class TrainInput:
         return batches
 
     def state(self) -> dict[str, np.ndarray]:
-        """Where the stream stands: a few integers."""
+        """The position of the stream: a few integers."""
         return {
             "draws": np.int64(self._draws),
             "counters": self._counters.copy(),
@@ -118,7 +118,7 @@ class TrainInput:
         }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Goes on from a state.
+        """Continues from a state.
 
         Raises:
             ValueError: the state is of other pairs.
@@ -163,13 +163,13 @@ class TrainInput:
 
 def sampling_probabilities(sizes: list[int], temperature: float) -> np.ndarray:
     """float64 [P], p ∝ size^(1/T): T 1 samples by size, a large T evenly (Arivazhagan 2019)."""
-    # Relative to the largest: a power of a size itself may be too large for a float.
+    # Sizes relative to the largest, because the power of a size could overflow.
     weights = np.power(np.array(sizes, np.float64) / max(sizes), 1.0 / temperature)
     return weights / weights.sum()
 
 
 class _PairStream:
-    """The training examples of one pair in a random order, anew each epoch, by number."""
+    """The training examples of one pair, shuffled again in each epoch."""
 
     def __init__(self, dataset: Dataset, pair: PairInfo, seed: int):
         self.pair = pair
@@ -238,10 +238,10 @@ def pack(examples: Iterable[tuple[Example, int]], params: InputParams) -> Iterat
 
 
 class Prefetcher:
-    """Makes batches in a thread of its own, a few ahead; `state` is of the batch last taken."""
+    """Makes batches ahead in a background thread; `state` is that of the last batch taken."""
 
     def __init__(self, source: TrainInput, ahead: int = 4):
-        """Wraps an input, which from the first `next_batch` on belongs to the thread."""
+        """Wraps an input; after the first `next_batch` only the thread uses it."""
         self._source = source
         self._queue: queue.Queue = queue.Queue(ahead)
         self._stop = threading.Event()
@@ -265,17 +265,17 @@ class Prefetcher:
             self._thread.start()
         batch, state = self._queue.get()
         if isinstance(batch, Exception):
-            self._queue.put((batch, state))  # whoever asks again gets the same answer
+            self._queue.put((batch, state))  # later calls raise the same error
             raise batch
         self._state = state
         return batch
 
     def state(self) -> dict[str, np.ndarray]:
-        """As of the batch last taken, not of those made ahead."""
+        """The state after the last batch taken, without those made ahead."""
         return self._state
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Goes on from a state; only before the first batch is taken."""
+        """Continues from a state; only before the first batch is taken."""
         self._source.restore(state)
         self._state = self._source.state()
 

@@ -1,4 +1,4 @@
-"""Raw parallel text to a dataset: check, train vocabularies, tokenise, write."""
+"""Makes a dataset of raw parallel text: checks, trains vocabularies, tokenises, writes."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -35,20 +35,20 @@ _Normalization = one_of(*NORMALIZATIONS)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrepareParams(Params):
-    """How to prepare.
+    """The params of preparation.
 
     Attributes:
-        source_vocab_size, target_vocab_size: pieces at most.
-        source_normalization, target_normalization: what is done to texts before they are cut into
-            pieces, one of `vocabulary.NORMALIZATIONS`. A model can write nothing that the target's
-            normalization changes.
+        source_vocab_size, target_vocab_size: largest number of pieces.
+        source_normalization, target_normalization: the change of texts before they are split into
+            pieces, one of `vocabulary.NORMALIZATIONS`. A model cannot write characters that the
+            target's normalization replaces.
         joint_vocab: one vocabulary for both sides, of source_vocab_size pieces, with
             target_normalization.
-        temperature: of sampling languages for the vocabularies; 1 by size, large evenly.
-        character_coverage: share of characters that get a piece; the rest fall back to bytes.
+        temperature: T of sampling languages for the vocabularies, by size^(1/T).
+        character_coverage: share of characters that get a piece; the rest are written as bytes.
         max_length: longer training examples, in tokens of either side, are left out and counted.
-        both_directions: also translate each pair the other way, unless the corpus itself does.
-        shard_size: examples in a TFRecord file, at most.
+        both_directions: whether to add the reverse of each pair that the corpus does not have.
+        shard_size: largest number of examples in a TFRecord file.
         seed: of sampling for the vocabularies.
 
     Raises:
@@ -98,15 +98,15 @@ def prepare(
     overwrite: bool = False,
     report: Callable[[str], None] = lambda line: None,
 ) -> Dataset:
-    """Makes a dataset; it appears under output whole or not at all.
+    """Makes a dataset, which appears under output when it is complete.
 
-    Reads the corpus twice, one pair in memory at a time: for the vocabularies, then to tokenise.
+    It reads the corpus twice, one pair at a time: for the vocabularies, and to tokenise.
 
     Args:
         corpus: see `corpora.find_pairs`.
-        output: the directory to make; it neither holds the corpus nor lies in it.
-        params: sizes and choices.
-        overwrite: replace the dataset that is there.
+        output: the directory to make; neither inside the corpus nor around it.
+        params: see PrepareParams.
+        overwrite: whether to replace an earlier dataset.
         report: takes lines of progress and warnings.
 
     Raises:
@@ -150,7 +150,7 @@ def _write_dataset(pairs, directory, params, report):
 
 
 def format_summary(dataset: Dataset) -> str:
-    """A table: what each pair has and what was left out of it."""
+    """A table of each pair's examples and the counts of checks."""
     kinds = list(next(iter(dataset.checks.values())))
     rows = [
         [pair.name, *(str(pair.examples.get(split, 0)) for split in SPLITS)]

@@ -1,1 +1,1 @@
-"""Tasks: input to loss, input to output, and what is measured on the way."""
+"""Tasks: loss, translation, training and evaluation end to end, logdirs."""

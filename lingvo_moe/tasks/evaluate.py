@@ -1,4 +1,4 @@
-"""A trained model's scores on a split: everything checked, then translated, then written whole."""
+"""Evaluates a trained model on a split: checks everything, translates, writes the report."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,19 +30,19 @@ def evaluate(
     bleu_tokenizers: Sequence[str] = (),
     overwrite: bool = False,
 ) -> Report:
-    """Translates a split, scores it, and leaves a report that appears whole.
+    """Translates a split, scores it, and writes a report, which appears when it is complete.
 
-    All that can be wrong with the arguments is found before anything is translated.
+    All arguments are checked before the translation starts.
 
     Args:
         model_dir: the model.
         dataset: prepared data.
-        output: the directory to make; see evaluation.evaluate for what is in it.
+        output: the directory of the report; see evaluation.evaluate for its files.
         make_runtime: task -> runtime.
         report: takes lines of progress.
         split: "dev" or "test".
-        pairs: what to score; () for all that the model knows.
-        step: which checkpoint; None for the best on dev.
+        pairs: to score; () for all pairs of the model.
+        step: of the checkpoint; None for the best on dev.
         baselines: a report to compare with: its directory or its JSON.
         bleu_tokenizers: texts PAIR=NAME; see evaluation.tokenizers.
         overwrite: whether an earlier report may be replaced.

@@ -83,7 +83,7 @@ _NEVER = ("model.moe.dispatcher.expert_sizes", "input.pairs")
 
 @dataclasses.dataclass(frozen=True)
 class ModelDir:
-    """What decoding, evaluation and export need to know of a trained model; no dataset needed.
+    """A trained model without its dataset, as decoding, evaluation and export need it.
 
     Attributes:
         path: the logdir.
@@ -116,11 +116,11 @@ class ModelDir:
         dataset: Dataset,
         params: TranslationParams | None = None,
     ) -> "ModelDir":
-        """A logdir to train in. Nothing is written: `save` does, once all else is checked.
+        """A logdir to train in. Nothing is written before `save`.
 
         Args:
-            path: the logdir. If it is one already, its params hold, and only what changes neither
-                the model's function nor the order of the data may be overridden.
+            path: the logdir. If it exists, its params are used, and overrides may change neither
+                the model's function nor the order of the data.
             model: a registered name, or any label where params are given.
             overrides: `--set` texts.
             dataset: what to train on.
@@ -191,7 +191,7 @@ class ModelDir:
         return _opened(path, fields, params, version)
 
     def save(self) -> None:
-        """Writes vocabularies and model.json, each whole; what is there already stays untouched.
+        """Writes vocabularies and model.json; existing files stay unchanged.
 
         Raises:
             OSError: they cannot be written.
@@ -220,7 +220,7 @@ class ModelDir:
             ) from error
 
     def check_dataset(self, dataset: Dataset) -> None:
-        """Makes sure that a dataset speaks in this model's ids.
+        """Checks that a dataset has this model's vocabularies.
 
         Raises:
             ValueError: another vocabulary, or other language pairs in training.

@@ -1,4 +1,4 @@
-"""What the MoE layers did with a batch, as sums that add up over batches.
+"""Metrics of the MoE layers' routing, as sums that can be added over batches.
 
 G groups, S tokens, K choices, E experts, P language pairs.
 """
@@ -38,7 +38,7 @@ def routing_metrics(
         pair_ids: "encoder" and "decoder" -> int32 [B, L] and [B, T].
         num_pairs: P.
         tokens: float32 [], real target tokens: the weight of what is a mean.
-        training: counts that are dear at scale are left out in training.
+        training: whether to leave out counts that are expensive at scale.
         group_loads: whether to count `group_load`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""How likely given translations are: tokenisation and batching around a runtime's `score`."""
+"""Log-probabilities of given translations: tokenisation and batching for a runtime's `score`."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -16,13 +16,13 @@ ScoreFn = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray],
 
 
 class Score(NamedTuple):
-    """How likely a translation is.
+    """The log-probability of a translation.
 
     Attributes:
-        log_prob: log P of the translation given its source, in nats, its end included.
-        tokens: the pieces that the translation is made of; the last is "</s>", its end.
-        token_log_probs: log P of each, given the source and the pieces before it; they add up to
-            log_prob.
+        log_prob: log P of the translation given its source, in nats, with EOS.
+        tokens: the pieces of the translation; the last is "</s>" (EOS).
+        token_log_probs: log P of each piece, given the source and the pieces before it; their sum
+            is log_prob.
     """
 
     log_prob: float

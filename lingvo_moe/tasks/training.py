@@ -34,22 +34,21 @@ RuntimeFn = Callable[[TranslationTask, TrainStep], Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """What to train, on what, and where.
+    """The arguments of a training run.
 
     Attributes:
         model: a registered model's name, or any name where params are given.
         params: what to train; None for the registered model's.
         overrides: `--set` texts.
         dataset: prepared data.
-        logdir: where everything goes; of baselines, a logdir for each pair lies below it.
+        logdir: directory for checkpoints and events; baselines have a logdir for each pair in it.
         make_runtime: (task, TrainStep) -> runtime.
         report: takes each line of progress.
-        process: which of the processes that train together this is; they share logdir.
-        record_loads: a file for what each group of tokens asks of each expert at each step, a
-            placement.traces.Trace with groups for its source devices. A run that resumes goes on
-            writing to it.
-        make_scheduler: task -> what moves its VExperts as their loads change; None to leave them
-            where they are.
+        process: this process among those that train together; they share logdir.
+        record_loads: a file for the loads of experts at each step, by group of tokens: a
+            placement.traces.Trace with groups as source devices. A resumed run continues it.
+        make_scheduler: task -> the scheduler that moves its VExperts as loads change; None for no
+            moves.
     """
 
     model: str
@@ -122,10 +121,9 @@ def run_training(
     process: Process = ALONE,
     recorder: Recorder | None = None,
 ) -> TrainResult:
-    """As `train_model`, with a logdir and a compiled runtime at hand.
+    """As `train_model`, with a given logdir and compiled runtime.
 
-    The logdir is written when all is checked: the dataset, and the checkpoint that the runtime
-    goes on from.
+    The logdir is written after the dataset and the checkpoint to resume from have been checked.
     """
     params = model_dir.params
     source = TrainInput(dataset, params.input, params.train.seed)
@@ -171,12 +169,12 @@ def _begin(model_dir, source, step, process, report):
 
 
 def train_baselines(job: TrainingJob, pairs: Sequence[str]) -> int | None:
-    """Trains one bilingual model a pair under job.logdir/PAIR; finished ones are passed over.
+    """Trains one bilingual model a pair under job.logdir/PAIR; finished ones are skipped.
 
     All pairs share the compiled step: only the data and the initial state change.
 
     Returns:
-        None, or the number of the signal that ended it early; the same call goes on from there.
+        None, or the number of the signal that stopped it early; the same call resumes.
 
     Raises:
         ValueError: as `train_model`.
@@ -208,7 +206,7 @@ def train_baselines(job: TrainingJob, pairs: Sequence[str]) -> int | None:
 
 
 def check_nothing_lost(metrics: NestedMap, params: TranslationParams) -> NestedMap:
-    """The same metrics, of a model without a capacity: no choice of an expert may be lost.
+    """Checks that a model without a capacity computed every choice; returns the metrics.
 
     Args:
         metrics: as for `summarize`.
@@ -230,7 +228,7 @@ def check_nothing_lost(metrics: NestedMap, params: TranslationParams) -> NestedM
 
 
 def summarize(metrics: NestedMap, pairs: Sequence[str], layers: Sequence[str]) -> dict[str, float]:
-    """Scalars for people, from sums over some steps.
+    """Scalars for progress lines and TensorBoard, from sums over some steps.
 
     Args:
         metrics: sums of a TranslationTask's metrics, numpy, with `steps`, how many were added.
@@ -294,9 +292,9 @@ def _sum(metrics):
 
 
 class _Evaluator:
-    """Dev loss, source use and BLEU on samples of dev, of whatever weights the runtime holds.
+    """Dev loss, source use and BLEU on samples of dev, of the runtime's weights.
 
-    Every process takes part; the first alone writes what experts did.
+    Every process takes part; the first one writes the RoutingRecord.
     """
 
     def __init__(self, model_dir, dataset, runtime, process):

@@ -31,18 +31,18 @@ from lingvo_moe.training.step import LossOutput
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TranslationParams(Params):
-    """All that a registered model says.
+    """The params of a registered model.
 
     Attributes:
         model: the shape of the network.
         source_vocab_size, target_vocab_size: rows of the embedding tables; a dataset's vocabularies
             may be smaller, never larger.
         input: batches and the sampling of pairs.
-        optimizer: how weights move.
-        train: how long and how watched.
+        optimizer: the optimizer and its schedule.
+        train: the length of training, evaluations and checkpoints.
         decoding: beam search.
         label_smoothing: ε of the training loss.
-        sharding: how the model is cut over the devices of a mesh, where there is one.
+        sharding: how the model is split over the devices of a mesh.
         activation_dtype: "float32" or "bfloat16"; weights and losses are float32 either way.
     """
 
@@ -60,15 +60,14 @@ class TranslationParams(Params):
 
 @dataclasses.dataclass(frozen=True)
 class TranslationTask:
-    """Ties a Transformer to its data.
+    """A Transformer with its data: loss, decoding, scoring.
 
     Attributes:
         params: the model's params.
         pairs: P names of the dataset's language pairs; per-pair metrics are in this order.
         num_pieces: pieces of the dataset's target vocabulary, at most target_vocab_size; None for
             as many.
-        group_loads: whether training counts, for each step, what each group of tokens asks of each
-            expert.
+        group_loads: whether training counts the choices of each expert in each group of tokens.
 
     Raises:
         ValueError: a gating that needs a capacity has none for evaluation, VExperts in a scan, or
@@ -234,7 +233,7 @@ class TranslationTask:
 
     @property
     def needs_source_language(self) -> bool:
-        """Whether `translate` must be told what language it reads; the target is always told."""
+        """Whether `translate` needs the source language; it always needs the target language."""
         return self.task_router is not None and self.task_router.task != "target"
 
     @property

@@ -21,7 +21,7 @@ TranslateFn = Callable[[np.ndarray, np.ndarray, np.ndarray], BeamOutput]
 def max_source_length(params: TranslationParams) -> int:
     """Tokens of the longest sentence that is translated whole, language tag and EOS included.
 
-    It is far beyond what training saw; the rest of a longer one is left out.
+    This is far longer than the rows of training; longer sentences are cut.
     """
     return 4 * params.input.source_length
 

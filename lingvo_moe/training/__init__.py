@@ -1,1 +1,1 @@
-"""How weights are trained: schedules, optimizers, the step, the loop and checkpoints."""
+"""Training: schedules, optimizers, the step, the loop and checkpoints."""

@@ -13,8 +13,8 @@ from lingvo_moe.training.optimizer import STACK, Optimizer, zeros_like
 from lingvo_moe.training.schedules import InverseSquareRoot, Schedule
 
 _SQUARED_GRAD_FLOOR = 1e-30
-# The least that a row's second moment counts as, as a share of the mean over rows. Rows without a
-# gradient have less, and the inverse of theirs can be beyond float32.
+# Lower bound on a row's second moment, as a share of the mean over rows. Without it the inverse for
+# rows without a gradient could exceed float32.
 _ROW_SHARE_FLOOR = 1e-30
 
 
@@ -22,21 +22,21 @@ _ROW_SHARE_FLOOR = 1e-30
 class Adafactor(Optimizer):
     """Shazeer & Stern 2018 (arXiv 1804.04235), with GShard's settings.
 
-    The second moment of a matrix of rows and columns is kept as the means over each of them. The
-    root mean square of a change is at most clip_threshold · rate · max(RMS(weight), min_scale).
-    Independent experts and the layers of a scan are independent weights here: each one's rows,
-    columns, clipping and scale are of its own elements alone, so stacking changes no number.
+    The second moment of a matrix is kept as its means over rows and over columns. The root mean
+    square of a change is at most clip_threshold · rate · max(RMS(weight), min_scale). Experts and
+    the layers of a scan count as independent weights: rows, columns, clipping and scale are
+    computed for each separately, so stacking weights changes no number.
 
     Slots: `row` and `col` where factored, else `full`; `momentum` if beta1 > 0.
 
     Attributes:
-        beta1: momentum, of the finished change; 0 for none.
+        beta1: momentum of the change; 0 for none.
         beta2: the bound on the second moment's decay min(1 - step^-beta2_exponent, beta2).
         beta2_exponent: see beta2.
         clip_threshold: the bound on the root mean square of an update before it is scaled.
-        min_scale: the scale of a weight that is near zero.
-        min_dim_size_to_factor: a matrix with a smaller side keeps its second moment in full.
-        batch_dims: letters of dimensions along which lie independent weights.
+        min_scale: lower bound on the scale of a weight.
+        min_dim_size_to_factor: a matrix with a smaller side keeps its full second moment.
+        batch_dims: letters of dimensions of independent weights.
     """
 
     schedule: Schedule = InverseSquareRoot()
@@ -76,10 +76,10 @@ class Adafactor(Optimizer):
         return change, new_slots
 
     def _second_moment(self, slots, grad, spec, count):
-        """What the gradient's second moment says of the update grad / √moment.
+        """The scaling of the update grad / √moment by the gradient's second moment.
 
-        A large weight is read from memory more slowly than it is computed with, so nothing of its
-        size is made but its squares and the factor that the gradient is multiplied by.
+        For large weights memory is slower than compute. So the only tensors of a weight's size are
+        its squares and the factor of the gradient.
 
         Returns:
             A function, step -> step / √moment, where step has size 1 along the weight's axes; the
@@ -107,8 +107,8 @@ class Adafactor(Optimizer):
         of_all = tf.reduce_mean(row, row_axis, keepdims=True)
         of_row = tf.expand_dims(of_all / tf.maximum(row, of_all * _ROW_SHARE_FLOOR), col_axis)
         of_col = tf.expand_dims(1.0 / col, row_axis)
-        # A compiler merges equal constants, and how slots of one weight are cut would spread by way
-        # of them to another weight, where they happen to have equally many columns.
+        # A compiler merges equal constants, which would spread the sharding of one weight's slots
+        # to another weight with the same number of columns.
         of_row, of_col = (
             annotate(of, spec.dims[:axis] + "." + spec.dims[axis + 1 :], at_rest=True)
             for of, axis in ((of_row, col_axis), (of_col, row_axis))

@@ -1,7 +1,6 @@
-"""TensorFlow's bundle format in pieces: whoever holds a part of a tensor writes that part alone.
+"""TensorFlow's bundle format in pieces: each process writes the parts of tensors that it holds.
 
-Any slice reads back alone too, however the pieces were cut, and tf.train.load_checkpoint sees whole
-tensors.
+Any slice can be read, independent of the pieces, and tf.train.load_checkpoint sees whole tensors.
 """
 
 import contextlib
@@ -15,14 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-# A stored piece is read whole to get at any part of it. Pieces of this size make a slice cheap to
-# read where one device wrote and many read.
+# A stored piece is always read whole. Pieces of this size make small slices cheap to read.
 _PIECE_BYTES = 64 << 20
 
-# One SaveV2 copies its pieces; this many at once bounds what saving needs on top of the state.
+# SaveV2 copies its pieces, so this bounds the additional memory of saving.
 _WRITE_BYTES = 256 << 20
 
-# Of these alone does TensorFlow read slices, though it would write slices of any.
+# The dtypes of which TensorFlow can read slices.
 _SLICEABLE = frozenset(
     {
         *(tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128),
@@ -32,14 +30,14 @@ _SLICEABLE = frozenset(
 
 
 class Box(NamedTuple):
-    """A part of a tensor: per dimension where it starts and how long it is, in elements."""
+    """A part of a tensor: its start and length in each dimension, in elements."""
 
     starts: tuple[int, ...]
     lengths: tuple[int, ...]
 
     @classmethod
     def of(cls, index: tuple[slice, ...], shape: tuple[int, ...]) -> "Box":
-        """The box that slices of step 1 select; dimensions not named are taken whole."""
+        """The box selected by slices of step 1; missing dimensions are complete."""
         index = (*index, *[slice(None)] * (len(shape) - len(index)))
         if len(index) > len(shape) or any(s.step not in (None, 1) for s in index):
             raise IndexError(f"{index} does not fit {shape}: one slice of step 1 a dimension.")
@@ -98,9 +96,9 @@ class Piece(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a bundle, of which as much is read as is asked for.
+    """A tensor in a bundle, which is read on demand.
 
-    `stored[0:2, 4:8]` reads that part, `np.asarray(stored)` all of it.
+    `stored[0:2, 4:8]` reads one part, `np.asarray(stored)` the whole tensor.
 
     Attributes:
         prefix: of the bundle.
@@ -125,11 +123,11 @@ class StoredTensor:
         return math.prod(self.shape) * self.tf_dtype.size
 
     def __getitem__(self, index: slice | tuple[slice, ...]) -> np.ndarray:
-        """Reads the part that slices of step 1 select.
+        """Reads the part selected by slices of step 1.
 
         Raises:
-            IndexError: the index is no such slices.
-            OSError: the part is damaged, or the bundle is gone.
+            IndexError: the index is not made of such slices.
+            OSError: the part is damaged, or the bundle was deleted.
         """
         box = Box.of(index if isinstance(index, tuple) else (index,), self.shape)
         if 0 in box.lengths:
@@ -139,7 +137,7 @@ class StoredTensor:
         return self._read(box.spec(self.shape))
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        """All of it, read anew at each call."""
+        """The whole tensor; each call reads it again."""
         del copy
         array = self[()]
         return array if dtype is None else array.astype(dtype)
@@ -162,18 +160,18 @@ class StoredTensor:
 
 
 def local_pieces(tensors: Mapping[str, Any], process_index: int) -> Iterator[Piece]:
-    """What this process has to write so that all processes together write everything once.
+    """The pieces that this process writes; all processes together write everything once.
 
-    Of an array that lives on the devices of several processes (jax.Array and whatever looks like
-    one) these are the shards here with replica_id 0. All other values are the same in every process
-    and the first one writes them.
+    Of an array on the devices of several processes (a jax.Array or an object with its attributes)
+    these are the local shards with replica_id 0. All other values are equal in every process, and
+    the first process writes them.
 
     Args:
         tensors: by name; the same names in every process.
-        process_index: which process this is.
+        process_index: the number of this process.
 
     Raises:
-        TypeError: a tensor is in parts and TensorFlow reads no parts of its dtype.
+        TypeError: a tensor is split, and TensorFlow cannot read slices of its dtype.
     """
     for name, value in tensors.items():
         shards = getattr(value, "addressable_shards", None)
@@ -193,7 +191,7 @@ def local_pieces(tensors: Mapping[str, Any], process_index: int) -> Iterator[Pie
 
 
 def write_pieces(prefix: Path, pieces: Iterable[Piece]) -> None:
-    """Writes pieces as bundles `prefix`-00000, `prefix`-00001, … of a bounded size; maybe none.
+    """Writes pieces as bundles `prefix`-00000, `prefix`-00001, … of bounded size.
 
     Raises:
         OSError, tf.errors.OpError: they could not be written.
@@ -208,7 +206,7 @@ def write_pieces(prefix: Path, pieces: Iterable[Piece]) -> None:
 
 
 def merge_bundles(prefixes: Iterable[Path], destination: Path) -> None:
-    """Makes one bundle of several on the same file system: renames data, writes one index.
+    """Merges bundles on one file system into one: renames the data files, writes one index.
 
     Raises:
         OSError, tf.errors.OpError: it could not be written.
@@ -243,10 +241,10 @@ def open_bundle(prefix: Path) -> dict[str, StoredTensor]:
 
 @contextlib.contextmanager
 def _for_reading(prefix: str) -> Iterator[str]:
-    """The prefix by which TensorFlow reads a bundle.
+    """The prefix by which TensorFlow can read a bundle.
 
-    It takes what it reads for a glob pattern and what it writes for a name. So a path with
-    characters of patterns, such as `runs/[1]`, is read by way of a symbolic link.
+    TensorFlow reads a prefix as a glob pattern, but writes it as a name. So a path with characters
+    of patterns, such as `runs/[1]`, is read through a symbolic link.
     """
     if not set(prefix) & set("*?[\\"):
         yield prefix
@@ -258,7 +256,7 @@ def _for_reading(prefix: str) -> Iterator[str]:
 
 
 def _cut(piece: Piece) -> Iterator[Piece]:
-    """The piece in parts of at most _PIECE_BYTES, cut along the foremost dimension possible."""
+    """The piece in parts of at most _PIECE_BYTES, split along the first possible dimension."""
     starts, lengths = piece.box
     if piece.dtype not in _SLICEABLE:
         if lengths != piece.shape:

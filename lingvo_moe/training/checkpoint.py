@@ -1,4 +1,4 @@
-"""Checkpoints: TensorFlow's bundle format in a directory that appears whole or not at all."""
+"""Checkpoints: TensorFlow's bundle format in a directory that appears complete or not at all."""
 
 import dataclasses
 import itertools
@@ -36,9 +36,8 @@ class Process:
     """One of the processes that train together and share the directory of checkpoints.
 
     Attributes:
-        index: which one, from 0.
-        minimum: waits until every process has called it and returns the smallest of the values
-            they gave.
+        index: the number of this process, from 0.
+        minimum: waits until every process has called it, and returns the smallest of their values.
     """
 
     index: int = 0
@@ -52,9 +51,9 @@ class Best(NamedTuple):
     """The best evaluation so far.
 
     Attributes:
-        step: its step; None before there is one.
-        loss: its dev loss, nats a token; infinite before there is one.
-        evaluations_since: how many came after it.
+        step: its step; None before the first evaluation.
+        loss: its dev loss, nats a token; infinite before the first evaluation.
+        evaluations_since: number of evaluations after it.
     """
 
     step: int | None = None
@@ -71,8 +70,8 @@ class Checkpoint:
 
     Attributes:
         path: its directory.
-        step: how many steps were trained.
-        tensors: by name; each is read when it is asked for.
+        step: number of steps trained.
+        tensors: by name; read on demand.
     """
 
     path: Path
@@ -81,7 +80,7 @@ class Checkpoint:
 
     @property
     def best(self) -> Best:
-        """The best evaluation when it was saved, perhaps its own.
+        """The best evaluation at the time of saving.
 
         Raises:
             OSError: its info.json is missing or damaged.
@@ -93,15 +92,15 @@ class Checkpoint:
 class Checkpointer:
     """Saves and restores under `directory/step_00001000/`.
 
-    Each holds one TensorFlow bundle, readable with tf.train.load_checkpoint, and info.json, which
-    names the best checkpoint so far. It is written beside its place, synced and renamed, so a crash
-    or a full disk leaves the earlier ones whole. Every process writes the pieces it holds; how the
-    tensors were cut matters to no reader.
+    A checkpoint has one TensorFlow bundle, readable with tf.train.load_checkpoint, and info.json,
+    which names the best checkpoint so far. It is written under another name, synced and renamed, so
+    a crash or a full disk does not damage earlier checkpoints. Every process writes the pieces it
+    holds; readers do not depend on how tensors were split.
 
     Attributes:
-        directory: where the checkpoints lie, on a file system that all processes share.
-        keep: how many of the newest stay; what any of them calls the best always stays too.
-        process: which process this is. All of them call `save` and `resume` together.
+        directory: of the checkpoints, on a file system that all processes share.
+        keep: number of newest checkpoints to keep; the best is always kept too.
+        process: this process. All processes call `save` and `resume` together.
     """
 
     directory: Path
@@ -109,17 +108,17 @@ class Checkpointer:
     process: Process = ALONE
 
     def save(self, step: int, tensors: Mapping[str, Any], best: Best = NO_BEST) -> Path:
-        """Writes a checkpoint and removes those no longer wanted.
+        """Writes a checkpoint and removes old ones.
 
         Args:
-            step: how many steps were trained; there must be no checkpoint of that step.
-            tensors: numbers by name: arrays, tensors, or jax.Arrays in shards over devices.
-            best: the best evaluation so far, perhaps of this step; the first process's counts.
+            step: number of steps trained; a checkpoint of this step must not exist.
+            tensors: by name: arrays, tensors, or jax.Arrays in shards over devices.
+            best: the best evaluation so far; that of the first process is used.
 
         Raises:
-            FloatingPointError: a tensor holds NaN or infinity; nothing is saved.
-            OSError: some process could not write it; nothing that was there is lost.
-            TypeError: a tensor is in parts and of a dtype that cannot be stored so.
+            FloatingPointError: a tensor has NaN or infinity; nothing is saved.
+            OSError: a process could not write it; earlier checkpoints are unchanged.
+            TypeError: a tensor is split, and slices of its dtype cannot be stored.
         """
         final = self._path(step)
         partial = final.with_name(final.name + ".partial")
@@ -144,9 +143,9 @@ class Checkpointer:
         return sorted(step for step, path in self._entries() if (path / _INFO).is_file())
 
     def best(self) -> int | None:
-        """The step of the best checkpoint, the newest where none was evaluated, or None.
+        """The step of the best checkpoint, the newest if none was evaluated, or None.
 
-        The newest checkpoint whose info.json can be read says which it is.
+        It is named by the newest checkpoint with a readable info.json.
         """
         steps = self.steps()
         for step in reversed(steps):
@@ -164,16 +163,16 @@ class Checkpointer:
     def read(
         self, step: int | None = None, use: Callable[[Checkpoint], None] = lambda checkpoint: None
     ) -> Checkpoint:
-        """Opens one checkpoint; its tensors are read when they are asked for.
+        """Opens one checkpoint; its tensors are read on demand.
 
         Args:
-            step: which one; None for the best.
-            use: takes what it needs from the tensors. If the best checkpoint is removed meanwhile,
-                because a running training has found a better one, `use` is called with that.
+            step: its step; None for the best.
+            use: reads the tensors it needs. If a running training finds a better checkpoint and
+                removes this one meanwhile, `use` is called again with the better one.
 
         Raises:
-            OSError: it is missing, truncated or otherwise unreadable. A piece whose bytes changed
-                is found by its checksum and raises OSError when it is read.
+            OSError: it is missing, truncated or otherwise unreadable. A damaged piece raises
+                OSError when it is read, by its checksum.
         """
         while True:
             wanted = self.best() if step is None else step
@@ -190,17 +189,17 @@ class Checkpointer:
     def resume(
         self, use: Callable[[Checkpoint], None] = lambda checkpoint: None
     ) -> Checkpoint | None:
-        """The newest checkpoint that every process can read, with a warning for each that cannot.
+        """The newest checkpoint that every process can read; unreadable ones give a warning.
 
-        Whatever bears the name of a later step is then in the way of checkpoints to come, and would
-        count as newer than they. It is moved aside, to step_00001000.aside-1, and never deleted.
+        Checkpoints of later steps would count as newer than those to come. They are renamed, to
+        step_00001000.aside-1, and never deleted.
 
         Args:
-            use: takes what it needs from the checkpoint's tensors. If a piece turns out damaged
-                there (OSError), `use` is called again with the checkpoint before.
+            use: reads the tensors it needs. If a piece is damaged (OSError), `use` is called again
+                with the checkpoint before.
 
         Raises:
-            OSError: there are checkpoints and none can be read, or none can be written here.
+            OSError: none of the checkpoints can be read, or the directory cannot be written.
         """
         checkpoint = self._newest(use)
         self._together(
@@ -234,7 +233,7 @@ class Checkpointer:
         return None
 
     def _together(self, mine: bool, stage: Callable[[], None], failed: str) -> None:
-        """Runs a stage where it is `mine` to run. If one process fails, all of them raise."""
+        """Runs a stage if `mine` is true. If one process fails, all of them raise."""
         error = None
         if mine:
             try:
@@ -260,7 +259,7 @@ class Checkpointer:
             ) from error
 
     def _make_way(self, step):
-        """Makes the directory; moves aside what bears the name of a later step."""
+        """Makes the directory; renames checkpoints of later steps."""
         self.directory.mkdir(parents=True, exist_ok=True)
         if not os.access(self.directory, os.W_OK | os.X_OK):
             raise PermissionError(f"{self.directory} is not writable")
@@ -274,7 +273,7 @@ class Checkpointer:
                 )
 
     def _prepare(self, partial, final):
-        """Clears away what crashed saves left, whatever step and however many processes."""
+        """Removes what crashed saves left, of any step and any process."""
         if final.exists():
             raise FileExistsError(f"{final} is there already, and no checkpoint is overwritten")
         for path in self.directory.glob("step_*.partial"):
@@ -371,7 +370,7 @@ def _read_best(path: Path) -> Best:
 
 
 def _discard(path: Path) -> None:
-    """Deletes a checkpoint, or what is left of one; for readers it is gone at once."""
+    """Deletes a checkpoint, also an incomplete one; readers no longer see it from the start."""
     hidden = path if path.suffix == ".partial" else path.with_name(path.name + ".removed.partial")
     try:
         os.rename(path, hidden)

@@ -1,7 +1,7 @@
-"""Which of several programs takes a step: the smallest that fits, found by trying.
+"""A ladder of programs: each step runs on the lowest rung with enough room.
 
-A rung is one of several steps that compute the same with ever larger buffers. A step on too low a
-rung leaves the state as it was (train.step), so it can be taken again.
+The rungs are programs of the same step with larger and larger buffers. A step on a rung that is too
+low does not change the state (training.step), so it can run again on a higher one.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,39 +15,37 @@ _NAME = "ladder"
 
 
 class Ladder:
-    """Stands on one rung; climbs when a step asks for more, descends after calm.
+    """The current rung: it rises when a step needs more room, and falls after `patience` steps.
 
-    Where it stands changes no result but by the rounding of sums in another order. It is part of
-    the checkpoint, so that a resumed run climbs where the whole run did.
+    The rung changes results only by the rounding of sums in another order. It is part of the
+    checkpoint, so that a resumed run uses the same rungs.
     """
 
     def __init__(self, rungs: int, patience: int = 10):
-        """On the lowest rung.
+        """Starts on the lowest rung.
 
         Args:
-            rungs: how many there are; with one, `take` only takes steps.
-            patience: successive steps that must have had enough on a lower rung before it descends,
-                to the highest that any of them needed.
+            rungs: their number; with one, `take` only takes steps.
+            patience: number of successive steps that fit a lower rung before the ladder goes down,
+                to the highest rung that these steps needed.
         """
         self._rungs, self._patience = rungs, patience
         self.rung = self._calm = self._needed = 0
 
     def take(self, step: Callable[[int], NestedMap]) -> NestedMap:
-        """Takes one step, on higher rungs until it is done.
+        """Takes one step, again on a higher rung if it did not fit.
 
         Args:
-            step: rung -> metrics, with `needed_rung` [] among them, waited for; changes nothing if
-                that is above rung.
+            step: rung -> metrics with `needed_rung` []; it changes nothing if that is above rung.
 
         Returns:
-            The metrics of the step that was done, with `rung`, where it was, and `retries`, how
-            often it was taken before.
+            The metrics of the completed step, with its `rung` and the number of `retries`.
         """
         if self._rungs == 1:
             return step(0)
         retries = 0
         while (needed := int((metrics := step(self.rung)).needed_rung)) > self.rung:
-            # Not the end perhaps: a layer without room misleads the layers after it.
+            # May repeat: a layer without room gives wrong loads to the layers after it.
             self.rung, self._calm, self._needed = needed, 0, 0
             retries += 1
         metrics = NestedMap(metrics, rung=np.float32(self.rung), retries=np.float32(retries))
@@ -55,18 +53,18 @@ class Ladder:
         return metrics
 
     def state(self) -> dict[str, np.ndarray]:
-        """Where it stands, for a checkpoint: {"ladder": int64 [3]}; {} with one rung."""
+        """The state for a checkpoint: {"ladder": int64 [3]}; {} with one rung."""
         if self._rungs <= 1:
             return {}
         return {_NAME: np.array([self.rung, self._calm, self._needed], np.int64)}
 
     def restore(self, tensors: Mapping[str, Any]) -> None:
-        """Goes to where `state` was; back to the lowest rung if they say nothing of it."""
+        """Restores `state`; without one in the tensors, goes to the lowest rung."""
         stood = np.asarray(tensors[_NAME]) if self._rungs > 1 and _NAME in tensors else (0, 0, 0)
         self.rung, self._calm, self._needed = map(int, stood)
 
     def _settle(self, needed):
-        """Descends when the last `patience` steps all had enough on a lower rung."""
+        """Goes down if the last `patience` steps all fit a lower rung."""
         if needed == self.rung:
             self._calm = self._needed = 0
             return

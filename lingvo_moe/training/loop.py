@@ -1,4 +1,4 @@
-"""The training loop: steps, progress, evaluation, checkpoints, and a clean end whatever happens."""
+"""The training loop: steps, progress, evaluation, checkpoints, signals."""
 
 import dataclasses
 import sys
@@ -22,21 +22,21 @@ _NOTICE_SECONDS = 5.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainParams(Params):
-    """How long to train and what to watch.
+    """The length of training, and its evaluations and checkpoints.
 
     Attributes:
-        max_steps: where training ends.
+        max_steps: the last step.
         log_every: steps between progress lines and TensorBoard points.
         eval_every: steps between evaluations on dev; each is a checkpoint too.
         checkpoint_every: steps between checkpoints for resuming.
-        keep_checkpoints: how many of the newest stay besides the best.
-        patience: end after so many evaluations without a better dev loss; None never does.
+        keep_checkpoints: number of newest checkpoints to keep besides the best.
+        patience: stop after this number of evaluations without a better dev loss; None for never.
         dev_bleu_sentences: dev sentences, spread over the pairs, to translate for BLEU at each
             evaluation; 0 for none.
         source_use_sentences: dev sentences, spread over the pairs, whose loss is measured a second
             time with sources of other sentences at each evaluation; 0 for none.
         clip_norm: bound > 0 on the gradient's global norm; None for none.
-        micro_batches: a batch's rows are cut into that many parts whose gradients add up.
+        micro_batches: number of parts of a batch's rows; the gradients of the parts are summed.
         seed: of initial weights, dropout, random routing and the sampling of data; 0 to 2^31 - 1.
     """
 
@@ -54,7 +54,7 @@ class TrainParams(Params):
 
 
 class Runtime(Protocol):
-    """What the loop needs of a runtime; `compiled` says whether it has taken a step before."""
+    """The part of a runtime that the loop uses; `compiled` is true after the first step."""
 
     compiled: bool
 
@@ -68,7 +68,7 @@ class Runtime(Protocol):
 
 
 class Batches(Protocol):
-    """What the loop needs of its input; `state` is as of the batch last returned."""
+    """The part of an input that the loop uses; `state` is that after the last returned batch."""
 
     def next_batch(self) -> Mapping[str, np.ndarray]: ...
 
@@ -78,11 +78,11 @@ class Batches(Protocol):
 
 
 class Recorder(NamedTuple):
-    """Keeps something of every single step.
+    """Records the metrics of every step.
 
     Attributes:
-        add: (step, its metrics), called once a step in their order, when the device is waited for
-            anyway. After resuming from step n the next is n + 1, whatever was added before.
+        add: (step, its metrics), called once a step, in order, when the loop waits for the device
+            anyway. After resuming from step n the next step is n + 1.
         save: called before each checkpoint is written.
     """
 
@@ -109,13 +109,13 @@ class Evaluation(NamedTuple):
 
 
 class TrainResult(NamedTuple):
-    """Where training stands.
+    """The state of training.
 
     Attributes:
-        step: how many steps were taken.
-        finished: false if a signal ended it before its end.
+        step: number of steps taken.
+        finished: false if a signal stopped training early.
         best_step, best_loss: of the best evaluation.
-        signal: number of the signal that was received, at whichever process; None without one.
+        signal: number of the signal that any process received; None without one.
     """
 
     step: int
@@ -140,28 +140,28 @@ def train(
 ) -> TrainResult:
     """Trains to params.max_steps, from the newest checkpoint in logdir if there is one.
 
-    SIGINT and SIGTERM let the step in progress end, save, and return. A resumed run takes the very
-    steps an uninterrupted one would have taken. If the input fails, one process by itself saves
-    what it has trained before the error is raised.
+    After SIGINT or SIGTERM the loop finishes the current step, saves, and returns. A resumed run
+    takes the same steps as an uninterrupted one. If the input fails, a single process saves before
+    it raises the error.
 
     Args:
-        runtime: where steps run.
+        runtime: runs the steps.
         batches: the input; its position is part of the checkpoint.
-        params: how long and how watched.
+        params: see TrainParams.
         logdir: checkpoints in `checkpoints/`, events for TensorBoard in `events/`.
         summarize: sums of the metrics since the last call -> scalars by tag, with "loss" and
             "tokens" among them.
-        evaluate: step -> scores of the runtime's weights on dev; None where there is no dev data.
+        evaluate: step -> scores of the runtime's weights on dev; None without dev data.
         report: takes each line of progress.
-        process: which of the processes that train together this is; each saves its own pieces.
-        recorder: sees each step's metrics by themselves.
-        started: called with the steps taken so far before this run's first, when the state is
-            initialized or restored. Nothing in logdir is written before that.
+        process: this process among those that train together; each saves its own pieces.
+        recorder: gets the metrics of each step.
+        started: called with the number of steps taken, before this run's first step, after the
+            state is initialized or restored. Nothing in logdir is written before it.
 
     Raises:
-        FloatingPointError: the loss, the gradient or the state is not finite; the last checkpoint
-            is from before that.
-        OSError: a checkpoint could not be written; earlier ones are untouched.
+        FloatingPointError: the loss, the gradient or the state is not finite; earlier checkpoints
+            are finite.
+        OSError: a checkpoint could not be written; earlier ones are unchanged.
     """
     loop = _Loop(runtime, batches, params, logdir, summarize, evaluate, report, process, recorder)
     with deferred() as received:
@@ -169,7 +169,7 @@ def train(
 
 
 class _Loop:
-    """The loop's own state: what has been seen since the last progress line, and the best."""
+    """The loop's state: metrics since the last progress line, and the best evaluation."""
 
     def __init__(
         self, runtime, batches, params, logdir, summarize, evaluate, report, process, recorder
@@ -232,7 +232,7 @@ class _Loop:
         try:
             return self.batches.next_batch()
         except Exception:
-            # Of several processes others may have gone on; alone, nothing trained is lost.
+            # With several processes, others may be at a later step. A single one saves its work.
             if self.process is ALONE and self.step > (self.saved_step or 0):
                 self._save()
                 self.report(f"The input failed; step {self.step} is saved.")
@@ -286,7 +286,7 @@ class _Loop:
         return NestedMap(summed, steps=count)
 
     def _record(self):
-        """Shows the recorder the steps that it has not seen."""
+        """Passes new steps to the recorder."""
         if self.recorder is not None:
             for step, metrics in enumerate(self.metrics, self.step - len(self.metrics) + 1):
                 if step > self.recorded_step:
@@ -328,7 +328,7 @@ class _Loop:
         self.clock += time.monotonic() - start  # evaluation does not count as training time
 
     def _save(self):
-        for metrics in self.metrics:  # nothing unseen, perhaps not finite, goes into a checkpoint
+        for metrics in self.metrics:  # check all steps before a checkpoint is written
             self._check_finite(metrics)
         if self.recorder is not None:
             self._record()
@@ -339,11 +339,11 @@ class _Loop:
 
 
 class Interruption:
-    """Whether any of the processes was interrupted, on which all agree at the same step.
+    """Whether any process was interrupted; all processes agree at the same step.
 
-    Asking the others waits for all steps in flight. So each process says for how many steps it
-    would rather not be asked again, as many as some seconds hold, and the smallest number counts: a
-    signal is noticed soon, however long a step takes, and short steps are hardly ever held up.
+    Agreement waits for all steps in flight. So each process proposes the number of steps until the
+    next agreement, those of a few seconds, and the smallest number is used. A signal is noticed
+    within seconds, and short steps rarely wait.
     """
 
     def __init__(self, process: Process, clock: Callable[[], float] = time.monotonic):

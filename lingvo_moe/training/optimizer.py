@@ -1,4 +1,4 @@
-"""What an optimizer is: pure functions over trees of weights, gradients and slots."""
+"""The interface of optimizers: pure functions over trees of weights, gradients and slots."""
 
 import abc
 import dataclasses
@@ -22,7 +22,7 @@ _MAX_STACKED_SIZE = 256 * 256
 
 
 class _Moving(NamedTuple):
-    """One weight, or several stacked, and what moves it."""
+    """One weight, or several stacked, with gradient and slots."""
 
     weight: tf.Tensor
     slots: NestedMap
@@ -32,19 +32,18 @@ class _Moving(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer(Params, abc.ABC):
-    """How weights move. It *is* its params and owns no state: slots come in and go out.
+    """Updates weights. It *is* its params and has no state: slots are arguments and results.
 
-    A subclass says what one weight needs, `weight_slots` and `update_weight`; the trees are dealt
-    with here. Small weights of equal specs are moved as one if it `takes_stacks`.
+    A subclass handles one weight, with `weight_slots` and `update_weight`; this class handles the
+    trees. Small weights of equal specs are updated together if the subclass `takes_stacks`.
 
     Attributes:
         schedule: the learning rate of each step.
-        weight_decay: each step takes off learning rate times this share of every weight.
-        takes_stacks: whether `update_weight` takes a first dimension STACK for one of weights that
-            have nothing to do with one another. It pays where an update is many small ops; one by
-            elements is few, and to stack takes as long as they do. A subclass with an
-            `update_weight` of its own does not inherit it, so that an update that looks at a whole
-            weight, such as at its norm, never sees several.
+        weight_decay: each step subtracts learning rate times this share of every weight.
+        takes_stacks: whether `update_weight` accepts a first dimension STACK of independent
+            weights. This is faster for updates of many small ops, but not for elementwise updates.
+            A subclass that overrides `update_weight` does not inherit it, because its update may
+            depend on the whole weight, such as on its norm.
     """
 
     takes_stacks: ClassVar[bool] = False
@@ -53,9 +52,9 @@ class Optimizer(Params, abc.ABC):
     weight_decay: NonNegativeFloat = 0.0
 
     def slots(self, weights: NestedMap) -> NestedMap:
-        """WeightSpecs of the optimizer's memory, at `path/of/weight/name_of_slot`; none for tables.
+        """WeightSpecs of the slots, at `path/of/weight/name_of_slot`; none for tables.
 
-        Slots are weights as data too, so they are initialised, saved and sharded alike.
+        Slots have WeightSpecs, so they are initialised, saved and sharded like weights.
         """
         return learned(weights, weights).map(self.weight_slots)
 
@@ -73,7 +72,7 @@ class Optimizer(Params, abc.ABC):
             theta: the weights, without tables.
             slots: the values of `slots`.
             grads: the gradient, a tree like theta.
-            step: int64 [], how many steps were taken before this one.
+            step: int64 [], number of earlier steps.
             weights: the WeightSpecs of theta.
 
         Returns:
@@ -107,7 +106,7 @@ class Optimizer(Params, abc.ABC):
             cls.takes_stacks = False
 
     def _alike(self, specs: dict[str, WeightSpec]) -> list[list[str]]:
-        """The paths of the weights that are moved together, most of them alone."""
+        """Groups of paths of weights that are updated together; most groups have one path."""
         if not self.takes_stacks:
             return [[path] for path in specs]
         groups = defaultdict(list)
@@ -129,7 +128,7 @@ class Optimizer(Params, abc.ABC):
         rate: tf.Tensor,
         count: tf.Tensor,
     ) -> tuple[tf.Tensor, NestedMap]:
-        """What to take off one weight, without weight decay.
+        """The change of one weight, without weight decay.
 
         Args:
             weight: its value.
@@ -145,7 +144,7 @@ class Optimizer(Params, abc.ABC):
 
 
 def _stacked(leaves: list[_Moving]) -> _Moving:
-    """Weights of equal specs, and what moves them, along a new first dimension."""
+    """Weights of equal specs, with gradients and slots, along a new first dimension."""
     weights, slots, grads, (spec, *_) = zip(*leaves, strict=True)
     return _Moving(
         tf.stack(weights),
@@ -164,21 +163,21 @@ def _unstacked(weight: tf.Tensor, slots: NestedMap) -> list[tuple[tf.Tensor, Nes
 
 
 def zeros_like(spec: WeightSpec, without: int | None = None) -> WeightSpec:
-    """The spec of a slot that starts at zero: of the weight's shape, less an axis if given."""
+    """The spec of a slot with initial value 0: the weight's shape, without an axis if given."""
     kept = [axis for axis in range(len(spec.shape)) if axis != without]
     shape = tuple(spec.shape[axis] for axis in kept)
     return WeightSpec(shape, Constant(0.0), "".join(spec.dims[axis] for axis in kept))
 
 
 def clip_by_global_norm(grads: NestedMap, max_norm: float | None) -> tuple[NestedMap, tf.Tensor]:
-    """Shortens the gradient, all weights' together, to max_norm (Pascanu et al. 2013).
+    """Clips the gradient of all weights together to max_norm (Pascanu et al. 2013).
 
     Args:
         grads: float32 tensors.
-        max_norm: the longest it may be; None for no limit.
+        max_norm: bound on the global norm; None for no bound.
 
     Returns:
-        The gradient, and float32 [], its norm before; not finite if the gradient is not.
+        The gradient, and its norm before clipping, float32 []; not finite if the gradient is not.
     """
     norm = tf.linalg.global_norm([grad for _, grad in grads.flatten()])
     if max_norm is None:

@@ -1,8 +1,8 @@
-"""Replicas of experts in slots: one gradient for all of an expert's, and moves from slot to slot.
+"""Replicas of experts in slots: sums of their gradients, and moves from slot to slot.
 
-Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, section 4. A TableSpec among the weights says
-which expert each slot holds; the first dimension of the weights that it places counts slots where
-it would else count experts.
+Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, section 4. A TableSpec among the weights gives
+the expert in each slot. The first dimension of the experts' weights then counts slots instead of
+experts.
 
 P slots of a layer, E experts of a layer, N moves of a round.
 """
@@ -19,10 +19,9 @@ from lingvo_moe.core.tables import TableSpec
 
 
 def sum_replicas(grads: NestedMap, tables: NestedMap, weights: NestedMap) -> NestedMap:
-    """Each expert's gradient once: the sum over its slots, in place of the slots.
+    """The gradient of each expert: the sum over its slots.
 
-    So the length of the whole gradient, by which it is clipped, is that of a model without
-    replicas.
+    So the norm of the gradient, used for clipping, is that of a model without replicas.
 
     Args:
         grads: of the weights, in slots [P, …].
@@ -30,7 +29,7 @@ def sum_replicas(grads: NestedMap, tables: NestedMap, weights: NestedMap) -> Nes
         weights: WeightSpecs of both.
 
     Returns:
-        grads with [E, …] where there were slots. Empty slots' gradients count nowhere.
+        grads with [E, …] instead of slots. Gradients of empty slots are ignored.
     """
 
     def add(grad, experts, spec):
@@ -40,7 +39,7 @@ def sum_replicas(grads: NestedMap, tables: NestedMap, weights: NestedMap) -> Nes
 
 
 def copy_to_replicas(grads: NestedMap, tables: NestedMap, weights: NestedMap) -> NestedMap:
-    """The inverse of `sum_replicas`: every slot gets its expert's gradient, the same bits in each.
+    """The inverse of `sum_replicas`: every slot gets the gradient of its expert, bit for bit.
 
     Args:
         grads: from `sum_replicas`.
@@ -60,7 +59,7 @@ def copy_to_replicas(grads: NestedMap, tables: NestedMap, weights: NestedMap) ->
 
 
 def slots_of(table: str, weights: NestedMap, memory: NestedMap) -> dict[str, WeightSpec]:
-    """What a move of experts has to move, by name in a state.
+    """The tensors that a move of experts copies, by name in a state.
 
     Args:
         table: path of a table among the weights.
@@ -68,7 +67,7 @@ def slots_of(table: str, weights: NestedMap, memory: NestedMap) -> dict[str, Wei
         memory: WeightSpecs of the optimizer's.
 
     Returns:
-        The specs of all that lies in the table's slots: "theta/…" and "slots/…".
+        The specs of the tensors in the table's slots: "theta/…" and "slots/…".
 
     Raises:
         ValueError: there is no such table.
@@ -87,10 +86,10 @@ def slots_of(table: str, weights: NestedMap, memory: NestedMap) -> dict[str, Wei
 def relocate_experts(
     tensors: Mapping[str, Any], weights: NestedMap, memory: NestedMap
 ) -> Mapping[str, Any]:
-    """A checkpoint's tensors, for a model of other slots than it was saved with.
+    """A checkpoint's tensors for a model with other slots.
 
-    Where a placement has another shape, or there is none and each expert was held once, experts
-    are laid out as the model begins: evenly.
+    If the checkpoint's placement has another shape, or it has none (each expert once), the experts
+    get the model's initial, even placement.
 
     Args:
         tensors: by name, with a shape, sliced by tuples of slices; only placements are read here.
@@ -113,7 +112,7 @@ def relocate_experts(
 
 
 class _Relocated:
-    """A stored tensor [P, …] whose rows lie elsewhere: row i is its row source[i]."""
+    """A stored tensor [P, …] with permuted rows: row i is the stored row source[i]."""
 
     def __init__(self, stored, source):
         self._stored, self._source = stored, source
@@ -130,23 +129,23 @@ class _Relocated:
 
 
 class Round(NamedTuple):
-    """A few moves that are made at once: int32 [N] each, -1 as a target for no move."""
+    """Moves that are made together: int32 [N] each; a target of -1 is no move."""
 
     targets: np.ndarray
     sources: np.ndarray
 
 
 def rounds(source: np.ndarray, width: int) -> list[Round]:
-    """Moves of many slots as rounds of few, so that a round's rows fit where many would not.
+    """Splits moves of many slots into rounds of N moves, to bound the memory of a round.
 
-    A slot is written when nothing needs its content any more; cycles are undone by swaps.
+    A slot is written only after all moves that read it; cycles become swaps.
 
     Args:
-        source: int32, P numbers in any shape: from which slot each slot takes what it is to hold.
+        source: int32, P numbers in any shape: the slot that each slot copies from.
         width: N, 2 or more.
 
     Returns:
-        Rounds to make one after the other.
+        Rounds, to be made in order.
     """
     flat = source.ravel().tolist()
     pending = {slot: origin for slot, origin in enumerate(flat) if slot != origin}
@@ -168,7 +167,7 @@ def rounds(source: np.ndarray, width: int) -> list[Round]:
 
 
 def move_rows(tensor: tf.Tensor, targets: tf.Tensor, sources: tf.Tensor) -> tf.Tensor:
-    """What lies in slots [P, …] after one Round."""
+    """The contents of slots [P, …] after one Round."""
     rows = tf.gather(tensor, sources)
     hit = tf.range(tensor.shape[0])[:, None] == targets  # [P, N]
     row = tf.argmax(tf.cast(hit, tf.int32), axis=1, output_type=tf.int32)

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: policies from the number of a step to its learning rate."""
+"""Learning-rate schedules: policies that map a step to its learning rate."""
 
 import abc
 import dataclasses
@@ -11,11 +11,11 @@ from lingvo_moe.core.fields import NonNegativeFloat, NonNegativeInt, Params, Pos
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule(Params, abc.ABC):
-    """How the learning rate changes over training.
+    """The learning rate as a function of the step.
 
     Attributes:
-        learning_rate: the scale of all its values.
-        warmup_steps: how long the beginning is; a subclass says what happens in it.
+        learning_rate: the scale of all values.
+        warmup_steps: length of the warm-up, which a subclass defines.
     """
 
     learning_rate: NonNegativeFloat
@@ -23,7 +23,7 @@ class Schedule(Params, abc.ABC):
 
     @property
     def end(self) -> int | None:
-        """The step from which on the learning rate is zero; None if it never is."""
+        """The first step with a learning rate of zero; None if there is none."""
         return None
 
     @abc.abstractmethod
@@ -42,7 +42,7 @@ class InverseSquareRoot(Schedule):
     GShard (arXiv 2006.16668, appendix) trains with Adafactor, 1.0 and 10k steps: 0.01 at first.
 
     Attributes:
-        linear_warmup: climb to the flat value, linearly over the warm-up, instead of starting there
+        linear_warmup: whether the rate rises linearly from 0 in the warm-up, instead of being flat
             (Vaswani et al. 2017, arXiv 1706.03762).
     """
 
@@ -58,7 +58,7 @@ class InverseSquareRoot(Schedule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Constant(Schedule):
-    """A linear climb to learning_rate, which then stays."""
+    """A linear rise to learning_rate, which then stays constant."""
 
     def __call__(self, step):
         return self.learning_rate * self._warmup(tf.cast(step, tf.float32))
@@ -66,11 +66,11 @@ class Constant(Schedule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cosine(Schedule):
-    """A linear climb to learning_rate, then half a cosine wave down (Loshchilov & Hutter 2017).
+    """A linear rise to learning_rate, then half a cosine wave down (Loshchilov & Hutter 2017).
 
     Attributes:
-        total_steps: where the wave ends; the rate stays as it is from there on.
-        final_fraction: what is left of learning_rate there.
+        total_steps: end of the wave; the rate is constant afterwards.
+        final_fraction: the final rate divided by learning_rate.
     """
 
     total_steps: PositiveInt

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def deferred() -> Iterator[Callable[[], int | None]]:
-    """Within it the first SIGINT or SIGTERM is only remembered; a second ends the process at once.
+    """Defers SIGINT and SIGTERM: the first is recorded, the second ends the process.
 
-    A line on standard error says so when the signal arrives, even while the main thread compiles: a
-    thread of its own hears of signals. The second signal ends the process with exit code 128 + its
-    number. Outside of the main thread, where signals cannot be handled, nothing changes.
+    A separate thread reports the signal on standard error at once, even while the main thread
+    compiles. The second signal ends the process with exit code 128 + its number. Outside the main
+    thread, where Python cannot handle signals, this does nothing.
 
     Yields:
         A function that returns the number of the first signal, or None.
@@ -45,12 +45,12 @@ def deferred() -> Iterator[Callable[[], int | None]]:
 
 
 def exit_code(number: int) -> int:
-    """By which a shell knows that a signal of that number ended a process."""
+    """The exit code that a shell gives to a process ended by this signal."""
     return 128 + number
 
 
 def _listen(reader):
-    """Answers each signal, which the interpreter writes to the socket as a byte."""
+    """Handles each signal, which the interpreter writes to the socket as a byte."""
     heard = 0
     while data := reader.recv(1):
         number = data[0]

@@ -16,12 +16,12 @@ from lingvo_moe.training.replicas import copy_to_replicas, sum_replicas
 
 
 class TrainState(NamedTuple):
-    """All that training changes.
+    """The state that training changes.
 
     Attributes:
         step: int64 [], steps taken.
         theta: the weights, float32, and tables, int32.
-        slots: the optimizer's memory, a tree parallel to theta.
+        slots: the optimizer's slots, a tree parallel to theta.
     """
 
     step: tf.Tensor
@@ -30,13 +30,13 @@ class TrainState(NamedTuple):
 
 
 class LossOutput(NamedTuple):
-    """What a task says of a batch.
+    """A task's loss and metrics of a batch.
 
     Attributes:
-        objective: float32 [], what is differentiated.
-        metrics: sums over the batch, so that they add up.
-        needed_rung: float32 [], the least of TrainStep's rungs with room for this batch; None for a
-            task without rungs.
+        objective: float32 [], to be differentiated.
+        metrics: sums over the batch, so that they can be added over micro-batches.
+        needed_rung: float32 [], the lowest of TrainStep's rungs with room for this batch; None for
+            a task without rungs.
     """
 
     objective: tf.Tensor
@@ -60,13 +60,13 @@ class _Sums(NamedTuple):
 
 
 class Trainable(Protocol):
-    """What a task offers to training."""
+    """The part of a task that training uses."""
 
     def weights(self) -> NestedMap:
         """The tree of WeightSpecs."""
 
     def num_targets(self, batch: NestedMap) -> tf.Tensor:
-        """float32 []: what the loss of a whole batch is divided by."""
+        """float32 []: the divisor of the loss of a whole batch."""
 
     def loss(
         self, theta: NestedMap, batch: NestedMap, denominator: tf.Tensor, context: Context
@@ -80,15 +80,15 @@ class TrainStep:
 
     Attributes:
         task: the model and its loss.
-        optimizer: how weights move.
+        optimizer: updates the weights.
         clip_norm: bound on the gradient's global norm; None for none.
-        micro_batches: the batch's rows are cut into that many parts whose gradients add up.
-        late_sums: whether gradients of micro-batches are summed over devices after the last one
-            and not after each (see sharding/copies.py).
+        micro_batches: number of parts of the batch's rows; their gradients are summed.
+        late_sums: whether gradients are summed over devices after the last micro-batch instead of
+            after each (see sharding/copies.py).
         seed: of dropout and random routing; each step derives its own.
-        rungs: the same task with ever larger buffers, the last with room for any batch; () for a
-            task that needs none.
-        rung: which of them task is; None for one that has room for any batch.
+        rungs: the same task with larger and larger buffers, the last with room for any batch; ()
+            for a task without a ladder.
+        rung: index of `task` in rungs; None for the last.
     """
 
     task: Trainable
@@ -117,9 +117,9 @@ class TrainStep:
             batch: int32 tensors [B, …].
 
         Returns:
-            The state after the step, and metrics: the task's own sums, `grad_norm` [] before
-            clipping, and the optimizer's; with rungs also `needed_rung` []. If that is above this
-            step's rung, the state is as it was and the metrics mean nothing.
+            The state after the step, and metrics: the task's sums, `grad_norm` [] before clipping,
+            and the optimizer's; with rungs also `needed_rung` []. If that is above this step's
+            rung, the state is unchanged and the metrics are meaningless.
         """
         seed = fold_in([self.seed, 0], tf.cast(state.step, tf.int32))
         weights = self.task.weights()
@@ -153,7 +153,7 @@ class TrainStep:
         return sums._replace(grads=copies.sum_copies(sums.grads, specs))
 
     def _loop(self, theta, fixed, parts, denominator, seed, specs):
-        """One micro-batch after the other, so that only one's activations are there at a time."""
+        """A loop over micro-batches, so that only the activations of one are in memory."""
 
         @tf.function(autograph=False)
         def run(theta, fixed, parts, denominator, seed, i):
@@ -177,9 +177,9 @@ class TrainStep:
         return sums
 
     def _parts(self, rows):
-        """[B, …] as [B / n, n, …]; micro-batch i is every n-th row from the i-th on.
+        """[B, …] as [B / n, n, …]; micro-batch i is every n-th row, beginning with row i.
 
-        So each device's share of one is of its own rows.
+        So the rows of a device stay on this device.
         """
         if rows.shape[0] % self.micro_batches:
             raise ValueError(

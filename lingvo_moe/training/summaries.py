@@ -14,8 +14,8 @@ import tensorflow as tf
 class SummaryWriter:
     """Appends to a new events file in a directory, which TensorBoard then shows.
 
-    If the file can no longer be written, a full disk for example, that is said once and nothing
-    more is written: training goes on without events.
+    If the file can no longer be written, such as on a full disk, it warns once and writes no more
+    events; training continues.
     """
 
     def __init__(self, directory: Path | None, report: Callable[[str], None]):
