@@ -154,7 +154,7 @@ def format_table(report: Report) -> str:
     title = f"{format_model(report)}, {report.split}"
     title += f", against {report.baseline_model}" if report.baseline_model else ""
     averages = [
-        (f"{name} ({format_pairs(average)})", "", "", *_cells(average))
+        (f"{name} ({format_pairs(average)})", "", "", *_cells(average), *_if_measured(report, ""))
         for name, average in shown_averages(report).items()
     ]
     table = dataclasses.replace(pairs_table(report), more_rows=averages)
@@ -163,9 +163,27 @@ def format_table(report: Report) -> str:
 
 def pairs_table(report: Report) -> Table:
     """A row for each pair."""
-    columns = ("pair", "train", "test", "BLEU", "baseline", "ΔBLEU", "p", "chrF++")
-    scores = (*report.pairs, *report.pooled)
-    return Table(columns, [(s.pair, *_sizes(s), *_cells(s, format_p_value(s))) for s in scores])
+    columns = (
+        "pair",
+        "train",
+        "test",
+        "BLEU",
+        "baseline",
+        "ΔBLEU",
+        "p",
+        "chrF++",
+        *_if_measured(report),
+    )
+    rows = [
+        (
+            s.pair,
+            *_sizes(s),
+            *_cells(s, format_p_value(s)),
+            *_if_measured(report, _use(s.source_use)),
+        )
+        for s in (*report.pairs, *report.pooled)
+    ]
+    return Table(columns, rows)
 
 
 def averages_table(report: Report) -> Table:
@@ -223,7 +241,7 @@ def _average(group: Sequence[PairScore]) -> Averages:
 
 def _score_to_json(score: PairScore) -> dict:
     order = ("pair", "train_examples", "test_examples", "bleu", "baseline_bleu", "delta_bleu")
-    order += ("p_value", "chrf", "signature", "chrf_signature", "reliable")
+    order += ("p_value", "chrf", "source_use", "signature", "chrf_signature", "reliable")
     return {name: getattr(score, name) for name in order}
 
 
@@ -241,6 +259,15 @@ def _report_from_json(contents: dict) -> Report:
 def _score_from_json(contents: dict) -> PairScore:
     check_pair(contents["pair"])
     return PairScore(**{k: v for k, v in contents.items() if k not in _DERIVED})
+
+
+def _if_measured(report: Report, cell: str = "source use") -> Sequence[str]:
+    """The cell of a last column, in reports where source use was measured."""
+    return (cell,) if any(score.source_use is not None for score in report.pairs) else ()
+
+
+def _use(nats: float | None) -> str:
+    return "–" if nats is None else f"{nats:.2f}"
 
 
 def _sizes(score: PairScore) -> tuple[str, str]:

@@ -187,6 +187,15 @@ def test_table():
     ]
 
 
+def test_source_use_is_a_column_where_it_was_measured(tmp_path):
+    used = dataclasses.replace(make_score("a-en", 9, 1.5), source_use=-0.004)
+    report = make_report(used, make_score("b-en", 8, 2.5))
+    lines = format_table(report).splitlines()
+    assert [line.split()[-1] for line in lines[1:5]] == ["use", lines[2], "-0.00", "–"]
+    save_report(report, tmp_path)
+    assert load_report(tmp_path) == report
+
+
 def test_a_report_on_several_models_shows_no_step():
     report = make_report(make_score("a-en", 9, 1.5), checkpoint_step=None)
     assert format_table(report).startswith("tiny.MoE, test\n")

@@ -39,6 +39,8 @@ class PairOutput:
         sources: the sentences to translate.
         hypotheses: the system's translations.
         references: the human translations.
+        source_use: extra loss with sources of other sentences, nats a target token; None if it was
+            not measured.
 
     Raises:
         ValueError: if the lists are empty or differ in length, or `pair` is no pair that can name
@@ -50,6 +52,7 @@ class PairOutput:
     sources: Sequence[str]
     hypotheses: Sequence[str]
     references: Sequence[str]
+    source_use: float | None = None
 
     def __post_init__(self):
         check_pair(self.pair)
@@ -81,6 +84,7 @@ class PairScore(Params):
         p_value: how likely chance alone makes so large a difference; None without a baseline or
             its hypotheses, and where resampling says nothing: of a single line, and where neither
             system gets any BLEU.
+        source_use: as of PairOutput.
     """
 
     pair: str
@@ -92,6 +96,7 @@ class PairScore(Params):
     chrf_signature: str
     baseline_bleu: NonNegativeFloat | None = None
     p_value: Share | None = None
+    source_use: float | None = None
 
     @property
     def delta_bleu(self) -> float | None:
@@ -152,6 +157,7 @@ def score_pair(
         chrf=chrf.corpus_score(output.hypotheses, [output.references]).score,
         signature=bleu.get_signature().format(),
         chrf_signature=chrf.get_signature().format(),
+        source_use=output.source_use,
     )
     if baseline_hypotheses is None:
         return result

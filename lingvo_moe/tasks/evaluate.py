@@ -1,6 +1,7 @@
 """Evaluates a trained model on a split: checks everything, translates, writes the report."""
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from lingvo_moe.core.files import check_output, new_directory
@@ -12,6 +13,7 @@ from lingvo_moe.evaluation.report import Report
 from lingvo_moe.evaluation.scores import check_pair
 from lingvo_moe.tasks.evaluation import load_translator, translate_split
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, evaluate_batches
 
 MAKER = "lingvo-moe-evaluate"
 
@@ -62,8 +64,11 @@ def evaluate(
     task = model_dir.task
     for name in references:  # a model that routes by task must know it
         task.task_id(dataset.pair(name).source, dataset.pair(name).target)
-    translator, step = load_translator(model_dir, make_runtime(task), step)
+    runtime = make_runtime(task)
+    translator, step = load_translator(model_dir, runtime, step)
     outputs = translate_split([(name, translator) for name in references], dataset, split, report)
+    use = _source_use(model_dir, runtime, dataset, split, tuple(references), report)
+    outputs = [dataclasses.replace(one, source_use=use.get(one.pair)) for one in outputs]
     with new_directory(output, MAKER, overwrite) as directory:
         return write_report(
             outputs,
@@ -74,6 +79,24 @@ def evaluate(
             baselines=against,
             chosen_tokenizers=chosen,
         )
+
+
+def _source_use(model_dir, runtime, dataset, split, pairs, report) -> Mapping[str, float]:
+    """Pair -> its source use, for those with at least two lines that fit a row of training."""
+    params = model_dir.params
+    batches = SplitBatches.of(
+        dataset,
+        dataclasses.replace(params.input, pairs=pairs),
+        params.train.source_use_sentences,
+        split,
+    )
+    sampled, foreign = (evaluate_batches(runtime, b) for b in (batches.sampled, batches.foreign))
+    if not sampled:
+        return {}
+    use = SourceUse.of(sampled, foreign, model_dir.pairs)
+    for line in use.warnings():
+        report(line)
+    return use.pairs
 
 
 def _references(dataset, split, pairs, report) -> dict[str, list[str]]:

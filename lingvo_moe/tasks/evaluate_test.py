@@ -3,12 +3,16 @@
 import os
 import types
 
+import numpy as np
 import pytest
 
 from lingvo_moe.core.files import MANIFEST
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.evaluation.report import load_report
 from lingvo_moe.tasks import evaluate as module
 from lingvo_moe.testing.tiny_world import dataset
+from lingvo_moe.training.loop import TrainParams
 
 PAIRS = ("qna-en", "qta-en")
 
@@ -18,8 +22,24 @@ def _task_id(source, target):
         raise ValueError("This model has no experts for 'qto'.")
 
 
+class Reader:
+    """Loses 1 nat a token on its first batch and 3 on the next, which has foreign sources."""
+
+    loss = 1
+
+    def evaluate(self, batch):
+        tokens = batch.target_pair_ids[batch.target_segment_ids > 0]
+        counts = np.bincount(tokens, minlength=4)[[dataset().pair(p).index for p in PAIRS]]
+        metrics = NestedMap(pair_tokens=counts, pair_nll=counts * self.loss)
+        self.loss = 3
+        return metrics
+
+
 MODEL = types.SimpleNamespace(
     model="m",
+    params=types.SimpleNamespace(
+        input=InputParams(batch_size=64, source_length=48, target_length=32), train=TrainParams()
+    ),
     pairs=PAIRS,
     check_dataset=lambda data: None,
     task=types.SimpleNamespace(task_id=_task_id),
@@ -42,13 +62,14 @@ def translated(monkeypatch):
 
 def evaluate(output, **options):
     return module.evaluate(
-        MODEL, dataset(), output, lambda task: None, lambda line: None, **options
+        MODEL, dataset(), output, lambda task: Reader(), lambda line: None, **options
     )
 
 
 def test_a_report_appears_whole_and_serves_as_baselines_of_the_next(tmp_path, translated):
     report = evaluate(tmp_path / "new" / "first")
     assert load_report(tmp_path / "new" / "first") == report
+    assert [score.source_use for score in report.pairs] == [2, 2]
     assert (report.checkpoint_step, [s.pair for s in report.pairs]) == (7, list(PAIRS))
     names = {path.name for path in (tmp_path / "new" / "first").iterdir()}
     assert names == {"report.json", "delta_bleu.png", "index.html", "hypotheses", MANIFEST}

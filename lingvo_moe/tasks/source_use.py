@@ -5,7 +5,7 @@ A model that ignores what it translates, a language model of the target, has 0. 
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,8 @@ _LEAST_TOKENS = 100  # a warning names no pair that was measured on fewer: noise
 _NAMED = 5  # pairs in a warning, the least first
 
 
-class DevBatches(NamedTuple):
-    """The dev split, cut in two; see `Packer.batch`.
+class SplitBatches(NamedTuple):
+    """A split, cut in two; see `Packer.batch`.
 
     Attributes:
         sampled: examples on which source use is measured.
@@ -33,14 +33,17 @@ class DevBatches(NamedTuple):
     rest: list[NestedMap]
 
     @staticmethod
-    def of(dataset: Dataset, params: InputParams, sentences: int) -> "DevBatches":
-        """All examples of dev that fit a row, those of `sampled` spread evenly over each pair.
+    def of(
+        dataset: Dataset, params: InputParams, sentences: int, split: str = "dev"
+    ) -> "SplitBatches":
+        """All examples of a split that fit a row, those of `sampled` spread evenly over each pair.
 
         Args:
             dataset: prepared data.
             params: pairs, and the shape of a batch.
             sentences: how many to sample at most, spread over the pairs, two a pair at least; 0
                 samples none. A pair of one example has no other source and is not sampled.
+            split: "dev" or "test".
 
         Raises:
             OSError: a shard is missing or damaged.
@@ -50,14 +53,14 @@ class DevBatches(NamedTuple):
         row = Packer(1, params.source_length, params.target_length)
         sampled, foreign, rest = [], [], []
         for pair in map(dataset.pair, names):
-            examples = [e for e in dataset.examples("dev", pair.name) if row.can_ever_hold(e)]
+            examples = [e for e in dataset.examples(split, pair.name) if row.can_ever_hold(e)]
             chosen = spread(len(examples), share)
             own = [examples[i] for i in chosen]
             sampled += [(example, pair.index) for example in own]
             foreign += [(example, pair.index) for example in exchange_sources(own)]
             left = sorted(set(range(len(examples))) - set(chosen))
             rest += [(examples[i], pair.index) for i in left]
-        return DevBatches(*(list(pack(part, params)) for part in (sampled, foreign, rest)))
+        return SplitBatches(*(list(pack(part, params)) for part in (sampled, foreign, rest)))
 
 
 def spread(total: int, wanted: int) -> list[int]:
@@ -79,6 +82,18 @@ def exchange_sources(examples: Sequence[Example]) -> list[Example]:
     ]
 
 
+def evaluate_batches(runtime: Any, batches: Sequence[NestedMap]) -> NestedMap:
+    """The summed metrics of batches, as numpy; an empty NestedMap of none."""
+    return add_metrics([runtime.evaluate(batch) for batch in batches])
+
+
+def add_metrics(metrics: Sequence[NestedMap]) -> NestedMap:
+    """Their sums, as numpy; an empty NestedMap of none."""
+    if not metrics:
+        return NestedMap()
+    return metrics[0].map(lambda *xs: sum(np.asarray(x) for x in xs), *metrics[1:])
+
+
 class SourceUse(NamedTuple):
     """Nats a target token.
 
@@ -94,7 +109,7 @@ class SourceUse(NamedTuple):
 
     @staticmethod
     def of(sampled: NestedMap, foreign: NestedMap, pairs: Sequence[str]) -> "SourceUse":
-        """From the summed metrics of a TranslationTask on DevBatches.
+        """From the summed metrics of a TranslationTask on SplitBatches.
 
         Args:
             sampled, foreign: with pair_nll and pair_tokens [P].

@@ -6,7 +6,7 @@ import pytest
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.dataset import Example
 from lingvo_moe.data.pipeline import InputParams, eval_batches
-from lingvo_moe.tasks.source_use import DevBatches, SourceUse, exchange_sources, spread
+from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, exchange_sources, spread
 from lingvo_moe.testing.tiny_world import dataset
 
 
@@ -61,7 +61,7 @@ def _examples(batches):
 def test_dev_is_cut_in_two_and_sources_are_exchanged_within_a_pair():
     params = InputParams(batch_size=4, source_length=48, target_length=32)
     dev = _examples(eval_batches(dataset(), "dev", params))
-    batches = DevBatches.of(dataset(), params, 60)  # 4 pairs, 15 lines each
+    batches = SplitBatches.of(dataset(), params, 60)  # 4 pairs, 15 lines each
     sampled, foreign, rest = map(_examples, batches)
     assert sorted(sampled + rest) == sorted(dev)
     assert len(sampled) == len(foreign) == 60
@@ -71,6 +71,6 @@ def test_dev_is_cut_in_two_and_sources_are_exchanged_within_a_pair():
         assert sorted(x[1] for x in own) == sorted(x[1] for x in other)
         assert sorted(x[2] for x in own) == sorted(x[2] for x in other)
         assert not set(own) & set(other)
-    none = DevBatches.of(dataset(), params, 0)
+    none = SplitBatches.of(dataset(), params, 0)
     assert (none.sampled, none.foreign) == ([], [])
     assert _examples(none.rest) == dev

@@ -21,7 +21,7 @@ from lingvo_moe.placement.scheduler import Scheduler
 from lingvo_moe.placement.traces import TraceRecorder
 from lingvo_moe.tasks.exposure import Forecast
 from lingvo_moe.tasks.model_dir import FORMAT, ModelDir
-from lingvo_moe.tasks.source_use import DevBatches, SourceUse
+from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, add_metrics, evaluate_batches
 from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
 from lingvo_moe.tasks.translator import Translator
 from lingvo_moe.training.checkpoint import ALONE, Process
@@ -284,13 +284,6 @@ def _summarize_experts(metrics, tokens, layers):
     return scalars
 
 
-def _sum(metrics):
-    """The sums of metrics, as numpy; an empty NestedMap of none."""
-    if not metrics:
-        return NestedMap()
-    return metrics[0].map(lambda *xs: sum(np.asarray(x) for x in xs), *metrics[1:])
-
-
 class _Evaluator:
     """Dev loss, source use and BLEU on samples of dev, of the runtime's weights.
 
@@ -300,7 +293,7 @@ class _Evaluator:
     def __init__(self, model_dir, dataset, runtime, process):
         params, self._process = model_dir.params, process
         self._runtime, self._model_dir, self._pairs = runtime, model_dir, model_dir.pairs
-        self._dev = DevBatches.of(dataset, params.input, params.train.source_use_sentences)
+        self._dev = SplitBatches.of(dataset, params.input, params.train.source_use_sentences)
         self._sample = self._choose(dataset, params.input.pairs, params.train.dev_bleu_sentences)
         self._translator = Translator.of(model_dir, runtime.translate)
 
@@ -322,8 +315,8 @@ class _Evaluator:
         return sample
 
     def __call__(self, step: int) -> Evaluation | None:
-        sampled, foreign, rest = (self._evaluate(batches) for batches in self._dev)
-        total = _sum([metrics for metrics in (sampled, rest) if metrics])
+        sampled, foreign, rest = (evaluate_batches(self._runtime, b) for b in self._dev)
+        total = add_metrics([metrics for metrics in (sampled, rest) if metrics])
         if not total:
             return None
         loss = float(total.nll) / float(total.tokens)
@@ -346,9 +339,6 @@ class _Evaluator:
             scalars["dev/bleu"] = self._bleu()
             text += f"  dev BLEU {scalars['dev/bleu']:.1f}"
         return Evaluation(loss, scalars, text, images, warnings)
-
-    def _evaluate(self, batches):
-        return _sum([self._runtime.evaluate(batch) for batch in batches])
 
     def _is_due(self, step):
         """Whether a model should have begun to read its source: after the warm-up, at the end."""

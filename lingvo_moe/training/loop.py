@@ -225,7 +225,8 @@ class _Loop:
             self.report("Compiling the step …")
         self.metrics.append(self.runtime.train(batch))
         if not compiled:
-            self.report(f"Compiled in {time.monotonic() - start:.0f} s.")
+            self.compiling = time.monotonic() - start
+            self.report(f"Compiled in {self.compiling:.0f} s.")
         self.step += 1
 
     def _next_batch(self):
@@ -240,7 +241,7 @@ class _Loop:
 
     def _start(self):
         checkpoint = self.checkpoints.resume(self._restore)
-        self.clock, self.clock_step = time.monotonic(), 0
+        self.clock, self.clock_step, self.compiling = time.monotonic(), 0, 0.0
         if checkpoint is None:
             self.runtime.initialize(self.params.seed)
             return
@@ -262,11 +263,12 @@ class _Loop:
         scalars = self._check(self._drain())
         if scalars is None:
             return
-        seconds = time.monotonic() - self.clock
-        steps = self.step - self.clock_step
+        elapsed, steps = time.monotonic() - self.clock, self.step - self.clock_step
+        # Compiling says nothing of the steps to come; but a first step alone has no other time.
+        seconds = max(elapsed - self.compiling, elapsed / steps)
         rate = steps / max(seconds, 1e-9)
         speed = scalars["tokens"] / max(seconds, 1e-9)
-        self.clock, self.clock_step = time.monotonic(), self.step
+        self.clock, self.clock_step, self.compiling = time.monotonic(), self.step, 0.0
         eta = _hours((self.params.max_steps - self.step) / rate)
         self.report(
             f"step {self.step}/{self.params.max_steps}  loss {scalars['loss']:.3f}  "

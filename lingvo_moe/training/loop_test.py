@@ -3,12 +3,14 @@
 import math
 import os
 import signal
+import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.training import loop
 from lingvo_moe.training.checkpoint import Checkpointer, Process
 from lingvo_moe.training.loop import Evaluation, Interruption, Recorder, TrainParams, train
 
@@ -92,6 +94,23 @@ def test_a_whole_run(tmp_path):
         for value in event.summary.value
     }
     assert {"train/loss", "train/tokens_per_second", "dev/loss"} <= tags
+
+
+def test_the_time_left_is_without_compiling(tmp_path, monkeypatch):
+    clock, runtime_step = [0.0], Sum.train
+
+    def take(self, batch):
+        clock[0] += 1 if self.compiled else 30
+        return runtime_step(self, batch)
+
+    monkeypatch.setattr(Sum, "train", take)
+    monkeypatch.setattr(loop, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
+    _, _, lines = _train(tmp_path, max_steps=20, log_every=10, eval_every=20)
+    # The first ten steps: 30 s of compiling and 9 s; 20 tokens. Ten more steps at that speed.
+    assert lines[1] == "Compiled in 30 s."
+    assert lines[2].endswith("  2 tokens/s  ETA 0:00:09")
+    _, _, lines = _train(tmp_path / "each", max_steps=2, log_every=1, eval_every=2)
+    assert lines[2].endswith("  0 tokens/s  ETA 0:00:30")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
