@@ -11,6 +11,7 @@ import uvicorn
 
 from lingvo_moe.server.app import Server
 
+_IDLE_SECONDS = 75  # of a connection; longer than proxies keep theirs, lest they use a closed one
 _SECONDS_TO_SEND = 5  # that clients have to read their last answers
 
 
@@ -87,6 +88,7 @@ async def _serve(server, listener, drain, report):
         log_level="warning",
         access_log=False,
         server_header=False,
+        timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=_SECONDS_TO_SEND,
     )
     stop = asyncio.Event()
