@@ -14,33 +14,35 @@ import shutil
 import socket
 import tempfile
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 MANIFEST = ".lingvo_moe.json"
 
 
-def write_whole(path: Path, content: bytes | str) -> None:
+def write_whole(path: Path, content: bytes | str | Iterable[str]) -> None:
     """Writes a file that appears complete or not at all, and survives a power failure.
 
     Args:
         path: the file. An existing file is replaced; for a symbolic link, the file it points to. A
             device or a pipe, such as /dev/stdout, is written to directly.
-        content: bytes, or text to be written as UTF-8.
+        content: bytes, or text to be written as UTF-8, which may come in parts.
 
     Raises:
         OSError: it cannot be written; an existing file is unchanged.
     """
-    data = content.encode("utf-8") if isinstance(content, str) else content
+    texts = [content] if isinstance(content, bytes | str) else content
+    parts = (text.encode("utf-8") if isinstance(text, str) else text for text in texts)
     path = path.resolve()
     if path.exists() and not path.is_file():
-        path.write_bytes(data)
+        with path.open("wb") as device:
+            device.writelines(parts)
         return
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o666 & ~_umask())  # mkstemp makes files that only their owner can read

@@ -1,7 +1,8 @@
 """Text in, text out: tokenisation, batching and decoding around a compiled beam search."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,8 @@ from lingvo_moe.data.vocabulary import EOS, Vocabulary
 from lingvo_moe.decoding.flat_beam_search import BeamOutput
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translation import TranslationParams
+
+_BLOCK = 8192  # sentences that are sorted by length together
 
 # (source_ids int32 [B, L], lengths int32 [B], tasks int32 [B]) -> BeamOutput
 TranslateFn = Callable[[np.ndarray, np.ndarray, np.ndarray], BeamOutput]
@@ -79,6 +82,7 @@ class Translator:
         source_language: str | None = None,
         progress: Callable[[int], None] = lambda count: None,
         warn: Callable[[str], None] = logging.warning,
+        first_line: int = 1,
     ) -> list[list[Translation]]:
         """Translates; sentences that show nothing, see `is_blank`, give empty translations.
 
@@ -89,6 +93,7 @@ class Translator:
                 it need it, others pass over it.
             progress: called with the number of sentences done since the last call.
             warn: takes a line about sentences that are too long, before they are translated.
+            first_line: number of the first sentence, for that line.
 
         Returns:
             For each sentence its n best translations, best first. Where the search found fewer,
@@ -106,7 +111,9 @@ class Translator:
         pieces = self.source.encode([sentences[i] for i in filled])
         room = self.max_source_length - 2  # for the tag and EOS
         left_out = {
-            i + 1: len(ids) - room for i, ids in zip(filled, pieces, strict=True) if len(ids) > room
+            i + first_line: len(ids) - room
+            for i, ids in zip(filled, pieces, strict=True)
+            if len(ids) > room
         }
         if left_out:
             warn(cut_warning(left_out))
@@ -117,6 +124,30 @@ class Translator:
                 results[filled[index]] = translations
             progress(len(indices))
         return results
+
+    def stream(
+        self,
+        sentences: Iterable[str],
+        target_language: str,
+        source_language: str | None = None,
+        progress: Callable[[int], None] = lambda count: None,
+        warn: Callable[[str], None] = logging.warning,
+    ) -> Iterator[list[Translation]]:
+        """Translates any number of sentences, in order: memory is that of _BLOCK of them.
+
+        Args:
+            As those of a call; sentences are read as they are needed.
+
+        Yields:
+            The n best translations of each sentence.
+
+        Raises:
+            ValueError: as a call does, once it is reached.
+        """
+        left, line = iter(sentences), 1
+        while block := list(itertools.islice(left, _BLOCK)):
+            yield from self(block, target_language, source_language, progress, warn, line)
+            line += len(block)
 
     def _texts(self, output: BeamOutput) -> list[list[Translation]]:
         ids, lengths, scores = (np.asarray(x) for x in (output.ids, output.lengths, output.scores))

@@ -3,6 +3,7 @@ import pytest
 
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.decoding.flat_beam_search import BeamOutput
+from lingvo_moe.tasks import translator
 from lingvo_moe.tasks.translator import Translation, Translator
 from lingvo_moe.testing import tiny_world
 
@@ -71,3 +72,23 @@ def test_sentences_that_are_too_long_are_named():
     warnings.clear()
     translator(["kara"], "en", warn=warnings.append)
     assert not warnings
+
+
+def test_a_stream_is_read_block_by_block(monkeypatch):
+    monkeypatch.setattr(translator, "_BLOCK", 3)
+    read, warnings = [], []
+
+    def sentences():
+        for number in range(8):
+            read.append(number)
+            yield "kara mi " * 20 if number == 4 else "mi" if number % 2 else ""
+
+    model = translator_of(saying("a"), max_source_length=10)
+    stream = model.stream(sentences(), "en", warn=warnings.append)
+    assert next(stream) == [Translation("", 0.0)]
+    assert read == [0, 1, 2]
+    texts = [best[0].text for best in stream]
+    assert texts == ["a", "", "a", "a", "a", "", "a"]
+    assert read == list(range(8))
+    assert len(warnings) == 1
+    assert "line 5 (" in warnings[0]

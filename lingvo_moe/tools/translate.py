@@ -7,7 +7,7 @@ lingvo-moe-translate --logdir=/tmp/tiny --to=en --n_best=4 < test.de
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -31,16 +31,18 @@ def main(argv: list[str]) -> None:
     model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(_overrides())
     model_dir.tag(FLAGS.to)
     model_dir.task.task_id(FLAGS.source_language, FLAGS.to)
-    sentences = _sentences(argv[1:])
+    sentences, total = _sentences(argv[1:])
     translator, _ = load_translator(model_dir, runtimes.make_runtime(model_dir.task), FLAGS.step)
-    with tqdm(total=len(sentences), unit="sentence", disable=None) as bar:
-        results = translator(sentences, FLAGS.to, FLAGS.source_language, bar.update, common.report)
     scores = FLAGS.scores or FLAGS.n_best > 1
-    text = "".join(_format(t, scores) for translations in results for t in translations)
-    if output:
-        write_whole(output, text)
-    else:
-        sys.stdout.write(text)
+    with tqdm(total=total, unit="sentence", disable=None) as bar:
+        results = translator.stream(
+            sentences, FLAGS.to, FLAGS.source_language, bar.update, common.report
+        )
+        lines = (_format(t, scores) for translations in results for t in translations)
+        if output:
+            write_whole(output, lines)
+        else:
+            sys.stdout.writelines(lines)
 
 
 def _overrides() -> list[str]:
@@ -48,14 +50,22 @@ def _overrides() -> list[str]:
     return [*FLAGS.set, *beam_size, f"decoding.n_best={FLAGS.n_best}"]
 
 
-def _sentences(arguments: Sequence[str]) -> list[str]:
+def _sentences(arguments: Sequence[str]) -> tuple[Iterable[str], int | None]:
+    """The sentences, and how many there are; None if only reading tells.
+
+    A file is read twice, so that what is wrong with its last line is said before hours of work.
+    """
     if arguments and FLAGS.input:
         raise ValueError("Give sentences as arguments or in --input, not both.")
     if arguments:
-        return list(decode_lines(map(os.fsencode, arguments), "the arguments"))
-    if FLAGS.input:
-        return list(read_lines(Path(FLAGS.input)))
-    return list(decode_lines(sys.stdin.buffer, "standard input"))
+        sentences = list(decode_lines(map(os.fsencode, arguments), "the arguments"))
+        return sentences, len(sentences)
+    if not FLAGS.input:
+        return decode_lines(sys.stdin.buffer, "standard input"), None
+    path = Path(FLAGS.input)
+    if path.exists() and not path.is_file() and not path.is_dir():  # a pipe is read but once
+        return read_lines(path), None
+    return read_lines(path), sum(1 for _ in read_lines(path))
 
 
 def _format(translation: Translation, score: bool) -> str:
