@@ -1,1 +1,1 @@
-"""FlexMoE: where experts live, and when they move (arXiv 2304.03946)."""
+"""FlexMoE's placement of experts on devices, and its changes (arXiv 2304.03946)."""

@@ -1,4 +1,4 @@
-"""What a placement costs: seconds of one step of one Mixture-of-Experts layer, and of moving.
+"""The cost of a placement: seconds of one step of one Mixture-of-Experts layer, and of moves.
 
 Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, section 3 (cost model). With I tokens of expert
 e on device g, the step takes what the busiest device takes,
@@ -6,11 +6,11 @@ e on device g, the step takes what the busiest device takes,
     T = max_g Σ_{e on g} ( F + I / TPS  +  4 Σ_{g'} (from g') · token bytes / Bw[g', g]
                            +  gradient bytes / BPS(devices that hold e) )
 
-and a replica that is copied takes its bytes of weights and optimizer state / Bw. F is not in the
-paper: an expert's weights are read and their gradients written however few its tokens are.
+and the copy of a replica takes its bytes of weights and optimizer state / Bw. F is not in the
+paper: it is the time to read an expert's weights and write their gradients, with few tokens too.
 
-A compiled program of static shapes has as many rows for every slot as the busiest has tokens, so
-where the model is `padded` the sum of F + I / TPS gives way to one term for all devices,
+In a compiled program with static shapes every slot has as many rows as the busiest one. So if the
+model is `padded`, the sum of F + I / TPS is replaced by one term for all devices,
 
     slots of a device · max_e (tokens of e / slots of e) / TPS.
 
@@ -48,12 +48,12 @@ class CostModel:
     Attributes:
         tokens_per_second: choices an expert handles on one device, forwards and backwards (TPS).
         bandwidth: [D, D] bytes/s from device (row) to device (column); the diagonal is infinite.
-        wires: by which gradients are summed: BPS is bytes over its AllReduce's seconds. Devices in
-            order lie on nodes of `wires.node` each.
-        token_bytes: of one token's vector on the wire.
-        gradient_bytes: of one expert, as synchronised.
-        state_bytes: of one expert's weights and optimizer state, as copied.
-        expert_seconds: of an expert on a device without any tokens (F).
+        wires: the links for sums of gradients: BPS is bytes divided by the seconds of their
+            AllReduce. Nodes have `wires.node` devices each, in order.
+        token_bytes: bytes of one token's vector when sent.
+        gradient_bytes: bytes of one expert's gradients when summed.
+        state_bytes: bytes of one expert's weights and optimizer state when copied.
+        expert_seconds: time of an expert without tokens (F).
         padded: whether every slot computes as many rows as the busiest one.
     """
 
@@ -90,9 +90,9 @@ class CostModel:
         return len(self.bandwidth)
 
     def expected(self, loads: np.ndarray, counts: np.ndarray) -> Seconds:
-        """Seconds under flexible routing, rounding aside: tokens are as if divisible.
+        """Seconds under flexible routing, without rounding to whole tokens.
 
-        Fast enough to try hundreds of placements a step.
+        It is fast enough to try hundreds of placements a step.
 
         Args:
             loads: float [..., D], an expert's tokens on each source.
@@ -114,7 +114,7 @@ class CostModel:
         )
 
     def of_flow(self, flow: np.ndarray, counts: np.ndarray) -> Seconds:
-        """Seconds of tokens that go where `flow` says; each device computes its own, unpadded.
+        """Seconds of tokens that are sent as in `flow`, without padding.
 
         Args:
             flow: [E, D, H] tokens from source to target.
@@ -130,11 +130,11 @@ class CostModel:
         )
 
     def padded_seconds(self, rows: np.ndarray, slots_per_device: int) -> np.ndarray:
-        """Of all devices for so many rows a slot; 0 where each computes its own tokens."""
+        """Seconds of all devices for this number of rows a slot; 0 if the model is not padded."""
         return self.padded * slots_per_device * rows / self.tokens_per_second
 
     def tokens_to_balance(self, loads: np.ndarray, placement: Placement) -> np.ndarray:
-        """The tokens of which the most decide the time: of devices [D] or, where padded, of slots.
+        """The tokens whose maximum determines the time: of devices [D] or, if padded, of slots.
 
         Args:
             loads: [D, E].
@@ -146,14 +146,14 @@ class CostModel:
         return each[placement.slots.ravel()]  # the last is EMPTY's
 
     def exchange_seconds_per_token(self) -> float:
-        """All exchanges of a token between two different devices, mean over pairs."""
+        """Seconds of all exchanges of a token between two devices, mean over pairs."""
         pairs = self.num_devices * (self.num_devices - 1)
         return _EXCHANGES * self.token_bytes * float(self._per_byte.sum()) / max(pairs, 1)
 
     def sync_seconds(self, counts: np.ndarray) -> np.ndarray:
-        """[..., D], each holder's seconds for an expert's gradients; none if there is but one.
+        """[..., D], seconds to sum an expert's gradients on its devices; 0 for a single device.
 
-        Replicas on one device share weights, so only devices count.
+        Replicas on one device share weights, so only the number of devices matters.
         """
         holds = counts > 0
         nodes = np.maximum((holds @ self._on_node > 0).sum(-1), 1)
@@ -162,10 +162,10 @@ class CostModel:
         return np.where(holds, seconds[..., None], 0.0)
 
     def adjustment_seconds(self, before: Placement, after: Placement) -> float:
-        """What coming from one placement to the other takes, all copies at the same time.
+        """Seconds of the copies from one placement to another.
 
-        A device sends and receives at once, but one copy after another each way; the busiest sets
-        the time. Copies within a device are free.
+        Devices work in parallel, and send and receive at the same time, one copy after another. The
+        busiest device determines the time. Copies within a device are free.
         """
         if before == after:
             return 0.0
@@ -177,7 +177,7 @@ class CostModel:
 
 
 def balance_ratio(device_tokens: np.ndarray) -> float:
-    """The busiest device's tokens over the mean, 1 is balance; 1 if there are no tokens.
+    """The busiest device's tokens divided by the mean; 1 is balance. 1 without tokens.
 
     Args:
         device_tokens: [D].
@@ -187,7 +187,7 @@ def balance_ratio(device_tokens: np.ndarray) -> float:
 
 
 def device_tokens(loads: np.ndarray, placement: Placement) -> np.ndarray:
-    """float [D], tokens each device handles, replicas of an expert sharing its tokens evenly.
+    """float [D], tokens of each device if the replicas of an expert share its tokens evenly.
 
     Args:
         loads: [D, E].

@@ -1,9 +1,9 @@
-"""What experts will be asked next, from what they were asked.
+"""Forecasts of the loads of experts from past loads.
 
-Loads drift, and from batch to batch they scatter. A short average follows the drift, a long one is
-not misled by the scatter, and which is better differs between runs, layers and batch sizes. So
-several are kept, and the one that has foretold best counts: exponential smoothing (Gardner 1985)
-whose constant is chosen by its own record of errors.
+Loads drift, and vary randomly from batch to batch. A short average follows the drift; a long one
+suppresses random variation. The best length differs between runs, layers and batch sizes. So
+several averages are kept, and the one with the smallest past errors is used: exponential smoothing
+(Gardner 1985) with a constant chosen by its errors.
 
 A averages, D devices, E experts.
 """
@@ -15,12 +15,12 @@ import numpy as np
 
 
 class Seen(NamedTuple):
-    """What a forecast remembers.
+    """The state of a forecast.
 
     Attributes:
         averages: float [A, D, E], of loads.
-        errors: float [A], how far each has been from the loads that followed, as a share of all
-            tokens, averaged over steps.
+        errors: float [A], mean difference of each average from the next loads, as a share of all
+            tokens.
     """
 
     averages: np.ndarray
@@ -29,12 +29,12 @@ class Seen(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Averages of different lengths, of which the best so far speaks.
+    """Averages of different lengths; the one with the smallest error is the forecast.
 
     Attributes:
-        smoothing: share of the past in each average: 0 is the last step alone, 0.5 about two steps,
-            0.9375 about sixteen.
-        memory: share of the past in the errors.
+        smoothing: weight of the past in each average: 0 is the last step alone, 0.5 about two
+            steps, 0.9375 about sixteen.
+        memory: weight of the past in the errors.
 
     Raises:
         ValueError: no average, or a share outside [0, 1).
@@ -52,10 +52,10 @@ class Forecast:
             )
 
     def update(self, seen: Seen | None, loads: np.ndarray) -> Seen:
-        """After a step.
+        """The state after a step.
 
         Args:
-            seen: of the last step; None at the first.
+            seen: the state after the last step; None at the first.
             loads: [D, E], this step's tokens of each expert on each source.
         """
         if seen is None:
@@ -67,5 +67,5 @@ class Forecast:
         return Seen(past * seen.averages + (1 - past) * loads, errors)
 
     def loads(self, seen: Seen) -> np.ndarray:
-        """float [D, E]: of the next step."""
+        """float [D, E]: the forecast for the next step."""
         return seen.averages[seen.errors.argmin()]

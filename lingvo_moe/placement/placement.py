@@ -1,9 +1,9 @@
-"""Where experts live: a table of slots, and the moves that change it.
+"""Placements of experts: a table of slots, and the moves that change it.
 
 Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, sections 3 and 4. A slot (the paper's vExpert)
-is room for one replica of one expert on one device.
+holds one replica of one expert on one device.
 
-D devices, K slots of a device, E experts. A slot's number is device · K + its place there.
+D devices, K slots of a device, E experts. A slot's number is device · K + its index on the device.
 """
 
 import abc
@@ -16,15 +16,15 @@ EMPTY = -1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Placement:
-    """Which expert each slot holds; every expert has at least one slot.
+    """The expert in each slot; every expert has at least one slot.
 
     Attributes:
-        slots: int32 [D, K], an expert's number or EMPTY; read-only. As it is, a tensor of the
-            training state: nothing else is needed to route tokens or to move weights.
+        slots: int32 [D, K], an expert's number or EMPTY; read-only. The same table is a tensor of
+            the training state; routing and moves need nothing else.
         num_experts: E.
 
     Raises:
-        ValueError: the table has no such shape, holds no such expert, or an expert is missing.
+        ValueError: a wrong shape, an unknown expert, or an expert without a slot.
     """
 
     slots: np.ndarray
@@ -51,9 +51,9 @@ class Placement:
 
     @staticmethod
     def even(devices: int, slots_per_device: int, num_experts: int) -> "Placement":
-        """Every expert as many slots as any other, or one fewer, replicas side by side.
+        """The even placement: numbers of slots differ by at most one, replicas are neighbours.
 
-        With E a multiple of D this is static expert parallelism: all slots of an expert are on one
+        If E is a multiple of D this is static expert parallelism: all slots of an expert are on one
         device.
         """
         total = devices * slots_per_device
@@ -110,19 +110,19 @@ class Move(abc.ABC):
     @property
     @abc.abstractmethod
     def touched(self) -> tuple[int, ...]:
-        """The slots that it reads or writes of the table."""
+        """The slots of the table that it reads or writes."""
 
     @abc.abstractmethod
     def apply(self, placement: Placement) -> Placement:
-        """The placement after the move; the one before stays as it is.
+        """The placement after the move; the argument is unchanged.
 
         Raises:
-            ValueError: the move is not valid there.
+            ValueError: the move is not valid for this placement.
         """
 
 
 class _OfOneSlot(Move):
-    """What it changes is in one slot."""
+    """A move that changes one slot."""
 
     slot: int
 
@@ -134,7 +134,7 @@ class _OfOneSlot(Move):
 
 @dataclasses.dataclass(frozen=True)
 class Expand(_OfOneSlot):
-    """One more replica: `expert` into the empty slot `slot`. Copies weights and optimizer state."""
+    """Adds a replica of `expert` in the empty slot `slot`; copies weights and optimizer state."""
 
     expert: int
     slot: int
@@ -153,7 +153,7 @@ class Expand(_OfOneSlot):
 
 @dataclasses.dataclass(frozen=True)
 class Shrink(_OfOneSlot):
-    """Frees a slot; nothing is copied. Never an expert's last one."""
+    """Empties a slot, but not the last slot of an expert; nothing is copied."""
 
     slot: int
 
@@ -169,7 +169,7 @@ class Shrink(_OfOneSlot):
 
 @dataclasses.dataclass(frozen=True)
 class Replace(_OfOneSlot):
-    """Shrink and Expand in one slot: what was in it gives way to a replica of `expert`."""
+    """Shrink and Expand in one slot: its replica is replaced by one of `expert`."""
 
     expert: int
     slot: int
@@ -181,7 +181,7 @@ class Replace(_OfOneSlot):
 
 @dataclasses.dataclass(frozen=True)
 class Migrate(Move):
-    """Swaps the contents of two slots, to bring replicas nearer or load to an idle device."""
+    """Swaps the contents of two slots, to bring replicas closer or to use an idle device."""
 
     first: int
     second: int
@@ -200,14 +200,14 @@ class Migrate(Move):
 
 
 def relocation(before: Placement, after: Placement, bandwidth: np.ndarray) -> np.ndarray:
-    """From which slot each slot takes its weights and optimizer state: many moves as one gather.
+    """The source slot of each slot's weights and optimizer state: many moves as one gather.
 
-    A slot whose expert stays is its own source. Any other copies from the old holder with the
-    fastest link, of equals from the one that has sent least, then from the lowest.
+    A slot whose expert stays is its own source. Any other slot copies from the old replica with the
+    fastest link; of equal ones from the device that has sent least, then from the lowest slot.
 
     Args:
         before: the placement whose slots are read.
-        after: the one to come to.
+        after: the new placement.
         bandwidth: [D, D] bytes/s from device (row) to device (column); the diagonal is infinite.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Ways to place experts, under one interface: what each does with the loads of each step.
+"""Policies of expert placement, with one interface: the actions of each policy at each step.
 
 D devices (as sources), H the same as targets, K slots of a device, E experts.
 """
@@ -19,15 +19,15 @@ from lingvo_moe.placement.scheduler import MaxTrigger, Scheduler, State, Trigger
 
 
 class Outcome(NamedTuple):
-    """One step of one layer as it was carried out.
+    """The result of one step of one layer.
 
     Attributes:
-        flow: [E, D, H], rows each expert computes on each target and where they came from, padding
-            of fixed capacities included.
+        flow: [E, D, H], rows of each expert from each source to each target, with the padding of
+            fixed capacities.
         counts: int [E, H], slots of each expert on each device during the step.
         handled: choices that the chosen expert handled.
         moves: replicas copied after the step.
-        adjustment_seconds: what copying them takes by the cost model.
+        adjustment_seconds: time of these copies by the cost model.
     """
 
     flow: np.ndarray
@@ -39,12 +39,12 @@ class Outcome(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Policy(abc.ABC):
-    """One way to place experts and to send tokens to them."""
+    """A policy that places experts and sends tokens to them."""
 
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """For tables."""
+        """The name in tables."""
 
     @abc.abstractmethod
     def start(self, cost: CostModel, slots: int, experts: int) -> Any:
@@ -56,7 +56,7 @@ class Policy(abc.ABC):
             experts: E.
 
         Raises:
-            ValueError: the policy cannot lay so many experts on so many devices.
+            ValueError: the policy cannot place this number of experts on these devices.
         """
 
     @abc.abstractmethod
@@ -73,8 +73,8 @@ class Policy(abc.ABC):
 def home_devices(devices: int, experts: int) -> np.ndarray:
     """Static expert parallelism: for each source (row) the device of each expert, int [D, E].
 
-    With fewer experts than devices each run of E devices holds all experts once, and keeps to
-    itself.
+    With fewer experts than devices, each block of E devices holds all experts once, and its tokens
+    stay in the block.
 
     Raises:
         ValueError: one number does not divide the other.
@@ -91,7 +91,7 @@ def home_devices(devices: int, experts: int) -> np.ndarray:
 
 
 def _to_homes(rows: np.ndarray, home: np.ndarray) -> np.ndarray:
-    """Flow [E, D, H] of rows [D, E] that go home."""
+    """Flow [E, D, H] of rows [D, E] that go to their expert's home device."""
     devices, experts = rows.shape
     flow = np.zeros((experts, devices, devices), np.int64)
     source, expert = np.indices(rows.shape)
@@ -107,7 +107,7 @@ def _home_counts(home: np.ndarray) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _AtHome(Policy):
+class _Static(Policy):
     """Experts do not move; the state is the device of each."""
 
     def start(self, cost, slots, experts):
@@ -117,18 +117,19 @@ class _AtHome(Policy):
 
     @staticmethod
     def _computed(home, rows, loads):
-        """The Outcome of sending rows [D, E] home where loads were asked for."""
+        """The Outcome of sending rows [D, E] to the home devices, for these loads."""
         handled = int(np.minimum(rows, loads).sum())
         return Outcome(_to_homes(rows, home), _home_counts(home), handled)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StaticExpertParallel(_AtHome):
-    """One home for an expert, for good (GShard, DeepSpeed-MoE).
+class StaticExpertParallel(_Static):
+    """Every expert has one fixed device (GShard, DeepSpeed-MoE).
 
     Attributes:
-        capacity_factor: an expert takes so many times a source's tokens / E from it; further ones
-            are dropped, and unused room is computed and sent all the same. None: all are taken.
+        capacity_factor: an expert takes at most capacity_factor · (a source's tokens) / E from each
+            source. More are dropped; unused room is computed and sent as padding. None for no
+            limit.
     """
 
     capacity_factor: float | None = 1.0
@@ -153,10 +154,10 @@ class StaticExpertParallel(_AtHome):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StrictReassignment(_AtHome):
-    """Every expert gets the same number of each source's tokens, whatever they chose (SWIPE).
+class StrictReassignment(_Static):
+    """Every expert gets the same number of tokens from each source (SWIPE).
 
-    What an expert cannot take is handled by one that was not chosen, and does not count as handled.
+    Tokens above that number go to an expert that they did not choose, and count as not handled.
     """
 
     @property
@@ -168,20 +169,20 @@ class StrictReassignment(_AtHome):
         """See Policy."""
         experts = loads.shape[1]
         total = loads.sum(axis=1, keepdims=True)
-        # The odd tokens start at another expert on each source, or the first would take them all.
+        # The remainder starts at a different expert on each source, to spread it over all experts.
         turn = (np.arange(experts) - np.arange(len(loads))[:, None]) % experts
         rows = total // experts + (turn < total % experts)
         return state, self._computed(state, rows, loads)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Shadowing(_AtHome):
-    """A hot expert is on every device for the step, any other at home alone (FasterMoE).
+class Shadowing(_Static):
+    """Copies busy experts to every device for one step (FasterMoE).
 
-    He et al. 2022, FasterMoE, PPoPP. Which ones is decided anew at each step, knowing its loads: as
-    many of the busiest as make the step shortest by the cost model. A shadow's weights are sent to
-    all and its gradients summed from all, which is one AllReduce; it handles its own device's
-    tokens and needs no slot.
+    He et al. 2022, FasterMoE, PPoPP. The experts are chosen at each step with its loads known: as
+    many of the busiest as give the shortest step by the cost model. The weights of a shadow are
+    sent to all devices and its gradients summed over all, which costs one AllReduce. A shadow
+    handles the tokens of its device and needs no slot.
     """
 
     @property
@@ -208,10 +209,10 @@ class Shadowing(_AtHome):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flex(Policy):
-    """FlexMoE: replicas in slots, moved by a scheduler that has seen past steps only.
+    """FlexMoE: replicas in slots, moved by a scheduler that sees past steps only.
 
     Attributes:
-        trigger: when it plans.
+        trigger: decides when it plans.
         horizon: see PolicyMaker.
         max_moves: see PolicyMaker.
         forecast: see Scheduler.
@@ -247,7 +248,7 @@ class Flex(Policy):
         return state, outcome
 
     def scheduler(self, cost: CostModel) -> Scheduler:
-        """What decides, for training as for the simulator."""
+        """The scheduler, the same as in training."""
         maker = PolicyMaker(cost=cost, horizon=self.horizon, max_moves=self.max_moves)
         return Scheduler(
             maker=maker, trigger=self.trigger, forecast=self.forecast, budget=self.budget
@@ -256,13 +257,12 @@ class Flex(Policy):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Oracle(Policy):
-    """Hindsight: before each step experts move, for nothing, to where that step wants them.
+    """Plans each step with its loads known, with free moves: a reference for the other policies.
 
-    No plan that must be made beforehand, and pays for its copies, can expect to do better by much;
-    the search is the same greedy one, so it is no proof of the best.
+    It uses the same greedy search, so it is not a proven optimum.
 
     Attributes:
-        max_moves: before one step.
+        max_moves: largest number of moves before one step.
     """
 
     max_moves: int = 256

@@ -1,18 +1,20 @@
-"""Which moves would make the next steps faster: FlexMoE's greedy search over the cost model.
+"""Finds moves that make the next steps faster: FlexMoE's greedy search with the cost model.
 
 Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, section 3 (policy maker). One greedy step gives
-the expert with the most tokens a slot one more slot, taken from an expert that can give one up,
-where that lowers the cost most.
+the expert with the most tokens a slot one more slot. The slot is taken from an expert that has
+several, where that lowers the cost most.
 
-Four things go beyond the paper:
-- The slot is not always the coldest expert's: any that can be given up is tried, on all devices.
-- The paper's rule stops when the busiest device does not hold the hottest expert, or when a second
-  device is as busy. So the search lowers a smooth maximum over devices, their norm of order 16; and
-  where the hottest expert is helped by nothing, it tries more slots for the others of the busiest
-  device, other experts in that device's slots, and at last swaps of its slots.
-- A search that ends with devices unequal is compared with one from a placement made anew.
-- A plan is worth its gain over `horizon` steps less the price of its copies. It is cut where that
-  is most, so a plan that would not pay is not made.
+Differences from the paper:
+- The slot need not be that of the least busy expert: all slots that may be taken are tried, on all
+  devices.
+- The paper's rule stops if the busiest device does not hold the busiest expert, or if two devices
+  are equally busy. So this search lowers a smooth maximum over devices, their norm of order 16. If
+  no slot for the busiest expert helps, it tries more slots for the other experts of the busiest
+  device, then other experts in that device's slots, then swaps of its slots.
+- If devices are still unequal at the end, the result is compared with a search from a new placement
+  (rebuild.py).
+- The value of a plan is its gain over `horizon` steps minus the time of its copies. The plan is cut
+  where its value is highest, so a plan without value is empty.
 
 D devices, E experts, N candidates.
 """
@@ -33,13 +35,13 @@ _LEVEL = 1.1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adjustment:
-    """Moves in order, and what the cost model makes of them.
+    """Moves in order, and their effect by the cost model.
 
     Attributes:
         moves: each valid after those before it.
-        seconds_before: of a step without them.
-        seconds_after: with them all.
-        adjustment_seconds: the price, all copies at once.
+        seconds_before: of a step without the moves.
+        seconds_after: of a step with all moves.
+        adjustment_seconds: time of all copies together.
     """
 
     moves: tuple[Move, ...]
@@ -54,9 +56,9 @@ class PolicyMaker:
 
     Attributes:
         cost: the cost model.
-        horizon: steps over which a move has to pay for itself.
-        max_moves: greedy steps of a search.
-        idle: how many devices' slots are tried in swaps, the idlest first.
+        horizon: number of steps whose gain must exceed the time of the copies.
+        max_moves: largest number of greedy steps of a search.
+        idle: number of devices whose slots are tried in swaps, the least busy first.
     """
 
     cost: CostModel
@@ -75,11 +77,11 @@ class PolicyMaker:
         """The moves worth making.
 
         Args:
-            loads: [D, E], tokens of each expert on each source, as expected of the next steps.
-            placement: as it is.
+            loads: [D, E], forecast of the tokens of each expert on each source.
+            placement: the current one.
 
         Returns:
-            A plan, perhaps without moves.
+            A plan, possibly without moves.
         """
         board = _Board(self.cost, loads, placement)
         plan = self._cut(placement, self._search(board))
@@ -105,12 +107,12 @@ class PolicyMaker:
         return stages
 
     def _cut(self, placement: Placement, stages: list) -> Adjustment:
-        """The beginning of a search that is worth most."""
+        """The prefix of a search with the highest value."""
         start, moves = stages[0][2], [stage[0] for stage in stages[1:]]
         best = Adjustment(
             moves=(), seconds_before=start, seconds_after=start, adjustment_seconds=0.0
         )
-        # Pricing costs as much as finding a move, so only some lengths are looked at.
+        # Pricing takes as long as finding a move, so only some lengths are tried.
         for length in sorted({len(moves), *(2**i for i in range(len(moves).bit_length()))} - {0}):
             _, placed, seconds = stages[length]
             plan = Adjustment(
@@ -123,7 +125,7 @@ class PolicyMaker:
         return best
 
     def _net(self, plan: Adjustment) -> float:
-        """Seconds saved within the horizon, less the price."""
+        """Seconds saved within the horizon minus the time of the copies."""
         return (plan.seconds_before - plan.seconds_after) * self.horizon - plan.adjustment_seconds
 
     def next_move(self, board: "_Board") -> Move | None:
@@ -152,7 +154,7 @@ class _Change(NamedTuple):
 
 
 class _Board:
-    """A placement with each expert's seconds on each device, kept up to date move by move."""
+    """A placement with each expert's seconds on each device, updated at each move."""
 
     def __init__(self, cost: CostModel, loads: np.ndarray, placement: Placement):
         self.cost = cost
@@ -160,7 +162,7 @@ class _Board:
         self.loads = np.asarray(loads, float).T  # [E, D]
         self.counts = placement.counts()
         self.seconds = cost.expected(self.loads, self.counts).total  # [E, D]
-        # What `changed` has worked out, for one slot more and one fewer, and of which experts.
+        # Cache of `changed`, for one slot more and one fewer, and the experts in it.
         self._changed = np.empty((2, *self.counts.shape, len(self.counts[0])))
         self._known = np.zeros((2, len(self.counts)), bool)
 
@@ -312,7 +314,7 @@ class _Board:
 
 
 def _peak(busy: np.ndarray) -> np.ndarray:
-    """A smooth maximum over the last axis: the norm of order 16, divided by that of all ones."""
+    """A smooth maximum over the last axis: the mean of 16th powers, to the power 1/16."""
     top = np.maximum(busy.max(axis=-1, keepdims=True), 1e-300)
     power = busy / top
     for _ in range(4):
@@ -321,6 +323,6 @@ def _peak(busy: np.ndarray) -> np.ndarray:
 
 
 def _distinct(slots: np.ndarray) -> np.ndarray:
-    """bool [D, K]: slots whose content no earlier slot of their device has."""
+    """bool [D, K]: slots without an earlier slot of the same content on their device."""
     same = slots[:, :, None] == slots[:, None, :]
     return ~np.tril(same, k=-1).any(axis=2)

@@ -1,8 +1,8 @@
-"""Measures at start-up what the cost model of expert placement needs, on the devices that JAX sees.
+"""Measures the rates of the placement's cost model on JAX's devices, before training.
 
 Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, section 3 (cost model): TPS, Bw and BPS are
-profiled before training. Every round takes each measurement once, so that a slow spell of the
-machine falls on all of them.
+profiled before training. Every round makes each measurement once, so that a slow phase of the
+machine affects all of them.
 
 D devices, M model, H hidden.
 """
@@ -25,7 +25,7 @@ _AXIS = "device"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What there is to measure.
+    """The devices and the expert to measure.
 
     Attributes:
         model_dim: M of an expert.
@@ -104,7 +104,7 @@ class Machine:
 
 
 class Probes(NamedTuple):
-    """What is timed for a profile.
+    """The calls that are timed for a profile.
 
     Attributes:
         machine: what is measured.

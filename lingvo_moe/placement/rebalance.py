@@ -1,7 +1,7 @@
-"""Experts that follow their loads in training: a runtime that moves them between steps.
+"""A runtime that moves experts between the steps of training.
 
-Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, sections 3 and 4. The scheduler decides; here it
-is shown the loads of every step, and its moves are carried out before the next.
+Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, sections 3 and 4. The scheduler gets the loads
+of every step, and its moves are made before the next step.
 
 L layers, D devices, K slots of a device, E experts.
 """
@@ -25,8 +25,8 @@ _NAMES = _AVERAGES, _ERRORS, _COUNTERS = tuple(
 class Rebalanced:
     """A runtime (see train.loop) of a model whose experts are VExperts.
 
-    The loads of each step are waited for. What the scheduler remembers is part of the checkpoint,
-    but for moves that still wait: a resumed run plans them anew.
+    The host waits for the loads of each step. The scheduler's state is part of the checkpoint,
+    except for waiting moves, which a resumed run plans again.
     """
 
     def __init__(self, runtime: Any, tables: Mapping[str, int], scheduler: Scheduler):
@@ -41,7 +41,7 @@ class Rebalanced:
         self._states: dict[str, State] = {}
 
     def __getattr__(self, name: str) -> Any:
-        """What else the runtime does: evaluate, translate."""
+        """Other methods of the runtime, such as evaluate and translate."""
         return getattr(self._runtime, name)
 
     def initialize(self, seed: int) -> None:
@@ -100,7 +100,7 @@ class Rebalanced:
         return NestedMap(metrics, **dict(zip(names, columns, strict=True)))
 
     def _follow(self, table: str, loads: np.ndarray) -> Sequence[float]:
-        """Decides for one layer and carries it out."""
+        """Plans and makes the moves of one layer."""
         before = self._states[table].placement
         state, decision = self._scheduler.step(self._states[table], loads)
         seconds = 0.0

@@ -1,7 +1,7 @@
-"""A placement made anew, for loads that small moves cannot follow, and the moves that lead there.
+"""Builds a new placement, for loads that single moves cannot follow, and the moves that reach it.
 
-A greedy search stops where every single move makes some device busier. Here slots are handed out
-from the beginning: first how many an expert gets, then where they lie.
+A greedy search stops if every single move makes a device busier. This module assigns all slots
+again: first the number of each expert's slots, then their devices.
 
 D devices, E experts.
 """
@@ -13,13 +13,14 @@ import numpy as np
 from lingvo_moe.placement.cost import CostModel
 from lingvo_moe.placement.placement import EMPTY, Expand, Migrate, Move, Placement, Replace
 
-_SLACK = 1.02  # a slot stays on its device as long as that is filled by no more than this
+_SLACK = 1.02  # a slot stays on its device if the device's load is at most this times the mean
 
 
 def rebuild_placement(cost: CostModel, loads: np.ndarray, placement: Placement) -> Placement:
-    """Slots to the experts that make a slot costliest, then costliest slots first to idle devices.
+    """Gives slots to the experts with the costliest slots, then assigns slots to idle devices.
 
-    A slot stays where its expert is now, if that device has room for its cost.
+    Slots are assigned in descending order of cost. A slot stays on its expert's current device, if
+    that device has room for its cost.
 
     Args:
         cost: the cost model.
@@ -72,7 +73,7 @@ def _slot_costs(cost: CostModel, load: np.ndarray, most: int) -> np.ndarray:
 
 
 def _aligned(placement: Placement, lists: list[list[int]]) -> Placement:
-    """Each device's experts in an order that changes the fewest of its slots."""
+    """Each device's experts, in the order that changes the fewest slots."""
     table = np.full_like(placement.slots, EMPTY)
     for device, experts in enumerate(lists):
         left = list(experts)

@@ -1,4 +1,4 @@
-"""A simulation as a table for a terminal, as JSON with pictures, and as one self-contained page.
+"""The results of a simulation: a table for a terminal, JSON with pictures, and one HTML page.
 
 DIRECTORY/index.html                     all of it, in one file
 DIRECTORY/placement.json                 the numbers
@@ -47,12 +47,12 @@ _NOTES = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Summaries of several policies on one trace; the first is what others are compared with.
+    """Summaries of several policies on one trace; the others are compared with the first.
 
     Attributes:
-        settings: what the simulation was of, name -> value.
-        summaries: one a policy.
-        other_seconds: of a step outside of these layers.
+        settings: of the simulation, name -> value.
+        summaries: one for each policy.
+        other_seconds: of a step outside the MoE layers.
     """
 
     settings: Mapping[str, object]

@@ -1,16 +1,16 @@
-"""Which replica handles which token: FlexMoE's flexible routing, in exact integers.
+"""FlexMoE's flexible routing of tokens to replicas, in exact integers.
 
-Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, section 4 (flexible token routing). The gate has
-chosen experts; here each choice finds a slot. With I tokens of an expert and n slots of it, no slot
-takes more than ceil(I / n) and no token is left over:
+Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, section 4 (flexible token routing). The gating
+has chosen experts; this step assigns a slot to each choice. If an expert has I tokens and n slots,
+each slot takes at most ceil(I / n) of them:
 
 1. A device keeps its own tokens up to the room of its own slots, n_here · ceil(I / n).
-2. What it cannot keep goes to the expert's other devices in proportion to their spare room: first
-   floor(rest · spare / all spare) to each; then the few tokens that rounding left, numbered through
-   all sources, are laid evenly over the room that is still free.
-3. On a device an expert's tokens, numbered by source, take its slots there in turn.
+2. The rest goes to the expert's other devices in proportion to their free room: first
+   floor(rest · free / all free) to each; then the tokens left by rounding, numbered over all
+   sources, are spread evenly over the remaining room.
+3. On a device the tokens of an expert, numbered by source, go to its slots in turn.
 
-Here are rules 1 and 2, which cost and policies need; layers/slot_routing.py has all three in
+This module has rules 1 and 2, for costs and policies; layers/slot_routing.py has all three in
 TensorFlow. Products reach tokens² and need 64 bits.
 
 D devices as sources, H the same devices as targets, E experts.

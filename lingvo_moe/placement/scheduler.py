@@ -1,4 +1,4 @@
-"""When experts move: triggers, and moves carried out beside training, a batch between two steps.
+"""The scheduler of moves: triggers, and a queue of moves that are made between training steps.
 
 Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, sections 3 and 4 (scheduler, best-effort
 adjustment).
@@ -30,13 +30,13 @@ class Trigger(abc.ABC):
         Args:
             tokens: as CostModel.tokens_to_balance has them, of each device or slot.
             step: steps seen so far, from 0.
-            active: what the last call said: planning goes on until the imbalance is well gone.
+            active: the last result: planning continues until the measure falls below `release`.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class _Threshold(Trigger):
-    """Fires when the measure exceeds `threshold`, and goes on until it is at most `release`."""
+    """Fires if the measure exceeds `threshold`, and keeps firing until it is at most `release`."""
 
     threshold: float
     release: float
@@ -51,7 +51,7 @@ class _Threshold(Trigger):
 
     @abc.abstractmethod
     def measure(self, tokens: np.ndarray) -> float:
-        """How far from balance."""
+        """The distance from balance."""
 
     def should_plan(self, tokens, step, active):
         """See Trigger."""
@@ -61,7 +61,7 @@ class _Threshold(Trigger):
 
 @dataclasses.dataclass(frozen=True)
 class MaxTrigger(_Threshold):
-    """By the balance ratio: the busiest device's tokens over the mean."""
+    """A threshold on the balance ratio: the busiest device's tokens divided by the mean."""
 
     threshold: float = 1.1
     release: float = 1.05
@@ -74,7 +74,7 @@ class MaxTrigger(_Threshold):
 
 @dataclasses.dataclass(frozen=True)
 class VarianceTrigger(_Threshold):
-    """By the variance of devices' tokens over their mean squared."""
+    """A threshold on the variance of devices' tokens divided by their squared mean."""
 
     threshold: float = 0.0025
     release: float = 0.001
@@ -88,7 +88,7 @@ class VarianceTrigger(_Threshold):
 
 @dataclasses.dataclass(frozen=True)
 class IntervalTrigger(Trigger):
-    """Every `steps` steps, whatever the loads."""
+    """Fires every `steps` steps, independent of the loads."""
 
     steps: int = 50
 
@@ -104,7 +104,7 @@ class IntervalTrigger(Trigger):
 
 @dataclasses.dataclass(frozen=True)
 class MoveQueue:
-    """Moves that wait; independent ones are merged into one relocation.
+    """Waiting moves; independent ones are merged into one relocation.
 
     Attributes:
         moves: in the order they were planned in.
@@ -115,12 +115,12 @@ class MoveQueue:
     def take(
         self, placement: Placement, cost: CostModel, budget: float
     ) -> tuple["MoveQueue", Placement, tuple[Move, ...]]:
-        """The moves to carry out now, as one.
+        """The moves to make now, as one relocation.
 
-        Goes through the queue in order and takes what fits: the price of all copies together, made
-        at the same time, stays within the budget. The first that can be made is always taken, or a
-        small budget would block the queue. A move stays if one that stays shares a slot with it or
-        must come first; one that has become invalid is dropped.
+        Moves are taken in order as long as the time of all copies together is within the budget.
+        The first valid move is always taken, so that a small budget does not block the queue. A
+        move waits if an earlier waiting move uses the same slot or must come first. An invalid move
+        is dropped.
 
         Args:
             placement: as it is.
@@ -156,15 +156,15 @@ class MoveQueue:
 
 
 class State(NamedTuple):
-    """What the scheduler carries from step to step, one for each Mixture-of-Experts layer.
+    """The scheduler's state of one Mixture-of-Experts layer.
 
     Attributes:
-        placement: in force.
-        seen: what the forecast remembers of loads; None before the first step.
-        queue: moves that wait.
+        placement: the current one.
+        seen: the forecast's state; None before the first step.
+        queue: waiting moves.
         active: whether the trigger fired last time.
-        step: steps seen.
-        rest: the step before which nothing is planned.
+        step: number of steps seen.
+        rest: nothing is planned before this step.
     """
 
     placement: Placement
@@ -176,14 +176,14 @@ class State(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What happens between this step and the next.
+    """The moves between this step and the next.
 
     Attributes:
         ratio: balance ratio of this step.
-        ratio_after: of the same loads under the new placement.
-        plan: made now, or None where the trigger was silent or moves still waited.
-        moves: carried out now.
-        adjustment_seconds: their price by the cost model.
+        ratio_after: balance ratio of the same loads with the new placement.
+        plan: a new plan; None if the trigger did not fire or moves are waiting.
+        moves: made now.
+        adjustment_seconds: time of their copies by the cost model.
     """
 
     ratio: float
@@ -195,14 +195,14 @@ class Decision(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scheduler:
-    """Watches loads and decides.
+    """Decides on moves from the loads of each step.
 
     Attributes:
-        maker: plans.
-        trigger: when it plans.
-        forecast: of the loads that plans are made for.
-        budget: seconds of copying between two steps.
-        patience: steps without planning after a plan found nothing worth moving.
+        maker: makes plans.
+        trigger: decides when to plan.
+        forecast: of the loads to plan for.
+        budget: seconds of copies between two steps.
+        patience: steps without planning after an empty plan.
     """
 
     maker: PolicyMaker
@@ -225,8 +225,7 @@ class Scheduler:
             loads: [D, E], this step's tokens of each expert on each source.
 
         Returns:
-            The next state, whose placement is to be in force before the next step, and what was
-            decided.
+            The next state, whose placement must be set before the next step, and the decision.
         """
         seen = self.forecast.update(state.seen, loads)
         ahead = self.forecast.loads(seen)
@@ -249,5 +248,5 @@ class Scheduler:
 
 
 def count_moves(moves: tuple[Move, ...]) -> int:
-    """Contents that slots receive: a swap is two, freeing a slot none."""
+    """The number of copies: two for a swap, none for emptying a slot."""
     return sum({Migrate: 2, Shrink: 0}.get(type(move), 1) for move in moves)

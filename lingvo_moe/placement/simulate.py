@@ -26,7 +26,7 @@ TRIGGERS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Replay:
-    """What one policy did with a trace; [S, L] where nothing else is said.
+    """The results of one policy on a trace; arrays are [S, L] unless given otherwise.
 
     Attributes:
         policy: its name.

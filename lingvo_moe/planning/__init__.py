@@ -1,1 +1,1 @@
-"""What a model costs on D devices: an analytic model, and what the TPU compiler says."""
+"""The cost of a model on D devices: by an analytic model, and by the TPU compiler."""

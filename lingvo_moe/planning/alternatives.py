@@ -1,4 +1,4 @@
-"""The strategies that have names, priced beside what the search finds."""
+"""The costs of well-known strategies, to compare with the result of the search."""
 
 import dataclasses
 import math
@@ -26,9 +26,9 @@ class Alternative:
     """A named strategy.
 
     Attributes:
-        name: what it is called.
-        priced: what it takes; None where the model cannot be cut so.
-        refused: why not, else "".
+        name: such as "tensor parallel".
+        priced: its cost; None if the model cannot be split so.
+        refused: the reason, else "".
     """
 
     name: str
@@ -38,11 +38,11 @@ class Alternative:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a search says.
+    """The result of a search, with alternatives.
 
     Attributes:
         found: the strategy, and the runner-up.
-        alternatives: name -> what it would take.
+        alternatives: name -> its cost.
     """
 
     found: Found

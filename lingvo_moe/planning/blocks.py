@@ -1,11 +1,11 @@
-"""The blocks of a model, and what each asks of a device as rules of sharding and a mesh say.
+"""The blocks of a model, and the cost of each on a device, for given sharding rules and mesh.
 
 B rows, L source length, T target length, N tokens, G groups, S tokens of a group, E experts,
 C capacity, M model, H hidden, A all heads, V vocabulary, D devices.
 
-Blocks whose sizes hang on the same letter, and the weights with that letter, are a group: all
-attention, all feed-forward layers and experts, embeddings and softmax, and what is none of these.
-Given who holds which tokens, what one group costs does not depend on how the others are cut.
+Blocks that share a letter, with the weights of that letter, are a group: all attention, all
+feed-forward layers and experts, embeddings and softmax, and the rest. For a given distribution of
+tokens, the cost of one group does not depend on the sharding of the others.
 """
 
 import collections
@@ -60,9 +60,9 @@ class Transfer:
     Attributes:
         part: which of PARTS it belongs to.
         kind: as in HLO: "all-to-all", "all-reduce", "all-gather".
-        bytes: a device's share, all of them together.
-        axes: of the mesh, along which devices talk.
-        count: in how many collectives; gradients, which XLA combines, count as one for a group.
+        bytes: of a device, all collectives together.
+        axes: of the mesh, along which devices communicate.
+        count: number of collectives; gradients, which XLA combines, count as one for a group.
     """
 
     part: str
@@ -74,15 +74,14 @@ class Transfer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Share:
-    """What one group of blocks asks of a device in a step.
+    """The cost of one group of blocks for a device and step.
 
     Attributes:
         work, transfers: computation and communication.
         weights, optimizer, gradients: bytes at rest.
-        in_use: bytes of weights beside those at rest: gathered, or of the type that is computed
-            with.
-        kept: bytes from the forward to the backward pass in each kind of layer, one of it each.
-        inputs: bytes of what goes into all layers.
+        in_use: bytes of gathered or cast weights, in addition to those at rest.
+        kept: bytes from the forward to the backward pass, for one layer of each kind.
+        inputs: bytes of the inputs of all layers.
         logits: bytes of logits and their gradient.
     """
 
@@ -118,11 +117,11 @@ class Blocks:
     """The shapes of a model, equal layers and equal weights once."""
 
     def __init__(self, params: TranslationParams, wire_bytes: int):
-        """Lists what there is.
+        """Lists the blocks.
 
         Args:
-            params: the model; its rules and whether it rematerialises do not matter here.
-            wire_bytes: of an element that travels between, or is kept for, matrix products.
+            params: the model; its sharding rules and rematerialisation are not used here.
+            wire_bytes: of an element that is sent between, or kept for, matrix products.
         """
         self.params, self.wire = params, wire_bytes
         self.item = 2 if params.activation_dtype == "bfloat16" else 4
@@ -155,7 +154,7 @@ class Blocks:
     def share(
         self, group: str, mesh: Mesh, rules: Rules, stored: Rules, remat: bool, late: bool
     ) -> Share:
-        """What a group asks of a device.
+        """The cost of a group for a device.
 
         Args:
             group: one of `groups`.
@@ -202,15 +201,15 @@ class _Counter:
         self.passes = 3 + remat
 
     def cut(self, letters: str) -> int:
-        """Into how many pieces a tensor of these dimensions falls."""
+        """The number of pieces of a tensor with these dimensions."""
         return self.mesh.size(tuple({a for letter in letters for a in self.rules.get(letter, ())}))
 
     def tokens(self, length: int) -> float:
-        """Of a device, in rows of that length."""
+        """The number of tokens of a device, in rows of this length."""
         return self.params.input.batch_size / self.cut("B") * length
 
     def share(self, group):
-        """All that a group of blocks asks for."""
+        """The cost of a group of blocks."""
         computed = {
             "heads": self._heads,
             "hidden": self._hidden,
@@ -417,8 +416,8 @@ class _Counter:
         return self.mesh.size(tuple(_flat(assignment(dims, shape, self.mesh, rules))))
 
     def _gathers(self, dims, shape) -> list[tuple[tuple[str, ...], float]]:
-        """What brings a weight from its pieces at rest to those in use, the last dimension first:
-        axes and bytes of each AllGather, of elements as they travel to a product.
+        """Axes and bytes of each AllGather from a weight's pieces at rest to those in use, the last
+        dimension first.
         """
         used, at_rest = (assignment(dims, shape, self.mesh, r) for r in (self.rules, self.stored))
         pieces = self.mesh.size(tuple(_flat(used + at_rest)))
@@ -431,10 +430,10 @@ class _Counter:
         return found
 
     def _in_use(self, weights) -> float:
-        """Bytes of what weights are made into, which lives from their use forward to that backward.
+        """Bytes of gathered or cast weights, kept from the forward to the backward pass.
 
-        Gathered weights count all. Of those that are cast alone those of one side are still there
-        when the last gradients are made, which is when most is; a half.
+        Gathered weights count in full. Weights that are only cast count half: at the peak of
+        memory, when the last gradients are computed, those of one side are freed already.
         """
         total = 0.0
         for (dims, shape), count in weights.items():

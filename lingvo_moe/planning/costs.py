@@ -1,6 +1,6 @@
-"""What one training step asks of one device: FLOPs, memory traffic, memory, collectives.
+"""The cost of one training step for one device: FLOPs, memory traffic, memory, collectives.
 
-From shapes alone, by pencil and paper (GShard section 2.4 with all constants); blocks.py counts.
+It is computed from shapes alone (GShard section 2.4 with all constants); blocks.py counts.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ __all__ = ["PARTS", "Costs", "Memory", "Transfer", "Work", "count_costs", "memor
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes of one device by kind. Activations are an estimate of what lives at the worst moment;
-    gradients are counted whole, though a compiler may free each as soon as it is used."""
+    """Bytes of one device by kind. Activations are an estimate of the peak; gradients are counted
+    in full, although a compiler may free each as soon as it is used."""
 
     weights: float
     optimizer: float

@@ -13,12 +13,12 @@ TOKENS = 10**12  # what each of GShard's models was trained on
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What a training step takes.
+    """The time of a training step.
 
     Attributes:
-        seconds: part -> seconds of a step; parts that take none are left out.
-        flops_share: FLOPs of a step over what the peak could do in its time.
-        costs: what it was made from.
+        seconds: part -> seconds of a step; parts without time are left out.
+        flops_share: FLOPs of a step divided by the peak FLOPs in its time.
+        costs: the counts of the step.
     """
 
     seconds: dict[str, float]
@@ -71,7 +71,7 @@ def estimate(costs: Costs, hardware: Hardware, dtype: str) -> Estimate:
 
 
 def work_seconds(work: Work, hardware: Hardware, dtype: str) -> float:
-    """The longer of its FLOPs and its bytes.
+    """The longer of its compute time and its memory time.
 
     Raises:
         ValueError: no speed of matrix products is known for the dtype.
@@ -88,9 +88,8 @@ def work_seconds(work: Work, hardware: Hardware, dtype: str) -> float:
 
 
 def transfer_seconds(transfer: Transfer, mesh: Mesh, hardware: Hardware) -> float:
-    """Of all its collectives, one after another."""
-    # What the links reach of their bandwidth is as if there were more bytes; hops take what they
-    # take.
+    """Seconds of all its collectives, one after another."""
+    # The efficiency applies to bytes alone, not to hops.
     size = transfer.bytes / transfer.count / hardware.efficiency.network
     wires = hardware.interconnect
     return transfer.count * wires.seconds(transfer.kind, size, group(mesh, transfer.axes))

@@ -1,4 +1,4 @@
-"""What a search found, in words, as JSON, and as flags that run it."""
+"""The result of a search as text, as JSON, and as flags that run it."""
 
 import dataclasses
 import math

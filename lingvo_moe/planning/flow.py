@@ -1,9 +1,9 @@
-"""Which collectives the matrix products of a layer need, from their letters alone.
+"""The collectives of a layer's matrix products, from their letters alone.
 
-A product with a weight is three: forward, and backward for each of its operands. How the operands
-are held follows from the rules, how the result then is from the signatures of the algebra
-(sbp/signatures.py), and what is wanted of it again from the rules. Between the two lies a
-collective (sbp/boxing.py), or nothing. Letters are those of sharding/params.py.
+A product with a weight is three products: forward, and backward for each operand. The sharding
+rules give the types of the operands, the signatures (sbp/signatures.py) the type of the result, and
+the rules the type that is needed. Boxing (sbp/boxing.py) gives the collectives between the two.
+Letters are those of sharding/params.py.
 """
 
 import functools
@@ -23,7 +23,7 @@ class Exchange(NamedTuple):
 
     Attributes:
         kind: "all-reduce", "all-gather", "all-to-all" or "reduce-scatter".
-        axes: of the mesh, along which devices talk.
+        axes: of the mesh, along which devices communicate.
         dims: the letters of the tensor.
     """
 
@@ -33,7 +33,7 @@ class Exchange(NamedTuple):
 
 
 def held(dims: str, mesh: Mesh, rules: Rules) -> NdSbp:
-    """How a tensor with these letters is held.
+    """The type of a tensor with these letters.
 
     Raises:
         ValueError: as `from_rules`.
@@ -42,7 +42,7 @@ def held(dims: str, mesh: Mesh, rules: Rules) -> NdSbp:
 
 
 def exchanges(dims: str, source: NdSbp, target: NdSbp, mesh: Mesh) -> list[Exchange]:
-    """What takes a tensor from source to target, axes that do the same together."""
+    """The collectives from source to target; axes with the same change are combined."""
     axes: dict[str, list[str]] = {}
     for axis, before, after in zip(mesh.axes, source, target, strict=True):
         if kind := collective(before, after):
@@ -51,7 +51,7 @@ def exchanges(dims: str, source: NdSbp, target: NdSbp, mesh: Mesh) -> list[Excha
 
 
 def forward(equation: str, mesh: Mesh, rules: Rules) -> tuple[Exchange, ...]:
-    """What a product "operand,weight->result" needs to end as the rules say its result is held.
+    """The collectives that give the result of "operand,weight->result" the type of its rules.
 
     Raises:
         ValueError: rules by which devices cannot multiply what they hold.
@@ -61,7 +61,7 @@ def forward(equation: str, mesh: Mesh, rules: Rules) -> tuple[Exchange, ...]:
 
 
 def backward(equation: str, mesh: Mesh, rules: Rules) -> tuple[Exchange, ...]:
-    """What the gradient of the operand needs, from the gradient of the result and the weight.
+    """The collectives of the operand's gradient, from the result's gradient and the weight.
 
     Raises:
         ValueError: as `forward`.
@@ -72,7 +72,7 @@ def backward(equation: str, mesh: Mesh, rules: Rules) -> tuple[Exchange, ...]:
 
 
 def lookup(table: str, indices: str, over: str, mesh: Mesh, rules: Rules) -> tuple[Exchange, ...]:
-    """What rows of a table need: table "VM", indices "BT", over "V"."""
+    """The collectives of a table's lookup: table "VM", indices "BT", over "V"."""
     result = indices + table.replace(over, "")
     equation = f"{table},{indices}->{result}"
     return _after(Gather, (equation, over), (table, indices), result, mesh, rules)
@@ -93,7 +93,7 @@ def _cached(
     axes: tuple[str, ...],
     rules: tuple[tuple[str, tuple[str, ...]], ...],
 ) -> tuple[Exchange, ...]:
-    """The same for meshes of all sizes: who must talk does not hang on how many there are."""
+    """Cached for meshes of all sizes, because the collectives do not depend on the sizes."""
     mesh, rules = Mesh(axes, (2,) * len(axes)), dict(rules)
     given = infer(make(*arguments), [held(dims, mesh, rules) for dims in operands], mesh)
     return tuple(exchanges(result, given, held(result, mesh, rules), mesh))
