@@ -36,6 +36,7 @@ setup(
         "serve": _SERVE,
         "spmd": [_JAX],
         "tpu": ["libtpu"],
+        "ctranslate2": ["ctranslate2>=4.5,<5"],
         "benchmarks": ["torch", "transformers", "ctranslate2"],
         "dev": [
             _JAX,

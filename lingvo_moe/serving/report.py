@@ -1,5 +1,6 @@
 """What an export's translations are worth beside those of the model that it was made of."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,22 @@ def of_logdir(path: Path) -> TranslateFn:
     """Translates with a logdir or with an export that is read as one."""
     model_dir = ModelDir.open(path)
     return load_translator(model_dir, Local(model_dir.task))[0]
+
+
+def of_ctranslate2(path: Path) -> TranslateFn:
+    """Translates with an export for CTranslate2; scores are not known."""
+    from lingvo_moe.serving import client_ctranslate2  # with the optional package
+
+    model = client_ctranslate2.Model(path)
+
+    def translate(sentences, target_language, source_language, warn):
+        del source_language
+        return [
+            [Translation(text, math.nan)]
+            for text in model.translate(sentences, target_language, warn=warn)
+        ]
+
+    return translate
 
 
 def directory_size(path: Path) -> int:

@@ -43,8 +43,11 @@ class Storage(abc.ABC):
     """What becomes of a float32 matrix in a file.
 
     Attributes:
+        name: the type of matrices in the file.
         widens: whether a graph must make float32 of what the file holds.
     """
+
+    name: ClassVar[str]
 
     widens: ClassVar[bool] = True
 
@@ -66,7 +69,7 @@ class Storage(abc.ABC):
 class Float32(Storage):
     """As it was trained."""
 
-    widens = False
+    name, widens = "float32", False
 
     def pack_matrix(self, matrix, summed):
         """See Storage."""
@@ -76,6 +79,8 @@ class Float32(Storage):
 
 class BFloat16(Storage):
     """Half the size: 8 significant bits of each number."""
+
+    name = "bfloat16"
 
     def pack_matrix(self, matrix, summed):
         """See Storage."""
@@ -89,6 +94,8 @@ class Int8(Storage):
     The channels of an embedding are its rows.
     """
 
+    name = "int8"
+
     def pack_matrix(self, matrix, summed):
         """See Storage."""
         largest = np.abs(matrix).max(axis=summed, keepdims=True)
@@ -97,4 +104,4 @@ class Int8(Storage):
 
 
 FLOAT32 = Float32()
-STORAGES = {"float32": FLOAT32, "bfloat16": BFloat16(), "int8": Int8()}
+STORAGES = {storage.name: storage for storage in (FLOAT32, BFloat16(), Int8())}

@@ -3,12 +3,15 @@ r"""Exports a trained model: as a SavedModel of strings, as StableHLO for JAX, o
 lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_export
 lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_int8 --dtype=int8 --report_data=/tmp/data
 lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_weights --format=safetensors
+lingvo-moe-export --logdir=/tmp/dense --output=/tmp/dense_ct2 --format=ctranslate2
 lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_hlo --format=stablehlo --batch_size=8
 lingvo-moe-export --model=tiny.MoE --output=/tmp/tiny_step --format=stablehlo    # no weights yet
 """
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from absl import flags
 
@@ -19,31 +22,43 @@ from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.export import export_safetensors, export_saved_model
 from lingvo_moe.serving.prune import CHOICES, Pruning
 from lingvo_moe.serving.report import (
+    TranslateFn,
     check_comparable,
     compare,
     directory_size,
+    of_ctranslate2,
     of_logdir,
     of_saved_model,
 )
 from lingvo_moe.serving.storage import STORAGES
+from lingvo_moe.serving.to_ctranslate2 import export_ctranslate2
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common
 
 FLAGS = flags.FLAGS
-_STABLEHLO = "stablehlo"
-# Format -> what writes it, what opens it to translate, and what the user may do next.
-_EXPORTS = {
-    "saved_model": (
-        export_saved_model,
-        of_saved_model,
-        "python {output}/translate.py 'a sentence'",
+_STABLEHLO, _CTRANSLATE2 = "stablehlo", "ctranslate2"
+
+
+class _Format(NamedTuple):
+    """A way to export trained weights: what writes it, what opens it to translate, what to try."""
+
+    export: Callable[..., int]
+    open: Callable[[Path], TranslateFn]
+    hint: str
+
+
+def _ctranslate2(*arguments) -> int:
+    return export_ctranslate2(*arguments, languages=tuple(FLAGS.languages))
+
+
+_CLIENT = "python {output}/translate.py 'a sentence'"
+_FORMATS = {
+    "saved_model": _Format(export_saved_model, of_saved_model, _CLIENT),
+    "safetensors": _Format(
+        export_safetensors, of_logdir, "lingvo-moe-translate --logdir={output} 'a sentence'"
     ),
-    "safetensors": (
-        export_safetensors,
-        of_logdir,
-        "lingvo-moe-translate --logdir={output} 'a sentence'",
-    ),
+    _CTRANSLATE2: _Format(_ctranslate2, of_ctranslate2, _CLIENT),
 }
 
 
@@ -57,28 +72,26 @@ def main(argv: list[str]) -> None:
             )
         _export_stablehlo(Path(FLAGS.output))
         return
-    export, open_export, hint = _EXPORTS[FLAGS.format]
+    chosen = _FORMATS[FLAGS.format]
     model_dir, output = _model_dir(), Path(FLAGS.output)
     dataset = FLAGS.report_data and Dataset.load(Path(FLAGS.report_data))
     pairs = dataset and check_comparable(model_dir, dataset, FLAGS.report_split)
     pruning, storage = _pruning(), STORAGES[FLAGS.dtype]
     if pairs and pruning:
         pairs = [pair for pair in pairs if pair in pruning.pairs(model_dir)]
-    step = export(model_dir, output, FLAGS.step, FLAGS.overwrite, storage, pruning)
-    size = directory_size(output) / 1e6
-    common.report(
-        f"Exported step {step} to {output}, {size:,.1f} MB. Try: {hint.format(output=output)}"
-    )
+    step = chosen.export(model_dir, output, FLAGS.step, FLAGS.overwrite, storage, pruning)
+    size, hint = directory_size(output) / 1e6, chosen.hint.format(output=output)
+    common.report(f"Exported step {step} to {output}, {size:,.1f} MB. Try: {hint}")
     if dataset:
         translator, _ = load_translator(model_dir, Local(model_dir.task), step)
-        exported = open_export(output)
+        exported = chosen.open(output)
         table = compare(translator, exported, dataset, FLAGS.report_split, pairs, common.report)
         print(table.to_text())
 
 
 def _pruning() -> Pruning | None:
     if FLAGS.prune is None:
-        if FLAGS.languages:
+        if FLAGS.languages and FLAGS.format != _CTRANSLATE2:
             raise ValueError(
                 "--languages says for which languages to keep experts: give --prune=0.75, the "
                 "share of experts to leave out, or drop it."
@@ -145,8 +158,9 @@ def run() -> None:
     flags.DEFINE_enum(
         "format",
         "saved_model",
-        [*_EXPORTS, _STABLEHLO],
-        "For TensorFlow; weights alone, which all tools read as a --logdir; or for JAX alone.",
+        [*_FORMATS, _STABLEHLO],
+        "For TensorFlow; weights alone, which all tools read as a --logdir; for CTranslate2; or "
+        "for JAX alone.",
     )
     flags.DEFINE_enum(
         "dtype",
@@ -161,7 +175,8 @@ def run() -> None:
         "languages",
         [],
         "With --prune: for which languages (de: all pairs that have it) or pairs (de-en) to keep "
-        "experts; by default all.",
+        "experts; by default all. With --format=ctranslate2: the one whose experts to export, "
+        "where the router goes by task.",
     )
     flags.DEFINE_enum(
         "prune_by",

@@ -1,0 +1,108 @@
+"""Translates with an exported model. Needs only ctranslate2 and sentencepiece.
+
+python translate.py [--to=LANGUAGE] [SENTENCE ...]      (or sentences on standard input, one a line)
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+from lingvo_moe.core.console import install
+from lingvo_moe.core.lines import cut_warning, decode_lines, is_blank, one_line
+
+if __name__ == "__main__":
+    install((ImportError, OSError, ValueError, RuntimeError))  # these end in a line
+
+import ctranslate2
+import sentencepiece
+
+
+class Model:
+    """An export in memory.
+
+    Attributes:
+        about: `tags`, language -> its tag; `max_pieces`, of a longer sentence the rest is not read;
+            `task`, whose experts these are, or None; `no_words`, pieces that no translation has;
+            `length_ratio` and `length_offset`: a
+            translation has at most ratio · source length + offset tokens, as in the model's own
+            search, tag and EOS counted.
+    """
+
+    def __init__(self, directory, threads=0):
+        directory = Path(directory)
+        self.about = json.loads((directory / "lingvo_moe.json").read_text(encoding="utf-8"))
+        self._translator = ctranslate2.Translator(str(directory), intra_threads=threads)
+        self._source, self._target = (
+            sentencepiece.SentencePieceProcessor(model_file=str(directory / f"{side}.model"))
+            for side in ("source", "target")
+        )
+
+    def translate(self, sentences, to="en", beam_size=4, warn=print):
+        """The best translation of each sentence, each one line.
+
+        Raises:
+            ValueError: the model does not know the language.
+        """
+        tags = self.about["tags"]
+        if to not in tags:
+            raise ValueError(
+                f"This model does not translate into {to!r}; it knows {', '.join(tags)}."
+            )
+        room, results = self.about["max_pieces"], [""] * len(sentences)
+        places = [i for i, text in enumerate(sentences) if not is_blank(text)]
+        pieces = [self._source.encode(sentences[i], out_type=str) for i in places]
+        left_out = {
+            i + 1: len(row) - room for i, row in zip(places, pieces, strict=True) if len(row) > room
+        }
+        if left_out:
+            warn(cut_warning(left_out))
+        by_length = {}
+        for i, row in zip(places, pieces, strict=True):
+            by_length.setdefault(min(len(row), room), []).append((i, [tags[to], *row[:room]]))
+        for length, rows in by_length.items():
+            outputs = self._translator.translate_batch(
+                [row for _, row in rows],
+                beam_size=beam_size,
+                disable_unk=True,
+                suppress_sequences=[[piece] for piece in self.about["no_words"]],
+                max_batch_size=2048,
+                batch_type="tokens",
+                max_decoding_length=self._longest(length + 2) - 1,  # which does not count EOS
+            )
+            for (i, _), output in zip(rows, outputs, strict=True):
+                results[i] = one_line(self._target.decode(output.hypotheses[0]))
+        return results
+
+    def _longest(self, source_length):
+        about = self.about
+        return math.ceil(about["length_ratio"] * source_length) + about["length_offset"]
+
+
+def main():
+    """Prints the best translation of each sentence, one a line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sentences", nargs="*")
+    parser.add_argument("--to", default="en", help="target language (default: en)")
+    parser.add_argument("--model", default=str(Path(__file__).resolve().parent))
+    parser.add_argument("--beam_size", type=int, default=4)
+    args = parser.parse_args()
+    if args.beam_size < 1:
+        parser.error(f"--beam_size must be >= 1, got {args.beam_size}")
+    sys.stdout.reconfigure(encoding="utf-8")
+    if args.sentences:
+        sentences = list(decode_lines(map(os.fsencode, args.sentences), "the arguments"))
+    else:
+        sentences = list(decode_lines(sys.stdin.buffer, "standard input"))
+
+    def warn(line):
+        print(line, file=sys.stderr)
+
+    for line in Model(args.model).translate(sentences, args.to, args.beam_size, warn):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""Export for CTranslate2 (https://github.com/OpenNMT/CTranslate2): dense networks of one language.
+
+CTranslate2's specification of T5 is this package's dense Transformer: RMS norms in front, no
+biases, unscaled queries, bucketed distances, scaled outputs. It has no experts; but where a router
+goes by task, the K experts of a task are exactly one feed-forward network of K·H hidden units,
+with each expert's wo times its weight.
+
+M model, H hidden, E experts, K choices, V vocabulary.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.core.layer import EVALUATION
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
+from lingvo_moe.data.dataset import SIDES
+from lingvo_moe.layers.activation import GEGLU, GELU, Activation, ReLU, SwiGLU
+from lingvo_moe.layers.holding import EachOnce
+from lingvo_moe.layers.norm import RMSNorm
+from lingvo_moe.serving.directory import new_export
+from lingvo_moe.serving.export import read_model
+from lingvo_moe.serving.prune import Pruning, unrolled
+from lingvo_moe.serving.storage import FLOAT32, Storage
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.translator import max_source_length
+
+# Ours -> the name of CTranslate2's.
+_ACTIVATIONS = {ReLU(): "RELU", GELU(): "GELU", GEGLU(): "GELU", SwiGLU(): "SWISH"}
+
+
+def export_ctranslate2(
+    model_dir: ModelDir,
+    output: Path,
+    step: int | None = None,
+    overwrite: bool = False,
+    storage: Storage = FLOAT32,
+    pruning: Pruning | None = None,
+    languages: tuple[str, ...] = (),
+) -> int:
+    """Writes a model for CTranslate2, and beside it `translate.py`, a client.
+
+    Args:
+        model_dir: the trained model: without experts, or with a router by task.
+        output: the directory to make.
+        step: which checkpoint; None for the best.
+        overwrite: whether to replace an export that lies there.
+        storage: how the file holds the weights.
+        pruning: refused; the experts of other tasks are left out anyway.
+        languages: for a router by task the one task, such as ("de",); else ().
+
+    Returns:
+        The step exported.
+
+    Raises:
+        ValueError: CTranslate2 is not installed, or cannot compute this model; the message says
+            what does not fit.
+        OSError: output cannot be written.
+    """
+    specs = _import()
+    task = check(model_dir, languages)
+    if pruning:
+        raise ValueError("--format=ctranslate2 keeps the experts of one task alone; drop --prune.")
+    with new_export(output, "client_ctranslate2.py", "translate.py", overwrite) as directory:
+        model_dir, theta, step = read_model(model_dir, step)
+        model_dir, theta = unrolled(model_dir, theta)
+        dense = merge_experts(model_dir, theta, task)
+        spec = _spec(specs, model_dir, dense)
+        spec.validate()
+        spec.optimize(quantization=storage.name if storage.widens else None)
+        spec.save(str(directory))
+        for side in SIDES:
+            (directory / f"{side}.model").write_bytes(model_dir.vocabulary(side).model_bytes)
+        tags = model_dir.tags
+        if task is not None and model_dir.task.task_router.task != "source":
+            tags = {language: tags[language] for language in languages[0].split("-")[-1:]}
+        about = {
+            "tags": {
+                name: model_dir.vocabulary("source").pieces([t])[0] for name, t in tags.items()
+            },
+            "max_pieces": max_source_length(model_dir.params) - 2,
+            "task": languages[0] if languages else None,
+            "no_words": model_dir.vocabulary("target").pieces([PAD, BOS]),
+            "length_ratio": model_dir.params.decoding.length_ratio,
+            "length_offset": model_dir.params.decoding.length_offset,
+        }
+        (directory / "lingvo_moe.json").write_text(json.dumps(about, ensure_ascii=False))
+    return step
+
+
+def check(model_dir: ModelDir, languages: tuple[str, ...] = ()) -> int | None:
+    """The task whose experts are to be exported; None for a model without experts.
+
+    Raises:
+        ValueError: CTranslate2 cannot compute the model; or the task is not named.
+    """
+    model = model_dir.params.model
+    moe, router = model.moe, model_dir.task.task_router
+    if moe is None:
+        if languages:
+            raise ValueError(
+                "A model without experts is exported for all its languages; drop --languages."
+            )
+        _check_activation(model.activation)
+        return None
+    reason = (
+        "every token goes to experts of its own (router ByToken), and it has no experts"
+        if router is None
+        else "its shared expert is weighed for each token"
+        if moe.shared_expert
+        else f"{moe.dispatcher} holds experts in a way of its own"
+        if moe.dispatcher.holding != EachOnce()
+        else f"its experts have the activation {moe.activation} and its other layers "
+        f"{model.activation}"
+        if moe.activation not in (None, model.activation)
+        else None
+    )
+    if reason:
+        raise ValueError(
+            f"CTranslate2 cannot compute this model: {reason}. Export it with --format=saved_model."
+        )
+    _check_activation(model.activation)
+    if len(languages) != 1 or languages[0] not in model_dir.task.trained_tasks:
+        raise ValueError(
+            f"This model routes by {router.task}; CTranslate2 has the experts of one task: give "
+            f"--languages= one of {', '.join(model_dir.task.trained_tasks)}."
+        )
+    return model_dir.task.trained_tasks[languages[0]]
+
+
+def merge_experts(model_dir: ModelDir, theta: NestedMap, task: int | None) -> NestedMap:
+    """The weights of the dense model that computes what a task's experts compute.
+
+    Args:
+        model_dir: the model.
+        theta: its weights, arrays, of each layer by itself.
+        task: its number; None for a model without experts.
+    """
+    if task is None:
+        return theta
+    moe, dense = model_dir.params.model.moe, NestedMap.unflatten(dict(theta.flatten()))
+    for layer in model_dir.task.moe_layers:
+        side, name = layer.split("/")
+        held = theta[side][name].feed_forward
+        scores = tf.constant(held.gate[task], tf.float32)[None, None]  # [1, 1, E]
+        routing = moe.gating.route(scores, tf.fill([1, 1], True), None, EVALUATION)
+        taken = routing.dispatched.numpy()[0, 0]
+        experts = routing.expert.numpy()[0, 0][taken]
+        weights = routing.weight.numpy()[0, 0][taken] * np.float32(1.0 - moe.output_mask_rate)
+        merged = {
+            name: np.concatenate(held.experts[name][experts], axis=-1)  # [M, K·H]
+            for name in held.experts
+            if name != "wo"
+        }
+        merged["wo"] = np.concatenate(held.experts.wo[experts] * weights[:, None, None])
+        dense[side][name].feed_forward = NestedMap(merged)
+    return dense
+
+
+def _import():
+    try:
+        from ctranslate2 import specs
+    except ImportError as error:
+        raise ValueError(
+            "--format=ctranslate2 needs CTranslate2, which is not installed: "
+            "pip install 'lingvo_moe[ctranslate2]'."
+        ) from error
+    return specs
+
+
+def _check_activation(activation: Activation) -> None:
+    if activation not in _ACTIVATIONS:
+        raise ValueError(
+            f"CTranslate2 has no activation {activation}; it has "
+            f"{', '.join(str(known) for known in _ACTIVATIONS)}. Export it with "
+            f"--format=saved_model."
+        )
+
+
+def _spec(specs, model_dir, theta):
+    """CTranslate2's specification of a dense model."""
+    params, transformer = model_dir.params.model, specs.transformer_spec
+    head_dim = None if params.num_heads * params.head_dim == params.model_dim else params.head_dim
+    shape = {
+        "num_heads": params.num_heads,
+        "pre_norm": True,
+        "activation": specs.common_spec.Activation[_ACTIVATIONS[params.activation]],
+        "relative_attention_bias": True,
+        "ffn_glu": params.activation.gated,
+        "rms_norm": True,
+        "head_dim": head_dim,
+    }
+    spec = transformer.TransformerSpec(
+        transformer.TransformerEncoderSpec(params.num_encoder_layers, **shape),
+        transformer.TransformerDecoderSpec(params.num_decoder_layers, **shape),
+    )
+    names = {side: v.pieces(range(v.size)) for side, v in model_dir.vocabularies.items()}
+    source = theta.encoder.embedding.table
+    target = source if params.shared_embedding else theta.decoder.embedding.table
+    network = model_dir.task.transformer
+    _fill_stack(spec.encoder, network.encoder, theta.encoder)
+    _fill_stack(spec.decoder, network.decoder, theta.decoder)
+    spec.encoder.embeddings[0].weight = source[: len(names["source"])].copy()
+    spec.decoder.embeddings.weight = target[: len(names["target"])].copy()
+    spec.decoder.projection.weight = spec.decoder.embeddings.weight
+    spec.decoder.scale_outputs = np.float32(params.model_dim**-0.5)
+    spec.register_source_vocabulary(names["source"])
+    spec.register_target_vocabulary(names["target"])
+    config, reserved = spec.config, names["target"]
+    config.bos_token = config.decoder_start_token = reserved[BOS]
+    config.eos_token, config.unk_token = reserved[EOS], reserved[UNK]
+    config.add_source_eos = True
+    config.layer_norm_epsilon = RMSNorm(model_dim=params.model_dim).epsilon
+    return spec
+
+
+def _fill_stack(spec, stack, theta):
+    spec.scale_embeddings = False
+    spec.layer_norm.gamma = theta.norm.scale
+    for name, layer in zip(stack.layers, spec.layer, strict=True):
+        own = theta[name]
+        _fill_attention(layer.self_attention, own, "self_attention", ["query", "key", "value"])
+        layer.self_attention.relative_attention_bias = theta.relative_bias.bias
+        layer.self_attention.relative_attention_max_distance = np.int32(
+            stack.relative_bias.max_distance
+        )
+        if stack.is_decoder:
+            _fill_attention(layer.attention, own, "cross_attention", ["query"], ["key", "value"])
+        layer.ffn.layer_norm.gamma = own.norms.feed_forward.scale
+        network = own.feed_forward
+        # Where it is gated, the activation is wg's.
+        _fill_linear(layer.ffn.linear_0, network.get("wg", network.wi))
+        if "wg" in network:
+            _fill_linear(layer.ffn.linear_0_noact, network.wi)
+        _fill_linear(layer.ffn.linear_1, network.wo)
+
+
+def _fill_attention(spec, weights, name, *products):
+    spec.queries_scale = np.float32(1.0)
+    spec.layer_norm.gamma = weights.norms[name].scale
+    own = weights[name]
+    for linear, parts in zip(spec.linear, [*products, ["output"]], strict=True):
+        _fill_linear(linear, np.concatenate([own[part] for part in parts], axis=1))
+
+
+def _fill_linear(spec, weight):
+    spec.weight = np.array(weight.T, order="C")  # a copy: quantising works in place

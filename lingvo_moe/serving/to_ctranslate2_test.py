@@ -1,0 +1,151 @@
+import dataclasses
+import io
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.core.layer import EVALUATION
+from lingvo_moe.core.params import override
+from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.serving.export import read_theta
+from lingvo_moe.serving.prune import Pruning
+from lingvo_moe.serving.storage import STORAGES
+from lingvo_moe.serving.to_ctranslate2 import check, export_ctranslate2, merge_experts
+from lingvo_moe.tasks.evaluation import load_translator
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.training import train_step
+from lingvo_moe.testing import tiny_world
+
+BY_TASK = "model.moe.router=ByTask(task='source')"
+# A beam of 1 keeps what it finds on the way; always the most probable token is this.
+GREEDY = "decoding.sampling=Sampling(top_k=1)"
+LINES = ["kara mi", "ti ra so kara mi ti ra so kara mi ti ra so", "", "mi\u2028ra", "mira"]
+
+
+def trained(path, *overrides):
+    """A model with weights drawn at random."""
+    decoding = ("decoding.length_ratio=0.5", "decoding.length_penalty=5.0")
+    made = ModelDir.create(
+        path, "tiny.MoE", (*tiny_world.SHRINK, *decoding, *overrides), tiny_world.dataset()
+    )
+    runtime = Local(made.task, train_step(made.task))
+    runtime.initialize(5)
+    made.checkpoints.save(1, runtime.state())
+    return made
+
+
+@pytest.fixture(scope="module")
+def by_task(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("by_task"), BY_TASK, "model.activation=SwiGLU()")
+
+
+def changed(model_dir, *overrides):
+    return dataclasses.replace(model_dir, params=override(model_dir.params, overrides))
+
+
+@pytest.mark.parametrize(
+    "gating", ["Top2()", "TopK(k=3)", "Switch()", "Top2(second_expert='never')"]
+)
+def test_one_network_computes_what_the_experts_of_a_task_compute(by_task, gating):
+    model_dir = changed(by_task, f"model.moe.gating={gating}", "model.moe.output_mask_rate=0.25")
+    theta, _ = read_theta(model_dir)
+    task = check(model_dir, ("qna",))
+    dense = merge_experts(model_dir, theta, task)
+    layer = model_dir.task.transformer.decoder.layers["layer_01"].feed_forward
+    inputs = tf.constant(np.random.default_rng(0).normal(size=[1, 3, 16]), tf.float32)
+    held = theta.decoder.layer_01.feed_forward.map(tf.constant)
+    ones = tf.ones([1, 3], tf.int32)
+    tokens = Tokens(ones, ones, ones * task)
+    expected = layer.fprop(held, inputs, tokens, EVALUATION)
+    merged = dense.decoder.layer_01.feed_forward
+    assert merged.wi.shape == (16, 32 * expected.routing.expert.shape[-1])
+    got = layer.shared.fprop(merged.map(tf.constant), inputs[0])
+    np.testing.assert_allclose(got, expected.outputs[0], atol=1e-5)
+    assert "gate" in theta.decoder.layer_01.feed_forward  # what was given is as it was
+
+
+@pytest.mark.parametrize(
+    ("overrides", "languages", "message"),
+    [
+        (
+            ["model.moe.router=ByToken()"],
+            (),
+            r"tokens? goes to experts of its own \(router ByToken\)",
+        ),
+        (["model.moe.shared_expert=True"], ("qna",), "its shared expert is weighed for each token"),
+        (
+            ["model.moe.activation=GELU()"],
+            ("qna",),
+            r"the activation GELU.* its other layers SwiGLU",
+        ),
+        ([], (), "routes by source; .* give --languages= one of .*qna"),
+        ([], ("qna", "qta"), "routes by source"),
+        ([], ("en",), "routes by source"),
+        (["model.moe=None"], ("qna",), "exported for all its languages; drop --languages"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_reason(by_task, overrides, languages, message):
+    with pytest.raises(ValueError, match=message):
+        check(changed(by_task, *overrides), languages)
+
+
+def test_without_the_package_the_message_names_the_cure(by_task, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    with pytest.raises(ValueError, match=r"pip install 'lingvo_moe\[ctranslate2\]'"):
+        export_ctranslate2(by_task, tmp_path / "export", languages=("qna",))
+
+
+class TestTranslations:
+    """With the package, greedy translations are ours."""
+
+    @pytest.fixture(scope="class", autouse=True)
+    def package(self):
+        pytest.importorskip("ctranslate2")
+
+    @staticmethod
+    def both(model_dir, output, **options):
+        from lingvo_moe.serving import client_ctranslate2
+
+        greedy = model_dir.with_overrides([GREEDY, "decoding.beam_size=1"])
+        export_ctranslate2(model_dir, output, **options)
+        source = options.get("languages", (None,))[0]
+        translator, _ = load_translator(greedy, Local(greedy.task))
+        ours = [best[0].text for best in translator(LINES, "en", source)]
+        warnings = []
+        theirs = client_ctranslate2.Model(output).translate(LINES, "en", 1, warnings.append)
+        return ours, theirs
+
+    def test_of_a_task(self, by_task, tmp_path):
+        ours, theirs = self.both(by_task, tmp_path / "export", languages=("qna",))
+        assert [len(text) > 0 for text in theirs] == [True, True, False, True, True]
+        assert theirs == ours
+
+    def test_of_a_dense_model_with_heads_of_another_size(self, tmp_path):
+        overrides = ("model.moe=None", "model.head_dim=4", "model.activation=GELU()")
+        model_dir = trained(tmp_path / "dense", *overrides)
+        ours, theirs = self.both(model_dir, tmp_path / "export", storage=STORAGES["float32"])
+        assert theirs == ours
+
+    def test_the_client(self, by_task, tmp_path, monkeypatch, capsys):
+        from lingvo_moe.serving import client_ctranslate2
+
+        output = tmp_path / "export"
+        export_ctranslate2(by_task, output, languages=("qna",), storage=STORAGES["int8"])
+        monkeypatch.setattr(sys, "argv", ["translate.py", f"--model={output}", "--beam_size=1"])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES).encode())))
+        client_ctranslate2.main()
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == len(LINES)
+        assert lines[2] == ""
+        with pytest.raises(ValueError, match=r"does not translate into 'xx'; it knows .*en"):
+            client_ctranslate2.Model(output).translate(["kara"], "xx")
+
+    def test_pruning_is_refused(self, by_task, tmp_path):
+        with pytest.raises(ValueError, match="the experts of one task alone; drop --prune"):
+            export_ctranslate2(
+                by_task, tmp_path / "x", languages=("qna",), pruning=Pruning(share=0.5)
+            )
+        assert not list(tmp_path.iterdir())
