@@ -45,9 +45,10 @@ test: lint  ## lint, then the tests (minutes)
 test-slow: setup  ## the tests that take long
 	$(BIN)/python -m pytest -m slow
 
-lint: setup  ## ruff: check and format
+lint: setup  ## ruff: check and format; mypy: types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/mypy
 
 format: setup  ## let ruff mend what it can
 	$(BIN)/ruff check --fix
@@ -82,4 +83,4 @@ bench-decode: setup $(PEERS)/.ctranslate2  ## decoding speed beside CTranslate2
 	$(BIN)/python benchmarks/decode.py
 
 clean:  ## remove what was made, .venv too
-	rm -rf build $(VENV) .pytest_cache .ruff_cache *.egg-info
+	rm -rf build $(VENV) .pytest_cache .ruff_cache .mypy_cache *.egg-info

@@ -233,3 +233,5 @@ def test_what_load_refuses(tmp_path):
         lm.load(tmp_path, step=3)
     with pytest.raises((ValueError, OSError)):
         lm.load(tmp_path)
+    with pytest.raises(ValueError, match=r"is no logdir: it has no model\.json"):
+        lm.evaluate(tmp_path, tiny_world.dataset())  # a SavedModel's checkpoints are elsewhere

@@ -1,5 +1,6 @@
 import gc
 import os
+import signal
 import sys
 import time
 
@@ -14,6 +15,9 @@ def hooks(monkeypatch):
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
     console.install((ValueError,))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & ignores it
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def end(error):

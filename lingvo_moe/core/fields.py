@@ -3,6 +3,7 @@
     class Attention(Layer):  # a Params
         num_heads: PositiveInt
         dropout_rate: Rate = 0.0
+        position: Literal["learned", "relative"] = "relative"
 
 Every int must fit 32 bits and every float must be finite in float32, because TensorFlow computes
 with these types.
@@ -15,7 +16,7 @@ import numbers
 import types
 import typing
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 
 class Rule(NamedTuple):
@@ -23,11 +24,6 @@ class Rule(NamedTuple):
 
     words: str
     holds: Callable[[Any], bool]
-
-
-def one_of(*names: str) -> Any:
-    """The type of a str field that holds one of these names."""
-    return Annotated[str, Rule(f"in {names}", names.__contains__)]
 
 
 PositiveInt = Annotated[int, Rule(">= 1", lambda n: n >= 1)]
@@ -53,7 +49,8 @@ class Params:
     """
 
     def __post_init__(self):
-        for name, (plain, annotated) in _hints(type(self)).items():
+        cls: type = type(self)
+        for name, (plain, annotated) in _hints(cls).items():
             value = getattr(self, name)
             if not conforms(value, plain):
                 wanted = type_name(plain)
@@ -81,6 +78,8 @@ def conforms(value: Any, hint: Any) -> bool:
         return isinstance(value, numbers.Real) and not isinstance(value, bool)
     if hint is int:
         return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if is_literal(hint):
+        return isinstance(value, str)  # which of them is a rule
     return isinstance(value, typing.get_origin(hint) or hint)
 
 
@@ -90,12 +89,19 @@ def alternatives(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if union else (hint,)
 
 
+def is_literal(hint: Any) -> bool:
+    """Whether the type is that of some texts: Literal["source", "target"]."""
+    return typing.get_origin(hint) is Literal
+
+
 def type_name(hint: Any) -> str:
     """A type for an error message, such as "int" or "float | None"."""
     if len(alternatives(hint)) > 1:
         return " | ".join(map(type_name, alternatives(hint)))
     if hint is type(None):
         return "None"
+    if is_literal(hint):
+        return "str"
     return hint.__name__ if isinstance(hint, type) else str(hint)
 
 
@@ -115,7 +121,9 @@ def brief(text: str) -> str:
 @functools.cache
 def _hints(cls: type) -> dict[str, tuple[Any, Any]]:
     """Field -> its type, and the same with its rules."""
-    plain, annotated = (typing.get_type_hints(cls, include_extras=extras) for extras in (0, 1))
+    plain, annotated = (
+        typing.get_type_hints(cls, include_extras=extras) for extras in (False, True)
+    )
     names = [field.name for field in dataclasses.fields(cls)]
     return {name: (plain[name], annotated[name]) for name in names}
 
@@ -127,10 +135,13 @@ def _broken_rule(value: Any, hint: Any) -> str | None:
     if len(alternatives(hint)) > 1:
         broken = [_broken_rule(value, h) for h in alternatives(hint) if h is not type(None)]
         optional = " or None" if type(None) in alternatives(hint) else ""
-        return None if None in broken else broken[0] + optional
+        return None if None in broken else f"{broken[0]}{optional}"
     if typing.get_origin(hint) is tuple:
-        broken = itertools.starmap(_broken_rule, _elements(value, hint))
-        return next((rule for rule in broken if rule is not None), None)
+        of_elements = itertools.starmap(_broken_rule, _elements(value, hint))
+        return next((rule for rule in of_elements if rule is not None), None)
+    if is_literal(hint):
+        names = typing.get_args(hint)
+        return None if value in names else f"in {names}"
     rules = getattr(hint, "__metadata__", ())
     always = _ALWAYS.get(getattr(hint, "__origin__", hint))
     rules += (always,) if always else ()

@@ -1,6 +1,7 @@
 import abc
 import dataclasses
 import math
+from typing import Literal
 
 import pytest
 
@@ -13,7 +14,6 @@ from lingvo_moe.core.fields import (
     Rate,
     Share,
     conforms,
-    one_of,
 )
 
 
@@ -27,7 +27,7 @@ class Policy(Params, abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Named(Policy):
-    mode: one_of("fast", "slow") = "fast"
+    mode: Literal["fast", "slow"] = "fast"
 
     def apply(self): ...
 

@@ -3,7 +3,7 @@
 import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,8 @@ T = TypeVar("T")
 def save(path: Path, **arrays: np.ndarray | None) -> None:
     """Writes a file, which appears complete or not at all; arrays that are None are left out."""
     content = io.BytesIO()
-    np.savez_compressed(content, **{n: a for n, a in arrays.items() if a is not None})
+    given: dict[str, Any] = {name: a for name, a in arrays.items() if a is not None}
+    np.savez_compressed(content, **given)
     write_whole(path, content.getvalue())
 
 

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from lingvo_moe.core.fields import alternatives, brief, conforms, shown, type_name
+from lingvo_moe.core.fields import alternatives, brief, conforms, is_literal, shown, type_name
 
 # All exceptions of Python's parser, also for hostile texts; parsing runs no code.
 _UNREADABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
@@ -97,7 +97,7 @@ def _check_field(params: Any, name: str, path: str) -> None:
 
 
 def _parse(text: str, hint: Any, path: str) -> Any:
-    if hint is str:
+    if hint is str or is_literal(hint):
         return _unquote(text)
     policies = {c.__name__: c for c in classes(hint)}
     name = text.partition("(")[0].strip()
@@ -147,13 +147,13 @@ def _arguments(cls: type, text: str, path: str) -> dict[str, str]:
         call = ast.parse(text, mode="eval").body
         if isinstance(call, ast.Name):
             return {}
-        arguments = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
-        plain = isinstance(call.func, ast.Name) and not call.args and None not in arguments
-    except (*_UNREADABLE, AttributeError):  # AttributeError: it is no call
-        plain = False
-    if not plain or len(arguments) < len(call.keywords):
-        raise ValueError(f"--set={path}={brief(text)}: write it as {cls.__name__}(field=value, …).")
-    return arguments
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
+            arguments = {word.arg: ast.unparse(word.value) for word in call.keywords if word.arg}
+            if len(arguments) == len(call.keywords):
+                return arguments
+    except _UNREADABLE:
+        pass
+    raise ValueError(f"--set={path}={brief(text)}: write it as {cls.__name__}(field=value, …).")
 
 
 def _no_field(cls: type, name: str) -> str:

@@ -89,6 +89,8 @@ def _import_file(path: Path) -> ModuleType:
             f" ({getattr(loaded, '__file__', 'built in')}). Rename the file."
         )
     spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec, path  # any file that ends in .py has one, with a loader
+    assert spec.loader, path
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:

@@ -54,7 +54,7 @@ def get_params(name: str) -> Any:
 
 def describe(name: str) -> str:
     """The first line of a registered model's docstring."""
-    return lookup(name).__doc__.strip().splitlines()[0]
+    return str(lookup(name).__doc__).strip().splitlines()[0]
 
 
 def all_names() -> list[str]:

@@ -56,10 +56,10 @@ def tables(tree: NestedMap, weights: NestedMap) -> NestedMap:
 
 def merge_trees(*trees: NestedMap) -> NestedMap:
     """One tree with the leaves of several, such as the results of `learned` and `tables`."""
-    trees = [tree for tree in trees if tree]
-    if len(trees) == 1:
-        return trees[0]
-    return NestedMap.unflatten({path: leaf for tree in trees for path, leaf in tree.flatten()})
+    filled = [tree for tree in trees if tree]
+    if len(filled) == 1:
+        return filled[0]
+    return NestedMap.unflatten({path: leaf for tree in filled for path, leaf in tree.flatten()})
 
 
 def _paths(weights):

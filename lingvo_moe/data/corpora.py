@@ -90,7 +90,11 @@ def find_pairs(corpus: Path, report: Callable[[str], None] = lambda line: None) 
             files.setdefault(name, {})[split] = paths
     if not any("train" in splits for splits in files.values()):
         raise ValueError(f"{corpus}/train is empty; it must hold files such as de-en.de, de-en.en.")
-    return [CorpusPair(name, *name.split("-"), files[name]) for name in sorted(files)]
+    return [
+        CorpusPair(name, source, target, files[name])
+        for name in sorted(files)
+        for source, target in [name.split("-")]
+    ]
 
 
 def _visible(directory: Path) -> list[Path]:
@@ -282,5 +286,5 @@ def clean(splits: dict[str, list[SentencePair]]) -> CleanPair:
     return CleanPair({**filled, "train": kept}, checks)
 
 
-def _count(splits: dict[str, Iterable[SentencePair]]) -> int:
+def _count(splits: Mapping[str, Sequence[SentencePair]]) -> int:
     return sum(len(lines) for lines in splits.values())

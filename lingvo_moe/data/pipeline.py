@@ -112,7 +112,7 @@ class TrainInput:
     def state(self) -> dict[str, np.ndarray]:
         """The position of the stream: a few integers."""
         return {
-            "draws": np.int64(self._draws),
+            "draws": np.asarray(self._draws, np.int64),
             "counters": self._counters.copy(),
             "waiting": np.array(self._waiting, np.int64).reshape(-1, 2),
         }
@@ -282,9 +282,8 @@ class Prefetcher:
     def _run(self):
         while not self._stop.is_set():
             try:
-                item = self._source.next_batch(), self._source.state()
+                batch, state = self._source.next_batch(), self._source.state()
             except Exception as error:
-                item = error, None
-            self._queue.put(item)
-            if item[1] is None:
+                self._queue.put((error, None))
                 return
+            self._queue.put((batch, state))

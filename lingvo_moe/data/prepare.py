@@ -13,13 +13,12 @@ from lingvo_moe.core.fields import (
     PositiveFloat,
     PositiveInt,
     Rule,
-    one_of,
 )
 from lingvo_moe.core.files import check_output, new_directory
 from lingvo_moe.data.corpora import CleanPair, CorpusPair, SentencePair, clean, find_pairs
 from lingvo_moe.data.dataset import SPLITS, Dataset, Example, PairInfo, shard_bounds, write_shard
 from lingvo_moe.data.synthetic import SyntheticCorpus
-from lingvo_moe.data.vocabulary import EOS, NORMALIZATIONS, Vocabulary, train_vocabulary
+from lingvo_moe.data.vocabulary import EOS, Normalization, Vocabulary, train_vocabulary
 from lingvo_moe.reporting.table import Table
 
 MAKER = "lingvo-moe-prepare"
@@ -30,7 +29,6 @@ _Size = Annotated[
 ]
 _Coverage = Annotated[float, Rule("from 0.98 to 1", lambda share: 0.98 <= share <= 1)]
 _Length = Annotated[int, Rule(">= 3: a tag, one token and the end", lambda length: length >= 3)]
-_Normalization = one_of(*NORMALIZATIONS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +38,7 @@ class PrepareParams(Params):
     Attributes:
         source_vocab_size, target_vocab_size: largest number of pieces.
         source_normalization, target_normalization: the change of texts before they are split into
-            pieces, one of `vocabulary.NORMALIZATIONS`. A model cannot write characters that the
+            pieces, one of `vocabulary.Normalization`. A model cannot write characters that the
             target's normalization replaces.
         joint_vocab: one vocabulary for both sides, of source_vocab_size pieces, with
             target_normalization.
@@ -57,8 +55,8 @@ class PrepareParams(Params):
 
     source_vocab_size: _Size = 8000
     target_vocab_size: _Size = 4000
-    source_normalization: _Normalization = "nmt_nfkc"
-    target_normalization: _Normalization = "identity"
+    source_normalization: Normalization = "nmt_nfkc"
+    target_normalization: Normalization = "identity"
     joint_vocab: bool = False
     temperature: PositiveFloat = 5.0
     character_coverage: _Coverage = 0.9995
@@ -135,7 +133,8 @@ def _write_dataset(pairs, directory, params, report):
     target.save(directory / "target.model")
     tags = {language: source.tag(language) for language in _targets(pairs)}
     writer = _Writer(directory, params, source, target, tags)
-    infos, checks = [], {}
+    infos: list[PairInfo] = []
+    checks = {}
     for pair in pairs:
         info, checks[pair.name] = writer.write(pair, len(infos))
         infos.append(info)

@@ -138,7 +138,7 @@ def _sample(seed: str, count: int, exclude: Collection[str] = ()) -> list[Senten
     # A string seeds through SHA-512, unlike hash(), alike in every process.
     rng = random.Random(seed)
     seen = set(exclude)
-    sentences = []
+    sentences: list[Sentence] = []
     while len(sentences) < count:
         sentence = sample_sentence(rng)
         text = english(sentence)

@@ -53,7 +53,7 @@ class Clause(NamedTuple):
     tense: str = "present"
     negative: bool = False
     question: bool = False
-    preposition: str | None = None
+    preposition: str = ""
     place: NounPhrase | None = None
     adverb: str | None = None
 
@@ -62,7 +62,7 @@ class Sentence(NamedTuple):
     """A clause, or two joined by a conjunction."""
 
     clause: Clause
-    conjunction: str | None = None
+    conjunction: str = ""
     second: Clause | None = None
 
 
@@ -127,9 +127,9 @@ def _english_phrase(phrase: NounPhrase, pronoun_form: int | None = None) -> list
     head = phrase.head
     if head in lexicon.PRONOUNS:
         return [head if pronoun_form is None else lexicon.PRONOUNS[head][pronoun_form]]
-    words = [phrase.numeral, phrase.adjective, lexicon.plural(head) if phrase.plural else head]
-    words = [_english_determiner(phrase), *words]
-    words = [word for word in words if word]
+    noun = lexicon.plural(head) if phrase.plural else head
+    all_words = (_english_determiner(phrase), phrase.numeral, phrase.adjective, noun)
+    words = [word for word in all_words if word]
     if phrase.relative is not None:
         relative = phrase.relative
         words.append("who" if head in lexicon.HUMAN else "that")
@@ -146,6 +146,8 @@ def _english_phrase(phrase: NounPhrase, pronoun_form: int | None = None) -> list
 
 def _english_determiner(phrase: NounPhrase) -> str | None:
     determiner = phrase.determiner
+    if determiner is None:
+        return None
     if determiner in lexicon.PRONOUNS:
         return lexicon.PRONOUNS[determiner][1]
     if phrase.plural:
@@ -218,7 +220,7 @@ def _clause(rng: random.Random, short: bool = False) -> Clause:
     verb, object_ = _plain(rng), None
     if kind > 0.48:
         verb, object_ = _verb_and_object(rng, subject)
-    preposition, place = None, None
+    preposition, place = "", None
     if not short and rng.random() < 0.35:
         preposition, place = _adjunct(rng)
     adverb = None

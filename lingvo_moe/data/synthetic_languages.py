@@ -453,7 +453,7 @@ class _Speaker:
         )
         markers = (
             "PL" if phrase.plural and phrase.head not in lexicon.PRONOUNS else None,
-            {"the": "DEF", "a": "INDEF"}.get(determiner),
+            {"the": "DEF", "a": "INDEF"}.get(determiner or ""),
             case,
         )
         words = _mark(self.roots[phrase.head], self._templates(*markers), before, after)

@@ -82,7 +82,10 @@ HUMAN = frozenset(lemmas(PEOPLE))
 
 
 def _irregular(words: str) -> Iterator[tuple[str, str]]:
-    return (tuple(word.split("/")) for word in words.split() if "/" in word)
+    for word in words.split():
+        lemma, slash, form = word.partition("/")
+        if slash:
+            yield lemma, form
 
 
 _PLURALS = dict(_irregular(NOUNS))

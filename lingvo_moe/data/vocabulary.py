@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 import sentencepiece
@@ -21,6 +22,7 @@ __all__ = [
     "NORMALIZATIONS",
     "PAD",
     "UNK",
+    "Normalization",
     "Vocabulary",
     "tag_piece",
     "train_vocabulary",
@@ -29,7 +31,8 @@ __all__ = [
 # What is done to a text before it is cut into pieces. `identity` keeps every character, the others
 # are SentencePiece's rules, which also join runs of spaces: `nfkc` maps characters to compatible
 # ones (½ to 1⁄2, ， to ,), `nmt` besides drops control characters, `cf` makes lower case.
-NORMALIZATIONS = ("identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf")
+Normalization = Literal["identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf"]
+NORMALIZATIONS = get_args(Normalization)
 
 _MAX_BYTES = 4192  # longer sentences SentencePiece leaves out of training
 
@@ -114,7 +117,7 @@ class Vocabulary:
             raise ValueError(f"{path} is no SentencePiece model: {error}") from error
         if not size:
             raise ValueError(f"{path} is no SentencePiece model: it holds no pieces.")
-        if sha256 not in (None, vocabulary.sha256):
+        if sha256 is not None and sha256 != vocabulary.sha256:
             raise ValueError(
                 f"{path} is not the vocabulary that the data was prepared with: its SHA-256 is "
                 f"{vocabulary.sha256[:12]}…, not {sha256[:12]}…, and the ids mean other pieces. "

@@ -32,7 +32,7 @@ class Tree:
 
     def groups(self, count: int) -> list[tuple[int, ...]]:
         """The clusters when `count` of them are left, in the order of `order`."""
-        clusters = {(thing,) for thing in range(self.num_things)}
+        clusters: set[tuple[int, ...]] = {(thing,) for thing in range(self.num_things)}
         for left, right in self.merges[: self.num_things - count]:
             clusters -= {left, left[::-1], right, right[::-1]}
             clusters.add(left + right)

@@ -78,7 +78,7 @@ def write_report(
         split=split,
         pairs=scores,
         pooled=_score_pooled(unreliable, baselines, chosen, bootstrap_samples),
-        baseline_model=baselines and baselines.report.model,
+        baseline_model=baselines.report.model if baselines else None,
     )
     directory.mkdir(parents=True, exist_ok=True)
     for output in outputs:
@@ -94,9 +94,9 @@ def _score(
     output: PairOutput, baselines: Baselines | None, tokenizer: str, samples: int
 ) -> PairScore:
     """The score, with baseline BLEU from its report where its translations are not at hand."""
-    theirs = baselines and baselines.hypotheses(output.pair)
+    theirs = baselines.hypotheses(output.pair) if baselines else None
     score = score_pair(output, theirs, tokenizer=tokenizer, bootstrap_samples=samples)
-    reported = baselines and baselines.score(output.pair)
+    reported = baselines.score(output.pair) if baselines else None
     if theirs or not reported:
         return score
     return dataclasses.replace(score, baseline_bleu=reported.bleu)
@@ -114,11 +114,11 @@ def _score_pooled(
     for output in outputs:
         groups[output.pair.rpartition("-")[2], chosen[output.pair]].append(output)
     for group in (group for group in groups.values() if len(group) > 1):
-        theirs = [baselines and baselines.hypotheses(output.pair) for output in group]
+        theirs = [baselines.hypotheses(output.pair) if baselines else None for output in group]
         scores.append(
             score_pair(
                 pool(group),
-                [line for lines in theirs for line in lines] if all(theirs) else None,
+                [line for lines in theirs for line in lines or ()] if all(theirs) else None,
                 tokenizer=chosen[group[0].pair],
                 bootstrap_samples=samples,
             )

@@ -46,7 +46,7 @@ def write_page(
         _signatures(report),
         "<h2>Samples</h2>",
         *(
-            _samples(output, baselines and baselines.hypotheses(output.pair))
+            _samples(output, baselines.hypotheses(output.pair) if baselines else None)
             for output in _sampled(report, outputs)
         ),
     ]

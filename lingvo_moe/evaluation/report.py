@@ -240,9 +240,9 @@ def _average(group: Sequence[PairScore]) -> Averages:
 
 
 def _score_to_json(score: PairScore) -> dict:
-    order = ("pair", "train_examples", "test_examples", "bleu", "baseline_bleu", "delta_bleu")
-    order += ("p_value", "chrf", "source_use", "signature", "chrf_signature", "reliable")
-    return {name: getattr(score, name) for name in order}
+    first = ("pair", "train_examples", "test_examples", "bleu", "baseline_bleu", "delta_bleu")
+    then = ("p_value", "chrf", "source_use", "signature", "chrf_signature", "reliable")
+    return {name: getattr(score, name) for name in (*first, *then)}
 
 
 def _report_from_json(contents: dict) -> Report:

@@ -10,6 +10,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from sacrebleu.metrics import CHRF
 from sacrebleu.significance import PairedTest
@@ -205,7 +206,7 @@ def _p_value(
         test_type="bs",
         n_samples=samples,
     )
-    _, results = test()
+    results: Any = test()[1]
     baseline, system = results["BLEU"]
     # At least so large a difference as none is certain; sacreBLEU counts only larger ones.
     return 1.0 if math.isclose(system.score, baseline.score) else system.p_value

@@ -81,7 +81,7 @@ def expert_capacity(
 
     GShard section 2.2. The factor covers all choices together: 2.0 suits top-2, 1.0 top-1.
     """
-    if capacity_factor is None:
+    if capacity_factor is None or group_size is None:
         return None
     exact = round(capacity_factor * group_size / num_experts, 6)  # 1.1 · 100 / 10 is 11, not 11+ε
     return max(1, min(group_size, math.ceil(exact)))

@@ -1,14 +1,12 @@
 """Top-2 gating of GShard (Algorithm 1).  G groups, S tokens per group, E experts, K choices."""
 
 import dataclasses
+from typing import Literal
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import one_of
 from lingvo_moe.gatings.base import Gating
 from lingvo_moe.gatings.queues import route_choices, top_choices
-
-SECOND_EXPERT = ("always", "random", "sampled", "never")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +30,7 @@ class Top2(Gating):
         ValueError: second_expert has another value.
     """
 
-    second_expert: one_of(*SECOND_EXPERT) = "random"
+    second_expert: Literal["always", "random", "sampled", "never"] = "random"
 
     def route(self, logits, mask, capacity, context, token_ids=None):
         del token_ids

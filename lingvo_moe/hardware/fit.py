@@ -16,7 +16,8 @@ def fit_rates(amounts: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, flo
         Seconds per unit of each kind, [kinds], and the largest relative error.
     """
     relative = amounts / seconds[:, None]
-    rates, used = np.zeros(amounts.shape[1]), []
+    rates = np.zeros(amounts.shape[1])
+    used: list[int] = []
     for kind in range(amounts.shape[1]):
         if np.linalg.matrix_rank(relative[:, [*used, kind]]) > len(used):
             used.append(kind)

@@ -13,13 +13,11 @@ from lingvo_moe.layers.feed_forward import FeedForward, Products
 
 
 class Experts(Protocol):
-    """E networks with their weights, and three ways to apply them to rows.
+    """E networks with their weights, and three ways to apply them to rows."""
 
-    Attributes:
-        theta: the layer's weights, as its Holding has them.
-    """
-
-    theta: NestedMap
+    @property
+    def theta(self) -> NestedMap:
+        """The layer's weights, as its Holding has them."""
 
     @property
     def num_experts(self) -> int:

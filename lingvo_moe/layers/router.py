@@ -3,11 +3,11 @@
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import Params, PositiveInt, Rate, one_of
+from lingvo_moe.core.fields import Params, PositiveInt, Rate
 from lingvo_moe.core.layer import Context, Normal, Uniform, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.layers.tokens import Tokens
@@ -92,7 +92,7 @@ class ByToken(Router):
         return copies.einsum("GSM,ME->GSE", inputs, tf.cast(theta.gate, tf.float32))
 
 
-TASKS = ("pair", "source", "target")
+_Task = Literal["pair", "source", "target"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,12 +108,12 @@ class ByTask(Router):
         num_tasks: J, rows of the table; at least the number of the dataset's tasks.
     """
 
-    task: one_of(*TASKS) = "source"
+    task: _Task = "source"
     num_tasks: PositiveInt = 128
 
     def task_names(self, pairs: Sequence[str]) -> list[str]:
         """The name of the task of each pair such as "de-en"."""
-        place = TASKS.index(self.task)
+        place = get_args(_Task).index(self.task)
         return [(pair, *pair.split("-"))[place] for pair in pairs]
 
     def task_ids(self, pairs: Sequence[str]) -> list[int]:

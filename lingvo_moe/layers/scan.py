@@ -80,8 +80,8 @@ class _Loop:
             written = [a.write(i, r) for a, r in zip(aside, tensors_of(results), strict=True)]
             return i + 1, x, loss + layer_loss, kept, written
 
-        start = (tf.constant(0), inputs, tf.constant(0.0), self._array(inputs))
-        start += ([self._array(spec) for spec in specs],)
+        arrays = self._array(inputs), [self._array(spec) for spec in specs]
+        start = (tf.constant(0), inputs, tf.constant(0.0), *arrays)
         _, outputs, loss, kept, aside = self._while(step, start)
         return outputs, loss, [a.stack() for a in aside], kept.stack()
 

@@ -73,6 +73,12 @@ class TransformerParams(Params):
         """Layers from one MoE layer to the next; 1 in a dense model."""
         return self.moe.every_n if self.moe else 1
 
+    @property
+    def expert_hidden_dim(self) -> int:
+        """H of the experts, or of the dense feed-forward layers."""
+        own = self.moe.hidden_dim if self.moe else None
+        return own or self.hidden_dim
+
 
 class StackOutput(NamedTuple):
     """The result of a stack of layers.
@@ -118,10 +124,10 @@ class TransformerLayer(Layer):
     def feed_forward(self) -> FeedForward | MoE:
         """The last branch."""
         p = self.params
-        if self.is_moe:
+        if self.is_moe and p.moe:
             return MoE(
                 model_dim=p.model_dim,
-                hidden_dim=p.moe.hidden_dim or p.hidden_dim,
+                hidden_dim=p.expert_hidden_dim,
                 params=p.moe.of_decoder() if self.is_decoder else p.moe,
                 activation=p.activation,
             )
@@ -220,13 +226,11 @@ class TransformerLayer(Layer):
     def _feed_forward_branch(self, theta, inputs, tokens, context):
         context = context.fold("feed_forward")
         x = self.norm.fprop(theta.norms.feed_forward, inputs)
-        moe_loss, stats, routing = tf.constant(0.0), NestedMap(), None
-        if self.is_moe:
-            x, moe_loss, stats, routing = self.feed_forward.fprop(
-                theta.feed_forward, x, tokens, context.fold("gating")
-            )
+        layer, aside = self.feed_forward, [tf.constant(0.0), NestedMap(), None]
+        if isinstance(layer, MoE):
+            x, *aside = layer.fprop(theta.feed_forward, x, tokens, context.fold("gating"))
         else:
             flat = tf.reshape(x, [-1, self.params.model_dim])
-            x = tf.reshape(self.feed_forward.fprop(theta.feed_forward, flat), tf.shape(x))
+            x = tf.reshape(layer.fprop(theta.feed_forward, flat), tf.shape(x))
         x = dropout(x, self.params.dropout_rate, context)
-        return StackOutput(annotate(inputs + x, "BTM"), moe_loss, stats, routing)
+        return StackOutput(annotate(inputs + x, "BTM"), *aside)

@@ -265,9 +265,9 @@ def _over(load: tf.Tensor, room: int) -> tf.Tensor:
 
 def _pieces(letter: str) -> int:
     """The number of pieces into which a dimension with this letter is split."""
-    if active() is None:
+    if (here := active()) is None:
         return 1
-    mesh, rules = active()
+    mesh, rules = here
     (axes,) = assignment(letter, (None,), mesh, rules)
     return mesh.size(axes)
 

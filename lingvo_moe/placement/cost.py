@@ -18,6 +18,7 @@ D devices (as sources), H the same as targets, E experts; "..." any leading dime
 """
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -80,9 +81,17 @@ class CostModel:
         for name in ("token_bytes", "gradient_bytes", "state_bytes", "expert_seconds"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
-        nodes = self.wires.nodes(devices)
-        object.__setattr__(self, "_per_byte", 1.0 / self.bandwidth)
-        object.__setattr__(self, "_on_node", np.eye(nodes.max() + 1)[nodes])
+
+    @functools.cached_property
+    def _per_byte(self) -> np.ndarray:
+        """Seconds [D, H]."""
+        return 1.0 / self.bandwidth
+
+    @functools.cached_property
+    def _on_node(self) -> np.ndarray:
+        """float [D, nodes], one where a device is of a node."""
+        nodes = self.wires.nodes(self.num_devices)
+        return np.eye(nodes.max() + 1)[nodes]
 
     @property
     def num_devices(self) -> int:

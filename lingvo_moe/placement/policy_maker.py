@@ -100,7 +100,9 @@ class PolicyMaker:
 
     def _search(self, board: "_Board") -> list[tuple[Move | None, Placement, float]]:
         """Greedy steps, beginning with none: (move, placement after it, seconds of a step)."""
-        stages = [(None, board.placement, board.step_seconds)]
+        stages: list[tuple[Move | None, Placement, float]] = [
+            (None, board.placement, board.step_seconds)
+        ]
         while len(stages) <= self.max_moves and (move := self.next_move(board)) is not None:
             board.apply(move)
             stages.append((move, board.placement, board.step_seconds))
@@ -284,15 +286,15 @@ class _Board:
         others = np.argsort(busy, kind="stable")
         others = others[others != busiest]
         distinct = _distinct(slots)
-        pairs = []  # of slots
+        parts = []
         for place in np.flatnonzero(distinct[busiest]):
             expert = slots[busiest, place]
             beside = others[self.counts[expert, others] > 0] if expert != EMPTY else others[:0]
             near = np.zeros(len(slots), bool)
             near[others[:idle]] = near[beside[:idle]] = True
             there = np.flatnonzero(near[:, None] & distinct & (slots != expert))
-            pairs.append(np.stack([np.full_like(there, busiest * per_device + place), there], 1))
-        pairs = np.concatenate(pairs)
+            parts.append(np.stack([np.full_like(there, busiest * per_device + place), there], 1))
+        pairs = np.concatenate(parts)  # of slots, [n, 2]
         experts = slots.ravel()[pairs]
         eye = np.eye(len(slots), dtype=np.int64)
         shift = eye[pairs[:, 1] // per_device] - eye[busiest]

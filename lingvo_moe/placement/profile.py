@@ -31,7 +31,7 @@ class Machine:
         model_dim: M of an expert.
         hidden_dim: H of an expert.
         dtype: of activations and gradients.
-        devices: D of this process; None for all that it has.
+        devices: D of this process; unless given, all that it has.
         node: devices of a node, neighbours being on one; None if all are.
 
     Raises:
@@ -41,19 +41,23 @@ class Machine:
     model_dim: int
     hidden_dim: int
     dtype: str = "float32"
-    devices: tuple[jax.Device, ...] | None = None
+    devices: tuple[jax.Device, ...] = dataclasses.field(
+        default_factory=lambda: tuple(jax.local_devices())
+    )
     node: int | None = None
 
     def __post_init__(self):
-        devices = tuple(jax.local_devices() if self.devices is None else self.devices)
-        node = len(devices) if self.node is None else self.node
-        if len(devices) < 2 or node < 1 or len(devices) % node:
+        devices, node = len(self.devices), self.node_devices
+        if devices < 2 or node < 1 or devices % node:
             raise ValueError(
-                f"Needs two devices or more, in nodes of as many each; got {len(devices)} devices "
-                f"and nodes of {node}."
+                f"Needs two devices or more, in nodes of as many each; got {devices} devices and "
+                f"nodes of {node}."
             )
-        object.__setattr__(self, "devices", devices)
-        object.__setattr__(self, "node", node)
+
+    @property
+    def node_devices(self) -> int:
+        """Devices of a node."""
+        return len(self.devices) if self.node is None else self.node
 
     @property
     def token_bytes(self) -> int:
@@ -126,12 +130,12 @@ class Probes(NamedTuple):
             name: tuple((*what, float(next(left))) for what in kind)
             for name, kind in self.kinds.items()
         }
-        return Profile(devices=len(self.machine.devices), node=self.machine.node, **rows)
+        return Profile(devices=len(self.machine.devices), node=self.machine.node_devices, **rows)
 
 
 def probes(machine: Machine, tokens: Sequence[int], sizes: Sequence[float]) -> Probes:
     """What `measure` times; arguments as there."""
-    devices, node = len(machine.devices), machine.node
+    devices, node = len(machine.devices), machine.node_devices
     sizes = [size * machine.gradient_bytes for size in sizes]
     return Probes(
         machine,

@@ -53,12 +53,13 @@ class Rebalanced:
     def state(self) -> dict[str, Any]:
         """See Local; with what the scheduler remembers."""
         states = list(self._states.values())
-        if any(state.seen is None for state in states):
+        seen = [state.seen for state in states if state.seen is not None]
+        if len(seen) < len(states):
             return self._runtime.state()
         most = max(self._tables.values())
         return self._runtime.state() | {
-            _AVERAGES: np.stack([_padded(s.seen.averages, most) for s in states]),
-            _ERRORS: np.stack([s.seen.errors for s in states]),
+            _AVERAGES: np.stack([_padded(one.averages, most) for one in seen]),
+            _ERRORS: np.stack([one.errors for one in seen]),
             _COUNTERS: np.array([[s.active, s.step, s.rest] for s in states], np.int64),
         }
 

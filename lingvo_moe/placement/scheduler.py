@@ -138,10 +138,11 @@ class MoveQueue:
             try:
                 candidate = move.apply(after)
             except ValueError:
-                if not left:
-                    continue
-                candidate = None
-            blocked = candidate is None or not waiting.isdisjoint(move.touched)
+                if left:  # one that stays may make it valid
+                    left.append(move)
+                    waiting.update(move.touched)
+                continue
+            blocked = not waiting.isdisjoint(move.touched)
             if not blocked and budget < math.inf:
                 seconds = cost.adjustment_seconds(placement, candidate)
                 blocked = bool(taken) and seconds > max(budget, price)

@@ -172,7 +172,7 @@ class Blocks:
 
 def _by_group(weights, slots=None) -> dict[str, collections.Counter]:
     """Group -> how often there is a weight, or a slot of such a weight, of these dims and shape."""
-    found = {name: collections.Counter() for name in GROUPS}
+    found: dict[str, collections.Counter] = {name: collections.Counter() for name in GROUPS}
     group_of = {path: _group(spec) for path, spec in weights.flatten()}
     for path, spec in (weights if slots is None else slots).flatten():
         owner = path if slots is None else path.rpartition("/")[0]
@@ -215,9 +215,9 @@ class _Counter:
             "hidden": self._hidden,
             "vocabulary": self._vocabulary,
         }.get(group, tuple)
-        work, transfers = [], []
-        for one in computed():
-            (work if isinstance(one, Work) else transfers).append(one)
+        found = list(computed())
+        work = [one for one in found if isinstance(one, Work)]
+        transfers = [one for one in found if not isinstance(one, Work)]
         weights, slots = self.blocks.weights[group], self.blocks.slots[group]
         at_rest = self._bytes(weights, self.stored)
         work.append(Work(part="optimizer", bytes=_OPTIMIZER_PASSES * at_rest))
@@ -464,7 +464,8 @@ class _Counter:
         Typed as in use, or, where they add up from micro-batch to micro-batch, as they do.
         """
         rows = {axis for letter in "BGR" for axis in self.rules.get(letter, ())}
-        summed, gathered = collections.Counter(), collections.Counter()
+        summed: collections.Counter = collections.Counter()
+        gathered: collections.Counter = collections.Counter()
         for (dims, shape), count in (weights + self._again(group)).items():
             used = _flat(assignment(dims, shape, self.mesh, self.rules))
             axes = tuple(a for a in self.mesh.axes if a in rows - used)

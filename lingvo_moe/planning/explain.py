@@ -59,8 +59,8 @@ def _sharding_text(sharding: ShardingParams) -> str:
 def rows(answer: Answer) -> list[tuple[str, Priced | None, str]]:
     """(what it is, what it takes, why the model cannot be cut so), the chosen strategy first."""
     found = answer.found
-    others = [("runner-up", found.runner_up), ("whatever is sent", found.fastest)]
-    others = [(name, one, "") for name, one in others if one and one != found.best]
+    second = [("runner-up", found.runner_up), ("whatever is sent", found.fastest)]
+    others = [(name, one, "") for name, one in second if one and one != found.best]
     named = [(one.name, one.priced, one.refused) for one in answer.alternatives.values()]
     return [("chosen", found.best, ""), *others, *named]
 
@@ -130,7 +130,7 @@ def at_rest(strategy: Strategy) -> str:
 
 def to_json(answer: Answer) -> list[dict[str, Any]]:
     """A dict for each of `rows`, in SI units and bytes."""
-    result = []
+    result: list[dict[str, Any]] = []
     for name, priced, refused in rows(answer):
         if priced is None:
             result.append({"name": name, "refused": refused})

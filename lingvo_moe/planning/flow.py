@@ -94,9 +94,9 @@ def _cached(
     rules: tuple[tuple[str, tuple[str, ...]], ...],
 ) -> tuple[Exchange, ...]:
     """Cached for meshes of all sizes, because the collectives do not depend on the sizes."""
-    mesh, rules = Mesh(axes, (2,) * len(axes)), dict(rules)
-    given = infer(make(*arguments), [held(dims, mesh, rules) for dims in operands], mesh)
-    return tuple(exchanges(result, given, held(result, mesh, rules), mesh))
+    mesh, cuts = Mesh(axes, (2,) * len(axes)), dict(rules)
+    given = infer(make(*arguments), [held(dims, mesh, cuts) for dims in operands], mesh)
+    return tuple(exchanges(result, given, held(result, mesh, cuts), mesh))
 
 
 def _parts(equation: str) -> tuple[tuple[str, str], str]:

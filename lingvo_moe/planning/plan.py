@@ -119,7 +119,7 @@ def sweep(
             f"model.moe.num_groups={devices}",
             f"input.batch_size={rows * devices}",
         ]
-        torus = _TOPOLOGIES.get(generation, {}).get(devices)
+        torus = _TOPOLOGIES.get(generation or "", {}).get(devices)
         topology = f"{generation}:{torus}" if torus else None
         mesh = Mesh(("expert",), (devices,))
         plan = make_plan(model, [*overrides, *shape], hardware_name, mesh, topology, progress)

@@ -89,7 +89,7 @@ def collective_rows(compiled: Compiled) -> list[dict[str, Any]]:
         Dicts of times, kind, bytes of one, group (devices that exchange; 0 for all) and cause, the
         operation of the model.
     """
-    rows = {}
+    rows: dict[tuple, int] = {}
     for c in compiled.collectives:
         group = len(c.groups[0]) if c.groups else 0
         key = (c.kind, c.bytes, group, cause(c.op_name))
@@ -144,7 +144,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
 
 def format_sweep(plans: Sequence[Plan]) -> str:
     """A sweep as a table, a row for each number of devices."""
-    columns = (
+    columns: tuple[str, ...] = (
         "devices",
         "parameters",
         "step s",
@@ -152,7 +152,7 @@ def format_sweep(plans: Sequence[Plan]) -> str:
         "activations GB",
         "all-to-all ms",
     )
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for plan in plans:
         costs, memory = plan.estimate.costs, plan.estimate.costs.memory
         rows.append(

@@ -47,8 +47,8 @@ def legible(text: str, longest: int = 80) -> str:
 
 def _families(text: str) -> list[str]:
     """The default font, and those that have what it lacks."""
-    others = {_font_of(char) for char in text if ord(char) >= 128} - {None, _default()}
-    return [_default(), *sorted(others)]
+    others = {font for char in text if ord(char) >= 128 and (font := _font_of(char))}
+    return [_default(), *sorted(others - {_default()})]
 
 
 def _default() -> str:

@@ -27,9 +27,9 @@ class Table:
         """Lines of equal columns; what would act on a terminal is escaped."""
         parts = [[list(map(printable, row)) for row in part] for part in self._parts()]
         widths = [max(map(_width, column)) for column in zip(*itertools.chain(*parts), strict=True)]
-        parts = [[_align(row, widths) for row in part] for part in parts]
-        rule = "-" * max(_width(line) for part in parts for line in part)
-        return f"\n{rule}\n".join("\n".join(part) for part in parts)
+        lines = [[_align(row, widths) for row in part] for part in parts]
+        rule = "-" * max(_width(line) for part in lines for line in part)
+        return f"\n{rule}\n".join("\n".join(part) for part in lines)
 
     def to_html(self, caption: str = "", kind: str = "", signed: Collection[str] = ()) -> str:
         """The table as HTML.

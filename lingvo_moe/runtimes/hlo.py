@@ -99,7 +99,8 @@ def _by_kind(found: Iterable[Collective]) -> Iterator[tuple[str, list[Collective
 
 def _computations(text: str) -> dict[str, list[str]]:
     """Computation -> its instructions; the entry is the last, as XLA prints it."""
-    computations, current = {}, []
+    computations: dict[str, list[str]] = {}
+    current: list[str] = []
     for line in text.splitlines():
         if not line.startswith(" ") and (match := _COMPUTATION.match(line)):
             current = computations.setdefault(match[1], [])
@@ -113,7 +114,7 @@ def _executions(computations: Mapping[str, list[str]]) -> dict[str, int]:
     times = dict.fromkeys(computations, 0)
     if times:
         times[next(reversed(times))] = 1
-    for name in reversed(computations):
+    for name in reversed(list(computations)):
         for line in computations[name]:
             trips = _trips(line, computations)
             for callee in _callees(line):
@@ -133,7 +134,7 @@ def _trips(line: str, computations: Mapping[str, list[str]]) -> int:
     condition = _CONDITION.search(line)
     instructions = computations.get(condition[1], []) if condition else []
     below = [match for instruction in instructions if (match := _BELOW.search(instruction))]
-    limits = dict(match.groups() for i in instructions if (match := _LIMIT.search(i)))
+    limits = {m[1]: m[2] for i in instructions if (m := _LIMIT.search(i))}
     return int(limits[below[0][1]]) if below and below[0][1] in limits else 1
 
 
@@ -184,7 +185,7 @@ def _size(shape: str) -> int:
 
 
 def _bits(dtype: str) -> int:
-    return _BITS[dtype] if dtype in _BITS else int(re.search(r"\d+", dtype)[0])
+    return _BITS[dtype] if dtype in _BITS else int(re.findall(r"\d+", dtype)[0])
 
 
 def _parse_groups(line: str) -> tuple[tuple[int, ...], ...]:

@@ -8,10 +8,11 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, init_theta
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.runtimes.task import Task
 from lingvo_moe.training.checkpoint import check_tensors
 from lingvo_moe.training.ladder import Ladder
 from lingvo_moe.training.replicas import move_rows, relocate_experts, rounds, slots_of
-from lingvo_moe.training.step import Trainable, TrainState, TrainStep
+from lingvo_moe.training.step import TrainState, TrainStep
 
 _ROWS, _MATRIX = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, None], tf.int32)
 
@@ -23,7 +24,7 @@ class Local:
         compiled: whether `train` was called, which compiles the step.
     """
 
-    def __init__(self, task: Trainable, step: TrainStep | None = None):
+    def __init__(self, task: Task, step: TrainStep | None = None):
         """Makes an empty runtime; `initialize` or `restore` fills it.
 
         Args:
@@ -154,6 +155,7 @@ class Local:
         return weights, self._step.optimizer.slots(weights) if self._step else NestedMap()
 
     def _variables(self):
+        assert self._state, "initialize or restore comes first"
         step, theta, slots = self._state
         return NestedMap(step=step, theta=theta, slots=slots).flatten()
 

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from lingvo_moe.core.layer import init_theta
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tables import TableSpec
-from lingvo_moe.sharding.annotations import Mesh, Rules, assignment, use_mesh
+from lingvo_moe.sharding.annotations import Mesh, Rules, assignment, axes_of, use_mesh
 from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.training.step import TrainState, TrainStep
 
@@ -86,7 +86,7 @@ class Layout:
     @property
     def groups(self) -> int:
         """How many devices work on different groups of tokens."""
-        return self.mesh.size(self.compute_rules.get("G", ()))
+        return self.mesh.size(axes_of("G", self.compute_rules))
 
     def shardings(self, specs: Mapping[str, ArraySpec]) -> dict[str, NamedSharding]:
         """Where the pieces of each array live.

@@ -92,7 +92,7 @@ def _check_free(coordinator):
         socket.create_server(("", port)).close()
     except OSError as error:
         raise OSError(
-            f"Port {port} of this host cannot be used ({os.strerror(error.errno)}); give "
+            f"Port {port} of this host cannot be used ({error.strerror}); give "
             f"another in --coordinator to all processes."
         ) from error
 

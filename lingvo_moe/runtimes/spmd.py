@@ -18,10 +18,11 @@ from lingvo_moe.runtimes.lowering import (
     train_program,
     weight_specs,
 )
+from lingvo_moe.runtimes.task import Task
 from lingvo_moe.training.checkpoint import check_tensors
 from lingvo_moe.training.ladder import Ladder
 from lingvo_moe.training.replicas import Round, move_rows, relocate_experts, rounds, slots_of
-from lingvo_moe.training.step import Trainable, TrainStep
+from lingvo_moe.training.step import TrainStep
 
 _LEAST_LENGTH = 16
 
@@ -36,7 +37,7 @@ class Spmd:
         compiled: whether `train` was called, which compiles the step.
     """
 
-    def __init__(self, task: Trainable, step: TrainStep | None, layout: Layout):
+    def __init__(self, task: Task, step: TrainStep | None, layout: Layout):
         """Makes an empty runtime; `initialize` or `restore` fills it.
 
         Args:
@@ -54,7 +55,7 @@ class Spmd:
         self._slots = step.optimizer.slots(self._weights) if step else NestedMap()
         self._specs = state_specs(self._weights, self._slots)
         self._shardings = layout.shardings(self._specs)
-        self._state: dict[str, jax.Array] | None = None
+        self._state: dict[str, jax.Array] = {}
         self._programs: dict[Any, Any] = {}
         self._steps = step.on_rungs if step else ()
         self._ladder = Ladder(len(self._steps))

@@ -99,7 +99,8 @@ def plan(
     """
     for sbp in (source, target):
         piece_shape(shape, sbp, mesh)
-    best, order = {source: ()}, itertools.count()
+    best: dict[NdSbp, tuple[Step, ...]] = {source: ()}
+    order = itertools.count()
     queue, done = [(fractions.Fraction(0), 0, next(order), source)], set()
     cost = {source: (fractions.Fraction(0), 0)}
     while queue:
@@ -126,7 +127,8 @@ def steps(here: NdSbp, shape: Sequence[int], element_bytes: int, mesh: Mesh) -> 
         source = here[axes[0]]
         if any(here[axis] != source for axis in axes) or not _innermost(source, axes, here):
             continue
-        for one in (*map(Split, range(len(shape))), B, P):
+        targets: list[Sbp] = [*map(Split, range(len(shape))), B, P]
+        for one in targets:
             there = NdSbp(one if axis in axes else here[axis] for axis in numbers)
             if one != source and _innermost(one, axes, there) and _even(shape, there, mesh):
                 yield _step(axes, here, there, shape, element_bytes, mesh)
@@ -168,7 +170,7 @@ def _step(axes, source, target, shape, element_bytes, mesh):
 def markdown(devices: int, shape: tuple[int, ...] = (8, 8)) -> str:
     """The table for one axis: the collective of each pair, and bytes received as parts of n."""
     mesh, size = Mesh(("x",), (devices,)), math.prod(shape)
-    kinds = [Split(0), B, P]
+    kinds: list[Sbp] = [Split(0), B, P]
     rows = [["from \\ to", *map(str, kinds), "S(1)"], ["---"] * 5]
     for source in kinds:
         row = [f"**{source}**"]

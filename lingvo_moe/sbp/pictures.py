@@ -29,8 +29,10 @@ def blocks() -> list[str]:
         signatures.markdown(signatures.Reshape((8, 6), (4, 2, 6)), 2, ["x [8, 6]", "x [4, 2, 6]"]),
         boxing.markdown(4),
         _code(
-            "\n".join(map(str, boxing.plan(*map(types.parse, pair), (8, 16), 4, _GRID)))
-            for pair in (("S(0),S(0)", "B,S(0)"), ("P,P", "S(0),B"), ("P,S(1)", "B,B"))
+            "\n".join(
+                map(str, boxing.plan(types.parse(source), types.parse(target), (8, 16), 4, _GRID))
+            )
+            for source, target in (("S(0),S(0)", "B,S(0)"), ("P,P", "S(0),B"), ("P,S(1)", "B,B"))
         ),
     ]
 

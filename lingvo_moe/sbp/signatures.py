@@ -43,7 +43,10 @@ class NdSignature(NamedTuple):
 class Operator(abc.ABC):
     """An operator of the algebra: a rule for its signatures."""
 
-    num_operands: int
+    @property
+    @abc.abstractmethod
+    def num_operands(self) -> int:
+        """How many tensors go in."""
 
     @abc.abstractmethod
     def signatures(self, devices: int) -> tuple[Signature, ...]:
@@ -145,12 +148,12 @@ class Reshape(Operator):
 
     def piece(self, signature: Signature, devices: int) -> "Reshape":
         """See Operator."""
-        (source,) = signature.operands
-        if not isinstance(source, Split):
+        (source,), result = signature
+        if not (isinstance(source, Split) and isinstance(result, Split)):
             return self
         return Reshape(
             _divided(self.source, source.dim, devices),
-            _divided(self.target, signature.result.dim, devices),
+            _divided(self.target, result.dim, devices),
         )
 
 

@@ -81,12 +81,12 @@ def _parse_one(part: str, text: str) -> Sbp:
             f"Unknown placement {part!r} in {text!r}; write S(i), B or P for each axis of the "
             f"mesh, as in 'S(0),B'."
         )
-    return {"B": B, "P": P}.get(part) or Split(int(match[1]))
+    return B if part == "B" else P if part == "P" else Split(int(match[1]))
 
 
 def every(rank: int, axes: int) -> Iterable[NdSbp]:
     """All types of a tensor of this rank on a mesh with this number of axes: (rank + 2) ** axes."""
-    one = [*map(Split, range(rank)), B, P]
+    one: list[Sbp] = [*map(Split, range(rank)), B, P]
     return map(NdSbp, itertools.product(one, repeat=axes))
 
 
@@ -110,7 +110,7 @@ def from_axes(axes: Sequence[tuple[str, ...]], mesh: Mesh) -> NdSbp:
     Raises:
         ValueError: a dimension cut over axes in another order than the mesh's.
     """
-    result = dict.fromkeys(mesh.axes, B)
+    result: dict[str, Sbp] = dict.fromkeys(mesh.axes, B)
     for dim, group in enumerate(axes):
         if list(group) != sorted(group, key=mesh.axes.index):
             raise ValueError(

@@ -90,7 +90,8 @@ class Server:
             for name, model in models.items()
             if hasattr(model, "explain")
         }
-        self._draining, self._open, self._workers = False, 0, []
+        self._draining, self._open = False, 0
+        self._workers: list[asyncio.Task] = []
         self.asgi = Starlette(
             routes=self._routes(),
             lifespan=self._lifespan,

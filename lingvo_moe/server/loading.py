@@ -39,8 +39,8 @@ class Trained:
         translator, _ = load_translator(model_dir, self._runtime)
         self._translator = dataclasses.replace(translator, batch_size=_NO_LIMIT)
         self._scorer = Scorer(model_dir, self._runtime.score)
-        self.languages = sorted(model_dir.tags)
-        self.pairs = model_dir.params.input.pairs or model_dir.pairs
+        self.languages: Sequence[str] = sorted(model_dir.tags)
+        self.pairs: Sequence[str] = model_dir.params.input.pairs or model_dir.pairs
         self.needs_source_language = model_dir.task.needs_source_language
         self.n_best, self.max_pieces = n_best, translator.max_source_length - 2
 

@@ -136,8 +136,9 @@ def _checked(value, hints):
             refuse(WRONG, f"Unknown field {name!r:.60}.{hint} There are {', '.join(hints)}.")
     fields = {name: value.get(name) for name in hints}
     for name, (hint, kind) in hints.items():
-        if isinstance(fields[name], list):
-            fields[name] = tuple(fields[name])
+        given = fields[name]
+        if isinstance(given, list):
+            fields[name] = tuple(given)
         if not conforms(fields[name], hint):
             if name not in value:
                 refuse(WRONG, f"Field {name!r} is missing; it is {kind}.")

@@ -6,6 +6,7 @@ Models that route by source language want --source_language=LANGUAGE too.
 """
 
 import argparse
+import io
 import os
 import re
 import sys
@@ -65,7 +66,8 @@ def call(model, sentences, languages):
 def main():
     """Prints the best translation of each sentence, one a line."""
     args = parse()
-    sys.stdout.reconfigure(encoding="utf-8")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
     model, wanted = load(args.model)
     given = {"target_language": args.to, "source_language": args.source_language}
     for name in sorted(wanted):
@@ -76,7 +78,7 @@ def main():
         sentences = list(decode_lines(map(os.fsencode, args.sentences), "the arguments"))
     else:
         sentences = list(decode_lines(sys.stdin.buffer, "standard input"))
-    left_out = {}
+    left_out: dict[int, int] = {}
     for start in range(0, len(sentences), args.batch_size):
         output = call(model, sentences[start : start + args.batch_size], languages)
         for best in output["translations"][:, 0].numpy():

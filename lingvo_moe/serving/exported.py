@@ -33,8 +33,8 @@ class Exported:
                 f"{path} was exported by an earlier version of lingvo_moe; export the model again."
             )
         about = {name: value.numpy() for name, value in self._model.about().items()}
-        self.languages = [language.decode() for language in about["languages"]]
-        self.pairs = tuple(pair.decode() for pair in about["pairs"])
+        self.languages: Sequence[str] = [language.decode() for language in about["languages"]]
+        self.pairs: Sequence[str] = tuple(pair.decode() for pair in about["pairs"])
         self.needs_source_language = "source_language" in self._wanted
         self.n_best, self.max_pieces = int(about["n_best"]), int(about["max_pieces"])
 
@@ -75,7 +75,7 @@ class Exported:
         results: list[list[Translation]] = [[] for _ in sentences]
         counts = self.count_pieces(sentences)
         order = sorted(range(len(sentences)), key=lambda i: -counts[i])
-        left_out = {}
+        left_out: dict[int, int] = {}
         for start in range(0, len(order), batch_size):
             places = order[start : start + batch_size]
             output = client.call(self._model, [sentences[i] for i in places], languages)

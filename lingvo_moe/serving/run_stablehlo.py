@@ -5,6 +5,7 @@ python run.py [--to=en] < sentences    translates, one sentence a line
 """
 
 import argparse
+import io
 import json
 import sys
 import time
@@ -107,7 +108,8 @@ def main():
     parser.add_argument("--task", help="what a router by task goes by, such as de")
     args = parser.parse_args()
     if args.steps is None:
-        sys.stdout.reconfigure(encoding="utf-8")
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")
         translate(list(decode_lines(sys.stdin.buffer, "standard input")), args.to, args.task)
     elif args.steps < 1:
         parser.error(f"--steps must be >= 1, got {args.steps}")

@@ -171,7 +171,8 @@ def _write_trained(model_dir, output, programs, step, rows, length) -> int:
         made[TRAIN] = train_program(task)
     if TRANSLATE in programs:
         made[TRANSLATE] = translate_program(task, rows, length)
-    specs, state = next(iter(made.values())).arguments[0], {}
+    specs = next(iter(made.values())).arguments[0]
+    state: dict[str, Any] = {}
     checkpoint = model_dir.read_checkpoint(
         step, lambda found: state.update(_read(found.tensors, specs))
     )
@@ -243,8 +244,7 @@ def _for_xla(task: TranslationTask) -> TranslationTask:
         for field in ("dispatcher", "eval_dispatcher")
         if isinstance(getattr(moe, field), Ragged)
     }
-    model = dataclasses.replace(task.params.model, moe=dataclasses.replace(moe, **static))
-    return dataclasses.replace(task, params=dataclasses.replace(task.params, model=model))
+    return task.with_moe(**static)
 
 
 def lower(program: Program) -> export.Exported:

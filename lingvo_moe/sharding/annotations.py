@@ -116,6 +116,12 @@ def use_mesh(
         _active.reset(token)
 
 
+def axes_of(letter: str, rules: Rules) -> tuple[str, ...]:
+    """The mesh axes that a dimension of that letter is split over."""
+    rule = rules.get(letter, ())
+    return (rule,) if isinstance(rule, str) else tuple(rule)
+
+
 def assignment(
     dims: str, shape: tuple[int | None, ...], mesh: Mesh, rules: Rules
 ) -> list[tuple[str, ...]]:
@@ -135,12 +141,11 @@ def assignment(
         raise ValueError(f"Dimensions {dims!r} do not name each dimension of shape {shape}.")
     result, used = [], set()
     for letter, size in zip(dims, shape, strict=True):
-        rule = rules.get(letter, ())
-        axes = (rule,) if isinstance(rule, str) else tuple(rule)
+        axes = axes_of(letter, rules)
         for axis in axes:
             if axis not in mesh.axes:
                 raise ValueError(
-                    f"Rule {letter!r}: {rule!r} names no axis of the mesh {mesh.axes}."
+                    f"Rule {letter!r}: {rules[letter]!r} names no axis of the mesh {mesh.axes}."
                 )
             if axis in used:
                 raise ValueError(
@@ -167,16 +172,16 @@ def annotate(tensor: tf.Tensor, dims: str, at_rest: bool = False) -> tf.Tensor:
     Raises:
         ValueError: as `assignment`.
     """
-    if _active.get() is None:
+    if (here := _active.get()) is None:
         return tensor
-    mesh, *rules = _active.get()
-    rules = rules[at_rest]
-    return tile(tensor, assignment(dims, tuple(tensor.shape), mesh, rules), mesh)
+    mesh, *rules = here
+    return tile(tensor, assignment(dims, tuple(tensor.shape), mesh, rules[at_rest]), mesh)
 
 
 def active() -> tuple[Mesh, Rules] | None:
     """The mesh and rules in force, None outside of `use_mesh`."""
-    return _active.get() and _active.get()[:2]
+    here = _active.get()
+    return here[:2] if here else None
 
 
 def tile(tensor: tf.Tensor, axes: list[tuple[str, ...]], mesh: Mesh) -> tf.Tensor:

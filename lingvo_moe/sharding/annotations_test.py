@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.compiler.xla import xla_data_pb2
 
-from lingvo_moe.sharding.annotations import Mesh, annotate, assignment, use_mesh
+from lingvo_moe.sharding.annotations import Mesh, annotate, assignment, axes_of, use_mesh
 
 MESH = Mesh(("data", "expert"), (2, 4))
 
@@ -25,6 +25,11 @@ def sharding(dims, shape, rules, mesh=MESH):
 
 def devices(proto):
     return np.reshape(proto.tile_assignment_devices, proto.tile_assignment_dimensions).tolist()
+
+
+def test_one_axis_may_be_named_without_a_tuple():
+    rules = {"G": "expert", "B": ("data", "expert")}
+    assert [axes_of(letter, rules) for letter in "GBM"] == [("expert",), ("data", "expert"), ()]
 
 
 def test_the_identity_outside_of_a_mesh():

@@ -17,7 +17,7 @@ import tensorflow as tf
 from lingvo_moe.core.layer import WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.zeros import runtime_zeros
-from lingvo_moe.sharding.annotations import active, annotate, assignment, tile
+from lingvo_moe.sharding.annotations import Rules, active, annotate, assignment, axes_of, tile
 
 _COPY = "Z"  # a letter for D that is in no equation
 
@@ -67,13 +67,14 @@ def sum_copies(grads: NestedMap, weights: NestedMap) -> NestedMap:
 
 def annotate_weight(weight: tf.Tensor, dims: str, at_rest: bool = False) -> tf.Tensor:
     """`annotate` a weight of these letters, with copies (which are never at rest) or without."""
-    if weight.shape.rank == len(dims):
+    here = active()
+    if here is None or weight.shape.rank == len(dims):
         return annotate(weight, dims, at_rest)
-    mesh, rules = active()
+    mesh, rules = here
     place = _place(dims)
     shape = (*weight.shape[:place], *weight.shape[place + 1 :])
     axes = assignment(dims, shape, mesh, rules)
-    return tile(weight, [*axes[:place], _row_axes(dims), *axes[place:]], mesh)
+    return tile(weight, [*axes[:place], _row_axes(dims, rules), *axes[place:]], mesh)
 
 
 def gather_weight(weight: tf.Tensor, dims: str) -> tf.Tensor:
@@ -203,18 +204,17 @@ def merge_rows(by_copy: tf.Tensor) -> tf.Tensor:
 
 def _num_copies(spec: WeightSpec) -> int:
     """D of a weight; 1 where devices hold no copies."""
-    if active() is None:
+    if (here := active()) is None:
         return 1
-    mesh, rules = active()
-    axes = _row_axes(spec.dims)
+    mesh, rules = here
+    axes = _row_axes(spec.dims, rules)
     cut = {axis for group in assignment(spec.dims, spec.shape, mesh, rules) for axis in group}
     return 1 if cut & set(axes) else mesh.size(axes)
 
 
-def _row_axes(dims: str) -> tuple[str, ...]:
+def _row_axes(dims: str, rules: Rules) -> tuple[str, ...]:
     """The axes that cut the rows which a weight of these letters meets: an expert's, a batch's."""
-    rule = active()[1].get("r" if "E" in dims else "B", ())
-    return (rule,) if isinstance(rule, str) else tuple(rule)
+    return axes_of("r" if "E" in dims else "B", rules)
 
 
 def _place(dims: str) -> int:

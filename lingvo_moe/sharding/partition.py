@@ -126,13 +126,15 @@ def manual(
     Raises:
         ValueError: as `assignment`, or a tensor does not fall into equal pieces.
     """
-    if active() is None:
+    if (here := active()) is None:
         return function(*tensors)
-    mesh, rules = active()
+    mesh, rules = here
 
     @tf.custom_gradient
     def region(*tensors):
-        (result,) = _by_hand(lambda *pieces: [function(*pieces)], tensors, dims, [result_dims])
+        (result,) = _by_hand(
+            lambda *pieces: [function(*pieces)], tensors, dims, [result_dims], mesh, rules
+        )
 
         def grad(upstream):
             floats = [i for i, tensor in enumerate(tensors) if tensor.dtype.is_floating]
@@ -145,7 +147,12 @@ def manual(
 
             with use_mesh(mesh, rules):
                 grads = _by_hand(
-                    backward, [upstream, *tensors], [result_dims, *dims], [dims[i] for i in floats]
+                    backward,
+                    [upstream, *tensors],
+                    [result_dims, *dims],
+                    [dims[i] for i in floats],
+                    mesh,
+                    rules,
                 )
             by_input = dict(zip(floats, grads, strict=True))
             return [by_input.get(i) for i in range(len(tensors))]
@@ -155,9 +162,8 @@ def manual(
     return region(*tensors)
 
 
-def _by_hand(function, tensors, dims, result_dims):
+def _by_hand(function, tensors, dims, result_dims, mesh, rules):
     """function's results on all devices, with every operation in it marked as one device's own."""
-    mesh, rules = active()
     pieces = []
     for tensor, letters in zip(tensors, dims, strict=True):
         axes = assignment(letters, tuple(tensor.shape), mesh, rules)

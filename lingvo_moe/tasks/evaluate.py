@@ -57,7 +57,7 @@ def evaluate(
     model_dir.check_dataset(dataset)
     references = _references(dataset, split, pairs or model_dir.pairs, report)
     chosen = tokenizers.choose(list(references), bleu_tokenizers)
-    against = baselines and Baselines.load(baselines, split, list(references))
+    against = Baselines.load(baselines, split, list(references)) if baselines else None
     if against:
         against.check_not_in(output)
         against.check(references, chosen)

@@ -328,7 +328,7 @@ class ModelDir:
 
     def _check_same_data(self, dataset):
         self.check_dataset(dataset)
-        if self.data not in (None, dataset.sha256):
+        if self.data is not None and self.data != dataset.sha256:
             raise ValueError(
                 f"Dataset {dataset.directory} is not the one that {self.path} was trained on: its "
                 f"contents have the SHA-256 {dataset.sha256[:12]}…, not {self.data[:12]}…. Give "

@@ -75,7 +75,7 @@ class Scorer:
             [tag, *ids, EOS] for ids in self.model_dir.vocabulary("source").encode(sources)
         ]
         target_ids = [[*ids, EOS] for ids in vocabulary.encode(targets)]
-        scores: list[Score | None] = [None] * len(sources)
+        scores: dict[int, Score] = {}
         for indices, ids, lengths in padded_batches(source_ids, self.batch_size):
             given, given_lengths = padded([target_ids[i] for i in indices])
             tasks = np.full_like(lengths, task)
@@ -84,4 +84,4 @@ class Scorer:
                 pieces = tuple(vocabulary.pieces(target_ids[index]))
                 log_probs = tuple(float(x) for x in row[:length])
                 scores[index] = Score(sum(log_probs), pieces, log_probs)
-        return scores
+        return [scores[index] for index in range(len(sources))]

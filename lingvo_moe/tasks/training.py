@@ -29,7 +29,7 @@ from lingvo_moe.training.loop import Evaluation, Recorder, TrainResult, train
 from lingvo_moe.training.step import TrainStep
 
 # (task, TrainStep) -> a runtime (see runtimes.local.Local); tools decide which.
-RuntimeFn = Callable[[TranslationTask, TrainStep], Any]
+RuntimeFn = Callable[[TranslationTask, TrainStep | None], Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class TrainingJob:
         overrides: `--set` texts.
         dataset: prepared data.
         logdir: directory for checkpoints and events; baselines have a logdir for each pair in it.
-        make_runtime: (task, TrainStep) -> runtime.
+        make_runtime: (task, TrainStep) -> runtime; None for one that does not train.
         report: takes each line of progress.
         process: this process among those that train together; they share logdir.
         record_loads: a file for the loads of experts at each step, by group of tokens: a

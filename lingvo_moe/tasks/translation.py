@@ -4,10 +4,11 @@ B rows, L source length, T target length, V vocabulary, P language pairs, E expe
 """
 
 import dataclasses
+from typing import Any, Literal
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import Params, PositiveInt, Rate, one_of
+from lingvo_moe.core.fields import Params, PositiveInt, Rate
 from lingvo_moe.core.layer import EVALUATION, Context
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tokens import BOS
@@ -55,7 +56,18 @@ class TranslationParams(Params):
     decoding: BeamSearchParams = BeamSearchParams()
     sharding: ShardingParams = ShardingParams()
     label_smoothing: Rate = 0.1
-    activation_dtype: one_of("float32", "bfloat16") = "float32"
+    activation_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def with_moe(self, **changes: Any) -> "TranslationParams":
+        """The same model with other values of these fields of MoEParams.
+
+        Raises:
+            ValueError: the model is dense, or a value breaks a rule.
+        """
+        if self.model.moe is None:
+            raise ValueError(f"A dense model has no experts, so no {', '.join(changes)} either.")
+        moe = dataclasses.replace(self.model.moe, **changes)
+        return dataclasses.replace(self, model=dataclasses.replace(self.model, moe=moe))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +93,7 @@ class TranslationTask:
 
     def __post_init__(self):
         moe = self.params.model.moe
-        if moe and isinstance(moe.dispatcher, VExperts) and self.params.model.scan:
+        if self.vexperts and self.params.model.scan:
             raise ValueError(
                 "The layers of a scan cannot hold VExperts, whose placements are not learnt; pass "
                 "--set=model.scan=False."
@@ -131,14 +143,14 @@ class TranslationTask:
         """
         if self.params.model.moe is None:
             return self
-        return self._with_moe(eval_dispatcher=Einsum(), eval_num_groups=groups)
+        return self.with_moe(eval_dispatcher=Einsum(), eval_num_groups=groups)
 
     @property
     def rungs(self) -> tuple["TranslationTask", ...]:
         """This task on each rung of its dispatcher (see layers.fitted); () if that has none."""
         moe = self.params.model.moe
         return (
-            tuple(self._with_moe(dispatcher=one) for one in rungs_of(moe.dispatcher)) if moe else ()
+            tuple(self.with_moe(dispatcher=one) for one in rungs_of(moe.dispatcher)) if moe else ()
         )
 
     @property
@@ -151,10 +163,15 @@ class TranslationTask:
         paths = [f"{layer}/feed_forward/placement" for layer in self.moe_layers]
         return {path: specs[path].num_experts for path in paths if path in specs}
 
-    def _with_moe(self, **changes):
-        moe = dataclasses.replace(self.params.model.moe, **changes)
-        model = dataclasses.replace(self.params.model, moe=moe)
-        return dataclasses.replace(self, params=dataclasses.replace(self.params, model=model))
+    @property
+    def vexperts(self) -> VExperts | None:
+        """The dispatcher where it is VExperts."""
+        moe = self.params.model.moe
+        return moe.dispatcher if moe and isinstance(moe.dispatcher, VExperts) else None
+
+    def with_moe(self, **changes: Any) -> "TranslationTask":
+        """The same task; see `TranslationParams.with_moe`."""
+        return dataclasses.replace(self, params=self.params.with_moe(**changes))
 
     def num_targets(self, batch: NestedMap) -> tf.Tensor:
         """float32 []: real target tokens of the batch."""
@@ -178,7 +195,8 @@ class TranslationTask:
             `pair_nll` and `pair_tokens` [P], and, for MoE models, those of `routing_metrics`.
         """
         theta, transformer = self._to_compute_dtype(theta), self.transformer
-        output = transformer.hidden(theta, *self._sides(batch), context)
+        source, target = self._sides(batch)
+        output = transformer.hidden(theta, source, target, context)
         losses = transformer.loss(
             theta, output.outputs, batch.target_ids, self.params.label_smoothing
         )
@@ -239,9 +257,10 @@ class TranslationTask:
     @property
     def trained_tasks(self) -> dict[str, int]:
         """The tasks that training sees, by name such as "de", with their numbers; see ByTask."""
-        if not self.task_router:
+        router = self.task_router
+        if router is None:
             return {}
-        names, numbers = self.task_router.task_names(self.pairs), self.task_ids
+        names, numbers = router.task_names(self.pairs), router.task_ids(self.pairs)
         trained = self.params.input.pairs or self.pairs
         return {
             name: number
@@ -384,8 +403,9 @@ class TranslationTask:
             multiplied by, float32 of that shape, 0 for choices not taken. Those of the decoder at
             place t make the token at t out of those before it.
         """
-        given = _given(source_ids, source_lengths, target_ids, target_lengths, tasks)
-        hidden = self.transformer.hidden(self._to_compute_dtype(theta), *given, EVALUATION)
+        source, target = _given(source_ids, source_lengths, target_ids, target_lengths, tasks)
+        theta = self._to_compute_dtype(theta)
+        hidden = self.transformer.hidden(theta, source, target, EVALUATION)
         ids = {"encoder": source_ids, "decoder": target_ids}
         found = {}
         for layer in self.moe_layers:

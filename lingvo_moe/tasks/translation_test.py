@@ -41,6 +41,11 @@ GATINGS = [
 ]
 
 
+def test_a_dense_model_has_no_experts_to_change():
+    with pytest.raises(ValueError, match="no experts, so no num_experts, z_loss_weight either"):
+        get_params("small.Dense").with_moe(num_experts=4, z_loss_weight=0.1)
+
+
 @pytest.mark.parametrize("gating", GATINGS)
 def test_every_gating_is_known_to_set_and_trains(gating):
     task = task_with(gating)

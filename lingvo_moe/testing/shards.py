@@ -5,12 +5,12 @@ import itertools
 import math
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
 
-class Shard(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Shard:
     """What one device holds: the part `index` of the array, the replica_id-th copy of it."""
 
     index: tuple[slice, ...]

@@ -83,7 +83,7 @@ def take(gates: np.ndarray, mask: np.ndarray, capacity: int) -> dict:
         {(token, expert): (position, weight)}: each expert's C best real tokens, the earlier first
         of equals.
     """
-    taken = {}
+    taken: dict[tuple[int, int], tuple[int, float]] = {}
     for e in range(gates.shape[-1]):
         order = sorted(np.flatnonzero(mask), key=lambda s: (-gates[s, e], s))
         taken |= {(int(s), e): (c, gates[s, e]) for c, s in enumerate(order[:capacity])}

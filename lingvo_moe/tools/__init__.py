@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from lingvo_moe.core import console
 
@@ -21,7 +22,8 @@ _UNUSED = ("jax", "keras", "matplotlib")
 def _without(names: tuple[str, ...]) -> Iterator[None]:
     """Makes these modules look as if they were not installed while the block runs."""
     hidden = [name for name in names if name not in sys.modules]
-    sys.modules |= dict.fromkeys(hidden)
+    absent: dict[str, Any] = dict.fromkeys(hidden)
+    sys.modules |= absent
     try:
         yield
     finally:

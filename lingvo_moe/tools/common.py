@@ -1,5 +1,6 @@
 """What the tools share: flags, runtimes, and errors as one clear line."""
 
+import io
 import sys
 import traceback
 from collections.abc import Callable
@@ -46,7 +47,8 @@ def run(main: Callable[[list[str]], None], takes_arguments: bool = False) -> Non
         takes_arguments: whether the tool accepts arguments that are not flags.
     """
     for stream in (sys.stdout, sys.stderr):  # text is UTF-8 in every locale
-        stream.reconfigure(encoding="utf-8")
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8")
     define_help(sys.modules[main.__module__])
 
     def start(argv):
@@ -54,7 +56,7 @@ def run(main: Callable[[list[str]], None], takes_arguments: bool = False) -> Non
             logging.set_verbosity(logging.WARNING)
         if len(argv) > 1 and not takes_arguments:
             raise ValueError(f"Unexpected arguments {argv[1:]}; flags begin with --.")
-        import_plugins(FLAGS["import"].value)
+        import_plugins(FLAGS["import"].value or ())
         main(argv)
 
     end_in_a_line(lambda: app.run(start))

@@ -135,7 +135,8 @@ def _export_stablehlo(output: Path) -> None:
         FLAGS.overwrite,
     )
     tries = {stablehlo.TRAIN: f"{run} --steps=10", stablehlo.TRANSLATE: f"{run} < sentences"}
-    common.report(f"Exported step {step} to {output}. Try: {' or '.join(map(tries.get, programs))}")
+    commands = " or ".join(tries[name] for name in programs)
+    common.report(f"Exported step {step} to {output}. Try: {commands}")
 
 
 def _model_dir() -> ModelDir:

@@ -96,8 +96,11 @@ def _calibrate(path: Path) -> None:
     check_file(path)
     runtimes.prepare_jax()
     from lingvo_moe.hardware.calibrate import calibrate
+    from lingvo_moe.hardware.links import Measured
 
     hardware = calibrate(common.report)
+    interconnect = hardware.interconnect
+    assert isinstance(interconnect, Measured)
     write_whole(path, json.dumps(to_json(hardware), indent=1) + "\n")
     print(f"{hardware.description}, all at work")
     for dtype, speed in hardware.matmul.items():
@@ -105,7 +108,7 @@ def _calibrate(path: Path) -> None:
     print(
         f"  {'memory':<22}{hardware.bandwidth / 1e9:>12.2f} GB/s of {hardware.memory / 1e9:.1f} GB"
     )
-    for line in hardware.interconnect.lines:
+    for line in interconnect.lines:
         print(f"  {line.kind:<22}{1e6 * line.alpha:>12.1f} µs a hop {line.beta / 1e9:>12.3f} GB/s")
     common.report(f"Use it: --hardware={path}")
 

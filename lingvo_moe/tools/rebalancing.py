@@ -37,20 +37,23 @@ def make_scheduler(task: TranslationTask) -> Scheduler:
     Raises:
         ValueError: the devices cannot be measured, or their number is not that of VExperts.
     """
-    model, moe = task.params.model, task.params.model.moe
+    assert task.vexperts, "train_model looks before it asks"
+    model, devices = task.params.model, task.vexperts.devices
     expert = ExpertShape(
         model_dim=model.model_dim,
-        hidden_dim=moe.hidden_dim or model.hidden_dim,
+        hidden_dim=model.expert_hidden_dim,
         dtype=task.params.activation_dtype,
     )
-    devices = moe.dispatcher.devices
     if FLAGS.hardware == MEASURED:
         cost = _measured(expert, devices)
     else:
         cost = from_hardware(lookup(FLAGS.hardware), devices, expert)
     # A compiled program sums the gradients of all experts, whether they have replicas or not.
     cost = dataclasses.replace(
-        cost, state_bytes=_state_bytes(task), gradient_bytes=0.0, padded=True
+        cost,
+        state_bytes=_state_bytes(task, task.vexperts.num_slots),
+        gradient_bytes=0.0,
+        padded=True,
     )
     return Scheduler(maker=PolicyMaker(cost=cost))
 
@@ -77,13 +80,9 @@ def _measured(expert: ExpertShape, devices: int) -> CostModel:
     return cost
 
 
-def _state_bytes(task: TranslationTask) -> float:
+def _state_bytes(task: TranslationTask, num_slots: int) -> float:
     """Bytes of one slot of the first MoE layer: weights and optimizer slots."""
     weights = task.weights()
     table = next(iter(task.placements))
     held = slots_of(table, weights, task.params.optimizer.slots(weights))
-    return (
-        _BYTES
-        * sum(spec.size for spec in held.values())
-        / task.params.model.moe.dispatcher.num_slots
-    )
+    return _BYTES * sum(spec.size for spec in held.values()) / num_slots

@@ -282,7 +282,8 @@ def _cut(piece: Piece) -> Iterator[Piece]:
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     """Lists of pieces that together are at most _WRITE_BYTES, or one larger piece."""
-    batch, size = [], 0
+    batch: list[Piece] = []
+    size = 0
     for piece in pieces:
         if batch and size + piece.bytes > _WRITE_BYTES:
             yield batch

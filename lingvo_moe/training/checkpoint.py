@@ -306,7 +306,9 @@ class Checkpointer:
         kept = set(steps[-self.keep :])
         for step in list(kept):
             try:
-                kept.add(_read_best(self._path(step)).step)
+                best = _read_best(self._path(step)).step
+                if best is not None:
+                    kept.add(best)
             except OSError as error:  # nothing resumes from it
                 logging.warning("%s", error)
         for step in steps:

@@ -7,6 +7,7 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
@@ -28,7 +29,8 @@ class SummaryWriter:
         Raises:
             OSError: the directory cannot be made.
         """
-        self._writer, self._report = None, report
+        self._writer: Any = None
+        self._report = report
         if directory is None:
             return
         directory.mkdir(parents=True, exist_ok=True)

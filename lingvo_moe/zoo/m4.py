@@ -8,6 +8,8 @@ For pods: equal layers are one loop, so that 60 layers compile as fast as 12, an
 weight that grows with the experts and that every core needs whole, are cut at rest.
 """
 
+from typing import Literal
+
 from lingvo_moe.core.registry import register
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.layers.dispatch import Einsum
@@ -25,7 +27,7 @@ class _M4:
     num_experts: int | None = None
     head_dim = 128
     batch_tokens = 2**20
-    activation_dtype = "float32"
+    activation_dtype: Literal["float32", "bfloat16"] = "float32"
 
     def params(self) -> TranslationParams:
         """The frozen params."""
@@ -98,7 +100,7 @@ class MoE128E36L(_M4):
     """37B weights: 128 experts, 36 layers, on 128 cores."""
 
     num_layers = 36
-    num_experts = 128
+    num_experts: int | None = 128
 
 
 @register
@@ -106,7 +108,7 @@ class MoE128E12L(_M4):
     """12.5B weights: 128 experts, 12 layers, on 128 cores."""
 
     num_layers = 12
-    num_experts = 128
+    num_experts: int | None = 128
 
 
 @register

@@ -10,6 +10,7 @@ differs.
 """
 
 import dataclasses
+from typing import Any
 
 from lingvo_moe.core.registry import register
 from lingvo_moe.data.pipeline import InputParams
@@ -29,8 +30,8 @@ _WARMUP_STEPS = 8000
 _PEAK_RATE = 0.002
 
 # Section 6.2: each regularises experts that would overfit small languages.
-_EXPERT_OUTPUT_MASKING = {"output_mask_rate": 0.2}
-_CONDITIONAL_ROUTING = {
+_EXPERT_OUTPUT_MASKING: dict[str, Any] = {"output_mask_rate": 0.2}
+_CONDITIONAL_ROUTING: dict[str, Any] = {
     "shared_expert": True,
     "shared_gate_dropout_rate": 0.2,
     "shared_gate_loss_weight": 0.1,
@@ -109,13 +110,11 @@ class Dense(_Nllb):
 class _Small(small.MoE):
     """small.MoE with one of the paper's regularisers."""
 
-    regulariser: dict
+    regulariser: dict[str, Any]
 
     def params(self) -> TranslationParams:
         """The frozen params."""
-        params = super().params()
-        moe = dataclasses.replace(params.model.moe, **self.regulariser)
-        return dataclasses.replace(params, model=dataclasses.replace(params.model, moe=moe))
+        return super().params().with_moe(**self.regulariser)
 
 
 @register

@@ -4,8 +4,6 @@ Top-1 gating, capacity factor 1.25, balance loss weighed 0.01 and router inputs 
 (sections 2.2 and 2.4, appendix C). In evaluation nothing is dropped, as everywhere in this zoo.
 """
 
-import dataclasses
-
 from lingvo_moe.core.registry import register
 from lingvo_moe.gatings.switch import Switch
 from lingvo_moe.layers.router import ByToken
@@ -14,14 +12,12 @@ from lingvo_moe.zoo import m4, small
 
 
 def _with_recipe(params: TranslationParams) -> TranslationParams:
-    moe = dataclasses.replace(
-        params.model.moe,
+    return params.with_moe(
         gating=Switch(),
         capacity_factor=1.25,
         router=ByToken(jitter=0.01),
         aux_loss_weight=0.01,
     )
-    return dataclasses.replace(params, model=dataclasses.replace(params.model, moe=moe))
 
 
 @register

@@ -1,0 +1,39 @@
+"""What a runtime needs of the model that it runs."""
+
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.training.step import Trainable
+
+
+class Task(Trainable, Protocol):
+    """A model that is trained and translates; shapes as in tasks.translation.TranslationTask."""
+
+    def for_xla(self, groups: int) -> "Task":
+        """The same for a compiler that wants static shapes in evaluation and decoding too."""
+
+    def translate(
+        self,
+        theta: NestedMap,
+        source_ids: tf.Tensor,
+        lengths: tf.Tensor,
+        tasks: tf.Tensor | None = None,
+        decoding: Any = None,
+    ) -> Any:
+        """The best translations of a batch, searched as `decoding` says."""
+
+    def score(
+        self,
+        theta: NestedMap,
+        source_ids: tf.Tensor,
+        source_lengths: tf.Tensor,
+        target_ids: tf.Tensor,
+        target_lengths: tf.Tensor,
+        tasks: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """float32 [B, T]: log-probabilities of given translations."""
+
+    def routes(self, theta: NestedMap, *given: tf.Tensor) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
+        """Which experts each token goes to; given as to `score`."""
