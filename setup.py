@@ -47,6 +47,7 @@ setup(
             "pytest>=8,<10",
             "pytest-xdist>=3,<4",
             "ruff>=0.12,<0.18",
+            "setuptools>=68",
         ],
     },
     entry_points={

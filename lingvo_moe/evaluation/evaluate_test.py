@@ -84,7 +84,7 @@ def test_small_pairs_are_scored_once_more_as_one(tmp_path, baselines):
     }
     alone = score_pair(PairOutput(pair="*-en", train_examples=140, **small))
     assert pooled.bleu == alone.bleu
-    assert pooled.delta_bleu is not None
+    assert pooled.delta_bleu == pytest.approx(pooled.bleu - pooled.baseline_bleu)
     # One small pair would be pooled with nothing.
     assert evaluate(outputs[:3], tmp_path / "three").pooled == ()
 

@@ -1,17 +1,10 @@
 """Tests of the pictures: sizes, and that what differs looks different."""
 
-import io
-
 import numpy as np
 import pytest
-from PIL import Image
 
 from lingvo_moe.evaluation.experts_plot import draw_coactivation, draw_load, draw_similarity
-
-
-def _pixels(png):
-    assert png.startswith(b"\x89PNG\r\n")
-    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).astype(int)
+from lingvo_moe.testing.pictures import ink, pixels
 
 
 def _languages(count):
@@ -27,13 +20,13 @@ def _load(num_languages, num_experts, seed=0):
     ("languages", "experts"), [(1, 1), (3, 8), (100, 8), (3, 512), (100, 512), (300, 2048)]
 )
 def test_a_picture_fits_a_page_whatever_it_shows(languages, experts):
-    height, width, _ = _pixels(_load(languages, experts)).shape
+    height, width, _ = pixels(_load(languages, experts)).shape
     assert 400 <= width <= 1088  # 68 rem, the page's width
     assert 200 <= height <= 1500
 
 
 def test_more_languages_make_a_taller_picture_and_more_experts_a_wider_one():
-    few, tall, wide = (_pixels(_load(*size)).shape for size in ((3, 8), (30, 8), (3, 16)))
+    few, tall, wide = (pixels(_load(*size)).shape for size in ((3, 8), (30, 8), (3, 16)))
     assert tall[0] > few[0]
     assert tall[1] == few[1]
     assert wide[1] > few[1]
@@ -42,7 +35,7 @@ def test_more_languages_make_a_taller_picture_and_more_experts_a_wider_one():
 
 def _has_gray(png):
     """The colour of what is unknown, #d9dee4, up to the palette's rounding."""
-    return (np.abs(_pixels(png) - [0xD9, 0xDE, 0xE4]).max(axis=-1) <= 2).sum()
+    return ink(png, "#d9dee4", tolerance=2)
 
 
 def test_a_language_without_choices_is_a_gray_row():
@@ -63,18 +56,17 @@ def test_nothing_known_is_drawn_all_the_same():
 def test_labels_are_text_not_mathematics():
     shares = np.full((2, 8), 1 / 8)
 
-    def ink(*labels):
-        pixels = _pixels(draw_load(shares, labels, range(8), "$\\bad$"))  # or an error, as below
-        return (pixels.max(axis=-1) < 30).sum()  # darker than any cell
+    def black(*labels):  # darker than any cell
+        return ink(draw_load(shares, labels, range(8), "$\\bad$"), "#000000", tolerance=29)
 
-    assert ink("$a$", "b") > ink("a", "b") + 15  # the dollars are drawn
-    assert ink("$\\bad", "b$_") > ink("bad", "b") + 15  # as mathematics it would be an error
+    assert black("$a$", "b") > black("a", "b") + 15  # the dollars are drawn
+    assert black("$\\bad", "b$_") > black("bad", "b") + 15  # as mathematics it would be an error
 
 
 @pytest.mark.parametrize("count", [1, 3, 100, 250])
 def test_similarity_of_few_and_many(count):
     similarity = np.random.default_rng(0).random((count, count))
-    height, width, _ = _pixels(draw_similarity(similarity, _languages(count), [count], "s")).shape
+    height, width, _ = pixels(draw_similarity(similarity, _languages(count), [count], "s")).shape
     assert max(height, width) <= 1088
 
 
@@ -82,8 +74,7 @@ def test_lines_part_the_groups():
     similarity = np.full((6, 6), 0.5)
 
     def orange(groups):
-        pixels = _pixels(draw_similarity(similarity, _languages(6), groups, "side"))
-        return (np.abs(pixels - [0xC4, 0x56, 0x2D]).max(axis=-1) < 40).sum()
+        return ink(draw_similarity(similarity, _languages(6), groups, "side"), "#c4562d")
 
     assert orange([6]) < orange([2, 4]) < orange([2, 2, 2])
 
@@ -93,7 +84,7 @@ def test_more_than_chance_is_red_and_less_is_blue():
 
     def colors(value):
         lift[2:6, 2:6] = value
-        middle = _pixels(draw_coactivation(lift, range(8), "layer"))[180:220, 180:220]
+        middle = pixels(draw_coactivation(lift, range(8), "layer"))[180:220, 180:220]
         return middle[..., 0].mean() - middle[..., 2].mean()
 
     assert colors(3.0) > 60
@@ -105,5 +96,5 @@ def test_more_than_chance_is_red_and_less_is_blue():
 def test_coactivation_of_few_and_many(count):
     lift = np.random.default_rng(0).lognormal(size=(count, count))
     np.fill_diagonal(lift, np.nan)
-    height, width, _ = _pixels(draw_coactivation(lift, range(count), "layer")).shape
+    height, width, _ = pixels(draw_coactivation(lift, range(count), "layer")).shape
     assert max(height, width) <= 1088

@@ -1,14 +1,12 @@
 """Tests of the plot: the moving average by hand, and that every kind of report is drawn."""
 
-import io
-
 import numpy as np
 import pytest
-from PIL import Image
 
 from lingvo_moe.evaluation.plot import draw_plot, moving_average
 from lingvo_moe.evaluation.report_test import make_report, make_score
 from lingvo_moe.reporting.figure import COLORS
+from lingvo_moe.testing.pictures import ink, pixels
 
 
 def test_moving_average_by_hand():
@@ -25,17 +23,6 @@ def test_a_constant_stays_constant_to_its_ends():
     np.testing.assert_allclose(moving_average([7.0] * 25), 7.0)
 
 
-def pixels(reports):
-    """Of the plot: [height, width, 3]."""
-    return np.asarray(Image.open(io.BytesIO(draw_plot(reports)))).astype(int)
-
-
-def ink(picture, color):
-    """How many pixels have about that colour."""
-    wanted = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
-    return int((np.abs(picture - wanted).max(axis=-1) < 40).sum())
-
-
 @pytest.mark.parametrize("baseline", [None, 20.0])
 def test_few_and_many_pairs_are_drawn(baseline):
     def report(pairs):
@@ -43,15 +30,15 @@ def test_few_and_many_pairs_are_drawn(baseline):
             *(make_score(f"x{i}-en", 1000 - i, 30.0 + i, baseline) for i in range(pairs))
         )
 
-    one, few, many = (pixels([report(pairs)]) for pairs in (1, 12, 100))
-    assert one.shape[1] < few.shape[1] < many.shape[1]
+    one, few, many = (draw_plot([report(pairs)]) for pairs in (1, 12, 100))
+    assert pixels(one).shape[1] < pixels(few).shape[1] < pixels(many).shape[1]
     assert ink(one, COLORS[0]) < ink(few, COLORS[0]) < ink(many, COLORS[0])
 
 
 def test_a_system_without_baseline_may_stand_beside_one_with():
     with_baseline = make_report(make_score("a-en", 9, 30.0, 20.0), make_score("b-en", 0, 9.0, 3.0))
     without = make_report(make_score("a-en", 9, 30.0))
-    both = pixels([without, with_baseline])
+    both = draw_plot([without, with_baseline])
     assert ink(both, COLORS[1]) > ink(both, COLORS[0])  # of the first only the legend
 
 
@@ -59,7 +46,8 @@ def test_every_system_is_drawn_even_with_colours_used_up():
     # All lie on one another: what one more system, of a colour used before, adds is its name.
     report = make_report(make_score("a-en", 9, 30.0, 20.0))
     count = len(COLORS)
-    assert ink(pixels([report] * (count + 1)), COLORS[0]) > ink(pixels([report] * count), COLORS[0])
+    one_more, all_colors = (draw_plot([report] * n) for n in (count + 1, count))
+    assert ink(one_more, COLORS[0]) > ink(all_colors, COLORS[0])
 
 
 def test_names_that_are_no_labels_are_drawn_as_they_stand():
@@ -67,4 +55,5 @@ def test_names_that_are_no_labels_are_drawn_as_they_stand():
     names += [f"{'x' * 190}-en", f"{'日' * 60}-中"]
     scores = [make_score(name, 9, 30.0, 20.0) for name in names]
     report = make_report(*scores, model="$\\bad{", baseline_model="_^{$")
-    assert ink(pixels([report]), COLORS[0]) > 100
+    plain = make_report(*(make_score(f"x{i}-en", 9, 30.0, 20.0) for i in range(len(names))))
+    assert ink(draw_plot([report]), COLORS[0]) > ink(draw_plot([plain]), COLORS[0]) / 2

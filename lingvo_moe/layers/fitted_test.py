@@ -1,8 +1,11 @@
 """No token is lost, at any load; oracles: one device, no capacity, and the step of train.step."""
 
+import collections
+import contextlib
 import dataclasses
 import functools
 import json
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -78,6 +81,19 @@ class Regression:
         return TrainStep(task=self, optimizer=optimizer, rungs=self.rungs, seed=5, **changes)
 
 
+@contextlib.contextmanager
+def counting_traces():
+    """Yields, by dispatcher, how often the loss is called: only while a program is traced."""
+    traced, loss = collections.Counter(), Regression.loss
+
+    def counted(task, *args):
+        traced[task.dispatcher] += 1
+        return loss(task, *args)
+
+    with mock.patch.object(Regression, "loss", counted):
+        yield traced
+
+
 def batch(step, skew=0.0):
     """Random vectors; those of a skewed batch point one way, which one expert takes."""
     rng = np.random.default_rng(step)
@@ -110,11 +126,12 @@ def unlimited(groups):
 def fitted():
     """Metrics and state of training, and how often rungs were traced in two rounds of it."""
     runtime = Local(task := Regression(Fitted()), task.step())
-    metrics = train(runtime)
-    state = {name: np.asarray(value) for name, value in runtime.state().items()}
-    for one in BATCHES:
-        runtime.train(one)
-    return metrics, state, [f.experimental_get_tracing_count() for f in runtime._train]
+    with counting_traces() as traced:
+        metrics = train(runtime)
+        state = {name: np.asarray(value) for name, value in runtime.state().items()}
+        for one in BATCHES:
+            runtime.train(one)
+    return metrics, state, [traced[rung.dispatcher] for rung in task.rungs]
 
 
 def test_training_is_that_without_a_capacity():

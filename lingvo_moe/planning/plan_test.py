@@ -8,6 +8,7 @@ import pytest
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.planning import plan as plan_module
 from lingvo_moe.planning.plan import Mesh, default_mesh, make_plan, sweep
+from lingvo_moe.planning.plots import draw_sweep
 from lingvo_moe.planning.report import (
     cause,
     collective_rows,
@@ -18,6 +19,7 @@ from lingvo_moe.planning.report import (
 )
 from lingvo_moe.planning.tpu_compile import Compiled, compile_step
 from lingvo_moe.runtimes.hlo import Collective
+from lingvo_moe.testing.pictures import ink
 
 # The paper's Table 3: steps a second on TPU v3, a core an expert.
 TABLE_3 = {
@@ -134,9 +136,11 @@ def test_sweep_report(tmp_path, monkeypatch):
     assert [p.mesh.shape for p in plans] == [(8,), (16,)]
     rows = {p.estimate.costs.tokens / p.estimate.costs.devices for p in plans}
     assert rows == {2**20 / 128}
-    write_report([plans[0], dataclasses.replace(plans[1], compiled=COMPILED)], tmp_path)
+    both = [plans[0], dataclasses.replace(plans[1], compiled=COMPILED)]
+    write_report(both, tmp_path)
     assert len(json.loads((tmp_path / "plan.json").read_text())) == 2
-    assert (tmp_path / "sweep.png").stat().st_size > 10_000
+    picture = (tmp_path / "sweep.png").read_bytes()
+    assert ink(picture, "#000000") > ink(draw_sweep(plans), "#000000")  # the compiler's diamond
     page = (tmp_path / "index.html").read_text()
     assert "device-years" in page
     assert "<summary>16 devices</summary>" in page

@@ -1,30 +1,27 @@
-import io
 import unicodedata
 
-import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from PIL import Image
 
 from lingvo_moe.reporting import figure as module
 from lingvo_moe.reporting.figure import legible, to_png
+from lingvo_moe.testing.pictures import ink, pixels
 
 
-def _pixels(*texts, palette=False):
+def _drawn(*texts, palette=False):
     figure = Figure((3, 0.5 * len(texts)), dpi=100, layout="constrained")
     for i, text in enumerate(texts):
         figure.text(0.05, (i + 0.3) / len(texts), text)
-    png = to_png(figure, palette=palette)
-    return np.asarray(Image.open(io.BytesIO(png)).convert("L")).astype(int)
+    return to_png(figure, palette=palette)
 
 
 def _ink(text):
-    return int((_pixels(text) < 128).sum())
+    return ink(_drawn(text), "#000000", tolerance=127)
 
 
 @pytest.mark.parametrize("palette", [False, True])
 def test_a_picture_has_the_size_of_its_figure(palette):
-    assert _pixels("a", palette=palette).shape == (50, 300)
+    assert pixels(_drawn("a", palette=palette)).shape == (50, 300, 3)
 
 
 def test_texts_are_not_mathematics():

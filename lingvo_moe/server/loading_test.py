@@ -11,36 +11,19 @@ from lingvo_moe.server.app import Server
 from lingvo_moe.server.loading import Trained, load, load_all, split_name
 from lingvo_moe.serving.export import export_saved_model
 from lingvo_moe.tasks.evaluation import load_translator
-from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.scorer import Scorer
-from lingvo_moe.tasks.training import train_step
-from lingvo_moe.testing import tiny_world
+from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
 LINES = [
     "kara mi", "ka\u2028ra", "mi\x85ra", "ti\x0cra so", "ka\x0bra", "a\x1cb\x1dc\x1ed", "mi\rra",
     "", "\u3000", "\u200b", "\ufeff", "<b>&amp;", "kara " * 30, "mira",
 ]  # fmt: skip
-SMALL = (
-    *tiny_world.SHRINK,
-    "model.num_encoder_layers=1",
-    "model.num_decoder_layers=1",
-    "model.moe.every_n=1",
-    "input.source_length=6",
-    "decoding.length_ratio=0.5",
-    "decoding.length_penalty=5.0",  # or a model that knows nothing says nothing
-)
+SMALL = (*SMALLEST, "input.source_length=6")
 
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
-    """A model with weights drawn at random."""
-    made = ModelDir.create(
-        tmp_path_factory.mktemp("model"), "tiny.MoE", SMALL, tiny_world.dataset()
-    )
-    runtime = Local(made.task, train_step(made.task))
-    runtime.initialize(5)
-    made.checkpoints.save(1, runtime.state())
-    return made
+    return random_logdir(tmp_path_factory.mktemp("model"), SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -134,11 +117,7 @@ def test_names(tmp_path):
 
 
 def test_a_model_that_routes_by_source_language(tmp_path):
-    overrides = (*SMALL, "model.moe.router=ByTask(task='source')")
-    made = ModelDir.create(tmp_path, "tiny.MoE", overrides, tiny_world.dataset())
-    runtime = Local(made.task, train_step(made.task))
-    runtime.initialize(5)
-    made.checkpoints.save(1, runtime.state())
+    random_logdir(tmp_path, [*SMALL, "model.moe.router=ByTask(task='source')"])
     model = load(tmp_path, 1)
     assert isinstance(model, Trained)
     assert model.needs_source_language

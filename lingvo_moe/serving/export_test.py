@@ -22,18 +22,9 @@ from lingvo_moe.serving.exported import Exported
 from lingvo_moe.serving.storage import STORAGES
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import WEIGHTS, ModelDir
-from lingvo_moe.tasks.training import train_step
 from lingvo_moe.testing import tiny_world
+from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
-SMALL = (
-    *tiny_world.SHRINK,
-    "model.num_encoder_layers=1",
-    "model.num_decoder_layers=1",
-    "model.moe.every_n=1",
-    "input.source_length=4",
-    "decoding.length_ratio=0.5",
-    "decoding.length_penalty=5.0",  # or a model that knows nothing says nothing
-)
 LONG = "kara " * 10
 LINES = [
     "kara mi", "ka\u2028ra", "mi\x85ra", "ti\x0cra so", "ka\x0bra", "a\x1cb\x1dc\x1ed", "mi\rra",
@@ -45,13 +36,7 @@ HOSTILE = ("\ufeff" + "\r\n".join(LINES) + "\n").encode()
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
-    """A model with weights drawn at random."""
-    path = tmp_path_factory.mktemp("model")
-    made = ModelDir.create(path, "tiny.MoE", SMALL, tiny_world.dataset())
-    runtime = Local(made.task, train_step(made.task))
-    runtime.initialize(5)
-    made.checkpoints.save(1, runtime.state())
-    return made
+    return random_logdir(tmp_path_factory.mktemp("model"), [*SMALLEST, "input.source_length=4"])
 
 
 @pytest.fixture(scope="module")

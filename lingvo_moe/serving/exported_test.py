@@ -8,28 +8,14 @@ from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.export import ServedModel, read_theta
 from lingvo_moe.serving.exported import Exported
 from lingvo_moe.tasks.evaluation import load_translator
-from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.training import train_step
-from lingvo_moe.testing import tiny_world
+from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
 SENTENCES = ["kara mi", "", "ka\u2028ra", "mi " * 40, "mira so"]
-SMALL = (
-    *tiny_world.SHRINK,
-    "model.num_encoder_layers=1",
-    "model.num_decoder_layers=1",
-    "input.source_length=4",
-    "decoding.length_ratio=0.5",
-    "decoding.length_penalty=5.0",  # or a model that knows nothing says nothing
-    "decoding.n_best=2",
-)
 
 
-def _trained(path, *overrides):
-    made = ModelDir.create(path, "tiny.MoE", (*SMALL, *overrides), tiny_world.dataset())
-    runtime = Local(made.task, train_step(made.task))
-    runtime.initialize(5)
-    made.checkpoints.save(1, runtime.state())
-    return made
+def _random(path, *overrides):
+    more = ("input.source_length=4", "decoding.n_best=2")
+    return random_logdir(path, [*SMALLEST, *more, *overrides])
 
 
 def _save(model_dir, output):
@@ -41,7 +27,7 @@ def _save(model_dir, output):
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
-    return _trained(tmp_path_factory.mktemp("model"))
+    return _random(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +73,7 @@ def test_errors(exported, arguments, message):
 
 
 def test_a_model_that_routes_by_source_language_is_told_it(tmp_path):
-    model_dir = _trained(tmp_path, "model.moe.router=ByTask(task='source')")
+    model_dir = _random(tmp_path, "model.moe.router=ByTask(task='source')")
     exported = Exported(_save(model_dir, tmp_path / "export"))
     source = exported.pairs[0].partition("-")[0]
     assert exported.needs_source_language

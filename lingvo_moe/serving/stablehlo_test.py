@@ -16,6 +16,7 @@ from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.testing import tiny_world
+from lingvo_moe.testing.logdirs import SMALLEST
 
 pytest.importorskip("jax")
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -23,16 +24,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 STEPS = 3
 # Each of two compilers adds up float32 numbers in its own order: some 1e-7 a step.
 TOLERANCE = 2e-5
-SMALL = (
-    *tiny_world.SHRINK,
-    "model.num_encoder_layers=1",
-    "model.num_decoder_layers=1",
-    "model.moe.every_n=1",
-    "input.source_length=12",
-    "input.target_length=12",
-    "decoding.length_ratio=0.5",
-    "decoding.length_penalty=5.0",  # or a model that knows nothing says nothing
-)
+SMALL = (*SMALLEST, "input.source_length=12", "input.target_length=12")
 LONG = "kara " * 60  # more than 4 · 12 tokens
 SENTENCES = [
     "kara mi", "", "tira so\u2028kara", "mi\x85r\x0ca\x1c", "m\ri", "\u3000", "\u200b", LONG, "mi",

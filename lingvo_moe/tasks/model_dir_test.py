@@ -9,29 +9,11 @@ from lingvo_moe.core.params import override, to_fields, to_text
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.training import TrainingJob, train_model
+from lingvo_moe.tasks.training import train_model
+from lingvo_moe.testing.logdirs import training_job
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
 
 LINES = ["klices nolek", "kara", "nolek kara klices"]
-
-
-def _job(logdir, *overrides, **fields):
-    job = TrainingJob(
-        model="tiny.MoE",
-        overrides=[*SHRINK, "train.max_steps=1", *overrides],
-        dataset=dataset(),
-        logdir=logdir,
-        make_runtime=Local,
-        report=lambda line: None,
-    )
-    return dataclasses.replace(job, **fields)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    path = tmp_path_factory.mktemp("trained") / "logdir"
-    train_model(_job(path))
-    return path
 
 
 @pytest.fixture
@@ -189,7 +171,7 @@ class TestGoingOn:
     def test_what_may_not_change_is_refused_and_changes_nothing(self, logdir, text, values):
         before = _contents(logdir)
         with pytest.raises(ValueError, match="cannot change when training goes on") as error:
-            train_model(_job(logdir, text))
+            train_model(training_job(logdir, text))
         assert f"Logdir {logdir} is of a model with {values}" in str(error.value)
         assert _contents(logdir) == before
 
@@ -205,12 +187,12 @@ class TestGoingOn:
         """beta1 gives each weight a slot that the checkpoint lacks."""
         before = _contents(logdir)
         with pytest.raises(ValueError, match="The checkpoint has no tensor 'slots/"):
-            train_model(_job(logdir, "optimizer.beta1=0.9", "train.max_steps=2"))
+            train_model(training_job(logdir, "optimizer.beta1=0.9", "train.max_steps=2"))
         assert _contents(logdir) == before
 
     def test_a_fresh_logdir_that_is_refused_is_not_made(self, tmp_path):
         with pytest.raises(ValueError, match="Unknown pair 'qna-fr'"):
-            train_model(_job(tmp_path / "logdir", "input.pairs=('qna-fr',)"))
+            train_model(training_job(tmp_path / "logdir", "input.pairs=('qna-fr',)"))
         assert not (tmp_path / "logdir").exists()
 
     def test_a_full_disk_leaves_a_finished_model(self, logdir, monkeypatch):
@@ -221,14 +203,14 @@ class TestGoingOn:
 
         monkeypatch.setattr(files.os, "fsync", full)
         with pytest.raises(OSError, match=rf"{logdir} cannot be written \(.*quota exceeded"):
-            train_model(_job(logdir, "train.max_steps=2"))
+            train_model(training_job(logdir, "train.max_steps=2"))
         assert _contents(logdir) == before
 
     def test_a_logdir_of_format_1_is_converted_with_a_notice(self, logdir, monkeypatch):
         params, lines = ModelDir.open(logdir).params, []
         _make_format_1(logdir)
         _register_another_default(monkeypatch)
-        train_model(_job(logdir, report=lines.append))
+        train_model(training_job(logdir, report=lines.append))
         assert sum(f"{logdir} was of format 1 and is now of 2" in line for line in lines) == 1
         converted = ModelDir.open(logdir)
         assert (converted.format, converted.params) == (2, params)
@@ -241,7 +223,7 @@ class TestData:
     def _refused(self, logdir, changed, message):
         before = _contents(logdir)
         with pytest.raises(ValueError, match=message):
-            train_model(_job(logdir, dataset=changed))
+            train_model(training_job(logdir, dataset=changed))
         assert _contents(logdir) == before
 
     def test_half_of_the_data(self, logdir):

@@ -19,28 +19,19 @@ from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.evaluation import baseline_translators, load_translator, translate_split
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import (
-    TrainingJob,
     check_nothing_lost,
     summarize,
     train_baselines,
     train_model,
 )
+from lingvo_moe.testing.logdirs import training_job
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
 
 EVERY = ("train.log_every=2", "train.eval_every=4", "train.checkpoint_every=4")
 
 
-def _train(logdir, *overrides, model="tiny.MoE", report=lambda line: None, **options):
-    job = TrainingJob(
-        model=model,
-        overrides=[*SHRINK, *EVERY, *overrides],
-        dataset=dataset(),
-        logdir=logdir,
-        make_runtime=Local,
-        report=report,
-        **options,
-    )
-    return train_model(job)
+def _train(logdir, *overrides, **fields):
+    return train_model(training_job(logdir, *EVERY, *overrides, **fields))
 
 
 def _theta(logdir, step):
@@ -132,10 +123,14 @@ def test_dispatchers_train_alike(tmp_path, dispatcher):
         np.testing.assert_allclose(value, other[name], atol=1e-3, err_msg=name)
 
 
-def test_bfloat16_activations_train(tmp_path):
-    lines = []
-    _train(tmp_path, "train.max_steps=4", "activation_dtype=bfloat16", report=lines.append)
-    assert any(line.startswith("step 4/4  loss ") for line in lines)
+def test_bfloat16_activations_train_near_float32(tmp_path):
+    exact = ("train.max_steps=4", "model.dropout_rate=0.0")
+    full, half = (
+        _train(tmp_path / dtype, *exact, f"activation_dtype={dtype}").best_loss
+        for dtype in ("float32", "bfloat16")
+    )
+    assert half != full  # it was rounded: a product's error is 2 ** -9 of it, 0.2 %
+    assert half == pytest.approx(full, rel=0.01)
 
 
 def test_a_run_says_what_it_will_and_does_learn(tmp_path):
@@ -264,20 +259,10 @@ def test_dropped_without_a_capacity():
         check_nothing_lost(NestedMap(pair_dropped=np.array([[1, 2]]), steps=1), params)
 
 
-def _baselines(directory, report, *overrides):
-    return TrainingJob(
-        model="tiny.Bilingual",
-        overrides=[*SHRINK, *overrides],
-        dataset=dataset(),
-        logdir=directory,
-        make_runtime=Local,
-        report=report,
-    )
-
-
 def test_baselines_resume_and_translate(tmp_path):
     pairs, lines = ["qna-en", "qta-en"], []
-    job = _baselines(tmp_path, lines.append, "train.max_steps=2")
+    more = {"model": "tiny.Bilingual", "report": lines.append}
+    job = training_job(tmp_path, "train.max_steps=2", **more)
     assert train_baselines(job, pairs) is None
     assert any(line.startswith("[2/2 qta-en] step 2/2") for line in lines)
     lines.clear()
@@ -296,10 +281,9 @@ def test_a_signal_ends_all_baselines(tmp_path, monkeypatch):
         return next_batch(self)
 
     monkeypatch.setattr(Prefetcher, "next_batch", interrupt)
-    job = _baselines(tmp_path, lambda line: None, "train.max_steps=1")
-    assert (
-        train_baselines(job, ["qna-en", "qta-en"]) == signal.SIGTERM
-    )  # which came in the last step of the first
+    job = training_job(tmp_path, model="tiny.Bilingual")
+    # The signal comes in the last step of the first.
+    assert train_baselines(job, ["qna-en", "qta-en"]) == signal.SIGTERM
     assert [path.name for path in tmp_path.iterdir()] == ["qna-en"]
 
 
@@ -328,22 +312,16 @@ def test_a_shard_damaged_during_training_loses_nothing(tmp_path, monkeypatch):
 class TestBadInput:
     """Each ends in a message that says what to do."""
 
-    @pytest.fixture(scope="class")
-    def logdir(self, tmp_path_factory):
-        path = tmp_path_factory.mktemp("logdir")
-        _train(path, "train.max_steps=1")
-        return path
-
-    def test_a_logdir_of_another_model(self, logdir):
+    def test_a_logdir_of_another_model(self, trained):
         with pytest.raises(ValueError, match=r"is of model 'tiny.MoE', not 'tiny.Dense'"):
-            _train(logdir, model="tiny.Dense")
+            _train(trained, model="tiny.Dense")
 
-    def test_a_logdir_in_which_another_process_trains(self, logdir):
-        before = (logdir / "model.json").stat().st_mtime_ns
-        message = rf"{logdir} is in use by process {os.getpid()} on "
-        with lock.hold(logdir), pytest.raises(ValueError, match=message):
-            _train(logdir, "train.max_steps=2")
-        assert (logdir / "model.json").stat().st_mtime_ns == before
+    def test_a_logdir_in_which_another_process_trains(self, trained):
+        before = (trained / "model.json").stat().st_mtime_ns
+        message = rf"{trained} is in use by process {os.getpid()} on "
+        with lock.hold(trained), pytest.raises(ValueError, match=message):
+            _train(trained, "train.max_steps=2")
+        assert (trained / "model.json").stat().st_mtime_ns == before
 
     def test_an_unknown_model(self, tmp_path):
         with pytest.raises(ValueError, match=r"Unknown model 'tiny.MoF'. Did you mean 'tiny.MoE'"):
@@ -366,11 +344,11 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"Prepare it with --joint_vocab"):
             _train(tmp_path, "model.shared_embedding=True")
 
-    def test_another_vocabulary_than_the_checkpoints(self, logdir):
+    def test_another_vocabulary_than_the_checkpoints(self, trained):
         hashes = {**dataset().hashes, "source": "0" * 64}
         other = dataclasses.replace(dataset(), hashes=hashes)
         with pytest.raises(ValueError, match=r"is not the one that .* was trained with"):
-            ModelDir.open(logdir).check_dataset(other)
+            ModelDir.open(trained).check_dataset(other)
 
     def test_no_logdir(self, tmp_path):
         with pytest.raises(ValueError, match=r"is no logdir: it has no model.json"):
@@ -381,14 +359,14 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"has no checkpoint yet"):
             model_dir.read_checkpoint()
 
-    def test_an_unknown_target_language(self, logdir):
-        model_dir = ModelDir.open(logdir)
+    def test_an_unknown_target_language(self, trained):
+        model_dir = ModelDir.open(trained)
         translator, _ = load_translator(model_dir, Local(model_dir.task))
         with pytest.raises(ValueError, match=r"does not translate into 'fr'; it knows en"):
             translator(["a"], "fr")
 
-    def test_empty_lines_stay_empty(self, logdir):
-        model_dir = ModelDir.open(logdir)
+    def test_empty_lines_stay_empty(self, trained):
+        model_dir = ModelDir.open(trained)
         translator, _ = load_translator(model_dir, Local(model_dir.task))
         results = translator(["", "kara", "  "], "en")
         assert [best[0].text for best in (results[0], results[2])] == ["", ""]

@@ -11,10 +11,10 @@ from lingvo_moe.placement.policy_maker import PolicyMaker
 from lingvo_moe.placement.rates import ExpertShape, from_hardware
 from lingvo_moe.placement.rebalance import Rebalanced
 from lingvo_moe.placement.scheduler import MaxTrigger, Scheduler
-from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.training import TrainingJob, train_model
-from lingvo_moe.testing.tiny_world import SHRINK, dataset
+from lingvo_moe.tasks.training import train_model
+from lingvo_moe.testing.logdirs import training_job
+from lingvo_moe.testing.tiny_world import SHRINK
 
 pytestmark = pytest.mark.slow
 
@@ -41,15 +41,7 @@ def scheduler(task):
 
 
 def run(logdir, *overrides, **options):
-    job = TrainingJob(
-        model="tiny.MoE",
-        overrides=[*SMALL, *overrides],
-        dataset=dataset(),
-        logdir=logdir,
-        make_runtime=Local,
-        **options,
-    )
-    return train_model(job)
+    return train_model(training_job(logdir, *SMALL, *overrides, **options))
 
 
 def scalars(logdir):

@@ -2,10 +2,10 @@ import pytest
 
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
-from lingvo_moe.runtimes.local import Local
-from lingvo_moe.tasks.training import TrainingJob, train_model
+from lingvo_moe.tasks.training import train_model
 from lingvo_moe.tasks.translation import TranslationTask
-from lingvo_moe.testing.tiny_world import SHRINK, dataset
+from lingvo_moe.testing.logdirs import training_job
+from lingvo_moe.testing.tiny_world import SHRINK
 
 DISPATCHER = "model.moe.dispatcher=VExperts(devices=2, slots_per_device=6)"
 
@@ -26,13 +26,6 @@ def test_a_scan_cannot_hold_them():
 
 
 def test_other_experts_cannot_move(tmp_path):
-    job = TrainingJob(
-        model="tiny.MoE",
-        overrides=[*SHRINK, "train.max_steps=1"],
-        dataset=dataset(),
-        logdir=tmp_path,
-        make_runtime=Local,
-        make_scheduler=lambda task: None,
-    )
+    job = training_job(tmp_path, make_scheduler=lambda task: None)
     with pytest.raises(ValueError, match="Only VExperts can move; pass --set="):
         train_model(job)

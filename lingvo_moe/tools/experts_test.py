@@ -1,30 +1,17 @@
 """lingvo-moe-experts as its users run it: in a process of its own."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.testing.commands import error_of, succeed
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
-
-
-def _run(*arguments):
-    command = [sys.executable, "-m", "lingvo_moe.tools.experts", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def _model_dir(path, model="tiny.MoE"):
     return ModelDir.create(path, model, SHRINK, dataset())
-
-
-def _error(*arguments):
-    result = _run(*arguments)
-    assert result.returncode == 1
-    assert "Traceback" not in result.stderr
-    return result.stderr.strip().splitlines()[-1]
 
 
 def test_a_logdir_with_a_record_becomes_a_page(tmp_path):
@@ -38,8 +25,7 @@ def test_a_logdir_with_a_record_becomes_a_page(tmp_path):
         pair_load=load,
         coactivation=None,
     ).save(model_dir.routing_path)
-    result = _run(f"--logdir={tmp_path}")
-    assert result.returncode == 0, result.stderr
+    result = succeed("experts", f"--logdir={tmp_path}")
     # The busiest expert has 9 of 16 choices, 4.5 times an eighth.
     assert result.stdout.splitlines()[2].split()[:4] == ["encoder/layer_01", "8", "4.50", "0"]
     assert result.stderr.strip().endswith(f"Page: {tmp_path}/experts/index.html")
@@ -48,21 +34,21 @@ def test_a_logdir_with_a_record_becomes_a_page(tmp_path):
     assert len(numbers["languages"]) == len(model_dir.pairs)
     # The page is replaced each time, but not where somebody keeps a file of her own.
     (tmp_path / "experts" / "notes.txt").write_text("mine")
-    message = _error(f"--logdir={tmp_path}")
+    message = error_of("experts", f"--logdir={tmp_path}")
     assert "files that lingvo-moe-experts did not make" in message
     assert "notes.txt" in message
     (tmp_path / "experts" / "notes.txt").unlink()
-    assert _run(f"--logdir={tmp_path}").returncode == 0
+    succeed("experts", f"--logdir={tmp_path}")
 
 
 def test_no_record_yet(tmp_path):
     _model_dir(tmp_path)
-    message = _error(f"--logdir={tmp_path}")
+    message = error_of("experts", f"--logdir={tmp_path}")
     assert message.startswith(f"error: {tmp_path}/routing.npz holds no record of routing")
     assert "train.eval_every" in message
 
 
 def test_a_dense_model(tmp_path):
     _model_dir(tmp_path, "tiny.Dense")
-    message = _error(f"--logdir={tmp_path}")
+    message = error_of("experts", f"--logdir={tmp_path}")
     assert f"Logdir {tmp_path} is of tiny.Dense, a dense model: it has no experts" in message

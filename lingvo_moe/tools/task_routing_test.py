@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import subprocess
 import sys
 
 import numpy as np
@@ -16,8 +15,10 @@ from lingvo_moe.serving import client
 from lingvo_moe.serving.export import export_saved_model
 from lingvo_moe.tasks.evaluation import load_translator, translate_split
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.training import TrainingJob, train_model
+from lingvo_moe.tasks.training import train_model
 from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.testing.commands import succeed
+from lingvo_moe.testing.logdirs import training_job
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
 from lingvo_moe.training.checkpoint import Best
 
@@ -84,7 +85,6 @@ def model_of(tmp_path_factory):
 
 def _trained(kind, logdir):
     overrides = [
-        *SHRINK,
         f"model.moe.router=ByTask(task='{kind}', num_tasks=4)",
         "model.num_encoder_layers=1",
         "model.num_decoder_layers=1",
@@ -101,20 +101,12 @@ def _trained(kind, logdir):
     ]
     if kind == "source":
         lines = []
-        job = TrainingJob(
-            model="tiny.MoE",
-            overrides=overrides,
-            dataset=dataset(),
-            logdir=logdir,
-            make_runtime=Local,
-            report=lines.append,
-        )
-        train_model(job)
+        train_model(training_job(logdir, *overrides, report=lines.append))
         assert any("dev BLEU" in line for line in lines)
         model_dir = ModelDir.open(logdir)
         tensors = {name: np.array(x) for name, x in model_dir.read_checkpoint().tensors.items()}
     else:
-        model_dir = ModelDir.create(logdir, "tiny.MoE", overrides, dataset())
+        model_dir = ModelDir.create(logdir, "tiny.MoE", [*SHRINK, *overrides], dataset())
         runtime = Local(model_dir.task)
         runtime.initialize(0)
         tensors = {name: x.numpy() for name, x in runtime.state().items()}
@@ -196,7 +188,5 @@ def test_a_translator_says_what_it_needs(model_of):
 def test_the_translate_tool_passes_the_source_language_on(model_of):
     (model_dir, translator), sentences = model_of("source"), ["kara mira", "mira", "tolu kara"]
     flags = [f"--logdir={model_dir.path}", "--source_language=qto"]
-    command = [sys.executable, "-m", "lingvo_moe.tools.translate", *flags, *sentences]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
+    result = succeed("translate", *flags, *sentences)
     assert result.stdout.splitlines() == _translate(translator, sentences, "qto")

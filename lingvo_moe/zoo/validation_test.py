@@ -27,6 +27,7 @@ WRONG = {
     bool: (1, 0, "True", None),
     str: (1, b"", ["x"], None),
     tuple: ("de-en", ["de-en"], {}, 1, None),
+    typing.Literal: ("none of them", "", 1, b"", None),
 }
 
 

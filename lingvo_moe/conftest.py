@@ -1,0 +1,16 @@
+"""Fixtures that tests of several packages share."""
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory) -> Path:
+    """A logdir of tiny.MoE after one step; whoever changes something in it copies it first."""
+    from lingvo_moe.tasks.training import train_model
+    from lingvo_moe.testing.logdirs import training_job
+
+    path = tmp_path_factory.mktemp("trained") / "logdir"
+    train_model(training_job(path))
+    return path

@@ -1,0 +1,55 @@
+"""setup.py, BUILD and the code name the same tools, and what is imported is required."""
+
+import ast
+import importlib.metadata
+import itertools
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import setuptools
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """What setup.py gives to setuptools."""
+    found = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **options: found.update(options))
+    runpy.run_path(str(ROOT / "setup.py"))
+    return found
+
+
+def test_bazel_has_a_binary_for_each_console_script(given):
+    values = {
+        node.targets[0].id: node.value
+        for node in ast.parse((ROOT / "BUILD").read_text()).body
+        if isinstance(node, ast.Assign)
+    }
+    scripts = given["entry_points"]["console_scripts"]
+    assert ast.literal_eval(values["TOOLS"]) == [
+        re.fullmatch(r"lingvo-moe-[a-z-]+=lingvo_moe\.tools\.([a-z_]+):run", script)[1]
+        for script in scripts
+    ]
+
+
+def test_every_package_that_is_imported_is_required(given):
+    extras = itertools.chain(*given["extras_require"].values())
+    required = {*given["install_requires"], *extras}
+    names = {re.match(r"[\w-]+", text)[0].lower().replace("_", "-") for text in required}
+    distributions = importlib.metadata.packages_distributions()
+    for path in (ROOT / "lingvo_moe").rglob("*.py"):
+        for package in _imported(path) - sys.stdlib_module_names - {"lingvo_moe"}:
+            known = {name.lower().replace("_", "-") for name in distributions.get(package, ())}
+            assert known & names, f"{path} imports {package}, which setup.py does not require"
+
+
+def _imported(path):
+    """The top-level packages that a file imports."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    parts = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    return {name.partition(".")[0] for name in plain | parts}
