@@ -287,10 +287,12 @@ def evaluate(
         ValueError, OSError: as `tasks.evaluate.evaluate`.
     """
     if isinstance(model, Model):
-        model, step, make_runtime = model.logdir, model.step, model.make_runtime
+        logdir, step, make_runtime = model.logdir, model.step, model.make_runtime
+    else:
+        logdir = model if isinstance(model, ModelDir) else ModelDir.open(Path(model))
     with tempfile.TemporaryDirectory(prefix="lingvo_moe_") as scratch:
         return evaluation.evaluate(
-            model if isinstance(model, ModelDir) else ModelDir.open(Path(model)),
+            logdir,
             data if isinstance(data, Dataset) else Dataset.load(Path(data)),
             Path(output) if output else Path(scratch) / "report",
             lambda task: make_runtime(task, None),

@@ -208,12 +208,13 @@ class TransformerLayer(Layer):
         x = self.norm.fprop(norms.cross_attention, y)
         y += self.attention.attend(laid_out.cross_attention, x, memory, memory_bias, beam)
         x = self.norm.fprop(norms.feed_forward, y)
-        if self.is_moe:
+        layer = self.feed_forward
+        if isinstance(layer, MoE):
             x = tf.reshape(x, [-1, beam, self.params.model_dim])
-            x = self.feed_forward.fprop(laid_out.feed_forward, x, tokens, EVALUATION).outputs
+            x = layer.fprop(laid_out.feed_forward, x, tokens, EVALUATION).outputs
             x = tf.reshape(x, tf.shape(y))
         else:
-            x = self.feed_forward.fprop(laid_out.feed_forward, x)
+            x = layer.fprop(laid_out.feed_forward, x)
         return y + x, cache
 
     def _attention_branch(self, name, theta, inputs, memory, bias, context):

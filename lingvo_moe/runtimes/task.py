@@ -24,6 +24,19 @@ class Task(Trainable, Protocol):
     ) -> Any:
         """The best translations of a batch, searched as `decoding` says."""
 
+    def lay_out(self, theta: NestedMap) -> NestedMap:
+        """The weights as `decode` wants them."""
+
+    def decode(
+        self,
+        laid_out: NestedMap,
+        source_ids: tf.Tensor,
+        lengths: tf.Tensor,
+        tasks: tf.Tensor | None = None,
+        decoding: Any = None,
+    ) -> Any:
+        """`translate`, with what `lay_out` made of the weights."""
+
     def score(
         self,
         theta: NestedMap,

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -271,7 +272,8 @@ def read_theta(model_dir: ModelDir, step: int | None = None) -> tuple[NestedMap,
     Raises:
         ValueError, OSError: there is none, or it is damaged.
     """
-    prefix, weights = "theta/", {}
+    prefix = "theta/"
+    weights: dict[str, Any] = {}
 
     def read(checkpoint: Checkpoint) -> None:
         weights.clear()

@@ -192,6 +192,7 @@ class Pruning(Params):
             side = layer.partition("/")[0]
             most[side] = max(most.get(side) or 0, len(experts))
         params = model_dir.params
+        assert params.model.moe
         most.setdefault("encoder", params.model.moe.num_experts)
         params = evolve(params, "model.moe.num_experts", most["encoder"])
         params = evolve(params, "model.moe.decoder_num_experts", most.get("decoder"))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.scores import score_pair
@@ -91,7 +92,7 @@ def compare(
         A row a pair: lines, BLEU of both, and the difference; and the means.
     """
 
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for name in pairs:
         outputs = [
             translate_pair(translate, dataset, split, name, report)

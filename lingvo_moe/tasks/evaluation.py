@@ -6,11 +6,11 @@ from pathlib import Path
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.scores import PairOutput
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.translator import Translator
+from lingvo_moe.tasks.translator import Translation, Translator
 
 
 def translate_pair(
-    translator: Translator,
+    translator: Callable[..., list[list[Translation]]],
     dataset: Dataset,
     split: str,
     name: str,

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -93,8 +93,8 @@ class Forecast:
 
     def _table(self):
         if len(self.pairs) <= _ROWS:
-            rows = [(p.pair, f"{p.examples:,}", f"{p.epochs:,.1f}") for p in self.pairs]
-            return Table(("pair", "examples", "epochs"), rows)
+            pairs = [(p.pair, f"{p.examples:,}", f"{p.epochs:,.1f}") for p in self.pairs]
+            return Table(("pair", "examples", "epochs"), pairs)
         rows = [
             (
                 tier,
@@ -108,7 +108,7 @@ class Forecast:
 
 
 def expose(
-    sizes: Mapping[str, int], probabilities: Sequence[float], drawn: float
+    sizes: Mapping[str, int], probabilities: Iterable[float], drawn: float
 ) -> tuple[Exposure, ...]:
     """How often each pair is seen, those with most examples first.
 

@@ -393,11 +393,12 @@ def _exported_weights(file: Path, step: int | None) -> Checkpoint:
     found = int(metadata["step"])
     if step not in (None, found):
         raise ValueError(f"{file} holds step {found}, not {step}; leave --step out.")
-    tensors = {
+    tensors: dict[str, Any] = {"step": np.array(found, np.int64)}
+    tensors |= {
         f"theta/{name}": array if array.dtype.kind == "i" else array.astype(np.float32)
         for name, array in weights.items()
     }
-    return Checkpoint(file.parent, found, {"step": np.array(found, np.int64), **tensors})
+    return Checkpoint(file.parent, found, tensors)
 
 
 def _read_params(path: Path, fields: dict[str, Any], version: int) -> TranslationParams:

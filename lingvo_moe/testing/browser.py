@@ -75,7 +75,7 @@ def browser(profile: Path) -> Iterator[Browser]:
             "bash",
             "-c",
             f'exec "$0" "$@" {_COMMANDS}<&{their_commands} {_ANSWERS}>&{their_answers}',
-            CHROMIUM,
+            str(CHROMIUM),
             "--headless=new",
             "--no-sandbox",
             "--disable-gpu",

@@ -74,8 +74,8 @@ def main(argv: list[str]) -> None:
         return
     chosen = _FORMATS[FLAGS.format]
     model_dir, output = _model_dir(), Path(FLAGS.output)
-    dataset = FLAGS.report_data and Dataset.load(Path(FLAGS.report_data))
-    pairs = dataset and check_comparable(model_dir, dataset, FLAGS.report_split)
+    dataset = Dataset.load(Path(FLAGS.report_data)) if FLAGS.report_data else None
+    pairs = check_comparable(model_dir, dataset, FLAGS.report_split) if dataset else []
     pruning, storage = _pruning(), STORAGES[FLAGS.dtype]
     if pairs and pruning:
         pairs = [pair for pair in pairs if pair in pruning.pairs(model_dir)]

@@ -6,6 +6,7 @@ lingvo-moe-prepare --synthetic --output=build/data
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -24,8 +25,10 @@ def main(argv: list[str]) -> None:
     del argv
     if bool(FLAGS.corpus) == FLAGS.synthetic:
         raise ValueError("Pass either --corpus=DIR or --synthetic.")
-    options = {field.name: FLAGS[field.name].value for field in _FIELDS if field.name in FLAGS}
-    writing = {"overwrite": FLAGS.overwrite, "report": common.report}
+    options: dict[str, Any] = {
+        field.name: FLAGS[field.name].value for field in _FIELDS if field.name in FLAGS
+    }
+    writing: dict[str, Any] = {"overwrite": FLAGS.overwrite, "report": common.report}
     if FLAGS.synthetic:
         dataset = prepare_synthetic(Path(FLAGS.output), PrepareParams(**options), **writing)
     else:
@@ -39,11 +42,12 @@ def run() -> None:
     flags.DEFINE_string("corpus", None, "SPLIT/SRC-TGT.SRC and .TGT, or .tsv; plain or .gz.")
     flags.DEFINE_bool("synthetic", False, "Use the embedded synthetic languages instead.")
     flags.DEFINE_string("output", None, "Directory for the dataset.", required=True)
-    for side, default in (("source", d.source_vocab_size), ("target", d.target_vocab_size)):
+    for side, size in (("source", d.source_vocab_size), ("target", d.target_vocab_size)):
         flags.DEFINE_integer(
-            f"{side}_vocab_size", default, f"Largest number of pieces of the {side} vocabulary."
+            f"{side}_vocab_size", size, f"Largest number of pieces of the {side} vocabulary."
         )
-    for side, default in (("source", d.source_normalization), ("target", d.target_normalization)):
+    rules: dict[str, str] = {"source": d.source_normalization, "target": d.target_normalization}
+    for side, default in rules.items():
         flags.DEFINE_enum(
             f"{side}_normalization",
             default,
