@@ -5,6 +5,7 @@ Scored anew by anyone, with the numbers of the report:
 """
 
 import pathlib
+from typing import Any
 
 from lingvo_moe.core.files import write_whole
 from lingvo_moe.core.lines import read_lines
@@ -43,7 +44,7 @@ def read_hypotheses(
         FileNotFoundError: if one of the three files is missing.
         ValueError: if they differ in length or are no UTF-8 text.
     """
-    lines = {
+    lines: dict[str, Any] = {
         name: _read_lines(hypotheses_path(directory, split, pair, suffix))
         for name, suffix in _SUFFIXES.items()
     }
