@@ -1,4 +1,4 @@
-"""An earlier report that a new one compares with; it is checked before anything is translated."""
+"""The report of baselines, which a new report compares with; checked before translation."""
 
 import dataclasses
 import pathlib
@@ -12,7 +12,7 @@ from lingvo_moe.evaluation.scores import PairOutput, PairScore, one_line
 
 @dataclasses.dataclass(frozen=True)
 class Baselines:
-    """What is known of the baselines.
+    """The scores and translations of baselines.
 
     Attributes:
         home: the directory of their report.

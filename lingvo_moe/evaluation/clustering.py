@@ -1,4 +1,4 @@
-"""Hierarchical clustering of a few hundred things by their distances.  N things."""
+"""Hierarchical clustering of N items by their distances, for N up to a few hundred."""
 
 import dataclasses
 import functools
@@ -73,7 +73,7 @@ def _side_by_side(left, right, distances):
 
 
 def silhouette(distances: np.ndarray, groups: Sequence[Sequence[int]]) -> float:
-    """How well groups stand apart: 1 is perfectly, 0 not at all (Rousseeuw 1987).
+    """The separation of groups: 1 is perfect, 0 is none (Rousseeuw 1987).
 
     The mean over things of (b - a) / max(a, b): a is the mean distance to the rest of its own
     group, b that to the nearest other group; 0 for a thing that is a group of its own.

@@ -1,4 +1,4 @@
-"""What a record of routing says: balance, languages by routing, experts that work together.
+"""Statistics of a routing record: balance, languages by routing, experts used together.
 
 L languages that have tokens, E experts of a layer.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from lingvo_moe.evaluation.clustering import Tree, average_linkage, best_groups
 from lingvo_moe.evaluation.routing import RoutingRecord
 
-MOST_GROUPS = 12  # more would be no help to a reader
+MOST_GROUPS = 12  # more groups would be hard to read
 LEAST_EXPECTED = 5.0  # tokens; below it a pair's lift is mostly noise
 SHRINKAGE = 5.0  # tokens
 _PREFERRED = 1.2  # an expert is preferred by those who use it so many times as much as others
@@ -37,12 +37,12 @@ class ExpertPair:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Coactivation:
-    """How much more often than by chance two experts took the same token.
+    """The number of tokens that two experts share, relative to chance.
 
     Attributes:
-        lift: [E, E], with SHRINKAGE tokens added to both the count and what chance gives, so that
-            what hardly occurs reads 1; NaN on the diagonal.
-        pairs: those that stand out, at most ten.
+        lift: [E, E], count / expected count, with SHRINKAGE tokens added to both, so that rare
+            pairs have a lift near 1; NaN on the diagonal.
+        pairs: the pairs that differ most from chance, at most ten.
     """
 
     lift: np.ndarray
@@ -79,7 +79,7 @@ class LayerExperts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preference:
-    """An expert that a group of languages uses more than others do; means of shares."""
+    """An expert that a group of languages uses more than other languages; means of shares."""
 
     layer: str
     expert: int
@@ -89,7 +89,7 @@ class Preference:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Side:
-    """The languages as all MoE layers of the encoder, or of the decoder, see them.
+    """The similarity of languages by the routing of the encoder's or the decoder's MoE layers.
 
     Attributes:
         name: "encoder" or "decoder".
@@ -121,13 +121,13 @@ class Side:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experts:
-    """All of it.
+    """All statistics of a record.
 
     Attributes:
         languages: labels of the L languages.
-        silent: labels of those without tokens, which are in nothing else.
-        choices: [L], choices a layer, mean.
-        sides: encoder and decoder, as far as they have MoE layers.
+        silent: labels of languages without tokens, which are left out elsewhere.
+        choices: [L], mean number of choices a layer.
+        sides: encoder and decoder, if they have MoE layers.
     """
 
     languages: tuple[str, ...]
@@ -167,7 +167,7 @@ def analyze(record: RoutingRecord) -> Experts:
 
 
 def language_labels(pairs: Sequence[str]) -> list[str]:
-    """What tells pairs apart: "de" for de-en among pairs into one language, else the whole name."""
+    """Short labels: "de" for de-en if all pairs have the same target language, else the name."""
     sides = [pair.partition("-")[::2] for pair in pairs]
     for varying, fixed in ((0, 1), (1, 0)):
         if len(pairs) > 1 and len({side[fixed] for side in sides}) == 1:
@@ -176,7 +176,7 @@ def language_labels(pairs: Sequence[str]) -> list[str]:
 
 
 def mutual_information(counts: np.ndarray) -> float:
-    """Between row and column of what was counted, in bits.  counts: [L, E], with some above 0."""
+    """Mutual information of row and column, in bits.  counts: [L, E], with some above 0."""
     joint = counts / counts.sum()
     independent = joint.sum(axis=1, keepdims=True) * joint.sum(axis=0)
     seen = joint > 0
@@ -204,9 +204,9 @@ def jensen_shannon(shares: np.ndarray) -> np.ndarray:
 def expected_coactivation(counts: np.ndarray, iterations: int = 200) -> np.ndarray:
     """Tokens that each two experts would share if a token's experts were independent.
 
-    The model is quasi-independence (Goodman 1968): r_a r_b for a ≠ b, with each expert's total as
-    counted. It differs from P(a) P(b) in knowing that nobody can be paired with himself; with few
-    experts that alone would make every two look as if they shunned each other.
+    The model is quasi-independence (Goodman 1968): r_a r_b for a ≠ b, with the counted total of
+    each expert. Unlike P(a) P(b) it excludes pairs of an expert with itself; with few experts
+    P(a) P(b) would make all pairs look less frequent than by chance.
 
     Args:
         counts: [E, E], symmetric; the diagonal is not looked at.
@@ -220,7 +220,7 @@ def expected_coactivation(counts: np.ndarray, iterations: int = 200) -> np.ndarr
     r = np.sqrt(totals)
     for _ in range(iterations):
         others = r.sum() - r
-        # The geometric mean of the old and the fitted value: the latter alone would oscillate.
+        # The geometric mean of the old and the fitted value; the fitted value alone oscillates.
         r = np.sqrt(r * np.divide(totals, others, out=np.zeros_like(r), where=others > 0))
     expected = np.outer(r, r)
     np.fill_diagonal(expected, 0.0)

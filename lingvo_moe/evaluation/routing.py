@@ -1,4 +1,4 @@
-"""What experts did for which language pair, as a file.  Y MoE layers, P pairs, E experts."""
+"""Counts of routing by language pair, as a file.  Y MoE layers, P pairs, E experts."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""sacreBLEU and chrF++ of one language pair, and whether the gain over a baseline is real.
+"""BLEU and chrF++ of one language pair, and the significance of its gain over a baseline.
 
 BLEU and chrF++ are those of sacreBLEU (Post 2018, "A Call for Clarity in Reporting BLEU Scores"),
 signatures included. The p-value is of sacreBLEU's paired bootstrap test (Koehn 2004, "Statistical
@@ -18,8 +18,8 @@ from sacrebleu.significance import PairedTest
 from lingvo_moe.core.fields import NonNegativeFloat, NonNegativeInt, Params, Share
 from lingvo_moe.evaluation import tokenizers
 
-# Scores of fewer test lines than this say little about one pair, its p-value included: they are
-# reported, marked, and scored once more pooled with the other small pairs.
+# Scores and p-values of fewer test lines than this are unreliable: they are marked, and scored once
+# more pooled with the other small pairs.
 RELIABLE_TEST_EXAMPLES = 30
 
 BOOTSTRAP_SAMPLES = 1000
@@ -29,10 +29,10 @@ _LONGEST_PAIR = 200  # bytes; file systems take 255 with what is added to the na
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairOutput:
-    """What a system made of one language pair's test set. The three lists run in parallel.
+    """A system's translations of one language pair's test set, as three parallel lists.
 
-    What would end a line of a file becomes a space, and trailing space goes, so that the scores
-    of the texts are the scores of files that hold one of them a line.
+    Line ends in a text become spaces, and trailing space is removed, so that the scores equal those
+    of files with one text a line.
 
     Attributes:
         pair: 'SOURCE-TARGET', as 'sw-en'.
@@ -82,9 +82,8 @@ class PairScore(Params):
         signature: sacreBLEU's, of `bleu` and `baseline_bleu`.
         chrf_signature: sacreBLEU's, of `chrf`.
         baseline_bleu: BLEU of the baseline on the same references; None without a baseline.
-        p_value: how likely chance alone makes so large a difference; None without a baseline or
-            its hypotheses, and where resampling says nothing: of a single line, and where neither
-            system gets any BLEU.
+        p_value: probability of a difference this large by chance; None without a baseline or its
+            hypotheses, for a single line, and if both systems have BLEU 0.
         source_use: as of PairOutput.
     """
 
@@ -116,7 +115,7 @@ class PairScore(Params):
 
 
 def check_pair(pair: str) -> None:
-    """Makes sure that a pair's name can stand in a table and name a file.
+    """Checks that a pair's name can be used in tables and file names.
 
     Raises:
         ValueError: it is not SOURCE-TARGET, or cannot.

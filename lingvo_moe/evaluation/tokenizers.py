@@ -1,7 +1,7 @@
-"""Which of sacreBLEU's tokenizers BLEU needs for which language.
+"""The sacreBLEU tokenizer for BLEU of each language.
 
-BLEU counts words. Where a script puts no space between them, 13a, sacreBLEU's own default, takes a
-whole sentence for a word. chrF++ counts characters and needs no tokenizer.
+BLEU counts words. In scripts without spaces, sacreBLEU's default 13a treats a whole sentence as one
+word. chrF++ counts characters and needs no tokenizer.
 """
 
 import functools

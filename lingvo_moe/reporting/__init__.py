@@ -1,1 +1,1 @@
-"""What reports are made of: one table, one page, one way to draw."""
+"""Tables, pages and figures of all reports."""

@@ -1,4 +1,4 @@
-"""Pictures as PNG bytes, in which any text can be read: names are not mathematics or boxes."""
+"""Figures as PNG bytes; names are never parsed as mathematics or drawn as boxes."""
 
 import functools
 import io
@@ -19,7 +19,7 @@ _BOXES = "Last Resort"  # a font of Matplotlib's that has a box for every charac
 
 
 def to_png(figure: Figure, *, palette: bool = False) -> bytes:
-    """Draws a figure, its texts as they stand and in fonts that have their characters.
+    """Draws a figure, with literal texts and fonts that have their characters.
 
     Args:
         figure: drawn once. It needs a `layout`, which is then computed here, and a formatter for

@@ -1,1 +1,1 @@
-"""Runtimes: where a step is compiled, where the state lives, how batches get there."""
+"""Runtimes: they compile the step, hold the state and feed batches."""

@@ -1,6 +1,6 @@
-"""Reads compiled HLO text: which collectives XLA's partitioner put into a program, and why.
+"""Reads the collectives of a compiled program from its HLO text.
 
-The text is what `compiled.as_text()` gives in JAX: one program for all devices, so that shapes are
+The text is the result of `compiled.as_text()` in JAX: one program for all devices, so shapes are
 those of one device's piece.
 """
 
@@ -22,7 +22,7 @@ KINDS = (
     "ragged-all-to-all",
     "reduce-scatter",
 )
-_BITS = {"pred": 8, "token": 0, "opaque": 0}  # any other type says its bits in its name: bf16, s4
+_BITS = {"pred": 8, "token": 0, "opaque": 0}  # other types have their bits in the name: bf16, s4
 
 _KINDS = "|".join(KINDS)
 _COLLECTIVE = re.compile(rf" = (?P<shape>.*?) (?P<kind>{_KINDS})(?P<start>-start)?\((?P<rest>.*)")
@@ -46,12 +46,12 @@ class Collective:
 
     Attributes:
         kind: one of KINDS.
-        bytes: what one device puts in or takes out, whichever is more: for an all-gather the whole
-            gathered array, for an all-to-all the device's piece.
-        groups: who talks to whom, as numbers of partitions; the pairs (source, target) of a
-            collective-permute; () where the program says nothing, which means everyone.
-        op_name: the operation of the model that made the partitioner insert it.
-        times: how often a run executes it; more than 1 inside of loops of known length.
+        bytes: the larger of a device's operand and result: for an all-gather the whole gathered
+            array, for an all-to-all the device's piece.
+        groups: the numbers of the partitions that communicate; the pairs (source, target) of a
+            collective-permute; () for all.
+        op_name: the operation of the model for which the partitioner inserted it.
+        times: how often a run executes it; more than 1 in loops of known length.
     """
 
     kind: str
@@ -68,7 +68,7 @@ def collectives(text: str) -> list[Collective]:
         text: a compiled module, after partitioning.
 
     Raises:
-        ValueError: replica groups in a notation unknown here.
+        ValueError: replica groups in an unknown notation.
     """
     computations = _computations(text)
     times = _executions(computations)
@@ -124,10 +124,10 @@ def _executions(computations: Mapping[str, list[str]]) -> dict[str, int]:
 
 
 def _trips(line: str, computations: Mapping[str, list[str]]) -> int:
-    """How often an instruction runs what it calls: more than once only in a loop of known length.
+    """How often an instruction runs its called computation: more than once only in known loops.
 
-    XLA notes the length of a loop for CPUs and GPUs. For TPUs it is read off the condition: a
-    counter, from 0 up by ones as in our own loops, is below a constant.
+    For CPUs and GPUs XLA writes the length of a loop. For TPUs it is read from the condition: a
+    counter, which starts at 0 and counts up by 1 as in our loops, is below a constant.
     """
     if noted := _TRIPS.search(line):
         return int(noted[1])

@@ -53,7 +53,7 @@ class Local:
         )
 
     def initialize(self, seed: int) -> None:
-        """Starts from scratch. A second call starts anew without compiling anew."""
+        """Initializes the state. A second call initializes it again, without compiling again."""
         self._laid_out = None
         theta, slots = (init_theta(specs, seed) for specs in self._specs())
         self._assign(TrainState(tf.constant(0, tf.int64), theta, slots))
@@ -65,7 +65,7 @@ class Local:
         return state | self._ladder.state()
 
     def restore(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Puts back what `state` gave.
+        """Restores the result of `state`.
 
         Raises:
             ValueError: as `check_tensors`.
@@ -92,9 +92,8 @@ class Local:
 
         Args:
             table: the path of its placement among the weights.
-            source: int32, of the placement's shape: from which slot of the layer, by its number
-                there, each slot takes what it is to hold.
-            placement: int32, which expert each slot holds then.
+            source: int32, of the placement's shape: the number of the slot that each slot copies.
+            placement: int32, the expert in each slot after the move.
 
         Raises:
             ValueError: there is no such table.

@@ -1,8 +1,7 @@
-"""From a TensorFlow function with annotations to one program that XLA cuts over many devices.
+"""Lowers an annotated TensorFlow function to one program that XLA partitions over many devices.
 
-TensorFlow itself drives XLA's partitioner on TPUs only. Its functions can be lowered through JAX,
-whose clients partition on CPU, GPU and TPU alike; JAX does nothing else here. Everything works from
-shapes: no weight need exist for a program to be lowered and compiled.
+TensorFlow runs XLA's partitioner on TPUs only. JAX can lower TensorFlow functions, and partitions
+on CPU, GPU and TPU; it has no other use here. Lowering and compiling need only shapes, no weights.
 """
 
 import dataclasses
@@ -23,17 +22,17 @@ from lingvo_moe.sharding.annotations import Mesh, Rules, assignment, axes_of, us
 from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.training.step import TrainState, TrainStep
 
-# What XLA calls the arrays of a program: flat, by name, as plain dicts, which JAX knows.
+# The arrays of a program: flat, by name, in plain dicts, which JAX accepts.
 Arrays = dict[str, Any]
 
 
 class ArraySpec(NamedTuple):
-    """An array before it exists.
+    """The specification of an array.
 
     Attributes:
         shape: its size in each dimension.
         dtype: a numpy dtype or its name.
-        dims: one letter a dimension; rules say on which mesh axis each lives.
+        dims: one letter a dimension; rules give the mesh axes of each letter.
     """
 
     shape: tuple[int, ...]
@@ -43,14 +42,13 @@ class ArraySpec(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Devices in a mesh, and the rules by which arrays are cut over them.
+    """Devices in a mesh, and the sharding rules of arrays.
 
     Attributes:
         mesh: names and sizes of the axes.
         sharding: the strategy.
-        devices: as many as the mesh has places, in its row-major order; None for JAX's own order
-            of all there are. A device that only describes one (jax.experimental.topologies) will
-            do for compiling.
+        devices: one for each place of the mesh, in row-major order; None for all devices in JAX's
+            order. For compiling, descriptions of devices are enough (jax.experimental.topologies).
     """
 
     mesh: Mesh
@@ -75,24 +73,24 @@ class Layout:
 
     @property
     def compute_rules(self) -> Rules:
-        """Of what is computed."""
+        """The rules of activations and weights in use."""
         return self.sharding.compute_rules(self.mesh)
 
     @property
     def storage_rules(self) -> Rules:
-        """Of weights and slots between steps."""
+        """The rules of weights and slots between steps."""
         return self.sharding.storage_rules(self.mesh)
 
     @property
     def groups(self) -> int:
-        """How many devices work on different groups of tokens."""
+        """The number of devices with different groups of tokens."""
         return self.mesh.size(axes_of("G", self.compute_rules))
 
     def shardings(self, specs: Mapping[str, ArraySpec]) -> dict[str, NamedSharding]:
-        """Where the pieces of each array live.
+        """The sharding of each array.
 
         Raises:
-            ValueError: as `assignment`, or a dimension that does not fall into equal pieces.
+            ValueError: as `assignment`, or a dimension does not divide into equal pieces.
         """
         mesh = self.jax_mesh
         return {
@@ -102,7 +100,7 @@ class Layout:
 
     @property
     def replicated(self) -> NamedSharding:
-        """Every device holds all of it."""
+        """The sharding with a copy on every device."""
         return NamedSharding(self.jax_mesh, PartitionSpec())
 
     def _partition_spec(self, name, spec):
@@ -112,14 +110,14 @@ class Layout:
 
 
 def lowerable(function: Callable, layout: Layout) -> Callable:
-    """What jax.jit takes, for a function of TensorFlow's.
+    """A TensorFlow function as a function for jax.jit.
 
     Args:
         function: takes flat NestedMaps of tensors and returns dicts of tensors, or a tuple of them.
-        layout: where things live.
+        layout: devices and sharding rules.
 
     Returns:
-        A function of plain dicts of arrays. Only tracing it costs anything.
+        A function of plain dicts of arrays.
     """
 
     on_tpu = layout.jax_mesh.devices.flat[0].platform == "tpu"
@@ -146,10 +144,10 @@ def partitioned(
     Args:
         function: as for `lowerable`.
         args: likewise.
-        results: the structure of what function returns, with a dict of ArraySpecs for each dict
-            that is to stay in pieces and None for what every device is to hold.
-        layout: where things live.
-        donate: numbers of the arguments whose memory the results may take.
+        results: the structure of the function's results, with a dict of ArraySpecs for each dict
+            that stays split, and None for results with a copy on every device.
+        layout: devices and sharding rules.
+        donate: numbers of the arguments whose memory the results may use.
 
     Returns:
         The jitted function. `.lower(*shapes(args))` lowers it without data.

@@ -1,4 +1,4 @@
-"""Several processes, on one host or many, that run one program together."""
+"""Connects several processes, on one host or many, that run one program together."""
 
 import contextlib
 import os
@@ -25,20 +25,20 @@ _KEY = "lingvo_moe/end_together"
 def joined(
     coordinator: str | None = None, index: int | None = None, count: int | None = None
 ) -> Iterator[Process]:
-    """Meets the other processes, which then end together; see `end_together`.
+    """Connects to the other processes; all end together, see `end_together`.
 
-    To be entered once, before anything asks for devices. A host that is lost with its network is
-    noticed by JAX, which ends all processes after some 30 s; anything else within a second or two.
+    Enter it once, before JAX lists devices. If a host loses its network, JAX ends all processes
+    after about 30 s; other failures end them within two seconds.
 
     Args:
         coordinator: HOST:PORT of process 0; "auto" to ask the cluster (a TPU pod, SLURM, Open MPI,
             Kubernetes); None to do so where the environment is that of several SLURM tasks or TPU
             workers, and else to stay alone.
-        index: which process this is; None to ask the cluster.
-        count: how many there are; None to ask the cluster.
+        index: the number of this process; None to ask the cluster.
+        count: the number of processes; None to ask the cluster.
 
     Yields:
-        Which of the processes this is, with a way to wait for all of them.
+        This process, with a function to wait for all.
 
     Raises:
         ValueError: part of what is needed is missing or wrong.
@@ -56,7 +56,7 @@ def joined(
 
 
 def _meet(coordinator, index, count):
-    """Waits for all; JAX itself would abort, with a stack trace, when they do not come."""
+    """Waits for all processes; JAX would abort with a stack trace if some are missing."""
     where = coordinator or "the address that the cluster gives"
     if coordinator and index == 0:
         _check_free(coordinator)
@@ -121,7 +121,7 @@ def _check(coordinator, index, count):
 
 
 def _exchange(text: str | None) -> str:
-    """Passes a text of process 0's to all."""
+    """Sends a text from process 0 to all processes."""
     client = distributed.global_state.client
     if text is not None:
         client.key_value_set(_KEY, text)

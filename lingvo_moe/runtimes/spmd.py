@@ -31,7 +31,7 @@ class Spmd:
     """Holds the state in pieces on the devices of a mesh and runs the step as one program.
 
     The interface is that of runtimes.local.Local. Every process makes the same calls with the same
-    batches, whole ones, of which its devices take their rows.
+    whole batches; its devices take their rows.
 
     Attributes:
         compiled: whether `train` was called, which compiles the step.
@@ -41,13 +41,13 @@ class Spmd:
         """Makes an empty runtime; `initialize` or `restore` fills it.
 
         Args:
-            task: the model; its `for_xla` is what evaluates and decodes.
+            task: the model; `task.for_xla` evaluates and decodes.
             step: how to train it; None for decoding and evaluation only, which need no slots.
-            layout: the mesh and what lives where on it.
+            layout: the mesh and the sharding rules.
 
         Raises:
-            ValueError: there are not as many devices as places in the mesh, or the model cannot be
-                cut that way.
+            ValueError: the number of devices is not that of the mesh, or the model cannot be split
+                by these rules.
         """
         self._task, self._step, self._layout = task, step, layout
         self._fixed_task = task.for_xla(layout.groups)
@@ -62,7 +62,7 @@ class Spmd:
         self.compiled = False
 
     def initialize(self, seed: int) -> None:
-        """Starts from scratch: every device draws its own pieces of the weights."""
+        """Initializes the state: every device draws its own pieces of the weights."""
         program = self._program(
             "initialize", lambda: init_program(self._weights, self._slots, self._layout)[0]
         )
@@ -78,11 +78,11 @@ class Spmd:
         return self._state | {"step": step} | self._ladder.state()
 
     def restore(self, tensors: Mapping[str, Any]) -> None:
-        """Puts back what `state` gave, on this or another mesh.
+        """Restores the result of `state`, from this or another mesh.
 
         Args:
-            tensors: anything with a shape, sliced by a tuple of slices; a process asks for the
-                pieces of its own devices alone.
+            tensors: objects with a shape, sliced by a tuple of slices; a process reads only the
+                pieces of its own devices.
 
         Raises:
             ValueError: as `check_tensors`.
@@ -116,8 +116,8 @@ class Spmd:
     def relocate(self, table: str, source: np.ndarray, placement: np.ndarray) -> None:
         """See Local. Waits until it is done.
 
-        Equal layers share one program, which moves as many experts at once as a device has slots,
-        so that no device needs room for more.
+        Equal layers share one program. It moves at most as many experts at once as a device has
+        slots, which bounds its memory.
         """
         names = slots_of(table, self._weights, self._slots)
         directory = table.rpartition("/")[0] + "/"
@@ -208,7 +208,7 @@ class Spmd:
         return np.asarray(scores)[: len(source_lengths), : target_ids.shape[1]]
 
     def _call(self, name, run, batch):
-        """run(theta, batch) on the weights at hand; every device gets all of the result."""
+        """run(theta, batch) on the current weights; every device gets the whole result."""
         specs, weights = batch_specs(batch), weight_specs(self._weights, "theta")
         program = self._program(
             name, lambda: partitioned(run, [weights, specs], None, self._layout), specs
@@ -229,7 +229,7 @@ class Spmd:
 
 
 def _cut(source: Any, spec: ArraySpec, sharding: jax.sharding.Sharding) -> jax.Array:
-    """The array whose pieces on this process's devices are read from source, each by itself."""
+    """An array in pieces; each piece on this process's devices is read separately from source."""
 
     def piece(index):
         index = tuple(
@@ -246,7 +246,7 @@ def _tree(theta: NestedMap) -> NestedMap:
 
 
 def _next_size(size: int, least: int) -> int:
-    """The least of least, 2·least, 4·least, … that is not under size."""
+    """The smallest of least, 2·least, 4·least, … that is at least size."""
     while least < size:
         least *= 2
     return least

@@ -1,9 +1,8 @@
-"""Processes that end together: what ends one of them ends all, with its cause, within seconds.
+"""Ends processes together: if one fails, all end within seconds, with its error.
 
-Process 0 listens and every other process connects to it. A process that fails sends its cause along
-these connections; one that dies without a word is known by its connection, which the kernel closes.
-A thread listens at each connection, so that a process ends even while it waits in a collective for
-one that will never come.
+Every process connects to process 0. A process that fails sends its error over these connections. If
+a process is killed, the kernel closes its connection. A thread listens at each connection, so a
+process ends even while it waits in a collective.
 """
 
 import atexit
@@ -22,28 +21,28 @@ _FAILED, _INTERRUPTED = 1, 128 + signal.SIGINT  # exit codes
 _MEET_SECONDS = 60.0
 _KEEP_ALIVE_SECONDS = 60
 _KEEP_IDLE = getattr(socket, "TCP_KEEPIDLE", 0x10)  # 0x10 is macOS's TCP_KEEPALIVE
-_FAREWELL_SECONDS = 3.0  # for the others to hear of a failure, which takes them milliseconds
-_SYMPTOM_SECONDS = 0.5  # for the cause of an error to arrive that only follows from another's end
+_FAREWELL_SECONDS = 3.0  # limit for sending a failure to the others, which takes milliseconds
+_SYMPTOM_SECONDS = 0.5  # time for another process's error to arrive, if it caused this one
 
 
 @contextlib.contextmanager
 def end_together(
     index: int, count: int, host: str, exchange: Callable[[str | None], str]
 ) -> Iterator[None]:
-    """Ends the processes that are within it together; at its end they wait for each other.
+    """Ends the processes in this block together; at the end of the block they wait for each other.
 
-    If one of them raises or dies within the block, the others print its cause as "error: …" and end
-    with exit code 1, whatever they are doing. The one that raised goes on raising; it then ends
-    without waiting for anybody, with exit code 1 or, after Ctrl-C, 130.
+    If one of them raises or dies in the block, the others print its error as "error: …" and end at
+    once with exit code 1. The process that raised continues to raise; it ends without waiting, with
+    exit code 1 or, after Ctrl-C, 130.
 
     Args:
-        index: which process this is; every process of the `count` enters the block.
-        count: how many there are.
+        index: the number of this process; all processes enter the block.
+        count: the number of processes.
         host: name or address of process 0's host.
         exchange: takes a text from process 0, None from others; returns that text to all.
 
     Raises:
-        OSError: they cannot reach each other.
+        OSError: the processes cannot connect.
     """
     members = _accept(count, exchange) if index == 0 else [_connect(index, host, exchange)]
     watch = _Watch(members)
@@ -66,14 +65,14 @@ class _Member:
 
     def __init__(self, connection: socket.socket, name: str):
         self.connection, self.name = connection, name
-        # Nothing is sent for days, and a firewall would forget the connection.
+        # Without traffic for days, a firewall would drop the connection.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.IPPROTO_TCP, _KEEP_IDLE, _KEEP_ALIVE_SECONDS)
         self.lines = connection.makefile("r", encoding="utf-8")
         self.done, self.gone = threading.Event(), threading.Event()
 
     def send(self, message: dict) -> None:
-        """Says something; whoever is gone cannot hear it."""
+        """Sends a message; errors are ignored if the other process has ended."""
         with contextlib.suppress(OSError):
             self.connection.sendall((json.dumps(message) + "\n").encode())
 
@@ -83,17 +82,17 @@ class _Watch:
 
     def __init__(self, members: list[_Member]):
         self._members = members
-        self._ending = threading.Lock()  # held for ever by whoever ends this process
+        self._ending = threading.Lock()  # never released by the thread that ends this process
         for member in members:
             threading.Thread(target=self._listen, args=(member,), daemon=True).start()
 
     def wait_for_all(self, first: bool) -> None:
-        """Until all processes are done: the first hears so from each and then tells each."""
+        """Waits until all processes are done: each reports to the first, which then tells all."""
         for act in (self._wait, self._say_done) if first else (self._say_done, self._wait):
             act()
 
     def tell(self, cause: str) -> None:
-        """Sends the others the cause of this process's end, and waits until they have heard it."""
+        """Sends the error of this process to the others, and waits until they have received it."""
         self._ending.acquire()
         for member in self._members:
             member.send({"failed": cause})
@@ -132,7 +131,7 @@ class _Watch:
 
 
 def _accept(count, exchange) -> list[_Member]:
-    """Process 0: the others, when all have connected. The token keeps strangers out."""
+    """Process 0: waits for the connections of all others, which must send the token."""
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     members: list[_Member] = []
@@ -155,7 +154,7 @@ def _accept(count, exchange) -> list[_Member]:
 
 
 def _greet(connection, token):
-    """The process that has just connected, or None if it is none of ours."""
+    """The process that has just connected; None if it has no valid token."""
     connection.settimeout(_MEET_SECONDS)
     member = _Member(connection, "")
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):

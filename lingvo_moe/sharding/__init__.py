@@ -1,1 +1,1 @@
-"""Where the pieces of a tensor live: meshes, logical-axis rules, XLA sharding annotations."""
+"""Sharding of tensors: meshes, logical-axis rules, XLA sharding annotations."""

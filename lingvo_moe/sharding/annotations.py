@@ -1,7 +1,7 @@
-"""Logical-axis rules: layers name dimensions by letters, rules say on which mesh axis each lives.
+"""Logical-axis rules: layers name dimensions by letters, rules give the mesh axes of each letter.
 
-GShard section 3: a few annotations turn a program written for one device into one for thousands.
-Layers call `annotate(x, "EGCM")`; outside of `use_mesh` that is the identity.
+GShard section 3: with annotations, XLA partitions a program for one device over many devices.
+Layers call `annotate(x, "EGCM")`; outside of `use_mesh` this is the identity.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class Mesh:
         return dict(zip(self.axes, self.shape, strict=True))
 
     def size(self, axes: tuple[str, ...]) -> int:
-        """The number of pieces that a dimension split over these axes falls into."""
+        """The number of pieces of a dimension that is split over these axes."""
         return math.prod(self.shape[self.axes.index(axis)] for axis in axes)
 
     def piece_shape(
@@ -55,16 +55,16 @@ class Mesh:
         dims: Iterable[str | int],
         what: str,
     ) -> tuple[int, ...]:
-        """The shape of what one device holds of a tensor.
+        """The shape of one device's piece of a tensor.
 
         Args:
             shape: of the whole tensor.
-            axes: those that each dimension is split over, as from `assignment`.
-            dims: what to call each dimension in an error.
-            what: what to call the tensor.
+            axes: the axes that split each dimension, as from `assignment`.
+            dims: the names of the dimensions in errors.
+            what: the name of the tensor in errors.
 
         Raises:
-            ValueError: a dimension does not fall into equal pieces.
+            ValueError: a dimension does not divide into equal pieces.
         """
         for dim, size, group in zip(dims, shape, axes, strict=True):
             if size % self.size(group):
@@ -98,15 +98,15 @@ _active: contextvars.ContextVar[tuple[Mesh, Rules, Rules] | None] = contextvars.
 def use_mesh(
     mesh: Mesh, rules: Rules, at_rest: Rules | None = None, cut_random: bool = False
 ) -> Iterator[None]:
-    """While inside, `annotate` writes XLA sharding annotations for this mesh by these rules.
+    """While inside, `annotate` adds XLA sharding annotations for this mesh and these rules.
 
     Args:
         mesh: the devices.
-        rules: of what is computed.
-        at_rest: of what is kept between steps; None for the same rules.
-        cut_random: whether the compiler itself cuts the generator of random numbers, as the TPU's
-            does, at a third of its memory. Otherwise they are drawn element by element, so that
-            they are cut like any tensor.
+        rules: for activations and weights in use.
+        at_rest: for weights and slots between steps; None for the same rules.
+        cut_random: whether the compiler can partition the generator of random numbers, as the
+            TPU's can, in a third of the memory. Otherwise numbers are drawn element by element,
+            which all compilers can partition.
     """
     token = _active.set((mesh, rules, rules if at_rest is None else at_rest))
     try:
@@ -125,7 +125,7 @@ def axes_of(letter: str, rules: Rules) -> tuple[str, ...]:
 def assignment(
     dims: str, shape: tuple[int | None, ...], mesh: Mesh, rules: Rules
 ) -> list[tuple[str, ...]]:
-    """The mesh axes each dimension is split over; () where it is whole.
+    """The mesh axes that split each dimension; () for a dimension that is not split.
 
     Args:
         dims: one letter a dimension.
@@ -162,12 +162,12 @@ def assignment(
 
 
 def annotate(tensor: tf.Tensor, dims: str, at_rest: bool = False) -> tf.Tensor:
-    """The same tensor, with the annotation for XLA of how it is cut; itself outside of `use_mesh`.
+    """The tensor with an XLA annotation of its sharding; unchanged outside of `use_mesh`.
 
     Args:
         tensor: any rank.
         dims: one letter a dimension, from the alphabet of the calling module.
-        at_rest: whether by the rules of weights and slots between steps.
+        at_rest: whether to use the rules for weights and slots between steps.
 
     Raises:
         ValueError: as `assignment`.
@@ -179,13 +179,13 @@ def annotate(tensor: tf.Tensor, dims: str, at_rest: bool = False) -> tf.Tensor:
 
 
 def active() -> tuple[Mesh, Rules] | None:
-    """The mesh and rules in force, None outside of `use_mesh`."""
+    """The current mesh and rules; None outside of `use_mesh`."""
     here = _active.get()
     return here[:2] if here else None
 
 
 def tile(tensor: tf.Tensor, axes: list[tuple[str, ...]], mesh: Mesh) -> tf.Tensor:
-    """The same tensor, annotated as cut over these axes of the mesh, as from `assignment`."""
+    """The tensor, annotated as split over these axes of the mesh, as from `assignment`."""
     if not any(axes):
         return xla_sharding.replicate(tensor, use_sharding_op=True)
     sharding = tile_sharding(axes, mesh)
@@ -193,7 +193,7 @@ def tile(tensor: tf.Tensor, axes: list[tuple[str, ...]], mesh: Mesh) -> tf.Tenso
 
 
 def tile_sharding(axes: list[tuple[str, ...]], mesh: Mesh) -> xla_sharding.Sharding:
-    """XLA's description of that cut; at least one dimension is cut."""
+    """XLA's description of this sharding; at least one dimension is split."""
     split = [axis for group in axes for axis in group]
     whole = [axis for axis in mesh.axes if axis not in split]
     order = [mesh.axes.index(axis) for axis in split + whole]

@@ -1,13 +1,13 @@
-"""Weights with a copy for each device, so that sums of their gradients can wait.
+"""Weights with a copy for each device, so that their gradients are summed over devices later.
 
-Devices that have rows of their own hold copies of a weight, and its gradient is a sum over these
-devices. XLA makes that sum where the gradient is made: with many micro-batches, once for each of
-them. To make it once, the weight gets one more dimension: device d works with copy d, and the
-gradient with respect to copy d is the summand of device d (docs/sbp.md calls the gradient P).
-Summands add up from micro-batch to micro-batch; devices talk when `sum_copies` adds up the copies.
+Devices with different rows hold copies of a weight, and its gradient is a sum over these devices.
+XLA computes this sum together with the gradient: with micro-batches, once for each of them. To
+compute it once, the weight gets one more dimension: device d works with copy d, and the gradient of
+copy d is the summand of device d (type P in docs/sbp.md). Summands are added over micro-batches;
+devices communicate only when `sum_copies` sums the copies.
 
-Layers apply their weights by the functions below, which take them with or without that dimension,
-by the rank.
+Layers apply their weights with the functions below. These accept weights with or without this
+dimension, and distinguish them by the rank.
 
 D copies, B rows; the rows of a device lie together.
 """
@@ -23,17 +23,17 @@ _COPY = "Z"  # a letter for D that is in no equation
 
 
 def expand_copies(theta: NestedMap, weights: NestedMap) -> NestedMap:
-    """The weights, with a dimension of copies where devices that have their own rows hold copies.
+    """The weights, with a dimension of copies where devices with different rows hold copies.
 
-    Outside of `use_mesh` nothing is copied.
+    Outside of `use_mesh` nothing changes.
 
     Args:
         theta: weights.
         weights: their WeightSpecs.
 
     Returns:
-        theta, some of it [D, …], or [Y, D, …] for the layers of a scan. A weight that is cut over
-        an axis that cuts rows too stays as it is.
+        theta, where weights with copies are [D, …], or [Y, D, …] for the layers of a scan. A weight
+        that is split over an axis that also splits rows is unchanged.
     """
 
     def copied(weight, spec):
@@ -51,7 +51,7 @@ def sum_copies(grads: NestedMap, weights: NestedMap) -> NestedMap:
     """The gradients of weights, from those of their copies: one AllReduce each.
 
     Args:
-        grads: of what `expand_copies` gave.
+        grads: of the result of `expand_copies`.
         weights: WeightSpecs.
     """
 
@@ -66,7 +66,7 @@ def sum_copies(grads: NestedMap, weights: NestedMap) -> NestedMap:
 
 
 def annotate_weight(weight: tf.Tensor, dims: str, at_rest: bool = False) -> tf.Tensor:
-    """`annotate` a weight of these letters, with copies (which are never at rest) or without."""
+    """`annotate` for a weight with these letters, with or without copies; copies are in use."""
     here = active()
     if here is None or weight.shape.rank == len(dims):
         return annotate(weight, dims, at_rest)
@@ -78,9 +78,9 @@ def annotate_weight(weight: tf.Tensor, dims: str, at_rest: bool = False) -> tf.T
 
 
 def gather_weight(weight: tf.Tensor, dims: str) -> tf.Tensor:
-    """`annotate_weight`, but the gradient of the layers of a scan stays cut as at rest.
+    """`annotate_weight`, but the gradient of a scan's layers stays split as at rest.
 
-    To gather that gradient like the weight would be to hold all layers' gradients whole.
+    A gathered gradient would need the memory of all layers' whole gradients.
     """
     if active() is None or weight.shape.rank != len(dims) or not _place(dims):
         return annotate_weight(weight, dims)
@@ -124,8 +124,8 @@ def matmul(rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
 def _product(rows, weight):
     def grad(upstream):
         if weight.shape.rank == 2 and weight.shape[0] < weight.shape[1]:
-            # As a batch of one: the kernel of a single product makes a transposed copy of a wide
-            # weight first, for a quarter of the product's time.
+            # As a batch of one: the kernel of a single product copies a wide weight transposed
+            # first, which takes a quarter of the product's time.
             d_rows = tf.matmul(upstream[None], weight[None], transpose_b=True)[0]
         else:
             d_rows = tf.matmul(upstream, weight, transpose_b=True)
@@ -144,7 +144,7 @@ def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     @tf.custom_gradient
     def rows_of(table):
         def grad(upstream):
-            # Not TensorFlow's own gradient, for which XLA gathers all rows on every device.
+            # Not TensorFlow's gradient, for which XLA gathers all rows on every device.
             copy = tf.broadcast_to(tf.range(copies, dtype=flat.dtype)[:, None], flat.shape)
             shape = [copies, size, upstream.shape[-1]]
             zeros = runtime_zeros(shape, upstream.dtype, upstream)
@@ -156,7 +156,7 @@ def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
 
 
 def per_row(weight: tf.Tensor, rank: int, rows: tf.Tensor) -> tf.Tensor:
-    """What broadcasts with rows: a weight without copies itself, or of each row its device's copy.
+    """The weight in a shape that broadcasts with rows; with copies, each row's device's copy.
 
     Args:
         weight: [*s] or [D, *s], s of that rank.
@@ -184,7 +184,7 @@ def split_rows(rows: tf.Tensor, weight: tf.Tensor, rank: int) -> tf.Tensor:
         rank: of the weight without copies.
 
     Raises:
-        ValueError: rows that do not fall into equal parts.
+        ValueError: the rows do not divide into equal parts.
     """
     if weight.shape.rank == rank:
         return rows
@@ -203,7 +203,7 @@ def merge_rows(by_copy: tf.Tensor) -> tf.Tensor:
 
 
 def _num_copies(spec: WeightSpec) -> int:
-    """D of a weight; 1 where devices hold no copies."""
+    """D of a weight; 1 if devices hold no copies."""
     if (here := active()) is None:
         return 1
     mesh, rules = here
@@ -213,10 +213,10 @@ def _num_copies(spec: WeightSpec) -> int:
 
 
 def _row_axes(dims: str, rules: Rules) -> tuple[str, ...]:
-    """The axes that cut the rows which a weight of these letters meets: an expert's, a batch's."""
+    """The axes that split the rows which are multiplied with a weight: of experts or a batch."""
     return axes_of("r" if "E" in dims else "B", rules)
 
 
 def _place(dims: str) -> int:
-    """Where the dimension of copies is: behind that of a scan's layers."""
+    """The index of the dimension of copies: after that of a scan's layers."""
     return int(dims.startswith("Y"))

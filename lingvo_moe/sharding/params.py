@@ -1,7 +1,7 @@
-"""Strategies: which letters of a model live on which axes of a mesh.
+"""Sharding strategies: the mesh axes of each letter of a model.
 
-The letters are those of the layers' docstrings: B rows of a batch, G groups of tokens while spread
-over all devices, g the same while experts are spread, E experts spread, e experts not spread,
+The letters are those of the layers' docstrings: B rows of a batch, G groups of tokens split over
+all devices, g groups while experts are split, E experts split over devices, e experts not split,
 R rows of a dense feed-forward network, r rows of experts, A all heads, N heads, H hidden,
 V vocabulary, M model.
 """
@@ -14,12 +14,12 @@ from lingvo_moe.core import fields
 from lingvo_moe.sharding.annotations import Mesh
 
 Letter = Annotated[str, fields.Rule("for single letters", lambda letter: len(letter) == 1)]
-# (letter, the mesh axes it is cut over)
+# (letter, the mesh axes that split it)
 Rule = tuple[Letter, tuple[str, ...]]
 
 _ALL = ("data", "expert")
-# Every device takes its share of rows and of groups; between the two AllToAlls each expert's tokens
-# come together on the devices that hold it, one such set of devices for each place along "data".
+# Rows and groups are split over all devices. Between the two AllToAlls the tokens of an expert are
+# on the devices that hold it, separately for each place along "data".
 _DATA_AND_EXPERT: tuple[Rule, ...] = (
     *((letter, _ALL) for letter in "BGR"),
     *((letter, ("data",)) for letter in "gr"),
@@ -32,20 +32,19 @@ _TENSOR: tuple[Rule, ...] = tuple((letter, ("model",)) for letter in "ANHV")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardingParams(fields.Params):
-    """How a model is cut; the mesh says into how many pieces.
+    """The sharding rules of a model; the mesh gives the number of pieces.
 
-    Axes that the mesh lacks cut nothing, so one set of rules serves `data:8`, `data:2,expert:4`
-    and `data:2,expert:2,model:2` alike.
+    Axes that the mesh does not have are ignored, so the same rules work for `data:8`,
+    `data:2,expert:4` and `data:2,expert:2,model:2`.
 
     Attributes:
         rules: of activations, weights and optimizer slots.
-        state_rules: of weights and slots at rest, in addition; where such a rule cuts a weight
-            further, its pieces are gathered when a step begins and its gradient is summed into
-            pieces.
-        late_sums: where train.micro_batches is above 1, whether the gradients of weights that
-            devices hold copies of are summed over devices after the last micro-batch or, False,
-            after each. Once is less to send; but until then a device holds the whole gradient of a
-            weight that is in pieces at rest.
+        state_rules: additional rules of weights and slots at rest. If such a rule splits a weight
+            further, its pieces are gathered at the beginning of a step, and its gradient is summed
+            into pieces.
+        late_sums: whether gradients are summed over devices after the last micro-batch (True) or
+            after each (False), if train.micro_batches is above 1. Late sums send less, but a device
+            holds the whole gradient of a weight that is split at rest.
     """
 
     rules: tuple[Rule, ...] = _DATA_AND_EXPERT + _TENSOR
@@ -67,7 +66,7 @@ class ShardingParams(fields.Params):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ZeRO(ShardingParams):
-    """Weights and slots at rest are cut over "data" too (Rajbhandari et al. 2019, stage 3)."""
+    """Weights and slots at rest are split over "data" too (Rajbhandari et al. 2019, stage 3)."""
 
     state_rules: tuple[Rule, ...] = (("M", ("data",)),)
     late_sums: bool = False

@@ -1,7 +1,7 @@
-"""GShard's annotations by hand (Lepikhin et al. 2020, section 3.2), and regions left alone.
+"""GShard's manual annotations and manual regions (Lepikhin et al. 2020, section 3.2).
 
-Layers name letters and leave the rest to rules (see annotations.py); these are for when a tensor's
-pieces are to be placed by number, and for code that wants to see one device's piece only.
+Layers use letters and rules (see annotations.py). These functions place the pieces of a tensor on
+devices by number, or run code on the piece of one device.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,17 +21,17 @@ from lingvo_moe.sharding.annotations import (
 
 
 def replicate(tensor: tf.Tensor) -> tf.Tensor:
-    """The same tensor, every device to hold all of it."""
+    """The tensor, annotated with a copy on every device."""
     return xla_sharding.replicate(tensor, use_sharding_op=True)
 
 
 def split(tensor: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Tensor:
-    """The same tensor, cut along one dimension; piece i lives on device i.
+    """The tensor, split along one dimension; piece i is on device i.
 
     Args:
-        tensor: any rank; an uneven cut is legal, the compiler pads.
-        split_dimension: which dimension, from 0.
-        num_partitions: into how many pieces; the number of devices.
+        tensor: any rank; the compiler pads uneven pieces.
+        split_dimension: the dimension, from 0.
+        num_partitions: the number of pieces and devices.
 
     Raises:
         ValueError: no such dimension, or more pieces than elements.
@@ -48,18 +48,17 @@ def split(tensor: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Te
 
 
 def shard(tensor: tf.Tensor, device_assignment: np.ndarray | Sequence) -> tf.Tensor:
-    """The same tensor, cut along any dimensions, each piece on a device of one's choice.
+    """The tensor, split along any dimensions, with a given device for each piece.
 
-    A [3, 16, 64] tensor with an assignment of shape [1, 2, 4] falls into pieces of [3, 8, 16].
+    A [3, 16, 64] tensor with an assignment of shape [1, 2, 4] has pieces of [3, 8, 16].
 
     Args:
         tensor: any rank.
-        device_assignment: integers of the same rank; the shape says into how many pieces each
-            dimension is cut, the entries which device holds each piece. All of 0 … D - 1, each
-            once; their order decides who talks to whom.
+        device_assignment: integers of the same rank. The shape gives the number of pieces of each
+            dimension, the entries the device of each piece: 0 … D - 1, each once.
 
     Raises:
-        ValueError: another rank, more pieces than elements, or entries that are no permutation.
+        ValueError: another rank, more pieces than elements, or entries that are not a permutation.
     """
     devices = np.asarray(device_assignment)
     if devices.ndim != tensor.shape.rank:
@@ -84,12 +83,12 @@ def shard(tensor: tf.Tensor, device_assignment: np.ndarray | Sequence) -> tf.Ten
 
 
 def mesh_split(tensor: tf.Tensor, mesh: Mesh, dims: Sequence[str | tuple[str, ...]]) -> tf.Tensor:
-    """The same tensor, cut over the axes of a mesh and whole along the others.
+    """The tensor, split over axes of a mesh.
 
     Args:
         tensor: any rank.
         mesh: the devices.
-        dims: for each dimension the mesh axis or axes it is cut over; "" or () for none.
+        dims: for each dimension the mesh axis or axes that split it; "" or () for none.
 
     Raises:
         ValueError: dims of another length than the rank, an unknown axis, one used twice, or more
@@ -100,8 +99,8 @@ def mesh_split(tensor: tf.Tensor, mesh: Mesh, dims: Sequence[str | tuple[str, ..
     return tile(tensor, assignment(letters, tuple(tensor.shape), mesh, rules), mesh)
 
 
-# For integers within a region: a compiler merges equal constants, and fails over one that is both
-# of a region and of the program around it, whose integers have 32 bits.
+# The dtype of integers in a manual region. XLA merges equal constants, and fails if a constant is
+# used both in a region and in the program around it, whose integers have 32 bits.
 INDEX = tf.int64
 
 
@@ -111,20 +110,20 @@ def manual(
     dims: Sequence[str],
     result_dims: str,
 ) -> tf.Tensor:
-    """A region that the compiler leaves alone: function runs on every device's own pieces.
+    """A manual region, which XLA does not partition: function runs on the pieces of each device.
 
-    What function computes is the program of one device; nothing in it may need another's piece. The
-    compiler partitions everything outside as ever. Its gradient is such a region too and computes
-    function again. Outside of `use_mesh` there is one device, and function gets the tensors whole.
+    The function is the program of one device, and may not need pieces of others. The gradient is a
+    manual region too and computes the function again. Outside of `use_mesh` there is one device,
+    and the function gets whole tensors.
 
     Args:
         function: pieces of the tensors -> the piece of the result.
         tensors: of static shapes.
-        dims: for each tensor one letter a dimension; the rules in force say how it is cut.
+        dims: for each tensor one letter a dimension; the current rules give its sharding.
         result_dims: the same for the result.
 
     Raises:
-        ValueError: as `assignment`, or a tensor does not fall into equal pieces.
+        ValueError: as `assignment`, or a tensor does not divide into equal pieces.
     """
     if (here := active()) is None:
         return function(*tensors)
@@ -163,7 +162,7 @@ def manual(
 
 
 def _by_hand(function, tensors, dims, result_dims, mesh, rules):
-    """function's results on all devices, with every operation in it marked as one device's own."""
+    """The results of function on all devices, with all its operations marked as manual."""
     pieces = []
     for tensor, letters in zip(tensors, dims, strict=True):
         axes = assignment(letters, tuple(tensor.shape), mesh, rules)
