@@ -31,6 +31,7 @@ from lingvo_moe.serving.report import (
     of_saved_model,
 )
 from lingvo_moe.serving.storage import STORAGES
+from lingvo_moe.serving.tf_serving import VERSION, export_tf_serving
 from lingvo_moe.serving.to_ctranslate2 import export_ctranslate2
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
@@ -57,6 +58,9 @@ _FORMATS = {
     "saved_model": _Format(export_saved_model, of_saved_model, _CLIENT),
     "safetensors": _Format(
         export_safetensors, of_logdir, "lingvo-moe-translate --logdir={output} 'a sentence'"
+    ),
+    "tf_serving": _Format(
+        export_tf_serving, lambda path: of_saved_model(path / VERSION), f"{_CLIENT} --url=URL"
     ),
     _CTRANSLATE2: _Format(_ctranslate2, of_ctranslate2, _CLIENT),
 }
@@ -160,7 +164,8 @@ def run() -> None:
         "format",
         "saved_model",
         [*_FORMATS, _STABLEHLO],
-        "For TensorFlow; weights alone, which all tools read as a --logdir; for CTranslate2; or "
+        "For TensorFlow; weights alone, which all tools read as a --logdir; for TensorFlow "
+        "Serving or CTranslate2; or "
         "for JAX alone.",
     )
     flags.DEFINE_enum(
