@@ -30,7 +30,7 @@ from training_step import seconds_in_turn
 import lingvo_moe.tools  # noqa: F401  (silences TensorFlow's greeting)
 from lingvo_moe.core.layer import Context, init_theta
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.gatings.base import Gating
+from lingvo_moe.gatings.base import NOTHING, Gating
 from lingvo_moe.gatings.queues import route_choices
 from lingvo_moe.gatings.top_k import TopK
 from lingvo_moe.layers.dispatch import Einsum, Gather, Ragged
@@ -63,9 +63,9 @@ WAYS = {
 class ById(Gating):
     """Top-1: a token goes to the expert of the number that is its id, for loads as one wants."""
 
-    def route(self, logits, mask, capacity, context, token_ids=None):
+    def route(self, logits, mask, capacity, context, extras=NOTHING):
         del context
-        expert = token_ids[..., None]
+        expert = extras.token_ids[..., None]
         gates = tf.nn.softmax(logits)
         weight = tf.gather(gates, expert, batch_dims=2)
         return route_choices(gates, expert, weight, mask, capacity)

@@ -85,6 +85,10 @@ class Regression:
         """Elements."""
         return tf.cast(tf.size(batch.inputs), tf.float32)
 
+    def after_step(self, state, metrics):
+        """Nothing."""
+        return state, metrics
+
     def loss(self, theta, batch, denominator, context):
         """Mean squared error, and the balance loss."""
         ones = tf.ones(batch.inputs.shape[:2], tf.int32)

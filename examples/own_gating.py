@@ -9,7 +9,7 @@ import dataclasses
 import tensorflow as tf
 
 import lingvo_moe as lm
-from lingvo_moe.gatings.base import Gating
+from lingvo_moe.gatings.base import NOTHING, Gating
 from lingvo_moe.gatings.queues import route_choices
 
 
@@ -19,7 +19,7 @@ class Sampled(Gating):
 
     temperature: float = 1.0
 
-    def route(self, logits, mask, capacity, context, token_ids=None):
+    def route(self, logits, mask, capacity, context, extras=NOTHING):
         gates = scores = tf.nn.softmax(logits)  # [G, S, E]
         if context.training:
             draw = context.uniform(tf.shape(logits), low=1e-20)

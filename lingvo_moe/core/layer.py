@@ -84,7 +84,7 @@ class WeightSpec:
 
     def stacked(self, size: int, letter: str) -> "WeightSpec":
         """The spec of `size` weights of this spec, stacked along a new first dimension `letter`."""
-        return WeightSpec((size, *self.shape), self.init, letter + self.dims)
+        return dataclasses.replace(self, shape=(size, *self.shape), dims=letter + self.dims)
 
 
 class Context(NamedTuple):

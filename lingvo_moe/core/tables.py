@@ -1,4 +1,4 @@
-"""Tables: integers among the weights, which a model reads and no optimizer changes."""
+"""State among the weights: what a model reads and no gradient moves."""
 
 import dataclasses
 
@@ -9,11 +9,28 @@ from lingvo_moe.core.nested_map import NestedMap
 
 
 @dataclasses.dataclass(frozen=True)
-class TableSpec(WeightSpec):
-    """The expert in each slot, int32, one of `num_experts` or -1 for none.
+class StateSpec(WeightSpec):
+    """A number that optimizers leave alone, float32 unless a subclass says otherwise.
 
-    It is one of the weights, so that decoding, saving and exporting have it. Optimizers do not
-    change it.
+    It lies among the weights, so that whatever is done with a model's weights, decoding, saving,
+    exporting, has it at hand.
+    """
+
+    def after_step(self, value: tf.Tensor, choices: tf.Tensor) -> tf.Tensor:
+        """The value after a step of training; as it was unless a subclass says otherwise.
+
+        Args:
+            value: before the step.
+            choices: float32 [E], or [Y, E] for the layers of a scan, how often each expert of the
+                layer was chosen in the step; there may be zeros at the end.
+        """
+        del choices
+        return value
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSpec(StateSpec):
+    """The expert in each slot, int32, one of `num_experts` or -1 for none.
 
     Attributes:
         places: the name of the weights, beside the table, whose first dimension counts slots.
@@ -36,7 +53,7 @@ class Fixed(Initializer):
 
 
 def learned(tree: NestedMap, weights: NestedMap) -> NestedMap:
-    """The tree without its tables.
+    """The tree without its state.
 
     Args:
         tree: parallel to weights.
@@ -48,14 +65,14 @@ def learned(tree: NestedMap, weights: NestedMap) -> NestedMap:
     return NestedMap.unflatten({p: leaf for p, leaf in tree.flatten() if p not in paths})
 
 
-def tables(tree: NestedMap, weights: NestedMap) -> NestedMap:
-    """The tables of the tree; see `learned`."""
+def unlearned(tree: NestedMap, weights: NestedMap) -> NestedMap:
+    """The state of the tree; see `learned`."""
     paths = _paths(weights)
     return NestedMap.unflatten({p: leaf for p, leaf in tree.flatten() if p in paths})
 
 
 def merge_trees(*trees: NestedMap) -> NestedMap:
-    """One tree with the leaves of several, such as the results of `learned` and `tables`."""
+    """One tree with the leaves of several, such as the results of `learned` and `unlearned`."""
     filled = [tree for tree in trees if tree]
     if len(filled) == 1:
         return filled[0]
@@ -63,4 +80,4 @@ def merge_trees(*trees: NestedMap) -> NestedMap:
 
 
 def _paths(weights):
-    return {path for path, spec in weights.flatten() if isinstance(spec, TableSpec)}
+    return {path for path, spec in weights.flatten() if isinstance(spec, StateSpec)}

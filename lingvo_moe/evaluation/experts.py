@@ -57,7 +57,7 @@ class LayerExperts:
         name: such as "encoder/layer_01".
         load: [E], choices that each expert took.
         shares: [L, E], each language's choices as shares; a row of NaN where it has none here.
-        busiest: the busiest expert's load over the mean load; 1 is balance.
+        max_vio: the busiest expert's load over the mean load, minus 1; 0 is balance.
         unused: experts without a choice.
         entropy: of the load, over its greatest value ln E: 1 is balance, 0 a single busy expert.
         mutual_information: between the language and the expert of a choice, bits.
@@ -69,7 +69,7 @@ class LayerExperts:
     name: str
     load: np.ndarray
     shares: np.ndarray
-    busiest: float
+    max_vio: float
     unused: int
     entropy: float
     mutual_information: float
@@ -239,7 +239,7 @@ def _layer(record, i, spoken):
         name=record.layers[i],
         load=load,
         shares=shares,
-        busiest=math.nan if empty else float(load.max() / load.mean()),
+        max_vio=math.nan if empty else float(load.max() / load.mean() - 1),
         unused=int((load == 0).sum()),
         entropy=math.nan if empty else _balance(load / choices),
         mutual_information=math.nan if empty else mutual_information(counts),

@@ -28,7 +28,7 @@ _NEAREST = 4
 _COLUMNS = (
     "layer",
     "experts",
-    "busiest / mean",
+    "MaxVio",
     "unused",
     "entropy",
     "language–expert bits",
@@ -159,7 +159,7 @@ def _layer_json(layer: LayerExperts) -> dict:
     return {
         "layer": layer.name,
         "experts": len(layer.load),
-        "busiest_over_mean": _number(layer.busiest),
+        "max_vio": _number(layer.max_vio),
         "unused": layer.unused,
         "entropy": _number(layer.entropy),
         "mutual_information_bits": _number(layer.mutual_information),
@@ -240,7 +240,7 @@ def _cells(layer: LayerExperts) -> tuple[str, ...]:
     return (
         layer.name,
         str(len(layer.load)),
-        _format(layer.busiest, ".2f"),
+        _format(layer.max_vio, ".2f"),
         str(layer.unused),
         _format(layer.entropy, ".3f"),
         _format(layer.mutual_information, ".4f"),

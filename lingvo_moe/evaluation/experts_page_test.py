@@ -66,10 +66,10 @@ def test_the_numbers_by_hand(tmp_path):
     text, _, numbers = _write(make_record(), tmp_path)
     (layer,) = numbers["layers"]
     assert layer["load"] == [7, 5]
-    assert layer["busiest_over_mean"] == pytest.approx(7 / 6, rel=1e-5)
+    assert layer["max_vio"] == pytest.approx(1 / 6, rel=1e-5)
     assert layer["unused"] == 0
     assert numbers["choices"] == [8, 4]
-    assert "1.17" in text
+    assert "0.17" in text
     assert "too few languages for groups" in text
 
 
@@ -145,8 +145,9 @@ def test_pictures_are_drawn_in_the_order_of_their_labels(monkeypatch):
 def test_the_table_for_a_terminal():
     lines = format_summary(analyze(_families())).splitlines()
     # The busiest expert has 80 + 81 + 82 + 5 + 6 + 7 = 261 of 600 choices, 1.74 times a quarter.
+    # MaxVio is that minus 1.
     assert lines[0].split("  ")[0] == "layer"
-    assert lines[2].split()[:4] == ["encoder/layer_01", "4", "1.74", "0"]
+    assert lines[2].split()[:4] == ["encoder/layer_01", "4", "0.74", "0"]
     assert lines[-2].startswith("encoder: 2 groups share experts")
     assert len({len(line) for line in lines[:4]}) == 1
 

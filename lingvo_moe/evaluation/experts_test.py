@@ -35,7 +35,7 @@ def test_a_layer_by_hand():
     (layer,) = analyze(make_record()).layers
     assert layer.load.tolist() == [7, 5]
     np.testing.assert_allclose(layer.shares, [[0.75, 0.25], [0.25, 0.75]])
-    assert layer.busiest == pytest.approx(7 / 6)
+    assert layer.max_vio == pytest.approx(1 / 6)
     assert layer.unused == 0
     entropy = -(7 / 12 * math.log2(7 / 12) + 5 / 12 * math.log2(5 / 12))
     assert layer.entropy == pytest.approx(entropy)  # over log2(2) = 1
@@ -48,8 +48,8 @@ def test_a_layer_by_hand():
 
 def test_balance_at_its_ends():
     even, collapsed = analyze(make_record([[[5.0, 5, 5, 5]] * 2, [[20.0, 0, 0, 0]] * 2])).layers
-    assert (even.busiest, even.unused, even.entropy) == (1, 0, pytest.approx(1))
-    assert (collapsed.busiest, collapsed.unused, collapsed.entropy) == (4, 3, pytest.approx(0))
+    assert (even.max_vio, even.unused, even.entropy) == (0, 0, pytest.approx(1))
+    assert (collapsed.max_vio, collapsed.unused, collapsed.entropy) == (3, 3, pytest.approx(0))
     assert analyze(make_record([[[5.0], [4.0]]])).layers[0].entropy == 1  # E = 1
 
 
@@ -221,7 +221,7 @@ def test_a_layer_of_fewer_experts_is_not_padded():
 def test_a_layer_without_choices_has_no_numbers():
     experts = analyze(make_record([[[1.0, 3]] * 2, [[0.0, 0]] * 2]))
     empty = experts.layers[1]
-    assert math.isnan(empty.busiest)
+    assert math.isnan(empty.max_vio)
     assert math.isnan(empty.entropy)
     assert math.isnan(empty.mutual_information)
     assert empty.unused == 2

@@ -5,7 +5,7 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe.core.fields import PositiveInt
-from lingvo_moe.gatings.base import Gating
+from lingvo_moe.gatings.base import NOTHING, Gating
 from lingvo_moe.gatings.queues import route_choices
 
 
@@ -28,8 +28,8 @@ class Balanced(Gating):
 
     iterations: PositiveInt = 16
 
-    def route(self, logits, mask, capacity, context, token_ids=None):
-        del token_ids
+    def route(self, logits, mask, capacity, context, extras=NOTHING):
+        del extras
         gates = tf.nn.softmax(logits)  # [G, S, E]
         scores = sinkhorn(logits, mask, self.iterations) if context.training else logits
         expert = tf.argmax(scores, axis=-1, output_type=tf.int32)[..., None]  # [G, S, 1]

@@ -26,7 +26,8 @@ class Routing(NamedTuple):
         dropped: float32 [G, S], number of them that exceed the capacity.
         aux_loss: float32 [], the balance loss, averaged over groups; 1.0 at perfect balance.
         stats: NestedMap of float32 statistics: `load` [E], each expert's share of the first
-            choices; `drop_rate` [], dropped / wanted.
+            choices; `choices` [E], how many choices an expert had before capacity; `drop_rate` [],
+            dropped / wanted.
         confidence: float32 [G, S], the softmax of the scores at a token's first choice; None until
             the MoE layer has filled it in.
     """
@@ -42,6 +43,25 @@ class Routing(NamedTuple):
     confidence: tf.Tensor | None = None
 
 
+class Extras(NamedTuple):
+    """What some policies look at besides logits.
+
+    Attributes:
+        token_ids: int32 [G, S], what stands there.
+        segments: int32 [G, S], which sentence of its row a token belongs to; see layers.tokens.
+        row_length: T; the tokens of all groups are rows of that length, one after the other.
+        state: the values of `Gating.state`.
+    """
+
+    token_ids: tf.Tensor | None = None
+    segments: tf.Tensor | None = None
+    row_length: int | tf.Tensor | None = None
+    state: NestedMap = NestedMap()
+
+
+NOTHING = Extras()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gating(Params, abc.ABC):
     """A policy that chooses experts from router logits."""
@@ -51,6 +71,11 @@ class Gating(Params, abc.ABC):
         """Whether, without a capacity, a token's experts depend on that token alone."""
         return True
 
+    def state(self, num_experts: int) -> NestedMap:
+        """StateSpecs of what the policy remembers from step to step; most remember nothing."""
+        del num_experts
+        return NestedMap()
+
     @abc.abstractmethod
     def route(
         self,
@@ -58,7 +83,7 @@ class Gating(Params, abc.ABC):
         mask: tf.Tensor,
         capacity: int | None,
         context: Context,
-        token_ids: tf.Tensor | None = None,
+        extras: Extras = NOTHING,
     ) -> Routing:
         """Chooses experts.
 
@@ -67,7 +92,7 @@ class Gating(Params, abc.ABC):
             mask: bool [G, S], true for real tokens; padding takes no place and is not counted.
             capacity: C, how many choices an expert accepts from one group; None for no limit.
             context: mode and randomness.
-            token_ids: int32 [G, S], for policies that route by the token's id.
+            extras: what else is known.
 
         Returns:
             The Routing.

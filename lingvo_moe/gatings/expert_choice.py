@@ -5,7 +5,7 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.gatings.base import Gating, Routing
+from lingvo_moe.gatings.base import NOTHING, Gating, Routing
 from lingvo_moe.gatings.queues import drop_rate, load_share
 
 
@@ -21,20 +21,20 @@ class ExpertChoice(Gating):
     would see later tokens in training, and decoding with this gating is an error.
 
     In the Routing K is E: choice e of a token is expert e. A token counts as dropped if no expert
-    takes it. The statistic `load` is each expert's share of the taken tokens.
+    takes it. The statistics `load` and `choices` count the taken tokens.
     """
 
     @property
     def batch_independent(self):
         return False
 
-    def route(self, logits, mask, capacity, context, token_ids=None):
+    def route(self, logits, mask, capacity, context, extras=NOTHING):
         """As in Gating.
 
         Raises:
             ValueError: capacity is None.
         """
-        del context, token_ids
+        del context, extras
         if capacity is None:
             raise ValueError(
                 "ExpertChoice needs a capacity, the number of tokens that each expert takes, but "
@@ -44,7 +44,7 @@ class ExpertChoice(Gating):
         position = _ranks(tf.where(mask[..., None], gates, -1.0))  # padding is last in every order
         taken = mask[..., None] & (position < capacity)
         experts = tf.range(logits.shape[-1])[None, None, :]
-        load = load_share(tf.reduce_sum(tf.cast(taken, tf.int32), axis=1))
+        counts = tf.reduce_sum(tf.cast(taken, tf.float32), axis=1)  # [G, E]
         dropped = tf.cast(mask & ~tf.reduce_any(taken, axis=-1), tf.float32)
         real = tf.cast(mask, tf.float32)
         return Routing(
@@ -55,7 +55,11 @@ class ExpertChoice(Gating):
             wanted=real,
             dropped=dropped,
             aux_loss=tf.constant(1.0),
-            stats=NestedMap(load=load, drop_rate=drop_rate(real, dropped)),
+            stats=NestedMap(
+                load=load_share(counts),
+                choices=tf.reduce_sum(counts, axis=0),
+                drop_rate=drop_rate(real, dropped),
+            ),
         )
 
 

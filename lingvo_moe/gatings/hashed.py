@@ -4,7 +4,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from lingvo_moe.gatings.base import Gating
+from lingvo_moe.gatings.base import NOTHING, Gating
 from lingvo_moe.gatings.queues import route_choices
 
 
@@ -23,19 +23,19 @@ class Hash(Gating):
 
     seed: int = 0
 
-    def route(self, logits, mask, capacity, context, token_ids=None):
+    def route(self, logits, mask, capacity, context, extras=NOTHING):
         """As in Gating.
 
         Raises:
-            ValueError: there are no token_ids.
+            ValueError: the extras have no token_ids.
         """
         del context
-        if token_ids is None:
+        if extras.token_ids is None:
             raise ValueError(
                 "Hash routes by token ids, but got token_ids=None; pass them to fprop or choose a "
                 "gating that routes by logits, such as Switch."
             )
-        expert = _mix(token_ids, self.seed) % logits.shape[-1]  # [G, S]
+        expert = _mix(extras.token_ids, self.seed) % logits.shape[-1]  # [G, S]
         weight = tf.ones_like(expert, tf.float32)
         # Even gates for a balance loss of 1; 0 · logits, for a gradient that is zero, not missing.
         even = tf.nn.softmax(0.0 * logits)

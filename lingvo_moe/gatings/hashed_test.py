@@ -3,6 +3,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, Context
+from lingvo_moe.gatings.base import Extras
 from lingvo_moe.gatings.hashed import Hash
 from lingvo_moe.testing import slow_routing
 
@@ -26,7 +27,9 @@ def slow_hash(token_id, seed):
 def experts_of(ids, num_experts, seed=0):
     ids = tf.constant(ids, tf.int32)[None]
     logits = tf.zeros([1, ids.shape[1], num_experts])
-    routing = Hash(seed=seed).route(logits, tf.ones_like(ids, tf.bool), None, EVALUATION, ids)
+    routing = Hash(seed=seed).route(
+        logits, tf.ones_like(ids, tf.bool), None, EVALUATION, Extras(ids)
+    )
     return routing.expert[0, :, 0].numpy()
 
 
@@ -37,7 +40,7 @@ def test_equals_the_slow_loop(name, seed):
     ids = np.random.default_rng(1).integers(0, 20, mask.shape).astype(np.int32)
     if name == "one_expert_takes_all":
         ids[:] = 5
-    routing = Hash(seed=seed).route(logits, mask, capacity, TRAINING, tf.constant(ids))
+    routing = Hash(seed=seed).route(logits, mask, capacity, TRAINING, Extras(tf.constant(ids)))
 
     def expert(g, s):
         return [(slow_hash(int(ids[g, s]), seed) % logits.shape[-1], 1.0)]
@@ -72,7 +75,7 @@ def test_the_logits_do_not_matter_and_their_gradient_is_zero():
     logits = tf.random.stateless_normal([1, 12, 4], [1, 2])
     with tf.GradientTape() as tape:
         tape.watch(logits)
-        routing = Hash().route(logits, mask, None, TRAINING, ids)
+        routing = Hash().route(logits, mask, None, TRAINING, Extras(ids))
     np.testing.assert_array_equal(tape.gradient(routing.aux_loss, logits), np.zeros([1, 12, 4]))
     np.testing.assert_array_equal(routing.expert[0, :, 0], experts_of(range(12), 4))
 

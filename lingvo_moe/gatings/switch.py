@@ -4,8 +4,9 @@ import dataclasses
 
 import tensorflow as tf
 
-from lingvo_moe.gatings.base import Gating
-from lingvo_moe.gatings.queues import route_choices, top_choices
+from lingvo_moe.gatings.base import NOTHING, Gating
+from lingvo_moe.gatings.choices import top_choices
+from lingvo_moe.gatings.queues import route_choices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,8 +18,8 @@ class Switch(Gating):
     gradient from the outputs. Tokens queue in their order. Ties go to the lowest expert.
     """
 
-    def route(self, logits, mask, capacity, context, token_ids=None):
-        del context, token_ids
+    def route(self, logits, mask, capacity, context, extras=NOTHING):
+        del context, extras
         gates = tf.nn.softmax(logits)  # [G, S, E]
         weight, expert = top_choices(gates, 1)  # [G, S, 1]
         return route_choices(gates, expert, weight, mask, capacity)

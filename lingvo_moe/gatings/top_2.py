@@ -5,8 +5,9 @@ from typing import Literal
 
 import tensorflow as tf
 
-from lingvo_moe.gatings.base import Gating
-from lingvo_moe.gatings.queues import route_choices, top_choices
+from lingvo_moe.gatings.base import NOTHING, Gating
+from lingvo_moe.gatings.choices import top_choices
+from lingvo_moe.gatings.queues import route_choices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,8 +33,8 @@ class Top2(Gating):
 
     second_expert: Literal["always", "random", "sampled", "never"] = "random"
 
-    def route(self, logits, mask, capacity, context, token_ids=None):
-        del token_ids
+    def route(self, logits, mask, capacity, context, extras=NOTHING):
+        del extras
         gates, num_experts = tf.nn.softmax(logits), logits.shape[-1]  # [G, S, E]
         if self.second_expert == "sampled" and context.training and num_experts > 1:
             weight, expert = _first_and_drawn(gates, logits, context)

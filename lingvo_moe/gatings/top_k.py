@@ -4,9 +4,15 @@ import dataclasses
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import PositiveInt
-from lingvo_moe.gatings.base import Gating
-from lingvo_moe.gatings.queues import route_choices, top_choices
+from lingvo_moe.core.fields import PositiveFloat, PositiveInt
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.gatings.balance_loss import BY_GROUP, BalanceLoss
+from lingvo_moe.gatings.base import NOTHING, Gating
+from lingvo_moe.gatings.choices import top_choices
+from lingvo_moe.gatings.loss_free import LossFree
+from lingvo_moe.gatings.node_limited import NodeLimited
+from lingvo_moe.gatings.queues import route_choices
+from lingvo_moe.gatings.scores import TINY, Scores, Softmax
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,28 +23,60 @@ class TopK(Gating):
     of GShard: all first choices queue before all second ones, and so on; the loss counts first
     choices. Ties go to the lowest expert. `TopK(k=2)` is `Top2(second_expert="always")`.
 
+    DeepSeek-V3 (arXiv 2412.19437, equations 12 to 20) is `TopK(k=8, scores=Sigmoid(), scale=2.5,
+    bias=LossFree(), limit=NodeLimited(nodes=8, kept=4), balance=BySequence())`.
+
     Attributes:
         k: number of experts of a token, at most E.
-        normalize: whether the weights are the gates divided by their sum over the k choices (also
-            those that are dropped later); otherwise they are the gates.
+        normalize: whether the weights are the scores divided by their sum over the k choices (also
+            those that are dropped later); otherwise they are the scores.
+        scores: from logits to scores.
+        scale: what weights are multiplied by, after that.
+        bias: added to scores for choosing alone; None for none.
+        limit: how far a token's experts may lie apart; None for no limit.
+        balance: the balance loss, which moe.aux_loss_weight weighs.
 
     Raises:
-        ValueError: k < 1, or, in `route`, k > E.
+        ValueError: k < 1, or, in `route`, k > E, or a limit that leaves fewer than k.
     """
 
     k: PositiveInt = 2
     normalize: bool = True
+    scores: Scores = Softmax()
+    scale: PositiveFloat = 1.0
+    bias: LossFree | None = None
+    limit: NodeLimited | None = None
+    balance: BalanceLoss = BY_GROUP
 
-    def route(self, logits, mask, capacity, context, token_ids=None):
-        del context, token_ids
+    def state(self, num_experts):
+        """See Gating: the bias."""
+        return NestedMap(bias=self.bias.spec(num_experts)) if self.bias else NestedMap()
+
+    def route(self, logits, mask, capacity, context, extras=NOTHING):
+        del context
         num_experts = logits.shape[-1]
         if self.k > num_experts:
             raise ValueError(
                 f"k={self.k} must not exceed the number of experts, {num_experts}; lower k or "
                 f"raise moe.num_experts."
             )
-        gates = tf.nn.softmax(logits)  # [G, S, E]
-        weight, expert = top_choices(gates, self.k)  # [G, S, K]
+        scores = self.scores(logits)  # [G, S, E]
+        weight, expert = top_choices(scores, self.k, self._order(scores, extras.state))
         if self.normalize:
-            weight /= tf.reduce_sum(weight, axis=-1, keepdims=True)
-        return route_choices(gates, expert, weight, mask, capacity)
+            weight /= tf.reduce_sum(weight, axis=-1, keepdims=True) + TINY
+        return route_choices(
+            self.scores.gates(scores),
+            expert,
+            self.scale * weight,
+            mask,
+            capacity,
+            balance=self.balance,
+            extras=extras,
+        )
+
+    def _order(self, scores, state):
+        """float32 [G, S, E], what choices go by; None for the scores."""
+        if not self.bias and not self.limit:
+            return None
+        order = scores + state.bias if self.bias else scores
+        return self.limit.limit(order, self.k) if self.limit else order

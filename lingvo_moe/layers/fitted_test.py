@@ -65,6 +65,9 @@ class Regression:
     def num_targets(self, batch):
         return tf.cast(tf.size(batch.inputs) // self.model_dim, tf.float32)
 
+    def after_step(self, state, metrics):
+        return state, metrics
+
     def loss(self, theta, batch, denominator, context):
         ones = tf.ones(tf.shape(batch.inputs)[:2], tf.int32)
         output = self.layer.fprop(theta, batch.inputs, Tokens(ones, ones), context)

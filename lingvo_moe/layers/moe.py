@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.fields import (
     NonNegativeFloat,
+    NonNegativeInt,
     Params,
     PositiveFloat,
     PositiveInt,
@@ -15,7 +16,7 @@ from lingvo_moe.core.fields import (
 )
 from lingvo_moe.core.layer import Context, Layer, Uniform, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.gatings.base import Gating, Routing, expert_capacity
+from lingvo_moe.gatings.base import Extras, Gating, Routing, expert_capacity
 from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.layers.activation import Activation, ReLU
 from lingvo_moe.layers.dispatch import Dispatcher, Gather, Ragged
@@ -64,6 +65,9 @@ class MoEParams(Params):
         shared_gate_loss_weight: weight of the budget loss, the mean of |g - budget| over real
             tokens.
         shared_gate_budget: the share of experts that the budget loss asks for.
+        always_on_experts: how many experts' worth of hidden units every token passes through, in
+            one dense network whose output is added to that of the chosen experts (Dai et al. 2024,
+            DeepSeekMoE, arXiv 2401.06066, section 3.2).
     """
 
     num_experts: PositiveInt
@@ -87,6 +91,7 @@ class MoEParams(Params):
     shared_gate_dropout_rate: Rate = 0.0
     shared_gate_loss_weight: NonNegativeFloat = 0.0
     shared_gate_budget: Share = 0.8
+    always_on_experts: NonNegativeInt = 0
 
     def __post_init__(self):
         super().__post_init__()
@@ -101,6 +106,11 @@ class MoEParams(Params):
             raise ValueError(
                 "shared_gate_dropout_rate and shared_gate_loss_weight need shared_expert=True."
             )
+        if self.shared_expert and self.always_on_experts:
+            raise ValueError(
+                f"shared_expert=True is a shared network behind a gate, and always_on_experts="
+                f"{self.always_on_experts} is one without; set one of them."
+            )
 
     def of_decoder(self) -> "MoEParams":
         """The params of the decoder's layers."""
@@ -113,11 +123,11 @@ class MoEOutput(NamedTuple):
     Attributes:
         outputs: [B, T, M].
         loss: float32 [], the weighted sum of the layer's losses, to be added to the objective.
-        stats: NestedMap of float32 statistics: `capacity` [], C; Routing's `load` [E] and
-            `drop_rate` [], the router's `importance` [E] and `entropy` [], `unused` [], the number
-            of experts that got no token, and the unweighted losses `aux_loss`, `z_loss` and, with a
-            shared expert, `shared_gate_loss` [], besides `shared_gate` [], the mean g; in training
-            those of the dispatcher, such as `rung` (see layers.fitted).
+        stats: NestedMap of float32 statistics: `capacity` [], C; Routing's `load` and `choices`
+            [E] and `drop_rate` [], the router's `importance` [E] and `entropy` [], `unused` [], the
+            number of experts that got no token, and the unweighted losses `aux_loss`, `z_loss` and,
+            with a shared expert, `shared_gate_loss` [], besides `shared_gate` [], the mean g; in
+            training those of the dispatcher, such as `rung` (see layers.fitted).
         routing: the experts of each token, before expert output masking.
     """
 
@@ -144,29 +154,39 @@ class MoE(Layer):
     activation: Activation = ReLU()
 
     @property
-    def shared(self) -> FeedForward:
-        """The shared expert, which all tokens use; it has an expert's shape."""
+    def experts(self) -> FeedForward:
+        """The expert networks, stacked along E."""
         return FeedForward(
             model_dim=self.model_dim,
             hidden_dim=self.hidden_dim,
+            num_experts=self.params.num_experts,
             activation=self.params.activation or self.activation,
             dropout_rate=self.params.expert_dropout_rate,
         )
 
     @property
-    def experts(self) -> FeedForward:
-        """The expert networks, stacked along E."""
-        return dataclasses.replace(self.shared, num_experts=self.params.num_experts)
+    def shared(self) -> FeedForward | None:
+        """The network that all tokens share: of one expert's shape, or of several side by side."""
+        size = self.params.always_on_experts or int(self.params.shared_expert)
+        if not size:
+            return None
+        return dataclasses.replace(
+            self.experts, num_experts=None, hidden_dim=size * self.hidden_dim
+        )
 
     def weights(self):
-        """Theta: the router's gate, and the experts in the dispatcher's layout.
+        """Theta: the router's gate, experts as the dispatcher holds them, and what the params add.
 
-        With a shared expert also shared, and shared_gate [M].
+        `gating`, the policy's state; `shared`, the shared network; `shared_gate` [M], its gate.
         """
-        gate = self.params.router.weights(self.model_dim, self.params.num_experts)
-        weights = NestedMap(gate, **self.params.dispatcher.holding.weights(self.experts.weights()))
-        if self.params.shared_expert:
+        p = self.params
+        gate = p.router.weights(self.model_dim, p.num_experts)
+        weights = NestedMap(gate, **p.dispatcher.holding.weights(self.experts.weights()))
+        if state := p.gating.state(p.num_experts):
+            weights.gating = state
+        if self.shared:
             weights.shared = self.shared.weights()
+        if p.shared_expert:
             limit = (3.0 / self.model_dim) ** 0.5
             # The letter e is that of the routers' weights: never split, never cast.
             weights.shared_gate = WeightSpec((self.model_dim,), Uniform(limit), "e")
@@ -206,7 +226,9 @@ class MoE(Layer):
         scores = p.router.fprop(theta, grouped, tokens, context.fold("router"))
         num_experts = scores.logits.shape[-1]  # fewer than p.num_experts in a pruned layer
         capacity = expert_capacity(factor, grouped.shape[1], num_experts)
-        routing = p.gating.route(scores.logits, mask, capacity, context, tokens.ids)
+        length, state = inputs.shape[1] or tf.shape(inputs)[1], theta.get("gating", NestedMap())
+        extras = Extras(tokens.ids, tokens.segments, length, state)
+        routing = p.gating.route(scores.logits, mask, capacity, context, extras)
         routing = chosen = routing._replace(confidence=_confidence(scores.logits, routing.expert))
         stats = NestedMap(routing.stats | scores.stats, aux_loss=routing.aux_loss)
         stats.capacity = tf.cast(capacity or tf.shape(mask)[1], tf.float32)
@@ -220,12 +242,14 @@ class MoE(Layer):
         outputs, dispatch_stats = dispatcher.dispatch(grouped, routing, capacity, experts)
         if context.training:
             stats.update(dispatch_stats)
+        if p.always_on_experts:
+            outputs += self._shared_outputs(theta, grouped, context)
         if p.shared_expert:
             gate = self._shared_gate(theta, grouped)
             stats.shared_gate = token_mean(gate, mask)
             stats.shared_gate_loss = token_mean(tf.abs(gate - p.shared_gate_budget), mask)
             loss += p.shared_gate_loss_weight * stats.shared_gate_loss
-            outputs = self._with_shared(theta, grouped, outputs, gate, context)
+            outputs = self._between(theta, grouped, outputs, gate, context)
         return MoEOutput(tf.reshape(outputs, tf.shape(inputs)), loss, stats, chosen)
 
     def _mask_outputs(self, routing, context):
@@ -243,15 +267,19 @@ class MoE(Layer):
         weight = tf.cast(theta.shared_gate, tf.float32)
         return tf.sigmoid(copies.einsum("GSM,M->GS", tf.cast(tokens, tf.float32), weight))
 
-    def _with_shared(self, theta, tokens, outputs, gate, context):
+    def _shared_outputs(self, theta, tokens, context):
+        flat = tf.reshape(tokens, [-1, self.model_dim])
+        outputs = self.shared.fprop(theta.shared, flat, context.fold("shared"))
+        return tf.reshape(outputs, tf.shape(tokens))
+
+    def _between(self, theta, tokens, outputs, gate, context):
+        """(1-g)·shared(x) + g·moe(x)."""
         rate = self.params.shared_gate_dropout_rate
         if context.training and rate:
             draw = context.fold("shared_gate").uniform(tf.shape(gate))
             gate = tf.where(draw >= rate, gate, 0.0)
-        flat = tf.reshape(tokens, [-1, self.model_dim])
-        shared = self.shared.fprop(theta.shared, flat, context.fold("shared"))
         gate = tf.cast(gate, tokens.dtype)[..., None]
-        return (1.0 - gate) * tf.reshape(shared, tf.shape(tokens)) + gate * outputs
+        return (1.0 - gate) * self._shared_outputs(theta, tokens, context) + gate * outputs
 
     def _to_groups(self, inputs, tokens, groups):
         if inputs.shape.is_fully_defined():

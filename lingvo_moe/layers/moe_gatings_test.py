@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, Context, init_theta
 from lingvo_moe.gatings.balanced import Balanced
+from lingvo_moe.gatings.base import Extras
 from lingvo_moe.gatings.expert_choice import ExpertChoice
 from lingvo_moe.gatings.hashed import Hash
 from lingvo_moe.gatings.switch import Switch
@@ -206,7 +207,7 @@ def test_aux_loss_is_one_at_balance_and_e_at_collapse(gating, num_experts):
     collapsed = 100.0 * tf.one_hot(tf.ones_like(ids), num_experts)
     balanced_anyway = isinstance(gating, ExpertChoice | Balanced | Hash)
     for logits, loss in [(even, 1.0), (collapsed, 1.0 if balanced_anyway else num_experts)]:
-        routing = gating.route(logits, mask, 8, TRAINING, ids)
+        routing = gating.route(logits, mask, 8, TRAINING, Extras(ids))
         np.testing.assert_allclose(routing.aux_loss, loss, atol=1e-6)
 
 
@@ -221,7 +222,7 @@ def test_gradients_are_those_of_finite_differences(gating):
     factors = tf.constant(rng.normal(size=[2, 5, 3]), tf.float32)
 
     def objective(logits):
-        routing = gating.route(logits, mask, 2, TRAINING, ids)
+        routing = gating.route(logits, mask, 2, TRAINING, Extras(ids))
         place = tf.one_hot(routing.expert, 3)
         return tf.einsum("GSK,GSKE,GSE->", routing.weight, place, factors) + routing.aux_loss
 

@@ -171,6 +171,17 @@ def test_a_shared_expert_against_a_loop(context):
     np.testing.assert_allclose(result.stats.shared_gate_loss, budget_loss, rtol=1e-5)
 
 
+@BOTH
+def test_always_on_experts_are_added_for_every_token(context):
+    """The twin without them, and relu(x·wi)·wo of twice an expert's hidden units."""
+    moe = layer(always_on_experts=2, capacity_factor=None)
+    theta, (inputs, _) = init_theta(moe.weights(), 0), random_batch()
+    assert theta.shared.wi.shape == (MODEL, 2 * HIDDEN)
+    routed = run(layer(capacity_factor=None), context, theta).outputs
+    shared = tf.nn.relu(inputs @ theta.shared.wi) @ theta.shared.wo
+    np.testing.assert_allclose(run(moe, context, theta).outputs, routed + shared, atol=1e-5)
+
+
 def test_shared_gate_dropout_leaves_the_shared_expert_alone():
     free = layer(shared_expert=True, capacity_factor=None)
     dropping = layer(shared_expert=True, capacity_factor=None, shared_gate_dropout_rate=0.5)
@@ -277,6 +288,8 @@ def test_the_decoder_may_have_its_own_number_of_experts():
         ({"output_mask_rate": -0.1}, r"output_mask_rate must be in \[0, 1\), got -0.1"),
         ({"expert_dropout_rate": 2.0}, r"expert_dropout_rate must be in \[0, 1\), got 2.0"),
         ({"shared_gate_budget": 1.5}, r"shared_gate_budget must be in \[0, 1\], got 1.5"),
+        ({"always_on_experts": -1}, "always_on_experts must be >= 0, got -1"),
+        ({"always_on_experts": 2, "shared_expert": True}, "behind a gate, and always_on_experts=2"),
         ({"shared_gate_dropout_rate": 0.2}, "need shared_expert=True"),
         ({"shared_gate_loss_weight": 0.2}, "need shared_expert=True"),
     ],

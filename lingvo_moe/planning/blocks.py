@@ -196,7 +196,6 @@ class _Counter:
         self.wire, self.item, model = blocks.wire, blocks.item, blocks.params.model
         self.m = model.model_dim
         self.heads = model.num_heads * model.head_dim / self.cut("A")
-        self.hidden = model.hidden_dim / self.cut("H")
         # Forward 1, backward 2, and with rematerialisation the layers' forward pass once more.
         self.passes = 3 + remat
 
@@ -282,20 +281,27 @@ class _Counter:
 
     def _hidden(self) -> Iterator[Work | Transfer]:
         for kind in self.blocks.kinds:
-            yield from self._moe(kind) if kind.layer.is_moe else self._feed_forward(kind)
+            own = kind.layer.feed_forward
+            if not kind.layer.is_moe:
+                # What is computed again ends before the sum that a block ends with. The blocks of a
+                # scan end with their MoE layer, if there is one.
+                ends = not (self.params.model.scan and self.params.model.moe)
+                yield from self._feed_forward(kind, own, again=not ends)
+                continue
+            yield from self._moe(kind)
+            if own.shared:
+                yield from self._feed_forward(kind, own.shared, again=True)
 
-    def _feed_forward(self, kind):
-        n, m, h = self.tokens(kind.length), self.m, self.hidden
-        gated = self.params.model.activation.gated
+    def _feed_forward(self, kind, network, again):
+        """A dense network, of a layer's own or shared by the tokens of an MoE layer."""
+        n, m, h = self.tokens(kind.length), self.m, network.hidden_dim / self.cut("H")
+        gated = network.activation.gated
         matrices = 3 if gated else 2
         flops = 2 * matrices * n * m * h
         traffic = _FLOAT32 * matrices * m * h + self.item * n * (2 * m + 2 * h)
         yield self._work("feed_forward", kind.count, flops, traffic)
         yield from self._product(kind.count * (1 + gated), "RM,MH->RH", n * m)
-        # What is computed again ends before the sum that a block ends with. The blocks of a scan
-        # end with their MoE layer, if there is one.
-        ends = not (self.params.model.scan and self.params.model.moe)
-        yield from self._product(kind.count, "RH,HM->RM", n * m, again=not ends)
+        yield from self._product(kind.count, "RH,HM->RM", n * m, again=again)
 
     def _shape(self, kind):
         """E, C, and how many slots [E, G, C] fall to a device."""
@@ -347,12 +353,15 @@ class _Counter:
     def _kept_by_hidden(self, kind):
         n, m = self.tokens(kind.length), self.m
         if not kind.layer.is_moe:
-            return self.wire * n * (m + self.hidden) + self.item * n * m
+            hidden = kind.layer.feed_forward.hidden_dim / self.cut("H")
+            return self.wire * n * (m + hidden) + self.item * n * m
         experts, capacity, slots = self._shape(kind)
         own = kind.layer.feed_forward
         hidden = self._units(own, max)  # there is room for all tokens at the largest expert
         one_hot = n * experts * capacity * isinstance(own.params.dispatcher, Einsum)
         total = self.wire * (n * m + slots * (3 * m + hidden)) + _FLOAT32 * 2 * n * experts
+        if own.shared:
+            total += self.wire * n * (m + own.shared.hidden_dim / self.cut("H"))
         return total + self.wire * 2 * one_hot
 
     # ---- embeddings and softmax ----

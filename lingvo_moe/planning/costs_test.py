@@ -78,6 +78,18 @@ def test_experts_and_dispatch_by_hand():
     assert to_all.bytes == 8 * 64 * 128 * 2
 
 
+@pytest.mark.parametrize(
+    ("option", "networks"), [("shared_expert=True", 1), ("always_on_experts=3", 3)]
+)
+def test_shared_networks_take_every_token(option, networks):
+    """As much work as so many dense layers; a token's choices cost what they did."""
+    with_shared = override(MOE, [f"model.moe.{option}"])
+    before, after = (by_part(count_costs(p, FOUR, 2), "flops") for p in (MOE, with_shared))
+    # Of four layers two are dense.
+    assert after["feed_forward"] == (1 + networks) * before["feed_forward"]
+    assert after["experts"] == before["experts"]
+
+
 def test_gradients_of_all_but_experts_are_summed():
     costs = count_costs(MOE, FOUR, 2)
     (reduce,) = [t for t in costs.transfers if t.kind == "all-reduce"]

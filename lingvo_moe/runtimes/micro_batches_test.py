@@ -37,7 +37,13 @@ MODELS = {
     "dense": ("data:8", ("model.moe=None",)),
     "dense, scan": ("data:8", ("model.moe=None", "model.scan=True")),
     "dense, tensor parallel": ("data:4,model:2", ("model.moe=None", "model.activation=SwiGLU()")),
-    "experts": ("data:2,expert:4", ("model.moe.shared_expert=True",)),
+    "experts": (
+        "data:2,expert:4",
+        (
+            "model.moe.shared_expert=True",
+            "model.moe.gating=TopK(k=2,scores=Sigmoid(),bias=LossFree(),balance=BySequence())",
+        ),
+    ),
     "experts, scan": ("data:2,expert:4", ("model.scan=True",)),
     "experts on every device": (
         "data:8",
@@ -80,18 +86,30 @@ def test_each_gradient_is_summed_once_a_step_and_the_numbers_are_those_of_one_de
     Nothing else moves but experts' tokens, and weights that are in pieces at rest.
     """
     report = run_on(8, __file__, name)
-    np.testing.assert_allclose(report["losses"], train(*make(name)), rtol=TOLERANCE)
+    losses, biases = train(*make(name))
+    np.testing.assert_allclose(report["losses"], losses, rtol=TOLERANCE)
+    assert report["biases"] == biases  # to the bit: they follow counts
+    assert bool(biases) == (name == "experts")
     assert 1.0 <= report["summed"] / report["weights"] < 1.1
     also = ["all-gather"] if "ZeRO" in name else ["all-to-all"]
     assert set(report["kinds"]) <= {"all-reduce", *also}
 
 
 def train(task, step):
-    """The negative log-likelihood and the gradient's norm of each step on one device."""
+    """The negative log-likelihood and the gradient's norm of each step on one device; biases."""
     runtime = Local(task, step)
     runtime.initialize(3)
     metrics = [runtime.train(make_batch()) for _ in range(STEPS)]
-    return [[float(m.nll), float(m.grad_norm)] for m in metrics]
+    return [[float(m.nll), float(m.grad_norm)] for m in metrics], _biases(runtime.state())
+
+
+def _biases(state):
+    """By name, where experts are balanced by them."""
+    return {
+        name: np.asarray(value).tolist()
+        for name, value in state.items()
+        if name.endswith("gating/bias")
+    }
 
 
 def main(name):
@@ -120,6 +138,7 @@ def main(name):
     of_tensors = mesh.size(("model",)) if "model" in mesh.axes else 0
     report = {
         "losses": losses,
+        "biases": _biases(state),
         "summed": sum(
             c.bytes * c.times
             for c in found

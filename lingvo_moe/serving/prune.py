@@ -15,6 +15,7 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import evolve
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.gatings.hashed import Hash
+from lingvo_moe.gatings.top_k import TopK
 from lingvo_moe.layers.holding import EachOnce
 from lingvo_moe.tasks.model_dir import ModelDir
 
@@ -160,6 +161,11 @@ class Pruning(Params):
                 "moe.gating=Hash sends tokens to experts by number, whatever the scores: none can "
                 "be left out. Drop --prune."
             )
+        if isinstance(moe.gating, TopK) and moe.gating.limit:
+            raise ValueError(
+                f"moe.gating.limit={moe.gating.limit} counts experts in equal blocks, which pruning "
+                f"would break. Drop --prune."
+            )
         importance(RoutingRecord.load(model_dir.routing_path), self.pairs(model_dir))
 
     def apply(self, model_dir: ModelDir, theta: NestedMap) -> tuple[ModelDir, NestedMap]:
@@ -183,10 +189,12 @@ class Pruning(Params):
         weights = dict(theta.flatten())
         for layer, experts in zip(layers, kept, strict=True):
             place = f"{layer}/feed_forward/"
-            gate = f"{place}gate"
-            weights[gate] = weights[gate][..., experts]
-            for name in [name for name in weights if name.startswith(f"{place}experts/")]:
-                weights[name] = weights[name][experts]
+            for name in [name for name in weights if name.startswith(place)]:
+                part = name.removeprefix(place).split("/")[0]
+                if part in ("gate", "gating"):
+                    weights[name] = weights[name][..., experts]
+                elif part == "experts":
+                    weights[name] = weights[name][experts]
         most: dict[str, int | None] = {}
         for layer, experts in zip(layers, kept, strict=True):
             side = layer.partition("/")[0]

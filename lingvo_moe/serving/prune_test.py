@@ -7,6 +7,8 @@ import tensorflow as tf
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.gatings.hashed import Hash
+from lingvo_moe.gatings.node_limited import NodeLimited
+from lingvo_moe.gatings.top_k import TopK
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving import export
 from lingvo_moe.serving.export import (
@@ -177,12 +179,13 @@ def test_pruned_weights_are_a_model_of_fewer_experts(model_dir, tmp_path):
 
 def test_layers_of_a_scan_are_pruned_each_by_itself(tmp_path):
     overrides = (*SMALL, "model.num_encoder_layers=2", "model.num_decoder_layers=2")
-    made = ModelDir.create(
-        tmp_path, "tiny.MoE", (*overrides, "model.scan=True"), tiny_world.dataset()
-    )
+    overrides += ("model.scan=True", "model.moe.gating=TopK(k=1,bias=LossFree())")
+    made = ModelDir.create(tmp_path, "tiny.MoE", overrides, tiny_world.dataset())
     runtime = Local(made.task, train_step(made.task))
     runtime.initialize(5)
     state = {name: value.numpy() for name, value in runtime.state().items()}
+    bias = np.arange(16.0).reshape(2, 8)  # [Y, E]
+    state["theta/encoder/block/layer_00/feed_forward/gating/bias"] = bias
     first = np.ones([4, len(made.pairs), 8])
     for layer in range(4):
         first[layer, :, layer] = 9
@@ -194,8 +197,9 @@ def test_layers_of_a_scan_are_pruned_each_by_itself(tmp_path):
     assert not pruned.params.model.scan
     gates = theta.encoder.block.layer_00.feed_forward.gate  # [Y, M, E]
     for y in range(2):
-        gate = smaller.encoder[f"layer_{y:02}"].feed_forward.gate
-        np.testing.assert_array_equal(gate, gates[y][:, [y]])
+        layer = smaller.encoder[f"layer_{y:02}"].feed_forward
+        np.testing.assert_array_equal(layer.gate, gates[y][:, [y]])
+        np.testing.assert_array_equal(layer.gating.bias, bias[y, [y]])
 
 
 @pytest.mark.parametrize(
@@ -204,6 +208,7 @@ def test_layers_of_a_scan_are_pruned_each_by_itself(tmp_path):
         ({}, Pruning(share=0.5, languages=("xx",)), "--languages=xx: the model was trained on"),
         ({"moe": None}, Pruning(share=0.5), "of a model without experts; drop --prune"),
         ({"gating": Hash()}, Pruning(share=0.5), "none can be left out. Drop --prune"),
+        ({"gating": TopK(limit=NodeLimited())}, Pruning(share=0.5), "in equal blocks, which"),
     ],
 )
 def test_what_cannot_be_pruned(model_dir, overrides, pruning, message):

@@ -3,7 +3,7 @@
 G groups, S tokens, K choices, E experts, P language pairs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
@@ -45,11 +45,13 @@ def routing_metrics(
         float32, weighted by tokens: `aux_loss` and `z_loss` [], unweighted, averaged over layers;
         a row a layer, `drop_rate`, `entropy`, `unused`, `capacity`, `num_experts` and, if there is
         one, `shared_gate` [layers]; `load` and `importance` [layers, E], with zeros at the end of a
-        layer of fewer experts. Counts: `pair_wanted`, `pair_dropped` [layers, P], choices before
-        capacity and those it turned away; with a dropless dispatcher `lost` [layers], choices that
-        it did not compute. Not in training: `pair_load` [layers, P, E], choices that an expert took
-        from a pair, `pair_first`, those that were first choices, and `pair_confidence`, the sum of
-        their gates, both of that shape; and, up to MOST_EXPERTS_FOR_COACTIVATION experts,
+        layer of fewer experts. Counts: `choices` [layers, E], how often each expert was chosen
+        before capacity, with zeros at the end likewise; `pair_wanted`, `pair_dropped` [layers, P],
+        choices before capacity and those it turned away; with a dropless dispatcher `lost`
+        [layers], choices that it did not compute. Not in training: `pair_load` [layers, P, E],
+        choices that an expert took from a pair, `pair_first`, those that were first choices, and
+        `pair_confidence`, the sum of their gates, both of that shape; and, up to
+        MOST_EXPERTS_FOR_COACTIVATION experts,
         `coactivation` [layers, E, E], tokens that both experts took. In training with VExperts
         `source_load` [layers, D, E], choices made on each device of a placement. With group_loads
         `group_load` [layers, G, E], choices of each expert in each group, before capacity.
@@ -70,9 +72,13 @@ def routing_metrics(
     )
     if "shared_gate" in layers[0]:
         means.shared_gate = rows("shared_gate")
-    for name in _PER_EXPERT:
-        means[name] = tf.stack([tf.pad(s[name], [[0, widest - s[name].shape[0]]]) for s in layers])
+
+    def wide_rows(name):
+        return tf.stack([tf.pad(s[name], [[0, widest - s[name].shape[0]]]) for s in layers])
+
+    means.update({name: wide_rows(name) for name in _PER_EXPERT})
     metrics = means.map(lambda value: value * tokens)
+    metrics.choices = wide_rows("choices")
     routed = [
         (output.routings[side][name], tf.reshape(pair_ids[side], [-1])) for side, name in names
     ]
@@ -98,6 +104,21 @@ def routing_metrics(
         if widest <= MOST_EXPERTS_FOR_COACTIVATION:
             metrics.coactivation = tf.stack([coactivation(r, widest) for r, _ in routed])
     return metrics
+
+
+def max_vio(choices: tf.Tensor, num_experts: Sequence[int]) -> tf.Tensor:
+    """MaxVio (Wang et al. 2024, arXiv 2408.15664, equation 4) of each layer, float32 [layers].
+
+    The busiest expert's choices over the mean, minus 1: 0 is balance, E - 1 is collapse. 0 without
+    choices.
+
+    Args:
+        choices: float32 [layers, E], with zeros at the end of a layer of fewer experts.
+        num_experts: of each layer.
+    """
+    total = tf.reduce_sum(choices, axis=1)
+    most = tf.reduce_max(choices, axis=1) * tf.constant(num_experts, tf.float32)
+    return tf.math.divide_no_nan(most - total, total)
 
 
 def needed_rung(output: StackOutput) -> tf.Tensor | None:

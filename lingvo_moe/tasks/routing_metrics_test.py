@@ -58,6 +58,7 @@ def metrics(training, num_experts=3, group_loads=False):
         aux_loss=tf.constant(1.0),
         z_loss=tf.constant(3.0),
         load=tf.zeros([num_experts]),
+        choices=tf.range(float(num_experts)),
         importance=tf.zeros([num_experts]),
     )
     layers = NestedMap(encoder=NestedMap(layer_01=stats), decoder=NestedMap())

@@ -21,6 +21,7 @@ from lingvo_moe.placement.scheduler import Scheduler
 from lingvo_moe.placement.traces import TraceRecorder
 from lingvo_moe.tasks.exposure import Forecast
 from lingvo_moe.tasks.model_dir import FORMAT, ModelDir
+from lingvo_moe.tasks.routing_metrics import max_vio
 from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, add_metrics, evaluate_batches
 from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
 from lingvo_moe.tasks.translator import Translator
@@ -241,10 +242,11 @@ def summarize(metrics: NestedMap, pairs: Sequence[str], layers: Sequence[str]) -
         "aux_loss", "z_loss", "pair_drop_rate/PAIR" over all layers, and for each MoE layer
         "drop_rate/LAYER", "lost/LAYER" (choices that a dropless dispatcher did not compute: 0),
         "capacity/LAYER" (C, choices that an expert accepts from a group),
-        "entropy/LAYER" (nats), "unused/LAYER" (experts without a token, a step), "load_max/LAYER"
-        and "importance_max/LAYER" (the busiest and the best scored expert's share times E; 1 is
-        balance), "load/LAYER/EXPERT" and, if there is one, "shared_gate/LAYER"; where experts move
-        also "balance_ratio/LAYER", "moves/LAYER", "move_seconds/LAYER" and
+        "entropy/LAYER" (nats), "unused/LAYER" (experts without a token, a step), "max_vio/LAYER"
+        (the busiest expert's choices over the mean, minus 1, a step; 0 is balance),
+        "importance_max/LAYER" (the best scored expert's share times E; 1 is balance),
+        "load/LAYER/EXPERT" and, if there is one, "shared_gate/LAYER"; where experts move also
+        "balance_ratio/LAYER", "moves/LAYER", "move_seconds/LAYER" and
         "move_seconds_predicted/LAYER", means over steps.
     """
     tokens = float(metrics.tokens)
@@ -271,13 +273,19 @@ def _summarize_experts(metrics, tokens, layers):
         for name in ("drop_rate", "capacity", "entropy", "unused", "shared_gate"):
             if name in metrics:
                 scalars[f"{name}/{layer}"] = float(metrics[name][row]) / tokens
-        for name in ("lost", "balance_ratio", "moves", "move_seconds", "move_seconds_predicted"):
+        for name in (
+            "max_vio",
+            "lost",
+            "balance_ratio",
+            "moves",
+            "move_seconds",
+            "move_seconds_predicted",
+        ):
             if name in metrics:
                 scalars[f"{name}/{layer}"] = float(metrics[name][row]) / metrics.steps
         load, importance = (
             metrics[name][row, :num_experts] / tokens for name in ("load", "importance")
         )
-        scalars[f"load_max/{layer}"] = float(load.max() * num_experts)
         scalars[f"importance_max/{layer}"] = float(importance.max() * num_experts)
         for expert, share in enumerate(load):
             scalars[f"load/{layer}/{expert}"] = float(share)
@@ -325,6 +333,9 @@ class _Evaluator:
             if count:
                 scalars[f"dev/loss/{pair}"] = float(nll / count)
         layers = self._model_dir.task.moe_layers
+        if layers:
+            balance = max_vio(total.choices, self._model_dir.task.layer_experts).numpy()
+            scalars |= {f"dev/max_vio/{y}": float(b) for y, b in zip(layers, balance, strict=True)}
         if layers and not self._process.index:
             record = RoutingRecord.of_metrics(total, layers, self._pairs)
             record.save(self._model_dir.routing_path)

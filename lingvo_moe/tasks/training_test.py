@@ -177,10 +177,10 @@ def test_tensorboard_shows_what_people_watch(tmp_path):
     layer = "encoder/layer_01"
     wanted = {"loss", "loss/qna-en", "aux_loss", f"load/{layer}/0", f"drop_rate/{layer}"}
     wanted |= {"learning_rate", "grad_norm", "tokens_per_second", "z_loss", f"unused/{layer}"}
-    wanted |= {f"importance_max/{layer}", "load_max/decoder/layer_01", f"capacity/{layer}"}
+    wanted |= {f"importance_max/{layer}", "max_vio/decoder/layer_01", f"capacity/{layer}"}
     wanted |= {"pair_drop_rate/qna-en", f"entropy/{layer}"}
     dev = {"dev/loss", "dev/bleu", "dev/source_use", "dev/source_use/qna-en"}
-    dev |= {f"dev/experts/{layer}"}
+    dev |= {f"dev/experts/{layer}", f"dev/max_vio/{layer}"}
     assert {f"train/{tag}" for tag in wanted} | dev <= tags
 
 
@@ -201,6 +201,7 @@ def test_summaries_by_hand():
             capacity=np.array([7.0, 7.0]) * tokens,
             pair_wanted=np.array([[20.0, 0.0], [30.0, 0.0]]),
             pair_dropped=np.array([[5.0 * (drop > 0), 0.0], [0.0, 0.0]]),
+            max_vio=np.array([0.75 if drop else 0.25, 1.0]),
             load=np.array([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]]) * tokens,
             importance=np.array([[0.4, 0.3, 0.3], [0.75, 0.25, 0.0]]) * tokens,
         )
@@ -224,8 +225,8 @@ def test_summaries_by_hand():
         "entropy/y": 0.5,
         "unused/x": 0.0,
         "unused/y": 1.0,
-        "load_max/x": 1.5,
-        "load_max/y": 2.0,
+        "max_vio/x": 0.5,  # 0.75 in one step and 0.25 in the other
+        "max_vio/y": 1.0,
         "importance_max/x": 1.2,
         "importance_max/y": 1.5,
         "load/x/0": 0.5,

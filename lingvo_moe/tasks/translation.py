@@ -23,7 +23,7 @@ from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.layers.vexperts import VExperts
 from lingvo_moe.sharding import copies
 from lingvo_moe.sharding.params import ShardingParams
-from lingvo_moe.tasks.routing_metrics import needed_rung, routing_metrics
+from lingvo_moe.tasks.routing_metrics import max_vio, needed_rung, routing_metrics
 from lingvo_moe.training.adafactor import Adafactor
 from lingvo_moe.training.loop import TrainParams
 from lingvo_moe.training.optimizer import Optimizer
@@ -134,6 +134,13 @@ class TranslationTask:
             if layer.is_moe
         ]
 
+    @property
+    def layer_experts(self) -> list[int]:
+        """How many experts each of moe_layers has."""
+        moe = self.params.model.moe
+        experts = {"encoder": moe, "decoder": moe and moe.of_decoder()}
+        return [experts[layer.split("/")[0]].num_experts for layer in self.moe_layers]
+
     def for_xla(self, groups: int) -> "TranslationTask":
         """The same task for a compiler that wants static shapes in evaluation and decoding too.
 
@@ -225,6 +232,34 @@ class TranslationTask:
                 )
             )
         return LossOutput(objective, metrics, needed_rung(output))
+
+    def after_step(self, state: NestedMap, metrics: NestedMap) -> tuple[NestedMap, NestedMap]:
+        """See training.step.Trainable.
+
+        Args:
+            state: what nothing learns among the weights.
+            metrics: of the whole batch.
+
+        Returns:
+            The state after the step, and the metrics with `max_vio` [layers] for MoE models.
+        """
+        if not self.moe_layers:
+            return state, metrics
+        specs = dict(self.weights().flatten())
+        state = {
+            path: specs[path].after_step(value, self._choices_of(path, metrics.choices))
+            for path, value in state.flatten()
+        }
+        metrics = NestedMap(metrics, max_vio=max_vio(metrics.choices, self.layer_experts))
+        return NestedMap.unflatten(state), metrics
+
+    def _choices_of(self, path, choices):
+        """The rows of choices [layers, E] of a state's layer, or of a scan's layers [Y, E]."""
+        side, layer = path.split("/")[:2]
+        if layer != "block":
+            return choices[self.moe_layers.index(f"{side}/{layer}")]
+        rows = [i for i, name in enumerate(self.moe_layers) if name.startswith(f"{side}/")]
+        return tf.gather(choices, rows)
 
     def _sides(self, batch):
         """The Tokens of source and target."""

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import Constant, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.tables import Fixed, TableSpec, learned, merge_trees, tables
+from lingvo_moe.core.tables import Fixed, TableSpec, learned, merge_trees, unlearned
 from lingvo_moe.training.adamw import AdamW
 from lingvo_moe.training.replicas import (
     copy_to_replicas,
@@ -74,7 +74,7 @@ def test_nothing_to_move_is_no_round():
 def test_a_model_without_tables_is_left_as_it_is():
     weights, grads = NestedMap(gate=WEIGHTS.gate), NestedMap(gate=GRADS.gate)
     assert learned(grads, weights) is grads
-    assert merge_trees(grads, tables(grads, weights)) is grads
+    assert merge_trees(grads, unlearned(grads, weights)) is grads
     assert sum_replicas(grads, NestedMap(), weights) is grads
     assert copy_to_replicas(grads, NestedMap(), weights) is grads
 
@@ -123,5 +123,5 @@ def test_what_is_not_a_table():
 def test_tables_are_taken_out_and_put_back():
     theta = NestedMap(moe=NestedMap(placement=1, experts=NestedMap(wi=2)), gate=3)
     assert learned(theta, WEIGHTS) == {"gate": 3, "moe": {"experts": {"wi": 2}}}
-    assert tables(theta, WEIGHTS) == {"moe": {"placement": 1}}
-    assert merge_trees(learned(theta, WEIGHTS), tables(theta, WEIGHTS)) == theta
+    assert unlearned(theta, WEIGHTS) == {"moe": {"placement": 1}}
+    assert merge_trees(learned(theta, WEIGHTS), unlearned(theta, WEIGHTS)) == theta

@@ -8,7 +8,7 @@ import tensorflow as tf
 from lingvo_moe.core.layer import Context
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.random import fold_in
-from lingvo_moe.core.tables import learned, merge_trees, tables
+from lingvo_moe.core.tables import learned, merge_trees, unlearned
 from lingvo_moe.core.zeros import runtime_zeros
 from lingvo_moe.sharding import copies
 from lingvo_moe.training.optimizer import Optimizer, clip_by_global_norm
@@ -20,7 +20,7 @@ class TrainState(NamedTuple):
 
     Attributes:
         step: int64 [], steps taken.
-        theta: the weights, float32, and tables, int32.
+        theta: the weights, and the state among them that nothing learns (core.tables).
         slots: the optimizer's slots, a tree parallel to theta.
     """
 
@@ -73,6 +73,9 @@ class Trainable(Protocol):
     ) -> LossOutput:
         """The loss of a (micro-)batch, already divided by denominator."""
 
+    def after_step(self, state: NestedMap, metrics: NestedMap) -> tuple[NestedMap, NestedMap]:
+        """What no gradient moves after a step of the whole batch, and the metrics to report."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainStep:
@@ -123,7 +126,7 @@ class TrainStep:
         """
         seed = fold_in([self.seed, 0], tf.cast(state.step, tf.int32))
         weights = self.task.weights()
-        theta, fixed = (part(state.theta, weights) for part in (learned, tables))
+        theta, fixed = (part(state.theta, weights) for part in (learned, unlearned))
         sums = self._gradients(theta, fixed, batch, seed)
         metrics = NestedMap(sums.metrics | sums.most)
         grads, metrics.grad_norm = clip_by_global_norm(
@@ -134,6 +137,7 @@ class TrainStep:
             theta, state.slots, grads, state.step, weights
         )
         metrics.update(optimizer_metrics)
+        fixed, metrics = self.task.after_step(fixed, metrics)
         new = TrainState(state.step + 1, merge_trees(theta, fixed), slots)
         if self.rung is not None:
             done = metrics.needed_rung <= self.rung

@@ -32,6 +32,9 @@ class LeastSquares:
     def num_targets(self, batch):
         return tf.cast(tf.shape(batch.x)[0], tf.float32)
 
+    def after_step(self, state, metrics):
+        return state, metrics
+
     def loss(self, theta, batch, denominator, context):
         x = tf.cast(batch.x, tf.float32)
         errors = tf.square(tf.linalg.matvec(x, theta.w) - 1.0)

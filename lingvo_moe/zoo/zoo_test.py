@@ -92,6 +92,23 @@ def test_the_wide_twin_does_the_work_of_top_2():
     assert _count("dense.M4_12LWide") == sum(active.values())
 
 
+def _experts(name):
+    """Weights of the experts of the first MoE layer: all of them, and those that a token meets."""
+    task = TranslationTask(registry.get_params(name))
+    layer = task.transformer.encoder.layers["layer_01"].feed_forward
+    weights, p = layer.weights(), layer.params
+    always = count_weights(weights.shared) if "shared" in weights else 0
+    routed = count_weights(weights.experts)
+    chosen = getattr(p.gating, "k", 2)
+    return routed + always, routed * chosen // p.num_experts + always
+
+
+@pytest.mark.parametrize("family", ["tiny", "small"])
+@pytest.mark.parametrize("layout", ["", "Shared", "Today"])
+def test_finer_experts_have_the_weights_and_the_work_of_gshards(family, layout):
+    assert _experts(f"finegrained.{family.title()}{layout}") == _experts(f"{family}.MoE")
+
+
 @pytest.mark.parametrize(
     ("recipe", "base", "changed"),
     [

@@ -1,0 +1,47 @@
+"""Balance without a loss: a bias for each expert that follows its load.  E experts."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from lingvo_moe.core.fields import Params, PositiveFloat
+from lingvo_moe.core.layer import Constant
+from lingvo_moe.core.tables import StateSpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossFree(Params):
+    """Experts are chosen by score + bias and weighted by the score alone.
+
+    Wang et al. 2024 (arXiv 2408.15664), Algorithm 1. After each step the bias of an expert with
+    less than the mean load rises by `rate`, that of one with more falls by it. The load is of all
+    choices of the whole batch, before capacity. The bias has no gradient; it is saved, exported and
+    used in decoding like a weight. Set moe.aux_loss_weight to 0, or to a little for BySequence.
+
+    Attributes:
+        rate: u. The paper's 0.001 goes with sigmoid scores.
+    """
+
+    rate: PositiveFloat = 0.001
+
+    def spec(self, num_experts: int) -> "LoadBias":
+        """The bias before it exists, 0 at first."""
+        # The letter e is that of what routers need: never cut, never cast.
+        return LoadBias((num_experts,), Constant(0.0), "e", rate=self.rate)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadBias(StateSpec):
+    """The bias [E], or [Y, E] of the layers of a scan.
+
+    Attributes:
+        rate: u.
+    """
+
+    rate: float = 0.0
+
+    def after_step(self, value, choices):
+        """See StateSpec."""
+        load = choices[..., : value.shape[-1]]
+        mean = tf.reduce_mean(load, axis=-1, keepdims=True)
+        return value + self.rate * tf.sign(mean - load)

@@ -1,0 +1,61 @@
+"""Few nodes a token.  G groups, S tokens per group, E experts, N nodes."""
+
+import dataclasses
+import math
+
+import tensorflow as tf
+
+from lingvo_moe.core.fields import Params, PositiveInt
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NodeLimited(Params):
+    """A token's experts lie on few nodes; experts lie on nodes in blocks of E / N.
+
+    DeepSeek-V3 (arXiv 2412.19437), section 2.1.2. A node's score is the sum of its K / kept highest
+    scores (rounded up); a token goes to the `kept` best nodes, the lowest first of equals.
+
+    Attributes:
+        nodes: N; must divide E.
+        kept: how many of them a token may go to.
+
+    Raises:
+        ValueError: kept > nodes, or, in `limit`, numbers that do not fit.
+    """
+
+    nodes: PositiveInt = 8
+    kept: PositiveInt = 4
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.kept > self.nodes:
+            raise ValueError(f"kept={self.kept} nodes of {self.nodes}; lower kept or raise nodes.")
+
+    def limit(self, order: tf.Tensor, k: int) -> tf.Tensor:
+        """The order of experts, -inf on nodes that a token may not go to.
+
+        Args:
+            order: float32 [G, S, E].
+            k: K, choices of a token.
+
+        Raises:
+            ValueError: nodes do not divide E, or the kept ones have fewer than K experts.
+        """
+        num_experts = order.shape[-1]
+        if num_experts % self.nodes:
+            raise ValueError(
+                f"{num_experts} experts do not fall into nodes={self.nodes} equal blocks; change "
+                f"moe.num_experts or NodeLimited.nodes."
+            )
+        size = num_experts // self.nodes
+        if self.kept * size < k:
+            raise ValueError(
+                f"kept={self.kept} nodes of {size} experts have fewer than k={k}; raise "
+                f"NodeLimited.kept or lower k."
+            )
+        shape = tf.concat([tf.shape(order)[:2], [self.nodes, size]], axis=0)
+        by_node = tf.reshape(order, shape)  # [G, S, N, E / N]
+        best = tf.math.top_k(by_node, min(size, math.ceil(k / self.kept))).values
+        nodes = tf.math.top_k(tf.reduce_sum(best, axis=-1), self.kept).indices  # [G, S, kept]
+        open_nodes = tf.reduce_sum(tf.one_hot(nodes, self.nodes), axis=2)  # [G, S, N]
+        return tf.where(tf.repeat(open_nodes, size, axis=-1) > 0, order, -float("inf"))

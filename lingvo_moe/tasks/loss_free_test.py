@@ -1,0 +1,136 @@
+"""Loss-free balancing in a whole model: the bias is state that the step moves."""
+
+import numpy as np
+import pytest
+
+from lingvo_moe.core.params import override
+from lingvo_moe.core.registry import get_params
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.tasks.training import train_step
+from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.testing.tiny_world import SHRINK
+
+ROWS, LENGTH, RATE = 8, 6, 0.01
+DROPLESS = ("model.moe.dispatcher=Ragged()", "model.moe.capacity_factor=None")
+LAYERS = ("encoder/layer_01", "decoder/layer_01")
+
+
+def make(*overrides):
+    gating = f"TopK(k=2,scores=Sigmoid(),bias=LossFree(rate={RATE}),balance=BySequence())"
+    params = override(
+        get_params("tiny.MoE"),
+        [
+            *SHRINK,
+            f"model.moe.gating={gating}",
+            "model.dropout_rate=0.0",
+            "model.moe.decoder_num_experts=3",
+            f"input.batch_size={ROWS}",
+            f"input.source_length={LENGTH}",
+            f"input.target_length={LENGTH}",
+            *overrides,
+        ],
+    )
+    task = TranslationTask(params, ("a-b",))
+    runtime = Local(task, train_step(task))
+    runtime.initialize(3)
+    return runtime
+
+
+def batch(seed=5):
+    rng = np.random.default_rng(seed)
+    names = ("source_ids", "target_ids", "target_inputs")
+    made = {name: rng.integers(4, 60, (ROWS, LENGTH)) for name in names}
+    filled = np.arange(LENGTH) < rng.integers(2, LENGTH + 1, (ROWS, 1))
+    for side in ("source", "target"):
+        made |= {f"{side}_segment_ids": filled, f"{side}_pair_ids": np.zeros((ROWS, LENGTH))}
+    return {name: value.astype(np.int32) for name, value in made.items()}
+
+
+def biases(runtime):
+    return {
+        name.split("/feed_forward/")[0].removeprefix("theta/"): np.array(value)
+        for name, value in runtime.state().items()
+        if name.endswith("gating/bias")
+    }
+
+
+def followed(choices, num_experts):
+    load = np.asarray(choices)[:num_experts]
+    return np.float32(RATE) * np.sign(load.mean() - load)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_each_layers_bias_follows_its_load_and_no_optimizer_has_it(micro_batches):
+    """The choices of both micro-batches count; one batch's number is the other's."""
+    runtime = make(*DROPLESS, f"train.micro_batches={micro_batches}")
+    whole = make(*DROPLESS).train(batch())
+    metrics = runtime.train(batch())
+    np.testing.assert_array_equal(metrics.choices, whole.choices)
+    np.testing.assert_array_equal(metrics.max_vio, whole.max_vio)
+    real = batch()["source_segment_ids"].sum(), batch()["target_segment_ids"].sum()
+    np.testing.assert_array_equal(np.sum(metrics.choices, axis=1), 2 * np.array(real))
+    found = biases(runtime)
+    assert found.keys() == set(LAYERS)
+    for row, (layer, experts) in enumerate(zip(LAYERS, (8, 3), strict=True)):
+        np.testing.assert_array_equal(found[layer], followed(metrics.choices[row], experts))
+        load = np.asarray(metrics.choices)[row, :experts]
+        assert metrics.max_vio[row].numpy() == pytest.approx(load.max() / load.mean() - 1)
+    assert not any("gating" in name for name in runtime.state() if name.startswith("slots/"))
+
+
+def test_the_layers_of_a_scan_each_have_their_own():
+    overrides = ("model.scan=True", "model.num_encoder_layers=4", "model.moe.capacity_factor=9.0")
+    runtime = make(*overrides)
+    metrics = runtime.train(batch())
+    assert np.any(np.asarray(metrics.choices)[0] != np.asarray(metrics.choices)[1])
+    found = biases(runtime)
+    expected = [followed(row, 8) for row in metrics.choices[:2]]
+    np.testing.assert_array_equal(found["encoder/block/layer_01"], expected)
+    expected = [followed(metrics.choices[2], 3)]
+    np.testing.assert_array_equal(found["decoder/block/layer_01"], expected)
+
+
+def test_it_resumes_to_the_bit_and_translates_with_the_bias():
+    whole, first, second = make(), make(), make()
+    for seed in range(4):
+        whole.train(batch(seed))
+        if seed < 2:
+            first.train(batch(seed))
+    second.restore({name: np.array(value) for name, value in first.state().items()})
+    for seed in (2, 3):
+        second.train(batch(seed))
+    states = [runtime.state() for runtime in (whole, second)]
+    for name, value in states[0].items():
+        np.testing.assert_array_equal(value, states[1][name], err_msg=name)
+    # Weights alike, biases that leave a single pair of experts to choose: another translation's
+    # score, so decoding reads them.
+    source, lengths = batch()["source_ids"], np.full(ROWS, LENGTH, np.int32)
+    before = second.translate(source, lengths).scores.numpy()
+    forced = {
+        name: np.arange(value.shape[0], dtype=np.float32)
+        if name.endswith("gating/bias")
+        else np.array(value)
+        for name, value in second.state().items()
+    }
+    second.restore(forced)
+    assert np.abs(before - second.translate(source, lengths).scores.numpy()).max() > 1e-4
+
+
+def test_a_step_that_is_taken_again_moves_the_bias_once():
+    """A capacity of a quarter has no room, so the step is repeated on a higher rung."""
+    ladder = ("model.moe.dispatcher=Fitted(factors=(0.3,8.0))", "model.moe.capacity_factor=None")
+    runtime = make(*ladder, "model.moe.decoder_num_experts=None")
+    metrics = runtime.train(batch())
+    assert metrics.retries > 0
+    for row, layer in enumerate(LAYERS):
+        np.testing.assert_array_equal(biases(runtime)[layer], followed(metrics.choices[row], 8))
+
+
+def test_the_bias_alone_evens_the_load():
+    """Weights all but stand still, and one batch comes again and again."""
+    still = "optimizer.schedule.learning_rate=1e-9"
+    runtime = make(*DROPLESS, still, "model.moe.aux_loss_weight=0.0", "train.seed=2")
+    seen = np.array([runtime.train(batch()).max_vio.numpy() for _ in range(60)])
+    # The encoder's 62 choices are 7.75 an expert. The busiest has 13 at first, then 9 or 10.
+    assert np.all(seen[0] > 0.3)
+    assert np.all(seen[-10:] < 0.3)

@@ -1,0 +1,96 @@
+"""Fine-grained and shared experts (DeepSeekMoE, Dai et al. 2024, arXiv 2401.06066), on this zoo.
+
+Each expert of the GShard layout is cut into four of a quarter of its hidden units, and a token goes
+to four times as many: the weights of the experts and the work a token are those of the layout, the
+choice is finer (section 3.1). With shared experts (section 3.2), two of these 32 are no choice: one
+dense network of their size takes every token, which leaves 30 experts, of which a token goes to 6.
+`…Today` is the latter with DeepSeek-V3's router (arXiv 2412.19437): sigmoid scores, balance by a
+bias and a small loss a sentence. Beside each stands the model that it was made from.
+"""
+
+import dataclasses
+
+from lingvo_moe.core.registry import register
+from lingvo_moe.gatings.balance_loss import BySequence
+from lingvo_moe.gatings.loss_free import LossFree
+from lingvo_moe.gatings.scores import Sigmoid
+from lingvo_moe.gatings.top_k import TopK
+from lingvo_moe.tasks.translation import TranslationParams
+from lingvo_moe.zoo import small, tiny
+
+_PARTS = 4  # of an expert
+
+
+def _cut(params: TranslationParams, shared: int = 0, **changes) -> TranslationParams:
+    """The params with experts cut into parts, `shared` of which take every token."""
+    model, moe = params.model, params.model.moe
+    choices = 2 * _PARTS - shared
+    moe = dataclasses.replace(
+        moe,
+        num_experts=_PARTS * moe.num_experts - shared,
+        hidden_dim=model.hidden_dim // _PARTS,
+        always_on_experts=shared,
+        gating=TopK(k=choices),
+        capacity_factor=float(choices),
+    )
+    moe = dataclasses.replace(moe, **changes)
+    return dataclasses.replace(params, model=dataclasses.replace(model, moe=moe))
+
+
+def _today(params: TranslationParams) -> TranslationParams:
+    gating = TopK(k=6, scores=Sigmoid(), bias=LossFree(), balance=BySequence())
+    return _cut(params, shared=2, gating=gating, aux_loss_weight=0.0001)
+
+
+@register
+class Tiny(tiny.MoE):
+    """tiny.MoE with 32 experts of a quarter of the size, 8 a token."""
+
+    def params(self) -> TranslationParams:
+        """The frozen params."""
+        return _cut(super().params())
+
+
+@register
+class TinyShared(tiny.MoE):
+    """finegrained.Tiny, of whose experts two take every token."""
+
+    def params(self) -> TranslationParams:
+        """The frozen params."""
+        return _cut(super().params(), shared=2)
+
+
+@register
+class TinyToday(tiny.MoE):
+    """finegrained.TinyShared with DeepSeek-V3's router."""
+
+    def params(self) -> TranslationParams:
+        """The frozen params."""
+        return _today(super().params())
+
+
+@register
+class Small(small.MoE):
+    """small.MoE with 32 experts of a quarter of the size, 8 a token."""
+
+    def params(self) -> TranslationParams:
+        """The frozen params."""
+        return _cut(super().params())
+
+
+@register
+class SmallShared(small.MoE):
+    """finegrained.Small, of whose experts two take every token."""
+
+    def params(self) -> TranslationParams:
+        """The frozen params."""
+        return _cut(super().params(), shared=2)
+
+
+@register
+class SmallToday(small.MoE):
+    """finegrained.SmallShared with DeepSeek-V3's router."""
+
+    def params(self) -> TranslationParams:
+        """The frozen params."""
+        return _today(super().params())
