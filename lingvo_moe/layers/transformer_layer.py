@@ -133,6 +133,11 @@ class TransformerLayer(Layer):
             )
         return FeedForward(model_dim=p.model_dim, hidden_dim=p.hidden_dim, activation=p.activation)
 
+    @property
+    def dense(self) -> FeedForward | None:
+        """What every token passes through: the last branch, or what is beside its experts."""
+        return self.feed_forward.shared if self.is_moe else self.feed_forward
+
     def weights(self):
         """Theta: self_attention, cross_attention (decoder), feed_forward, and a norm for each."""
         branches = NestedMap(self_attention=self.attention, feed_forward=self.feed_forward)

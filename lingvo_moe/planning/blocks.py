@@ -281,27 +281,23 @@ class _Counter:
 
     def _hidden(self) -> Iterator[Work | Transfer]:
         for kind in self.blocks.kinds:
-            own = kind.layer.feed_forward
-            if not kind.layer.is_moe:
-                # What is computed again ends before the sum that a block ends with. The blocks of a
-                # scan end with their MoE layer, if there is one.
-                ends = not (self.params.model.scan and self.params.model.moe)
-                yield from self._feed_forward(kind, own, again=not ends)
-                continue
-            yield from self._moe(kind)
-            if own.shared:
-                yield from self._feed_forward(kind, own.shared, again=True)
+            if kind.layer.is_moe:
+                yield from self._moe(kind)
+            if kind.layer.dense:
+                yield from self._feed_forward(kind)
 
-    def _feed_forward(self, kind, network, again):
-        """A dense network, of a layer's own or shared by the tokens of an MoE layer."""
-        n, m, h = self.tokens(kind.length), self.m, network.hidden_dim / self.cut("H")
-        gated = network.activation.gated
-        matrices = 3 if gated else 2
+    def _feed_forward(self, kind):
+        n, m, h = self.tokens(kind.length), self.m, kind.layer.dense.hidden_dim / self.cut("H")
+        gated = kind.layer.dense.activation.gated
+        matrices = 2 + gated
         flops = 2 * matrices * n * m * h
         traffic = _FLOAT32 * matrices * m * h + self.item * n * (2 * m + 2 * h)
         yield self._work("feed_forward", kind.count, flops, traffic)
         yield from self._product(kind.count * (1 + gated), "RM,MH->RH", n * m)
-        yield from self._product(kind.count, "RH,HM->RM", n * m, again=again)
+        # What is computed again ends before the sum that a block ends with. The blocks of a scan
+        # end with their MoE layer, if there is one.
+        ends = kind.layer.is_moe or not (self.params.model.scan and self.params.model.moe)
+        yield from self._product(kind.count, "RH,HM->RM", n * m, again=not ends)
 
     def _shape(self, kind):
         """E, C, and how many slots [E, G, C] fall to a device."""
@@ -324,7 +320,7 @@ class _Counter:
         own, times = kind.layer.feed_forward, kind.count
         h = self._units(own, np.mean)
         gated = own.experts.activation.gated
-        matrices = 3 if gated else 2
+        matrices = 2 + gated
         weights = experts / self.cut("E") * matrices * m * h
         traffic = _FLOAT32 * weights + self.item * slots * (2 * m + 2 * h)
         yield self._work("experts", times, 2 * matrices * slots * m * h, traffic)
@@ -343,25 +339,20 @@ class _Counter:
         )
         yield from self._product(times * (1 + gated), "EgCM,EMH->EgCH", slots * m)
         yield from self._product(times, "EgCH,EHM->EgCM", slots * m)
-        yield from self._trips(times, slots * m)
-
-    def _trips(self, times, elements):
-        """There and back, forward and backward, and again where rematerialised."""
+        # There and back, forward and backward, and again where rematerialised.
         there = flow.exchanges("eGCM", self._held("eGCM"), self._held("EgCM"), self.mesh)
-        yield from self._transfers("all_to_all", there, (4 + 2 * self.remat) * times, elements)
+        yield from self._transfers("all_to_all", there, (4 + 2 * self.remat) * times, slots * m)
 
     def _kept_by_hidden(self, kind):
-        n, m = self.tokens(kind.length), self.m
+        n, m, dense = self.tokens(kind.length), self.m, kind.layer.dense
+        total = self.wire * n * (m + dense.hidden_dim / self.cut("H")) if dense else 0.0
         if not kind.layer.is_moe:
-            hidden = kind.layer.feed_forward.hidden_dim / self.cut("H")
-            return self.wire * n * (m + hidden) + self.item * n * m
+            return total + self.item * n * m
         experts, capacity, slots = self._shape(kind)
         own = kind.layer.feed_forward
         hidden = self._units(own, max)  # there is room for all tokens at the largest expert
         one_hot = n * experts * capacity * isinstance(own.params.dispatcher, Einsum)
-        total = self.wire * (n * m + slots * (3 * m + hidden)) + _FLOAT32 * 2 * n * experts
-        if own.shared:
-            total += self.wire * n * (m + own.shared.hidden_dim / self.cut("H"))
+        total += self.wire * (n * m + slots * (3 * m + hidden)) + _FLOAT32 * 2 * n * experts
         return total + self.wire * 2 * one_hot
 
     # ---- embeddings and softmax ----
