@@ -163,8 +163,8 @@ class Pruning(Params):
             )
         if isinstance(moe.gating, TopK) and moe.gating.limit:
             raise ValueError(
-                f"moe.gating.limit={moe.gating.limit} counts experts in equal blocks, which pruning "
-                f"would break. Drop --prune."
+                f"moe.gating.limit={moe.gating.limit} counts experts in equal blocks, which "
+                f"pruning would break. Drop --prune."
             )
         importance(RoutingRecord.load(model_dir.routing_path), self.pairs(model_dir))
 
