@@ -13,6 +13,7 @@ from lingvo_moe.reporting.table import Table
 
 FEW, MANY = 1.0, 100.0  # epochs; a pair outside of them gets a warning
 _ROWS = 12  # a table of more pairs is by tier
+_NEVER = 1e-6  # epochs of a pair that a temperature near 0 leaves out
 _MEASURED = 1000  # examples that are packed to see how many a batch holds
 
 
@@ -77,10 +78,9 @@ class Forecast:
         lines, of = [], f"of {len(self.pairs)} pairs will be seen"
         if few:
             least = min(few, key=lambda one: one.epochs)
-            steps = math.ceil(self.steps / least.epochs)
             lines.append(
-                f"Warning: {len(few)} {of} less than once, {least.pair} {least.epochs:.2f} times: "
-                f"{steps:,} steps would show it once. Raise train.max_steps."
+                f"Warning: {len(few)} {of} less than once, {least.pair} {least.epochs:.2f} times"
+                f"{self._for_once(least)}. Raise train.max_steps."
             )
         if many:
             most = max(many, key=lambda one: one.epochs)
@@ -90,6 +90,12 @@ class Forecast:
                 f"input.temperature or train.max_steps."
             )
         return lines
+
+    def _for_once(self, one):
+        """How many steps show a pair once, where any number of steps does."""
+        if one.epochs < _NEVER:
+            return ""
+        return f": {math.ceil(self.steps / one.epochs):,} steps would show it once"
 
     def _table(self):
         if len(self.pairs) <= _ROWS:

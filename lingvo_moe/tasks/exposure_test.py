@@ -54,6 +54,14 @@ def test_many_pairs_are_a_table_by_tier_and_once_to_a_hundred_times_is_right():
     assert Forecast(10, 1, 1, [Exposure("a", 1, 1.0), Exposure("b", 1, 100.0)]).warnings() == []
 
 
+def test_a_temperature_near_zero_leaves_a_pair_out():
+    seen = expose({"a-en": 90, "b-en": 9}, sampling_probabilities([90, 9], 1e-3), 180)
+    (line,) = Forecast(10, 1, 1, seen).warnings()
+    assert line == (
+        "Warning: 1 of 2 pairs will be seen less than once, b-en 0.00 times. Raise train.max_steps."
+    )
+
+
 def test_what_a_batch_holds_is_measured_and_the_input_stays_where_it_was():
     params = InputParams(batch_size=4, source_length=48, target_length=32, pairs=("qna-en",))
     source, same = (TrainInput(dataset(), params, seed=3) for _ in range(2))
