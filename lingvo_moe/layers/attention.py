@@ -16,8 +16,8 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.sharding import copies
 from lingvo_moe.sharding.annotations import annotate
 
-# Added to the logits of forbidden pairs: large enough to vanish in a float32 softmax, small enough
-# that a row with nothing but forbidden pairs (padding) stays finite in bfloat16 too.
+# Added to the logits of forbidden pairs: large enough for a probability of 0 in float32, small
+# enough that a row of forbidden pairs alone (padding) is finite in bfloat16 too.
 FORBIDDEN = -1e9
 
 
@@ -189,14 +189,14 @@ class Attention(Layer):
 class RelativeBias(Layer):
     """A learned bias for each head and bucketed distance (Raffel et al. 2020, section 2.1).
 
-    Half of a direction's buckets are one distance wide; the rest widen logarithmically up to
-    max_distance, and all beyond share the last.
+    Half of a direction's buckets hold one distance each; the width of the others grows
+    logarithmically up to max_distance. All larger distances share the last bucket.
 
     Attributes:
         num_heads: N.
-        bidirectional: whether keys after the query have buckets of their own.
-        num_buckets: in all.
-        max_distance: where the last bucket begins.
+        bidirectional: whether keys after the query have separate buckets.
+        num_buckets: number of buckets of both directions.
+        max_distance: start of the last bucket.
     """
 
     num_heads: PositiveInt
