@@ -268,6 +268,7 @@ class MoE(Layer):
         return tf.sigmoid(copies.einsum("GSM,M->GS", tf.cast(tokens, tf.float32), weight))
 
     def _shared_outputs(self, theta, tokens, context):
+        assert self.shared
         flat = tf.reshape(tokens, [-1, self.model_dim])
         outputs = self.shared.fprop(theta.shared, flat, context.fold("shared"))
         return tf.reshape(outputs, tf.shape(tokens))

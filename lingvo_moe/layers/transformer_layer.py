@@ -136,7 +136,8 @@ class TransformerLayer(Layer):
     @property
     def dense(self) -> FeedForward | None:
         """What every token passes through: the last branch, or what is beside its experts."""
-        return self.feed_forward.shared if self.is_moe else self.feed_forward
+        layer = self.feed_forward
+        return layer.shared if isinstance(layer, MoE) else layer
 
     def weights(self):
         """Theta: self_attention, cross_attention (decoder), feed_forward, and a norm for each."""

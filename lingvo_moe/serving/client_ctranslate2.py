@@ -4,6 +4,7 @@ python translate.py [--to=LANGUAGE] [SENTENCE ...]      (or sentences on standar
 """
 
 import argparse
+import io
 import json
 import math
 import os
@@ -59,7 +60,7 @@ class Model:
         }
         if left_out:
             warn(cut_warning(left_out))
-        by_length = {}
+        by_length: dict[int, list] = {}
         for i, row in zip(places, pieces, strict=True):
             by_length.setdefault(min(len(row), room), []).append((i, [tags[to], *row[:room]]))
         for length, rows in by_length.items():
@@ -91,7 +92,8 @@ def main():
     args = parser.parse_args()
     if args.beam_size < 1:
         parser.error(f"--beam_size must be >= 1, got {args.beam_size}")
-    sys.stdout.reconfigure(encoding="utf-8")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
     if args.sentences:
         sentences = list(decode_lines(map(os.fsencode, args.sentences), "the arguments"))
     else:

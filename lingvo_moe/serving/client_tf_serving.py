@@ -5,6 +5,7 @@ python translate.py [--url=URL] [--name=MODEL] [--to=LANGUAGE] [SENTENCE ...]
 """
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -67,7 +68,8 @@ def main():
     args = parser.parse_args()
     if args.batch_size < 1:
         parser.error(f"--batch_size must be >= 1, got {args.batch_size}")
-    sys.stdout.reconfigure(encoding="utf-8")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
     languages = {"target_language": args.to}
     if args.source_language:
         languages["source_language"] = args.source_language
@@ -75,7 +77,7 @@ def main():
         sentences = list(decode_lines(map(os.fsencode, args.sentences), "the arguments"))
     else:
         sentences = list(decode_lines(sys.stdin.buffer, "standard input"))
-    left_out = {}
+    left_out: dict[int, int] = {}
     for start in range(0, len(sentences), args.batch_size):
         batch = sentences[start : start + args.batch_size]
         outputs = predict(args.url, args.name, batch, languages)

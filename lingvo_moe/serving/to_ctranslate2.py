@@ -75,7 +75,8 @@ def export_ctranslate2(
         for side in SIDES:
             (directory / f"{side}.model").write_bytes(model_dir.vocabulary(side).model_bytes)
         tags = model_dir.tags
-        if task is not None and model_dir.task.task_router.task != "source":
+        router = model_dir.task.task_router
+        if router and router.task != "source":
             tags = {language: tags[language] for language in languages[0].split("-")[-1:]}
         about = {
             "tags": {
@@ -118,7 +119,7 @@ def check(model_dir: ModelDir, languages: tuple[str, ...] = ()) -> int | None:
         if moe.activation not in (None, model.activation)
         else None
     )
-    if reason:
+    if reason or router is None:
         raise ValueError(
             f"CTranslate2 cannot compute this model: {reason}. Export it with --format=saved_model."
         )
@@ -139,9 +140,10 @@ def merge_experts(model_dir: ModelDir, theta: NestedMap, task: int | None) -> Ne
         theta: its weights, arrays, of each layer by itself.
         task: its number; None for a model without experts.
     """
-    if task is None:
+    moe = model_dir.params.model.moe
+    if task is None or moe is None:
         return theta
-    moe, dense = model_dir.params.model.moe, NestedMap.unflatten(dict(theta.flatten()))
+    dense = NestedMap.unflatten(dict(theta.flatten()))
     for layer in model_dir.task.moe_layers:
         side, name = layer.split("/")
         held = theta[side][name].feed_forward

@@ -138,7 +138,9 @@ class TranslationTask:
     def layer_experts(self) -> list[int]:
         """How many experts each of moe_layers has."""
         moe = self.params.model.moe
-        experts = {"encoder": moe, "decoder": moe and moe.of_decoder()}
+        if moe is None:
+            return []
+        experts = {"encoder": moe, "decoder": moe.of_decoder()}
         return [experts[layer.split("/")[0]].num_experts for layer in self.moe_layers]
 
     def for_xla(self, groups: int) -> "TranslationTask":
@@ -246,12 +248,12 @@ class TranslationTask:
         if not self.moe_layers:
             return state, metrics
         specs = dict(self.weights().flatten())
-        state = {
+        after = {
             path: specs[path].after_step(value, self._choices_of(path, metrics.choices))
             for path, value in state.flatten()
         }
         metrics = NestedMap(metrics, max_vio=max_vio(metrics.choices, self.layer_experts))
-        return NestedMap.unflatten(state), metrics
+        return NestedMap.unflatten(after), metrics
 
     def _choices_of(self, path, choices):
         """The rows of choices [layers, E] of a state's layer, or of a scan's layers [Y, E]."""

@@ -8,6 +8,7 @@ lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_hlo --format=stablehlo -
 lingvo-moe-export --model=tiny.MoE --output=/tmp/tiny_step --format=stablehlo    # no weights yet
 """
 
+import functools
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +51,8 @@ class _Format(NamedTuple):
 
 
 def _ctranslate2(*arguments) -> int:
-    return export_ctranslate2(*arguments, languages=tuple(FLAGS.languages))
+    export = functools.partial(export_ctranslate2, languages=tuple(FLAGS.languages))
+    return export(*arguments)
 
 
 _CLIENT = "python {output}/translate.py 'a sentence'"

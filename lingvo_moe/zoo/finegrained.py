@@ -25,6 +25,7 @@ def _cut(params: TranslationParams, shared: int = 0, **changes) -> TranslationPa
     """The params with experts cut into parts, `shared` of which take every token."""
     model, moe = params.model, params.model.moe
     choices = 2 * _PARTS - shared
+    assert moe
     moe = dataclasses.replace(
         moe,
         num_experts=_PARTS * moe.num_experts - shared,
