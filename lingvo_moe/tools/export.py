@@ -78,11 +78,10 @@ def main(argv: list[str]) -> None:
             )
         _export_stablehlo(Path(FLAGS.output))
         return
-    chosen = _FORMATS[FLAGS.format]
+    chosen, pruning, storage = _FORMATS[FLAGS.format], _pruning(), STORAGES[FLAGS.dtype]
     model_dir, output = _model_dir(), Path(FLAGS.output)
     dataset = Dataset.load(Path(FLAGS.report_data)) if FLAGS.report_data else None
     pairs = check_comparable(model_dir, dataset, FLAGS.report_split) if dataset else []
-    pruning, storage = _pruning(), STORAGES[FLAGS.dtype]
     if pairs and pruning:
         pairs = [pair for pair in pairs if pair in pruning.pairs(model_dir)]
     step = chosen.export(model_dir, output, FLAGS.step, FLAGS.overwrite, storage, pruning)

@@ -28,6 +28,10 @@ def flags(monkeypatch, tmp_path):
             {"model": "tiny.MoE", "programs": ["translate"]},
             "--programs=translate needs --logdir",
         ),
+        (
+            {"format": "saved_model", "languages": ["de"], "logdir": "DIR"},
+            "--languages says for which languages to keep experts: give --prune=0.75",
+        ),
         ({"prune": 0.5}, "--dtype, --prune and --report_data are not for --format=stablehlo"),
         ({"model": "tiny.Mo"}, "Unknown model 'tiny.Mo'. Did you mean 'tiny.MoE'"),
         ({"logdir": "/nowhere"}, "/nowhere is no logdir"),
