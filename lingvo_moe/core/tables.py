@@ -10,19 +10,18 @@ from lingvo_moe.core.nested_map import NestedMap
 
 @dataclasses.dataclass(frozen=True)
 class StateSpec(WeightSpec):
-    """A number that optimizers leave alone, float32 unless a subclass says otherwise.
+    """A number among the weights that no optimizer changes; float32, or a subclass's dtype.
 
-    It lies among the weights, so that whatever is done with a model's weights, decoding, saving,
-    exporting, has it at hand.
+    It is one of the weights, so that decoding, saving and exporting have it.
     """
 
     def after_step(self, value: tf.Tensor, choices: tf.Tensor) -> tf.Tensor:
-        """The value after a step of training; as it was unless a subclass says otherwise.
+        """The value after a step of training; by default unchanged.
 
         Args:
             value: before the step.
-            choices: float32 [E], or [Y, E] for the layers of a scan, how often each expert of the
-                layer was chosen in the step; there may be zeros at the end.
+            choices: float32 [E], or [Y, E] for the layers of a scan: the number of choices of each
+                expert in the step, possibly with zeros at the end.
         """
         del choices
         return value

@@ -21,7 +21,7 @@ class Sampling(Params):
 
     Attributes:
         temperature: logits are divided by it.
-        top_k: only so many of the best tokens are drawn from; 0 for all.
+        top_k: number of best tokens to draw from; 0 for all.
         top_p: only the best tokens are drawn from, as many as it takes for their probabilities to
             sum up to this (Holtzman et al. 2020, arXiv 1904.09751); 1 for all.
         seed: of the random numbers.

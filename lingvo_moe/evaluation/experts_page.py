@@ -280,10 +280,10 @@ def _groups_in_words(experts: Experts, side: Side) -> str:
     if len(side.groups) == 1:
         return f"{side.name}: no groups of languages stand apart ({how_clear})."
     groups = " | ".join(_join(experts, group) for group in side.groups)
-    told = any(layer.mutual_information > layer.by_chance for layer in side.layers)
+    informative = any(layer.mutual_information > layer.by_chance for layer in side.layers)
     doubt = (
         ""
-        if told
+        if informative
         else " Choices tell no more of languages than chance: these groups may mean nothing."
     )
     return f"{side.name}: {len(side.groups)} groups share experts ({how_clear}): {groups}.{doubt}"

@@ -12,7 +12,7 @@ from lingvo_moe.layers.loss import smoothed_cross_entropy
 from lingvo_moe.sharding import copies
 from lingvo_moe.sharding.annotations import annotate
 
-LOGITS_MULTIPLE = 64  # decoding looks for the best logits of so many at a time
+LOGITS_MULTIPLE = 64  # decoding searches the best logits in chunks of this size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

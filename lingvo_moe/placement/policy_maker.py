@@ -88,12 +88,12 @@ class PolicyMaker:
         # The mean over devices hardly depends on where experts are.
         if plan.seconds_after <= _LEVEL * board.level_seconds:
             return plan
-        anew = _Board(self.cost, loads, rebuild_placement(self.cost, loads, placement))
-        placed = self._search(anew)[-1][1]
+        rebuilt = _Board(self.cost, loads, rebuild_placement(self.cost, loads, placement))
+        placed = self._search(rebuilt)[-1][1]
         other = dataclasses.replace(
             plan,
             moves=find_moves(placement, placed),
-            seconds_after=anew.step_seconds,
+            seconds_after=rebuilt.step_seconds,
             adjustment_seconds=self.cost.adjustment_seconds(placement, placed),
         )
         return max(plan, other, key=self._net)

@@ -103,7 +103,7 @@ def replay(
         policy: decides.
         cost: times.
         slots: of a device.
-        progress: told the step and how many there are.
+        progress: called with the step and the number of steps.
 
     Raises:
         ValueError: devices differ, or the policy cannot lay the experts on them.

@@ -24,7 +24,7 @@ _TOPOLOGIES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a model costs on D devices.
+    """The cost of a model on D devices.
 
     Attributes:
         model: the registered name.
@@ -44,7 +44,7 @@ class Plan:
 
 
 def default_mesh(params: TranslationParams) -> Mesh:
-    """A device an expert, as in the paper; one device for a dense model."""
+    """One device per expert, as in the paper; one device for a dense model."""
     moe = params.model.moe
     return Mesh(("expert",), (moe.num_experts,)) if moe else Mesh(("data",), (1,))
 

@@ -1,18 +1,19 @@
-"""Chooses how a model is cut: the mesh, every letter's placement, what is late or made twice.
+"""Searches the best sharding of a model: the mesh, the axes of every letter, rematerialisation.
 
-Yuan et al. 2021 (arXiv 2110.15032) choose a signature for each operator; here a choice must be
-sayable as the rules of a model (sharding/params.py), so it is one for each letter: heads, hidden
-units and the vocabulary along "model" or whole, weights and slots at rest cut further or not. Rows
-lie along "data" and "expert", experts along "expert". What is chosen for the whole model: whether
-layers are computed again, and whether gradients stay partial across micro-batches. Other values
-cannot stay partial across layers: every branch of a layer ends in a norm, which needs its sum.
+Yuan et al. 2021 (arXiv 2110.15032) choose a signature for each operator. Here the result must be
+sharding rules of a model (sharding/params.py), so there is one choice for each letter: heads,
+hidden units and the vocabulary are split along "model" or not; weights and slots at rest are split
+further or not. Rows lie along "data" and "expert", experts along "expert". Two choices hold for the
+whole model: whether layers are rematerialised, and whether gradients stay partial across
+micro-batches. Other values cannot stay partial across layers, because every branch of a layer ends
+in a norm, which needs its sum.
 
-For one mesh, and layers computed again or kept, a model is a chain of groups of blocks
-(planning/blocks.py) that share no letter, so they do not mind one another's choice but for the
-memory that all need together. Dynamic programming along the chain keeps, after each group, every
-combination that no other beats in time, in bytes sent and in each kind of memory: the answer is
-exact. Equal layers are one block, so depth costs nothing. Where a sum is due, and that columns then
-rows of a feed-forward layer make one and not two, follows from the signatures (planning/flow.py).
+For one mesh, with or without rematerialisation, a model is a chain of groups of blocks
+(planning/blocks.py) that share no letter. So the groups depend on each other only through their
+total memory. Dynamic programming along the chain keeps, after each group, every combination that no
+other beats in time, bytes sent and each kind of memory; the result is exact. Equal layers are one
+block, so depth costs nothing. The signatures (planning/flow.py) give the sums, such as the single
+sum of a feed-forward layer that is split by columns, then rows.
 """
 
 import dataclasses
@@ -132,12 +133,12 @@ class Found:
     """The answer of a search.
 
     Attributes:
-        best: the fastest of all that fit and send no more than they may; if there is none, what
-            sends least of all that fit.
-        runner_up: the same on another mesh; None if there is none.
-        fastest: the fastest of all that fit, whatever it sends.
+        best: the fastest strategy that fits and keeps the limit on bytes; without one, the strategy
+            that fits and sends least.
+        runner_up: the same on another mesh, or None.
+        fastest: the fastest strategy that fits, without the limit.
         max_sent: the limit of `search`.
-        considered: how many combinations of choices there are on all meshes.
+        considered: number of combinations of choices on all meshes.
     """
 
     best: Priced
@@ -155,20 +156,20 @@ class Found:
 def search(
     params: TranslationParams, hardware: Hardware, devices: int, max_sent: float = math.inf
 ) -> Found:
-    """The fastest strategy within a device's memory, and within a limit of what is sent.
+    """The fastest strategy within a device's memory and a limit on bytes sent.
 
-    Times are modelled and bytes are counted: to ask that no more are sent than by a strategy one
-    knows guards against a gain that exists in the model alone.
+    Times are modelled, while bytes are counted exactly. A limit, such as the bytes of a known
+    strategy, avoids gains that exist only in the time model.
 
     Args:
-        params: the model; its own sharding and whether it rematerialises are set aside.
+        params: the model; its own sharding and rematerialisation are ignored.
         hardware: the device.
-        devices: how many.
-        max_sent: the most bytes that all collectives of a device may count in a step.
+        devices: the number of devices.
+        max_sent: limit on the bytes of all collectives of a device in a step.
 
     Raises:
-        ValueError: no way of cutting the model over so many devices, or none that fits; or a
-            dispatcher that is for one device.
+        ValueError: the model cannot be split over these devices, no strategy fits, or the
+            dispatcher is for one device.
     """
     _check_dispatcher(params, devices)
     space = Space(params, hardware)
@@ -202,10 +203,10 @@ def search(
 
 
 def price(params: TranslationParams, strategy: Strategy, hardware: Hardware) -> Priced:
-    """What one strategy takes.
+    """The cost of one strategy.
 
     Raises:
-        ValueError: the model cannot be cut so.
+        ValueError: the model cannot be split so.
     """
     costs = count_costs(
         applied(params, strategy), strategy.mesh, hardware.wire_bytes[params.activation_dtype]
@@ -215,7 +216,7 @@ def price(params: TranslationParams, strategy: Strategy, hardware: Hardware) -> 
 
 
 def applied(params: TranslationParams, strategy: Strategy) -> TranslationParams:
-    """The model with the strategy in its params: a scan computes layers again, so it may go."""
+    """The params with this strategy; without rematerialisation scan is set to False."""
     scan = params.model.scan and strategy.remat
     remat = strategy.remat and (params.model.remat or not scan)
     model = dataclasses.replace(params.model, scan=scan, remat=remat)
@@ -224,7 +225,7 @@ def applied(params: TranslationParams, strategy: Strategy) -> TranslationParams:
 
 @dataclasses.dataclass(frozen=True)
 class _Sum:
-    """What groups take together: a point on the way along the chain."""
+    """The total cost of the first groups of the chain."""
 
     seconds: float
     sent: float
@@ -252,13 +253,13 @@ class Space:
         self.experts = [moe.num_experts, moe.of_decoder().num_experts] if moe else []
 
     def meshes(self, devices: int) -> Iterator[Mesh]:
-        """Those over whose rows and experts the model can be cut; axes of size 1 are left out."""
+        """The meshes over which rows and experts can be split; without axes of size 1."""
         for data, expert in itertools.product(divisors(devices), repeat=2):
             if devices % (data * expert) == 0 and self.divides(data, expert):
                 yield make_mesh(data, expert, devices // (data * expert))
 
     def divides(self, data: int, expert: int) -> bool:
-        """Whether rows, groups and experts fall into equal pieces on axes of these sizes."""
+        """Whether rows, groups and experts divide into equal pieces on axes of these sizes."""
         moe, rows = self.params.model.moe, data * expert
         rows_of_part = rows * self.params.train.micro_batches
         if self.params.input.batch_size % rows_of_part or (moe and moe.num_groups % rows):
@@ -276,7 +277,7 @@ class Space:
         return ""
 
     def needs(self, devices: int) -> str:
-        """What a mesh of so many devices would need of the model."""
+        """The conditions that a mesh of this number of devices has for the model."""
         rows = self.params.input.batch_size / self.params.train.micro_batches
         return (
             f"input.batch_size / train.micro_batches ({rows:g}) and model.moe.num_groups must be "
@@ -285,7 +286,7 @@ class Space:
         )
 
     def options(self, mesh: Mesh, group: str, zero: bool) -> list[Choice]:
-        """What may be chosen for a group: all pieces of its weights and slots must be equal."""
+        """The choices for a group: all pieces of its weights and slots must be equal."""
         heads = self.params.model.num_heads
         found = []
         for cut, spread in itertools.product((False, True), repeat=2):
@@ -367,7 +368,7 @@ def _add(one: _Sum, choice: Choice, share: Share, seconds: float) -> _Sum:
 
 
 def _undominated(points: list[_Sum]) -> list[_Sum]:
-    """Those than which no other is at least as good in everything."""
+    """The points that no other point beats or equals in everything."""
     kept: list[_Sum] = []
     for point in sorted(points, key=lambda p: p.vector):
         if not any(all(a <= b for a, b in zip(k.vector, point.vector, strict=True)) for k in kept):

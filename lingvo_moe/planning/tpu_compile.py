@@ -1,9 +1,9 @@
 """Compiles a full-size training step with the real TPU compiler, on a machine without a TPU.
 
-libtpu describes pods that are not there ("v3:32x32": 32 x 32 chips of a TPU v3, two cores each),
-and compiling for their devices is ordinary ahead-of-time compilation from shapes: no weight
-exists. libtpu allows one process at a time and reads its settings when it is loaded, so the work
-is done in a process of its own, by `python -m lingvo_moe.planning.tpu_compile`.
+libtpu can describe any pod ("v3:32x32": 32 x 32 chips of a TPU v3, two cores each). Compiling for
+its devices is ordinary ahead-of-time compilation from shapes, without weights. libtpu allows one
+process at a time and reads its settings when it is loaded, so a separate process does the work:
+`python -m lingvo_moe.planning.tpu_compile`.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ _LIBTPU_LOCK = Path(tempfile.gettempdir()) / "lingvo_moe_tpu_compile.lock"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What the compiler says of one training step, per device.
+    """The compiler's numbers of one training step, per device.
 
     Attributes:
         topology: what it was compiled for.

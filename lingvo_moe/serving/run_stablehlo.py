@@ -103,7 +103,9 @@ def translate(lines, language, task):
 def main():
     """The command line to one of the functions above."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, help="train so many steps instead of translating")
+    parser.add_argument(
+        "--steps", type=int, help="train for this number of steps instead of translating"
+    )
     parser.add_argument("--to", default="en", help="target language")
     parser.add_argument("--task", help="what a router by task goes by, such as de")
     args = parser.parse_args()

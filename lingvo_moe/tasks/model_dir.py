@@ -415,8 +415,8 @@ def _read_params(path: Path, fields: dict[str, Any], version: int) -> Translatio
 def _plugins_of(params: TranslationParams) -> tuple[str, ...]:
     """What must be imported before these params can be read again.
 
-    A class of the script that runs (`__main__`) cannot be imported from there; whoever opens the
-    logdir is told its name.
+    A class of the running script (`__main__`) cannot be imported later; opening the logdir is then
+    an error that names it.
     """
     loaded = {sys.modules[name] for name in foreign_modules(params) if name in sys.modules}
     names = {module.__name__ for module in loaded - plugins.modules()} - {"__main__"}

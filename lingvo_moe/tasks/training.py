@@ -85,7 +85,7 @@ def train_step(task: TranslationTask) -> TrainStep:
 
 
 def train_model(job: TrainingJob) -> TrainResult:
-    """Trains a registered model on a dataset, or goes on where logdir's newest checkpoint stands.
+    """Trains a registered model on a dataset, or resumes from the newest checkpoint of logdir.
 
     Raises:
         ValueError: logdir, dataset and model do not fit together, another process trains in

@@ -1,4 +1,4 @@
-r"""Trains a registered model; the same command again goes on where it stopped.
+r"""Trains a registered model; the same command resumes an interrupted run.
 
 lingvo-moe-train --model=tiny.MoE --data=build/demo/data --logdir=/tmp/tiny
 lingvo-moe-train --model=tiny.MoE --data=build/demo/data --logdir=/tmp/tiny8 --runtime=spmd \

@@ -84,7 +84,7 @@ def run() -> None:
         "input", None, "File to translate, UTF-8, also .gz; by default standard input."
     )
     flags.DEFINE_string("output", None, "File to write; standard output by default.")
-    flags.DEFINE_integer("n_best", 1, "Translations a sentence, so many lines.", lower_bound=1)
+    flags.DEFINE_integer("n_best", 1, "Number of translations a sentence.", lower_bound=1)
     flags.DEFINE_integer("beam_size", None, "Short for --set=decoding.beam_size=…", lower_bound=1)
     flags.DEFINE_bool("scores", False, "Print each score and a tab before its translation.")
     flags.DEFINE_integer("step", None, "Which checkpoint; by default the best on dev.")
