@@ -18,6 +18,7 @@ from lingvo_moe.core.layer import EVALUATION
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.data.dataset import SIDES
+from lingvo_moe.gatings.base import Extras
 from lingvo_moe.layers.activation import GEGLU, GELU, Activation, ReLU, SwiGLU
 from lingvo_moe.layers.holding import EachOnce
 from lingvo_moe.layers.norm import RMSNorm
@@ -148,7 +149,9 @@ def merge_experts(model_dir: ModelDir, theta: NestedMap, task: int | None) -> Ne
         side, name = layer.split("/")
         held = theta[side][name].feed_forward
         scores = tf.constant(held.gate[task], tf.float32)[None, None]  # [1, 1, E]
-        routing = moe.gating.route(scores, tf.fill([1, 1], True), None, EVALUATION)
+        one = tf.constant([[1]])
+        extras = Extras(segments=one, row_length=1, state=held.get("gating", NestedMap()))
+        routing = moe.gating.route(scores, one > 0, None, EVALUATION, extras)
         taken = routing.dispatched.numpy()[0, 0]
         experts = routing.expert.numpy()[0, 0][taken]
         weights = routing.weight.numpy()[0, 0][taken] * np.float32(1.0 - moe.output_mask_rate)
@@ -158,6 +161,10 @@ def merge_experts(model_dir: ModelDir, theta: NestedMap, task: int | None) -> Ne
             if name != "wo"
         }
         merged["wo"] = np.concatenate(held.experts.wo[experts] * weights[:, None, None])
+        if moe.always_on_experts:
+            for part, weight in held.shared.items():
+                axis = 0 if part == "wo" else -1
+                merged[part] = np.concatenate([merged[part], weight], axis=axis)
         dense[side][name].feed_forward = NestedMap(merged)
     return dense
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.layer import EVALUATION
+from lingvo_moe.core.layer import EVALUATION, init_theta
 from lingvo_moe.core.params import override
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.serving.export import read_theta
 from lingvo_moe.serving.prune import Pruning
 from lingvo_moe.serving.storage import STORAGES
 from lingvo_moe.serving.to_ctranslate2 import check, export_ctranslate2, merge_experts
@@ -47,11 +46,25 @@ def changed(model_dir, *overrides):
 
 
 @pytest.mark.parametrize(
-    "gating", ["Top2()", "TopK(k=3)", "Switch()", "Top2(second_expert='never')"]
+    ("gating", "always_on"),
+    [
+        ("Top2()", 0),
+        ("TopK(k=3)", 0),
+        ("Switch()", 0),
+        ("Top2(second_expert='never')", 0),
+        ("TopK(k=2,scores=Sigmoid(),bias=LossFree(),balance=BySequence())", 2),
+    ],
 )
-def test_one_network_computes_what_the_experts_of_a_task_compute(by_task, gating):
-    model_dir = changed(by_task, f"model.moe.gating={gating}", "model.moe.output_mask_rate=0.25")
-    theta, _ = read_theta(model_dir)
+def test_one_network_computes_what_the_experts_of_a_task_compute(by_task, gating, always_on):
+    model_dir = changed(
+        by_task,
+        f"model.moe.gating={gating}",
+        "model.moe.output_mask_rate=0.25",
+        f"model.moe.always_on_experts={always_on}",
+    )
+    theta = init_theta(model_dir.task.weights(), 5).map(lambda weight: weight.numpy())
+    if always_on:
+        theta.decoder.layer_01.feed_forward.gating.bias = np.arange(8, dtype=np.float32)
     task = check(model_dir, ("qna",))
     dense = merge_experts(model_dir, theta, task)
     layer = model_dir.task.transformer.decoder.layers["layer_01"].feed_forward
@@ -61,8 +74,9 @@ def test_one_network_computes_what_the_experts_of_a_task_compute(by_task, gating
     tokens = Tokens(ones, ones, ones * task)
     expected = layer.fprop(held, inputs, tokens, EVALUATION)
     merged = dense.decoder.layer_01.feed_forward
-    assert merged.wi.shape == (16, 32 * expected.routing.expert.shape[-1])
-    got = layer.shared.fprop(merged.map(tf.constant), inputs[0])
+    assert merged.wi.shape == (16, 32 * (expected.routing.expert.shape[-1] + always_on))
+    network = dataclasses.replace(layer.experts, num_experts=None)
+    got = network.fprop(merged.map(tf.constant), inputs[0])
     np.testing.assert_allclose(got, expected.outputs[0], atol=1e-5)
     assert "gate" in theta.decoder.layer_01.feed_forward  # what was given is as it was
 
