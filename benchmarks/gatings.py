@@ -40,6 +40,10 @@ POLICIES = {
     "Top2(second_expert='sampled')": _gating("Top2(second_expert='sampled')", 2.0),
     "Top2(second_expert='never')": _gating("Top2(second_expert='never')", 2.0),
     "TopK(k=3)": _gating("TopK(k=3)", 3.0),
+    "TopK(k=2, balance=ByBatch())": _gating("TopK(k=2,balance=ByBatch())", 2.0),
+    "TopK(k=2, Sigmoid(), LossFree())": _gating(
+        "TopK(k=2,scores=Sigmoid(),bias=LossFree())", 2.0, "model.moe.aux_loss_weight=0.0"
+    ),
     "Switch()": _gating("Switch()", 1.25),
     "ExpertChoice()": _gating("ExpertChoice()", 2.0, "model.moe.eval_capacity_factor=2.0"),
     "Hash()": _gating("Hash()", 2.0),
