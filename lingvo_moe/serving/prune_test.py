@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.gatings.hashed import Hash
 from lingvo_moe.gatings.node_limited import NodeLimited
@@ -17,13 +16,11 @@ from lingvo_moe.serving.export import (
     read_model,
     read_theta,
 )
-from lingvo_moe.serving.export_test import SMALL
 from lingvo_moe.serving.exported import Exported
 from lingvo_moe.serving.prune import PerLayer, Pruning, Threshold, importance
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.training import train_step
-from lingvo_moe.testing import tiny_world
+from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
 SENTENCES = ["kara mi", "ti ra so", "mira"]
 
@@ -81,10 +78,7 @@ def test_a_threshold_keeps_more_where_tokens_spread():
 def model_dir(tmp_path_factory):
     """A model of 8 experts in each of two layers, drawn at random, and a record of dev."""
     path = tmp_path_factory.mktemp("model")
-    made = ModelDir.create(path, "tiny.MoE", SMALL, tiny_world.dataset())
-    runtime = Local(made.task, train_step(made.task))
-    runtime.initialize(5)
-    made.checkpoints.save(1, runtime.state())
+    made = random_logdir(path, SMALLEST)
     first = np.random.default_rng(0).integers(1, 50, [2, len(made.pairs), 8])
     record(first, first * 0.5, made.pairs).save(made.routing_path)
     return made
@@ -178,21 +172,16 @@ def test_pruned_weights_are_a_model_of_fewer_experts(model_dir, tmp_path):
 
 
 def test_layers_of_a_scan_are_pruned_each_by_itself(tmp_path):
-    overrides = (*SMALL, "model.num_encoder_layers=2", "model.num_decoder_layers=2")
+    overrides = (*SMALLEST, "model.num_encoder_layers=2", "model.num_decoder_layers=2")
     overrides += ("model.scan=True", "model.moe.gating=TopK(k=1,bias=LossFree())")
-    made = ModelDir.create(tmp_path, "tiny.MoE", overrides, tiny_world.dataset())
-    runtime = Local(made.task, train_step(made.task))
-    runtime.initialize(5)
-    state = {name: value.numpy() for name, value in runtime.state().items()}
+    made = random_logdir(tmp_path, overrides)
+    theta, _ = read_theta(made)
     bias = np.arange(16.0).reshape(2, 8)  # [Y, E]
-    state["theta/encoder/block/layer_00/feed_forward/gating/bias"] = bias
+    theta.encoder.block.layer_00.feed_forward.gating.bias = bias
     first = np.ones([4, len(made.pairs), 8])
     for layer in range(4):
         first[layer, :, layer] = 9
     record(first, first, made.pairs, made.task.moe_layers).save(made.routing_path)
-    theta = NestedMap.unflatten(
-        {n.removeprefix("theta/"): v for n, v in state.items() if n.startswith("theta/")}
-    )
     pruned, smaller = Pruning(share=0.9).apply(made, theta)
     assert not pruned.params.model.scan
     gates = theta.encoder.block.layer_00.feed_forward.gate  # [Y, M, E]

@@ -9,14 +9,11 @@ import threading
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving import client_tf_serving
-from lingvo_moe.serving.export_test import LINES, SMALL
+from lingvo_moe.serving.export_test import LINES
 from lingvo_moe.serving.exported import Exported
 from lingvo_moe.serving.tf_serving import WARM_UP, export_tf_serving, prediction_log
-from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.training import train_step
-from lingvo_moe.testing import tiny_world
+from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
 
 def test_a_prediction_log_by_hand():
@@ -39,10 +36,7 @@ def test_long_requests_have_longer_lengths():
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     path = tmp_path_factory.mktemp("model")
-    made = ModelDir.create(path, "tiny.MoE", SMALL, tiny_world.dataset())
-    runtime = Local(made.task, train_step(made.task))
-    runtime.initialize(5)
-    made.checkpoints.save(1, runtime.state())
+    made = random_logdir(path, [*SMALLEST, "input.source_length=4"])
     assert export_tf_serving(made, path / "export") == 1
     return path / "export"
 

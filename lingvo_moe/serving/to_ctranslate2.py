@@ -19,6 +19,7 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.data.dataset import SIDES
 from lingvo_moe.gatings.base import Extras
+from lingvo_moe.gatings.hashed import Hash
 from lingvo_moe.layers.activation import GEGLU, GELU, Activation, ReLU, SwiGLU
 from lingvo_moe.layers.holding import EachOnce
 from lingvo_moe.layers.norm import RMSNorm
@@ -113,6 +114,8 @@ def check(model_dir: ModelDir, languages: tuple[str, ...] = ()) -> int | None:
         if router is None
         else "its shared expert is weighed for each token"
         if moe.shared_expert
+        else f"{moe.gating} does not go by the scores of a task"
+        if isinstance(moe.gating, Hash)
         else f"{moe.dispatcher} holds experts in a way of its own"
         if moe.dispatcher.holding != EachOnce()
         else f"its experts have the activation {moe.activation} and its other layers "

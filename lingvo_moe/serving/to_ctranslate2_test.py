@@ -14,9 +14,8 @@ from lingvo_moe.serving.prune import Pruning
 from lingvo_moe.serving.storage import STORAGES
 from lingvo_moe.serving.to_ctranslate2 import check, export_ctranslate2, merge_experts
 from lingvo_moe.tasks.evaluation import load_translator
-from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.training import train_step
 from lingvo_moe.testing import tiny_world
+from lingvo_moe.testing.logdirs import random_logdir
 
 BY_TASK = "model.moe.router=ByTask(task='source')"
 # A beam of 1 keeps what it finds on the way; always the most probable token is this.
@@ -27,13 +26,7 @@ LINES = ["kara mi", "ti ra so kara mi ti ra so kara mi ti ra so", "", "mi\u2028r
 def trained(path, *overrides):
     """A model with weights drawn at random."""
     decoding = ("decoding.length_ratio=0.5", "decoding.length_penalty=5.0")
-    made = ModelDir.create(
-        path, "tiny.MoE", (*tiny_world.SHRINK, *decoding, *overrides), tiny_world.dataset()
-    )
-    runtime = Local(made.task, train_step(made.task))
-    runtime.initialize(5)
-    made.checkpoints.save(1, runtime.state())
-    return made
+    return random_logdir(path, (*tiny_world.SHRINK, *decoding, *overrides))
 
 
 @pytest.fixture(scope="module")
