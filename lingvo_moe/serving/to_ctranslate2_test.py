@@ -83,6 +83,7 @@ def test_one_network_computes_what_the_experts_of_a_task_compute(by_task, gating
             r"tokens? goes to experts of its own \(router ByToken\)",
         ),
         (["model.moe.shared_expert=True"], ("qna",), "its shared expert is weighed for each token"),
+        (["model.moe.gating=Hash()"], ("qna",), r"Hash.* does not go by the scores of a task"),
         (
             ["model.moe.activation=GELU()"],
             ("qna",),
