@@ -43,7 +43,9 @@ def test_every_package_that_is_imported_is_required(given):
     distributions = importlib.metadata.packages_distributions()
     for path in (ROOT / "lingvo_moe").rglob("*.py"):
         for package in _imported(path) - sys.stdlib_module_names - {"lingvo_moe"}:
-            known = {name.lower().replace("_", "-") for name in distributions.get(package, ())}
+            known = {
+                name.lower().replace("_", "-") for name in distributions.get(package, (package,))
+            }
             assert known & names, f"{path} imports {package}, which setup.py does not require"
 
 

@@ -91,8 +91,9 @@ def _check_free(coordinator):
     try:
         socket.create_server(("", port)).close()
     except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else error
         raise OSError(
-            f"Port {port} of this host cannot be used ({error.strerror}); give "
+            f"Port {port} of this host cannot be used ({reason}); give "
             f"another in --coordinator to all processes."
         ) from error
 

@@ -4,9 +4,10 @@ import pytest
 from absl import flags
 
 from lingvo_moe.runtimes.local import Local
+from lingvo_moe.testing.commands import succeed
 from lingvo_moe.testing.tiny_world import SHRINK
 from lingvo_moe.tools import runtimes
-from lingvo_moe.tools.tools_test import TINY, _succeed, data  # noqa: F401
+from lingvo_moe.tools.tools_test import TINY, data  # noqa: F401
 
 ON_FOUR = ("--runtime=spmd", "--virtual_devices=4", "--mesh=data:2,expert:2")
 IN_GROUPS = ("--set=model.moe.num_groups=4", "--set=model.moe.dispatcher=LocalGather()")
@@ -64,13 +65,13 @@ def test_trained_in_pieces_resumed_and_used_on_one_device(data, tmp_path):  # no
     pytest.importorskip("jax")
     logdir = tmp_path / "model"
     common = ("--model=tiny.MoE", f"--data={data}", f"--logdir={logdir}", *TINY, *IN_GROUPS)
-    first = _succeed("train", *common, *ON_FOUR, "--max_steps=2", "--set=train.eval_every=2")
+    first = succeed("train", *common, *ON_FOUR, "--max_steps=2", "--set=train.eval_every=2")
     assert "Done at step 2" in first.stderr
-    second = _succeed("train", *common, *ON_FOUR, "--max_steps=3", "--set=train.eval_every=3")
+    second = succeed("train", *common, *ON_FOUR, "--max_steps=3", "--set=train.eval_every=3")
     assert "Resuming from step 2" in second.stderr
     assert "Done at step 3" in second.stderr
     outputs = [
-        _succeed("translate", f"--logdir={logdir}", "--scores", *where, "kara", "mi kara").stdout
+        succeed("translate", f"--logdir={logdir}", "--scores", *where, "kara", "mi kara").stdout
         for where in ((), ON_FOUR)
     ]
     assert outputs[0] == outputs[1]
