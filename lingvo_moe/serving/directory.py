@@ -8,6 +8,8 @@ from lingvo_moe.core import console, lines
 from lingvo_moe.core.files import new_directory
 
 MAKER = "lingvo-moe-export"
+# So that the program finds what lies beside it with `python -I`, too.
+_BESIDE = "sys.path.insert(0, str(Path(__file__).resolve().parent))\n"
 
 
 @contextlib.contextmanager
@@ -31,6 +33,7 @@ def new_export(output: Path, program: str, name: str, overwrite: bool) -> Iterat
     with new_directory(output, MAKER, overwrite) as directory:
         yield directory
         source = Path(__file__).with_name(program).read_text(encoding="utf-8")
+        source = source.replace("from lingvo_moe.core.console", f"{_BESIDE}from console", 1)
         source = source.replace("from lingvo_moe.core.", "from ")
         (directory / name).write_text(source, encoding="utf-8")
         for module in map(Path, (console.__file__, lines.__file__)):

@@ -38,7 +38,6 @@ class Refuse(importlib.abc.MetaPathFinder):
             raise ImportError(f"{name} must not be needed")
 sys.meta_path.insert(0, Refuse())
 sys.argv = sys.argv[1:]
-sys.path.insert(0, os.path.dirname(sys.argv[0]))  # as without -I
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 

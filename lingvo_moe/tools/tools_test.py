@@ -54,7 +54,6 @@ def test_the_exported_model_equals_translate_without_this_package(data, logdir):
         "    def find_spec(self, name, path, target=None):\n"
         "        assert name.partition('.')[0] != 'lingvo_moe', name\n"
         "sys.meta_path.insert(0, Refuse())\n"
-        f"sys.path.insert(0, {str(output)!r})\n"  # as without -I
         f"runpy.run_path({str(output / 'translate.py')!r}, run_name='__main__')\n"
     )
     served = subprocess.run(
