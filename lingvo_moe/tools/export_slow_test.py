@@ -47,6 +47,6 @@ def test_a_step_without_a_model_directory(tmp_path):
     assert [line.split()[1] for line in result.stdout.splitlines()] == ["1", "2"]
     message = error_of(
         "export", "--format=stablehlo", "--model=tiny.MoE", f"--output={tmp_path}",
-        *TINY, "--set=model.moe.num_groups=7",
+        "--overwrite", *TINY, "--set=model.moe.num_groups=7",
     )  # fmt: skip
     assert "tokens do not divide into num_groups=7 groups" in message
