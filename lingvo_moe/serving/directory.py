@@ -8,8 +8,11 @@ from lingvo_moe.core import console, lines
 from lingvo_moe.core.files import new_directory
 
 MAKER = "lingvo-moe-export"
-# So that the program finds what lies beside it with `python -I`, too.
-_BESIDE = "sys.path.insert(0, str(Path(__file__).resolve().parent))\n"
+# The program finds what lies beside it with `python -I`, too, and adds no file to the directory:
+# a directory with files that the tool did not make is never replaced.
+_BESIDE = (
+    "sys.path.insert(0, str(Path(__file__).resolve().parent))\nsys.dont_write_bytecode = True\n"
+)
 
 
 @contextlib.contextmanager

@@ -66,6 +66,7 @@ def test_the_exported_model_equals_translate_without_this_package(data, logdir):
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
     )
     assert served.returncode == 0, served.stderr
+    assert not (output / "__pycache__").exists()  # or --overwrite would find a file not its own
     assert served.stdout == ours
     assert ours.count("\n") == len(ours.splitlines()) == 22
     assert ours.splitlines()[20] == ""
