@@ -26,7 +26,8 @@ from lingvo_moe.core.lines import read_lines
 MOST_CONNECTIONS = 500  # under overload; more requests than these wait in the client
 
 
-def parse():
+def parse() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--logdir", type=Path, required=True)
     parser.add_argument("--input", type=Path, required=True, help="sentences, one a line")
@@ -123,6 +124,7 @@ async def open_loop(port, sentences, expected, rate, options):
 
 
 def outcome(sentence, answer, expected):
+    """What a request came to: "right", "refused" (429), "mixed up" or another status."""
     status, text = answer
     if status != 200:
         return {429: "refused"}.get(status, f"status {status}")
@@ -137,6 +139,7 @@ def resident(port):
 
 
 def main():
+    """Prints the throughput of 64 clients and what became of requests at twice the capacity."""
     options = parse()
     sentences = sorted({line for line in read_lines(options.input) if line})
     expected, alone = offline(options.logdir, sentences, options.to, options.seconds)

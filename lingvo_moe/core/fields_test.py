@@ -55,8 +55,13 @@ class Model(Params):
 
 
 def test_values_at_the_edges_of_their_ranges_are_taken():
-    Model(layers=1, seed=-(2**31), skip=0, factor=1e-9, weight=0, share=1, sizes=(1, 2**31 - 1))
-    Model(share=0.0, rules=(("a", 0), ("b", 0.999)), policy=Named(mode="slow"), bias=-3e38)
+    for fields in (
+        {"layers": 1, "seed": -(2**31), "skip": 0, "factor": 1e-9, "weight": 0, "share": 1},
+        {"layers": 1, "sizes": (1, 2**31 - 1), "share": 0.0, "bias": -3e38},
+        {"layers": 1, "rules": (("a", 0), ("b", 0.999)), "policy": Named(mode="slow")},
+    ):
+        made = Model(**fields)
+        assert {name: getattr(made, name) for name in fields} == fields
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,11 @@ def test_other_normalizations_change_texts():
 
 
 def test_tiny_temperatures_do_not_overflow():
-    train_vocabulary(TEXTS, 400, temperature=1e-300)
+    # p ∝ n^(1/T) with T near 0: the largest language alone is sampled.
+    vocabulary = train_vocabulary(TEXTS, 400, temperature=1e-300)
+    (largest,) = sorted(TEXTS, key=lambda language: -len(TEXTS[language]))[:1]
+    sentence = TEXTS[largest][0]
+    assert vocabulary.decode(vocabulary.encode([sentence])) == [sentence]
 
 
 def test_no_text_spells_a_tag(vocabulary):

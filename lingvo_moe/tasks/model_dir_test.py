@@ -220,7 +220,7 @@ class TestGoingOn:
 class TestData:
     """A logdir belongs to one dataset."""
 
-    def _refused(self, logdir, changed, message):
+    def _assert_refused(self, logdir, changed, message):
         before = _contents(logdir)
         with pytest.raises(ValueError, match=message):
             train_model(training_job(logdir, dataset=changed))
@@ -231,16 +231,16 @@ class TestData:
         examples = first.examples | {"train": first.examples["train"] // 2}
         half = (dataclasses.replace(first, examples=examples), *rest)
         message = r"is not the one that .* was trained on: its contents have the SHA-256 .*Give the"
-        self._refused(logdir, dataclasses.replace(dataset(), pairs=half), message)
+        self._assert_refused(logdir, dataclasses.replace(dataset(), pairs=half), message)
 
     def test_other_sentences_in_files_of_the_same_names(self, logdir):
         changed = dict.fromkeys(dataset().checksums, "0" * 64)
         other = dataclasses.replace(dataset(), checksums=changed)
-        self._refused(logdir, other, "is not the one that .* was trained on")
+        self._assert_refused(logdir, other, "is not the one that .* was trained on")
 
     def test_pairs_in_another_order(self, logdir):
         other = dataclasses.replace(dataset(), pairs=dataset().pairs[::-1])
-        self._refused(logdir, other, "has pairs .*; .* was trained on")
+        self._assert_refused(logdir, other, "has pairs .*; .* was trained on")
 
     def test_data_without_checksums_is_known_by_its_shards(self, logdir):
         old = dataclasses.replace(dataset(), checksums={})
