@@ -51,32 +51,20 @@ class Fixed(Initializer):
         return tf.constant(self.values, tf.int32, shape)
 
 
-def learned(tree: NestedMap, weights: NestedMap) -> NestedMap:
-    """The tree without its state.
+def unlearned(tree: NestedMap, weights: NestedMap) -> NestedMap:
+    """The state of the tree.
 
     Args:
-        tree: parallel to weights.
+        tree: parallel to weights, or a part of such a tree.
         weights: WeightSpecs.
     """
-    paths = _paths(weights)
-    if not paths:
-        return tree
-    return NestedMap.unflatten({p: leaf for p, leaf in tree.flatten() if p not in paths})
-
-
-def unlearned(tree: NestedMap, weights: NestedMap) -> NestedMap:
-    """The state of the tree; see `learned`."""
-    paths = _paths(weights)
+    paths = {path for path, spec in weights.flatten() if isinstance(spec, StateSpec)}
     return NestedMap.unflatten({p: leaf for p, leaf in tree.flatten() if p in paths})
 
 
 def merge_trees(*trees: NestedMap) -> NestedMap:
-    """One tree with the leaves of several, such as the results of `learned` and `unlearned`."""
+    """One tree with the leaves of several; of leaves at one path the last."""
     filled = [tree for tree in trees if tree]
     if len(filled) == 1:
         return filled[0]
     return NestedMap.unflatten({path: leaf for tree in filled for path, leaf in tree.flatten()})
-
-
-def _paths(weights):
-    return {path for path, spec in weights.flatten() if isinstance(spec, StateSpec)}

@@ -49,6 +49,10 @@ MODELS = {
         "data:8",
         ("model.moe.dispatcher=Fitted(factors=(8.0,))", "model.moe.capacity_factor=None"),
     ),
+    "experts, some frozen": (
+        "data:2,expert:4",
+        ("optimizer.rate_factors=(('experts/wi|cross_attention/w|embedding',0),('gate',0.1))",),
+    ),
     "by task": ("data:8", ("model.moe.router=ByTask(task='target')",)),
     "shared embedding, ZeRO": (
         "data:8",
@@ -144,7 +148,10 @@ def main(name):
             for c in found
             if c.kind == "all-reduce" and len(c.groups[0]) != of_tensors
         ),
-        "weights": 4 * sum(_piece(spec, layout) for _, spec in weights.flatten()),
+        "weights": 4
+        * sum(
+            _piece(spec, layout) for _, spec in step.optimizer.split(weights, weights)[0].flatten()
+        ),
         "kinds": sorted({c.kind for c in found if c.bytes > 4 * ROWS}),
     }
     print(json.dumps(report))

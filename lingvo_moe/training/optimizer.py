@@ -10,7 +10,8 @@ import tensorflow as tf
 from lingvo_moe.core.fields import NonNegativeFloat, Params
 from lingvo_moe.core.layer import Constant, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.tables import learned
+from lingvo_moe.core.patterns import Factors, check_found, first_match
+from lingvo_moe.core.tables import StateSpec
 from lingvo_moe.sharding.annotations import annotate
 from lingvo_moe.training.schedules import Schedule
 
@@ -40,6 +41,9 @@ class Optimizer(Params, abc.ABC):
     Attributes:
         schedule: the learning rate of each step.
         weight_decay: each step subtracts learning rate times this share of every weight.
+        rate_factors: (regular expression, factor), …: the first that is found in a weight's path
+            multiplies its learning rate. The factor 0 freezes: such a weight has no gradient, no
+            slots and no part in the gradient's norm.
         takes_stacks: whether `update_weight` accepts a first dimension STACK of independent
             weights. This is faster for updates of many small ops, but not for elementwise updates.
             A subclass that overrides `update_weight` does not inherit it, because its update may
@@ -50,13 +54,47 @@ class Optimizer(Params, abc.ABC):
 
     schedule: Schedule
     weight_decay: NonNegativeFloat = 0.0
+    rate_factors: Factors = ()
 
     def slots(self, weights: NestedMap) -> NestedMap:
-        """WeightSpecs of the slots, at `path/of/weight/name_of_slot`; none for tables.
+        """WeightSpecs of the slots of weights that move, at `path/of/weight/name_of_slot`.
 
         Slots have WeightSpecs, so they are initialised, saved and sharded like weights.
+
+        Raises:
+            ValueError: as `factors`.
         """
-        return learned(weights, weights).map(self.weight_slots)
+        return self.split(weights, weights)[0].map(self.weight_slots)
+
+    def factors(self, weights: NestedMap) -> dict[str, float]:
+        """The factor of the learning rate of each weight that moves, by path.
+
+        State among the weights (core.tables) and frozen weights do not move.
+
+        Raises:
+            ValueError: a pattern of rate_factors is found in no path, or all weights are frozen.
+        """
+        paths = [path for path, spec in weights.flatten() if not isinstance(spec, StateSpec)]
+        field = "optimizer.rate_factors"
+        check_found([pattern for pattern, _ in self.rate_factors], paths, field)
+        found = {path: first_match(self.rate_factors, path, 1.0) for path in paths}
+        if not any(found.values()):
+            raise ValueError(f"{field}={self.rate_factors} freezes all weights; leave some out.")
+        return {path: factor for path, factor in found.items() if factor}
+
+    def split(self, tree: NestedMap, weights: NestedMap) -> tuple[NestedMap, NestedMap]:
+        """The part of a tree whose weights move, and the rest.
+
+        Args:
+            tree: parallel to weights.
+            weights: WeightSpecs.
+        """
+        moving, leaves = self.factors(weights), dict(tree.flatten())
+        rest = {path: leaf for path, leaf in leaves.items() if path not in moving}
+        if not rest:
+            return tree, NestedMap()
+        moved = {path: leaf for path, leaf in leaves.items() if path in moving}
+        return NestedMap.unflatten(moved), NestedMap.unflatten(rest)
 
     def update(
         self,
@@ -69,34 +107,36 @@ class Optimizer(Params, abc.ABC):
         """Takes one step.
 
         Args:
-            theta: the weights, without tables.
+            theta: the weights that move.
             slots: the values of `slots`.
             grads: the gradient, a tree like theta.
             step: int64 [], number of earlier steps.
-            weights: the WeightSpecs of theta.
+            weights: the WeightSpecs of all weights.
 
         Returns:
             theta and slots after the step, and metrics: `learning_rate` [].
         """
         count = tf.cast(step + 1, tf.float32)
-        rate = self.schedule(count)
+        rate, factors = self.schedule(count), self.factors(weights)
 
-        def move(weight, slot, grad, spec):
+        def move(factor, weight, slot, grad, spec):
             # What is made of it is then cut alike; see also Adafactor.
             grad = annotate(grad, spec.dims, at_rest=True)
-            change, slot = self.update_weight(weight, slot, grad, spec, rate, count)
+            here = rate if factor == 1 else factor * rate
+            change, slot = self.update_weight(weight, slot, grad, spec, here, count)
             if self.weight_decay:
-                change += rate * self.weight_decay * weight
+                change += here * self.weight_decay * weight
             return weight - change, slot
 
         leaves = dict(theta.map(_Moving, slots, grads, weights).flatten())
         moved = {}
-        for paths in self._alike({path: leaf.spec for path, leaf in leaves.items()}):
+        for paths in self._alike({p: (leaf.spec, factors[p]) for p, leaf in leaves.items()}):
+            factor = factors[paths[0]]
             if len(paths) == 1:
-                moved[paths[0]] = move(*leaves[paths[0]])
+                moved[paths[0]] = move(factor, *leaves[paths[0]])
             else:
                 stack = _stacked([leaves[path] for path in paths])
-                moved |= zip(paths, _unstacked(*move(*stack)), strict=True)
+                moved |= zip(paths, _unstacked(*move(factor, *stack)), strict=True)
         theta, slots = (NestedMap.unflatten({p: m[i] for p, m in moved.items()}) for i in (0, 1))
         return theta, slots, NestedMap(learning_rate=rate)
 
@@ -105,13 +145,17 @@ class Optimizer(Params, abc.ABC):
         if "update_weight" in vars(cls) and "takes_stacks" not in vars(cls):
             cls.takes_stacks = False
 
-    def _alike(self, specs: dict[str, WeightSpec]) -> list[list[str]]:
-        """Groups of paths of weights that are updated together; most groups have one path."""
+    def _alike(self, weights: dict[str, tuple[WeightSpec, float]]) -> list[list[str]]:
+        """Groups of paths of weights that are updated together; most groups have one path.
+
+        Args:
+            weights: path -> spec and factor of the learning rate.
+        """
         if not self.takes_stacks:
-            return [[path] for path in specs]
+            return [[path] for path in weights]
         groups = defaultdict(list)
-        for path, spec in specs.items():
-            groups[spec if spec.size <= _MAX_STACKED_SIZE else path].append(path)
+        for path, (spec, factor) in weights.items():
+            groups[(spec, factor) if spec.size <= _MAX_STACKED_SIZE else path].append(path)
         return list(groups.values())
 
     @abc.abstractmethod

@@ -149,6 +149,47 @@ def test_an_update_that_looks_at_a_whole_weight_sees_one_at_a_time():
         np.testing.assert_allclose(-end, expected, rtol=1e-6)
 
 
+def test_rate_factors():
+    """The first pattern found in a path counts; 0 freezes; weights alike stay together."""
+    weights = alike(w=((2,), "M"), bias=((2,), "M"))
+    optimizer = Adafactor(
+        schedule=Constant(learning_rate=0.5),
+        weight_decay=0.1,
+        rate_factors=(("w/0", 0), ("w/", 0.25), ("/0", 2)),
+    )
+    factors = {"bias/0": 2, "bias/1": 1, "bias/2": 1, "w/1": 0.25, "w/2": 0.25}
+    assert optimizer.factors(weights) == factors
+    specs = optimizer.slots(weights)
+    assert {path.removesuffix("/full") for path, _ in specs.flatten()} == set(factors)
+    theta, frozen = optimizer.split(init_theta(weights, 1), weights)
+    assert [path for path, _ in frozen.flatten()] == ["w/0"]
+    grads = theta.map(tf.ones_like)
+    moved, _, metrics = optimizer.update(
+        theta, init_theta(specs, 1), grads, tf.constant(0), weights
+    )
+    assert metrics.learning_rate.numpy() == 0.5
+    before = dict(theta.flatten())
+    for path, after in moved.flatten():
+        # A first update has the root mean square 1, times max(RMS(weight), 0.001).
+        size = tf.sqrt(tf.reduce_mean(before[path] ** 2))
+        change = factors[path] * 0.5 * (size + 0.1 * before[path])
+        np.testing.assert_allclose(before[path] - after, change, rtol=1e-5, err_msg=path)
+
+
+def test_rate_factors_that_cannot_be_meant():
+    weights = alike(w=((2,), "M"))
+    rate = Constant(learning_rate=0.5)
+    message = r"optimizer.rate_factors: the pattern 'emb' is found in no name; there are w/0, w/1"
+    with pytest.raises(ValueError, match=message):
+        AdamW(schedule=rate, rate_factors=(("emb", 0.1),)).slots(weights)
+    with pytest.raises(ValueError, match="freezes all weights; leave some out"):
+        AdamW(schedule=rate, rate_factors=(("", 0),)).slots(weights)
+    with pytest.raises(ValueError, match=r"rate_factors must be a regular expression, got \(\('\["):
+        AdamW(schedule=rate, rate_factors=(("[", 0.1),))
+    with pytest.raises(ValueError, match=r"rate_factors must be >= 0, got"):
+        AdamW(schedule=rate, rate_factors=(("w", -1.0),))
+
+
 def test_clip_by_global_norm():
     # √(3² + 4²) = 5
     grads = NestedMap(a=tf.constant([3.0, 0.0]), b=NestedMap(c=tf.constant([[4.0]])))

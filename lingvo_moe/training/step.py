@@ -8,7 +8,7 @@ import tensorflow as tf
 from lingvo_moe.core.layer import Context
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.random import fold_in
-from lingvo_moe.core.tables import learned, merge_trees, unlearned
+from lingvo_moe.core.tables import merge_trees, unlearned
 from lingvo_moe.core.zeros import runtime_zeros
 from lingvo_moe.sharding import copies
 from lingvo_moe.training.optimizer import Optimizer, clip_by_global_norm
@@ -126,7 +126,7 @@ class TrainStep:
         """
         seed = fold_in([self.seed, 0], tf.cast(state.step, tf.int32))
         weights = self.task.weights()
-        theta, fixed = (part(state.theta, weights) for part in (learned, unlearned))
+        theta, fixed = self.optimizer.split(state.theta, weights)
         sums = self._gradients(theta, fixed, batch, seed)
         metrics = NestedMap(sums.metrics | sums.most)
         grads, metrics.grad_norm = clip_by_global_norm(
@@ -137,20 +137,24 @@ class TrainStep:
             theta, state.slots, grads, state.step, weights
         )
         metrics.update(optimizer_metrics)
-        fixed, metrics = self.task.after_step(fixed, metrics)
-        new = TrainState(state.step + 1, merge_trees(theta, fixed), slots)
+        unlearnt, metrics = self.task.after_step(unlearned(fixed, weights), metrics)
+        new = TrainState(state.step + 1, merge_trees(theta, fixed, unlearnt), slots)
         if self.rung is not None:
             done = metrics.needed_rung <= self.rung
             new = tf.nest.map_structure(lambda new, old: tf.where(done, new, old), new, state)
         return new, metrics
 
     def _gradients(self, theta, fixed, batch, seed):
-        specs = learned(self.task.weights(), self.task.weights())
+        weights = self.task.weights()
+        specs, _ = self.optimizer.split(weights, weights)
         denominator = self.task.num_targets(batch)
         if self.micro_batches == 1:
             return self._micro_batch(theta, fixed, batch, denominator, seed, 0)
         # Here and not in the loop, so that what lies in pieces at rest is gathered once.
-        theta = theta.map(lambda weight, spec: copies.annotate_weight(weight, spec.dims), specs)
+        theta, fixed = (
+            tree.map(lambda weight, spec: copies.annotate_weight(weight, spec.dims), weights)
+            for tree in (theta, fixed)
+        )
         if self.late_sums:
             theta = copies.expand_copies(theta, specs)
         sums = self._loop(theta, fixed, batch.map(self._parts), denominator, seed, specs)
