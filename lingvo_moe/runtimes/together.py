@@ -116,7 +116,7 @@ class _Watch:
             member.send({"done": True})
 
     def _listen(self, member):
-        cause = f"{member.name} ended without a word; see its own output"
+        cause = f"{member.name} ended without an error message; see its own output"
         with contextlib.suppress(OSError, ValueError):
             for line in member.lines:
                 message = json.loads(line)

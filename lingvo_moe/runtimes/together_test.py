@@ -69,7 +69,7 @@ def test_one_that_is_killed_is_noticed(tmp_path, dying):
         if index == dying:
             assert (code, errors) == (-signal.SIGKILL, "")
         else:
-            cause = f"{name(processes, dying)} ended without a word; see its own output"
+            cause = f"{name(processes, dying)} ended without an error message; see its own output"
             assert (code, errors) == (1, f"error: {cause}\n")
 
 
