@@ -25,6 +25,7 @@ __all__ = [
     "prepare",
     "register",
     "train",
+    "train_baselines",
 ]
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         prepare,
         register,
         train,
+        train_baselines,
     )
 
 

@@ -21,8 +21,8 @@ from lingvo_moe.data.prepare import prepare as prepare_corpus
 from lingvo_moe.evaluation.report import Report
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.exported import Exported
-from lingvo_moe.tasks import evaluate as evaluation
-from lingvo_moe.tasks.evaluation import load_translator
+from lingvo_moe.tasks import baselines as bilingual
+from lingvo_moe.tasks import evaluation
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.scorer import Score, Scorer
 from lingvo_moe.tasks.training import RuntimeFn, TrainingJob, train_model
@@ -42,6 +42,7 @@ __all__ = [
     "prepare",
     "register",
     "train",
+    "train_baselines",
 ]
 
 # Lines of text by split, or those of "train" alone.
@@ -98,7 +99,7 @@ class Model:
         """Loads a checkpoint; see `load`."""
         self.logdir, self.make_runtime = logdir, make_runtime
         self._runtime = make_runtime(logdir.task, None)
-        _, self.step = load_translator(logdir, self._runtime, step)
+        _, self.step = evaluation.load_translator(logdir, self._runtime, step)
         self._scorer = Scorer(logdir, self._runtime.score)
 
     @property
@@ -243,21 +244,46 @@ def train(
         FloatingPointError: the loss is not finite.
         OSError: something cannot be read or written.
     """
-    wanted = None if isinstance(model, str) else model
-    if isinstance(set, Mapping):
-        set = [f"{path}={value!r}" for path, value in set.items()]
-    shape = override(get_params(model) if isinstance(model, str) else model, set)
-    job = TrainingJob(
-        model=model if isinstance(model, str) else name,
-        params=wanted,
-        overrides=set,
-        dataset=_dataset(data, Path(logdir), shape, report),
-        logdir=Path(logdir),
-        make_runtime=make_runtime,
-        report=report,
-        **options,
+    return train_model(
+        _job(
+            model,
+            data,
+            Path(logdir),
+            set,
+            name,
+            make_runtime=make_runtime,
+            report=report,
+            **options,
+        )
     )
-    return train_model(job)
+
+
+def train_baselines(
+    model: str | TranslationParams,
+    data: Corpus | Dataset,
+    output: str | Path,
+    *,
+    pairs: Sequence[str] = (),
+    split: str = "test",
+    set: Mapping[str, Any] | Sequence[str] = (),
+    name: str = "custom",
+    report: Callable[[str], None] = report,
+) -> Report:
+    """Trains and scores a bilingual model for each pair, to compare others with, or resumes.
+
+    Args:
+        model, data, set, name, report: as for `train`.
+        output: directory for a logdir of each pair and for `report`. `evaluate` takes it as
+            baselines.
+        pairs: such as ["de-en"]; () for all that have lines in the split.
+        split: to score on, "dev" or "test".
+
+    Raises:
+        ValueError, OSError: as `tasks.baselines.train_baselines`.
+        SystemExit: a signal stopped the training; the same call resumes it.
+    """
+    job = _job(model, data, Path(output), set, name, make_runtime=Local, report=report)
+    return bilingual.train_baselines(job, pairs, split)
 
 
 def evaluate(
@@ -276,15 +302,16 @@ def evaluate(
     Args:
         model: a logdir, or what `load` returned for one: then its checkpoint is scored.
         data: a directory made by `prepare`, or what it returned.
-        baselines: a report to compare with: its directory or its JSON.
+        baselines: a report to compare with: its directory, its JSON, or the output of
+            `train_baselines`.
         output: directory for the report with its page and plot; None for none.
         step: the step of a logdir's checkpoint; None for the best on dev.
         make_runtime: (task, None) -> the runtime of a logdir's model.
         report: takes lines of progress.
-        **options: split, pairs, bleu_tokenizers and overwrite of `tasks.evaluate.evaluate`.
+        **options: split, pairs, bleu_tokenizers and overwrite of `tasks.evaluation.evaluate`.
 
     Raises:
-        ValueError, OSError: as `tasks.evaluate.evaluate`.
+        ValueError, OSError: as `tasks.evaluation.evaluate`.
     """
     if isinstance(model, Model):
         logdir, step, make_runtime = model.logdir, model.step, model.make_runtime
@@ -301,6 +328,22 @@ def evaluate(
             baselines=Path(baselines) if baselines else None,
             **options,
         )
+
+
+def _job(model, data, logdir, set, name, *, report, **options) -> TrainingJob:
+    """What to train, for `train` and `train_baselines`."""
+    if isinstance(set, Mapping):
+        set = [f"{path}={value!r}" for path, value in set.items()]
+    shape = override(get_params(model) if isinstance(model, str) else model, set)
+    return TrainingJob(
+        model=model if isinstance(model, str) else name,
+        params=None if isinstance(model, str) else model,
+        overrides=set,
+        dataset=_dataset(data, logdir, shape, report),
+        logdir=logdir,
+        report=report,
+        **options,
+    )
 
 
 def _dataset(

@@ -7,7 +7,7 @@ import dataclasses
 import queue
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -45,6 +45,27 @@ class InputParams(Params):
             raise ValueError(f"input.pairs must name a pair once; repeated: {', '.join(repeated)}.")
 
 
+def pairs_with_text(dataset: Dataset, names: Sequence[str] = ()) -> tuple[PairInfo, ...]:
+    """The pairs to train on.
+
+    Args:
+        dataset: prepared data.
+        names: of pairs; () for all that have training examples.
+
+    Raises:
+        ValueError: an unknown name, or there are no training examples for one.
+    """
+    named = [dataset.pair(name) for name in names]
+    found = tuple(pair for pair in named or dataset.pairs if pair.examples.get("train"))
+    if not found or 0 < len(found) < len(named):
+        empty = ", ".join(pair.name for pair in named if pair not in found)
+        raise ValueError(
+            f"There are no training examples for {empty or 'any pair'} in {dataset.directory}."
+            " Prepare text for them, or leave them out of the pairs."
+        )
+    return found
+
+
 class TrainInput:
     """An endless stream of packed batches.
 
@@ -61,21 +82,16 @@ class TrainInput:
         """Opens the dataset's train split; memory holds one shard of each pair.
 
         Raises:
-            ValueError: an unknown pair, or no training examples.
+            ValueError: a pair that the dataset does not know or has no training examples of.
         """
         self._params, self._seed = params, seed
-        chosen = [dataset.pair(name) for name in params.pairs] or dataset.pairs
-        chosen = [pair for pair in chosen if pair.examples.get("train")]
-        if not chosen:
-            names = ", ".join(params.pairs) or "the dataset"
-            raise ValueError(f"There are no training examples for {names}.")
-        self.pairs = tuple(chosen)
-        self._streams = [_PairStream(dataset, pair, seed) for pair in chosen]
+        self.pairs = pairs_with_text(dataset, params.pairs)
+        self._streams = [_PairStream(dataset, pair, seed) for pair in self.pairs]
         self.probabilities = sampling_probabilities(
-            [pair.examples["train"] for pair in chosen], params.temperature
+            [pair.examples["train"] for pair in self.pairs], params.temperature
         )
         self._draws = 0
-        self._counters = np.zeros(len(chosen), np.int64)
+        self._counters = np.zeros(len(self.pairs), np.int64)
         self._waiting: list[tuple[int, int]] = []  # (stream, its counter)
         self._drawn_chunk: tuple[int, np.ndarray] | None = None
         self.skipped, self._skipped_in_a_row = 0, 0

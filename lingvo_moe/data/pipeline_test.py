@@ -187,9 +187,11 @@ def test_unknown_and_empty_pairs(tmp_path):
     dataset = _make(tmp_path, [4, 0])
     with pytest.raises(ValueError, match="Unknown pair 'x7-en'"):
         TrainInput(dataset, InputParams(pairs=("x7-en",)), seed=1)
-    with pytest.raises(ValueError, match="There are no training examples for x1-en"):
-        TrainInput(dataset, InputParams(pairs=("x1-en",)), seed=1)
-    with pytest.raises(ValueError, match="There are no training examples for the dataset"):
+    for named in (("x1-en",), ("x0-en", "x1-en")):  # a pair that is named is never left out
+        with pytest.raises(ValueError, match="There are no training examples for x1-en in"):
+            TrainInput(dataset, InputParams(pairs=named), seed=1)
+    assert [pair.name for pair in TrainInput(dataset, PARAMS, seed=1).pairs] == ["x0-en"]
+    with pytest.raises(ValueError, match="There are no training examples for any pair in"):
         TrainInput(_make(tmp_path, []), PARAMS, seed=1)
 
 

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.hypotheses import hypotheses_path, read_hypotheses
-from lingvo_moe.evaluation.report import Report, load_report
+from lingvo_moe.evaluation.report import REPORT_FILE, Report, load_report
 from lingvo_moe.evaluation.scores import PairOutput, PairScore, one_line
+
+IN_OUTPUT = "report"  # where lingvo-moe-baselines leaves its report, beside the logdirs of pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +31,8 @@ class Baselines:
         """Reads a report and the translations beside it.
 
         Args:
-            path: a report.json or the directory it is in.
+            path: a report.json, the directory it is in, or the output of lingvo-moe-baselines,
+                whose report is in the directory `report`.
             split: the split it must be of.
             pairs: what is to be compared; it must have some of them.
 
@@ -37,6 +40,8 @@ class Baselines:
             FileNotFoundError: there is no report.
             ValueError: it is no report, of another split, or of other pairs.
         """
+        if (path / IN_OUTPUT / REPORT_FILE).exists():
+            path = path / IN_OUTPUT
         report = load_report(path, split=split)
         home = path if path.is_dir() else path.parent
         known = {score.pair for score in report.pairs}

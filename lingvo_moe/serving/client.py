@@ -38,8 +38,21 @@ def parse():
     return args
 
 
+def check_path(path):
+    """Raises ValueError if TensorFlow cannot load a SavedModel from that path.
+
+    It reads the path of the weights as a glob pattern.
+    """
+    if found := sorted(set(str(path)) & set("*?[\\")):
+        raise ValueError(
+            f"TensorFlow cannot load a model from {path}, because the path has "
+            f"{' and '.join(found)}. Choose another name."
+        )
+
+
 def load(directory):
     """The model, and the names of the languages that it takes."""
+    check_path(directory)
     with quiet():
         model = tf.saved_model.load(directory)
     signature = getattr(model, "signatures", {}).get("serving_default")

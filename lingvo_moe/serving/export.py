@@ -14,6 +14,7 @@ from lingvo_moe.core.files import new_directory
 from lingvo_moe.core.lines import INVISIBLE, LINE_ENDS
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.vocabulary import EOS
+from lingvo_moe.serving.client import check_path
 from lingvo_moe.serving.directory import MAKER, new_export
 from lingvo_moe.serving.prune import Pruning
 from lingvo_moe.serving.storage import FLOAT32, Packed, Storage
@@ -191,6 +192,7 @@ def export_saved_model(
         ValueError: there is no checkpoint, or something else lies at output.
         OSError: output cannot be written.
     """
+    check_path(output.absolute())
     with new_export(output, "client.py", "translate.py", overwrite) as directory:
         model_dir, theta, step = read_model(model_dir, step, pruning)
         with quiet():  # SentencePiece tells how it normalises

@@ -5,8 +5,9 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.serving.export import ServedModel, read_theta
+from lingvo_moe.serving.export import ServedModel, export_saved_model, read_theta
 from lingvo_moe.serving.exported import Exported
+from lingvo_moe.serving.tf_serving import export_tf_serving
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
@@ -92,3 +93,16 @@ def test_what_is_no_export_is_refused(tmp_path):
     tf.saved_model.save(other, str(tmp_path / "other"), signatures=other.translate)
     with pytest.raises(ValueError, match="earlier version of lingvo_moe; export the model again"):
         Exported(tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["a[1]", "what?", "st*r", "back\\slash"])
+def test_a_path_that_tensorflow_takes_for_a_pattern_is_refused(tmp_path, name):
+    path = tmp_path / name / "model"
+    for use in (
+        lambda: Exported(path),
+        lambda: export_saved_model(None, path),
+        lambda: export_tf_serving(None, path),
+    ):
+        with pytest.raises(ValueError, match=r"cannot load a model from .* Choose another name"):
+            use()
+    assert list(tmp_path.iterdir()) == []

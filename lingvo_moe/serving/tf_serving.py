@@ -6,6 +6,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from lingvo_moe.core.console import quiet
+from lingvo_moe.serving.client import check_path
 from lingvo_moe.serving.directory import new_export
 from lingvo_moe.serving.export import ServedModel, read_model
 from lingvo_moe.serving.prune import Pruning
@@ -43,6 +44,7 @@ def export_tf_serving(
     Raises:
         ValueError, OSError: as `export_saved_model`.
     """
+    check_path(output.absolute())
     with new_export(output, "client_tf_serving.py", "translate.py", overwrite) as directory:
         model_dir, theta, step = read_model(model_dir, step, pruning)
         with quiet():  # SentencePiece tells how it normalises

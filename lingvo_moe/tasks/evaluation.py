@@ -1,12 +1,115 @@
-"""Translating a split of a dataset, pair by pair, for scoring."""
+"""Evaluates a trained model on a split: checks everything, translates, writes the report."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from lingvo_moe.core.files import check_output, new_directory
 from lingvo_moe.data.dataset import Dataset
-from lingvo_moe.evaluation.scores import PairOutput
+from lingvo_moe.evaluation import tokenizers
+from lingvo_moe.evaluation.baselines import Baselines
+from lingvo_moe.evaluation.evaluate import write_report
+from lingvo_moe.evaluation.report import Report
+from lingvo_moe.evaluation.scores import PairOutput, check_pair
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, evaluate_batches
 from lingvo_moe.tasks.translator import Translation, Translator
+
+MAKER = "lingvo-moe-evaluate"
+
+
+def evaluate(
+    model_dir: ModelDir,
+    dataset: Dataset,
+    output: Path,
+    make_runtime,
+    report: Callable[[str], None],
+    *,
+    split: str = "test",
+    pairs: Sequence[str] = (),
+    step: int | None = None,
+    baselines: Path | None = None,
+    bleu_tokenizers: Sequence[str] = (),
+    overwrite: bool = False,
+) -> Report:
+    """Translates a split, scores it, and writes a report, which appears when it is complete.
+
+    All arguments are checked before the translation starts.
+
+    Args:
+        model_dir: the model.
+        dataset: prepared data.
+        output: the directory of the report; see evaluation.evaluate for its files.
+        make_runtime: task -> runtime.
+        report: takes lines of progress.
+        split: "dev" or "test".
+        pairs: to score; () for all pairs of the model.
+        step: of the checkpoint; None for the best on dev.
+        baselines: a report to compare with: its directory or its JSON.
+        bleu_tokenizers: texts PAIR=NAME; see evaluation.tokenizers.
+        overwrite: whether an earlier report may be replaced.
+
+    Raises:
+        ValueError, OSError: an unknown or repeated pair, no test lines, baselines that do not
+            compare, or an output that cannot be made.
+    """
+    check_output(output, MAKER, overwrite)
+    model_dir.check_dataset(dataset)
+    references = references_of(dataset, split, pairs or model_dir.pairs, report)
+    chosen = tokenizers.choose(list(references), bleu_tokenizers)
+    against = Baselines.load(baselines, split, list(references)) if baselines else None
+    if against:
+        against.check_not_in(output)
+        against.check(references, chosen)
+    task = model_dir.task
+    for name in references:  # a model that routes by task must know it
+        task.task_id(dataset.pair(name).source, dataset.pair(name).target)
+    runtime = make_runtime(task)
+    translator, step = load_translator(model_dir, runtime, step)
+    outputs = translate_split([(name, translator) for name in references], dataset, split, report)
+    use = _source_use(model_dir, runtime, dataset, split, tuple(references), report)
+    outputs = [dataclasses.replace(one, source_use=use.get(one.pair)) for one in outputs]
+    with new_directory(output, MAKER, overwrite) as directory:
+        return write_report(
+            outputs,
+            directory,
+            model=model_dir.model,
+            checkpoint_step=step,
+            split=split,
+            baselines=against,
+            chosen_tokenizers=chosen,
+        )
+
+
+def references_of(
+    dataset: Dataset, split: str, pairs: Sequence[str], report: Callable[[str], None]
+) -> dict[str, list[str]]:
+    """Pair -> its target texts, for the pairs that have lines in the split.
+
+    Args:
+        dataset: prepared data.
+        split: "dev" or "test".
+        pairs: names.
+        report: takes a line for each pair that has none.
+
+    Raises:
+        ValueError: an unknown or repeated pair, or no lines at all.
+    """
+    if repeated := sorted({name for name in pairs if pairs.count(name) > 1}):
+        raise ValueError(f"--pairs must name a pair once; repeated: {', '.join(repeated)}.")
+    known = [dataset.pair(name) for name in pairs]
+    for pair in known:
+        check_pair(pair.name)
+        if not pair.examples.get(split):
+            report(f"{pair.name}: no {split} lines, passed over")
+    found = {
+        pair.name: [example.target_text for example in dataset.examples(split, pair.name)]
+        for pair in known
+        if pair.examples.get(split)
+    }
+    if not found:
+        raise ValueError(f"No pair has {split} lines; nothing to evaluate.")
+    return found
 
 
 def translate_pair(
@@ -58,17 +161,12 @@ def translate_split(
         report: takes a line of progress a pair.
 
     Raises:
-        ValueError: no pair has a line in that split.
+        ValueError: as `translate_pair`.
     """
     outputs = []
     for name, translator in translators:
-        if not dataset.pair(name).examples.get(split):
-            report(f"{name}: no {split} lines, passed over")
-            continue
         outputs.append(translate_pair(translator, dataset, split, name, report))
         report(f"{name}: {len(outputs[-1].sources)} lines translated")
-    if not outputs:
-        raise ValueError(f"No pair has {split} lines; nothing to evaluate.")
     return outputs
 
 
@@ -84,15 +182,19 @@ def load_translator(
     return Translator.of(model_dir, runtime.translate), checkpoint.step
 
 
-def baseline_translators(
-    directory: Path, pairs: Sequence[str], make_runtime
-) -> Iterator[tuple[str, Translator]]:
-    """(pair, its bilingual baseline's translator) for each logdir directory/PAIR.
-
-    One runtime serves them all, one after another: only its weights change.
-    """
-    runtime = None
-    for pair in pairs:
-        model_dir = ModelDir.open(directory / pair)
-        runtime = runtime or make_runtime(model_dir.task)
-        yield pair, load_translator(model_dir, runtime)[0]
+def _source_use(model_dir, runtime, dataset, split, pairs, report) -> Mapping[str, float]:
+    """Pair -> its source use, for those with at least two lines that fit a row of training."""
+    params = model_dir.params
+    batches = SplitBatches.of(
+        dataset,
+        dataclasses.replace(params.input, pairs=pairs),
+        params.train.source_use_sentences,
+        split,
+    )
+    sampled, foreign = (evaluate_batches(runtime, b) for b in (batches.sampled, batches.foreign))
+    if not sampled:
+        return {}
+    use = SourceUse.of(sampled, foreign, model_dir.pairs)
+    for line in use.warnings():
+        report(line)
+    return use.pairs

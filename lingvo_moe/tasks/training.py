@@ -1,4 +1,4 @@
-"""Training a translation model, and a bilingual baseline for each pair, end to end."""
+"""Training a translation model end to end."""
 
 import contextlib
 import dataclasses
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sacrebleu
 
 from lingvo_moe.core import lock
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.pipeline import Prefetcher, TrainInput
+from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.placement.rebalance import Rebalanced
 from lingvo_moe.placement.scheduler import Scheduler
@@ -42,7 +42,7 @@ class TrainingJob:
         params: what to train; None for the registered model's.
         overrides: `--set` texts.
         dataset: prepared data.
-        logdir: directory for checkpoints and events; baselines have a logdir for each pair in it.
+        logdir: directory for checkpoints and events; for baselines, of a logdir for each pair.
         make_runtime: (task, TrainStep) -> runtime; None for one that does not train.
         report: takes each line of progress.
         process: this process among those that train together; they share logdir.
@@ -169,43 +169,6 @@ def _begin(model_dir, source, step, process, report):
         report(line)
 
 
-def train_baselines(job: TrainingJob, pairs: Sequence[str]) -> int | None:
-    """Trains one bilingual model a pair under job.logdir/PAIR; finished ones are skipped.
-
-    All pairs share the compiled step: only the data and the initial state change.
-
-    Returns:
-        None, or the number of the signal that stopped it early; the same call resumes.
-
-    Raises:
-        ValueError: as `train_model`.
-    """
-
-    def model_dir_of(pair):
-        overrides = [*job.overrides, f"input.pairs=({pair!r},)"]
-        return ModelDir.for_training(
-            job.logdir / pair, job.model, overrides, job.dataset, job.params
-        )
-
-    for pair in pairs:
-        model_dir_of(pair)  # one that is refused is found before hours of training
-    runtime = None
-    for i, pair in enumerate(pairs):
-        prefix = f"[{i + 1}/{len(pairs)} {pair}] "
-        with lock.hold(job.logdir / pair):
-            model_dir = model_dir_of(pair)
-            runtime = runtime or job.make_runtime(model_dir.task, train_step(model_dir.task))
-            result = run_training(
-                model_dir,
-                job.dataset,
-                runtime,
-                lambda line, prefix=prefix: job.report(prefix + line),
-            )
-        if result.signal:
-            return result.signal
-    return None
-
-
 def check_nothing_lost(metrics: NestedMap, params: TranslationParams) -> NestedMap:
     """Checks that a model without a capacity computed every choice; returns the metrics.
 
@@ -320,7 +283,7 @@ class _Evaluator:
             for example in dataset.examples("dev", pair.name)[: math.ceil(count / len(pairs))]:
                 sources.append(example.source_text)
                 references.append(example.target_text)
-        return sample
+        return {languages: texts for languages, texts in sample.items() if texts[0]}
 
     def __call__(self, step: int) -> Evaluation | None:
         sampled, foreign, rest = (evaluate_batches(self._runtime, b) for b in self._dev)
@@ -346,7 +309,7 @@ class _Evaluator:
             scalars |= use.scalars()
             text += f"  source use {use.overall:.2f}"
             warnings = use.warnings() if self._is_due(step) else []
-        if any(sources for sources, _ in self._sample.values()):
+        if self._sample:
             scalars["dev/bleu"] = self._bleu()
             text += f"  dev BLEU {scalars['dev/bleu']:.1f}"
         return Evaluation(loss, scalars, text, images, warnings)
@@ -364,8 +327,15 @@ class _Evaluator:
         return {f"dev/experts/{layer}": png for layer, png in draw_layers(record).items()}
 
     def _bleu(self) -> float:
-        hypotheses, references = [], []
+        """BLEU of the sample; the mean over sentences where languages differ in tokenizer."""
+        groups: dict[str, tuple[list[str], list[str]]] = {}
         for languages, (sources, targets) in self._sample.items():
+            name = tokenizers.default_tokenizer(languages[0])
+            hypotheses, references = groups.setdefault(name, ([], []))
             hypotheses += [best[0].text for best in self._translator(sources, *languages)]
             references += targets
-        return sacrebleu.corpus_bleu(hypotheses, [references]).score
+        lines = [len(hypotheses) for hypotheses, _ in groups.values()]
+        scores = [
+            tokenizers.bleu(name).corpus_score(h, [r]).score for name, (h, r) in groups.items()
+        ]
+        return float(np.average(scores, weights=lines))

@@ -10,7 +10,7 @@ from lingvo_moe.core.files import MANIFEST
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.evaluation.report import load_report
-from lingvo_moe.tasks import evaluate as module
+from lingvo_moe.tasks import evaluation as module
 from lingvo_moe.testing.tiny_world import dataset
 from lingvo_moe.training.loop import TrainParams
 
