@@ -151,6 +151,21 @@ def stacked(weights: NestedMap, size: int, letter: str) -> NestedMap:
     return weights.map(lambda spec: spec.stacked(size, letter))
 
 
+def bias_of(name: str) -> str:
+    """The name of a matrix's bias."""
+    return f"{name}_bias"
+
+
+def biases(matrices: NestedMap) -> NestedMap:
+    """WeightSpecs of a bias for each matrix [..., inputs, outputs]: zeros [..., outputs]."""
+
+    def of(spec):
+        shape, dims = (part[:-2] + part[-1:] for part in (spec.shape, spec.dims))
+        return WeightSpec(shape, Constant(0.0), dims)
+
+    return NestedMap({bias_of(name): of(spec) for name, spec in matrices.items()})
+
+
 def layer_names(prefix: str, count: int) -> Iterator[str]:
     """`layer_00`, `layer_01`, …: names that sort in order, of three digits for more than 100."""
     width = max(2, len(str(count - 1)))

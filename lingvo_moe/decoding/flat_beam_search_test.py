@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 
 import numpy as np
@@ -14,6 +15,8 @@ from lingvo_moe.decoding.flat_beam_search import (
 )
 from lingvo_moe.decoding.sampling import Sampling
 from lingvo_moe.layers.moe import MoEParams
+from lingvo_moe.layers.norm import LayerNorm
+from lingvo_moe.layers.position import Sinusoidal
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.transformer import Transformer
 from lingvo_moe.layers.transformer_layer import TransformerParams
@@ -305,9 +308,20 @@ def test_an_empty_batch_has_no_translations():
     assert output.ids.shape[0] == output.scores.shape[0] == 0
 
 
-def test_steps_score_like_teacher_forcing():
+@pytest.mark.parametrize("fairseq", [False, True])
+def test_steps_score_like_teacher_forcing(fairseq):
     # Three hypotheses of each of two sentences, written beside each other into one cache.
     model, theta = tiny().model, tiny().theta
+    if fairseq:
+        layers = {"norm": LayerNorm(), "position": Sinusoidal(first=2), "use_bias": True}
+        scales = {"scale_embedding": True, "scale_attention": True, "decoder_num_heads": 4}
+        model = dataclasses.replace(
+            model, params=dataclasses.replace(model.params, **layers, **scales)
+        )
+        noise = np.random.default_rng(3)
+        theta = init_theta(model.weights(), 0).map(
+            lambda w: w + noise.normal(size=w.shape, scale=0.1).astype(np.float32)
+        )
     rng = np.random.default_rng(2)
     beams, steps = 3, 7
     source = rng.integers(4, 20, [2, 5]).astype(np.int32)

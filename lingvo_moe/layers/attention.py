@@ -11,7 +11,15 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from lingvo_moe.core.fields import PositiveInt, Rate
-from lingvo_moe.core.layer import Context, Layer, Normal, WeightSpec, dropout
+from lingvo_moe.core.layer import (
+    Context,
+    Layer,
+    Normal,
+    WeightSpec,
+    bias_of,
+    biases,
+    dropout,
+)
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.sharding import copies
 from lingvo_moe.sharding.annotations import annotate
@@ -30,31 +38,40 @@ class KeysValues(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Attention(Layer):
-    """Dot-product attention with N heads and no biases (Vaswani et al. 2017).
-
-    The query initialiser (M·D)^-1/2 stands in for the usual 1/√D scaling of the logits.
+    """Dot-product attention with N heads (Vaswani et al. 2017).
 
     Attributes:
         model_dim: M.
         num_heads: N.
         head_dim: D.
         dropout_rate: on the attention probabilities.
+        use_bias: whether the four projections add biases.
+        scaled: whether the logits are scaled by 1/√D; otherwise the initial queries are.
     """
 
     model_dim: PositiveInt
     num_heads: PositiveInt
     head_dim: PositiveInt
     dropout_rate: Rate = 0.0
+    use_bias: bool = False
+    scaled: bool = False
+
+    @property
+    def width(self) -> int:
+        """A."""
+        return self.num_heads * self.head_dim
 
     def weights(self):
-        """Theta: query, key, value [M, A] and output [A, M]."""
-        m, a = self.model_dim, self.num_heads * self.head_dim
-        return NestedMap(
-            query=WeightSpec((m, a), Normal((m * self.head_dim) ** -0.5), "MA"),
+        """Theta: query, key, value [M, A] and output [A, M]; with biases `query_bias` [A] …."""
+        m, a = self.model_dim, self.width
+        query_stddev = (m if self.scaled else m * self.head_dim) ** -0.5
+        weights = NestedMap(
+            query=WeightSpec((m, a), Normal(query_stddev), "MA"),
             key=WeightSpec((m, a), Normal(m**-0.5), "MA"),
             value=WeightSpec((m, a), Normal(m**-0.5), "MA"),
             output=WeightSpec((a, m), Normal(a**-0.5), "AM"),
         )
+        return NestedMap(weights | biases(weights)) if self.use_bias else weights
 
     def fprop(
         self,
@@ -77,27 +94,38 @@ class Attention(Layer):
             [B, T, M].
         """
         if memory is inputs:
-            weights = theta.query, theta.key, theta.value
-            queries, keys, values = self._heads(inputs, weights, "BNTD")
-            return self._mix(theta, queries, KeysValues(keys, values), bias, context)
-        (queries,) = self._heads(inputs, (theta.query,), "BNTD")
-        keys, values = self._heads(memory, (theta.key, theta.value), "BNLD")
+            queries, keys, values = self._heads(inputs, theta, ["query", "key", "value"], "BNTD")
+        else:
+            (queries,) = self._heads(inputs, theta, ["query"], "BNTD")
+            keys, values = self._heads(memory, theta, ["key", "value"], "BNLD")
+        queries = self._scale(queries)
         return self._mix(theta, queries, KeysValues(keys, values), bias, context)
 
     def lay_out(self, theta: NestedMap) -> NestedMap:
-        """The weights for `step`: query_key_value [M, 3·A] and output [A, M]."""
-        weights = theta.query, theta.key, theta.value
-        return NestedMap(query_key_value=tf.concat(weights, axis=1), output=theta.output)
+        """The weights for `step`: query_key_value [M, 3·A] and output [A, M], and their biases."""
+        return self._side_by_side(theta, ["query", "key", "value"], ["output"])
 
     def lay_out_for_memory(self, theta: NestedMap) -> NestedMap:
-        """The weights for `project` and `attend`: query, key_value [M, 2·A] and output [A, M]."""
-        key_value = tf.concat([theta.key, theta.value], axis=1)
-        return NestedMap(query=theta.query, key_value=key_value, output=theta.output)
+        """The same for `project` and `attend`: query, key_value [M, 2·A] and output [A, M]."""
+        return self._side_by_side(theta, ["query"], ["key", "value"], ["output"])
+
+    def _side_by_side(self, theta, *groups):
+        """The weights of each group side by side, under their joined names, queries scaled."""
+        if self.scaled:
+            queries = {name: self._scale(w) for name, w in theta.items() if "query" in name}
+            theta = NestedMap(theta | queries)
+        laid_out = NestedMap()
+        for names in groups:
+            joined = "_".join(names)
+            laid_out[joined] = _concat([theta[name] for name in names])
+            if self.use_bias:
+                laid_out[bias_of(joined)] = _concat([theta[bias_of(name)] for name in names])
+        return laid_out
 
     def project(self, laid_out: NestedMap, memory: tf.Tensor) -> KeysValues:
         """The keys [B, N, D, L] and values [B, N, L, D] of memory [B, L, M], for `attend`."""
         rows = tf.reshape(memory, [-1, self.model_dim])
-        keys, values = self._step_heads(rows, laid_out.key_value, tf.shape(memory)[1])
+        keys, values = self._step_heads(rows, laid_out, "key_value", tf.shape(memory)[1])
         return KeysValues(tf.transpose(keys, [0, 1, 3, 2]), values)
 
     def attend(
@@ -115,7 +143,7 @@ class Attention(Layer):
         Returns:
             [B·K, M].
         """
-        (queries,) = self._step_heads(inputs, laid_out.query, beam)
+        (queries,) = self._step_heads(inputs, laid_out, "query", beam)
         return self._mix_rows(laid_out, tf.matmul(queries, memory.keys), memory.values, bias)
 
     def step(
@@ -140,14 +168,14 @@ class Attention(Layer):
         Returns:
             [B·K, M], and the cache with the new ones in place.
         """
-        queries, *new = self._step_heads(inputs, laid_out.query_key_value, beam)
+        queries, *new = self._step_heads(inputs, laid_out, "query_key_value", beam)
         cache = KeysValues(*(write(old, part, start) for old, part in zip(cache, new, strict=True)))
         logits = tf.matmul(queries, cache.keys, transpose_b=True)
         return self._mix_rows(laid_out, logits, cache.values, bias), cache
 
-    def _step_heads(self, rows, weight, length):
+    def _step_heads(self, rows, laid_out, name, length):
         """rows [B·T, M] times weights [M, A] side by side: [B, N, T, D] of each."""
-        projected = tf.matmul(rows, weight)
+        projected = _project(rows, laid_out, name)
         heads = tf.reshape(
             projected, [-1, length, projected.shape[-1] // self.head_dim, self.head_dim]
         )
@@ -162,7 +190,7 @@ class Attention(Layer):
         probs = tf.cast(tf.nn.softmax(tf.cast(logits, tf.float32) + bias), values.dtype)
         each = tf.unstack(tf.matmul(probs, values), self.num_heads, axis=1)
         rows = tf.reshape(tf.stack(each, axis=2), [-1, laid_out.output.shape[0]])
-        return tf.matmul(rows, laid_out.output)
+        return _project(rows, laid_out, "output")
 
     def _mix(self, theta, queries, memory, bias, context):
         """[B, T, M], of queries [B, N, T, D]."""
@@ -173,16 +201,37 @@ class Attention(Layer):
         mixed = tf.reshape(
             mixed, tf.concat([tf.shape(mixed)[:2], [theta.output.shape[-2]]], axis=0)
         )
-        return annotate(copies.einsum("BTA,AM->BTM", mixed, theta.output), "BTM")
+        outputs = copies.einsum("BTA,AM->BTM", mixed, theta.output)
+        if self.use_bias:
+            outputs += copies.per_row(theta.output_bias, 1, outputs)
+        return annotate(outputs, "BTM")
 
-    def _heads(self, inputs, weights, dims):
+    def _scale(self, queries):
+        """The same times D^-1/2, if scaled."""
+        return queries * tf.cast(self.head_dim**-0.5, queries.dtype) if self.scaled else queries
+
+    def _heads(self, inputs, theta, names, dims):
         """inputs [B, T, M] times each of the weights [M, A] in one product: [B, N, T, D] each."""
-        stacked = tf.stack(weights, axis=-2)  # A keeps its cut; [M, A] side by side would not
+        # A keeps its cut; [M, A] side by side would not.
+        stacked = tf.stack([theta[name] for name in names], axis=-2)
         projected = copies.einsum("BTM,MKA->BTKA", inputs, stacked)
-        heads = [len(weights), self.num_heads, self.head_dim]
+        if self.use_bias:
+            stacked = tf.stack([theta[bias_of(name)] for name in names], axis=-2)
+            projected += copies.per_row(stacked, 2, projected)
+        heads = [len(names), self.num_heads, self.head_dim]
         projected = tf.reshape(projected, tf.concat([tf.shape(inputs)[:2], heads], axis=0))
         by_weight = tf.unstack(tf.transpose(projected, [2, 0, 3, 1, 4]))
         return [annotate(heads, dims) for heads in by_weight]
+
+
+def _project(rows, laid_out, name):
+    """rows [R, M] times a weight that is laid out, plus its bias if there is one."""
+    projected, bias = tf.matmul(rows, laid_out[name]), laid_out.get(bias_of(name))
+    return projected if bias is None else tf.nn.bias_add(projected, bias)
+
+
+def _concat(weights):
+    return tf.concat(weights, axis=-1) if len(weights) > 1 else weights[0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, Context, init_theta
+from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.layers.attention import Attention, RelativeBias, causal_bias, segment_bias
 
 MODEL, HEADS, DIM = 6, 2, 4
@@ -37,6 +38,22 @@ def test_equals_keras():
     bias = tf.where(mask, 0.0, -1e9)[:, None]
     outputs = LAYER.fprop(weights, inputs, memory, bias, EVALUATION)
     np.testing.assert_allclose(outputs, expected, atol=1e-5)
+
+
+def test_biases_and_scaled_logits_equal_keras():
+    layer = Attention(model_dim=MODEL, num_heads=HEADS, head_dim=DIM, use_bias=True, scaled=True)
+    keras_layer = keras.layers.MultiHeadAttention(HEADS, DIM)
+    inputs, memory = random(2, 5, MODEL), random(2, 7, MODEL, seed=1)
+    keras_layer.build(inputs.shape, memory.shape)
+    weights = {name: random(*spec.shape) for name, spec in layer.weights().items()}
+    in_heads = [tf.reshape(weights[n], [-1, HEADS, DIM]) for n in ("query", "key", "value")]
+    biases = [tf.reshape(weights[f"{n}_bias"], [HEADS, DIM]) for n in ("query", "key", "value")]
+    output = tf.reshape(weights["output"], [HEADS, DIM, MODEL])
+    pairs = zip(in_heads, biases, strict=True)
+    keras_layer.set_weights([w for pair in pairs for w in pair] + [output, weights["output_bias"]])
+    for keys in (memory, inputs):
+        outputs = layer.fprop(NestedMap(weights), inputs, keys, tf.zeros([]), EVALUATION)
+        np.testing.assert_allclose(outputs, keras_layer(inputs, keys), atol=1e-5)
 
 
 def test_attends_where_the_bias_points():

@@ -14,7 +14,8 @@ from lingvo_moe.layers.experts import HeldExperts
 from lingvo_moe.layers.feed_forward import FeedForward
 
 GROUPS, TOKENS, EXPERTS, MODEL = 2, 9, 4, 6
-LAYER = FeedForward(model_dim=MODEL, hidden_dim=5, num_experts=EXPERTS)
+LAYER = FeedForward(model_dim=MODEL, hidden_dim=5, num_experts=EXPERTS, use_bias=True)
+WEIGHTS = ("wi", "wi_bias", "wo", "wo_bias")
 DISPATCHERS = [Einsum(), Gather(), Ragged(), Dropless(block_size=4)]
 
 
@@ -73,18 +74,21 @@ def routings():
 
 
 def inputs_and_theta():
-    inputs = np.random.default_rng(1).normal(size=[GROUPS, TOKENS, MODEL])
-    return tf.constant(inputs, tf.float32), init_theta(LAYER.weights(), 0)
+    rng = np.random.default_rng(1)
+    inputs = tf.constant(rng.normal(size=[GROUPS, TOKENS, MODEL]), tf.float32)
+    theta = init_theta(LAYER.weights(), 0)
+    return inputs, theta.map(lambda w: w + rng.normal(size=w.shape) if w.shape.rank == 2 else w)
 
 
 def token_by_token(inputs, routing, theta):
-    """Σ_k weight · wo_e·relu(wi_e·x), one token and one choice at a time."""
+    """Σ_k weight · (relu(x·wi_e + wi_bias_e)·wo_e + wo_bias_e), one token and choice at a time."""
     outputs = np.zeros(inputs.shape)
-    wi, wo = theta.wi.numpy(), theta.wo.numpy()
+    wi, wi_bias, wo, wo_bias = (theta[name].numpy() for name in WEIGHTS)
     for index in np.ndindex(*routing.expert.shape):
         if routing.dispatched.numpy()[index]:
             e, x = routing.expert.numpy()[index], inputs.numpy()[index[:2]]
-            outputs[index[:2]] += routing.weight.numpy()[index] * (np.maximum(x @ wi[e], 0) @ wo[e])
+            hidden = np.maximum(x @ wi[e] + wi_bias[e], 0)
+            outputs[index[:2]] += routing.weight.numpy()[index] * (hidden @ wo[e] + wo_bias[e])
     return outputs
 
 
@@ -104,7 +108,7 @@ def everywhere(inputs, routing, capacity, theta):
 
 def gradients(compute, inputs, routing, capacity, theta):
     upstream = tf.constant(np.random.default_rng(2).normal(size=inputs.shape), tf.float32)
-    sources = [inputs, theta.wi, theta.wo, routing.weight]
+    sources = [inputs, *(theta[name] for name in WEIGHTS), routing.weight]
     with tf.GradientTape() as tape:
         tape.watch(sources)
         outputs = compute(inputs, routing, capacity, theta)
@@ -120,7 +124,7 @@ def test_outputs_and_gradients(dispatcher, routing, capacity):
     np.testing.assert_allclose(outputs, token_by_token(inputs, routing, theta), atol=1e-5)
     ours = gradients(functools.partial(outputs_of, dispatcher), inputs, routing, capacity, theta)
     expected = gradients(everywhere, inputs, routing, capacity, theta)
-    for name, got, wanted in zip(["inputs", "wi", "wo", "weight"], ours, expected, strict=True):
+    for name, got, wanted in zip(["inputs", *WEIGHTS, "weight"], ours, expected, strict=True):
         np.testing.assert_allclose(got, wanted, atol=1e-5, err_msg=name)
 
 

@@ -158,7 +158,22 @@ def _products(topology: Topology, block_size: int) -> Products:
 
         return on_rows
 
-    return Products(on_blocks(sdd), on_blocks(dsd))
+    def by_block(bias):  # [C, H] -> [Z, H], 0 for blocks not in use
+        return tf.gather(tf.pad(bias, [[0, 1], [0, 0]]), topology.column)
+
+    def add(rows, bias):  # a row for each block of rows
+        blocks = tf.reshape(rows, [-1, block_size, rows.shape[-1]])
+        return tf.reshape(blocks + bias[:, None], tf.shape(rows))
+
+    def add_in(hidden, bias):
+        return add(hidden, by_block(bias))
+
+    def add_out(outputs, bias):
+        num_rows = tf.shape(topology.offsets)[0] - 1
+        summed = tf.math.unsorted_segment_sum(by_block(bias), topology.row, num_rows + 1)
+        return add(outputs, summed[:-1])
+
+    return Products(on_blocks(sdd), on_blocks(dsd), add_in, add_out)
 
 
 def _block_size(choices: int | None, num_experts: int) -> int:

@@ -17,22 +17,31 @@ LOGITS_MULTIPLE = 64  # decoding searches the best logits in chunks of this size
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Embedding(Layer):
-    """One table for the embedding and, tied, the softmax's logits (Press and Wolf 2017)."""
+    """One table for the embedding and, tied, the softmax's logits (Press and Wolf 2017).
+
+    Attributes:
+        vocab_size: V.
+        model_dim: M.
+        scaled: whether vectors are multiplied by √M, or else the logits by 1/√M.
+    """
 
     vocab_size: PositiveInt
     model_dim: PositiveInt
+    scaled: bool = False
 
     def weights(self):
-        """Theta: table [V, M], normal(1)."""
+        """Theta: table [V, M], normal(1), or normal(M^-1/2) if scaled."""
         shape = (self.vocab_size, self.model_dim)
-        return NestedMap(table=WeightSpec(shape, Normal(1.0), "VM"))
+        stddev = self.model_dim**-0.5 if self.scaled else 1.0
+        return NestedMap(table=WeightSpec(shape, Normal(stddev), "VM"))
 
     def lookup(self, theta: NestedMap, ids: tf.Tensor) -> tf.Tensor:
         """The vectors [..., M] of ids int32 [...]."""
-        return copies.lookup(theta.table, ids)
+        vectors = copies.lookup(theta.table, ids)
+        return vectors * tf.cast(self.model_dim**0.5, vectors.dtype) if self.scaled else vectors
 
     def logits(self, theta: NestedMap, hidden: tf.Tensor) -> tf.Tensor:
-        """float32 scores [B, T, V] of hidden [B, T, M], which is first scaled by M^-1/2."""
+        """float32 scores [B, T, V] of hidden [B, T, M]."""
         scores = tf.einsum("BTM,VM->BTV", self._scaled(hidden), theta.table)
         return tf.cast(annotate(scores, "BTV"), tf.float32)
 
@@ -65,4 +74,4 @@ class Embedding(Layer):
         return smoothed_cross_entropy(self._scaled(hidden), theta.table, labels, smoothing)
 
     def _scaled(self, hidden):
-        return hidden * tf.cast(self.model_dim**-0.5, hidden.dtype)
+        return hidden if self.scaled else hidden * tf.cast(self.model_dim**-0.5, hidden.dtype)

@@ -1,7 +1,7 @@
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.layer import init_theta
+from lingvo_moe.core.layer import Normal, init_theta
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.layers.embedding import Embedding
 
@@ -16,6 +16,13 @@ def test_lookup_and_logits_share_the_table():
     # [1, 1, 1, 1] against each row, times 4^-1/2.
     logits = LAYER.logits(TABLE, tf.ones([1, 1, 4]))
     np.testing.assert_array_equal(logits, [[[0.5, 1.0, 3.5]]])
+
+
+def test_scaled_vectors_and_plain_logits():
+    layer = Embedding(vocab_size=3, model_dim=4, scaled=True)
+    np.testing.assert_array_equal(layer.lookup(TABLE, tf.constant([1])), [[0, 4, 0, 0]])  # √4 = 2
+    np.testing.assert_array_equal(layer.logits(TABLE, tf.ones([1, 1, 4])), [[[1, 2, 7]]])
+    assert layer.weights().table.init == Normal(0.5)
 
 
 def test_logits_are_float32():

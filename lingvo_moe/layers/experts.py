@@ -50,8 +50,7 @@ class HeldExperts:
     @property
     def num_experts(self) -> int:
         """See Experts."""
-        # [E, M, H], or with copies in front.
-        return next(iter(self.theta.experts.values())).shape[-3]
+        return self.theta.experts.wi.shape[-3]  # [E, M, H], or with copies in front
 
     def together(self, rows):
         """See Experts."""

@@ -13,6 +13,8 @@ from lingvo_moe.core.layer import (
     Layer,
     Uniform,
     WeightSpec,
+    bias_of,
+    biases,
     dropout,
     stacked,
 )
@@ -23,15 +25,18 @@ from lingvo_moe.sharding.annotations import annotate
 
 
 class Products(NamedTuple):
-    """The two products of rows and weights; the default is for one network or E equal ones.
+    """The products of rows and weights; the default is for one network or E equal ones.
 
     Attributes:
         into: (inputs, wi or wg) -> the hidden layer.
         out_of: (hidden layer, wo) -> outputs.
+        add_in, add_out: (the hidden layer, wi_bias or wg_bias) and (outputs, wo_bias) -> their sum.
     """
 
     into: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] = copies.matmul
     out_of: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] = copies.matmul
+    add_in: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] = copies.add_bias
+    add_out: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] = copies.add_bias
 
 
 DENSE = Products()
@@ -39,7 +44,7 @@ DENSE = Products()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeedForward(Layer):
-    """activation(x·wi)·wo, without biases; with `num_experts` set, E such networks.
+    """activation(x·wi)·wo; with `num_experts` set, E such networks.
 
     Attributes:
         model_dim: M.
@@ -47,6 +52,7 @@ class FeedForward(Layer):
         num_experts: E, or None for one plain network.
         activation: of the hidden layer; a gated one multiplies: (activation(x·wg) ⊙ x·wi)·wo.
         dropout_rate: on the hidden layer.
+        use_bias: whether each product adds a bias.
     """
 
     model_dim: PositiveInt
@@ -54,9 +60,12 @@ class FeedForward(Layer):
     num_experts: PositiveInt | None = None
     activation: Activation = ReLU()
     dropout_rate: Rate = 0.0
+    use_bias: bool = False
 
     def weights(self):
         """Theta: wi and, if gated, wg [E, M, H]; wo [E, H, M]; no E for a plain network.
+
+        With biases wi_bias, wg_bias [E, H] and wo_bias [E, M] too.
 
         Uniform ±√(3/fan_in); the fan-in is that of one expert.
         """
@@ -67,6 +76,8 @@ class FeedForward(Layer):
         )
         if self.activation.gated:
             weights.wg = weights.wi
+        if self.use_bias:
+            weights.update(biases(weights))
         return weights if self.num_experts is None else stacked(weights, self.num_experts, "E")
 
     def fprop(
@@ -88,10 +99,16 @@ class FeedForward(Layer):
             A tensor of the shape and dtype of inputs.
         """
         rows = "R" if inputs.shape.rank == 2 else "Er"
-        hidden = products.into(inputs, theta.wi)
+
+        def into(name):
+            hidden = products.into(inputs, theta[name])
+            return products.add_in(hidden, theta[bias_of(name)]) if self.use_bias else hidden
+
+        hidden = into("wi")
         if self.activation.gated:
-            hidden *= self.activation(products.into(inputs, theta.wg))
+            hidden *= self.activation(into("wg"))
         else:
             hidden = self.activation(hidden)
         hidden = dropout(annotate(hidden, rows + "H"), self.dropout_rate, context)
-        return products.out_of(hidden, theta.wo)
+        outputs = products.out_of(hidden, theta.wo)
+        return products.add_out(outputs, theta.wo_bias) if self.use_bias else outputs

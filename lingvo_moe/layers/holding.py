@@ -85,7 +85,7 @@ class ColumnBlocks(Holding):
 
         def in_column_blocks(spec):
             shape = (sum(self.sizes), *spec.shape[1:])
-            fan_in_is_hidden = spec.dims[1] == "H"
+            fan_in_is_hidden = spec.dims == "EHM"
             init = _WholeFanIn(spec.init, self.sizes) if fan_in_is_hidden else spec.init
             return dataclasses.replace(spec, shape=shape, init=init)
 

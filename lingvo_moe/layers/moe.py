@@ -146,12 +146,14 @@ class MoE(Layer):
         hidden_dim: H of one expert.
         params: the rest.
         activation: of the experts, unless params say otherwise.
+        use_bias: of the experts.
     """
 
     model_dim: PositiveInt
     hidden_dim: PositiveInt
     params: MoEParams
     activation: Activation = ReLU()
+    use_bias: bool = False
 
     @property
     def experts(self) -> FeedForward:
@@ -162,6 +164,7 @@ class MoE(Layer):
             num_experts=self.params.num_experts,
             activation=self.params.activation or self.activation,
             dropout_rate=self.params.expert_dropout_rate,
+            use_bias=self.use_bias,
         )
 
     @property

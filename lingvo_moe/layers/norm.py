@@ -1,29 +1,67 @@
 """Normalisation.  M model."""
 
+import abc
 import dataclasses
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import PositiveFloat, PositiveInt
-from lingvo_moe.core.layer import Constant, Layer, WeightSpec
+from lingvo_moe.core.fields import Params, PositiveFloat
+from lingvo_moe.core.layer import Constant, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.sharding import copies
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RMSNorm(Layer):
-    """x / RMS(x) · scale, without mean or bias (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+class Norm(Params, abc.ABC):
+    """The normalisation of a model's layers: a policy."""
 
-    model_dim: PositiveInt
-    epsilon: PositiveFloat = 1e-6
+    @abc.abstractmethod
+    def weights(self, model_dim: int) -> NestedMap:
+        """Theta."""
 
-    def weights(self):
-        """Theta: scale [M]."""
-        return NestedMap(scale=WeightSpec((self.model_dim,), Constant(1.0), "M"))
-
+    @abc.abstractmethod
     def fprop(self, theta: NestedMap, inputs: tf.Tensor) -> tf.Tensor:
         """Normalises the last dimension of inputs [..., M]; statistics are float32."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RMSNorm(Norm):
+    """x / RMS(x) · scale, without mean or bias (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+
+    epsilon: PositiveFloat = 1e-6
+
+    def weights(self, model_dim):
+        """Theta: scale [M]."""
+        return NestedMap(scale=WeightSpec((model_dim,), Constant(1.0), "M"))
+
+    def fprop(self, theta, inputs):
+        """See Norm."""
         x = tf.cast(inputs, tf.float32)
         x *= tf.math.rsqrt(tf.reduce_mean(tf.square(x), axis=-1, keepdims=True) + self.epsilon)
         scale = tf.cast(theta.scale, inputs.dtype)
         return tf.cast(x, inputs.dtype) * copies.per_row(scale, 1, inputs)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerNorm(Norm):
+    """(x - mean) / standard deviation · scale + bias (Ba et al. 2016, arXiv 1607.06450)."""
+
+    epsilon: PositiveFloat = 1e-5
+
+    def weights(self, model_dim):
+        """Theta: scale and bias [M]."""
+        return NestedMap(
+            scale=WeightSpec((model_dim,), Constant(1.0), "M"),
+            bias=WeightSpec((model_dim,), Constant(0.0), "M"),
+        )
+
+    def fprop(self, theta, inputs):
+        """See Norm."""
+        x = tf.cast(inputs, tf.float32)
+        x -= tf.reduce_mean(x, axis=-1, keepdims=True)
+        x *= tf.math.rsqrt(tf.reduce_mean(tf.square(x), axis=-1, keepdims=True) + self.epsilon)
+        scale, bias = (
+            copies.per_row(tf.cast(weight, inputs.dtype), 1, inputs)
+            for weight in (theta.scale, theta.bias)
+        )
+        return tf.cast(x, inputs.dtype) * scale + bias

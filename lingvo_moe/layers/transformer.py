@@ -19,7 +19,7 @@ from lingvo_moe.layers.attention import (
     segment_bias,
 )
 from lingvo_moe.layers.embedding import Embedding
-from lingvo_moe.layers.norm import RMSNorm
+from lingvo_moe.layers.position import positions_in_sentences
 from lingvo_moe.layers.remat import rematerialized, stop_gradients
 from lingvo_moe.layers.scan import scan
 from lingvo_moe.layers.tokens import Tokens
@@ -39,17 +39,16 @@ class Stack(Layer):
     @property
     def embedding(self) -> Embedding:
         """The token table of this side."""
-        return Embedding(vocab_size=self.vocab_size, model_dim=self.params.model_dim)
+        return Embedding(
+            vocab_size=self.vocab_size,
+            model_dim=self.params.model_dim,
+            scaled=self.params.scale_embedding,
+        )
 
     @property
-    def relative_bias(self) -> RelativeBias:
-        """Shared by the layers of the stack."""
-        return RelativeBias(num_heads=self.params.num_heads, bidirectional=not self.is_decoder)
-
-    @property
-    def norm(self) -> RMSNorm:
-        """The normalisation of the stack's output."""
-        return RMSNorm(model_dim=self.params.model_dim)
+    def relative_bias(self) -> RelativeBias | None:
+        """Shared by the layers of the stack; None where positions are absolute."""
+        return self.params.position.relative_bias(self.params.num_heads, not self.is_decoder)
 
     @property
     def layers(self) -> dict[str, TransformerLayer]:
@@ -72,10 +71,12 @@ class Stack(Layer):
 
     def weights(self):
         """Theta: embedding, relative_bias, norm, and layer_00 … or, for a scan, block [Y, …]."""
-        parts = NestedMap(
-            embedding=self.embedding, relative_bias=self.relative_bias, norm=self.norm
+        weights = NestedMap(
+            embedding=self.embedding.weights(),
+            norm=self.params.norm.weights(self.params.model_dim),
         )
-        weights = parts.map(lambda layer: layer.weights())
+        if self.relative_bias:
+            weights.relative_bias = self.relative_bias.weights()
         if not self.params.scan:
             layers = NestedMap(self.layers).map(lambda layer: layer.weights())
             return NestedMap(weights | layers)
@@ -110,20 +111,23 @@ class Stack(Layer):
             memory: [B, L, M], the encoder's outputs (decoder only).
             memory_segments: int32 [B, L] (decoder only).
         """
-        x = annotate(self.embedding.lookup(theta.embedding, tokens.ids), "BTM")
+        x = self.embedding.lookup(theta.embedding, tokens.ids)
+        x = annotate(self.params.position.encode(x, positions_in_sentences(tokens)), "BTM")
         x = dropout(x, self.params.dropout_rate, context.fold("embedding"))
         segments, length = tokens.segments, tf.shape(tokens.ids)[1]
-        position = tf.range(length)
         bias = segment_bias(segments, segments)
-        relative = self.relative_bias.fprop(theta.relative_bias, position, position)
-        bias += copies.per_row(relative, 3, bias)
+        if self.relative_bias:
+            position = tf.range(length)
+            relative = self.relative_bias.fprop(theta.relative_bias, position, position)
+            bias += copies.per_row(relative, 3, bias)
         if self.is_decoder:
             bias += causal_bias(length)
         memory_bias = segment_bias(segments, memory_segments) if self.is_decoder else None
         run = self._scan if self.params.scan and context.training else self._unrolled
         surroundings = (bias, tokens, memory, memory_bias)
         x, moe_loss, stats, routings = run(theta, x, surroundings, context)
-        x = dropout(self.norm.fprop(theta.norm, x), self.params.dropout_rate, context.fold("out"))
+        x = self.params.norm.fprop(theta.norm, x)
+        x = dropout(x, self.params.dropout_rate, context.fold("out"))
         return StackOutput(x, moe_loss, stats, routings)
 
     def _unrolled(self, theta, x, surroundings, context):
@@ -227,7 +231,8 @@ class Transformer(Layer):
     @property
     def decoder(self) -> Stack:
         """Target side; its embedding is also the softmax."""
-        return Stack(params=self.params, vocab_size=self.target_vocab_size, is_decoder=True)
+        params = self.params.of_decoder()
+        return Stack(params=params, vocab_size=self.target_vocab_size, is_decoder=True)
 
     def weights(self):
         """Theta: encoder, decoder; with a shared embedding the decoder has none."""
@@ -310,16 +315,15 @@ class Transformer(Layer):
         decoder, own = self.decoder, self._decoder_theta(theta)
         thetas = decoder.layer_thetas(own)
         layers = {name: layer.lay_out(thetas[name]) for name, layer in decoder.layers.items()}
-        return NestedMap(
-            encoder=theta.encoder,
-            decoder=NestedMap(
-                embedding=own.embedding,
-                output=decoder.embedding.lay_out(own.embedding, num_pieces),
-                relative_bias=decoder.relative_bias.by_distance(own.relative_bias),
-                norm=own.norm,
-                layers=NestedMap(layers),
-            ),
+        laid_out = NestedMap(
+            embedding=own.embedding,
+            output=decoder.embedding.lay_out(own.embedding, num_pieces),
+            norm=own.norm,
+            layers=NestedMap(layers),
         )
+        if decoder.relative_bias:
+            laid_out.relative_bias = decoder.relative_bias.by_distance(own.relative_bias)
+        return NestedMap(encoder=theta.encoder, decoder=laid_out)
 
     def encode(
         self,
@@ -356,7 +360,8 @@ class Transformer(Layer):
 
     def empty_caches(self, batch: int | tf.Tensor, positions: int | tf.Tensor, dtype: tf.DType):
         """Caches [B, N, P, D] of zeros for each decoder layer, to be filled by `step`."""
-        shape = [batch, self.params.num_heads, positions, self.params.head_dim]
+        params = self.params.of_decoder()
+        shape = [batch, params.num_heads, positions, params.head_dim]
         return {
             name: KeysValues(tf.zeros(shape, dtype), tf.zeros(shape, dtype))
             for name in self.decoder.layers
@@ -388,14 +393,9 @@ class Transformer(Layer):
             logits float32 [B, K, V], V as in `Embedding.lay_out`, and the updated caches.
         """
         decoder, beam, own = self.decoder, token_ids.shape[1], laid_out.decoder
-        x = tf.reshape(
-            decoder.embedding.lookup(own.embedding, token_ids), [-1, self.params.model_dim]
-        )
-        distance = step - tf.range(tf.shape(visible)[2]) // beam
-        by_position = tf.gather(
-            own.relative_bias, tf.clip_by_value(distance, 0, own.relative_bias.shape[1] - 1), axis=1
-        )  # [N, P]
-        bias = tf.where(visible[:, None], by_position[:, None], FORBIDDEN)
+        x = self.params.position.encode(decoder.embedding.lookup(own.embedding, token_ids), step)
+        x = tf.reshape(x, [-1, self.params.model_dim])
+        bias = self._step_bias(own, step, visible)
         tokens = Tokens(token_ids, tf.ones_like(token_ids), _spread(source.get("tasks"), token_ids))
         new_caches = {}
         for name, layer in decoder.layers.items():
@@ -409,9 +409,19 @@ class Transformer(Layer):
                 step * beam,
                 tokens,
             )
-        x = decoder.norm.fprop(own.norm, x)
+        x = self.params.norm.fprop(own.norm, x)
         logits = decoder.embedding.step_logits(own.output, x)
         return tf.reshape(logits, [-1, beam, logits.shape[-1]]), new_caches
+
+    def _step_bias(self, own, step, visible):
+        """float32, broadcasts to [B, N, K, P]: the bias of the newest tokens' self-attention."""
+        if "relative_bias" not in own:
+            return tf.where(visible, 0.0, FORBIDDEN)[:, None]
+        distance = step - tf.range(tf.shape(visible)[2]) // visible.shape[1]
+        by_position = tf.gather(
+            own.relative_bias, tf.clip_by_value(distance, 0, own.relative_bias.shape[1] - 1), axis=1
+        )  # [N, P]
+        return tf.where(visible[:, None], by_position[:, None], FORBIDDEN)
 
 
 def _spread(tasks: tf.Tensor | None, like: tf.Tensor) -> tf.Tensor | None:

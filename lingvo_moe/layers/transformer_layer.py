@@ -16,7 +16,8 @@ from lingvo_moe.layers.activation import Activation, ReLU
 from lingvo_moe.layers.attention import Attention, KeysValues
 from lingvo_moe.layers.feed_forward import FeedForward
 from lingvo_moe.layers.moe import MoE, MoEParams
-from lingvo_moe.layers.norm import RMSNorm
+from lingvo_moe.layers.norm import Norm, RMSNorm
+from lingvo_moe.layers.position import Position, Relative
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.sharding.annotations import annotate
 
@@ -31,10 +32,19 @@ class TransformerParams(Params):
         hidden_dim: H of the dense feed-forward layers and, unless moe says otherwise, of experts.
         num_heads: N.
         head_dim: D.
+        decoder_hidden_dim, decoder_num_heads, decoder_head_dim: those of the decoder; None for the
+            encoder's.
         moe: the Mixture-of-Experts layers; None for a dense model.
         dropout_rate: on embeddings, residual branches and attention probabilities.
         shared_embedding: one table for both sides, which needs a joint vocabulary.
         activation: of the feed-forward layers and, unless moe says otherwise, of experts.
+        norm: in front of each branch, and after the last layer.
+        position: how the order of tokens is known.
+        use_bias: whether projections of attention, feed-forward layers and experts add biases.
+        scale_embedding: whether embeddings are multiplied by √M when they are looked up (Vaswani et
+            al. 2017, section 3.4); otherwise their logits are, by 1/√M.
+        scale_attention: whether logits of attention are multiplied by 1/√D (same paper, section
+            3.2.1); otherwise the initial queries are as much smaller.
         remat: whether training keeps only the inputs and outputs of each layer and computes the
             rest again in the backward pass: a third more work for a fraction of the memory.
         scan: whether equal blocks of layers (moe.every_n layers each) are stacked in one set of
@@ -52,10 +62,18 @@ class TransformerParams(Params):
     hidden_dim: PositiveInt
     num_heads: PositiveInt
     head_dim: PositiveInt
+    decoder_hidden_dim: PositiveInt | None = None
+    decoder_num_heads: PositiveInt | None = None
+    decoder_head_dim: PositiveInt | None = None
     moe: MoEParams | None = None
     dropout_rate: Rate = 0.1
     shared_embedding: bool = False
     activation: Activation = ReLU()
+    norm: Norm = RMSNorm()
+    position: Position = Relative()
+    use_bias: bool = False
+    scale_embedding: bool = False
+    scale_attention: bool = False
     remat: bool = False
     scan: bool = False
 
@@ -67,6 +85,15 @@ class TransformerParams(Params):
                     f"scan needs {name} to be a multiple of moe.every_n ({self.block_size}), got "
                     f"{getattr(self, name)}; change one of them or set scan=False."
                 )
+
+    def of_decoder(self) -> "TransformerParams":
+        """The params of the decoder's layers, but for their moe."""
+        return dataclasses.replace(
+            self,
+            hidden_dim=self.decoder_hidden_dim or self.hidden_dim,
+            num_heads=self.decoder_num_heads or self.num_heads,
+            head_dim=self.decoder_head_dim or self.head_dim,
+        )
 
     @property
     def block_size(self) -> int:
@@ -105,11 +132,6 @@ class TransformerLayer(Layer):
     is_moe: bool
 
     @property
-    def norm(self) -> RMSNorm:
-        """The normalisation in front of each branch."""
-        return RMSNorm(model_dim=self.params.model_dim)
-
-    @property
     def attention(self) -> Attention:
         """The layer of both self-attention and attention to the source, with different theta."""
         p = self.params
@@ -118,6 +140,8 @@ class TransformerLayer(Layer):
             num_heads=p.num_heads,
             head_dim=p.head_dim,
             dropout_rate=p.dropout_rate,
+            use_bias=p.use_bias,
+            scaled=p.scale_attention,
         )
 
     @property
@@ -130,8 +154,14 @@ class TransformerLayer(Layer):
                 hidden_dim=p.expert_hidden_dim,
                 params=p.moe.of_decoder() if self.is_decoder else p.moe,
                 activation=p.activation,
+                use_bias=p.use_bias,
             )
-        return FeedForward(model_dim=p.model_dim, hidden_dim=p.hidden_dim, activation=p.activation)
+        return FeedForward(
+            model_dim=p.model_dim,
+            hidden_dim=p.hidden_dim,
+            activation=p.activation,
+            use_bias=p.use_bias,
+        )
 
     @property
     def dense(self) -> FeedForward | None:
@@ -145,7 +175,8 @@ class TransformerLayer(Layer):
         if self.is_decoder:
             branches.cross_attention = self.attention
         weights = branches.map(lambda layer: layer.weights())
-        return NestedMap(weights, norms=branches.map(lambda _: self.norm.weights()))
+        norm = self.params.norm.weights(self.params.model_dim)
+        return NestedMap(weights, norms=branches.map(lambda _: norm))
 
     def fprop(
         self,
@@ -207,13 +238,13 @@ class TransformerLayer(Layer):
         Returns:
             outputs [B·K, M] and the updated cache.
         """
-        norms, beam = laid_out.norms, tokens.ids.shape[1]
-        x = self.norm.fprop(norms.self_attention, inputs)
+        norm, norms, beam = self.params.norm, laid_out.norms, tokens.ids.shape[1]
+        x = norm.fprop(norms.self_attention, inputs)
         y, cache = self.attention.step(laid_out.self_attention, x, cache, bias, start, beam)
         y += inputs
-        x = self.norm.fprop(norms.cross_attention, y)
+        x = norm.fprop(norms.cross_attention, y)
         y += self.attention.attend(laid_out.cross_attention, x, memory, memory_bias, beam)
-        x = self.norm.fprop(norms.feed_forward, y)
+        x = norm.fprop(norms.feed_forward, y)
         layer = self.feed_forward
         if isinstance(layer, MoE):
             x = tf.reshape(x, [-1, beam, self.params.model_dim])
@@ -225,14 +256,14 @@ class TransformerLayer(Layer):
 
     def _attention_branch(self, name, theta, inputs, memory, bias, context):
         context = context.fold(name)
-        x = self.norm.fprop(theta.norms[name], inputs)
+        x = self.params.norm.fprop(theta.norms[name], inputs)
         memory = x if memory is None else memory
         x = self.attention.fprop(theta[name], x, memory, bias, context.fold("probs"))
         return inputs + dropout(x, self.params.dropout_rate, context)
 
     def _feed_forward_branch(self, theta, inputs, tokens, context):
         context = context.fold("feed_forward")
-        x = self.norm.fprop(theta.norms.feed_forward, inputs)
+        x = self.params.norm.fprop(theta.norms.feed_forward, inputs)
         layer, aside = self.feed_forward, [tf.constant(0.0), NestedMap(), None]
         if isinstance(layer, MoE):
             x, *aside = layer.fprop(theta.feed_forward, x, tokens, context.fold("gating"))

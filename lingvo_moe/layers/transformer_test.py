@@ -8,6 +8,8 @@ from lingvo_moe.core.layer import EVALUATION, Context, count_weights, init_theta
 from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.layers.activation import GELU, SwiGLU
 from lingvo_moe.layers.moe import MoEParams
+from lingvo_moe.layers.norm import LayerNorm
+from lingvo_moe.layers.position import Sinusoidal
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.transformer import Transformer
 from lingvo_moe.layers.transformer_layer import TransformerParams
@@ -35,6 +37,31 @@ def transformer(**changes):
 
 MODEL = transformer()
 THETA = init_theta(MODEL.weights(), 0)
+# The layers of fairseq's models, with a decoder of another shape.
+FAIRSEQ = transformer(
+    norm=LayerNorm(),
+    position=Sinusoidal(first=2),
+    use_bias=True,
+    scale_embedding=True,
+    scale_attention=True,
+    decoder_hidden_dim=12,
+    decoder_num_heads=4,
+    decoder_head_dim=5,
+)
+
+
+def random_theta(model):
+    """Weights with biases other than 0."""
+    rng = np.random.default_rng(0)
+    theta = init_theta(model.weights(), 0)
+    return theta.map(lambda w: w + rng.normal(size=w.shape, scale=0.1).astype(np.float32))
+
+
+MODELS = pytest.mark.parametrize(
+    ("model", "theta"),
+    [(MODEL, THETA), (FAIRSEQ, random_theta(FAIRSEQ))],
+    ids=["default", "fairseq"],
+)
 
 
 def sentence_pair(source_length, target_length, seed):
@@ -61,13 +88,14 @@ def logits(rows, context=EVALUATION, model=MODEL, theta=THETA):
     return model.fprop(theta, *rows, context).outputs
 
 
+@MODELS
 @pytest.mark.parametrize("padding", [0, 3])
-def test_packed_sentences_equal_separate_ones(padding):
-    packed = logits(row(PAIRS, 11 + padding, 9 + padding))
+def test_packed_sentences_equal_separate_ones(padding, model, theta):
+    packed = logits(row(PAIRS, 11 + padding, 9 + padding), model=model, theta=theta)
     start = 0
     for pair in PAIRS:
         length = len(pair[1])
-        alone = logits(row([pair], len(pair[0]), length))
+        alone = logits(row([pair], len(pair[0]), length), model=model, theta=theta)
         np.testing.assert_allclose(packed[:, start : start + length], alone, atol=1e-5)
         start += length
 
@@ -157,6 +185,16 @@ def test_statistics_and_balance_loss_come_from_the_moe_layers():
     assert output.stats == {"encoder": {}, "decoder": {}}
 
 
+def test_weights_with_biases_are_counted():
+    # In all: a matrix [i, o] has o more, a norm twice as many; there is no relative bias.
+    attention = 4 * 16 * 16 + 3 * 16 + 16, 4 * 16 * 20 + 3 * 20 + 16  # of each side
+    dense = 2 * 16 * 24 + 24 + 16, 2 * 16 * 12 + 12 + 16
+    moe = 16 * 4 + 4 * (2 * 16 * 20 + 20 + 16)
+    encoder = SOURCE_VOCAB * 16 + 2 * attention[0] + dense[0] + moe + 5 * 32
+    decoder = TARGET_VOCAB * 16 + 4 * attention[1] + dense[1] + moe + 7 * 32
+    assert count_weights(FAIRSEQ.weights()) == encoder + decoder
+
+
 def test_sides_may_differ_in_experts():
     model = transformer(moe=dataclasses.replace(PARAMS.moe, decoder_num_experts=3))
     theta = init_theta(model.weights(), 0)
@@ -191,16 +229,18 @@ def test_padding_counts_in_no_statistic():
             np.testing.assert_allclose(ours, expected, rtol=1e-5, err_msg=name)
 
 
-def test_every_weight_learns():
+@MODELS
+def test_every_weight_learns(model, theta):
     rows = row(PAIRS, 12, 12)
-    leaves = dict(THETA.flatten())
+    leaves = dict(theta.flatten())
     with tf.GradientTape() as tape:
         tape.watch(leaves)
-        output = MODEL.fprop(THETA, *rows, TRAINING)
+        output = model.fprop(theta, *rows, TRAINING)
         loss = tf.reduce_sum(tf.square(output.outputs)) + output.moe_loss
     for name, gradient in tape.gradient(loss, leaves).items():
         assert gradient is not None, name
-        assert np.abs(tf.convert_to_tensor(gradient)).max() > 0, name
+        if not name.endswith("key_bias"):  # it adds the same to all logits of a query
+            assert np.abs(tf.convert_to_tensor(gradient)).max() > 0, name
 
 
 def test_bfloat16_activations_are_close():

@@ -55,8 +55,13 @@ def moe_of(**changes):
 def of_expert(theta, expert):
     """wi, wo and, if gated, wg of a network of size · H hidden units."""
     blocks = slice(sum(SIZES[:expert]), sum(SIZES[: expert + 1]))
-    into = {name: tf.concat(tf.unstack(theta[name][blocks]), 1) for name in theta if name != "wo"}
-    return into | {"wo": tf.concat(tf.unstack(theta.wo[blocks]), 0)}
+    into = {
+        name: tf.concat(tf.unstack(theta[name][blocks]), -1) for name in theta if name[:2] != "wo"
+    }
+    outputs = {"wo": tf.concat(tf.unstack(theta.wo[blocks]), 0)}
+    if "wo_bias" in theta:
+        outputs["wo_bias"] = tf.reduce_sum(theta.wo_bias[blocks], 0)
+    return into | outputs
 
 
 def token_by_token(inputs, routing, theta):
@@ -67,12 +72,14 @@ def token_by_token(inputs, routing, theta):
         output, x = tf.zeros([1, MODEL]), inputs[g, s][None]
         for k in np.flatnonzero(routing.dispatched[g, s]):
             weights = experts[int(routing.expert[g, s, k])]
-            hidden = x @ weights["wi"]
+            hidden = x @ weights["wi"] + weights.get("wi_bias", 0.0)
             if "wg" in weights:
                 hidden *= tf.nn.silu(x @ weights["wg"])
             else:
                 hidden = tf.nn.relu(hidden)
-            output += routing.weight[g, s, k] * (hidden @ weights["wo"])
+            output += routing.weight[g, s, k] * (
+                hidden @ weights["wo"] + weights.get("wo_bias", 0.0)
+            )
         outputs.append(output)
     return tf.reshape(tf.stack(outputs), inputs.shape)
 
@@ -101,7 +108,8 @@ def routings():
 
 @pytest.mark.parametrize(("activation", "routing"), routings())
 def test_a_loop_over_tokens_gives_the_same(activation, routing):
-    layer, theta = experts_of(activation=activation)
+    layer, theta = experts_of(activation=activation, use_bias=activation == ReLU())
+    theta = theta.map(lambda w: w if w.shape.rank == 3 else w + random_inputs(*w.shape)[..., 0])
     inputs = random_inputs(GROUPS, TOKENS)
     expected = with_gradients(
         lambda: token_by_token(inputs, routing, theta.experts), inputs, routing, theta.experts

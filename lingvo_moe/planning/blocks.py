@@ -195,7 +195,6 @@ class _Counter:
         self.late = late and blocks.micro_batches > 1
         self.wire, self.item, model = blocks.wire, blocks.item, blocks.params.model
         self.m = model.model_dim
-        self.heads = model.num_heads * model.head_dim / self.cut("A")
         # Forward 1, backward 2, and with rematerialisation the layers' forward pass once more.
         self.passes = 3 + remat
 
@@ -245,10 +244,10 @@ class _Counter:
                 yield from self._attention_exchanges(kind, kind.memory_length)
 
     def _attention(self, kind, keys):
-        n, m, a = self.tokens(kind.length), self.m, self.heads
+        n, m, a = self.tokens(kind.length), self.m, kind.layer.attention.width / self.cut("A")
         key_tokens = n * keys / kind.length
         products = 2 * m * a * (2 * n + 2 * key_tokens) + 2 * 2 * n * keys * a
-        scores = n * self.params.model.num_heads / self.cut("N") * keys
+        scores = n * kind.layer.params.num_heads / self.cut("N") * keys
         # Weights, inputs, outputs and heads once each; scores thrice: product, softmax, dropout.
         traffic = _FLOAT32 * 4 * m * a + self.item * (2 * n * m + 2 * (n + key_tokens) * a)
         traffic += _FLOAT32 * 3 * scores
@@ -267,12 +266,12 @@ class _Counter:
         yield from self._product(kind.count, "BTA,AM->BTM", elements)
 
     def _kept_by_heads(self, kind):
-        n, heads = self.tokens(kind.length), self.params.model.num_heads / self.cut("N")
+        n, heads = self.tokens(kind.length), kind.layer.params.num_heads / self.cut("N")
         total = 0.0
         for keys in (kind.length, kind.memory_length):
             if keys:
                 # The norm's output, queries, keys, values, mixed heads; probabilities and mask.
-                total += self.wire * n * (self.m + 4 * self.heads)
+                total += self.wire * n * (self.m + 4 * kind.layer.attention.width / self.cut("A"))
                 total += n * heads * keys * (self.wire + 1)
                 total += self.item * n * self.m  # the residual stream
         return total

@@ -53,6 +53,16 @@ MODELS = {
         "data:2,expert:4",
         ("optimizer.rate_factors=(('experts/wi|cross_attention/w|embedding',0),('gate',0.1))",),
     ),
+    "fairseq's layers": (
+        "data:2,expert:4",
+        (
+            "model.norm=LayerNorm()",
+            "model.position=Sinusoidal(first=2)",
+            "model.use_bias=True",
+            "model.scale_embedding=True",
+            "model.scale_attention=True",
+        ),
+    ),
     "by task": ("data:8", ("model.moe.router=ByTask(task='target')",)),
     "shared embedding, ZeRO": (
         "data:8",

@@ -8,6 +8,7 @@ with each expert's wo times its weight.
 M model, H hidden, E experts, K choices, V vocabulary.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -20,9 +21,9 @@ from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.data.dataset import SIDES
 from lingvo_moe.gatings.base import Extras
 from lingvo_moe.gatings.hashed import Hash
-from lingvo_moe.layers.activation import GEGLU, GELU, Activation, ReLU, SwiGLU
+from lingvo_moe.layers.activation import GEGLU, GELU, ReLU, SwiGLU
 from lingvo_moe.layers.holding import EachOnce
-from lingvo_moe.layers.norm import RMSNorm
+from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.serving.directory import new_export
 from lingvo_moe.serving.export import read_model
 from lingvo_moe.serving.prune import Pruning, unrolled
@@ -32,6 +33,17 @@ from lingvo_moe.tasks.translator import max_source_length
 
 # Ours -> the name of CTranslate2's.
 _ACTIVATIONS = {ReLU(): "RELU", GELU(): "GELU", GEGLU(): "GELU", SwiGLU(): "SWISH"}
+# Params of the model of which only the default is exported.
+_DEFAULT_ALONE = (
+    "norm",
+    "position",
+    "use_bias",
+    "scale_embedding",
+    "scale_attention",
+    "decoder_hidden_dim",
+    "decoder_num_heads",
+    "decoder_head_dim",
+)
 
 
 def export_ctranslate2(
@@ -107,7 +119,7 @@ def check(model_dir: ModelDir, languages: tuple[str, ...] = ()) -> int | None:
             raise ValueError(
                 "A model without experts is exported for all its languages; drop --languages."
             )
-        _check_activation(model.activation)
+        _check_layers(model)
         return None
     reason = (
         "every token goes to experts of its own (router ByToken), and it has no experts"
@@ -127,7 +139,7 @@ def check(model_dir: ModelDir, languages: tuple[str, ...] = ()) -> int | None:
         raise ValueError(
             f"CTranslate2 cannot compute this model: {reason}. Export it with --format=saved_model."
         )
-    _check_activation(model.activation)
+    _check_layers(model)
     if len(languages) != 1 or languages[0] not in model_dir.task.trained_tasks:
         raise ValueError(
             f"This model routes by {router.task}; CTranslate2 has the experts of one task: give "
@@ -183,13 +195,20 @@ def _import():
     return specs
 
 
-def _check_activation(activation: Activation) -> None:
-    if activation not in _ACTIVATIONS:
+def _check_layers(model: TransformerParams) -> None:
+    if model.activation not in _ACTIVATIONS:
         raise ValueError(
-            f"CTranslate2 has no activation {activation}; it has "
+            f"CTranslate2 has no activation {model.activation}; it has "
             f"{', '.join(str(known) for known in _ACTIVATIONS)}. Export it with "
             f"--format=saved_model."
         )
+    defaults = {field.name: field.default for field in dataclasses.fields(model)}
+    for name in _DEFAULT_ALONE:
+        if (value := getattr(model, name)) != defaults[name]:
+            raise ValueError(
+                f"This export to CTranslate2 knows model.{name}={defaults[name]} alone, and the "
+                f"model has {value}. Export it with --format=saved_model."
+            )
 
 
 def _spec(specs, model_dir, theta):
@@ -225,7 +244,7 @@ def _spec(specs, model_dir, theta):
     config.bos_token = config.decoder_start_token = reserved[BOS]
     config.eos_token, config.unk_token = reserved[EOS], reserved[UNK]
     config.add_source_eos = True
-    config.layer_norm_epsilon = RMSNorm(model_dim=params.model_dim).epsilon
+    config.layer_norm_epsilon = params.norm.epsilon
     return spec
 
 

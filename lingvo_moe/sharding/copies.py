@@ -120,6 +120,17 @@ def matmul(rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     return tf.reshape(result, [experts, -1, weight.shape[-1]])
 
 
+def add_bias(rows: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    """rows [R, H] plus a bias [H]; or [E, R, H] and [E, H], of experts."""
+    if bias.shape.rank == rows.shape.rank - 1:
+        return rows + (bias if rows.shape.rank == 2 else bias[:, None])
+    if rows.shape.rank == 2:
+        return rows + per_row(bias, 1, rows)
+    experts, _, size = rows.shape
+    by_copy = tf.reshape(rows, [experts, bias.shape[0], -1, size])
+    return tf.reshape(by_copy + tf.transpose(bias, [1, 0, 2])[:, :, None], [experts, -1, size])
+
+
 @tf.custom_gradient
 def _product(rows, weight):
     def grad(upstream):
