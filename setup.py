@@ -30,7 +30,6 @@ setup(
         "sentencepiece>=0.2,<0.3",
         "tensorflow>=2.21,<2.22",
         "tensorflow-text>=2.21,<2.22",
-        "tqdm>=4.66,<5",
     ],
     extras_require={
         "serve": _SERVE,

@@ -21,7 +21,7 @@ from typing import Any
 MANIFEST = ".lingvo_moe.json"
 
 
-def write_whole(path: Path, content: bytes | str | Iterable[str]) -> None:
+def write_whole(path: Path, content: bytes | str | Iterable[str | bytes]) -> None:
     """Writes a file that appears complete or not at all, and survives a power failure.
 
     Args:

@@ -1,4 +1,4 @@
-"""A directory that one process at a time may change."""
+"""Directories and shards that one process at a time may change."""
 
 import contextlib
 import fcntl
@@ -13,43 +13,49 @@ from pathlib import Path
 FILE = ".lock"
 
 
+class HeldError(ValueError):
+    """Another process holds the lock."""
+
+
 @contextlib.contextmanager
-def hold(directory: Path) -> Iterator[None]:
+def hold(directory: Path, file: str = FILE, wait: bool = False) -> Iterator[None]:
     """Keeps other processes from changing a directory while the block runs.
 
-    The lock is the kernel's (flock) on the file `.lock` in the directory, which names the holder.
+    The lock is the kernel's (flock) on a file in the directory, which names the holder.
     The lock ends when its process ends, also by a kill; a file that is left behind locks nothing.
     On network file systems such as NFS it works between hosts. A file system without flock gives a
     warning and no lock.
 
     Args:
         directory: made if it does not exist, and removed at the end if it is still empty.
+        file: name of the file, for locks on parts of a directory.
+        wait: whether to wait until no other process holds it.
 
     Raises:
-        ValueError: another process holds it; the message names the process, its host and the time.
+        HeldError: another process holds it; the message names the process, its host and the time.
         OSError: the directory cannot be made or written to.
     """
     made = not directory.exists()
     directory.mkdir(parents=True, exist_ok=True)
-    descriptor = _acquire(directory)
+    path = directory / file
+    descriptor = _acquire(path, wait)
     try:
         yield
     finally:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(directory / FILE)  # before the lock is released: it is still ours
+            os.unlink(path)  # before the lock is released: it is still ours
         os.close(descriptor)
         if made:
             with contextlib.suppress(OSError):
                 directory.rmdir()
 
 
-def _acquire(directory):
+def _acquire(path, wait):
     """The descriptor of the locked file, with this process written to it."""
-    path = directory / FILE
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            _lock(descriptor, directory)
+            _lock(descriptor, path.parent, wait)
             if _is_at(descriptor, path):
                 holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": _now()}
                 os.ftruncate(descriptor, 0)
@@ -61,11 +67,11 @@ def _acquire(directory):
         os.close(descriptor)  # its holder removed it after we had opened it
 
 
-def _lock(descriptor, directory):
+def _lock(descriptor, directory, wait):
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError as error:
-        raise ValueError(
+        raise HeldError(
             f"{directory} is in use by {_holder(descriptor)}. Wait until that ends, or give "
             f"another directory."
         ) from error

@@ -4,6 +4,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -45,6 +47,21 @@ def test_a_dead_holder_does_not_keep_it(tmp_path, holder):
     assert not (tmp_path / lock.FILE).exists()
 
 
+def test_one_that_waits_gets_it_when_the_holder_dies(tmp_path, holder):
+    threading.Timer(0.3, holder.kill).start()
+    start = time.monotonic()
+    with lock.hold(tmp_path, wait=True):
+        assert time.monotonic() - start > 0.2
+        assert json.loads((tmp_path / lock.FILE).read_text())["pid"] == os.getpid()
+
+
+def test_parts_of_a_directory_have_locks_of_their_own(tmp_path, holder):
+    with lock.hold(tmp_path, ".a.lock"), lock.hold(tmp_path, ".b.lock"):
+        with pytest.raises(lock.HeldError), lock.hold(tmp_path, ".a.lock"):
+            pass
+        assert {p.name for p in tmp_path.iterdir()} == {lock.FILE, ".a.lock", ".b.lock"}
+
+
 def test_within_one_process_too(tmp_path):
     message = rf"by process {os.getpid()} on"
     with lock.hold(tmp_path), pytest.raises(ValueError, match=message), lock.hold(tmp_path):
@@ -73,11 +90,11 @@ def test_a_file_removed_between_opening_and_locking_is_no_lock(tmp_path, monkeyp
     """The first attempt locks a file that its holder has just removed; the second counts."""
     original, calls = lock._lock, []
 
-    def late(descriptor, directory):
+    def late(descriptor, directory, wait):
         if not calls:
             os.unlink(directory / lock.FILE)
         calls.append(descriptor)
-        original(descriptor, directory)
+        original(descriptor, directory, wait)
 
     monkeypatch.setattr(lock, "_lock", late)
     with lock.hold(tmp_path):

@@ -12,10 +12,11 @@ import os
 import secrets
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 _FAILED, _INTERRUPTED = 1, 128 + signal.SIGINT  # exit codes
 _MEET_SECONDS = 60.0
@@ -58,6 +59,34 @@ def end_together(
         raise
     finally:
         watch.close()
+
+
+@contextlib.contextmanager
+def start_together(
+    index: int, count: int, command: Callable[[int], Sequence[str]]
+) -> Iterator[None]:
+    """Process 0 starts the others on this host; all end together, see `end_together`.
+
+    Args:
+        index: the number of this process.
+        count: the number of processes.
+        command: process 1, 2, … -> what starts it. It enters this block too, and reads nothing else
+            from its standard input.
+    """
+
+    def exchange(address):
+        if address is None:
+            return sys.stdin.readline()
+        for other in range(1, count):
+            process = subprocess.Popen(command(other), stdin=subprocess.PIPE, text=True)
+            print(address, file=process.stdin, flush=True)
+        return address
+
+    if count == 1:
+        yield
+        return
+    with end_together(index, count, "localhost", exchange):
+        yield
 
 
 class _Member:

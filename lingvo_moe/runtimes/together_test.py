@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lingvo_moe.runtimes.together import end_together
+from lingvo_moe.runtimes.together import end_together, start_together
 
 COUNT = 3
 
@@ -98,6 +99,24 @@ def test_one_that_fails_while_others_wait_at_the_end(tmp_path):
         assert errors == f"error: {name(processes, 2)}: no room on the disk\n"
 
 
+@pytest.mark.parametrize(
+    ("roles", "code", "message"),
+    [
+        (["busy", "busy", "fail"], 1, r"^error: process 2 \(pid \d+ on .*\): no room on the disk$"),
+        (["busy", "die", "busy"], 1, r"^error: process 1 \(pid \d+ on .*\) ended without a word"),
+        (["die", "busy", "busy"], -signal.SIGKILL, "^error: process 0 .* ended without a word"),
+        (["slow", "end", "end"], 0, "^$"),
+    ],
+)
+def test_the_first_may_start_the_others(tmp_path, roles, code, message):
+    """What all of them write ends with the last of them, so none outlives the call."""
+    command = [sys.executable, __file__, str(tmp_path), "0", *roles]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == code
+    assert re.search(message, done.stderr, re.MULTILINE)
+    assert done.stdout.count("\n") == (0 if code else COUNT)
+
+
 def test_strangers_are_turned_away(tmp_path):
     first = start(tmp_path, ["end"])
     port = int(read(tmp_path).split()[0])
@@ -120,8 +139,8 @@ def read(directory):
     return path.read_text()
 
 
-def main(directory, index, role):
-    """One process."""
+def main(directory, index, *roles):
+    """One process with its role; or with those of all, where the first starts the others."""
 
     def exchange(text):
         if text is not None:
@@ -129,7 +148,14 @@ def main(directory, index, role):
             os.rename(Path(directory) / "partial", Path(directory) / "address")
         return read(directory)
 
-    with end_together(int(index), COUNT, "localhost", exchange):
+    def command(other):
+        return [sys.executable, __file__, directory, str(other), *roles]
+
+    if len(roles) == 1:
+        group, [role] = end_together(int(index), COUNT, "localhost", exchange), roles
+    else:
+        group, role = start_together(int(index), COUNT, command), roles[int(index)]
+    with group:
         if role in ("slow", "fail late"):
             time.sleep(0.5)
             (Path(directory) / "slow").write_text(repr(time.time()))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import fnmatch
+import hashlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -311,6 +312,13 @@ class ModelDir:
         if not self.checkpoints.steps():
             raise ValueError(f"{self.path} has no checkpoint yet; train the model first.")
         return self.checkpoints.read(step, use)
+
+    def weights_sha256(self, step: int) -> str:
+        """Identifies the weights of a checkpoint by the SHA-256 of its checksums, or of an export's
+        file."""
+        path = self.weights_path
+        with (path if path.exists() else self.checkpoints.index(step)).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def _changed(self, params, free, when):
         """With other params; ValueError if more than those that are free differ."""

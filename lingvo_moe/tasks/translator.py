@@ -15,7 +15,7 @@ from lingvo_moe.decoding.flat_beam_search import BeamOutput
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translation import TranslationParams
 
-_BLOCK = 8192  # sentences that are sorted by length together
+BLOCK = 4096  # sentences that are sorted by length together
 
 # (source_ids int32 [B, L], lengths int32 [B], tasks int32 [B]) -> BeamOutput
 TranslateFn = Callable[[np.ndarray, np.ndarray, np.ndarray], BeamOutput]
@@ -132,8 +132,9 @@ class Translator:
         source_language: str | None = None,
         progress: Callable[[int], None] = lambda count: None,
         warn: Callable[[str], None] = logging.warning,
+        first_line: int = 1,
     ) -> Iterator[list[Translation]]:
-        """Translates any number of sentences, in order: memory is that of _BLOCK of them.
+        """Translates any number of sentences, in order: memory is that of BLOCK of them.
 
         Args:
             As those of a call; sentences are read as they are needed.
@@ -144,10 +145,10 @@ class Translator:
         Raises:
             ValueError: as a call does, once it is reached.
         """
-        left, line = iter(sentences), 1
-        while block := list(itertools.islice(left, _BLOCK)):
-            yield from self(block, target_language, source_language, progress, warn, line)
-            line += len(block)
+        left = iter(sentences)
+        while block := list(itertools.islice(left, BLOCK)):
+            yield from self(block, target_language, source_language, progress, warn, first_line)
+            first_line += len(block)
 
     def _texts(self, output: BeamOutput) -> list[list[Translation]]:
         ids, lengths, scores = (np.asarray(x) for x in (output.ids, output.lengths, output.scores))

@@ -75,7 +75,7 @@ def test_sentences_that_are_too_long_are_named():
 
 
 def test_a_stream_is_read_block_by_block(monkeypatch):
-    monkeypatch.setattr(translator, "_BLOCK", 3)
+    monkeypatch.setattr(translator, "BLOCK", 3)
     read, warnings = [], []
 
     def sentences():

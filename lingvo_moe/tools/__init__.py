@@ -34,5 +34,5 @@ def _without(names: tuple[str, ...]) -> Iterator[None]:
 with console.quiet(), _without(_UNUSED):
     import tensorflow as tf
 
-    tf.config.list_logical_devices()
+    tf.config.list_physical_devices()
 tf.get_logger().setLevel("WARNING")

@@ -2,22 +2,28 @@ r"""Translates files, standard input, or the sentences given as arguments, one a
 
 lingvo-moe-translate --logdir=/tmp/tiny --to=en 'a sentence' 'another'
 lingvo-moe-translate --logdir=/tmp/tiny --to=en --input=test.de --output=test.hyp
+lingvo-moe-translate --logdir=/tmp/tiny --to=en --input=DIR --output=DIR --processes=4
 lingvo-moe-translate --logdir=/tmp/tiny --to=en --n_best=4 < test.de
 """
 
+import contextlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import tensorflow as tf
 from absl import flags
-from tqdm import tqdm
 
 from lingvo_moe.core.files import check_file, write_whole
 from lingvo_moe.core.lines import decode_lines, read_lines
+from lingvo_moe.core.params import to_fields
+from lingvo_moe.core.progress import Progress
+from lingvo_moe.runtimes.together import start_together
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.translator import Translation
+from lingvo_moe.tasks.shards import DirectoryShards, FileShards, survey, translate_shards
+from lingvo_moe.tasks.translator import BLOCK, Translation, Translator
 from lingvo_moe.tools import common, runtimes
 
 FLAGS = flags.FLAGS
@@ -25,24 +31,103 @@ FLAGS = flags.FLAGS
 
 def main(argv: list[str]) -> None:
     """Flags to a Translator. What may be wrong is found before the weights are read."""
-    output = Path(FLAGS.output) if FLAGS.output else None
-    if output:
-        check_file(output)
     model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(_overrides())
     model_dir.tag(FLAGS.to)
     model_dir.task.task_id(FLAGS.source_language, FLAGS.to)
-    sentences, total = _sentences(argv[1:])
-    translator, _ = load_translator(model_dir, runtimes.make_runtime(model_dir.task), FLAGS.step)
+    if shards := _shards(argv[1:]):
+        _translate_shards(model_dir, shards)
+    else:
+        _translate_stream(model_dir, argv[1:])
+
+
+def _shards(arguments: Sequence[str]) -> FileShards | DirectoryShards | None:
+    """The files to translate; None for streams: pipes, devices, arguments."""
+    if arguments and FLAGS.input:
+        raise ValueError("Give sentences as arguments or in --input, not both.")
+    if FLAGS.input and FLAGS.output:
+        source, output = Path(FLAGS.input), Path(FLAGS.output)
+        if source.is_dir():
+            return DirectoryShards(source, output)
+        if source.is_file() and (output.is_file() or not output.exists()):
+            return FileShards(source, output, BLOCK)
+    if FLAGS.input and Path(FLAGS.input).is_dir():
+        raise ValueError(f"--input={FLAGS.input} is a directory and needs --output=DIR.")
+    if FLAGS.processes > 1:
+        raise ValueError("--processes needs --input and --output, files or directories.")
+    return None
+
+
+def _translate_shards(model_dir: ModelDir, shards: FileShards | DirectoryShards) -> None:
+    work, worker = survey(shards), FLAGS.worker
+    _share_machine(worker, FLAGS.processes)
+
+    def command(index):
+        return [
+            sys.executable,
+            "-m",
+            "lingvo_moe.tools.translate",
+            f"--worker={index}",
+            *sys.argv[1:],
+        ]
+
+    with (
+        contextlib.nullcontext() if worker else shards.joined(),
+        start_together(worker, FLAGS.processes, command),
+    ):
+        translator, step = _load(model_dir)
+
+        def translate(shard, progress):
+            def warn(line):
+                common.report(f"{shard.source}: {line}")
+
+            return _lines(translator, shard.sentences, progress, warn, shard.first_line)
+
+        job = {
+            "model": model_dir.model,
+            "step": str(step),
+            "weights": model_dir.weights_sha256(step),
+            "to": FLAGS.to,
+            "source_language": str(FLAGS.source_language),
+            "scores": str(FLAGS.scores),
+            **to_fields(model_dir.params),
+        }
+        report = (lambda line: None) if worker else common.report
+        translate_shards(shards, work, job, translate, report)
+
+
+def _share_machine(index: int, count: int) -> None:
+    """Each of several processes takes its part of the cores, and one GPU."""
+    if count == 1:
+        return
+    cores = max(1, len(os.sched_getaffinity(0)) // count)
+    tf.config.threading.set_intra_op_parallelism_threads(cores)
+    tf.config.threading.set_inter_op_parallelism_threads(cores)
+    if gpus := tf.config.list_physical_devices("GPU"):
+        tf.config.set_visible_devices(gpus[index % len(gpus)], "GPU")
+
+
+def _translate_stream(model_dir: ModelDir, arguments: Sequence[str]) -> None:
+    output = Path(FLAGS.output) if FLAGS.output else None
+    if output:
+        check_file(output)
+    sentences, total = _sentences(arguments)
+    translator, _ = _load(model_dir)
+    lines = _lines(translator, sentences, Progress(common.report, total), common.report)
+    if output:
+        write_whole(output, lines)
+    else:
+        sys.stdout.writelines(lines)
+
+
+def _load(model_dir: ModelDir) -> tuple[Translator, int]:
+    return load_translator(model_dir, runtimes.make_runtime(model_dir.task), FLAGS.step)
+
+
+def _lines(translator: Translator, sentences: Iterable[str], *options) -> Iterator[str]:
+    """Translations, one a line; options are those of `Translator.stream`."""
+    results = translator.stream(sentences, FLAGS.to, FLAGS.source_language, *options)
     scores = FLAGS.scores or FLAGS.n_best > 1
-    with tqdm(total=total, unit="sentence", disable=None) as bar:
-        results = translator.stream(
-            sentences, FLAGS.to, FLAGS.source_language, bar.update, common.report
-        )
-        lines = (_format(t, scores) for translations in results for t in translations)
-        if output:
-            write_whole(output, lines)
-        else:
-            sys.stdout.writelines(lines)
+    return (_format(t, scores) for translations in results for t in translations)
 
 
 def _overrides() -> list[str]:
@@ -55,15 +140,13 @@ def _sentences(arguments: Sequence[str]) -> tuple[Iterable[str], int | None]:
 
     A file is read twice, so that what is wrong with its last line is said before hours of work.
     """
-    if arguments and FLAGS.input:
-        raise ValueError("Give sentences as arguments or in --input, not both.")
     if arguments:
         sentences = list(decode_lines(map(os.fsencode, arguments), "the arguments"))
         return sentences, len(sentences)
     if not FLAGS.input:
         return decode_lines(sys.stdin.buffer, "standard input"), None
     path = Path(FLAGS.input)
-    if path.exists() and not path.is_file() and not path.is_dir():  # a pipe is read but once
+    if path.exists() and not path.is_file():  # a pipe is read but once
         return read_lines(path), None
     return read_lines(path), sum(1 for _ in read_lines(path))
 
@@ -81,9 +164,20 @@ def run() -> None:
         "source_language", None, "Language of the sentences, for models that route by it."
     )
     flags.DEFINE_string(
-        "input", None, "File to translate, UTF-8, also .gz; by default standard input."
+        "input",
+        None,
+        "File to translate, UTF-8, also .gz, or a directory of files; by default standard input.",
     )
-    flags.DEFINE_string("output", None, "File to write; standard output by default.")
+    flags.DEFINE_string(
+        "output",
+        None,
+        "File or directory to write; standard output by default. After an interruption the same "
+        "command goes on.",
+    )
+    flags.DEFINE_integer(
+        "processes", 1, "How many processes share the work on this machine.", lower_bound=1
+    )
+    flags.DEFINE_integer("worker", 0, "Set by --processes: which of them this is.", lower_bound=0)
     flags.DEFINE_integer("n_best", 1, "Number of translations a sentence.", lower_bound=1)
     flags.DEFINE_integer("beam_size", None, "Short for --set=decoding.beam_size=…", lower_bound=1)
     flags.DEFINE_bool("scores", False, "Print each score and a tab before its translation.")

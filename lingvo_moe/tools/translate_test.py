@@ -1,11 +1,12 @@
-"""What is wrong is found before the weights are read: the logdir here has none."""
-
+import re
 import types
 
 import pytest
 
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing import tiny_world
+from lingvo_moe.testing.commands import succeed
+from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 from lingvo_moe.tools import translate
 
 
@@ -23,7 +24,11 @@ def call(logdir, tmp_path, monkeypatch):
     def run(arguments=("kara",), **values):
         chosen = dict.fromkeys(("model", "source_language", "input", "output", "beam_size", "step"))
         chosen |= {"logdir": logdir, "to": "en", "n_best": 1, "set": [], "runtime": "local"}
-        chosen |= {k: v.replace("TMP", str(tmp_path)) for k, v in values.items()}
+        chosen |= {"processes": 1, "worker": 0, "scores": False}
+        chosen |= {
+            name: value.replace("TMP", str(tmp_path)) if isinstance(value, str) else value
+            for name, value in values.items()
+        }
         flags = types.SimpleNamespace(**chosen)
         monkeypatch.setattr(translate, "FLAGS", flags)
         monkeypatch.setattr(translate.runtimes, "FLAGS", flags)
@@ -43,14 +48,39 @@ def call(logdir, tmp_path, monkeypatch):
         ({"output": "TMP"}, "is a directory; give the name of a file in it"),
         ({"output": "TMP/missing/file"}, "missing is not a directory"),
         ({"input": "TMP"}, "Give sentences as arguments or in --input, not both"),
-        ({"input": "TMP", "arguments": ()}, "Is a directory"),
+        ({"input": "TMP", "arguments": ()}, "is a directory and needs --output=DIR"),
+        ({"input": "TMP", "output": "TMP/in", "arguments": ()}, "lies in --input"),
+        (
+            {"input": "/dev/null", "output": "TMP/o", "processes": 2, "arguments": ()},
+            "needs --input",
+        ),
+        ({"processes": 2}, "--processes needs --input and --output, files or directories"),
         ({"input": "TMP/missing", "arguments": ()}, "No such file or directory"),
         ({"arguments": ["mi", "ka\udcff"]}, "the arguments, line 2: not UTF-8"),
         ({}, "has no checkpoint yet"),
     ],
 )
 def test_errors(call, values, message):
+    """What is wrong is found before the weights are read: the logdir here has none."""
     values = dict(values)
     arguments = values.pop("arguments", ["kara"])
     with pytest.raises((ValueError, OSError), match=message):
         call(arguments, **values)
+
+
+def test_processes_write_what_one_writes(tmp_path, call):
+    """Two processes share three files; one line is too long and is named by its number."""
+    logdir = random_logdir(tmp_path / "model", SMALLEST).path
+    source, output = tmp_path / "source", tmp_path / "output"
+    source.mkdir()
+    for name in ("a", "b", "c"):
+        (source / name).write_text("".join(f"mi {name} {'kara ' * n}\n" for n in range(20)))
+    (source / "b").write_text("kara\n" + "kara " * 500 + "\n")
+    arguments = (f"--logdir={logdir}", f"--input={source}", f"--output={output}", "--scores")
+    result = succeed("translate", *arguments, "--processes=2")
+    assert re.search(rf"{source}/b: warning: .* 1 in all: line 2 \(", result.stderr)
+    for path in source.iterdir():
+        call((), logdir=str(logdir), input=str(path), output="TMP/alone", scores=True)
+        alone = (tmp_path / "alone").read_bytes()
+        assert (output / path.name).read_bytes() == alone
+        assert alone.count(b"\n") == path.read_bytes().count(b"\n")

@@ -186,6 +186,10 @@ class Checkpointer:
                 if step is not None or self.best() in (wanted, None):
                     raise
 
+    def index(self, step: int) -> Path:
+        """The file of a checkpoint that has a checksum of each tensor."""
+        return self._path(step) / f"{_PREFIX}.index"
+
     def resume(
         self, use: Callable[[Checkpoint], None] = lambda checkpoint: None
     ) -> Checkpoint | None:

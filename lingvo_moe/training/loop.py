@@ -12,6 +12,7 @@ import numpy as np
 
 from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveFloat, PositiveInt
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.progress import hours
 from lingvo_moe.training.checkpoint import ALONE, NO_BEST, Best, Checkpoint, Checkpointer, Process
 from lingvo_moe.training.signals import deferred
 from lingvo_moe.training.summaries import SummaryWriter
@@ -269,7 +270,7 @@ class _Loop:
         rate = steps / max(seconds, 1e-9)
         speed = scalars["tokens"] / max(seconds, 1e-9)
         self.clock, self.clock_step, self.compiling = time.monotonic(), self.step, 0.0
-        eta = _hours((self.params.max_steps - self.step) / rate)
+        eta = hours((self.params.max_steps - self.step) / rate)
         self.report(
             f"step {self.step}/{self.params.max_steps}  loss {scalars['loss']:.3f}  "
             f"{speed:,.0f} tokens/s  ETA {eta}"
@@ -372,8 +373,3 @@ class Interruption:
             self._stride = max(1, int(_NOTICE_SECONDS * steps / max(seconds, 1e-9)))
         self._due, self._asked = step + ahead, (step, now)
         return -ahead if ahead < 0 else None
-
-
-def _hours(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"

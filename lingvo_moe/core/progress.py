@@ -1,0 +1,50 @@
+"""Lines of progress: how much is done, the speed and the time left."""
+
+import time
+from collections.abc import Callable
+
+_EVERY_SECONDS = 10.0
+
+
+class Progress:
+    """Counts sentences and reports them every ten seconds."""
+
+    def __init__(
+        self,
+        report: Callable[[str], None],
+        total: int | None = None,
+        done: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """Begins to measure the speed.
+
+        Args:
+            report: takes a line.
+            total: sentences in all; None if unknown, and then lines have no ETA.
+            done: those of an earlier run.
+            clock: seconds.
+        """
+        self._report, self._total, self._clock = report, total, clock
+        self._done = self._before = done
+        self._start = self._last = clock()
+
+    def __call__(self, count: int) -> None:
+        """Counts sentences that are done."""
+        self._done += count
+        now = self._clock()
+        if now - self._last < _EVERY_SECONDS:
+            return
+        self._last = now
+        rate = (self._done - self._before) / (now - self._start)
+        line = f"{self._done:,} sentences  {rate:,.1f} sentences/s"
+        if self._total is not None:
+            line = f"{self._done:,} of {self._total:,} sentences  {rate:,.1f} sentences/s"
+            if rate:
+                line += f"  ETA {hours((self._total - self._done) / rate)}"
+        self._report(line)
+
+
+def hours(seconds: float) -> str:
+    """Seconds as H:MM:SS."""
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"

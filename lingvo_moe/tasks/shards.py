@@ -1,0 +1,230 @@
+"""Translating files in shards: what is finished stays, and processes share what is left.
+
+A process claims a shard by a lock (`core/lock.py`), which ends with the process, and the shard's
+translations appear by a rename. So an interrupted run goes on with the shards that are left, to the
+same bytes, and any number of processes, on all machines that see the directories, share the work.
+"""
+
+import contextlib
+import dataclasses
+import glob
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from lingvo_moe.core import lock
+from lingvo_moe.core.files import MANIFEST, check_file, read_json, write_whole
+from lingvo_moe.core.lines import read_lines
+from lingvo_moe.core.progress import Progress
+
+_MAKER = "lingvo-moe-translate"
+
+
+class Shard(NamedTuple):
+    """A part of the input.
+
+    Attributes:
+        source: the file that it is of.
+        first_line: number of its first sentence there.
+        sentences: to be read once.
+        output: the file of its translations.
+    """
+
+    source: Path
+    first_line: int
+    sentences: Iterable[str]
+    output: Path
+
+
+# Takes a shard, and what to call with numbers of sentences that are done; gives lines.
+TranslateFn = Callable[[Shard, Callable[[int], None]], Iterable[str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class FileShards:
+    """A file, cut at every `block` lines. Shards lie in OUTPUT.parts until all are there."""
+
+    input: Path
+    output: Path
+    block: int
+
+    @property
+    def directory(self) -> Path:
+        """Where shards lie."""
+        return self.output.with_name(f"{self.output.name}.parts")
+
+    def check(self) -> None:
+        """Raises OSError if the output cannot be written."""
+        check_file(self.output)
+
+    def __iter__(self) -> Iterator[Shard]:
+        left = read_lines(self.input)
+        for first in itertools.count(1, self.block):
+            if not (block := list(itertools.islice(left, self.block))):
+                return
+            yield Shard(self.input, first, block, self.directory / f"{first:012}")
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[None]:
+        """Joins the shards, which the block makes, to the output, and removes them.
+
+        Raises:
+            HeldError: another process works on the same output.
+        """
+        with lock.hold(self.directory):
+            yield
+            parts = [shard.output for shard in self]
+            write_whole(self.output, (part.read_bytes() for part in parts))
+            for path in (*parts, self.directory / MANIFEST):
+                path.unlink()
+        with contextlib.suppress(OSError):  # the user has put files there
+            self.directory.rmdir()
+
+
+@dataclasses.dataclass(frozen=True)
+class DirectoryShards:
+    """A directory, each of whose files is a shard. Translations have its name in another one."""
+
+    input: Path
+    output: Path
+
+    @property
+    def directory(self) -> Path:
+        """Where shards lie."""
+        return self.output
+
+    def check(self) -> None:
+        """Raises ValueError if names of files or directories do not allow it."""
+        if self.output.exists() and not self.output.is_dir():
+            raise ValueError(f"--output={self.output} is a file, and --input a directory.")
+        if self.output.resolve().is_relative_to(self.input.resolve()):
+            raise ValueError(f"--output={self.output} lies in --input; give another directory.")
+        names: dict[str, Path] = {}
+        for path in self._files():
+            if not path.is_file():
+                raise ValueError(f"{path} is not a file; --input must be a directory of files.")
+            if (other := names.setdefault(_name(path), path)) != path:
+                raise ValueError(f"{other} and {path} have one output; rename one of them.")
+        if not names:
+            raise ValueError(f"{self.input} has no files to translate.")
+
+    def __iter__(self) -> Iterator[Shard]:
+        for path in self._files():
+            yield Shard(path, 1, read_lines(path), self.output / _name(path))
+
+    def joined(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing is joined, and other processes may work on the same output."""
+        return contextlib.nullcontext()
+
+    def _files(self):
+        return sorted(path for path in self.input.iterdir() if not path.name.startswith("."))
+
+
+class Survey(NamedTuple):
+    """What is to do.
+
+    Attributes:
+        total: sentences.
+        done: those in shards that are finished.
+        finished: outputs of these shards.
+        sha256: of all sentences.
+    """
+
+    total: int
+    done: int
+    finished: frozenset[Path]
+    sha256: str
+
+
+def survey(shards: FileShards | DirectoryShards) -> Survey:
+    """Reads all sentences, so that what is wrong with the last is said before hours of work.
+
+    Raises:
+        ValueError, OSError: as `read_lines`, or the output cannot be made.
+    """
+    shards.check()
+    digest, total, done, finished = hashlib.sha256(), 0, 0, set()
+    for shard in shards:
+        digest.update(f"{shard.output.name}\n".encode())
+        before = total
+        for sentence in shard.sentences:
+            digest.update(f"{sentence}\n".encode())
+            total += 1
+        if shard.output.exists():
+            finished.add(shard.output)
+            done += total - before
+    return Survey(total, done, frozenset(finished), digest.hexdigest())
+
+
+def translate_shards(
+    shards: FileShards | DirectoryShards,
+    work: Survey,
+    job: Mapping[str, str],
+    translate: TranslateFn,
+    report: Callable[[str], None],
+) -> None:
+    """Translates the shards that no other process does; at the end all are finished.
+
+    Args:
+        shards: the input and where its translations lie.
+        work: theirs.
+        job: whatever determines the translations, by name; shards that were made with other values
+            are not used.
+        translate: the model.
+        report: takes lines of progress.
+
+    Raises:
+        ValueError: the directory is not of this job.
+    """
+    _begin(shards.directory, {"maker": _MAKER, **job, "input": work.sha256})
+    progress = Progress(report, work.total, work.done)
+    for shard in shards:
+        if shard.output not in work.finished and not _take(shard, translate, progress):
+            progress(sum(1 for _ in shard.sentences))  # another process has it
+    for shard in shards:  # should that have died
+        _take(shard, translate, lambda count: None, wait=True)
+
+
+def _take(shard, translate, progress, wait=False):
+    """Translates a shard; False if it is finished, or held by another process."""
+    path = shard.output
+    if path.exists():
+        return False
+    try:
+        with lock.hold(path.parent, f".{path.name}.lock", wait):
+            if path.exists():
+                return False
+            for stale in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
+                stale.unlink()  # of a holder that was killed
+            write_whole(path, translate(shard, progress))
+            return True
+    except lock.HeldError:
+        return False
+
+
+def _begin(directory, job):
+    """Notes whose translations a directory holds, or checks that they are of the same job."""
+    file = directory / MANIFEST
+    with lock.hold(directory, f"{MANIFEST}.lock", wait=True):
+        if not file.exists():
+            if any(not path.name.startswith(".") for path in directory.iterdir()):
+                raise ValueError(
+                    f"{directory} is not empty and was not made by {_MAKER}. Give another output, "
+                    f"or remove it yourself."
+                )
+            write_whole(file, json.dumps(job, indent=1))
+    begun = read_json(file)
+    for name in dict.fromkeys((*job, *begun)):
+        if begun.get(name) != job.get(name):
+            raise ValueError(
+                f"{directory} was begun with {name}={begun.get(name)}, and this is "
+                f"{name}={job.get(name)}. Go on with the same model, flags and input, or remove "
+                f"it to begin anew."
+            )
+
+
+def _name(path):
+    return path.name.removesuffix(".gz")
