@@ -79,7 +79,7 @@ bench: setup $(PEERS)/.ready  ## speed beside peers, dispatchers, growth: the ta
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/training_step.py
 
-bench-decode: setup $(PEERS)/.ctranslate2  ## decoding speed beside CTranslate2
+bench-decode: setup $(PEERS)/.ready $(PEERS)/.ctranslate2  ## decoding speed beside CTranslate2 and Hugging Face
 	$(BIN)/python benchmarks/decode.py
 
 clean:  ## remove what was made, .venv too

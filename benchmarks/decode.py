@@ -1,11 +1,12 @@
-"""Decoding speed beside CTranslate2: one table for each case, every engine timed in turn.
+"""Decoding speed beside CTranslate2 and Hugging Face: a table for each case, engines timed in turn.
 
 python benchmarks/decode.py [--rounds=7] [--threads=2] [--only=NAME,…] [--cases=16x4,16x1,…]
 
 Each engine is a process of its own (benchmarks/_peers/decode_*.py), fed by pipes. `make
-bench-decode` installs CTranslate2 into build/peers. The dense model of both has the same random
-weights. Sources are 32 tokens and all 32 steps are taken; a case such as 16x4 is 16 sentences with
-a beam of 4. Every round times each engine once; a ratio is the median of the rounds' ratios.
+bench-decode` installs the peers into build/peers. The dense models of CTranslate2 and of this
+package have the same random weights. Sources are 32 tokens and all 32 steps are taken; a case such
+as 16x4 is 16 sentences with a beam of 4. Every round times each engine once; a ratio is the median
+of the rounds' ratios.
 
 Wall time is what users see. On a machine that others use as well look at the processor time, of all
 threads.
@@ -46,13 +47,18 @@ def main() -> None:
             script = "decode_ctranslate2.py"
             return Peer(PEERS_PYTHON, script, args.threads, weights, compute_type)
 
+        def hugging_face(num_experts):
+            return Peer(PEERS_PYTHON, "decode_hugging_face.py", args.threads, str(num_experts))
+
         starts = {
             SAME: lambda: ours("model.moe=None", path=weights),
             "CTranslate2 (float32)": lambda: ctranslate2("float32"),
             "CTranslate2 (int8)": lambda: ctranslate2("int8"),
+            "Hugging Face M2M-100": lambda: hugging_face(0),
             TWIN: lambda: ours(*DENSE),
             "ours (8 experts)": lambda: ours(),
             "ours (64 experts)": lambda: ours("model.moe.num_experts=64"),
+            "Hugging Face NLLB-MoE (8 experts)": lambda: hugging_face(8),
         }
         chosen = [name for name in args.only.split(",") if name] or list(starts)
         engines = {name: starts[name]() for name in starts if name in chosen}
