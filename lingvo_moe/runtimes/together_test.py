@@ -103,8 +103,8 @@ def test_one_that_fails_while_others_wait_at_the_end(tmp_path):
     ("roles", "code", "message"),
     [
         (["busy", "busy", "fail"], 1, r"^error: process 2 \(pid \d+ on .*\): no room on the disk$"),
-        (["busy", "die", "busy"], 1, r"^error: process 1 \(pid \d+ on .*\) ended without a word"),
-        (["die", "busy", "busy"], -signal.SIGKILL, "^error: process 0 .* ended without a word"),
+        (["busy", "die", "busy"], 1, r"^error: process 1 \(pid \d+ on .*\) ended without an error"),
+        (["die", "busy", "busy"], -signal.SIGKILL, "^error: process 0 .* ended without an error"),
         (["slow", "end", "end"], 0, "^$"),
     ],
 )
