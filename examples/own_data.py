@@ -1,4 +1,4 @@
-"""Training on text from anywhere: an iterable of (pair, source, target) for each split."""
+"""Training on text from memory: an iterable of (pair, source, target) for each split."""
 
 import sys
 

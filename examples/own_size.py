@@ -6,7 +6,7 @@ import lingvo_moe as lm
 
 
 def my_params():
-    """small.MoE, narrower, with 16 experts, for twice as many steps."""
+    """small.MoE with a smaller model_dim, 16 experts and twice as many steps."""
     params = lm.params("small.MoE")
     params = lm.evolve(params, "model.model_dim", 192)
     params = lm.evolve(params, "model.moe.num_experts", 16)

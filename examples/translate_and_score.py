@@ -1,4 +1,4 @@
-"""Translating, and asking how likely a model finds a given translation."""
+"""Translating sentences, and scoring given translations."""
 
 import sys
 

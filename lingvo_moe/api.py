@@ -1,4 +1,4 @@
-"""The Python API: what the tools do, as functions.  docs/api.md shows it by example.
+"""The Python API: the functions behind the tools. docs/api.md has examples.
 
 N best translations of a sentence.
 """
@@ -122,17 +122,16 @@ class Model:
         progress: Callable[[int], None] = lambda count: None,
         **decoding: Any,
     ) -> list[list[Translation]]:
-        """Translates sentences. A translation does not depend on the others of the call.
+        """Translates sentences. Each translation is independent of the other sentences.
 
         Args:
             sentences: in any languages the model knows.
             to: the language to translate into.
-            source_language: which language all sentences are in; only models whose router goes by
-                it need it.
+            source_language: the language of all sentences; needed only by models that route by it.
             n_best: N.
             progress: called with the number of sentences done since the last call.
-            **decoding: other fields of BeamSearchParams than those of the model, such as
-                beam_size=8. The first call with new ones takes seconds more.
+            **decoding: fields of BeamSearchParams that replace the model's, such as beam_size=8.
+                The first call with new values takes seconds longer.
 
         Returns:
             For each sentence its N best translations, best first: texts and scores.
@@ -156,13 +155,13 @@ class Model:
         *,
         source_language: str | None = None,
     ) -> list[Score]:
-        """How likely the model finds given translations, under teacher forcing.
+        """Log-probabilities of given translations, under teacher forcing.
 
         Args:
             sources: sentences to translate.
             targets: their translations, as many, in the language `to`.
             to: the language of the targets.
-            source_language: of the sources; only models whose router goes by it need it.
+            source_language: of the sources; needed only by models that route by it.
 
         Returns:
             For each pair log P in nats, and that of every token.

@@ -145,10 +145,10 @@ class TestTrain:
         example = ("xx-en", "ein\u2028Satz", "a line")
         for examples, message in (
             ({"valid": [example]}, "no split 'valid'"),
-            ([("xxen", "a", "b")], "pair 'xxen' does not read as SRC-TGT"),
+            ([("xxen", "a", "b")], "pair 'xxen' does not have the form SRC-TGT"),
             ([example, ("xx-en", "a\nb", "c")], "Example 2 of train has a line break"),
             ([("xx-en", "a")], r"must be \(pair, source, target\), three strings"),
-            ([("../x-en", "a", "b")], "does not read as SRC-TGT"),
+            ([("../x-en", "a", "b")], "does not have the form SRC-TGT"),
         ):
             with pytest.raises(ValueError, match=message):
                 lm.prepare(examples, tmp_path / "data", report=quiet)

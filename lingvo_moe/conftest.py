@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory) -> Path:
-    """A logdir of tiny.MoE after one step; whoever changes something in it copies it first."""
+    """A logdir of tiny.MoE after one step; a test that changes it must copy it first."""
     from lingvo_moe.tasks.training import train_model
     from lingvo_moe.testing.logdirs import training_job
 

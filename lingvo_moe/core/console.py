@@ -1,6 +1,6 @@
-"""Behaviour of programs in a terminal: errors and Ctrl-C end in one line, libraries are silent.
+"""Behaviour of programs in a terminal: one line for errors and Ctrl-C, no output of libraries.
 
-Exported models come with a copy of this file; it needs the standard library alone.
+Exported models contain a copy of this file, so it imports only the standard library.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ def _end(otherwise, errors):
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends at once, in silence
             print("interrupted", file=sys.stderr, flush=True)
             drop_output()
-            os._exit(_INTERRUPTED)  # JAX may crash at an orderly end while it compiles
+            os._exit(_INTERRUPTED)  # while it compiles, JAX may crash in a normal exit
         if issubclass(kind, BrokenPipeError):
             line, status = None, _BROKEN_PIPE
         elif issubclass(kind, errors):

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 
 class Rule(NamedTuple):
-    """A rule for values: the words that follow "must be" in an error, and the test."""
+    """A rule for values: its text after "must be" in errors, and its test."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -42,7 +42,8 @@ _LONGEST = 100  # characters of a value in an error
 
 
 class Params:
-    """A frozen dataclass that checks its fields; one with a `__post_init__` calls super's first.
+    """A frozen dataclass that checks its fields; a `__post_init__` of a subclass calls super's
+    first.
 
     Raises:
         ValueError: a field is not of its annotated type or breaks a rule of it.
@@ -79,7 +80,7 @@ def conforms(value: Any, hint: Any) -> bool:
     if hint is int:
         return isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if is_literal(hint):
-        return isinstance(value, str)  # which of them is a rule
+        return isinstance(value, str)  # the allowed texts are a rule
     return isinstance(value, typing.get_origin(hint) or hint)
 
 
@@ -90,7 +91,7 @@ def alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def is_literal(hint: Any) -> bool:
-    """Whether the type is that of some texts: Literal["source", "target"]."""
+    """Whether the type is a Literal of strings, such as Literal["source", "target"]."""
     return typing.get_origin(hint) is Literal
 
 
@@ -109,7 +110,7 @@ def shown(value: Any) -> str:
     """A value for an error message: its repr, shortened."""
     try:
         return brief(repr(value))
-    except ValueError:  # Python writes no number of more than 4300 digits
+    except ValueError:  # Python cannot format numbers of more than 4300 digits
         return "a number of thousands of digits"
 
 
@@ -129,7 +130,7 @@ def _hints(cls: type) -> dict[str, tuple[Any, Any]]:
 
 
 def _broken_rule(value: Any, hint: Any) -> str | None:
-    """The words of a rule that a value of the annotated type breaks; None if it breaks none."""
+    """The text of a rule that a value of the annotated type breaks; None if it breaks none."""
     if value is None:
         return None
     if len(alternatives(hint)) > 1:

@@ -1,4 +1,4 @@
-"""Writing files and directories: they appear complete, and only our own ones are replaced.
+"""Writing files and directories: they appear complete; only files made here are replaced.
 
 Two rules for everything that writes to disk:
 1. Readers see only complete files: a file is written under another name, synced, and renamed.

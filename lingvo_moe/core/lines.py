@@ -4,7 +4,7 @@ A line ends with "\\n" or "\\r\\n" and with nothing else: Unicode's other line e
 form feed, …) and a lone "\\r" occur inside sentences, and splitting there would break the alignment
 of parallel files. A byte order mark at the beginning of a file is not part of its text.
 
-Exported models come with a copy of this file; it needs the standard library alone.
+Exported models contain a copy of this file, so it imports only the standard library.
 """
 
 import codecs
@@ -17,10 +17,8 @@ from pathlib import Path
 
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 INVISIBLE = ("Zs", "Zl", "Zp", "Cc", "Cf")  # Unicode's separators, control and format characters
-LINE_ENDS = (
-    "[\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029]"  # those of str.splitlines, a regular expression
-)
-_NAMED = 10  # lines in a warning
+LINE_ENDS = "[\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029]"  # a regular expression
+_NAMED = 10  # number of lines that a warning names
 
 
 def is_blank(text: str) -> bool:
@@ -72,7 +70,8 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
     """Text of lines of bytes.
 
     Args:
-        lines: each up to and with its b"\\n", as iterating over a file opened in binary gives them.
+        lines: each with its b"\
+" at the end, as from iterating over a file opened in binary mode.
         name: the name of the source in errors, such as a path.
 
     Raises:

@@ -24,7 +24,7 @@ class NestedMap(dict):
         self[key] = value
 
     def flatten(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
-        """Yields ("a/b/c", leaf) in sorted order of keys; anything but a dict is a leaf."""
+        """Yields ("a/b/c", leaf) in sorted order of keys; every value but a dict is a leaf."""
         for key in sorted(self):
             value = self[key]
             if isinstance(value, dict):

@@ -26,7 +26,7 @@ _elementwise: contextvars.ContextVar[bool] = contextvars.ContextVar("elementwise
 
 @contextlib.contextmanager
 def elementwise() -> Iterator[None]:
-    """While inside, numbers of a static shape are drawn by elementwise operations alone.
+    """Within this context numbers of a static shape are drawn by elementwise operations only.
 
     The numbers are the same. A partitioned program needs this; on one device the kernel is faster.
     """
@@ -81,7 +81,7 @@ def keep_mask(tensor: tf.Tensor, seed: tf.Tensor, rate: float) -> tf.Tensor:
         return _draw(tuple(tensor.shape), seed, transform, values=4 * _BYTES)
     shape, size = tf.shape(tensor), tf.size(tensor)
     if tensor.shape.rank and tensor.shape[-1] is not None and tensor.shape[-1] % _BYTES == 0:
-        # A compiler can cut these words as it cuts the tensor.
+        # A compiler can split these words in the same way as the tensor.
         words = _bits(tf.concat([shape[:-1], [tensor.shape[-1] // _BYTES]], axis=0), seed)
         draws = tf.bitcast(words, tf.uint8)
     else:
@@ -177,7 +177,7 @@ def _row_major(shape: tuple[int, ...]) -> tf.Tensor:
 
 @tf.function(autograph=False)
 def _philox(block: tf.Tensor, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
-    """The words of each block.
+    """The four random words of each block.
 
     Args:
         block: uint64 [...], what to add to the counter.

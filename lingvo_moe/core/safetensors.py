@@ -1,7 +1,7 @@
 """Named arrays in a .safetensors file (https://huggingface.co/docs/safetensors).
 
-Eight bytes, the length of a JSON header; the header, which says of each array its type, its shape
-and where it lies; the arrays, one after the other. Nothing in it is run by reading it.
+The format: eight bytes with the length of the header; a JSON header with type, shape and position
+of each array; the bytes of the arrays. Reading a file runs no code.
 """
 
 import json
@@ -31,7 +31,7 @@ _LONGEST_HEADER = 100_000_000  # the format's own limit
 
 
 class Safetensors(NamedTuple):
-    """What a file holds.
+    """The contents of a file.
 
     Attributes:
         arrays: by name; each is read when it is used.
@@ -75,7 +75,7 @@ def save(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, st
 
 
 def load(path: Path) -> Safetensors:
-    """Opens a file, of this package or another's.
+    """Opens a file, made by this package or another program.
 
     Raises:
         ValueError: it is damaged or of a form that is not known; the message names the file.

@@ -1,4 +1,4 @@
-"""State among the weights: what a model reads and no gradient moves."""
+"""State among the weights: values that a model reads and that no gradient changes."""
 
 import dataclasses
 
@@ -10,9 +10,9 @@ from lingvo_moe.core.nested_map import NestedMap
 
 @dataclasses.dataclass(frozen=True)
 class StateSpec(WeightSpec):
-    """A number among the weights that no optimizer changes; float32, or a subclass's dtype.
+    """A weight that no optimizer changes; float32, or a subclass's dtype.
 
-    It is one of the weights, so that decoding, saving and exporting have it.
+    Because it is a weight, decoding, checkpoints and exports include it.
     """
 
     def after_step(self, value: tf.Tensor, choices: tf.Tensor) -> tf.Tensor:
@@ -32,7 +32,7 @@ class TableSpec(StateSpec):
     """The expert in each slot, int32, one of `num_experts` or -1 for none.
 
     Attributes:
-        places: the name of the weights, beside the table, whose first dimension counts slots.
+        places: the name of the weights, beside the table, whose first dimension is slots.
         num_experts: E.
     """
 

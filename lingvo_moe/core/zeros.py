@@ -8,7 +8,7 @@ import tensorflow as tf
 def runtime_zeros(shape: Sequence[int], dtype: tf.DType, computed: tf.Tensor) -> tf.Tensor:
     """Zeros that depend on a runtime tensor, so that TensorFlow does not fold them into a constant.
 
-    A folded constant would be computed in full, for all devices, by the compiler.
+    The compiler would compute a folded constant in full, for all devices.
 
     Args:
         shape, dtype: of the result.

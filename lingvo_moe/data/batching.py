@@ -6,13 +6,13 @@ import numpy as np
 
 from lingvo_moe.data.vocabulary import PAD
 
-_BUCKET = 8  # lengths are rounded up to a multiple, so that few shapes occur
+_BUCKET = 8  # lengths are rounded up to a multiple of this, to have few different shapes
 
 
 def padded_batches(
     sentences: Sequence[Sequence[int]], batch_size: int
 ) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
-    """Batches of sentences sorted by length, longest first, so that memory errors come early.
+    """Batches of sentences sorted by length, longest first, so that memory errors occur early.
 
     Args:
         sentences: token ids.

@@ -15,7 +15,7 @@ Examples = Iterable[tuple[str, str, str]]
 
 _LANGUAGE = re.compile(r"[^\W_][\w@]{0,31}")
 _FILE_NAMES = "SRC-TGT.SRC and SRC-TGT.TGT, or SRC-TGT.tsv, each plain or .gz"
-# What others call the splits: a directory of such a name holds data that would not be read.
+# Other common names of the splits; a directory with such a name is an error.
 _OTHER_NAMES = {
     "train": ("training",),
     "dev": ("val", "valid", "validation", "devel", "development", "tune", "tuning"),
@@ -38,7 +38,7 @@ class CorpusPair:
         name: "de-en".
         source, target: its languages.
         files: split -> (source file, target file), or (TSV file,).
-        turned: whether the files are of the reverse direction: their first side is the target.
+        turned: whether the pair is the reverse of its files: their first side is the target.
     """
 
     name: str
@@ -48,7 +48,7 @@ class CorpusPair:
     turned: bool = False
 
     def read(self, split: str) -> list[SentencePair]:
-        """The lines of a split, stripped; empty where the pair has no such split.
+        """The lines of a split, stripped; [] if the pair does not have the split.
 
         Raises:
             ValueError: files of uneven length, text that is not UTF-8, a TSV line without exactly
@@ -71,7 +71,7 @@ def find_pairs(corpus: Path, report: Callable[[str], None] = lambda line: None) 
 
     The layout is `SPLIT/SRC-TGT.SRC` and `SPLIT/SRC-TGT.TGT`, or `SPLIT/SRC-TGT.tsv` with a tab
     between the sides; each may be gzipped (`.gz`). SPLIT is train, dev or test. Names that begin
-    with a dot are passed over.
+    with a dot are ignored.
 
     Args:
         corpus: the directory.
@@ -111,7 +111,7 @@ def _check_splits(corpus, report):
                 raise ValueError(f"{path} must be a directory, the files of one split.")
         elif path.name.lower() in meant:
             raise ValueError(
-                f"{path} is not read: the splits are called {', '.join(SPLITS)}. Rename it to "
+                f"{path} is not read: the splits are named {', '.join(SPLITS)}. Rename it to "
                 f"{meant[path.name.lower()]!r} or move it away."
             )
         else:
@@ -133,12 +133,12 @@ def _pair_files(directory, report) -> dict[str, tuple[Path, ...]]:
             _add_source(found.setdefault(name, {}), side, path)
         elif "-" in path.name:
             raise ValueError(
-                f"{path} looks like data and is not read: files are called {_FILE_NAMES}. A "
+                f"{path} looks like data but is not read: files are named {_FILE_NAMES}. A "
                 f"language code is letters and digits, with _ or @ between them and no hyphen: "
                 f"zh_TW, not zh-TW. Rename it, unpack it or move it away."
             )
         else:
-            report(f"warning: {path} is not read; files are called {_FILE_NAMES}.")
+            report(f"warning: {path} is not read; files are named {_FILE_NAMES}.")
     return {name: _both_sides(name, sides) for name, sides in found.items()}
 
 
@@ -188,7 +188,7 @@ def _aligned_pairs(source: Path, target: Path) -> Iterator[SentencePair]:
     if len(sources) != len(targets):
         raise ValueError(
             f"{source} has {len(sources)} lines and {target} has {len(targets)}; line n of one "
-            f"must be line n of the other. Find the line where they part."
+            f"must be line n of the other. Find the first line that does not match."
         )
     yield from map(SentencePair, sources, targets)
 
@@ -243,7 +243,7 @@ def _checked(example, where):
         raise ValueError(f"{where} must be (pair, source, target), three strings; got {example!r}.")
     pair, *texts = example
     if not _is_pair(pair) or len(set(pair.split("-"))) == 1:
-        raise ValueError(f"{where}: pair {pair!r} does not read as SRC-TGT, such as de-en.")
+        raise ValueError(f"{where}: pair {pair!r} does not have the form SRC-TGT, such as de-en.")
     for text in texts:
         if "\n" in text:
             raise ValueError(f"{where} has a line break in {text!r}; give one sentence a text.")
@@ -258,11 +258,11 @@ class CleanPair(NamedTuple):
 
 
 def clean(splits: dict[str, list[SentencePair]]) -> CleanPair:
-    """Removes lines that would harm training or its evaluation, and counts them.
+    """Removes lines that are bad for training or evaluation, and counts them.
 
     Removed: pairs with a blank side (`core.lines.is_blank`); from train also repeated pairs, and
     pairs whose source occurs in dev or test. Counted only: dev and test lines whose target occurs
-    in train, which is normal if many languages translate one text.
+    in train, which is normal if several languages have translations of one text.
 
     Args:
         splits: split -> lines of one language pair.

@@ -120,7 +120,7 @@ def test_what_looks_like_data_is_not_passed_over(tmp_path, split, name):
     _write(tmp_path / "train/de-en.tsv", "eins\tone\n")
     _write(tmp_path / split / name, "x\ty\n")
     first = name.split("/")[0]
-    with pytest.raises(ValueError, match="looks like data and is not read: files are") as error:
+    with pytest.raises(ValueError, match="looks like data but is not read: files are") as error:
         find_pairs(tmp_path)
     assert str(tmp_path / split / first) in str(error.value)
 

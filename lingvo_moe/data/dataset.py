@@ -46,8 +46,8 @@ class PairInfo:
     Attributes:
         name: "de-en".
         source, target: its languages.
-        index: its place in the dataset's order.
-        examples: split -> how many examples.
+        index: its position in the order of the dataset.
+        examples: split -> number of examples.
         shards: split -> file names below the dataset's directory.
 
     Raises:
@@ -86,7 +86,7 @@ class Dataset:
     """A prepared dataset.
 
     Attributes:
-        directory: where it lies.
+        directory: its directory.
         pairs: its language pairs, in order of name.
         tags: target language -> id of its tag in the source vocabulary.
         hashes: "source" and "target" -> SHA-256 of the vocabulary.
@@ -106,7 +106,7 @@ class Dataset:
         """Reads a dataset's description.
 
         Raises:
-            ValueError: there is none, it is of another format, or it contradicts itself.
+            ValueError: the file is missing, has another format, or contradicts itself.
         """
         path = directory / FILE
         try:
@@ -193,7 +193,7 @@ class Dataset:
         """The pair of that name.
 
         Raises:
-            ValueError: there is none; the message offers the nearest.
+            ValueError: there is none; the message lists the most similar names.
         """
         names = [pair.name for pair in self.pairs]
         if name not in names:
@@ -221,8 +221,8 @@ class Dataset:
         """The examples of one TFRecord file.
 
         Raises:
-            OSError: it is missing or damaged, another file than dataset.json describes, or has ids
-                that its vocabulary does not.
+            OSError: it is missing or damaged, is not the file that dataset.json describes, or has
+                ids that its vocabulary does not have.
         """
         path = self.directory / shard
         features = {
@@ -270,7 +270,7 @@ class Dataset:
 
 
 def _from_json(directory, fields) -> Dataset:
-    """The Dataset that the fields of dataset.json describe; ValueError if they cannot."""
+    """The Dataset that the fields of dataset.json describe; ValueError if they contradict."""
     hints = {"pairs": list, "tags": dict[str, int], "vocabularies": dict}
     check_fields(fields, hints | {"checks": dict[str, dict[str, int]]}, FILE)
     checksums = fields.get("checksums", {})

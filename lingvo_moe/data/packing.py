@@ -13,7 +13,7 @@ class Packer:
     def __init__(self, batch_size: int, source_length: int, target_length: int):
         """An empty batch of B rows of L source and T target tokens."""
         self._lengths = source_length, target_length
-        # Arrays over rows, not objects: a batch may have thousands of rows to search.
+        # Arrays over rows make the search fast: a batch may have thousands of rows.
         self._room = np.full([batch_size, 2], self._lengths).T.copy()
         self._segments = np.zeros(batch_size, np.int64)
         source, target = (batch_size, source_length), (batch_size, target_length)
@@ -28,12 +28,12 @@ class Packer:
             }
         )
 
-    def can_ever_hold(self, example: Example) -> bool:
+    def fits_empty_row(self, example: Example) -> bool:
         """Whether the example fits an empty row."""
         return len(example.source) <= self._lengths[0] and len(example.target) <= self._lengths[1]
 
     def add(self, example: Example, pair_index: int) -> bool:
-        """Places the example, or returns False where no row has room for it."""
+        """Places the example; returns False if no row has room for it."""
         sizes = len(example.source), len(example.target)
         fits = (self._room[0] >= sizes[0]) & (self._room[1] >= sizes[1])
         row = int(np.argmax(fits))

@@ -38,6 +38,6 @@ def test_both_sides_must_have_room():
 
 def test_what_no_row_can_hold():
     packer = Packer(batch_size=1, source_length=3, target_length=2)
-    assert packer.can_ever_hold(_example([4, 9, 2], [9, 2]))
-    assert not packer.can_ever_hold(_example([4, 9, 9, 2], [2]))
-    assert not packer.can_ever_hold(_example([4, 2], [9, 9, 2]))
+    assert packer.fits_empty_row(_example([4, 9, 2], [9, 2]))
+    assert not packer.fits_empty_row(_example([4, 9, 9, 2], [2]))
+    assert not packer.fits_empty_row(_example([4, 2], [9, 9, 2]))

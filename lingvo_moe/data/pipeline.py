@@ -1,4 +1,4 @@
-"""Training input: pairs sampled by temperature, packed into batches, resumable to the example.
+"""Training input: pairs sampled by temperature, packed into batches, resumable at any batch.
 
 P language pairs.
 """
@@ -17,7 +17,7 @@ from lingvo_moe.data.dataset import FILE, Dataset, Example, PairInfo, shard_boun
 from lingvo_moe.data.packing import Packer
 
 _CHUNK = 4096  # pairs drawn at once
-_LOOK_AHEAD = 32  # examples that may wait for the next batch while smaller ones fill this one
+_LOOK_AHEAD = 32  # examples that may wait for the next batch while shorter ones fill this one
 _MOST_SKIPPED = 100_000
 
 
@@ -79,7 +79,7 @@ class TrainInput:
     """
 
     def __init__(self, dataset: Dataset, params: InputParams, seed: int):
-        """Opens the dataset's train split; memory holds one shard of each pair.
+        """Opens the dataset's train split; one shard of each pair is in memory.
 
         Raises:
             ValueError: a pair that the dataset does not know or has no training examples of.
@@ -100,7 +100,7 @@ class TrainInput:
         """The next batch; see `Packer.batch`.
 
         Raises:
-            ValueError: hardly any example fits a row.
+            ValueError: thousands of examples in a row are too long.
         """
         p = self._params
         packer = Packer(p.batch_size, p.source_length, p.target_length)
@@ -126,7 +126,7 @@ class TrainInput:
         return batches
 
     def state(self) -> dict[str, np.ndarray]:
-        """The position of the stream: a few integers."""
+        """The position of the stream: a few counters."""
         return {
             "draws": np.asarray(self._draws, np.int64),
             "counters": self._counters.copy(),
@@ -137,7 +137,7 @@ class TrainInput:
         """Continues from a state.
 
         Raises:
-            ValueError: the state is of other pairs.
+            ValueError: the state belongs to other pairs.
         """
         if len(state["counters"]) != len(self._streams):
             raise ValueError(
@@ -162,7 +162,7 @@ class TrainInput:
 
     def _place(self, packer, stream, counter):
         example = self._streams[stream].example(counter)
-        if not packer.can_ever_hold(example):
+        if not packer.fits_empty_row(example):
             self.skipped += 1
             self._skipped_in_a_row += 1
             if self._skipped_in_a_row > _MOST_SKIPPED and packer.empty:
@@ -245,7 +245,7 @@ def pack(examples: Iterable[tuple[Example, int]], params: InputParams) -> Iterat
 
     packer = new_packer()
     for example, pair in examples:
-        if packer.can_ever_hold(example) and not packer.add(example, pair):
+        if packer.fits_empty_row(example) and not packer.add(example, pair):
             yield packer.batch()
             packer = new_packer()
             packer.add(example, pair)
@@ -254,7 +254,7 @@ def pack(examples: Iterable[tuple[Example, int]], params: InputParams) -> Iterat
 
 
 class Prefetcher:
-    """Makes batches ahead in a background thread; `state` is that of the last batch taken."""
+    """Makes batches in advance in a background thread; `state` is that of the last batch taken."""
 
     def __init__(self, source: TrainInput, ahead: int = 4):
         """Wraps an input; after the first `next_batch` only the thread uses it."""
@@ -287,7 +287,7 @@ class Prefetcher:
         return batch
 
     def state(self) -> dict[str, np.ndarray]:
-        """The state after the last batch taken, without those made ahead."""
+        """The state after the last batch taken; batches made in advance do not count."""
         return self._state
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:

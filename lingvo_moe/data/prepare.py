@@ -1,4 +1,4 @@
-"""Makes a dataset of raw parallel text: checks, trains vocabularies, tokenises, writes."""
+"""Makes a dataset from raw parallel text: cleaning, vocabularies, tokenising, shards."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -79,7 +79,7 @@ def prepare_synthetic(
         output, params, overwrite, report: as for `prepare`.
 
     Raises:
-        ValueError: output exists, or OUTPUT_raw holds anything but a synthetic corpus.
+        ValueError: output exists, or OUTPUT_raw holds something other than a synthetic corpus.
     """
     check_output(output, MAKER, overwrite)
     corpus = output.with_name(f"{output.name}_raw")
@@ -102,7 +102,7 @@ def prepare(
 
     Args:
         corpus: see `corpora.find_pairs`.
-        output: the directory to make; neither inside the corpus nor around it.
+        output: the directory to make; it must not contain the corpus or be inside it.
         params: see PrepareParams.
         overwrite: whether to replace an earlier dataset.
         report: takes lines of progress and warnings.
@@ -122,8 +122,8 @@ def _check_apart(corpus, output):
     ours, theirs = output.resolve(), corpus.resolve()
     if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
         raise ValueError(
-            f"The output {output} and the corpus {corpus} must not hold one another; give an "
-            f"output beside the corpus."
+            f"The output {output} and the corpus {corpus} must not contain one another; give an "
+            f"output outside the corpus."
         )
 
 

@@ -178,7 +178,7 @@ def test_only_what_was_made_here_is_ever_overwritten(corpus, tmp_path, name):
 def test_the_corpus_is_never_part_of_the_output(corpus, tmp_path, output):
     (tmp_path / "link").symlink_to(corpus)
     before = _contents(tmp_path)
-    with pytest.raises(ValueError, match="must not hold one another; give an output beside"):
+    with pytest.raises(ValueError, match="must not contain one another; give an output outside"):
         prepare(corpus, tmp_path / output, PARAMS, overwrite=True)
     assert _contents(tmp_path) == before
 

@@ -1,9 +1,8 @@
 """The synthetic corpus: small parallel text of twelve invented languages with English.
 
-The embedded corpus of the project, for demonstrations and tests: real enough that translation
-must be learned and that a language with few sentences gains from a relative with many, small
-enough to learn in minutes. See `synthetic_languages` for the languages, `synthetic_grammar`
-for the sentences and docs/synthetic.md for a picture of both.
+The corpus is for demonstrations and tests. A model learns it in minutes. As with real languages, a
+language with few sentences gains from a related language with many. See `synthetic_languages` for
+the languages, `synthetic_grammar` for the sentences and docs/synthetic.md for examples.
 
     SyntheticCorpus().write("corpus")     # corpus/train/qna-en.qna, corpus/train/qna-en.en, ...
 
@@ -25,15 +24,15 @@ from lingvo_moe.data.synthetic_languages import LANGUAGES, get_language, transla
 SPLITS = ("train", "dev", "test")
 MAKER = "lingvo-moe-prepare --synthetic"
 
-# Training sizes fall as (rank + _RANK_SHIFT) ** -a, the power law of Zipf and Mandelbrot. The
-# shift keeps the second and third language, the richest of their families, from falling to a
-# quarter and an eighth of the first at once.
+# Training sizes fall as (rank + _RANK_SHIFT) ** -a, the power law of Zipf and Mandelbrot. Without
+# the shift the second and third language, which have the most text in their families, would have
+# only a quarter and an eighth of the first.
 _RANK_SHIFT = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SyntheticCorpus(Params):
-    """What to generate.
+    """The params of a synthetic corpus.
 
     Attributes:
         languages: codes of the source languages, the one with most training text first.
@@ -117,11 +116,11 @@ class SyntheticCorpus(Params):
         """Writes SPLIT/SRC-en.SRC and SPLIT/SRC-en.en, one sentence a line, UTF-8.
 
         Args:
-            directory: appears whole or not at all.
-            overwrite: replace the synthetic corpus that is there.
+            directory: appears when it is complete.
+            overwrite: replace an earlier synthetic corpus.
 
         Raises:
-            ValueError: there is something else, or a corpus and not `overwrite`.
+            ValueError: the directory holds other files, or a corpus and `overwrite` is False.
         """
         with new_directory(Path(directory), MAKER, overwrite) as partial:
             for split in SPLITS:
@@ -135,7 +134,7 @@ class SyntheticCorpus(Params):
 
 def _sample(seed: str, count: int, exclude: Collection[str] = ()) -> list[Sentence]:
     """Draws sentences whose English differs from each other's and from those excluded."""
-    # A string seeds through SHA-512, unlike hash(), alike in every process.
+    # Seeding with a string uses SHA-512, which is the same in every process, unlike hash().
     rng = random.Random(seed)
     seen = set(exclude)
     sentences: list[Sentence] = []

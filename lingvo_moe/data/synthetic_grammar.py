@@ -1,7 +1,7 @@
 """Sentences of the synthetic corpus as trees: their English, and how they are sampled.
 
-A tree holds what both sides must say and nothing else, so that the English sentence is
-determined by its translation. Words stand in it as English lemmas of `synthetic_lexicon`.
+A tree holds only what both languages express, so that the translation determines the English
+sentence. Its words are English lemmas of `synthetic_lexicon`.
 """
 
 import bisect
@@ -15,11 +15,11 @@ TENSES = ("present", "past", "future")
 
 
 class NounPhrase(NamedTuple):
-    """A pronoun, a name or a noun with its company; `partner` is joined to it by `and`."""
+    """A pronoun, a name or a noun with its modifiers; `partner` is joined to it by `and`."""
 
     head: str
     plural: bool = False
-    determiner: str | None = None  # the, a, this, that, or a pronoun: its possessor
+    determiner: str | None = None  # the, a, this, that, or a pronoun (the possessor)
     numeral: str | None = None
     adjective: str | None = None
     relative: "Relative | None" = None
@@ -44,7 +44,7 @@ class Relative(NamedTuple):
 
 
 class Clause(NamedTuple):
-    """One verb and its company. The verb `be` has a predicate (an adjective), no object."""
+    """A verb with its arguments. The verb `be` has a predicate (an adjective) and no object."""
 
     subject: NounPhrase
     verb: str
@@ -123,7 +123,7 @@ def _finite(verb: str, tense: str, subject: NounPhrase) -> str:
 
 
 def _english_phrase(phrase: NounPhrase, pronoun_form: int | None = None) -> list[str]:
-    """Words of a noun phrase; pronoun_form 0 asks for the object form of a pronoun."""
+    """Words of a noun phrase; pronoun_form 0 is the object form of a pronoun."""
     head = phrase.head
     if head in lexicon.PRONOUNS:
         return [head if pronoun_form is None else lexicon.PRONOUNS[head][pronoun_form]]
@@ -186,8 +186,8 @@ _tenses = _Choice(TENSES)
 def sample_sentence(rng: random.Random, min_words: int = 3, max_words: int = 12) -> Sentence:
     """Draws a tree whose English has min_words to max_words words.
 
-    Only `rng.random()` is called: the one method whose sequence Python promises to keep from
-    version to version, so that a seed means the same corpus everywhere.
+    Only `rng.random()` is called, because Python guarantees the sequence of this method in all
+    versions. So a seed gives the same corpus everywhere.
     """
     while True:
         sentence = _sentence(rng)

@@ -1,9 +1,9 @@
 """Twelve invented languages in three families, related by regular sound change.
 
 Each family has a proto-language: words built from its own syllables, and markers (affixes and
-particles). A language says a sentence as its ancestor would have, in its own word order and
-with its own choice of markers, and then pronounces every word by its ordered sound laws. So
-the words and the affixes of relatives correspond letter by letter.
+particles). A sentence of a language is built from the words of its proto-language, in the
+language's own word order and with its own markers. Then the language's ordered sound laws change
+every word. So the words and affixes of related languages correspond letter by letter.
 
 Codes are from qaa..qtz, which ISO 639-3 reserves for local use: no real language has one.
 The second letter is the family.
@@ -13,7 +13,7 @@ The second letter is the family.
     Teshic  qta Tash,  qte Tekel, qti Tirq,  qto Toqar    VSO, prepositions, prefixes
 
 Markers are templates in which `~` is the marked word: `~or` a suffix, `sa~` a prefix, `ik ~`
-and `~ ik` particles. What a family does not mark has no template. Their names:
+and `~ ik` particles. A family has no template for what it does not mark. The names of markers:
 
     PL DEF INDEF ACC GEN     on noun phrases (GEN makes a possessive of a pronoun)
     A.PL A.DEF               agreement of an adjective with its noun
@@ -35,7 +35,7 @@ from lingvo_moe.data.synthetic_grammar import Clause, NounPhrase, Relative, Sent
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Family:
-    """A proto-language: its sounds, its markers and how it borrows names.
+    """A proto-language: its sounds, its markers and its rules for borrowed names.
 
     Attributes:
         name: English name.
@@ -43,7 +43,7 @@ class Family:
         content_shapes: shapes of nouns, verbs, adjectives and the like.
         function_shapes: shapes of adpositions, pronouns and conjunctions.
         markers: template of each marker.
-        borrowing: ordered (pattern, replacement) that fit a foreign name to the sounds.
+        borrowing: ordered (pattern, replacement) that adapt a foreign name to the sounds.
     """
 
     name: str
@@ -158,7 +158,7 @@ TESHIC = Family(
     borrowing=((r"p|v", "b"), (r"e", "i"), (r"o", "u"), (r"c", "k"), (r"s", "sh")),
 )
 
-# The laws of one branch of each family: its two languages share them.
+# The sound laws that the two languages of a branch share.
 _EAST_NORVIC = (
     (r"k(?=[ei])", "c"),  # palatalisation
     (r"o(?=[mn])", "u"),  # raising before nasals
@@ -184,8 +184,9 @@ _OUTER_TESHIC = (
     (r"^x", "h"),
 )
 
-# Largest corpus first. Ranks go through the families there and back again, so that each has
-# large, middling and small members and the smallest language has the largest relative.
+# Largest corpus first. The order of the families reverses after each round, so that each family has
+# languages with much, medium and little text, and the language with the least text is related to
+# the one with the most.
 LANGUAGES = (
     Language(
         code="qna",
@@ -311,7 +312,7 @@ def get_language(code: str) -> Language:
 
 @functools.cache
 def proto_words(family: Family) -> Mapping[str, str]:
-    """Proto-word of every English lemma. No two are one letter apart, so that none merge."""
+    """Proto-word of every English lemma. They differ by more than one letter, so none merge."""
     rng = random.Random(f"proto-{family.name}")
     words: dict[str, str] = {}
     taken: set[str] = set()
@@ -336,7 +337,7 @@ def _draw_word(rng: random.Random, family: Family, shapes: tuple[str, ...]) -> s
 
 
 def _neighbourhood(word: str) -> set[str]:
-    """The word and what is left of it without one letter.
+    """The word, and the word without each one of its letters.
 
     Two words with disjoint neighbourhoods are more than one insertion, deletion or
     substitution apart.
@@ -352,7 +353,7 @@ def _apply(laws: tuple[tuple[str, str], ...], word: str) -> str:
 
 
 def pronounce(word: str, language: Language) -> str:
-    """What the sound laws of a language, in order, make of a word of its ancestor."""
+    """Applies the sound laws of a language, in order, to a word of its proto-language."""
     return _apply(language.laws, word)
 
 
@@ -373,7 +374,7 @@ def proto_sentence(sentence: Sentence, language: Language, roots: Mapping[str, s
         language: whose word order and markers to use.
         roots: word of every English lemma; `{lemma: lemma}` gives an interlinear gloss.
     """
-    speaker = _Speaker(language, roots)
+    speaker = _SentenceBuilder(language, roots)
     words = speaker.clause(sentence.clause)
     if sentence.second is None:
         return words
@@ -381,7 +382,7 @@ def proto_sentence(sentence: Sentence, language: Language, roots: Mapping[str, s
 
 
 def _mark(head: str, templates: list[str], before: str = "", after: str = "") -> str:
-    """Puts affixes on the head, its company around it, and particles around the whole."""
+    """Puts affixes on the head, its modifiers around it, and particles around the phrase."""
     for template in templates:
         if " " not in template:
             head = template.replace("~", head)
@@ -392,8 +393,8 @@ def _mark(head: str, templates: list[str], before: str = "", after: str = "") ->
     return phrase
 
 
-class _Speaker:
-    """Says trees in the grammar of one language with given roots."""
+class _SentenceBuilder:
+    """Builds sentences of trees in the grammar of one language with given roots."""
 
     def __init__(self, language: Language, roots: Mapping[str, str]):
         self.language = language

@@ -1,7 +1,7 @@
-"""The English words of the synthetic corpus, by class, commonest first.
+"""The English words of the synthetic corpus, by class, most frequent first.
 
-A word is its lemma, followed after slashes by the forms which no rule gives: the plural of a
-noun, the past tense of a verb. Lemmas are unique over all classes, because they also name the
+A word is its lemma, followed after slashes by irregular forms: the plural of a noun, the past tense
+of a verb. Lemmas are unique over all classes, because they also name the
 words of the invented languages.
 """
 
@@ -58,7 +58,7 @@ PRONOUNS = {
 PERSONS = {"i": 1, "we": 1, "you": 2}
 PLURAL_PRONOUNS = ("we", "they")
 
-# Words that the invented languages shape like particles: one syllable.
+# Words that have one syllable in the invented languages, like particles.
 FUNCTION_LEMMAS = (
     *f"{PLACE_PREPOSITIONS} {COMPANY_PREPOSITIONS} {CONJUNCTIONS}".split(),
     *DEMONSTRATIVES,

@@ -28,17 +28,18 @@ __all__ = [
     "train_vocabulary",
 ]
 
-# What is done to a text before it is cut into pieces. `identity` keeps every character, the others
-# are SentencePiece's rules, which also join runs of spaces: `nfkc` maps characters to compatible
-# ones (½ to 1⁄2, ， to ,), `nmt` besides drops control characters, `cf` makes lower case.
+# Changes of a text before it is split into pieces. `identity` changes nothing. The others are
+# SentencePiece's rules, which also replace runs of spaces by one: `nfkc` maps characters to
+# compatible ones (½ to 1⁄2, ， to ,), `nmt` also removes control characters, `cf` converts to lower
+# case.
 Normalization = Literal["identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf"]
 NORMALIZATIONS = get_args(Normalization)
 
-_MAX_BYTES = 4192  # longer sentences SentencePiece leaves out of training
+_MAX_BYTES = 4192  # SentencePiece ignores longer sentences in training
 
 
 def tag_piece(language: str) -> str:
-    """The control symbol that asks for a target language: `<2en>`."""
+    """The control symbol of a target language: `<2en>`."""
     return f"<2{language}>"
 
 
@@ -63,7 +64,7 @@ class Vocabulary:
 
     @property
     def sha256(self) -> str:
-        """What identifies this vocabulary, in hexadecimal."""
+        """SHA-256 of the model file, in hexadecimal."""
         return hashlib.sha256(self.model_bytes).hexdigest()
 
     @functools.cached_property
@@ -77,7 +78,7 @@ class Vocabulary:
         return self._processor.encode(list(texts))
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each list of ids; control symbols vanish."""
+        """The text of each list of ids, without control symbols."""
         return [self._processor.decode(list(row)) for row in ids]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
@@ -105,10 +106,11 @@ class Vocabulary:
 
         Args:
             path: the file.
-            sha256: what its `sha256` must be; None for anything.
+            sha256: the required `sha256`; None for any.
 
         Raises:
-            ValueError: the file is missing, is none, is empty or is another.
+            ValueError: the file is missing, is no SentencePiece model, is empty, or has another
+                SHA-256.
         """
         try:
             vocabulary = Vocabulary(path.read_bytes())
@@ -141,14 +143,14 @@ def train_vocabulary(
 
     Args:
         texts: language -> its sentences. Language l is sampled with probability ∝ n_l^(1/T), with
-            repetition where it has too few, so that small languages get pieces of their own.
-        size: how many pieces at most; small corpora may not fill it.
-        tags: target languages that get a tag, a control symbol that no text produces.
+            repetition if it has too few, so that small languages get pieces of their own.
+        size: largest number of pieces; small corpora may give fewer.
+        tags: target languages with a tag, a control symbol that no text is encoded as.
         temperature: T; 1 samples by size, a large T evenly.
-        max_sentences: how many sentences the trainer sees at most.
+        max_sentences: largest number of sentences for the trainer.
         character_coverage: share of characters that get a piece; the rest fall back to bytes.
-        normalization: one of NORMALIZATIONS. With "identity" decoding gives back every text that
-            does not begin or end with space, but for U+2581, which SentencePiece uses for spaces.
+        normalization: one of NORMALIZATIONS. With "identity" decoding restores every text without
+            spaces at its ends, except U+2581, which SentencePiece uses for spaces.
         seed: of the sampling.
 
     Raises:
@@ -180,16 +182,14 @@ def train_vocabulary(
             bos_id=BOS,
             eos_id=EOS,
             unk_id=UNK,
-            num_threads=1,  # several threads add up in any order: other pieces every time
+            num_threads=1,  # with several threads the order of sums, and so the pieces, would vary
             shuffle_input_sentence=False,
             input_sentence_size=0,
             minloglevel=2,
         )
     except RuntimeError as error:
         needed = re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error))
-        reason = (
-            f"its characters, tags and bytes are {needed[1]} by themselves" if needed else error
-        )
+        reason = f"its characters, tags and bytes alone are {needed[1]}" if needed else error
         raise ValueError(
             f"SentencePiece could not make a vocabulary of {size} pieces from {len(sample)} "
             f"sentences: {reason}. Give a larger size or a lower character coverage."
@@ -198,7 +198,7 @@ def train_vocabulary(
 
 
 def _run_in_thread(function: Callable, **kwargs) -> None:
-    """Calls a function that runs for long outside of Python; Ctrl-C is heard meanwhile."""
+    """Calls a long-running native function in a thread, so that Ctrl-C works meanwhile."""
     errors = []
 
     def run():

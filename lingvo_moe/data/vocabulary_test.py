@@ -129,7 +129,7 @@ def test_no_text(texts):
 def test_too_small_for_its_characters():
     # 256 bytes, 4 special pieces, ▁ and 17 letters.
     message = (
-        r"vocabulary of 100 pieces from 62 sentences: its characters, tags and bytes are 278 by"
+        r"vocabulary of 100 pieces from 62 sentences: its characters, tags and bytes alone are 278"
     )
     with pytest.raises(ValueError, match=message):
         train_vocabulary(TEXTS, 100)

@@ -1,4 +1,4 @@
-"""What a hypothesis may not go on with.
+"""Tokens that may not follow a hypothesis.
 
 B sentences, K hypotheses, T steps, V vocabulary, X bans.
 """
@@ -18,10 +18,10 @@ def banned(
     """Tokens that would repeat an n-gram or complete a forbidden sequence.
 
     Args:
-        ids: int32 [B, K, T], the tokens of each hypothesis; those from step on mean nothing.
-        step: int32 [], how many there are.
+        ids: int32 [B, K, T], the tokens of each hypothesis; those from `step` on are ignored.
+        step: int32 [], the number of tokens.
         vocab_size: V.
-        no_repeat_ngram: n; 0 for any repetition.
+        no_repeat_ngram: n; 0 to allow all repetitions.
         forbidden: sequences of token ids.
 
     Returns:
@@ -58,15 +58,15 @@ def _completes(ids, step, sequence):
 
 
 def _repeats(ids, step, n):
-    """int32 [B, K, T]: what followed the newest n-1 tokens wherever they stood, else PAD."""
+    """int32 [B, K, T]: the tokens after earlier copies of the newest n-1 tokens, else PAD."""
     place = tf.range(tf.shape(ids)[2])
     matches = tf.broadcast_to((place >= n - 1) & (place < step), tf.shape(ids))
     for back in range(1, n):
-        # Up to the first tokens roll the last; the first line leaves them out.
+        # tf.roll moves the last tokens to the front; the first line excludes them.
         matches &= tf.roll(ids, back, axis=2) == _newest(ids, step, back)[..., None]
     return tf.where(matches, ids, PAD)
 
 
 def _newest(ids, step, back):
-    """int32 [B, K]: the token so far back; the first one where there are fewer."""
+    """int32 [B, K]: the token `back` positions before the end; the first one if there are fewer."""
     return tf.gather(ids, tf.maximum(step - back, 0), axis=2)

@@ -1,6 +1,7 @@
 """Flat beam search (GShard, arXiv 2006.16668, section on decoding).
 
-B sentences, K living hypotheses, N best kept, T steps, P flat positions (T·K), V vocabulary.
+B sentences, K unfinished ("living") hypotheses, N best translations, T steps, P flat positions
+(T·K), V vocabulary.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ _Sequences = Annotated[
 ]
 _IMPOSSIBLE = -math.inf
 _NO_WORDS = (PAD, BOS, EOS, UNK)
-_STEPS_AT_A_TIME = 16  # by which caches grow
+_STEPS_AT_A_TIME = 16  # number of steps by which caches grow
 _CHUNK = LOGITS_MULTIPLE
 
 # (token_ids int32 [B, K], step int32 [], caches, visible bool [B, K, P], source)
@@ -39,20 +40,20 @@ StepFn = Callable[[tf.Tensor, tf.Tensor, Any, tf.Tensor, Any], tuple[tf.Tensor, 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BeamSearchParams(Params):
-    """How to search.
+    """The params of a search.
 
     Attributes:
         beam_size: K, 1 to MAX_BEAM. Memory grows with its square.
-        n_best: N, how many translations to return, 1 to MAX_BEAM.
+        n_best: N, number of translations to return, 1 to MAX_BEAM.
         length_penalty: α of score = log P / ((5 + length)/6)^α (Wu et al. 2016, equation 14); the
             length counts EOS.
         length_ratio, length_offset: a translation has at most ratio · source length + offset
-            tokens, EOS included; it ends there whatever the model says.
-        min_length: fewest tokens of a translation, EOS included; at most the longest length counts.
-        no_repeat_ngram: n; no n tokens follow each other twice in a translation. 0 for no limit.
-        forbidden: sequences of token ids that no translation contains. EOS ends all the same.
-        sampling: how to draw beam_size translations of each sentence, independent of each other,
-            of which the N with the best scores are given; None to search.
+            tokens, with EOS; it ends there in any case.
+        min_length: smallest number of tokens, with EOS; limited by the largest length.
+        no_repeat_ngram: n; no sequence of n tokens occurs twice in a translation. 0 for no limit.
+        forbidden: sequences of token ids that no translation contains. EOS is always allowed.
+        sampling: draws beam_size independent translations of each sentence and returns the N with
+            the best scores; None to search.
     """
 
     beam_size: _Beam = 4
@@ -70,9 +71,9 @@ class BeamOutput(NamedTuple):
     """The N best of each sentence, best first.
 
     Attributes:
-        ids: int32 [B, N, T], EOS included, then PAD.
-        lengths: int32 [B, N], EOS included; 0 where fewer than N were found.
-        scores: float32 [B, N], log P / length penalty; -inf where fewer than N were found.
+        ids: int32 [B, N, T], with EOS, then PAD.
+        lengths: int32 [B, N], with EOS; 0 if fewer than N were found.
+        scores: float32 [B, N], log P / length penalty; -inf if fewer than N were found.
     """
 
     ids: tf.Tensor
@@ -90,9 +91,9 @@ class _Living(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """What there is of each sentence being translated, along the first dimension."""
+    """The state of the sentences in the batch, along the first dimension."""
 
-    sentence: tf.Tensor  # its place in the batch
+    sentence: tf.Tensor  # its position in the batch
     max_length: tf.Tensor
     source: Any
     caches: Any
@@ -114,8 +115,8 @@ def beam_search(
         model: the network.
         laid_out: its weights, of `Transformer.lay_out`.
         source_ids: int32 [B, L].
-        source_lengths: int32 [B]. A sentence's longest translation follows from its own length, so
-            its batch-mates have no part in it.
+        source_lengths: int32 [B]. The longest translation of a sentence follows from its own length
+            and not from the other sentences of the batch.
         params: how to search.
         tasks: int32 [B], for routers by task.
     """
@@ -128,7 +129,7 @@ def beam_search(
         return model.step(laid_out, *args)
 
     steps = None
-    if source_ids.shape[1] is not None:  # XLA wants to know; the extra steps are never taken
+    if source_ids.shape[1] is not None:  # XLA needs a static bound; extra steps are not executed
         steps = math.ceil(params.length_ratio * source_ids.shape[1]) + params.length_offset
     positions = (steps or 0) * params.beam_size
     caches = model.empty_caches(tf.shape(source_ids)[0], positions, dtype)
@@ -145,24 +146,25 @@ def search(
 ) -> BeamOutput:
     """Flat beam search over any step function.
 
-    Keys and values of step t's hypothesis k stay at flat position t·K + k for good. When beams are
-    re-ordered only `visible`, which says whose tokens are where, and the small token table are.
-    Each step offers every living hypothesis with EOS to the N best. A sentence is done when no
-    living hypothesis could beat them even at the longest length with nothing but certain tokens to
-    come. At its longest length whatever lives is ended by EOS, at EOS's own probability. PAD, BOS
-    and UNK are never generated. Ties go to the lower beam, then the lower id.
+    Keys and values of hypothesis k in step t are at flat position t·K + k and are never moved.
+    Re-ordering beams changes only `visible`, the mask of each hypothesis's positions, and the small
+    token table. In each step every living hypothesis followed by EOS is a candidate for the N best.
+    A sentence is done when no living hypothesis could reach a better score, even at the longest
+    length with only tokens of probability 1. At the longest length each living hypothesis is ended
+    by EOS, with EOS's own probability. PAD, BOS and UNK are never generated. Of equal scores the
+    lower beam is taken, then the lower id.
 
-    With a static number of steps there is one loop of static shapes, as XLA wants it. Otherwise
-    caches grow as they fill up, and sentences that are done leave the batch.
+    With a static number of steps there is one loop with static shapes, which XLA needs. Otherwise
+    caches grow when they are full, and finished sentences are removed from the batch.
 
     Args:
         step_fn: one step of the model.
-        caches: what step_fn carries, any structure of tensors [B, …, P, D]; P is steps · K, or 0
-            where steps is None.
-        source: what else step_fn needs to know, any structure of tensors [B, …].
-        max_lengths: int32 [B], at least 1, EOS included.
+        caches: state of step_fn, any structure of tensors [B, …, P, D]; P is steps · K, or 0 if
+            steps is None.
+        source: other inputs of step_fn, any structure of tensors [B, …].
+        max_lengths: int32 [B], at least 1, with EOS.
         params: how to search.
-        steps: T, at least the longest of max_lengths; None for just that, dynamic.
+        steps: T, at least the largest of max_lengths; None for exactly that number, dynamic.
     """
     batch = tf.shape(max_lengths)[0]
     static, steps = steps is not None, _num_steps(max_lengths) if steps is None else steps
@@ -192,7 +194,7 @@ def search(
 
 
 def _run(step_fn, step, rows, until, params, leave=False):
-    """Steps until one, or until no sentence is left; or, to leave, until a quarter is done."""
+    """Runs steps until `until`, or until all sentences (with `leave`, a quarter) are done."""
 
     def unfinished(step, rows):
         alive = tf.reduce_sum(tf.cast(_alive(rows), tf.int32))
@@ -233,7 +235,7 @@ def _search(rows, logits, allowed, may_end, visible, step, params):
 
 
 def _sample(rows, logits, allowed, may_end, visible, step, params):
-    """A token for each sample, and the N best of those that EOS has ended."""
+    """A token for each sample, and the N best of those that ended with EOS."""
     living = rows.living
     never = _is_one_of(tf.range(logits.shape[-1]), (PAD, BOS, UNK))
     never |= _is_one_of(tf.range(logits.shape[-1]), (EOS,)) & ~may_end[..., None]
@@ -249,7 +251,7 @@ def _sample(rows, logits, allowed, may_end, visible, step, params):
 
 
 def _allowed(logits, ids, step, params):
-    """The same logits, -inf for tokens that constraints rule out."""
+    """The logits, -inf for tokens that constraints forbid."""
     if not (params.no_repeat_ngram or params.forbidden):
         return logits
     bans = banned(ids, step, logits.shape[-1], params.no_repeat_ngram, params.forbidden)
@@ -272,7 +274,7 @@ def _only(rows, keep):
 
 
 def _grown(rows, step, params):
-    """The same with room for more steps, where there is none for this one."""
+    """The rows with room for more steps if the caches are full."""
     visible = rows.living.visible
     full = step * params.beam_size >= tf.shape(visible)[2]
     more = tf.where(full, _STEPS_AT_A_TIME * params.beam_size, 0)
@@ -291,7 +293,7 @@ def _shapes(state):
 
 
 def _invariants(state):
-    """Shapes of a loop in which sentences leave and caches grow."""
+    """Shape invariants of a loop that removes sentences and grows caches."""
     step, rows, best = state
 
     def loose(tensor, *axes):
@@ -304,12 +306,12 @@ def _invariants(state):
 
 
 def _num_steps(max_lengths):
-    """T; the maximum over an empty batch is the least of all integers."""
+    """T, at least 0: the maximum over an empty batch is the smallest integer."""
     return tf.maximum(tf.reduce_max(max_lengths), 0)
 
 
 def _start(batch, steps, capacity, params):
-    """BOS alone, in beam 0, or for samples in each."""
+    """Hypotheses with BOS only: in beam 0, or for samples in every beam."""
     beams = params.beam_size
     others = 0.0 if params.sampling else _IMPOSSIBLE
     log_probs = tf.tile([[0.0] + [others] * (beams - 1)], [batch, 1])
@@ -342,7 +344,7 @@ class Choices(NamedTuple):
 
     Attributes:
         ids: int32 [B, K, C].
-        logits: float32 [B, K, C], theirs.
+        logits: float32 [B, K, C], the logits of ids.
         log_total: float32 [B, K], log Σ exp of all logits.
     """
 
@@ -352,9 +354,9 @@ class Choices(NamedTuple):
 
 
 def best_choices(logits: tf.Tensor, count: int) -> Choices:
-    """The C best of V tokens; ties go to the lower id.
+    """The C best of V tokens; of equal ones the lower id first.
 
-    Where V falls into chunks the C best are in the C chunks with the largest maxima, so that only
+    If V is divided into chunks, the C best are in the C chunks with the largest maxima, so only
     these are searched.
 
     Args:
@@ -388,7 +390,7 @@ def _bound(log_probs, max_lengths, params):
 
 
 def _offer(best, ids, log_probs, step, params):
-    """The N best of those at hand and every living hypothesis ended here by EOS."""
+    """The N best of the earlier ones and of every living hypothesis followed by EOS."""
     scores = tf.concat([best.scores, log_probs / _penalty(step + 1, params)], axis=1)
     scores, index = tf.math.top_k(scores, params.n_best)
     ended = tf.where(tf.range(tf.shape(ids)[2]) == step, EOS, ids)
@@ -400,7 +402,7 @@ def _offer(best, ids, log_probs, step, params):
 
 
 def _extend(ids, visible, log_probs, choices, step):
-    """The K best continuations by words."""
+    """The K best continuations by tokens other than EOS."""
     beams, count = choices.ids.shape[1:]
     totals = log_probs[..., None] + choices.logits
     totals = tf.reshape(
@@ -409,7 +411,7 @@ def _extend(ids, visible, log_probs, choices, step):
     log_probs, index = tf.math.top_k(totals, beams)
     parent = index // count
     token = tf.gather(tf.reshape(choices.ids, [-1, beams * count]), index, batch_dims=1)
-    token = tf.where(log_probs > _IMPOSSIBLE, token, PAD)  # which may be none at all
+    token = tf.where(log_probs > _IMPOSSIBLE, token, PAD)  # there may be none
     ids = tf.gather(ids, parent, batch_dims=1)
     ids = tf.where(tf.range(tf.shape(ids)[2]) == step, token[..., None], ids)
     return _Living(token, log_probs, ids, tf.gather(visible, parent, batch_dims=1))

@@ -1,4 +1,4 @@
-"""Sampling instead of searching.  B sentences, K samples of each, V vocabulary."""
+"""Sampling of translations.  B sentences, K samples of each, V vocabulary."""
 
 import dataclasses
 import math
@@ -14,16 +14,16 @@ _Mass = Annotated[float, Rule("in (0, 1]", lambda p: 0 < p <= 1)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling(Params):
-    """How to draw the next token.
+    """Draws the next token at random.
 
-    Sentences share the random numbers, so that a translation depends on no other sentence of its
-    batch; the same sentence and seed give the same samples.
+    All sentences use the same random numbers, so a translation does not depend on the other
+    sentences of its batch. The same sentence and seed give the same samples.
 
     Attributes:
         temperature: logits are divided by it.
         top_k: number of best tokens to draw from; 0 for all.
-        top_p: only the best tokens are drawn from, as many as it takes for their probabilities to
-            sum up to this (Holtzman et al. 2020, arXiv 1904.09751); 1 for all.
+        top_p: draws only from the smallest set of best tokens with at least this total probability
+            (Holtzman et al. 2020, arXiv 1904.09751); 1 for all.
         seed: of the random numbers.
     """
 
@@ -36,17 +36,17 @@ class Sampling(Params):
         """Draws int32 [B, K], a token for each sample.
 
         Args:
-            logits: float32 [B, K, V]; -inf for what is not to be drawn.
+            logits: float32 [B, K, V]; -inf for tokens that must not be drawn.
             step: int32 [], different for each draw.
         """
         logits = self._kept(logits / self.temperature)
         seed = random.fold_in(tf.constant([self.seed, 0]), step)
         uniform = random.uniform(tf.shape(logits)[1:], seed, low=1e-20)
-        # The largest logit with Gumbel noise is a draw from the softmax.
+        # The token with the largest logit plus Gumbel noise is a sample of the softmax.
         return tf.argmax(logits - tf.math.log(-tf.math.log(uniform)), -1, tf.int32)
 
     def _kept(self, logits):
-        """The same, -inf for tokens that top_k and top_p leave out."""
+        """The logits, -inf for tokens that top_k and top_p exclude."""
         size = logits.shape[-1]
         if self.top_k:
             best = tf.math.top_k(logits, min(self.top_k, size)).values

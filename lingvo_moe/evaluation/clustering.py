@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# Kaufman and Rousseeuw, Finding Groups in Data (1990), table 4: up to here there is "no substantial
-# structure", then it is weak, reasonable, strong.
+# Kaufman and Rousseeuw, Finding Groups in Data (1990), table 4: up to this value there is "no
+# substantial structure", above it a weak, reasonable or strong one.
 SILHOUETTE_OF_NOTHING = 0.25
 _STRENGTHS = ((0.7, "strong"), (0.5, "reasonable"), (SILHOUETTE_OF_NOTHING, "weak"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tree:
-    """What average linkage made of N things.
+    """The result of average linkage of N items.
 
     Attributes:
-        merges: the N - 1 unions, nearest first, each as the things of its two sides in the order
-            in which they are best shown.
+        merges: the N - 1 unions, nearest first; each has the items of its two sides, in an order in
+        which similar items are neighbours.
         num_things: N.
     """
 
@@ -27,11 +27,11 @@ class Tree:
 
     @functools.cached_property
     def order(self) -> tuple[int, ...]:
-        """All things so that every cluster stands together and likeness meets at the seams."""
+        """All items; each cluster is contiguous, and similar items are neighbours."""
         return sum(self.merges[-1], ()) if self.merges else tuple(range(self.num_things))
 
     def groups(self, count: int) -> list[tuple[int, ...]]:
-        """The clusters when `count` of them are left, in the order of `order`."""
+        """The tree cut into `count` clusters, in the order of `order`."""
         clusters: set[tuple[int, ...]] = {(thing,) for thing in range(self.num_things)}
         for left, right in self.merges[: self.num_things - count]:
             clusters -= {left, left[::-1], right, right[::-1]}
@@ -43,13 +43,14 @@ class Tree:
 
 
 def average_linkage(distances: np.ndarray) -> Tree:
-    """Joins, again and again, the two clusters with the least mean distance between members.
+    """Repeatedly joins the two clusters with the smallest mean distance between members.
 
-    This is UPGMA (Sokal and Michener 1958). Of the four ways to lay two clusters side by side, the
-    one is taken whose ends that meet are nearest. Ties go to the lower index.
+    This is UPGMA (Sokal and Michener 1958). Two joined clusters can be placed in four orders; the
+    one with the smallest distance between the neighbouring ends is taken. Of equal distances the
+    lower index is taken.
 
     Args:
-        distances: [N, N], symmetric, N >= 1; the diagonal is not looked at.
+        distances: [N, N], symmetric, N >= 1; the diagonal is ignored.
     """
     between = np.array(distances, float)
     np.fill_diagonal(between, np.inf)
@@ -75,12 +76,12 @@ def _side_by_side(left, right, distances):
 def silhouette(distances: np.ndarray, groups: Sequence[Sequence[int]]) -> float:
     """The separation of groups: 1 is perfect, 0 is none (Rousseeuw 1987).
 
-    The mean over things of (b - a) / max(a, b): a is the mean distance to the rest of its own
-    group, b that to the nearest other group; 0 for a thing that is a group of its own.
+    The mean over items of (b - a) / max(a, b): a is the mean distance to the rest of the item's
+    group, b that to the nearest other group; 0 for a group of one item.
 
     Args:
         distances: [N, N], symmetric.
-        groups: two or more, which share out the N things.
+        groups: two or more; each of the N items is in one group.
     """
     member = np.zeros((len(groups), len(distances)))
     for i, group in enumerate(groups):
@@ -101,8 +102,8 @@ def best_groups(
 ) -> tuple[list[tuple[int, ...]], float | None]:
     """The cut of a tree, into 2 to `most` groups, with the best silhouette, and that silhouette.
 
-    If no cut is above SILHOUETTE_OF_NOTHING, all things are one group. Fewer than three things have
-    no silhouette: None.
+    If no cut is above SILHOUETTE_OF_NOTHING, all items are one group. For fewer than three items
+    the silhouette is None.
     """
     cuts = [tree.groups(count) for count in range(2, min(most, tree.num_things - 1) + 1)]
     if not cuts:

@@ -1,9 +1,9 @@
-"""From translations to a report on disk.
+"""Scores translations and writes a report.
 
     DIRECTORY/report.json                              every score
     DIRECTORY/delta_bleu.png                           the plot
     DIRECTORY/index.html                               both with sample translations, in one file
-    DIRECTORY/hypotheses/SPLIT/PAIR.{src,hyp,ref}      what was scored
+    DIRECTORY/hypotheses/SPLIT/PAIR.{src,hyp,ref}      the scored texts
 
 Such a directory also serves as the baseline of another evaluation.
 """
@@ -47,14 +47,14 @@ def write_report(
 
     Args:
         outputs: the translations, an entry per pair.
-        directory: to write to; made if missing, files of an earlier report overwritten.
+        directory: made if missing; files of an earlier report are overwritten.
         model: name of the model that translated.
-        checkpoint_step: training steps behind its checkpoint; None if there are several models.
-        split: as 'test'.
-        baselines: an earlier report to compare with. Pairs that it lacks have no ΔBLEU; p-values
-            need the hypotheses beside it.
-        chosen_tokenizers: pair -> sacreBLEU's name of a tokenizer for BLEU; None for each target's
-            own.
+        checkpoint_step: training steps of its checkpoint; None if there are several models.
+        split: such as 'test'.
+        baselines: an earlier report to compare with. Other pairs have no ΔBLEU; p-values need the
+            hypotheses of the baselines.
+        chosen_tokenizers: pair -> sacreBLEU's name of a tokenizer for BLEU; None for the default of
+            each target language.
         bootstrap_samples: resamples of a test set for a p-value.
 
     Raises:
@@ -93,7 +93,7 @@ def write_report(
 def _score(
     output: PairOutput, baselines: Baselines | None, tokenizer: str, samples: int
 ) -> PairScore:
-    """The score, with baseline BLEU from its report where its translations are not at hand."""
+    """The score; without translations of the baseline its BLEU is taken from its report."""
     theirs = baselines.hypotheses(output.pair) if baselines else None
     score = score_pair(output, theirs, tokenizer=tokenizer, bootstrap_samples=samples)
     reported = baselines.score(output.pair) if baselines else None
@@ -108,7 +108,7 @@ def _score_pooled(
     chosen: Mapping[str, str],
     samples: int,
 ) -> list[PairScore]:
-    """One score for all pairs of a target language and tokenizer that have too few lines each."""
+    """One score for all pairs with too few lines that have the same target and tokenizer."""
     scores = []
     groups = defaultdict(list)
     for output in outputs:

@@ -13,16 +13,16 @@ from lingvo_moe.evaluation.clustering import Tree, average_linkage, best_groups
 from lingvo_moe.evaluation.routing import RoutingRecord
 
 MOST_GROUPS = 12  # more groups would be hard to read
-LEAST_EXPECTED = 5.0  # tokens; below it a pair's lift is mostly noise
+LEAST_EXPECTED = 5.0  # tokens; below this number a pair's lift is mostly noise
 SHRINKAGE = 5.0  # tokens
-_PREFERRED = 1.2  # an expert is preferred by those who use it so many times as much as others
+_PREFERRED = 1.2  # a group prefers an expert if it uses it this many times as much as others
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExpertPair:
-    """Two experts that took the same tokens more often than chance; `expected` is chance's count.
+    """Two experts that share more tokens than by chance; `expected` is the number by chance.
 
-    The excess over chance is measured in standard deviations, (tokens - expected) / √expected.
+    The excess is measured in standard deviations, (tokens - expected) / √expected.
     """
 
     experts: tuple[int, int]
@@ -55,15 +55,15 @@ class LayerExperts:
 
     Attributes:
         name: such as "encoder/layer_01".
-        load: [E], choices that each expert took.
-        shares: [L, E], each language's choices as shares; a row of NaN where it has none here.
-        max_vio: the busiest expert's load over the mean load, minus 1; 0 is balance.
-        unused: experts without a choice.
-        entropy: of the load, over its greatest value ln E: 1 is balance, 0 a single busy expert.
+        load: [E], number of choices of each expert.
+        shares: [L, E], each language's choices as shares; NaN for a language without choices.
+        max_vio: the busiest expert's load divided by the mean load, minus 1; 0 is balance.
+        unused: number of experts without a choice.
+        entropy: of the load, divided by its maximum ln E: 1 is balance, 0 a single busy expert.
         mutual_information: between the language and the expert of a choice, bits.
-        by_chance: mutual information that so many choices would show, on average, if experts knew
-            nothing of languages (Miller 1955): (L - 1)(E - 1) / (2 choices ln 2), bits.
-        coactivation: None where it was not counted, or where no token had two experts.
+        by_chance: mean mutual information of as many choices that are independent of the language
+            (Miller 1955): (L - 1)(E - 1) / (2 choices ln 2), bits.
+        coactivation: None if it was not counted or no token had two experts.
     """
 
     name: str
@@ -95,11 +95,11 @@ class Side:
         name: "encoder" or "decoder".
         layers: its layers.
         similarity: [L, L], 1 minus the Jensen-Shannon divergence (bits) of two languages' shares,
-            mean over layers: 1 if they use the same experts, 0 if they share none. NaN where there
-            is no layer in which both have choices.
+            mean over layers: 1 if they use the same experts, 0 if they share none. NaN if no layer
+            has choices of both.
         tree: average linkage over 1 - similarity.
-        groups: of indices of languages, in the order of the tree; one if none stand apart.
-        silhouette: how well the groups stand apart (see clustering); None for fewer than three.
+        groups: of indices of languages, in the order of the tree; one if there is no structure.
+        silhouette: the separation of the groups (see clustering); None for fewer than three.
         preferences: for each group, experts that it prefers.
     """
 
@@ -112,7 +112,7 @@ class Side:
     preferences: tuple[tuple[Preference, ...], ...]
 
     def nearest(self, language: int, count: int) -> list[tuple[int, float]]:
-        """The languages most like one, with their similarity, most alike first."""
+        """The most similar languages to one, with their similarity, most similar first."""
         likeness = self.similarity[language].copy()
         likeness[language] = np.nan
         order = np.argsort(-likeness, kind="stable")
@@ -125,7 +125,7 @@ class Experts:
 
     Attributes:
         languages: labels of the L languages.
-        silent: labels of languages without tokens, which are left out elsewhere.
+        silent: labels of languages without tokens, which the other fields exclude.
         choices: [L], mean number of choices a layer.
         sides: encoder and decoder, if they have MoE layers.
     """
@@ -142,7 +142,7 @@ class Experts:
 
 
 def analyze(record: RoutingRecord) -> Experts:
-    """A record's numbers.
+    """Computes the statistics of a record.
 
     Raises:
         ValueError: the record has no choices.
@@ -209,7 +209,7 @@ def expected_coactivation(counts: np.ndarray, iterations: int = 200) -> np.ndarr
     P(a) P(b) would make all pairs look less frequent than by chance.
 
     Args:
-        counts: [E, E], symmetric; the diagonal is not looked at.
+        counts: [E, E], symmetric; the diagonal is ignored.
         iterations: of proportional fitting.
 
     Returns:
@@ -292,7 +292,7 @@ def _side(name, layers):
     distance = np.divide(
         total, layers_known, out=np.full_like(total, np.nan), where=layers_known > 0
     )
-    clear = np.nan_to_num(distance, nan=1.0)  # nothing in common is as far apart as can be
+    clear = np.nan_to_num(distance, nan=1.0)  # without a common layer the distance is the largest
     tree = average_linkage(clear)
     groups, score = best_groups(clear, tree, MOST_GROUPS)
     return Side(

@@ -1,4 +1,4 @@
-"""A record of routing as a page, its pictures, its numbers as JSON, and a table for a terminal.
+"""Writes a record of routing as a page, pictures, JSON, and a table for a terminal.
 
 DIRECTORY/index.html                    all of it, in one file
 DIRECTORY/experts.json                  the numbers
@@ -41,8 +41,8 @@ def write_experts(experts: Experts, directory: str | pathlib.Path, title: str) -
 
     Args:
         experts: the numbers.
-        directory: to write to; made if missing, files of an earlier page overwritten.
-        title: the page's, such as the model's name.
+        directory: made if missing; files of an earlier page are overwritten.
+        title: of the page, such as the model's name.
     """
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -100,8 +100,8 @@ def draw_all(experts: Experts) -> dict[str, bytes]:
 def draw_layers(record: RoutingRecord) -> dict[str, bytes]:
     """Name of a layer -> its heat map as PNG, for TensorBoard.
 
-    Languages and experts are in their own order, which is the same at every evaluation: so pictures
-    of one run compare.
+    Languages and experts have the same order at every evaluation, so the pictures of a run are
+    comparable.
     """
     experts = analyze(dataclasses.replace(record, coactivation=None))
     return {
@@ -115,11 +115,11 @@ def draw_layers(record: RoutingRecord) -> dict[str, bytes]:
 def expert_order(shares: np.ndarray, groups: Sequence[Sequence[int]]) -> list[int]:
     """Experts by the group of languages that uses them most, unused experts last.
 
-    Among the experts of a group, those that are most its own come first.
+    Within a group, experts that are used most exclusively by it are first.
 
     Args:
         shares: [L, E]; rows of NaN count as zeros.
-        groups: of rows, in the order they are shown in; if there is but one, each row counts.
+        groups: of rows, in the order of the page; if there is only one, each row is a group.
     """
     groups = groups if len(groups) > 1 else [(row,) for row in groups[0]]
     known = np.nan_to_num(shares)
@@ -141,9 +141,9 @@ def _table(experts: Experts) -> Table:
 
 
 def to_json(experts: Experts) -> dict:
-    """What is on the page, as numbers; what is not defined is null.
+    """The numbers of the page; undefined ones are null.
 
-    The shares in the heat maps are left out: they are pair_load of the record itself, by row.
+    The shares in the heat maps are not included; they are in the record, as pair_load.
     """
     return {
         "languages": experts.languages,
@@ -229,9 +229,9 @@ def _introduction(experts: Experts) -> str:
 def _summary(experts: Experts) -> str:
     note = (
         '<p class="mark">Entropy of the load: 1 is balance, 0 a single busy expert. '
-        "Language–expert bits: what a choice's expert tells of its language (mutual information). "
-        "By chance: what as many independent choices would seem to tell if experts knew nothing of "
-        "languages; less is possible where all pairs have the same dev sentences.</p>"
+        "Language–expert bits: mutual information between the expert and the language of a choice. "
+        "By chance: the mean of as many choices that are independent of the language. The "
+        "measured value can be lower if all pairs have the same dev sentences.</p>"
     )
     return _table(experts).to_html() + note
 
@@ -262,13 +262,13 @@ def _side(experts: Experts, side: Side, pictures: dict[str, bytes]) -> list[str]
             (_join(experts, group), "; ".join(map(_preference, preferences)) or "none")
             for group, preferences in zip(side.groups, side.preferences, strict=True)
         ]
-        columns = ("group", "experts it prefers: share of its choices (of the others')")
+        columns = ("group", "preferred experts: share of the group's choices (of other groups')")
         parts.append(Table(columns, rows).to_html(kind="samples"))
     parts += [
         image(pictures[f"similarity_{side.name}"], f"similarity of languages in the {side.name}"),
-        '<p class="mark">1 is the same shares of experts in every layer, 0 no expert in common (1 '
+        '<p class="mark">1: the same shares of experts in every layer; 0: no expert in common (1 '
         "minus the Jensen–Shannon divergence in bits, mean over layers). Languages with few tokens "
-        "seem less alike than they are.</p>",
+        "look less similar than they are.</p>",
     ]
     return parts
 
@@ -278,13 +278,13 @@ def _groups_in_words(experts: Experts, side: Side) -> str:
         return f"{side.name}: too few languages for groups."
     how_clear = f"{strength(side.silhouette)} structure, silhouette {side.silhouette:.2f}"
     if len(side.groups) == 1:
-        return f"{side.name}: no groups of languages stand apart ({how_clear})."
+        return f"{side.name}: no separate groups of languages ({how_clear})."
     groups = " | ".join(_join(experts, group) for group in side.groups)
     informative = any(layer.mutual_information > layer.by_chance for layer in side.layers)
     doubt = (
         ""
         if informative
-        else " Choices tell no more of languages than chance: these groups may mean nothing."
+        else " Choices depend on languages no more than by chance: these groups may mean nothing."
     )
     return f"{side.name}: {len(side.groups)} groups share experts ({how_clear}): {groups}.{doubt}"
 
@@ -326,8 +326,8 @@ def _layer(layer: LayerExperts, pictures: dict[str, bytes]) -> list[str]:
         for p in layer.coactivation.pairs
     ]
     table = Table(("experts", "tokens shared", "by chance", "lift"), rows)
-    caption = "the pairs furthest above chance, in standard deviations"
-    none = "<p>No two experts share more tokens than chance.</p>"
+    caption = "pairs with the largest excess over chance, in standard deviations"
+    none = "<p>No two experts share more tokens than by chance.</p>"
     return [
         *parts,
         image(pictures[_file("coactivation", layer)], f"experts by experts, {layer.name}"),

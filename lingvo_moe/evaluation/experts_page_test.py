@@ -31,7 +31,7 @@ def _write(record, directory, title="my<model>"):
 def test_the_page_tells_families_and_their_experts(tmp_path):
     text, checker, numbers = _write(_families(), tmp_path)
     assert "encoder: 2 groups share experts (strong structure" in text
-    assert "decoder: no groups of languages stand apart" in text
+    assert "decoder: no separate groups of languages" in text
     assert "encoder/layer_01 expert 0: 81 % (6 %)" in text
     assert "my<model>: experts" in text
     assert len(checker.links) == 4  # two layers, two sides
@@ -58,7 +58,7 @@ def test_groups_of_chance_are_called_that():
     assert "chance" not in experts_page._groups_in_words(experts, side)
     layers = [dataclasses.replace(one, mutual_information=one.by_chance) for one in side.layers]
     by_chance = dataclasses.replace(side, layers=tuple(layers))
-    assert "no more of languages than chance" in experts_page._groups_in_words(experts, by_chance)
+    assert "on languages no more than by chance" in experts_page._groups_in_words(experts, by_chance)
 
 
 def test_the_numbers_by_hand(tmp_path):
@@ -84,7 +84,7 @@ def test_pairs_of_experts_are_listed(tmp_path):
     assert (tmp_path / "coactivation_encoder_layer_01.png").exists()
     # Where chance explains everything the page says so.
     text, _, _ = _write(make_record([[[3.0] * 4] * 2], [np.full((4, 4), 1.0)]), tmp_path)
-    assert "No two experts share more tokens than chance." in text
+    assert "No two experts share more tokens than by chance." in text
 
 
 def test_silent_pairs_and_empty_layers(tmp_path):

@@ -11,12 +11,12 @@ from matplotlib.figure import Figure
 from lingvo_moe.reporting.figure import legible, to_png
 
 _DPI = 110
-_WIDEST = 8.4  # inches of cells; with labels and colour bar, the width of a page
+_WIDEST = 8.4  # inches of cells; labels and colour bar fill the rest of the page
 _TALLEST = 12.0
 _MARGIN = 1.2  # inches for labels, title and colour bar, either way
 _LEAST_FONT = 5.0
 _LONGEST = 24  # characters of a label
-_LIFT_BOUNDS = (1.4, 4.0)  # where the scale of lifts may end
+_LIFT_BOUNDS = (1.4, 4.0)  # smallest and largest end of the scale of lifts
 _LIFT_MARKS = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 1, 3 / 2, 2, 3, 4)
 _FINE_LIFT_MARKS = (2 / 3, 4 / 5, 9 / 10, 1, 11 / 10, 5 / 4, 3 / 2)
 _UNKNOWN = "#d9dee4"
@@ -37,8 +37,8 @@ def draw_load(
     height = min(0.27 * max(len(languages), 4), _TALLEST)
     width = min(0.42 * max(len(experts), 8), _WIDEST)
     figure, axes = _canvas(width, height, title)
-    # One odd cell must not take the contrast from all others: the scale ends near the 99.5th
-    # percentile of what is not 0.
+    # The scale ends near the 99.5th percentile of the cells above 0, so that a single large cell
+    # does not reduce the contrast of all others.
     seen = shares[np.nan_to_num(shares) > 0]
     top = float(np.percentile(seen, 99.5, method="higher")) if seen.size else 1.0
     picture = _fill(axes, shares, width, "YlGnBu", 0.0, top)
@@ -60,12 +60,12 @@ def draw_similarity(
     Args:
         similarity: [L, L] in the order to be drawn; NaN is grey.
         languages: L labels.
-        groups: sizes of the groups that follow one another; a line parts them.
+        groups: sizes of consecutive groups; lines separate them.
         title: above it.
     """
     inches = min(0.3 * max(len(languages), 8), _WIDEST)
     figure, axes = _canvas(inches, inches, title)
-    # The diagonal is 1 and says nothing: left out, the rest has the whole scale.
+    # The diagonal is always 1. Without it the other cells use the whole scale.
     others = np.where(np.eye(len(similarity), dtype=bool), np.nan, similarity)
     known = others[~np.isnan(others)]
     low, high = (known.min(), known.max()) if known.size else (0.0, 1.0)
@@ -80,7 +80,7 @@ def draw_similarity(
 
 
 def draw_coactivation(lift: np.ndarray, experts: Sequence[int], title: str) -> bytes:
-    """Experts against experts: red where two share more tokens than chance, blue where fewer.
+    """Experts against experts: red if two share more tokens than by chance, blue if fewer.
 
     Args:
         lift: [E, E] in the order to be drawn; NaN is grey.
@@ -117,7 +117,7 @@ def _canvas(width: float, height: float, title: str) -> tuple[Figure, Axes]:
 
 
 def _fill(axes, values, width, colors, low, high):
-    # Where a cell has a pixel it is drawn sharp; where several share one, their mean is drawn.
+    # Cells of a pixel or more are drawn sharp; smaller cells are averaged.
     sharp = values.shape[1] <= width * _DPI
     return axes.imshow(
         values,

@@ -1,6 +1,6 @@
 """Translations on disk: DIRECTORY/hypotheses/SPLIT/PAIR.{src,hyp,ref}, one sentence a line.
 
-Scored anew by anyone, with the numbers of the report:
+This command gives the scores of the report:
     sacrebleu PAIR.ref -i PAIR.hyp -m bleu chrf --chrf-word-order 2
 """
 
@@ -17,7 +17,7 @@ _SUFFIXES = {"sources": "src", "hypotheses": "hyp", "references": "ref"}
 def hypotheses_path(
     directory: str | pathlib.Path, split: str, pair: str, suffix: str = "hyp"
 ) -> pathlib.Path:
-    """Where an evaluation's directory has the translations of a pair, or its 'src' or 'ref'."""
+    """The file of a pair's translations in an evaluation's directory, or of its 'src' or 'ref'."""
     return pathlib.Path(directory, "hypotheses", split, f"{pair}.{suffix}")
 
 
@@ -36,9 +36,9 @@ def read_hypotheses(
 
     Args:
         directory: of the evaluation; `hypotheses/` is in it.
-        split: as 'test'.
-        pair: as 'sw-en'.
-        train_examples: of the result; the files do not state it.
+        split: such as 'test'.
+        pair: such as 'sw-en'.
+        train_examples: of the result; it is not in the files.
 
     Raises:
         FileNotFoundError: if one of the three files is missing.

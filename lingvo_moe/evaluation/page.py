@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs no other: averages, every pair, the plot, samples."""
+"""A report as one self-contained HTML file: averages, every pair, the plot, samples."""
 
 import pathlib
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from lingvo_moe.reporting.table import Table
 _SAMPLES = 3
 _THIRDS = "high, mid and low are thirds of the pairs by training data"
 _NOTES = (
-    '<p class="mark">* p &lt; 0.05, paired bootstrap test. ? too few test lines for a score of '
-    "that pair alone; such pairs are scored once more pooled, as *-TARGET.</p>"
+    '<p class="mark">* p &lt; 0.05, paired bootstrap test. ? too few test lines for a reliable '
+    "score; such pairs are also scored together, as *-TARGET.</p>"
 )
 
 
@@ -30,8 +30,8 @@ def write_page(
     Args:
         report: the scores.
         path: the HTML file to write.
-        outputs: the translations behind the scores, for samples.
-        baselines: what the scores compare with, for its translations.
+        outputs: the translations, for samples.
+        baselines: the baselines, for their translations.
         plot: the PNG.
     """
     title = format_model(report)
@@ -67,7 +67,7 @@ def _signatures(report: Report) -> str:
 
 
 def _sampled(report: Report, outputs: Sequence[PairOutput]) -> list[PairOutput]:
-    """The pairs with most, middling and least training data."""
+    """The pairs with most, median and least training data."""
     order: list[PairScore] = list(report.pairs)
     chosen = {order[0].pair, order[len(order) // 2].pair, order[-1].pair}
     by_pair = {output.pair: output for output in outputs}

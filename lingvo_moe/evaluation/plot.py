@@ -13,7 +13,7 @@ from lingvo_moe.reporting.figure import COLORS, GREY, legible, to_png
 WINDOW = 10  # the paper's smoothing of the trend line
 _BARS = "#d9dee4"
 _LONGEST = 24  # characters of a name
-_LABELS_UPRIGHT = 14  # with more pairs than this the labels are turned and shrink
+_LABELS_UPRIGHT = 14  # with more pairs the labels are rotated and smaller
 
 
 def draw_plot(reports: Sequence[Report]) -> bytes:
@@ -45,11 +45,11 @@ def draw_plot(reports: Sequence[Report]) -> bytes:
 
 
 def moving_average(values: Sequence[float | None], window: int = WINDOW) -> np.ndarray:
-    """The mean of the window around each place; at the ends, of what there is of it.
+    """The mean of the window around each position; at the ends the window is shorter.
 
     Args:
-        values: None where there is none.
-        window: how many places; an even one reaches one place further back than ahead.
+        values: None for a missing value.
+        window: number of positions; an even window has one more before the position than after it.
 
     Returns:
         float64, as long as values; NaN where the window holds no value.
@@ -68,7 +68,7 @@ def _draw_sizes(axes: Axes, sizes: Sequence[int]) -> None:
     axes.bar(range(len(sizes)), sizes, width=0.8, color=_BARS, zorder=0)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set_ylim(1, max([10, *sizes]) ** 1.6)  # the bars keep to the lower part of the picture
+    axes.set_ylim(1, max([10, *sizes]) ** 1.6)  # the bars stay in the lower part of the picture
     axes.set_ylabel("training sentence pairs (bars)", color=GREY)
     axes.tick_params(axis="y", colors=GREY)
     for side in ("top", "left"):
@@ -85,7 +85,7 @@ def _draw_scores(axes: Axes, values: Sequence[float | None], model: str, color: 
         markersize=4,
         alpha=0.75,
     )
-    # With few pairs a window of ten would flatten everything.
+    # With few pairs a window of ten would be too smooth.
     window = max(3, min(WINDOW, len(values) // 3))
     trend = moving_average(values, window)
     axes.plot(range(len(values)), trend, color=color, linewidth=2, label=legible(model, _LONGEST))

@@ -1,7 +1,6 @@
 """The report of an evaluation: scores of every pair, averages, and their JSON and table.
 
-Pairs stand in the order of the GShard paper's Figure 6 (arXiv 2006.16668): most training data
-first.
+Pairs are in the order of the GShard paper's Figure 6 (arXiv 2006.16668): most training data first.
 """
 
 import dataclasses
@@ -25,11 +24,11 @@ _DERIVED = ("delta_bleu", "reliable")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Averages:
-    """Unweighted means over pairs of a group, all over the same pairs; None without such scores.
+    """Unweighted means over the same pairs of a group; None without such scores.
 
     Attributes:
-        pairs: how many pairs: those of the group that have a baseline, or all if none has one.
-        of: how many pairs the group has.
+        pairs: number of pairs: those of the group that have a baseline, or all if none has one.
+        of: number of pairs of the group.
         bleu: mean BLEU.
         chrf: mean chrF++.
         baseline_bleu: mean BLEU of the baselines.
@@ -50,11 +49,11 @@ class Report(Params):
 
     Attributes:
         model: name of the model.
-        checkpoint_step: training steps behind the checkpoint that was evaluated; None for a
-            report on several models, as one baseline per pair.
-        split: as 'test'.
-        pairs: a score per language pair, given in any order, kept by training size.
-        pooled: the pairs of too few test lines scored as one, per target language.
+        checkpoint_step: training steps of the checkpoint; None for several models, such as one
+        baseline per pair.
+        split: such as 'test'.
+        pairs: a score per language pair, in any order; stored by training size.
+        pooled: pairs with too few test lines scored as one, per target language.
         baseline_model: name of the model that ΔBLEU compares with, None without one.
     """
 
@@ -78,8 +77,8 @@ class Report(Params):
     def averages(self) -> Mapping[str, Averages]:
         """Means over 'all' pairs, their thirds by training data, and the 'reliable' pairs.
 
-        The thirds are those of `thirds`. 'reliable' leaves out the pairs with too few test lines. A
-        group with baselines for some of its pairs is averaged over those.
+        The thirds are those of `thirds`. 'reliable' excludes pairs with too few test lines. If only
+        some pairs of a group have baselines, its averages are over these.
         """
         groups = {
             "all": self.pairs,
@@ -90,7 +89,7 @@ class Report(Params):
 
 
 def thirds(pairs: Sequence[T]) -> dict[str, Sequence[T]]:
-    """The 'high', 'mid' and 'low' third of pairs that stand by size, most training data first.
+    """The 'high', 'mid' and 'low' third of pairs that are sorted by size, largest first.
 
     'high' and 'low' have (n + 1) // 3 of n pairs and 'mid' the rest: of 12 pairs 4, 4, 4; of 38
     pairs 13, 12, 13; of 2 pairs 1, 0, 1.
@@ -119,8 +118,8 @@ def load_report(path: str | pathlib.Path, *, split: str | None = None) -> Report
     """Reads a report.
 
     Args:
-        path: a report.json or the directory it is in.
-        split: the split it must be of; None for any.
+        path: a report.json or its directory.
+        split: the split that it must be of; None for any.
 
     Raises:
         FileNotFoundError: if there is none.
@@ -196,7 +195,7 @@ def averages_table(report: Report) -> Table:
 
 
 def shown_averages(report: Report) -> Mapping[str, Averages]:
-    """The averages of a report worth showing: no empty group, none that repeats 'all'."""
+    """The averages to show: without empty groups and groups that equal 'all'."""
     return {
         name: average
         for name, average in report.averages.items()
@@ -205,7 +204,7 @@ def shown_averages(report: Report) -> Mapping[str, Averages]:
 
 
 def format_pairs(average: Averages) -> str:
-    """'3', or '2 of 3' where only two of a group's pairs have a baseline."""
+    """'3', or '2 of 3' if only two of a group's pairs have a baseline."""
     return f"{average.pairs}" if average.pairs == average.of else f"{average.pairs} of {average.of}"
 
 
@@ -216,7 +215,7 @@ def format_model(report: Report) -> str:
 
 
 def format_score(value: float | None, *, signed: bool = False) -> str:
-    """A BLEU, chrF or ΔBLEU as people print them; '–' for None."""
+    """A BLEU, chrF or ΔBLEU with one decimal; '–' for None."""
     return "–" if value is None else f"{value:{'+' if signed else ''}.1f}"
 
 
@@ -285,10 +284,10 @@ def _cells(scores: PairScore | Averages, p_value: str = "") -> Sequence[str]:
 
 
 def _notes(report: Report) -> Sequence[str]:
-    """What the marks in the table mean, for the marks that are in it."""
+    """The meaning of the marks that occur in the table."""
     notes = []
     if any(score.significant for score in (*report.pairs, *report.pooled)):
         notes.append("* p < 0.05, paired bootstrap test")
     if not all(score.reliable for score in report.pairs):
-        notes.append("? too few test lines for a score of this pair alone")
+        notes.append("? too few test lines for a reliable score")
     return notes

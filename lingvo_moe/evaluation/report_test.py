@@ -183,7 +183,7 @@ def test_table():
         "low (1 of 2)                     8.0       2.0   +6.0            18.0",
         "reliable (4 of 5)               31.0      24.2   +6.8            41.0",
         "* p < 0.05, paired bootstrap test",
-        "? too few test lines for a score of this pair alone",
+        "? too few test lines for a reliable score",
     ]
 
 

@@ -19,16 +19,16 @@ class RoutingRecord:
     Attributes:
         layers: names of the Y MoE layers, such as "encoder/layer_01".
         pairs: names of the P pairs.
-        num_experts: int [Y]; a layer of fewer experts than E has zeros at its end.
-        pair_load: float [Y, P, E], choices that an expert took from a pair.
-        coactivation: float [Y, E, E], tokens that both experts took, on the diagonal those that one
-            took; None where there are too many experts to count.
+        num_experts: int [Y]; a layer with fewer experts than E has zeros at the end.
+        pair_load: float [Y, P, E], number of choices of an expert by tokens of a pair.
+        coactivation: float [Y, E, E], tokens that chose both experts, on the diagonal those that
+        chose one; None if there are too many experts to count.
         pair_first: float [Y, P, E], those of pair_load that were a token's first choice; None in
             records of earlier versions.
         pair_confidence: float [Y, P, E], the sum of the first choices' gates; None as before.
 
     Raises:
-        ValueError: shapes that do not fit together, or counts that are none.
+        ValueError: shapes that do not match, or values that are no counts.
     """
 
     layers: tuple[str, ...]
@@ -51,7 +51,7 @@ class RoutingRecord:
             if counts is not None and (counts.shape != shape or not counts.size):
                 raise ValueError(f"{name} is of shape {counts.shape}, not {shape}")
             if counts is not None and not np.all((counts >= 0) & np.isfinite(counts)):
-                raise ValueError(f"{name} holds what is no count")
+                raise ValueError(f"{name} has a value that is no count")
         if not np.all((self.num_experts >= 1) & (self.num_experts <= experts)):
             raise ValueError(f"num_experts is {self.num_experts}, not 1 to {experts[0]}")
 

@@ -1,9 +1,9 @@
-"""BLEU and chrF++ of one language pair, and the significance of its gain over a baseline.
+"""BLEU and chrF++ of one language pair, and the significance of its ΔBLEU.
 
 BLEU and chrF++ are those of sacreBLEU (Post 2018, "A Call for Clarity in Reporting BLEU Scores"),
-signatures included. The p-value is of sacreBLEU's paired bootstrap test (Koehn 2004, "Statistical
-Significance Tests for Machine Translation Evaluation"): what `sacrebleu --paired-bs` prints. Its
-seed is sacreBLEU's own, 12345 unless the environment variable SACREBLEU_SEED says otherwise.
+with its signatures. The p-value is that of `sacrebleu --paired-bs`, a paired bootstrap test (Koehn
+2004, "Statistical Significance Tests for Machine Translation Evaluation"). Its seed is 12345, or
+the value of the environment variable SACREBLEU_SEED.
 """
 
 import dataclasses
@@ -18,24 +18,24 @@ from sacrebleu.significance import PairedTest
 from lingvo_moe.core.fields import NonNegativeFloat, NonNegativeInt, Params, Share
 from lingvo_moe.evaluation import tokenizers
 
-# Scores and p-values of fewer test lines than this are unreliable: they are marked, and scored once
-# more pooled with the other small pairs.
+# Scores and p-values of fewer test lines are unreliable. Such pairs are marked, and also scored
+# together with the other small pairs.
 RELIABLE_TEST_EXAMPLES = 30
 
 BOOTSTRAP_SAMPLES = 1000
 
-_LONGEST_PAIR = 200  # bytes; file systems take 255 with what is added to the name
+_LONGEST_PAIR = 200  # bytes; with suffixes the limit of file systems is 255
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairOutput:
     """A system's translations of one language pair's test set, as three parallel lists.
 
-    Line ends in a text become spaces, and trailing space is removed, so that the scores equal those
-    of files with one text a line.
+    Line ends within a text are replaced by spaces, and trailing space is removed, so that the
+    scores equal those of files with one text a line.
 
     Attributes:
-        pair: 'SOURCE-TARGET', as 'sw-en'.
+        pair: 'SOURCE-TARGET', such as 'sw-en'.
         train_examples: sentence pairs of this language pair that the model was trained on.
         sources: the sentences to translate.
         hypotheses: the system's translations.
@@ -189,9 +189,9 @@ def pool(outputs: Sequence[PairOutput]) -> PairOutput:
 
 
 def one_line(text: str) -> str:
-    """The text as a line of a file of its own."""
-    # A lone carriage return ends a line for sacreBLEU's command; readers of text take neither
-    # NUL nor, at the beginning, a byte order mark.
+    """The text as one line of a file."""
+    # sacreBLEU's command ends a line at a lone carriage return, and readers of text files reject
+    # NUL and drop a byte order mark at the beginning.
     return re.sub("\r\n|[\r\n\0]", " ", text).removeprefix("\ufeff").rstrip()
 
 
@@ -207,5 +207,5 @@ def _p_value(
     )
     results: Any = test()[1]
     baseline, system = results["BLEU"]
-    # At least so large a difference as none is certain; sacreBLEU counts only larger ones.
+    # A difference of 0 or more has probability 1; sacreBLEU counts only larger differences.
     return 1.0 if math.isclose(system.score, baseline.score) else system.p_value

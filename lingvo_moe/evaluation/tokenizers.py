@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from sacrebleu.metrics import BLEU
 
-# Tokenizers, of which the first that is installed is taken; the languages by their codes of ISO
-# 639-1, -2 and -3 and, where a code names one, the scripts by those of ISO 15924.
+# Tokenizers, in order of preference; the first installed one is used. Then codes of languages (ISO
+# 639-1, -2 and -3) and of scripts (ISO 15924).
 _TOKENIZERS = (
     (("zh",), "zh zho chi cmn yue wuu nan hak gan hsn cdo cjy lzh hans hant hani"),
     (("ja-mecab", "char"), "ja jpn jpan hira kana hrkt"),
@@ -27,8 +27,8 @@ def default_tokenizer(language: str) -> str:
     """The tokenizer for a target language: '13a' unless it has no spaces between words.
 
     Args:
-        language: as 'zh', 'cmn', 'zho_Hans' or 'zh-TW', in any case. A script that is named
-            counts, not the language: 'zho_Latn' has spaces.
+        language: such as 'zh', 'cmn', 'zho_Hans' or 'zh-TW', in upper or lower case. If the code
+            names a script, the script decides: 'zho_Latn' has spaces.
     """
     code, *subtags = re.split("[-_]", language.lower())
     script = next((tag for tag in subtags if len(tag) == 4 and tag.isalpha()), code)
@@ -39,8 +39,8 @@ def choose(pairs: Sequence[str], texts: Sequence[str] = ()) -> dict[str, str]:
     """The tokenizer of each pair.
 
     Args:
-        pairs: names, as 'en-zh'.
-        texts: choices of the user's, as 'en-zh=char'; for other pairs see `default_tokenizer`.
+        pairs: names, such as 'en-zh'.
+        texts: the user's choices, such as 'en-zh=char'; for other pairs see `default_tokenizer`.
 
     Raises:
         ValueError: a text of another form, another pair, or a tokenizer that cannot be used here.
@@ -71,9 +71,9 @@ def bleu(tokenizer: str) -> BLEU:
             f" {', '.join(sorted(BLEU.TOKENIZERS))}."
         )
     try:
-        # force: no warning at text that ends in " .", as that of small corpora does.
+        # force suppresses a warning about text that ends in " .", which is common in small corpora.
         return BLEU(tokenize=tokenizer, force=True)
-    except (Exception, SystemExit) as error:  # sacreBLEU's own, by tokenizer
+    except (Exception, SystemExit) as error:  # each tokenizer has its own
         raise ValueError(
             f"sacreBLEU cannot load its tokenizer {tokenizer!r} ({' '.join(str(error).split())})."
             " Install what it needs, or choose char."

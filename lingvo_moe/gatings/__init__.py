@@ -1,1 +1,1 @@
-"""Gating policies: which tokens go to which experts, one policy a file."""
+"""Gating policies: they choose the experts of tokens; one policy a file."""

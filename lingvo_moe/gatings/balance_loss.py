@@ -1,4 +1,4 @@
-"""Balance losses: what keeps a router from using few experts.
+"""Balance losses, which make a router use all experts equally.
 
 G groups, S tokens per group, E experts, K choices, B rows, T length of a row.
 """
@@ -15,7 +15,7 @@ from lingvo_moe.gatings.choices import group_counts, top_choices
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BalanceLoss(Params, abc.ABC):
-    """A loss that is 1.0 at perfect balance. E times a share of choices times a mean of gates."""
+    """A loss that is 1.0 at perfect balance: E times shares of choices times mean gates."""
 
     @abc.abstractmethod
     def __call__(
@@ -27,7 +27,7 @@ class BalanceLoss(Params, abc.ABC):
             gates: float32 [G, S, E]; those of a token sum to 1.
             expert: int32 [G, S, K], the choices, best first.
             mask: bool [G, S], real tokens.
-            extras: what else is known.
+            extras: other inputs.
         """
 
 
@@ -55,11 +55,11 @@ BY_GROUP = ByGroup()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ByBatch(BalanceLoss):
-    """ByGroup of one group that holds the whole batch: all groups, on all devices.
+    """ByGroup with the whole batch, on all devices, as one group.
 
-    A group may then be one-sided, such as text of one language, if the batch is even (Qiu et al.
-    2025, arXiv 2501.11873). With micro-batches it is each micro-batch's loss: the shares f_e of
-    later ones are not known when the gradient of the first is taken.
+    Then a single group, such as text of one language, may be unbalanced if the batch is balanced
+    (Qiu et al. 2025, arXiv 2501.11873). With micro-batches the loss is computed for each of them,
+    because the shares f_e of later ones are not known when the gradient of the first is computed.
     """
 
     def __call__(self, gates, expert, mask, extras=NOTHING):
@@ -73,10 +73,9 @@ class ByBatch(BalanceLoss):
 class BySequence(BalanceLoss):
     """DeepSeek-V3's: Σ_e f_e · P_e in each sentence, averaged over sentences.
 
-    arXiv 2412.19437, equations 17 to 20. f_e is E / (K · length) times how many of the sentence's
-    tokens have e among their K highest gates, without regard to a bias or a limit of the choice;
-    P_e is the mean gate. A sentence is a segment of a packed row. They weigh it 0.0001, beside
-    `LossFree`.
+    arXiv 2412.19437, equations 17 to 20. f_e is E / (K · length) times the number of the sentence's
+    tokens with e among their K highest gates, without any bias or limit; P_e is the mean gate. A
+    sentence is a segment of a packed row. The paper's weight is 0.0001, together with `LossFree`.
     """
 
     def __call__(self, gates, expert, mask, extras=NOTHING):
@@ -87,7 +86,7 @@ class BySequence(BalanceLoss):
         """
         if extras.segments is None:
             raise ValueError(
-                "BySequence got no segments, and balances within each; pass them, or choose "
+                "BySequence needs segments, but got none; pass them to fprop, or choose "
                 "balance=ByGroup()."
             )
         choices, num_experts = expert.shape[-1], gates.shape[-1]
@@ -103,6 +102,6 @@ class BySequence(BalanceLoss):
         share = tf.einsum("BTU,BUE->BTE", same, rows(tf.reduce_sum(favoured, axis=2)))
         total_gates = tf.einsum("BTU,BUE->BTE", same, rows(gates))
         products = tf.reduce_sum(share * total_gates, axis=-1) * num_experts / choices
-        # Each token of a sentence has the sentence's sum: 1 / length of each makes one.
+        # Each token has the sum of its sentence, so it is weighted by 1 / length.
         loss = tf.reduce_sum(tf.math.divide_no_nan(products, length**3))
         return tf.math.divide_no_nan(loss, tf.reduce_sum(tf.math.divide_no_nan(real, length)))

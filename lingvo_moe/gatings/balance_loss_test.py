@@ -66,5 +66,5 @@ def test_gradients_are_those_of_finite_differences(balance):
 
 
 def test_sentences_must_be_known():
-    with pytest.raises(ValueError, match=r"BySequence got no segments, .* balance=ByGroup\(\)"):
+    with pytest.raises(ValueError, match=r"BySequence needs segments, .* balance=ByGroup\(\)"):
         of(BySequence(), np.zeros([1, 2, 4], np.float32), np.ones([1, 2], bool))

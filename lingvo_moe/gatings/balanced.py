@@ -18,9 +18,9 @@ class Balanced(Gating):
     with its largest entry. So loads are nearly equal, and equal tokens go to the same expert. In
     evaluation a token goes to the expert with the highest logit, which depends on no other token.
 
-    The weight is the expert's gate (softmax over experts). The router learns through this weight,
-    not through the assignment. aux_loss is the constant 1.0. Tokens queue in their order. Ties go
-    to the lowest expert.
+    The weight is the expert's gate (softmax over experts). The router's gradient comes from this
+    weight; the assignment has none. aux_loss is the constant 1.0. Tokens queue in their order. Ties
+    go to the lowest expert.
 
     Attributes:
         iterations: number of Sinkhorn iterations in training.
@@ -55,7 +55,7 @@ def sinkhorn(logits: tf.Tensor, mask: tf.Tensor, iterations: int) -> tf.Tensor:
     log_column = tf.math.log(tf.maximum(tokens, 1.0) / logits.shape[-1])
     plan = tf.nn.log_softmax(tf.stop_gradient(logits))
     for _ in range(iterations):
-        # -1e9 rather than -inf: a group of padding stays finite.
+        # -1e9 instead of -inf, so that a group of padding stays finite.
         moved = tf.reduce_logsumexp(tf.where(real, plan, -1e9), axis=1, keepdims=True)
         plan = tf.nn.log_softmax(plan + log_column - moved)
     return plan

@@ -1,4 +1,4 @@
-"""What a gating policy is.  G groups, S tokens per group, E experts, C capacity, K choices."""
+"""The interface of gatings.  G groups, S tokens per group, E experts, C capacity, K choices."""
 
 import abc
 import dataclasses
@@ -26,7 +26,7 @@ class Routing(NamedTuple):
         dropped: float32 [G, S], number of them that exceed the capacity.
         aux_loss: float32 [], the balance loss, averaged over groups; 1.0 at perfect balance.
         stats: NestedMap of float32 statistics: `load` [E], each expert's share of the first
-            choices; `choices` [E], how many choices an expert had before capacity; `drop_rate` [],
+            choices; `choices` [E], number of choices of an expert before capacity; `drop_rate` [],
             dropped / wanted.
         confidence: float32 [G, S], the softmax of the scores at a token's first choice; None until
             the MoE layer has filled it in.
@@ -44,12 +44,12 @@ class Routing(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """What some policies look at besides logits.
+    """Inputs of some policies besides the logits.
 
     Attributes:
-        token_ids: int32 [G, S], what stands there.
-        segments: int32 [G, S], which sentence of its row a token belongs to; see layers.tokens.
-        row_length: T; the tokens of all groups are rows of that length, one after the other.
+        token_ids: int32 [G, S], ids of the tokens.
+        segments: int32 [G, S], the number of the token's sentence in its row; see layers.tokens.
+        row_length: T; the tokens of all groups are consecutive rows of this length.
         state: the values of `Gating.state`.
     """
 
@@ -72,7 +72,7 @@ class Gating(Params, abc.ABC):
         return True
 
     def state(self, num_experts: int) -> NestedMap:
-        """StateSpecs of what the policy remembers from step to step; most remember nothing."""
+        """StateSpecs of values that the policy keeps from step to step; most policies have none."""
         del num_experts
         return NestedMap()
 
@@ -90,9 +90,10 @@ class Gating(Params, abc.ABC):
         Args:
             logits: float32 [G, S, E], the router's scores.
             mask: bool [G, S], true for real tokens; padding takes no place and is not counted.
-            capacity: C, how many choices an expert accepts from one group; None for no limit.
+            capacity: C, the number of choices that an expert accepts from one group; None for no
+            limit.
             context: mode and randomness.
-            extras: what else is known.
+            extras: other inputs.
 
         Returns:
             The Routing.
@@ -104,7 +105,8 @@ def expert_capacity(
 ) -> int | None:
     """C = ceil(capacity_factor · S / E), at least 1 and at most S; None means no limit.
 
-    GShard section 2.2. The factor covers all choices together: 2.0 suits top-2, 1.0 top-1.
+    GShard section 2.2. The factor is for all choices together: 2.0 is suitable for top-2, 1.0 for
+    top-1.
     """
     if capacity_factor is None or group_size is None:
         return None

@@ -11,7 +11,8 @@ def top_choices(
     Args:
         gates: float32 [G, S, E].
         k: K.
-        order: float32 [G, S, E], what "best" goes by, without a gradient; None for the gates.
+        order: float32 [G, S, E], the scores that define "best", without a gradient; None for the
+            gates.
 
     Returns:
         Their gates float32 [G, S, K], and the experts int32 [G, S, K], the best first.
@@ -27,8 +28,8 @@ def top_choices(
 def _top(gates, k):
     """The gradient is a product with one-hot rows.
 
-    That of tf.math.top_k scatters by index into all tokens at once, for which a partitioned program
-    would gather every token's.
+    The gradient of tf.math.top_k scatters by index into all tokens. For this a partitioned program
+    would gather the gradients of all tokens.
     """
     weight, expert = tf.math.top_k(gates, k)
 
@@ -40,7 +41,7 @@ def _top(gates, k):
 
 
 def group_counts(expert: tf.Tensor, wanted: tf.Tensor, num_experts: int) -> tf.Tensor:
-    """float32 [G, E]: how many of a group's choices are of each expert.
+    """float32 [G, E]: the number of a group's choices of each expert.
 
     Args:
         expert: int32 [G, S, K].

@@ -45,10 +45,10 @@ class Hash(Gating):
 def _mix(ids: tf.Tensor, seed: int) -> tf.Tensor:
     """Pseudo-random int32 in [0, 2³¹) from int32 ids: MurmurHash3's finalizer, twice.
 
-    Computed in uint32, whose products wrap by definition; the last shift makes it fit int32.
+    Computed in uint32, where overflow is defined; after the last shift the result fits int32.
     """
     x = tf.cast(ids, tf.uint32)
-    for key in (seed % 2**32, 0x9E3779B9):  # one round would leave the seed's bits in small ids
+    for key in (seed % 2**32, 0x9E3779B9):  # one round mixes small ids too little
         x = tf.bitwise.bitwise_xor(x, tf.constant(key, tf.uint32))
         for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
             x = _fold(x, shift) * tf.constant(factor, tf.uint32)

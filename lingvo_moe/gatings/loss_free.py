@@ -1,4 +1,4 @@
-"""Balance without a loss: a bias for each expert that follows its load.  E experts."""
+"""Balance without a loss, by a bias for each expert that depends on its load.  E experts."""
 
 import dataclasses
 
@@ -16,17 +16,18 @@ class LossFree(Params):
     Wang et al. 2024 (arXiv 2408.15664), Algorithm 1. After each step the bias of an expert with
     less than the mean load rises by `rate`, that of one with more falls by it. The load is of all
     choices of the whole batch, before capacity. The bias has no gradient; it is saved, exported and
-    used in decoding like a weight. Set moe.aux_loss_weight to 0, or to a little for BySequence.
+    used in decoding like a weight. Set moe.aux_loss_weight to 0, or to a small value for
+    BySequence.
 
     Attributes:
-        rate: u. The paper's 0.001 goes with sigmoid scores.
+        rate: u; the paper uses 0.001 with sigmoid scores.
     """
 
     rate: PositiveFloat = 0.001
 
     def spec(self, num_experts: int) -> "LoadBias":
-        """The bias before it exists, 0 at first."""
-        # The letter e is that of what routers need: never cut, never cast.
+        """The spec of the bias, which is initially 0."""
+        # Weights with the letter e, such as routers', are never split and never cast.
         return LoadBias((num_experts,), Constant(0.0), "e", rate=self.rate)
 
 

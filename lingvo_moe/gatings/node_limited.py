@@ -1,4 +1,4 @@
-"""Few nodes a token.  G groups, S tokens per group, E experts, N nodes."""
+"""A limit on the nodes of a token's experts.  G groups, S tokens per group, E experts, N nodes."""
 
 import dataclasses
 import math
@@ -10,14 +10,15 @@ from lingvo_moe.core.fields import Params, PositiveInt
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NodeLimited(Params):
-    """A token's experts lie on few nodes; experts lie on nodes in blocks of E / N.
+    """The experts of a token are on few nodes. Node n has the n-th block of E / N experts.
 
     DeepSeek-V3 (arXiv 2412.19437), section 2.1.2. A node's score is the sum of its K / kept highest
-    scores (rounded up); a token goes to the `kept` best nodes, the lowest first of equals.
+    scores (rounded up); a token's experts are on the `kept` best nodes; of equal nodes the lowest
+    is taken.
 
     Attributes:
         nodes: N; must divide E.
-        kept: how many of them a token may go to.
+        kept: number of nodes that a token may use.
 
     Raises:
         ValueError: kept > nodes, or, in `limit`, numbers that do not fit.
@@ -32,7 +33,7 @@ class NodeLimited(Params):
             raise ValueError(f"kept={self.kept} nodes of {self.nodes}; lower kept or raise nodes.")
 
     def limit(self, order: tf.Tensor, k: int) -> tf.Tensor:
-        """The order of experts, -inf on nodes that a token may not go to.
+        """The order of experts, -inf on nodes that a token may not use.
 
         Args:
             order: float32 [G, S, E].
@@ -44,8 +45,8 @@ class NodeLimited(Params):
         num_experts = order.shape[-1]
         if num_experts % self.nodes:
             raise ValueError(
-                f"{num_experts} experts do not fall into nodes={self.nodes} equal blocks; change "
-                f"moe.num_experts or NodeLimited.nodes."
+                f"{num_experts} experts cannot be split into nodes={self.nodes} equal blocks; "
+                f"change moe.num_experts or NodeLimited.nodes."
             )
         size = num_experts // self.nodes
         if self.kept * size < k:

@@ -34,7 +34,7 @@ def route_choices(
         capacity: C, or None for no limit.
         taken: bool [G, S, K], choices that a random draw keeps; None for all.
         balance: the balance loss.
-        extras: what it looks at besides.
+        extras: its other inputs.
     """
     wanted, num_experts = tf.broadcast_to(mask[..., None], tf.shape(expert)), gates.shape[-1]
     position = queue_positions(expert, wanted, num_experts)
@@ -61,7 +61,7 @@ def route_choices(
 
 
 def queue_positions(expert: tf.Tensor, wanted: tf.Tensor, num_experts: int) -> tf.Tensor:
-    """Places in the experts' queues: all first choices in order of tokens, then all second ones.
+    """Positions in the experts' queues: all first choices in order of tokens, then second ones.
 
     Args:
         expert: int32 [G, S, K].

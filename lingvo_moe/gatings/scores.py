@@ -1,4 +1,4 @@
-"""From a router's logits to scores.  G groups, S tokens per group, E experts."""
+"""Functions from a router's logits to scores.  G groups, S tokens per group, E experts."""
 
 import abc
 import dataclasses
@@ -7,13 +7,13 @@ import tensorflow as tf
 
 from lingvo_moe.core.fields import Params
 
-# Keeps a sum of scores that are all 0 from dividing; no sum of a softmax notices it.
+# Avoids a division by 0 if all scores are 0; too small to change the sum of a softmax.
 TINY = 1e-20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scores(Params, abc.ABC):
-    """What choices go by and weights are made of."""
+    """Scores of experts, from which choices and weights are computed."""
 
     @abc.abstractmethod
     def __call__(self, logits: tf.Tensor) -> tf.Tensor:
@@ -21,12 +21,12 @@ class Scores(Params, abc.ABC):
 
     @abc.abstractmethod
     def gates(self, scores: tf.Tensor) -> tf.Tensor:
-        """The scores of a token over their sum, for balance losses."""
+        """The scores of a token divided by their sum, for balance losses."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Softmax(Scores):
-    """Experts compete: the scores of a token sum to 1."""
+    """Softmax over experts: the scores of a token sum to 1."""
 
     def __call__(self, logits):
         return tf.nn.softmax(logits)
@@ -38,7 +38,7 @@ class Softmax(Scores):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sigmoid(Scores):
-    """Each expert for itself (DeepSeek-V3, arXiv 2412.19437, equation 15)."""
+    """Sigmoid of each logit (DeepSeek-V3, arXiv 2412.19437, equation 15)."""
 
     def __call__(self, logits):
         return tf.sigmoid(logits)

@@ -57,7 +57,7 @@ class Top2(Gating):
 def _first_and_drawn(gates, logits, context):
     """Weight and expert [G, S, 2]: the best expert, and one drawn by the gates of the others.
 
-    With Gumbel noise the largest logit is a draw from the softmax; the best expert is left out.
+    The largest logit plus Gumbel noise is a sample of the softmax; the best expert is excluded.
     """
     draw = context.uniform(tf.shape(logits), low=1e-20)
     noisy = logits - tf.math.log(-tf.math.log(draw))

@@ -30,11 +30,11 @@ class TopK(Gating):
         k: number of experts of a token, at most E.
         normalize: whether the weights are the scores divided by their sum over the k choices (also
             those that are dropped later); otherwise they are the scores.
-        scores: from logits to scores.
-        scale: what weights are multiplied by, after that.
-        bias: added to scores for choosing alone; None for none.
-        limit: how far a token's experts may lie apart; None for no limit.
-        balance: the balance loss, which moe.aux_loss_weight weighs.
+        scores: function from logits to scores.
+        scale: factor of the weights after normalisation.
+        bias: added to the scores only for choosing; None for no bias.
+        limit: limit on the nodes of a token's experts; None for no limit.
+        balance: the balance loss, with the weight moe.aux_loss_weight.
 
     Raises:
         ValueError: k < 1, or, in `route`, k > E, or a limit that leaves fewer than k.
@@ -75,7 +75,7 @@ class TopK(Gating):
         )
 
     def _order(self, scores, state):
-        """float32 [G, S, E], what choices go by; None for the scores."""
+        """float32 [G, S, E], the scores for choosing; None for the scores themselves."""
         if not self.bias and not self.limit:
             return None
         order = scores + state.bias if self.bias else scores

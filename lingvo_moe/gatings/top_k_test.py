@@ -169,7 +169,7 @@ def test_gradients_are_those_of_finite_differences(gating):
 @pytest.mark.parametrize(
     ("limit", "message"),
     [
-        ({"nodes": 3, "kept": 1}, r"4 experts do not fall into nodes=3 equal blocks; change"),
+        ({"nodes": 3, "kept": 1}, r"4 experts cannot be split into nodes=3 equal blocks; change"),
         ({"nodes": 4, "kept": 1}, r"kept=1 nodes of 1 experts have fewer than k=2; raise"),
         ({"nodes": 2, "kept": 3}, r"kept=3 nodes of 2; lower kept or raise nodes"),
     ],

@@ -1,1 +1,1 @@
-"""Chips, the links between them, and the times of collectives: published or measured."""
+"""Speeds of chips and links, and times of collectives, from data sheets or measured."""

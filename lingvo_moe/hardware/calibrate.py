@@ -27,8 +27,8 @@ _LEAST = 1e-15  # seconds a byte, if times do not depend on bytes
 def calibrate(progress: Callable[[str], None] = lambda line: None) -> Hardware:
     """Measures JAX's devices, for --hardware=FILE.
 
-    Each time is the best of a few, to reduce the effect of other programs. All devices count as
-    equal, and all pairs of devices too, which is too simple for several hosts.
+    Each time is the best of a few, to reduce the effect of other programs. All devices, and all
+    links between them, are assumed to be equal, which is wrong for several hosts.
 
     Args:
         progress: takes lines of progress.
@@ -148,7 +148,7 @@ def timed(
     Args:
         calls: functions that return JAX arrays.
         rounds: how often each is timed.
-        clock: returns seconds; time.process_time leaves out the work of other programs.
+        clock: returns seconds; time.process_time excludes the work of other programs.
     """
     for call in calls:
         jax.block_until_ready(call())

@@ -68,7 +68,7 @@ class Hardware(Params):
 
 
 _TPU_WIRE = {"float32": 2, "bfloat16": 2}
-# No maker gives it; a microsecond is assumed.
+# Makers do not publish it; a microsecond is assumed.
 _TPU_HOP = 1 * US
 # A step of a ring by NVLink in NCCL's own model (src/graph/tuning.cc); ten microseconds by network
 # are assumed.
@@ -137,8 +137,8 @@ HARDWARE = {
     ),
     # Two 256-bit fused multiply-adds a cycle (Intel's optimization manual, Haswell and later: 32
     # float32 FLOP) at 3 GHz; bfloat16 is emulated at that speed at best. A core's share of a common
-    # server: 4 GB, 10 GB/s, of which an exchange reads and writes. Several hosts by 10 Gbit/s
-    # Ethernet. Threads meet in some ten microseconds, hosts by TCP in fifty.
+    # server: 4 GB and 10 GB/s; an exchange both reads and writes. Hosts have 10 Gbit/s Ethernet. A
+    # message takes about ten microseconds between threads, and fifty by TCP between hosts.
     "cpu": Hardware(
         description="one x86 core with AVX2, sixteen a host",
         matmul={"float32": 96e9, "bfloat16": 96e9},

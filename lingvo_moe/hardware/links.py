@@ -45,7 +45,7 @@ class Group:
 
 @functools.cache
 def group(mesh: Mesh, axes: tuple[str, ...]) -> Group:
-    """The devices along some axes of a mesh, for a fixed place along the other axes."""
+    """The devices along some axes of a mesh, for a fixed position along the other axes."""
     strides = [math.prod(mesh.shape[i + 1 :]) for i in range(len(mesh.axes))]
     places = zip(mesh.axes, mesh.shape, strides, strict=True)
     return Group(
@@ -146,9 +146,10 @@ class Torus(Interconnect):
         return hops * self.hop + 2 * size * sharing * (1 - 1 / chips) / (2 * dims * self.link)
 
     def all_to_all_seconds(self, size, group):
-        # A cut across the longest side severs 2·chips/side links (it wraps). Half of the chips send
-        # half of their data across: n/2 · s/2 bytes one way. So s·side/8/link: O(√D) in 2-D. A
-        # group with gaps crosses all of the block that it is spread over, as do those in its gaps.
+        # A cut across the longest side separates 2·chips/side links, because the grid wraps. Half
+        # of the chips send half of their data across: n/2 · s/2 bytes one way. So s·side/8/link:
+        # O(√D) in 2-D. A group with gaps shares the links of its whole block with the groups in its
+        # gaps.
         near = group.within(self.cores)
         if group.devices <= near:
             return 0.0
@@ -159,7 +160,7 @@ class Torus(Interconnect):
         return self.dims * side / 2 * self.hop + max(across, out_of_a_chip)
 
     def two_levels(self, devices, memory):
-        # Far pairs share links with all others: each gets its part of a full exchange.
+        # All pairs share the links: the bandwidth of a pair is that of a full exchange.
         beyond = max(devices - self.cores, 0)
         if not beyond:
             return Switched(node=self.cores, local=memory, remote=memory)
@@ -177,8 +178,8 @@ class Switched(Interconnect):
         remote: bytes/s of a device's share of its host's network, one direction.
         local_hop: seconds of a message within a host.
         remote_hop: seconds of a message between hosts.
-        crowding: seconds that each further device adds to a byte of an AllReduce, where all of them
-            work in one memory, as virtual devices do.
+        crowding: seconds per byte that each additional device adds to an AllReduce, if all of them
+            share one memory, as virtual devices do.
     """
 
     node: int
@@ -189,7 +190,7 @@ class Switched(Interconnect):
     crowding: float = 0.0
 
     def nodes(self, devices: int) -> np.ndarray:
-        """int [D], the host of each of so many devices."""
+        """int [D], the host of each device."""
         return np.arange(devices) // self.node
 
     def bandwidth(self, devices: int) -> np.ndarray:
@@ -204,10 +205,10 @@ class Switched(Interconnect):
         return float(self.sum_seconds(size, near, group.devices / near))
 
     def sum_seconds(self, size: float, near: np.ndarray, nodes: np.ndarray) -> np.ndarray:
-        """An AllReduce over `near` devices on each of so many hosts, for arrays of groups.
+        """An AllReduce over `near` devices on each of `nodes` hosts, for arrays of groups.
 
-        A ring within the host, then each device its share of the host's sum, up and down a tree of
-        hosts.
+        It is a ring within each host. Then each device sums its share of the host's sum over a tree
+        of hosts.
         """
         hops = 2 * (near - 1) * self.local_hop + 2 * np.log2(nodes) * self.remote_hop
         inside, beyond = all_reduce_parts(near, nodes)
@@ -215,7 +216,7 @@ class Switched(Interconnect):
         return hops + size * (inside / self.local + beyond / self.remote + crowded)
 
     def all_to_all_seconds(self, size, group):
-        # Both networks at once; a message to each of the others, one after another.
+        # Both networks work at the same time; messages to the other devices follow one another.
         near, devices = group.within(self.node), group.devices
         inside = (near - 1) * self.local_hop + size * (near - 1) / devices / self.local
         if devices == near:
@@ -289,5 +290,5 @@ class Measured(Interconnect):
 
 
 def hops(kind: str, devices: int) -> int:
-    """Messages one after another in a ring of devices."""
+    """Number of consecutive messages in a ring of devices."""
     return (2 if kind == "all-reduce" else 1) * (devices - 1)

@@ -167,7 +167,7 @@ def ddts(rows: tf.Tensor, values: tf.Tensor, topology: Topology) -> tf.Tensor:
     return _summed_by_column(rows, values, topology, transpose=False)
 
 
-# Three products in two forms each; the gradient of each is made of the other two.
+# Three products in two forms each; the gradient of each consists of the other two.
 
 
 def _sampled(rows, weight, topology, transpose):
@@ -268,7 +268,7 @@ def _stacked(part: Callable[[tf.Tensor], tf.Tensor], like, end, shape, dtype) ->
 
 
 def _at(values: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-    """values[index], as a gather: with [] the bridge to XLA evaluates the index's inputs early."""
+    """values[index] as a gather; for [] the XLA bridge would evaluate the index at compile time."""
     return tf.gather(values, index)
 
 

@@ -32,7 +32,7 @@ class Dispatcher(Params, abc.ABC):
 
     @property
     def holding(self) -> Holding:
-        """How a layer holds its experts when this dispatcher trains them."""
+        """The layout of a layer's experts when this dispatcher trains them."""
         return EachOnce()
 
     @abc.abstractmethod
@@ -45,7 +45,7 @@ class Dispatcher(Params, abc.ABC):
             inputs: [G, S, M].
             routing: the choices [G, S, K].
             capacity: C, the bound on `routing.position`; None for no bound (then S).
-            experts: with the layer's weights, held as `holding` says.
+            experts: with the layer's weights in the layout of `holding`.
 
         Returns:
             Outputs, zero for tokens without an expert. Dispatchers that ignore `capacity` report
@@ -152,10 +152,10 @@ class Ragged(Dispatcher):
         return Dispatched(tf.reshape(outputs, tf.shape(inputs)), stats)
 
 
-_SEPARATE_ROWS = 24  # measured: 6 to 28 rows, depending on the size and number of experts
-_WEIGHT_ROWS = 10  # rows that take as long to compute as an expert's weights to read
-# oneDNN compiles a bfloat16 product for each new shape, in the time of hundreds of rows. So the
-# number of rows is rounded up, to have few shapes.
+_SEPARATE_ROWS = 24  # measured: 6 to 28, depending on the size and number of experts
+_WEIGHT_ROWS = 10  # rows whose compute time equals the time to read an expert's weights
+# oneDNN compiles a bfloat16 product for each new shape, which takes as long as computing hundreds
+# of rows. So the number of rows is rounded up, to have few shapes.
 _ROW_MULTIPLE = {tf.bfloat16: 32}
 
 
@@ -249,7 +249,7 @@ def _with_zero(rows: tf.Tensor) -> tf.Tensor:
 
 @tf.custom_gradient
 def permute(tokens: tf.Tensor, slot: tf.Tensor, choice: tf.Tensor):
-    """Token rows laid out by slot.
+    """Token rows in the order of slots.
 
     Args:
         tokens: [N, M].

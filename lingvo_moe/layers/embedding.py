@@ -46,7 +46,7 @@ class Embedding(Layer):
         return tf.cast(annotate(scores, "BTV"), tf.float32)
 
     def lay_out(self, theta: NestedMap, num_pieces: int | None = None) -> NestedMap:
-        """The softmax's weights for decoding, where one product is all that is left to do.
+        """The softmax's weights for decoding, so that logits need only one product.
 
         Args:
             theta: as `weights`.
@@ -54,7 +54,7 @@ class Embedding(Layer):
 
         Returns:
             weight [M, W], scaled, and bias [W]: W is num_pieces rounded up to a multiple of
-            `LOGITS_MULTIPLE`; what is too many scores -inf.
+            `LOGITS_MULTIPLE`; the logits of the additional columns are -inf.
         """
         used = self.vocab_size if num_pieces is None else num_pieces
         extra = -used % LOGITS_MULTIPLE
@@ -63,7 +63,7 @@ class Embedding(Layer):
         return NestedMap(weight=weight, bias=bias)
 
     def step_logits(self, laid_out: NestedMap, hidden: tf.Tensor) -> tf.Tensor:
-        """float32 scores [R, W] of hidden [R, M], by what `lay_out` gave."""
+        """float32 scores [R, W] of hidden [R, M], with weights of `lay_out`."""
         scores = tf.nn.bias_add(tf.matmul(hidden, laid_out.weight), laid_out.bias)
         return tf.cast(scores, tf.float32)
 

@@ -22,7 +22,8 @@ class Laddered(Dispatcher):
 
     Each rung is a separate program. A step reports the rung that it needed (the statistic `rung`).
     If that is higher than the program's rung, the step changes nothing and runs again on the higher
-    rung (training.step, training.ladder). So buffers follow the load without a capacity_factor.
+    rung (training.step, training.ladder). So the size of buffers follows the load, without a
+    capacity_factor.
 
     Attributes:
         factors: room of the rungs, in multiples of the load at perfect balance, ascending; one more
@@ -59,7 +60,7 @@ class Laddered(Dispatcher):
         a lower one choices are `lost`."""
 
     def room(self, load: float, most: int) -> list[int]:
-        """The places of a buffer on each rung.
+        """The size of a buffer on each rung.
 
         Args:
             load: its load at perfect balance.

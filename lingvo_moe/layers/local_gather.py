@@ -18,10 +18,10 @@ from lingvo_moe.sharding.partition import manual
 class LocalGather(Dispatcher):
     """Like `Einsum` on many devices, but each device fills its slots by index.
 
-    The compiler cannot know that a group's indices stay within the group, and would gather across
-    devices. So the two gathers are in manual regions, written for one device; the compiler
-    partitions the AllToAlls and the experts. This avoids the one-hot products, whose cost per token
-    grows with the size of a group.
+    The compiler does not know that the indices of a group stay within the group, and would gather
+    across devices. So the two gathers are in manual regions, which see only one device; the
+    compiler partitions the AllToAlls and the experts. This avoids the one-hot products, whose cost
+    per token grows with the size of a group.
     """
 
     def dispatch(self, inputs, routing, capacity, experts):

@@ -1,4 +1,4 @@
-"""Rematerialisation: the backward pass computes values again instead of keeping them."""
+"""Rematerialisation: the backward pass recomputes values instead of keeping them."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,8 +16,8 @@ def rematerialized(fn: Callable[..., Any]) -> Callable[..., Any]:
     outside get no gradient, and a compiler may share their computation with the forward pass.
 
     Args:
-        fn: a pure function of structures (as of tf.nest) of tensors; leaves that are not tensors
-            are passed on.
+        fn: a pure function of structures (as of tf.nest) of tensors; other leaves are passed
+            through.
 
     Returns:
         A function with fn's arguments and results.
@@ -54,7 +54,7 @@ def stop_gradients(structure: Any) -> Any:
 
 
 def tensors_of(structure: Any) -> list[tf.Tensor]:
-    """The tensors of a structure; its other leaves are left out."""
+    """The leaves of a structure that are tensors."""
     return [leaf for leaf in tf.nest.flatten(structure) if tf.is_tensor(leaf)]
 
 

@@ -100,7 +100,7 @@ class ByTask(Router):
     """A learned row of scores for each task: all tokens of a sentence go to the same experts.
 
     Kudugunta et al. 2021 (arXiv 2110.03742), section 3: task-level routing. It works with all
-    gatings. The experts of a sentence are known before it is read, so a server for a few languages
+    gatings. The experts of a sentence depend only on its task, so a server for a few languages
     needs only their experts.
 
     Attributes:

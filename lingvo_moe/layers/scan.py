@@ -61,7 +61,7 @@ def scan(
 
 
 class _Loop:
-    """The two loops, on flat lists of tensors: those of theta, of shared, of each."""
+    """The forward and the backward loop, on flat lists of the tensors of theta, shared and each."""
 
     def __init__(self, body, theta, shared, each, cut):
         self.body, self.theta, self.shared, self.each, self.cut = body, theta, shared, each, cut
@@ -155,8 +155,8 @@ class _Loop:
         arrays = [self._array(theta[j][0]) for j in learned]
         if self.cut is None:
             return arrays
-        # The zeros are annotated, not the gradients that replace them: a compiler merges equal
-        # zeros, and one weight's sharding would spread to another weight of the same shape.
+        # The initial zeros are annotated: a compiler merges equal zeros, so without this the
+        # sharding of one weight could be used for another weight of the same shape.
         zeros = [runtime_zeros(w.shape, w.dtype, computed) for w in theta]
         zeros = tensors_of(self.cut(with_tensors(self.theta, zeros)))
         return [array.unstack(zeros[j]) for array, j in zip(arrays, learned, strict=True)]

@@ -30,7 +30,7 @@ class Counts(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """Numbers of tokens from sources to targets and slots.
+    """Numbers of tokens sent from sources to targets and slots.
 
     Attributes:
         sent: int32 [A, D, E, H], choices of each expert from each source to each target.

@@ -302,12 +302,12 @@ class Transformer(Layer):
         return StackOutput(decoded.outputs, loss, stats, routings)
 
     def lay_out(self, theta: NestedMap, num_pieces: int | None = None) -> NestedMap:
-        """The weights as decoding wants them, to be made once for many batches.
+        """The weights rearranged for decoding, to be computed once for many batches.
 
         Args:
-            theta: as `weights`. What needs no other layout is passed on, not copied.
-            num_pieces: pieces of the target vocabulary, where rows of the embedding table beyond
-                them have no meaning; None where there are none.
+            theta: as `weights`. Weights that need no other layout are not copied.
+            num_pieces: number of pieces of the target vocabulary if the embedding table has more
+                rows; None for all rows.
 
         Returns:
             `encoder`; `decoder` with `layers`, `relative_bias` by distance, `norm`, and `output`.
@@ -351,7 +351,7 @@ class Transformer(Layer):
             name: layer.attention.project(laid_out.decoder.layers[name].cross_attention, encoded)
             for name, layer in self.decoder.layers.items()
         }
-        # Its length of one is static; that of a slice of the segments would not be.
+        # Its length of one is static; a slice of the segments would have a dynamic length.
         anywhere = tf.ones([tf.shape(segments)[0], 1], tf.int32)
         source = NestedMap(memories=memories, bias=segment_bias(anywhere, segments))
         if tasks is not None:
@@ -378,15 +378,16 @@ class Transformer(Layer):
     ) -> tuple[tf.Tensor, dict[str, KeysValues]]:
         """Scores of the next token for K hypotheses of each sentence (GShard's flat beam search).
 
-        Cache position t·K + k holds what hypothesis k wrote in step t; nothing ever moves there.
+        Cache position t·K + k has the keys and values of hypothesis k in step t; they are never
+        moved.
 
         Args:
             laid_out: of `lay_out`.
             token_ids: int32 [B, K], the newest token of each hypothesis; K is static.
             step: int32 [], its position t.
             caches: layer -> keys and values [B, N, P, D], P = steps · K.
-            visible: bool [B, K, P], the flat positions of each hypothesis's own tokens, the newest
-                included.
+            visible: bool [B, K, P], the flat positions of the tokens of each hypothesis, with the
+                newest.
             source: from `encode`.
 
         Returns:
@@ -425,5 +426,5 @@ class Transformer(Layer):
 
 
 def _spread(tasks: tf.Tensor | None, like: tf.Tensor) -> tf.Tensor | None:
-    """The tasks int32 [B] of rows as those of their tokens [B, T]."""
+    """The tasks int32 [B] of rows, repeated for their tokens [B, T]."""
     return None if tasks is None else tf.broadcast_to(tasks[:, None], tf.shape(like))

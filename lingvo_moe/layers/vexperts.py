@@ -34,8 +34,8 @@ class VExperts(Laddered):
     placement.
 
     Tokens that stay on their device are not sent. Other tokens are sent in buffers of C places for
-    each pair of source and slot, and packed into R rows of the slot. So the work follows the
-    busiest slot, not the busiest pair.
+    each pair of source and slot, and packed into R rows of the slot. So the time depends on the
+    busiest slot, and not on the busiest pair.
 
     Attributes:
         devices: D, a multiple of the number of pieces into which the mesh splits experts.
@@ -99,7 +99,7 @@ class VExperts(Laddered):
         expert = tf.where(routing.dispatched, routing.expert, -1)
         expert = annotate(tf.reshape(expert, [sources, size * choices]), "GS")
         loads = tf.reduce_sum(tf.one_hot(expert, num_experts, dtype=tf.int32), axis=1)
-        # Small tensors, which every device computes itself.
+        # Small tensors; every device computes all of them.
         loads = _replicate(tf.reshape(loads, [places, self.devices, num_experts]))
         counts = counts_of(placement, num_experts)
         flow = Flow(*map(_replicate, flow_of(loads, counts)))
@@ -251,7 +251,7 @@ class _Exchange:
         """INDEX [p·X·C, 1]: the row in [p, R] of each place of a buffer; p·R if empty."""
         arriving, first_row = (tf.cast(x, INDEX) for x in (arriving, first_row))
         slots = arriving.shape[0]
-        count = np.arange(1, self.wire + 1)  # the place and those before it
+        count = np.arange(1, self.wire + 1)  # number of places up to each place
         row = first_row[..., None] + count - 1
         begin = (np.arange(slots) * self.rows)[:, None, None]
         filled = (count <= arriving[..., None]) & (row < self.rows)

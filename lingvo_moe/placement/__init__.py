@@ -1,1 +1,1 @@
-"""FlexMoE's placement of experts on devices, and its changes (arXiv 2304.03946)."""
+"""Placement of experts on devices, and its changes during training (FlexMoE, 2304.03946)."""

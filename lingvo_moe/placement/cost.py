@@ -1,7 +1,7 @@
 """The cost of a placement: seconds of one step of one Mixture-of-Experts layer, and of moves.
 
 Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, section 3 (cost model). With I tokens of expert
-e on device g, the step takes what the busiest device takes,
+e on device g, the time of a step is that of the busiest device,
 
     T = max_g Σ_{e on g} ( F + I / TPS  +  4 Σ_{g'} (from g') · token bytes / Bw[g', g]
                            +  gradient bytes / BPS(devices that hold e) )
@@ -89,7 +89,7 @@ class CostModel:
 
     @functools.cached_property
     def _on_node(self) -> np.ndarray:
-        """float [D, nodes], one where a device is of a node."""
+        """float [D, nodes], 1 if a device belongs to a node."""
         nodes = self.wires.nodes(self.num_devices)
         return np.eye(nodes.max() + 1)[nodes]
 
@@ -101,14 +101,14 @@ class CostModel:
     def expected(self, loads: np.ndarray, counts: np.ndarray) -> Seconds:
         """Seconds under flexible routing, without rounding to whole tokens.
 
-        It is fast enough to try hundreds of placements a step.
+        It is fast enough to evaluate hundreds of placements a step.
 
         Args:
             loads: float [..., D], an expert's tokens on each source.
-            counts: [..., D], the slots of that expert on each device, one or more in all.
+            counts: [..., D], the slots of that expert on each device; their sum is at least 1.
 
         Returns:
-            [..., D] each; of compute 0 where it is padded, see `padded_seconds`.
+            [..., D] each; compute is 0 if the model is padded, see `padded_seconds`.
         """
         room = counts * (loads.sum(-1) / counts.sum(-1))[..., None]
         kept = np.minimum(room, loads)
@@ -152,7 +152,7 @@ class CostModel:
         if not self.padded:
             return device_tokens(loads, placement)
         each = np.append(loads.sum(axis=0) / placement.counts().sum(axis=1), 0.0)
-        return each[placement.slots.ravel()]  # the last is EMPTY's
+        return each[placement.slots.ravel()]  # the last is for EMPTY
 
     def exchange_seconds_per_token(self) -> float:
         """Seconds of all exchanges of a token between two devices, mean over pairs."""
@@ -166,7 +166,7 @@ class CostModel:
         """
         holds = counts > 0
         nodes = np.maximum((holds @ self._on_node > 0).sum(-1), 1)
-        near = np.maximum(holds.sum(-1), 1) / nodes  # on the mean
+        near = np.maximum(holds.sum(-1), 1) / nodes  # mean over nodes
         seconds = self.wires.sum_seconds(self.gradient_bytes, near, nodes)
         return np.where(holds, seconds[..., None], 0.0)
 

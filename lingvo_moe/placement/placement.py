@@ -20,7 +20,7 @@ class Placement:
 
     Attributes:
         slots: int32 [D, K], an expert's number or EMPTY; read-only. The same table is a tensor of
-            the training state; routing and moves need nothing else.
+            the training state, and the only input of routing and moves besides the loads.
         num_experts: E.
 
     Raises:
@@ -202,8 +202,8 @@ class Migrate(Move):
 def relocation(before: Placement, after: Placement, bandwidth: np.ndarray) -> np.ndarray:
     """The source slot of each slot's weights and optimizer state: many moves as one gather.
 
-    A slot whose expert stays is its own source. Any other slot copies from the old replica with the
-    fastest link; of equal ones from the device that has sent least, then from the lowest slot.
+    A slot that keeps its expert is its own source. Any other slot copies from the old replica with
+    the fastest link; of equal links from the device that has sent least, then from the lowest slot.
 
     Args:
         before: the placement whose slots are read.

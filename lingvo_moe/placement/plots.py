@@ -13,7 +13,7 @@ from lingvo_moe.reporting.figure import COLORS, GREY, legible, to_png
 
 _DPI = 110
 _TOP = 10  # the experts whose joint share is marked
-_NAMED = 16  # bands of experts that are set apart
+_NAMED = 16  # number of experts with a band of their own
 _ROOM = 0.03  # share of choices that a band needs for a number
 
 
@@ -46,7 +46,7 @@ def draw_loads(shares: np.ndarray, steps: np.ndarray, title: str) -> bytes:
     bands = drift.stackplot(steps, shares[:, order].T, colors=colors)
     for band, expert in zip(bands[:_NAMED], order, strict=False):
         band.set(edgecolor="white", linewidth=0.4)
-        # Where the band is widest there is most room for its number.
+        # The number is where its band is widest.
         widest = int(shares[:, expert].argmax())
         if shares[widest, expert] > _ROOM:
             below = shares[widest, order[: int(np.flatnonzero(order == expert)[0])]].sum()
@@ -62,8 +62,8 @@ def draw_loads(shares: np.ndarray, steps: np.ndarray, title: str) -> bytes:
 def draw_ratios(runs: Sequence[Replay], steps: np.ndarray, title: str) -> bytes:
     """Balance ratio over steps, mean over layers, and milliseconds of a step, by policy.
 
-    Axes are of reciprocals: equal heights are equal differences of speed, so that policies near
-    balance can be told apart beside one far from it.
+    The axes are reciprocal: equal heights are equal differences of speed. So policies near balance
+    can be distinguished although another policy is far from it.
 
     Args:
         runs: of one trace.
@@ -73,7 +73,7 @@ def draw_ratios(runs: Sequence[Replay], steps: np.ndarray, title: str) -> bytes:
     figure = Figure((10.5, 6.2), dpi=_DPI, layout="constrained")
     ratio, time = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1.2))
     for i, run in enumerate(runs):
-        # Of two lines that coincide each is seen through the other's gaps.
+        # Dashes keep lines visible that coincide.
         style = {"color": COLORS[i % len(COLORS)], "linestyle": ("-", "--", ":", "-.")[i % 4]}
         ratio.plot(steps, run.ratio.mean(axis=1), label=run.policy, linewidth=1.6, **style)
         seconds = (run.seconds + run.adjustment_seconds).sum(axis=1)
@@ -97,7 +97,7 @@ def draw_ratios(runs: Sequence[Replay], steps: np.ndarray, title: str) -> bytes:
 
 
 def draw_placement(run: Replay, shares: np.ndarray, steps: np.ndarray, title: str) -> bytes:
-    """Where experts are at the end, and how many slots each had over time; the busiest on top.
+    """The placement at the end, and the number of slots of each expert over time; busiest on top.
 
     Args:
         run: the replay.
@@ -140,7 +140,7 @@ def _negative_reciprocal(values):
 
 
 def _reciprocal_ticks(low: float, high: float) -> list[float]:
-    """Round numbers from low to high that lie well apart on an axis of reciprocals."""
+    """Round numbers from low to high with enough distance on a reciprocal axis."""
     exponents = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     steps = (1, 1.1, 1.2, 1.3, 1.5, 1.75, 2, 2.5, 3, 4, 5, 6, 7, 8)
     ticks: list[float] = []

@@ -51,8 +51,8 @@ class Policy(abc.ABC):
         """The state before the first step.
 
         Args:
-            cost: the machine; D is its number of devices.
-            slots: of a device, for policies that fill slots.
+            cost: of the machine with D devices.
+            slots: of a device, for policies that use slots.
             experts: E.
 
         Raises:
@@ -81,7 +81,7 @@ def home_devices(devices: int, experts: int) -> np.ndarray:
     """
     if experts % devices and devices % experts:
         raise ValueError(
-            f"Static expert parallelism lays {experts} experts on {devices} devices only if one "
+            f"Static expert parallelism of {experts} experts on {devices} devices needs that one "
             f"number divides the other."
         )
     if experts >= devices:
@@ -128,8 +128,8 @@ class StaticExpertParallel(_Static):
 
     Attributes:
         capacity_factor: an expert takes at most capacity_factor · (a source's tokens) / E from each
-            source. More are dropped; unused room is computed and sent as padding. None for no
-            limit.
+            source. Other tokens are dropped; unused capacity is computed and sent as padding. None
+            for no limit.
     """
 
     capacity_factor: float | None = 1.0
@@ -169,7 +169,8 @@ class StrictReassignment(_Static):
         """See Policy."""
         experts = loads.shape[1]
         total = loads.sum(axis=1, keepdims=True)
-        # The remainder starts at a different expert on each source, to spread it over all experts.
+        # On each source the remainder begins with another expert, so that all experts get some of
+        # it.
         turn = (np.arange(experts) - np.arange(len(loads))[:, None]) % experts
         rows = total // experts + (turn < total % experts)
         return state, self._computed(state, rows, loads)
@@ -179,10 +180,10 @@ class StrictReassignment(_Static):
 class Shadowing(_Static):
     """Copies busy experts to every device for one step (FasterMoE).
 
-    He et al. 2022, FasterMoE, PPoPP. The experts are chosen at each step with its loads known: as
-    many of the busiest as give the shortest step by the cost model. The weights of a shadow are
-    sent to all devices and its gradients summed over all, which costs one AllReduce. A shadow
-    handles the tokens of its device and needs no slot.
+    He et al. 2022, FasterMoE, PPoPP. The experts are chosen in each step with its loads known: the
+    number of busiest experts that gives the shortest step by the cost model. The weights of a
+    shadow are sent to all devices and its gradients summed over all, which costs one AllReduce. A
+    shadow handles the tokens of its device and needs no slot.
     """
 
     @property
@@ -209,10 +210,10 @@ class Shadowing(_Static):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flex(Policy):
-    """FlexMoE: replicas in slots, moved by a scheduler that sees past steps only.
+    """FlexMoE: replicas in slots, moved by a scheduler that knows only past steps.
 
     Attributes:
-        trigger: decides when it plans.
+        trigger: decides when the scheduler plans.
         horizon: see PolicyMaker.
         max_moves: see PolicyMaker.
         forecast: see Scheduler.
@@ -257,9 +258,9 @@ class Flex(Policy):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Oracle(Policy):
-    """Plans each step with its loads known, with free moves: a reference for the other policies.
+    """Plans each step with its loads known and moves without cost: a reference for other policies.
 
-    It uses the same greedy search, so it is not a proven optimum.
+    It uses the same greedy search, so it may not be optimal.
 
     Attributes:
         max_moves: largest number of moves before one step.

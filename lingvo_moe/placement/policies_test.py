@@ -28,7 +28,7 @@ def test_homes_by_hand():
     assert home_devices(2, 4).tolist() == [[0, 0, 1, 1]] * 2
     # Four devices, two experts: devices 0, 1 and devices 2, 3 hold both, each group for itself.
     assert home_devices(4, 2).tolist() == [[0, 1], [0, 1], [2, 3], [2, 3]]
-    with pytest.raises(ValueError, match="lays 3 experts on 2 devices only if one number divides"):
+    with pytest.raises(ValueError, match="of 3 experts on 2 devices needs that one number divides"):
         home_devices(2, 3)
 
 

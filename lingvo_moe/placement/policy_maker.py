@@ -1,12 +1,12 @@
 """Finds moves that make the next steps faster: FlexMoE's greedy search with the cost model.
 
 Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, section 3 (policy maker). One greedy step gives
-the expert with the most tokens a slot one more slot. The slot is taken from an expert that has
-several, where that lowers the cost most.
+the expert with the most tokens a slot one more slot. The slot is taken from an expert with several
+slots, so that the cost falls most.
 
 Differences from the paper:
-- The slot need not be that of the least busy expert: all slots that may be taken are tried, on all
-  devices.
+- The paper takes the slot of the least busy expert. This search tries all slots of experts with
+  several, on all devices.
 - The paper's rule stops if the busiest device does not hold the busiest expert, or if two devices
   are equally busy. So this search lowers a smooth maximum over devices, their norm of order 16. If
   no slot for the busiest expert helps, it tries more slots for the other experts of the busiest
@@ -38,7 +38,7 @@ class Adjustment:
     """Moves in order, and their effect by the cost model.
 
     Attributes:
-        moves: each valid after those before it.
+        moves: each is valid after the earlier ones.
         seconds_before: of a step without the moves.
         seconds_after: of a step with all moves.
         adjustment_seconds: time of all copies together.
@@ -74,7 +74,7 @@ class PolicyMaker:
             )
 
     def plan(self, loads: np.ndarray, placement: Placement) -> Adjustment:
-        """The moves worth making.
+        """The moves that save more time than they cost.
 
         Args:
             loads: [D, E], forecast of the tokens of each expert on each source.
@@ -85,7 +85,7 @@ class PolicyMaker:
         """
         board = _Board(self.cost, loads, placement)
         plan = self._cut(placement, self._search(board))
-        # The mean over devices hardly depends on where experts are.
+        # The mean over devices depends little on the placement.
         if plan.seconds_after <= _LEVEL * board.level_seconds:
             return plan
         rebuilt = _Board(self.cost, loads, rebuild_placement(self.cost, loads, placement))
@@ -114,7 +114,7 @@ class PolicyMaker:
         best = Adjustment(
             moves=(), seconds_before=start, seconds_after=start, adjustment_seconds=0.0
         )
-        # Pricing takes as long as finding a move, so only some lengths are tried.
+        # Computing the cost takes as long as finding a move, so only some lengths are tried.
         for length in sorted({len(moves), *(2**i for i in range(len(moves).bit_length()))} - {0}):
             _, placed, seconds = stages[length]
             plan = Adjustment(
@@ -131,7 +131,7 @@ class PolicyMaker:
         return (plan.seconds_before - plan.seconds_after) * self.horizon - plan.adjustment_seconds
 
     def next_move(self, board: "_Board") -> Move | None:
-        """One greedy step, or None where no single move helps."""
+        """One greedy step; None if no single move helps."""
         for hot in board.hot_experts():
             move = board.best(board.expansions(hot))
             if move is not None:
@@ -144,9 +144,9 @@ class _Change(NamedTuple):
 
     Attributes:
         make: number of a candidate -> the move.
-        delta: [N, D], what each adds to the seconds of devices.
-        more, fewer: int [N], the experts that have a slot more, and fewer; EMPTY for none. None if
-            all have as many as before.
+        delta: [N, D], change of the seconds of devices by each candidate.
+        more, fewer: int [N], the experts with one more slot and one fewer; EMPTY for none. None if
+        no number of slots changes.
     """
 
     make: Callable[[int], Move]
@@ -181,12 +181,12 @@ class _Board:
 
     @property
     def level_seconds(self) -> float:
-        """The same if all devices, and all slots, were equal."""
+        """The same with perfect balance of devices and slots."""
         rows = self.loads.sum() / self.placement.slots.size
         return float(self.busy.mean() + self._padded_seconds(rows))
 
     def padding(self, change: _Change | None = None) -> np.ndarray:
-        """Seconds of what is padded: now [], or after each candidate [N]; a smooth maximum too."""
+        """Seconds of padded compute, a smooth maximum: now [], or after each candidate [N]."""
         if not self.cost.padded:
             return np.zeros(())
         load = np.append(self.loads.sum(axis=1), 0.0)  # the last is EMPTY's
@@ -217,7 +217,7 @@ class _Board:
         self._known[:, changed] = False
 
     def hot_experts(self) -> list[int]:
-        """The most tokens a slot first, then the experts of the busiest device, costliest first."""
+        """First that with most tokens a slot, then those of the busiest device, costliest first."""
         caps = self.loads.sum(axis=1) / self.counts.sum(axis=1)
         busiest = int(self.busy.argmax())
         held = np.flatnonzero(self.counts[:, busiest])
@@ -229,7 +229,8 @@ class _Board:
 
         Args:
             experts: int [N].
-            devices: int [N]; with -1 each holds a slot of its expert, and not the last.
+            devices: int [N]; for -1 each must hold a slot of its expert that is not the expert's
+                last.
             by: 1 or -1.
         """
         kind = int(by < 0)
@@ -239,14 +240,14 @@ class _Board:
         if len(new):
             counts = self.counts[new, None] + by * np.eye(self.counts.shape[1], dtype=np.int64)
             absent = (counts.min(axis=2) < 0) | (counts.sum(axis=2) == 0)
-            counts[absent] = 1  # never asked for
+            counts[absent] = 1  # not used
             seconds = self.cost.expected(self.loads[new, None], counts).total
             self._changed[kind, new] = seconds - self.seconds[new, None]
             self._known[kind, new] = True
         return self._changed[kind, experts, devices]
 
     def expansions(self, hot: int) -> _Change:
-        """One more slot for `hot`: an empty one, or any whose expert has another."""
+        """One more slot for `hot`: an empty one, or any slot of an expert with several."""
         slots, per_device = self.placement.slots, self.placement.slots_per_device
         replicas = np.append(self.counts.sum(axis=1), 2)  # the last is EMPTY's
         chosen = np.flatnonzero((replicas[slots] > 1) & (slots != hot) & _distinct(slots))
@@ -262,7 +263,7 @@ class _Board:
         return _Change(make, delta, np.full_like(cold, hot), cold)
 
     def reliefs(self) -> _Change:
-        """A slot of the busiest device, if its expert has another, for any expert."""
+        """A slot of the busiest device whose expert has several slots, given to any expert."""
         busiest = int(self.busy.argmax())
         more = self.counts + np.eye(len(self.busy), dtype=np.int64)[busiest]
         added = self.cost.expected(self.loads, more).total - self.seconds  # [E, D]
@@ -279,7 +280,7 @@ class _Board:
         )
 
     def swaps(self, idle: int) -> _Change:
-        """Each slot of the busiest device with those of idle devices and those beside replicas."""
+        """Swaps of its slots with those of idle devices and of devices with a replica."""
         slots, per_device = self.placement.slots, self.placement.slots_per_device
         busy = self.busy
         busiest = int(busy.argmax())
@@ -305,7 +306,7 @@ class _Board:
         return _Change(lambda i: Migrate(*map(int, pairs[i])), delta)
 
     def best(self, change: _Change) -> Move | None:
-        """The candidate with the lowest peak, the first of equals; None if none lowers it."""
+        """The candidate with the lowest peak, the first of equal ones; None if none lowers it."""
         if not len(change.delta):
             return None
         busy = self.busy

@@ -31,8 +31,8 @@ class Machine:
         model_dim: M of an expert.
         hidden_dim: H of an expert.
         dtype: of activations and gradients.
-        devices: D of this process; unless given, all that it has.
-        node: devices of a node, neighbours being on one; None if all are.
+        devices: D devices of this process; by default all.
+        node: devices of a node, where neighbours are on one node; None for a single node.
 
     Raises:
         ValueError: fewer than two devices, or nodes of unequal numbers.
@@ -50,7 +50,7 @@ class Machine:
         devices, node = len(self.devices), self.node_devices
         if devices < 2 or node < 1 or devices % node:
             raise ValueError(
-                f"Needs two devices or more, in nodes of as many each; got {devices} devices and "
+                f"Needs two devices or more, in nodes of equal size; got {devices} devices and "
                 f"nodes of {node}."
             )
 
@@ -70,11 +70,11 @@ class Machine:
         return 2 * self.hidden_dim * self.token_bytes
 
     def expert_step(self, device: int, tokens: int) -> Callable[[], Any]:
-        """An expert forwards and backwards on one device.
+        """The forward and backward pass of an expert on one device.
 
         Args:
             device: its number.
-            tokens: rows that the expert gets.
+            tokens: number of rows of the expert.
         """
         shapes = (
             (tokens, self.model_dim),
@@ -86,12 +86,12 @@ class Machine:
         return lambda: _forwards_and_backwards(*arrays)
 
     def transfer(self, source: int, target: int, size: float) -> Callable[[], Any]:
-        """So many bytes from one device to another; at least one element."""
+        """A transfer of `size` bytes, at least one element, between two devices."""
         array = self._put(np.zeros(self._elements(size)), source)
         return lambda: jax.device_put(array, self.devices[target])
 
     def all_reduce(self, group: Sequence[int], size: float) -> Callable[[], Any]:
-        """The sum of so many bytes of each device of a group, for all of them."""
+        """An AllReduce of `size` bytes of each device of a group."""
         mesh = Mesh(np.array([self.devices[i] for i in group]), (_AXIS,))
         cut, elements = PartitionSpec(_AXIS), self._elements(size)
         values = np.repeat(np.arange(len(group), dtype=np.float32)[:, None], elements, axis=1)
@@ -112,7 +112,7 @@ class Probes(NamedTuple):
 
     Attributes:
         machine: what is measured.
-        kinds: field of Profile -> what a row of it begins with -> the call whose seconds end it.
+        kinds: field of Profile -> beginning of a row -> the call whose seconds complete the row.
     """
 
     machine: Machine
@@ -124,7 +124,7 @@ class Probes(NamedTuple):
         return [call for kind in self.kinds.values() for call in kind.values()]
 
     def profile(self, seconds: Iterable[float]) -> Profile:
-        """From the seconds of each of `calls`."""
+        """The Profile for the seconds of each of `calls`."""
         left = iter(seconds)
         rows = {
             name: tuple((*what, float(next(left))) for what in kind)
@@ -134,7 +134,7 @@ class Probes(NamedTuple):
 
 
 def probes(machine: Machine, tokens: Sequence[int], sizes: Sequence[float]) -> Probes:
-    """What `measure` times; arguments as there."""
+    """The calls that `measure` times; same arguments."""
     devices, node = len(machine.devices), machine.node_devices
     sizes = [size * machine.gradient_bytes for size in sizes]
     return Probes(
@@ -161,23 +161,23 @@ def measure(
     sizes: Sequence[float] = (0.5, 2.0),
     rounds: int = 11,
 ) -> Profile:
-    """Times experts, transfers and AllReduces: what `Profile.fit` needs.
+    """Measures the times of experts, transfers and AllReduces for `Profile.fit`.
 
-    Everything but an AllReduce runs alone on the machine. Seconds to about a minute, by the size of
-    the expert.
+    Calls run alone on the machine, except AllReduces. It takes seconds to about a minute, depending
+    on the size of the expert.
 
     Args:
         machine: what to measure.
-        tokens: that an expert gets.
+        tokens: numbers of tokens of an expert.
         sizes: of AllReduces and transfers, as multiples of an expert's gradients.
-        rounds: how often each is timed; the median counts.
+        rounds: number of measurements of each call; the median is used.
     """
     wanted = probes(machine, tokens, sizes)
     return wanted.profile(np.median(timed(wanted.calls, rounds), axis=0))
 
 
 def _pairs(devices: int, node: int) -> list[tuple[int, int]]:
-    """A pair of devices of each kind that there is: on one node, on two."""
+    """One pair of devices on the same node and one on different nodes, if there are such pairs."""
     return [(0, target) for target in dict.fromkeys([1, node]) if target < devices]
 
 
@@ -193,6 +193,6 @@ def _groups(devices: int, node: int) -> list[list[int]]:
 
 @jax.jit
 def _forwards_and_backwards(inputs, wi, wo, upstream):
-    """Of a feed-forward network: its outputs, and the gradients of inputs and weights."""
+    """The outputs of a feed-forward network, and the gradients of inputs and weights."""
     outputs, pull = jax.vjp(lambda x, a, b: jax.nn.relu(x @ a) @ b, inputs, wi, wo)
     return outputs, pull(upstream)

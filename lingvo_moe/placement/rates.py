@@ -13,19 +13,19 @@ from lingvo_moe.hardware.fit import fit_rates
 from lingvo_moe.hardware.links import Switched, all_reduce_parts
 from lingvo_moe.placement.cost import CostModel
 
-# Of single experts and of exchanges of pairs; a whole step reaches Efficiency's own.
+# For single experts and exchanges between pairs; Efficiency's defaults are for whole steps.
 EFFICIENCY = Efficiency(matmul=0.5, network=0.5)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExpertShape(Params):
-    """One expert and how it is trained.
+    """The size of an expert and the params of its training.
 
     Attributes:
         model_dim: of its input and output.
-        hidden_dim: between its two matrices.
+        hidden_dim: H, between its two matrices.
         dtype: of activations, and of gradients as synchronised.
-        state_bytes: a weight: itself and what the optimizer keeps; 12 for Adam in float32.
+        state_bytes: bytes of a weight and its optimizer slots; 12 for Adam in float32.
     """
 
     model_dim: PositiveInt = 1024
@@ -35,19 +35,19 @@ class ExpertShape(Params):
 
     @property
     def weights(self) -> int:
-        """How many; biases are left out."""
+        """The number of weights, without biases."""
         return 2 * self.model_dim * self.hidden_dim
 
 
 def from_hardware(
     hardware: Hardware, devices: int, expert: ExpertShape, efficiency: Efficiency = EFFICIENCY
 ) -> CostModel:
-    """Rates of `devices` of a kind; messages are large, so the time of hops is left out.
+    """Rates of `devices` of a kind, without the time of hops, because messages are large.
 
     Args:
         hardware: the kind.
         devices: D.
-        expert: what runs on them.
+        expert: the expert that they compute.
         efficiency: the share that an expert's products and the exchanges reach.
 
     Raises:
@@ -62,7 +62,7 @@ def from_hardware(
         wires, local=wires.local * efficiency.network, remote=wires.remote * efficiency.network
     )
     element = hardware.wire_bytes[expert.dtype]
-    # Multiply and add, forwards, and twice as much backwards.
+    # A multiplication and an addition forwards, and twice as much backwards.
     flops = 6 * expert.weights
     return CostModel(
         tokens_per_second=hardware.matmul[expert.dtype] * efficiency.matmul / flops,
@@ -76,7 +76,7 @@ def from_hardware(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Measurements at start-up, from which `fit` makes a cost model.
+    """Measurements at start-up, for `fit`.
 
     Attributes:
         devices: D.
@@ -95,7 +95,7 @@ class Profile:
     def fit(
         self, *, token_bytes: float, gradient_bytes: float, state_bytes: float
     ) -> tuple[CostModel, dict[str, float]]:
-        """Rates that fit best, by least squares of relative errors.
+        """The cost model with the best rates, by least squares of relative errors.
 
         Args:
             token_bytes: see CostModel.
@@ -106,7 +106,8 @@ class Profile:
             The model; and for each of the three kinds its largest relative error.
 
         Raises:
-            ValueError: a kind was not measured, or not within a node or between two.
+            ValueError: a kind of measurement is missing, or was not measured within or between
+                nodes.
         """
         self._check()
         (per_token, fixed), compute_error = self._fit_compute()
@@ -137,7 +138,7 @@ class Profile:
         ):
             if needed and not measured:
                 raise ValueError(
-                    f"The profile holds no {what}, but {self.devices} devices lie on nodes of "
+                    f"The profile holds no {what}, but {self.devices} devices are on nodes of "
                     f"{self.node}."
                 )
 
@@ -149,7 +150,7 @@ class Profile:
         return fit_rates(np.stack([tokens, np.ones_like(tokens)], axis=1), seconds)
 
     def _fit_exchange(self):
-        """Within a node and between two."""
+        """Seconds a byte within a node and between nodes."""
         near = np.array([self._near(source, target) for source, target, *_ in self.exchange])
         _, _, size, seconds = np.array(self.exchange, float).T
         rates, error = fit_rates(size[:, None] * np.stack([near, ~near], axis=1), seconds)
@@ -162,7 +163,7 @@ class Profile:
         return self._wires(*rates), error
 
     def _wires(self, near, far, crowding=0.0):
-        """From seconds a byte; 0 where nothing was measured."""
+        """The links, from seconds a byte; 0 for a kind without measurement."""
         with np.errstate(divide="ignore"):
             local, remote = 1 / np.array([near, far])
         return Switched(node=self.node, local=local, remote=remote, crowding=crowding)

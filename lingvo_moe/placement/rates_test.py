@@ -147,8 +147,8 @@ def test_what_was_measured_once_is_taken_as_proportional():
     ("changes", "text"),
     [
         ({"compute": ()}, "holds no measurement of compute"),
-        ({"exchange": ((0, 1, 1.0, 1.0),)}, "no exchange between nodes, but 4 devices lie"),
-        ({"exchange": ((0, 2, 1.0, 1.0),)}, "no exchange within a node, but 4 devices lie"),
+        ({"exchange": ((0, 1, 1.0, 1.0),)}, "no exchange between nodes, but 4 devices are"),
+        ({"exchange": ((0, 2, 1.0, 1.0),)}, "no exchange within a node, but 4 devices are"),
         ({"all_reduce": ((2, 1, 1.0, 1.0),)}, "no all_reduce between nodes"),
     ],
 )

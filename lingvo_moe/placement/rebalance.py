@@ -30,12 +30,12 @@ class Rebalanced:
     """
 
     def __init__(self, runtime: Any, tables: Mapping[str, int], scheduler: Scheduler):
-        """Around a runtime, before it is initialised or restored.
+        """Wraps a runtime that is not yet initialised or restored.
 
         Args:
             runtime: a Local or Spmd. Its training metrics have `source_load` [L, D, E or more].
             tables: path of each layer's placement among the weights -> E, in the order of layers.
-            scheduler: of every layer by itself.
+            scheduler: used for each layer separately.
         """
         self._runtime, self._tables, self._scheduler = runtime, tables, scheduler
         self._states: dict[str, State] = {}
@@ -51,7 +51,7 @@ class Rebalanced:
         self._states = {table: State(self._placement(table, tensors)) for table in self._tables}
 
     def state(self) -> dict[str, Any]:
-        """See Local; with what the scheduler remembers."""
+        """See Local; with the state of the scheduler."""
         states = list(self._states.values())
         seen = [state.seen for state in states if state.seen is not None]
         if len(seen) < len(states):
@@ -64,7 +64,7 @@ class Rebalanced:
         }
 
     def restore(self, tensors: Mapping[str, Any]) -> None:
-        """See Local. A checkpoint without a scheduler, or of another one, starts one anew."""
+        """See Local. If the checkpoint has no state of this scheduler, a new one starts."""
         self._runtime.restore(tensors)
         now = self._runtime.state()
         self._states = {table: State(self._placement(table, now)) for table in self._tables}
@@ -86,9 +86,9 @@ class Rebalanced:
         """Takes one step and moves experts.
 
         Returns:
-            The metrics of the step, and a row a layer, float64 [L]: `balance_ratio` of devices'
-            tokens, before moves; `moves`, contents that slots received; `move_seconds_predicted`
-            and `move_seconds`, what they should have taken and took.
+            The metrics of the step, and float64 [L] for layers: `balance_ratio` of devices' tokens,
+            before moves; `moves`, number of slots with a new replica; `move_seconds_predicted` and
+            `move_seconds`, predicted and measured time of the moves.
         """
         metrics = self._runtime.train(batch)
         loads = np.asarray(metrics.source_load, np.float64)

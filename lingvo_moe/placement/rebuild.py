@@ -1,4 +1,4 @@
-"""Builds a new placement, for loads that single moves cannot follow, and the moves that reach it.
+"""Computes a new placement if single moves do not help, and the moves that lead to it.
 
 A greedy search stops if every single move makes a device busier. This module assigns all slots
 again: first the number of each expert's slots, then their devices.
@@ -25,7 +25,7 @@ def rebuild_placement(cost: CostModel, loads: np.ndarray, placement: Placement) 
     Args:
         cost: the cost model.
         loads: [D, E], tokens of each expert on each source.
-        placement: as it is; its shape is kept.
+        placement: the current one; the new one has the same shape.
     """
     slots, devices = placement.slots.size, placement.num_devices
     costs = _slot_costs(cost, loads.sum(axis=0), slots)  # [E, slots]
@@ -56,8 +56,8 @@ def rebuild_placement(cost: CostModel, loads: np.ndarray, placement: Placement) 
 def _slot_costs(cost: CostModel, load: np.ndarray, most: int) -> np.ndarray:
     """[E, most], seconds of one slot of an expert that has 1, 2, … slots, each on its own device.
 
-    As if every source had the same part of an expert's tokens, all devices lay equally far, and
-    replicas were on as many nodes as may be.
+    It assumes that all sources have equally many tokens of an expert, that all links are equal, and
+    that replicas are on as many nodes as possible.
     """
     devices = cost.num_devices
     number = np.arange(1, most + 1)
@@ -73,7 +73,7 @@ def _slot_costs(cost: CostModel, load: np.ndarray, most: int) -> np.ndarray:
 
 
 def _aligned(placement: Placement, lists: list[list[int]]) -> Placement:
-    """Each device's experts, in the order that changes the fewest slots."""
+    """The experts of each device, in the order that changes the fewest slots."""
     table = np.full_like(placement.slots, EMPTY)
     for device, experts in enumerate(lists):
         left = list(experts)
@@ -92,14 +92,14 @@ def find_moves(before: Placement, after: Placement) -> tuple[Move, ...]:
         ValueError: an empty slot.
     """
     if (after.slots == EMPTY).any():
-        raise ValueError("A path leads to placements without empty slots only.")
+        raise ValueError("find_moves needs placements without empty slots; fill all slots.")
     now, moves = before, []
-    replicas = np.append(now.counts().sum(axis=1), 2)  # the last is EMPTY's: it can be given up
+    replicas = np.append(now.counts().sum(axis=1), 2)  # the last is for EMPTY, which is always free
     wrong = set(np.flatnonzero(now.slots != after.slots).tolist())
     while wrong:
         slot = next((s for s in sorted(wrong) if replicas[now.slots.flat[s]] > 1), None)
         if slot is None:
-            # What is in each wrong slot is the last of its expert, so another one wants it.
+            # Each wrong slot holds the last replica of its expert, which belongs into another slot.
             slot = min(wrong)
             other = next(s for s in sorted(wrong) if after.slots.flat[s] == now.slots.flat[slot])
             move: Move = Migrate(slot, other)

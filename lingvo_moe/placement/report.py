@@ -37,8 +37,8 @@ _COLUMNS = (
 )
 _NOTES = (
     "Milliseconds of the Mixture-of-Experts layers of one step by the cost model, of the busiest "
-    "device; copies are what moving experts adds, nothing of it hidden. tokens %: choices that the "
-    "chosen expert handled. experts %: the same over the rows that devices computed as padding or "
+    "device; copies: time of moving experts, without overlap. tokens %: choices that the "
+    "chosen expert handled. experts %: these divided by the rows that devices computed or "
     "could have computed while the busiest worked. ratio: the busiest device's rows over the mean. "
     "moves: replicas copied a step. speed-up: of a step over that of {base}; per choice: of a "
     "choice handled by the chosen expert."
@@ -67,7 +67,7 @@ class Comparison:
         skip: int = 0,
         other_seconds: float = 0.0,
     ) -> "Comparison":
-        """From replays; skip as in summarize."""
+        """The comparison of replays; skip as in summarize."""
         return Comparison(
             settings=settings,
             summaries=tuple(summarize(run, skip) for run in runs),
@@ -75,11 +75,11 @@ class Comparison:
         )
 
     def speed_ups(self, summary: Summary) -> tuple[float, float]:
-        """Of a policy over the first, by step and by choice; see speed_up."""
+        """Speed of a policy relative to the first, by step and by choice; see speed_up."""
         return speed_up(summary, self.summaries[0], self.other_seconds)
 
     def format_table(self) -> str:
-        """For a terminal."""
+        """The table as text for a terminal."""
         return self._table().to_text()
 
     def to_json(self) -> dict:
@@ -103,7 +103,8 @@ class Comparison:
     def write(self, directory: pathlib.Path, trace: Trace, runs: Sequence[Replay]) -> None:
         """Writes the page, its pictures and the JSON; the directory is made if missing.
 
-        The placement drawn is that of the first policy that moved experts, else of the first.
+        The picture of the placement is for the first policy that moved experts, or the first of
+        all.
         """
         directory.mkdir(parents=True, exist_ok=True)
         pictures = self._draw(trace, runs)

@@ -4,7 +4,7 @@ Source: Nie et al. 2023, FlexMoE, arXiv 2304.03946, section 4 (flexible token ro
 has chosen experts; this step assigns a slot to each choice. If an expert has I tokens and n slots,
 each slot takes at most ceil(I / n) of them:
 
-1. A device keeps its own tokens up to the room of its own slots, n_here · ceil(I / n).
+1. A device keeps its own tokens, at most the room of its own slots, n_here · ceil(I / n).
 2. The rest goes to the expert's other devices in proportion to their free room: first
    floor(rest · free / all free) to each; then the tokens left by rounding, numbered over all
    sources, are spread evenly over the remaining room.
@@ -24,8 +24,8 @@ def device_flow(loads: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
     Args:
         loads: int [D, E], choices of each expert on each source.
-        counts: int [E, D], slots of each expert on each device; an expert with none must have no
-            load.
+        counts: int [E, D], slots of each expert on each device; an expert without slots must have
+            no load.
 
     Returns:
         int64 [E, D, H]. Sums over H are the loads; sums over D are at most
@@ -44,7 +44,7 @@ def device_flow(loads: np.ndarray, counts: np.ndarray) -> np.ndarray:
     kept = np.minimum(room, tokens)
     flow = _spread(tokens - kept, room - kept)
     devices = np.arange(tokens.shape[1])
-    flow[:, devices, devices] += kept  # a device with tokens to spare has no room to spare
+    flow[:, devices, devices] += kept  # a device that sends tokens has no free room
     return flow
 
 
@@ -61,12 +61,13 @@ def _checked(loads: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _spread(rest: np.ndarray, spare: np.ndarray) -> np.ndarray:
-    """Rule 2: rest [E, D] tokens into spare [E, H] room, of which each expert has enough."""
+    """Rule 2: distributes rest [E, D] tokens to spare [E, H] room, which is sufficient."""
     flow = rest[:, :, None] * spare[:, None, :] // _at_least_one(spare)[:, :, None]
     left, free = rest - flow.sum(axis=2), spare - flow.sum(axis=1)
     last_token = np.cumsum(left, axis=1)  # [E, D]
-    # Token i lies on place floor(i · free / left) of the free room, so a device whose room ends at
-    # place b ends at token ceil(b · left / free); it takes no more than its room, as left <= free.
+    # Token i gets place floor(i · free / left) of the free room. So a device whose room ends at
+    # place b ends at token ceil(b · left / free). It takes no more than its room, because left <=
+    # free.
     tokens_before = -(-np.cumsum(free, axis=1) * last_token[:, -1:] // _at_least_one(free))
     ends = np.minimum(last_token[:, :, None], tokens_before[:, None, :])
     begins = np.maximum(

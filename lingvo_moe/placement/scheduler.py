@@ -28,15 +28,15 @@ class Trigger(abc.ABC):
         """Whether to plan now.
 
         Args:
-            tokens: as CostModel.tokens_to_balance has them, of each device or slot.
-            step: steps seen so far, from 0.
-            active: the last result: planning continues until the measure falls below `release`.
+            tokens: of each device or slot, from CostModel.tokens_to_balance.
+            step: number of earlier steps.
+            active: the last result; planning continues until the measure is at most `release`.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class _Threshold(Trigger):
-    """Fires if the measure exceeds `threshold`, and keeps firing until it is at most `release`."""
+    """Plans from when the measure exceeds `threshold` until it is at most `release`."""
 
     threshold: float
     release: float
@@ -88,7 +88,7 @@ class VarianceTrigger(_Threshold):
 
 @dataclasses.dataclass(frozen=True)
 class IntervalTrigger(Trigger):
-    """Fires every `steps` steps, independent of the loads."""
+    """Plans every `steps` steps, independent of the loads."""
 
     steps: int = 50
 
@@ -107,7 +107,7 @@ class MoveQueue:
     """Waiting moves; independent ones are merged into one relocation.
 
     Attributes:
-        moves: in the order they were planned in.
+        moves: in the order of planning.
     """
 
     moves: tuple[Move, ...] = ()
@@ -123,8 +123,8 @@ class MoveQueue:
         is dropped.
 
         Args:
-            placement: as it is.
-            cost: prices copies.
+            placement: the current one.
+            cost: for the time of copies.
             budget: seconds.
 
         Returns:
@@ -138,7 +138,7 @@ class MoveQueue:
             try:
                 candidate = move.apply(after)
             except ValueError:
-                if left:  # one that stays may make it valid
+                if left:  # an earlier waiting move may make it valid
                     left.append(move)
                     waiting.update(move.touched)
                 continue
@@ -165,7 +165,7 @@ class State(NamedTuple):
         queue: waiting moves.
         active: whether the trigger fired last time.
         step: number of steps seen.
-        rest: nothing is planned before this step.
+        rest: no planning before this step.
     """
 
     placement: Placement

@@ -30,12 +30,12 @@ class Replay:
 
     Attributes:
         policy: its name.
-        seconds: of the layer in that step, copies between steps left out.
+        seconds: of the layer in that step, without copies between steps.
         parts: [S, L, 3], compute, exchange and synchronisation of the busiest device.
         adjustment_seconds: of the copies after the step.
         moves: replicas copied after the step.
         ratio: balance ratio of the rows computed.
-        rows: that the busiest device computed, times D: what the step had to provide.
+        rows: D times the rows of the busiest device: the compute capacity of the step.
         handled: choices that the chosen expert handled.
         chosen: all choices.
         replicas: [S, E] slots of each expert in the first layer.
@@ -57,22 +57,22 @@ class Replay:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Summary:
-    """A replay's averages over the steps that count.
+    """Averages of a replay over the steps that count.
 
     Attributes:
         policy: its name.
-        step_seconds: of all layers, mean, copies included.
-        compute: seconds thereof, of each layer's busiest device.
+        step_seconds: of all layers, mean, with copies.
+        compute: part of it, of each layer's busiest device.
         exchange: likewise.
         synchronise: likewise.
-        adjustment: likewise, copies between steps; nothing is assumed to hide them.
-        token_efficiency: choices that the chosen expert handled, over all.
-        expert_efficiency: the same over the rows that devices computed as padding, or could have
-            computed while the busiest worked.
+        adjustment: likewise, for copies between steps, without overlap.
+        token_efficiency: choices that the chosen expert handled, divided by all choices.
+        expert_efficiency: the same choices divided by the rows that devices computed or could have
+        computed while the busiest worked.
         ratio: balance ratio, mean.
         worst_ratio: the largest.
         moves: replicas copied in a step, mean.
-        nanoseconds_a_choice: step_seconds over the choices handled in a step.
+        nanoseconds_a_choice: step_seconds divided by the choices handled in a step.
     """
 
     policy: str
@@ -99,14 +99,14 @@ def replay(
     """Runs a policy over a trace, layer by layer.
 
     Args:
-        trace: of as many source devices as the cost model has.
-        policy: decides.
-        cost: times.
+        trace: with as many source devices as the cost model.
+        policy: places experts.
+        cost: gives times.
         slots: of a device.
         progress: called with the step and the number of steps.
 
     Raises:
-        ValueError: devices differ, or the policy cannot lay the experts on them.
+        ValueError: the numbers of devices differ, or the policy cannot place the experts on them.
     """
     if trace.num_devices != cost.num_devices:
         raise ValueError(
@@ -147,11 +147,11 @@ def replay(
 
 
 def summarize(run: Replay, skip: int = 0) -> Summary:
-    """Averages.
+    """Computes averages.
 
     Args:
         run: the replay.
-        skip: steps at the beginning that do not count, while policies find their first placement.
+        skip: first steps to ignore, in which policies find their first placement.
 
     Raises:
         ValueError: no step is left.
@@ -181,7 +181,7 @@ def summarize(run: Replay, skip: int = 0) -> Summary:
 
 
 def check_skip(skip: int, steps: int) -> None:
-    """Before a long replay: whether averages would be over anything.
+    """Checks, before a long replay, that some steps are left for averages.
 
     Raises:
         ValueError: no step is left.
@@ -191,15 +191,15 @@ def check_skip(skip: int, steps: int) -> None:
 
 
 def speed_up(ours: Summary, theirs: Summary, other_seconds: float = 0.0) -> tuple[float, float]:
-    """How much faster `ours` is: by the step, and by the choice that its expert handled.
+    """The speed of `ours` relative to `theirs`: by steps, and by choices that their expert handled.
 
-    The first counts a dropped choice as no loss, the second as work to be done again; the time to
-    reach a quality lies between.
+    By steps a dropped choice costs nothing; by choices it is computed again. The time to reach a
+    quality is between the two.
 
     Args:
         ours: of one policy.
         theirs: of another, on the same trace.
-        other_seconds: of a step outside of these layers, the same for both.
+        other_seconds: of a step outside these layers, equal for both.
     """
     step = (theirs.step_seconds + other_seconds) / (ours.step_seconds + other_seconds)
     return step, step * ours.token_efficiency / theirs.token_efficiency
@@ -212,7 +212,7 @@ def replay_all(
     policies: Sequence[Policy] = POLICIES,
     progress: Callable[[str, int, int], None] = lambda name, step, steps: None,
 ) -> list[Replay]:
-    """Each policy over the same trace; arguments as in replay."""
+    """Replays the trace under each policy; arguments as in replay."""
     return [
         replay(trace, policy, cost, slots, lambda *at, name=policy.name: progress(name, *at))
         for policy in policies

@@ -1,4 +1,4 @@
-"""Expert loads over a training run: a file of them, what writes it, and a generator of such.
+"""Expert loads of a training run: a file format, a recorder, and a generator.
 
 S steps, L layers, D source devices, E experts.
 """
@@ -58,7 +58,7 @@ class Trace:
         return self.loads.shape[3]
 
     def save(self, path: Path) -> None:
-        """Writes an .npz file, which appears whole or not at all."""
+        """Writes an .npz file, which appears when it is complete."""
         npz.save(path, loads=self.loads, steps=self.steps, layers=np.array(self.layers, str))
 
     @staticmethod
@@ -84,8 +84,8 @@ class Trace:
     def on_devices(self, devices: int) -> "Trace":
         """The same tokens on another number of sources.
 
-        Fewer sources merge neighbours. More split each source evenly, the odd tokens going to its
-        parts in turn, so that parts stay of equal size where they can.
+        For fewer sources neighbours are merged. For more sources each is split evenly; remaining
+        tokens go to its parts in turn, so that the parts are as equal as possible.
 
         Raises:
             ValueError: one number does not divide the other.
@@ -93,7 +93,7 @@ class Trace:
         now = self.num_devices
         if devices < 1 or (now % devices and devices % now):
             raise ValueError(
-                f"A trace of {now} source devices cannot be laid on {devices}: one number must "
+                f"A trace of {now} source devices cannot be replayed on {devices}: one number must "
                 f"divide the other."
             )
         shape = self.loads.shape
@@ -111,7 +111,7 @@ class Trace:
         )
 
     def scaled(self, choices: float) -> "Trace":
-        """All loads times one factor, rounded: a small run's loads for a large machine.
+        """All loads times one factor, rounded, to use the loads of a small run for a large machine.
 
         Args:
             choices: of a source device, mean over steps and layers.
@@ -130,15 +130,14 @@ class Trace:
 class TraceRecorder:
     """Collects a trace during training.
 
-    A run that resumes takes up the file where it is: steps from the resumed one on are recorded
-    anew.
+    A resumed run continues the file: steps from the resumed one on are recorded again.
     """
 
     def __init__(self, path: Path, layers: Sequence[str]):
         """Opens a recording.
 
         Args:
-            path: the file that `save` writes; what it holds is kept. Its directory is made.
+            path: the file that `save` writes; its earlier contents are kept. Its directory is made.
             layers: names of the L layers.
 
         Raises:
@@ -159,10 +158,10 @@ class TraceRecorder:
             self._loads = dict(zip(known.steps.tolist(), known.loads, strict=True))
 
     def add(self, step: int, loads: np.ndarray) -> None:
-        """One step.
+        """Adds one step.
 
         Args:
-            step: its number; recorded steps from it on are forgotten.
+            step: its number; recorded steps from this one on are removed.
             loads: [L, D, E], counts; floats are rounded.
 
         Raises:
@@ -190,12 +189,12 @@ class TraceRecorder:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SyntheticLoads(Params):
-    """Loads as the paper saw them (its Figure 3): skewed, and drifting smoothly.
+    """Loads as in the paper's Figure 3: skewed, and drifting smoothly.
 
     The logarithm of an expert's popularity follows an Ornstein-Uhlenbeck process with a lag, which
-    makes it smooth; at each step it is stretched until the `top` most popular experts have
-    `top_share` of the choices. Each source device tilts it by a process of its own. Choices are
-    then drawn.
+    makes it smooth; at each step it is scaled so that the `top` most popular experts have
+    `top_share` of the choices. Each source device adds a process of its own. Choices are drawn from
+    the result.
 
     Attributes:
         devices: D.
@@ -204,12 +203,12 @@ class SyntheticLoads(Params):
         layers: L, independent of each other.
         tokens: of one source device and step.
         top_k: choices of a token.
-        top: how many experts are counted as popular.
-        top_share: the part of all choices that they take together.
-        memory: steps of the lag and of the process's own memory: in so many, popularities have
-            changed, correlated by 2/e with what they were.
-        device_spread: standard deviation of a device's tilt of the logarithm.
-        seed: of everything.
+        top: number of popular experts.
+        top_share: their share of all choices.
+        memory: time constant of the lag and of the process, in steps; popularities this number of
+        steps apart have a correlation of 2/e.
+        device_spread: standard deviation of a device's own process.
+        seed: of all random numbers.
     """
 
     devices: PositiveInt
@@ -238,8 +237,8 @@ class SyntheticLoads(Params):
         rng = np.random.default_rng(self.seed)
         shape = (self.layers, self.devices + 1, self.experts)
         keep = np.exp(-1 / self.memory)
-        # Stationary from the start: x has variance 1; y, which lags behind it, 1/2, as has their
-        # covariance.
+        # Stationary from the start: x has variance 1; y, which lags behind x, has variance 1/2;
+        # their covariance is 1/2.
         x = rng.standard_normal(shape)
         y = x / 2 + rng.standard_normal(shape) / 2
         loads = np.empty((self.steps, self.layers, self.devices, self.experts), np.int32)
@@ -258,7 +257,7 @@ class SyntheticLoads(Params):
         )
 
     def _skewed(self, popularity: np.ndarray) -> np.ndarray:
-        """Stretched so that the top experts have their share, by bisection of the factor."""
+        """Logits scaled so that the top experts have their share; bisection finds the factor."""
         ordered = np.sort(popularity - popularity.max())[::-1]
         low, high = 0.0, 100.0
         for _ in range(50):

@@ -53,7 +53,7 @@ def test_devices_merge_and_split_by_hand():
     assert trace.on_devices(1).loads.tolist() == [[[[6, 6]]]]
     assert trace.on_devices(2).loads.tolist() == trace.loads.tolist()
     assert trace.on_devices(4).loads.tolist() == [[[[3, 2], [2, 2], [1, 1], [0, 1]]]]
-    with pytest.raises(ValueError, match="2 source devices cannot be laid on 3"):
+    with pytest.raises(ValueError, match="2 source devices cannot be replayed on 3"):
         trace.on_devices(3)
 
 

@@ -27,7 +27,7 @@ class Alternative:
 
     Attributes:
         name: such as "tensor parallel".
-        priced: its cost; None if the model cannot be split so.
+        priced: its cost; None if the model cannot be split in this way.
         refused: the reason, else "".
     """
 
@@ -41,7 +41,7 @@ class Answer:
     """The result of a search, with alternatives.
 
     Attributes:
-        found: the strategy, and the runner-up.
+        found: the result of the search.
         alternatives: name -> its cost.
     """
 
@@ -52,15 +52,15 @@ class Answer:
 def answer(
     params: TranslationParams, hardware: Hardware, devices: int, max_sent: float | None = None
 ) -> Answer:
-    """Searches, and prices what has a name.
+    """Searches, and computes the cost of the well-known strategies.
 
     Args:
         params: the model.
         hardware: the device.
-        devices: how many.
-        max_sent: the most bytes that a device's collectives may count in a step; by default those
-            of the paper's annotation; of a dense model, which has none, those of data parallelism,
-            and none where that does not fit.
+        devices: number of devices.
+        max_sent: limit on the bytes of a device's collectives in a step; by default the bytes of
+        the paper's annotation, or for a dense model those of data parallelism; no limit if data
+        parallelism does not fit in memory.
 
     Raises:
         ValueError: as `search`.
@@ -68,8 +68,8 @@ def answer(
     space = Space(params, hardware)
     expert = max(n for n in divisors(devices) if n == 1 or space.divides(1, n))
     model = max(n for n in divisors(devices) if params.model.num_heads % n == 0)
-    # GShard cuts experts over all devices, and the batch; T(96L) it cut into a pipeline, which
-    # there is none of here: data parallel stands for it.
+    # GShard splits experts and batch over all devices. Its T(96L) was a pipeline, which this
+    # package does not have; data parallelism replaces it.
     named = {
         HAND: ((devices // expert, expert, 1), False, False),
         "data parallel": ((devices, 1, 1), False, False),
@@ -91,11 +91,11 @@ def _priced(space: Space, name: str, sizes: tuple[int, ...], cut: bool, zero: bo
     choices = tuple(Choice(group, cut and group != "rest", False) for group in GROUPS)
     if reason := space.refuses(mesh, choices, zero):
         return Alternative(name, None, reason)
-    # As the registered strategies have it: ZeRO() holds no whole gradient.
+    # ZeRO() has no late sums, so it holds no whole gradient.
     late = not zero if space.blocks.micro_batches > 1 else None
     tried = [
         price(space.params, Strategy(mesh, choices, zero, remat, late), space.hardware)
         for remat in (False, True)
     ]
-    # Layers are computed again only where that is what makes it fit.
+    # Layers are rematerialised only if the strategy would not fit otherwise.
     return Alternative(name, next((one for one in tried if one.fits), tried[-1]))

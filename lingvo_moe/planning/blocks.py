@@ -35,7 +35,7 @@ PARTS = (
     "softmax",
     "optimizer",
 )
-# Group -> the letters whose weights are its own; the last takes what is left.
+# Group -> the letters of its weights; the last group has all other weights.
 GROUPS = {"heads": "AN", "hidden": "H", "vocabulary": "V", "rest": ""}
 _FLOAT32 = 4
 _WITHOUT_CAPACITY = 2.0  # the factor of two choices a token and even loads
@@ -102,7 +102,7 @@ class _Kind:
 
     Attributes:
         layer: one of them.
-        count: how many there are.
+        count: number of such layers.
         length: of a row.
         memory_length: of the source row, for a decoder.
     """
@@ -114,7 +114,7 @@ class _Kind:
 
 
 class Blocks:
-    """The shapes of a model, equal layers and equal weights once."""
+    """The shapes of a model; equal layers and equal weights are stored once."""
 
     def __init__(self, params: TranslationParams, wire_bytes: int):
         """Lists the blocks.
@@ -148,7 +148,7 @@ class Blocks:
 
     @property
     def layer_counts(self) -> tuple[int, ...]:
-        """How many layers there are of each kind."""
+        """The number of layers of each kind."""
         return tuple(kind.count for kind in self.kinds)
 
     def share(
@@ -161,7 +161,7 @@ class Blocks:
             mesh: the devices.
             rules: letter -> axes of the mesh, while computing.
             stored: the same for weights and slots at rest.
-            remat: whether layers are computed again in the backward pass.
+            remat: whether layers are rematerialised in the backward pass.
             late: whether gradients stay partial from the first micro-batch to the last.
 
         Raises:
@@ -171,7 +171,7 @@ class Blocks:
 
 
 def _by_group(weights, slots=None) -> dict[str, collections.Counter]:
-    """Group -> how often there is a weight, or a slot of such a weight, of these dims and shape."""
+    """Group -> number of weights (or of their slots) with each dims and shape."""
     found: dict[str, collections.Counter] = {name: collections.Counter() for name in GROUPS}
     group_of = {path: _group(spec) for path, spec in weights.flatten()}
     for path, spec in (weights if slots is None else slots).flatten():
@@ -248,7 +248,8 @@ class _Counter:
         key_tokens = n * keys / kind.length
         products = 2 * m * a * (2 * n + 2 * key_tokens) + 2 * 2 * n * keys * a
         scores = n * kind.layer.params.num_heads / self.cut("N") * keys
-        # Weights, inputs, outputs and heads once each; scores thrice: product, softmax, dropout.
+        # Weights, inputs, outputs and heads once each; scores three times: product, softmax,
+        # dropout.
         traffic = _FLOAT32 * 4 * m * a + self.item * (2 * n * m + 2 * (n + key_tokens) * a)
         traffic += _FLOAT32 * 3 * scores
         return self._work("attention", kind.count, products, traffic)
@@ -258,8 +259,8 @@ class _Counter:
         elements = self.tokens(kind.length) * self.m
         yield from self._product(kind.count, "BTM,MA->BTA", elements)
         if memory_length:
-            # What all layers of a loop add to the gradient of memory XLA sums over devices once,
-            # after the loop (its WhileLoopAllReduceCodeMotion); the gradient is partial until then.
+            # All layers of a loop add to the gradient of memory. XLA sums it over devices once,
+            # after the loop (WhileLoopAllReduceCodeMotion); until then it is partial.
             sums = 1 if self.params.model.scan and self.remat else kind.count
             of_memory = self.tokens(memory_length) * self.m
             yield from self._product(kind.count, "BTM,MA->BTA", of_memory, sums=sums)
@@ -293,13 +294,13 @@ class _Counter:
         traffic = _FLOAT32 * matrices * m * h + self.item * n * (2 * m + 2 * h)
         yield self._work("feed_forward", kind.count, flops, traffic)
         yield from self._product(kind.count * (1 + gated), "RM,MH->RH", n * m)
-        # What is computed again ends before the sum that a block ends with. The blocks of a scan
-        # end with their MoE layer, if there is one.
+        # Recomputation does not include the last sum of a block. The last layer of a scan's block
+        # is its MoE layer, if there is one.
         ends = kind.layer.is_moe or not (self.params.model.scan and self.params.model.moe)
         yield from self._product(kind.count, "RH,HM->RM", n * m, again=not ends)
 
     def _shape(self, kind):
-        """E, C, and how many slots [E, G, C] fall to a device."""
+        """E, C, and the number of slots [E, G, C] of a device."""
         moe, inputs = kind.layer.feed_forward.params, self.params.input
         per_group = inputs.batch_size * kind.length / moe.num_groups
         factor = moe.capacity_factor or _WITHOUT_CAPACITY
@@ -308,7 +309,7 @@ class _Counter:
         return moe.num_experts, capacity, slots
 
     def _units(self, own, of_sizes):
-        """A device's hidden units of an expert: of_sizes, such as the mean, where sizes differ."""
+        """A device's hidden units of an expert; for different sizes of_sizes, such as the mean."""
         dispatcher = own.params.dispatcher
         sizes = dispatcher.expert_sizes if isinstance(dispatcher, Dropless) else None
         return own.hidden_dim * of_sizes(sizes or (1,)) / self.cut("H")
@@ -338,7 +339,7 @@ class _Counter:
         )
         yield from self._product(times * (1 + gated), "EgCM,EMH->EgCH", slots * m)
         yield from self._product(times, "EgCH,EHM->EgCM", slots * m)
-        # There and back, forward and backward, and again where rematerialised.
+        # To the experts and back, forward and backward, and again if rematerialised.
         there = flow.exchanges("eGCM", self._held("eGCM"), self._held("EgCM"), self.mesh)
         yield from self._transfers("all_to_all", there, (4 + 2 * self.remat) * times, slots * m)
 
@@ -372,7 +373,7 @@ class _Counter:
         n = self.tokens(self.params.input.target_length)
         return n * self.params.target_vocab_size / self.cut("V")
 
-    # ---- what is left, and what all have in common ----
+    # ---- other blocks, and functions for all ----
 
     def _held(self, dims):
         return flow.held(dims, self.mesh, self.rules)
@@ -385,9 +386,9 @@ class _Counter:
         )
 
     def _product(self, times, equation, elements, again=True, sums=None):
-        """The exchanges of a product of layers, of tensors with so many elements a device.
+        """The exchanges of a product of layers, for tensors with `elements` elements a device.
 
-        Those backward happen `sums` times, with None as many as products.
+        Backward exchanges occur `sums` times; None for once per product.
         """
         forward = flow.forward(equation, self.mesh, self.rules)
         backward = flow.backward(equation, self.mesh, self.rules)
@@ -444,7 +445,7 @@ class _Counter:
         return total
 
     def _gradient_bytes(self, weights) -> float:
-        """Those of a micro-batch, typed as in use, and the sum of many, in float32."""
+        """Gradients of a micro-batch in the compute dtype, and their sum in float32."""
         many = self.blocks.micro_batches > 1
         where = self.rules if many and self.late else self.stored
         one = sum(
@@ -458,9 +459,9 @@ class _Counter:
         return _FLOAT32 if "e" in dims else self.item
 
     def _gradients(self, group, weights) -> Iterator[Transfer]:
-        """Devices with other rows hold other summands of a weight's gradient.
+        """Sums of gradients over devices with different rows.
 
-        Typed as in use, or, where they add up from micro-batch to micro-batch, as they do.
+        The dtype is that of the weight in use, or of the sum over micro-batches.
         """
         rows = {axis for letter in "BGR" for axis in self.rules.get(letter, ())}
         summed: collections.Counter = collections.Counter()
@@ -484,9 +485,9 @@ class _Counter:
                 )
 
     def _again(self, group) -> collections.Counter:
-        """Each use of a table of embeddings has a gradient of its own: lookups and the softmax.
+        """Each use of an embedding table, lookups and the softmax, has its own gradient.
 
-        They add up before they are summed over devices if that is done late.
+        With late sums they are added before the sum over devices.
         """
         if group != "vocabulary" or self.late:
             return collections.Counter()

@@ -32,7 +32,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-    """All of the counts, per device and step but for parameters and tokens."""
+    """All counts, per device and step, except parameters and tokens."""
 
     parameters: int
     tokens: int  # target tokens of a batch, the measure of 10^12
@@ -43,12 +43,12 @@ class Costs:
 
     @property
     def devices(self) -> int:
-        """All of them."""
+        """The number of devices."""
         return math.prod(self.mesh.shape)
 
     @property
     def flops(self) -> float:
-        """Of matrix products, one device, one step."""
+        """FLOPs of matrix products on one device in one step."""
         return sum(w.flops for w in self.work)
 
     @property
@@ -64,9 +64,9 @@ def count_costs(params: TranslationParams, mesh: Mesh, wire_bytes: int) -> Costs
     """Counts a training step.
 
     Args:
-        params: the model; its sharding rules say how it lies on the mesh.
+        params: the model, with its sharding rules.
         mesh: the devices.
-        wire_bytes: of an element that travels between, or is kept for, matrix products.
+        wire_bytes: of an element that is sent between, or kept for, matrix products.
 
     Raises:
         ValueError: as `assignment`.
@@ -74,7 +74,7 @@ def count_costs(params: TranslationParams, mesh: Mesh, wire_bytes: int) -> Costs
     blocks = Blocks(params, wire_bytes)
     sharding = params.sharding
     rules, stored = sharding.compute_rules(mesh), sharding.storage_rules(mesh)
-    remat = params.model.remat or params.model.scan  # a scan computes its layers again
+    remat = params.model.remat or params.model.scan  # a scan rematerialises its layers
     late = sharding.late_sums
     shares = [blocks.share(group, mesh, rules, stored, remat, late) for group in blocks.groups]
     return Costs(
@@ -93,8 +93,8 @@ def memory_of(blocks: Blocks, shares: Iterable[Share], remat: bool) -> Memory:
     kept = [sum(by_layer) for by_layer in zip(*(share.kept for share in shares), strict=True)]
     inputs = sum(share.inputs for share in shares)
     logits = sum(share.logits for share in shares)
-    # With rematerialisation a layer's inputs are kept, and all of one layer at a time, twice: what
-    # it kept and the gradients of that.
+    # With rematerialisation the inputs of all layers are kept, and the tensors of one layer with
+    # their gradients.
     layers = blocks.layer_counts
     everything = (
         inputs + max(2 * max(kept, default=0.0), logits)
@@ -110,7 +110,7 @@ def memory_of(blocks: Blocks, shares: Iterable[Share], remat: bool) -> Memory:
 
 
 def _merged(transfers: Iterable[Transfer]) -> tuple[Transfer, ...]:
-    """Those of one part, kind and axes in one."""
+    """The transfers, with those of equal part, kind and axes merged."""
     found: dict[tuple, Transfer] = {}
     for one in transfers:
         key = (one.part, one.kind, one.axes)

@@ -8,7 +8,7 @@ from lingvo_moe.planning.costs import PARTS, Costs, Transfer, Work
 from lingvo_moe.sharding.annotations import Mesh
 
 YEAR = 365.25 * 86400
-TOKENS = 10**12  # what each of GShard's models was trained on
+TOKENS = 10**12  # GShard trained each of its models on this number of tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,7 +16,7 @@ class Estimate:
     """The time of a training step.
 
     Attributes:
-        seconds: part -> seconds of a step; parts without time are left out.
+        seconds: part -> seconds of a step, without parts that take no time.
         flops_share: FLOPs of a step divided by the peak FLOPs in its time.
         costs: the counts of the step.
     """
@@ -27,22 +27,22 @@ class Estimate:
 
     @property
     def step_seconds(self) -> float:
-        """Of a whole step."""
+        """Seconds of a whole step."""
         return sum(self.seconds.values())
 
     @property
     def tokens_per_second(self) -> float:
-        """Target tokens, all devices together."""
+        """Target tokens a second of all devices together."""
         return self.costs.tokens / self.step_seconds
 
     @property
     def days(self) -> float:
-        """To TOKENS target tokens."""
+        """Days for TOKENS target tokens."""
         return TOKENS / self.tokens_per_second / 86400
 
     @property
     def device_years(self) -> float:
-        """To TOKENS target tokens, of all devices together."""
+        """Device-years for TOKENS target tokens, all devices together."""
         return TOKENS / self.tokens_per_second / YEAR * self.costs.devices
 
 
@@ -79,7 +79,7 @@ def work_seconds(work: Work, hardware: Hardware, dtype: str) -> float:
     if dtype not in hardware.matmul:
         raise ValueError(
             f"No speed of {dtype} products is known for {hardware.description}, only of "
-            f"{', '.join(hardware.matmul)}; set activation_dtype or take other hardware."
+            f"{', '.join(hardware.matmul)}; set activation_dtype or choose other hardware."
         )
     return max(
         work.flops / (hardware.matmul[dtype] * hardware.efficiency.matmul),

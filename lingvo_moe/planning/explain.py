@@ -16,7 +16,7 @@ _LETTERS = {"heads": "A", "hidden": "H", "vocabulary": "V", "rest": "e"}
 
 
 def overrides(params: TranslationParams, strategy: Strategy) -> list[str]:
-    """The texts of --set by which params become `applied(params, strategy)`."""
+    """The texts of --set that change params to `applied(params, strategy)`."""
     changed = []
     if strategy.sharding != params.sharding:
         changed.append(f"sharding={_sharding_text(strategy.sharding)}")
@@ -32,12 +32,12 @@ def flags(model: str, given: Sequence[str], params: TranslationParams, strategy:
 
     Args:
         model: the registered name.
-        given: the texts of --set that were searched with.
+        given: the texts of --set of the search.
         params: the model with them.
         strategy: what to run.
     """
     lines = [
-        "--undefok=runtime",  # lingvo-moe-plan has none
+        "--undefok=runtime",  # lingvo-moe-plan has no such flag
         f"--model={model}",
         "--runtime=spmd",
         f"--mesh={strategy.mesh}",
@@ -57,7 +57,7 @@ def _sharding_text(sharding: ShardingParams) -> str:
 
 
 def rows(answer: Answer) -> list[tuple[str, Priced | None, str]]:
-    """(what it is, what it takes, why the model cannot be cut so), the chosen strategy first."""
+    """(name, cost, reason if the model cannot be split so), the chosen strategy first."""
     found = answer.found
     second = [("runner-up", found.runner_up), ("whatever is sent", found.fastest)]
     others = [(name, one, "") for name, one in second if one and one != found.best]
@@ -66,7 +66,7 @@ def rows(answer: Answer) -> list[tuple[str, Priced | None, str]]:
 
 
 def format_answer(model: str, hardware: str, devices: int, answer: Answer) -> str:
-    """The chosen strategy, the runner-up and what has a name, and where the time goes."""
+    """The chosen strategy, alternatives, and the time of each part of the model."""
     device, best = lookup(hardware), answer.found.best
     lines = [
         f"{model} on {devices} x {hardware}, the fastest of {answer.found.considered:,} strategies "
@@ -93,15 +93,15 @@ def format_answer(model: str, hardware: str, devices: int, answer: Answer) -> st
 
 
 def _limit(found: Found) -> list[str]:
-    """Of what is sent, and whether anything keeps it."""
+    """A line on the limit of bytes, and whether the chosen strategy is within it."""
     if found.max_sent == math.inf:
         return []
     line = f"and send {found.max_sent / GB:.2f} GB a step or less"
-    return [line + ("" if found.within else ", which nothing does that fits: what sends least")]
+    return [line + ("" if found.within else "; none of them fits, so the one that sends least")]
 
 
 def _parts(best: Priced, answer: Answer) -> list[str]:
-    """Where the time goes, beside the paper's annotation."""
+    """Time by part, compared with the paper's annotation."""
     hand = answer.alternatives[HAND].priced
     theirs = hand.estimate.seconds if hand else {}
     ours = best.estimate.seconds
@@ -117,12 +117,12 @@ def _cut(strategy: Strategy) -> str:
 
 
 def sums(strategy: Strategy) -> str:
-    """When gradients of micro-batches are summed over devices, in a word."""
+    """When gradients of micro-batches are summed over devices: "late" or "each"."""
     return {None: "–", True: "late", False: "each"}[strategy.late]
 
 
 def at_rest(strategy: Strategy) -> str:
-    """What cuts weights between steps that does not while computing, in words."""
+    """The additional splits of weights between steps, as text."""
     spread = ",".join(_LETTERS[c.group] for c in strategy.choices if c.spread)
     parts = ["M over data"] * strategy.zero + [f"{spread} over expert"] * bool(spread)
     return ", ".join(parts) or "–"

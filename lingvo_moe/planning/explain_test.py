@@ -111,7 +111,7 @@ def test_a_limit_of_what_is_sent_is_named(small):
     assert lines[1].endswith("GB a step or less")
     squeezed = answer(params, HARDWARE["cpu"], 8, found.found.best.sent / 100)
     lines = format_answer("tiny.MoE", "cpu", 8, squeezed).splitlines()
-    assert lines[1].endswith("or less, which nothing does that fits: what sends least")
+    assert lines[1].endswith("or less; none of them fits, so the one that sends least")
 
 
 def test_what_is_not_possible_says_why():

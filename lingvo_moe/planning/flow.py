@@ -54,7 +54,7 @@ def forward(equation: str, mesh: Mesh, rules: Rules) -> tuple[Exchange, ...]:
     """The collectives that give the result of "operand,weight->result" the type of its rules.
 
     Raises:
-        ValueError: rules by which devices cannot multiply what they hold.
+        ValueError: with these rules the devices cannot compute the product.
     """
     operands, result = _parts(equation)
     return _after(einsum, (equation,), operands, result, mesh, rules)

@@ -14,7 +14,7 @@ from lingvo_moe.sharding.annotations import Mesh
 from lingvo_moe.tasks.translation import TranslationParams
 
 SWEEP = tuple(2**i for i in range(3, 12))
-# Topologies that libtpu knows, by generation and number of devices: a v3 chip has two.
+# Topologies of libtpu, by generation and number of devices; a v3 chip has two devices.
 _TOPOLOGIES = {
     "v3": {8: "2x2", 32: "4x4", 128: "8x8", 512: "16x16", 2048: "32x32"},
     "v4": {8: "2x2x2", 64: "4x4x4", 512: "8x8x8", 2048: "8x16x16"},
@@ -31,8 +31,8 @@ class Plan:
         overrides: as of --set.
         hardware: a key of HARDWARE.
         mesh: the devices.
-        estimate: by pencil and paper.
-        compiled: what the TPU compiler says; None where it was not asked.
+        estimate: of the analytic model.
+        compiled: the TPU compiler's numbers; None without compilation.
     """
 
     model: str
@@ -65,7 +65,7 @@ def make_plan(
         hardware_name: a key of HARDWARE.
         mesh: the devices; None for `default_mesh`.
         topology: to compile for, such as "v3:8x8"; None not to compile.
-        progress: takes a line on what takes long.
+        progress: takes lines of progress.
 
     Raises:
         ValueError: an unknown model, hardware or topology, or a mesh that does not fit the model.
@@ -95,11 +95,12 @@ def sweep(
     generation: str | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Plan]:
-    """Weak scaling as in the paper's Figures 7 to 9: D devices, D experts, the rows of one device
-    those that it has in the model as registered.
+    """Weak scaling as in the paper's Figures 7 to 9: D devices, D experts, and as many rows a
+    device as the registered model has.
 
     Args:
-        generation: "v3", "v4" or "v5p" to compile too, at the sizes libtpu has; None not to.
+        generation: "v3", "v4" or "v5p" to compile too, at sizes that libtpu knows; None not to
+            compile.
         model, overrides, hardware_name, progress: as of `make_plan`.
 
     Raises:

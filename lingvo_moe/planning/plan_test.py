@@ -71,7 +71,7 @@ def test_bad_requests():
         sweep("m4.T96L", [], "tpu_v3")
     with pytest.raises(ValueError, match="compiles for v3, v4, v5p; got --compile='v3:8x8'"):
         sweep("m4.MoE128E12L", [], "tpu_v3", "v3:8x8")
-    with pytest.raises(ValueError, match="too few to cut into"):
+    with pytest.raises(ValueError, match="too few to split into"):
         make_plan("m4.MoE128E12L", [], "tpu_v3", Mesh(("expert",), (512,)))
 
 

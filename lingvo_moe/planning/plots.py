@@ -57,7 +57,7 @@ def _draw_memory(axes: Axes, plans: Sequence[Plan], devices: list[str]) -> None:
     limit = lookup(plans[0].hardware).memory / 1e9
     axes.axhline(limit, color="black", linewidth=0.8, linestyle="--")
     axes.set_ylim(0, 1.45 * max(top, limit))
-    axes.set_ylabel("GB per device (dashed: what there is)")
+    axes.set_ylabel("GB per device (dashed: memory of the device)")
     axes.set_title("Memory")
     axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
 

@@ -73,8 +73,8 @@ def _compiled_lines(compiled: Compiled) -> list[str]:
     }
     lines += [f"    {name:<22}{size / GB:>8.3f}" for name, size in sizes.items()]
     if not compiled.read:
-        return [*lines, "  collectives: unknown, this JAX cannot read the program back"]
-    lines.append("  collectives: times, kind, MiB of a device each, in groups of, because of")
+        return [*lines, "  collectives: unknown, because this JAX cannot read the program"]
+    lines.append("  collectives: number, kind, MiB a device, size of groups, operation")
     return lines + [
         f"    {row['times']:>3} {row['kind']:<18}{row['bytes'] / MIB:>9.3f} {row['group']:>5}  "
         f"{row['cause']}"
@@ -83,7 +83,7 @@ def _compiled_lines(compiled: Compiled) -> list[str]:
 
 
 def collective_rows(compiled: Compiled) -> list[dict[str, Any]]:
-    """The collectives of a program, like ones in one row, largest kinds of traffic first.
+    """The collectives of a program, equal ones in one row, those with most bytes first.
 
     Returns:
         Dicts of times, kind, bytes of one, group (devices that exchange; 0 for all) and cause, the
@@ -102,7 +102,7 @@ def collective_rows(compiled: Compiled) -> list[dict[str, Any]]:
 
 
 def cause(op_name: str) -> str:
-    """The model's own part of an op_name: "encoder/layer_01/dispatch", ", gradient" if of that.
+    """The part of an op_name from the model, such as "encoder/layer_01/dispatch, gradient".
 
     XLA's metadata wraps it in the names of programs and joins the names of fused operations with
     semicolons: "jit(call)/call_tf/gradient_tape/layer_01/dispatch/Einsum;PartitionedCall/…".
@@ -115,7 +115,7 @@ def cause(op_name: str) -> str:
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
-    """All of a plan's numbers, in SI units and bytes."""
+    """All numbers of a plan, in SI units and bytes."""
     estimate, costs = plan.estimate, plan.estimate.costs
     answer = {
         "model": plan.model,
@@ -183,7 +183,7 @@ def write_report(plans: Sequence[Plan], directory: Path) -> None:
 
     Args:
         plans: one, or those of a sweep.
-        directory: made if it is not there.
+        directory: made if it does not exist.
     """
     directory.mkdir(parents=True, exist_ok=True)
     answers = [to_json(plan) for plan in plans]

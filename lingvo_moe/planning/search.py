@@ -3,17 +3,17 @@
 Yuan et al. 2021 (arXiv 2110.15032) choose a signature for each operator. Here the result must be
 sharding rules of a model (sharding/params.py), so there is one choice for each letter: heads,
 hidden units and the vocabulary are split along "model" or not; weights and slots at rest are split
-further or not. Rows lie along "data" and "expert", experts along "expert". Two choices hold for the
-whole model: whether layers are rematerialised, and whether gradients stay partial across
-micro-batches. Other values cannot stay partial across layers, because every branch of a layer ends
-in a norm, which needs its sum.
+further or not. Rows are split along "data" and "expert", experts along "expert". Two choices apply
+to the whole model: whether layers are rematerialised, and whether gradients stay partial across
+micro-batches. Other values cannot stay partial across layers, because the norm of the next branch
+needs the sum.
 
 For one mesh, with or without rematerialisation, a model is a chain of groups of blocks
 (planning/blocks.py) that share no letter. So the groups depend on each other only through their
 total memory. Dynamic programming along the chain keeps, after each group, every combination that no
 other beats in time, bytes sent and each kind of memory; the result is exact. Equal layers are one
-block, so depth costs nothing. The signatures (planning/flow.py) give the sums, such as the single
-sum of a feed-forward layer that is split by columns, then rows.
+block, so the search time does not depend on the depth. The signatures (planning/flow.py) give the
+sums, such as the single sum of a feed-forward layer that is split by columns, then rows.
 """
 
 import dataclasses
@@ -33,19 +33,19 @@ from lingvo_moe.sharding.params import Rule, ShardingParams, ZeRO
 from lingvo_moe.tasks.translation import TranslationParams
 
 AXES = ("data", "expert", "model")
-# The share of a device's memory that a strategy may take by our count. For models with experts
-# libtpu needs up to 1.11 times what is counted: activations are counted by hand.
+# The share of a device's memory that a strategy may need by our estimate. For models with experts
+# libtpu needs up to 1.11 times the estimate.
 ROOM = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What is chosen for one group of blocks.
+    """The choice for one group of blocks.
 
     Attributes:
         group: its name, of blocks.GROUPS.
-        cut: whether its letters are cut along "model".
-        spread: whether its weights at rest are cut along "expert" too.
+        cut: whether its letters are split along "model".
+        spread: whether its weights at rest are also split along "expert".
     """
 
     group: str
@@ -55,15 +55,15 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """A point of the space that is searched.
+    """A strategy: mesh, sharding and rematerialisation.
 
     Attributes:
         mesh: the devices.
         choices: one for each group.
-        zero: whether weights and slots at rest are cut along "data".
-        remat: whether layers are computed again in the backward pass.
-        late: whether gradients stay partial from the first micro-batch to the last; None where
-            there is one.
+        zero: whether weights and slots at rest are split along "data".
+        remat: whether layers are rematerialised in the backward pass.
+        late: whether gradients stay partial from the first micro-batch to the last; None with a
+        single micro-batch.
     """
 
     mesh: Mesh
@@ -84,7 +84,7 @@ class Strategy:
 
     @property
     def sharding(self) -> ShardingParams:
-        """The same as rules: the default ones where they say it."""
+        """The strategy as sharding params; the default rules if they are equivalent."""
         rules, state = _rules(self.choices), _state_rules(self.choices, self.zero)
         default = ShardingParams()
         if self.rules == _on(default.rules, self.mesh):
@@ -100,10 +100,10 @@ class Strategy:
 
 @dataclasses.dataclass(frozen=True)
 class Priced:
-    """A strategy and what it takes.
+    """A strategy and its cost.
 
     Attributes:
-        strategy: which.
+        strategy: the strategy.
         estimate: of a step.
         fits: whether it is within ROOM of a device's memory.
     """
@@ -130,11 +130,11 @@ class Priced:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """The answer of a search.
+    """The result of a search.
 
     Attributes:
-        best: the fastest strategy that fits and keeps the limit on bytes; without one, the strategy
-            that fits and sends least.
+        best: the fastest strategy that fits within the limit on bytes; if there is none, the
+            strategy that fits and sends least.
         runner_up: the same on another mesh, or None.
         fastest: the fastest strategy that fits, without the limit.
         max_sent: the limit of `search`.
@@ -149,7 +149,7 @@ class Found:
 
     @property
     def within(self) -> bool:
-        """Whether the best keeps the limit."""
+        """Whether the best strategy is within the limit."""
         return _within(self.best, self.max_sent)
 
 
@@ -179,14 +179,16 @@ def search(
         key=lambda one: (one.seconds, one.sent, one.bytes, len(one.strategy.sharding.state_rules)),
     )
     if not priced:
-        raise ValueError(f"Nothing cuts the model over {devices} devices: {space.needs(devices)}")
+        raise ValueError(
+            f"The model cannot be split over {devices} devices: {space.needs(devices)}"
+        )
     fitting = [one for one in priced if one.bytes <= ROOM * hardware.memory]
     if not fitting:
         least = min(priced, key=lambda one: one.bytes)
         raise ValueError(
-            f"Nothing fits {devices} devices: the least that one would need is "
-            f"{least.bytes / 1e9:.3g} GB, on mesh {least.strategy.mesh}, and it can give "
-            f"{ROOM:.0%} of {hardware.memory / 1e9:.3g} GB. Take more devices, or set "
+            f"No strategy fits {devices} devices: the smallest one needs "
+            f"{least.bytes / 1e9:.3g} GB a device, on mesh {least.strategy.mesh}; the limit is "
+            f"{ROOM:.0%} of {hardware.memory / 1e9:.3g} GB. Use more devices, or set "
             f"train.micro_batches."
         )
     allowed = [one for one in fitting if _within(one, max_sent)]
@@ -234,7 +236,7 @@ class _Sum:
 
     @functools.cached_property
     def vector(self) -> tuple[float, ...]:
-        """Everything that must not be more; what needs the "model" axis may not be lost for it."""
+        """All costs for the comparison with other sums, and whether "model" is used."""
         state = sum(s.weights + s.optimizer + s.gradients + s.in_use for s in self.shares)
         kept = [sum(by_kind) for by_kind in zip(*(s.kept for s in self.shares), strict=True)]
         logits, inputs = (sum(getattr(s, n) for s in self.shares) for n in ("logits", "inputs"))
@@ -267,13 +269,13 @@ class Space:
         return all(n % expert == 0 for n in self.experts) and (bool(moe) or expert == 1)
 
     def refuses(self, mesh: Mesh, choices: tuple[Choice, ...], zero: bool) -> str:
-        """Why a strategy is not in the space; "" if it is."""
+        """The reason why a strategy is not in the space; "" if it is."""
         sizes = mesh.sizes
         if not self.divides(sizes.get("data", 1), sizes.get("expert", 1)):
             return self.needs(math.prod(mesh.shape))
         for choice in choices:
             if choice not in self.options(mesh, choice.group, zero):
-                return f"weights or slots of {choice.group!r} do not fall into equal pieces"
+                return f"weights or slots of {choice.group!r} cannot be split into equal pieces"
         return ""
 
     def needs(self, devices: int) -> str:
@@ -296,7 +298,7 @@ class Space:
             if cut and group == "heads" and heads % mesh.size(("model",)):
                 continue
             if spread and ("expert" not in mesh.axes or group == "hidden"):
-                continue  # experts lie along "expert" already
+                continue  # experts are split along "expert" already
             if self._falls_into_equal_pieces(group, Strategy(mesh, (choice,), zero)):
                 found.append(choice)
         return found
@@ -313,7 +315,7 @@ class Space:
         return True
 
     def size(self, mesh: Mesh) -> int:
-        """How many strategies there are on a mesh."""
+        """The number of strategies on a mesh."""
         return sum(
             math.prod(len(self.options(mesh, group, zero)) for group in GROUPS)
             for zero, *_ in self._modes(mesh)
@@ -326,7 +328,7 @@ class Space:
         return itertools.product(zeros, (False, True), lates)
 
     def fronts(self, mesh: Mesh) -> Iterator["Quick"]:
-        """The strategies on a mesh that no other one there beats in time, memory and bytes."""
+        """The Pareto-optimal strategies on a mesh, by time, memory and bytes."""
         for zero, remat, late in self._modes(mesh):
             front = [_Sum(0.0, 0.0, (), ())]
             for group in GROUPS:
@@ -368,7 +370,7 @@ def _add(one: _Sum, choice: Choice, share: Share, seconds: float) -> _Sum:
 
 
 def _undominated(points: list[_Sum]) -> list[_Sum]:
-    """The points that no other point beats or equals in everything."""
+    """The Pareto-optimal points: no other one is equal or better in everything."""
     kept: list[_Sum] = []
     for point in sorted(points, key=lambda p: p.vector):
         if not any(all(a <= b for a, b in zip(k.vector, point.vector, strict=True)) for k in kept):
@@ -377,7 +379,7 @@ def _undominated(points: list[_Sum]) -> list[_Sum]:
 
 
 def _rules(choices: tuple[Choice, ...]) -> tuple[Rule, ...]:
-    """Rows along "data" and "expert", experts along "expert", what is cut along "model"."""
+    """Rules: rows along "data", "expert"; experts along "expert"; split letters along "model"."""
     rows, cut = ("data", "expert"), "".join(GROUPS[c.group] for c in choices if c.cut)
     return (
         *((letter, rows) for letter in "BGR"),
@@ -396,7 +398,7 @@ def _state_rules(choices: tuple[Choice, ...], zero: bool) -> tuple[Rule, ...]:
         for c in choices
         if c.spread
     ]
-    # In the order of the mesh: an axis within is named after those around it.
+    # In the order of the mesh: inner axes follow outer ones.
     spread = [(letter, tuple(a for a in AXES if a in axes)) for letter, axes in spread]
     return (*(ZeRO().state_rules if zero else ()), *spread)
 
@@ -407,7 +409,7 @@ def _on(rules: tuple[Rule, ...], mesh: Mesh) -> dict[str, tuple[str, ...]]:
 
 
 def _within(one: "Quick | Priced", max_sent: float) -> bool:
-    return one.sent <= max_sent * (1 + 1e-9)  # the same sum may be taken in another order
+    return one.sent <= max_sent * (1 + 1e-9)  # rounding depends on the order of a sum
 
 
 def _check_dispatcher(params, devices):
@@ -420,11 +422,11 @@ def _check_dispatcher(params, devices):
 
 
 def divisors(n: int) -> list[int]:
-    """Of n, rising."""
+    """The divisors of n, ascending."""
     return [i for i in range(1, n + 1) if n % i == 0]
 
 
 def make_mesh(data: int, expert: int, model: int) -> Mesh:
-    """The mesh without axes of size 1; one device lies along "data"."""
+    """The mesh without axes of size 1; a single device has the axis "data"."""
     named = [(a, n) for a, n in zip(AXES, (data, expert, model), strict=True) if n > 1]
     return Mesh(*zip(*named or [("data", 1)], strict=True))

@@ -114,7 +114,7 @@ def test_memory_decides():
         seconds.append(best.seconds)
         memory = 0.999 * best.bytes / ROOM
     assert seconds[0] < seconds[1] < seconds[2]
-    with pytest.raises(ValueError, match=r"Nothing fits 8 devices: the least that one would need"):
+    with pytest.raises(ValueError, match=r"No strategy fits 8 devices: the smallest one needs"):
         search(params, dataclasses.replace(device, memory=memory), 8)
 
 
@@ -221,5 +221,5 @@ def test_errors():
     device = HARDWARE["cpu"]
     with pytest.raises(ValueError, match=r"dispatcher=Gather\(\) is for one device; over many set"):
         search(override(get_params("tiny.MoE"), SMALL), device, 8)
-    with pytest.raises(ValueError, match="Nothing cuts the model over 7 devices: input"):
+    with pytest.raises(ValueError, match="The model cannot be split over 7 devices: input"):
         search(override(get_params("tiny.Dense"), SMALL), device, 7)

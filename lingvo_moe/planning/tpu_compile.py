@@ -23,14 +23,14 @@ from typing import Any
 from lingvo_moe.runtimes.hlo import Collective, collectives
 
 _ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",  # or JAX would look for the TPU itself
-    "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server to ask
-    "TPU_ACCELERATOR_TYPE": "v5p-8",  # any; what is compiled for is said by the topology
+    "JAX_PLATFORMS": "cpu",  # otherwise JAX would look for a TPU
+    "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server
+    "TPU_ACCELERATOR_TYPE": "v5p-8",  # any; the topology decides
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
 _KEPT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV")
-_HELD = "libtpu multi-process lockfile"  # what libtpu says when somebody else has it
+_HELD = "libtpu multi-process lockfile"  # libtpu's message if another process uses it
 _LIBTPU_LOCK = Path(tempfile.gettempdir()) / "lingvo_moe_tpu_compile.lock"
 
 
@@ -44,14 +44,14 @@ class Compiled:
         devices: D.
         argument_bytes: state and batch.
         temp_bytes: everything that lives during a step only.
-        output_bytes: the new state and the metrics; alias_bytes of them take arguments' places.
-        alias_bytes: see output_bytes.
+        output_bytes: the new state and the metrics.
+        alias_bytes: the part of the outputs that uses the memory of arguments.
         code_bytes: the program.
         flops: of one step on one device, as counted by XLA, which counts the body of a loop once.
         bytes_accessed: likewise.
-        optimal_seconds: XLA's own estimate, likewise; None where it says a negative number.
+        optimal_seconds: XLA's own estimate, likewise; None if it is negative.
         collectives: in the order of the program.
-        lower_seconds, compile_seconds: how long it took here.
+        lower_seconds, compile_seconds: time of lowering and compiling.
         compile_cpu_seconds: processor time of compiling, over all threads.
         host_bytes: the most memory that the compiling process held.
         read: whether JAX could read the program back; if not, collectives are unknown and ().
@@ -77,7 +77,7 @@ class Compiled:
 
     @property
     def total_bytes(self) -> int:
-        """What a step needs of a device's memory."""
+        """The memory of a device that a step needs."""
         return (
             self.argument_bytes
             + self.temp_bytes
@@ -101,11 +101,11 @@ def compile_step(
         overrides: as of --set.
         topology: such as "v3:8x8" (chips), "v4:4x4x4", "v5p:2x2x2".
         mesh: axis -> size; None for one axis "expert" of all devices.
-        progress: takes a line when another process holds the compiler.
+        progress: takes a line if another process uses the compiler.
 
     Raises:
-        ValueError: libtpu or JAX is not installed, or what the compiler objected to: an unknown
-            topology, a mesh of another size, a program that does not fit.
+        ValueError: libtpu or JAX is not installed, or the compiler fails: an unknown topology, a
+            mesh of another size, a program that does not fit.
     """
     for package in ("jax", "libtpu"):
         if importlib.util.find_spec(package) is None:
@@ -135,7 +135,7 @@ def compile_step(
 
 
 def _in_a_process_of_its_own(job, output, environment) -> dict[str, Any]:
-    """What `_main` wrote: a Compiled as a dict, or {"error": …}."""
+    """Runs `_main` in a subprocess; returns its result, a Compiled as a dict or {"error": …}."""
     output.unlink(missing_ok=True)
     process = subprocess.run(
         [sys.executable, "-m", "lingvo_moe.planning.tpu_compile", json.dumps(job), str(output)],
@@ -169,7 +169,7 @@ def _run(job: Mapping[str, Any]) -> Compiled:
         devices = topologies.get_topology_desc(
             topology_name=job["topology"], platform="tpu"
         ).devices
-    except Exception as error:  # XlaRuntimeError, of no public type
+    except Exception as error:  # XlaRuntimeError, which has no public type
         raise ValueError(
             f"Topology {job['topology']!r}: {str(error).splitlines()[0]} Give a generation and its "
             f"chips, such as v3:8x8, v4:4x4x4, v5e:4x4 or v5p:2x2x2."
@@ -183,7 +183,7 @@ def _run(job: Mapping[str, Any]) -> Compiled:
     optimal = cost.get("optimal_seconds", -1.0)
     try:
         text = compiled.as_text()
-    except jax.errors.JaxRuntimeError:  # of a libtpu whose instructions this JAX does not know
+    except jax.errors.JaxRuntimeError:  # libtpu has instructions that this JAX does not know
         text = None
     return Compiled(
         topology=job["topology"],
@@ -207,16 +207,16 @@ def _run(job: Mapping[str, Any]) -> Compiled:
 
 
 def lower_for_devices(params: Any, mesh: Mapping[str, int], devices: list[Any]) -> Any:
-    """The training step of a model, lowered by JAX for devices that need not be there.
+    """The training step of a model, lowered by JAX for devices that need not exist.
 
-    TensorFlow lowers for the platforms it was built for, not for TPUs. What it gives for a CPU is
-    StableHLO free of anything a CPU's own (no custom call), so it is exported as such and called
-    inside of a program for the devices.
+    TensorFlow cannot lower for TPUs without a TPU build. Its StableHLO for a CPU has no custom
+    calls, so it is not specific to CPUs. It is exported and called inside a program for the
+    devices.
 
     Args:
         params: a model's TranslationParams.
         mesh: axis -> size.
-        devices: as many as the mesh has places.
+        devices: one for each position of the mesh.
 
     Returns:
         jax.stages.Lowered.
@@ -259,7 +259,7 @@ def lower_for_devices(params: Any, mesh: Mapping[str, int], devices: list[Any]) 
 def _main(job: str, output: str) -> None:
     try:
         answer = dataclasses.asdict(_run(json.loads(job)))
-    except Exception as error:  # whatever it is, the parent reports it as one line
+    except Exception as error:  # the parent reports any error as one line
         answer = {"error": str(error).strip() or repr(error)}
     Path(output).write_text(json.dumps(answer))
 

@@ -1,4 +1,4 @@
-"""Figures as PNG bytes; names are never parsed as mathematics or drawn as boxes."""
+"""Figures as PNG bytes. Names are not parsed as formulas; missing characters show their code."""
 
 import functools
 import io
@@ -15,7 +15,7 @@ from lingvo_moe.core.lines import printable
 
 COLORS = ("#1f5fa8", "#c4562d", "#3b8544", "#7a4fa3", "#8a6d3b", "#2a9d8f", "#d1495b")
 GREY = "#8a929b"
-_BOXES = "Last Resort"  # a font of Matplotlib's that has a box for every character
+_BOXES = "Last Resort"  # Matplotlib's font with a placeholder box for every character
 
 
 def to_png(figure: Figure, *, palette: bool = False) -> bytes:
@@ -46,7 +46,7 @@ def legible(text: str, longest: int = 80) -> str:
 
 
 def _families(text: str) -> list[str]:
-    """The default font, and those that have what it lacks."""
+    """The default font, and fonts with the characters that it lacks."""
     others = {font for char in text if ord(char) >= 128 and (font := _font_of(char))}
     return [_default(), *sorted(others - {_default()})]
 

@@ -16,7 +16,7 @@ class Table:
     Attributes:
         columns: their names; () for a table without a head.
         rows: of as many cells each.
-        more_rows: a second part, such as averages, that a line sets apart in text.
+        more_rows: a second part, such as averages, below a line in text.
     """
 
     columns: Sequence[str]
@@ -24,7 +24,7 @@ class Table:
     more_rows: Sequence[Sequence[str]] = ()
 
     def to_text(self) -> str:
-        """Lines of equal columns; what would act on a terminal is escaped."""
+        """Lines with aligned columns; control characters are escaped."""
         parts = [[list(map(printable, row)) for row in part] for part in self._parts()]
         widths = [max(map(_width, column)) for column in zip(*itertools.chain(*parts), strict=True)]
         lines = [[_align(row, widths) for row in part] for part in parts]
@@ -51,7 +51,7 @@ class Table:
 
 
 def _width(text: str) -> int:
-    """Columns that a text takes in a terminal: Chinese characters two, combining marks none."""
+    """Width of a text in a terminal: 2 for a Chinese character, 0 for a combining mark."""
     wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
     return len(text) + wide - sum(unicodedata.combining(char) > 0 for char in text)
 

@@ -51,7 +51,7 @@ class Collective:
         groups: the numbers of the partitions that communicate; the pairs (source, target) of a
             collective-permute; () for all.
         op_name: the operation of the model for which the partitioner inserted it.
-        times: how often a run executes it; more than 1 in loops of known length.
+        times: number of executions in a run; more than 1 in loops of known length.
     """
 
     kind: str
@@ -81,12 +81,12 @@ def collectives(text: str) -> list[Collective]:
 
 
 def count(found: Iterable[Collective]) -> dict[str, int]:
-    """Kind -> how often a run executes it, without the kinds that do not occur."""
+    """Kind -> number of executions in a run, for the kinds that occur."""
     return {kind: sum(c.times for c in same) for kind, same in _by_kind(found)}
 
 
 def total_bytes(found: Iterable[Collective]) -> dict[str, int]:
-    """Kind -> bytes a device over a run, without the kinds that do not occur."""
+    """Kind -> bytes of a device in a run, for the kinds that occur."""
     return {kind: sum(c.bytes * c.times for c in same) for kind, same in _by_kind(found)}
 
 
@@ -98,7 +98,7 @@ def _by_kind(found: Iterable[Collective]) -> Iterator[tuple[str, list[Collective
 
 
 def _computations(text: str) -> dict[str, list[str]]:
-    """Computation -> its instructions; the entry is the last, as XLA prints it."""
+    """Computation -> its instructions; XLA prints the entry computation last."""
     computations: dict[str, list[str]] = {}
     current: list[str] = []
     for line in text.splitlines():
@@ -110,7 +110,7 @@ def _computations(text: str) -> dict[str, list[str]]:
 
 
 def _executions(computations: Mapping[str, list[str]]) -> dict[str, int]:
-    """How often each computation runs: callers are printed after what they call."""
+    """Computation -> number of executions; XLA prints callers after the called computations."""
     times = dict.fromkeys(computations, 0)
     if times:
         times[next(reversed(times))] = 1
@@ -124,7 +124,7 @@ def _executions(computations: Mapping[str, list[str]]) -> dict[str, int]:
 
 
 def _trips(line: str, computations: Mapping[str, list[str]]) -> int:
-    """How often an instruction runs its called computation: more than once only in known loops.
+    """How often an instruction runs the computation that it calls: once, except in loops.
 
     For CPUs and GPUs XLA writes the length of a loop. For TPUs it is read from the condition: a
     counter, which starts at 0 and counts up by 1 as in our loops, is below a constant.

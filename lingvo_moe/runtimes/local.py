@@ -29,7 +29,7 @@ class Local:
 
         Args:
             task: the model.
-            step: how to train it; None for decoding and evaluation only, which need no slots.
+            step: the training step; None for decoding and evaluation only, which need no slots.
         """
         self._task, self._step = task, step
         self._state: TrainState | None = None
@@ -42,7 +42,9 @@ class Local:
         self._ladder = Ladder(len(steps))
         self._evaluate = tf.function(self._evaluate_batch, autograph=False)
         self._decode = functools.cache(self._compile_decode)
-        self._laid_out: NestedMap | None = None  # the weights, for decoding; None once they move
+        self._laid_out: NestedMap | None = (
+            None  # weights laid out for decoding; None after they change
+        )
         self._score, self._routes = (
             tf.function(
                 function,
@@ -119,8 +121,8 @@ class Local:
     ):
         """Decodes a batch of any size: int32 [B, L], [B] and [B]; see the task's `translate`.
 
-        None stands for tasks of 0, which models without a router by task never look at, and for the
-        decoding of the task's params. Each other one is traced when it is first used.
+        `tasks` may be None for models without a router by task. `decoding` None means that of the
+        task's params; any other value is traced when it is first used.
         """
         if self._laid_out is None:
             self._laid_out = self._task.lay_out(self._read().theta)
@@ -142,7 +144,7 @@ class Local:
         return self._score(*map(tf.constant, given))
 
     def routes(self, *given: np.ndarray) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
-        """The experts of given translations' tokens; takes what `score` does, tasks too.
+        """The experts of the tokens of given translations; same arguments as `score`.
 
         See the task's `routes`.
         """
@@ -154,7 +156,7 @@ class Local:
         return weights, self._step.optimizer.slots(weights) if self._step else NestedMap()
 
     def _variables(self):
-        assert self._state, "initialize or restore comes first"
+        assert self._state, "call initialize or restore first"
         step, theta, slots = self._state
         return NestedMap(step=step, theta=theta, slots=slots).flatten()
 

@@ -1,7 +1,8 @@
 """Lowers an annotated TensorFlow function to one program that XLA partitions over many devices.
 
-TensorFlow runs XLA's partitioner on TPUs only. JAX can lower TensorFlow functions, and partitions
-on CPU, GPU and TPU; it has no other use here. Lowering and compiling need only shapes, no weights.
+TensorFlow uses XLA's partitioner only on TPUs. JAX can lower TensorFlow functions and partitions
+them on CPU, GPU and TPU; this package uses JAX only for that. Lowering and compiling need only
+shapes, no weights.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from lingvo_moe.sharding.annotations import Mesh, Rules, assignment, axes_of, us
 from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.training.step import TrainState, TrainStep
 
-# The arrays of a program: flat, by name, in plain dicts, which JAX accepts.
+# The arrays of a program by name, in flat plain dicts, because JAX accepts these.
 Arrays = dict[str, Any]
 
 
@@ -47,8 +48,9 @@ class Layout:
     Attributes:
         mesh: names and sizes of the axes.
         sharding: the strategy.
-        devices: one for each place of the mesh, in row-major order; None for all devices in JAX's
-            order. For compiling, descriptions of devices are enough (jax.experimental.topologies).
+        devices: one for each position of the mesh, in row-major order; None for all devices in
+            JAX's order. For compiling, descriptions of devices are enough
+            (jax.experimental.topologies).
     """
 
     mesh: Mesh
@@ -144,10 +146,10 @@ def partitioned(
     Args:
         function: as for `lowerable`.
         args: likewise.
-        results: the structure of the function's results, with a dict of ArraySpecs for each dict
-            that stays split, and None for results with a copy on every device.
+        results: the structure of the function's results: a dict of ArraySpecs for each dict of
+            split arrays, and None for results with a copy on every device.
         layout: devices and sharding rules.
-        donate: numbers of the arguments whose memory the results may use.
+        donate: indices of the arguments whose memory the results may use.
 
     Returns:
         The jitted function. `.lower(*shapes(args))` lowers it without data.
@@ -166,7 +168,7 @@ def partitioned(
 
 
 def shapes(args: Sequence[Mapping[str, ArraySpec]]) -> list[dict[str, jax.ShapeDtypeStruct]]:
-    """The arguments of a program as shapes alone, to lower it with."""
+    """The shapes of a program's arguments, for lowering."""
     return [
         {name: jax.ShapeDtypeStruct(spec.shape, spec.dtype) for name, spec in specs.items()}
         for specs in args
@@ -191,7 +193,7 @@ def state_specs(weights: NestedMap, slots: NestedMap) -> dict[str, ArraySpec]:
 
 
 def batch_specs(batch: Mapping[str, Any]) -> dict[str, ArraySpec]:
-    """The arrays of a batch, or anything with a shape and a dtype: rows first, cut along them."""
+    """The specs of a batch's arrays (or objects with shape and dtype), split by rows."""
     return {
         name: ArraySpec(tuple(value.shape), np.dtype(value.dtype), "B" + "." * (value.ndim - 1))
         for name, value in batch.items()
@@ -206,7 +208,7 @@ def train_program(
     Args:
         step: the step.
         batch: from `batch_specs`.
-        layout: where things live.
+        layout: devices and sharding rules.
 
     Returns:
         The program, and the specs of its two arguments.
@@ -230,7 +232,8 @@ def train_function(step: TrainStep) -> Callable:
 def init_program(
     weights: NestedMap, slots: NestedMap, layout: Layout
 ) -> tuple[jax.stages.Wrapped, dict[str, ArraySpec]]:
-    """Seed -> initial state, made in its pieces: {"seed": int32 []} is the argument.
+    """Seed -> initial state, where each device makes its pieces; the argument is {"seed": int32
+    []}.
 
     Returns:
         The program, and the spec of the state.

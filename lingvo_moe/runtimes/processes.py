@@ -27,22 +27,22 @@ def joined(
 ) -> Iterator[Process]:
     """Connects to the other processes; all end together, see `end_together`.
 
-    Enter it once, before JAX lists devices. If a host loses its network, JAX ends all processes
+    Use it once, before JAX lists devices. If a host loses its network, JAX ends all processes
     after about 30 s; other failures end them within two seconds.
 
     Args:
-        coordinator: HOST:PORT of process 0; "auto" to ask the cluster (a TPU pod, SLURM, Open MPI,
-            Kubernetes); None to do so where the environment is that of several SLURM tasks or TPU
-            workers, and else to stay alone.
-        index: the number of this process; None to ask the cluster.
-        count: the number of processes; None to ask the cluster.
+        coordinator: HOST:PORT of process 0; "auto" to read it from the cluster (a TPU pod, SLURM,
+            Open MPI, Kubernetes); None to do so in the environment of several SLURM tasks or TPU
+            workers, and to run a single process elsewhere.
+        index: the number of this process; None to read it from the cluster.
+        count: the number of processes; None to read it from the cluster.
 
     Yields:
         This process, with a function to wait for all.
 
     Raises:
-        ValueError: part of what is needed is missing or wrong.
-        OSError: the address cannot be used, or the processes do not meet.
+        ValueError: an argument is missing or wrong.
+        OSError: the address cannot be used, or other processes do not connect.
     """
     _check(coordinator, index, count)
     if coordinator is None and not _in_a_cluster():
@@ -57,10 +57,10 @@ def joined(
 
 def _meet(coordinator, index, count):
     """Waits for all processes; JAX would abort with a stack trace if some are missing."""
-    where = coordinator or "the address that the cluster gives"
+    where = coordinator or "the cluster's address"
     if coordinator and index == 0:
         _check_free(coordinator)
-    print(f"Meeting the other processes at {where} …", file=sys.stderr, flush=True)
+    print(f"Waiting for the other processes at {where} …", file=sys.stderr, flush=True)
     timer = threading.Timer(_MEET_SECONDS, _give_up, (where,))
     timer.start()
     try:
@@ -77,7 +77,7 @@ def _meet(coordinator, index, count):
 
 def _give_up(where):
     print(
-        f"error: The processes did not all meet at {where} within {_MEET_SECONDS} s. Start all of "
+        f"error: Not all processes connected to {where} within {_MEET_SECONDS} s. Start all of "
         f"them with the same address and count, each with its own index.",
         file=sys.stderr,
         flush=True,
@@ -86,7 +86,7 @@ def _give_up(where):
 
 
 def _check_free(coordinator):
-    """JAX crashes where the port is taken."""
+    """Raises OSError if the port is in use; JAX would crash."""
     port = int(coordinator.rpartition(":")[2])
     try:
         socket.create_server(("", port)).close()
@@ -109,7 +109,7 @@ def _check(coordinator, index, count):
     if index is None or count is None:
         raise ValueError(
             "--coordinator=HOST:PORT needs --process_index and --process_count; --coordinator=auto "
-            "asks the cluster for all three."
+            "reads all three from the cluster."
         )
     if not 0 <= index < count:
         raise ValueError(

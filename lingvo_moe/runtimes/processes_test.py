@@ -29,7 +29,7 @@ def test_others_that_never_come(index):
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines()[-1].startswith(
-        f"error: The processes did not all meet at {address} within 2 s. Start all of them with"
+        f"error: Not all processes connected to {address} within 2 s. Start all of them with"
     )
 
 

@@ -31,7 +31,7 @@ class Spmd:
     """Holds the state in pieces on the devices of a mesh and runs the step as one program.
 
     The interface is that of runtimes.local.Local. Every process makes the same calls with the same
-    whole batches; its devices take their rows.
+    whole batches; its devices use only their rows.
 
     Attributes:
         compiled: whether `train` was called, which compiles the step.
@@ -42,7 +42,7 @@ class Spmd:
 
         Args:
             task: the model; `task.for_xla` evaluates and decodes.
-            step: how to train it; None for decoding and evaluation only, which need no slots.
+            step: the training step; None for decoding and evaluation only, which need no slots.
             layout: the mesh and the sharding rules.
 
         Raises:
@@ -70,9 +70,9 @@ class Spmd:
         self._ladder.restore({})
 
     def state(self) -> dict[str, jax.Array | np.ndarray]:
-        """The state by name: "step" int64, "theta/…", "slots/…" in pieces, as they lie.
+        """The state by name: "step" int64, "theta/…", "slots/…" as split arrays.
 
-        And "ladder" if the step has rungs.
+        Also "ladder" if the step has rungs.
         """
         step = np.asarray(self._state["step"]).astype(np.int64)
         return self._state | {"step": step} | self._ladder.state()
@@ -81,8 +81,8 @@ class Spmd:
         """Restores the result of `state`, from this or another mesh.
 
         Args:
-            tensors: objects with a shape, sliced by a tuple of slices; a process reads only the
-                pieces of its own devices.
+            tensors: objects with a shape that can be sliced; a process reads only the pieces of its
+                own devices.
 
         Raises:
             ValueError: as `check_tensors`.
@@ -96,7 +96,7 @@ class Spmd:
         self._ladder.restore(tensors)
 
     def train(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
-        """Takes one step; the metrics it returns are still being computed if it has no rungs."""
+        """Takes one step. Without rungs it returns before the metrics are computed."""
         specs = batch_specs(batch)
         fed = self._fed(batch, specs)
 
@@ -216,14 +216,14 @@ class Spmd:
         return program({n: self._state[n] for n in weights}, self._fed(batch, specs))
 
     def _program(self, name, make, specs=None):
-        """The compiled program of that name and those shapes, made on first use."""
+        """The compiled program for a name and shapes, made on first use."""
         shapes = tuple((n, spec.shape) for n, spec in sorted((specs or {}).items()))
         if (name, shapes) not in self._programs:
             self._programs[name, shapes] = make()
         return self._programs[name, shapes]
 
     def _fed(self, batch, specs):
-        """A whole batch on the devices; each process sends its own devices their rows."""
+        """The batch on the devices; each process sends rows to its own devices."""
         shardings = self._layout.shardings(specs)
         return {n: _cut(np.asarray(value), specs[n], shardings[n]) for n, value in batch.items()}
 

@@ -172,9 +172,9 @@ def test_the_pieces_alone_are_read():
     ("case", "message"),
     [
         ("devices", "Mesh data:2,expert:2 has 4 places and there are 8 devices .cpu.; change"),
-        ("uneven", "'H' of 'theta/.*' has 33 elements, which do not fall into 2 equal pieces"),
-        ("axis", "Axis 'pipeline' of the mesh would cut nothing: the rules know data, expert, mod"),
-        ("groups", "'G' of 'GSM' has 1 elements, too few to cut into 8 pieces"),
+        ("uneven", "'H' of 'theta/.*' has 33 elements, which cannot be split into 2 equal pieces"),
+        ("axis", "Axis 'pipeline' of the mesh splits nothing: the rules have data, expert, mod"),
+        ("groups", "'G' of 'GSM' has 1 elements, too few to split into 8 pieces"),
         ("missing", "The checkpoint has no tensor 'step'; it is of another model"),
         ("shape", r"'step' is \(3,\) in the checkpoint and \(\) in the model"),
     ],

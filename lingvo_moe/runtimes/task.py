@@ -1,4 +1,4 @@
-"""What a runtime needs of the model that it runs."""
+"""The interface between a runtime and its model."""
 
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ class Task(Trainable, Protocol):
     """A model that is trained and translates; shapes as in tasks.translation.TranslationTask."""
 
     def for_xla(self, groups: int) -> "Task":
-        """The same for a compiler that wants static shapes in evaluation and decoding too."""
+        """The task with static shapes in evaluation and decoding too, for XLA."""
 
     def translate(
         self,
@@ -22,10 +22,10 @@ class Task(Trainable, Protocol):
         tasks: tf.Tensor | None = None,
         decoding: Any = None,
     ) -> Any:
-        """The best translations of a batch, searched as `decoding` says."""
+        """The best translations of a batch, by the search params `decoding`."""
 
     def lay_out(self, theta: NestedMap) -> NestedMap:
-        """The weights as `decode` wants them."""
+        """The weights rearranged for `decode`."""
 
     def decode(
         self,
@@ -35,7 +35,7 @@ class Task(Trainable, Protocol):
         tasks: tf.Tensor | None = None,
         decoding: Any = None,
     ) -> Any:
-        """`translate`, with what `lay_out` made of the weights."""
+        """`translate`, with weights from `lay_out`."""
 
     def score(
         self,
@@ -49,4 +49,4 @@ class Task(Trainable, Protocol):
         """float32 [B, T]: log-probabilities of given translations."""
 
     def routes(self, theta: NestedMap, *given: tf.Tensor) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
-        """Which experts each token goes to; given as to `score`."""
+        """The experts of each token; same arguments as `score`."""

@@ -94,7 +94,7 @@ class _Member:
 
     def __init__(self, connection: socket.socket, name: str):
         self.connection, self.name = connection, name
-        # Without traffic for days, a firewall would drop the connection.
+        # Firewalls drop connections without traffic.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.IPPROTO_TCP, _KEEP_IDLE, _KEEP_ALIVE_SECONDS)
         self.lines = connection.makefile("r", encoding="utf-8")

@@ -1,1 +1,1 @@
-"""Split, Broadcast, Partial: an algebra of what each device holds of a tensor."""
+"""Split, Broadcast, Partial: types that describe which part of a tensor each device holds."""

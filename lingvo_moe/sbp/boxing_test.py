@@ -142,5 +142,5 @@ def test_no_way_of_few_steps_is_cheaper():
 
 
 def test_uneven():
-    with pytest.raises(ValueError, match="do not fall into 4 equal pieces"):
+    with pytest.raises(ValueError, match="cannot be split into 4 equal pieces"):
         boxing.plan(parse("B"), parse("S(0)"), (6,), 4, LINE)

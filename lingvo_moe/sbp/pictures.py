@@ -1,6 +1,6 @@
-"""Draws what devices hold, and the tables of the algebra: the generated parts of docs/sbp.md.
+"""Draws the parts of tensors on devices, and the tables of the algebra, for docs/sbp.md.
 
-`python -m lingvo_moe.sbp.pictures` prints them; a test holds them to the page.
+`python -m lingvo_moe.sbp.pictures` prints them; a test compares them with the page.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Signatures: the types of operands with which every device can work alone, and of the result.
+"""Signatures: types of operands with which devices need no communication, and of the result.
 
 Yuan et al. 2021 (arXiv 2110.15032), section 3.2. A signature gives the types for one axis of a
 mesh. Signatures follow from an operator's letters:
@@ -46,7 +46,7 @@ class Operator(abc.ABC):
     @property
     @abc.abstractmethod
     def num_operands(self) -> int:
-        """How many tensors go in."""
+        """The number of operands."""
 
     @abc.abstractmethod
     def signatures(self, devices: int) -> tuple[Signature, ...]:
@@ -108,7 +108,7 @@ class Lettered(Operator):
         return (*cuts, *self._sums(), copies)
 
     def _may_cut(self, letter):
-        # A diagonal's two dimensions would have to be cut together, by one axis.
+        # The two dimensions of a diagonal would have to be split together, by one axis.
         return letter not in self.whole and all(term.count(letter) < 2 for term in self.terms)
 
     def _cut(self, letter):

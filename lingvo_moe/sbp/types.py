@@ -108,13 +108,13 @@ def from_axes(axes: Sequence[tuple[str, ...]], mesh: Mesh) -> NdSbp:
     """The inverse of `split_axes` for tensors without P.
 
     Raises:
-        ValueError: a dimension cut over axes in another order than the mesh's.
+        ValueError: a dimension is split over axes in another order than the mesh's.
     """
     result: dict[str, Sbp] = dict.fromkeys(mesh.axes, B)
     for dim, group in enumerate(axes):
         if list(group) != sorted(group, key=mesh.axes.index):
             raise ValueError(
-                f"Dimension {dim} is cut over {group}, inner before outer; name the axes in the "
+                f"Dimension {dim} is split over {group}, inner before outer; name the axes in the "
                 f"order of the mesh, {mesh.axes}."
             )
         result |= dict.fromkeys(group, Split(dim))
@@ -164,7 +164,7 @@ def check(sbp: NdSbp, rank: int, mesh: Mesh):
         )
     for one in sbp:
         if isinstance(one, Split) and one.dim >= rank:
-            raise ValueError(f"{one} of {str(sbp)!r} cuts no dimension of a tensor of rank {rank}.")
+            raise ValueError(f"{one} of {str(sbp)!r} is no dimension of a tensor of rank {rank}.")
 
 
 def piece_shape(shape: Sequence[int], sbp: NdSbp, mesh: Mesh) -> tuple[int, ...]:

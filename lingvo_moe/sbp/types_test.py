@@ -79,7 +79,7 @@ def test_uneven():
 def test_fits_the_mesh():
     with pytest.raises(ValueError, match="'B' has 1 parts and the mesh the axes"):
         types.check(parse("B"), 1, GRID)
-    with pytest.raises(ValueError, match=r"S\(2\) of 'B,S\(2\)' cuts no dimension .* rank 2"):
+    with pytest.raises(ValueError, match=r"S\(2\) of 'B,S\(2\)' is no dimension .* rank 2"):
         types.check(parse("B,S(2)"), 2, GRID)
 
 
@@ -96,5 +96,5 @@ def test_rules_both_ways():
 
 
 def test_inner_before_outer():
-    with pytest.raises(ValueError, match=r"cut over \('y', 'x'\), inner before outer"):
+    with pytest.raises(ValueError, match=r"split over \('y', 'x'\), inner before outer"):
         types.from_rules("B", (6,), GRID, {"B": ("y", "x")})

@@ -1,1 +1,1 @@
-"""A server: HTTP requests of many users, joined into batches."""
+"""An HTTP server that translates requests of many users in batches."""

@@ -1,4 +1,4 @@
-"""The HTTP side of a server: an ASGI application."""
+"""The HTTP interface of the server: an ASGI application."""
 
 import asyncio
 import contextlib
@@ -15,10 +15,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from lingvo_moe.server.batcher import Batcher, BatchParams, Busy
+from lingvo_moe.server.batcher import Batcher, BatchParams, QueueFull
 from lingvo_moe.server.metrics import Metrics
 from lingvo_moe.server.model import Model
-from lingvo_moe.server.questions import (
+from lingvo_moe.server.requests import (
     TOO_LARGE,
     WRONG,
     Limits,
@@ -27,7 +27,7 @@ from lingvo_moe.server.questions import (
     refuse,
 )
 
-_GONE = 499  # nginx's status of a client that did not wait for its answer
+_CLIENT_CLOSED = 499  # nginx's status if the client closed the connection
 _PAGE = Path(__file__).parent / "page"
 _PAGE_FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -44,7 +44,7 @@ _PAGE_HEADERS = {
 
 
 class _Settings(NamedTuple):
-    """What the sentences of a batch share."""
+    """The common settings of the sentences of a batch."""
 
     to: str
     source_language: str | None
@@ -52,12 +52,12 @@ class _Settings(NamedTuple):
 
 
 class Server:
-    """Answers requests about some models.
+    """Answers requests for one or more models.
 
     Attributes:
         names: of the models.
         asgi: the application.
-        metrics: what it counts.
+        metrics: its counters.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class Server:
         limits: Limits | None = None,
         batching: BatchParams | None = None,
     ):
-        """Makes it.
+        """Creates the application.
 
         Args:
-            models: by name; the first is that of requests that name none.
+            models: by name; the first is the default.
             limits: of a request.
-            batching: how sentences are joined, model by model.
+            batching: params of the batches of each model.
 
         Raises:
             ValueError: a request may have more sentences than the queue holds.
@@ -80,8 +80,8 @@ class Server:
         self._limits, batching = limits or Limits(), batching or BatchParams()
         if self._limits.max_sentences > batching.max_queue:
             raise ValueError(
-                f"A request may have {self._limits.max_sentences} sentences and only "
-                f"{batching.max_queue} may wait; make the queue longer."
+                f"A request may have {self._limits.max_sentences} sentences, but only "
+                f"{batching.max_queue} may wait in the queue; raise --max_queue."
             )
         self.metrics = Metrics()
         self._batchers = {name: self._batcher(name, batching) for name in models}
@@ -103,13 +103,13 @@ class Server:
         )
 
     async def drain(self, seconds: float) -> int:
-        """Takes no more requests and waits for those at hand.
+        """Refuses new requests and waits for the open ones.
 
         Args:
-            seconds: how long to wait.
+            seconds: limit of the wait.
 
         Returns:
-            How many are left unanswered.
+            The number of unanswered requests.
         """
         self._draining, end = True, time.monotonic() + seconds
         while self._open and time.monotonic() < end:
@@ -151,7 +151,7 @@ class Server:
                 worker.cancel()
 
     def _counted(self, path, function):
-        """The endpoint, its answers counted."""
+        """The endpoint, with metrics."""
 
         async def endpoint(request: Request):
             start, status = time.monotonic(), 500
@@ -160,7 +160,7 @@ class Server:
                 status = response.status_code
                 return response
             except (HTTPException, ClientDisconnect) as error:
-                status = getattr(error, "status_code", _GONE)
+                status = getattr(error, "status_code", _CLIENT_CLOSED)
                 raise
             finally:
                 self.metrics.requests.labels(path, status).inc()
@@ -169,15 +169,15 @@ class Server:
         return endpoint
 
     async def _translate(self, request):
-        question = await self._read(request, read_translate)
-        name, model = self._model(question.model)
-        if not 1 <= question.n_best <= model.n_best:
-            refuse(WRONG, f"n_best must be 1 to {model.n_best}, got {question.n_best}.")
+        fields = await self._read(request, read_translate)
+        name, model = self._model(fields.model)
+        if not 1 <= fields.n_best <= model.n_best:
+            refuse(WRONG, f"n_best must be 1 to {model.n_best}, got {fields.n_best}.")
         with self._answering():
-            tokens = await asyncio.to_thread(model.count_pieces, question.sentences)
-            settings = _Settings(question.to, question.source_language, question.n_best)
-            work = self._batchers[name].submit(question.sentences, tokens, settings)
-            found = await self._unless_gone(request, work)
+            tokens = await asyncio.to_thread(model.count_pieces, fields.sentences)
+            settings = _Settings(fields.to, fields.source_language, fields.n_best)
+            work = self._batchers[name].submit(fields.sentences, tokens, settings)
+            found = await self._until_disconnect(request, work)
         answer = {
             "model": name,
             "translations": [
@@ -188,11 +188,11 @@ class Server:
         return JSONResponse(answer)
 
     async def _explain(self, request):
-        question = await self._read(request, read_explain)
-        name, model = self._model(question.model)
+        fields = await self._read(request, read_explain)
+        name, model = self._model(fields.model)
         if name not in self._explainers:
-            refuse(WRONG, f"Model {name!r} is an export; only a logdir can be asked about tokens.")
-        pair = (question.sentence, question.translation)
+            refuse(WRONG, f"Model {name!r} is an export; /v1/explain needs a logdir.")
+        pair = (fields.sentence, fields.translation)
         with self._answering():
             longest = max(await asyncio.to_thread(model.count_pieces, pair))
             if longest > model.max_pieces:
@@ -201,9 +201,9 @@ class Server:
                     f"This model reads {model.max_pieces} tokens of a sentence, this one has "
                     f"{longest}; split it.",
                 )
-            settings = _Settings(question.to, question.source_language)
+            settings = _Settings(fields.to, fields.source_language)
             work = self._explainers[name].submit([pair], [longest], settings)
-            (found,) = await self._unless_gone(request, work)
+            (found,) = await self._until_disconnect(request, work)
         sides = {
             side: [token._asdict() for token in tokens] for side, tokens in found._asdict().items()
         }
@@ -227,7 +227,7 @@ class Server:
     async def _health(self, request):
         del request
         if any(worker.done() for worker in self._workers):
-            refuse(500, "A thread that translates has ended; start the server again.")
+            refuse(500, "A worker thread has ended; restart the server.")
         return JSONResponse({"status": "ok"})
 
     async def _ready(self, request):
@@ -240,7 +240,7 @@ class Server:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def _model(self, name):
-        """The name and the model of a question; the first where it has none."""
+        """The model of a request and its name; by default the first."""
         name = next(iter(self._models)) if name is None else name
         if name not in self._models:
             refuse(404, f"There is no model {name!r:.60}; there are {', '.join(self._models)}.")
@@ -249,10 +249,10 @@ class Server:
     def _refuse_if_draining(self):
         if self._draining:
             headers = {"Retry-After": "1", "Connection": "close"}
-            refuse(503, "This server is about to end; ask another.", headers)
+            refuse(503, "The server is shutting down; use another one.", headers)
 
     async def _read(self, request, read):
-        """The question in a request's body."""
+        """The parsed body of a request."""
         self._refuse_if_draining()
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
@@ -267,15 +267,15 @@ class Server:
 
     @contextlib.contextmanager
     def _answering(self):
-        """Within it a request is at hand, for which `drain` waits."""
+        """Counts an open request, for `drain`."""
         self._open += 1
         try:
             yield
         finally:
             self._open -= 1
 
-    async def _unless_gone(self, request, work):
-        """What a batcher answers, unless the client goes or the time is up before."""
+    async def _until_disconnect(self, request, work):
+        """The answer of a batcher; an error if the client disconnects or the time is up."""
         work = asyncio.create_task(work)
         gone = asyncio.create_task(_disconnected(request))
         seconds = self._limits.timeout
@@ -285,8 +285,8 @@ class Server:
                 return work.result()
             if gone.done():
                 raise ClientDisconnect
-            refuse(504, f"There was no answer within {seconds:g} s; ask for less, or later.")
-        except Busy as busy:
+            refuse(504, f"No answer within {seconds:g} s; send fewer sentences, or retry later.")
+        except QueueFull as busy:
             refuse(429, str(busy), {"Retry-After": str(busy.seconds)})
         except ValueError as error:
             refuse(WRONG, str(error))
@@ -301,7 +301,7 @@ def _translate(model, sentences, settings):
         settings.to,
         source_language=settings.source_language,
         n_best=settings.n_best,
-        warn=lambda line: None,  # each answer says what was left out
+        warn=lambda line: None,  # answers have `left_out` instead
     )
 
 
@@ -311,7 +311,7 @@ def _explain(model, pairs, settings):
 
 
 async def _body(request, limit):
-    """The body, unless it is longer than it may be."""
+    """The body; refused if it is too long."""
     declared, body = request.headers.get("content-length", ""), bytearray()
     too_large = declared.isdecimal() and int(declared) > limit
     if not too_large:
@@ -326,13 +326,13 @@ async def _body(request, limit):
 
 
 async def _disconnected(request):
-    """Returns when the client has gone."""
+    """Returns when the client has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def _finite(score: float) -> float | None:
-    """JSON has no infinity, which says that there is no such translation."""
+    """The score; None for -inf (no translation), which JSON cannot express."""
     return score if math.isfinite(score) else None
 
 
@@ -350,7 +350,7 @@ def _file(name: str, media_type: str):
 async def _as_json(request: Request, error: Exception) -> Response:
     del request
     status, headers = getattr(error, "status_code", 500), getattr(error, "headers", None)
-    message: Any = getattr(error, "detail", "The server failed; its log says more.")
+    message: Any = getattr(error, "detail", "Internal error; see the server's log.")
     if isinstance(error, ClientDisconnect):
-        status, message = _GONE, "The client has gone."
+        status, message = _CLIENT_CLOSED, "The client has disconnected."
     return JSONResponse({"error": message}, status, headers)

@@ -12,7 +12,7 @@ import pytest
 from lingvo_moe.server.app import Server
 from lingvo_moe.server.batcher import BatchParams
 from lingvo_moe.server.model import Explanation, Token
-from lingvo_moe.server.questions import Limits
+from lingvo_moe.server.requests import Limits
 from lingvo_moe.tasks.translator import Translation
 
 
@@ -223,7 +223,7 @@ class TestRefused:
         ("fields", "limits", "message"),
         [
             ({"sentences": ["a" * 200]}, {"max_bytes": 100}, "A body may have 100 bytes"),
-            ({"sentences": ["a"] * 3}, {"max_sentences": 2}, "2 sentences, this one has 3"),
+            ({"sentences": ["a"] * 3}, {"max_sentences": 2}, "2 sentences, but this one has 3"),
             ({"sentences": ["a", "bcd"]}, {"max_characters": 2}, "sentence 2 has 3; split it"),
         ],
     )
@@ -270,7 +270,7 @@ class TestRefused:
             client.model.gate.clear()
             late = await client.translate("a")
             assert late.status_code == 504
-            assert late.json()["error"].startswith("There was no answer within 0.05 s")
+            assert late.json()["error"].startswith("No answer within 0.05 s")
             client.model.gate.set()
 
         run(test, limits=Limits(timeout=0.05))
@@ -279,7 +279,7 @@ class TestRefused:
         async def test(client):
             crash = await client.translate("crash")
             assert crash.status_code == 500
-            assert crash.json() == {"error": "The server failed; its log says more."}
+            assert crash.json() == {"error": "Internal error; see the server's log."}
             assert (await client.translate("a")).status_code == 200
             assert (await client.http.get("/health")).status_code == 200
 
@@ -293,7 +293,7 @@ class TestRefused:
         run(test)
 
     def test_a_queue_shorter_than_a_request(self):
-        with pytest.raises(ValueError, match="may have 256 sentences and only 9 may wait"):
+        with pytest.raises(ValueError, match="may have 256 sentences, but only 9 may wait"):
             Server({"m": Model()}, batching=BatchParams(max_queue=9))
 
 
@@ -397,7 +397,7 @@ class TestExplain:
         status, error = answer_to(json.dumps(QUESTION).encode(), path="/v1/explain")
         assert (status, error) == (
             422,
-            "Model 'm' is an export; only a logdir can be asked about tokens.",
+            "Model 'm' is an export; /v1/explain needs a logdir.",
         )
 
     def test_a_sentence_that_is_not_read_whole(self):

@@ -1,4 +1,4 @@
-"""Sentences of many requests become batches, which one thread translates."""
+"""Collects the sentences of many requests into batches, which one thread translates."""
 
 import asyncio
 import concurrent.futures
@@ -11,20 +11,20 @@ from typing import Any
 
 from lingvo_moe.core.fields import NonNegativeFloat, Params, PositiveInt
 
-_START_PACE = 0.05  # seconds a sentence, until batches have been timed
+_START_PACE = 0.05  # assumed seconds a sentence before the first batch
 _SMOOTHING = 0.9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchParams(Params):
-    """How sentences are joined.
+    """The params of batches.
 
     Attributes:
-        max_tokens: of a batch, padding included: its sentences times the longest. A sentence that
-            is longer goes alone.
+        max_tokens: of a batch with padding: number of sentences times the longest. A longer
+            sentence is a batch of its own.
         max_sentences: of a batch.
-        max_wait: seconds that a sentence waits for others while the model has nothing else to do.
-        max_queue: sentences that may wait; requests beyond that are refused.
+        max_wait: seconds that a sentence waits for others while the model is idle.
+        max_queue: number of sentences that may wait; more requests are refused.
     """
 
     max_tokens: PositiveInt = 4096
@@ -33,8 +33,8 @@ class BatchParams(Params):
     max_queue: PositiveInt = 4096
 
 
-class Busy(Exception):
-    """As many sentences wait as may; `seconds` is when there may be room."""
+class QueueFull(Exception):
+    """The queue is full; `seconds` is the estimated time until there is room."""
 
     def __init__(self, waiting: int, seconds: int):
         super().__init__(f"{waiting} sentences are waiting; try again in {seconds} s.")
@@ -42,7 +42,7 @@ class Busy(Exception):
 
 
 class _Request:
-    """The answers to one request, as they come in; `missing` counts those to come."""
+    """The answers of one request; `missing` is the number of missing ones."""
 
     def __init__(self, size: int):
         self.done: asyncio.Future = asyncio.get_running_loop().create_future()
@@ -50,14 +50,14 @@ class _Request:
         self.missing = size
 
     def answer(self, place: int, answer: Any) -> None:
-        """Takes the answer to one sentence; nobody may be waiting for it any more."""
+        """Stores the answer of one sentence; ignored if the request has been cancelled."""
         self._answers[place] = answer
         self.missing -= 1
         if not self.missing and not self.done.done():
             self.done.set_result(self._answers)
 
     def fail(self, error: Exception) -> None:
-        """Ends the request by an error."""
+        """Ends the request with an error."""
         if not self.done.done():
             self.done.set_exception(error)
 
@@ -75,11 +75,11 @@ class _Waiting:
 
 
 class Batcher:
-    """A queue of sentences in front of one model.
+    """A queue of sentences for one model.
 
-    The sentence that has waited longest is in the next batch, with those of its settings that are
-    nearest to it in length, whoever sent them. A batch starts when it is full, or when its oldest
-    sentence has waited long enough. All but the translating happens in the event loop's thread.
+    The next batch has the oldest sentence and the sentences with equal settings that are closest to
+    it in length, from any requests. A batch starts when it is full, or when its oldest sentence has
+    waited `max_wait`. Only the translation runs outside the event loop's thread.
     """
 
     def __init__(
@@ -88,13 +88,12 @@ class Batcher:
         params: BatchParams,
         observe: Callable[[int, int, float], None] = lambda sentences, tokens, seconds: None,
     ):
-        """Makes it; `run` sets it to work.
+        """Creates the queue; `run` processes it.
 
         Args:
-            translate: takes sentences and their settings and gives an answer for each; called in a
-                thread of its own.
-            params: how to join sentences.
-            observe: told of each batch: its sentences, its tokens without padding, its seconds.
+            translate: (sentences, settings) -> an answer for each; called in a thread of its own.
+            params: of batches.
+            observe: called for each batch with its sentences, tokens without padding, and seconds.
         """
         self._translate, self._params, self._observe = translate, params, observe
         self._queue: list[_Waiting] = []
@@ -104,27 +103,27 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """Sentences in the queue, without those being translated."""
+        """The number of sentences in the queue, without the batch being translated."""
         return len(self._queue)
 
     async def submit(
         self, sentences: Sequence[Any], tokens: Sequence[int], settings: Hashable
     ) -> list[Any]:
-        """The answers to one request. If it is cancelled, its sentences leave the queue.
+        """The answers of one request. If it is cancelled, its sentences are removed from the queue.
 
         Args:
-            sentences: what to translate.
+            sentences: to translate.
             tokens: the length of each.
-            settings: such as languages; sentences of other settings go in other batches.
+            settings: such as languages; a batch has only sentences with equal settings.
 
         Raises:
-            Busy: the queue has no room for them all.
-            Exception: what `translate` raised for a batch with one of them.
+            QueueFull: the queue has no room for all of them.
+            Exception: an error of `translate` for a batch with one of them.
         """
         if not sentences:
             return []
         if self.waiting + len(sentences) > self._params.max_queue:
-            raise Busy(self.waiting, max(1, math.ceil(self.waiting * self._pace)))
+            raise QueueFull(self.waiting, max(1, math.ceil(self.waiting * self._pace)))
         request, now = _Request(len(sentences)), time.monotonic()
         self._queue += [
             _Waiting(sentence, count, settings, now, request, place)
@@ -138,7 +137,7 @@ class Batcher:
                 self._drop({request})
 
     async def run(self) -> None:
-        """Translates what comes, until it is cancelled."""
+        """Translates batches until it is cancelled."""
         try:
             while True:
                 await self._work(await self._next_batch())
@@ -166,7 +165,7 @@ class Batcher:
         self._observe(len(batch), sum(one.tokens for one in batch), seconds)
 
     async def _next_batch(self):
-        """Waits for a batch and takes it out of the queue."""
+        """Waits for a batch and removes it from the queue."""
         while True:
             batch = self._choose()
             left = batch and batch[0].since + self._params.max_wait - time.monotonic()
@@ -179,11 +178,11 @@ class Batcher:
                 await asyncio.wait_for(self._arrival.wait(), left or None)
 
     def _drop(self, requests):
-        """Takes what is left of requests out of the queue."""
+        """Removes the sentences of requests from the queue."""
         self._queue = [one for one in self._queue if one.request not in requests]
 
     def _choose(self):
-        """The batch of the oldest sentence, which is its first; [] if there is none."""
+        """The batch of the oldest sentence, which is first in it; [] for an empty queue."""
         if not self._queue:
             return []
         oldest, *others = self._queue
@@ -196,7 +195,7 @@ class Batcher:
         return batch
 
     def _is_full(self, batch):
-        """Whether not even another sentence without tokens would fit."""
+        """Whether no other sentence fits, even without tokens."""
         return not self._fits(len(batch) + 1, max(one.tokens for one in batch))
 
     def _fits(self, sentences, longest):

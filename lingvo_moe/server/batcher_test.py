@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from lingvo_moe.server.batcher import Batcher, BatchParams, Busy
+from lingvo_moe.server.batcher import Batcher, BatchParams, QueueFull
 
 EN, DE = "en", "de"
 
@@ -210,7 +210,7 @@ class TestRequests:
     def test_a_full_queue_refuses_whole_requests(self):
         async def test(batcher, model):
             first, tasks = await while_busy(batcher, model, ("a b", EN))
-            with pytest.raises(Busy, match="2 sentences are waiting; try again in 1 s"):
+            with pytest.raises(QueueFull, match="2 sentences are waiting; try again in 1 s"):
                 await submit(batcher, "c d")
             tasks.append(asyncio.create_task(submit(batcher, "e")))
             model.gate.set()

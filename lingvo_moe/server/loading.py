@@ -1,4 +1,4 @@
-"""Logdirs and exports as models that a server treats alike."""
+"""Loads logdirs and exports as models of the server."""
 
 import dataclasses
 import functools
@@ -21,18 +21,18 @@ _NO_LIMIT = 1 << 30
 
 
 class Trained:
-    """A logdir as a Model that can explain its translations, too."""
+    """The model of a logdir; it can also explain translations."""
 
     def __init__(self, path: Path, n_best: int, overrides: Sequence[str] = ()):
         """Loads the best checkpoint.
 
         Args:
             path: the logdir.
-            n_best: translations of a sentence that may be asked for.
+            n_best: largest number of translations of a sentence.
             overrides: `--set` texts.
 
         Raises:
-            ValueError, OSError: it is no logdir, or one without a checkpoint.
+            ValueError, OSError: it is no logdir, or has no checkpoint.
         """
         model_dir = ModelDir.open(path).with_overrides(overrides)
         self._model_dir, self._runtime = model_dir, Local(model_dir.task)
@@ -45,7 +45,7 @@ class Trained:
         self.n_best, self.max_pieces = n_best, translator.max_source_length - 2
 
     def count_pieces(self, sentences: Sequence[str]) -> list[int]:
-        """How many pieces each sentence has."""
+        """The number of pieces of each sentence."""
         return [len(ids) for ids in self._translator.source.encode(list(sentences))]
 
     def translate(
@@ -68,13 +68,13 @@ class Trained:
     def explain(
         self, sources: Sequence[str], targets: Sequence[str], to: str, source_language: str | None
     ) -> list[Explanation]:
-        """How likely each token of given translations is, and which experts each token went to.
+        """The log-probability and the experts of each token of given translations.
 
         Args:
             sources: sentences of at most max_pieces.
             targets: their translations, as many.
             to: the language of the targets.
-            source_language: of the sources; only models whose router goes by it need it.
+            source_language: of the sources; needed only by models that route by it.
 
         Raises:
             ValueError: as for `translate`.
@@ -116,16 +116,15 @@ def _tokens(pieces, log_probs, routes, side, row):
 
 
 def load(path: Path, n_best: int, overrides: Sequence[str] = ()) -> Model:
-    """The model in a directory, ready to translate at once.
+    """Loads the model in a directory and warms it up.
 
     Args:
         path: a logdir, or an export.
-        n_best: translations of a sentence that may be asked of a logdir; of an export those that it
-            was made for.
+        n_best: largest number of translations of a sentence, for a logdir; an export has its own.
         overrides: `--set` texts, for a logdir.
 
     Raises:
-        ValueError, OSError: neither is there, or it is damaged.
+        ValueError, OSError: it is neither, or it is damaged.
     """
     if (path / "model.json").exists():
         model: Model = Trained(path, n_best, overrides)
@@ -146,19 +145,19 @@ def load_all(texts: Sequence[str], n_best: int, overrides: Sequence[str] = ()) -
     """The models of `--model` texts, NAME=DIR or DIR, by name; see `load`.
 
     Raises:
-        ValueError, OSError: two have one name, or one cannot be loaded.
+        ValueError, OSError: two have the same name, or one cannot be loaded.
     """
     named = [split_name(text) for text in texts]
     names = [name for name, _ in named]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(
-            f"Several models are called {', '.join(repeated)}; name them: --model=NAME=DIR."
+            f"Several models have the name {', '.join(repeated)}; give names: --model=NAME=DIR."
         )
     return {name: load(path, n_best, overrides) for name, path in named}
 
 
 def split_name(text: str) -> tuple[str, Path]:
-    """NAME=DIR, or a directory, whose name is then the model's.
+    """The name and the directory of "NAME=DIR"; without NAME= that of the directory.
 
     Raises:
         ValueError: there is no name.

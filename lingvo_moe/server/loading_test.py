@@ -101,7 +101,7 @@ def test_what_is_no_model(tmp_path):
         ValueError, match=r"is no model: it has neither the model\.json of a logdir"
     ):
         load(tmp_path, 1)
-    with pytest.raises(ValueError, match="Several models are called same; name them"):
+    with pytest.raises(ValueError, match="Several models have the name same; give names"):
         load_all([f"same={tmp_path}", f"same={tmp_path}/other"], 1)
 
 

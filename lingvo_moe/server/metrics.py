@@ -1,4 +1,4 @@
-"""What a server counts, as Prometheus reads it."""
+"""Metrics of the server for Prometheus."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ class Metrics:
     """Counters of one server.
 
     Attributes:
-        requests: by path and status; 499 where the client was gone before its answer.
+        requests: by path and status; 499 if the client disconnected before the answer.
         seconds: of requests, by path.
         batches: sentences of a batch, by model.
         tokens: source tokens translated, by model.
@@ -60,7 +60,7 @@ class Metrics:
         )
 
     def watch_queue(self, model: str, waiting: Callable[[], int]) -> None:
-        """Reads the length of a model's queue whenever metrics are asked for."""
+        """Adds the length of a model's queue, which is read for each scrape."""
         self._waiting.labels(model).set_function(waiting)
 
     def observe_batch(self, model: str, sentences: int, tokens: int, seconds: float) -> None:
@@ -70,5 +70,5 @@ class Metrics:
         self.tokens.labels(model).inc(tokens)
 
     def text(self) -> bytes:
-        """All of it, in Prometheus's text format."""
+        """All metrics in Prometheus's text format."""
         return generate_latest(self._registry)

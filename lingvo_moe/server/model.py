@@ -1,4 +1,4 @@
-"""What a model must do to be served."""
+"""The interface of models that the server can serve."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:  # a server starts before TensorFlow is imported
 
 
 class Model(Protocol):
-    """What a model must do to be served; `Exported` does.
+    """A model that can be served, such as `Exported`.
 
     Attributes:
-        languages: those that it translates into.
+        languages: the target languages.
         pairs: the language pairs that it was trained on, such as "de-en".
-        needs_source_language: whether it must be told what language it reads.
-        n_best: translations of a sentence, at most.
-        max_pieces: of a longer sentence the rest is not read.
+        needs_source_language: whether the source language must be given.
+        n_best: largest number of translations of a sentence.
+        max_pieces: longer sentences are cut to this number of pieces.
     """
 
     languages: Sequence[str]
@@ -27,7 +27,7 @@ class Model(Protocol):
     max_pieces: int
 
     def count_pieces(self, sentences: Sequence[str]) -> list[int]:
-        """How many pieces each sentence has."""
+        """The number of pieces of each sentence."""
 
     def translate(
         self,
@@ -51,8 +51,8 @@ class Token(NamedTuple):
     Attributes:
         text: the piece, with "▁" for a space.
         log_prob: of a translation, log P given the source and the pieces before; else None.
-        experts: MoE layer -> (expert, what its output is multiplied by) of those that the piece
-            went to; in the decoder those that made it.
+        experts: MoE layer -> (expert, weight of its output); for a target piece those of the
+            decoder step that predicts it.
     """
 
     text: str
@@ -61,7 +61,7 @@ class Token(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """The pieces that the model read, the language's tag and the end included, and wrote."""
+    """The pieces of the source, with the language tag and EOS, and of the target."""
 
     source: list[Token]
     target: list[Token]

@@ -1,4 +1,4 @@
-"""A server as a process: its port, its signals, its end."""
+"""Runs the server as a process: port, signals, shutdown."""
 
 import asyncio
 import contextlib
@@ -11,12 +11,12 @@ import uvicorn
 
 from lingvo_moe.server.app import Server
 
-_IDLE_SECONDS = 75  # of a connection; longer than proxies keep theirs, lest they use a closed one
-_SECONDS_TO_SEND = 5  # that clients have to read their last answers
+_IDLE_SECONDS = 75  # of a connection; longer than in proxies, so that they close it first
+_SECONDS_TO_SEND = 5  # for clients to read their last answers
 
 
 class _Uvicorn(uvicorn.Server):
-    """Uvicorn that leaves signals to us: it would refuse connections before we have drained."""
+    """Uvicorn without signal handlers, which would refuse connections before `drain` ends."""
 
     def __init__(self, config: uvicorn.Config, started: Callable[[], None]):
         """Calls `started` once clients can connect."""
@@ -32,14 +32,14 @@ class _Uvicorn(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """The address of a server, taken before its models are loaded; nobody can connect yet.
+    """Binds the address of a server before its models are loaded; it does not listen yet.
 
     Args:
         host: such as "127.0.0.1", "0.0.0.0" or "::1".
         port: 0 for any that is free.
 
     Raises:
-        OSError: it is not to be had.
+        OSError: the address cannot be used.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -57,7 +57,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url(listener: socket.socket) -> str:
-    """What to type into a browser."""
+    """The URL of the server."""
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
@@ -65,18 +65,18 @@ def url(listener: socket.socket) -> str:
 def serve(
     server: Server, listener: socket.socket, drain: float, report: Callable[[str], None]
 ) -> int:
-    """Serves until SIGTERM or SIGINT; then finishes what is at hand, and takes nothing new.
+    """Serves until SIGTERM or SIGINT; then answers the open requests and refuses new ones.
 
     A second signal ends the process at once, with status 128 + its number.
 
     Args:
-        server: what to serve.
-        listener: of `bind`.
-        drain: seconds that requests at hand have to be answered.
-        report: takes a line when clients can connect, and when a signal has come.
+        server: the application.
+        listener: from `bind`.
+        drain: seconds to answer the open requests.
+        report: takes a line when clients can connect, and when a signal arrives.
 
     Returns:
-        How many requests were left unanswered.
+        The number of unanswered requests.
     """
     return asyncio.run(_serve(server, listener, drain, report))
 
@@ -95,17 +95,17 @@ async def _serve(server, listener, drain, report):
     names = ", ".join(server.names)
     web = _Uvicorn(config, lambda: report(f"Serving {names} at {url(listener)}"))
 
-    def hear(number):
+    def on_signal(number):
         if stop.is_set():
             os._exit(128 + number)
         stop.set()
         name = signal.Signals(number).name
-        with contextlib.suppress(OSError):  # nobody may be reading any more
-            report(f"{name}: answers the requests at hand, and ends. A second signal ends at once.")
+        with contextlib.suppress(OSError):  # the reader may have closed it
+            report(f"{name}: answering open requests, then ending. A second signal ends at once.")
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, hear, number)
+        loop.add_signal_handler(number, on_signal, number)
     serving, stopped = asyncio.create_task(web.serve([listener])), asyncio.create_task(stop.wait())
     await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
     unanswered = await server.drain(drain)

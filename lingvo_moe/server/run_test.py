@@ -88,7 +88,7 @@ def test_sigterm_finishes_what_is_at_hand(start):
     thread, answers = ask_in_thread(url, "0.5")
     assert process.stdout.readline() == "translates 1\n"
     process.send_signal(signal.SIGTERM)
-    assert process.stdout.readline().startswith("SIGTERM: answers the requests at hand")
+    assert process.stdout.readline().startswith("SIGTERM: answering open requests")
     assert ask(url, "0")[0] == 503
     thread.join()
     ((status, answer),) = answers

@@ -69,7 +69,7 @@ class Mesh:
         for dim, size, group in zip(dims, shape, axes, strict=True):
             if size % self.size(group):
                 raise ValueError(
-                    f"Dimension {dim!r} of {what} has {size} elements, which do not fall into "
+                    f"Dimension {dim!r} of {what} has {size} elements, which cannot be split into "
                     f"{self.size(group)} equal pieces over {group}; change the size, the mesh or "
                     f"the rule."
                 )
@@ -88,7 +88,7 @@ def parse_mesh(text: str) -> Mesh:
     return Mesh(axes, tuple(map(int, sizes)))
 
 
-# The mesh, the rules of what is computed, and those of weights and slots at rest.
+# The mesh, the rules for computation, and the rules for weights and slots at rest.
 _active: contextvars.ContextVar[tuple[Mesh, Rules, Rules] | None] = contextvars.ContextVar(
     "mesh_and_rules", default=None
 )
@@ -98,15 +98,15 @@ _active: contextvars.ContextVar[tuple[Mesh, Rules, Rules] | None] = contextvars.
 def use_mesh(
     mesh: Mesh, rules: Rules, at_rest: Rules | None = None, cut_random: bool = False
 ) -> Iterator[None]:
-    """While inside, `annotate` adds XLA sharding annotations for this mesh and these rules.
+    """Within this context `annotate` adds XLA sharding annotations for this mesh and these rules.
 
     Args:
         mesh: the devices.
         rules: for activations and weights in use.
         at_rest: for weights and slots between steps; None for the same rules.
-        cut_random: whether the compiler can partition the generator of random numbers, as the
-            TPU's can, in a third of the memory. Otherwise numbers are drawn element by element,
-            which all compilers can partition.
+        cut_random: whether the compiler can partition the random number generator, as for TPUs,
+            which needs a third of the memory. Otherwise numbers are drawn elementwise, which all
+            compilers can partition.
     """
     token = _active.set((mesh, rules, rules if at_rest is None else at_rest))
     try:
@@ -154,7 +154,7 @@ def assignment(
             used.add(axis)
         if size is not None and mesh.size(axes) > size:
             raise ValueError(
-                f"Dimension {letter!r} of {dims!r} has {size} elements, too few to cut into "
+                f"Dimension {letter!r} of {dims!r} has {size} elements, too few to split into "
                 f"{mesh.size(axes)} pieces over {axes}."
             )
         result.append(axes)

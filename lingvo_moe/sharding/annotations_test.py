@@ -128,9 +128,9 @@ def test_the_innermost_mesh_counts():
             "EM",
             (3, 16),
             {"E": "expert"},
-            "'E' of 'EM' has 3 elements, too few to cut into 4 pieces",
+            "'E' of 'EM' has 3 elements, too few to split into 4 pieces",
         ),
-        ("E", (7,), {"E": ("data", "expert")}, "has 7 elements, too few to cut into 8 pieces"),
+        ("E", (7,), {"E": ("data", "expert")}, "has 7 elements, too few to split into 8 pieces"),
         ("EM", (8,), {}, r"Dimensions 'EM' do not name each dimension of shape \(8,\)"),
     ],
 )

@@ -2,14 +2,14 @@
 
 Devices with different rows hold copies of a weight, and its gradient is a sum over these devices.
 XLA computes this sum together with the gradient: with micro-batches, once for each of them. To
-compute it once, the weight gets one more dimension: device d works with copy d, and the gradient of
-copy d is the summand of device d (type P in docs/sbp.md). Summands are added over micro-batches;
-devices communicate only when `sum_copies` sums the copies.
+compute it once, the weight gets one more dimension: device d uses copy d, and the gradient of copy
+d is the summand of device d (type P in docs/sbp.md). Summands are added over micro-batches; devices
+communicate only when `sum_copies` sums the copies.
 
 Layers apply their weights with the functions below. These accept weights with or without this
 dimension, and distinguish them by the rank.
 
-D copies, B rows; the rows of a device lie together.
+D copies, B rows; the rows of a device are contiguous.
 """
 
 import tensorflow as tf
@@ -23,7 +23,7 @@ _COPY = "Z"  # a letter for D that is in no equation
 
 
 def expand_copies(theta: NestedMap, weights: NestedMap) -> NestedMap:
-    """The weights, with a dimension of copies where devices with different rows hold copies.
+    """The weights, with a dimension of copies if devices with different rows hold copies.
 
     Outside of `use_mesh` nothing changes.
 
@@ -66,7 +66,7 @@ def sum_copies(grads: NestedMap, weights: NestedMap) -> NestedMap:
 
 
 def annotate_weight(weight: tf.Tensor, dims: str, at_rest: bool = False) -> tf.Tensor:
-    """`annotate` for a weight with these letters, with or without copies; copies are in use."""
+    """`annotate` for a weight with these letters, with or without copies."""
     here = active()
     if here is None or weight.shape.rank == len(dims):
         return annotate(weight, dims, at_rest)
@@ -135,8 +135,8 @@ def add_bias(rows: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
 def _product(rows, weight):
     def grad(upstream):
         if weight.shape.rank == 2 and weight.shape[0] < weight.shape[1]:
-            # As a batch of one: the kernel of a single product copies a wide weight transposed
-            # first, which takes a quarter of the product's time.
+            # As a batch of one: for a single product oneDNN first copies a wide transposed weight,
+            # which takes a quarter of the product's time.
             d_rows = tf.matmul(upstream[None], weight[None], transpose_b=True)[0]
         else:
             d_rows = tf.matmul(upstream, weight, transpose_b=True)
@@ -155,7 +155,7 @@ def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     @tf.custom_gradient
     def rows_of(table):
         def grad(upstream):
-            # Not TensorFlow's gradient, for which XLA gathers all rows on every device.
+            # For TensorFlow's own gradient XLA would gather all rows on every device.
             copy = tf.broadcast_to(tf.range(copies, dtype=flat.dtype)[:, None], flat.shape)
             shape = [copies, size, upstream.shape[-1]]
             zeros = runtime_zeros(shape, upstream.dtype, upstream)
@@ -191,7 +191,7 @@ def split_rows(rows: tf.Tensor, weight: tf.Tensor, rank: int) -> tf.Tensor:
 
     Args:
         rows: [B, …].
-        weight: with copies, or without, for which rows stay as they are.
+        weight: with copies or without; without copies rows are unchanged.
         rank: of the weight without copies.
 
     Raises:
@@ -202,7 +202,7 @@ def split_rows(rows: tf.Tensor, weight: tf.Tensor, rank: int) -> tf.Tensor:
     copies = weight.shape[0]
     if rows.shape[0] % copies:
         raise ValueError(
-            f"{rows.shape[0]} rows of a micro-batch do not fall into equal parts for {copies} "
+            f"{rows.shape[0]} rows of a micro-batch cannot be split equally for {copies} "
             f"devices; change input.batch_size, train.micro_batches or the mesh."
         )
     return tf.reshape(rows, [copies, -1, *rows.shape[1:]])

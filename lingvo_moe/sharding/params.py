@@ -19,7 +19,7 @@ Rule = tuple[Letter, tuple[str, ...]]
 
 _ALL = ("data", "expert")
 # Rows and groups are split over all devices. Between the two AllToAlls the tokens of an expert are
-# on the devices that hold it, separately for each place along "data".
+# on the devices that hold it, separately for each position along "data".
 _DATA_AND_EXPERT: tuple[Rule, ...] = (
     *((letter, _ALL) for letter in "BGR"),
     *((letter, ("data",)) for letter in "gr"),
@@ -77,7 +77,7 @@ def _on(mesh: Mesh, rules: tuple[Rule, ...]) -> dict[str, tuple[str, ...]]:
     for axis in mesh.axes:
         if axis not in known:
             raise ValueError(
-                f"Axis {axis!r} of the mesh would cut nothing: the rules know {', '.join(known)}; "
+                f"Axis {axis!r} of the mesh splits nothing: the rules have {', '.join(known)}; "
                 f"use one of these or add a rule for it to params.sharding."
             )
     on_mesh = {letter: tuple(axis for axis in axes if axis in mesh.axes) for letter, axes in rules}

@@ -64,12 +64,12 @@ def shard(tensor: tf.Tensor, device_assignment: np.ndarray | Sequence) -> tf.Ten
     if devices.ndim != tensor.shape.rank:
         raise ValueError(
             f"device_assignment has {devices.ndim} dimensions and the tensor {tensor.shape.rank}; "
-            f"give 1 for each dimension that is not cut."
+            f"give 1 for each dimension that is not split."
         )
     for axis, (pieces, size) in enumerate(zip(devices.shape, tensor.shape, strict=True)):
         if size is not None and pieces > size:
             raise ValueError(
-                f"Dimension {axis} of {tensor.shape} has {size} elements, too few to cut into "
+                f"Dimension {axis} of {tensor.shape} has {size} elements, too few to split into "
                 f"{pieces} pieces."
             )
     if sorted(devices.ravel().tolist()) != list(range(devices.size)):
@@ -112,8 +112,8 @@ def manual(
 ) -> tf.Tensor:
     """A manual region, which XLA does not partition: function runs on the pieces of each device.
 
-    The function is the program of one device, and may not need pieces of others. The gradient is a
-    manual region too and computes the function again. Outside of `use_mesh` there is one device,
+    The function is the program of one device and must not need the pieces of others. The gradient
+    is a manual region too and recomputes the function. Outside of `use_mesh` there is one device,
     and the function gets whole tensors.
 
     Args:

@@ -67,7 +67,7 @@ def test_mesh_split_over_axes_and_none():
         (lambda x: shard(x, [[1, 2]]), r"hold each of 0 … 1 once, got \[1, 2\]"),
         (lambda x: mesh_split(x, MESH, ["z", ""]), "'z' names no axis of the mesh"),
         (lambda x: mesh_split(x, MESH, ["x", "x"]), "Axis 'x' would split two dimensions"),
-        (lambda x: mesh_split(x, MESH, ["y", ""]), "has 3 elements, too few to cut into 4"),
+        (lambda x: mesh_split(x, MESH, ["y", ""]), "has 3 elements, too few to split into 4"),
         (lambda x: mesh_split(x, MESH, ["y"]), "do not name each dimension"),
     ],
 )

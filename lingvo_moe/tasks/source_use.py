@@ -53,7 +53,7 @@ class SplitBatches(NamedTuple):
         row = Packer(1, params.source_length, params.target_length)
         sampled, foreign, rest = [], [], []
         for pair in map(dataset.pair, names):
-            examples = [e for e in dataset.examples(split, pair.name) if row.can_ever_hold(e)]
+            examples = [e for e in dataset.examples(split, pair.name) if row.fits_empty_row(e)]
             chosen = spread(len(examples), share)
             own = [examples[i] for i in chosen]
             sampled += [(example, pair.index) for example in own]

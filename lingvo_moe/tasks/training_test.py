@@ -358,5 +358,5 @@ class TestBadInput:
 
 
 def test_uneven_micro_batches(tmp_path):
-    with pytest.raises(ValueError, match="4 rows do not fall into 3 micro-batches; change"):
+    with pytest.raises(ValueError, match="4 rows cannot be split into 3 micro-batches; change"):
         _train(tmp_path, "train.max_steps=1", "train.micro_batches=3")

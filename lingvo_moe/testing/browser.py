@@ -1,4 +1,4 @@
-"""Headless Chromium, driven over a pipe; for tests of pages."""
+"""Headless Chromium, controlled through a pipe; for tests of pages."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ _COMMANDS, _ANSWERS = 3, 4  # the file descriptors that --remote-debugging-pipe 
 
 
 class Browser:
-    """One page, spoken to by the DevTools protocol: JSON texts that end in a NUL."""
+    """One page, controlled by the DevTools protocol: JSON texts that end in a NUL."""
 
     def __init__(self, commands: int, answers: int):
         self._commands, self._answers = commands, os.fdopen(answers, "rb")

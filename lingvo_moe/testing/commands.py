@@ -1,10 +1,10 @@
-"""The tools as their users run them: in processes of their own."""
+"""Runs the tools in separate processes, as users do."""
 
 import subprocess
 import sys
 from subprocess import CompletedProcess
 
-SECONDS = 300  # after which a tool is taken to hang
+SECONDS = 300  # timeout of a tool
 
 
 def run_tool(tool: str, *arguments: object, stdin: str | None = None) -> CompletedProcess:
@@ -23,7 +23,7 @@ def succeed(tool: str, *arguments: object, stdin: str | None = None) -> Complete
 
 
 def error_of(tool: str, *arguments: object) -> str:
-    """The one line in which a tool says what its user is to mend; nothing stands on stdout."""
+    """The one-line error of a tool that fails; its stdout must be empty."""
     result = run_tool(tool, *arguments)
     assert (result.returncode, result.stdout) == (1, ""), result.stderr
     assert "Traceback" not in result.stderr

@@ -1,4 +1,4 @@
-"""Tests on several virtual devices, in processes of their own: JAX counts its devices once."""
+"""Runs tests on virtual devices in separate processes, as JAX reads their number only once."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 
 def environment(devices: int) -> dict[str, str]:
-    """The variables of a process that sees so many CPU devices; skips the test without JAX."""
+    """The environment of a process with this number of CPU devices; skips the test without JAX."""
     pytest.importorskip("jax")
     # Programs that run once are not worth optimizing.
     flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
@@ -18,7 +18,7 @@ def environment(devices: int) -> dict[str, str]:
 
 
 def run_on(devices: int, script: str, *arguments: str) -> Any:
-    """Runs a test file as a script on so many devices.
+    """Runs a test file as a script on this number of devices.
 
     Returns:
         The JSON in the last line that it prints.

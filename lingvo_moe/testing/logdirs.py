@@ -1,4 +1,4 @@
-"""Logdirs of tiny.MoE on the tiny dataset, made in a moment."""
+"""Makes small logdirs of tiny.MoE on the tiny dataset."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import TrainingJob, train_step
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
 
-# One layer a side, and translations of some length although the model knows nothing.
+# One layer a side, and params for which an untrained model gives translations of some length.
 SMALLEST = (
     *SHRINK,
     "model.num_encoder_layers=1",
@@ -21,7 +21,7 @@ SMALLEST = (
 
 
 def training_job(logdir: Path, *overrides: str, **fields: Any) -> TrainingJob:
-    """A run of one step on one device; overrides, as of `--set`, and fields say otherwise."""
+    """A run of one step on one device; `--set` texts and fields of the job may change that."""
     given: dict[str, Any] = {
         "model": "tiny.MoE",
         "overrides": [*SHRINK, "train.max_steps=1", *overrides],

@@ -1,4 +1,4 @@
-"""Large matrix products one after the other: what a machine reaches at best."""
+"""Measures the machine's peak with large matrix products."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What is on a picture."""
+"""Reads pixels of pictures."""
 
 import io
 
@@ -13,6 +13,6 @@ def pixels(png: bytes) -> np.ndarray:
 
 
 def ink(png: bytes, color: str, tolerance: int = 40) -> int:
-    """How many pixels have about a colour such as "#1f5fa8"."""
+    """The number of pixels whose colour is close to one such as "#1f5fa8"."""
     wanted = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
     return int((np.abs(pixels(png) - wanted).max(axis=-1) <= tolerance).sum())

@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """What one device holds: the part `index` of the array, the replica_id-th copy of it."""
+    """The shard of one device: the part `index` of the array, copy number replica_id."""
 
     index: tuple[slice, ...]
     data: np.ndarray
@@ -20,7 +20,7 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Sharded:
-    """What one process sees of an array; looks like a jax.Array."""
+    """The shards of an array in one process, with the interface of jax.Array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -31,7 +31,7 @@ class Sharded:
     def by_process(
         cls, array: np.ndarray, grid: tuple[int, ...], processes: int
     ) -> list["Sharded"]:
-        """An array cut into a grid of parts, as each process sees it.
+        """An array split into a grid of parts, one result for each process.
 
         There are as many devices as parts or processes, whichever is more; device d belongs to
         process d % processes and holds part d % parts.
@@ -55,21 +55,21 @@ class Sharded:
         return cls.by_process(array, grid, 1)[0]
 
 
-class Meeting:
-    """Where the threads that play processes meet."""
+class Barrier:
+    """The barrier of threads that simulate processes."""
 
     def __init__(self, processes: int):
         self._barrier = threading.Barrier(processes, timeout=30)
         self._values: dict[int, int] = {}
 
     def minimum_of(self, process: int) -> Callable[[int], int]:
-        """The function by which a process gives a value and gets everybody's smallest."""
+        """The function with which a process gets the minimum of the values of all processes."""
 
         def minimum(value: int) -> int:
             self._values[process] = value
             self._barrier.wait()
             smallest = min(self._values.values())
-            self._barrier.wait()  # nobody gives the next value before all have read this one
+            self._barrier.wait()  # no process writes the next value before all have read this one
             return smallest
 
         return minimum

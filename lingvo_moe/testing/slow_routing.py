@@ -1,4 +1,4 @@
-"""Token-choice routing done by loops over dicts: what the policies' tests compare with.
+"""Token-choice routing with loops over dicts, as a reference for tests of gatings.
 
 G groups, S tokens per group, E experts, K choices.
 """
@@ -72,7 +72,7 @@ def queue(choices: dict, num_choices: int, num_experts: int, capacity: int | Non
 
 
 def take(gates: np.ndarray, mask: np.ndarray, capacity: int) -> dict:
-    """What experts take who choose their tokens.
+    """The choices of experts in expert-choice routing.
 
     Args:
         gates: [S, E] of one group.
@@ -113,9 +113,9 @@ def best_of_nodes(
         logits: [E].
         bias: [E].
         k: K.
-        nodes: N; experts lie in N equal blocks.
-        kept: nodes that a token may go to.
-        scale: what normalised weights are multiplied by.
+        nodes: N; experts are in N equal blocks.
+        kept: number of nodes that a token may use.
+        scale: factor of the normalised weights.
     """
     score = [1.0 / (1.0 + np.exp(-float(logit))) for logit in logits]
     order = [s + float(b) for s, b in zip(score, bias, strict=True)]
@@ -170,12 +170,12 @@ def assert_same(actual: dict, expected: dict) -> None:
 
 
 def assert_routes(routing, choose, logits, mask, capacity, num_choices=1) -> None:
-    """Compares places, weights, load and drop rate with the loops'.
+    """Compares positions, weights, load and drop rate with those of the loops.
 
     Args:
         routing: a Routing.
         choose: (group, token) -> [(expert, weight), …].
-        logits, mask, capacity: what was routed.
+        logits, mask, capacity: the inputs of the routing.
         num_choices: K.
     """
     firsts, kept = np.zeros(logits.shape[-1]), 0

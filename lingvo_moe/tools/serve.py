@@ -27,7 +27,7 @@ def main(argv: list[str]) -> None:
     from lingvo_moe.server.app import Server
     from lingvo_moe.server.batcher import BatchParams
     from lingvo_moe.server.loading import load_all
-    from lingvo_moe.server.questions import Limits
+    from lingvo_moe.server.requests import Limits
     from lingvo_moe.server.run import bind, serve
 
     limits = Limits(

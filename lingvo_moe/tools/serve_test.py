@@ -37,7 +37,7 @@ def call(monkeypatch):
     [
         ({}, "/nowhere is no model: it has neither"),
         ({"model": ["=x"]}, "--model==x: write it as NAME=DIR"),
-        ({"model": ["a=/x", "a=/y"]}, "Several models are called a; name them"),
+        ({"model": ["a=/x", "a=/y"]}, "Several models have the name a; give names"),
         ({"host": "no.such.host.invalid"}, "Cannot listen on no.such.host.invalid, port 0"),
         ({"timeout": float("inf")}, "timeout must be finite"),
         ({"max_wait_ms": -1.0}, "max_wait must be >= 0"),
@@ -58,7 +58,7 @@ def test_it_serves_and_says_what_was_left(call, monkeypatch, capsys):
     model = types.SimpleNamespace(languages=[])
     monkeypatch.setattr(loading, "load_all", lambda texts, n_best, overrides: {"m": model})
     assert call() == (("m",), "127.0.0.1", 30.0)
-    with pytest.raises(ValueError, match="may have 256 sentences and only 255 may wait"):
+    with pytest.raises(ValueError, match="may have 256 sentences, but only 255 may wait"):
         call(max_queue=255)
     with pytest.raises(SystemExit) as end:
         call(drain=7)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.testing.shards import Meeting, Sharded
+from lingvo_moe.testing.shards import Barrier, Sharded
 from lingvo_moe.training.checkpoint import Best, Checkpointer, Process
 
 MATRIX = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -35,7 +35,7 @@ def _expected(offset=0):
 
 def _each(directories, act):
     """act(checkpointer, index) in as many processes at once; what each returned or raised."""
-    meeting = Meeting(len(directories))
+    meeting = Barrier(len(directories))
 
     def run(index):
         process = Process(index, meeting.minimum_of(index))

@@ -191,8 +191,8 @@ class TrainStep:
         """
         if rows.shape[0] % self.micro_batches:
             raise ValueError(
-                f"{rows.shape[0]} rows do not fall into {self.micro_batches} micro-batches; change "
-                f"input.batch_size or train.micro_batches."
+                f"{rows.shape[0]} rows cannot be split into {self.micro_batches} micro-batches; "
+                f"change input.batch_size or train.micro_batches."
             )
         return tf.reshape(rows, [-1, self.micro_batches, *rows.shape[1:]])
 

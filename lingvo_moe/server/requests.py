@@ -1,4 +1,4 @@
-"""What clients ask: JSON, checked before anything is done with it."""
+"""Parses and validates the JSON of requests."""
 
 import dataclasses
 import difflib
@@ -28,13 +28,13 @@ _EXPLAIN = {"sentence": _TEXT, "translation": _TEXT, **_COMMON}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits(Params):
-    """What one request may take.
+    """Limits of one request.
 
     Attributes:
         max_bytes: of its body.
         max_sentences: in it.
         max_characters: of a sentence.
-        timeout: seconds for its body to arrive, and as many for the answer.
+        timeout: seconds for its body to arrive, and again for the answer.
     """
 
     max_bytes: PositiveInt = 1 << 20
@@ -44,8 +44,8 @@ class Limits(Params):
 
 
 @dataclasses.dataclass(frozen=True)
-class Translate:
-    """A question for translations."""
+class TranslateRequest:
+    """The body of /v1/translate."""
 
     model: str | None
     sentences: Sequence[str]
@@ -55,8 +55,8 @@ class Translate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Explain:
-    """A question for what a model did with a sentence and its translation."""
+class ExplainRequest:
+    """The body of /v1/explain."""
 
     model: str | None
     sentence: str
@@ -65,28 +65,30 @@ class Explain:
     source_language: str | None
 
 
-def read_translate(body: bytes, limits: Limits) -> Translate:
-    """The question in a body.
+def read_translate(body: bytes, limits: Limits) -> TranslateRequest:
+    """Parses the body of /v1/translate.
 
     Raises:
-        HTTPException: it is not what it should be, in one line that says so.
+        HTTPException: it is not valid; the message has one line.
     """
     fields = _checked(_parsed(body), _TRANSLATE)
     sentences = fields["sentences"]
     if len(sentences) > limits.max_sentences:
         refuse(
             TOO_LARGE,
-            f"A request may have {limits.max_sentences:,} sentences, this one has "
+            f"A request may have {limits.max_sentences:,} sentences, but this one has "
             f"{len(sentences):,}; send it in parts.",
         )
     for number, sentence in enumerate(sentences, start=1):
         _check_text(sentence, f"sentence {number}", limits)
     n_best = 1 if fields["n_best"] is None else fields["n_best"]
-    return Translate(fields["model"], sentences, fields["to"], fields["source_language"], n_best)
+    return TranslateRequest(
+        fields["model"], sentences, fields["to"], fields["source_language"], n_best
+    )
 
 
-def read_explain(body: bytes, limits: Limits) -> Explain:
-    """The question in a body.
+def read_explain(body: bytes, limits: Limits) -> ExplainRequest:
+    """Parses the body of /v1/explain.
 
     Raises:
         HTTPException: as `read_translate`.
@@ -94,11 +96,11 @@ def read_explain(body: bytes, limits: Limits) -> Explain:
     fields = _checked(_parsed(body), _EXPLAIN)
     for name in ("sentence", "translation"):
         _check_text(fields[name], f"the {name}", limits)
-    return Explain(**fields)
+    return ExplainRequest(**fields)
 
 
 def refuse(status: int, message: str, headers: Mapping[str, str] | None = None) -> NoReturn:
-    """Answers a request with an error in one line."""
+    """Raises the HTTPException of an error response with a one-line message."""
     raise HTTPException(status, message, headers)
 
 
@@ -147,7 +149,7 @@ def _checked(value, hints):
 
 
 def _check_text(text, name, limits):
-    """Text that files cannot hold is refused, see core.lines; so is what is too long."""
+    """Refuses text that is too long or that files cannot contain (see core.lines)."""
     if len(text) > limits.max_characters:
         refuse(
             TOO_LARGE,
