@@ -1,4 +1,4 @@
-"""Directories and shards that one process at a time may change."""
+"""Locks on directories and shards, so that only one process at a time changes them."""
 
 import contextlib
 import fcntl
@@ -21,9 +21,9 @@ class HeldError(ValueError):
 def hold(directory: Path, file: str = FILE, wait: bool = False) -> Iterator[None]:
     """Keeps other processes from changing a directory while the block runs.
 
-    The lock is the kernel's (flock) on a file in the directory, which names the holder.
-    The lock ends when its process ends, also by a kill; a file that is left behind locks nothing.
-    On network file systems such as NFS it works between hosts. A file system without flock gives a
+    The lock is a flock on a file in the directory; the file names the holder. The kernel releases
+    it when the process ends, also after a kill; a remaining file has no effect. On network file
+    systems such as NFS the lock works between hosts. On a file system without flock there is a
     warning and no lock.
 
     Args:
@@ -43,7 +43,7 @@ def hold(directory: Path, file: str = FILE, wait: bool = False) -> Iterator[None
         yield
     finally:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)  # before the lock is released: it is still ours
+            os.unlink(path)  # while the lock is still held
         os.close(descriptor)
         if made:
             with contextlib.suppress(OSError):
@@ -64,7 +64,7 @@ def _acquire(path, wait):
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # its holder removed it after we had opened it
+        os.close(descriptor)  # its holder has removed it since it was opened
 
 
 def _lock(descriptor, directory, wait):

@@ -1,4 +1,4 @@
-"""The report of baselines, which a new report compares with; checked before translation."""
+"""The report of baselines for comparison with a new report; checked before translation."""
 
 import dataclasses
 import pathlib
@@ -18,8 +18,8 @@ class Baselines:
 
     Attributes:
         home: the directory of their report.
-        report: it.
-        outputs: pair -> their translations, for the pairs that have them beside the report.
+        report: the report.
+        outputs: pair -> their translations, for pairs with translations in that directory.
     """
 
     home: pathlib.Path
@@ -28,7 +28,7 @@ class Baselines:
 
     @staticmethod
     def load(path: pathlib.Path, split: str, pairs: Sequence[str]) -> "Baselines":
-        """Reads a report and the translations beside it.
+        """Reads a report and the translations in its directory.
 
         Args:
             path: a report.json, the directory it is in, or the output of lingvo-moe-baselines,
@@ -56,15 +56,15 @@ class Baselines:
     def check(
         self, references: Mapping[str, Sequence[str]], chosen_tokenizers: Mapping[str, str]
     ) -> None:
-        """Makes sure that scores compare.
+        """Checks that the scores of both systems are comparable.
 
         Args:
             references: pair -> the lines that the new system is scored on.
             chosen_tokenizers: pair -> the tokenizer for BLEU.
 
         Raises:
-            ValueError: other references, or BLEU with another tokenizer where the translations
-                are not at hand to be scored again.
+            ValueError: other references; or BLEU with another tokenizer and no translations, which
+                are needed to score again.
         """
         for pair, lines in references.items():
             score = self.score(pair)
@@ -88,7 +88,7 @@ class Baselines:
         return next((score for score in self.report.pairs if score.pair == pair), None)
 
     def hypotheses(self, pair: str) -> Sequence[str] | None:
-        """Their translations of a pair, if they are at hand."""
+        """Their translations of a pair, if there are any."""
         return self.outputs[pair].hypotheses if pair in self.outputs else None
 
     def _check_references(self, pair, ours):
@@ -103,6 +103,6 @@ class Baselines:
 def _check_equal(pair, name, theirs, ours):
     if theirs != ours:
         raise ValueError(
-            f"{pair}: {name} is {theirs} for the baseline and {ours} here. BLEU compares only on"
+            f"{pair}: {name} is {theirs} for the baseline and {ours} here. BLEU needs"
             " one test set scored in one way. Evaluate both again."
         )

@@ -58,7 +58,9 @@ def test_groups_of_chance_are_called_that():
     assert "chance" not in experts_page._groups_in_words(experts, side)
     layers = [dataclasses.replace(one, mutual_information=one.by_chance) for one in side.layers]
     by_chance = dataclasses.replace(side, layers=tuple(layers))
-    assert "on languages no more than by chance" in experts_page._groups_in_words(experts, by_chance)
+    assert "on languages no more than by chance" in experts_page._groups_in_words(
+        experts, by_chance
+    )
 
 
 def test_the_numbers_by_hand(tmp_path):

@@ -1,7 +1,7 @@
 """Multi-head attention.
 
 B batch, T query length, L key length, N heads, D size of one head, A all heads (N·D), M model,
-P positions of a cache, K new ones.
+P positions of a cache, K hypotheses of a sentence.
 """
 
 import dataclasses
@@ -87,7 +87,7 @@ class Attention(Layer):
             theta: as `weights`.
             inputs: [B, T, M].
             memory: [B, L, M]; inputs themselves for self-attention.
-            bias: float32, broadcasts to [B, N, T, L]; FORBIDDEN where attention may not go.
+            bias: float32, broadcasts to [B, N, T, L]; FORBIDDEN for masked positions.
             context: mode and randomness.
 
         Returns:
@@ -131,7 +131,7 @@ class Attention(Layer):
     def attend(
         self, laid_out: NestedMap, inputs: tf.Tensor, memory: KeysValues, bias: tf.Tensor, beam: int
     ) -> tf.Tensor:
-        """Attends from K hypotheses of each sentence to what `project` gave of it.
+        """Attends from K hypotheses of each sentence to its keys and values from `project`.
 
         Args:
             laid_out: of `lay_out_for_memory`.
@@ -162,11 +162,11 @@ class Attention(Layer):
             inputs: [B·K, M].
             cache: keys and values of all earlier steps, flat: [B, N, P, D].
             bias: float32, broadcasts to [B, N, K, P].
-            start: int32 [], the first of the K positions that the new keys and values take.
+            start: int32 [], the first of the K positions for the new keys and values.
             beam: K.
 
         Returns:
-            [B·K, M], and the cache with the new ones in place.
+            [B·K, M], and the cache with the new keys and values.
         """
         queries, *new = self._step_heads(inputs, laid_out, "query_key_value", beam)
         cache = KeysValues(*(write(old, part, start) for old, part in zip(cache, new, strict=True)))
@@ -174,12 +174,12 @@ class Attention(Layer):
         return self._mix_rows(laid_out, logits, cache.values, bias), cache
 
     def _step_heads(self, rows, laid_out, name, length):
-        """rows [B·T, M] times weights [M, A] side by side: [B, N, T, D] of each."""
+        """rows [B·T, M] times concatenated weights [M, A]: [B, N, T, D] for each weight."""
         projected = _project(rows, laid_out, name)
         heads = tf.reshape(
             projected, [-1, length, projected.shape[-1] // self.head_dim, self.head_dim]
         )
-        # Stacked and not transposed, for which oneDNN takes several times as long.
+        # tf.stack instead of a transpose, which is several times slower with oneDNN.
         each = tf.unstack(heads, axis=2)
         starts = range(0, len(each), self.num_heads)
         stacks = (tf.stack(each[start : start + self.num_heads], axis=1) for start in starts)
@@ -212,7 +212,7 @@ class Attention(Layer):
 
     def _heads(self, inputs, theta, names, dims):
         """inputs [B, T, M] times each of the weights [M, A] in one product: [B, N, T, D] each."""
-        # A keeps its cut; [M, A] side by side would not.
+        # keeps the sharding of A, unlike a concatenation.
         stacked = tf.stack([theta[name] for name in names], axis=-2)
         projected = copies.einsum("BTM,MKA->BTKA", inputs, stacked)
         if self.use_bias:
@@ -238,8 +238,8 @@ def _concat(weights):
 class RelativeBias(Layer):
     """A learned bias for each head and bucketed distance (Raffel et al. 2020, section 2.1).
 
-    Half of a direction's buckets hold one distance each; the width of the others grows
-    logarithmically up to max_distance. All larger distances share the last bucket.
+    Half of the buckets of a direction are for one distance each; the width of the others grows
+    logarithmically up to max_distance. All larger distances are in the last bucket.
 
     Attributes:
         num_heads: N.
@@ -269,7 +269,7 @@ class RelativeBias(Layer):
     def by_distance(self, theta: NestedMap) -> tf.Tensor:
         """float32 [N, max_distance + 1]: the bias of keys 0, 1, … before the query.
 
-        What is further away has the bias of max_distance.
+        Keys further away have the bias of max_distance.
         """
         furthest = tf.constant([self.max_distance])
         return self.fprop(theta, furthest, tf.range(self.max_distance, -1, -1))[:, 0]
@@ -284,7 +284,7 @@ class RelativeBias(Layer):
             offset = tf.minimum(offset, 0)
         distance = tf.abs(offset)
         exact = buckets // 2
-        # Distances below `exact` take the other branch; the maximum only keeps log finite.
+        # Distances below `exact` use the other branch; the maximum only avoids log(0).
         ratio = tf.cast(tf.maximum(distance, exact), tf.float32) / exact
         scale = (buckets - exact) / math.log(self.max_distance / exact)
         wide = exact + tf.cast(tf.math.log(ratio) * scale, tf.int32)
@@ -313,18 +313,18 @@ def causal_bias(length: int | tf.Tensor) -> tf.Tensor:
 
 
 def write(cache: tf.Tensor, new: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-    """A cache of keys or values with new ones in place.
+    """A cache of keys or values with new ones written to it.
 
     Args:
         cache: [B, N, P, D].
         new: [B, N, K, D].
-        start: int32 [], the first of the K positions they take; K divides it and P.
+        start: int32 [], the first of the K positions to write; K divides start and P.
     """
-    if cache.shape.is_fully_defined():  # for XLA, which has no update in place at a moving start
+    if cache.shape.is_fully_defined():  # XLA cannot update in place at a variable position
         positions, beam = cache.shape[2], new.shape[2]
         here = tf.range(positions) // beam == start // beam
         return tf.where(here[:, None], tf.tile(new, [1, 1, positions // beam, 1]), cache)
-    # In two dimensions, which takes half the time that four take.
+    # In two dimensions this takes half the time of four.
     batch, heads, positions, size = tf.unstack(tf.shape(cache))
     rows, count = batch * heads, tf.shape(new)[2]
     updated = tf.raw_ops.TensorStridedSliceUpdate(

@@ -37,36 +37,36 @@ class MoEParams(Params):
         num_experts: E.
         decoder_num_experts: E of the decoder's layers; None for the encoder's.
         hidden_dim: H, the hidden units of one expert; with `Dropless(expert_sizes=…)` of one size
-            unit. None for the model's own.
-        activation: of the experts; None for the model's own.
+        unit. None for the model's hidden_dim.
+        activation: of the experts; None for the model's activation.
         every_n: every n-th layer of a stack is an MoE layer.
         router: scores tokens against experts.
         gating: the policy that chooses experts by the scores.
         num_groups: G in training; must divide the tokens of a batch.
-        capacity_factor: C = ceil(capacity_factor · S / E) in training; None drops nothing.
-        eval_capacity_factor: the same in evaluation and decoding. With None (the default) nothing
-            is dropped and a translation depends on no other sentence of its batch.
-        eval_num_groups: G in evaluation and decoding where eval_capacity_factor is None.
-        dispatcher: how tokens reach experts in training.
+        capacity_factor: C = ceil(capacity_factor · S / E) in training; None for no capacity.
+        eval_capacity_factor: the same in evaluation and decoding. With None (the default) no token
+            is dropped and a translation does not depend on the other sentences of its batch.
+        eval_num_groups: G in evaluation and decoding if eval_capacity_factor is None.
+        dispatcher: moves tokens to experts in training.
         eval_dispatcher: the same in evaluation and decoding.
-        aux_loss_weight: weight of the balance loss, which reads 1.0 at perfect balance.
+        aux_loss_weight: weight of the balance loss, which is 1.0 at perfect balance.
         z_loss_weight: weight of the router z-loss, the mean of logsumexp(logits)² over real tokens,
-            which keeps logits small (Zoph et al. 2022, arXiv 2202.08906, equation 5; they use
-            0.001).
+            which keeps logits small (Zoph et al. 2022, arXiv 2202.08906, equation 5, with 0.001).
         expert_dropout_rate: dropout on the experts' hidden layer in training (Fedus et al. 2021,
-            section 2.4; they use 0.4 in fine-tuning).
+            section 2.4, with 0.4 in fine-tuning).
         output_mask_rate: p of expert output masking (Costa-jussà et al. 2022, arXiv 2207.04672,
-            section 6.2): in training each output of an expert for a token is zeroed with
-            probability p and not rescaled, in evaluation every one is multiplied by 1-p.
+            section 6.2): in training each output of an expert for a token is set to zero with
+            probability p, without rescaling; in evaluation all outputs are multiplied by 1-p.
         shared_expert: conditional MoE routing (same paper and section): a dense network of an
-            expert's shape beside the experts and, a token, a learned g = sigmoid(x·w) between the
-            two: (1-g)·shared(x) + g·moe(x).
-        shared_gate_dropout_rate: probability that in training a token's g is 0: shared alone.
+            expert's shape beside the experts, and for each token a learned gate g = sigmoid(x·w):
+            (1-g)·shared(x) + g·moe(x).
+        shared_gate_dropout_rate: probability that in training a token's g is 0, so that it uses
+            only the shared network.
         shared_gate_loss_weight: weight of the budget loss, the mean of |g - budget| over real
             tokens.
-        shared_gate_budget: the share of experts that the budget loss asks for.
-        always_on_experts: how many experts' worth of hidden units every token passes through, in
-            one dense network whose output is added to that of the chosen experts (Dai et al. 2024,
+        shared_gate_budget: the target value of g in the budget loss.
+        always_on_experts: n; a dense network with the hidden units of n experts is computed for
+            every token, and its output is added to that of the chosen experts (Dai et al. 2024,
             DeepSeekMoE, arXiv 2401.06066, section 3.2).
     """
 
@@ -108,7 +108,7 @@ class MoEParams(Params):
             )
         if self.shared_expert and self.always_on_experts:
             raise ValueError(
-                f"shared_expert=True is a shared network behind a gate, and always_on_experts="
+                f"shared_expert=True is a shared network with a gate, and always_on_experts="
                 f"{self.always_on_experts} is one without; set one of them."
             )
 
@@ -125,7 +125,7 @@ class MoEOutput(NamedTuple):
         loss: float32 [], the weighted sum of the layer's losses, to be added to the objective.
         stats: NestedMap of float32 statistics: `capacity` [], C; Routing's `load` and `choices`
             [E] and `drop_rate` [], the router's `importance` [E] and `entropy` [], `unused` [], the
-            number of experts that got no token, and the unweighted losses `aux_loss`, `z_loss` and,
+            number of experts without a token, and the unweighted losses `aux_loss`, `z_loss` and,
             with a shared expert, `shared_gate_loss` [], besides `shared_gate` [], the mean g; in
             training those of the dispatcher, such as `rung` (see layers.fitted).
         routing: the experts of each token, before expert output masking.
@@ -145,7 +145,7 @@ class MoE(Layer):
         model_dim: M.
         hidden_dim: H of one expert.
         params: the rest.
-        activation: of the experts, unless params say otherwise.
+        activation: of the experts; params.activation replaces it.
         use_bias: of the experts.
     """
 
@@ -169,7 +169,7 @@ class MoE(Layer):
 
     @property
     def shared(self) -> FeedForward | None:
-        """The network that all tokens share: of one expert's shape, or of several side by side."""
+        """The network that all tokens use, with the size of one or more experts, or None."""
         size = self.params.always_on_experts or int(self.params.shared_expert)
         if not size:
             return None
@@ -178,7 +178,7 @@ class MoE(Layer):
         )
 
     def weights(self):
-        """Theta: the router's gate, experts as the dispatcher holds them, and what the params add.
+        """Theta: the router's gate, experts in the dispatcher's layout, and optional parts.
 
         `gating`, the policy's state; `shared`, the shared network; `shared_gate` [M], its gate.
         """

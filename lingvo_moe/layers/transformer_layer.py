@@ -29,7 +29,7 @@ class TransformerParams(Params):
     Attributes:
         num_encoder_layers, num_decoder_layers: the paper's 36L is 18 + 18.
         model_dim: M.
-        hidden_dim: H of the dense feed-forward layers and, unless moe says otherwise, of experts.
+        hidden_dim: H of the dense feed-forward layers, and of experts without moe.hidden_dim.
         num_heads: N.
         head_dim: D.
         decoder_hidden_dim, decoder_num_heads, decoder_head_dim: those of the decoder; None for the
@@ -45,8 +45,8 @@ class TransformerParams(Params):
             al. 2017, section 3.4); otherwise their logits are, by 1/√M.
         scale_attention: whether logits of attention are multiplied by 1/√D (same paper, section
             3.2.1); otherwise the initial queries are as much smaller.
-        remat: whether training keeps only the inputs and outputs of each layer and computes the
-            rest again in the backward pass: a third more work for a fraction of the memory.
+        remat: whether training keeps only the inputs and outputs of each layer and recomputes the
+            rest in the backward pass: a third more FLOPs for a fraction of the memory.
         scan: whether equal blocks of layers (moe.every_n layers each) are stacked in one set of
             weights, and training runs them in a loop, rematerialised. The compiled program has one
             block, at any depth.
@@ -165,7 +165,7 @@ class TransformerLayer(Layer):
 
     @property
     def dense(self) -> FeedForward | None:
-        """What every token passes through: the last branch, or what is beside its experts."""
+        """The dense network of the last branch, if any: the branch itself or its shared network."""
         layer = self.feed_forward
         return layer.shared if isinstance(layer, MoE) else layer
 
@@ -232,8 +232,8 @@ class TransformerLayer(Layer):
             bias: float32, broadcasts to [B, N, K, P].
             memory: the source's keys and values, [B, N, L, D].
             memory_bias: float32 [B, 1, 1, L].
-            start: int32 [], the first of the K positions that the new keys and values take.
-            tokens: what stands there [B, K].
+            start: int32 [], the first of the K positions for the new keys and values.
+            tokens: [B, K], their ids, segments and tasks.
 
         Returns:
             outputs [B·K, M] and the updated cache.
