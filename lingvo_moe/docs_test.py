@@ -1,12 +1,16 @@
-"""Links of the documentation lead somewhere, and every page is in the index."""
+"""Links of the documentation lead somewhere, its commands exist, and every page is in the index."""
 
+import functools
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+_COMMAND = re.compile(r"lingvo-moe-\w+")
+TOOLS = ROOT / "lingvo_moe" / "tools"
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 
@@ -45,3 +49,36 @@ def test_every_test_named_in_reliability_exists():
         for path, name in re.findall(r"`([\w/]+_test\.py)(?:::\w+)*?(?:::(\w+))?`", case):
             source = (ROOT / "lingvo_moe" / path).read_text(encoding="utf-8")
             assert f"def {name}(" in source or not name, f"{path} has no test {name}"
+
+
+def _commands(page: Path) -> list[list[str]]:
+    """The words of each command line of a tool in the page's blocks of code."""
+    blocks = re.findall(r"^```[a-z]*\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    lines = [
+        line.removeprefix("$ ") for line in lines if any(map(_COMMAND.fullmatch, line.split()))
+    ]
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+@functools.cache
+def _flags(tool: str) -> set[str]:
+    """The flags that a tool defines, or a module of the tools that it imports."""
+    sources = [(TOOLS / f"{tool}.py").read_text(encoding="utf-8")]
+    shared = ("common", "runtimes", "rebalancing")
+    used = {"common", *re.findall(rf"\b({'|'.join(shared)})\b", sources[0])}
+    sources += [(TOOLS / f"{module}.py").read_text(encoding="utf-8") for module in used]
+    names = re.findall(r"DEFINE_\w+\(\s*f?\"([\w{}]+)\"", "".join(sources))
+    by_side = {name.replace("{side}", side) for name in names for side in ("source", "target")}
+    return {*by_side, "flagfile", "help", "helpshort"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_are_of_tools_with_these_flags(page):
+    for words in _commands(page):
+        names = [word for word in words if _COMMAND.fullmatch(word)]
+        assert words[0] in names, f"{page.name}: {' '.join(words)!r} does not begin with a tool"
+        assert len(names) == 1, f"{page.name}: several commands in one line: {' '.join(words)!r}"
+        flags = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
+        unknown = set(flags) - _flags(names[0].removeprefix("lingvo-moe-"))
+        assert not unknown, f"{page.name}: {names[0]} has no flags {unknown}"
