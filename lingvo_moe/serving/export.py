@@ -17,7 +17,7 @@ from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.serving.client import check_path
 from lingvo_moe.serving.directory import MAKER, new_export
 from lingvo_moe.serving.prune import Pruning
-from lingvo_moe.serving.storage import FLOAT32, Packed, Storage
+from lingvo_moe.serving.storage import FLOAT32, Packed, Storage, variables_of
 from lingvo_moe.tasks.model_dir import ModelDir, save_weights
 from lingvo_moe.tasks.translator import max_source_length
 from lingvo_moe.training.checkpoint import Checkpoint
@@ -49,21 +49,14 @@ class ServedModel(tf.Module):
         """
         super().__init__()
         self._task = model_dir.task
-        self._widens = storage.widens
-        held = (
-            theta.map(storage.pack, self._task.weights())
-            if storage.widens
-            else self._task.lay_out(theta.map(tf.constant))
-        )
-        self._held = tf.nest.map_structure(_variable, held)
-        self._weights = tf.nest.flatten(self._held)  # tf.Module tracks lists
-        # Without names of their own, both would be one resource in the loaded model.
-        self._source, self._target = (
-            tf_text.SentencepieceTokenizer(
-                model=model_dir.vocabulary(side).model_bytes, out_type=tf.int32, name=side
-            )
-            for side in ("source", "target")
-        )
+        if storage.widens:
+            self._variables, held = variables_of(theta.map(storage.pack, self._task.weights()))
+            self._laid_out = lambda: self._task.lay_out(held().map(Packed.unpack))
+        else:
+            held = tf.nest.map_structure(_variable, self._task.lay_out(theta.map(tf.constant)))
+            self._variables = tf.nest.flatten(held)  # tf.Module tracks lists
+            self._laid_out = lambda: held
+        self._vocabulary = model_dir.vocabulary
         self._max_pieces = max_source_length(model_dir.params) - 2  # and the tag, and EOS
         self._tags = _numbers(model_dir.tags)
         self._languages = sorted(model_dir.tags)
@@ -81,11 +74,9 @@ class ServedModel(tf.Module):
             ],
         )
         strings = tf.TensorSpec([None], tf.string, "sentences")
+        self._pieces = tf.function(self._tokenize, autograph=False, input_signature=[strings])
         self.count_pieces = tf.function(self._count, autograph=False, input_signature=[strings])
         self.about = tf.function(self._about, autograph=False, input_signature=[])
-
-    def _laid_out(self):
-        return self._task.lay_out(self._held.map(Packed.unpack)) if self._widens else self._held
 
     def _about(self):
         return {
@@ -95,8 +86,18 @@ class ServedModel(tf.Module):
             "max_pieces": tf.constant(self._max_pieces),
         }
 
+    def _tokenizer(self, side):
+        """A tokenizer for the function being traced; as an attribute it is in the file twice."""
+        # Without names of their own, both would be one resource in the loaded model.
+        return tf_text.SentencepieceTokenizer(
+            model=self._vocabulary(side).model_bytes, out_type=tf.int32, name=side
+        )
+
+    def _tokenize(self, sentences):
+        return self._tokenizer("source").tokenize(sentences)
+
     def _count(self, sentences):
-        return tf.cast(self._source.tokenize(sentences).row_lengths(), tf.int32)
+        return tf.cast(self._pieces(sentences).row_lengths(), tf.int32)
 
     def _translate_from(self, sentences, source_language, target_language):
         return self._translate(sentences, source_language, target_language)
@@ -111,7 +112,7 @@ class ServedModel(tf.Module):
             f"{', '.join(self._languages)}",
         )
         task = self._task_id(source_language, target_language)
-        pieces = self._source.tokenize(sentences)
+        pieces = self._pieces(sentences)
         left_out = tf.maximum(tf.cast(pieces.row_lengths(), tf.int32) - self._max_pieces, 0)
         pieces = pieces[:, : self._max_pieces]
         batch = pieces.nrows(out_type=tf.int32)
@@ -146,7 +147,8 @@ class ServedModel(tf.Module):
         n_best = output.lengths.shape[1]
         flat_ids = tf.reshape(output.ids, [-1, tf.shape(output.ids)[2]])
         real = tf.sequence_mask(tf.reshape(output.lengths, [-1]), tf.shape(flat_ids)[1])
-        texts = self._target.detokenize(tf.ragged.boolean_mask(flat_ids, real & (flat_ids != EOS)))
+        pieces = tf.ragged.boolean_mask(flat_ids, real & (flat_ids != EOS))
+        texts = self._tokenizer("target").detokenize(pieces)
         return tf.reshape(tf.strings.regex_replace(texts, LINE_ENDS, " "), [-1, n_best])
 
 

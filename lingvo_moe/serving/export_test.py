@@ -163,6 +163,12 @@ def test_smaller_files_translate_alike(model_dir, exported, tmp_path):
     assert sizes["int8"] < 0.45 * sizes["float32"]
 
 
+def test_the_graph_holds_each_vocabulary_once(model_dir, exported):
+    graph = (exported / "saved_model.pb").read_bytes()
+    for side in ("source", "target"):
+        assert graph.count(model_dir.vocabulary(side).model_bytes) == 1
+
+
 def weights_size(export):
     return (export / "variables" / "variables.data-00000-of-00001").stat().st_size
 
