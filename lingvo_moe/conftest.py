@@ -1,8 +1,12 @@
 """Fixtures that tests of several packages share."""
 
+import os
 from pathlib import Path
 
 import pytest
+
+# Programs that run once are not worth optimizing. XLA reads this when TensorFlow is first used.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 
 @pytest.fixture(scope="session")

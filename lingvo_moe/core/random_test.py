@@ -12,57 +12,57 @@ def positive(seed):
     return [number % 2**32 for number in seed]
 
 
-def compiled(function, *args, jit):
-    return tf.function(function, autograph=False, jit_compile=jit)(*args).numpy()
+def four_ways(draw, shapes):
+    """Functions of a seed: kernel and elementwise draws of all shapes, by TensorFlow and by XLA."""
 
-
-def four_ways(draw, shape, seed):
-    """The kernel and elementwise, each by TensorFlow and by XLA."""
+    def kernel(seed):
+        return [draw(shape, seed) for shape in shapes]
 
     def elementwise(seed):
         with random.elementwise():
-            return draw(shape, seed)
-
-    def kernel(seed):
-        return draw(shape, seed)
+            return kernel(seed)
 
     return [
-        compiled(f, tf.constant(seed), jit=jit) for f in (kernel, elementwise) for jit in (0, 1)
+        tf.function(f, autograph=False, jit_compile=jit)
+        for f in (kernel, elementwise)
+        for jit in (False, True)
     ]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_uniform_numbers_are_bitwise_the_same_four_ways_and_tensorflows_own(shape, seed):
-    expected = tf.random.stateless_uniform(shape, positive(seed), alg="philox").numpy()
-    for values in four_ways(random.uniform, shape, seed):
-        np.testing.assert_array_equal(values, expected)
+def test_uniform_numbers_are_bitwise_the_same_four_ways_and_tensorflows_own():
+    functions = four_ways(random.uniform, SHAPES)
+    for seed in SEEDS:
+        for function in functions:
+            for shape, values in zip(SHAPES, function(tf.constant(seed)), strict=True):
+                expected = tf.random.stateless_uniform(shape, positive(seed), alg="philox")
+                np.testing.assert_array_equal(values, expected)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_normal_numbers_are_the_same_four_ways_and_tensorflows_own(shape):
-    expected = tf.random.stateless_normal(shape, positive(SEEDS[1]), alg="philox").numpy()
-    for values in four_ways(random.normal, shape, SEEDS[1]):
-        # sin, cos and log differ by an ulp or two of numbers up to 2π and 4.
-        np.testing.assert_allclose(values, expected, rtol=0, atol=3e-6)
+def test_normal_numbers_are_the_same_four_ways_and_tensorflows_own():
+    for function in four_ways(random.normal, SHAPES):
+        for shape, values in zip(SHAPES, function(tf.constant(SEEDS[1])), strict=True):
+            expected = tf.random.stateless_normal(shape, positive(SEEDS[1]), alg="philox")
+            # sin, cos and log differ by an ulp or two of numbers up to 2π and 4.
+            np.testing.assert_allclose(values, expected, rtol=0, atol=3e-6)
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, (64, 72), (5, 2)])
-def test_keep_is_the_same_four_ways_and_compares_bytes_of_words(shape):
-    count = int(np.prod(shape))
-    words = tf.random.stateless_uniform(
-        [count], positive(SEEDS[1]), None, None, tf.uint32, "philox"
-    ).numpy()
-    draws = words.astype("<u4").view(np.uint8)[:count].reshape(shape)
+def test_keep_is_the_same_four_ways_and_compares_bytes_of_words():
+    shapes = [*SHAPES, (64, 72), (5, 2)]
 
     def keep(shape, seed):
         return random.keep_mask(tf.zeros(shape), seed, 0.3)
 
-    kept, *others = four_ways(keep, shape, SEEDS[1])
-    # 0.3 of 256 is 76.8.
-    assert any(np.array_equal(kept, draws >= bound) for bound in (76, 77))
-    for other in others:
-        np.testing.assert_array_equal(other, kept)
+    kept, *others = (function(tf.constant(SEEDS[1])) for function in four_ways(keep, shapes))
+    for i, shape in enumerate(shapes):
+        count = int(np.prod(shape))
+        words = tf.random.stateless_uniform(
+            [count], positive(SEEDS[1]), None, None, tf.uint32, "philox"
+        ).numpy()
+        draws = words.astype("<u4").view(np.uint8)[:count].reshape(shape)
+        # 0.3 of 256 is 76.8.
+        assert any(np.array_equal(kept[i], draws >= bound) for bound in (76, 77))
+        for other in others:
+            np.testing.assert_array_equal(other[i], kept[i])
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.9])

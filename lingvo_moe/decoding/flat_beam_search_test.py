@@ -227,8 +227,9 @@ def assert_same(ours, expected, tolerance=1e-4):
     np.testing.assert_allclose([s for _, s in ours], [s for _, s in expected], atol=tolerance)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("beam_size", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    ("beam_size", "alpha"), [(1, 0.6), (2, 0.0), (4, 0.6), (4, 1.0), (8, 0.0), (8, 1.0)]
+)
 def test_equals_a_plain_beam_search(beam_size, alpha):
     params = BeamSearchParams(
         beam_size=beam_size, n_best=3, length_penalty=alpha, length_ratio=1.0, length_offset=4
@@ -290,9 +291,8 @@ def test_a_beam_wider_than_the_language_searches_all_of_it():
         assert len({tuple(ids) for ids, _ in hypotheses}) == 15
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6])
-def test_a_translation_depends_on_its_sentence_alone(alpha):
-    params = BeamSearchParams(n_best=2, length_penalty=alpha, length_offset=5)
+def test_a_translation_depends_on_its_sentence_alone():
+    params = BeamSearchParams(n_best=2, length_offset=5)
     sources = sentences([1, 7, 3, 5, 2, 7, 4, 6], seed=1)
     alone = [tiny().search([source], params)[0] for source in sources]
     for batch in (sources, sources[::-1], sources[2:5]):

@@ -28,7 +28,8 @@ from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask
-from lingvo_moe.testing.tiny_world import SHRINK, dataset
+from lingvo_moe.testing.logdirs import SMALLEST
+from lingvo_moe.testing.tiny_world import dataset
 from lingvo_moe.testing.tokens import tokens_of
 
 GROUPS, TOKENS, MODEL, HIDDEN = 2, 6, 5, 7
@@ -223,7 +224,7 @@ def test_experts_drop_out_each_by_itself(dispatcher, own_network, monkeypatch):
 def test_training_drops_nothing(dispatcher):
     # A loop of steps as the training loop takes them, without balance loss, so loads are uneven.
     overrides = [
-        *SHRINK,
+        *SMALLEST,
         f"model.moe.dispatcher={dispatcher}",
         "model.moe.capacity_factor=None",
         "model.moe.aux_loss_weight=0.0",

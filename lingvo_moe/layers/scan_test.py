@@ -16,7 +16,7 @@ from lingvo_moe.training.adafactor import Adafactor
 
 
 def compiled(fn, mode):
-    return tf.function(fn, autograph=False, jit_compile=mode == "xla")
+    return fn if mode == "eager" else tf.function(fn, autograph=False, jit_compile=mode == "xla")
 
 
 @pytest.mark.parametrize("mode", ["graph", "xla"])
@@ -117,8 +117,15 @@ def step(transformer, theta, context):
     return output, tape.gradient(objective, theta)
 
 
-@pytest.mark.parametrize("moe", [True, False])
-@pytest.mark.parametrize("mode", ["graph", pytest.param("xla", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("moe", "mode"),
+    [
+        (True, "graph"),
+        (False, "eager"),
+        pytest.param(True, "xla", marks=pytest.mark.slow),
+        pytest.param(False, "xla", marks=pytest.mark.slow),
+    ],
+)
 def test_a_model_is_the_unrolled_one(moe, mode):
     size = 2 if moe else 1
     plain = init_theta(model(False, moe).weights(), 3)
@@ -128,7 +135,7 @@ def test_a_model_is_the_unrolled_one(moe, mode):
         n: tuple(w.shape) for n, w in looped.flatten()
     }
     context = Context(tf.constant([1, 2]))
-    expected, grads = compiled(lambda t: step(model(False, moe), t, context), "graph")(plain)
+    expected, grads = step(model(False, moe), plain, context)
     output, looped_grads = compiled(lambda t: step(model(True, moe), t, context), mode)(looped)
     np.testing.assert_allclose(output.outputs, expected.outputs, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(output.moe_loss, expected.moe_loss, rtol=1e-5)

@@ -1,8 +1,5 @@
 import dataclasses
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from lingvo_moe.layers.transformer import TransformerParams
 from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.sharding.annotations import Mesh, parse_mesh
 from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
+from lingvo_moe.testing.devices import run_on
 
 DENSE = TranslationParams(
     model=TransformerParams(
@@ -192,23 +190,10 @@ def test_pieces_at_rest_are_gathered():
     assert {t.kind for t in costs.transfers} == {"all-gather", "all-reduce"}
 
 
-XLA = """
-from lingvo_moe.planning import costs_test as t
-from lingvo_moe.planning.tpu_compile import lower_for_devices
-import jax
-print(lower_for_devices(t.CERTAIN, {"expert": 1}, jax.devices()[:1]).cost_analysis()["flops"])
-"""
-
-
 def test_flops_against_xla():
-    pytest.importorskip("jax")
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    result = subprocess.run(
-        [sys.executable, "-c", XLA], capture_output=True, text=True, env=environment, timeout=600
-    )
-    assert result.returncode == 0, result.stderr
+    flops = run_on(1, __file__)
     # XLA also counts what is no matrix product: softmax, norms, the optimizer.
-    assert 1.0 < float(result.stdout) / count_costs(CERTAIN, ONE, 4).flops < 1.15
+    assert 1.0 < flops / count_costs(CERTAIN, ONE, 4).flops < 1.15
 
 
 def test_without_a_capacity_loads_are_taken_as_even():
@@ -229,3 +214,11 @@ def test_experts_of_different_sizes_cost_their_mean_at_even_loads():
     assert by_part(two, "flops")["experts"] == 2 * by_part(one, "flops")["experts"]
     experts = 2 * 8 * 2 * 128 * 512  # two layers
     assert two.parameters - one.parameters == experts
+
+
+if __name__ == "__main__":
+    import jax
+
+    from lingvo_moe.planning.tpu_compile import lower_for_devices
+
+    print(lower_for_devices(CERTAIN, {"expert": 1}, jax.devices()[:1]).cost_analysis()["flops"])

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import json
 import socket
-import subprocess
 import sys
 
 import numpy as np
@@ -15,7 +14,8 @@ from lingvo_moe.core.registry import get_params
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask
-from lingvo_moe.testing.devices import environment
+from lingvo_moe.testing.devices import variables
+from lingvo_moe.testing.forks import Fork
 from lingvo_moe.testing.tiny_world import SHRINK
 
 ROWS, LENGTH, PAIRS = 8, 12, ("a-b", "c-d")
@@ -80,22 +80,17 @@ def run(mesh, steps, *flags, devices=8, processes=1):
         probe.bind(("localhost", 0))
         address = f"localhost:{probe.getsockname()[1]}"
     started = [
-        subprocess.Popen(
-            [sys.executable, __file__, mesh, str(steps), address, str(i), str(processes), *flags],
-            env=environment(devices),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        Fork(
+            __file__,
+            *(mesh, str(steps), address, str(i), str(processes), *flags),
+            variables=variables(devices),
         )
         for i in range(processes)
     ]
-    reports = []
-    for process in started:
-        out, errors = process.communicate()
-        reports.append(json.loads(out.splitlines()[-1]) if process.returncode == 0 else errors)
-    failed = [report[-3000:] for report in reports if isinstance(report, str)]
+    ended = [fork.wait() for fork in started]
+    failed = [process.stderr[-3000:] for process in ended if process.returncode]
     assert not failed, failed[0]
-    return reports
+    return [json.loads(process.stdout.splitlines()[-1]) for process in ended]
 
 
 MESH, STEPS = "data:2,expert:4", 3

@@ -1,21 +1,16 @@
 """Runs the tools in separate processes, as users do."""
 
-import subprocess
-import sys
 from subprocess import CompletedProcess
 
-SECONDS = 300  # timeout of a tool
+from lingvo_moe.testing.forks import Fork
 
 
-def run_tool(tool: str, *arguments: object, stdin: str | None = None) -> CompletedProcess:
+def run_tool(tool: str, *arguments: object, stdin: str = "") -> CompletedProcess:
     """What a tool such as "train" printed, and its exit status."""
-    command = [sys.executable, "-m", f"lingvo_moe.tools.{tool}", *map(str, arguments)]
-    return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+    return Fork(f"lingvo_moe.tools.{tool}", *map(str, arguments), stdin=stdin).wait()
 
 
-def succeed(tool: str, *arguments: object, stdin: str | None = None) -> CompletedProcess:
+def succeed(tool: str, *arguments: object, stdin: str = "") -> CompletedProcess:
     """`run_tool`, with exit status 0."""
     result = run_tool(tool, *arguments, stdin=stdin)
     assert result.returncode == 0, result.stderr

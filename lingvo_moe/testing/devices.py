@@ -2,19 +2,24 @@
 
 import json
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
+from lingvo_moe.testing.forks import Fork
 
-def environment(devices: int) -> dict[str, str]:
-    """The environment of a process with this number of CPU devices; skips the test without JAX."""
+
+def variables(devices: int) -> dict[str, str]:
+    """Environment variables for this number of CPU devices; skips the test without JAX."""
     pytest.importorskip("jax")
     # Programs that run once are not worth optimizing.
     flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
-    return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+
+
+def environment(devices: int) -> dict[str, str]:
+    """This process's environment with `variables`."""
+    return os.environ | variables(devices)
 
 
 def run_on(devices: int, script: str, *arguments: str) -> Any:
@@ -23,12 +28,6 @@ def run_on(devices: int, script: str, *arguments: str) -> Any:
     Returns:
         The JSON in the last line that it prints.
     """
-    done = subprocess.run(
-        [sys.executable, script, *arguments],
-        env=environment(devices),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = Fork(script, *arguments, variables=variables(devices)).wait()
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
