@@ -144,6 +144,15 @@ def test_a_shard_that_is_another_file(dataset):
         loaded.examples("test", "de-en")
 
 
+def test_the_first_examples_need_no_more_of_the_file(dataset):
+    loaded = Dataset.load(dataset.directory)
+    first, second = loaded.examples("test", "de-en")
+    assert [e.source_text for e in loaded.first_examples("test", "de-en", 1)] == [first.source_text]
+    assert len(loaded.first_examples("test", "de-en", 9)) == 2
+    assert loaded.first_examples("train", "de-en", 9) == []
+    assert second.source_text != first.source_text
+
+
 @pytest.mark.parametrize("bad", [-1, 300, 2**40])
 def test_ids_that_the_vocabulary_does_not_have(dataset, bad):
     record = tf.train.Example()

@@ -66,10 +66,14 @@ class PrepareParams(Params):
     seed: NonNegativeInt = 1
 
 
+_SYNTHETIC = SyntheticCorpus()
+
+
 def prepare_synthetic(
     output: Path,
     params: PrepareParams,
     *,
+    raw: SyntheticCorpus = _SYNTHETIC,
     overwrite: bool = False,
     report: Callable[[str], None] = lambda line: None,
 ) -> Dataset:
@@ -77,13 +81,14 @@ def prepare_synthetic(
 
     Args:
         output, params, overwrite, report: as for `prepare`.
+        raw: the corpus.
 
     Raises:
         ValueError: output exists, or OUTPUT_raw holds something other than a synthetic corpus.
     """
     check_output(output, MAKER, overwrite)
     corpus = output.with_name(f"{output.name}_raw")
-    SyntheticCorpus().write(corpus, overwrite=True)
+    raw.write(corpus, overwrite=True)
     report(f"Wrote the synthetic corpus to {corpus}.")
     return prepare(corpus, output, params, overwrite=overwrite, report=report)
 

@@ -13,7 +13,7 @@ import dataclasses
 import math
 import os
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveInt
@@ -40,6 +40,8 @@ class SyntheticCorpus(Params):
         smallest: training pairs of the last one; sizes between follow a power law.
         dev: development pairs of each language. All translate the same English.
         test: test pairs of each language. All translate the same English.
+        zero_shot: pairs such as "qna-qka", of two of the languages, with development and test text
+            but without training text.
         seed: of the sentences; the languages are the same for every seed.
 
     Raises:
@@ -51,6 +53,7 @@ class SyntheticCorpus(Params):
     smallest: PositiveInt = 200
     dev: NonNegativeInt = 100
     test: NonNegativeInt = 100
+    zero_shot: tuple[str, ...] = ()
     seed: int = 0
 
     def __post_init__(self):
@@ -62,6 +65,12 @@ class SyntheticCorpus(Params):
                 f"languages must be one or more different codes, got {self.languages!r}."
                 " Name each language once."
             )
+        for pair in self.zero_shot:
+            if not set(pair.split("-")) <= set(self.languages) or len(set(pair.split("-"))) != 2:
+                raise ValueError(
+                    f"zero_shot must have pairs of two of the languages, such as"
+                    f" {'-'.join(self.languages[:2])}, got {pair!r}."
+                )
         if self.smallest > self.largest:
             raise ValueError(
                 f"smallest must be at most largest, got smallest={self.smallest} and"
@@ -126,10 +135,19 @@ class SyntheticCorpus(Params):
             for split in SPLITS:
                 (partial / split).mkdir()
                 for code in self.languages:
-                    pairs = self.pairs(split, code)
-                    for suffix, side in ((code, 0), ("en", 1)):
-                        text = "".join(f"{pair[side]}\n" for pair in pairs)
-                        (partial / split / f"{code}-en.{suffix}").write_bytes(text.encode())
+                    sources, targets = zip(*self.pairs(split, code), strict=True)
+                    _write(partial / split, f"{code}-en", sources, targets)
+                for pair in self.zero_shot if split != "train" else ():
+                    both = (get_language(code) for code in pair.split("-"))
+                    sentences = self.sentences(split, self.languages[0])
+                    texts = ([translate(sentence, one) for sentence in sentences] for one in both)
+                    _write(partial / split, pair, *texts)
+
+
+def _write(directory: Path, pair: str, sources: Sequence[str], targets: Sequence[str]) -> None:
+    for suffix, lines in zip(pair.split("-"), (sources, targets), strict=True):
+        text = "".join(f"{line}\n" for line in lines)
+        (directory / f"{pair}.{suffix}").write_bytes(text.encode())
 
 
 def _sample(seed: str, count: int, exclude: Collection[str] = ()) -> list[Sentence]:

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import pathlib
 import subprocess
@@ -67,6 +68,18 @@ def test_layout_and_sizes(tmp_path):
         for suffix in (code, "en"):
             lines = {s: written[f"{s}/{code}-en.{suffix}"].count(b"\n") for s in SPLITS}
             assert lines == {"train": size, "dev": 20, "test": 20}
+
+
+def test_zero_shot_pairs_have_no_training_text(tmp_path):
+    corpus = dataclasses.replace(SMALL, languages=("qna", "qka"), zero_shot=("qka-qna",), dev=3)
+    corpus.write(tmp_path / "corpus")
+    lines = {
+        path.name: path.read_text("utf-8").splitlines()
+        for path in (tmp_path / "corpus/dev").iterdir()
+    }
+    assert lines["qka-qna.qka"] == lines["qka-en.qka"]  # all translate the same English
+    assert lines["qka-qna.qna"] == lines["qna-en.qna"]
+    assert not list((tmp_path / "corpus/train").glob("qka-qna.*"))
 
 
 def test_default_sizes_follow_a_power_law_and_every_poor_language_has_a_rich_relative():
@@ -281,6 +294,11 @@ def test_the_page_shows_what_is_generated():
         ({"smallest": 0}, "smallest must be >= 1, got 0"),
         ({"largest": 100}, "at most largest, got smallest=200 and largest=100. Set both"),
         ({"dev": -1}, "dev must be >= 0, got -1"),
+        (
+            {"zero_shot": ("qna-en",)},
+            "pairs of two of the languages, such as qna-qka, got 'qna-en'",
+        ),
+        ({"zero_shot": ("qna-qna",)}, "got 'qna-qna'"),
     ],
 )
 def test_errors(change, message):

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 
 from lingvo_moe.core.files import write_whole
 from lingvo_moe.evaluation.baselines import Baselines
-from lingvo_moe.evaluation.report import Report, averages_table, format_model, pairs_table
+from lingvo_moe.evaluation.report import (
+    Report,
+    averages_table,
+    format_model,
+    language_notes,
+    matrix_table,
+    pairs_table,
+)
 from lingvo_moe.evaluation.scores import PairOutput, PairScore
 from lingvo_moe.reporting.page import document, escape, image
 from lingvo_moe.reporting.table import Table
@@ -43,7 +50,9 @@ def write_page(
         "<h2>Language pairs</h2>",
         pairs_table(report).to_html(signed=("ΔBLEU",)),
         _NOTES,
+        *(f'<p class="mark">{escape(note)}</p>' for note in language_notes(report)),
         _signatures(report),
+        *_matrix(report),
         "<h2>Samples</h2>",
         *(
             _samples(output, baselines.hypotheses(output.pair) if baselines else None)
@@ -51,6 +60,11 @@ def write_page(
         ),
     ]
     write_whole(path, document(title, parts))
+
+
+def _matrix(report: Report) -> list[str]:
+    table = matrix_table(report)
+    return ["<h2>BLEU by language</h2>", table.to_html("from rows into columns")] if table else []
 
 
 def _signatures(report: Report) -> str:

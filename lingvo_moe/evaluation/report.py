@@ -8,7 +8,7 @@ import json
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from lingvo_moe.core.fields import Params
 from lingvo_moe.core.files import read_json, write_whole
@@ -19,6 +19,27 @@ from lingvo_moe.reporting.table import Table
 REPORT_FILE = "report.json"
 T = TypeVar("T")
 
+ZERO_SHOT = "°"  # marks pairs without training data
+
+
+class _Optional(NamedTuple):
+    """A column of scores that may not have been measured."""
+
+    name: str
+    field: str
+    factor: float
+    digits: int
+
+    def cell(self, scores: "PairScore | Averages") -> str:
+        """What is shown of PairScore or Averages."""
+        value = getattr(scores, self.field)
+        return "–" if value is None else f"{self.factor * value:.{self.digits}f}"
+
+
+_OPTIONAL = (
+    _Optional("source use", "source_use", 1, 2),
+    _Optional("off-target %", "off_target", 100, 1),
+)
 _DERIVED = ("delta_bleu", "reliable")
 
 
@@ -33,6 +54,8 @@ class Averages:
         chrf: mean chrF++.
         baseline_bleu: mean BLEU of the baselines.
         delta_bleu: mean ΔBLEU.
+        source_use: mean source use, in nats a token.
+        off_target: mean share of translations that are not in the target language.
     """
 
     pairs: int
@@ -41,6 +64,8 @@ class Averages:
     baseline_bleu: float | None
     delta_bleu: float | None
     chrf: float | None
+    source_use: float | None
+    off_target: float | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,14 +100,17 @@ class Report(Params):
 
     @property
     def averages(self) -> Mapping[str, Averages]:
-        """Means over 'all' pairs, their thirds by training data, and the 'reliable' pairs.
+        """Means over 'all' pairs, over the thirds of those with training data, and two more groups.
 
-        The thirds are those of `thirds`. 'reliable' excludes pairs with too few test lines. If only
-        some pairs of a group have baselines, its averages are over these.
+        The thirds are those of `thirds`. 'zero-shot' are the pairs without training data, and
+        'reliable' those with enough test lines. If only some pairs of a group have baselines, its
+        averages are over these.
         """
+        trained = [score for score in self.pairs if score.train_examples]
         groups = {
             "all": self.pairs,
-            **thirds(self.pairs),
+            **thirds(trained),
+            "zero-shot": [score for score in self.pairs if not score.train_examples],
             "reliable": [score for score in self.pairs if score.reliable],
         }
         return {name: _average(scores) for name, scores in groups.items()}
@@ -153,11 +181,20 @@ def format_table(report: Report) -> str:
     title = f"{format_model(report)}, {report.split}"
     title += f", against {report.baseline_model}" if report.baseline_model else ""
     averages = [
-        (f"{name} ({format_pairs(average)})", "", "", *_cells(average), *_if_measured(report, ""))
+        (
+            f"{name} ({format_pairs(average)})",
+            "",
+            "",
+            *_cells(average),
+            *_more_cells(report, average),
+        )
         for name, average in shown_averages(report).items()
     ]
-    table = dataclasses.replace(pairs_table(report), more_rows=averages)
-    return "\n".join((printable(title), table.to_text(), *_notes(report)))
+    tables = [dataclasses.replace(pairs_table(report), more_rows=averages)]
+    if (matrix := matrix_table(report)) is not None:
+        tables.append(matrix)
+    texts = "\n\n".join(table.to_text() for table in tables)
+    return "\n".join((printable(title), texts, *_notes(report)))
 
 
 def pairs_table(report: Report) -> Table:
@@ -171,18 +208,32 @@ def pairs_table(report: Report) -> Table:
         "ΔBLEU",
         "p",
         "chrF++",
-        *_if_measured(report),
+        *(column.name for column in _measured(report)),
     )
     rows = [
-        (
-            s.pair,
-            *_sizes(s),
-            *_cells(s, format_p_value(s)),
-            *_if_measured(report, _use(s.source_use)),
-        )
+        (s.pair, *_sizes(s), *_cells(s, format_p_value(s)), *_more_cells(report, s))
         for s in (*report.pairs, *report.pooled)
     ]
     return Table(columns, rows)
+
+
+def matrix_table(report: Report) -> Table | None:
+    """BLEU with a row for each source and a column for each target; None for a single target."""
+    by_languages = {tuple(score.pair.rsplit("-", 1)): score for score in report.pairs}
+    sources, targets = (sorted({pair[side] for pair in by_languages}) for side in (0, 1))
+    if len(targets) < 2:
+        return None
+    rows = [
+        (source, *(_matrix_cell(by_languages.get((source, target))) for target in targets))
+        for source in sources
+    ]
+    return Table(("from \\ into", *targets), rows)
+
+
+def _matrix_cell(score: PairScore | None) -> str:
+    if score is None:
+        return ""
+    return format_score(score.bleu) + ("" if score.train_examples else ZERO_SHOT)
 
 
 def averages_table(report: Report) -> Table:
@@ -190,8 +241,9 @@ def averages_table(report: Report) -> Table:
     rows = []
     for name, average in shown_averages(report).items():
         *scores, _, chrf = _cells(average)
-        rows.append((name, format_pairs(average), *scores, chrf))
-    return Table(("average over", "pairs", "BLEU", "baseline", "ΔBLEU", "chrF++"), rows)
+        rows.append((name, format_pairs(average), *scores, chrf, *_more_cells(report, average)))
+    columns = ("average over", "pairs", "BLEU", "baseline", "ΔBLEU", "chrF++")
+    return Table((*columns, *(column.name for column in _measured(report))), rows)
 
 
 def shown_averages(report: Report) -> Mapping[str, Averages]:
@@ -234,14 +286,15 @@ def _average(group: Sequence[PairScore]) -> Averages:
         values = [getattr(score, name) for score in scores]
         return statistics.fmean(values) if values and None not in values else None
 
-    names = ("bleu", "baseline_bleu", "delta_bleu", "chrf")
+    names = ("bleu", "baseline_bleu", "delta_bleu", "chrf", "source_use", "off_target")
     return Averages(pairs=len(scores), of=len(group), **{name: mean(name) for name in names})
 
 
 def _score_to_json(score: PairScore) -> dict:
     first = ("pair", "train_examples", "test_examples", "bleu", "baseline_bleu", "delta_bleu")
-    then = ("p_value", "chrf", "source_use", "signature", "chrf_signature", "reliable")
-    return {name: getattr(score, name) for name in (*first, *then)}
+    then = ("p_value", "chrf", "source_use", "off_target", "references_off_target")
+    last = ("signature", "chrf_signature", "reliable")
+    return {name: getattr(score, name) for name in (*first, *then, *last)}
 
 
 def _report_from_json(contents: dict) -> Report:
@@ -260,13 +313,17 @@ def _score_from_json(contents: dict) -> PairScore:
     return PairScore(**{k: v for k, v in contents.items() if k not in _DERIVED})
 
 
-def _if_measured(report: Report, cell: str = "source use") -> Sequence[str]:
-    """The cell of a last column, in reports where source use was measured."""
-    return (cell,) if any(score.source_use is not None for score in report.pairs) else ()
+def _more_cells(report: Report, scores: PairScore | Averages) -> list[str]:
+    """The cells of the optional columns."""
+    return [column.cell(scores) for column in _measured(report)]
 
 
-def _use(nats: float | None) -> str:
-    return "–" if nats is None else f"{nats:.2f}"
+def _measured(report: Report) -> list[_Optional]:
+    return [
+        column
+        for column in _OPTIONAL
+        if any(getattr(score, column.field) is not None for score in report.pairs)
+    ]
 
 
 def _sizes(score: PairScore) -> tuple[str, str]:
@@ -290,4 +347,18 @@ def _notes(report: Report) -> Sequence[str]:
         notes.append("* p < 0.05, paired bootstrap test")
     if not all(score.reliable for score in report.pairs):
         notes.append("? too few test lines for a reliable score")
+    return [*notes, *language_notes(report)]
+
+
+def language_notes(report: Report) -> list[str]:
+    """Notes on zero-shot pairs and on language identification."""
+    notes = []
+    if any(not score.train_examples for score in report.pairs):
+        notes.append(f"{ZERO_SHOT} zero-shot: a pair without training data")
+    rates = (score.references_off_target for score in report.pairs)
+    if errors := [rate for rate in rates if rate is not None]:
+        notes.append(
+            f"off-target: translations not in the target language, by a classifier that is wrong on"
+            f" {100 * statistics.fmean(errors):.1f} % of the references"
+        )
     return notes

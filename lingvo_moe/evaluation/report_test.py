@@ -76,6 +76,8 @@ def test_a_group_without_any_baseline_is_averaged_over_all_its_pairs():
         "baseline_bleu": 30,
         "delta_bleu": 10,
         "chrf": 50,
+        "source_use": None,
+        "off_target": None,
     }
     assert (averages["low"].bleu, averages["low"].delta_bleu) == (20, None)
 
@@ -199,3 +201,33 @@ def test_source_use_is_a_column_where_it_was_measured(tmp_path):
 def test_a_report_on_several_models_shows_no_step():
     report = make_report(make_score("a-en", 9, 1.5), checkpoint_step=None)
     assert format_table(report).startswith("tiny.MoE, test\n")
+
+
+def test_many_to_many_by_hand(tmp_path):
+    """a-en and en-a are trained, a-b and b-a are not; on a-b half of the lines are not in b."""
+    scores = [
+        make_score("a-en", 900, 40.0, 30.0),
+        make_score("en-a", 900, 20.0, 10.0),
+        dataclasses.replace(make_score("a-b", 0, 5.0), off_target=0.5, references_off_target=0.02),
+        dataclasses.replace(make_score("b-a", 0, 7.0), off_target=0.25, references_off_target=0.0),
+    ]
+    report = make_report(*scores)
+    zero_shot = report.averages["zero-shot"]
+    assert (zero_shot.of, zero_shot.bleu, zero_shot.off_target) == (2, 6, 0.375)
+    assert [report.averages[name].of for name in ("high", "mid", "low")] == [1, 0, 1]
+    lines = [line.split() for line in format_table(report).splitlines()]
+    assert ["zero-shot", "(2)", "6.0", "–", "–", "16.0", "37.5"] in lines
+    start = lines.index(["from", "\\", "into", "a", "b", "en"])
+    assert lines[start + 2 : start + 5] == [
+        ["a", "5.0°", "40.0"],
+        ["b", "7.0°"],
+        ["en", "20.0"],
+    ]
+    assert "° zero-shot: a pair without training data" in format_table(report)
+    assert "wrong on 1.0 % of the references" in format_table(report)
+    save_report(report, tmp_path)
+    assert load_report(tmp_path) == report
+
+
+def test_a_single_target_has_no_table_of_languages():
+    assert "into" not in format_table(SIX)

@@ -42,6 +42,9 @@ class PairOutput:
         references: the human translations.
         source_use: extra loss with sources of other sentences, nats a target token; None if it was
             not measured.
+        off_target: share of the hypotheses that are not in the target language; None if it was not
+            measured.
+        references_off_target: the same of the references: the error of the language identifier.
 
     Raises:
         ValueError: if the lists are empty or differ in length, or `pair` is no pair that can name
@@ -54,6 +57,8 @@ class PairOutput:
     hypotheses: Sequence[str]
     references: Sequence[str]
     source_use: float | None = None
+    off_target: float | None = None
+    references_off_target: float | None = None
 
     def __post_init__(self):
         check_pair(self.pair)
@@ -84,7 +89,7 @@ class PairScore(Params):
         baseline_bleu: BLEU of the baseline on the same references; None without a baseline.
         p_value: probability of a difference this large by chance; None without a baseline or its
             hypotheses, for a single line, and if both systems have BLEU 0.
-        source_use: as of PairOutput.
+        source_use, off_target, references_off_target: as of PairOutput.
     """
 
     pair: str
@@ -97,6 +102,8 @@ class PairScore(Params):
     baseline_bleu: NonNegativeFloat | None = None
     p_value: Share | None = None
     source_use: float | None = None
+    off_target: Share | None = None
+    references_off_target: Share | None = None
 
     @property
     def delta_bleu(self) -> float | None:
@@ -158,6 +165,8 @@ def score_pair(
         signature=bleu.get_signature().format(),
         chrf_signature=chrf.get_signature().format(),
         source_use=output.source_use,
+        off_target=output.off_target,
+        references_off_target=output.references_off_target,
     )
     if baseline_hypotheses is None:
         return result

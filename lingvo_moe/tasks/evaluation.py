@@ -9,6 +9,7 @@ from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.baselines import Baselines
 from lingvo_moe.evaluation.evaluate import write_report
+from lingvo_moe.evaluation.language_id import LanguageIdentifier
 from lingvo_moe.evaluation.report import Report
 from lingvo_moe.evaluation.scores import PairOutput, check_pair
 from lingvo_moe.tasks.model_dir import ModelDir
@@ -16,6 +17,7 @@ from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, evaluate_batche
 from lingvo_moe.tasks.translator import Translation, Translator
 
 MAKER = "lingvo-moe-evaluate"
+_SENTENCES = 1000  # of a language, for the language identifier
 
 
 def evaluate(
@@ -68,7 +70,16 @@ def evaluate(
     translator, step = load_translator(model_dir, runtime, step)
     outputs = translate_split([(name, translator) for name in references], dataset, split, report)
     use = _source_use(model_dir, runtime, dataset, split, tuple(references), report)
-    outputs = [dataclasses.replace(one, source_use=use.get(one.pair)) for one in outputs]
+    identify = language_identifier(dataset)
+    outputs = [
+        dataclasses.replace(
+            one,
+            source_use=use.get(one.pair),
+            off_target=_off_target(identify, one.hypotheses, one.pair),
+            references_off_target=_off_target(identify, one.references, one.pair),
+        )
+        for one in outputs
+    ]
     with new_directory(output, MAKER, overwrite) as directory:
         return write_report(
             outputs,
@@ -180,6 +191,25 @@ def load_translator(
     """
     checkpoint = model_dir.read_checkpoint(step, lambda found: runtime.restore(found.tensors))
     return Translator.of(model_dir, runtime.translate), checkpoint.step
+
+
+def language_identifier(dataset: Dataset) -> LanguageIdentifier:
+    """Knows the languages of a dataset, by at most _SENTENCES of each from the training text."""
+    texts: dict[str, list[str]] = {}
+    for pair in dataset.pairs:
+        examples = dataset.first_examples("train", pair.name, _SENTENCES)
+        sources = dataset.source_vocabulary.decode([e.source[1:-1].tolist() for e in examples])
+        targets = dataset.target_vocabulary.decode([e.target[:-1].tolist() for e in examples])
+        for language, more in ((pair.source, sources), (pair.target, targets)):
+            known = texts.setdefault(language, [])
+            known += more[: _SENTENCES - len(known)]
+    return LanguageIdentifier({language: lines for language, lines in texts.items() if lines})
+
+
+def _off_target(identify, texts, pair):
+    """The share of texts not in the pair's target language; None if no text of it was seen."""
+    target = pair.rpartition("-")[2]
+    return identify.off_target(texts, target) if target in identify.languages else None
 
 
 def _source_use(model_dir, runtime, dataset, split, pairs, report) -> Mapping[str, float]:

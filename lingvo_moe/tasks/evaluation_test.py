@@ -70,6 +70,9 @@ def test_a_report_appears_whole_and_serves_as_baselines_of_the_next(tmp_path, tr
     report = evaluate(tmp_path / "new" / "first")
     assert load_report(tmp_path / "new" / "first") == report
     assert [score.source_use for score in report.pairs] == [2, 2]
+    # "the", then the source: in none of the languages' own texts, and mostly like the source.
+    assert all(score.off_target >= 0.8 for score in report.pairs)
+    assert all(score.references_off_target <= 0.1 for score in report.pairs)
     assert (report.checkpoint_step, [s.pair for s in report.pairs]) == (7, list(PAIRS))
     names = {path.name for path in (tmp_path / "new" / "first").iterdir()}
     assert names == {"report.json", "delta_bleu.png", "index.html", "hypotheses", MANIFEST}

@@ -12,6 +12,7 @@ from absl import flags
 
 from lingvo_moe import api
 from lingvo_moe.data.prepare import PrepareParams, format_summary, prepare_synthetic
+from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import NORMALIZATIONS
 from lingvo_moe.tools import common
 
@@ -29,8 +30,14 @@ def main(argv: list[str]) -> None:
         field.name: FLAGS[field.name].value for field in _FIELDS if field.name in FLAGS
     }
     writing: dict[str, Any] = {"overwrite": FLAGS.overwrite, "report": common.report}
+    if FLAGS.zero_shot and not FLAGS.synthetic:
+        raise ValueError(
+            "--zero_shot is for --synthetic. In a corpus give such pairs no train text."
+        )
     if FLAGS.synthetic:
-        dataset = prepare_synthetic(Path(FLAGS.output), PrepareParams(**options), **writing)
+        raw = SyntheticCorpus(zero_shot=tuple(FLAGS.zero_shot))
+        params = PrepareParams(**options)
+        dataset = prepare_synthetic(Path(FLAGS.output), params, raw=raw, **writing)
     else:
         dataset = api.prepare(FLAGS.corpus, FLAGS.output, **writing, **options)
     print(format_summary(dataset))
@@ -41,6 +48,9 @@ def run() -> None:
     d = _DEFAULTS
     flags.DEFINE_string("corpus", None, "SPLIT/SRC-TGT.SRC and .TGT, or .tsv; plain or .gz.")
     flags.DEFINE_bool("synthetic", False, "Use the embedded synthetic languages instead.")
+    flags.DEFINE_list(
+        "zero_shot", [], "With --synthetic: pairs such as qna-qka with dev and test text only."
+    )
     flags.DEFINE_string("output", None, "Directory for the dataset.", required=True)
     for side, size in (("source", d.source_vocab_size), ("target", d.target_vocab_size)):
         flags.DEFINE_integer(
