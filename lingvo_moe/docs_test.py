@@ -82,3 +82,12 @@ def test_commands_are_of_tools_with_these_flags(page):
         flags = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
         unknown = set(flags) - _flags(names[0].removeprefix("lingvo-moe-"))
         assert not unknown, f"{page.name}: {names[0]} has no flags {unknown}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_rows_of_tables_are_whole(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.M):
+        rows = [re.sub(r"`[^`]*`|\\\|", "", row) for row in table.splitlines()]
+        cells = {row.count("|") for row in rows}
+        assert len(cells) == 1, f"{page.name}: rows of {cells} cells in\n{table}"
