@@ -214,6 +214,7 @@ def train(
     data: Corpus | Dataset,
     logdir: str | Path,
     *,
+    init_from: str | Path | None = None,
     set: Mapping[str, Any] | Sequence[str] = (),
     name: str = "custom",
     make_runtime: RuntimeFn = Local,
@@ -227,6 +228,8 @@ def train(
         data: a directory made by `prepare` or what it returned; or examples, in any form that
             `prepare` takes, which are prepared under LOGDIR/data when the logdir is new.
         logdir: directory for checkpoints and events.
+        init_from: a logdir, or an export with weights, for the initial weights of a new logdir; the
+            params init.* say how they are taken.
         set: dotted path -> value, for fields of the params to change, such as
             {"train.max_steps": 500, "model.moe.gating": TopK(k=4)}; or `--set` texts.
         name: the name of a model that is given as params.
@@ -250,6 +253,7 @@ def train(
             Path(logdir),
             set,
             name,
+            init_from=init_from,
             make_runtime=make_runtime,
             report=report,
             **options,
@@ -329,10 +333,12 @@ def evaluate(
         )
 
 
-def _job(model, data, logdir, set, name, *, report, **options) -> TrainingJob:
+def _job(model, data, logdir, set, name, *, init_from=None, report, **options) -> TrainingJob:
     """What to train, for `train` and `train_baselines`."""
     if isinstance(set, Mapping):
         set = [f"{path}={value!r}" for path, value in set.items()]
+    if init_from is not None:
+        set = [*set, f"init.logdir={Path(init_from).absolute()}"]
     shape = override(get_params(model) if isinstance(model, str) else model, set)
     return TrainingJob(
         model=model if isinstance(model, str) else name,
@@ -369,4 +375,5 @@ def _dataset(
         joint_vocab=params.model.shared_embedding,
         source_vocab_size=params.source_vocab_size,
         target_vocab_size=params.target_vocab_size,
+        extend=params.init.logdir,
     )

@@ -16,7 +16,16 @@ from lingvo_moe.core.fields import (
 )
 from lingvo_moe.core.files import check_output, new_directory
 from lingvo_moe.data.corpora import CleanPair, CorpusPair, SentencePair, clean, find_pairs
-from lingvo_moe.data.dataset import SPLITS, Dataset, Example, PairInfo, shard_bounds, write_shard
+from lingvo_moe.data.dataset import (
+    SIDES,
+    SPLITS,
+    Dataset,
+    Example,
+    PairInfo,
+    shard_bounds,
+    write_shard,
+)
+from lingvo_moe.data.extension import extend_vocabulary
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import EOS, Normalization, Vocabulary, train_vocabulary
 from lingvo_moe.reporting.table import Table
@@ -40,6 +49,10 @@ class PrepareParams(Params):
         source_normalization, target_normalization: the change of texts before they are split into
             pieces, one of `vocabulary.Normalization`. A model cannot write characters that the
             target's normalization replaces.
+        extend: a directory with source.model and target.model, such as a logdir or a dataset: the
+            vocabularies are those, extended for the new text (see data.extension), and what is said
+            here of sizes and normalization does not count; "" to train new ones.
+        new_pieces: largest number of pieces that extending adds to a vocabulary, besides tags.
         joint_vocab: one vocabulary for both sides, of source_vocab_size pieces, with
             target_normalization.
         temperature: T of sampling languages for the vocabularies, by size^(1/T).
@@ -57,6 +70,8 @@ class PrepareParams(Params):
     target_vocab_size: _Size = 4000
     source_normalization: Normalization = "nmt_nfkc"
     target_normalization: Normalization = "identity"
+    extend: str = ""
+    new_pieces: NonNegativeInt = 1000
     joint_vocab: bool = False
     temperature: PositiveFloat = 5.0
     character_coverage: _Coverage = 0.9995
@@ -198,10 +213,12 @@ def _train_vocabularies(pairs, params, report) -> tuple[Vocabulary, Vocabulary]:
         "seed": params.seed,
     }
     report(f"training vocabularies on {sum(map(len, sources.values()))} sentence pairs")
+    both = {k: sources.get(k, []) + targets.get(k, []) for k in {**sources, **targets}}
+    if params.extend:
+        return _extended(params, sources, targets, both, tags, options)
     if params.joint_vocab:
-        texts = {k: sources.get(k, []) + targets.get(k, []) for k in {**sources, **targets}}
         options["normalization"] = params.target_normalization
-        joint = train_vocabulary(texts, params.source_vocab_size, tags=tags, **options)
+        joint = train_vocabulary(both, params.source_vocab_size, tags=tags, **options)
         return joint, joint
     return (
         train_vocabulary(
@@ -214,6 +231,22 @@ def _train_vocabularies(pairs, params, report) -> tuple[Vocabulary, Vocabulary]:
         train_vocabulary(
             targets, params.target_vocab_size, normalization=params.target_normalization, **options
         ),
+    )
+
+
+def _extended(params, sources, targets, both, tags, options) -> tuple[Vocabulary, Vocabulary]:
+    old = [Vocabulary.load(Path(params.extend) / f"{side}.model") for side in SIDES]
+    if old[0] == old[1]:
+        joint = extend_vocabulary(old[0], both, params.new_pieces, tags=tags, **options)
+        return joint, joint
+    if params.joint_vocab:
+        raise ValueError(
+            f"{params.extend} has two vocabularies, which cannot be extended as one; leave "
+            f"joint_vocab out."
+        )
+    return (
+        extend_vocabulary(old[0], sources, params.new_pieces, tags=tags, **options),
+        extend_vocabulary(old[1], targets, params.new_pieces, **options),
     )
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "EOS",
     "NORMALIZATIONS",
     "PAD",
+    "SPACE",
     "UNK",
     "Normalization",
     "Vocabulary",
@@ -34,6 +35,8 @@ __all__ = [
 # case.
 Normalization = Literal["identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf"]
 NORMALIZATIONS = get_args(Normalization)
+
+SPACE = "\u2581"  # what stands for a space in a piece
 
 _MAX_BYTES = 4192  # SentencePiece ignores longer sentences in training
 
@@ -85,16 +88,35 @@ class Vocabulary:
         """The piece of each id, as the model spells it: "▁" stands for a space before a word."""
         return self._processor.id_to_piece([int(i) for i in ids])
 
+    def split(self, piece: str) -> tuple[int, ...]:
+        """The ids that a piece of another vocabulary is cut into, as inside of a text."""
+        return tuple(self._inside.encode(piece.replace(SPACE, " ")))
+
+    @functools.cached_property
+    def _inside(self) -> sentencepiece.SentencePieceProcessor:
+        """Cuts a text without a space in front and without normalization."""
+        model = sentencepiece_model_pb2.ModelProto.FromString(self.model_bytes)
+        rules = model.normalizer_spec
+        rules.add_dummy_prefix = rules.remove_extra_whitespaces = False
+        rules.name, rules.precompiled_charsmap = "identity", b""
+        return sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
+
+    @functools.cached_property
+    def tags(self) -> dict[str, int]:
+        """Target language -> the id of its tag."""
+        pieces = enumerate(self.pieces(range(self.size)))
+        found = ((re.fullmatch("<2(.+)>", piece), i) for i, piece in pieces)
+        return {tag[1]: i for tag, i in found if tag and self._processor.is_control(i)}
+
     def tag(self, language: str) -> int:
         """The id of a target language's tag.
 
         Raises:
             ValueError: the vocabulary has no such tag.
         """
-        index = self._processor.piece_to_id(tag_piece(language))
-        if index == UNK:
+        if language not in self.tags:
             raise ValueError(f"The vocabulary has no tag {tag_piece(language)}.")
-        return index
+        return self.tags[language]
 
     def save(self, path: Path) -> None:
         """Writes the SentencePiece model file."""

@@ -44,9 +44,9 @@ class Rebalanced:
         """Other methods of the runtime, such as evaluate and translate."""
         return getattr(self._runtime, name)
 
-    def initialize(self, seed: int) -> None:
+    def initialize(self, seed: int, *given: Mapping[str, Any]) -> None:
         """See Local."""
-        self._runtime.initialize(seed)
+        self._runtime.initialize(seed, *given)
         tensors = self._runtime.state()
         self._states = {table: State(self._placement(table, tensors)) for table in self._tables}
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, init_theta
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.runtimes.task import Task
+from lingvo_moe.runtimes.task import NOTHING, Task
 from lingvo_moe.training.checkpoint import check_tensors
 from lingvo_moe.training.ladder import Ladder
 from lingvo_moe.training.replicas import move_rows, relocate_experts, rounds, slots_of
@@ -54,12 +54,19 @@ class Local:
             for function in (self._score_batch, self._routes_batch)
         )
 
-    def initialize(self, seed: int) -> None:
-        """Initializes the state. A second call initializes it again, without compiling again."""
-        self._laid_out = None
+    def initialize(self, seed: int, given: Mapping[str, np.ndarray] = NOTHING) -> None:
+        """Initializes the state. A second call initializes it again, without compiling again.
+
+        Args:
+            seed: of what is drawn.
+            given: a part of the result of `state`, which is not drawn.
+
+        Raises:
+            ValueError: as `check_tensors`.
+        """
         theta, slots = (init_theta(specs, seed) for specs in self._specs())
         self._assign(TrainState(tf.constant(0, tf.int64), theta, slots))
-        self._ladder.restore({})
+        self._fill(given, whole=False)
 
     def state(self) -> dict[str, tf.Tensor]:
         """The state by name: "step", "theta/…", "slots/…"; "ladder" if the step has rungs."""
@@ -74,12 +81,7 @@ class Local:
         """
         if self._state is None:
             self.initialize(0)
-        self._laid_out = None
-        tensors = relocate_experts(tensors, *self._specs())
-        check_tensors(tensors, {name: tuple(v.shape) for name, v in self._variables()})
-        for name, variable in self._variables():
-            variable.assign(np.asarray(tensors[name]))
-        self._ladder.restore(tensors)
+        self._fill(tensors, whole=True)
 
     def train(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
         """Takes one step and returns its metrics as tensors."""
@@ -159,6 +161,16 @@ class Local:
         assert self._state, "call initialize or restore first"
         step, theta, slots = self._state
         return NestedMap(step=step, theta=theta, slots=slots).flatten()
+
+    def _fill(self, tensors, whole):
+        """Sets the variables that have a tensor; if `whole`, all must have one."""
+        self._laid_out = None
+        tensors = relocate_experts(tensors, *self._specs())
+        variables = {n: v for n, v in self._variables() if whole or n in tensors}
+        check_tensors(tensors, {name: tuple(v.shape) for name, v in variables.items()})
+        for name, variable in variables.items():
+            variable.assign(np.asarray(tensors[name]))
+        self._ladder.restore(tensors)
 
     def _assign(self, state):
         if self._state is None:

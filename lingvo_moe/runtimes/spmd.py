@@ -18,7 +18,7 @@ from lingvo_moe.runtimes.lowering import (
     train_program,
     weight_specs,
 )
-from lingvo_moe.runtimes.task import Task
+from lingvo_moe.runtimes.task import NOTHING, Task
 from lingvo_moe.training.checkpoint import check_tensors
 from lingvo_moe.training.ladder import Ladder
 from lingvo_moe.training.replicas import Round, move_rows, relocate_experts, rounds, slots_of
@@ -61,13 +61,13 @@ class Spmd:
         self._ladder = Ladder(len(self._steps))
         self.compiled = False
 
-    def initialize(self, seed: int) -> None:
-        """Initializes the state: every device draws its own pieces of the weights."""
+    def initialize(self, seed: int, given: Mapping[str, Any] = NOTHING) -> None:
+        """See Local: every device draws its own pieces, and reads its own of what is given."""
         program = self._program(
             "initialize", lambda: init_program(self._weights, self._slots, self._layout)[0]
         )
         self._state = program({"seed": np.int32(seed)})
-        self._ladder.restore({})
+        self._fill(given, whole=False)
 
     def state(self) -> dict[str, jax.Array | np.ndarray]:
         """The state by name: "step" int64, "theta/…", "slots/…" as split arrays.
@@ -87,13 +87,7 @@ class Spmd:
         Raises:
             ValueError: as `check_tensors`.
         """
-        tensors = relocate_experts(tensors, self._weights, self._slots)
-        check_tensors(tensors, {name: spec.shape for name, spec in self._specs.items()})
-        self._state = {
-            name: _cut(tensors[name], spec, self._shardings[name])
-            for name, spec in self._specs.items()
-        }
-        self._ladder.restore(tensors)
+        self._fill(tensors, whole=True)
 
     def train(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
         """Takes one step. Without rungs it returns before the metrics are computed."""
@@ -206,6 +200,16 @@ class Spmd:
 
         scores = self._call("score", run, batch)
         return np.asarray(scores)[: len(source_lengths), : target_ids.shape[1]]
+
+    def _fill(self, tensors, whole):
+        """Sets the parts of the state that have a tensor; if `whole`, all must have one."""
+        tensors = relocate_experts(tensors, self._weights, self._slots)
+        specs = {n: spec for n, spec in self._specs.items() if whole or n in tensors}
+        check_tensors(tensors, {name: spec.shape for name, spec in specs.items()})
+        self._state = self._state | {
+            name: _cut(tensors[name], spec, self._shardings[name]) for name, spec in specs.items()
+        }
+        self._ladder.restore(tensors)
 
     def _call(self, name, run, batch):
         """run(theta, batch) on the current weights; every device gets the whole result."""

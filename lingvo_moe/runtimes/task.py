@@ -1,11 +1,15 @@
 """The interface between a runtime and its model."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import tensorflow as tf
 
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.training.step import Trainable
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Task(Trainable, Protocol):

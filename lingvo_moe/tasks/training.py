@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from lingvo_moe.core import lock
+from lingvo_moe.core.files import write_whole
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.pipeline import Prefetcher, TrainInput
@@ -20,6 +21,7 @@ from lingvo_moe.placement.rebalance import Rebalanced
 from lingvo_moe.placement.scheduler import Scheduler
 from lingvo_moe.placement.traces import TraceRecorder
 from lingvo_moe.tasks.exposure import Forecast
+from lingvo_moe.tasks.initial import initialize
 from lingvo_moe.tasks.model_dir import FORMAT, ModelDir
 from lingvo_moe.tasks.routing_metrics import max_vio
 from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, add_metrics, evaluate_batches
@@ -28,6 +30,8 @@ from lingvo_moe.tasks.translator import Translator
 from lingvo_moe.training.checkpoint import ALONE, Process
 from lingvo_moe.training.loop import Evaluation, Recorder, TrainResult, train
 from lingvo_moe.training.step import TrainStep
+
+ORIGINS = "init.txt"  # in a logdir: what the initial weights were made of
 
 # (task, TrainStep) -> a runtime (see runtimes.local.Local); tools decide which.
 RuntimeFn = Callable[[TranslationTask, TrainStep | None], Any]
@@ -129,6 +133,7 @@ def run_training(
     params = model_dir.params
     source = TrainInput(dataset, params.input, params.train.seed)
     layers = model_dir.task.moe_layers
+    start = _Start(model_dir, runtime, process, report)
     with Prefetcher(source) as batches:
         result = train(
             runtime,
@@ -139,7 +144,8 @@ def run_training(
                 check_nothing_lost(metrics, params), model_dir.pairs, layers
             ),
             evaluate=_Evaluator(model_dir, dataset, runtime, process),
-            started=lambda step: _begin(model_dir, source, step, process, report),
+            initialize=start.initialize,
+            started=lambda step: start.begin(source, step),
             report=report,
             process=process,
             recorder=recorder,
@@ -152,21 +158,38 @@ def run_training(
     return result
 
 
-def _begin(model_dir, source, step, process, report):
-    """Says what the run will see; the first process writes the logdir, the others wait."""
-    steps = model_dir.params.train.max_steps
-    forecast = Forecast.of(source, steps).lines() if step < steps else []
-    if not process.index:
-        model_dir.save()
-    process.minimum(0)
-    if model_dir.format != FORMAT:
-        report(
-            f"{model_dir.path} was of format {model_dir.format} and is now of {FORMAT}: its params "
-            f"are in model.json, and params.txt is no longer read. It knew its dataset by pairs "
-            f"and vocabularies alone; from now on all of the data must be the same."
+class _Start:
+    """What comes before the first step of a run."""
+
+    def __init__(self, model_dir, runtime, process, report):
+        self._model_dir, self._runtime = model_dir, runtime
+        self._process, self._report = process, report
+        self._origins = ""
+
+    def initialize(self) -> int:
+        """The initial weights of a new model."""
+        step, self._origins = initialize(
+            self._model_dir, self._runtime, self._process, self._report
         )
-    for line in forecast:
-        report(line)
+        return step
+
+    def begin(self, source: TrainInput, step: int) -> None:
+        """Says what the run will see; the first process writes the logdir, the others wait."""
+        model_dir, steps = self._model_dir, self._model_dir.params.train.max_steps
+        forecast = Forecast.of(source, steps).lines() if step < steps else []
+        if not self._process.index:
+            model_dir.save()
+            if self._origins:
+                write_whole(model_dir.path / ORIGINS, self._origins)
+        self._process.minimum(0)
+        if model_dir.format != FORMAT:
+            self._report(
+                f"{model_dir.path} was of format {model_dir.format} and is now of {FORMAT}: its "
+                f"params are in model.json, and params.txt is no longer read. It knew its dataset "
+                f"by pairs and vocabularies alone; from now on all of the data must be the same."
+            )
+        for line in forecast:
+            self._report(line)
 
 
 def check_nothing_lost(metrics: NestedMap, params: TranslationParams) -> NestedMap:

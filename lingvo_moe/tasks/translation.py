@@ -25,6 +25,7 @@ from lingvo_moe.sharding import copies
 from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.tasks.routing_metrics import max_vio, needed_rung, routing_metrics
 from lingvo_moe.training.adafactor import Adafactor
+from lingvo_moe.training.initial import InitParams
 from lingvo_moe.training.loop import TrainParams
 from lingvo_moe.training.optimizer import Optimizer
 from lingvo_moe.training.step import LossOutput
@@ -42,6 +43,7 @@ class TranslationParams(Params):
         optimizer: the optimizer and its schedule.
         train: the length of training, evaluations and checkpoints.
         decoding: beam search.
+        init: where the initial weights come from.
         label_smoothing: ε of the training loss.
         sharding: how the model is split over the devices of a mesh.
         activation_dtype: "float32" or "bfloat16"; weights and losses are float32 either way.
@@ -54,6 +56,7 @@ class TranslationParams(Params):
     optimizer: Optimizer = Adafactor()
     train: TrainParams = TrainParams()
     decoding: BeamSearchParams = BeamSearchParams()
+    init: InitParams = InitParams()
     sharding: ShardingParams = ShardingParams()
     label_smoothing: Rate = 0.1
     activation_dtype: Literal["float32", "bfloat16"] = "float32"

@@ -64,6 +64,10 @@ def run() -> None:
             NORMALIZATIONS,
             f"What changes in {side} texts; identity keeps them as they are.",
         )
+    flags.DEFINE_string(
+        "extend", d.extend, "Logdir or dataset whose vocabularies are extended: docs/finetuning.md."
+    )
+    flags.DEFINE_integer("new_pieces", d.new_pieces, "Pieces that --extend adds at most.")
     flags.DEFINE_bool(
         "joint_vocab",
         d.joint_vocab,

@@ -36,6 +36,7 @@ def _train(process):
         FLAGS.model,
         FLAGS.data,
         FLAGS.logdir,
+        init_from=FLAGS.init_from,
         set=overrides,
         make_runtime=runtimes.make_runtime,
         report=report,
@@ -57,6 +58,11 @@ def run() -> None:
     flags.DEFINE_string("model", None, common.MODEL_HELP, required=True)
     flags.DEFINE_string("data", None, "Directory made by lingvo-moe-prepare.", required=True)
     flags.DEFINE_string("logdir", None, "Checkpoints and TensorBoard events.", required=True)
+    flags.DEFINE_string(
+        "init_from",
+        None,
+        "Where the weights of a new logdir come from: another logdir, or an export with weights.",
+    )
     flags.DEFINE_integer("max_steps", None, "Short for --set=train.max_steps=…", lower_bound=1)
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
     flags.DEFINE_string(

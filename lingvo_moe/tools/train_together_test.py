@@ -14,7 +14,9 @@ import pytest
 
 from lingvo_moe.tasks import training
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.training import train_model
 from lingvo_moe.testing.devices import environment
+from lingvo_moe.testing.logdirs import random_logdir, training_job
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
 from lingvo_moe.tools import train
 
@@ -24,7 +26,7 @@ STEPS = ("max_steps=4", "eval_every=2", "checkpoint_every=1", "log_every=2")
 CAUSE = "the disk of this host is gone"
 
 
-def run_two(logdir, failing="nobody"):
+def run_two(logdir, *flags, failing="nobody"):
     """(exit code, stderr) of each of two processes that train together."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
@@ -34,7 +36,7 @@ def run_two(logdir, failing="nobody"):
         *(sys.executable, __file__, failing, "--model=tiny.MoE", f"--data={dataset().directory}"),
         *(f"--logdir={logdir}", "--runtime=spmd", "--mesh=expert:2", f"--coordinator={address}"),
         *("--process_count=2", "--set=model.moe.dispatcher=Einsum()"),
-        *(f"--set={text}" for text in texts),
+        *(*(f"--set={text}" for text in texts), *flags),
     ]
     variables = environment(1) | {"TF_CPP_MIN_LOG_LEVEL": "2"}
     processes = [
@@ -70,6 +72,32 @@ def test_one_fails_at_an_evaluation_and_the_same_command_goes_on(tmp_path):
     with np.load(model_dir.routing_path) as record:  # two layers of eight experts
         assert record["pair_load"].shape[::2] == (2, 8)
     assert not list(tmp_path.rglob("*partial*"))
+
+
+def test_two_start_from_a_dense_model(tmp_path):
+    """Each reads its experts; half of the model is frozen. The step is that of one device."""
+    pytest.importorskip("jax")
+    old = random_logdir(tmp_path / "old", (*SHRINK, "model.moe=None"))
+    start = f"--init_from={old.path}"
+    frozen = "optimizer.rate_factors=(('encoder/.*wi|embedding',0),)"
+    texts = ("init.expert_noise=0.1", frozen, "train.max_steps=1", "model.dropout_rate=0.0")
+    sets = [f"--set={text}" for text in texts]
+    done = run_two(tmp_path / "two", start, *sets)
+    assert [code for code, _ in done] == [0, 0], done[0][1] + done[1][1]
+    assert f"Initial weights, from step 1 of {old.path}:" in done[0][1]
+    assert "Initial weights" not in done[1][1]
+    assert "8 copies of encoder/layer_*/feed_forward/wi" in (tmp_path / "two/init.txt").read_text()
+
+    again = ["train.micro_batches=1", "model.moe.num_groups=2", f"init.logdir={old.path}", *texts]
+    train_model(training_job(tmp_path / "one", *again))
+    two, one = (ModelDir.open(tmp_path / name).read_checkpoint().tensors for name in ("two", "one"))
+    assert {n for n in two if n != "ladder"} == set(one)
+    assert not any("wi/" in name for name in two if name.startswith("slots/encoder"))
+    for name, value in one.items():
+        np.testing.assert_allclose(two[name], value, atol=1e-5, err_msg=name)
+    source = old.read_checkpoint().tensors
+    for name in ("encoder/layer_00/feed_forward/wi", "decoder/embedding/table"):
+        np.testing.assert_array_equal(two[f"theta/{name}"], source[f"theta/{name}"])
 
 
 def main(failing):

@@ -137,6 +137,7 @@ def train(
     report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     process: Process = ALONE,
     recorder: Recorder | None = None,
+    initialize: Callable[[], int] | None = None,
     started: Callable[[int], None] = lambda step: None,
 ) -> TrainResult:
     """Trains to params.max_steps, from the newest checkpoint in logdir if there is one.
@@ -156,6 +157,8 @@ def train(
         report: takes each line of progress.
         process: this process among those that train together; each saves its own pieces.
         recorder: gets the metrics of each step.
+        initialize: initializes the runtime where there is no checkpoint, and returns the number of
+            steps taken; None draws all weights.
         started: called with the number of steps taken, before this run's first step, after the
             state is initialized or restored. Nothing in logdir is written before it.
 
@@ -166,7 +169,7 @@ def train(
     """
     loop = _Loop(runtime, batches, params, logdir, summarize, evaluate, report, process, recorder)
     with deferred() as received:
-        return loop.run(received, started)
+        return loop.run(received, initialize or loop.draw, started)
 
 
 class _Loop:
@@ -184,12 +187,20 @@ class _Loop:
         self.best = NO_BEST
         self.metrics: list[NestedMap] = []
 
+    def draw(self) -> int:
+        """Draws all weights."""
+        self.runtime.initialize(self.params.seed)
+        return 0
+
     def run(
-        self, received: Callable[[], int | None], started: Callable[[int], None]
+        self,
+        received: Callable[[], int | None],
+        initialize: Callable[[], int],
+        started: Callable[[int], None],
     ) -> TrainResult:
         """The loop itself."""
         p, signal = self.params, None
-        self._start()
+        self._start(initialize)
         started(self.step)
         events = None if self.process.index else self.logdir / "events"
         self.events = SummaryWriter(events, self.report)
@@ -240,15 +251,16 @@ class _Loop:
                 self.report(f"The input failed; step {self.step} is saved.")
             raise
 
-    def _start(self):
+    def _start(self, initialize):
         checkpoint = self.checkpoints.resume(self._restore)
-        self.clock, self.clock_step, self.compiling = time.monotonic(), 0, 0.0
+        self.clock, self.compiling = time.monotonic(), 0.0
         if checkpoint is None:
-            self.runtime.initialize(self.params.seed)
-            return
-        self.step = self.saved_step = self.recorded_step = self.clock_step = checkpoint.step
-        self.best = checkpoint.best
-        self.report(f"Resuming from step {self.step}.")
+            self.step = initialize()
+        else:
+            self.step = self.saved_step = checkpoint.step
+            self.best = checkpoint.best
+            self.report(f"Resuming from step {self.step}.")
+        self.recorded_step = self.clock_step = self.step
 
     def _restore(self, checkpoint: Checkpoint):
         tensors = checkpoint.tensors

@@ -16,6 +16,7 @@ import tensorflow as tf
 from lingvo_moe.core.layer import WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tables import TableSpec
+from lingvo_moe.training.lazy import Permuted
 
 
 def sum_replicas(grads: NestedMap, tables: NestedMap, weights: NestedMap) -> NestedMap:
@@ -103,29 +104,36 @@ def relocate_experts(
         if held.shape == spec.shape:
             continue
         changed[name] = spec.init(spec.shape, None).numpy()
-        first = [int(np.argmax(held.ravel() == expert)) for expert in range(spec.num_experts)]
-        source = np.array(first)[changed[name].ravel()]
+        source = _first_slots(held, spec)[changed[name].ravel()]
         for slots in slots_of(table, weights, memory):
             if slots in tensors:
-                changed[slots] = _Relocated(tensors[slots], source)
+                changed[slots] = Permuted(tensors[slots], source)
     return {**tensors, **changed} if changed else tensors
 
 
-class _Relocated:
-    """A stored tensor [P, …] with permuted rows: row i is the stored row source[i]."""
+def experts_once(
+    tensors: Mapping[str, Any], weights: NestedMap, memory: NestedMap
+) -> Mapping[str, Any]:
+    """A checkpoint's tensors with each expert once, in order, and without tables.
 
-    def __init__(self, stored, source):
-        self._stored, self._source = stored, source
-        self.shape = (len(source), *stored.shape[1:])
+    Args:
+        tensors: as for `relocate_experts`.
+        weights: WeightSpecs of the checkpoint's weights.
+        memory: WeightSpecs of its optimizer's slots, of which it may have none.
+    """
+    changed, specs = dict(tensors), dict(weights.flatten())
+    for table in _places(weights).values():
+        source = _first_slots(np.asarray(changed.pop(f"theta/{table}")), specs[table])
+        for name in slots_of(table, weights, memory):
+            if name in tensors:
+                changed[name] = Permuted(tensors[name], source)
+    return changed
 
-    def __getitem__(self, index):
-        first, *rest = index
-        rows = [self._stored[(slice(r, r + 1), *rest)] for r in self._source[first].tolist()]
-        return np.concatenate([np.asarray(row) for row in rows])
 
-    def __array__(self, dtype=None, copy=None):
-        del copy
-        return self[tuple(slice(0, size) for size in self.shape)].astype(dtype or np.float32)
+def _first_slots(placement: np.ndarray, spec: TableSpec) -> np.ndarray:
+    """int [E]: the first slot of each expert."""
+    held = placement.ravel()
+    return np.array([np.argmax(held == expert) for expert in range(spec.num_experts)])
 
 
 class Round(NamedTuple):

@@ -1,0 +1,105 @@
+"""Vocabularies that grow: new pieces come after the old ones, whose ids stay."""
+
+from collections.abc import Mapping, Sequence
+
+from sentencepiece import sentencepiece_model_pb2
+
+from lingvo_moe.data.vocabulary import SPACE, Vocabulary, tag_piece, train_vocabulary
+
+_FIRST = 260  # pieces that every vocabulary has: four symbols and the single bytes
+_PIECE = sentencepiece_model_pb2.ModelProto.SentencePiece
+
+
+def extend_vocabulary(
+    old: Vocabulary,
+    texts: Mapping[str, Sequence[str]],
+    new_pieces: int,
+    *,
+    tags: Sequence[str] = (),
+    **options,
+) -> Vocabulary:
+    """A vocabulary with pieces for characters that it did not have, and with new tags.
+
+    Every new piece has such a character. So a text that has none is cut into the same pieces as
+    before.
+
+    Args:
+        old: the vocabulary; ids, scores and normalization stay.
+        texts: language -> its sentences.
+        new_pieces: how many pieces at most, besides tags: single characters first, then by score.
+        tags: target languages that need a tag.
+        **options: temperature, character_coverage and seed of `train_vocabulary`.
+
+    Returns:
+        The extended vocabulary; `old` itself if there is nothing to add.
+
+    Raises:
+        ValueError: the characters alone need more pieces.
+    """
+    model = sentencepiece_model_pb2.ModelProto.FromString(old.model_bytes)
+    size = len(model.pieces)
+    known = {c for piece in model.pieces if piece.type == _PIECE.NORMAL for c in piece.piece}
+    known |= {SPACE, " "}
+    foreign = {
+        language: lines
+        for language, sentences in texts.items()
+        if (lines := [line for line in sentences if set(line) - known])
+    }
+    if new_pieces and foreign:
+        for piece in _pieces_for(foreign, known, new_pieces, old.normalization, options):
+            model.pieces.add(piece=piece.piece, score=piece.score, type=_PIECE.NORMAL)
+    for language in tags:
+        if language not in old.tags:
+            model.pieces.add(piece=tag_piece(language), score=0.0, type=_PIECE.CONTROL)
+    if len(model.pieces) == size:
+        return old
+    model.trainer_spec.vocab_size = len(model.pieces)
+    return Vocabulary(model.SerializeToString())
+
+
+def _pieces_for(texts, known, count, normalization, options):
+    """The new pieces of a vocabulary of these texts, single characters first."""
+    characters = {c for lines in texts.values() for line in lines for c in line}
+    trained = train_vocabulary(
+        texts, _FIRST + len(characters) + count, normalization=normalization, **options
+    )
+    pieces = sentencepiece_model_pb2.ModelProto.FromString(trained.model_bytes).pieces
+    new = [p for p in pieces if p.type == _PIECE.NORMAL and set(p.piece) - known]
+    single = sum(len(piece.piece) == 1 for piece in new)
+    if single > count:
+        raise ValueError(
+            f"The text has {single} characters that the vocabulary lacks, and new_pieces={count}; "
+            f"raise it."
+        )
+    return sorted(new, key=lambda p: (len(p.piece) > 1, -p.score))[:count]
+
+
+def find_parents(
+    new: Vocabulary, old: Vocabulary, relatives: Mapping[str, str]
+) -> list[tuple[int, ...]]:
+    """Pieces of an old vocabulary that stand for those of a new one.
+
+    Args:
+        new: the new vocabulary.
+        old: the old one.
+        relatives: new target language -> known one.
+
+    Returns:
+        For each id of `new` ids of `old`: of the same piece; for another piece, of those that it
+        was cut into; for another tag, of its relative's tag, or of all.
+
+    Raises:
+        ValueError: a relative has no tag in `old`.
+    """
+    ids = {piece: i for i, piece in enumerate(old.pieces(range(old.size)))}
+    tags = {tag_piece(language): language for language in new.tags}
+
+    def parents(piece):
+        if piece in ids:
+            return (ids[piece],)
+        if piece not in tags:
+            return old.split(piece)
+        relative = relatives.get(tags[piece])
+        return tuple(old.tags.values()) if relative is None else (old.tag(relative),)
+
+    return [parents(piece) for piece in new.pieces(range(new.size))]

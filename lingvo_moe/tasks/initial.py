@@ -1,0 +1,202 @@
+"""The initial weights of a translation model, drawn or another model's.
+
+V vocabulary, M model, J tasks.
+"""
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lingvo_moe.core.layer import WeightSpec, init_theta
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.data.extension import find_parents
+from lingvo_moe.layers.dispatch import Gather
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.training.checkpoint import Checkpoint, Process
+from lingvo_moe.training.initial import KEPT, Keep, Origin, Plan, Transfer, Upcycle, plan_transfer
+from lingvo_moe.training.lazy import Rows
+from lingvo_moe.training.replicas import experts_once
+
+
+@dataclasses.dataclass(frozen=True)
+class _Table(Transfer):
+    """A table whose rows have a meaning: they follow it to their new places.
+
+    Attributes:
+        seed: of rows that are drawn.
+    """
+
+    seed: int
+
+    def origin(self, path, there, spec, tensors):
+        """See Transfer."""
+        if there not in tensors or not self._is_table(spec):
+            return None
+        stored = tensors[there]
+        if tuple(stored.shape[1:]) != spec.shape[1:]:
+            return None
+        parents = self._parents(path, there, spec.shape[0], stored.shape[0])
+        if parents == [(i,) for i in range(stored.shape[0])]:
+            return Origin(KEPT, stored, there)
+        weights = NestedMap.unflatten({path: spec})
+
+        @functools.cache
+        def draw():
+            return dict(init_theta(weights, self.seed).flatten())[path].numpy()
+
+        return Origin(_describe(parents), Rows(stored, parents, draw), there)
+
+    @abc.abstractmethod
+    def _is_table(self, spec: WeightSpec) -> bool:
+        """Whether the weight is such a table."""
+
+    @abc.abstractmethod
+    def _parents(self, path: str, there: str, rows: int, old_rows: int) -> list[tuple[int, ...]]:
+        """For each of the rows those of the other model that it is the mean of; () to draw it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class VocabularyRows(_Table):
+    """The rows [V, M] of an embedding follow their pieces; see `data.extension.find_parents`.
+
+    Rows that no piece uses keep their places.
+
+    Attributes:
+        new: the logdir of the model.
+        old: that of the other.
+    """
+
+    new: ModelDir
+    old: ModelDir
+
+    def _is_table(self, spec):
+        return spec.dims.startswith("V")
+
+    def _parents(self, path, there, rows, old_rows):
+        new, old = self.new.vocabulary(_side(path)), self.old.vocabulary(_side(there))
+        relatives = dict(self.new.params.init.relatives)
+        known = (
+            [(i,) for i in range(new.size)]
+            if new.sha256 == old.sha256
+            else find_parents(new, old, relatives if old.tags else {})
+        )
+        spare = [(i,) if old.size <= i < old_rows else () for i in range(new.size, rows)]
+        return known + spare
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskRows(_Table):
+    """The rows [J, …] of a router by task follow their tasks; spare rows are drawn.
+
+    Attributes:
+        new: the model with its router.
+        old: the other.
+    """
+
+    new: TranslationTask
+    old: TranslationTask
+
+    def _is_table(self, spec):
+        return spec.dims.startswith("J")
+
+    def _parents(self, path, there, rows, old_rows):
+        del path, there, old_rows
+        new, old = self.new.task_router, self.old.task_router
+        assert new, "only a router by task has such rows"
+        if old is None or new.task != old.task:
+            raise ValueError(
+                f"The router goes by the {new.task}, that of init.logdir by "
+                f"{f'the {old.task}' if old else 'tokens'}. Draw it anew: "
+                f"--set=\"init.redraw=('/gate$',)\"."
+            )
+        known = dict(zip(old.task_names(self.old.pairs), old.task_ids(self.old.pairs), strict=True))
+        names = zip(new.task_names(self.new.pairs), new.task_ids(self.new.pairs), strict=True)
+        relatives = dict(self.new.params.init.relatives)
+        parents: list[tuple[int, ...]] = [()] * rows
+        for name, row in names:
+            relative = "-".join(relatives.get(part, part) for part in name.split("-"))
+            parents[row] = tuple(known[n] for n in (name, relative) if n in known)[:1]
+        return parents
+
+
+def initialize(
+    model_dir: ModelDir, runtime: Any, process: Process, report: Callable[[str], None]
+) -> tuple[int, str]:
+    """Gives a runtime its initial weights, as params.init says.
+
+    Args:
+        model_dir: of the model.
+        runtime: to be initialized.
+        process: this process; all of them take the same checkpoint.
+        report: takes lines.
+
+    Returns:
+        The number of steps taken, and what the weights were made of: lines, "" if all are drawn.
+
+    Raises:
+        ValueError: there is no such model or checkpoint, or it does not fit; see `plan_transfer`.
+        OSError: the checkpoint is damaged.
+    """
+    params = model_dir.params
+    if not params.init.logdir:
+        runtime.initialize(params.train.seed)
+        return 0, ""
+    old = ModelDir.open(Path(params.init.logdir))
+    _check_relatives(model_dir, old)
+    plans: list[Plan] = []
+
+    def use(checkpoint):
+        plans.append(_plan(model_dir, old, checkpoint))
+        runtime.initialize(params.train.seed, plans[-1].tensors)
+
+    step = old.read_checkpoint(params.init.step, use).step
+    if process.minimum(step) != -process.minimum(-step):
+        raise ValueError(
+            f"Processes found different checkpoints in {old.path}; pass --set=init.step={step}."
+        )
+    text = f"Initial weights, from step {step} of {old.path}:\n{plans[-1].table.to_text()}\n"
+    report(text.rstrip())
+    return step if params.init.optimizer_state else 0, text
+
+
+def _plan(new: ModelDir, old: ModelDir, checkpoint: Checkpoint) -> Plan:
+    params, task, old_task = new.params, new.task, old.task
+    if task.vexperts:
+        task = task.with_moe(dispatcher=Gather())  # the runtime puts experts into slots
+    seed, weights, old_weights = params.train.seed, task.weights(), old_task.weights()
+    transfers = (
+        VocabularyRows(seed, new, old),
+        TaskRows(seed, task, old_task),
+        Keep(),
+        Upcycle(params.init.expert_noise, seed),
+    )
+    tensors = experts_once(checkpoint.tensors, old_weights, old.params.optimizer.slots(old_weights))
+    return plan_transfer(params.init, transfers, weights, params.optimizer.slots(weights), tensors)
+
+
+def _check_relatives(new: ModelDir, old: ModelDir) -> None:
+    for pair in new.params.init.relatives:
+        for language, model_dir in zip(pair, (new, old), strict=True):
+            known = sorted({part for name in model_dir.pairs for part in name.split("-")})
+            if language not in known:
+                raise ValueError(
+                    f"init.relatives={pair}: {language!r} is no language of {model_dir.path}; it "
+                    f"has {', '.join(known)}."
+                )
+
+
+def _side(path: str) -> str:
+    return "source" if path.startswith("encoder/") else "target"
+
+
+def _describe(parents: list[tuple[int, ...]]) -> str:
+    counts = {
+        "kept": sum(len(of) == 1 for of in parents),
+        "means of several": sum(len(of) > 1 for of in parents),
+        "drawn": sum(not of for of in parents),
+    }
+    return "rows " + ", ".join(f"{count:,} {how}" for how, count in counts.items() if count)

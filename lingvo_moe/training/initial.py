@@ -1,0 +1,290 @@
+"""Initial weights that come from another model.
+
+Weights are found by their paths, such as "encoder/layer_03/feed_forward/wi"; the layers of a scan
+are looked at one by one, so a model with a scan and one without can follow each other.
+
+E experts, Y equal blocks of layers.
+"""
+
+import abc
+import dataclasses
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.core.fields import NonNegativeFloat, Params, PositiveInt
+from lingvo_moe.core.layer import Normal, WeightSpec, layer_names
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.patterns import Pattern, check_found, first_match
+from lingvo_moe.reporting.table import Table
+from lingvo_moe.training.lazy import Copies, Slice, Stacked
+
+KEPT = "as it was"
+_THETA, _SLOTS = "theta/", "slots/"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InitParams(Params):
+    """The model that the initial weights come from. Resuming does not look at it again.
+
+    Attributes:
+        logdir: its logdir, or an export with weights; "" to draw all weights.
+        step: of its checkpoint; None for the best.
+        rename: (pattern, replacement), …: replacements, as of re.sub, that are made in a weight's
+            path, one after the other, to find it in the other model.
+        redraw: patterns of the paths of weights that are drawn anew all the same.
+        expert_noise: experts that are copies of one network differ by normal noise, whose standard
+            deviation is this share of the weight's own.
+        relatives: (language, known language), …: the tag of a new target language starts as that
+            of the known one, its tasks as those of that one. Other new tags start as the mean of
+            all, other new tasks are drawn.
+        optimizer_state: whether to take also the optimizer's slots, of weights that stay as they
+            are, and the number of steps, at which training then goes on.
+    """
+
+    logdir: str = ""
+    step: PositiveInt | None = None
+    rename: tuple[tuple[Pattern, str], ...] = ()
+    redraw: tuple[Pattern, ...] = ()
+    expert_noise: NonNegativeFloat = 0.0
+    relatives: tuple[tuple[str, str], ...] = ()
+    optimizer_state: bool = False
+
+
+class Origin(NamedTuple):
+    """What a weight starts as.
+
+    Attributes:
+        how: in words; KEPT for the very numbers.
+        tensor: its numbers, sliced when they are needed.
+        path: of what it is made of, in the other model.
+    """
+
+    how: str
+    tensor: Any
+    path: str
+
+
+class Transfer(abc.ABC):
+    """A way to make a weight of another model's."""
+
+    @abc.abstractmethod
+    def origin(
+        self, path: str, there: str, spec: WeightSpec, tensors: Mapping[str, Any]
+    ) -> Origin | None:
+        """What the weight starts as; None where this is not the way.
+
+        Args:
+            path: of the weight.
+            there: where the other model should have it.
+            spec: of the weight.
+            tensors: the other model's weights by path.
+        """
+
+
+class Keep(Transfer):
+    """A weight of the same path and shape."""
+
+    def origin(self, path, there, spec, tensors):
+        """See Transfer."""
+        if there not in tensors or tuple(tensors[there].shape) != spec.shape:
+            return None
+        return Origin(KEPT, tensors[there], there)
+
+
+@dataclasses.dataclass(frozen=True)
+class Upcycle(Transfer):
+    """Experts that are copies of the dense network in their place (Komatsuzaki et al. 2023).
+
+    Sparse Upcycling, arXiv 2212.05055, section 3. The router is drawn. If the weights of a token's
+    experts add up to 1 and no choice is dropped, the model computes what the dense one does.
+
+    Attributes:
+        noise: see InitParams.expert_noise.
+        seed: of the noise.
+    """
+
+    noise: float
+    seed: int
+
+    def origin(self, path, there, spec, tensors):
+        """See Transfer."""
+        dense, axis = there.replace("/experts/", "/"), spec.dims.find("E")
+        if axis < 0 or there in tensors or dense not in tensors:
+            return None
+        stored, count = tensors[dense], spec.shape[axis]
+        copies = Copies(stored, axis, count, self._noise_of(path, stored) if self.noise else None)
+        return (
+            Origin(f"{count} copies of {dense}", copies, dense)
+            if copies.shape == spec.shape
+            else None
+        )
+
+    def _noise_of(self, path, stored):
+        def noise(copy):
+            key = zlib.crc32(f"{path}/{copy}".encode()) & 0x7FFFFFFF
+            stddev = self.noise * float(np.asarray(stored).std())
+            return Normal(stddev)(tuple(stored.shape), tf.stack([self.seed, key])).numpy()
+
+        return noise
+
+
+class Plan(NamedTuple):
+    """What the initial state is made of.
+
+    Attributes:
+        tensors: of the state, by name; what is not among them is drawn.
+        table: a line for each kind of weight, for people.
+    """
+
+    tensors: dict[str, Any]
+    table: Table
+
+
+def plan_transfer(
+    params: InitParams,
+    transfers: Sequence[Transfer],
+    weights: NestedMap,
+    slots: NestedMap,
+    tensors: Mapping[str, Any],
+) -> Plan:
+    """Finds what each weight of a model starts as.
+
+    Args:
+        params: with a logdir.
+        transfers: the ways to make a weight of another, the first that fits is taken.
+        weights: WeightSpecs of the model.
+        slots: those of its optimizer.
+        tensors: the other model's state, by name.
+
+    Raises:
+        ValueError: a pattern is found in no path, a weight is of a shape that no transfer makes, or
+            the other model has nothing that this one needs.
+    """
+    paths = dict(_by_layer(dict(weights.flatten()), _spec_of_layer))
+    names = [path for layers in paths.values() for path, _ in layers]
+    check_found([pattern for pattern, _ in params.rename], names, "init.rename")
+    check_found(params.redraw, names, "init.redraw")
+    stored = {n.removeprefix(_THETA): t for n, t in tensors.items() if n.startswith(_THETA)}
+    theirs = dict(layer for layers in _by_layer(stored, Slice).values() for layer in layers)
+
+    found: dict[str, tuple[WeightSpec, Origin | None]] = {}
+    taken: dict[str, Any] = {}
+    for path, layers in paths.items():
+        origins = [_origin(params, transfers, *layer, theirs) for layer in layers]
+        found |= {name: (spec, o) for (name, spec), o in zip(layers, origins, strict=True)}
+        given = [origin.tensor for origin in origins if origin is not None]
+        if len(given) == len(layers):
+            taken[path] = given[0] if layers[0][0] == path else Stacked(given)
+    if not taken:
+        raise ValueError(
+            f"{params.logdir} has none of this model's weights, such as {names[0]!r}; it has "
+            f"{', '.join(sorted(theirs)[:3])}. Start from another model, or set init.rename."
+        )
+    state = {_THETA + path: tensor for path, tensor in taken.items()}
+    if params.optimizer_state:
+        state |= _optimizer_state(params, slots, tensors, paths, found)
+    return Plan(state, _table(found, theirs, len(state) - len(taken)))
+
+
+def _origin(params, transfers, path, spec, theirs) -> Origin | None:
+    """What one weight starts as; None if it is drawn."""
+    there = path
+    for pattern, replacement in params.rename:
+        there = re.sub(pattern, replacement, there)
+    if first_match([(pattern, True) for pattern in params.redraw], path, False):
+        return None
+    for transfer in transfers:
+        if origin := transfer.origin(path, there, spec, theirs):
+            return origin
+    if there in theirs:
+        raise ValueError(
+            f"Weight {path} is {spec.shape} and {tuple(theirs[there].shape)} in {params.logdir}, "
+            f"and neither can be made of the other. Give the model the same sizes, or draw the "
+            f"weight anew: --set=\"init.redraw=('{path}',)\"."
+        )
+    return None
+
+
+def _optimizer_state(params, slots, tensors, paths, found):
+    """The slots of weights that stay as they are, and the step."""
+
+    def is_kept(name):
+        origin = found[name][1]
+        return origin is not None and origin.how == KEPT and origin.path == name
+
+    state = {}
+    for path, spec in slots.flatten():
+        layers, name = paths[path.rpartition("/")[0]], _SLOTS + path
+        fits = name in tensors and tuple(tensors[name].shape) == spec.shape
+        if fits and all(is_kept(layer) for layer, _ in layers):
+            state[name] = tensors[name]
+    if not state:
+        raise ValueError(
+            f"{params.logdir} has no state of this optimizer for these weights; set "
+            f"init.optimizer_state=False, or train with the optimizer that it was trained with."
+        )
+    return state | {"step": tensors["step"]}
+
+
+def _table(found, theirs, slots) -> Table:
+    """A row for each kind of weight: alike but for the number of the layer."""
+    used = {origin.path for _, origin in found.values() if origin is not None}
+    rows: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for path, (spec, origin) in found.items():
+        how = origin.how if origin else "drawn"
+        rows[_kind(path), _kind(how)].append(spec.size)
+    left: dict[str, list[int]] = defaultdict(list)
+    for path in sorted(set(theirs) - used):
+        left[_kind(path)].append(int(np.prod(theirs[path].shape)))
+    more = [(kind, *_counts(sizes), "left out") for kind, sizes in left.items()]
+    if slots:
+        more.append(("optimizer state and step", str(slots), "", KEPT))
+    lines = [(kind, *_counts(sizes), how) for (kind, how), sizes in rows.items()]
+    return Table(("weight", "tensors", "numbers", "starts"), lines, more)
+
+
+def _counts(sizes):
+    return str(len(sizes)), f"{sum(sizes):,}"
+
+
+def _kind(text: str) -> str:
+    return re.sub(r"layer_\d+", "layer_*", text)
+
+
+def _by_layer(
+    leaves: Mapping[str, Any], of_layer: Callable[[Any, int], Any]
+) -> dict[str, list[tuple[str, Any]]]:
+    """Path -> itself with its leaf, or those of each layer for "encoder/block/…" of a scan.
+
+    Args:
+        leaves: with a shape, by path.
+        of_layer: (leaf, y) -> the leaf of the y-th block.
+    """
+    places: dict[str, list[str]] = defaultdict(list)
+    for side, block, place in {tuple(p.split("/")[:3]) for p in leaves if p.count("/") > 1}:
+        if block == "block":
+            places[side] = sorted([*places[side], place])
+
+    def layers(path, leaf):
+        side, block, *rest = path.split("/")
+        if block != "block" or side not in places:
+            return [(path, leaf)]
+        size, first = len(places[side]), places[side].index(rest[0])
+        names = list(layer_names("layer", leaf.shape[0] * size))
+        return [
+            ("/".join([side, name, *rest[1:]]), of_layer(leaf, y))
+            for y, name in enumerate(names[first::size])
+        ]
+
+    return {path: layers(path, leaf) for path, leaf in leaves.items()}
+
+
+def _spec_of_layer(spec: WeightSpec, y: int) -> WeightSpec:
+    del y
+    return dataclasses.replace(spec, shape=spec.shape[1:], dims=spec.dims[1:])
