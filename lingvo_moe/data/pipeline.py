@@ -13,12 +13,14 @@ import numpy as np
 
 from lingvo_moe.core.fields import Params, PositiveFloat, PositiveInt
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.patterns import Factors, check_found, first_match
 from lingvo_moe.data.dataset import FILE, Dataset, Example, PairInfo, shard_bounds
 from lingvo_moe.data.packing import Packer
 
 _CHUNK = 4096  # pairs drawn at once
 _LOOK_AHEAD = 32  # examples that may wait for the next batch while shorter ones fill this one
 _MOST_SKIPPED = 100_000
+_FACTORS = "input.pair_factors"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,8 @@ class InputParams(Params):
         source_length, target_length: tokens a row; several sentence pairs share a row.
         temperature: T; a pair is drawn with probability ∝ examples^(1/T).
         pairs: names of the pairs to train on; () for all.
+        pair_factors: (regular expression, factor), …: the first that is found in a pair's name
+            multiplies its probability, before all are scaled to sum to 1.
     """
 
     batch_size: PositiveInt = 32
@@ -37,6 +41,7 @@ class InputParams(Params):
     target_length: PositiveInt = 64
     temperature: PositiveFloat = 5.0
     pairs: tuple[str, ...] = ()
+    pair_factors: Factors = ()
 
     def __post_init__(self):
         super().__post_init__()
@@ -82,14 +87,22 @@ class TrainInput:
         """Opens the dataset's train split; one shard of each pair is in memory.
 
         Raises:
-            ValueError: a pair that the dataset does not know or has no training examples of.
+            ValueError: a pair that the dataset does not know or has no training examples of; or
+                pair_factors that fit no pair, or leave out all.
         """
         self._params, self._seed = params, seed
         self.pairs = pairs_with_text(dataset, params.pairs)
         self._streams = [_PairStream(dataset, pair, seed) for pair in self.pairs]
-        self.probabilities = sampling_probabilities(
+        check_found(
+            [p for p, _ in params.pair_factors], [pair.name for pair in dataset.pairs], _FACTORS
+        )
+        factors = [first_match(params.pair_factors, pair.name, 1.0) for pair in self.pairs]
+        if not any(factors):
+            raise ValueError(f"{_FACTORS}={params.pair_factors} leaves out all pairs; change one.")
+        weights = factors * sampling_probabilities(
             [pair.examples["train"] for pair in self.pairs], params.temperature
         )
+        self.probabilities = weights / weights.sum()
         self._draws = 0
         self._counters = np.zeros(len(self.pairs), np.int64)
         self._waiting: list[tuple[int, int]] = []  # (stream, its counter)

@@ -164,6 +164,23 @@ def test_rows_are_dense(tmp_path):
     assert np.mean([batch.target_segment_ids > 0 for batch in many]) > 0.85
 
 
+def test_pair_factors(tmp_path):
+    """1 : 1 : 2 by size; with factors 3 and 0.5 for the first and last 3 : 1 : 1."""
+    dataset = _make(tmp_path, [10, 10, 20])
+
+    def probabilities(*factors, pairs=()):
+        params = InputParams(temperature=1.0, pairs=pairs, pair_factors=factors)
+        return TrainInput(dataset, params, seed=1).probabilities.tolist()
+
+    assert probabilities(("x0", 3.0), ("x[02]-", 0.5)) == pytest.approx([0.6, 0.2, 0.2])
+    assert probabilities(("x0", 0.0)) == pytest.approx([0, 1 / 3, 2 / 3])
+    assert probabilities(("x0", 3.0), pairs=("x2-en",)) == [1.0]  # a baseline of one pair
+    with pytest.raises(ValueError, match=r"pair_factors: the pattern 'de-' is found in no name"):
+        probabilities(("de-", 3.0))
+    with pytest.raises(ValueError, match=r"pair_factors=\(\('', 0.0\),\) leaves out all pairs"):
+        probabilities(("", 0.0))
+
+
 def test_too_long_examples_are_passed_over(tmp_path):
     dataset = _make(tmp_path, [40])
     params = InputParams(batch_size=2, source_length=4, target_length=3)
