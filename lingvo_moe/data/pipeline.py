@@ -96,8 +96,10 @@ class TrainInput:
         check_found(
             [p for p, _ in params.pair_factors], [pair.name for pair in dataset.pairs], _FACTORS
         )
-        factors = [first_match(params.pair_factors, pair.name, 1.0) for pair in self.pairs]
-        if not any(factors):
+        factors = np.array(
+            [first_match(params.pair_factors, pair.name, 1.0) for pair in self.pairs]
+        )
+        if not factors.any():
             raise ValueError(f"{_FACTORS}={params.pair_factors} leaves out all pairs; change one.")
         weights = factors * sampling_probabilities(
             [pair.examples["train"] for pair in self.pairs], params.temperature
