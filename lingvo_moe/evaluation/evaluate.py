@@ -40,6 +40,7 @@ def write_report(
     checkpoint_step: int | None,
     split: str,
     baselines: Baselines | None = None,
+    pivot: str | None = None,
     chosen_tokenizers: Mapping[str, str] | None = None,
     bootstrap_samples: int = BOOTSTRAP_SAMPLES,
 ) -> Report:
@@ -53,6 +54,7 @@ def write_report(
         split: such as 'test'.
         baselines: an earlier report to compare with. Other pairs have no ΔBLEU; p-values need the
             hypotheses of the baselines.
+        pivot: the language through which zero-shot pairs were translated; None for none.
         chosen_tokenizers: pair -> sacreBLEU's name of a tokenizer for BLEU; None for the default of
             each target language.
         bootstrap_samples: resamples of a test set for a p-value.
@@ -79,6 +81,7 @@ def write_report(
         pairs=scores,
         pooled=_score_pooled(unreliable, baselines, chosen, bootstrap_samples),
         baseline_model=baselines.report.model if baselines else None,
+        pivot=pivot,
     )
     directory.mkdir(parents=True, exist_ok=True)
     for output in outputs:

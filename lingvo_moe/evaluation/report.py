@@ -80,6 +80,8 @@ class Report(Params):
         pairs: a score per language pair, in any order; stored by training size.
         pooled: pairs with too few test lines scored as one, per target language.
         baseline_model: name of the model that ΔBLEU compares with, None without one.
+        pivot: the language through which pairs without training data were translated; None for
+            direct translation.
     """
 
     model: str
@@ -88,6 +90,7 @@ class Report(Params):
     pairs: Sequence[PairScore]
     pooled: Sequence[PairScore] = ()
     baseline_model: str | None = None
+    pivot: str | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -134,6 +137,7 @@ def save_report(report: Report, directory: str | pathlib.Path) -> None:
         "checkpoint_step": report.checkpoint_step,
         "split": report.split,
         "baseline_model": report.baseline_model,
+        "pivot": report.pivot,
         "pairs": [_score_to_json(score) for score in report.pairs],
         "pooled": [_score_to_json(score) for score in report.pooled],
         "averages": {k: dataclasses.asdict(v) for k, v in report.averages.items()},
@@ -303,6 +307,7 @@ def _report_from_json(contents: dict) -> Report:
         checkpoint_step=contents["checkpoint_step"],
         split=contents["split"],
         baseline_model=contents["baseline_model"],
+        pivot=contents.get("pivot"),
         pairs=[_score_from_json(score) for score in contents["pairs"]],
         pooled=[_score_from_json(score) for score in contents["pooled"]],
     )
@@ -354,7 +359,8 @@ def language_notes(report: Report) -> list[str]:
     """Notes on zero-shot pairs and on language identification."""
     notes = []
     if any(not score.train_examples for score in report.pairs):
-        notes.append(f"{ZERO_SHOT} zero-shot: a pair without training data")
+        through = f", translated through {report.pivot}" if report.pivot else ""
+        notes.append(f"{ZERO_SHOT} zero-shot: a pair without training data{through}")
     rates = (score.references_off_target for score in report.pairs)
     if errors := [rate for rate in rates if rate is not None]:
         notes.append(

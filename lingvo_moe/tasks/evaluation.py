@@ -17,6 +17,7 @@ from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, evaluate_batche
 from lingvo_moe.tasks.translator import Translation, Translator
 
 MAKER = "lingvo-moe-evaluate"
+Translate = Callable[..., list[list[Translation]]]  # such as a Translator
 _SENTENCES = 1000  # of a language, for the language identifier
 
 
@@ -32,6 +33,7 @@ def evaluate(
     step: int | None = None,
     baselines: Path | None = None,
     bleu_tokenizers: Sequence[str] = (),
+    pivot: str | None = None,
     overwrite: bool = False,
 ) -> Report:
     """Translates a split, scores it, and writes a report, which appears when it is complete.
@@ -49,6 +51,8 @@ def evaluate(
         step: of the checkpoint; None for the best on dev.
         baselines: a report to compare with: its directory or its JSON.
         bleu_tokenizers: texts PAIR=NAME; see evaluation.tokenizers.
+        pivot: a language; pairs without training data are translated into it, and from it into
+            their target. None for a direct translation.
         overwrite: whether an earlier report may be replaced.
 
     Raises:
@@ -63,12 +67,19 @@ def evaluate(
     if against:
         against.check_not_in(output)
         against.check(references, chosen)
+    if pivot is not None:
+        model_dir.tag(pivot)
     task = model_dir.task
     for name in references:  # a model that routes by task must know it
         task.task_id(dataset.pair(name).source, dataset.pair(name).target)
     runtime = make_runtime(task)
     translator, step = load_translator(model_dir, runtime, step)
-    outputs = translate_split([(name, translator) for name in references], dataset, split, report)
+    indirect = pivot and through(translator, pivot)
+    trained = {pair.name for pair in dataset.pairs if pair.examples.get("train")}
+    translators = [
+        (name, translator if name in trained else indirect or translator) for name in references
+    ]
+    outputs = translate_split(translators, dataset, split, report)
     use = _source_use(model_dir, runtime, dataset, split, tuple(references), report)
     identify = language_identifier(dataset)
     outputs = [
@@ -88,6 +99,7 @@ def evaluate(
             checkpoint_step=step,
             split=split,
             baselines=against,
+            pivot=pivot,
             chosen_tokenizers=chosen,
         )
 
@@ -123,8 +135,18 @@ def references_of(
     return found
 
 
+def through(translator: Translate, pivot: str) -> Translate:
+    """Translates into a pivot language first, and from it into the target."""
+
+    def translate(sentences, to, source_language, **options):
+        middle = translator(sentences, pivot, source_language, **options)
+        return translator([best[0].text for best in middle], to, pivot, **options)
+
+    return translate
+
+
 def translate_pair(
-    translator: Callable[..., list[list[Translation]]],
+    translator: Translate,
     dataset: Dataset,
     split: str,
     name: str,
@@ -158,7 +180,7 @@ def translate_pair(
 
 
 def translate_split(
-    translators: Iterable[tuple[str, Translator]],
+    translators: Iterable[tuple[str, Translate]],
     dataset: Dataset,
     split: str,
     report: Callable[[str], None],

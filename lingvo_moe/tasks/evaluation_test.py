@@ -1,5 +1,6 @@
 """Evaluation end to end but for the model: what is wrong is found first, results appear whole."""
 
+import dataclasses
 import os
 import types
 
@@ -15,6 +16,11 @@ from lingvo_moe.testing.tiny_world import dataset
 from lingvo_moe.training.loop import TrainParams
 
 PAIRS = ("qna-en", "qta-en")
+
+
+def _tag(language):
+    if language not in ("en", "qna"):
+        raise ValueError(f"This model does not translate into {language!r}.")
 
 
 def _task_id(source, target):
@@ -42,6 +48,7 @@ MODEL = types.SimpleNamespace(
     ),
     pairs=PAIRS,
     check_dataset=lambda data: None,
+    tag=_tag,
     task=types.SimpleNamespace(task_id=_task_id),
 )
 
@@ -60,9 +67,9 @@ def translated(monkeypatch):
     return asked
 
 
-def evaluate(output, **options):
+def evaluate(output, data=None, **options):
     return module.evaluate(
-        MODEL, dataset(), output, lambda task: Reader(), lambda line: None, **options
+        MODEL, data or dataset(), output, lambda task: Reader(), lambda line: None, **options
     )
 
 
@@ -79,6 +86,20 @@ def test_a_report_appears_whole_and_serves_as_baselines_of_the_next(tmp_path, tr
     again = evaluate(tmp_path / "second", baselines=tmp_path / "new" / "first")
     assert [score.delta_bleu for score in again.pairs] == [0, 0]
     assert sorted(os.listdir(tmp_path)) == ["new", "second"]
+
+
+def test_pairs_without_training_text_go_through_the_pivot(tmp_path, translated):
+    pairs = tuple(
+        dataclasses.replace(pair, examples=pair.examples | {"train": 0})
+        if pair.name == "qta-en"
+        else pair
+        for pair in dataset().pairs
+    )
+    report = evaluate(tmp_path / "r", data=dataclasses.replace(dataset(), pairs=pairs), pivot="qna")
+    assert translated == ["qna-en", "qta-qna", "qna-en"]
+    assert (report.pivot, report.averages["zero-shot"].of) == ("qna", 1)
+    hypotheses = (tmp_path / "r" / "hypotheses" / "test" / "qta-en.hyp").read_text()
+    assert hypotheses.startswith("the the ")
 
 
 def test_a_report_is_replaced_only_if_asked_and_only_if_it_is_ours(tmp_path, translated):
@@ -126,6 +147,7 @@ def test_what_is_wrong_is_found_before_anything_is_translated(tmp_path, translat
             "Choose another output directory",
         ),
         ({"baselines": lone, "bleu_tokenizers": ["qna-en=char"]}, "signature is .*tok:13a"),
+        ({"pivot": "xx"}, "does not translate into 'xx'"),
         ({"bleu_tokenizers": ["qna-en=moses"]}, "no tokenizer 'moses'"),
     ]
     for options, message in cases:

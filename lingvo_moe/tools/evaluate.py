@@ -30,6 +30,7 @@ def main(argv: list[str]) -> None:
         split=FLAGS.split,
         pairs=FLAGS.pairs,
         bleu_tokenizers=FLAGS.bleu_tokenizer,
+        pivot=FLAGS.pivot,
         overwrite=FLAGS.overwrite,
     )
     print(format_table(report))
@@ -49,6 +50,9 @@ def run() -> None:
         "bleu_tokenizer",
         [],
         "PAIR=NAME, such as en-zh=char: the sacreBLEU tokenizer of a pair. May be repeated.",
+    )
+    flags.DEFINE_string(
+        "pivot", None, "Language such as en: pairs without training text are translated through it."
     )
     flags.DEFINE_bool("overwrite", False, common.OVERWRITE_HELP)
     flags.DEFINE_integer("step", None, "Step of the checkpoint; by default the best on dev.")
