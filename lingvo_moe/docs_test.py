@@ -54,7 +54,7 @@ def test_every_test_named_in_reliability_exists():
 def _commands(page: Path) -> list[list[str]]:
     """The words of each command line of a tool in the page's blocks of code."""
     blocks = re.findall(r"^```[a-z]*\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    lines = "\n".join(blocks).replace("\\\n", " ").replace(" | ", "\n").splitlines()
     lines = [
         line.removeprefix("$ ") for line in lines if any(map(_COMMAND.fullmatch, line.split()))
     ]
