@@ -13,13 +13,12 @@ import pathlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from lingvo_moe.core.files import write_whole
 from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.baselines import Baselines
 from lingvo_moe.evaluation.hypotheses import write_hypotheses
-from lingvo_moe.evaluation.page import write_page
+from lingvo_moe.evaluation.page import page_parts
 from lingvo_moe.evaluation.plot import draw_plot
-from lingvo_moe.evaluation.report import Report, save_report
+from lingvo_moe.evaluation.report import Report, format_model, save_report
 from lingvo_moe.evaluation.scores import (
     BOOTSTRAP_SAMPLES,
     PairOutput,
@@ -27,9 +26,7 @@ from lingvo_moe.evaluation.scores import (
     pool,
     score_pair,
 )
-
-PLOT_FILE = "delta_bleu.png"
-PAGE_FILE = "index.html"
+from lingvo_moe.reporting.page import write_page
 
 
 def write_report(
@@ -87,8 +84,8 @@ def write_report(
     for output in outputs:
         write_hypotheses(directory, split, output)
     plot = draw_plot([report])
-    write_whole(directory / PLOT_FILE, plot)
-    write_page(report, directory / PAGE_FILE, outputs, baselines, plot)
+    parts = page_parts(report, outputs, baselines, plot)
+    write_page(directory, format_model(report), parts, {"delta_bleu": plot})
     save_report(report, directory)
     return report
 

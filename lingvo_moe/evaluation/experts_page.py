@@ -7,7 +7,6 @@ DIRECTORY/similarity_SIDE.png
 """
 
 import dataclasses
-import json
 import math
 import pathlib
 from collections.abc import Sequence
@@ -19,11 +18,9 @@ from lingvo_moe.evaluation.clustering import average_linkage, strength
 from lingvo_moe.evaluation.experts import Experts, LayerExperts, Preference, Side, analyze
 from lingvo_moe.evaluation.experts_plot import draw_coactivation, draw_load, draw_similarity
 from lingvo_moe.evaluation.routing import RoutingRecord
-from lingvo_moe.reporting.page import document, escape, image
+from lingvo_moe.reporting.page import escape, image, write_page
 from lingvo_moe.reporting.table import Table
 
-PAGE_FILE = "index.html"
-JSON_FILE = "experts.json"
 _NEAREST = 4
 _COLUMNS = (
     "layer",
@@ -44,27 +41,15 @@ def write_experts(experts: Experts, directory: str | pathlib.Path, title: str) -
         directory: made if missing; files of an earlier page are overwritten.
         title: of the page, such as the model's name.
     """
-    directory = pathlib.Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
     pictures = draw_all(experts)
-    for name, png in pictures.items():
-        (directory / f"{name}.png").write_bytes(png)
-    numbers = json.dumps(to_json(experts), indent=1, ensure_ascii=False, allow_nan=False)
-    (directory / JSON_FILE).write_text(numbers + "\n", encoding="utf-8")
     parts = [
         _introduction(experts),
         _summary(experts),
         *(part for side in experts.sides for part in _side(experts, side, pictures)),
         _nearest(experts),
-        *(
-            part
-            for side in experts.sides
-            for layer in side.layers
-            for part in _layer(layer, pictures)
-        ),
+        *(part for layer in experts.layers for part in _layer(layer, pictures)),
     ]
-    page = document(f"{title}: experts", parts)
-    (directory / PAGE_FILE).write_text(page, encoding="utf-8")
+    write_page(directory, f"{title}: experts", parts, pictures, {"experts": to_json(experts)})
 
 
 def draw_all(experts: Experts) -> dict[str, bytes]:
@@ -263,7 +248,7 @@ def _side(experts: Experts, side: Side, pictures: dict[str, bytes]) -> list[str]
             for group, preferences in zip(side.groups, side.preferences, strict=True)
         ]
         columns = ("group", "preferred experts: share of the group's choices (of other groups')")
-        parts.append(Table(columns, rows).to_html(kind="samples"))
+        parts.append(Table(columns, rows, texts=2).to_html())
     parts += [
         image(pictures[f"similarity_{side.name}"], f"similarity of languages in the {side.name}"),
         '<p class="mark">1: the same shares of experts in every layer; 0: no expert in common (1 '

@@ -1,20 +1,17 @@
 """A report as one self-contained HTML file: averages, every pair, the plot, samples."""
 
-import pathlib
 from collections.abc import Sequence
 
-from lingvo_moe.core.files import write_whole
 from lingvo_moe.evaluation.baselines import Baselines
 from lingvo_moe.evaluation.report import (
     Report,
     averages_table,
-    format_model,
     language_notes,
     matrix_table,
     pairs_table,
 )
 from lingvo_moe.evaluation.scores import PairOutput, PairScore
-from lingvo_moe.reporting.page import document, escape, image
+from lingvo_moe.reporting.page import escape, image
 from lingvo_moe.reporting.table import Table
 
 _SAMPLES = 3
@@ -25,25 +22,19 @@ _NOTES = (
 )
 
 
-def write_page(
-    report: Report,
-    path: pathlib.Path,
-    outputs: Sequence[PairOutput],
-    baselines: Baselines | None,
-    plot: bytes,
-) -> None:
-    """Writes the page.
+def page_parts(
+    report: Report, outputs: Sequence[PairOutput], baselines: Baselines | None, plot: bytes
+) -> list[str]:
+    """The parts of the page as HTML.
 
     Args:
         report: the scores.
-        path: the HTML file to write.
-        outputs: the translations, for samples.
-        baselines: the baselines, for their translations.
+        outputs: the translations behind the scores, for samples.
+        baselines: what the scores compare with, for its translations.
         plot: the PNG.
     """
-    title = format_model(report)
     against = f" against {escape(report.baseline_model)}" if report.baseline_model else ""
-    parts = [
+    return [
         f"<p>{len(report.pairs)} language pairs, split {escape(report.split)}{against}.</p>",
         averages_table(report).to_html(_THIRDS, signed=("ΔBLEU",)),
         image(plot, "ΔBLEU per language pair"),
@@ -59,7 +50,6 @@ def write_page(
             for output in _sampled(report, outputs)
         ),
     ]
-    write_whole(path, document(title, parts))
 
 
 def _matrix(report: Report) -> list[str]:
@@ -94,4 +84,4 @@ def _samples(output: PairOutput, baseline: Sequence[str] | None) -> str:
         rows += [("source", output.sources[i]), ("translation", output.hypotheses[i])]
         rows += [("baseline", baseline[i])] if baseline is not None else []
         rows += [("reference", output.references[i])]
-    return f"<h3>{escape(output.pair)}</h3>{Table((), rows).to_html(kind='samples')}"
+    return f"<h3>{escape(output.pair)}</h3>{Table((), rows, texts=2).to_html()}"

@@ -7,9 +7,11 @@ import html.parser
 import pytest
 
 from lingvo_moe.evaluation.baselines import Baselines
-from lingvo_moe.evaluation.page import write_page
+from lingvo_moe.evaluation.page import page_parts
+from lingvo_moe.evaluation.report import format_model
 from lingvo_moe.evaluation.report_test import make_report, make_score
 from lingvo_moe.evaluation.scores import PairOutput
+from lingvo_moe.reporting.page import write_page
 
 PNG = b"\x89PNG\r\n\x1a\nnot much of a picture"
 VOID = {"meta", "img", "br"}
@@ -54,11 +56,10 @@ def page(tmp_path):
         )
         for score in report.pairs
     ]
-    path = tmp_path / "index.html"
     theirs = dataclasses.replace(outputs[0], hypotheses=["theirs <i>"] * 4)
     baselines = Baselines(tmp_path, report, {"a-en": theirs})
-    write_page(report, path, outputs, baselines, PNG)
-    return path.read_text("utf-8")
+    write_page(tmp_path, format_model(report), page_parts(report, outputs, baselines, PNG), {})
+    return (tmp_path / "index.html").read_text("utf-8")
 
 
 def check(text):

@@ -6,7 +6,6 @@ DIRECTORY/{loads,ratios,placement}.png
 """
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 
@@ -15,11 +14,9 @@ import numpy as np
 from lingvo_moe.placement.plots import draw_loads, draw_placement, draw_ratios
 from lingvo_moe.placement.simulate import Replay, Summary, speed_up, summarize
 from lingvo_moe.placement.traces import Trace
-from lingvo_moe.reporting.page import document, escape, image
+from lingvo_moe.reporting.page import escape, image, write_page
 from lingvo_moe.reporting.table import Table
 
-PAGE_FILE = "index.html"
-JSON_FILE = "placement.json"
 _COLUMNS = (
     "policy",
     "ms a step",
@@ -106,12 +103,7 @@ class Comparison:
         The picture of the placement is for the first policy that moved experts, or the first of
         all.
         """
-        directory.mkdir(parents=True, exist_ok=True)
         pictures = self._draw(trace, runs)
-        for name, png in pictures.items():
-            (directory / f"{name}.png").write_bytes(png)
-        numbers = json.dumps(self.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
-        (directory / JSON_FILE).write_text(numbers + "\n", encoding="utf-8")
         settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
         parts = [
             f"<p>{escape(settings)}</p>",
@@ -126,8 +118,7 @@ class Comparison:
                 )
             ),
         ]
-        page = document("Expert placement", parts)
-        (directory / PAGE_FILE).write_text(page, encoding="utf-8")
+        write_page(directory, "Expert placement", parts, pictures, {"placement": self.to_json()})
 
     def _draw(self, trace: Trace, runs: Sequence[Replay]) -> dict[str, bytes]:
         loads = trace.loads[:, 0].sum(axis=1, dtype=np.int64)

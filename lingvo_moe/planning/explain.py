@@ -8,10 +8,13 @@ from typing import Any
 from lingvo_moe.hardware.chips import lookup
 from lingvo_moe.planning.alternatives import HAND, Answer
 from lingvo_moe.planning.search import ROOM, Found, Priced, Strategy, applied
+from lingvo_moe.reporting.table import Table
 from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.tasks.translation import TranslationParams
 
 GB = 1e9
+_TEXTS = ("", "mesh", "cut", "at rest, too", "remat", "sums")
+_NUMBERS = ("step ms", "", "GB", "sent GB", "")
 _LETTERS = {"heads": "A", "hidden": "H", "vocabulary": "V", "rest": "e"}
 
 
@@ -68,28 +71,39 @@ def rows(answer: Answer) -> list[tuple[str, Priced | None, str]]:
 def format_answer(model: str, hardware: str, devices: int, answer: Answer) -> str:
     """The chosen strategy, alternatives, and the time of each part of the model."""
     device, best = lookup(hardware), answer.found.best
-    lines = [
-        f"{model} on {devices} x {hardware}, the fastest of {answer.found.considered:,} strategies "
-        f"that take {ROOM:.0%} of {device.memory / GB:.1f} GB or less",
-        *_limit(answer.found),
-        "",
-        f"{'':<24}{'mesh':<26}{'cut':<6}{'at rest, too':<32}{'remat':<7}{'sums':<6}{'step ms':>9}"
-        f"{'':>8}{'GB':>8}{'sent GB':>9}",
-    ]
+    table, refusals = [], []
     for name, priced, refused in rows(answer):
         if priced is None:
-            lines.append(f"{name:<24}not possible: {refused}")
+            refusals.append(f"{name} is not possible: {refused}")
             continue
         strategy = priced.strategy
-        lines.append(
-            f"{name:<24}{strategy.mesh!s:<26}{_cut(strategy):<6}{at_rest(strategy):<32}"
-            f"{'yes' if strategy.remat else 'no':<7}{sums(strategy):<6}{1e3 * priced.seconds:>9.1f}"
-            f"{f'{priced.seconds / best.seconds:.2f}x':>8}{priced.bytes / GB:>8.2f}"
-            f"{priced.sent / GB:>9.2f}"
-            f"{'' if priced.fits else '  OUT OF MEMORY'}"
+        table.append(
+            (
+                name,
+                str(strategy.mesh),
+                _cut(strategy),
+                at_rest(strategy),
+                "yes" if strategy.remat else "no",
+                sums(strategy),
+                f"{1e3 * priced.seconds:.1f}",
+                f"{priced.seconds / best.seconds:.2f}x",
+                f"{priced.bytes / GB:.2f}",
+                f"{priced.sent / GB:.2f}",
+                "" if priced.fits else "OUT OF MEMORY",
+            )
         )
-    lines += ["", *_parts(best, answer)]
-    return "\n".join(lines)
+    return "\n".join(
+        [
+            f"{model} on {devices} x {hardware}, the fastest of {answer.found.considered:,} "
+            f"strategies that take {ROOM:.0%} of {device.memory / GB:.1f} GB or less",
+            *_limit(answer.found),
+            "",
+            Table(_TEXTS + _NUMBERS, table, texts=len(_TEXTS)).to_text(),
+            *refusals,
+            "",
+            _parts(best, answer).to_text(),
+        ]
+    )
 
 
 def _limit(found: Found) -> list[str]:
@@ -100,16 +114,16 @@ def _limit(found: Found) -> list[str]:
     return [line + ("" if found.within else "; none of them fits, so the one that sends least")]
 
 
-def _parts(best: Priced, answer: Answer) -> list[str]:
+def _parts(best: Priced, answer: Answer) -> Table:
     """Time by part, compared with the paper's annotation."""
     hand = answer.alternatives[HAND].priced
-    theirs = hand.estimate.seconds if hand else {}
-    ours = best.estimate.seconds
-    lines = [f"{'ms of a step':<24}{'chosen':>9}" + (f"  {HAND}" if hand else "")]
-    for part in ours | theirs:
-        line = f"  {part:<22}{1e3 * ours.get(part, 0.0):>9.1f}"
-        lines.append(line + (f"  {1e3 * theirs.get(part, 0.0):>9.1f}" if hand else ""))
-    return lines
+    shown = {"chosen": best} | ({HAND: hand} if hand else {})
+    parts = dict.fromkeys(part for one in shown.values() for part in one.estimate.seconds)
+    cells = [
+        (part, *(f"{1e3 * one.estimate.seconds.get(part, 0.0):.1f}" for one in shown.values()))
+        for part in parts
+    ]
+    return Table(("ms of a step", *shown), cells)
 
 
 def _cut(strategy: Strategy) -> str:

@@ -120,7 +120,7 @@ def test_what_is_not_possible_says_why():
     refused = found.alternatives["data parallel"]
     assert refused.priced is None
     assert "model.moe.num_groups must be multiples of data · expert" in refused.refused
-    assert "data parallel           not possible: input.batch" in format_answer(
+    assert "data parallel is not possible: input.batch" in format_answer(
         "tiny.MoE", "cpu", 8, found
     )
     tiny_memory = dataclasses.replace(HARDWARE["cpu"], memory=found.found.best.bytes / 0.9 + 1)

@@ -1,7 +1,6 @@
 """Plans as text, as JSON, and as a page with pictures."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,60 +9,69 @@ from lingvo_moe.hardware.chips import lookup
 from lingvo_moe.planning.plan import Plan
 from lingvo_moe.planning.plots import draw_sweep
 from lingvo_moe.planning.tpu_compile import Compiled
-from lingvo_moe.reporting.page import document, escape, image
+from lingvo_moe.reporting.page import escape, image, write_page
 from lingvo_moe.reporting.table import Table
 
 GB, MIB = 1e9, 2**20
 
 
 def format_plan(plan: Plan) -> str:
-    """One plan as a table for the terminal."""
+    """One plan as tables for the terminal."""
     estimate, costs, device = plan.estimate, plan.estimate.costs, lookup(plan.hardware)
-    lines = [
+    seconds, memory = estimate.step_seconds, costs.memory
+    title = (
         f"{plan.model} on {costs.devices} x {plan.hardware} ({device.description}), "
-        f"mesh {plan.mesh}",
-        f"  parameters            {costs.parameters:,}",
-        f"  FLOPs of a step       {costs.flops * costs.devices:.3g}, {costs.flops:.3g} a device",
-        f"  step                  {estimate.step_seconds:.3g} s, {1 / estimate.step_seconds:.2f} a "
-        f"second, {estimate.flops_share:.0%} of peak FLOP/s",
-        f"  target tokens         {costs.tokens:,} a step, {estimate.tokens_per_second:,.0f} a "
-        f"second",
-        f"  10^12 tokens          {estimate.days:.1f} days, {estimate.device_years:.1f} "
-        f"device-years",
-        "",
-        "memory of a device, GB",
+        f"mesh {plan.mesh}"
+    )
+    numbers = {
+        "parameters": f"{costs.parameters:,}",
+        "FLOPs of a step": f"{costs.flops * costs.devices:.3g}, {costs.flops:.3g} a device",
+        "step": f"{seconds:.3g} s, {1 / seconds:.2f} a second, {estimate.flops_share:.0%} of peak "
+        "FLOP/s",
+        "target tokens": f"{costs.tokens:,} a step, {estimate.tokens_per_second:,.0f} a second",
+        "10^12 tokens": f"{estimate.days:.1f} days, {estimate.device_years:.1f} device-years",
+    }
+    fits = "fits" if memory.total <= device.memory else "DOES NOT FIT"
+    sizes = [
+        *((kind, size, "") for kind, size in dataclasses.asdict(memory).items()),
+        *(("total", memory.total, ""), ("there is", device.memory, fits)),
     ]
-    memory = dataclasses.asdict(costs.memory) | {"total": costs.memory.total}
-    lines += [f"  {kind:<20}{size / GB:>8.2f}" for kind, size in memory.items()]
-    fits = "fits" if costs.memory.total <= device.memory else "DOES NOT FIT"
-    lines += [f"  {'there is':<20}{device.memory / GB:>8.2f}  {fits}", "", "time of a step, ms"]
-    lines += [
-        f"  {part:<20}{1e3 * seconds:>8.1f}  {seconds / estimate.step_seconds:>4.0%}"
-        for part, seconds in estimate.seconds.items()
+    tables = [
+        Table((), list(numbers.items()), texts=2),
+        Table(
+            ("memory of a device", "GB", ""),
+            [(kind, f"{size / GB:.2f}", note) for kind, size, note in sizes],
+        ),
+        Table(
+            ("time of a step", "ms", ""),
+            [
+                (part, f"{1e3 * t:.1f}", f"{t / seconds:.0%}")
+                for part, t in estimate.seconds.items()
+            ],
+        ),
     ]
     if costs.transfers:
-        lines += ["", "communication of a device in a step"]
-    lines += [
-        f"  {t.part:<16}{t.count:>4} x {t.kind:<12} over {costs.mesh.size(t.axes):>5} "
-        f"{t.bytes / MIB:>10.1f} MiB"
-        for t in costs.transfers
-    ]
-    return "\n".join(lines + (_compiled_lines(plan.compiled) if plan.compiled else []))
+        columns = ("communication of a device", "kind", "times", "devices", "MiB")
+        rows = [
+            (t.part, t.kind, str(t.count), str(costs.mesh.size(t.axes)), f"{t.bytes / MIB:.1f}")
+            for t in costs.transfers
+        ]
+        tables.append(Table(columns, rows, texts=2))
+    if plan.compiled:
+        tables += _compiled_tables(plan.compiled)
+    return "\n\n".join([title, *(table.to_text() for table in tables)])
 
 
-def _compiled_lines(compiled: Compiled) -> list[str]:
+def _compiled_tables(compiled: Compiled) -> list[Table]:
     optimal = compiled.optimal_seconds
-    lines = [
-        "",
-        f"the TPU compiler, for {compiled.topology}: {compiled.devices} x {compiled.device_kind}",
-        f"  lowered in            {compiled.lower_seconds:.0f} s",
-        f"  compiled in           {compiled.compile_seconds:.0f} s "
-        f"({compiled.compile_cpu_seconds:.0f} s of processor time, "
-        f"{compiled.host_bytes / GB:.1f} GB of this machine)",
-        f"  FLOPs, loops once     {compiled.flops:.3g}",
-        f"  its own estimate      {'none' if optimal is None else f'{optimal:.3g} s'}",
-        "  memory of a device, GB",
-    ]
+    numbers = {
+        "compiler": f"TPU's, for {compiled.topology}: {compiled.devices} x {compiled.device_kind}",
+        "lowered in": f"{compiled.lower_seconds:.0f} s",
+        "compiled in": f"{compiled.compile_seconds:.0f} s ({compiled.compile_cpu_seconds:.0f} s of "
+        f"processor time, {compiled.host_bytes / GB:.1f} GB of this machine)",
+        "FLOPs, loops once": f"{compiled.flops:.3g}",
+        "its own estimate": "none" if optimal is None else f"{optimal:.3g} s",
+    }
     sizes = {
         "arguments": compiled.argument_bytes,
         "temporaries": compiled.temp_bytes,
@@ -71,14 +79,26 @@ def _compiled_lines(compiled: Compiled) -> list[str]:
         "program": compiled.code_bytes,
         "total": compiled.total_bytes,
     }
-    lines += [f"    {name:<22}{size / GB:>8.3f}" for name, size in sizes.items()]
     if not compiled.read:
-        return [*lines, "  collectives: unknown, because this JAX cannot read the program"]
-    lines.append("  collectives: number, kind, MiB a device, size of groups, operation")
-    return lines + [
-        f"    {row['times']:>3} {row['kind']:<18}{row['bytes'] / MIB:>9.3f} {row['group']:>5}  "
-        f"{row['cause']}"
+        numbers["collectives"] = "unknown, this JAX cannot read the program back"
+    rows = [
+        (
+            row["kind"],
+            row["cause"],
+            str(row["times"]),
+            f"{row['bytes'] / MIB:.3f}",
+            str(row["group"]),
+        )
         for row in collective_rows(compiled)
+    ]
+    columns = ("collectives", "because of", "times", "MiB of a device", "in groups of")
+    return [
+        Table((), list(numbers.items()), texts=2),
+        Table(
+            ("memory of a device, compiled", "GB"),
+            [(name, f"{size / GB:.3f}") for name, size in sizes.items()],
+        ),
+        *([Table(columns, rows, texts=2)] if compiled.read else []),
     ]
 
 
@@ -142,40 +162,34 @@ def to_json(plan: Plan) -> dict[str, Any]:
     return answer
 
 
-def format_sweep(plans: Sequence[Plan]) -> str:
-    """A sweep as a table, a row for each number of devices."""
-    columns: tuple[str, ...] = (
-        "devices",
-        "parameters",
-        "step s",
-        "weights+slots GB",
-        "activations GB",
-        "all-to-all ms",
-    )
-    rows: list[tuple[str, ...]] = []
+def sweep_table(plans: Sequence[Plan]) -> Table:
+    """A row for each plan, by its number of devices."""
+    columns = ["devices", "parameters", "step, s", "AllToAll, ms", "tokens/s", "days"]
+    columns += ["device-years", "weights and slots, GB", "activations, GB", "all, GB"]
+    rows = []
     for plan in plans:
-        costs, memory = plan.estimate.costs, plan.estimate.costs.memory
+        estimate, costs, memory = plan.estimate, plan.estimate.costs, plan.estimate.costs.memory
         rows.append(
-            (
+            [
                 f"{costs.devices}",
                 f"{costs.parameters:.3g}",
-                f"{plan.estimate.step_seconds:.3f}",
+                f"{estimate.step_seconds:.3f}",
+                f"{1e3 * estimate.seconds.get('all_to_all', 0.0):.1f}",
+                f"{estimate.tokens_per_second:,.0f}",
+                f"{estimate.days:.1f}",
+                f"{estimate.device_years:.1f}",
                 f"{(memory.weights + memory.optimizer) / GB:.3f}",
                 f"{memory.activations / GB:.3f}",
-                f"{1e3 * plan.estimate.seconds.get('all_to_all', 0):.1f}",
-            )
+                f"{memory.total / GB:.2f}",
+            ]
         )
     if any(plan.compiled for plan in plans):
-        columns += ("compiler: arguments GB", "temporaries GB")
-        rows = [row + _compiler_cells(plan) for row, plan in zip(rows, plans, strict=True)]
-    return Table(columns, rows).to_text()
-
-
-def _compiler_cells(plan: Plan) -> tuple[str, str]:
-    compiled = plan.compiled
-    if not compiled:
-        return "–", "–"
-    return f"{compiled.argument_bytes / GB:.3f}", f"{compiled.temp_bytes / GB:.3f}"
+        columns += ["compiler: arguments, GB", "temporaries, GB", "all, GB"]
+        for row, plan in zip(rows, plans, strict=True):
+            one = plan.compiled
+            sizes = (one.argument_bytes, one.temp_bytes, one.total_bytes) if one else ()
+            row += [f"{size / GB:.3f}" for size in sizes] or ["–"] * 3
+    return Table(columns, rows)
 
 
 def write_report(plans: Sequence[Plan], directory: Path) -> None:
@@ -185,42 +199,15 @@ def write_report(plans: Sequence[Plan], directory: Path) -> None:
         plans: one, or those of a sweep.
         directory: made if it does not exist.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     answers = [to_json(plan) for plan in plans]
-    text = json.dumps(answers if len(plans) > 1 else answers[0], indent=1)
-    (directory / "plan.json").write_text(text + "\n")
-    parts = []
-    if len(plans) > 1:
-        picture = draw_sweep(plans)
-        (directory / "sweep.png").write_bytes(picture)
-        parts.append(image(picture, "memory and time against the number of devices"))
-    parts.append(_table(plans))
+    pictures = {"sweep": draw_sweep(plans)} if len(plans) > 1 else {}
+    title = "memory and time against the number of devices"
+    parts = [image(picture, title) for picture in pictures.values()]
+    parts.append(sweep_table(plans).to_html())
     parts += [
         f"<details><summary>{plan.estimate.costs.devices:,} devices</summary>"
         f"<pre>{escape(format_plan(plan))}</pre></details>"
         for plan in plans
     ]
-    (directory / "index.html").write_text(document(f"Plan of {plans[0].model}", parts))
-
-
-def _table(plans: Sequence[Plan]) -> str:
-    names = ("devices", "parameters", "step, s", "AllToAll, ms", "tokens/s", "days", "device-years")
-    sizes = ("weights and slots, GB", "activations, GB", "all, GB", "by the compiler, GB")
-    return Table((*names, *sizes), [_cells(plan) for plan in plans]).to_html()
-
-
-def _cells(plan: Plan) -> list[str]:
-    estimate, costs, memory = plan.estimate, plan.estimate.costs, plan.estimate.costs.memory
-    return [
-        f"{costs.devices}",
-        f"{costs.parameters:.3g}",
-        f"{estimate.step_seconds:.3f}",
-        f"{1e3 * estimate.seconds.get('all_to_all', 0.0):.1f}",
-        f"{estimate.tokens_per_second:,.0f}",
-        f"{estimate.days:.1f}",
-        f"{estimate.device_years:.1f}",
-        f"{(memory.weights + memory.optimizer) / GB:.3f}",
-        f"{memory.activations / GB:.3f}",
-        f"{memory.total / GB:.2f}",
-        f"{plan.compiled.total_bytes / GB:.2f}" if plan.compiled else "–",
-    ]
+    numbers = {"plan": answers if len(plans) > 1 else answers[0]}
+    write_page(directory, f"Plan of {plans[0].model}", parts, pictures, numbers)

@@ -2,8 +2,15 @@
 
 import base64
 import html
+import json
+import pathlib
 import re
-from collections.abc import Iterable
+import types
+from collections.abc import Iterable, Mapping
+
+from lingvo_moe.core.files import write_whole
+
+PAGE_FILE = "index.html"
 
 # Control characters but for tab and line feed, and halves of UTF-16 pairs.
 _FORBIDDEN = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -15,11 +22,37 @@ table { border-collapse: collapse; } caption { text-align: left; opacity: .7; }
 th, td { padding: .18rem .8rem; text-align: right; border-bottom: 1px solid #8884; }
 th:first-child, td:first-child { text-align: left; }
 .better { color: #1a7f37; } .worse { color: #c03221; }
-.samples td { text-align: left; vertical-align: top; }
-.samples td:first-child { opacity: .65; }
+.texts td { text-align: left; vertical-align: top; }
+.texts td:first-child { opacity: .65; }
 img { max-width: 100%; background: white; border-radius: 4px; }
 code { font-size: .85em; } .mark { opacity: .65; }
 """
+
+
+def write_page(
+    directory: str | pathlib.Path,
+    title: str,
+    parts: Iterable[str],
+    pictures: Mapping[str, bytes],
+    numbers: Mapping[str, object] = types.MappingProxyType({}),
+) -> None:
+    """Writes index.html, NAME.png and NAME.json.
+
+    Args:
+        directory: made if missing; files of an earlier page are overwritten.
+        title: of the page.
+        parts: of the page, HTML.
+        pictures: NAME -> PNG.
+        numbers: NAME -> what the JSON file holds.
+    """
+    directory = pathlib.Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, png in pictures.items():
+        write_whole(directory / f"{name}.png", png)
+    for name, value in numbers.items():
+        text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+        write_whole(directory / f"{name}.json", text + "\n")
+    write_whole(directory / PAGE_FILE, document(title, parts))
 
 
 def document(title: str, parts: Iterable[str]) -> str:

@@ -41,8 +41,18 @@ def test_html_is_escaped_and_coloured_by_sign():
     assert html.count('class="better"') == html.count('class="worse"') == 1
 
 
+def test_markdown_and_columns_of_text():
+    table = Table(("part", "kind", "n"), [("a", "bc", "1"), ("long", "d", "20")], texts=2)
+    assert table.to_markdown().splitlines()[:3] == [
+        "| part | kind | n |",
+        "| --- | --- | --- |",
+        "| a | bc | 1 |",
+    ]
+    assert table.to_text().splitlines()[2:] == ["a     bc     1", "long  d     20"]
+
+
 def test_a_table_without_head():
-    html = Table((), [("source", "a\0b\x1b\ud800")]).to_html(kind="samples")
+    html = Table((), [("source", "a\0b\x1b\ud800")], texts=2).to_html()
     assert html == (
-        '<table class="samples"><tr><td>source</td><td>a\ufffdb\ufffd\ufffd</td></tr></table>'
+        '<table class="texts"><tr><td>source</td><td>a\ufffdb\ufffd\ufffd</td></tr></table>'
     )

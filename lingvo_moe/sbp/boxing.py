@@ -20,6 +20,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
+from lingvo_moe.reporting.table import Table
 from lingvo_moe.sbp.types import B, NdSbp, P, Sbp, Split, piece_shape
 from lingvo_moe.sharding.annotations import Mesh
 
@@ -171,14 +172,14 @@ def markdown(devices: int, shape: tuple[int, ...] = (8, 8)) -> str:
     """The table for one axis: the collective of each pair, and bytes received as parts of n."""
     mesh, size = Mesh(("x",), (devices,)), math.prod(shape)
     kinds: list[Sbp] = [Split(0), B, P]
-    rows = [["from \\ to", *map(str, kinds), "S(1)"], ["---"] * 5]
+    rows = []
     for source in kinds:
         row = [f"**{source}**"]
         for target in [*kinds, Split(1)]:
             steps_ = plan(NdSbp([source]), NdSbp([target]), shape, 1, mesh)
             row.append(_cell(source, target, sum(s.received for s in steps_) / size, steps_))
         rows.append(row)
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return Table(("from \\ to", *map(str, kinds), "S(1)"), rows).to_markdown()
 
 
 def _cell(source, target, part, taken):

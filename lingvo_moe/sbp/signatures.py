@@ -19,6 +19,7 @@ import enum
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from lingvo_moe.reporting.table import Table
 from lingvo_moe.sbp.types import B, NdSbp, P, Sbp, Split
 from lingvo_moe.sharding.annotations import Mesh
 
@@ -289,12 +290,8 @@ def infer(operator: Operator, operands: Sequence[NdSbp], mesh: Mesh) -> NdSbp:
 
 def markdown(operator: Operator, devices: int, names: Sequence[str]) -> str:
     """A table of the signatures, a column for each of the operands and the result."""
-    rows = [
-        names,
-        ["---"] * len(names),
-        *([*s.operands, s.result] for s in operator.signatures(devices)),
-    ]
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+    rows = [[str(one) for one in (*s.operands, s.result)] for s in operator.signatures(devices)]
+    return Table(names, rows).to_markdown()
 
 
 def _elementwise(equation, linear):

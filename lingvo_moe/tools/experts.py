@@ -9,8 +9,9 @@ from absl import flags
 
 from lingvo_moe.core.files import new_directory
 from lingvo_moe.evaluation.experts import analyze
-from lingvo_moe.evaluation.experts_page import PAGE_FILE, format_summary, write_experts
+from lingvo_moe.evaluation.experts_page import format_summary, write_experts
 from lingvo_moe.evaluation.routing import RoutingRecord
+from lingvo_moe.reporting.page import PAGE_FILE
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common
 

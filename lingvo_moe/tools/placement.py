@@ -12,9 +12,10 @@ from absl import flags
 from lingvo_moe.core.files import check_file, check_output, new_directory
 from lingvo_moe.hardware.chips import HARDWARE, Efficiency, lookup
 from lingvo_moe.placement.rates import EFFICIENCY, ExpertShape, from_hardware
-from lingvo_moe.placement.report import PAGE_FILE, Comparison
+from lingvo_moe.placement.report import Comparison
 from lingvo_moe.placement.simulate import POLICIES, TRIGGERS, check_skip, replay_all
 from lingvo_moe.placement.traces import SyntheticLoads, Trace
+from lingvo_moe.reporting.page import PAGE_FILE
 from lingvo_moe.tools import common
 
 FLAGS = flags.FLAGS

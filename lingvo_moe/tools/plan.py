@@ -20,8 +20,9 @@ from lingvo_moe.hardware.chips import HARDWARE, lookup, to_json
 from lingvo_moe.planning import explain
 from lingvo_moe.planning.alternatives import answer
 from lingvo_moe.planning.plan import make_plan, sweep
-from lingvo_moe.planning.report import format_plan, format_sweep, write_report
+from lingvo_moe.planning.report import format_plan, sweep_table, write_report
 from lingvo_moe.planning.report import to_json as plan_to_json
+from lingvo_moe.reporting.table import Table
 from lingvo_moe.sharding.annotations import parse_mesh
 from lingvo_moe.tools import common, runtimes
 
@@ -60,7 +61,7 @@ def _plan() -> None:
         answers = [plan_to_json(p) for p in plans]
         print(json.dumps(answers if FLAGS.sweep else answers[0]))
     else:
-        print(format_sweep(plans) if FLAGS.sweep else format_plan(plans[0]))
+        print(sweep_table(plans).to_text() if FLAGS.sweep else format_plan(plans[0]))
     if FLAGS.output:
         with new_directory(Path(FLAGS.output), MAKER, FLAGS.overwrite) as directory:
             write_report(plans, directory)
@@ -103,13 +104,18 @@ def _calibrate(path: Path) -> None:
     assert isinstance(interconnect, Measured)
     write_whole(path, json.dumps(to_json(hardware), indent=1) + "\n")
     print(f"{hardware.description}, all at work")
-    for dtype, speed in hardware.matmul.items():
-        print(f"  {dtype + ' products':<22}{speed / 1e9:>12.2f} GFLOP/s")
-    print(
-        f"  {'memory':<22}{hardware.bandwidth / 1e9:>12.2f} GB/s of {hardware.memory / 1e9:.1f} GB"
-    )
-    for line in interconnect.lines:
-        print(f"  {line.kind:<22}{1e6 * line.alpha:>12.1f} µs a hop {line.beta / 1e9:>12.3f} GB/s")
+    rows = [
+        *(
+            (f"{dtype} products", f"{speed / 1e9:.2f} GFLOP/s", "")
+            for dtype, speed in hardware.matmul.items()
+        ),
+        ("memory", f"{hardware.bandwidth / 1e9:.2f} GB/s", f"{hardware.memory / 1e9:.1f} GB"),
+        *(
+            (line.kind, f"{line.beta / 1e9:.3f} GB/s", f"{1e6 * line.alpha:.1f} µs a hop")
+            for line in interconnect.lines
+        ),
+    ]
+    print(Table((), rows).to_text())
     common.report(f"Use it: --hardware={path}")
 
 
