@@ -48,9 +48,8 @@ def model(world):
 
 def test_importing_costs_nothing_and_names_are_known():
     script = (
-        "import sys, time; start = time.perf_counter(); import lingvo_moe as lm\n"
-        "assert time.perf_counter() - start < 0.3\n"
-        "assert not {'tensorflow', 'numpy'} & set(sys.modules)\n"
+        "import sys, lingvo_moe as lm\n"
+        "assert not {'tensorflow', 'numpy', 'absl', 'lingvo_moe.api'} & set(sys.modules)\n"
         "assert {'load', 'train', 'evolve'} <= set(dir(lm))\n"
         "lm.nonsense"
     )
@@ -179,9 +178,7 @@ class TestExamples:
         for path in paths:
             assert len(path.read_text().splitlines()) <= 40, path
 
-    def test_own_size(self, monkeypatch, capsys):
-        calls = []
-        monkeypatch.setattr(lm.api, "train", lambda *args, **kwargs: calls.append((args, kwargs)))
+    def test_own_size(self):
         params = runpy.run_path(str(EXAMPLES / "own_size.py"))["my_params"]()
         assert (params.model.model_dim, params.model.moe.num_experts) == (192, 16)
 
@@ -231,7 +228,7 @@ def test_what_load_refuses(tmp_path):
     (tmp_path / "saved_model.pb").write_bytes(b"")
     with pytest.raises(ValueError, match="a SavedModel, which has no steps"):
         lm.load(tmp_path, step=3)
-    with pytest.raises((ValueError, OSError)):
+    with pytest.raises(ValueError, match="SavedModel"):
         lm.load(tmp_path)
     with pytest.raises(ValueError, match=r"is no logdir: it has no model\.json"):
         lm.evaluate(tmp_path, tiny_world.dataset())  # a SavedModel's checkpoints are elsewhere

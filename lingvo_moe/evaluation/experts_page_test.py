@@ -17,7 +17,6 @@ from lingvo_moe.evaluation.experts_page import (
 from lingvo_moe.evaluation.experts_test import _families
 from lingvo_moe.evaluation.page_test import check
 from lingvo_moe.evaluation.routing_test import make_record
-from lingvo_moe.testing.pictures import pixels
 
 
 def _write(record, directory, title="my<model>"):
@@ -54,13 +53,12 @@ def test_the_page_tells_families_and_their_experts(tmp_path):
 
 def test_groups_of_chance_are_called_that():
     experts = analyze(_families())
-    (side,) = (side for side in experts.sides if side.name == "encoder")
-    assert "chance" not in experts_page._groups_in_words(experts, side)
+    side = experts.sides[0]
+    assert "no more than by chance" not in format_summary(experts)
     layers = [dataclasses.replace(one, mutual_information=one.by_chance) for one in side.layers]
     by_chance = dataclasses.replace(side, layers=tuple(layers))
-    assert "on languages no more than by chance" in experts_page._groups_in_words(
-        experts, by_chance
-    )
+    by_chance = dataclasses.replace(experts, sides=(by_chance,))
+    assert "on languages no more than by chance" in format_summary(by_chance)
 
 
 def test_the_numbers_by_hand(tmp_path):
@@ -154,13 +152,13 @@ def test_the_table_for_a_terminal():
     assert len({len(line) for line in lines[:4]}) == 1
 
 
-def test_pictures_for_tensorboard_keep_their_order_and_size():
+def test_pictures_for_tensorboard_keep_their_order(monkeypatch):
+    """So that those of a run compare: languages and experts are not sorted by their loads."""
+    drawn = []
+    monkeypatch.setattr(experts_page, "draw_load", lambda *args: drawn.append(args) or b"png")
     record = _families()
-    before = draw_layers(record)
-    assert list(before) == ["encoder/layer_01", "decoder/layer_01"]
-    record.pair_load[0] = record.pair_load[0, :, ::-1]
-    after = draw_layers(record)
-    sizes = [pixels(p["encoder/layer_01"]).shape for p in (before, after)]
-    assert sizes[0] == sizes[1]
-    # Mirrored loads are a mirrored picture: experts are not sorted anew.
-    assert before["encoder/layer_01"] != after["encoder/layer_01"]
+    assert draw_layers(record) == {"encoder/layer_01": b"png", "decoder/layer_01": b"png"}
+    shares, languages, experts, _ = drawn[0]
+    np.testing.assert_allclose(shares, record.pair_load[0] / 100)
+    assert list(languages) == [pair.removesuffix("-en") for pair in record.pairs]
+    assert list(experts) == [0, 1, 2, 3]

@@ -16,9 +16,7 @@ def _load(num_languages, num_experts, seed=0):
     return draw_load(shares, _languages(num_languages), range(num_experts), "encoder/layer_01")
 
 
-@pytest.mark.parametrize(
-    ("languages", "experts"), [(1, 1), (3, 8), (100, 8), (3, 512), (100, 512), (300, 2048)]
-)
+@pytest.mark.parametrize(("languages", "experts"), [(1, 1), (100, 8), (3, 512), (300, 2048)])
 def test_a_picture_fits_a_page_whatever_it_shows(languages, experts):
     height, width, _ = pixels(_load(languages, experts)).shape
     assert 400 <= width <= 1088  # 68 rem, the page's width
@@ -63,7 +61,7 @@ def test_labels_are_text_not_mathematics():
     assert black("$\\bad", "b$_") > black("bad", "b") + 15  # as mathematics it would be an error
 
 
-@pytest.mark.parametrize("count", [1, 3, 100, 250])
+@pytest.mark.parametrize("count", [1, 250])
 def test_similarity_of_few_and_many(count):
     similarity = np.random.default_rng(0).random((count, count))
     height, width, _ = pixels(draw_similarity(similarity, _languages(count), [count], "s")).shape
@@ -92,7 +90,7 @@ def test_more_than_chance_is_red_and_less_is_blue():
     assert abs(colors(1.0)) < 10
 
 
-@pytest.mark.parametrize("count", [1, 2, 8, 512])
+@pytest.mark.parametrize("count", [1, 512])
 def test_coactivation_of_few_and_many(count):
     lift = np.random.default_rng(0).lognormal(size=(count, count))
     np.fill_diagonal(lift, np.nan)

@@ -94,11 +94,6 @@ def test_no_file_and_a_file_of_other_fields(tmp_path):
         RoutingRecord.load(tmp_path / "other.npz")
 
 
-def test_the_record_is_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        make_record().pairs = ()
-
-
 @pytest.mark.parametrize(
     "changes",
     [

@@ -7,8 +7,9 @@ word. chrF++ counts characters and needs no tokenizer.
 import functools
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 from sacrebleu.metrics import BLEU
 
 # Tokenizers, in order of preference; the first installed one is used. Then codes of languages (ISO
@@ -78,6 +79,21 @@ def bleu(tokenizer: str) -> BLEU:
             f"sacreBLEU cannot load its tokenizer {tokenizer!r} ({' '.join(str(error).split())})."
             " Install what it needs, or choose char."
         ) from error
+
+
+def bleu_of_languages(texts: Iterable[tuple[str, Sequence[str], Sequence[str]]]) -> float:
+    """BLEU of texts in several languages; the mean over lines where languages differ in tokenizer.
+
+    Args:
+        texts: (language, hypotheses, references), each with its `default_tokenizer`.
+    """
+    groups: dict[str, tuple[list[str], list[str]]] = {}
+    for language, hypotheses, references in texts:
+        group = groups.setdefault(default_tokenizer(language), ([], []))
+        group[0].extend(hypotheses)
+        group[1].extend(references)
+    scores = [bleu(name).corpus_score(h, [r]).score for name, (h, r) in groups.items()]
+    return float(np.average(scores, weights=[len(h) for h, _ in groups.values()]))
 
 
 @functools.cache

@@ -42,6 +42,16 @@ def test_chinese_scores_the_same_by_any_code_and_says_so():
     assert scores[0].signature == tokenizers.signature("zh")
 
 
+def test_each_of_several_languages_has_its_own_tokenizer():
+    """13a sees one wrong word in the Chinese line: 0. By words of zh most n-grams are right."""
+    told, reference = "我们今天一起去公园散会", "我们今天一起去公园散步"
+    german = ["a cat sat on the mat"]
+    chinese = BLEU(tokenize="zh").corpus_score([told], [[reference]]).score
+    assert 80 < chinese < 95
+    texts = [("zh", [told] * 3, [reference] * 3), ("de", german, german)]
+    assert tokenizers.bleu_of_languages(texts) == pytest.approx((3 * chinese + 100) / 4)
+
+
 def test_a_choice_is_for_its_pair_alone():
     chosen = tokenizers.choose(["en-de", "en-zh"], ["en-de=intl"])
     assert chosen == {"en-de": "intl", "en-zh": "zh"}

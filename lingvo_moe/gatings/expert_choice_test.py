@@ -63,10 +63,6 @@ def test_all_padding_gives_zeros():
     np.testing.assert_array_equal(routing.stats.load, [0.0] * 4)
 
 
-def test_it_says_that_it_depends_on_the_batch():
-    assert not ExpertChoice().batch_independent
-
-
 def test_it_needs_a_capacity():
     with pytest.raises(
         ValueError, match=r"needs a capacity.*Set moe.capacity_factor, and moe.eval_c"

@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, Context, count_weights, init_theta
 from lingvo_moe.gatings.top_2 import Top2
-from lingvo_moe.layers.feed_forward import FeedForward
 from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.testing.tokens import tokens_of
 
@@ -24,19 +23,6 @@ def layer(params=UNLIMITED, **changes):
 def random_inputs(*shape, seed=0):
     inputs = np.random.default_rng(seed).normal(size=[*shape, MODEL])
     return tf.constant(inputs, tf.float32), tf.ones(shape, tf.bool)
-
-
-def test_one_network_in_every_expert_is_that_network():
-    # The two weights of a token sum to 1, so it cannot matter where it goes.
-    dense = FeedForward(model_dim=MODEL, hidden_dim=HIDDEN)
-    dense_theta = init_theta(dense.weights(), 1)
-    theta = init_theta(layer().weights(), 0)
-    theta.experts = dense_theta.map(lambda w: tf.tile(w[None], [EXPERTS, 1, 1]))
-    inputs, mask = random_inputs(3, 10)
-    expected = tf.reshape(dense.fprop(dense_theta, tf.reshape(inputs, [-1, MODEL])), inputs.shape)
-    for context in (TRAINING, EVALUATION):
-        outputs = layer().fprop(theta, inputs, tokens_of(mask), context).outputs
-        np.testing.assert_allclose(outputs, expected, atol=1e-5)
 
 
 def test_dropped_tokens_and_padding_give_zero():

@@ -106,19 +106,14 @@ def test_flex_decides_by_the_past_and_the_oracle_by_the_present():
 def test_what_holds_for_all(policy):
     trace = SyntheticLoads(devices=4, experts=8, top=2, steps=8, tokens=128).generate()
     cost = make_cost(4, token_bytes=1e-3, gradient_bytes=0.05, state_bytes=0.5)
-    ends = []
-    for _ in range(2):
-        state = policy.start(cost, 4, 8)
-        for loads in trace.loads[:, 0]:
-            state, outcome = policy.step(cost, state, loads)
-            assert outcome.counts.sum(axis=1).min() >= 1
-            assert not outcome.flow.sum(axis=1)[outcome.counts == 0].any()
-            assert outcome.handled <= loads.sum()
-            if not isinstance(policy, StaticExpertParallel) or policy.capacity_factor is None:
-                assert outcome.flow.sum() == loads.sum()
-        ends.append(outcome)
-    assert np.array_equal(ends[0].flow, ends[1].flow)
-    assert ends[0][2:] == ends[1][2:]
+    state = policy.start(cost, 4, 8)
+    for loads in trace.loads[:, 0]:
+        state, outcome = policy.step(cost, state, loads)
+        assert outcome.counts.sum(axis=1).min() >= 1
+        assert not outcome.flow.sum(axis=1)[outcome.counts == 0].any()
+        assert outcome.handled <= loads.sum()
+        if not isinstance(policy, StaticExpertParallel) or policy.capacity_factor is None:
+            assert outcome.flow.sum() == loads.sum()
 
 
 def test_names_tell_policies_apart():

@@ -146,8 +146,6 @@ def test_plans_are_valid_and_as_predicted(seed, padded):
     assert plan.adjustment_seconds == pytest.approx(cost.adjustment_seconds(start, after))
     if plan.moves:
         assert (plan.seconds_before - plan.seconds_after) * 20 > plan.adjustment_seconds
-    again = PolicyMaker(cost=cost, max_moves=7).plan(loads, start)
-    assert again == plan
 
 
 def test_the_board_keeps_up_with_moves():

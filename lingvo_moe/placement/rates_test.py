@@ -32,14 +32,17 @@ def _wires(hardware):
     return dataclasses.replace(wires, **dict.fromkeys(hops, 0.0))
 
 
-@pytest.mark.parametrize("kind", ["a100", "cpu", "tpu_v3", "tpu_v5p"])
-def test_all_devices_synchronise_as_the_planner_says(kind):
+@pytest.mark.parametrize(
+    ("kind", "low", "high"),
+    # On a torus ours adds the sum within a chip, and takes links as shared by its pairs.
+    [("a100", 1, 1), ("cpu", 1, 1), ("tpu_v3", 3, 3.5), ("tpu_v5p", 3, 3.5)],
+)
+def test_all_devices_synchronise_as_the_planner_says(kind, low, high):
     hardware, devices = HARDWARE[kind], 64
     cost = from_hardware(hardware, devices, EXPERT, ALL)
     ours = cost.sync_seconds(np.ones(devices, int))[0]
     theirs = _wires(hardware).all_reduce_seconds(cost.gradient_bytes, block(devices))
-    # On a torus ours adds the sum within a chip, and takes links as shared by its pairs.
-    assert theirs <= ours * 1.001 < 5 * theirs
+    assert low * (1 - 1e-9) <= ours / theirs <= high * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("kind", ["tpu_v3", "tpu_v4"])

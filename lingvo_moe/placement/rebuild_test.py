@@ -51,19 +51,9 @@ def test_skewed_loads_come_out_level():
 def test_the_path_leads_there(seed):
     rng = np.random.default_rng(seed)
     before = random_placement(rng)
-    after = random_placement(rng)
-    while after.slots.shape != before.slots.shape or after.num_experts != before.num_experts:
-        table = rng.permutation(
-            np.concatenate(
-                [
-                    np.arange(before.num_experts),
-                    rng.integers(0, before.num_experts, before.slots.size - before.num_experts),
-                ]
-            )
-        )
-        after = Placement(table.reshape(before.slots.shape), before.num_experts)
-    if (after.slots == EMPTY).any():
-        return
+    size, experts = before.slots.size, before.num_experts
+    table = np.concatenate([np.arange(experts), rng.integers(0, experts, size - experts)])
+    after = Placement(rng.permutation(table).reshape(before.slots.shape), experts)
     placement = before
     moves = find_moves(before, after)
     for move in moves:

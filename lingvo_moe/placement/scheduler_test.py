@@ -174,15 +174,3 @@ def test_brought_down_within_20_steps_and_held_under_drift(seed):
     frozen = dataclasses.replace(scheduler, trigger=MaxTrigger(99.0, 99.0))
     _, decision = frozen.step(state, trace[-1])
     assert decision.ratio > 1.25
-
-
-def test_the_same_loads_give_the_same_placements():
-    trace = SyntheticLoads(devices=4, experts=8, top=2, steps=15, tokens=256, seed=3).generate()
-    scheduler = Scheduler(maker=_maker(token_bytes=1e-3, gradient_bytes=0.1, state_bytes=1.0))
-    ends = []
-    for _ in range(2):
-        state = State(Placement.even(4, 4, 8))
-        for loads in trace.loads[:, 0]:
-            state, _ = scheduler.step(state, loads)
-        ends.append(state.placement)
-    assert ends[0] == ends[1] != Placement.even(4, 4, 8)

@@ -1,9 +1,8 @@
-import unicodedata
-
+import numpy as np
 import pytest
+from matplotlib import font_manager
 from matplotlib.figure import Figure
 
-from lingvo_moe.reporting import figure as module
 from lingvo_moe.reporting.figure import legible, to_png
 from lingvo_moe.testing.pictures import ink, pixels
 
@@ -44,24 +43,17 @@ def test_what_cannot_be_seen_is_escaped():
     assert legible("a\nb\x1b[31m\u202e") == "a\\nb\\x1b[31m\\u202e"
 
 
-def test_a_character_without_font_is_written_as_its_code_point(monkeypatch):
-    only = [font for font in module.font_manager.fontManager.ttflist if "CJK" not in font.name]
-    monkeypatch.setattr(module.font_manager.fontManager, "ttflist", only)
-    module._font_of.cache_clear()
-    assert legible("日é-en") == "U+65E5é-en"
-    module._font_of.cache_clear()
+def test_a_character_without_font_is_written_as_its_code_point(monkeypatch, tmp_path):
+    """Fonts that are damaged or gone have no characters."""
+    (tmp_path / "bad.ttf").write_bytes(b"no font")
+    fonts = [f for f in font_manager.fontManager.ttflist if f.name.startswith("DejaVu")]
+    fonts += [font_manager.FontEntry(str(tmp_path / f"{n}.ttf"), n) for n in ("bad", "none")]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", fonts)
+    assert legible("\U00013000é-en") == "U+13000é-en"
 
 
 def test_a_character_that_only_another_font_has_is_drawn_in_that():
-    # Matplotlib brings STIX, which has letters that DejaVu Sans lacks.
-    lacking = [chr(code) for code in range(0x1D400, 0x1D800) if unicodedata.name(chr(code), "")]
-    char = next(c for c in lacking if module._font_of(c) not in (None, module._default()))
-    assert legible(char) == char
-    assert module._families(char)[1:] == [module._font_of(char)]
-    assert _ink(char) > 20
-
-
-def test_a_damaged_font_has_no_characters(tmp_path):
-    (tmp_path / "bad.ttf").write_bytes(b"no font")
-    assert not module._has(str(tmp_path / "bad.ttf"), "a")
-    assert not module._has(str(tmp_path / "none.ttf"), "a")
+    """Matplotlib brings STIX, which has letters that DejaVu Sans would draw as one box."""
+    letters = ("\U0001d4d0", "\U0001d4d1")  # 𝓐, 𝓑
+    assert [legible(letter) for letter in letters] == list(letters)
+    assert not np.array_equal(*(pixels(_drawn(letter)) for letter in letters))

@@ -31,7 +31,7 @@ class Model:
 
     def translate(self, sentences, to, *, source_language, n_best, warn):
         self.batches.append(sentences)
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         if to not in self.languages:
             raise ValueError(f"This model does not translate into {to!r}; it knows de, en.")
         if "crash" in sentences:
@@ -82,7 +82,7 @@ def run(test, model=None, limits=None, models=None, **batching):
     async def main():
         params = BatchParams(**{"max_wait": 0, **batching})
         server = Server(models or {"m": model}, limits or Limits(), params)
-        async with server.asgi.router.lifespan_context(server.asgi), asyncio.timeout(30):
+        async with server.asgi.router.lifespan_context(server.asgi), asyncio.timeout(60):
             client = Client(server, model)
             try:
                 return await test(client)
@@ -350,7 +350,7 @@ def test_draining_finishes_what_is_at_hand():
             await asyncio.sleep(0.001)
         second = asyncio.create_task(client.translate("b"))
         await client.waiting(1)
-        draining = asyncio.create_task(client.server.drain(20))
+        draining = asyncio.create_task(client.server.drain(60))
         await asyncio.sleep(0)
         for refused in (await client.http.get("/ready"), await client.translate("c")):
             assert refused.status_code == 503

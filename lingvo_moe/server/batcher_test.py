@@ -21,7 +21,7 @@ class Model:
 
     def __call__(self, texts, language):
         self.batches.append((texts, language))
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         if set(texts) & set(self._fails):
             raise ValueError(f"cannot translate {texts}")
         return [f"{text.upper()} in {language}" for text in texts]
@@ -35,7 +35,7 @@ def run(test, model=None, **params):
         batcher = Batcher(model, BatchParams(**params))
         worker = asyncio.create_task(batcher.run())
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 return await test(batcher, model)
         finally:
             model.gate.set()
@@ -121,15 +121,13 @@ class TestDeadline:
             assert model.batches == [(["a", "b"], "en")]
             return time.monotonic() - start
 
-        assert 0.05 <= run(test, max_wait=0.05) < 5
+        assert run(test, max_wait=0.05) >= 0.05
 
     def test_a_full_batch_does_not_wait(self):
         async def test(batcher, model):
-            start = time.monotonic()
             await submit(batcher, "aa bb")
-            return time.monotonic() - start
 
-        assert run(test, max_wait=15, max_tokens=4) < 10
+        run(test, max_wait=1000, max_tokens=4)
 
 
 class TestRequests:

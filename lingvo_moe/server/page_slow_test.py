@@ -1,7 +1,6 @@
 """The page in headless Chromium, in front of a model that writes markup."""
 
 import asyncio
-import base64
 import math
 import threading
 import types
@@ -153,11 +152,8 @@ def test_another_model_has_other_languages(page):
     assert _texts(page, ".translation .text") == ["un in it"]
 
 
-def test_it_loads_nothing_from_elsewhere_and_looks_like_something(page, address, tmp_path):
+def test_it_loads_nothing_from_elsewhere(page, address):
     _ask(page, "un")
     loaded = page.run("performance.getEntriesByType('resource').map((e) => e.name)")
     assert loaded
     assert all(name.startswith(address) for name in loaded)
-    picture = base64.b64decode(page.call("Page.captureScreenshot")["data"])
-    assert picture.startswith(b"\x89PNG")
-    assert len(picture) > 5000

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import lingvo_moe as lm
 from lingvo_moe.core import safetensors
@@ -22,6 +23,7 @@ from lingvo_moe.serving.exported import Exported
 from lingvo_moe.serving.storage import STORAGES
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import WEIGHTS, ModelDir
+from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing import tiny_world
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
@@ -102,14 +104,15 @@ def test_batches_of_nothing_are_refused(call, size):
     assert end.value.code == 2
 
 
-def test_a_translation_in_the_graph_is_one_line(model_dir):
-    vocabulary = model_dir.vocabulary("target")
-    ids = [vocabulary._processor.piece_to_id(f"<0x{b:02X}>") for b in "a\u2028b\x1c".encode()]
-    module = ServedModel(model_dir, read_theta(model_dir)[0])
-    output = BeamOutput(
+def test_a_translation_in_the_graph_is_one_line(model_dir, monkeypatch):
+    (ids,) = model_dir.vocabulary("target").encode(["a\u2028b\x1cc"])
+    written = BeamOutput(
         np.array([[ids]], np.int32), np.array([[len(ids)]], np.int32), np.zeros([1, 1], np.float32)
     )
-    assert module._texts(output).numpy().tolist() == [[b"a b "]]
+    monkeypatch.setattr(TranslationTask, "decode", lambda *_: written)
+    module = ServedModel(model_dir, read_theta(model_dir)[0])
+    outputs = module.translate(tf.constant(["kara"]), tf.constant("en"))
+    assert outputs["translations"].numpy().tolist() == [[b"a b c"]]
 
 
 class TestOutput:

@@ -106,7 +106,7 @@ def test_errors_are_a_line(url, name, to, message):
     assert "\n" not in str(error.value)
 
 
-def test_no_server_is_said(url):
+def test_no_server_is_said():
     with pytest.raises(OSError, match=r"http://127.0.0.1:1/v1/.* cannot be reached"):
         client_tf_serving.predict("http://127.0.0.1:1", "translator", ["kara"], {})
 

@@ -30,7 +30,7 @@ def test_they_resume_and_their_report_serves_as_baseline(tmp_path):
         set=[*SHRINK, "train.max_steps=2"],
         report=lines.append,
     )
-    assert not any("loss" in line for line in lines if not line.endswith("Resuming from step 2."))
+    assert not any("loss" in line for line in lines)
     assert again == first
     assert [(score.pair, score.test_examples) for score in again.pairs] == [
         ("qna-en", 20),

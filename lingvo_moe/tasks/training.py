@@ -350,15 +350,12 @@ class _Evaluator:
         return {f"dev/experts/{layer}": png for layer, png in draw_layers(record).items()}
 
     def _bleu(self) -> float:
-        """BLEU of the sample; the mean over sentences where languages differ in tokenizer."""
-        groups: dict[str, tuple[list[str], list[str]]] = {}
-        for languages, (sources, targets) in self._sample.items():
-            name = tokenizers.default_tokenizer(languages[0])
-            hypotheses, references = groups.setdefault(name, ([], []))
-            hypotheses += [best[0].text for best in self._translator(sources, *languages)]
-            references += targets
-        lines = [len(hypotheses) for hypotheses, _ in groups.values()]
-        scores = [
-            tokenizers.bleu(name).corpus_score(h, [r]).score for name, (h, r) in groups.items()
-        ]
-        return float(np.average(scores, weights=lines))
+        """BLEU of the sample."""
+        return tokenizers.bleu_of_languages(
+            (
+                languages[0],
+                [best[0].text for best in self._translator(sources, *languages)],
+                targets,
+            )
+            for languages, (sources, targets) in self._sample.items()
+        )

@@ -3,12 +3,10 @@ import os
 import re
 import signal
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from sacrebleu.metrics import BLEU
 
 from lingvo_moe.core import lock
 from lingvo_moe.core.nested_map import NestedMap
@@ -20,7 +18,8 @@ from lingvo_moe.placement.traces import Trace
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.training import _Evaluator, check_nothing_lost, summarize, train_model
+from lingvo_moe.tasks.training import check_nothing_lost, summarize, train_model, train_step
+from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.logdirs import training_job
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
 
@@ -36,17 +35,23 @@ def _theta(logdir, step):
     return {name: value for name, value in tensors.items() if name.startswith("theta/")}
 
 
-def test_resuming_equals_never_having_stopped(tmp_path):
-    _train(tmp_path / "whole", "train.max_steps=8")
-    _train(tmp_path / "parts", "train.max_steps=3")
-    _train(tmp_path / "parts", "train.max_steps=8")
-    whole, parts = _theta(tmp_path / "whole", 8), _theta(tmp_path / "parts", 8)
-    assert whole.keys() == parts.keys()
-    for name, value in whole.items():
-        np.testing.assert_array_equal(value, parts[name], err_msg=name)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of eight steps that nothing interrupts, with all that TensorBoard can show."""
+    logdir = tmp_path_factory.mktemp("training") / "whole"
+    _train(logdir, "train.max_steps=8", "train.dev_bleu_sentences=4")
+    return logdir
 
 
-def test_a_signal_in_mid_run_loses_nothing(tmp_path, monkeypatch):
+def _assert_same_weights(logdir, whole):
+    ours, expected = _theta(logdir, 8), _theta(whole, 8)
+    assert ours.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(ours[name], value, err_msg=name)
+
+
+def test_a_signal_in_mid_run_loses_nothing(tmp_path, monkeypatch, whole):
+    """And a run that resumes takes the steps of one that never stopped."""
     next_batch, batches = Prefetcher.next_batch, []
 
     def interrupt_at_the_third(self):
@@ -57,13 +62,10 @@ def test_a_signal_in_mid_run_loses_nothing(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Prefetcher, "next_batch", interrupt_at_the_third)
-        result = _train(tmp_path / "parts", "train.max_steps=6")
+        result = _train(tmp_path, "train.max_steps=8")
     assert (result.step, result.finished, result.signal) == (3, False, signal.SIGTERM)
-    _train(tmp_path / "parts", "train.max_steps=6")
-    _train(tmp_path / "whole", "train.max_steps=6")
-    whole, parts = _theta(tmp_path / "whole", 6), _theta(tmp_path / "parts", 6)
-    for name, value in whole.items():
-        np.testing.assert_array_equal(value, parts[name], err_msg=name)
+    _train(tmp_path, "train.max_steps=8")
+    _assert_same_weights(tmp_path, whole)
 
 
 def test_loads_are_recorded_step_by_step_and_before_capacity(tmp_path):
@@ -92,42 +94,29 @@ def test_where_there_are_no_loads_to_record(tmp_path):
         )
 
 
-def test_micro_batches_add_up_to_the_whole_batch(tmp_path):
-    # No dropout and no random or capacity-bound routing: then only the order of sums differs.
-    exact = (
-        "train.max_steps=2",
-        "model.dropout_rate=0.0",
-        "model.moe.capacity_factor=None",
-        "model.moe.gating=Top2(second_expert='always')",
-        "model.moe.aux_loss_weight=0.0",
-    )
-    _train(tmp_path / "one", *exact)
-    _train(tmp_path / "four", *exact, "train.micro_batches=4")
-    one, four = _theta(tmp_path / "one", 2), _theta(tmp_path / "four", 2)
-    for name, value in one.items():
-        np.testing.assert_allclose(value, four[name], atol=2e-4, err_msg=name)
+def _steps(*overrides):
+    """Loss and norm of the gradient in each of three steps without anything random, [3, 2]."""
+    exact = ("model.dropout_rate=0.0", "model.moe.gating=Top2(second_expert='always')")
+    params = override(get_params("tiny.MoE"), [*SHRINK, *exact, *overrides])
+    task = TranslationTask(params, tuple(dataset().pairs))
+    runtime, batches = Local(task, train_step(task)), TrainInput(dataset(), params.input, seed=1)
+    runtime.initialize(1)
+    metrics = [runtime.train(batches.next_batch()) for _ in range(3)]
+    return np.array([[m.nll / m.tokens, m.grad_norm] for m in metrics])
 
 
-@pytest.mark.parametrize("dispatcher", ["Einsum()", "Ragged()"])
-def test_dispatchers_train_alike(tmp_path, dispatcher):
-    exact = ("train.max_steps=3", "model.dropout_rate=0.0")
-    if dispatcher == "Ragged()":
-        exact += ("model.moe.capacity_factor=None",)
-    _train(tmp_path / "gather", *exact)
-    _train(tmp_path / "other", *exact, f"model.moe.dispatcher={dispatcher}")
-    gather, other = _theta(tmp_path / "gather", 3), _theta(tmp_path / "other", 3)
-    for name, value in gather.items():
-        np.testing.assert_allclose(value, other[name], atol=1e-3, err_msg=name)
+def test_micro_batches_add_up_to_the_whole_batch():
+    # Without capacity and balance loss, which see a group, only the order of sums differs.
+    exact = ("model.moe.capacity_factor=None", "model.moe.aux_loss_weight=0.0")
+    np.testing.assert_allclose(_steps(*exact, "train.micro_batches=4"), _steps(*exact), rtol=1e-5)
 
 
-def test_bfloat16_activations_train_near_float32(tmp_path):
-    exact = ("train.max_steps=4", "model.dropout_rate=0.0")
-    full, half = (
-        _train(tmp_path / dtype, *exact, f"activation_dtype={dtype}").best_loss
-        for dtype in ("float32", "bfloat16")
-    )
-    assert half != full  # it was rounded: a product's error is 2 ** -9 of it, 0.2 %
-    assert half == pytest.approx(full, rel=0.01)
+def test_bfloat16_activations_train_near_float32():
+    full, half = (_steps(f"activation_dtype={dtype}") for dtype in ("float32", "bfloat16"))
+    # A product is rounded by 2 ** -9 of it, 0.2 %.
+    assert np.all(half != full)
+    np.testing.assert_allclose(half[:, 0], full[:, 0], rtol=0.005)
+    np.testing.assert_allclose(half[:, 1], full[:, 1], rtol=0.05)
 
 
 def test_a_run_says_what_it_will_and_does_learn(tmp_path):
@@ -151,21 +140,17 @@ def test_a_run_says_what_it_will_and_does_learn(tmp_path):
 def test_experts_of_different_sizes_train_resume_and_translate(tmp_path):
     sizes = "model.moe.dispatcher=Dropless(expert_sizes=(1, 2, 3))"
     few = ("model.moe.num_experts=3", "model.moe.capacity_factor=None")
-    _train(tmp_path / "whole", sizes, *few, "train.max_steps=2")
-    _train(tmp_path / "parts", sizes, *few, "train.max_steps=1")
-    _train(tmp_path / "parts", sizes, *few, "train.max_steps=2")
-    whole, parts = _theta(tmp_path / "whole", 2), _theta(tmp_path / "parts", 2)
-    assert whole["theta/encoder/layer_01/feed_forward/experts/wo"].shape == (6, 32, 16)
-    for name, value in whole.items():
-        np.testing.assert_array_equal(value, parts[name], err_msg=name)
-    model_dir = ModelDir.open(tmp_path / "whole")
+    for steps in (1, 2):
+        assert _train(tmp_path, sizes, *few, f"train.max_steps={steps}").step == steps
+    theta = _theta(tmp_path, 2)
+    assert theta["theta/encoder/layer_01/feed_forward/experts/wo"].shape == (6, 32, 16)
+    model_dir = ModelDir.open(tmp_path)
     translator, step = load_translator(model_dir, Local(model_dir.task))
     assert (step, len(translator(["klices nolek"], "en"))) == (2, 1)
 
 
-def test_tensorboard_shows_what_people_watch(tmp_path):
-    _train(tmp_path, "train.max_steps=4", "train.dev_bleu_sentences=4")
-    (path,) = (tmp_path / "events").iterdir()
+def test_tensorboard_shows_what_people_watch(whole):
+    (path,) = (whole / "events").iterdir()
     tags = {
         value.tag
         for event in tf.compat.v1.train.summary_iterator(str(path))
@@ -179,21 +164,6 @@ def test_tensorboard_shows_what_people_watch(tmp_path):
     dev = {"dev/loss", "dev/bleu", "dev/source_use", "dev/source_use/qna-en"}
     dev |= {f"dev/experts/{layer}", f"dev/max_vio/{layer}"}
     assert {f"train/{tag}" for tag in wanted} | dev <= tags
-
-
-def test_dev_bleu_takes_the_tokenizer_of_each_language():
-    """13a sees one wrong word in the Chinese line: 0. By characters 9 of 10 are right."""
-    told = {"zh": "我们今天一起去公园散会", "de": "a cat sat on the mat"}
-    references = {("zh", None): "我们今天一起去公园散步", ("de", None): "a cat sat on the mat"}
-    evaluator = object.__new__(_Evaluator)
-    evaluator._sample = {
-        languages: ([f"to {languages[0]}"] * count, [text] * count)
-        for (languages, text), count in zip(references.items(), (3, 1), strict=True)
-    }
-    evaluator._translator = lambda sources, to, _: [[SimpleNamespace(text=told[to])]] * len(sources)
-    chinese = BLEU(tokenize="zh").corpus_score([told["zh"]], [[references["zh", None]]]).score
-    assert 80 < chinese < 95
-    assert evaluator._bleu() == pytest.approx((3 * chinese + 100) / 4)
 
 
 def test_summaries_by_hand():
@@ -272,7 +242,7 @@ def test_dropped_without_a_capacity():
         check_nothing_lost(NestedMap(pair_dropped=np.array([[1, 2]]), steps=1), params)
 
 
-def test_a_shard_damaged_during_training_loses_nothing(tmp_path, monkeypatch):
+def test_a_shard_damaged_during_training_loses_nothing(tmp_path, monkeypatch, whole):
     """Batches 1 to 3 are good; the thread fails at the fourth, and the same call goes on."""
     next_batch, made = TrainInput.next_batch, []
 
@@ -285,13 +255,10 @@ def test_a_shard_damaged_during_training_loses_nothing(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(TrainInput, "next_batch", fail)
         with pytest.raises(OSError, match=r"Shard x is damaged\."):
-            _train(tmp_path / "parts", "train.max_steps=6")
-    _train(tmp_path / "parts", "train.max_steps=6")
-    _train(tmp_path / "whole", "train.max_steps=6")
-    whole, parts = _theta(tmp_path / "whole", 6), _theta(tmp_path / "parts", 6)
-    for name, value in whole.items():
-        np.testing.assert_array_equal(value, parts[name], err_msg=name)
-    assert ModelDir.open(tmp_path / "parts").checkpoints.steps() == [3, 4, 6]
+            _train(tmp_path, "train.max_steps=8")
+    assert ModelDir.open(tmp_path).checkpoints.steps() == [3]
+    _train(tmp_path, "train.max_steps=8")
+    _assert_same_weights(tmp_path, whole)
 
 
 class TestBadInput:
@@ -316,10 +283,6 @@ class TestBadInput:
         schedule = "optimizer.schedule=Cosine(learning_rate=1.0,total_steps=5)"
         with pytest.raises(ValueError, match=r"max_steps=6 goes beyond step 5, .*total_steps=6"):
             _train(tmp_path, "train.max_steps=6", schedule)
-
-    def test_an_unknown_pair(self, tmp_path):
-        with pytest.raises(ValueError, match=r"Unknown pair 'qna-fr'"):
-            _train(tmp_path, "input.pairs=('qna-fr',)")
 
     def test_a_vocabulary_too_large_for_the_model(self, tmp_path):
         with pytest.raises(ValueError, match=r"Pass --set=target_vocab_size="):
@@ -349,12 +312,6 @@ class TestBadInput:
         translator, _ = load_translator(model_dir, Local(model_dir.task))
         with pytest.raises(ValueError, match=r"does not translate into 'fr'; it knows en"):
             translator(["a"], "fr")
-
-    def test_empty_lines_stay_empty(self, trained):
-        model_dir = ModelDir.open(trained)
-        translator, _ = load_translator(model_dir, Local(model_dir.task))
-        results = translator(["", "kara", "  "], "en")
-        assert [best[0].text for best in (results[0], results[2])] == ["", ""]
 
 
 def test_uneven_micro_batches(tmp_path):

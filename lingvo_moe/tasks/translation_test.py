@@ -31,6 +31,16 @@ def random_batch():
     )
 
 
+def gradients_of(task, theta):
+    """(name, gradient) of each weight, in training."""
+    batch = random_batch()
+    with tf.GradientTape() as tape:
+        tape.watch(theta)
+        output = task.loss(theta, batch, task.num_targets(batch), Context(tf.constant([1, 2])))
+    gradients = tape.gradient(output.objective, theta)
+    return [(name, tf.convert_to_tensor(gradient)) for name, gradient in gradients.flatten()]
+
+
 GATINGS = [
     "Top2()",
     "Switch()",
@@ -49,25 +59,11 @@ def test_a_dense_model_has_no_experts_to_change():
 @pytest.mark.parametrize("gating", GATINGS)
 def test_every_gating_is_known_to_set_and_trains(gating):
     task = task_with(gating)
-    theta, batch = init_theta(task.weights(), 0), random_batch()
-    with tf.GradientTape() as tape:
-        tape.watch(theta)
-        output = task.loss(theta, batch, task.num_targets(batch), Context(tf.constant([1, 2])))
-    gradients = tape.gradient(output.objective, theta)
-    for name, gradient in gradients.flatten():
-        assert gradient is not None, name
-        assert np.all(np.isfinite(tf.convert_to_tensor(gradient))), name
-
-
-@pytest.mark.parametrize("gating", [g for g in GATINGS if g != "ExpertChoice()"])
-def test_decodes_with_gatings_that_are_batch_independent(gating):
-    task = task_with(gating)
-    theta, ids = init_theta(task.weights(), 0), random_batch().source_ids[:2, :5]
-    both = task.translate(theta, ids, tf.constant([5, 3]))
-    alone = task.translate(theta, ids[1:, :3], tf.constant([3]))
-    length = min(both.ids.shape[-1], alone.ids.shape[-1])
-    np.testing.assert_array_equal(both.ids[1, ..., :length], alone.ids[0, ..., :length])
-    np.testing.assert_allclose(both.scores[1], alone.scores[0], rtol=1e-5)
+    gradients = dict(gradients_of(task, init_theta(task.weights(), 0)))
+    for name, gradient in gradients.items():
+        assert np.all(np.isfinite(gradient)), name
+    learns = np.abs(gradients["encoder/layer_01/feed_forward/gate"]).max() > 0
+    assert learns == (not gating.startswith("Hash"))
 
 
 def test_refuses_to_decode_with_a_gating_that_depends_on_the_batch():
@@ -97,15 +93,11 @@ OPTIONS = (
 def test_every_option_of_the_moe_layers_trains_and_decodes():
     task = task_with("Top2()")
     task = TranslationTask(override(task.params, OPTIONS))
-    theta, batch = init_theta(task.weights(), 0), random_batch()
-    with tf.GradientTape() as tape:
-        tape.watch(theta)
-        output = task.loss(theta, batch, task.num_targets(batch), Context(tf.constant([1, 2])))
-    for name, gradient in tape.gradient(output.objective, theta).flatten():
-        gradient = tf.convert_to_tensor(gradient)
+    theta = init_theta(task.weights(), 0)
+    for name, gradient in gradients_of(task, theta):
         assert np.all(np.isfinite(gradient)), name
         assert np.abs(gradient).max() > 0, name
-    ids = batch.source_ids[:2, :5]
+    ids = random_batch().source_ids[:2, :5]
     both = task.translate(theta, ids, tf.constant([5, 3]))
     alone = task.translate(theta, ids[1:, :3], tf.constant([3]))
     np.testing.assert_allclose(both.scores[1], alone.scores[0], rtol=1e-5)

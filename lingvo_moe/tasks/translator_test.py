@@ -23,9 +23,8 @@ def translator_of(translate_ids, max_source_length=100, n_best=1):
 
 
 def saying(text):
-    """Translates every sentence by the bytes of a text."""
-    vocabulary = tiny_world.dataset().target_vocabulary
-    ids = [vocabulary._processor.piece_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
+    """Translates every sentence by the pieces of a text."""
+    (ids,) = tiny_world.dataset().target_vocabulary.encode([text])
 
     def translate_ids(source_ids, lengths, tasks):
         rows = len(lengths)

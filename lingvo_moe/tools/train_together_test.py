@@ -60,7 +60,7 @@ def test_one_fails_at_an_evaluation_and_the_same_command_goes_on(tmp_path):
     assert re.search(rf"^error: process 1 \(pid \d+ on .*\): {CAUSE}$", failed[0][1], re.M)
     assert re.search(rf"^error: {CAUSE}$", failed[1][1], re.M)
     assert "Traceback" not in failed[0][1] + failed[1][1]
-    assert time.time() - float(re.search(r"^at ([\d.]+)$", failed[1][1], re.M)[1]) < 15
+    assert time.time() - float(re.search(r"^at ([\d.]+)$", failed[1][1], re.M)[1]) < 60
     assert ModelDir.open(tmp_path).checkpoints.steps() == [1]
 
     done = run_two(tmp_path)

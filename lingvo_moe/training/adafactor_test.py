@@ -253,10 +253,3 @@ def test_slots_are_weights_as_data():
     with_momentum = dict(Adafactor(beta1=0.9).slots(weights).flatten())
     assert with_momentum["experts/momentum"].shape == (8, 256, 1024)
     assert all(not init_theta(NestedMap(w=spec), 0).w.numpy().any() for spec in slots.values())
-
-
-def test_everything_is_float32():
-    optimizer = Adafactor()
-    weights = NestedMap(w=spec_of((128, 128), "MH"))
-    theta, slots = run(optimizer, weights, init_theta(weights, 0), [init_theta(weights, 1)])
-    assert {x.dtype for x in tf.nest.flatten([theta, slots])} == {tf.float32}

@@ -7,8 +7,10 @@ import shutil
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.training import bundle
 from lingvo_moe.training.checkpoint import Best, Checkpointer
 
+NAMES = ("theta/w", "theta/v")
 # Which step was the best when each step was saved, its own among them.
 BEST = {10: 10, 20: 10, 30: 10, 40: 40, 50: 40}
 # What can be seen from outside: everything that writes, renames or deletes.
@@ -47,7 +49,7 @@ class Crash:
 
 def _save(checkpoints, step):
     best = Best(BEST[step], 1 / BEST[step])
-    checkpoints.save(step, {"theta/w": np.full(3, step, np.float32)}, best)
+    checkpoints.save(step, {name: np.full(3, step, np.float32) for name in NAMES}, best)
 
 
 def _run(checkpoints, done):
@@ -60,11 +62,13 @@ def _run(checkpoints, done):
 
 
 def _assert_readable(checkpoints, step):
-    np.testing.assert_array_equal(checkpoints.read(step).tensors["theta/w"], [step] * 3)
+    for name in NAMES:
+        np.testing.assert_array_equal(checkpoints.read(step).tensors[name], [step] * 3)
 
 
 def test_a_crash_anywhere_loses_neither_the_newest_nor_the_best(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # slow, and no power fails here
+    monkeypatch.setattr(bundle, "_WRITE_BYTES", 12)  # each tensor is written by itself
     seen = set()
     for operations in range(200):
         checkpoints, done = Checkpointer(tmp_path / str(operations), keep=1), [0]
@@ -88,7 +92,7 @@ def test_a_crash_anywhere_loses_neither_the_newest_nor_the_best(tmp_path, monkey
         ]
         assert checkpoints.best() == 40
         shutil.rmtree(checkpoints.directory)
-    assert operations > 40
+    assert operations > 48
     # Every save was interrupted before and after its checkpoint appeared.
     before, after = ({(s - 10, s - off) for s in (10, 20, 30, 40)} for off in (10, 0))
     assert seen == before | after

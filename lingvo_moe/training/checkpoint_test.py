@@ -1,9 +1,6 @@
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -343,36 +340,3 @@ def test_tensors_are_held_against_a_model():
     ):
         with pytest.raises(ValueError, match=message):
             check_tensors(tensors, shapes)
-
-
-_KILLED_IN_MID_SAVE = """
-import os, signal, sys
-from pathlib import Path
-import numpy as np, tensorflow as tf
-from lingvo_moe.training import bundle
-from lingvo_moe.training.checkpoint import Checkpointer
-bundle._WRITE_BYTES = 40
-checkpoints = Checkpointer(Path(sys.argv[1]))
-checkpoints.save(1, {"a": np.arange(10.), "b": np.arange(9.)})
-save, calls = tf.raw_ops.SaveV2, []
-def save_once(**arguments):
-    if calls:
-        os.kill(os.getpid(), signal.SIGKILL)
-    calls.append(save(**arguments))
-tf.raw_ops.SaveV2 = save_once
-checkpoints.save(2, {"a": np.zeros(10), "b": np.zeros(9)})
-"""
-
-
-def test_killed_between_two_pieces(tmp_path):
-    killed = subprocess.run([sys.executable, "-c", _KILLED_IN_MID_SAVE, tmp_path], check=False)
-    assert killed.returncode == -signal.SIGKILL
-    left = {p.name for p in (tmp_path / "step_00000002.partial").iterdir()}
-    assert left == {"process-00000-00000.index", "process-00000-00000.data-00000-of-00001"}
-    checkpoints = Checkpointer(tmp_path)
-    checkpoint = checkpoints.resume()
-    assert checkpoint.step == 1
-    np.testing.assert_array_equal(checkpoint.tensors["a"], np.arange(10.0))
-    np.testing.assert_array_equal(checkpoint.tensors["b"], np.arange(9.0))
-    checkpoints.save(3, TENSORS)
-    assert {p.name for p in tmp_path.iterdir()} == {"step_00000001", "step_00000003"}

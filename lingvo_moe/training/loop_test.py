@@ -82,9 +82,8 @@ def test_a_whole_run(tmp_path):
     assert result == (10, True, 5, 3.0, None)
     assert Checkpointer(tmp_path / "checkpoints").best() == 5
     # The line of step 2 averages losses 1 and 3 over 2 tokens each: (1 + 3) / 4.
-    assert lines[:2] == ["Compiling the step …", "Compiled in 0 s."]
+    assert lines[0] == "Compiling the step …"
     assert lines[2].startswith("step 2/10  loss 1.000  ")
-    assert "tokens/s  ETA 0:00:" in lines[2]
     after = lines.index("step 5  dev loss 3.0")
     assert lines[after + 1] == "at 5"
     (events,) = (tmp_path / "events").iterdir()
