@@ -115,7 +115,10 @@ class Vocabulary:
             ValueError: the vocabulary has no such tag.
         """
         if language not in self.tags:
-            raise ValueError(f"The vocabulary has no tag {tag_piece(language)}.")
+            raise ValueError(
+                f"The vocabulary has no tag {tag_piece(language)}, only those of "
+                f"{', '.join(self.tags) or 'no language'}."
+            )
         return self.tags[language]
 
     def save(self, path: Path) -> None:

@@ -37,8 +37,6 @@ class _Table(Transfer):
         if there not in tensors or not self._is_table(spec):
             return None
         stored = tensors[there]
-        if tuple(stored.shape[1:]) != spec.shape[1:]:
-            return None
         parents = self._parents(path, there, spec.shape[0], stored.shape[0])
         if parents == [(i,) for i in range(stored.shape[0])]:
             return Origin(KEPT, stored, there)
@@ -174,6 +172,11 @@ def _plan(new: ModelDir, old: ModelDir, checkpoint: Checkpoint) -> Plan:
         Keep(),
         Upcycle(params.init.expert_noise, seed),
     )
+    if params.init.optimizer_state and type(params.optimizer) is not type(old.params.optimizer):
+        raise ValueError(
+            f"init.optimizer_state=True takes the state of {type(old.params.optimizer).__name__}, "
+            f"and this model trains with {type(params.optimizer).__name__}; set it to False."
+        )
     tensors = experts_once(checkpoint.tensors, old_weights, old.params.optimizer.slots(old_weights))
     return plan_transfer(params.init, transfers, weights, params.optimizer.slots(weights), tensors)
 

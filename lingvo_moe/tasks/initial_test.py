@@ -281,17 +281,18 @@ class TestMoreLanguages:
 WRONG = [
     (
         "model.model_dim=32",
-        r"is \(512, 32\) and \(512, 16\) in .* draw the weight anew: --set=\"init",
+        r"is \(512, 32\), but made of .* it would be \(512, 16\). .* draw the weight: --set=\"init",
     ),
     ("init.redraw=('gates',)", "init.redraw: the pattern 'gates' is found in no name"),
     ("init.rename=(('layer_09','x'),)", "init.rename: the pattern 'layer_09' is found in no name"),
     ("init.rename=(('^','other/'),)", "has none of this model's weights, such as 'decoder/emb"),
     ("init.relatives=(('qxx','en'),)", "'qxx' is no language of .*; it has en, qna, qnu, qta, qto"),
+    ("model.moe.hidden_dim=48", r"experts/wi is \(8, 16, 48\), but made of"),
     ("init.step=9", "Checkpoint .*step_00000009 is missing"),
     ("init.logdir=/no/such", "/no/such is no logdir: it has no model.json"),
     (
         ("optimizer=Lion(schedule=Constant(learning_rate=0.1))", "init.optimizer_state=True"),
-        "has no state of this optimizer",
+        "takes the state of Adafactor, and this model trains with Lion; set it to False",
     ),
 ]
 
@@ -304,7 +305,10 @@ def test_what_does_not_fit(moe, override, message):
 
 
 class TestTraining:
-    FROZEN = "optimizer.rate_factors=(('encoder/',0),('embedding',0.1))"
+    FROZEN = (  # weight decay would move them too
+        "optimizer=AdamW(schedule=Constant(learning_rate=0.1),weight_decay=0.1)",
+        "optimizer.rate_factors=(('encoder/',0),('embedding',0.1))",
+    )
 
     def test_a_run_starts_there_and_resumes_by_itself(self, dense, tmp_path):
         lines, logdir = [], tmp_path / "new"
@@ -315,7 +319,7 @@ class TestTraining:
             )
 
         source = f"init.logdir={dense.path}"
-        assert run(self.FROZEN, source).step == 1
+        assert run(*self.FROZEN, source).step == 1
         assert (logdir / "init.txt").read_text().rstrip() in lines
         old, new = stored(dense), stored(ModelDir.open(logdir))
         still = [n for n, v in old.items() if n in new and np.array_equal(new[n], v)]
@@ -327,6 +331,8 @@ class TestTraining:
         for texts in ((), (source,)):
             assert run("train.max_steps=2", *texts).step == 2
         assert not any("Initial weights" in line for line in lines)
+        with pytest.raises(ValueError, match="frozen; start a new logdir from it with --init_from"):
+            run("optimizer.rate_factors=()", "train.max_steps=3")
         other = r"with init.logdir='.*dense.*', and it is to be '/other'; that cannot change when"
         with pytest.raises(ValueError, match=other):
             run("init.logdir=/other")

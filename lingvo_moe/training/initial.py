@@ -77,7 +77,7 @@ class Transfer(abc.ABC):
     def origin(
         self, path: str, there: str, spec: WeightSpec, tensors: Mapping[str, Any]
     ) -> Origin | None:
-        """What the weight starts as; None where this is not the way.
+        """What the weight starts as, of any shape; None where this is not the way.
 
         Args:
             path: of the weight.
@@ -88,13 +88,11 @@ class Transfer(abc.ABC):
 
 
 class Keep(Transfer):
-    """A weight of the same path and shape."""
+    """A weight of the same path."""
 
     def origin(self, path, there, spec, tensors):
         """See Transfer."""
-        if there not in tensors or tuple(tensors[there].shape) != spec.shape:
-            return None
-        return Origin(KEPT, tensors[there], there)
+        return Origin(KEPT, tensors[there], there) if there in tensors else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,11 +117,7 @@ class Upcycle(Transfer):
             return None
         stored, count = tensors[dense], spec.shape[axis]
         copies = Copies(stored, axis, count, self._noise_of(path, stored) if self.noise else None)
-        return (
-            Origin(f"{count} copies of {dense}", copies, dense)
-            if copies.shape == spec.shape
-            else None
-        )
+        return Origin(f"{count} copies of {dense}", copies, dense)
 
     def _noise_of(self, path, stored):
         def noise(copy):
@@ -201,13 +195,13 @@ def _origin(params, transfers, path, spec, theirs) -> Origin | None:
         return None
     for transfer in transfers:
         if origin := transfer.origin(path, there, spec, theirs):
+            if tuple(origin.tensor.shape) != spec.shape:
+                raise ValueError(
+                    f"Weight {path} is {spec.shape}, but made of {origin.path} in {params.logdir} "
+                    f"it would be {tuple(origin.tensor.shape)}. Give the model the same sizes, or "
+                    f"draw the weight: --set=\"init.redraw=('{path}',)\"."
+                )
             return origin
-    if there in theirs:
-        raise ValueError(
-            f"Weight {path} is {spec.shape} and {tuple(theirs[there].shape)} in {params.logdir}, "
-            f"and neither can be made of the other. Give the model the same sizes, or draw the "
-            f"weight anew: --set=\"init.redraw=('{path}',)\"."
-        )
     return None
 
 
@@ -226,8 +220,8 @@ def _optimizer_state(params, slots, tensors, paths, found):
             state[name] = tensors[name]
     if not state:
         raise ValueError(
-            f"{params.logdir} has no state of this optimizer for these weights; set "
-            f"init.optimizer_state=False, or train with the optimizer that it was trained with."
+            f"{params.logdir} has no optimizer state of these weights, as an export has none; set "
+            f"init.optimizer_state=False."
         )
     return state | {"step": tensors["step"]}
 
