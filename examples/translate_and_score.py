@@ -9,7 +9,7 @@ if __name__ == "__main__":
     model = lm.load(directory)
     for sentence, best in zip(sentences, model.translate(sentences, to=language, n_best=4)):
         print(sentence)
-        for text, score in best:
-            (given,) = model.score([sentence], [text], to=language)
-            print(f"{score:9.4f}  {text}  (log P {given.log_prob:.3f})")
+        for translation in best:
+            (given,) = model.score([sentence], [translation.text], to=language)
+            print(f"{translation.score:9.4f}  {translation.text}  (log P {given.log_prob:.3f})")
             print("           " + " ".join(given.tokens))

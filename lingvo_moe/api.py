@@ -4,7 +4,6 @@ N best translations of a sentence.
 """
 
 import dataclasses
-import functools
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +26,7 @@ from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.scorer import Score, Scorer
 from lingvo_moe.tasks.training import RuntimeFn, TrainingJob, train_model
 from lingvo_moe.tasks.translation import TranslationParams
-from lingvo_moe.tasks.translator import Translation, Translator
+from lingvo_moe.tasks.translator import Translation
 from lingvo_moe.training.loop import TrainResult
 
 __all__ = [
@@ -99,7 +98,7 @@ class Model:
         """Loads a checkpoint; see `load`."""
         self.logdir, self.make_runtime = logdir, make_runtime
         self._runtime = make_runtime(logdir.task, None)
-        _, self.step = evaluation.load_translator(logdir, self._runtime, step)
+        self._translator, self.step = evaluation.load_translator(logdir, self._runtime, step)
         self._scorer = Scorer(logdir, self._runtime.score)
 
     @property
@@ -130,22 +129,20 @@ class Model:
             source_language: the language of all sentences; needed only by models that route by it.
             n_best: N.
             progress: called with the number of sentences done since the last call.
-            **decoding: fields of BeamSearchParams that replace the model's, such as beam_size=8.
-                The first call with new values takes seconds longer.
+            **decoding: fields of BeamSearchParams that replace the model's, such as beam_size=8 or
+                target_prefix="The". The first call that needs another graph takes seconds longer.
 
         Returns:
-            For each sentence its N best translations, best first: texts and scores.
+            For each sentence its N best translations, best first: texts and scores, and with
+            tokens=True their tokens.
 
         Raises:
             ValueError: an option that does not exist or does not fit; the model does not know the
                 language, or needs the source language.
         """
-        search = self.params.decoding
-        for name, value in {**decoding, "n_best": n_best}.items():
-            search = evolve(search, name, value)
-        logdir = dataclasses.replace(self.logdir, params=evolve(self.params, "decoding", search))
-        translate_ids = functools.partial(self._runtime.translate, decoding=search)
-        return Translator.of(logdir, translate_ids)(sentences, to, source_language, progress)
+        search = self.params.decoding.with_options({**decoding, "n_best": n_best})
+        translator = dataclasses.replace(self._translator, decoding=search)
+        return translator(sentences, to, source_language, progress)
 
     def score(
         self,

@@ -67,6 +67,28 @@ class TestTranslate:
         scores = [t.score for t in four[0]]
         assert scores == sorted(scores, reverse=True)
 
+    def test_texts_and_tokens(self, model):
+        free = model.translate(SENTENCES, "en", n_best=2, tokens=True)
+        word = free[0][0].text.split()[0]
+        assert {t.text for best in free for t in best}
+        options = {"target_prefix": "the one", "forbidden": (word,), "source_prefix": "so "}
+        found = model.translate(SENTENCES, "en", n_best=2, tokens=True, **options)
+        for sentence, best in zip(SENTENCES, found, strict=True):
+            for translation in best if sentence else ():
+                assert translation.text.startswith("the one")
+                assert word not in translation.text.split()
+                pieces = "".join(token.text for token in translation.tokens)
+                assert pieces.startswith("▁the▁one")
+                assert pieces.endswith("</s>")
+                total = sum(token.log_prob for token in translation.tokens)
+                penalty = ((5 + len(translation.tokens)) / 6) ** 5.0
+                assert translation.score == pytest.approx(total / penalty, rel=1e-4)
+                assert "".join(translation.source) == f"▁so {sentence}".replace(" ", "▁")
+                words = {place for place, _ in translation.alignment}
+                assert words <= set(range(1 + len(sentence.split())))
+        alone = model.translate(SENTENCES[2:], "en", n_best=2, tokens=True, **options)[0]
+        assert [t.text for t in alone] == [t.text for t in found[2]]
+
     def test_scores_of_given_translations(self, model):
         # That they are those of the search is tested with ids: text may be cut into other pieces.
         targets = ["the dog", "", "the dog sees two birds"]

@@ -58,7 +58,7 @@ def evolve(params: Any, path: str, value: Any) -> Any:
     if rest:
         value = evolve(getattr(params, head), rest, value)
     elif type(value) is int and float in alternatives(typing.get_type_hints(type(params))[head]):
-        value = float(value)
+        value = _to_float(value)
     return dataclasses.replace(params, **{head: value})
 
 
@@ -118,7 +118,7 @@ def _to_float(number: int) -> float:
     try:
         return float(number)
     except OverflowError:
-        return math.copysign(math.inf, number)
+        return math.inf if number > 0 else -math.inf
 
 
 def _unquote(text: str) -> str:

@@ -1,11 +1,14 @@
 """SentencePiece vocabularies that cover small languages too."""
 
+import collections
 import dataclasses
 import functools
 import hashlib
 import io
+import itertools
 import re
 import threading
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
@@ -107,6 +110,44 @@ class Vocabulary:
         pieces = enumerate(self.pieces(range(self.size)))
         found = ((re.fullmatch("<2(.+)>", piece), i) for i, piece in pieces)
         return {tag[1]: i for tag, i in found if tag and self._processor.is_control(i)}
+
+    def spellings(self, text: str) -> list[tuple[int, int, int]]:
+        """All ways in which pieces spell a text from the beginning of a word on, as a lattice.
+
+        Where the text begins with a letter of a script without cases, of which many write no
+        spaces, these are all ways to spell it anywhere.
+
+        Args:
+            text: of at least one visible character; it is normalised first.
+
+        Returns:
+            (start, end, id): bytes start to end of a space and the text are the piece of that id.
+            All paths from 0 to the largest end are spellings.
+        """
+        (text,) = self.decode(self.encode([text.strip()]))
+        content, anywhere = f" {text}".encode(), unicodedata.category(text[0]) == "Lo"
+        lattice = [
+            (start, end, piece)
+            for start, end in itertools.combinations(range(len(content) + 1), 2)
+            for piece in self._ids_by_content.get(content[start:end], ())
+        ]
+        return lattice + [
+            (0, end, piece) for start, end, piece in lattice if anywhere and start == 1
+        ]
+
+    @functools.cached_property
+    def _ids_by_content(self) -> dict[bytes, list[int]]:
+        """What each piece stands for in a text -> their ids; bytes stand for themselves."""
+        sp, found = self._processor, collections.defaultdict(list)
+        for index in range(self.size):
+            if not (sp.is_control(index) or sp.is_unknown(index) or sp.is_unused(index)):
+                piece = sp.id_to_piece(index)
+                is_byte = sp.is_byte(index)  # such as <0x0A>
+                content = (
+                    bytes([int(piece[3:5], 16)]) if is_byte else piece.replace(SPACE, " ").encode()
+                )
+                found[content].append(index)
+        return found
 
     def tag(self, language: str) -> int:
         """The id of a target language's tag.

@@ -1,60 +1,130 @@
-"""Tokens that may not follow a hypothesis.
+"""Tokens that may follow a hypothesis.
 
-B sentences, K hypotheses, T steps, V vocabulary, X bans.
+B sentences, K hypotheses, T steps, V vocabulary, P length of a prefix, E edges, S places, X bans.
 """
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from lingvo_moe.core.tokens import PAD
 
+_START, _WRITTEN = 0, 1
 
-def banned(
-    ids: tf.Tensor,
-    step: tf.Tensor,
-    vocab_size: int,
-    no_repeat_ngram: int,
-    forbidden: tuple[tuple[int, ...], ...],
-) -> tf.Tensor:
-    """Tokens that would repeat an n-gram or complete a forbidden sequence.
+
+class Edge(NamedTuple):
+    """A token that continues a text from one place to another."""
+
+    start: int
+    end: int
+    token: int
+
+
+def join_lattices(lattices: Iterable[Sequence[tuple[int, int, int]]]) -> tuple[Edge, ...]:
+    """The lattices of several texts as one, for Constraints.
 
     Args:
-        ids: int32 [B, K, T], the tokens of each hypothesis; those from `step` on are ignored.
-        step: int32 [], the number of tokens.
-        vocab_size: V.
-        no_repeat_ngram: n; 0 to allow all repetitions.
-        forbidden: sequences of token ids.
+        lattices: for each text (start, end, token): how far it is written before and after the
+            token; 0 is nothing, and the largest number all of it. See `Vocabulary.spellings`.
 
     Returns:
-        bool [B, K, V].
-
-    Raises:
-        ValueError: a forbidden token that is not in the vocabulary.
+        The same edges with places numbered anew: 0 is the start of all texts, 1 the end of all.
     """
-    largest = max((max(sequence) for sequence in forbidden), default=0)
-    if largest >= vocab_size:
-        raise ValueError(
-            f"decoding.forbidden has the token {largest}; the vocabulary's are below {vocab_size}."
+    edges, free = [], _WRITTEN + 1
+    for lattice in lattices:
+        last = max(end for _, end, _ in lattice)
+        number = [_START, *range(free, free + last - 1), _WRITTEN]
+        edges += [Edge(number[start], number[end], token) for start, end, token in lattice]
+        free += last - 1
+    return tuple(edges)
+
+
+class Constraints(NamedTuple):
+    """What forbids tokens.
+
+    Attributes:
+        no_repeat_ngram: n; 0 to allow all repetitions.
+        prefix: int32 [P], the first tokens; () for none.
+        forbidden: int32 [E, 3], edges of `join_lattices`; () for none.
+    """
+
+    no_repeat_ngram: int
+    prefix: tf.Tensor | tuple[int, ...]
+    forbidden: tf.Tensor | tuple[Edge, ...]
+
+    @property
+    def forced(self) -> int | tf.Tensor:
+        """P."""
+        return tf.shape(self.prefix)[0] if self._any(self.prefix) else 0
+
+    def start(self, batch: int | tf.Tensor, beams: int) -> tf.Tensor | tuple[()]:
+        """bool [B, K, S]: the places in forbidden texts that empty hypotheses are at."""
+        if not self._any(self.forbidden):
+            return ()
+        return tf.broadcast_to(
+            tf.range(self._num_places) == _START, [batch, beams, self._num_places]
         )
-    bans = [_completes(ids, step, sequence) for sequence in forbidden]
-    if no_repeat_ngram:
-        bans.append(_repeats(ids, step, no_repeat_ngram))
-    tokens = tf.concat(bans, axis=-1)  # [B, K, X]
-    shape = tf.shape(tokens)
-    rows = tf.range(shape[0] * shape[1])[:, None] * vocab_size
-    place = tf.reshape(rows + tf.reshape(tokens, [-1, shape[2]]), [-1])
-    counts = tf.math.unsorted_segment_sum(
-        tf.ones_like(place), place, shape[0] * shape[1] * vocab_size
-    )
-    return tf.reshape(counts > 0, [-1, ids.shape[1], vocab_size])
+
+    def after(self, places: tf.Tensor | tuple[()], token: tf.Tensor) -> tf.Tensor | tuple[()]:
+        """The places after one more token, int32 [B, K], of each hypothesis."""
+        if not self._any(self.forbidden):
+            return ()
+        start, end, tokens = self._edges
+        taken = tf.gather(places, start, axis=2) & (token[..., None] == tokens)  # [B, K, E]
+        by_edge = tf.transpose(tf.cast(taken, tf.int32), [2, 0, 1])
+        counts = tf.math.unsorted_segment_sum(by_edge, end, self._num_places)
+        return tf.transpose(counts > 0, [1, 2, 0]) | (tf.range(self._num_places) == _START)
+
+    def allowed(
+        self, logits: tf.Tensor, ids: tf.Tensor, step: tf.Tensor, places: tf.Tensor | tuple[()]
+    ) -> tf.Tensor:
+        """The logits, -inf for tokens that are forbidden.
+
+        Args:
+            logits: float32 [B, K, V].
+            ids: int32 [B, K, T], the tokens of each hypothesis; those from `step` on are ignored.
+            step: int32 [], the number of tokens.
+            places: of `start` and `after`.
+        """
+        bans = []
+        if self._any(self.forbidden):
+            start, end, tokens = self._edges
+            last = tf.gather(places, start, axis=2) & (end == _WRITTEN)
+            bans.append(tf.where(last, tokens, PAD))
+        if self.no_repeat_ngram:
+            bans.append(_repeats(ids, step, self.no_repeat_ngram))
+        if bans:
+            ruled_out = _scattered(tf.concat(bans, axis=-1), logits) & (step >= self.forced)
+            logits = tf.where(ruled_out, -math.inf, logits)
+        if self._any(self.prefix):
+            forced = tf.gather(self.prefix, tf.minimum(step, self.forced - 1))
+            other = (tf.range(tf.shape(logits)[-1]) != forced) & (step < self.forced)
+            logits = tf.where(other, -math.inf, logits)
+        return logits
+
+    @property
+    def _edges(self):
+        """Starts, ends and tokens, int32 [E] each."""
+        return tf.unstack(tf.convert_to_tensor(self.forbidden), axis=1)
+
+    @property
+    def _num_places(self):
+        return tf.reduce_max(self._edges[1]) + 1
+
+    @staticmethod
+    def _any(given):
+        return not isinstance(given, tuple) or bool(given)
 
 
-def _completes(ids, step, sequence):
-    """int32 [B, K, 1]: the last token of the sequence after the others, else PAD."""
-    *others, last = sequence
-    matches = tf.fill(tf.shape(ids)[:2], step >= len(others))
-    for back, token in enumerate(reversed(others), 1):
-        matches &= _newest(ids, step, back) == token
-    return tf.where(matches, last, PAD)[..., None]
+def _scattered(tokens, logits):
+    """bool, the shape of logits [B, K, V]: which of the V are among the tokens [B, K, X]."""
+    batch, beams, size = tf.unstack(tf.shape(logits))
+    rows = tf.range(batch * beams)[:, None] * size
+    place = tf.reshape(rows + tf.reshape(tokens, [batch * beams, -1]), [-1])
+    counts = tf.math.unsorted_segment_sum(tf.ones_like(place), place, batch * beams * size)
+    return tf.reshape(counts > 0, tf.shape(logits))
 
 
 def _repeats(ids, step, n):

@@ -4,67 +4,29 @@ B sentences, K unfinished ("living") hypotheses, N best translations, T steps, P
 (T·K), V vocabulary.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import NonNegativeFloat, NonNegativeInt, Params, PositiveInt, Rule
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
-from lingvo_moe.decoding.constraints import banned
-from lingvo_moe.decoding.sampling import Sampling
+from lingvo_moe.decoding.constraints import Constraints
+from lingvo_moe.decoding.request import Request
 from lingvo_moe.layers.embedding import LOGITS_MULTIPLE
 from lingvo_moe.layers.transformer import Transformer
 
-MAX_BEAM = 64  # wider beams find no better translations (Koehn and Knowles 2017) and fill memory
-_Beam = Annotated[int, Rule(f"1 to {MAX_BEAM}", lambda size: 1 <= size <= MAX_BEAM)]
-_Sequences = Annotated[
-    tuple[tuple[int, ...], ...],
-    Rule(
-        "sequences of one or more ids, none negative",
-        lambda sequences: all(ids and min(ids) >= 0 for ids in sequences),
-    ),
-]
 _IMPOSSIBLE = -math.inf
 _NO_WORDS = (PAD, BOS, EOS, UNK)
 _STEPS_AT_A_TIME = 16  # number of steps by which caches grow
 _CHUNK = LOGITS_MULTIPLE
 
 # (token_ids int32 [B, K], step int32 [], caches, visible bool [B, K, P], source)
-#   -> (logits float32 [B, K, V], caches)
-StepFn = Callable[[tf.Tensor, tf.Tensor, Any, tf.Tensor, Any], tuple[tf.Tensor, Any]]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BeamSearchParams(Params):
-    """The params of a search.
-
-    Attributes:
-        beam_size: K, 1 to MAX_BEAM. Memory grows with its square.
-        n_best: N, number of translations to return, 1 to MAX_BEAM.
-        length_penalty: α of score = log P / ((5 + length)/6)^α (Wu et al. 2016, equation 14); the
-            length counts EOS.
-        length_ratio, length_offset: a translation has at most ratio · source length + offset
-            tokens, with EOS; it ends there in any case.
-        min_length: smallest number of tokens, with EOS; limited by the largest length.
-        no_repeat_ngram: n; no sequence of n tokens occurs twice in a translation. 0 for no limit.
-        forbidden: sequences of token ids that no translation contains. EOS is always allowed.
-        sampling: draws beam_size independent translations of each sentence and returns the N with
-            the best scores; None to search.
-    """
-
-    beam_size: _Beam = 4
-    n_best: _Beam = 1
-    length_penalty: NonNegativeFloat = 0.6
-    length_ratio: NonNegativeFloat = 1.5
-    length_offset: PositiveInt = 10  # leaves room for EOS
-    min_length: NonNegativeInt = 0
-    no_repeat_ngram: NonNegativeInt = 0
-    forbidden: _Sequences = ()
-    sampling: Sampling | None = None
+#   -> (logits float32 [B, K, V], caches, the source token looked at int32 [B, K] if asked for)
+StepFn = Callable[
+    [tf.Tensor, tf.Tensor, Any, tf.Tensor, Any], tuple[tf.Tensor, Any, tf.Tensor | None]
+]
 
 
 class BeamOutput(NamedTuple):
@@ -74,20 +36,38 @@ class BeamOutput(NamedTuple):
         ids: int32 [B, N, T], with EOS, then PAD.
         lengths: int32 [B, N], with EOS; 0 if fewer than N were found.
         scores: float32 [B, N], log P / length penalty; -inf if fewer than N were found.
+        log_probs: float32 [B, N, T], of each token; None if not asked for.
+        sources: int32 [B, N, T], the place of the source token that each one looked at; None if not
+            asked for.
     """
 
     ids: tf.Tensor
     lengths: tf.Tensor
     scores: tf.Tensor
+    log_probs: tf.Tensor | None = None
+    sources: tf.Tensor | None = None
 
 
 class _Living(NamedTuple):
-    """Hypotheses without EOS: newest token, log P [B, K], tokens [B, K, T], mask [B, K, P]."""
+    """Hypotheses without EOS.
+
+    Newest token, log P [B, K], what is known of each token [B, K, T], mask [B, K, P], places in
+    forbidden texts [B, K, S].
+    """
 
     newest: tf.Tensor
     log_probs: tf.Tensor
-    ids: tf.Tensor
+    written: dict[str, tf.Tensor]
     visible: tf.Tensor
+    places: Any
+
+
+class _Best(NamedTuple):
+    """The N best: as BeamOutput, with log P up to each token among what is written [B, N, T]."""
+
+    written: dict[str, tf.Tensor]
+    lengths: tf.Tensor
+    scores: tf.Tensor
 
 
 class _Rows(NamedTuple):
@@ -98,7 +78,7 @@ class _Rows(NamedTuple):
     source: Any
     caches: Any
     living: _Living
-    best: BeamOutput
+    best: _Best
 
 
 def beam_search(
@@ -106,7 +86,7 @@ def beam_search(
     laid_out: NestedMap,
     source_ids: tf.Tensor,
     source_lengths: tf.Tensor,
-    params: BeamSearchParams,
+    request: Request,
     tasks: tf.Tensor | None = None,
 ) -> BeamOutput:
     """Translates a batch; graph code, for any batch and source length.
@@ -117,23 +97,42 @@ def beam_search(
         source_ids: int32 [B, L].
         source_lengths: int32 [B]. The longest translation of a sentence follows from its own length
             and not from the other sentences of the batch.
-        params: how to search.
+        request: how to search.
         tasks: int32 [B], for routers by task.
     """
+    params = request.params
     source = model.encode(laid_out, source_ids, source_lengths, tasks)
     ratio = params.length_ratio * tf.cast(source_lengths, tf.float32)
     max_lengths = tf.cast(tf.math.ceil(ratio), tf.int32) + params.length_offset
     dtype = laid_out.decoder.embedding.table.dtype
 
-    def step_fn(*args):
-        return model.step(laid_out, *args)
+    if params.tokens:
+        source.words = _words(source_ids, source_lengths)
+
+    def step_fn(token_ids, step, caches, visible, source):
+        logits, caches, attention = model.step(laid_out, token_ids, step, caches, visible, source)
+        sources = _most_looked_at(attention, source.words) if params.tokens else None
+        return logits, caches, sources
 
     steps = None
     if source_ids.shape[1] is not None:  # XLA needs a static bound; extra steps are not executed
         steps = math.ceil(params.length_ratio * source_ids.shape[1]) + params.length_offset
+        steps = max(steps, len(request.prefix) + 1)
     positions = (steps or 0) * params.beam_size
     caches = model.empty_caches(tf.shape(source_ids)[0], positions, dtype)
-    return search(step_fn, caches, source, max_lengths, params, steps)
+    return search(step_fn, caches, source, max_lengths, request, steps)
+
+
+def _words(ids, lengths):
+    """bool [B, L]: which source tokens are neither the language's tag, EOS nor padding."""
+    place = tf.range(tf.shape(ids)[1])
+    return (place > 0) & (place < lengths[:, None] - 1)
+
+
+def _most_looked_at(attention, words):
+    """int32 [B, K], of attention [B, N, K, L]: the word with the largest mean over the heads."""
+    mean = tf.reduce_mean(tf.cast(attention, tf.float32), axis=1)
+    return tf.argmax(tf.where(words[:, None], mean, -1.0), -1, tf.int32)
 
 
 def search(
@@ -141,7 +140,7 @@ def search(
     caches: Any,
     source: Any,
     max_lengths: tf.Tensor,
-    params: BeamSearchParams,
+    request: Request,
     steps: int | None = None,
 ) -> BeamOutput:
     """Flat beam search over any step function.
@@ -163,17 +162,18 @@ def search(
             steps is None.
         source: other inputs of step_fn, any structure of tensors [B, …].
         max_lengths: int32 [B], at least 1, with EOS.
-        params: how to search.
+        request: how to search.
         steps: T, at least the largest of max_lengths; None for exactly that number, dynamic.
     """
-    batch = tf.shape(max_lengths)[0]
+    params, batch = request.params, tf.shape(max_lengths)[0]
+    max_lengths = tf.maximum(max_lengths, _constraints(request).forced + 1)
     static, steps = steps is not None, _num_steps(max_lengths) if steps is None else steps
     capacity = steps if static else 0
     best = _nothing(batch, steps, params)
-    living = _start(batch, steps, capacity, params)
+    living = _start(batch, steps, capacity, request)
     rows = _Rows(tf.range(batch), max_lengths, source, caches, living, best)
     if static:
-        return _run(step_fn, tf.constant(0), rows, steps, params)[1].best
+        return _output(_run(step_fn, tf.constant(0), rows, steps, request)[1].best)
 
     def unfinished(step, rows, best):
         del best
@@ -182,7 +182,7 @@ def search(
     def advance(step, rows, best):
         rows = _grown(_only(rows, _alive(rows)), step, params)
         until = tf.shape(rows.living.visible)[2] // params.beam_size
-        step, rows = _run(step_fn, step, rows, tf.minimum(until, steps), params, leave=True)
+        step, rows = _run(step_fn, step, rows, tf.minimum(until, steps), request, leave=True)
         place = rows.sentence[:, None]
         best = tf.nest.map_structure(
             lambda all, new: tf.tensor_scatter_nd_update(all, place, new), best, rows.best
@@ -190,10 +190,27 @@ def search(
         return step, rows, best
 
     state = (tf.constant(0), rows, best)
-    return tf.while_loop(unfinished, advance, state, shape_invariants=_invariants(state))[2]
+    return _output(
+        tf.while_loop(unfinished, advance, state, shape_invariants=_invariants(state))[2]
+    )
 
 
-def _run(step_fn, step, rows, until, params, leave=False):
+def _constraints(request):
+    return Constraints(request.params.no_repeat_ngram, request.prefix, request.forbidden)
+
+
+def _output(best):
+    """The BeamOutput of the best."""
+    written = best.written
+    if "totals" not in written:
+        return BeamOutput(written["ids"], best.lengths, best.scores)
+    before = tf.pad(written["totals"], [[0, 0], [0, 0], [1, 0]])[..., :-1]
+    real = tf.range(tf.shape(before)[2]) < best.lengths[..., None]
+    log_probs = tf.where(real, written["totals"] - before, 0.0)
+    return BeamOutput(written["ids"], best.lengths, best.scores, log_probs, written["sources"])
+
+
+def _run(step_fn, step, rows, until, request, leave=False):
     """Runs steps until `until`, or until all sentences (with `leave`, a quarter) are done."""
 
     def unfinished(step, rows):
@@ -202,60 +219,75 @@ def _run(step_fn, step, rows, until, params, leave=False):
         return (step < until) & enough
 
     def advance(step, rows):
-        return step + 1, _advance(step_fn, step, rows, params)
+        return step + 1, _advance(step_fn, step, rows, request)
 
     return tf.while_loop(unfinished, advance, (step, rows), shape_invariants=_shapes((step, rows)))
 
 
-def _advance(step_fn, step, rows, params):
+def _advance(step_fn, step, rows, request):
     """One step of all sentences."""
-    living, max_length = rows.living, rows.max_length
+    living, constraints = rows.living, _constraints(request)
     visible = living.visible | _own_positions(step, living.visible)
-    logits, caches = step_fn(living.newest, step, rows.caches, visible, rows.source)
-    may_end = (step + 1 >= params.min_length) | (step + 1 >= max_length)
-    allowed = _allowed(logits, living.ids, step, params)
-    go_on = _sample if params.sampling else _search
-    living, best = go_on(rows, logits, allowed, may_end[:, None], visible, step, params)
-    return rows._replace(caches=caches, living=living, best=best)
+    logits, caches, sources = step_fn(living.newest, step, rows.caches, visible, rows.source)
+    least = tf.maximum(request.params.min_length, constraints.forced + 1)
+    may_end = (step + 1 >= least) | (step + 1 >= rows.max_length)
+    allowed = constraints.allowed(logits, living.written["ids"], step, living.places)
+    scored = _Scored(logits, allowed, may_end[:, None], sources)
+    go_on = _sample if request.params.sampling else _search
+    living, best = go_on(
+        rows._replace(living=living._replace(visible=visible)), scored, step, request.params
+    )
+    places = constraints.after(living.places, living.newest)
+    return rows._replace(caches=caches, living=living._replace(places=places), best=best)
 
 
-def _search(rows, logits, allowed, may_end, visible, step, params):
+class _Scored(NamedTuple):
+    """What a step gave: logits, those allowed [B, K, V], whether EOS is [B, 1], sources [B, K]."""
+
+    logits: tf.Tensor
+    allowed: tf.Tensor
+    may_end: tf.Tensor
+    sources: tf.Tensor | None
+
+
+def _search(rows, scored, step, params):
     """The K best continuations, and the N best translations."""
-    living, max_length = rows.living, rows.max_length
-    choices = best_choices(allowed, min(params.beam_size + len(_NO_WORDS), logits.shape[-1]))
-    total = choices.log_total if allowed is logits else tf.reduce_logsumexp(logits, axis=-1)
+    living, max_length, logits = rows.living, rows.max_length, scored.logits
+    choices = best_choices(scored.allowed, min(params.beam_size + len(_NO_WORDS), logits.shape[-1]))
+    unchanged = scored.allowed is logits
+    total = choices.log_total if unchanged else tf.reduce_logsumexp(logits, axis=-1)
     log_probs = living.log_probs - total
-    ended = tf.where(may_end, log_probs + logits[..., EOS], _IMPOSSIBLE)
-    best = _offer(rows.best, living.ids, ended, step, params)
-    living = _extend(living.ids, visible, log_probs, choices, step)
+    ended = tf.where(scored.may_end, log_probs + logits[..., EOS], _IMPOSSIBLE)
+    best = _offer(rows.best, living, ended, scored.sources, step, params)
+    living = _extend(living, log_probs, choices, scored.sources, step)
     hopeless = step + 1 >= max_length
     hopeless |= _bound(living.log_probs, max_length, params) <= best.scores[:, -1]
     log_probs = tf.where(hopeless[:, None], _IMPOSSIBLE, living.log_probs)
     return living._replace(log_probs=log_probs), best
 
 
-def _sample(rows, logits, allowed, may_end, visible, step, params):
+def _sample(rows, scored, step, params):
     """A token for each sample, and the N best of those that ended with EOS."""
-    living = rows.living
+    living, logits = rows.living, scored.logits
     never = _is_one_of(tf.range(logits.shape[-1]), (PAD, BOS, UNK))
-    never |= _is_one_of(tf.range(logits.shape[-1]), (EOS,)) & ~may_end[..., None]
-    token = params.sampling.draw(tf.where(never, _IMPOSSIBLE, allowed), step)
+    never |= _is_one_of(tf.range(logits.shape[-1]), (EOS,)) & ~scored.may_end[..., None]
+    token = params.sampling.draw(tf.where(never, _IMPOSSIBLE, scored.allowed), step)
     token = tf.where(step + 1 >= rows.max_length[:, None], EOS, token)
     log_probs = living.log_probs - tf.reduce_logsumexp(logits, axis=-1)
     log_probs += tf.gather(logits, token, batch_dims=2)
     ends = token == EOS
     ended = tf.where(ends, log_probs, _IMPOSSIBLE)
-    best = _offer(rows.best, living.ids, ended, step, params)
-    ids = tf.where(tf.range(tf.shape(living.ids)[2]) == step, token[..., None], living.ids)
-    return _Living(token, tf.where(ends, _IMPOSSIBLE, log_probs), ids, visible), best
+    best = _offer(rows.best, living, ended, scored.sources, step, params)
+    written = _write(living.written, step, token, log_probs, scored.sources)
+    log_probs = tf.where(ends, _IMPOSSIBLE, log_probs)
+    return living._replace(newest=token, log_probs=log_probs, written=written), best
 
 
-def _allowed(logits, ids, step, params):
-    """The logits, -inf for tokens that constraints forbid."""
-    if not (params.no_repeat_ngram or params.forbidden):
-        return logits
-    bans = banned(ids, step, logits.shape[-1], params.no_repeat_ngram, params.forbidden)
-    return tf.where(bans, _IMPOSSIBLE, logits)
+def _write(written, step, ids, totals, sources):
+    """What is written [B, K, T], with one more token [B, K]; only what is kept of it."""
+    new = {"ids": ids, "totals": totals, "sources": sources}
+    here = tf.range(tf.shape(written["ids"])[2]) == step
+    return {name: tf.where(here, new[name][..., None], old) for name, old in written.items()}
 
 
 def _is_one_of(ids, some):
@@ -310,26 +342,36 @@ def _num_steps(max_lengths):
     return tf.maximum(tf.reduce_max(max_lengths), 0)
 
 
-def _start(batch, steps, capacity, params):
+def _start(batch, steps, capacity, request):
     """Hypotheses with BOS only: in beam 0, or for samples in every beam."""
+    params = request.params
     beams = params.beam_size
     others = 0.0 if params.sampling else _IMPOSSIBLE
     log_probs = tf.tile([[0.0] + [others] * (beams - 1)], [batch, 1])
     return _Living(
         newest=tf.fill([batch, beams], BOS),
         log_probs=log_probs,
-        ids=tf.fill([batch, beams, steps], PAD),
+        written=_unwritten([batch, beams, steps], params),
         visible=tf.fill([batch, beams, capacity * beams], False),
+        places=_constraints(request).start(batch, beams),
     )
 
 
 def _nothing(batch, steps, params):
     n = params.n_best
-    return BeamOutput(
-        ids=tf.fill([batch, n, steps], PAD),
+    return _Best(
+        written=_unwritten([batch, n, steps], params),
         lengths=tf.fill([batch, n], 0),
         scores=tf.fill([batch, n], _IMPOSSIBLE),
     )
+
+
+def _unwritten(shape, params):
+    """What is kept of each token: its id, and, if asked for, log P up to it and its source."""
+    written = {"ids": tf.fill(shape, PAD)}
+    if params.tokens:
+        written |= {"totals": tf.zeros(shape), "sources": tf.fill(shape, 0)}
+    return written
 
 
 def _own_positions(step, visible):
@@ -389,19 +431,24 @@ def _bound(log_probs, max_lengths, params):
     return tf.reduce_max(log_probs, axis=1) / _penalty(max_lengths, params)
 
 
-def _offer(best, ids, log_probs, step, params):
+def _offer(best, living, log_probs, sources, step, params):
     """The N best of the earlier ones and of every living hypothesis followed by EOS."""
     scores = tf.concat([best.scores, log_probs / _penalty(step + 1, params)], axis=1)
     scores, index = tf.math.top_k(scores, params.n_best)
-    ended = tf.where(tf.range(tf.shape(ids)[2]) == step, EOS, ids)
-    lengths = tf.concat([best.lengths, tf.fill(tf.shape(ids)[:2], step + 1)], axis=1)
+    eos = tf.fill(tf.shape(log_probs), EOS)
+    ended = _write(living.written, step, eos, log_probs, sources)
+    lengths = tf.concat([best.lengths, tf.fill(tf.shape(log_probs), step + 1)], axis=1)
     lengths = tf.gather(lengths, index, batch_dims=1)
-    ids = tf.gather(tf.concat([best.ids, ended], axis=1), index, batch_dims=1)
+    written = {
+        name: tf.gather(tf.concat([old, ended[name]], axis=1), index, batch_dims=1)
+        for name, old in best.written.items()
+    }
     found = scores > _IMPOSSIBLE
-    return BeamOutput(tf.where(found[..., None], ids, PAD), tf.where(found, lengths, 0), scores)
+    written["ids"] = tf.where(found[..., None], written["ids"], PAD)
+    return _Best(written, tf.where(found, lengths, 0), scores)
 
 
-def _extend(ids, visible, log_probs, choices, step):
+def _extend(living, log_probs, choices, sources, step):
     """The K best continuations by tokens other than EOS."""
     beams, count = choices.ids.shape[1:]
     totals = log_probs[..., None] + choices.logits
@@ -409,9 +456,11 @@ def _extend(ids, visible, log_probs, choices, step):
         tf.where(_is_one_of(choices.ids, _NO_WORDS), _IMPOSSIBLE, totals), [-1, beams * count]
     )
     log_probs, index = tf.math.top_k(totals, beams)
-    parent = index // count
     token = tf.gather(tf.reshape(choices.ids, [-1, beams * count]), index, batch_dims=1)
     token = tf.where(log_probs > _IMPOSSIBLE, token, PAD)  # there may be none
-    ids = tf.gather(ids, parent, batch_dims=1)
-    ids = tf.where(tf.range(tf.shape(ids)[2]) == step, token[..., None], ids)
-    return _Living(token, log_probs, ids, tf.gather(visible, parent, batch_dims=1))
+    parents = (living.written, living.visible, living.places, () if sources is None else sources)
+    written, visible, places, sources = tf.nest.map_structure(
+        lambda x: tf.gather(x, index // count, batch_dims=1), parents
+    )
+    written = _write(written, step, token, log_probs, sources)
+    return _Living(token, log_probs, written, visible, places)

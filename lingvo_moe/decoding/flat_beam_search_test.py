@@ -1,5 +1,4 @@
 import dataclasses
-import functools
 
 import numpy as np
 import pytest
@@ -7,22 +6,22 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, init_theta
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
-from lingvo_moe.decoding.flat_beam_search import (
-    BeamSearchParams,
-    beam_search,
-    best_choices,
-    search,
-)
+from lingvo_moe.decoding.flat_beam_search import best_choices, search
+from lingvo_moe.decoding.params import BeamSearchParams
+from lingvo_moe.decoding.request import Request
 from lingvo_moe.decoding.sampling import Sampling
-from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.norm import LayerNorm
 from lingvo_moe.layers.position import Sinusoidal
 from lingvo_moe.layers.tokens import Tokens
-from lingvo_moe.layers.transformer import Transformer
-from lingvo_moe.layers.transformer_layer import TransformerParams
+from lingvo_moe.testing.slow_search import (
+    assert_same,
+    reference_search,
+    request_of,
+    sentences,
+    tiny,
+)
 
 A, B = 4, 5  # the words of the toy languages
-IDS = tf.TensorSpec([None, None], tf.int32)
 
 
 def toy_search(next_probs, max_lengths, **params):
@@ -35,10 +34,11 @@ def toy_search(next_probs, max_lengths, **params):
 
     def step_fn(token_ids, step, caches, visible, source):
         del step, visible, source
-        return tf.gather(tf.constant(table), token_ids), caches
+        return tf.gather(tf.constant(table), token_ids), caches, None
 
-    output = search(step_fn, (), (), tf.constant(max_lengths), BeamSearchParams(**params))
-    ids, lengths, scores = (x.numpy() for x in output)
+    request = Request(BeamSearchParams(**params))
+    output = search(step_fn, (), (), tf.constant(max_lengths), request)
+    ids, lengths, scores = (x.numpy() for x in output[:3])
     return [
         [(ids[b, n, : lengths[b, n]].tolist(), scores[b, n]) for n in range(lengths.shape[1])]
         for b in range(len(max_lengths))
@@ -131,102 +131,6 @@ def test_the_best_choices_of_many_are_those_of_a_sort():
     np.testing.assert_allclose(choices.log_total, np.log(np.exp(logits).sum(-1)), rtol=1e-6)
 
 
-class Tiny:
-    """A random MoE Transformer, sharpened so that its hypotheses differ, and its compiled parts."""
-
-    def __init__(self, vocab_size, seed):
-        self.model = Transformer(
-            params=TransformerParams(
-                num_encoder_layers=2,
-                num_decoder_layers=2,
-                model_dim=16,
-                hidden_dim=32,
-                num_heads=2,
-                head_dim=8,
-                moe=MoEParams(num_experts=4),
-            ),
-            source_vocab_size=20,
-            target_vocab_size=vocab_size,
-        )
-        self.theta = init_theta(self.model.weights(), seed)
-        self.theta.decoder.embedding.table *= 2.5
-        self._fprop = tf.function(self._log_probs, input_signature=[IDS, IDS], autograph=False)
-        self.compiled = functools.cache(self._compile)
-
-    def _log_probs(self, source, prefixes):
-        sides = (Tokens(ids, tf.ones_like(ids)) for ids in (source, prefixes))
-        logits = self.model.fprop(self.theta, *sides, EVALUATION).outputs
-        return tf.nn.log_softmax(logits)
-
-    def next_log_probs(self, source, prefixes):
-        """float32 [K, V] after K prefixes of one length, each read from its beginning."""
-        inputs = tf.constant([[BOS, *ids] for ids in prefixes])
-        return self._fprop(tf.constant([source] * len(prefixes)), inputs).numpy()[:, -1]
-
-    def _compile(self, params):
-        def translate(source, lengths):
-            laid_out = self.model.lay_out(self.theta)
-            return beam_search(self.model, laid_out, source, lengths, params)
-
-        signature = [IDS, tf.TensorSpec([None], tf.int32)]
-        return tf.function(translate, input_signature=signature, autograph=False)
-
-    def search(self, sources, params, padding=0):
-        """[[(ids, score)]] for a batch of sentences of any lengths."""
-        width = max(map(len, sources)) + padding
-        rows = np.array([s + [PAD] * (width - len(s)) for s in sources], np.int32)
-        output = self.compiled(params)(tf.constant(rows), tf.constant([len(s) for s in sources]))
-        ids, lengths, scores = (x.numpy() for x in output)
-        return [
-            [(ids[b, n, : lengths[b, n]].tolist(), scores[b, n]) for n in range(params.n_best)]
-            for b in range(len(sources))
-        ]
-
-
-@functools.cache
-def tiny(vocab_size=12, seed=3):
-    return Tiny(vocab_size, seed)
-
-
-def reference_search(model, source, params):
-    """The same search in plain Python: a list of prefixes, no cache, no early end."""
-    longest = int(np.ceil(params.length_ratio * len(source))) + params.length_offset
-    living, finished = [((), 0.0)], []
-    for length in range(1, longest + 1):
-        log_probs = model.next_log_probs(source, [ids for ids, _ in living])
-        penalty = ((5 + length) / 6) ** params.length_penalty
-        grown = []
-        for (ids, total), row in zip(living, log_probs, strict=True):
-            if length >= min(params.min_length, longest):
-                finished.append(([*ids, EOS], (total + row[EOS]) / penalty))
-            grown += [
-                ((*ids, v), total + row[v])
-                for v in range(4, len(row))
-                if may_be_written([*ids, v], params)
-            ]
-        living = sorted(grown, key=lambda h: -h[1])[: params.beam_size]
-    return sorted(finished, key=lambda h: -h[1])[: params.n_best]
-
-
-def may_be_written(ids, params):
-    """Whether the constraints allow these tokens; all but the last were allowed before."""
-    n = params.no_repeat_ngram
-    grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
-    if n and len(set(grams)) < len(grams):
-        return False
-    return not any(tuple(ids[-len(f) :]) == f for f in params.forbidden)
-
-
-def sentences(lengths, seed=0):
-    rng = np.random.default_rng(seed)
-    return [rng.integers(4, 20, n).tolist() for n in lengths]
-
-
-def assert_same(ours, expected, tolerance=1e-4):
-    assert [ids for ids, _ in ours] == [ids for ids, _ in expected]
-    np.testing.assert_allclose([s for _, s in ours], [s for _, s in expected], atol=tolerance)
-
-
 @pytest.mark.parametrize(
     ("beam_size", "alpha"), [(1, 0.6), (2, 0.0), (4, 0.6), (4, 1.0), (8, 0.0), (8, 1.0)]
 )
@@ -240,34 +144,6 @@ def test_equals_a_plain_beam_search(beam_size, alpha):
         assert_same(hypotheses, reference_search(tiny(), source, params))
         lengths |= {len(ids) for ids, _ in hypotheses}
     assert len(lengths) >= 3, "the test wants hypotheses of many lengths"
-
-
-@pytest.mark.parametrize(
-    "constraint",
-    [
-        {"min_length": 6},
-        {"no_repeat_ngram": 2},
-        {"no_repeat_ngram": 3, "min_length": 9},
-        {"forbidden": ((8, 8, 8), (9,))},
-    ],
-    ids=str,
-)
-def test_constraints_hold(constraint):
-    length = {"length_ratio": 1.0, "length_offset": 5}
-    params = BeamSearchParams(beam_size=3, n_best=3, **length, **constraint)
-    free = BeamSearchParams(beam_size=3, n_best=3, **length)
-    sources = sentences([2, 6, 4])
-    ours = tiny().search(sources, params)
-    for source, hypotheses in zip(sources, ours, strict=True):
-        assert_same(hypotheses, reference_search(tiny(), source, params))
-    assert ours != tiny().search(sources, free), "the constraint should make a difference"
-
-
-def test_forbidden_tokens_are_of_the_vocabulary():
-    with pytest.raises(ValueError, match="has the token 64; the vocabulary's are below 64"):
-        tiny().search([[4]], BeamSearchParams(forbidden=((64,),)))
-    with pytest.raises(ValueError, match="forbidden"):
-        BeamSearchParams(forbidden=((),))
 
 
 def test_caches_grow_and_sentences_leave():
@@ -302,9 +178,8 @@ def test_a_translation_depends_on_its_sentence_alone():
 
 
 def test_an_empty_batch_has_no_translations():
-    output = tiny().compiled(BeamSearchParams())(
-        tf.zeros([0, 3], tf.int32), tf.zeros([0], tf.int32)
-    )
+    inputs = Request().inputs
+    output = tiny().compiled(Request())(tf.zeros([0, 3], tf.int32), tf.zeros([0], tf.int32), inputs)
     assert output.ids.shape[0] == output.scores.shape[0] == 0
 
 
@@ -333,7 +208,7 @@ def test_steps_score_like_teacher_forcing(fairseq):
     own = np.arange(steps * beams) % beams == np.arange(beams)[:, None]
     for t in range(steps):
         visible = np.broadcast_to(own & (np.arange(steps * beams) // beams <= t), [2, *own.shape])
-        logits, caches = model.step(
+        logits, caches, _ = model.step(
             laid_out, tf.constant(targets[..., t]), tf.constant(t), caches, visible, encoded
         )
         for k in range(beams):
@@ -345,13 +220,13 @@ def test_steps_score_like_teacher_forcing(fairseq):
 
 
 def test_lives_in_a_saved_model(tmp_path):
-    params = BeamSearchParams(beam_size=2)
+    request = request_of((5,), ((6,),), beam_size=2)
     module = tf.Module()
-    module.translate = tiny().compiled(params)
+    module.translate = tiny().compiled(request.graph)
     tf.saved_model.save(module, str(tmp_path))
-    source, lengths = tf.constant(sentences([4, 4])), tf.constant([4, 4])
-    loaded = tf.saved_model.load(str(tmp_path)).translate(source, lengths)
-    np.testing.assert_array_equal(loaded[0], module.translate(source, lengths).ids)
+    batch = tf.constant(sentences([4, 4])), tf.constant([4, 4]), request.inputs
+    loaded = tf.saved_model.load(str(tmp_path)).translate(*batch)
+    np.testing.assert_array_equal(loaded[0], module.translate(*batch).ids)
 
 
 TWO_WORDS = {BOS: {A: 0.6, B: 0.3, UNK: 0.1}, A: {EOS: 1.0}, B: {EOS: 1.0}}

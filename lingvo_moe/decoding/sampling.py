@@ -40,7 +40,7 @@ class Sampling(Params):
             step: int32 [], different for each draw.
         """
         logits = self._kept(logits / self.temperature)
-        seed = random.fold_in(tf.constant([self.seed, 0]), step)
+        seed = random.fold_in(tf.stack([self.seed, 0]), step)
         uniform = random.uniform(tf.shape(logits)[1:], seed, low=1e-20)
         # The token with the largest logit plus Gumbel noise is a sample of the softmax.
         return tf.argmax(logits - tf.math.log(-tf.math.log(uniform)), -1, tf.int32)

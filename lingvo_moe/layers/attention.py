@@ -130,7 +130,7 @@ class Attention(Layer):
 
     def attend(
         self, laid_out: NestedMap, inputs: tf.Tensor, memory: KeysValues, bias: tf.Tensor, beam: int
-    ) -> tf.Tensor:
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Attends from K hypotheses of each sentence to its keys and values from `project`.
 
         Args:
@@ -141,7 +141,7 @@ class Attention(Layer):
             beam: K.
 
         Returns:
-            [B·K, M].
+            [B·K, M], and the probabilities [B, N, K, L].
         """
         (queries,) = self._step_heads(inputs, laid_out, "query", beam)
         return self._mix_rows(laid_out, tf.matmul(queries, memory.keys), memory.values, bias)
@@ -171,7 +171,7 @@ class Attention(Layer):
         queries, *new = self._step_heads(inputs, laid_out, "query_key_value", beam)
         cache = KeysValues(*(write(old, part, start) for old, part in zip(cache, new, strict=True)))
         logits = tf.matmul(queries, cache.keys, transpose_b=True)
-        return self._mix_rows(laid_out, logits, cache.values, bias), cache
+        return self._mix_rows(laid_out, logits, cache.values, bias)[0], cache
 
     def _step_heads(self, rows, laid_out, name, length):
         """rows [B·T, M] times concatenated weights [M, A]: [B, N, T, D] for each weight."""
@@ -186,11 +186,11 @@ class Attention(Layer):
         return [annotate(stack, "BNTD") for stack in stacks]
 
     def _mix_rows(self, laid_out, logits, values, bias):
-        """[B·T, M], of logits [B, N, T, L] and values [B, N, L, D]."""
+        """[B·T, M] and probabilities, of logits [B, N, T, L] and values [B, N, L, D]."""
         probs = tf.cast(tf.nn.softmax(tf.cast(logits, tf.float32) + bias), values.dtype)
         each = tf.unstack(tf.matmul(probs, values), self.num_heads, axis=1)
         rows = tf.reshape(tf.stack(each, axis=2), [-1, laid_out.output.shape[0]])
-        return _project(rows, laid_out, "output")
+        return _project(rows, laid_out, "output"), probs
 
     def _mix(self, theta, queries, memory, bias, context):
         """[B, T, M], of queries [B, N, T, D]."""

@@ -164,7 +164,7 @@ def test_evaluation_and_decoding_take_slices():
         laid_out = transformer.lay_out(theta)
         encoded = transformer.encode(laid_out, source.ids, tf.constant([6, 4]))
         caches = transformer.empty_caches(2, 3, tf.float32)
-        first, _ = transformer.step(
+        first, *_ = transformer.step(
             laid_out, target.ids[:, :1], tf.constant(0), caches, visible(), encoded
         )
         if theta is plain:

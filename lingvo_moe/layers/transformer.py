@@ -375,7 +375,7 @@ class Transformer(Layer):
         caches: dict[str, KeysValues],
         visible: tf.Tensor,
         source: NestedMap,
-    ) -> tuple[tf.Tensor, dict[str, KeysValues]]:
+    ) -> tuple[tf.Tensor, dict[str, KeysValues], tf.Tensor]:
         """Scores of the next token for K hypotheses of each sentence (GShard's flat beam search).
 
         Cache position t·K + k has the keys and values of hypothesis k in step t; they are never
@@ -391,16 +391,19 @@ class Transformer(Layer):
             source: from `encode`.
 
         Returns:
-            logits float32 [B, K, V], V as in `Embedding.lay_out`, and the updated caches.
+            logits float32 [B, K, V], V as in `Embedding.lay_out`; the updated caches; and the
+            attention [B, N, K, L] that makes the next token to the source, in the last layer but
+            one (the only one, of one): of all layers it is most like a word alignment (Garg et al.
+            2019, arXiv 1909.02074).
         """
         decoder, beam, own = self.decoder, token_ids.shape[1], laid_out.decoder
         x = self.params.position.encode(decoder.embedding.lookup(own.embedding, token_ids), step)
         x = tf.reshape(x, [-1, self.params.model_dim])
         bias = self._step_bias(own, step, visible)
         tokens = Tokens(token_ids, tf.ones_like(token_ids), _spread(source.get("tasks"), token_ids))
-        new_caches = {}
+        new_caches, attentions = {}, []
         for name, layer in decoder.layers.items():
-            x, new_caches[name] = layer.step(
+            x, new_caches[name], attention = layer.step(
                 own.layers[name],
                 x,
                 caches[name],
@@ -410,9 +413,11 @@ class Transformer(Layer):
                 step * beam,
                 tokens,
             )
+            attentions.append(attention)
         x = self.params.norm.fprop(own.norm, x)
         logits = decoder.embedding.step_logits(own.output, x)
-        return tf.reshape(logits, [-1, beam, logits.shape[-1]]), new_caches
+        logits = tf.reshape(logits, [-1, beam, logits.shape[-1]])
+        return logits, new_caches, attentions[-2:][0]
 
     def _step_bias(self, own, step, visible):
         """float32, broadcasts to [B, N, K, P]: the bias of the newest tokens' self-attention."""

@@ -222,7 +222,7 @@ class TransformerLayer(Layer):
         memory_bias: tf.Tensor,
         start: tf.Tensor,
         tokens: Tokens,
-    ) -> tuple[tf.Tensor, KeysValues]:
+    ) -> tuple[tf.Tensor, KeysValues, tf.Tensor]:
         """One layer for one step of decoding, K hypotheses of each sentence at a time.
 
         Args:
@@ -236,14 +236,15 @@ class TransformerLayer(Layer):
             tokens: [B, K], their ids, segments and tasks.
 
         Returns:
-            outputs [B·K, M] and the updated cache.
+            outputs [B·K, M], the updated cache, and the attention to the source [B, N, K, L].
         """
         norm, norms, beam = self.params.norm, laid_out.norms, tokens.ids.shape[1]
         x = norm.fprop(norms.self_attention, inputs)
         y, cache = self.attention.step(laid_out.self_attention, x, cache, bias, start, beam)
         y += inputs
         x = norm.fprop(norms.cross_attention, y)
-        y += self.attention.attend(laid_out.cross_attention, x, memory, memory_bias, beam)
+        x, attention = self.attention.attend(laid_out.cross_attention, x, memory, memory_bias, beam)
+        y += x
         x = norm.fprop(norms.feed_forward, y)
         layer = self.feed_forward
         if isinstance(layer, MoE):
@@ -252,7 +253,7 @@ class TransformerLayer(Layer):
             x = tf.reshape(x, tf.shape(y))
         else:
             x = layer.fprop(laid_out.feed_forward, x)
-        return y + x, cache
+        return y + x, cache, attention
 
     def _attention_branch(self, name, theta, inputs, memory, bias, context):
         context = context.fold(name)

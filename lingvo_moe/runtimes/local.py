@@ -1,19 +1,20 @@
 """One device: TensorFlow's own executor."""
 
 import functools
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, init_theta
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.runtimes.task import NOTHING, Task
+from lingvo_moe.runtimes.task import NOTHING, Request, Task
 from lingvo_moe.training.checkpoint import check_tensors
 from lingvo_moe.training.ladder import Ladder
 from lingvo_moe.training.replicas import move_rows, relocate_experts, rounds, slots_of
 from lingvo_moe.training.step import TrainState, TrainStep
 
+_GRAPHS = 32  # of requests, that are kept
 _ROWS, _MATRIX = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, None], tf.int32)
 
 
@@ -41,7 +42,7 @@ class Local:
         ]
         self._ladder = Ladder(len(steps))
         self._evaluate = tf.function(self._evaluate_batch, autograph=False)
-        self._decode = functools.cache(self._compile_decode)
+        self._decode = functools.lru_cache(_GRAPHS)(self._compile_decode)
         self._laid_out: NestedMap | None = (
             None  # weights laid out for decoding; None after they change
         )
@@ -119,18 +120,19 @@ class Local:
         source_ids: np.ndarray,
         lengths: np.ndarray,
         tasks: np.ndarray | None = None,
-        decoding: Hashable = None,
+        request: Request | None = None,
     ):
         """Decodes a batch of any size: int32 [B, L], [B] and [B]; see the task's `translate`.
 
-        `tasks` may be None for models without a router by task. `decoding` None means that of the
-        task's params; any other value is traced when it is first used.
+        `tasks` may be None for models without a router by task. `request` None means the decoding
+        of the task's params. A request is traced if its `graph` is new.
         """
         if self._laid_out is None:
             self._laid_out = self._task.lay_out(self._read().theta)
         tasks = np.zeros_like(lengths) if tasks is None else tasks
         given = map(tf.constant, (source_ids, lengths, tasks))
-        return self._decode(decoding)(self._laid_out, *given)
+        inputs = {n: tf.constant(value) for n, value in request.inputs.items()} if request else {}
+        return self._decode(request and request.graph)(self._laid_out, *given, inputs)
 
     def score(
         self,
@@ -190,13 +192,14 @@ class Local:
         theta = self._read().theta
         return self._task.loss(theta, batch, self._task.num_targets(batch), EVALUATION).metrics
 
-    def _compile_decode(self, decoding):
+    def _compile_decode(self, request):
+        def decode(laid_out, source_ids, lengths, tasks, inputs):
+            given = request and request.with_inputs(inputs)
+            return self._task.decode(laid_out, source_ids, lengths, tasks, given)
+
         weights = tf.nest.map_structure(tf.TensorSpec.from_tensor, self._laid_out)
-        return tf.function(
-            functools.partial(self._task.decode, decoding=decoding),
-            autograph=False,
-            input_signature=[weights, _MATRIX, _ROWS, _ROWS],
-        )
+        signature = [weights, _MATRIX, _ROWS, _ROWS, request.specs if request else {}]
+        return tf.function(decode, autograph=False, input_signature=signature)
 
     def _score_batch(self, *batch):
         return self._task.score(self._read().theta, *batch)

@@ -150,7 +150,7 @@ class Spmd:
         source_ids: np.ndarray,
         lengths: np.ndarray,
         tasks: np.ndarray | None = None,
-        decoding: Hashable = None,
+        request: Hashable = None,
     ):
         """Decodes a batch of any size: int32 [B, L], [B] and [B]; see the task's `translate`.
 
@@ -169,10 +169,10 @@ class Spmd:
 
         def run(theta, batch):
             return task.translate(
-                _tree(theta), batch.source_ids, batch.lengths, batch.get("tasks"), decoding
+                _tree(theta), batch.source_ids, batch.lengths, batch.get("tasks"), request
             )
 
-        output = self._call(("translate", decoding), run, batch)
+        output = self._call(("translate", request), run, batch)
         return jax.tree.map(lambda x: np.asarray(x)[: len(lengths)], output)
 
     def score(

@@ -2,14 +2,36 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
+import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.training.step import Trainable
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Request(Protocol):
+    """How to decode a batch; as decoding.request.Request."""
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def graph(self) -> Self:
+        """What a graph depends on; hashable."""
+
+    @property
+    def inputs(self) -> dict[str, np.ndarray]:
+        """What else that graph takes."""
+
+    @property
+    def specs(self) -> dict[str, tf.TensorSpec]:
+        """Their shapes, as far as the graph depends on them."""
+
+    def with_inputs(self, inputs: Mapping[str, tf.Tensor]) -> Self:
+        """The request inside a graph with these inputs."""
 
 
 class Task(Trainable, Protocol):
@@ -24,9 +46,9 @@ class Task(Trainable, Protocol):
         source_ids: tf.Tensor,
         lengths: tf.Tensor,
         tasks: tf.Tensor | None = None,
-        decoding: Any = None,
+        request: Any = None,
     ) -> Any:
-        """The best translations of a batch, by the search params `decoding`."""
+        """The best translations of a batch, by a search as requested."""
 
     def lay_out(self, theta: NestedMap) -> NestedMap:
         """The weights rearranged for `decode`."""
@@ -37,7 +59,7 @@ class Task(Trainable, Protocol):
         source_ids: tf.Tensor,
         lengths: tf.Tensor,
         tasks: tf.Tensor | None = None,
-        decoding: Any = None,
+        request: Any = None,
     ) -> Any:
         """`translate`, with weights from `lay_out`."""
 

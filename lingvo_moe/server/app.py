@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import functools
-import math
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,11 +44,11 @@ _PAGE_HEADERS = {
 
 
 class _Settings(NamedTuple):
-    """The common settings of the sentences of a batch."""
+    """The common settings of the sentences of a batch; options as JSON."""
 
     to: str
     source_language: str | None
-    n_best: int = 1
+    options: str = "{}"
 
 
 class Server:
@@ -90,6 +90,8 @@ class Server:
             for name, model in models.items()
             if hasattr(model, "explain")
         }
+        options = dict.fromkeys(name for model in models.values() for name in model.options)
+        self._read_translate = functools.partial(read_translate, options=tuple(options))
         self._draining, self._open = False, 0
         self._workers: list[asyncio.Task] = []
         self.asgi = Starlette(
@@ -169,20 +171,21 @@ class Server:
         return endpoint
 
     async def _translate(self, request):
-        fields = await self._read(request, read_translate)
+        fields = await self._read(request, self._read_translate)
         name, model = self._model(fields.model)
-        if not 1 <= fields.n_best <= model.n_best:
-            refuse(WRONG, f"n_best must be 1 to {model.n_best}, got {fields.n_best}.")
+        try:
+            model.check_options(fields.options)
+        except ValueError as error:
+            refuse(WRONG, str(error))
         with self._answering():
             tokens = await asyncio.to_thread(model.count_pieces, fields.sentences)
-            settings = _Settings(fields.to, fields.source_language, fields.n_best)
+            options = json.dumps(fields.options, sort_keys=True)
+            settings = _Settings(fields.to, fields.source_language, options)
             work = self._batchers[name].submit(fields.sentences, tokens, settings)
             found = await self._until_disconnect(request, work)
         answer = {
             "model": name,
-            "translations": [
-                [{"text": t.text, "score": _finite(t.score)} for t in best] for best in found
-            ],
+            "translations": [[translation.as_json() for translation in best] for best in found],
             "left_out": [max(0, count - model.max_pieces) for count in tokens],
         }
         return JSONResponse(answer)
@@ -300,8 +303,8 @@ def _translate(model, sentences, settings):
         sentences,
         settings.to,
         source_language=settings.source_language,
-        n_best=settings.n_best,
         warn=lambda line: None,  # answers have `left_out` instead
+        **json.loads(settings.options),
     )
 
 
@@ -329,11 +332,6 @@ async def _disconnected(request):
     """Returns when the client has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _finite(score: float) -> float | None:
-    """The score; None for -inf (no translation), which JSON cannot express."""
-    return score if math.isfinite(score) else None
 
 
 def _file(name: str, media_type: str):

@@ -1,14 +1,15 @@
 """Loads logdirs and exports as models of the server."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lingvo_moe.data.batching import padded
 from lingvo_moe.data.vocabulary import EOS
+from lingvo_moe.decoding.params import MAX_BEAM, BeamSearchParams
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.server.model import Explanation, Model, Token
 from lingvo_moe.serving.exported import Exported
@@ -23,13 +24,18 @@ _NO_LIMIT = 1 << 30
 class Trained:
     """The model of a logdir; it can also explain translations."""
 
-    def __init__(self, path: Path, n_best: int, overrides: Sequence[str] = ()):
+    options: Sequence[str] = [field.name for field in dataclasses.fields(BeamSearchParams)]
+
+    def __init__(
+        self, path: Path, n_best: int, overrides: Sequence[str] = (), beam_size: int = MAX_BEAM
+    ):
         """Loads the best checkpoint.
 
         Args:
             path: the logdir.
             n_best: largest number of translations of a sentence.
             overrides: `--set` texts.
+            beam_size: hypotheses of a sentence that may be asked for.
 
         Raises:
             ValueError, OSError: it is no logdir, or has no checkpoint.
@@ -42,7 +48,21 @@ class Trained:
         self.languages: Sequence[str] = sorted(model_dir.tags)
         self.pairs: Sequence[str] = model_dir.params.input.pairs or model_dir.pairs
         self.needs_source_language = model_dir.task.needs_source_language
-        self.n_best, self.max_pieces = n_best, translator.max_source_length - 2
+        self.n_best, self.max_pieces = n_best, translator.max_pieces
+        self._beam_size = max(beam_size, model_dir.params.decoding.beam_size)
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Checks options; see Model."""
+        decoding = self._with_options(options).decoding
+        for name, most in (("n_best", self.n_best), ("beam_size", self._beam_size)):
+            if getattr(decoding, name) > most:
+                raise ValueError(f"{name} must be 1 to {most}, got {getattr(decoding, name)}.")
+
+    def _with_options(self, options):
+        decoding = self._translator.decoding.with_options({"n_best": 1, **options})
+        translator = dataclasses.replace(self._translator, decoding=decoding)
+        assert translator.request  # or a ValueError
+        return translator
 
     def count_pieces(self, sentences: Sequence[str]) -> list[int]:
         """The number of pieces of each sentence."""
@@ -54,16 +74,11 @@ class Trained:
         to: str,
         *,
         source_language: str | None,
-        n_best: int,
         warn: Callable[[str], None],
+        **options: Any,
     ) -> list[list[Translation]]:
         """Translates sentences, all in one batch; see Model."""
-        decoding = dataclasses.replace(self._model_dir.params.decoding, n_best=n_best)
-        translate_ids = functools.partial(self._runtime.translate, decoding=decoding)
-        translator = dataclasses.replace(
-            self._translator, translate_ids=translate_ids, n_best=n_best
-        )
-        return translator(sentences, to, source_language, warn=warn)
+        return self._with_options(options)(sentences, to, source_language, warn=warn)
 
     def explain(
         self, sources: Sequence[str], targets: Sequence[str], to: str, source_language: str | None
@@ -115,19 +130,22 @@ def _tokens(pieces, log_probs, routes, side, row):
     ]
 
 
-def load(path: Path, n_best: int, overrides: Sequence[str] = ()) -> Model:
+def load(
+    path: Path, n_best: int, overrides: Sequence[str] = (), beam_size: int = MAX_BEAM
+) -> Model:
     """Loads the model in a directory and warms it up.
 
     Args:
         path: a logdir, or an export.
         n_best: largest number of translations of a sentence, for a logdir; an export has its own.
         overrides: `--set` texts, for a logdir.
+        beam_size: hypotheses of a sentence that may be asked of a logdir.
 
     Raises:
         ValueError, OSError: it is neither, or it is damaged.
     """
     if (path / "model.json").exists():
-        model: Model = Trained(path, n_best, overrides)
+        model: Model = Trained(path, n_best, overrides, beam_size)
     elif (path / "saved_model.pb").exists():
         model = Exported(path)
     else:
@@ -141,7 +159,9 @@ def load(path: Path, n_best: int, overrides: Sequence[str] = ()) -> Model:
     return model
 
 
-def load_all(texts: Sequence[str], n_best: int, overrides: Sequence[str] = ()) -> dict[str, Model]:
+def load_all(
+    texts: Sequence[str], n_best: int, overrides: Sequence[str] = (), beam_size: int = MAX_BEAM
+) -> dict[str, Model]:
     """The models of `--model` texts, NAME=DIR or DIR, by name; see `load`.
 
     Raises:
@@ -153,7 +173,7 @@ def load_all(texts: Sequence[str], n_best: int, overrides: Sequence[str] = ()) -
         raise ValueError(
             f"Several models have the name {', '.join(repeated)}; give names: --model=NAME=DIR."
         )
-    return {name: load(path, n_best, overrides) for name, path in named}
+    return {name: load(path, n_best, overrides, beam_size) for name, path in named}
 
 
 def split_name(text: str) -> tuple[str, Path]:

@@ -1,11 +1,14 @@
 """Logdirs and exports behind a server translate as lingvo-moe-translate does, to the byte."""
 
 import asyncio
+import json
+import re
 
 import httpx
 import numpy as np
 import pytest
 
+import lingvo_moe as lm
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.server.app import Server
 from lingvo_moe.server.loading import Trained, load, load_all, split_name
@@ -30,7 +33,7 @@ def model_dir(tmp_path_factory):
 def models(model_dir):
     export_saved_model(model_dir.with_overrides(["decoding.n_best=2"]), model_dir.path / "export")
     texts = [f"logdir={model_dir.path}", str(model_dir.path / "export")]
-    return load_all(texts, n_best=3)
+    return load_all(texts, n_best=3, beam_size=8)
 
 
 def test_what_they_say_of_themselves(model_dir, models):
@@ -70,6 +73,64 @@ def test_alone_and_together_as_the_translator(model_dir, models):
                 assert [bool(count) for count in left_out] == [n == 12 for n in range(14)]
 
     asyncio.run(test())
+
+
+OPTIONS = [
+    ({"n_best": True}, "n_best must be of type int, got True"),
+    ({"n_best": 4}, "n_best must be 1 to 3, got 4"),
+    ({"beam_size": 9}, "beam_size must be 1 to 8, got 9"),
+    ({"length_penalty": 10**400}, "length_penalty must be finite"),
+    ({"forbidden": ["mi", " "]}, "forbidden must be at most 256 words or phrases, each of 1 to 64"),
+    ({"forbidden": "mi"}, "forbidden must be of type"),
+    ({"target_prefix": "a\nb"}, "target_prefix must be one line without control characters"),
+    ({"target_prefix": "\ud800"}, "target_prefix must be one line without control characters"),
+    ({"target_prefix": "mi " * 30}, r"target_prefix has \d+ tokens, and at most 22 are allowed"),
+    ({"source_prefix": "mi " * 30}, r"source_prefix has \d+ tokens, and the model reads 22 of a"),
+    ({"sampling": {"heat": 2}}, "Sampling has no field 'heat'"),
+    ({"sampling": {"temperature": 0}}, "temperature must be > 0, got 0.0"),
+]
+
+
+def test_options_of_a_request(model_dir, models):
+    given = {
+        "n_best": 2,
+        "target_prefix": "the one ",
+        "source_prefix": "ti ",
+        "forbidden": ["dog"],
+        "tokens": True,
+        "sampling": {"seed": 3},
+    }
+
+    async def test():
+        server = Server(models)
+        transport = httpx.ASGITransport(server.asgi)
+        async with (
+            server.asgi.router.lifespan_context(server.asgi),
+            httpx.AsyncClient(transport=transport, base_url="http://test") as http,
+        ):
+
+            async def ask(**fields):
+                question = {"sentences": ["mi kara", ""], "to": "en"} | fields
+                content, kind = json.dumps(question), {"Content-Type": "application/json"}
+                return await http.post("/v1/translate", content=content, headers=kind)
+
+            for options, message in OPTIONS:
+                answer = await ask(**options)
+                assert answer.status_code == 422
+                assert re.search(message, answer.json()["error"]), answer.json()
+            refused = await ask(model="export", beam_size=2)
+            assert refused.status_code == 422
+            assert "beam_size is fixed in an export" in refused.json()["error"]
+            return (await ask(**given)).json()["translations"]
+
+    answer = asyncio.run(test())
+    expected = lm.load(model_dir.path).translate(["mi kara", ""], "en", **given)
+    assert answer == [[json.loads(json.dumps(t.as_json())) for t in best] for best in expected]
+    for translation in answer[0]:
+        assert translation["text"].startswith("the one")
+        assert "".join(translation["source"]) == "▁ti▁mi▁kara"
+        assert [token["text"] for token in translation["tokens"]][-1] == "</s>"
+    assert answer[1] == [{"text": "", "score": 0.0}] * 2
 
 
 def test_an_explanation_has_the_score_and_the_experts(model_dir, models):

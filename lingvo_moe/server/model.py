@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:  # a server starts before TensorFlow is imported
     from lingvo_moe.tasks.translator import Translation
@@ -18,6 +18,7 @@ class Model(Protocol):
         needs_source_language: whether the source language must be given.
         n_best: largest number of translations of a sentence.
         max_pieces: longer sentences are cut to this number of pieces.
+        options: names of the options of a request.
     """
 
     languages: Sequence[str]
@@ -25,6 +26,14 @@ class Model(Protocol):
     needs_source_language: bool
     n_best: int
     max_pieces: int
+    options: Sequence[str]
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Checks options before a request waits.
+
+        Raises:
+            ValueError: one that does not exist, or whose value is not allowed.
+        """
 
     def count_pieces(self, sentences: Sequence[str]) -> list[int]:
         """The number of pieces of each sentence."""
@@ -35,10 +44,10 @@ class Model(Protocol):
         to: str,
         *,
         source_language: str | None,
-        n_best: int,
         warn: Callable[[str], None],
+        **options: Any,
     ) -> list[list[Translation]]:
-        """Translates sentences.
+        """Translates sentences; without the option n_best, one translation of each.
 
         Raises:
             ValueError: the model does not know a language, or needs the source language.

@@ -18,11 +18,7 @@ _COMMON: dict[str, Any] = {
     "model": _OPTIONAL_TEXT,
     "source_language": _OPTIONAL_TEXT,
 }
-_TRANSLATE = {
-    "sentences": (tuple[str, ...], "a list of strings"),
-    **_COMMON,
-    "n_best": (int | None, "a whole number"),
-}
+_TRANSLATE = {"sentences": (tuple[str, ...], "a list of strings"), **_COMMON}
 _EXPLAIN = {"sentence": _TEXT, "translation": _TEXT, **_COMMON}
 
 
@@ -45,13 +41,13 @@ class Limits(Params):
 
 @dataclasses.dataclass(frozen=True)
 class TranslateRequest:
-    """The body of /v1/translate."""
+    """The body of /v1/translate; options are those of the search by name, such as n_best."""
 
     model: str | None
     sentences: Sequence[str]
     to: str
     source_language: str | None
-    n_best: int
+    options: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,13 +61,19 @@ class ExplainRequest:
     source_language: str | None
 
 
-def read_translate(body: bytes, limits: Limits) -> TranslateRequest:
+def read_translate(body: bytes, limits: Limits, options: Sequence[str]) -> TranslateRequest:
     """Parses the body of /v1/translate.
+
+    Args:
+        body: the body.
+        limits: the limits of a request.
+        options: names of further fields, which the model checks; null means not given.
 
     Raises:
         HTTPException: it is not valid; the message has one line.
     """
-    fields = _checked(_parsed(body), _TRANSLATE)
+    asked = _object(body, (*_TRANSLATE, *options))
+    fields = _checked(asked, _TRANSLATE)
     sentences = fields["sentences"]
     if len(sentences) > limits.max_sentences:
         refuse(
@@ -81,10 +83,8 @@ def read_translate(body: bytes, limits: Limits) -> TranslateRequest:
         )
     for number, sentence in enumerate(sentences, start=1):
         _check_text(sentence, f"sentence {number}", limits)
-    n_best = 1 if fields["n_best"] is None else fields["n_best"]
-    return TranslateRequest(
-        fields["model"], sentences, fields["to"], fields["source_language"], n_best
-    )
+    given = {name: asked[name] for name in options if asked.get(name) is not None}
+    return TranslateRequest(**fields, options=given)
 
 
 def read_explain(body: bytes, limits: Limits) -> ExplainRequest:
@@ -93,7 +93,7 @@ def read_explain(body: bytes, limits: Limits) -> ExplainRequest:
     Raises:
         HTTPException: as `read_translate`.
     """
-    fields = _checked(_parsed(body), _EXPLAIN)
+    fields = _checked(_object(body, _EXPLAIN), _EXPLAIN)
     for name in ("sentence", "translation"):
         _check_text(fields[name], f"the {name}", limits)
     return ExplainRequest(**fields)
@@ -127,15 +127,21 @@ def _no_constant(text):
     raise ValueError(f"{text} is no JSON number")
 
 
-def _checked(value, hints):
-    """The fields of a JSON object by name, None where an optional one is absent."""
+def _object(body, known):
+    """The JSON object in a body, whose fields are among the known ones."""
+    value = _parsed(body)
     if not isinstance(value, dict):
         refuse(WRONG, f"The body must be a JSON object, got {value!r:.60}.")
     for name in value:
-        if name not in hints:
-            near = difflib.get_close_matches(name, hints, n=1, cutoff=0.6)
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            refuse(WRONG, f"Unknown field {name!r:.60}.{hint} There are {', '.join(hints)}.")
+            refuse(WRONG, f"Unknown field {name!r:.60}.{hint} There are {', '.join(known)}.")
+    return value
+
+
+def _checked(value, hints):
+    """The fields of an object by name, None where an optional one is absent."""
     fields = {name: value.get(name) for name in hints}
     for name, (hint, kind) in hints.items():
         given = fields[name]

@@ -19,7 +19,7 @@ from lingvo_moe.serving.directory import MAKER, new_export
 from lingvo_moe.serving.prune import Pruning
 from lingvo_moe.serving.storage import FLOAT32, Packed, Storage, variables_of
 from lingvo_moe.tasks.model_dir import ModelDir, save_weights
-from lingvo_moe.tasks.translator import max_source_length
+from lingvo_moe.tasks.translator import export_request, max_source_length
 from lingvo_moe.training.checkpoint import Checkpoint
 
 _BLANK = "[" + "".join(f"\\p{{{category}}}" for category in INVISIBLE) + "]*"  # see is_blank
@@ -48,7 +48,7 @@ class ServedModel(tf.Module):
             storage: how the file holds them.
         """
         super().__init__()
-        self._task = model_dir.task
+        self._task, self._request = model_dir.task, export_request(model_dir)
         if storage.widens:
             self._variables, held = variables_of(theta.map(storage.pack, self._task.weights()))
             self._laid_out = lambda: self._task.lay_out(held().map(Packed.unpack))
@@ -119,7 +119,7 @@ class ServedModel(tf.Module):
         ends = tf.ones([batch, 1], tf.int32)
         ids = tf.concat([ends * tag, pieces, ends * EOS], axis=1)
         lengths, tasks = tf.cast(ids.row_lengths(), tf.int32), tf.fill([batch], task)
-        output = self._task.decode(self._laid_out(), ids.to_tensor(), lengths, tasks)
+        output = self._task.decode(self._laid_out(), ids.to_tensor(), lengths, tasks, self._request)
         blank = tf.strings.regex_full_match(sentences, _BLANK)
         return {
             "translations": tf.where(blank[:, None], "", self._texts(output)),

@@ -1,10 +1,12 @@
 """A SavedModel of `lingvo-moe-export` in memory."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import logging
 
+from lingvo_moe.core.fields import conforms, shown
 from lingvo_moe.core.lines import cut_warning
 from lingvo_moe.serving import client
 from lingvo_moe.tasks.translator import Translation
@@ -19,7 +21,10 @@ class Exported:
         needs_source_language: whether it must be told what language it reads.
         n_best: translations of a sentence that it finds, fixed at export.
         max_pieces: of a longer sentence the rest is not read.
+        options: names of the options of a request; all else is fixed at export.
     """
+
+    options: Sequence[str] = ("n_best",)
 
     def __init__(self, path: str | Path):
         """Loads it.
@@ -51,6 +56,7 @@ class Exported:
         n_best: int = 1,
         warn: Callable[[str], None] = logging.warning,
         batch_size: int = 64,
+        **options: Any,
     ) -> list[list[Translation]]:
         """Translates sentences; those that show nothing give empty translations.
 
@@ -62,6 +68,7 @@ class Exported:
             n_best: translations of a sentence, at most the attribute n_best.
             warn: takes a line about sentences that are too long.
             batch_size: sentences decoded together; those of like length are.
+            **options: of a search, all of which are refused.
 
         Returns:
             For each sentence its n best translations, best first. Where the search found fewer,
@@ -69,9 +76,10 @@ class Exported:
 
         Raises:
             ValueError: the model does not know a language, needs the source language, or does not
-                find so many translations.
+                find so many translations; or an option that is fixed.
         """
-        languages = self._check(to, source_language, n_best)
+        self.check_options({**options, "n_best": n_best})
+        languages = self._check(to, source_language)
         results: list[list[Translation]] = [[] for _ in sentences]
         counts = self.count_pieces(sentences)
         order = sorted(range(len(sentences)), key=lambda i: -counts[i])
@@ -90,7 +98,26 @@ class Exported:
             warn(cut_warning(left_out))
         return results
 
-    def _check(self, to, source_language, n_best):
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Checks the options of a request.
+
+        Raises:
+            ValueError: one that is fixed at export, or more translations than it finds.
+        """
+        for name in options:
+            if name not in self.options:
+                raise ValueError(
+                    f"{name} is fixed in an export; translate with the logdir, or export it again "
+                    f"with --set=decoding.{name}=…"
+                )
+        n_best = options.get("n_best", 1)
+        if not conforms(n_best, int) or not 1 <= n_best <= self.n_best:
+            raise ValueError(
+                f"n_best must be 1 to {self.n_best}, got {shown(n_best)}; export the model with a "
+                f"larger --set=decoding.n_best for more."
+            )
+
+    def _check(self, to, source_language):
         """The languages as the SavedModel takes them."""
         if to not in self.languages:
             raise ValueError(
@@ -100,11 +127,6 @@ class Exported:
             raise ValueError(
                 "This model routes by source language and needs to know what it reads: give "
                 f"source_language. It was trained on {', '.join(self.pairs)}."
-            )
-        if not 1 <= n_best <= self.n_best:
-            raise ValueError(
-                f"n_best must be 1 to {self.n_best}, got {n_best}; export the model with a larger "
-                f"--set=decoding.n_best for more."
             )
         given = {"target_language": to, "source_language": source_language}
         return {name: client.tf.constant(given[name]) for name in self._wanted}

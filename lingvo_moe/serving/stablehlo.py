@@ -23,6 +23,7 @@ from lingvo_moe.core.params import to_fields
 from lingvo_moe.data.dataset import Example
 from lingvo_moe.data.packing import Packer
 from lingvo_moe.data.vocabulary import EOS, UNK
+from lingvo_moe.decoding.request import Request
 from lingvo_moe.layers.dispatch import Ragged
 from lingvo_moe.layers.dropless import Dropless
 from lingvo_moe.planning.costs import count_costs
@@ -40,7 +41,7 @@ from lingvo_moe.sharding.annotations import Mesh
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
-from lingvo_moe.tasks.translator import max_source_length
+from lingvo_moe.tasks.translator import export_request, max_source_length
 from lingvo_moe.training.checkpoint import check_tensors
 
 PLATFORMS = ("cpu", "cuda")
@@ -85,13 +86,16 @@ def initialize_program(task: TranslationTask) -> Program:
     return Program(init_function(weights, optimizer.slots(weights)), (seed,))
 
 
-def translate_program(task: TranslationTask, rows: int, length: int) -> Program:
+def translate_program(
+    task: TranslationTask, rows: int, length: int, request: Request | None = None
+) -> Program:
     """(theta, batch) -> ids int32 [B, N, T], lengths int32 [B, N], scores float32 [B, N].
 
     Args:
         task: the model.
         rows: B.
         length: L, language tag and EOS included.
+        request: how to search; None for what the params say.
     """
     int32 = np.dtype(np.int32)
     batch = {
@@ -104,7 +108,8 @@ def translate_program(task: TranslationTask, rows: int, length: int) -> Program:
     def run(flat, batch):
         theta = NestedMap.unflatten(flat).theta
         tasks = batch.get("tasks")
-        return task.translate(theta, batch.source_ids, batch.lengths, tasks)._asdict()
+        found = task.translate(theta, batch.source_ids, batch.lengths, tasks, request)
+        return {name: value for name, value in found._asdict().items() if value is not None}
 
     return Program(run, (weight_specs(task.weights(), "theta"), batch))
 
@@ -164,13 +169,13 @@ def export_trained(
 
 def _write_trained(model_dir, output, programs, step, rows, length) -> int:
     model_dir.read_checkpoint(step)  # fails before minutes of compiling, not after
-    task = _for_xla(model_dir.task)
+    task, request = _for_xla(model_dir.task), export_request(model_dir)
     length = length or max_source_length(model_dir.params)
     made = {}
     if TRAIN in programs:
         made[TRAIN] = train_program(task)
     if TRANSLATE in programs:
-        made[TRANSLATE] = translate_program(task, rows, length)
+        made[TRANSLATE] = translate_program(task, rows, length, request)
     specs = next(iter(made.values())).arguments[0]
     state: dict[str, Any] = {}
     checkpoint = model_dir.read_checkpoint(

@@ -13,7 +13,9 @@ from lingvo_moe.core.layer import EVALUATION, Context
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tokens import BOS
 from lingvo_moe.data.pipeline import InputParams
-from lingvo_moe.decoding.flat_beam_search import BeamOutput, BeamSearchParams, beam_search
+from lingvo_moe.decoding.flat_beam_search import BeamOutput, beam_search
+from lingvo_moe.decoding.params import BeamSearchParams
+from lingvo_moe.decoding.request import Request
 from lingvo_moe.layers.dispatch import Einsum
 from lingvo_moe.layers.fitted import rungs_of
 from lingvo_moe.layers.router import ByTask
@@ -341,7 +343,7 @@ class TranslationTask:
         source_ids: tf.Tensor,
         lengths: tf.Tensor,
         tasks: tf.Tensor | None = None,
-        decoding: BeamSearchParams | None = None,
+        request: Request | None = None,
     ) -> BeamOutput:
         """Translates a batch.
 
@@ -350,7 +352,7 @@ class TranslationTask:
             source_ids: int32 [B, L], language tag first, EOS last.
             lengths: int32 [B], real tokens of each row.
             tasks: int32 [B], the task of each row, for the router ByTask.
-            decoding: how to search; None for what the params say.
+            request: how to search; None for what the params say, without their texts.
 
         Returns:
             The n best hypotheses of each sentence.
@@ -358,7 +360,7 @@ class TranslationTask:
         Raises:
             ValueError: the gating is not batch independent.
         """
-        return self.decode(self.lay_out(theta), source_ids, lengths, tasks, decoding)
+        return self.decode(self.lay_out(theta), source_ids, lengths, tasks, request)
 
     def lay_out(self, theta: NestedMap) -> NestedMap:
         """The weights as `decode` wants them: made once, they serve many batches.
@@ -380,17 +382,11 @@ class TranslationTask:
         source_ids: tf.Tensor,
         lengths: tf.Tensor,
         tasks: tf.Tensor | None = None,
-        decoding: BeamSearchParams | None = None,
+        request: Request | None = None,
     ) -> BeamOutput:
         """`translate`, with what `lay_out` made of the weights."""
-        return beam_search(
-            self.transformer,
-            laid_out,
-            source_ids,
-            lengths,
-            decoding or self.params.decoding,
-            tasks,
-        )
+        request = request or Request(self.params.decoding)
+        return beam_search(self.transformer, laid_out, source_ids, lengths, request, tasks)
 
     def score(
         self,

@@ -3,8 +3,9 @@ import pytest
 
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.decoding.flat_beam_search import BeamOutput
+from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.tasks import translator
-from lingvo_moe.tasks.translator import Translation, Translator
+from lingvo_moe.tasks.translator import Token, Translation, Translator
 from lingvo_moe.testing import tiny_world
 
 
@@ -18,7 +19,7 @@ def translator_of(translate_ids, max_source_length=100, n_best=1):
         dataset.tags.__getitem__,
         lambda source, target: 0,
         max_source_length,
-        n_best,
+        BeamSearchParams(n_best=n_best),
     )
 
 
@@ -26,7 +27,7 @@ def saying(text):
     """Translates every sentence by the pieces of a text."""
     (ids,) = tiny_world.dataset().target_vocabulary.encode([text])
 
-    def translate_ids(source_ids, lengths, tasks):
+    def translate_ids(source_ids, lengths, tasks, request):
         rows = len(lengths)
         return BeamOutput(
             ids=np.tile([*ids, EOS], [rows, 1, 1]),
@@ -54,9 +55,9 @@ def test_a_translation_is_one_line_for_every_reader(character):
 def test_sentences_that_are_too_long_are_named():
     read, warnings = [], []
 
-    def translate_ids(ids, lengths, tasks):
+    def translate_ids(ids, lengths, tasks, request):
         read.extend(lengths)
-        return saying("a")(ids, lengths, tasks)
+        return saying("a")(ids, lengths, tasks, request)
 
     translator = translator_of(translate_ids, max_source_length=6)
     words = len(translator.source.encode(["kara kara kara kara kara kara"])[0])
@@ -91,3 +92,11 @@ def test_a_stream_is_read_block_by_block(monkeypatch):
     assert read == list(range(8))
     assert len(warnings) == 1
     assert "line 5 (" in warnings[0]
+
+
+def test_words_are_aligned_by_what_their_tokens_looked_at():
+    # "He sees ice cream" of "ka rami so": sees looks at rami (pieces 1 and 2), cream at so.
+    written = [("▁He", 0), ("▁s", 1), ("ees", 2), ("▁ice", 3), ("▁cream", 3), ("</s>", 0)]
+    tokens = tuple(Token(text, -0.1, place) for text, place in written)
+    translation = Translation("He sees ice cream", -0.5, tokens, ("▁ka", "▁ra", "mi", "▁so"))
+    assert translation.alignment == [(0, 0), (1, 1), (2, 2), (2, 3)]

@@ -43,7 +43,7 @@ def main(argv: list[str]) -> None:
         max_queue=FLAGS.max_queue,
     )
     with bind(FLAGS.host, FLAGS.port) as listener:
-        models = load_all(FLAGS.model, FLAGS.n_best, FLAGS.set)
+        models = load_all(FLAGS.model, FLAGS.n_best, FLAGS.set, FLAGS.beam_size)
         unanswered = serve(Server(models, limits, batching), listener, FLAGS.drain, common.report)
     if unanswered:
         common.report(f"error: {unanswered} requests were left unanswered; see --drain.")
@@ -59,6 +59,9 @@ def run() -> None:
     flags.DEFINE_integer("port", 8000, "Port; 0 for any that is free.", 0, 65535)
     flags.DEFINE_integer(
         "n_best", 4, "Translations of a sentence that a request may have of a logdir.", 1
+    )
+    flags.DEFINE_integer(
+        "beam_size", 8, "Hypotheses of a sentence that a request may have of a logdir.", 1
     )
     flags.DEFINE_integer("max_batch_tokens", 4096, "Source tokens of a batch, with padding.", 1)
     flags.DEFINE_integer("max_batch_sentences", 64, "Sentences of a batch.", 1)

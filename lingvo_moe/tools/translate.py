@@ -7,6 +7,7 @@ lingvo-moe-translate --logdir=/tmp/tiny --to=en --n_best=4 < test.de
 """
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -126,8 +127,8 @@ def _load(model_dir: ModelDir) -> tuple[Translator, int]:
 def _lines(translator: Translator, sentences: Iterable[str], *options) -> Iterator[str]:
     """Translations, one a line; options are those of `Translator.stream`."""
     results = translator.stream(sentences, FLAGS.to, FLAGS.source_language, *options)
-    scores = FLAGS.scores or FLAGS.n_best > 1
-    return (_format(t, scores) for translations in results for t in translations)
+    tokens, scores = translator.decoding.tokens, FLAGS.scores or FLAGS.n_best > 1
+    return (_format(t, tokens, scores) for translations in results for t in translations)
 
 
 def _overrides() -> list[str]:
@@ -151,7 +152,10 @@ def _sentences(arguments: Sequence[str]) -> tuple[Iterable[str], int | None]:
     return read_lines(path), sum(1 for _ in read_lines(path))
 
 
-def _format(translation: Translation, score: bool) -> str:
+def _format(translation: Translation, tokens: bool, score: bool) -> str:
+    """A line of the output: JSON with the tokens, or the text, perhaps behind its score."""
+    if tokens:
+        return json.dumps(translation.as_json(), ensure_ascii=False) + "\n"
     return (f"{translation.score:.4f}\t" if score else "") + translation.text + "\n"
 
 

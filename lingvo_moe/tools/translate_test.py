@@ -45,6 +45,7 @@ def call(logdir, tmp_path, monkeypatch):
         ({"model": "tiny.Mo"}, "is of model 'tiny.MoE', not 'tiny.Mo'"),
         ({"beam_size": "10000"}, "beam_size must be 1 to 64, got 10000"),
         ({"n_best": "65"}, "n_best must be 1 to 64, got 65"),
+        ({"set": ["decoding.forbidden=('',)"]}, "forbidden must be at most 256 words or phrases"),
         ({"output": "TMP"}, "is a directory; give the name of a file in it"),
         ({"output": "TMP/missing/file"}, "missing is not a directory"),
         ({"input": "TMP"}, "Give sentences as arguments or in --input, not both"),

@@ -1,0 +1,91 @@
+"""How to search: the options of a model and of one request."""
+
+import dataclasses
+import functools
+import unicodedata
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from lingvo_moe.core.fields import NonNegativeFloat, NonNegativeInt, Params, PositiveInt, Rule
+from lingvo_moe.core.lines import is_blank
+from lingvo_moe.core.params import evolve
+from lingvo_moe.decoding.sampling import Sampling
+
+MAX_BEAM = 64  # wider beams find no better translations (Koehn and Knowles 2017) and fill memory
+_MAX_TEXTS, _MAX_CHARACTERS = 256, 64
+_Beam = Annotated[int, Rule(f"1 to {MAX_BEAM}", lambda size: 1 <= size <= MAX_BEAM)]
+
+
+def _is_line(text: str) -> bool:
+    """Whether a text has neither control characters nor halves of surrogate pairs."""
+    return not any(unicodedata.category(c) in ("Cc", "Cs") for c in text)
+
+
+_Line = Annotated[str, Rule("one line without control characters", _is_line)]
+_Texts = Annotated[
+    tuple[str, ...],
+    Rule(
+        f"at most {_MAX_TEXTS} words or phrases, each of 1 to {_MAX_CHARACTERS} characters",
+        lambda texts: (
+            len(texts) <= _MAX_TEXTS
+            and all(_is_line(t) and not is_blank(t) and len(t) <= _MAX_CHARACTERS for t in texts)
+        ),
+    ),
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BeamSearchParams(Params):
+    """The params of a search.
+
+    Attributes:
+        beam_size: K, 1 to MAX_BEAM. Memory grows with its square.
+        n_best: N, number of translations to return, 1 to MAX_BEAM.
+        length_penalty: α of score = log P / ((5 + length)/6)^α (Wu et al. 2016, equation 14); the
+            length counts EOS.
+        length_ratio, length_offset: a translation has at most ratio · source length + offset
+            tokens, with EOS; it ends there in any case.
+        min_length: smallest number of tokens, with EOS; limited by the largest length.
+        no_repeat_ngram: n; no sequence of n tokens occurs twice in a translation. 0 for no limit.
+        forbidden: words or phrases that no translation contains, in any spelling; see
+            `Vocabulary.spellings`. EOS is always allowed.
+        source_prefix: text put in front of every source, exactly as given.
+        target_prefix: text that every translation begins with. Its tokens are forced. They count in
+            the score and the length, and other constraints do not apply to them.
+        tokens: whether to return the tokens of translations, each with its log P and the source
+            token that it looked at; see `Transformer.step`.
+        sampling: draws beam_size independent translations of each sentence and returns the N with
+            the best scores; None to search.
+    """
+
+    beam_size: _Beam = 4
+    n_best: _Beam = 1
+    length_penalty: NonNegativeFloat = 0.6
+    length_ratio: NonNegativeFloat = 1.5
+    length_offset: PositiveInt = 10  # leaves room for EOS
+    min_length: NonNegativeInt = 0
+    no_repeat_ngram: NonNegativeInt = 0
+    forbidden: _Texts = ()
+    source_prefix: _Line = ""
+    target_prefix: _Line = ""
+    tokens: bool = False
+    sampling: Sampling | None = None
+
+    def with_options(self, options: Mapping[str, Any]) -> "BeamSearchParams":
+        """The same with other values of these fields.
+
+        Args:
+            options: field -> value. As in JSON, a tuple may be a list, and `sampling` the fields of
+                a Sampling by name.
+
+        Raises:
+            ValueError: there is no such field, or a value is of the wrong type or breaks a rule.
+        """
+
+        def changed(params, option):
+            name, value = option
+            if name == "sampling" and isinstance(value, Mapping):
+                value = functools.reduce(changed, value.items(), Sampling())
+            return evolve(params, name, tuple(value) if isinstance(value, list) else value)
+
+        return functools.reduce(changed, options.items(), self)

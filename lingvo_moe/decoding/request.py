@@ -1,0 +1,96 @@
+"""One way to search, in token ids.  P length of a prefix, E edges of forbidden texts."""
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.core.tokens import EOS
+from lingvo_moe.decoding.constraints import Edge
+from lingvo_moe.decoding.params import BeamSearchParams
+
+# Fields that a graph takes as inputs, so that other values need no other graph.
+_NUMBERS = {
+    "length_penalty": np.float32,
+    "length_ratio": np.float32,
+    "length_offset": np.int32,
+    "min_length": np.int32,
+}
+_OF_SAMPLING = {"temperature": np.float32, "seed": np.int32}
+_TEXTS = ("forbidden", "source_prefix", "target_prefix")
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """How to search, with its texts in ids.
+
+    Attributes:
+        params: how to search; their texts are not looked at.
+        prefix: ids that every translation begins with.
+        forbidden: edges of `constraints.join_lattices`.
+    """
+
+    params: BeamSearchParams = BeamSearchParams()
+    prefix: tuple[int, ...] = ()
+    forbidden: tuple[Edge, ...] = ()
+
+    @property
+    def graph(self) -> "Request":
+        """What a graph depends on: the same for requests that differ in their inputs alone."""
+        sampling = self.params.sampling
+        params = dataclasses.replace(
+            self.params,
+            **_defaults(self.params, (*_NUMBERS, *_TEXTS)),
+            sampling=sampling
+            and dataclasses.replace(sampling, **_defaults(sampling, _OF_SAMPLING)),
+        )
+        anything = (Edge(0, 1, EOS),) if self.forbidden else ()
+        return Request(params, (EOS,) if self.prefix else (), anything)
+
+    @property
+    def inputs(self) -> dict[str, np.ndarray]:
+        """What a graph takes: numbers by name, and where there are any, prefix [P] and forbidden
+        [E, 3]."""
+        found = _arrays(self.params, _NUMBERS)
+        if sampling := self.params.sampling:
+            found |= _arrays(sampling, _OF_SAMPLING)
+        for name in ("prefix", "forbidden"):
+            if getattr(self, name):
+                found[name] = np.array(getattr(self, name), np.int32)
+        return found
+
+    @property
+    def specs(self) -> dict[str, tf.TensorSpec]:
+        """The inputs of its graph, of any P and E."""
+        return {
+            name: tf.TensorSpec((None, *value.shape[1:]) if value.ndim else (), value.dtype, name)
+            for name, value in self.inputs.items()
+        }
+
+    def with_inputs(self, inputs: Mapping[str, tf.Tensor]) -> "Request":
+        """The same request with tensors in place of numbers, inside a graph."""
+        params = _replaced(self.params, {name: inputs[name] for name in _NUMBERS})
+        if params.sampling:
+            numbers = {name: inputs[name] for name in _OF_SAMPLING}
+            params = _replaced(params, {"sampling": _replaced(params.sampling, numbers)})
+        ids = {name: inputs[name] for name in ("prefix", "forbidden") if name in inputs}
+        return _replaced(self, {"params": params, **ids})
+
+
+def _defaults(params, names):
+    return {name: getattr(type(params)(), name) for name in names}
+
+
+def _arrays(params, kinds):
+    return {name: np.array(getattr(params, name), kind) for name, kind in kinds.items()}
+
+
+def _replaced(params, values: Mapping[str, Any]):
+    """A copy with these fields, of whatever type."""
+    made = copy.copy(params)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made

@@ -1,0 +1,132 @@
+"""The flat beam search of a tiny model, and the same search in plain Python."""
+
+import functools
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.core.layer import EVALUATION, init_theta
+from lingvo_moe.core.tokens import BOS, EOS, PAD
+from lingvo_moe.decoding.constraints import join_lattices
+from lingvo_moe.decoding.flat_beam_search import beam_search
+from lingvo_moe.decoding.params import BeamSearchParams
+from lingvo_moe.decoding.request import Request
+from lingvo_moe.layers.moe import MoEParams
+from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.layers.transformer import Transformer
+from lingvo_moe.layers.transformer_layer import TransformerParams
+
+IDS = tf.TensorSpec([None, None], tf.int32)
+
+
+class Tiny:
+    """A random MoE Transformer, sharpened so that its hypotheses differ, and its compiled parts."""
+
+    def __init__(self, vocab_size, seed):
+        self.model = Transformer(
+            params=TransformerParams(
+                num_encoder_layers=2,
+                num_decoder_layers=2,
+                model_dim=16,
+                hidden_dim=32,
+                num_heads=2,
+                head_dim=8,
+                moe=MoEParams(num_experts=4),
+            ),
+            source_vocab_size=20,
+            target_vocab_size=vocab_size,
+        )
+        self.theta = init_theta(self.model.weights(), seed)
+        self.theta.decoder.embedding.table *= 2.5
+        self._fprop = tf.function(self._log_probs, input_signature=[IDS, IDS], autograph=False)
+        self.compiled = functools.cache(self._compile)
+
+    def _log_probs(self, source, prefixes):
+        read, written = (Tokens(ids, tf.ones_like(ids)) for ids in (source, prefixes))
+        logits = self.model.fprop(self.theta, read, written, EVALUATION).outputs
+        return tf.nn.log_softmax(logits)
+
+    def next_log_probs(self, source, prefixes):
+        """float32 [K, V] after K prefixes of one length, each read from its beginning."""
+        inputs = tf.constant([[BOS, *ids] for ids in prefixes])
+        return self._fprop(tf.constant([source] * len(prefixes)), inputs).numpy()[:, -1]
+
+    def _compile(self, request):
+        def translate(source, lengths, inputs):
+            laid_out, given = self.model.lay_out(self.theta), request.with_inputs(inputs)
+            return beam_search(self.model, laid_out, source, lengths, given)
+
+        signature = [IDS, tf.TensorSpec([None], tf.int32), request.specs]
+        return tf.function(translate, input_signature=signature, autograph=False)
+
+    def output(self, sources, request, padding=0):
+        """The BeamOutput of a batch of sentences of any lengths, as arrays."""
+        width = max(map(len, sources)) + padding
+        rows = np.array([s + [PAD] * (width - len(s)) for s in sources], np.int32)
+        inputs = tf.nest.map_structure(tf.constant, request.inputs)
+        lengths = tf.constant([len(s) for s in sources])
+        output = self.compiled(request.graph)(tf.constant(rows), lengths, inputs)
+        return tf.nest.map_structure(np.asarray, output)
+
+    def search(self, sources, request, padding=0):
+        """[[(ids, score)]] for a batch of sentences of any lengths."""
+        request = request if isinstance(request, Request) else Request(request)
+        ids, lengths, scores, *_ = self.output(sources, request, padding)
+        return [
+            [(ids[b, n, : lengths[b, n]].tolist(), scores[b, n]) for n in range(ids.shape[1])]
+            for b in range(len(sources))
+        ]
+
+
+@functools.cache
+def tiny(vocab_size=12, seed=3):
+    return Tiny(vocab_size, seed)
+
+
+def reference_search(model, source, params, prefix=(), forbidden=()):
+    """The same search in plain Python: a list of prefixes, no cache, no early end."""
+    longest = int(np.ceil(params.length_ratio * len(source))) + params.length_offset
+    longest = max(longest, len(prefix) + 1)
+    living: list[tuple[Any, Any]] = [((), 0.0)]
+    finished = []
+    for length in range(1, longest + 1):
+        log_probs = model.next_log_probs(source, [ids for ids, _ in living])
+        penalty = ((5 + length) / 6) ** params.length_penalty
+        grown = []
+        for (ids, total), row in zip(living, log_probs, strict=True):
+            if length >= max(min(params.min_length, longest), len(prefix) + 1):
+                finished.append(([*ids, EOS], (total + row[EOS]) / penalty))
+            grown += [
+                ((*ids, v), total + row[v])
+                for v in range(4, len(row))
+                if [v] == list(prefix[length - 1 : length])
+                or (length > len(prefix) and may_be_written([*ids, v], params, forbidden))
+            ]
+        living = sorted(grown, key=lambda h: -h[1])[: params.beam_size]
+    return sorted(finished, key=lambda h: -h[1])[: params.n_best]
+
+
+def may_be_written(ids, params, forbidden):
+    """Whether the constraints allow the last of these tokens."""
+    n = params.no_repeat_ngram
+    grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
+    if n and grams and grams[-1] in grams[:-1]:
+        return False
+    return not any(tuple(ids[-len(f) :]) == f for f in forbidden)
+
+
+def request_of(prefix=(), forbidden=(), **params):
+    """A Request whose forbidden texts are sequences of ids, each spelled in one way."""
+    lattices = [[(i, i + 1, token) for i, token in enumerate(one)] for one in forbidden]
+    return Request(BeamSearchParams(**params), tuple(prefix), join_lattices(lattices))
+
+
+def sentences(lengths, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(4, 20, n).tolist() for n in lengths]
+
+
+def assert_same(ours, expected, tolerance=1e-4):
+    assert [ids for ids, _ in ours] == [ids for ids, _ in expected]
+    np.testing.assert_allclose([s for _, s in ours], [s for _, s in expected], atol=tolerance)
