@@ -11,6 +11,7 @@ import uvicorn
 from lingvo_moe.server.app import Server
 from lingvo_moe.server.model import Explanation, Token
 from lingvo_moe.server.run import bind, url
+from lingvo_moe.tasks.translator import Translation
 from lingvo_moe.testing.browser import CHROMIUM, browser
 
 pytestmark = [
@@ -27,7 +28,7 @@ def _translate(sentences, to, *, source_language, n_best, warn):
     best = [
         [(f"{s} in {to}", -0.25), (f"{s} (2) {HOSTILE}", -1.5), ("", -math.inf)] for s in sentences
     ]
-    return [[types.SimpleNamespace(text=t, score=x) for t, x in row[:n_best]] for row in best]
+    return [[Translation(*two) for two in row[:n_best]] for row in best]
 
 
 def _explain(sources, targets, to, source_language):
@@ -53,6 +54,7 @@ def _model(**changes):
     }
     fields |= {"needs_source_language": False, "translate": _translate, "explain": _explain}
     fields |= {"count_pieces": lambda sentences: [len(s) for s in sentences]}
+    fields |= {"options": ["n_best"], "check_options": lambda options: None}
     return types.SimpleNamespace(**fields | changes)
 
 

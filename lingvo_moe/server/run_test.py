@@ -23,16 +23,16 @@ _PROGRAM = """
 import sys, types
 from lingvo_moe.server.app import Server
 from lingvo_moe.server.run import bind, serve
-
 def translate(sentences, to, **rest):
     print("translates", *sentences, flush=True)
     if "wait" in sentences:
         sys.stdin.readline()
-    return [[types.SimpleNamespace(text=s, score=0.0)] for s in sentences]
+    return [[types.SimpleNamespace(as_json=lambda s=s: {"text": s})] for s in sentences]
 
 model = types.SimpleNamespace(
     languages=["en"], pairs=["de-en"], needs_source_language=False, n_best=1, max_pieces=9,
-    count_pieces=lambda sentences: [1] * len(sentences), translate=translate,
+    count_pieces=lambda sentences: [1] * len(sentences), translate=translate, options=("n_best",),
+    check_options=lambda options: None,
 )
 listener = bind("127.0.0.1", 0)
 say = lambda line: print(line, flush=True)
