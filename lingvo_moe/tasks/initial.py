@@ -5,19 +5,26 @@ V vocabulary, M model, J tasks.
 
 import abc
 import dataclasses
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lingvo_moe.core.layer import WeightSpec, init_theta
-from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.layer import WeightSpec
 from lingvo_moe.data.extension import find_parents
 from lingvo_moe.layers.dispatch import Gather
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.training.checkpoint import Checkpoint, Process
-from lingvo_moe.training.initial import KEPT, Keep, Origin, Plan, Transfer, Upcycle, plan_transfer
+from lingvo_moe.training.initial import (
+    KEPT,
+    Drawn,
+    Keep,
+    Origin,
+    Plan,
+    Transfer,
+    Upcycle,
+    plan_transfer,
+)
 from lingvo_moe.training.lazy import Rows
 from lingvo_moe.training.replicas import experts_once
 
@@ -40,13 +47,8 @@ class _Table(Transfer):
         parents = self._parents(path, there, spec.shape[0], stored.shape[0])
         if parents == [(i,) for i in range(stored.shape[0])]:
             return Origin(KEPT, stored, there)
-        weights = NestedMap.unflatten({path: spec})
-
-        @functools.cache
-        def draw():
-            return dict(init_theta(weights, self.seed).flatten())[path].numpy()
-
-        return Origin(_describe(parents), Rows(stored, parents, draw), there)
+        rows = Rows(stored, parents, Drawn(path, spec, self.seed))
+        return Origin(_describe(parents), rows, there)
 
     @abc.abstractmethod
     def _is_table(self, spec: WeightSpec) -> bool:
@@ -178,7 +180,9 @@ def _plan(new: ModelDir, old: ModelDir, checkpoint: Checkpoint) -> Plan:
             f"and this model trains with {type(params.optimizer).__name__}; set it to False."
         )
     tensors = experts_once(checkpoint.tensors, old_weights, old.params.optimizer.slots(old_weights))
-    return plan_transfer(params.init, transfers, weights, params.optimizer.slots(weights), tensors)
+    return plan_transfer(
+        params.init, transfers, weights, params.optimizer.slots(weights), tensors, seed
+    )
 
 
 def _check_relatives(new: ModelDir, old: ModelDir) -> None:

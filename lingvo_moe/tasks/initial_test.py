@@ -102,6 +102,18 @@ class TestUpcycling:
             new, state, _ = start(scan.path, override)
             np.testing.assert_allclose(logits(new, state), expected, atol=1e-5)
 
+    def test_a_deeper_scan_is_drawn_where_there_is_nothing(self, dense):
+        new, state, (_, *text) = start(dense.path, "model.scan=True", "model.num_encoder_layers=4")
+        old, anew = stored(dense), drawn(new)
+        for name, path in (("layer_00", "self_attention/key"), ("layer_01", f"{EXPERTS}/wi")):
+            block = f"theta/encoder/block/{name}/{path}"
+            first = old[f"theta/encoder/{name}/{path.replace('experts/', '')}"]
+            np.testing.assert_array_equal(
+                state[block][0], np.broadcast_to(first, anew[block][0].shape)
+            )
+            np.testing.assert_array_equal(state[block][1], anew[block][1])
+        assert any(line.split()[-1] == "drawn" and "key" in line for line in text)
+
     def test_noise_differs_by_expert_and_follows_the_seed(self, dense):
         runs = [
             start(dense.path, "init.expert_noise=0.1", f"train.seed={seed}")[1]
@@ -285,6 +297,10 @@ WRONG = [
     ),
     ("init.redraw=('gates',)", "init.redraw: the pattern 'gates' is found in no name"),
     ("init.rename=(('layer_09','x'),)", "init.rename: the pattern 'layer_09' is found in no name"),
+    (
+        r"init.rename=(('layer','\\1'),)",
+        r"'\\\\1' cannot replace 'layer' \(invalid group",
+    ),
     ("init.rename=(('^','other/'),)", "has none of this model's weights, such as 'decoder/emb"),
     ("init.relatives=(('qxx','en'),)", "'qxx' is no language of .*; it has en, qna, qnu, qta, qto"),
     ("model.moe.hidden_dim=48", r"experts/wi is \(8, 16, 48\), but made of"),

@@ -8,6 +8,7 @@ E experts, Y equal blocks of layers.
 
 import abc
 import dataclasses
+import functools
 import re
 import zlib
 from collections import defaultdict
@@ -18,11 +19,11 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.core.fields import NonNegativeFloat, Params, PositiveInt
-from lingvo_moe.core.layer import Normal, WeightSpec, layer_names
+from lingvo_moe.core.layer import Normal, WeightSpec, init_theta, layer_names
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.patterns import Pattern, check_found, first_match
 from lingvo_moe.reporting.table import Table
-from lingvo_moe.training.lazy import Copies, Slice, Stacked
+from lingvo_moe.training.lazy import Copies, Lazy, Slice, Stacked
 
 KEPT = "as it was"
 _THETA, _SLOTS = "theta/", "slots/"
@@ -128,6 +129,23 @@ class Upcycle(Transfer):
         return noise
 
 
+class Drawn(Lazy):
+    """A weight as it is drawn, for those of its parts that nothing else gives."""
+
+    def __init__(self, path: str, spec: WeightSpec, seed: int):
+        self._weight, self._seed = NestedMap.unflatten({path: spec}), seed
+        self.shape = spec.shape
+
+    def read(self, index):
+        """See Lazy."""
+        return self._whole[index]
+
+    @functools.cached_property
+    def _whole(self):
+        ((_, value),) = init_theta(self._weight, self._seed).flatten()
+        return value.numpy()
+
+
 class Plan(NamedTuple):
     """What the initial state is made of.
 
@@ -146,6 +164,7 @@ def plan_transfer(
     weights: NestedMap,
     slots: NestedMap,
     tensors: Mapping[str, Any],
+    seed: int,
 ) -> Plan:
     """Finds what each weight of a model starts as.
 
@@ -155,12 +174,14 @@ def plan_transfer(
         weights: WeightSpecs of the model.
         slots: those of its optimizer.
         tensors: the other model's state, by name.
+        seed: of what is drawn.
 
     Raises:
         ValueError: a pattern is found in no path, a weight is of a shape that no transfer makes, or
             the other model has nothing that this one needs.
     """
-    paths = dict(_by_layer(dict(weights.flatten()), _spec_of_layer))
+    specs = dict(weights.flatten())
+    paths = _by_layer(specs, _spec_of_layer)
     names = [path for layers in paths.values() for path, _ in layers]
     check_found([pattern for pattern, _ in params.rename], names, "init.rename")
     check_found(params.redraw, names, "init.redraw")
@@ -172,9 +193,10 @@ def plan_transfer(
     for path, layers in paths.items():
         origins = [_origin(params, transfers, *layer, theirs) for layer in layers]
         found |= {name: (spec, o) for (name, spec), o in zip(layers, origins, strict=True)}
-        given = [origin.tensor for origin in origins if origin is not None]
-        if len(given) == len(layers):
-            taken[path] = given[0] if layers[0][0] == path else Stacked(given)
+        if any(origins):
+            drawn = Drawn(path, specs[path], seed)
+            parts = [o.tensor if o else Slice(drawn, y) for y, o in enumerate(origins)]
+            taken[path] = parts[0] if layers[0][0] == path else Stacked(parts)
     if not taken:
         raise ValueError(
             f"{params.logdir} has none of this model's weights, such as {names[0]!r}; it has "
@@ -190,7 +212,12 @@ def _origin(params, transfers, path, spec, theirs) -> Origin | None:
     """What one weight starts as; None if it is drawn."""
     there = path
     for pattern, replacement in params.rename:
-        there = re.sub(pattern, replacement, there)
+        try:
+            there = re.sub(pattern, replacement, there)
+        except (re.error, IndexError) as error:
+            raise ValueError(
+                f"init.rename: {replacement!r} cannot replace {pattern!r} ({error}); mend it."
+            ) from error
     if first_match([(pattern, True) for pattern in params.redraw], path, False):
         return None
     for transfer in transfers:

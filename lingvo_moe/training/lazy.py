@@ -53,16 +53,15 @@ class Permuted(Lazy):
 
 
 class Rows(Lazy):
-    """A table whose row i is the mean of the stored rows parents[i]; without parents it is drawn.
+    """A table whose row i is the mean of the stored rows parents[i], or without parents row i of
+    another table.
 
     Rows with themselves as parents are read alone. All others need the whole stored table.
     """
 
-    def __init__(
-        self, stored: Any, parents: Sequence[tuple[int, ...]], draw: Callable[[], np.ndarray]
-    ):
-        """draw: makes a new table of this shape."""
-        self._stored, self._parents, self._draw = stored, parents, draw
+    def __init__(self, stored: Any, parents: Sequence[tuple[int, ...]], other: Any):
+        """other: the table of rows without parents, sliced like a stored one."""
+        self._stored, self._parents, self._other = stored, parents, other
         self.shape = (len(parents), *stored.shape[1:])
 
     def read(self, index):
@@ -79,7 +78,7 @@ class Rows(Lazy):
                 result[i] = table[list(of)].mean(axis=0)
         if not all(parents):
             new = [i for i, of in enumerate(parents) if not of]
-            result[new] = self._draw()[index][new]
+            result[new] = np.asarray(self._other[index])[new]
         return result
 
 
