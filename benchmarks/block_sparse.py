@@ -27,14 +27,15 @@ MODELS = {
     "MoE-Medium": (1024, 4096, 8 * 1024),
 }
 EXPERTS, BLOCK = 64, 128
-# Operands and result of the dense product: E experts, T tokens of each, M and H.
+# Operands and result of the dense product: E experts, T tokens of each, M and H. The function of
+# layers/block_sparse.py, which takes `transpose` where the name of the paper has a T.
 PRODUCTS = {
-    "sdd": ("ETM", "EMH", "ETH"),
-    "dsd": ("ETH", "EHM", "ETM"),
-    "sddt": ("ETM", "EHM", "ETH"),
-    "dstd": ("ETH", "ETM", "EHM"),
-    "dsdt": ("ETH", "EMH", "ETM"),
-    "ddts": ("ETM", "ETH", "EMH"),
+    "sdd": ("ETM", "EMH", "ETH", "sampled"),
+    "dsd": ("ETH", "EHM", "ETM", "summed_by_row"),
+    "sddt": ("ETM", "EHM", "ETH", "sampled"),
+    "dstd": ("ETM", "ETH", "EHM", "summed_by_column"),
+    "dsdt": ("ETH", "EMH", "ETM", "summed_by_row"),
+    "ddts": ("ETM", "ETH", "EMH", "summed_by_column"),
 }
 
 
@@ -52,7 +53,8 @@ def write(directory: Path, dtype: str) -> None:
         def run(operands):
             left, right, row_blocks = operands.left, operands.right, operands.row_blocks
             topology = block_sparse.block_diagonal(row_blocks, num_rows, (1,) * EXPERTS)
-            return {"result": getattr(block_sparse, product)(left, right, topology)}
+            function = getattr(block_sparse, PRODUCTS[product][3])
+            return {"result": function(left, right, topology, transpose="t" in product)}
 
         specs = {
             name: ArraySpec(_shape(model, letters, num_rows), dtype, letters.replace("ET", "RB"))
@@ -87,7 +89,7 @@ def measure(
     """
     _, _, tokens = MODELS[model]
     used = tokens // BLOCK
-    left, right, result = PRODUCTS[product]
+    left, right, result, _ = PRODUCTS[product]
     blocks = [
         jax.random.normal(jax.random.key(i), _shape(model, letters, used + EXPERTS), dtype)
         for i, letters in enumerate((left, right))

@@ -44,6 +44,7 @@ class Family:
         function_shapes: shapes of adpositions, pronouns and conjunctions.
         markers: template of each marker.
         borrowing: ordered (pattern, replacement) that adapt a foreign name to the sounds.
+        postpositions: whether an adposition follows its noun phrase.
     """
 
     name: str
@@ -52,9 +53,10 @@ class Family:
     function_shapes: tuple[str, ...]
     markers: Mapping[str, str]
     borrowing: tuple[tuple[str, str], ...] = ()
+    postpositions: bool = False
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Language:
     """A daughter language.
 
@@ -65,9 +67,8 @@ class Language:
         clause_order: order of Subject, Verb, Object or predicate, X adpositional phrase and
             Adverb.
         phrase_order: order of Determiner, nuMeral, Adjective, Noun and Relative clause.
-        postpositions: whether an adposition follows its noun phrase.
-        markers: templates that replace those of the family.
         laws: ordered sound laws, each (pattern, replacement) of `re.sub`.
+        markers: templates that replace those of the family.
     """
 
     code: str
@@ -75,13 +76,23 @@ class Language:
     family: Family
     clause_order: str
     phrase_order: str
-    postpositions: bool = False
-    markers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     laws: tuple[tuple[str, str], ...]
+    markers: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def template(self, marker: str) -> str:
         """Template of a marker, `~` where the language does not mark it."""
         return self.markers.get(marker) or self.family.markers.get(marker, "~")
+
+
+def _laws(text: str) -> tuple[tuple[str, str], ...]:
+    """Ordered laws, such as `w>v`: a pattern of `re.sub`, >, and its replacement."""
+    return tuple((pattern, new) for pattern, _, new in (law.partition(">") for law in text.split()))
+
+
+def _language(about: str, family: Family, branch, own: str, markers=types.MappingProxyType({})):
+    """A language from its code, name, clause order and phrase order; its own laws come last."""
+    code, name, clause_order, phrase_order = about.split()
+    return Language(code, name, family, clause_order, phrase_order, branch + _laws(own), markers)
 
 
 NORVIC = Family(
@@ -105,7 +116,7 @@ NORVIC = Family(
         "VPL": "~um",
         "Q": "eska ~",
     },
-    borrowing=((r"c", "k"), (r"v", "f"), (r"([aeiou])$", r"\1s")),
+    borrowing=_laws(r"c>k v>f ([aeiou])$>\1s"),
 )
 KALUAN = Family(
     name="Kaluan",
@@ -123,17 +134,10 @@ KALUAN = Family(
         "V1": "~ni",
         "Q": "~ kaya",
     },
-    borrowing=(
-        (r"c", "k"),
-        (r"v|b", "p"),
-        (r"d", "t"),
-        (r"r", "l"),
-        (r"([^aeioun])(?=[^aeiou]|$)", r"\1u"),
-        (r"n$", "nu"),
-        (r"^([aeiou])", r"h\1"),
-        (r"ia", "iya"),
-        (r"nn", "n"),
+    borrowing=_laws(
+        r"c>k v|b>p d>t r>l ([^aeioun])(?=[^aeiou]|$)>\1u n$>nu ^([aeiou])>h\1 ia>iya nn>n"
     ),
+    postpositions=True,
 )
 TESHIC = Family(
     name="Teshic",
@@ -155,142 +159,44 @@ TESHIC = Family(
         "VPL": "~u",
         "Q": "xar ~",
     },
-    borrowing=((r"p|v", "b"), (r"e", "i"), (r"o", "u"), (r"c", "k"), (r"s", "sh")),
+    borrowing=_laws(r"p|v>b e>i o>u c>k s>sh"),
 )
 
 # The sound laws that the two languages of a branch share.
-_EAST_NORVIC = (
-    (r"k(?=[ei])", "c"),  # palatalisation
-    (r"o(?=[mn])", "u"),  # raising before nasals
-)
-_WEST_NORVIC = (
-    (r"(?<=[aeiou])t(?=[aeiou])", "d"),  # voicing between vowels
-    (r"sk", "sh"),
-)
-_NORTH_KALUAN = (
-    (r"^h", ""),  # loss of initial h
-    (r"t(?=i)", "ch"),  # affrication
-)
-_SOUTH_KALUAN = (
-    (r"w", "v"),
-    (r"e$", "i"),  # final raising
-)
-_INNER_TESHIC = (
-    (r"q", "g"),
-    (r"(?<=[aiu])b", "v"),  # spirantisation after vowels
-)
-_OUTER_TESHIC = (
-    (r"sh$", "s"),
-    (r"^x", "h"),
-)
+_EAST_NORVIC = _laws("k(?=[ei])>c o(?=[mn])>u")  # palatalisation; raising before nasals
+_WEST_NORVIC = _laws("(?<=[aeiou])t(?=[aeiou])>d sk>sh")  # voicing between vowels
+_NORTH_KALUAN = _laws("^h> t(?=i)>ch")  # loss of initial h; affrication
+_SOUTH_KALUAN = _laws("w>v e$>i")  # final raising
+_INNER_TESHIC = _laws("q>g (?<=[aiu])b>v")  # spirantisation after vowels
+_OUTER_TESHIC = _laws("sh$>s ^x>h")
 
 # Largest corpus first. The order of the families reverses after each round, so that each family has
 # languages with much, medium and little text, and the language with the least text is related to
 # the one with the most.
 LANGUAGES = (
-    Language(
-        code="qna",
-        name="Narvi",
-        family=NORVIC,
-        clause_order="SVOXA",
-        phrase_order="DMANR",
-        laws=(*_EAST_NORVIC, (r"^p", "f")),
+    _language("qna Narvi SVOXA DMANR", NORVIC, _EAST_NORVIC, "^p>f"),
+    _language("qka Kalu ASXOV RDMAN", KALUAN, _NORTH_KALUAN, "p(?=[aou])>f"),
+    _language("qta Tash VSOXA NAMDR", TESHIC, _INNER_TESHIC, "j>y"),
+    _language("qte Tekel VSOXA MNADR", TESHIC, _OUTER_TESHIC, "a(?=[^aiu]+i)>e d$>t"),
+    _language(
+        "qke Kelo SXOVA RDMAN", KALUAN, _SOUTH_KALUAN, "(?<=[aeiou])k(?=[aeiou])>g (?<=n)p>b"
     ),
-    Language(
-        code="qka",
-        name="Kalu",
-        family=KALUAN,
-        clause_order="ASXOV",
-        phrase_order="RDMAN",
-        postpositions=True,
-        laws=(*_NORTH_KALUAN, (r"p(?=[aou])", "f")),
+    _language(
+        "qne Nelda SVOXA DMNAR",
+        NORVIC,
+        _WEST_NORVIC,
+        "a(?=[^aeiou]+[iu])>e [dg]$|(?<=n)d>t",
+        {"NEG": "nik ~"},
     ),
-    Language(
-        code="qta",
-        name="Tash",
-        family=TESHIC,
-        clause_order="VSOXA",
-        phrase_order="NAMDR",
-        laws=(*_INNER_TESHIC, (r"j", "y")),
+    _language("qno Noric ASVOX DMANR", NORVIC, _WEST_NORVIC, "v>w e(?=[rln])>a", {"A.PL": "~"}),
+    _language("qki Kiwo SOXVA DMANR", KALUAN, _SOUTH_KALUAN, "l(?=[iu])>r y>j"),
+    _language("qti Tirq SVOXA NAMDR", TESHIC, _OUTER_TESHIC, "(?<=[aiu])k>x u(?=[mn])>o"),
+    _language("qto Toqar VSOXA NAMDR", TESHIC, _INNER_TESHIC, "z(?=[aiu])>s u(?=[^aiu]*$)>o"),
+    _language(
+        "qko Konu ASXOV RDMAN", KALUAN, _NORTH_KALUAN, "s(?=[aou])>sh u$>o", {"INDEF": "~ ane"}
     ),
-    Language(
-        code="qte",
-        name="Tekel",
-        family=TESHIC,
-        clause_order="VSOXA",
-        phrase_order="MNADR",
-        laws=(*_OUTER_TESHIC, (r"a(?=[^aiu]+i)", "e"), (r"d$", "t")),
-    ),
-    Language(
-        code="qke",
-        name="Kelo",
-        family=KALUAN,
-        clause_order="SXOVA",
-        phrase_order="RDMAN",
-        postpositions=True,
-        laws=(*_SOUTH_KALUAN, (r"(?<=[aeiou])k(?=[aeiou])", "g"), (r"(?<=n)p", "b")),
-    ),
-    Language(
-        code="qne",
-        name="Nelda",
-        family=NORVIC,
-        clause_order="SVOXA",
-        phrase_order="DMNAR",
-        markers={"NEG": "nik ~"},
-        laws=(*_WEST_NORVIC, (r"a(?=[^aeiou]+[iu])", "e"), (r"[dg]$|(?<=n)d", "t")),
-    ),
-    Language(
-        code="qno",
-        name="Noric",
-        family=NORVIC,
-        clause_order="ASVOX",
-        phrase_order="DMANR",
-        markers={"A.PL": "~"},
-        laws=(*_WEST_NORVIC, (r"v", "w"), (r"e(?=[rln])", "a")),
-    ),
-    Language(
-        code="qki",
-        name="Kiwo",
-        family=KALUAN,
-        clause_order="SOXVA",
-        phrase_order="DMANR",
-        postpositions=True,
-        laws=(*_SOUTH_KALUAN, (r"l(?=[iu])", "r"), (r"y", "j")),
-    ),
-    Language(
-        code="qti",
-        name="Tirq",
-        family=TESHIC,
-        clause_order="SVOXA",
-        phrase_order="NAMDR",
-        laws=(*_OUTER_TESHIC, (r"(?<=[aiu])k", "x"), (r"u(?=[mn])", "o")),
-    ),
-    Language(
-        code="qto",
-        name="Toqar",
-        family=TESHIC,
-        clause_order="VSOXA",
-        phrase_order="NAMDR",
-        laws=(*_INNER_TESHIC, (r"z(?=[aiu])", "s"), (r"u(?=[^aiu]*$)", "o")),
-    ),
-    Language(
-        code="qko",
-        name="Konu",
-        family=KALUAN,
-        clause_order="ASXOV",
-        phrase_order="RDMAN",
-        postpositions=True,
-        markers={"INDEF": "~ ane"},
-        laws=(*_NORTH_KALUAN, (r"s(?=[aou])", "sh"), (r"u$", "o")),
-    ),
-    Language(
-        code="qnu",
-        name="Nundal",
-        family=NORVIC,
-        clause_order="SVOXA",
-        phrase_order="DMANR",
-        markers={"FUT": "~ul"},
-        laws=(*_EAST_NORVIC, (r"l(?=[^aeiou]|$)", "w"), (r"^g", "k")),
+    _language(
+        "qnu Nundal SVOXA DMANR", NORVIC, _EAST_NORVIC, "l(?=[^aeiou]|$)>w ^g>k", {"FUT": "~ul"}
     ),
 )
 _BY_CODE = {language.code: language for language in LANGUAGES}
@@ -415,7 +321,7 @@ class _SentenceBuilder:
             parts["O"] = _mark(self.roots[clause.predicate], self._templates(plural))
         if clause.place is not None:
             place, adposition = self.noun_phrase(clause.place), self.roots[clause.preposition]
-            after = self.language.postpositions
+            after = self.language.family.postpositions
             parts["X"] = f"{place} {adposition}" if after else f"{adposition} {place}"
         if clause.adverb is not None:
             parts["A"] = self.roots[clause.adverb]

@@ -8,10 +8,10 @@ A sparse matrix of R·B rows and C·H columns stores only the blocks of its `Top
 matrix; [C, H, M] or [C, M, H] if their rows or columns correspond to its columns. For equal experts
 of one column block each, the latter are the usual layouts of weights.
 
-The name of a product gives its result and its operands: S sparse, D dense, ᵀ transposed. Shapes are
-static, so XLA can compile them; loops run over the blocks in use, so the time follows the work. A
-loop reads slices of the weights, without copying weights for each block. The gradients of the six
-products are again among the six, so gradients of any order work.
+There are three products in two forms each. A form gives its result and its operands: S sparse, D
+dense, ᵀ transposed. Shapes are static, so XLA can compile them; loops run over the blocks in use,
+and the time follows the work. A loop reads slices of the weights, without copying weights for each
+block. The gradient of each product consists of the other two, so gradients of any order work.
 """
 
 from collections.abc import Callable, Sequence
@@ -83,95 +83,20 @@ def block_diagonal(
     )
 
 
-def sdd(rows: tf.Tensor, weight: tf.Tensor, topology: Topology) -> tf.Tensor:
-    """S = D·D, where S has blocks: the experts' first layer.
+def sampled(
+    rows: tf.Tensor, weight: tf.Tensor, topology: Topology, transpose: bool = False
+) -> tf.Tensor:
+    """S = D·D, where S has blocks: the experts' first layer. With transpose S = D·Dᵀ.
 
     Args:
         rows: [R, B, M].
-        weight: [C, M, H].
+        weight: [C, M, H]; with transpose [C, H, M].
         topology: of the result.
+        transpose: gives the second layer's data gradient.
 
     Returns:
         [Z, B, H], zero in blocks not in use.
     """
-    return _sampled(rows, weight, topology, transpose=False)
-
-
-def dsd(values: tf.Tensor, weight: tf.Tensor, topology: Topology) -> tf.Tensor:
-    """D = S·D: the experts' second layer.
-
-    Args:
-        values: [Z, B, H].
-        weight: [C, H, M].
-        topology: of values.
-
-    Returns:
-        [R, B, M], zero in rows without a block.
-    """
-    return _summed_by_row(values, weight, topology, transpose=False)
-
-
-def sddt(rows: tf.Tensor, weight: tf.Tensor, topology: Topology) -> tf.Tensor:
-    """S = D·Dᵀ, where S has blocks: the second layer's data gradient.
-
-    Args:
-        rows: [R, B, M].
-        weight: [C, H, M].
-        topology: of the result.
-
-    Returns:
-        [Z, B, H], zero in blocks not in use.
-    """
-    return _sampled(rows, weight, topology, transpose=True)
-
-
-def dstd(values: tf.Tensor, rows: tf.Tensor, topology: Topology) -> tf.Tensor:
-    """D = Sᵀ·D: the second layer's weight gradient.
-
-    Args:
-        values: [Z, B, H].
-        rows: [R, B, M].
-        topology: of values.
-
-    Returns:
-        [C, H, M], zero in columns without a block.
-    """
-    return _summed_by_column(rows, values, topology, transpose=True)
-
-
-def dsdt(values: tf.Tensor, weight: tf.Tensor, topology: Topology) -> tf.Tensor:
-    """D = S·Dᵀ: the first layer's data gradient.
-
-    Args:
-        values: [Z, B, H].
-        weight: [C, M, H].
-        topology: of values.
-
-    Returns:
-        [R, B, M], zero in rows without a block.
-    """
-    return _summed_by_row(values, weight, topology, transpose=True)
-
-
-def ddts(rows: tf.Tensor, values: tf.Tensor, topology: Topology) -> tf.Tensor:
-    """D = Dᵀ·S: the first layer's weight gradient.
-
-    Args:
-        rows: [R, B, M].
-        values: [Z, B, H].
-        topology: of values.
-
-    Returns:
-        [C, M, H], zero in columns without a block.
-    """
-    return _summed_by_column(rows, values, topology, transpose=False)
-
-
-# Three products in two forms each; the gradient of each consists of the other two.
-
-
-def _sampled(rows, weight, topology, transpose):
-    """[Z, B, H]: block z is its row of `rows` times its column of `weight`."""
 
     @tf.custom_gradient
     def product(rows, weight):
@@ -181,8 +106,8 @@ def _sampled(rows, weight, topology, transpose):
 
         def grad(upstream):
             return (
-                _summed_by_row(upstream, weight, topology, not transpose),
-                _summed_by_column(rows, upstream, topology, transpose),
+                summed_by_row(upstream, weight, topology, not transpose),
+                summed_by_column(rows, upstream, topology, transpose),
             )
 
         shape = (rows.shape[1], weight.shape[1 if transpose else 2])
@@ -191,8 +116,20 @@ def _sampled(rows, weight, topology, transpose):
     return product(rows, weight)
 
 
-def _summed_by_row(values, weight, topology, transpose):
-    """[R, B, M]: row r is the sum over its blocks of values times their column of `weight`."""
+def summed_by_row(
+    values: tf.Tensor, weight: tf.Tensor, topology: Topology, transpose: bool = False
+) -> tf.Tensor:
+    """D = S·D: the experts' second layer. With transpose D = S·Dᵀ.
+
+    Args:
+        values: [Z, B, H].
+        weight: [C, H, M]; with transpose [C, M, H].
+        topology: of values.
+        transpose: gives the first layer's data gradient.
+
+    Returns:
+        [R, B, M], zero in rows without a block.
+    """
 
     @tf.custom_gradient
     def product(values, weight):
@@ -206,8 +143,8 @@ def _summed_by_row(values, weight, topology, transpose):
 
         def grad(upstream):
             return (
-                _sampled(upstream, weight, topology, not transpose),
-                _summed_by_column(upstream, values, topology, not transpose),
+                sampled(upstream, weight, topology, not transpose),
+                summed_by_column(upstream, values, topology, not transpose),
             )
 
         shape = (values.shape[1], weight.shape[1 if transpose else 2])
@@ -217,8 +154,20 @@ def _summed_by_row(values, weight, topology, transpose):
     return product(values, weight)
 
 
-def _summed_by_column(rows, values, topology, transpose):
-    """[C, M, H]: column c is the sum over its blocks of rowsᵀ times values; or [C, H, M]."""
+def summed_by_column(
+    rows: tf.Tensor, values: tf.Tensor, topology: Topology, transpose: bool = False
+) -> tf.Tensor:
+    """D = Dᵀ·S: the first layer's weight gradient. With transpose D = Sᵀ·D, the second layer's.
+
+    Args:
+        rows: [R, B, M].
+        values: [Z, B, H].
+        topology: of values.
+        transpose: whether the result is transposed.
+
+    Returns:
+        [C, M, H], with transpose [C, H, M]; zero in columns without a block.
+    """
 
     @tf.custom_gradient
     def product(rows, values):
@@ -235,8 +184,8 @@ def _summed_by_column(rows, values, topology, transpose):
 
         def grad(upstream):
             return (
-                _summed_by_row(values, upstream, topology, not transpose),
-                _sampled(rows, upstream, topology, transpose),
+                summed_by_row(values, upstream, topology, not transpose),
+                sampled(rows, upstream, topology, transpose),
             )
 
         shape = (rows.shape[2], values.shape[2])

@@ -1,10 +1,12 @@
 """R row blocks of B rows, C column blocks of H columns, Z blocks, M dense, E experts."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.layers.block_sparse import block_diagonal, ddts, dsd, dsdt, dstd, sdd, sddt
+from lingvo_moe.layers.block_sparse import block_diagonal, sampled, summed_by_column, summed_by_row
 
 BLOCK, MODEL, HIDDEN = 3, 4, 5
 # (row blocks of each expert, R, column blocks of each expert)
@@ -60,7 +62,7 @@ def dense(values, layout):
     return matrix
 
 
-def sampled(matrix, layout):
+def at_blocks(matrix, layout):
     """The values [Z, B, H] of a dense matrix at the blocks in use, zeros after them."""
     values = np.zeros([num_blocks(layout), BLOCK, HIDDEN], np.float32)
     for value, (row, column) in zip(values, blocks(layout), strict=False):
@@ -76,12 +78,27 @@ def products(layout):
     wide_out = wo.reshape(-1, MODEL)  # [C · H, M]
     by_column = wi.shape[0], HIDDEN, MODEL
     return {
-        "SDD": (sdd, rows, wi, sampled(tall @ wide_in, layout)),
-        "DSD": (dsd, values, wo, (sparse @ wide_out).reshape(rows.shape)),
-        "SDDT": (sddt, rows, wo, sampled(tall @ wide_out.T, layout)),
-        "DSTD": (dstd, values, rows, (sparse.T @ tall).reshape(by_column)),
-        "DSDT": (dsdt, values, wi, (sparse @ wide_in.T).reshape(rows.shape)),
-        "DDTS": (ddts, rows, values, (sparse.T @ tall).reshape(by_column).transpose(0, 2, 1)),
+        "SDD": (sampled, rows, wi, at_blocks(tall @ wide_in, layout)),
+        "DSD": (summed_by_row, values, wo, (sparse @ wide_out).reshape(rows.shape)),
+        "SDDT": (partial(sampled, transpose=True), rows, wo, at_blocks(tall @ wide_out.T, layout)),
+        "DSTD": (
+            partial(summed_by_column, transpose=True),
+            rows,
+            values,
+            (sparse.T @ tall).reshape(by_column),
+        ),
+        "DSDT": (
+            partial(summed_by_row, transpose=True),
+            values,
+            wi,
+            (sparse @ wide_in.T).reshape(rows.shape),
+        ),
+        "DDTS": (
+            summed_by_column,
+            rows,
+            values,
+            (sparse.T @ tall).reshape(by_column).transpose(0, 2, 1),
+        ),
     }
 
 
@@ -191,7 +208,7 @@ def test_gradients_of_gradients():
             value = slope(product, wi)
         return tape.gradient(value, wi)
 
-    ours = second(lambda rows, wi: sdd(rows, wi, topology(layout)))
+    ours = second(lambda rows, wi: sampled(rows, wi, topology(layout)))
     np.testing.assert_allclose(ours, second(tf.matmul), rtol=1e-4)
 
 
@@ -220,7 +237,7 @@ def test_bfloat16_sums_in_float32():
     # 600 blocks of ones: bfloat16 would stop counting at 256.
     rows = tf.ones([600, 1, 1], tf.bfloat16)
     layout = block_diagonal(tf.constant([600]), 600, [1])
-    outputs = ddts(rows, rows, layout)
+    outputs = summed_by_column(rows, rows, layout)
     assert outputs.dtype == tf.bfloat16
     assert outputs[0, 0, 0] == 600
 
@@ -238,7 +255,7 @@ def test_experts_of_different_sizes_against_each_alone():
     rows, _, wi, wo = operands(layout)
 
     def together(wi, wo):
-        return dsd(tf.nn.relu(sdd(rows, wi, topology(layout))), wo, topology(layout))
+        return summed_by_row(tf.nn.relu(sampled(rows, wi, topology(layout))), wo, topology(layout))
 
     def alone(wi, wo):
         row, column, outputs = 0, 0, []

@@ -13,7 +13,7 @@ import tensorflow as tf
 from lingvo_moe.core.fields import PositiveInt
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
-from lingvo_moe.layers.block_sparse import Topology, block_diagonal, dsd, sdd
+from lingvo_moe.layers.block_sparse import Topology, block_diagonal, sampled, summed_by_row
 from lingvo_moe.layers.dispatch import (
     Dispatched,
     Dispatcher,
@@ -173,7 +173,7 @@ def _products(topology: Topology, block_size: int) -> Products:
         summed = tf.math.unsorted_segment_sum(by_block(bias), topology.row, num_rows + 1)
         return add(outputs, summed[:-1])
 
-    return Products(on_blocks(sdd), on_blocks(dsd), add_in, add_out)
+    return Products(on_blocks(sampled), on_blocks(summed_by_row), add_in, add_out)
 
 
 def _block_size(choices: int | None, num_experts: int) -> int:

@@ -35,43 +35,21 @@ class Request(Protocol):
 
 
 class Task(Trainable, Protocol):
-    """A model that is trained and translates; shapes as in tasks.translation.TranslationTask."""
+    """A model that is trained and translates; arguments as of tasks.translation.TranslationTask."""
 
     def for_xla(self, groups: int) -> "Task":
         """The task with static shapes in evaluation and decoding too, for XLA."""
 
-    def translate(
-        self,
-        theta: NestedMap,
-        source_ids: tf.Tensor,
-        lengths: tf.Tensor,
-        tasks: tf.Tensor | None = None,
-        request: Any = None,
-    ) -> Any:
+    def translate(self, theta: NestedMap, *args: Any, **kwargs: Any) -> Any:
         """The best translations of a batch, by a search as requested."""
 
     def lay_out(self, theta: NestedMap) -> NestedMap:
         """The weights rearranged for `decode`."""
 
-    def decode(
-        self,
-        laid_out: NestedMap,
-        source_ids: tf.Tensor,
-        lengths: tf.Tensor,
-        tasks: tf.Tensor | None = None,
-        request: Any = None,
-    ) -> Any:
+    def decode(self, laid_out: NestedMap, *args: Any, **kwargs: Any) -> Any:
         """`translate`, with weights from `lay_out`."""
 
-    def score(
-        self,
-        theta: NestedMap,
-        source_ids: tf.Tensor,
-        source_lengths: tf.Tensor,
-        target_ids: tf.Tensor,
-        target_lengths: tf.Tensor,
-        tasks: tf.Tensor | None = None,
-    ) -> tf.Tensor:
+    def score(self, theta: NestedMap, *args: Any, **kwargs: Any) -> tf.Tensor:
         """float32 [B, T]: log-probabilities of given translations."""
 
     def routes(self, theta: NestedMap, *given: tf.Tensor) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
