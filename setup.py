@@ -12,6 +12,7 @@ _TOOLS = sorted(
     if "\ndef run() ->" in path.read_text()  # the others are what tools share
 )
 
+_CTRANSLATE2 = "ctranslate2>=4.5,<5"
 _JAX = "jax>=0.10,<0.11"
 _SERVE = ["prometheus_client>=0.20,<1", "starlette>=0.40,<2", "uvicorn>=0.30,<1"]
 
@@ -35,10 +36,11 @@ setup(
         "serve": _SERVE,
         "spmd": [_JAX],
         "tpu": ["libtpu"],
-        "ctranslate2": ["ctranslate2>=4.5,<5"],
+        "ctranslate2": [_CTRANSLATE2],
         "benchmarks": ["torch", "transformers", "ctranslate2"],
         "dev": [
             _JAX,
+            _CTRANSLATE2,
             *_SERVE,
             "httpx>=0.27,<1",
             "keras>=3",
@@ -46,6 +48,7 @@ setup(
             "pytest>=8,<10",
             "pytest-xdist>=3,<4",
             "ruff>=0.12,<0.18",
+            "safetensors>=0.4,<1",
             "setuptools>=68",
         ],
     },

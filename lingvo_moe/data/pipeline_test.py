@@ -273,8 +273,8 @@ def test_prefetcher_raises_what_its_thread_raised(tmp_path):
 
 
 def test_prefetcher_leaves_no_thread(tmp_path):
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with Prefetcher(TrainInput(_make(tmp_path, [4]), PARAMS, seed=1), ahead=1) as batches:
         batches.next_batch()
-        assert threading.active_count() == before + 1
-    assert threading.active_count() == before
+        (thread,) = set(threading.enumerate()) - before
+    assert not thread.is_alive()

@@ -1,11 +1,10 @@
 """Runs itself in a process of its own, where JAX has virtual devices."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
+
+from lingvo_moe.testing.devices import run_on
 
 pytest.importorskip("jax")
 
@@ -36,13 +35,8 @@ def test_neither_is_below_zero():
 
 
 def test_what_is_measured(tmp_path):
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-    }
-    out = subprocess.check_output([sys.executable, __file__], env=environment, text=True)
     path = tmp_path / "here.json"
-    path.write_text(out.splitlines()[-1])
+    path.write_text(json.dumps(run_on(2, __file__)))
     from lingvo_moe.hardware.chips import MEASURED, lookup
 
     hardware = lookup(str(path))

@@ -1,65 +1,18 @@
 """Tests of the start-up profile: eight virtual devices in a process of their own."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 pytest.importorskip("jax")
 
 from lingvo_moe.placement.profile import _groups, _pairs
-
-_SCRIPT = """
-import json
-import jax
-import numpy as np
-from lingvo_moe.hardware.calibrate import timed
-from lingvo_moe.placement.profile import Machine, measure
-
-machine = Machine(model_dim=8, hidden_dim=16, node=4)
-counted = []
-seconds = timed([lambda: counted.append("a"), lambda: counted.append("b")], 2)
-outputs, (to_inputs, to_wi, to_wo) = machine.expert_step(3, 5)()
-profile = measure(machine, tokens=(4, 8), rounds=1)
-sizes = dict(token_bytes=1.0, gradient_bytes=2.0, state_bytes=3.0)
-cost, errors = profile.fit(**sizes)
-try:
-    Machine(model_dim=8, hidden_dim=16, node=3)
-    error = ""
-except ValueError as e:
-    error = str(e)
-print(json.dumps({
-    "counted": counted,
-    "seconds": seconds.shape,
-    "bytes": [machine.token_bytes, machine.gradient_bytes],
-    "expert": [list(x.shape) for x in (outputs, to_inputs, to_wi, to_wo)],
-    "output": float(outputs[0, 0]),
-    "where": [str(outputs.device), str(machine.transfer(1, 6, 8)().device)],
-    "sum": np.asarray(machine.all_reduce([1, 4, 7], 8)()).tolist(),
-    "compute": [row[:-1] for row in profile.compute],
-    "exchange": [row[:-1] for row in profile.exchange],
-    "all_reduce": [row[:-1] for row in profile.all_reduce],
-    "positive": min(row[-1] for f in vars(profile).values() if type(f) is tuple for row in f) > 0,
-    "errors": sorted(errors),
-    "error": error,
-}))
-"""
+from lingvo_moe.testing.devices import run_on
 
 
 @pytest.fixture(scope="module")
 def measured():
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-    }
-    result = subprocess.run(
-        [sys.executable, "-c", _SCRIPT],
-        capture_output=True, text=True, timeout=300, env=environment,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
+    return run_on(8, __file__)
 
 
 def test_programs_do_what_is_timed(measured):
@@ -98,3 +51,49 @@ def test_pairs_and_groups():
     # One device of each of three nodes: of two, and of all.
     assert _groups(3, 1) == [[0, 1], [0, 1, 2]]
     assert _groups(4, 2) == [[0, 1], [0, 2], [0, 1, 2, 3]]
+
+
+def main():
+    """Measures eight virtual devices, and prints what the tests look at."""
+    import numpy as np
+
+    from lingvo_moe.hardware.calibrate import timed
+    from lingvo_moe.placement.profile import Machine, measure
+
+    machine = Machine(model_dim=8, hidden_dim=16, node=4)
+    counted = []
+    seconds = timed([lambda: counted.append("a"), lambda: counted.append("b")], 2)
+    outputs, (to_inputs, to_wi, to_wo) = machine.expert_step(3, 5)()
+    profile = measure(machine, tokens=(4, 8), rounds=1)
+    _, errors = profile.fit(token_bytes=1.0, gradient_bytes=2.0, state_bytes=3.0)
+    try:
+        Machine(model_dim=8, hidden_dim=16, node=3)
+        error = ""
+    except ValueError as e:
+        error = str(e)
+    print(
+        json.dumps(
+            {
+                "counted": counted,
+                "seconds": seconds.shape,
+                "bytes": [machine.token_bytes, machine.gradient_bytes],
+                "expert": [list(x.shape) for x in (outputs, to_inputs, to_wi, to_wo)],
+                "output": float(outputs[0, 0]),
+                "where": [str(outputs.device), str(machine.transfer(1, 6, 8)().device)],
+                "sum": np.asarray(machine.all_reduce([1, 4, 7], 8)()).tolist(),
+                "compute": [row[:-1] for row in profile.compute],
+                "exchange": [row[:-1] for row in profile.exchange],
+                "all_reduce": [row[:-1] for row in profile.all_reduce],
+                "positive": min(
+                    row[-1] for f in vars(profile).values() if type(f) is tuple for row in f
+                )
+                > 0,
+                "errors": sorted(errors),
+                "error": error,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

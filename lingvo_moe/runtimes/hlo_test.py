@@ -1,10 +1,9 @@
-import os
-import subprocess
-import sys
+import json
 
 import pytest
 
 from lingvo_moe.runtimes import hlo
+from lingvo_moe.testing.devices import run_on
 
 # Written by hand in the notations that XLA's CPU, GPU and TPU back ends print.
 PROGRAM = """\
@@ -129,50 +128,45 @@ def test_no_collectives():
     )
 
 
-REAL = """
-import jax, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from lingvo_moe.runtimes import hlo
-
-mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
-rows, columns = NamedSharding(mesh, P(("a", "b"), None)), NamedSharding(mesh, P(None, ("a", "b")))
-
-def swap_cut(x):  # from rows to columns: one AllToAll of a device's piece, 8x64 floats / 8
-    return jax.lax.with_sharding_constraint(x * 2, columns)
-
-def contract(x, w):  # b is contracted, so groups along b sum their partial products
-    return x @ w
-
-text = jax.jit(swap_cut, in_shardings=rows).lower(np.ones((8, 64), np.float32)).compile().as_text()
-(found,) = hlo.collectives(text)
-assert (found.kind, found.bytes) == ("all-to-all", 256), found
-assert found.groups == (tuple(range(8)),), found
-text = (
-    jax.jit(
-        contract,
-        in_shardings=(NamedSharding(mesh, P("a", "b")), NamedSharding(mesh, P("b", None))),
-        out_shardings=NamedSharding(mesh, P("a", None)),
-    )
-    .lower(np.ones((4, 8), np.float32), np.ones((8, 5), np.float32))
-    .compile()
-    .as_text()
-)
-(found,) = hlo.collectives(text)
-assert (found.kind, found.bytes, found.times) == ("all-reduce", 2 * 5 * 4, 1), found
-assert found.groups == ((0, 1, 2, 3), (4, 5, 6, 7)), found
-assert found.op_name.endswith("dot_general"), found
-print("fine")
-"""
-
-
 def test_programs_that_xla_compiled():
-    pytest.importorskip("jax")
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-    }
-    result = subprocess.run(
-        [sys.executable, "-c", REAL], capture_output=True, text=True, env=environment, timeout=300
+    """From rows to columns, and a product whose cut dimension is contracted."""
+    (swap,), (contract,) = run_on(8, __file__)
+    # A device's piece is an eighth of 8 x 64 floats.
+    assert swap[:3] == ["all-to-all", 256, [list(range(8))]]
+    # Partial products of 2 x 5 floats; groups along b sum them.
+    assert contract[:3] == ["all-reduce", 2 * 5 * 4, [[0, 1, 2, 3], [4, 5, 6, 7]]]
+    assert contract[3].endswith("dot_general")
+
+
+def main():
+    """Prints [kind, bytes, groups, name] of the collectives of two programs."""
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
+
+    def cut(*axes):
+        return NamedSharding(mesh, P(*axes))
+
+    swap = jax.jit(
+        lambda x: jax.lax.with_sharding_constraint(x * 2, cut(None, ("a", "b"))),
+        in_shardings=cut(("a", "b"), None),
     )
-    assert result.stdout == "fine\n", result.stderr
+    contract = jax.jit(
+        lambda x, w: x @ w,
+        in_shardings=(cut("a", "b"), cut("b", None)),
+        out_shardings=cut("a", None),
+    )
+    programs = (swap, [(8, 64)]), (contract, [(4, 8), (8, 5)])
+    texts = [
+        function.lower(*(np.ones(shape, np.float32) for shape in shapes)).compile().as_text()
+        for function, shapes in programs
+    ]
+    found = [hlo.collectives(text) for text in texts]
+    print(json.dumps([[(c.kind, c.bytes, c.groups, c.op_name) for c in one] for one in found]))
+
+
+if __name__ == "__main__":
+    main()

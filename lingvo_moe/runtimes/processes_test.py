@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from lingvo_moe.testing.devices import environment
+from lingvo_moe.testing.devices import environment, free_address
 
 LONELY = """
 import sys
@@ -15,22 +15,22 @@ with processes.joined(sys.argv[1], int(sys.argv[2]), 2):
 """
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_others_that_never_come(index):
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        address = f"localhost:{probe.getsockname()[1]}"
-    done = subprocess.run(
-        [sys.executable, "-c", LONELY, address, str(index)],
-        env=environment(1),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines()[-1].startswith(
-        f"error: Not all processes connected to {address} within 2 s. Start all of them with"
-    )
+def test_others_that_never_come():
+    """Neither for the first process nor for another."""
+    addresses = free_address(), free_address()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    lonely = [
+        subprocess.Popen(
+            [sys.executable, "-c", LONELY, address, str(i)], env=environment(1), **pipes
+        )
+        for i, address in enumerate(addresses)
+    ]
+    for process, address in zip(lonely, addresses, strict=True):
+        out, errors = process.communicate(timeout=120)
+        assert (process.returncode, out) == (1, "")
+        assert errors.splitlines()[-1].startswith(
+            f"error: Not all processes connected to {address} within 2 s. Start all of them"
+        )
 
 
 def test_a_port_that_is_taken():

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.runtimes.spmd_test import MESH, TOLERANCE, make_batch, make_task
 from lingvo_moe.tasks.training import train_step
-from lingvo_moe.testing.devices import environment
+from lingvo_moe.testing.devices import environment, free_address
 from lingvo_moe.training import checkpoint as checkpoint_module
 from lingvo_moe.training.checkpoint import ALONE, Checkpointer
 
@@ -31,9 +30,7 @@ KILLED = -signal.SIGKILL
 
 def start(role, directory, mesh, *, devices, processes=1):
     """The processes of a job."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        address = f"localhost:{probe.getsockname()[1]}"
+    address = free_address()
     return [
         subprocess.Popen(
             [sys.executable, __file__, role, str(directory), mesh, address, str(i), str(processes)],

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import json
-import socket
 import sys
 
 import numpy as np
@@ -14,7 +13,7 @@ from lingvo_moe.core.registry import get_params
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask
-from lingvo_moe.testing.devices import variables
+from lingvo_moe.testing.devices import free_address, variables
 from lingvo_moe.testing.forks import Fork
 from lingvo_moe.testing.tiny_world import SHRINK
 
@@ -76,9 +75,7 @@ def local(steps):
 @functools.cache
 def run(mesh, steps, *flags, devices=8, processes=1):
     """What `main` prints, process by process."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        address = f"localhost:{probe.getsockname()[1]}"
+    address = free_address()
     started = [
         Fork(
             __file__,

@@ -23,13 +23,10 @@ SMALLER = (
 )
 CASES = [
     ("ByToken()", "Top2()"),
-    ("ByToken()", "Top2(second_expert='sampled')"),
-    ("ByToken()", "Top2(second_expert='never')"),
     ("ByToken()", "TopK(k=3)"),
     ("ByToken()", "Switch()"),
     ("ByToken()", "Hash()"),
     ("ByToken()", "Balanced()"),
-    ("ByTask(task='pair', num_tasks=3)", "Top2()"),
     ("ByTask(task='pair', num_tasks=3)", "Switch()"),
 ]
 TASKS = np.array([0, 1, 2, 0, 2, 1], np.int32)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from typing import Any
 
 import pytest
@@ -20,6 +21,13 @@ def variables(devices: int) -> dict[str, str]:
 def environment(devices: int) -> dict[str, str]:
     """This process's environment with `variables`."""
     return os.environ | variables(devices)
+
+
+def free_address() -> str:
+    """HOST:PORT at which processes can meet."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return f"localhost:{probe.getsockname()[1]}"
 
 
 def run_on(devices: int, script: str, *arguments: str) -> Any:

@@ -4,7 +4,6 @@ Runs itself as the two processes.
 """
 
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ import pytest
 from lingvo_moe.tasks import training
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import train_model
-from lingvo_moe.testing.devices import environment
+from lingvo_moe.testing.devices import environment, free_address
 from lingvo_moe.testing.logdirs import random_logdir, training_job
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
 from lingvo_moe.tools import train
@@ -28,9 +27,7 @@ CAUSE = "the disk of this host is gone"
 
 def run_two(logdir, *flags, failing="nobody"):
     """(exit code, stderr) of each of two processes that train together."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        address = f"localhost:{probe.getsockname()[1]}"
+    address = free_address()
     texts = (*SHRINK, *(f"train.{text}" for text in STEPS), "model.moe.num_groups=2")
     command = [
         *(sys.executable, __file__, failing, "--model=tiny.MoE", f"--data={dataset().directory}"),
