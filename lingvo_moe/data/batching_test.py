@@ -1,11 +1,14 @@
+import itertools
+
 import numpy as np
 
-from lingvo_moe.data.batching import padded_batches
+from lingvo_moe.data.batching import batches, padded_batches
 
 
 def test_longest_first_and_padded_to_multiples_of_eight():
-    batches = list(padded_batches([[5], [6] * 9, [7, 7], [8]], batch_size=2))
-    (first, ids, lengths), (second, ids_2, lengths_2) = batches
+    found = list(padded_batches([[5], [6] * 9, [7, 7], [8], [9] * 40], max_tokens=32))
+    (longest, *_), (first, ids, lengths), (second, ids_2, lengths_2) = found
+    assert longest == [4]  # longer than a batch
     assert first == [1, 2]
     assert ids.dtype == lengths.dtype == np.int32
     assert ids.tolist() == [[6] * 9 + [0] * 7, [7, 7] + [0] * 14]
@@ -15,14 +18,24 @@ def test_longest_first_and_padded_to_multiples_of_eight():
     assert lengths_2.tolist() == [1, 1]
 
 
+def test_batches_are_as_large_as_they_may_be():
+    lengths = np.random.default_rng(0).integers(1, 100, size=300).tolist()
+    made = list(batches(lengths, 512))
+    assert sorted(i for batch in made for i in batch) == list(range(300))
+    for batch, following in itertools.pairwise(made):
+        longest = -(-max(lengths[i] for i in batch) // 8) * 8
+        assert len(batch) * longest <= 512 < (len(batch) + 1) * longest
+        assert max(lengths[i] for i in following) <= min(lengths[i] for i in batch)
+
+
 def test_every_sentence_once():
     sentences = [[3] * n for n in np.random.default_rng(0).integers(1, 40, size=50)]
     seen = {}
-    for indices, ids, lengths in padded_batches(sentences, batch_size=8):
+    for indices, ids, lengths in padded_batches(sentences, max_tokens=128):
         for i, row, length in zip(indices, ids, lengths, strict=True):
             seen[i] = row[:length].tolist()
     assert [seen[i] for i in range(50)] == sentences
 
 
 def test_nothing_to_batch():
-    assert list(padded_batches([], batch_size=8)) == []
+    assert list(padded_batches([], max_tokens=128)) == []

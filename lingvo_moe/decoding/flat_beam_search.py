@@ -423,7 +423,7 @@ def best_choices(logits: tf.Tensor, count: int) -> Choices:
 
 
 def _penalty(length, params):
-    return ((5.0 + tf.cast(length, tf.float32)) / 6.0) ** params.length_penalty
+    return params.penalty(tf.cast(length, tf.float32))
 
 
 def _bound(log_probs, max_lengths, params):

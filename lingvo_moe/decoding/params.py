@@ -54,6 +54,11 @@ class BeamSearchParams(Params):
             the score and the length, and other constraints do not apply to them.
         tokens: whether to return the tokens of translations, each with its log P and the source
             token that it looked at; see `Transformer.step`.
+        split_long: whether a sentence that is longer than the model reads is split at the ends of
+            sentences inside it, and the translations are joined; otherwise the rest is cut, with a
+            warning, and so is the rest of a part that is too long still.
+        batch_tokens: source tokens that are decoded together, padding included; a longer sentence
+            is decoded alone. No translation depends on it.
         sampling: draws beam_size independent translations of each sentence and returns the N with
             the best scores; None to search.
     """
@@ -69,7 +74,13 @@ class BeamSearchParams(Params):
     source_prefix: _Line = ""
     target_prefix: _Line = ""
     tokens: bool = False
+    split_long: bool = False
+    batch_tokens: PositiveInt = 2048
     sampling: Sampling | None = None
+
+    def penalty(self, length: Any) -> Any:
+        """What log P of so many tokens, EOS included, is divided by; a float or a tensor."""
+        return ((5.0 + length) / 6.0) ** self.length_penalty
 
     def with_options(self, options: Mapping[str, Any]) -> "BeamSearchParams":
         """The same with other values of these fields.

@@ -20,7 +20,8 @@ _NUMBERS = {
     "min_length": np.int32,
 }
 _OF_SAMPLING = {"temperature": np.float32, "seed": np.int32}
-_TEXTS = ("forbidden", "source_prefix", "target_prefix")
+# Those that no graph knows of.
+_OUTSIDE = ("forbidden", "source_prefix", "target_prefix", "split_long", "batch_tokens")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Request:
         sampling = self.params.sampling
         params = dataclasses.replace(
             self.params,
-            **_defaults(self.params, (*_NUMBERS, *_TEXTS)),
+            **_defaults(self.params, (*_NUMBERS, *_OUTSIDE)),
             sampling=sampling
             and dataclasses.replace(sampling, **_defaults(sampling, _OF_SAMPLING)),
         )

@@ -178,15 +178,18 @@ class Server:
         except ValueError as error:
             refuse(WRONG, str(error))
         with self._answering():
-            tokens = await asyncio.to_thread(model.count_pieces, fields.sentences)
+            measure = functools.partial(model.measure, **fields.options)
+            sizes = await asyncio.to_thread(measure, fields.sentences)
             options = json.dumps(fields.options, sort_keys=True)
             settings = _Settings(fields.to, fields.source_language, options)
-            work = self._batchers[name].submit(fields.sentences, tokens, settings)
+            work = self._batchers[name].submit(
+                fields.sentences, [read for read, _ in sizes], settings
+            )
             found = await self._until_disconnect(request, work)
         answer = {
             "model": name,
             "translations": [[translation.as_json() for translation in best] for best in found],
-            "left_out": [max(0, count - model.max_pieces) for count in tokens],
+            "left_out": [left_out for _, left_out in sizes],
         }
         return JSONResponse(answer)
 
@@ -197,7 +200,7 @@ class Server:
             refuse(WRONG, f"Model {name!r} is an export; /v1/explain needs a logdir.")
         pair = (fields.sentence, fields.translation)
         with self._answering():
-            longest = max(await asyncio.to_thread(model.count_pieces, pair))
+            longest = max(map(sum, await asyncio.to_thread(model.measure, pair)))
             if longest > model.max_pieces:
                 refuse(
                     TOO_LARGE,

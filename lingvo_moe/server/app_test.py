@@ -26,8 +26,8 @@ class Model:
         self.batches, self.gate = [], threading.Event()
         self.gate.set()
 
-    def count_pieces(self, sentences):
-        return [len(sentence) for sentence in sentences]
+    def measure(self, sentences, **options):
+        return [(min(len(s), 8), max(0, len(s) - 8)) for s in sentences]
 
     def check_options(self, options):
         if not 1 <= options.get("n_best", 1) <= 2:

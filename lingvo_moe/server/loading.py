@@ -18,13 +18,15 @@ from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.scorer import Scorer
 from lingvo_moe.tasks.translator import Translation
 
-_NO_LIMIT = 1 << 30
+_NO_LIMIT = (1 << 31) - 1
 
 
 class Trained:
     """The model of a logdir; it can also explain translations."""
 
-    options: Sequence[str] = [field.name for field in dataclasses.fields(BeamSearchParams)]
+    options: Sequence[str] = [
+        field.name for field in dataclasses.fields(BeamSearchParams) if field.name != "batch_tokens"
+    ]
 
     def __init__(
         self, path: Path, n_best: int, overrides: Sequence[str] = (), beam_size: int = MAX_BEAM
@@ -43,7 +45,8 @@ class Trained:
         model_dir = ModelDir.open(path).with_overrides(overrides)
         self._model_dir, self._runtime = model_dir, Local(model_dir.task)
         translator, _ = load_translator(model_dir, self._runtime)
-        self._translator = dataclasses.replace(translator, batch_size=_NO_LIMIT)
+        decoding = dataclasses.replace(translator.decoding, batch_tokens=_NO_LIMIT)
+        self._translator = dataclasses.replace(translator, decoding=decoding)
         self._scorer = Scorer(model_dir, self._runtime.score)
         self.languages: Sequence[str] = sorted(model_dir.tags)
         self.pairs: Sequence[str] = model_dir.params.input.pairs or model_dir.pairs
@@ -64,9 +67,10 @@ class Trained:
         assert translator.request  # or a ValueError
         return translator
 
-    def count_pieces(self, sentences: Sequence[str]) -> list[int]:
-        """The number of pieces of each sentence."""
-        return [len(ids) for ids in self._translator.source.encode(list(sentences))]
+    def measure(self, sentences: Sequence[str], **options: Any) -> list[tuple[int, int]]:
+        """How many pieces of each sentence are read, and how many are left out."""
+        read = self._with_options(options).read(sentences)
+        return [(sum(map(len, parts)), left_out) for parts, left_out in read]
 
     def translate(
         self,

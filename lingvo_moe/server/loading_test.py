@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import lingvo_moe as lm
+from lingvo_moe.core.lines import is_blank
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.server.app import Server
 from lingvo_moe.server.loading import Trained, load, load_all, split_name
@@ -43,8 +44,9 @@ def test_what_they_say_of_themselves(model_dir, models):
         assert tuple(model.pairs) == model_dir.pairs
         assert (model.n_best, model.max_pieces) == (n_best, 22)
         assert not model.needs_source_language
-        counts = [len(ids) for ids in model_dir.vocabulary("source").encode(LINES)]
-        assert model.count_pieces(LINES) == counts
+        ids = model_dir.vocabulary("source").encode(LINES)
+        counts = [0 if is_blank(line) else len(i) for line, i in zip(LINES, ids, strict=True)]
+        assert [sum(size) for size in model.measure(LINES)] == counts
 
 
 def test_alone_and_together_as_the_translator(model_dir, models):
@@ -91,6 +93,9 @@ OPTIONS = [
 ]
 
 
+LONG = "kara mi. " * 10
+
+
 def test_options_of_a_request(model_dir, models):
     given = {
         "n_best": 2,
@@ -121,6 +126,10 @@ def test_options_of_a_request(model_dir, models):
             refused = await ask(model="export", beam_size=2)
             assert refused.status_code == 422
             assert "beam_size is fixed in an export" in refused.json()["error"]
+            long = (await ask(sentences=[LONG, "mi"], split_long=True, tokens=True)).json()
+            assert long["left_out"] == [0, 0]
+            assert "".join(long["translations"][0][0]["source"]) == "▁kara▁mi<0x2E>" * 10
+            assert (await ask(sentences=[LONG])).json()["left_out"][0] > 0
             return (await ask(**given)).json()["translations"]
 
     answer = asyncio.run(test())
@@ -130,6 +139,9 @@ def test_options_of_a_request(model_dir, models):
         assert translation["text"].startswith("the one")
         assert "".join(translation["source"]) == "▁ti▁mi▁kara"
         assert [token["text"] for token in translation["tokens"]][-1] == "</s>"
+    small = lm.load(model_dir.path).translate(["mi kara", "so"] * 2, "en", batch_tokens=1, **given)
+    for best, other in zip(small[::2], expected[:1] * 2, strict=True):
+        assert [t.text for t in best] == [t.text for t in other]
     assert answer[1] == [{"text": "", "score": 0.0}] * 2
 
 

@@ -35,8 +35,8 @@ class Model(Protocol):
             ValueError: one that does not exist, or whose value is not allowed.
         """
 
-    def count_pieces(self, sentences: Sequence[str]) -> list[int]:
-        """The number of pieces of each sentence."""
+    def measure(self, sentences: Sequence[str], **options: Any) -> list[tuple[int, int]]:
+        """How many pieces of each sentence are read, and how many are left out."""
 
     def translate(
         self,

@@ -53,7 +53,7 @@ def _model(**changes):
         "max_pieces": 100,
     }
     fields |= {"needs_source_language": False, "translate": _translate, "explain": _explain}
-    fields |= {"count_pieces": lambda sentences: [len(s) for s in sentences]}
+    fields |= {"measure": lambda sentences, **options: [(len(s), 0) for s in sentences]}
     fields |= {"options": ["n_best"], "check_options": lambda options: None}
     return types.SimpleNamespace(**fields | changes)
 

@@ -31,7 +31,7 @@ def translate(sentences, to, **rest):
 
 model = types.SimpleNamespace(
     languages=["en"], pairs=["de-en"], needs_source_language=False, n_best=1, max_pieces=9,
-    count_pieces=lambda sentences: [1] * len(sentences), translate=translate, options=("n_best",),
+    measure=lambda sentences: [(1, 0)] * len(sentences), translate=translate, options=("n_best",),
     check_options=lambda options: None,
 )
 listener = bind("127.0.0.1", 0)

@@ -7,7 +7,8 @@ from typing import Any
 from absl import logging
 
 from lingvo_moe.core.fields import conforms, shown
-from lingvo_moe.core.lines import cut_warning
+from lingvo_moe.core.lines import cut_warning, is_blank
+from lingvo_moe.data.batching import batches
 from lingvo_moe.serving import client
 from lingvo_moe.tasks.translator import Translation
 
@@ -43,6 +44,15 @@ class Exported:
         self.needs_source_language = "source_language" in self._wanted
         self.n_best, self.max_pieces = int(about["n_best"]), int(about["max_pieces"])
 
+    def measure(self, sentences: Sequence[str], **options: Any) -> list[tuple[int, int]]:
+        """How many pieces of each sentence are read, and how many are left out."""
+        del options
+        counts = [
+            0 if is_blank(sentence) else count
+            for sentence, count in zip(sentences, self.count_pieces(sentences), strict=True)
+        ]
+        return [(min(n, self.max_pieces), max(0, n - self.max_pieces)) for n in counts]
+
     def count_pieces(self, sentences: Sequence[str]) -> list[int]:
         """How many pieces of the source vocabulary each sentence has."""
         return self._model.count_pieces(list(sentences) or [""]).numpy().tolist()[: len(sentences)]
@@ -55,7 +65,7 @@ class Exported:
         source_language: str | None = None,
         n_best: int = 1,
         warn: Callable[[str], None] = logging.warning,
-        batch_size: int = 64,
+        batch_tokens: int = 2048,
         **options: Any,
     ) -> list[list[Translation]]:
         """Translates sentences; those that show nothing give empty translations.
@@ -67,7 +77,7 @@ class Exported:
                 it need it, others pass over it.
             n_best: translations of a sentence, at most the attribute n_best.
             warn: takes a line about sentences that are too long.
-            batch_size: sentences decoded together; those of like length are.
+            batch_tokens: source tokens that are decoded together, padding included.
             **options: of a search, all of which are refused.
 
         Returns:
@@ -82,10 +92,8 @@ class Exported:
         languages = self._check(to, source_language)
         results: list[list[Translation]] = [[] for _ in sentences]
         counts = self.count_pieces(sentences)
-        order = sorted(range(len(sentences)), key=lambda i: -counts[i])
         left_out: dict[int, int] = {}
-        for start in range(0, len(order), batch_size):
-            places = order[start : start + batch_size]
+        for places in batches(counts, batch_tokens):
             output = client.call(self._model, [sentences[i] for i in places], languages)
             texts, scores, cut = (
                 output[name].numpy() for name in ("translations", "scores", "left_out")

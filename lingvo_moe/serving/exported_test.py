@@ -40,7 +40,7 @@ def test_translations_are_those_of_the_logdir(model_dir, exported):
     translator, _ = load_translator(model_dir, Local(model_dir.task))
     warnings, cut = [], []
     expected = translator(SENTENCES, "en", warn=warnings.append)
-    got = exported.translate(SENTENCES, "en", n_best=2, warn=cut.append, batch_size=2)
+    got = exported.translate(SENTENCES, "en", n_best=2, warn=cut.append, batch_tokens=16)
     assert [[t.text for t in best] for best in got] == [[t.text for t in b] for b in expected]
     for ours, theirs in zip(got, expected, strict=True):
         np.testing.assert_allclose([t.score for t in ours], [t.score for t in theirs], atol=1e-4)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_moe.data.batching import padded, padded_batches
+from lingvo_moe.data.batching import batches, padded
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.tasks.model_dir import ModelDir
 
@@ -37,12 +37,12 @@ class Scorer:
     Attributes:
         model_dir: vocabularies, tags and tasks.
         score_ids: scores a batch, such as a runtime's `score`.
-        batch_size: pairs scored together.
+        batch_tokens: tokens of either side that are scored together, padding included.
     """
 
     model_dir: ModelDir
     score_ids: ScoreFn
-    batch_size: int = 64
+    batch_tokens: int = 2048
 
     def __call__(
         self,
@@ -76,7 +76,9 @@ class Scorer:
         ]
         target_ids = [[*ids, EOS] for ids in vocabulary.encode(targets)]
         scores: dict[int, Score] = {}
-        for indices, ids, lengths in padded_batches(source_ids, self.batch_size):
+        longer = [max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)]
+        for indices in batches(longer, self.batch_tokens):
+            ids, lengths = padded([source_ids[i] for i in indices])
             given, given_lengths = padded([target_ids[i] for i in indices])
             tasks = np.full_like(lengths, task)
             rows = np.asarray(self.score_ids(ids, lengths, given, given_lengths, tasks))

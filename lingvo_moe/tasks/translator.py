@@ -12,6 +12,7 @@ from absl import logging
 
 from lingvo_moe.core.lines import cut_warning, is_blank, one_line
 from lingvo_moe.data.batching import padded_batches
+from lingvo_moe.data.sentences import join_sentences, split_sentences
 from lingvo_moe.data.vocabulary import EOS, Vocabulary
 from lingvo_moe.decoding.constraints import join_lattices
 from lingvo_moe.decoding.flat_beam_search import BeamOutput
@@ -21,8 +22,8 @@ from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translation import TranslationParams
 
 BLOCK = 4096  # sentences that are sorted by length together
-_NOT_EXPORTED = ("source_prefix", "tokens")
-_SPACE = "▁"  # of SentencePiece
+_NOT_EXPORTED = ("source_prefix", "tokens", "split_long")
+_SPACE, _EOS = "▁", "</s>"  # SentencePiece's
 
 # (source_ids int32 [B, L], lengths int32 [B], tasks int32 [B], request) -> BeamOutput
 TranslateFn = Callable[[np.ndarray, np.ndarray, np.ndarray, Request], BeamOutput]
@@ -112,7 +113,7 @@ class Translation(NamedTuple):
 
         Words are what spaces separate.
         """
-        written = self.tokens[:-1]  # without EOS
+        written = [token for token in self.tokens if token.text != _EOS]
         read = _word_numbers(self.source)
         words = _word_numbers([token.text for token in written])
         return sorted(
@@ -126,6 +127,25 @@ def _word_numbers(pieces: Sequence[str]) -> list[int]:
     return list(itertools.accumulate(starts))
 
 
+class Reading(NamedTuple):
+    """What is read of a sentence.
+
+    Attributes:
+        parts: ids of what is translated together; [] for a blank sentence.
+        left_out: how many pieces are not read.
+    """
+
+    parts: list[list[int]]
+    left_out: int
+
+
+class _Found(NamedTuple):
+    """A translation of a part and its tokens, EOS included."""
+
+    translation: Translation
+    length: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Translator:
     """Translates sentences with one model.
@@ -137,9 +157,8 @@ class Translator:
         tag: language -> id of its tag, such as `ModelDir.tag`.
         task_id: (source language or None, target language) -> the task that a router by task goes
             by, such as `TranslationTask.task_id`.
-        max_source_length: of longer sentences, in tokens, the rest is left out, with a warning.
+        max_source_length: in tokens; longer sentences are split or cut.
         decoding: how to search.
-        batch_size: sentences decoded together.
     """
 
     translate_ids: TranslateFn
@@ -149,10 +168,9 @@ class Translator:
     task_id: Callable[[str | None, str], int]
     max_source_length: int
     decoding: BeamSearchParams
-    batch_size: int = 64
 
     @staticmethod
-    def of(model_dir: ModelDir, translate_ids: TranslateFn, batch_size: int = 64) -> "Translator":
+    def of(model_dir: ModelDir, translate_ids: TranslateFn) -> "Translator":
         """The translator of a logdir whose weights translate_ids uses."""
         return Translator(
             translate_ids,
@@ -162,7 +180,6 @@ class Translator:
             model_dir.task.task_id,
             max_source_length(model_dir.params),
             model_dir.params.decoding,
-            batch_size,
         )
 
     def __call__(
@@ -195,26 +212,28 @@ class Translator:
         """
         tag = self.tag(target_language)
         task = self.task_id(source_language, target_language)
-        request = self.request
         results = [[Translation("", 0.0)] * self.decoding.n_best for _ in sentences]
         filled = [i for i, text in enumerate(sentences) if not is_blank(text)]
         progress(len(sentences) - len(filled))
-        pieces = self.pieces([sentences[i] for i in filled])
-        room = self.max_pieces
+        read = self.read([sentences[i] for i in filled])
         left_out = {
-            i + first_line: len(ids) - room
-            for i, ids in zip(filled, pieces, strict=True)
-            if len(ids) > room
+            i + first_line: reading.left_out
+            for i, reading in zip(filled, read, strict=True)
+            if reading.left_out
         }
         if left_out:
             warn(cut_warning(left_out))
-        encoded = [[tag, *ids[:room], EOS] for ids in pieces]
-        for indices, ids, lengths in padded_batches(encoded, self.batch_size):
-            output = self.translate_ids(ids, lengths, np.full_like(lengths, task), request)
-            read = [encoded[i][1:-1] for i in indices]
-            for index, translations in zip(indices, self._translations(output, read), strict=True):
-                results[filled[index]] = translations
-            progress(len(indices))
+        found: dict[tuple[int, int], list[_Found]] = {}
+        for request, parts in self._by_request(filled, read).items():
+            encoded = [[tag, *ids, EOS] for _, ids in parts]
+            for batch, ids, lengths in padded_batches(encoded, self.decoding.batch_tokens):
+                output = self.translate_ids(ids, lengths, np.full_like(lengths, task), request)
+                places, sources = zip(*(parts[i] for i in batch), strict=True)
+                found |= dict(zip(places, self._found(output, sources), strict=True))
+                progress(sum(number == 0 for _, number in places))
+        for i, reading in zip(filled, read, strict=True):
+            hypotheses = zip(*(found[i, n] for n in range(len(reading.parts))), strict=True)
+            results[i] = [self._joined(parts) for parts in hypotheses]
         return results
 
     def stream(
@@ -262,12 +281,73 @@ class Translator:
         """How many pieces of a sentence are read."""
         return self.max_source_length - 2  # and the tag, and EOS
 
-    def pieces(self, sentences: Sequence[str]) -> list[list[int]]:
-        """The ids of sentences behind the source prefix."""
-        return self.source.encode([self.decoding.source_prefix + text for text in sentences])
+    def read(self, sentences: Sequence[str]) -> list[Reading]:
+        """What is read of each sentence."""
+        encoded = self._encode(sentences)
+        return [
+            self._reading(text, ids) if not is_blank(text) else Reading([], 0)
+            for text, ids in zip(sentences, encoded, strict=True)
+        ]
 
-    def _translations(self, output: BeamOutput, read: list[list[int]]) -> list[list[Translation]]:
-        """The Translations of a batch whose sources have these ids."""
+    def _encode(self, texts):
+        """The ids of texts behind the source prefix."""
+        return self.source.encode([self.decoding.source_prefix + text for text in texts])
+
+    def _reading(self, text, ids):
+        room, parts = self.max_pieces, [ids]
+        if len(ids) > room and self.decoding.split_long:
+            parts = self._encode(self._split(text))
+        return Reading([part[:room] for part in parts], sum(max(0, len(p) - room) for p in parts))
+
+    def _split(self, text):
+        """Sentences of a text, as many together as the model reads."""
+        sentences = split_sentences(text)
+        prefix, *lengths = map(len, self.source.encode([self.decoding.source_prefix, *sentences]))
+        parts, room = [""], self.max_pieces - prefix
+        for sentence, length in zip(sentences, lengths, strict=True):
+            if parts[-1] and length > room:
+                parts.append("")
+                room = self.max_pieces - prefix
+            parts[-1] += sentence
+            room -= length
+        return [part.strip() for part in parts]
+
+    def _by_request(self, places, read):
+        """Request -> ((place, number of the part), its ids); only first parts have a prefix."""
+        groups: dict[Request, list[tuple[tuple[int, int], list[int]]]] = {}
+        later = dataclasses.replace(self.request, prefix=())
+        for place, reading in zip(places, read, strict=True):
+            for number, ids in enumerate(reading.parts):
+                request = later if number else self.request
+                groups.setdefault(request, []).append(((place, number), ids))
+        return groups
+
+    def _joined(self, parts: Sequence[_Found]) -> Translation:
+        """The translation of a sentence, of those of its parts; its score is that of all tokens."""
+        translations = [part.translation for part in parts]
+        if len(parts) == 1:
+            return translations[0]
+        if not all(part.length for part in parts):  # not found
+            return Translation("", -math.inf)
+        penalty, starts = (
+            self.decoding.penalty,
+            itertools.accumulate((len(t.source) for t in translations), initial=0),
+        )
+        log_prob = sum(p.translation.score * penalty(p.length) for p in parts)
+        tokens = (
+            token._replace(source=start + token.source)
+            for translation, start in zip(translations, starts, strict=False)
+            for token in translation.tokens
+        )
+        return Translation(
+            join_sentences(t.text for t in translations),
+            log_prob / penalty(sum(part.length for part in parts)),
+            tuple(tokens),
+            tuple(piece for t in translations for piece in t.source),
+        )
+
+    def _found(self, output: BeamOutput, read: Sequence[list[int]]) -> list[list[_Found]]:
+        """The translations of a batch whose sources have these ids."""
         ids, lengths, scores = (np.asarray(x) for x in (output.ids, output.lengths, output.scores))
         batch, n_best = lengths.shape
         rows = [(b, n) for b in range(batch) for n in range(n_best)]
@@ -291,4 +371,5 @@ class Translator:
                 )
                 for translation, one, row in zip(made, written, rows, strict=True)
             ]
-        return [made[b * n_best : (b + 1) * n_best] for b in range(batch)]
+        found = [_Found(t, len(one)) for t, one in zip(made, written, strict=True)]
+        return [found[b * n_best : (b + 1) * n_best] for b in range(batch)]

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -100,3 +102,62 @@ def test_words_are_aligned_by_what_their_tokens_looked_at():
     tokens = tuple(Token(text, -0.1, place) for text, place in written)
     translation = Translation("He sees ice cream", -0.5, tokens, ("▁ka", "▁ra", "mi", "▁so"))
     assert translation.alignment == [(0, 0), (1, 1), (2, 2), (2, 3)]
+
+
+SENTENCES = ["kara mi.", "mi kara so!", "ti"]
+TEXT = " ".join(SENTENCES)
+
+
+def test_long_sentences_are_split_at_ends_of_sentences_and_joined():
+    read, requests, warnings, done = [], [], [], []
+
+    def translate_ids(ids, lengths, tasks, request):
+        read.extend(row[1 : length - 1].tolist() for row, length in zip(ids, lengths, strict=True))
+        requests.append((len(lengths), request.prefix))
+        return saying("a")(ids, lengths, tasks, request)
+
+    model = translator_of(translate_ids)
+    pieces = [len(ids) for ids in model.source.encode(["so " + part for part in SENTENCES])]
+    decoding = BeamSearchParams(split_long=True, source_prefix="so ", target_prefix="a")
+    longest = max(pieces) + 2
+    model = dataclasses.replace(model, max_source_length=longest, decoding=decoding)
+    one, split = model(["kara", TEXT], "en", progress=done.append, warn=warnings.append)
+    assert one == [Translation("a", -0.5)]
+    # Each part has two tokens, "a" and EOS.
+    parts = len(read) - 1
+    assert 2 <= parts <= 3
+    log_prob = parts * -0.5 * decoding.penalty(2)
+    assert split[0].text == " ".join("a" * parts)
+    assert split[0].score == pytest.approx(log_prob / decoding.penalty(2 * parts))
+    texts = model.source.decode(sorted(read[:2], key=len)[::-1] + read[2:])
+    assert all(text.startswith("so ") for text in texts)
+    # The first part and the short sentence have the prefix, and no other part has.
+    prefix = model.request.prefix
+    assert sorted(requests) == sorted([(2, prefix), (parts - 1, ())])
+    assert sum(done) == 2
+    assert not warnings
+
+
+def test_a_part_that_is_too_long_still_is_cut_with_a_warning():
+    warnings = []
+    model = translator_of(saying("a"), max_source_length=6)
+    long, short = "kara kara kara kara kara kara. ", "mi"
+    left_out = len(model.source.encode([long.strip()])[0]) - 4
+    model = dataclasses.replace(model, decoding=BeamSearchParams(split_long=True))
+    [[translation]] = model([long + short], "en", warn=warnings.append)
+    assert translation.text == "a a"
+    assert f"line 1 ({left_out} tokens left out)" in warnings[0]
+
+
+def test_what_is_not_found_of_a_part_is_not_found():
+    def translate_ids(ids, lengths, tasks, request):
+        output = saying("a")(ids, lengths, tasks, request)
+        best = np.concatenate([output.ids, 0 * output.ids], axis=1)
+        sizes = np.concatenate([output.lengths, 0 * output.lengths], axis=1)
+        return BeamOutput(best, sizes, np.where(sizes > 0, -0.5, -np.inf))
+
+    model = translator_of(translate_ids, max_source_length=9, n_best=2)
+    decoding = dataclasses.replace(model.decoding, split_long=True)
+    [best] = dataclasses.replace(model, decoding=decoding)([TEXT], "en")
+    assert best[0].text == " ".join("a" * ((len(best[0].text) + 1) // 2))
+    assert best[1] == Translation("", -np.inf)
