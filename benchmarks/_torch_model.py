@@ -1,7 +1,7 @@
-"""The shape of an exported model in plain PyTorch: an encoder-decoder, dense or with top-2 experts.
+"""A plain PyTorch model of an export's shape: an encoder-decoder, dense or with top-2 experts.
 
-Pre-norm layers, RMSNorm, a learned bias by distance in attention, no other biases, tied softmax;
-sentences packed in rows. `shape` is that of an export's manifest.
+Pre-norm layers, RMSNorm, a learned bias by relative distance in attention, no other biases, tied
+softmax; rows hold packed sentences. `shape` is from an export's manifest.
 """
 
 import torch
@@ -53,7 +53,7 @@ class FeedForward(nn.Module):
 class Experts(nn.Module):
     """Top-2 of E experts with a capacity: each choice has a slot of its expert, or none.
 
-    Without a capacity all experts have as many slots as the busiest needs.
+    Without a capacity all experts have as many slots as the busiest one needs.
     """
 
     def __init__(self, shape: dict, experts: int):
@@ -104,7 +104,7 @@ class Layer(nn.Module):
         self.norms = nn.ModuleList(nn.RMSNorm(shape["model_dim"]) for _ in range(2 + decoder))
 
     def forward(self, x, real, sources):
-        """sources: (memory, bias) for each attention; None stands for the layer's own inputs."""
+        """sources: (memory, bias) for each attention; memory None means the layer's own inputs."""
         for norm, attention, (memory, bias) in zip(
             self.norms[:-1], self.attentions, sources, strict=True
         ):

@@ -4,11 +4,11 @@ python benchmarks/block_sparse.py DIR [--export=DTYPE] [--rounds=5]
 
 The experts of MegaBlocks' MoE-XS, Small and Medium (Gale et al. 2022, arXiv 2211.15841), 64 of them
 under even loads, in blocks of 128. A dense product is one batched product of the same operands
-without blocks. Every round times both, and what the two give is compared.
+without blocks. Every round times both; the results of both are compared.
 
---export=float32 or bfloat16 first writes the programs into DIR, as StableHLO for CPU and CUDA, for
-which it needs this package. To run them it needs JAX alone: for another machine copy this file and
-DIR. --rounds=0 runs nothing: in bfloat16 a CPU takes up to a minute and more for a product.
+--export=float32 or bfloat16 first writes the programs into DIR, as StableHLO for CPU and CUDA; this
+needs the package. Running them needs only JAX: copy this file and DIR to another machine.
+--rounds=0 runs nothing, because in bfloat16 a CPU may take a minute for a product.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def write(directory: Path, dtype: str) -> None:
 
     def program(model, product):
         _, _, tokens = MODELS[model]
-        num_rows = tokens // BLOCK + EXPERTS  # the bound that any load needs
+        num_rows = tokens // BLOCK + EXPERTS  # enough for any load
 
         def run(operands):
             left, right, row_blocks = operands.left, operands.right, operands.row_blocks
@@ -113,7 +113,7 @@ def measure(
 def _compare(result, dense):
     scale = jnp.std(dense.astype(jnp.float32))
     error = jnp.max(jnp.abs(result.astype(jnp.float32) - dense.astype(jnp.float32))) / scale
-    # Of sums of thousands: the last bits of float32 and its products, or those of bfloat16.
+    # Rounding errors of sums of thousands of products, in float32 or bfloat16.
     bound = 0.1 if dense.dtype == jnp.bfloat16 else 0.005
     assert error < bound, f"sparse and dense differ by {error} standard deviations"
 

@@ -8,7 +8,7 @@ package have the same random weights. Sources are 32 tokens and all 32 steps are
 as 16x4 is 16 sentences with a beam of 4. Every round times each engine once; a ratio is the median
 of the rounds' ratios.
 
-Wall time is what users see. On a machine that others use as well look at the processor time, of all
+On an idle machine use wall time. On a shared machine use processor time, which is that of all
 threads.
 """
 
@@ -32,10 +32,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", default="", help="names of engines, comma by comma")
-    parser.add_argument("--cases", default=_CASES, help="SENTENCESxBEAM, comma by comma")
+    parser.add_argument("--only", default="", help="names of engines, separated by commas")
+    parser.add_argument("--cases", default=_CASES, help="SENTENCESxBEAM, separated by commas")
     args = parser.parse_args()
-    # Threads that wait busily would take the time of the engines that are not waiting.
+    # Threads that spin while they wait would take processor time from the other engines.
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     with tempfile.TemporaryDirectory() as directory:
         weights = str(Path(directory) / "weights.npz")
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def race(engines: Mapping[str, Peer], rounds: int, **case) -> dict[str, list[dict]]:
-    """What each engine said of each round, but the first, which compiles."""
+    """The results of each engine in each round, without the first, which compiles."""
     results: dict[str, list[dict]] = {name: [] for name in engines}
     for round_number in range(rounds + 1):
         for name, engine in engines.items():

@@ -1,12 +1,11 @@
-"""What dropped tokens cost: dev loss at equal steps with less and less room, several seeds.
+"""The effect of dropped tokens: dev loss after equal steps with different capacities and seeds.
 
 python benchmarks/dropping.py --data=build/demo/data [--steps=500] [--seeds=3,4,5] [--top2]
     [--set=model.moe.aux_loss_weight=0.01]
 
-Trains tiny.MoE with 16 experts of half the size, top-1, in every layer, as MegaBlocks has them, a
-learning rate that falls to 0 and a tenth of the weight of the balance loss; with --top2 tiny.MoE as
-it is but for both experts always. Evaluation drops nothing in any of them. Prints the tables of
-docs/dropless.md.
+Trains tiny.MoE in the layout of MegaBlocks: 16 experts of half the size in every layer, top-1, a
+learning rate that falls to 0, and a tenth of the weight of the balance loss. With --top2 it trains
+tiny.MoE with both experts always. Evaluation drops no token. Prints the tables of docs/dropless.md.
 """
 
 import argparse

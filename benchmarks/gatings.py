@@ -1,10 +1,10 @@
-"""Every gating on the synthetic corpus at equal steps: quality, drops, balance, speed.
+"""All gatings on the synthetic corpus after equal steps: quality, drop rate, balance, speed.
 
 python benchmarks/gatings.py --data=build/demo/data [--steps=500] [--rounds=15]
 
 Trains tiny.MoE once with each policy: same seed, same batches, same number of steps. Prints the
-table of docs/gating.md; speed is target tokens a second over those of the first policy, medians of
-steps that alternate. Takes about a minute and a half a policy on two cores.
+table of docs/gating.md; speed is target tokens a second relative to the first policy, medians of
+alternating steps. Takes about a minute and a half a policy on two cores.
 """
 
 import argparse
@@ -88,13 +88,14 @@ def main() -> None:
 
 
 class Score(NamedTuple):
-    """How a policy did.
+    """The results of a policy.
 
     Attributes:
-        bleu: mean of the pairs' test BLEU; None if it cannot decode, or was not asked for.
+        bleu: mean of the pairs' test BLEU; None if it cannot decode, or was not measured.
         dev_loss: nats a token.
-        drop_rate: share of choices that capacity turned away at the end; None of a dense model.
-        busiest: the busiest expert's share of the load times E then, mean of layers; likewise.
+        drop_rate: share of dropped choices at the end; None for a dense model.
+        busiest: the busiest expert's share of the load times E at the end, mean of layers; None for
+        a dense model.
     """
 
     bleu: float | None
@@ -106,7 +107,7 @@ class Score(NamedTuple):
 def train_and_score(
     model_dir: ModelDir, dataset: Dataset, runtime: Local, steps: int, bleu: bool = True
 ) -> Score:
-    """Trains from scratch for so many steps."""
+    """Trains from scratch for a number of steps, and evaluates."""
     params = model_dir.params
     runtime.initialize(params.train.seed)
     source, metrics = TrainInput(dataset, params.input, params.train.seed), []

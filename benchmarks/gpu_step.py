@@ -1,17 +1,18 @@
-"""An exported training step on one GPU: tokens/s, MFU, memory, beside the same shape in PyTorch.
+"""An exported training step on one GPU, compared with PyTorch: tokens/s, MFU, memory.
 
 python benchmarks/gpu_step.py DIR [DIR ...] [--steps=20] [--peak=989] [--engines=jax,torch]
 
-Each DIR is what `lingvo-moe-export --format=stablehlo` wrote, for example in float32 and once more
-with --set=activation_dtype=bfloat16. Of the machine it needs JAX for one column and PyTorch for the
-other, not this package: copy this file, _torch_model.py and the DIRs there. It runs on a CPU too.
+Each DIR is an export of `lingvo-moe-export --format=stablehlo`, for example one in float32 and one
+with --set=activation_dtype=bfloat16. The machine needs JAX for one column and PyTorch for the
+other, but not this package: copy this file, _torch_model.py and the DIRs to it. It runs on a CPU
+too.
 
-The PyTorch model has the same weights by number and size, the same packed batch, Adafactor, and
-fused attention; its experts take slots by index, of the same capacity or, without one, as many as
-the busiest needs. `torch` is eager mode, `torch_compiled` the same under torch.compile. MFU counts
-matrix products that the model needs, not those of one-hot dispatch or rematerialisation; without
---peak it is against the speed of one large product of the same dtype, measured by the same engine
-(TF32 where float32 is asked for, which is the default of both compilers here).
+The PyTorch model has weights of the same number and size, the same packed batch, Adafactor, and
+fused attention; its experts have slots by index, with the same capacity, or without one as many as
+the busiest expert needs. `torch` is eager mode, `torch_compiled` the same under torch.compile. MFU
+counts matrix products that the model needs, not those of one-hot dispatch or rematerialisation;
+without --peak it is relative to the speed of one large product of the same dtype, measured by the
+same engine (TF32 for float32, which is the default of both compilers).
 """
 
 import argparse
@@ -70,18 +71,18 @@ def _row(directory, engine, args):
 
 
 def measure(engine: str, directory: Path, steps: int) -> dict[str, object]:
-    """What one engine makes of one directory.
+    """Measures one engine on one directory.
 
     Returns:
         device, its name; seconds, the median of a step; peak, FLOP/s of one large product; memory,
-        the most bytes it took (of the process, on a CPU); first_loss and loss, nats a target token.
+        the peak in bytes (of the process, on a CPU); first_loss and loss, nats a target token.
     """
     run = measure_jax if engine == "jax" else measure_torch
     return run(directory, steps, **({} if engine == "jax" else {"compiled": "comp" in engine}))
 
 
 def median_seconds(step, count: int) -> tuple[float, list[float]]:
-    """The median time of a call after some to warm up, and what each call returned."""
+    """The median time of a call after some warm-up calls, and the result of each call."""
     seconds, losses = [], []
     for _ in range(WARM_UP + count):
         start = time.perf_counter()
@@ -95,7 +96,7 @@ def _host_bytes() -> int:
 
 
 def measure_jax(directory: Path, steps: int) -> dict[str, object]:
-    """The exported program, through the functions of the runner beside it."""
+    """Measures the exported program with the functions of its run.py."""
     import jax
     import jax.numpy as jnp
 
@@ -132,7 +133,7 @@ def _product_size(platform: str) -> int:
 
 
 def measure_torch(directory: Path, steps: int, compiled: bool) -> dict[str, object]:
-    """The same shape in PyTorch: weights in float32, products in the dtype asked for."""
+    """Measures the PyTorch model: weights in float32, products in the requested dtype."""
     import torch
     from _torch_model import Model
 
@@ -147,8 +148,8 @@ def measure_torch(directory: Path, steps: int, compiled: bool) -> dict[str, obje
     count = sum(weight.numel() for weight in model.parameters())
     if count != manifest["parameters"]:
         raise SystemExit(
-            f"_torch_model.py makes {count} weights, the exported model has "
-            f"{manifest['parameters']}: it knows plain and top-2 MoE layers with ReLU alone."
+            f"_torch_model.py makes {count} weights, but the exported model has "
+            f"{manifest['parameters']}: it has only plain and top-2 MoE layers with ReLU."
         )
     loss_of = torch.compile(model) if compiled else model
     optimizer = torch.optim.Adafactor(model.parameters(), lr=1e-3)

@@ -1,9 +1,9 @@
-"""Step time and memory as experts, tokens and layers grow: one table a kind of growth.
+"""Step time and memory for more experts, tokens and layers: one table for each.
 
 python benchmarks/growth.py [--rounds=7] [--threads=2] [--only=experts,tokens,layers] [--cpu_time]
 
-The model is that of benchmarks/peers.py, dropless. Each size is a process of its own, since memory
-is the most that a process ever held; all of them take steps in turn.
+The model is that of benchmarks/peers.py, dropless. Each size runs in a process of its own, because
+memory is the peak of a process; steps alternate between processes.
 """
 
 import argparse

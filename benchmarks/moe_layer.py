@@ -1,16 +1,15 @@
-"""One MoE layer, forward and backward: dispatchers against each other and the machine's peak.
+"""One MoE layer, forward and backward: dispatchers compared with each other and with the peak.
 
 python benchmarks/moe_layer.py [--rounds=9] [--experts=8,16,64,128] [--groups=8] [--block_sizes=]
     [--cpu_time]
 
 G groups, S tokens per group, E experts, K choices, M model, H hidden. Every round times each
-variant once, and large matrix products beside them, so that load and drift hit all alike. A share
-of the peak is the time that the experts' products would take at the rate of those large ones, over
-the time that the whole layer took: router, gating, dispatch and all. Memory under skew is measured
-in processes of their own, one for each way and load: a process never gives back its peak.
+variant and large matrix products once, so that changes of the machine's speed affect all of them.
+The share of the peak is the time of the experts' products at the rate of the large products,
+divided by the time of the whole layer with router, gating and dispatch. Memory under skew is
+measured in a separate process for each variant and load, because the peak of a process never falls.
 
-On a machine that others use as well, wall time says how often one was interrupted; --cpu_time
-counts the time that this process had the cores, of all its threads.
+On a shared machine use --cpu_time: the processor time of all threads of this process.
 """
 
 import argparse
@@ -41,7 +40,7 @@ from lingvo_moe.testing.tokens import tokens_of
 
 TOKENS, MODEL, HIDDEN = 256, 256, 1024
 PEAK = "peak"
-_PRODUCTS = 6  # about as long as a layer takes, so that interruptions hit alike
+_PRODUCTS = 6  # take about as long as a layer, so that interruptions affect both equally
 _WEIGHTS = ([MODEL, HIDDEN], [HIDDEN, MODEL])
 _SKEWED = 8  # the experts of the tables of loads
 _PROCESSES = 3
@@ -61,7 +60,7 @@ WAYS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ById(Gating):
-    """Top-1: a token goes to the expert of the number that is its id, for loads as one wants."""
+    """Top-1: a token's id is the index of its expert, to choose the loads."""
 
     def route(self, logits, mask, capacity, context, extras=NOTHING):
         del context
@@ -79,7 +78,7 @@ def ids_of(share: Sequence[float], groups: int) -> np.ndarray:
 
 
 def layer_of(**params) -> MoE:
-    """The layer that all tables are about."""
+    """The layer of all tables."""
     return MoE(model_dim=MODEL, hidden_dim=HIDDEN, params=MoEParams(**params))
 
 
@@ -89,7 +88,7 @@ def step(theta: NestedMap, ids: np.ndarray, jit: bool = False, **params):
 
 
 def backward(layer: MoE | Published, theta: NestedMap, ids: np.ndarray, jit: bool = False):
-    """A function without arguments: all gradients; it gives those of the inputs."""
+    """A function without arguments that computes all gradients and returns those of the inputs."""
     inputs = tf.random.stateless_normal([*ids.shape, MODEL], [1, 2])
     upstream = tf.random.stateless_normal(inputs.shape, [3, 4])
 
@@ -108,10 +107,10 @@ def backward(layer: MoE | Published, theta: NestedMap, ids: np.ndarray, jit: boo
 
 
 def experts_alone(num_experts: int, choices: int):
-    """A function without arguments: the products of a layer at perfect balance and nothing else.
+    """A function without arguments: only the products of a layer at perfect balance.
 
-    What no way of dispatch can beat: each expert's weights are read twice and their gradients
-    written, however few its rows.
+    It is a lower bound for all dispatchers: the weights of each expert are read twice and their
+    gradients written, even for few rows.
     """
     rows = tf.random.stateless_normal([num_experts, choices // num_experts, MODEL], [1, 2])
     wi, wo = (tf.random.stateless_normal([num_experts, *s], [3, 4]) for s in _WEIGHTS)
@@ -129,7 +128,7 @@ def experts_alone(num_experts: int, choices: int):
 
 
 def seconds_at_peak(choices: int, peak_seconds: np.ndarray) -> np.ndarray:
-    """What two products a choice, forward and twice over backward, take at the measured peak."""
+    """Seconds of two products a choice, forward and twice backward, at the measured peak."""
     return 3 * 2 * 2 * choices * MODEL * HIDDEN / flops(_PRODUCTS) * peak_seconds
 
 
@@ -170,7 +169,7 @@ def layers(num_experts: int, groups: int, block_sizes: list[int], **timing) -> N
 
 
 def skewed_step(way: str, load: str, groups: int) -> Callable[[], object]:
-    """A step of that layer, eight experts at top-1, dispatched in that way under that load."""
+    """A step of the layer with eight experts and top-1, for a dispatcher and a load."""
     theta = init_theta(layer_of(num_experts=_SKEWED).weights(), 0).map(tf.Variable)
     ids = ids_of(LOADS[load], groups)
     busiest = float(np.bincount(ids[0]).max() * _SKEWED / TOKENS)
@@ -180,7 +179,7 @@ def skewed_step(way: str, load: str, groups: int) -> Callable[[], object]:
 
 
 def skew(groups: int, **timing) -> None:
-    """Prints tables of loads: padding to the busiest expert, and dropless; time and memory."""
+    """Prints tables of time and memory by load, for padding to the busiest expert and dropless."""
     pairs = [(way, load) for way in WAYS for load in LOADS]
     seconds = seconds_in_turn({pair: skewed_step(*pair, groups) for pair in pairs}, **timing)
     _print_over_balance("ms", {pair: 1e3 * seconds[pair] for pair in pairs})
@@ -188,14 +187,14 @@ def skew(groups: int, **timing) -> None:
 
 
 def megabytes(way: str, load: str, groups: int) -> np.ndarray:
-    """Peak memory of steps beyond what the process held before, of some processes."""
+    """Peak memory of steps, minus that of the process before, for some processes."""
     command = [sys.executable, __file__, f"--groups={groups}", "--memory_of", way, load]
     runs = (subprocess.run(command, check=True, capture_output=True) for _ in range(_PROCESSES))
     return np.array([float(run.stdout.split()[-1]) for run in runs])
 
 
 def print_memory(way: str, load: str, groups: int) -> None:
-    """Prints that of this process, which has done nothing else, in MB."""
+    """Prints the peak of this process, which runs nothing else, in MB."""
     run = skewed_step(way, load, groups)
     held = _peak_kilobytes()
     for _ in range(5):  # the allocator's pools are full after these
@@ -204,7 +203,7 @@ def print_memory(way: str, load: str, groups: int) -> None:
 
 
 def _peak_kilobytes() -> int:
-    # Not getrusage: a process inherits that peak from the one that started it.
+    # getrusage would include the peak of the parent process.
     status = Path("/proc/self/status").read_text()
     return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
 

@@ -1,16 +1,16 @@
-"""Training speed beside peers: one table of ratios, every pair timed alternately in one run.
+"""Training speed compared with peers: one table of ratios, all timed alternately in one run.
 
 python benchmarks/peers.py [--rounds=11] [--threads=2] [--dropout=0.1] [--only=NAME,…] [--shared]
 
-Each peer is a process of its own (benchmarks/_peers/*.py), fed by pipes. `make bench` installs
-those of other packages into build/peers. Every round times each once, in turn, so that load and
-drift hit all alike; a ratio is the median of the rounds' ratios. The batch is 32 x 64 tokens on
-both sides, without padding; a step is forward, backward and the optimizer's update, Adafactor. In
-bfloat16 PyTorch's models run under its autocast.
+Each peer is a process of its own (benchmarks/_peers/*.py), controlled by pipes. `make bench`
+installs those of other packages into build/peers. Every round times each peer once, so that changes
+of the machine's speed affect all of them; a ratio is the median of the rounds' ratios. The batch is
+32 x 64 tokens on both sides, without padding; a step is forward, backward and the optimizer's
+update, Adafactor. In bfloat16 PyTorch's models run under its autocast.
 
-The share of the peak is of the products that the model needs (two experts a token), at the rate of
-large TensorFlow products timed in the same rounds. On a machine that others use as well look at the
-processor time, of all threads, with --shared: PyTorch's threads then wait asleep, not busily.
+The share of the peak counts the products that the model needs (two experts a token), relative to
+large TensorFlow products timed in the same rounds. On a shared machine use the processor time of
+all threads, with --shared, so that PyTorch's threads sleep while they wait.
 """
 
 import argparse
@@ -34,7 +34,7 @@ DROPLESS = ("model.moe.dispatcher=Ragged()", "model.moe.capacity_factor=None")
 DENSE = ("model.moe=None", "model.hidden_dim=1536")
 BFLOAT16 = "activation_dtype=bfloat16"
 MATMUL = "matrix products"
-_TOKENS = SHAPE["batch_size"] * SHAPE["length"]  # of either side
+_TOKENS = SHAPE["batch_size"] * SHAPE["length"]  # of one side
 _CHOICES = 2  # experts a token
 _THREADS = (
     "OMP_NUM_THREADS",
@@ -55,7 +55,7 @@ class Peer:
         *arguments: str,
         packages: Path | None = None,
     ):
-        """Starts it; `about` waits for its first steps. Packages go before those of the python."""
+        """Starts it; `about` waits for its first steps. `packages` precedes its own packages."""
         command = [str(python), str(HERE / "_peers" / script), *arguments]
         changes = dict.fromkeys(_THREADS, str(threads))
         if packages:
@@ -70,7 +70,7 @@ class Peer:
         self.about = self._read()
 
     def run(self, steps: int = 1, **request) -> dict:
-        """Takes steps and says what they cost, a step; request is what else the script takes."""
+        """Runs steps and returns their measurements; request has other arguments of the script."""
         print(json.dumps({"steps": steps, **request}), file=self._process.stdin, flush=True)
         return self._read()
 
@@ -92,7 +92,7 @@ def ours(threads: int, *overrides: str) -> Peer:
 
 
 def race(peers: Mapping[str, Peer], rounds: int, pause: float = 0.2) -> dict[str, list[dict]]:
-    """What each peer said of each round; threads that wait busily have a pause to fall asleep."""
+    """The results of each peer in each round; in the pause spinning threads fall asleep."""
     results: dict[str, list[dict]] = {name: [] for name in peers}
     for round_number in range(rounds):
         for name, peer in peers.items():
@@ -103,13 +103,13 @@ def race(peers: Mapping[str, Peer], rounds: int, pause: float = 0.2) -> dict[str
 
 
 def ratio(results: Sequence[dict], base: Sequence[dict], clock: str) -> float:
-    """The median over rounds of one's time over another's."""
+    """The median over rounds of the ratio of times."""
     pairs = zip(results, base, strict=True)
     return float(np.median([one[clock] / other[clock] for one, other in pairs]))
 
 
 def step_flops() -> float:
-    """The products that a step needs, forward and twice over backward."""
+    """FLOPs of the products of a step, forward and twice backward."""
     layers, length, model_dim = (SHAPE[name] for name in ("layers", "length", "model_dim"))
     heads_dim = SHAPE["num_heads"] * SHAPE["head_dim"]
     projections = 4 * model_dim * heads_dim
@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--only", default="", help="names of peers, comma by comma")
+    parser.add_argument("--only", default="", help="names of peers, separated by commas")
     parser.add_argument("--shared", action="store_true")
     args = parser.parse_args()
     threads, dropout = args.threads, str(args.dropout)
@@ -162,7 +162,7 @@ def main() -> None:
 
 
 def table(peers: Mapping[str, Peer], results: Mapping[str, list[dict]]) -> str:
-    """The table in Markdown; the first model is what the others are held against."""
+    """The table in Markdown; the others are compared with the first model."""
     base = next(name for name in peers if name != MATMUL)
     lines = [
         f"| model | weights | ms a step | target tokens/s | time / {base} | share of peak "
@@ -176,7 +176,7 @@ def table(peers: Mapping[str, Peer], results: Mapping[str, list[dict]]) -> str:
         seconds = np.median([r["seconds"] for r in rounds])
         cells += [f"{1e3 * seconds:.0f}", f"{_TOKENS / seconds:,.0f}"]
         for clock in ("seconds", "cpu_seconds"):
-            # A round's share is against the products of that round.
+            # The share of a round is relative to the products of that round.
             products = ratio(results[MATMUL], rounds, clock) / peers[MATMUL].about["flops"]
             cells.append(f"{ratio(rounds, results[base], clock):.2f}")
             cells.append(f"{step_flops() * products:.0%}")

@@ -1,16 +1,15 @@
-"""The cost model of expert placement held against measurement, on eight virtual CPU devices.
+"""The cost model of expert placement compared with measurements on eight virtual CPU devices.
 
 python benchmarks/placement_cost.py [--rounds=25] [--clock=wall]
 
-A profile is taken; then, in the same rounds, everything that the model predicts is measured at
-sizes and layouts that the profile has not seen. Prints the tables of docs/placement.md.
+It measures a profile. Then it measures, in the same rounds, each prediction of the model at sizes
+and layouts that are not in the profile. Prints the tables of docs/placement.md.
 
-Eight virtual devices share the machine's cores, so a layer's step of a layout is measured device by
-device: what one device receives, computes and synchronises is timed while the others do nothing
-(but for their part in an AllReduce), and the step is what the slowest takes. An AllReduce is
-measured with all its devices at once. Tables are of the medians over rounds and of the fastest
-round of each call. Where other programs use the machine, --clock=cpu counts the seconds of the
-cores that worked for this one.
+Eight virtual devices share the machine's cores, so the step of a layout is measured for each device
+separately: one device receives, computes and synchronises while the others are idle (except in
+AllReduces). The time of the step is that of the slowest device. An AllReduce is measured with all
+its devices. The tables have medians over rounds and the fastest round of each call. On a shared
+machine --clock=cpu measures the processor time of this program.
 """
 
 import argparse
@@ -43,7 +42,7 @@ STATE = 3  # weights and two slots of Adam, times an expert's gradients
 
 
 def unseen(machine: Machine) -> dict[str, tuple]:
-    """Name -> (call, CostModel -> seconds): every term of the model at a size of its own."""
+    """Name -> (call, CostModel -> seconds): every term at a size not in the profile."""
 
     def synchronised(devices):
         counts = (np.arange(DEVICES) < devices).astype(int)
@@ -94,7 +93,7 @@ def layouts(rng: np.random.Generator) -> dict[str, tuple[np.ndarray, Placement]]
 
 
 def device_step(machine: Machine, flow: np.ndarray, counts: np.ndarray, device: int):
-    """What one device does in a step of the layer, to be called: receive, compute, synchronise.
+    """A function that runs one device's part of a step: receive, compute, synchronise.
 
     Args:
         machine: of the devices.
@@ -145,7 +144,7 @@ def main() -> None:
 
 
 def report(machine, profiled, cases, flows, seconds) -> None:
-    """Fits the profile and compares what it predicts: seconds are of all calls, in their order."""
+    """Fits the profile and compares its predictions with `seconds` of all calls, in order."""
     first, second = len(profiled.calls), len(profiled.calls) + len(cases)
     cost, errors = profiled.profile(seconds[:first]).fit(
         token_bytes=machine.token_bytes,

@@ -1,4 +1,4 @@
-"""GShard's MoE layer as published: what others are held against that claim to be faster.
+"""GShard's MoE layer as published, as a baseline for faster ones.
 
 G groups, S tokens per group, E experts, C capacity, M model, H hidden.
 """
@@ -14,8 +14,8 @@ from lingvo_moe.layers.tokens import Tokens
 class Published:
     """Algorithms 1 and 2 of arXiv 2006.16668, step by step, in tensors [G, S, E] and [G, S, E, C].
 
-    Second choices always go. For groups as the inputs have them, without padding; otherwise it is
-    `MoE` with `TopK(k=2)` and `Einsum()`, to rounding.
+    Second choices are always dispatched. Inputs have groups and no padding. The results equal those
+    of `MoE` with `TopK(k=2)` and `Einsum()` up to rounding.
     """
 
     def __init__(self, num_experts: int, capacity: int):
@@ -50,6 +50,6 @@ class Published:
 
     def _combine(self, gate, mask, queued):
         place = tf.reduce_sum((tf.cumsum(mask, axis=1, exclusive=True) + queued) * mask, axis=-1)
-        # One-hot of a place that is over capacity is zero.
+        # The one-hot vector of a position above capacity is zero.
         by_place = tf.one_hot(tf.cast(place, tf.int32), self._capacity)
         return gate[..., None, None] * mask[..., None] * by_place[:, :, None, :]

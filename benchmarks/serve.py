@@ -1,12 +1,12 @@
-"""The server under load: its throughput beside lingvo-moe-translate's, and twice too much.
+"""The server under load: throughput compared with lingvo-moe-translate, and overload.
 
 python benchmarks/serve.py --logdir=DIR --input=FILE [--seconds=30] [--clients=64]
     [--requests=10000]
 
-Prints sentences/s offline and of clients that each ask for a sentence at a time; then sends
-requests at twice that rate, whether answers come or not, and checks that each is answered by its
-own translation or refused (429), and that memory stays flat. Ends with an error if any is lost or
-wrong.
+Prints sentences/s offline and with clients that each send one sentence at a time. Then it sends
+requests at twice that rate, without waiting for answers, and checks that each gets its own
+translation or is refused (429), and that memory does not grow. Ends with an error if an answer is
+missing or wrong.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def offline(logdir, sentences, to, seconds):
 
 
 class Client:
-    """One connection; asks for a sentence at a time."""
+    """One connection, with one sentence at a time."""
 
     def __init__(self, port, to):
         self._port, self._to, self._streams = port, to, None
@@ -82,7 +82,7 @@ class Client:
 
 
 async def closed_loop(port, sentences, expected, options):
-    """Sentences/s of clients that ask, wait for the answer, and ask again."""
+    """Sentences/s of clients that each send a sentence and wait for the answer, repeatedly."""
     outcomes, end = collections.Counter(), time.perf_counter() + options.seconds
 
     async def work(number):
@@ -98,7 +98,7 @@ async def closed_loop(port, sentences, expected, options):
 
 
 async def open_loop(port, sentences, expected, rate, options):
-    """Requests at a rate, whatever the server says; also its memory on the way, in MB."""
+    """Sends requests at a fixed rate; also measures the server's memory, in MB."""
     outcomes, memory, chance = collections.Counter(), [], random.Random(3)
     free, tasks, start = [], set(), time.perf_counter()
     room = asyncio.Semaphore(MOST_CONNECTIONS)
@@ -124,7 +124,7 @@ async def open_loop(port, sentences, expected, rate, options):
 
 
 def outcome(sentence, answer, expected):
-    """What a request came to: "right", "refused" (429), "mixed up" or another status."""
+    """The outcome of a request: "right", "refused" (429), "mixed up" or another status."""
     status, text = answer
     if status != 200:
         return {429: "refused"}.get(status, f"status {status}")
@@ -132,14 +132,14 @@ def outcome(sentence, answer, expected):
 
 
 def resident(port):
-    """Megabytes that the server holds, by its own metrics."""
+    """The server's memory in MB, from its metrics."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
         lines = dict(line.rsplit(" ", 1) for line in response.read().decode().splitlines())
     return round(float(lines["process_resident_memory_bytes"]) / 1e6)
 
 
 def main():
-    """Prints the throughput of 64 clients and what became of requests at twice the capacity."""
+    """Prints the throughput of 64 clients, and the outcomes at twice the capacity."""
     options = parse()
     sentences = sorted({line for line in read_lines(options.input) if line})
     expected, alone = offline(options.logdir, sentences, options.to, options.seconds)

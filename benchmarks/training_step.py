@@ -2,8 +2,8 @@
 
 python benchmarks/training_step.py [--rounds=15]
 
-Machines differ and are noisy; the ratios of one run are what counts. Every figure is a median
-over the rounds, each of which times every variant once.
+Absolute times depend on the machine; compare the ratios of one run. Every figure is a median over
+rounds; each round times every variant once.
 """
 
 import argparse
@@ -34,10 +34,10 @@ def seconds_in_turn(
     rounds: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, np.ndarray]:
-    """Each function's time by the clock in each round, one after the other so that drift hits all.
+    """The time of each function in each round, where a round calls all of them.
 
-    What happens to the machine lasts for longer than a round: the median of the rounds' ratios says
-    more than the ratio of medians.
+    The machine's speed changes slowly, so the median of the rounds' ratios is more precise than the
+    ratio of medians.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     for round_number in range(rounds + 2):

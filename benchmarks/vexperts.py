@@ -1,13 +1,13 @@
-"""A step of one MoE layer on eight virtual devices, as loads are skewed and drift.
+"""A step of one MoE layer on eight virtual devices, with skewed loads that drift.
 
 python benchmarks/vexperts.py [--steps=60] [--skew=0,1,1.5] [--tokens=512]
 
-Dropless experts at home (`Fitted`), experts that move (`VExperts`, with the scheduler and its
-moves in the time), and capacity 2.0, which drops (`LocalGather`), take each batch in turn. Eight
-virtual devices share the machine's cores, so a step takes what all of them compute together,
-padding included: with static shapes that is what the busiest device computes, times eight, as it
-would be on eight real devices. Links are memory here, so exchange, synchronisation and copies are
-far cheaper than over a network.
+It compares dropless experts that do not move (`Fitted`), experts that move (`VExperts`; times
+include the scheduler and its moves), and capacity 2.0, which drops tokens (`LocalGather`), on the
+same batches. Eight virtual devices share the machine's cores, so the time of a step is that of the
+compute of all devices, with padding: with static shapes, eight times the compute of the busiest
+device. Virtual devices communicate through memory, so exchange, synchronisation and copies are far
+cheaper than over a network.
 
 M model, H hidden, E experts.
 """
@@ -45,7 +45,7 @@ from lingvo_moe.training.step import LossOutput, TrainStep
 
 DEVICES = EXPERTS = 8
 MODEL, HIDDEN = 256, 1024
-PERIOD = 200  # steps in which popularity comes full circle
+PERIOD = 200  # steps of one rotation of the popularity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Regression:
 
     @property
     def layer(self) -> MoE:
-        """Of which the router sends tokens where their first E elements say (`starting`)."""
+        """The layer; its router uses the first E elements of a token as scores (see `starting`)."""
         params = MoEParams(
             num_experts=EXPERTS,
             num_groups=DEVICES,
@@ -101,7 +101,7 @@ class Regression:
 
 
 def batch(step: int, skew: float, tokens: int) -> dict[str, np.ndarray]:
-    """Tokens that say which two experts they want; the wanted ones drift around the circle."""
+    """Tokens whose elements select two experts; the popular experts rotate over all experts."""
     rng = np.random.default_rng(step)
     angle = 2 * np.pi * (np.arange(EXPERTS) / EXPERTS - step / PERIOD)
     scores = skew * np.cos(angle) + rng.gumbel(size=(DEVICES, tokens, EXPERTS))
@@ -113,7 +113,7 @@ def batch(step: int, skew: float, tokens: int) -> dict[str, np.ndarray]:
 
 
 def starting(task: Regression, scheduler: Scheduler | None):
-    """A runtime on eight devices, with weights that stay as they are but for rounding."""
+    """A runtime on eight devices, whose weights change only by rounding."""
     optimizer = Adafactor(schedule=Constant(learning_rate=1e-12))
     step = TrainStep(task=task, optimizer=optimizer, rungs=task.rungs)
     runtime = Spmd(task, step, Layout(parse_mesh(f"expert:{DEVICES}")))
@@ -128,7 +128,7 @@ def starting(task: Regression, scheduler: Scheduler | None):
 
 
 def schedule() -> Scheduler:
-    """By the rates of these devices, measured."""
+    """The scheduler, with measured rates of these devices."""
     machine = Machine(model_dim=MODEL, hidden_dim=HIDDEN)
     state_bytes = 4 * (2 * MODEL * HIDDEN + 2 * (MODEL + HIDDEN))  # Adafactor's rows and columns
     cost, _ = measure(machine).fit(

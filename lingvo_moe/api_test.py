@@ -19,7 +19,7 @@ SET = dict(text.split("=", 1) for text in tiny_world.SHRINK)
 SET = {path: eval(value) for path, value in SET.items()} | {
     "train.max_steps": 2,
     "decoding.length_ratio": 0.5,
-    "decoding.length_penalty": 5.0,  # or a model that knows nothing says nothing
+    "decoding.length_penalty": 5.0,  # otherwise an untrained model gives empty translations
 }
 SENTENCES = ["kara mi", "", "mira so kara"]
 
@@ -90,7 +90,8 @@ class TestTranslate:
         assert [t.text for t in alone] == [t.text for t in found[2]]
 
     def test_scores_of_given_translations(self, model):
-        # That they are those of the search is tested with ids: text may be cut into other pieces.
+        # Only with ids can scores be compared with those of the search, because text may be encoded
+        # differently.
         targets = ["the dog", "", "the dog sees two birds"]
         scores = model.score(SENTENCES, targets, "en")
         for target, score in zip(targets, scores, strict=True):
@@ -159,7 +160,7 @@ class TestTrain:
         assert model.params == params
         assert model.logdir.model == "mine"
         other = lm.evolve(params, "model.hidden_dim", 64)
-        with pytest.raises(ValueError, match=r"model\.hidden_dim=32, and it is to be 64"):
+        with pytest.raises(ValueError, match=r"model\.hidden_dim=32, but --set gives 64"):
             lm.train(other, tmp_path / "m" / "data", tmp_path / "m", name="mine", report=quiet)
 
     def test_prepare_takes_examples_and_says_what_is_wrong_with_them(self, tmp_path):

@@ -1,4 +1,4 @@
-"""Who imports whom: the table of docs/architecture.md is exactly what the code does."""
+"""Imports between packages: the table of docs/architecture.md equals the code's."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Links of the documentation lead somewhere, its commands exist, and every page is in the index."""
+"""Links and commands of the documentation exist, and every page is in the index."""
 
 import functools
 import re

@@ -55,10 +55,10 @@ class Params:
             value = getattr(self, name)
             if not conforms(value, plain):
                 wanted = type_name(plain)
-                raise ValueError(f"{name} must be of type {wanted}, got {shown(value)}.")
+                raise ValueError(f"{name} must be of type {wanted}, got {short_repr(value)}.")
             rule = _broken_rule(value, annotated)
             if rule is not None:
-                raise ValueError(f"{name} must be {rule}, got {shown(value)}.")
+                raise ValueError(f"{name} must be {rule}, got {short_repr(value)}.")
 
 
 def conforms(value: Any, hint: Any) -> bool:
@@ -106,15 +106,15 @@ def type_name(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) else str(hint)
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """A value for an error message: its repr, shortened."""
     try:
-        return brief(repr(value))
+        return shortened(repr(value))
     except ValueError:  # Python cannot format numbers of more than 4300 digits
         return "a number of thousands of digits"
 
 
-def brief(text: str) -> str:
+def shortened(text: str) -> str:
     """A text for an error message, shortened."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 

@@ -177,7 +177,7 @@ def test_a_link_s_target_is_replaced_and_a_device_written_to(tmp_path):
     write_whole(tmp_path / "pipe", "text")
     assert os.read(reader, 100) == b"text"
     os.close(reader)
-    assert _names(tmp_path) == ["file", "link"]  # and a pipe, which is no file
+    assert _names(tmp_path) == ["file", "link"]  # and not to a pipe
 
 
 def test_where_no_file_can_be_written(tmp_path):

@@ -45,7 +45,7 @@ def test_initializers():
     )
     assert {x.dtype for x in theta.values()} == {tf.float32}
     np.testing.assert_array_equal(theta.constant, [0.5] * 3)
-    # A uniform's standard deviation is its limit/√3; 40000 draws know one to within 1 %.
+    # The standard deviation of a uniform is its limit/√3; 40000 draws estimate it within 1 %.
     assert np.std(theta.normal) == pytest.approx(0.1, rel=0.02)
     assert np.std(theta.uniform) == pytest.approx(0.3 / 3**0.5, rel=0.02)
     assert 0.299 < np.max(theta.uniform) <= 0.3

@@ -51,7 +51,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def test_several_that_write_at_once_leave_a_whole_file(tmp_path):
-    """As four processes would: each file is named apart until it is whole."""
+    """Threads in place of four processes: each file has another name until it is complete."""
     path = tmp_path / "some.npz"
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda n: npz.save(path, same=np.full(20_000, n)), range(40)))

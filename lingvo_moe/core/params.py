@@ -14,7 +14,14 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from lingvo_moe.core.fields import alternatives, brief, conforms, is_literal, shown, type_name
+from lingvo_moe.core.fields import (
+    alternatives,
+    conforms,
+    is_literal,
+    short_repr,
+    shortened,
+    type_name,
+)
 
 # All exceptions of Python's parser, also for hostile texts; parsing runs no code.
 _UNREADABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
@@ -54,7 +61,7 @@ def evolve(params: Any, path: str, value: Any) -> Any:
     """
     head, _, rest = path.partition(".")
     if head not in _field_names(type(params)):
-        raise ValueError(f"{brief(path)}: {_no_field(type(params), head)}")
+        raise ValueError(f"{shortened(path)}: {_no_field(type(params), head)}")
     if rest:
         value = evolve(getattr(params, head), rest, value)
     elif type(value) is int and float in alternatives(typing.get_type_hints(type(params))[head]):
@@ -65,7 +72,7 @@ def evolve(params: Any, path: str, value: Any) -> Any:
 def _split(assignment: str) -> tuple[str, str]:
     path, equals, value = assignment.partition("=")
     if not equals or not all(path.split(".")):
-        raise ValueError(f"--set={shown(assignment)} must read dotted.path=value.")
+        raise ValueError(f"--set={short_repr(assignment)} must read dotted.path=value.")
     return path.strip(), value.strip()
 
 
@@ -74,26 +81,26 @@ def _replace(params: Any, owner: list[str], texts: Mapping[str, str]) -> Any:
     if owner:
         head, *rest = owner
         _check_field(params, head, next(iter(texts)))
-        return _made(params, {head: _replace(getattr(params, head), rest, texts)}, texts)
+        return _construct(params, {head: _replace(getattr(params, head), rest, texts)}, texts)
     values = {}
     for path, text in texts.items():
         name = path.rpartition(".")[2]
         _check_field(params, name, path)
         values[name] = _parse(text, typing.get_type_hints(type(params))[name], path)
-    return _made(params, values, texts)
+    return _construct(params, values, texts)
 
 
-def _made(params: Any, values: Mapping[str, Any], texts: Mapping[str, str]) -> Any:
+def _construct(params: Any, values: Mapping[str, Any], texts: Mapping[str, str]) -> Any:
     try:
         return dataclasses.replace(params, **values)
     except ValueError as error:
-        assignments = " ".join(f"--set={path}={brief(text)}" for path, text in texts.items())
+        assignments = " ".join(f"--set={path}={shortened(text)}" for path, text in texts.items())
         raise ValueError(f"{assignments}: {error}") from error
 
 
 def _check_field(params: Any, name: str, path: str) -> None:
     if name not in _field_names(type(params)):
-        raise ValueError(f"--set={brief(path)}: {_no_field(type(params), name)}")
+        raise ValueError(f"--set={shortened(path)}: {_no_field(type(params), name)}")
 
 
 def _parse(text: str, hint: Any, path: str) -> Any:
@@ -109,7 +116,9 @@ def _parse(text: str, hint: Any, path: str) -> Any:
         value = text
     if not conforms(value, hint):
         wanted = " or ".join(sorted(policies)) or type_name(hint)
-        raise ValueError(f"--set={path}={brief(text)}: {shown(text)} is not of type {wanted}.")
+        raise ValueError(
+            f"--set={path}={shortened(text)}: {short_repr(text)} is not of type {wanted}."
+        )
     wants_float = float in alternatives(hint) and int not in alternatives(hint)
     return _to_float(value) if type(value) is int and wants_float else value
 
@@ -132,14 +141,14 @@ def _policy(cls: type, text: str, path: str) -> Any:
     values = {}
     for name, value in _arguments(cls, text, path).items():
         if name not in _field_names(cls):
-            raise ValueError(f"--set={path}={brief(text)}: {_no_field(cls, name)}")
+            raise ValueError(f"--set={path}={shortened(text)}: {_no_field(cls, name)}")
         values[name] = _parse(value, hints[name], f"{path}.{name}")
     try:
         return cls(**values)
     except TypeError as error:  # a field without a default, or an abstract class
-        raise ValueError(f"--set={path}={brief(text)}: {error}.") from error
+        raise ValueError(f"--set={path}={shortened(text)}: {error}.") from error
     except ValueError as error:
-        raise ValueError(f"--set={path}={brief(text)}: {error}") from error
+        raise ValueError(f"--set={path}={shortened(text)}: {error}") from error
 
 
 def _arguments(cls: type, text: str, path: str) -> dict[str, str]:
@@ -153,14 +162,14 @@ def _arguments(cls: type, text: str, path: str) -> dict[str, str]:
                 return arguments
     except _UNREADABLE:
         pass
-    raise ValueError(f"--set={path}={brief(text)}: write it as {cls.__name__}(field=value, …).")
+    raise ValueError(f"--set={path}={shortened(text)}: write it as {cls.__name__}(field=value, …).")
 
 
 def _no_field(cls: type, name: str) -> str:
     names = _field_names(cls)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names
     hint = ", ".join(map(repr, near)) or "a shorter path"
-    return f"{cls.__name__} has no field {shown(name)}. Did you mean {hint}?"
+    return f"{cls.__name__} has no field {short_repr(name)}. Did you mean {hint}?"
 
 
 def _field_names(cls: type) -> list[str]:

@@ -96,7 +96,7 @@ def test_keep_keeps_its_share_of_a_dynamic_shape():
 
 
 def test_numpys_philox_agrees():
-    """An implementation we did not write, at a counter whose low half overflows."""
+    """An independent implementation, at a counter whose low half overflows."""
     counter = np.array([2**64 - 2, 7], np.uint64)
     key = 0x0123456789ABCDEF
     words = random._philox(
@@ -152,7 +152,7 @@ def test_a_dynamic_shape_falls_back_on_the_kernel():
 
 
 def test_elementwise_draws_hold_no_generator_of_xla():
-    """That operation is what XLA's partitioner cannot cut."""
+    """XLA's partitioner cannot split that operation."""
 
     @tf.function(autograph=False, jit_compile=True)
     def draw(seed):

@@ -21,7 +21,7 @@ class {name}:
 
 @pytest.fixture
 def zoo(tmp_path, monkeypatch):
-    """A zoo of three modules; returns the function that says which of them are imported."""
+    """A zoo of three modules; returns a function that lists the imported ones."""
     package = tmp_path / "menagerie"
     package.mkdir()
     (package / "__init__.py").write_text("")

@@ -51,7 +51,7 @@ class Fixed(Initializer):
         return tf.constant(self.values, tf.int32, shape)
 
 
-def unlearned(tree: NestedMap, weights: NestedMap) -> NestedMap:
+def select_state(tree: NestedMap, weights: NestedMap) -> NestedMap:
     """The state of the tree.
 
     Args:

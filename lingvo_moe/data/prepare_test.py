@@ -231,7 +231,7 @@ class TestSynthetic:
 
     def test_an_interrupted_run_is_repeated(self, tmp_path):
         small = SyntheticCorpus(languages=("qna",), largest=40, smallest=40, dev=4, test=4)
-        small.write(tmp_path / "data_raw")  # as a run does that ends before its dataset is whole
+        small.write(tmp_path / "data_raw")  # as a run that is killed before its dataset is complete
         dataset = prepare_synthetic(tmp_path / "data", PARAMS, raw=small)
         assert dataset.pair("qna-en").examples == {"train": 40, "dev": 4, "test": 4}
 

@@ -120,7 +120,7 @@ def test_the_source_determines_the_english():
     ("code", "proto", "word"),
     [
         ("qna", "pomike", "fumice"),  # k > c before e i; o > u before m n; initial p > f
-        ("qnu", "gilk", "kiwk"),  # the new k of g > k comes too late for k > c; l > w before k
+        ("qnu", "gilk", "kiwk"),  # g > k is after k > c, so this k stays; l > w before k
         ("qne", "tatik", "tedik"),  # t > d between vowels; a > e when i follows
         ("qne", "rad", "rat"),  # final d > t
         ("qno", "skoterv", "shodarw"),  # sk > sh; t > d between vowels; v > w; e > a before r

@@ -167,7 +167,7 @@ def test_ctrl_c_is_heard_while_pieces_are_trained(monkeypatch):
 
     def train(**kwargs):
         os.kill(os.getpid(), signal.SIGINT)
-        trained.append(heard.wait(60))  # it would return to Python no earlier
+        trained.append(heard.wait(60))  # without a thread it would return to Python only at the end
 
     monkeypatch.setattr(sentencepiece.SentencePieceTrainer, "train", train)
     with pytest.raises(KeyboardInterrupt):

@@ -246,7 +246,7 @@ def share_of_a(**sampling):
 
 
 def test_samples_are_as_frequent_as_they_are_likely():
-    # 0.6 of 0.9, for UNK is never drawn; the standard deviation of 640 draws is 0.019.
+    # 0.6 of 0.9, because UNK is never drawn; the standard deviation of 640 draws is 0.019.
     np.testing.assert_allclose(share_of_a(), 2 / 3, atol=0.06)
     # Squared: 4 to 1.
     np.testing.assert_allclose(share_of_a(temperature=0.5), 0.8, atol=0.05)

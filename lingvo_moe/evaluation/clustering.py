@@ -18,7 +18,7 @@ class Tree:
 
     Attributes:
         merges: the N - 1 unions, nearest first; each has the items of its two sides, in an order in
-        which similar items are neighbours.
+            which similar items are neighbours.
         num_things: N.
     """
 

@@ -18,7 +18,7 @@ def test_average_linkage_by_hand():
     tree = average_linkage(_on_a_line(0, 10, 1, 12))
     joined = [(set(left), set(right)) for left, right in tree.merges]
     assert joined == [({0}, {2}), ({1}, {3}), ({0, 2}, {1, 3})]
-    # Laid side by side so that 1 and 10, the nearest ends, meet.
+    # Placed so that the nearest ends, 1 and 10, are neighbours.
     assert tree.order in ((0, 2, 1, 3), (3, 1, 2, 0))
     assert {frozenset(g) for g in tree.groups(2)} == {frozenset({0, 2}), frozenset({1, 3})}
     assert [len(tree.groups(n)) for n in (1, 2, 3, 4)] == [1, 2, 3, 4]
@@ -52,7 +52,7 @@ def test_against_a_slow_transcription(seed):
     tree = average_linkage(distances)
     slow = _slow_merges(distances)
     assert [frozenset(left + right) for left, right in tree.merges] == slow
-    # Every cluster stands together in the order.
+    # Every cluster is contiguous in the order.
     place = {thing: i for i, thing in enumerate(tree.order)}
     assert sorted(place) == list(range(14))
     for members in slow:
@@ -75,9 +75,9 @@ def test_silhouette_by_hand():
     # Places 0, 1 | 5. Of 0: a = 1, b = 5, (5 - 1) / 5. Of 1: a = 1, b = 4, 3 / 4. Alone: 0.
     value = silhouette(_on_a_line(0, 1, 5), [(0, 1), (2,)])
     assert value == pytest.approx((4 / 5 + 3 / 4 + 0) / 3)
-    # Things that do not differ are not grouped at all, and nothing is divided by 0.
+    # Equal items are not grouped, and there is no division by 0.
     assert silhouette(np.zeros((4, 4)), [(0, 1), (2, 3)]) == 0
-    # The diagonal is not looked at.
+    # The diagonal is ignored.
     odd = _on_a_line(0, 1, 5) + np.diag([9.0, 9, 9])
     assert silhouette(odd, [(0, 1), (2,)]) == pytest.approx(value)
 

@@ -87,7 +87,7 @@ def test_small_pairs_are_scored_once_more_as_one(tmp_path, baselines):
         [*theirs[2].hypotheses, *theirs[3].hypotheses],
     )
     assert (pooled.bleu, pooled.baseline_bleu) == (alone.bleu, alone.baseline_bleu)
-    # One small pair would be pooled with nothing.
+    # A single small pair is not pooled.
     assert evaluate(outputs[:3], tmp_path / "three").pooled == ()
 
 

@@ -82,7 +82,7 @@ def test_pairs_of_experts_are_listed(tmp_path):
     (layer,) = numbers["layers"]
     assert [p["experts"] for p in layer["experts_that_share_tokens"]] == [[0, 1], [2, 3]]
     assert (tmp_path / "coactivation_encoder_layer_01.png").exists()
-    # Where chance explains everything the page says so.
+    # If there is no excess over chance, the page has a sentence on it.
     text, _, _ = _write(make_record([[[3.0] * 4] * 2], [np.full((4, 4), 1.0)]), tmp_path)
     assert "No two experts share more tokens than by chance." in text
 
@@ -110,7 +110,7 @@ def test_experts_are_ordered_by_the_group_that_uses_them():
     shares = np.array([[0.1, 0.5, 0, 0.4], [0.1, 0.5, 0, 0.4], [0.7, 0.3, 0, 0]])
     assert expert_order(shares, [(0, 1), (2,)]) == [3, 1, 0, 2]
     assert expert_order(shares, [(2,), (0, 1)]) == [0, 3, 1, 2]
-    # A single group says nothing: then each language counts, in the order it is shown in.
+    # With a single group each language is a group, in the order of the page.
     assert expert_order(np.array([[0, 1.0], [1.0, 0]]), [(0, 1)]) == [1, 0]
     assert expert_order(np.array([[0, 1.0], [1.0, 0]]), [(1, 0)]) == [0, 1]
     assert expert_order(np.array([[0, 1.0], [np.nan, np.nan]]), [(1, 0)]) == [1, 0]

@@ -119,7 +119,7 @@ class TestCoactivation:
         assert found.pairs[0].tokens == 100
         assert found.pairs[0].expected == pytest.approx(40)
         assert found.pairs[0].lift == pytest.approx(2.5)
-        # The picture's lift is drawn towards 1 by 5 tokens.
+        # The picture's lift is moved towards 1 by 5 tokens.
         assert found.lift[0, 1] == pytest.approx(105 / 45)
         assert found.lift[0, 2] == pytest.approx(15 / 45)
         assert np.isnan(np.diag(found.lift)).all()

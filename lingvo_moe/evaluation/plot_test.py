@@ -43,7 +43,7 @@ def test_a_system_without_baseline_may_stand_beside_one_with():
 
 
 def test_every_system_is_drawn_even_with_colours_used_up():
-    # All lie on one another: what one more system, of a colour used before, adds is its name.
+    # All systems coincide, so one more with the same colour adds only its name.
     report = make_report(make_score("a-en", 9, 30.0, 20.0))
     count = len(COLORS)
     one_more, all_colors = (draw_plot([report] * n) for n in (count + 1, count))

@@ -75,7 +75,7 @@ class Report(Params):
     Attributes:
         model: name of the model.
         checkpoint_step: training steps of the checkpoint; None for several models, such as one
-        baseline per pair.
+            baseline per pair.
         split: such as 'test'.
         pairs: a score per language pair, in any order; stored by training size.
         pooled: pairs with too few test lines scored as one, per target language.

@@ -22,7 +22,7 @@ class RoutingRecord:
         num_experts: int [Y]; a layer with fewer experts than E has zeros at the end.
         pair_load: float [Y, P, E], number of choices of an expert by tokens of a pair.
         coactivation: float [Y, E, E], tokens that chose both experts, on the diagonal those that
-        chose one; None if there are too many experts to count.
+            chose one; None if there are too many experts to count.
         pair_first: float [Y, P, E], those of pair_load that were a token's first choice; None in
             records of earlier versions.
         pair_confidence: float [Y, P, E], the sum of the first choices' gates; None as before.

@@ -46,7 +46,7 @@ def test_bleu_by_hand():
     # 1/2 of the 4-grams; their product is 1/5, there is no brevity penalty: 100 * 0.2 ** (1/4).
     score = score_pair(make_output(["a b c d x"], ["a b c d e"]))
     assert score.bleu == pytest.approx(100 * 0.2**0.25)
-    # chrF++ has not that closed a form, but its signature tells it from chrF.
+    # chrF++ has no simple formula, but its signature differs from chrF's.
     assert "nw:2" in score.chrf_signature
     assert "tok:13a" in score.signature
 
@@ -81,12 +81,12 @@ def test_no_difference_has_a_p_value_of_one():
 
 def test_where_resampling_says_nothing_there_is_no_p_value():
     references, _ = noisy_corpus(40, (0.3,))
-    # Two systems that get nothing right: which is better their BLEU of 0 cannot say.
+    # Both systems have BLEU 0, so there is no p-value.
     nothing = score_pair(make_output(["x"] * 40, references), ["y"] * 40)
     assert (nothing.bleu, nothing.p_value, nothing.significant) == (0, None, False)
     # Every resample of a single line is that line; sacreBLEU would call any difference certain.
     assert score_pair(make_output(["a b c d e"], ["a b c d e"]), ["a b c d x"]).p_value is None
-    # One that gets something right is compared.
+    # A system with BLEU above 0 is compared.
     assert score_pair(make_output(references, references), ["y"] * 40).p_value < 0.01
 
 

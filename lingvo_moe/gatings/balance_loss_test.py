@@ -36,7 +36,7 @@ def test_equal_the_slow_loops(name):
 
 
 def test_a_batch_may_be_even_where_its_groups_are_not():
-    # Group 0 wants expert 0 alone, group 1 expert 1 alone.
+    # Group 0 uses only expert 0, group 1 only expert 1.
     logits = 50.0 * tf.one_hot([[0] * 4, [1] * 4], 2)
     mask = np.ones([2, 4], bool)
     assert of(ByGroup(), logits, mask).numpy() == pytest.approx(2.0)

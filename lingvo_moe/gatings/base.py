@@ -91,7 +91,7 @@ class Gating(Params, abc.ABC):
             logits: float32 [G, S, E], the router's scores.
             mask: bool [G, S], true for real tokens; padding takes no place and is not counted.
             capacity: C, the number of choices that an expert accepts from one group; None for no
-            limit.
+                limit.
             context: mode and randomness.
             extras: other inputs.
 

@@ -29,8 +29,8 @@ def test_equals_the_slow_loop(name, context):
 
 
 def test_by_hand():
-    # Expert 0 likes token 2 best, then 0. Expert 1 likes tokens 1, 2 and 3 alike, and takes the
-    # two earlier ones; expert 2 tokens 1 and 3.
+    # Expert 0 has the highest gates for tokens 2 and 0. Expert 1 has equal gates for tokens 1, 2
+    # and 3 and takes the two earlier ones; expert 2 takes tokens 1 and 3.
     gates = tf.constant([[[0.4, 0.1, 0.5], [0.1, 0.3, 0.6], [0.5, 0.3, 0.2], [0.1, 0.3, 0.6]]])
     routing = ExpertChoice().route(tf.math.log(gates), tf.ones([1, 4], tf.bool), 2, TRAINING)
     assert routing.expert.numpy().tolist() == [[[0, 1, 2]] * 4]

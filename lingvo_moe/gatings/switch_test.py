@@ -24,7 +24,7 @@ def test_equals_the_slow_loop(name, context):
 
 
 def test_by_hand():
-    # Gates 0.8 and 0.2; three tokens want expert 0, which has two places.
+    # Gates 0.8 and 0.2; three tokens choose expert 0, which has capacity 2.
     high, low = np.log(0.8), np.log(0.2)
     logits = tf.constant([[[high, low], [high, low], [low, high], [high, low]]], tf.float32)
     routing = Switch().route(logits, tf.ones([1, 4], tf.bool), 2, TRAINING)

@@ -174,7 +174,7 @@ def test_the_second_expert_is_taken_in_proportion_to_its_weight(second_weight):
     taken = tf.cast(routing.dispatched, tf.float32).numpy()
     assert np.all(taken[..., 0] == 1.0)
     assert taken[..., 1].mean() == pytest.approx(min(1.0, 2 * second_weight), abs=0.012)
-    # Weights are not rescaled for it, and one that is not taken still holds its place in the queue.
+    # Weights are not rescaled, and a choice that is not taken still has a position in the queue.
     np.testing.assert_allclose(routing.weight[..., 0], 1 - second_weight, rtol=1e-5)
     np.testing.assert_array_equal(routing.position[0, :, 1], np.arange(1024))
 

@@ -43,7 +43,7 @@ def test_what_is_measured(tmp_path):
     assert {line.kind for line in hardware.interconnect.lines} == set(KINDS)
     assert all(line.alpha >= 0 and line.beta > 0 for line in hardware.interconnect.lines)
     assert hardware.efficiency == MEASURED
-    # No machine of today multiplies below 10 MFLOP/s or above 1 PFLOP/s a device.
+    # A device reaches more than 10 MFLOP/s and less than 1 PFLOP/s.
     assert all(1e7 < speed < 1e15 for speed in hardware.matmul.values())
     assert 1e6 < hardware.bandwidth < 1e14
 

@@ -98,7 +98,7 @@ def outputs_of(dispatcher, inputs, routing, capacity, theta):
 
 
 def everywhere(inputs, routing, capacity, theta):
-    """Every expert on every token, masked afterwards: what the gradients are measured by."""
+    """Every expert on every token, masked afterwards: the reference for gradients."""
     del capacity
     rows = tf.tile(tf.reshape(inputs, [1, -1, MODEL]), [EXPERTS, 1, 1])
     outputs = tf.reshape(LAYER.fprop(theta, rows), [EXPERTS, *inputs.shape])
@@ -133,7 +133,7 @@ def test_ragged_is_the_same_together_and_one_by_one(routing, capacity, monkeypat
     inputs, theta = inputs_and_theta()
     expected = token_by_token(inputs, routing, theta)
     of_everywhere = gradients(everywhere, inputs, routing, capacity, theta)
-    for rows in (-1000, 1000):  # networks of their own cost nothing, or are dear
+    for rows in (-1000, 1000):  # separate products are free, or expensive
         monkeypatch.setattr(dispatch, "_SEPARATE_ROWS", rows)
         outputs = outputs_of(Ragged(), inputs, routing, capacity, theta)
         np.testing.assert_allclose(outputs, expected, atol=1e-5)

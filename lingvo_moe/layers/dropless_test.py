@@ -47,7 +47,7 @@ def random_inputs(*shape, seed=1):
 
 
 def routing_of(expert, dispatched):
-    """Positions stay zero: nothing here may look at them."""
+    """A Routing whose positions are zero, because Dropless must not use them."""
     weight = np.random.default_rng(3).uniform(0.1, 1.0, expert.shape)
     return Routing(
         tf.constant(expert, tf.int32),

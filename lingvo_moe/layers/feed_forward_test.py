@@ -62,7 +62,7 @@ def test_every_weight_of_every_activation_learns(activation):
 
 
 def test_dropout_is_on_the_hidden_layer_and_only_in_training():
-    # Each of 4000 hidden units says 1, wo adds them up: the output counts the units that are left.
+    # Each of 4000 hidden units is 1 and wo adds them, so the output counts the units that are kept.
     layer = FeedForward(model_dim=1, hidden_dim=4000, dropout_rate=0.4)
     theta = NestedMap(wi=tf.ones([1, 4000]), wo=tf.ones([4000, 1]))
     one = tf.ones([1, 1])

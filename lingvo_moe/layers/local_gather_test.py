@@ -73,7 +73,7 @@ def test_forward_has_two_all_to_alls_and_nothing_else(dispatcher):
 
 @pytest.mark.parametrize("dispatcher", DISPATCHERS, ids=str)
 def test_with_gradients_it_has_four(dispatcher):
-    """There and back again; the gate's gradient, of every device's tokens, is summed."""
+    """Tokens to experts and back; the gate's gradient is summed over devices."""
     counts = on_eight_devices()[f"{dispatcher}"]["backward"]
     assert counts["all-to-all"] == 4
     assert set(counts) == {"all-to-all", "all-reduce"}
@@ -92,7 +92,7 @@ def test_numbers_are_those_of_one_device(dispatcher, mesh):
 
 
 def main():
-    """Everything that wants eight devices, as JSON."""
+    """The results of all tests that need eight devices, as JSON."""
     from lingvo_moe.runtimes.hlo import collectives, count
     from lingvo_moe.runtimes.lowering import ArraySpec, Layout, partitioned, shapes
     from lingvo_moe.sharding.annotations import Mesh

@@ -37,7 +37,7 @@ class MoEParams(Params):
         num_experts: E.
         decoder_num_experts: E of the decoder's layers; None for the encoder's.
         hidden_dim: H, the hidden units of one expert; with `Dropless(expert_sizes=…)` of one size
-        unit. None for the model's hidden_dim.
+            unit. None for the model's hidden_dim.
         activation: of the experts; None for the model's activation.
         every_n: every n-th layer of a stack is an MoE layer.
         router: scores tokens against experts.

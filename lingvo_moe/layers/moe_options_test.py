@@ -37,7 +37,7 @@ def run(moe, context, theta=None, batch=None):
 
 
 def one_token(theta, expert, token):
-    """Loop truth: relu(x·wi)·wo of one expert on one token."""
+    """Reference: relu(x·wi)·wo of one expert on one token."""
     return np.maximum(token @ theta.wi[expert].numpy(), 0) @ theta.wo[expert].numpy()
 
 

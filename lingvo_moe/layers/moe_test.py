@@ -26,8 +26,8 @@ def random_inputs(*shape, seed=0):
 
 
 def test_dropped_tokens_and_padding_give_zero():
-    # Eight equal tokens want the same two experts; C = ceil(1 · 8 / 4) = 2, so two find room and
-    # 2 · 6 of the 16 choices are dropped.
+    # Eight equal tokens choose the same two experts; C = ceil(1 · 8 / 4) = 2, so 2 · 6 of the 16
+    # choices are dropped.
     theta = init_theta(layer().weights(), 0)
     inputs = tf.tile(random_inputs(1, 1)[0], [1, 8, 1])
     output = layer(capacity_factor=1.0).fprop(
@@ -36,7 +36,7 @@ def test_dropped_tokens_and_padding_give_zero():
     kept = np.abs(output.outputs[0]).max(axis=1) > 0
     np.testing.assert_array_equal(kept, [True] * 2 + [False] * 6)
     np.testing.assert_allclose(output.stats.drop_rate, 0.75)
-    # Padding in front takes no place: the next two tokens find room.
+    # Padding in front takes no place, so the next two tokens fit.
     mask = tf.constant([[False, False] + [True] * 6])
     output = layer(capacity_factor=1.0).fprop(theta, inputs, tokens_of(mask), TRAINING)
     kept = np.abs(output.outputs[0]).max(axis=1) > 0

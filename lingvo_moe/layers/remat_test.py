@@ -82,8 +82,8 @@ def test_xla_is_handed_a_second_forward_pass_behind_a_barrier():
     def network(w, x):
         return tf.tanh(tf.tanh(x @ w) @ w)
 
-    # What becomes of it is up to the back end: the TPU's memory is measured in planning, the CPU's
-    # compiler drops barriers and merges the passes.
+    # The effect depends on the back end: planning tests measure it for TPUs; the CPU's compiler
+    # removes barriers and merges the passes.
     w, x = tf.ones([8, 8]), tf.ones([8, 8])
     assert text(network).count(" tanh(") == 2
     assert text(rematerialized(network)).count(" tanh(") == 4

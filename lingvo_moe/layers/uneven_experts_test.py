@@ -176,7 +176,9 @@ def test_every_dispatcher_evaluates_as_training_computes(changes):
             assert np.abs(expected).max() > 0.01
         found = moe.fprop(theta, inputs, tokens_of(mask), EVALUATION)
         np.testing.assert_allclose(found.outputs, expected, atol=1e-5, err_msg=str(evaluator))
-        assert found.stats.load.shape == (EXPERTS,)  # what is told of routing is told of experts
+        assert found.stats.load.shape == (
+            EXPERTS,
+        )  # statistics of routing are those of the original experts
 
 
 @pytest.mark.parametrize("evaluator", EVALUATORS, ids=lambda d: type(d).__name__)

@@ -1,4 +1,4 @@
-"""Whatever the placement, the model is that with one replica of each expert and no capacity."""
+"""With any placement the results are those of one replica of each expert and no capacity."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ def layer(dispatcher, num_experts, groups):
 
 
 def with_gradients(moe, theta, inputs, segments):
-    """Outputs, statistics, and gradients of a sum that looks at every element."""
+    """Outputs, statistics, and gradients of a weighted sum of all elements."""
     learned = NestedMap({name: value for name, value in theta.items() if name != "placement"})
     with tf.GradientTape() as tape:
         learned.map(tape.watch)
@@ -66,7 +66,7 @@ def test_any_placement_gives_outputs_and_gradients_of_one_replica(seed):
     many, one = (layer(d, num_experts, groups) for d in (slots, Ragged()))
     theta = init_theta(one.weights(), seed)
     flat = placement.slots.ravel()
-    # What an empty slot holds is nobody's business.
+    # The contents of empty slots are ignored.
     held = theta.experts.map(
         lambda w: tf.where(flat[:, None, None] == EMPTY, 1e3, tf.gather(w, np.maximum(flat, 0)))
     )
@@ -90,7 +90,7 @@ def test_any_placement_gives_outputs_and_gradients_of_one_replica(seed):
 
 
 def test_without_room_choices_are_lost_and_counted():
-    """The lower of two rungs, with half of what perfect balance asks for."""
+    """The lower of two rungs, with half of the room for perfect balance."""
     moe = layer(dataclasses.replace(SLOTS, rung=0), EXPERTS, GROUPS)
     inputs = tf.constant(np.random.default_rng(0).normal(size=(GROUPS, 8, 3)), tf.float32)
     ones = tf.ones([GROUPS, 8], tf.int32)
@@ -171,7 +171,7 @@ def test_any_moves_train_like_one_replica():
         for seed in range(2):
             report = train_with_moves(runtime, seed)
             check(report, numbers(runtime.state()))
-            assert report["retries"] == 1  # half of what balance needs is never enough
+            assert report["retries"] == 1  # half of the room for perfect balance is never enough
     assert max(traced[rung.dispatcher] for rung in task.rungs) == 1
 
 

@@ -1,4 +1,4 @@
-"""Tests of the cost model: every term by hand, divisible tokens against whole ones."""
+"""Tests of the cost model: every term by hand, expected compared with whole tokens."""
 
 import numpy as np
 import pytest
@@ -75,10 +75,10 @@ def test_adjustment_by_hand():
     assert cost.adjustment_seconds(start, near) == pytest.approx(2)
     far = Replace(0, 7).apply(start)
     assert cost.adjustment_seconds(start, far) == pytest.approx(8)
-    # Both at once leave device 0 one after the other; a far swap goes both ways at once.
+    # Device 0 sends both one after the other; a far swap sends in both directions at the same time.
     assert cost.adjustment_seconds(start, Replace(0, 7).apply(near)) == pytest.approx(10)
     assert cost.adjustment_seconds(start, Migrate(0, 7).apply(start)) == pytest.approx(8)
-    # Giving up is free; so is a second replica beside the first, and nothing.
+    # Removing a replica is free, as are a second replica on the same device and no change.
     freed = start.replace({1: EMPTY})
     assert cost.adjustment_seconds(start, freed) == 0
     assert cost.adjustment_seconds(freed, freed.replace({1: 0})) == 0

@@ -1,4 +1,4 @@
-"""By hand, and on loads of which it is known what foretells them best."""
+"""Forecasts by hand, and for loads with a known best average."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def test_by_hand():
     # 0.75 · 100 + 0.25 · 200; both were off by half of the tokens, and half of that counts.
     np.testing.assert_allclose(seen.averages[:, 0, 0], [200, 125])
     np.testing.assert_allclose(seen.errors, [0.25, 0.25])
-    # The next is as the last: the short one was right, the long one off by 75 of 200.
+    # The loads stay the same: the short average is right, the long one wrong by 75 of 200.
     seen = forecast.update(seen, np.full((2, 2), 200))
     np.testing.assert_allclose(seen.errors, [0.125, 0.125 + 0.5 * 75 / 200])
     np.testing.assert_allclose(forecast.loads(seen), 200)
@@ -33,7 +33,7 @@ def test_drift_is_followed_and_scatter_is_not():
     forecast = Forecast()
     assert follow(forecast, scattered).errors.argmin() >= 3
     assert follow(forecast, drifting).errors.argmin() == 0
-    # What it says of scattered loads is nearer to what they are than the last of them.
+    # For noisy loads the forecast is closer to the mean than the last loads are.
     mean = np.tile(500 * share / share.sum(), (4, 1))
     said, last = forecast.loads(follow(forecast, scattered)), scattered[-1]
     assert np.abs(said - mean).sum() < 0.5 * np.abs(last - mean).sum()

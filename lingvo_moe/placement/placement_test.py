@@ -115,7 +115,7 @@ def test_any_sequence_keeps_every_expert_and_every_slot(seed):
         assert set(changed) <= set(move.touched)
         placement = after
     assert valid or start.slots.size <= 2 or start.num_experts == 1
-    # One gather by the relocation puts the right expert in every slot, from wherever it was.
+    # One gather by the relocation puts the right expert into every slot.
     bandwidth = np.ones((start.num_devices,) * 2)
     contents = start.slots.ravel()[relocation(start, placement, bandwidth)]
     full = placement.slots != EMPTY

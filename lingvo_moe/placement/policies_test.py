@@ -1,4 +1,4 @@
-"""Tests of policies: each by hand on a tiny case, and what holds for all of them."""
+"""Tests of policies: each by hand on a small case, and properties of all of them."""
 
 import numpy as np
 import pytest
@@ -55,8 +55,9 @@ def test_strict_re_assignment_by_hand():
 
 
 def test_shadowing_by_hand():
-    # At home: 11 tokens on device 0, 5 of them from device 1: 0.11 + 4 · 5 / 40 s, of 1 byte.
-    # Shadowed, device 0 has 6 and what is the other's none; synchronising takes 2 s with 8 bytes.
+    # Without shadows: 11 tokens on device 0, 5 of them from device 1: 0.11 + 4 · 5 / 40 s, of 1
+    # byte. Shadowed, device 0 has 6 and what is the other's none; synchronising takes 2 s with 8
+    # bytes.
     dear = _once(Shadowing())
     assert dear.counts.tolist() == [[1, 0], [0, 1]]
     cheap = _once(Shadowing(), gradient_bytes=0.1)  # 0.025 s

@@ -83,12 +83,12 @@ class PolicyMaker:
         Returns:
             A plan, possibly without moves.
         """
-        board = _Board(self.cost, loads, placement)
+        board = _SearchState(self.cost, loads, placement)
         plan = self._cut(placement, self._search(board))
         # The mean over devices depends little on the placement.
         if plan.seconds_after <= _LEVEL * board.level_seconds:
             return plan
-        rebuilt = _Board(self.cost, loads, rebuild_placement(self.cost, loads, placement))
+        rebuilt = _SearchState(self.cost, loads, rebuild_placement(self.cost, loads, placement))
         placed = self._search(rebuilt)[-1][1]
         other = dataclasses.replace(
             plan,
@@ -98,7 +98,7 @@ class PolicyMaker:
         )
         return max(plan, other, key=self._net)
 
-    def _search(self, board: "_Board") -> list[tuple[Move | None, Placement, float]]:
+    def _search(self, board: "_SearchState") -> list[tuple[Move | None, Placement, float]]:
         """Greedy steps, beginning with none: (move, placement after it, seconds of a step)."""
         stages: list[tuple[Move | None, Placement, float]] = [
             (None, board.placement, board.step_seconds)
@@ -130,13 +130,13 @@ class PolicyMaker:
         """Seconds saved within the horizon minus the time of the copies."""
         return (plan.seconds_before - plan.seconds_after) * self.horizon - plan.adjustment_seconds
 
-    def next_move(self, board: "_Board") -> Move | None:
+    def next_move(self, board: "_SearchState") -> Move | None:
         """One greedy step; None if no single move helps."""
         for hot in board.hot_experts():
             move = board.best(board.expansions(hot))
             if move is not None:
                 return move
-        return board.best(board.reliefs()) or board.best(board.swaps(self.idle))
+        return board.best(board.replacements()) or board.best(board.swaps(self.idle))
 
 
 class _Change(NamedTuple):
@@ -146,7 +146,7 @@ class _Change(NamedTuple):
         make: number of a candidate -> the move.
         delta: [N, D], change of the seconds of devices by each candidate.
         more, fewer: int [N], the experts with one more slot and one fewer; EMPTY for none. None if
-        no number of slots changes.
+            no number of slots changes.
     """
 
     make: Callable[[int], Move]
@@ -155,7 +155,7 @@ class _Change(NamedTuple):
     fewer: np.ndarray | None = None
 
 
-class _Board:
+class _SearchState:
     """A placement with each expert's seconds on each device, updated at each move."""
 
     def __init__(self, cost: CostModel, loads: np.ndarray, placement: Placement):
@@ -262,7 +262,7 @@ class _Board:
 
         return _Change(make, delta, np.full_like(cold, hot), cold)
 
-    def reliefs(self) -> _Change:
+    def replacements(self) -> _Change:
         """A slot of the busiest device whose expert has several slots, given to any expert."""
         busiest = int(self.busy.argmax())
         more = self.counts + np.eye(len(self.busy), dtype=np.int64)[busiest]

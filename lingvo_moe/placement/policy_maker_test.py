@@ -1,4 +1,4 @@
-"""Tests of the search: by hand, against all placements there are, and that plans pay."""
+"""Tests of the search: by hand, compared with all placements, and that plans save time."""
 
 import itertools
 
@@ -9,11 +9,11 @@ from lingvo_moe.placement.cost import balance_ratio, device_tokens
 from lingvo_moe.placement.cost_test import make_cost
 from lingvo_moe.placement.placement import EMPTY, Expand, Migrate, Placement, Replace
 from lingvo_moe.placement.placement_test import random_placement
-from lingvo_moe.placement.policy_maker import PolicyMaker, _Board, _peak
+from lingvo_moe.placement.policy_maker import PolicyMaker, _peak, _SearchState
 
 
 def _free(devices, **changes):
-    """Computation alone costs something."""
+    """Only compute has a cost."""
     nothing = {"token_bytes": 0.0, "gradient_bytes": 0.0, "state_bytes": 0.0}
     return make_cost(devices, **(nothing | changes))
 
@@ -152,13 +152,13 @@ def test_the_board_keeps_up_with_moves():
     rng = np.random.default_rng(0)
     cost, placement = make_cost(4, token_bytes=0.01), Placement.even(4, 3, 6)
     loads = rng.poisson(rng.exponential(100, 6), (4, 6))
-    board = _Board(cost, loads, placement)
+    board = _SearchState(cost, loads, placement)
     expert, device = (x.ravel() for x in np.indices((6, 4)))
     for move in (Replace(5, 0), Migrate(3, 10), Replace(1, 4)):
         for by in (1, -1):
             board.changed(expert, device, by)
         board.apply(move)
-        fresh = _Board(cost, loads, board.placement)
+        fresh = _SearchState(cost, loads, board.placement)
         np.testing.assert_allclose(board.seconds, fresh.seconds)
         gives = (board.counts > 0) & (board.counts.sum(axis=1, keepdims=True) > 1)
         for by, of in ((1, np.ones_like(gives)), (-1, gives)):
@@ -175,11 +175,11 @@ def test_what_each_candidate_pads(seed):
     rng = np.random.default_rng(seed)
     start = random_placement(rng)
     loads = rng.poisson(rng.exponential(100, start.num_experts), start.counts().T.shape)
-    board = _Board(make_cost(start.num_devices, padded=True), loads, start)
-    for change in (board.expansions(board.hot_experts()[0]), board.reliefs(), board.swaps(32)):
+    board = _SearchState(make_cost(start.num_devices, padded=True), loads, start)
+    for change in (board.expansions(board.hot_experts()[0]), board.replacements(), board.swaps(32)):
         after = np.broadcast_to(board.padding(change), len(change.delta))
         for i in range(0, len(change.delta), 7):
-            moved = _Board(board.cost, loads, change.make(i).apply(start))
+            moved = _SearchState(board.cost, loads, change.make(i).apply(start))
             assert after[i] == pytest.approx(float(moved.padding()))
 
 

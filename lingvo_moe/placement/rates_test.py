@@ -85,7 +85,7 @@ def test_errors(make, text):
 
 
 def _profile(cost, noise=0.0):
-    """What a machine of these rates would measure."""
+    """The measurements of a machine with these rates."""
     rng = np.random.default_rng(0)
 
     def measured(seconds):

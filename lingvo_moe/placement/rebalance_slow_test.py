@@ -23,15 +23,15 @@ def on_eight_devices():
 def test_eight_devices_follow_a_skewed_and_drifting_load():
     report = on_eight_devices()
     check([NestedMap({n: np.array(v) for n, v in m.items()}) for m in report["metrics"]])
-    # Whatever moved after the first steps, moved in programs that were there.
+    # Moves after the first steps compile nothing.
     assert report["moves"] > 0
     assert report["compiled"] == 0
 
 
 def test_a_step_exchanges_tokens_there_and_back_and_little_else():
-    """Two AllToAlls forwards, and backwards one, as nobody asks for the gradient of the inputs.
+    """Two AllToAlls forwards and one backwards, because inputs need no gradient.
 
-    Beside them all devices learn all loads, and gradients and metrics are summed.
+    Also an AllGather of loads, and an AllReduce of gradients and metrics.
     """
     counts = on_eight_devices()["collectives"]
     assert counts["all-to-all"] == 3

@@ -1,4 +1,4 @@
-"""Experts follow loads that are skewed and drift, and nothing that the model computes changes."""
+"""Experts move with skewed loads that drift, and the results of the model do not change."""
 
 import functools
 
@@ -28,7 +28,7 @@ def task(dispatcher=SLOTS):
 
 
 def batch(step):
-    """Tokens that say which two experts they want; the wanted ones drift around the circle."""
+    """Tokens whose elements select two experts; the popular experts rotate over all experts."""
     rng = np.random.default_rng(step)
     angle = 2 * np.pi * (np.arange(EXPERTS) / EXPERTS - step / PERIOD)
     popularity = np.exp(1.5 * np.cos(angle))
@@ -40,7 +40,7 @@ def batch(step):
 
 
 def scheduler(padded=False):
-    """Compute counts; the wire and copies cost little."""
+    """Compute is expensive; exchange and copies are cheap."""
     bandwidth = np.where(np.eye(DEVICES, dtype=bool), np.inf, 1e9)
     cost = CostModel(
         tokens_per_second=1e4,
@@ -102,7 +102,7 @@ def test_experts_follow_a_skewed_and_drifting_load():
     assert sum(m.moves[0] for m in metrics[20:]) > 0  # they drift on
     moved = [m.moves[0] > 0 for m in metrics]
     assert [m.move_seconds[0] > 0 for m in metrics] == moved
-    # As loads became even, the buffers became small, for most of the steps.
+    # With balanced loads most steps used small buffers.
     assert metrics[0].rung == 1
     assert sum(m.rung == 0 for m in metrics) > 20
     Placement(np.asarray(runtime.state()["theta/placement"]), EXPERTS)

@@ -1,4 +1,4 @@
-"""Tests of placements made anew, and of the way there."""
+"""Tests of rebuilt placements, and of the moves to them."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def test_skewed_loads_come_out_level():
         loads = rng.multinomial(4000, rng.dirichlet(np.full(16, 0.5)), 8)
         after = rebuild_placement(_free(8), loads, start)
         ratios.append(balance_ratio(device_tokens(loads, after)))
-        # What is level already stays for the most part.
+        # A balanced placement changes little.
         kept.append(np.mean(rebuild_placement(_free(8), loads, after).slots == after.slots))
     assert max(ratios) < 1.15
     assert np.mean(ratios) < 1.07
@@ -63,7 +63,7 @@ def test_the_path_leads_there(seed):
 
 
 def test_paths_by_hand():
-    # Nothing but a swap leads from one full table to another; an empty slot makes room.
+    # With full tables only swaps are possible; empty slots are an error.
     assert find_moves(Placement([[0], [1]], 2), Placement([[1], [0]], 2)) == (Migrate(0, 1),)
     start = Placement([[0, EMPTY], [1, 1]], 2)
     assert find_moves(start, Placement([[0, 1], [1, 0]], 2)) == (Expand(1, 1), Replace(0, 3))

@@ -28,7 +28,7 @@ def test_max_trigger_with_hysteresis():
     for busiest in (115, 125, 115, 108, 115, 121):  # of a mean of 100
         active = trigger.should_plan(np.array([busiest, 200 - busiest]), 0, active)
         said.append(active)
-    # 115 is under the threshold at first; after 125 it is not yet well gone; 108 is.
+    # 115 is below the threshold at first; after 125 it is above the release; 108 is below it.
     assert said == [False, True, True, False, False, True]
 
 
@@ -78,7 +78,7 @@ def test_the_queue_merges_what_fits_the_budget():
     assert taken == moves[:2]
     assert rest.moves == moves[2:]
     assert after.slots.tolist() == [[0, 0], [1, 0], [2, 2], [3, 2]]
-    # The first is taken whatever it costs.
+    # The first move is always taken.
     rest, after, taken = rest.take(after, cost, 2.0)
     assert taken == moves[2:]
     assert rest.moves == ()
@@ -167,7 +167,7 @@ def test_brought_down_within_20_steps_and_held_under_drift(seed):
     assert ratios[0] > 2
     assert max(ratios[20:]) < 1.25
     assert 1 < moved < 60  # now and then, not at every step
-    # Left alone after 20 steps it would not hold.
+    # Without moves after step 20 the balance is lost.
     state = State(Placement.even(8, 4, 16))
     for step_loads in trace[:20]:
         state, _ = scheduler.step(state, step_loads)

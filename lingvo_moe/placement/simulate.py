@@ -68,7 +68,7 @@ class Summary:
         adjustment: likewise, for copies between steps, without overlap.
         token_efficiency: choices that the chosen expert handled, divided by all choices.
         expert_efficiency: the same choices divided by the rows that devices computed or could have
-        computed while the busiest worked.
+            computed while the busiest worked.
         ratio: balance ratio, mean.
         worst_ratio: the largest.
         moves: replicas copied in a step, mean.

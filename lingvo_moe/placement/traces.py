@@ -206,7 +206,7 @@ class SyntheticLoads(Params):
         top: number of popular experts.
         top_share: their share of all choices.
         memory: time constant of the lag and of the process, in steps; popularities this number of
-        steps apart have a correlation of 2/e.
+            steps apart have a correlation of 2/e.
         device_spread: standard deviation of a device's own process.
         seed: of all random numbers.
     """

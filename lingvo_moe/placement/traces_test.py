@@ -106,7 +106,7 @@ def test_the_generator_is_as_skewed_as_the_paper_says_and_drifts_smoothly():
     top = np.sort(shares, axis=1)[:, -10:].sum(axis=1)
     assert 0.72 < top.mean() < 0.78
     assert np.ptp(top) < 0.05
-    # From step to step less than a hundredth of choices change hands, over 200 steps a quarter.
+    # From step to step less than 1 % of choices change the expert, over 200 steps a quarter.
     change = np.abs(np.diff(shares, axis=0)).sum(axis=1) / 2
     assert change.max() < 0.01
     assert np.abs(shares[-1] - shares[0]).sum() / 2 > 0.25

@@ -37,7 +37,7 @@ class Alternative:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class SearchReport:
     """The result of a search, with alternatives.
 
     Attributes:
@@ -49,9 +49,9 @@ class Answer:
     alternatives: dict[str, Alternative]
 
 
-def answer(
+def compare_strategies(
     params: TranslationParams, hardware: Hardware, devices: int, max_sent: float | None = None
-) -> Answer:
+) -> SearchReport:
     """Searches, and computes the cost of the well-known strategies.
 
     Args:
@@ -59,8 +59,8 @@ def answer(
         hardware: the device.
         devices: number of devices.
         max_sent: limit on the bytes of a device's collectives in a step; by default the bytes of
-        the paper's annotation, or for a dense model those of data parallelism; no limit if data
-        parallelism does not fit in memory.
+            the paper's annotation, or for a dense model those of data parallelism; no limit if data
+            parallelism does not fit in memory.
 
     Raises:
         ValueError: as `search`.
@@ -82,7 +82,7 @@ def answer(
     if max_sent is None:
         hand = alternatives[HAND].priced
         max_sent = hand.sent if hand and (hand.fits or params.model.moe) else math.inf
-    return Answer(search(params, hardware, devices, max_sent), alternatives)
+    return SearchReport(search(params, hardware, devices, max_sent), alternatives)
 
 
 def _priced(space: Space, name: str, sizes: tuple[int, ...], cut: bool, zero: bool) -> Alternative:

@@ -36,7 +36,7 @@ MOE = dataclasses.replace(
         MOE.model, moe=MoEParams(num_experts=4, num_groups=4, dispatcher=Einsum())
     ),
 )
-# Nothing random: XLA counts a generator's operations too.
+# Without random numbers, because XLA counts their operations too.
 CERTAIN = override(MOE, ["model.dropout_rate=0.0", "model.moe.gating=Top2(second_expert='always')"])
 ONE = Mesh(("expert",), (1,))
 FOUR = Mesh(("expert",), (4,))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lingvo_moe.hardware.chips import lookup
-from lingvo_moe.planning.alternatives import HAND, Answer
+from lingvo_moe.planning.alternatives import HAND, SearchReport
 from lingvo_moe.planning.search import ROOM, Found, Priced, Strategy, applied
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.sharding.params import ShardingParams
@@ -59,20 +59,20 @@ def _sharding_text(sharding: ShardingParams) -> str:
     return f"{type(sharding).__name__}({', '.join(given)})"
 
 
-def rows(answer: Answer) -> list[tuple[str, Priced | None, str]]:
+def rows(report: SearchReport) -> list[tuple[str, Priced | None, str]]:
     """(name, cost, reason if the model cannot be split so), the chosen strategy first."""
-    found = answer.found
+    found = report.found
     second = [("runner-up", found.runner_up), ("whatever is sent", found.fastest)]
     others = [(name, one, "") for name, one in second if one and one != found.best]
-    named = [(one.name, one.priced, one.refused) for one in answer.alternatives.values()]
+    named = [(one.name, one.priced, one.refused) for one in report.alternatives.values()]
     return [("chosen", found.best, ""), *others, *named]
 
 
-def format_answer(model: str, hardware: str, devices: int, answer: Answer) -> str:
+def format_search(model: str, hardware: str, devices: int, report: SearchReport) -> str:
     """The chosen strategy, alternatives, and the time of each part of the model."""
-    device, best = lookup(hardware), answer.found.best
+    device, best = lookup(hardware), report.found.best
     table, refusals = [], []
-    for name, priced, refused in rows(answer):
+    for name, priced, refused in rows(report):
         if priced is None:
             refusals.append(f"{name} is not possible: {refused}")
             continue
@@ -94,14 +94,14 @@ def format_answer(model: str, hardware: str, devices: int, answer: Answer) -> st
         )
     return "\n".join(
         [
-            f"{model} on {devices} x {hardware}, the fastest of {answer.found.considered:,} "
+            f"{model} on {devices} x {hardware}, the fastest of {report.found.considered:,} "
             f"strategies that take {ROOM:.0%} of {device.memory / GB:.1f} GB or less",
-            *_limit(answer.found),
+            *_limit(report.found),
             "",
             Table(_TEXTS + _NUMBERS, table, texts=len(_TEXTS)).to_text(),
             *refusals,
             "",
-            _parts(best, answer).to_text(),
+            _parts(best, report).to_text(),
         ]
     )
 
@@ -114,9 +114,9 @@ def _limit(found: Found) -> list[str]:
     return [line + ("" if found.within else "; none of them fits, so the one that sends least")]
 
 
-def _parts(best: Priced, answer: Answer) -> Table:
+def _parts(best: Priced, report: SearchReport) -> Table:
     """Time by part, compared with the paper's annotation."""
-    hand = answer.alternatives[HAND].priced
+    hand = report.alternatives[HAND].priced
     shown = {"chosen": best} | ({HAND: hand} if hand else {})
     parts = dict.fromkeys(part for one in shown.values() for part in one.estimate.seconds)
     cells = [
@@ -142,10 +142,10 @@ def at_rest(strategy: Strategy) -> str:
     return ", ".join(parts) or "–"
 
 
-def to_json(answer: Answer) -> list[dict[str, Any]]:
+def to_json(report: SearchReport) -> list[dict[str, Any]]:
     """A dict for each of `rows`, in SI units and bytes."""
     result: list[dict[str, Any]] = []
-    for name, priced, refused in rows(answer):
+    for name, priced, refused in rows(report):
         if priced is None:
             result.append({"name": name, "refused": refused})
             continue

@@ -6,8 +6,8 @@ import pytest
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.hardware.chips import HARDWARE
-from lingvo_moe.planning.alternatives import HAND, answer
-from lingvo_moe.planning.explain import flags, format_answer, overrides, to_json
+from lingvo_moe.planning.alternatives import HAND, compare_strategies
+from lingvo_moe.planning.explain import flags, format_search, overrides, to_json
 from lingvo_moe.planning.search import Choice, Strategy, applied, make_mesh
 from lingvo_moe.planning.search_test import MOE, SMALL
 
@@ -72,7 +72,7 @@ def test_a_letter_cut_at_rest_and_in_use_names_both_axes():
 @pytest.fixture(scope="module")
 def small():
     params = override(get_params("tiny.MoE"), [*SMALL, *MOE])
-    return params, answer(params, HARDWARE["cpu"], 8, math.inf)
+    return params, compare_strategies(params, HARDWARE["cpu"], 8, math.inf)
 
 
 def test_flags(small):
@@ -91,7 +91,7 @@ def test_flags(small):
 
 def test_text_and_json(small):
     _, found = small
-    lines = format_answer("tiny.MoE", "cpu", 8, found).splitlines()
+    lines = format_search("tiny.MoE", "cpu", 8, found).splitlines()
     names = ["chosen", "runner-up", HAND, "data parallel", "ZeRO", "tensor parallel"]
     table = [line for line in lines if line.startswith(tuple(names))]
     assert [next(n for n in names if line.startswith(n)) for line in table] == names
@@ -104,25 +104,25 @@ def test_text_and_json(small):
 
 def test_a_limit_of_what_is_sent_is_named(small):
     params, found = small
-    assert "and send" not in format_answer("tiny.MoE", "cpu", 8, found)
-    limited = answer(params, HARDWARE["cpu"], 8)
-    lines = format_answer("tiny.MoE", "cpu", 8, limited).splitlines()
+    assert "and send" not in format_search("tiny.MoE", "cpu", 8, found)
+    limited = compare_strategies(params, HARDWARE["cpu"], 8)
+    lines = format_search("tiny.MoE", "cpu", 8, limited).splitlines()
     assert lines[1].startswith("and send")
     assert lines[1].endswith("GB a step or less")
-    squeezed = answer(params, HARDWARE["cpu"], 8, found.found.best.sent / 100)
-    lines = format_answer("tiny.MoE", "cpu", 8, squeezed).splitlines()
+    squeezed = compare_strategies(params, HARDWARE["cpu"], 8, found.found.best.sent / 100)
+    lines = format_search("tiny.MoE", "cpu", 8, squeezed).splitlines()
     assert lines[1].endswith("or less; none of them fits, so the one that sends least")
 
 
 def test_what_is_not_possible_says_why():
     params = override(get_params("tiny.MoE"), [*SMALL, *MOE, "model.moe.num_groups=4"])
-    found = answer(params, HARDWARE["cpu"], 8)
+    found = compare_strategies(params, HARDWARE["cpu"], 8)
     refused = found.alternatives["data parallel"]
     assert refused.priced is None
     assert "model.moe.num_groups must be multiples of data · expert" in refused.refused
-    assert "data parallel is not possible: input.batch" in format_answer(
+    assert "data parallel is not possible: input.batch" in format_search(
         "tiny.MoE", "cpu", 8, found
     )
     tiny_memory = dataclasses.replace(HARDWARE["cpu"], memory=found.found.best.bytes / 0.9 + 1)
-    squeezed = answer(params, tiny_memory, 8)
+    squeezed = compare_strategies(params, tiny_memory, 8)
     assert not squeezed.alternatives["tensor parallel"].priced.fits

@@ -46,7 +46,7 @@ def test_the_papers_speeds():
         assert 0.5 < ours[model] / speed < 2.0, (model, ours[model], speed)
     for first, second in itertools.combinations(TABLE_3, 2):
         ratio = TABLE_3[first] / TABLE_3[second]
-        if not 0.98 < ratio < 1.02:  # 2.15 and 2.16 are a tie
+        if not 0.98 < ratio < 1.02:  # 2.15 and 2.16 are nearly equal
             assert (ours[first] > ours[second]) == (ratio > 1), (first, second)
 
 
@@ -145,5 +145,5 @@ def test_sweep_report(tmp_path, monkeypatch):
     page = (tmp_path / "index.html").read_text()
     assert "device-years" in page
     assert "<summary>16 devices</summary>" in page
-    assert "<td>10.000</td>" in page  # what the compiler says of the second
+    assert "<td>10.000</td>" in page  # the compiler's numbers of the second
     assert "compiler" not in sweep_table(plans).to_text()

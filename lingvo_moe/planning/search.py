@@ -63,7 +63,7 @@ class Strategy:
         zero: whether weights and slots at rest are split along "data".
         remat: whether layers are rematerialised in the backward pass.
         late: whether gradients stay partial from the first micro-batch to the last; None with a
-        single micro-batch.
+            single micro-batch.
     """
 
     mesh: Mesh
@@ -299,11 +299,11 @@ class Space:
                 continue
             if spread and ("expert" not in mesh.axes or group == "hidden"):
                 continue  # experts are split along "expert" already
-            if self._falls_into_equal_pieces(group, Strategy(mesh, (choice,), zero)):
+            if self._splits_equally(group, Strategy(mesh, (choice,), zero)):
                 found.append(choice)
         return found
 
-    def _falls_into_equal_pieces(self, group, strategy):
+    def _splits_equally(self, group, strategy):
         mesh, stored = strategy.mesh, strategy.stored
         for dims, shape in (*self.blocks.weights[group], *self.blocks.slots[group]):
             try:
@@ -336,7 +336,7 @@ class Space:
                     self._share(Strategy(mesh, (choice,), zero, remat, late))
                     for choice in self.options(mesh, group, zero)
                 ]
-                front = _undominated([_add(one, *more) for one in front for more in shares])
+                front = _pareto_front([_add(one, *more) for one in front for more in shares])
             for one in front:
                 if "model" not in mesh.axes or any(choice.cut for choice in one.choices):
                     memory = memory_of(self.blocks, one.shares, remat)
@@ -369,7 +369,7 @@ def _add(one: _Sum, choice: Choice, share: Share, seconds: float) -> _Sum:
     return _Sum(one.seconds + seconds, sent, (*one.choices, choice), (*one.shares, share))
 
 
-def _undominated(points: list[_Sum]) -> list[_Sum]:
+def _pareto_front(points: list[_Sum]) -> list[_Sum]:
     """The Pareto-optimal points: no other one is equal or better in everything."""
     kept: list[_Sum] = []
     for point in sorted(points, key=lambda p: p.vector):

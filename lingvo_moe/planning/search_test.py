@@ -9,7 +9,7 @@ import pytest
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.hardware.chips import HARDWARE
-from lingvo_moe.planning.alternatives import HAND, answer
+from lingvo_moe.planning.alternatives import HAND, compare_strategies
 from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.planning.estimate import estimate
 from lingvo_moe.planning.explain import at_rest
@@ -44,7 +44,7 @@ def cut(strategy):
 
 @pytest.mark.parametrize("model", CORES)
 def test_never_above_the_papers_annotation(model):
-    found = answer(get_params(model), HARDWARE["tpu_v3"], CORES[model])
+    found = compare_strategies(get_params(model), HARDWARE["tpu_v3"], CORES[model])
     best, hand = found.found.best, found.alternatives[HAND].priced
     assert best.fits
     if hand.fits:
@@ -96,7 +96,7 @@ def test_tensor_parallel_for_large_feed_forward_layers():
 
 def test_a_hybrid_where_memory_forces_it():
     """T(96L): data parallel is faster, but 9.3 GB of weights and as much of gradients are not."""
-    found = answer(get_params("m4.T96L"), HARDWARE["tpu_v3"], 2048)
+    found = compare_strategies(get_params("m4.T96L"), HARDWARE["tpu_v3"], 2048)
     best, data = found.found.best, found.alternatives["data parallel"].priced
     assert data.seconds < best.seconds
     assert not data.fits

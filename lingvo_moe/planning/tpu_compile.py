@@ -121,11 +121,11 @@ def compile_step(
             progress("Another process is compiling for TPU; waiting for it.")
             fcntl.flock(lock, fcntl.LOCK_EX)
         output = Path(scratch) / "compiled.json"
-        answer = _in_a_process_of_its_own(job, output, environment)
+        answer = _run_in_subprocess(job, output, environment)
         while _HELD in answer.get("error", ""):
             progress("A process of another program holds libtpu; trying again in half a minute.")
             time.sleep(30)
-            answer = _in_a_process_of_its_own(job, output, environment)
+            answer = _run_in_subprocess(job, output, environment)
     if "error" in answer:
         raise ValueError(answer["error"])
     found = tuple(
@@ -134,7 +134,7 @@ def compile_step(
     return Compiled(**answer | {"collectives": found})
 
 
-def _in_a_process_of_its_own(job, output, environment) -> dict[str, Any]:
+def _run_in_subprocess(job, output, environment) -> dict[str, Any]:
     """Runs `_main` in a subprocess; returns its result, a Compiled as a dict or {"error": …}."""
     output.unlink(missing_ok=True)
     process = subprocess.run(

@@ -35,7 +35,7 @@ def test_a_step_for_eight_cores():
 
 
 def test_a_loop_is_compiled_once_however_long():
-    """Sizes at which the compiler's work is small: what is asked is how it grows."""
+    """Small sizes, because the test is about growth."""
     narrow = ("model.model_dim=256", "model.hidden_dim=512", "model.num_heads=2")
     short, long = (compiled(layers, *narrow) for layers in (4, 16))
     # Of 2 and of 8 MoE layers a side: two forward, two again, two backward.

@@ -1,6 +1,6 @@
-"""Sums that wait, as docs/sbp.md writes them: fewer bytes in the compiled program, same numbers.
+"""Late sums as in docs/sbp.md: fewer bytes in the compiled program, same results.
 
-Runs itself in a process of its own with four virtual devices, which cut the letter Z.
+Runs itself in a separate process with four virtual devices, which split the letter Z.
 """
 
 import json
@@ -29,7 +29,7 @@ def columns(inputs):
 
 
 def total(summands):
-    """[Z, B, M] as [B, M]: here devices talk."""
+    """[Z, B, M] as [B, M]: the sum over devices."""
     return annotate(tf.reduce_sum(annotate(summands, "ZBM"), axis=0), "BM")
 
 

@@ -52,13 +52,13 @@ class OneByOne(Adafactor):
 
 
 def test_how_one_weight_is_cut_does_not_spread_to_another_of_its_shape():
-    """Through equal constants it did, and the other weight was gathered after its update."""
+    """Without annotations equal constants share a sharding, and the other weight is gathered."""
     gathered = [size for kind, size in run_on(8, __file__, "cut") if kind == "all-gather"]
     assert max(gathered, default=0) <= 4 * COLUMNS
 
 
 def test_weights_that_are_stacked_send_what_they_send_one_by_one():
-    """A stack is cut as its weights are: their collectives become one, as large as all of them."""
+    """A stack is split like its weights: their collectives become one with all their bytes."""
     stacked, alone = run_on(8, __file__, "alike")
     assert len(stacked) < len(alone)
 
@@ -77,7 +77,7 @@ def test_gradients_of_a_loop_lie_as_their_weights_do_at_rest():
 
 
 def main(what):
-    """Prints what a test asks for."""
+    """Prints the results for a test."""
     if what == "cut":
         found = program(Adafactor(), WEIGHTS, "expert:8", SHARDING)
     elif what == "alike":

@@ -95,9 +95,9 @@ def make_batch():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_gradient_is_summed_once_a_step_and_the_numbers_are_those_of_one_device(name):
-    """Every weight once, and a little for metrics.
+    """The bytes of every weight once, and a few for metrics.
 
-    Nothing else moves but experts' tokens, and weights that are in pieces at rest.
+    Only tokens of experts, and weights that are split at rest, are sent besides.
     """
     report = run_on(8, __file__, name)
     losses, biases = train(*make(name))
@@ -127,7 +127,7 @@ def _biases(state):
 
 
 def main(name):
-    """Prints what a model does on eight devices, and what stands in its program."""
+    """Prints the results of a model on eight devices, and the collectives of its program."""
     import jax
 
     from lingvo_moe.runtimes import lowering

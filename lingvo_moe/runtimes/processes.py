@@ -22,7 +22,7 @@ _KEY = "lingvo_moe/end_together"
 
 
 @contextlib.contextmanager
-def joined(
+def join_processes(
     coordinator: str | None = None, index: int | None = None, count: int | None = None
 ) -> Iterator[Process]:
     """Connects to the other processes; all end together, see `end_together`.
@@ -48,20 +48,20 @@ def joined(
     if coordinator is None and not _in_a_cluster():
         yield ALONE
         return
-    _meet(None if coordinator == AUTO else coordinator, index, count)
+    _wait_for_processes(None if coordinator == AUTO else coordinator, index, count)
     met = distributed.global_state
     host = met.coordinator_address.rpartition(":")[0].strip("[]")
     with end_together(met.process_id, met.num_processes, host, _exchange):
         yield Process(met.process_id, _minimum)
 
 
-def _meet(coordinator, index, count):
+def _wait_for_processes(coordinator, index, count):
     """Waits for all processes; JAX would abort with a stack trace if some are missing."""
     where = coordinator or "the cluster's address"
     if coordinator and index == 0:
         _check_free(coordinator)
     print(f"Waiting for the other processes at {where} …", file=sys.stderr, flush=True)
-    timer = threading.Timer(_MEET_SECONDS, _give_up, (where,))
+    timer = threading.Timer(_MEET_SECONDS, _exit_unconnected, (where,))
     timer.start()
     try:
         jax.distributed.initialize(
@@ -75,7 +75,7 @@ def _meet(coordinator, index, count):
         timer.cancel()
 
 
-def _give_up(where):
+def _exit_unconnected(where):
     print(
         f"error: Not all processes connected to {where} within {_MEET_SECONDS} s. Start all of "
         f"them with the same address and count, each with its own index.",

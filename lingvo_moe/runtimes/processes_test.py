@@ -10,7 +10,7 @@ LONELY = """
 import sys
 from lingvo_moe.runtimes import processes
 processes._MEET_SECONDS = 2
-with processes.joined(sys.argv[1], int(sys.argv[2]), 2):
+with processes.join_processes(sys.argv[1], int(sys.argv[2]), 2):
     print("met")
 """
 
@@ -35,10 +35,10 @@ def test_others_that_never_come():
 
 def test_a_port_that_is_taken():
     pytest.importorskip("jax")
-    from lingvo_moe.runtimes.processes import joined
+    from lingvo_moe.runtimes.processes import join_processes
 
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         message = rf"Port {port} of this host cannot be used \(Address already in use\); give anoth"
-        with pytest.raises(OSError, match=message), joined(f"localhost:{port}", 0, 2):
+        with pytest.raises(OSError, match=message), join_processes(f"localhost:{port}", 0, 2):
             pass

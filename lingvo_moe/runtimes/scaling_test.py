@@ -1,7 +1,8 @@
-"""GShard's Table 4 in compiled programs: what an operator costs a device as the devices grow.
+"""GShard's Table 4 in compiled programs: costs of an operator a device for more devices.
 
-Runs itself in processes of their own, where JAX has so many virtual devices. A dimension that the
-table lets grow has N elements a device, the others N in all.
+Runs itself in separate processes with virtual devices. A dimension that grows in the table has N
+elements
+a device, the others N in total.
 """
 
 import functools
@@ -68,8 +69,8 @@ def table(d: int) -> dict[str, Row]:
         "reduce AB to B, A": Row(
             [((big, N), "D.")], ((N,), "."), lambda x: tf.reduce_sum(x, 0), ONE, ("all-reduce",)
         ),
-        # E·C is fixed, as in an MoE layer. A device sends O(1); the table's √D is the time that
-        # takes on a torus, whose wires are ever more crowded.
+        # E·C is fixed, as in an MoE layer. A device sends O(1) bytes; the table's √D is the time on
+        # a torus, where messages share links.
         "dispatch, G and E": Row(
             [((d, N, d, capacity), "D..."), ((d, N, N), "D..")],
             ((d, d, capacity, N), "D..."),

@@ -73,7 +73,7 @@ def saved(tmp_path_factory):
     ],
 )
 def test_restored_on_other_devices(saved, mesh, devices, processes):
-    """Every piece on every device, bit for bit, and the next loss as if nothing had happened."""
+    """Every piece on every device is bit-identical, and so is the next loss."""
     directory, loss = saved
     jobs = start("restore", directory, mesh, devices=devices, processes=processes)
     reports = finish(jobs)
@@ -92,7 +92,7 @@ def test_restored_on_one_device_by_tensorflow(saved):
 
 
 def test_a_crash_between_pieces_leaves_the_previous_checkpoint_whole(saved):
-    """Of two processes one is killed when its own pieces lie half written and the other's all."""
+    """One of two processes is killed when it has written half of its pieces and the other all."""
     directory, loss = saved
     first, second = start("crash", directory, TWO_OF_TWO, devices=2, processes=2)
     _, errors = second.communicate()
@@ -140,7 +140,7 @@ def main(role, directory, mesh, address, index, processes):
     from lingvo_moe.sharding.annotations import parse_mesh
 
     directory, alone = Path(directory), contextlib.nullcontext(ALONE)
-    together = process_group.joined(address, int(index), int(processes))
+    together = process_group.join_processes(address, int(index), int(processes))
     with together if int(processes) > 1 else alone as process:
         task = make_task()
         runtime = Spmd(task, train_step(task), Layout(parse_mesh(mesh), task.params.sharding))
@@ -168,7 +168,7 @@ def _play(role, directory, runtime, process):
 
 
 def _die_while_writing(index):
-    """Process 1 writes half of its pieces and is gone."""
+    """Process 1 writes half of its pieces and is killed."""
     write = checkpoint_module.write_pieces
 
     def write_half(prefix, pieces):

@@ -10,7 +10,7 @@ from lingvo_moe.runtimes.spmd_test import local, run
 from lingvo_moe.testing.devices import run_on
 
 STEPS = 50
-# Errors of some 1e-7 a step, carried on by the weights; a different draw or routing shows as 1e-3.
+# Rounding errors of about 1e-7 a step accumulate; a different draw or routing would give 1e-3.
 TOLERANCE = 2e-5
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ def test_the_docs_list_every_collective_of_tiny():
 
 @pytest.mark.parametrize("dispatcher", ["Fitted()", "VExperts(devices=8, slots_per_device=2)"])
 def test_every_rung_compiles(dispatcher):
-    """Regions by hand whose constants were those of the program around them did not."""
+    """Manual regions that share constants with the program around them would not compile."""
     flags = ("model.moe.gating=TopK(k=2)", "model.moe.capacity_factor=None")
     for rung in range(7):
         found = run_on(8, __file__, str(rung), f"model.moe.dispatcher={dispatcher}", *flags)

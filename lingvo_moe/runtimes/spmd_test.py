@@ -31,8 +31,8 @@ PARAMS = (
 SOURCE = np.random.default_rng(8).integers(4, 64, (5, 9)).astype(np.int32)
 SOURCE_LENGTHS = np.array([9, 2, 7, 5, 1], np.int32)
 
-# A sum of float32 numbers depends on their order, by about one part in 2^24 an addition, and each
-# device adds up its own first. Errors of some 1e-7 enter every step and grow as training goes on.
+# A float32 sum depends on the order, by about one part in 2^24 for each addition, and each device
+# adds its own numbers first. So each step has errors of about 1e-7, which grow during training.
 TOLERANCE = 2e-6
 
 
@@ -64,7 +64,7 @@ def train(runtime, steps):
 
 @functools.cache
 def local(steps):
-    """A trained local runtime and what it saw."""
+    """A trained local runtime and its metrics."""
     task = make_task()
     runtime = Local(task, train_step(task))
     runtime.initialize(3)
@@ -179,9 +179,9 @@ def test_errors(case, message):
 
 def main(mesh, steps, address, index, processes, *flags):
     """Trains on a mesh and prints what the tests look at as JSON."""
-    from lingvo_moe.runtimes.processes import joined
+    from lingvo_moe.runtimes.processes import join_processes
 
-    together = joined(address, int(index), int(processes))
+    together = join_processes(address, int(index), int(processes))
     with together if int(processes) > 1 else contextlib.nullcontext():
         print(json.dumps(_report(mesh, steps, flags)))
 

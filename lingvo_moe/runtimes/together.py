@@ -53,7 +53,7 @@ def end_together(
     except BaseException as error:
         time.sleep(_SYMPTOM_SECONDS)
         cause = str(error).strip().partition("\n")[0] or type(error).__name__
-        watch.tell(f"{_name(_hello(index))}: {cause}")
+        watch.tell(f"{_name(_identity(index))}: {cause}")
         status = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED
         atexit.register(_leave, status)  # before JAX's own exit, which waits for the others
         raise
@@ -117,7 +117,7 @@ class _Watch:
 
     def wait_for_all(self, first: bool) -> None:
         """Waits until all processes are done: each reports to the first, which then tells all."""
-        for act in (self._wait, self._say_done) if first else (self._say_done, self._wait):
+        for act in (self._wait, self._send_done) if first else (self._send_done, self._wait):
             act()
 
     def tell(self, cause: str) -> None:
@@ -140,7 +140,7 @@ class _Watch:
         for member in self._members:
             member.done.wait()
 
-    def _say_done(self):
+    def _send_done(self):
         for member in self._members:
             member.send({"done": True})
 
@@ -177,12 +177,12 @@ def _accept(count, exchange) -> list[_Member]:
                     f"Only {len(members)} of {count - 1} other processes connected to process 0 "
                     f"within {_MEET_SECONDS:.0f} s."
                 ) from error
-            if member := _greet(connection, token):
+            if member := _handshake(connection, token):
                 members.append(member)
     return members
 
 
-def _greet(connection, token):
+def _handshake(connection, token):
     """The process that has just connected; None if it has no valid token."""
     connection.settimeout(_MEET_SECONDS)
     member = _Member(connection, "")
@@ -190,7 +190,7 @@ def _greet(connection, token):
         hello = json.loads(member.lines.readline(1000))
         if secrets.compare_digest(hello["token"], token):
             member.name = _name(hello)
-            member.send(_hello(0))
+            member.send(_identity(0))
             connection.settimeout(None)
             return member
     connection.close()
@@ -203,7 +203,7 @@ def _connect(index, host, exchange) -> _Member:
     try:
         connection = socket.create_connection((host, int(port)), timeout=_MEET_SECONDS)
         member = _Member(connection, "")
-        member.send(_hello(index) | {"token": token})
+        member.send(_identity(index) | {"token": token})
         member.name = _name(json.loads(member.lines.readline()))
     except (OSError, ValueError) as error:
         raise OSError(f"Process {index} cannot reach process 0 on {host}: {error}.") from error
@@ -211,7 +211,7 @@ def _connect(index, host, exchange) -> _Member:
     return member
 
 
-def _hello(index):
+def _identity(index):
     return {"index": index, "pid": os.getpid(), "host": socket.gethostname()}
 
 

@@ -18,7 +18,7 @@ COUNT = 3
 
 
 def start(directory, roles):
-    """Processes that meet through a file in the directory and then play their roles."""
+    """Processes that connect through a file in the directory and then run their roles."""
     return [
         subprocess.Popen(
             [sys.executable, __file__, str(directory), str(index), role],
@@ -46,7 +46,7 @@ def name(processes, index):
 
 @pytest.mark.parametrize("failing", range(COUNT))
 def test_an_error_in_one_ends_all_with_its_cause(tmp_path, failing):
-    """The others are in native code, as in a collective that waits for one that never comes."""
+    """The others are in native code, as in a collective that waits for a missing process."""
     roles = ["busy"] * COUNT
     roles[failing] = "fail"
     processes = start(tmp_path, roles)

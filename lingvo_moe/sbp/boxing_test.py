@@ -104,11 +104,11 @@ def test_every_single_step_on_pieces():
 
 
 def test_inner_cut_is_undone_first():
-    # (x, y) holds block 3x + y of six, 24 bytes each, and wants blocks 2y and 2y + 1: those do not
-    # lie together along x. Along y a device gathers the two others of its half, 48 bytes. Now x
-    # alone cuts, so that the half may be padded to a summand and its third be sliced off, both for
-    # nothing; adding those up along x, 48 bytes among two, takes 48 more: 96, while gathering the
-    # other half whole would have taken 48 + 72.
+    # (x, y) holds block 3x + y of six, 24 bytes each, and needs blocks 2y and 2y + 1, which are not
+    # neighbours along x. Along y a device gathers the two others of its half: 48 bytes. Then only x
+    # splits, so the half can be padded to a summand and a third of it sliced off, both locally. The
+    # sum along x of 48 bytes between two devices receives 48 more: 96 in total. Gathering the whole
+    # other half would receive 48 + 72.
     way = boxing.plan(parse("S(0),S(0)"), parse("B,S(0)"), (36,), 4, GRID)
     assert [(s.kind, s.received) for s in way if s.kind] == [("all-gather", 48), ("all-reduce", 48)]
     assert way[-1].target == parse("B,S(0)")

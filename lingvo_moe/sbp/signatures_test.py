@@ -1,4 +1,4 @@
-"""Signatures against an oracle: place everything every way, compute on pieces, see what fits."""
+"""Signatures compared with a search over all placements, computed on pieces."""
 
 import itertools
 import string
@@ -193,7 +193,7 @@ def test_reshape(source, target, mesh):
     array = integers(np.random.default_rng(6), source)
 
     def compute(pieces, _):
-        """To the shape of any piece of the result of that size; trial says which are right."""
+        """Reshapes to any piece of the result with that size; the search finds the right ones."""
         return pieces[0].reshape(shape)
 
     trial = set()

@@ -48,7 +48,7 @@ class Model:
 
 
 class Explaining(Model):
-    """Can say what it did."""
+    """The same model with `explain`."""
 
     def explain(self, sources, targets, to, source_language):
         return [
@@ -58,7 +58,7 @@ class Explaining(Model):
 
 
 class Client:
-    """Speaks with a server in this process."""
+    """A client of a server in this process."""
 
     def __init__(self, server, model):
         self.server, self.model = server, model

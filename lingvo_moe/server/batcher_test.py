@@ -13,7 +13,7 @@ EN, DE = "en", "de"
 
 
 class Model:
-    """Keeps the batches it got; while `gate` is clear it is busy with one."""
+    """Records its batches; while `gate` is clear it does not finish one."""
 
     def __init__(self, fails=()):
         self.batches, self.gate, self._fails = [], threading.Event(), fails

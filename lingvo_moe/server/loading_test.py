@@ -194,5 +194,5 @@ def test_a_model_that_routes_by_source_language(tmp_path):
     model = load(tmp_path, 1)
     assert isinstance(model, Trained)
     assert model.needs_source_language
-    with pytest.raises(ValueError, match="needs to know what it reads"):
+    with pytest.raises(ValueError, match="; give source_language"):
         model.translate(["a"], "en", source_language=None, n_best=1, warn=lambda line: None)

@@ -149,7 +149,7 @@ def test_another_model_has_other_languages(page):
     page.run("document.getElementById('model').value = 'two'")
     page.run("document.getElementById('model').onchange()")
     assert _texts(page, "#to option") == ["it"]
-    assert _texts(page, "#source option") == ["fr", "it"]  # it must be told
+    assert _texts(page, "#source option") == ["fr", "it"]  # it must be given
     _ask(page, "un")
     assert _texts(page, ".translation .text") == ["un in it"]
 

@@ -1,1 +1,1 @@
-"""Serving: export to what runs without this package."""
+"""Exports of models for use without this package, and their clients."""

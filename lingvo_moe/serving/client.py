@@ -2,7 +2,7 @@
 
 python translate.py [--to=LANGUAGE] [SENTENCE ...]      (or sentences on standard input, one a line)
 
-Models that route by source language want --source_language=LANGUAGE too.
+Models that route by source language also need --source_language=LANGUAGE.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from lingvo_moe.core.console import install, quiet
 from lingvo_moe.core.lines import cut_warning, decode_lines
 
 if __name__ == "__main__":
-    install((ImportError, OSError, ValueError))  # these end in a line, while importing too
+    install((ImportError, OSError, ValueError))  # one-line errors, also during imports
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors are exceptions
 
 with quiet():
@@ -57,12 +57,12 @@ def load(directory):
         model = tf.saved_model.load(directory)
     signature = getattr(model, "signatures", {}).get("serving_default")
     if not hasattr(model, "translate") or signature is None:
-        raise ValueError(f"{directory} is a SavedModel, but not of lingvo-moe-export.")
+        raise ValueError(f"{directory} is a SavedModel that lingvo-moe-export did not make.")
     return model, set(signature.structured_input_signature[1]) - {"sentences"}
 
 
 def call(model, sentences, languages):
-    """What `model.translate` returns.
+    """Calls `model.translate`.
 
     Raises:
         ValueError: the model does not know a language.

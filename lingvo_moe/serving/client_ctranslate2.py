@@ -15,7 +15,7 @@ from lingvo_moe.core.console import install
 from lingvo_moe.core.lines import cut_warning, decode_lines, is_blank, one_line
 
 if __name__ == "__main__":
-    install((ImportError, OSError, ValueError, RuntimeError))  # these end in a line
+    install((ImportError, OSError, ValueError, RuntimeError))  # one-line errors
 
 import ctranslate2
 import sentencepiece
@@ -25,11 +25,10 @@ class Model:
     """An export in memory.
 
     Attributes:
-        about: `tags`, language -> its tag; `max_pieces`, of a longer sentence the rest is not read;
-            `task`, whose experts these are, or None; `no_words`, pieces that no translation has;
-            `length_ratio` and `length_offset`: a
-            translation has at most ratio · source length + offset tokens, as in the model's own
-            search, tag and EOS counted.
+        about: `tags`, language -> its tag; `max_pieces`, the number of pieces to which longer
+            sentences are cut; `task`, the task of the experts, or None; `no_words`, pieces that no
+            translation has; `length_ratio` and `length_offset`: a translation has at most ratio ·
+            source length + offset tokens, with tag and EOS, as in the model's own search.
     """
 
     def __init__(self, directory, threads=0):

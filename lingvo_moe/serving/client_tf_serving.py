@@ -1,4 +1,4 @@
-"""Translates with TensorFlow Serving's REST API. Needs Python alone.
+"""Translates with TensorFlow Serving's REST API. Needs only Python.
 
 python translate.py [--url=URL] [--name=MODEL] [--to=LANGUAGE] [SENTENCE ...]
                                             (or sentences on standard input, one a line)
@@ -16,19 +16,19 @@ from lingvo_moe.core.console import install
 from lingvo_moe.core.lines import cut_warning, decode_lines
 
 if __name__ == "__main__":
-    install((OSError, ValueError))  # these end in a line
+    install((OSError, ValueError))  # one-line errors
 
 
 def predict(url, name, sentences, languages, timeout=600):
-    """What the model's signature returns: `translations`, `scores` and `left_out`, as lists.
+    """Calls the model's signature, which returns lists: `translations`, `scores` and `left_out`.
 
     Raises:
-        ValueError: the server refuses the request, such as for an unknown language, or its answer
-            is not of this model.
-        OSError: it cannot be reached.
+        ValueError: the server refuses the request, for example for an unknown language, or its
+            answer is not that of an export.
+        OSError: the server cannot be reached.
     """
     address = f"{url.rstrip('/')}/v1/models/{name}:predict"
-    # By columns ("inputs"): the languages are one for all sentences.
+    # The columnar format ("inputs"), because all sentences have the same languages.
     body = {"signature_name": "serving_default", "inputs": {"sentences": sentences, **languages}}
     request = urllib.request.Request(
         address, json.dumps(body).encode(), {"Content-Type": "application/json"}
@@ -42,7 +42,7 @@ def predict(url, name, sentences, languages, timeout=600):
         raise OSError(f"{address} cannot be reached ({error.reason}).") from error
     outputs = answer.get("outputs") if isinstance(answer, dict) else None
     if not isinstance(outputs, dict) or len(outputs.get("translations", ())) != len(sentences):
-        raise ValueError(f"{address} is no model of lingvo-moe-export: it answers {answer!r:.80}.")
+        raise ValueError(f"{address} is no export of lingvo-moe: its answer is {answer!r:.80}.")
     return outputs
 
 

@@ -1,4 +1,4 @@
-"""The directory of an export: it appears whole, with a program in it that shows how to use it."""
+"""Makes the directory of an export, with a program that runs the export."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ from lingvo_moe.core import console, lines
 from lingvo_moe.core.files import new_directory
 
 MAKER = "lingvo-moe-export"
-# The program finds what lies beside it with `python -I`, too, and adds no file to the directory:
-# a directory with files that the tool did not make is never replaced.
+# With this the program finds the modules in its directory under `python -I` too, and adds no file
+# to the directory: --overwrite does not replace a directory with additional files.
 _BESIDE = (
     "sys.path.insert(0, str(Path(__file__).resolve().parent))\nsys.dont_write_bytecode = True\n"
 )
@@ -20,17 +20,17 @@ def new_export(output: Path, program: str, name: str, overwrite: bool) -> Iterat
     """Makes the directory of an export; see `core.files.new_directory`.
 
     Args:
-        output: where it appears when the block ends.
+        output: the directory, which appears when the block ends.
         program: file of this package that runs the export without lingvo_moe. It may import
-            `core.console` and `core.lines`, which are copied beside it.
-        name: what it is called there.
+            `core.console` and `core.lines`, which are copied to the same directory.
+        name: the name of its copy.
         overwrite: whether to replace an earlier export.
 
     Yields:
         The directory to write into.
 
     Raises:
-        ValueError: something that is no export lies at output, or one that may not be replaced.
+        ValueError: output holds something other than an export, or an export without `overwrite`.
         OSError: output cannot be written.
     """
     with new_directory(output, MAKER, overwrite) as directory:

@@ -29,23 +29,23 @@ class ServedModel(tf.Module):
     """Vocabularies, weights and beam search in one graph.
 
     Attributes:
-        translate: a tf.function of `sentences` string [B], UTF-8, `source_language` string [], only
-            where the router goes by it, and `target_language` string [], such as "en". It returns
-            `translations` string [B, N], best first, each one line, empty for sentences that show
-            nothing; `scores` float32 [B, N], length-normalised log-probabilities; and `left_out`
-            int32 [B], how many tokens at the end of a sentence that is too long were not read. An
-            unknown language is a tf.errors.InvalidArgumentError.
+        translate: a tf.function of `sentences` string [B], UTF-8, `source_language` string [] (only
+            for models that route by it), and `target_language` string [], such as "en". It returns
+            `translations` string [B, N], best first, each one line, empty for blank sentences;
+            `scores` float32 [B, N], length-normalised log-probabilities; and `left_out` int32 [B],
+            the number of tokens cut from a sentence that is too long. An unknown language is a
+            tf.errors.InvalidArgumentError.
         count_pieces: a tf.function of `sentences` string [B] -> int32 [B], their lengths.
-        about: a tf.function without arguments: what an `Exported` knows of its model, by name.
+        about: a tf.function without arguments: the attributes of an `Exported`, by name.
     """
 
     def __init__(self, model_dir: ModelDir, theta: NestedMap, storage: Storage = FLOAT32):
-        """Gathers what the graph needs.
+        """Prepares the tensors of the graph.
 
         Args:
             model_dir: the trained model.
             theta: its weights, float32 arrays.
-            storage: how the file holds them.
+            storage: their format in the file.
         """
         super().__init__()
         self._task, self._request = model_dir.task, export_request(model_dir)
@@ -57,7 +57,7 @@ class ServedModel(tf.Module):
             self._variables = tf.nest.flatten(held)  # tf.Module tracks lists
             self._laid_out = lambda: held
         self._vocabulary = model_dir.vocabulary
-        self._max_pieces = max_source_length(model_dir.params) - 2  # and the tag, and EOS
+        self._max_pieces = max_source_length(model_dir.params) - 2  # without tag and EOS
         self._tags = _numbers(model_dir.tags)
         self._languages = sorted(model_dir.tags)
         self._pairs = model_dir.params.input.pairs or model_dir.pairs
@@ -88,7 +88,7 @@ class ServedModel(tf.Module):
 
     def _tokenizer(self, side):
         """A tokenizer for the function being traced; as an attribute it is in the file twice."""
-        # Without names of their own, both would be one resource in the loaded model.
+        # With the same name both would be one resource in the loaded model.
         return tf_text.SentencepieceTokenizer(
             model=self._vocabulary(side).model_bytes, out_type=tf.int32, name=side
         )
@@ -161,7 +161,7 @@ def _numbers(numbers: Mapping[str, int]) -> tf.lookup.StaticHashTable:
 
 
 def _known(number: tf.Tensor, message: str) -> tf.Tensor:
-    """The number, once it is known not to be -1. TensorFlow ends the message with a full stop."""
+    """The number; an error with this message if it is -1. TensorFlow adds a full stop."""
     with tf.control_dependencies([tf.debugging.assert_non_negative(number, message)]):
         return tf.identity(number)
 
@@ -174,30 +174,30 @@ def export_saved_model(
     storage: Storage = FLOAT32,
     pruning: Pruning | None = None,
 ) -> int:
-    """Writes a SavedModel, and beside it `translate.py`, a client that shows how to call it.
+    """Writes a SavedModel and `translate.py`, a client that shows how to call it.
 
-    The signature `serving_default` (also the method `translate`) takes strings and returns
-    strings; TensorFlow and tensorflow-text are all that a process needs to load and call it.
+    The signature `serving_default` (also the method `translate`) takes strings and returns strings;
+    to load and call it a process needs only TensorFlow and tensorflow-text.
 
     Args:
         model_dir: the trained model.
         output: the directory to make.
         step: which checkpoint; None for the best.
-        overwrite: whether to replace an export that lies there.
-        storage: how the file holds the weights.
-        pruning: which experts to leave out; None for none.
+        overwrite: whether to replace an earlier export.
+        storage: the format of weights in the file.
+        pruning: which experts to remove; None for none.
 
     Returns:
-        The step exported.
+        The step of the exported checkpoint.
 
     Raises:
-        ValueError: there is no checkpoint, or something else lies at output.
+        ValueError: there is no checkpoint, or output holds something else.
         OSError: output cannot be written.
     """
     check_path(output.absolute())
     with new_export(output, "client.py", "translate.py", overwrite) as directory:
         model_dir, theta, step = read_model(model_dir, step, pruning)
-        with quiet():  # SentencePiece tells how it normalises
+        with quiet():  # SentencePiece logs its normalization
             module = ServedModel(model_dir, theta, storage)
         tf.saved_model.save(module, str(directory), signatures=module.translate)
     return step
@@ -213,18 +213,18 @@ def export_safetensors(
 ) -> int:
     """Writes a directory of weights in one .safetensors file, params and vocabularies.
 
-    It is read as a logdir is, by all tools and by `load`, but nothing trains in it.
+    All tools and `load` read it like a logdir; only training in it is an error.
 
     Args:
         model_dir, output, step, overwrite: as for `export_saved_model`.
         storage: float32 or bfloat16.
-        pruning: which experts to leave out, of every layer equally many; None for none.
+        pruning: which experts to remove, equally many in every layer; None for none.
 
     Returns:
         The step exported.
 
     Raises:
-        ValueError, OSError: as `export_saved_model`; or the storage has scales beside values.
+        ValueError, OSError: as `export_saved_model`; or the storage is int8.
     """
     with new_directory(output, MAKER, overwrite) as directory:
         model_dir, theta, step = read_model(model_dir, step, pruning)
@@ -232,14 +232,14 @@ def export_safetensors(
         shapes = {name: spec.shape for name, spec in specs.flatten()}
         if any(w.shape != shapes[name] for name, w in theta.flatten()):
             raise ValueError(
-                "Layers of different numbers of experts cannot be told in params; pass "
+                "Params cannot describe layers with different numbers of experts; pass "
                 "--prune_by=layer, or --format=saved_model."
             )
         packed = theta.map(storage.pack, specs)
         weights = {name: one.values for name, one in packed.flatten()}
         if any(one.scale is not None for _, one in packed.flatten()):
             raise ValueError(
-                "A safetensors file of weights has no place for int8's scales; pass "
+                "A safetensors file of weights cannot store the scales of int8; pass "
                 "--dtype=bfloat16, or --format=saved_model."
             )
         save_weights(directory, weights, step)
@@ -250,7 +250,7 @@ def export_safetensors(
 def read_model(
     model_dir: ModelDir, step: int | None = None, pruning: Pruning | None = None
 ) -> tuple[ModelDir, NestedMap, int]:
-    """What is to be exported: the model, as it is then, its weights, as arrays, and their step.
+    """The model to export (after pruning), its weights as arrays, and their step.
 
     Args:
         model_dir: the trained model.

@@ -6,7 +6,7 @@ from typing import Any
 
 from absl import logging
 
-from lingvo_moe.core.fields import conforms, shown
+from lingvo_moe.core.fields import conforms, short_repr
 from lingvo_moe.core.lines import cut_warning, is_blank
 from lingvo_moe.data.batching import batches
 from lingvo_moe.serving import client
@@ -17,11 +17,11 @@ class Exported:
     """Translates with an exported model.
 
     Attributes:
-        languages: those that it translates into, sorted.
+        languages: the target languages, sorted.
         pairs: the language pairs that it was trained on, such as "de-en".
-        needs_source_language: whether it must be told what language it reads.
-        n_best: translations of a sentence that it finds, fixed at export.
-        max_pieces: of a longer sentence the rest is not read.
+        needs_source_language: whether the source language must be given.
+        n_best: largest number of translations of a sentence, fixed at export.
+        max_pieces: longer sentences are cut to this number of pieces.
         options: names of the options of a request; all else is fixed at export.
     """
 
@@ -31,7 +31,7 @@ class Exported:
         """Loads it.
 
         Raises:
-            ValueError, OSError: it is no export, or one of a version that said less of itself.
+            ValueError, OSError: it is no export, or was made by an earlier version.
         """
         self._model, self._wanted = client.load(str(path))
         if not hasattr(self._model, "about"):
@@ -54,7 +54,7 @@ class Exported:
         return [(min(n, self.max_pieces), max(0, n - self.max_pieces)) for n in counts]
 
     def count_pieces(self, sentences: Sequence[str]) -> list[int]:
-        """How many pieces of the source vocabulary each sentence has."""
+        """The number of pieces of the source vocabulary of each sentence."""
         return self._model.count_pieces(list(sentences) or [""]).numpy().tolist()[: len(sentences)]
 
     def translate(
@@ -68,7 +68,7 @@ class Exported:
         batch_tokens: int = 2048,
         **options: Any,
     ) -> list[list[Translation]]:
-        """Translates sentences; those that show nothing give empty translations.
+        """Translates sentences; blank sentences have empty translations.
 
         Args:
             sentences: in any languages the model knows.
@@ -81,8 +81,8 @@ class Exported:
             **options: of a search, all of which are refused.
 
         Returns:
-            For each sentence its n best translations, best first. Where the search found fewer,
-            the last are empty with score -inf.
+            For each sentence its n best translations, best first. If the search found fewer, the
+            last are empty with score -inf.
 
         Raises:
             ValueError: the model does not know a language, needs the source language, or does not
@@ -121,19 +121,19 @@ class Exported:
         n_best = options.get("n_best", 1)
         if not conforms(n_best, int) or not 1 <= n_best <= self.n_best:
             raise ValueError(
-                f"n_best must be 1 to {self.n_best}, got {shown(n_best)}; export the model with a "
+                f"n_best must be 1 to {self.n_best}, got {short_repr(n_best)}; export the model with a "
                 f"larger --set=decoding.n_best for more."
             )
 
     def _check(self, to, source_language):
-        """The languages as the SavedModel takes them."""
+        """The language arguments of the SavedModel."""
         if to not in self.languages:
             raise ValueError(
                 f"This model does not translate into {to!r}; it knows {', '.join(self.languages)}."
             )
         if self.needs_source_language and source_language is None:
             raise ValueError(
-                "This model routes by source language and needs to know what it reads: give "
+                "This model routes by source language; give "
                 f"source_language. It was trained on {', '.join(self.pairs)}."
             )
         given = {"target_language": to, "source_language": source_language}

@@ -1,4 +1,4 @@
-"""An export in memory gives what the logdir gives."""
+"""An export in memory gives the same translations as the logdir."""
 
 import numpy as np
 import pytest
@@ -79,7 +79,7 @@ def test_a_model_that_routes_by_source_language_is_told_it(tmp_path):
     source = exported.pairs[0].partition("-")[0]
     assert exported.needs_source_language
     assert len(exported.translate(["kara"], source_language=source)) == 1
-    with pytest.raises(ValueError, match="needs to know what it reads: give source_language"):
+    with pytest.raises(ValueError, match="routes by source language; give source_language"):
         exported.translate(["kara"])
     with pytest.raises(ValueError, match="has no experts for that one"):
         exported.translate(["kara"], source_language="xx")

@@ -1,7 +1,8 @@
-"""Leaving out experts that some languages hardly use.  Y MoE layers, P pairs, E experts.
+"""Pruning of experts with little importance for some languages.  Y MoE layers, P pairs, E experts.
 
-Koishekenov, Berard and Nikoulina 2023 (arXiv 2212.09811): no training follows; the router chooses
-among the experts that stay.
+Koishekenov, Berard and Nikoulina 2023 (arXiv 2212.09811): the model is not trained again; the
+router
+chooses among the remaining experts.
 """
 
 import abc
@@ -21,13 +22,13 @@ from lingvo_moe.tasks.model_dir import ModelDir
 
 
 def importance(record: RoutingRecord, pairs: Sequence[str]) -> list[np.ndarray]:
-    """How much each expert does for some language pairs, all of them of equal weight.
+    """The importance of each expert for some language pairs with equal weights.
 
     top1(e) · exp(conf1(e)), the mean over pairs: top1 is the share of a pair's tokens whose first
     choice is e, and conf1 the mean gate of e over those tokens.
 
     Args:
-        record: what experts did on dev.
+        record: of routing on dev.
         pairs: names of pairs in it.
 
     Returns:
@@ -38,14 +39,14 @@ def importance(record: RoutingRecord, pairs: Sequence[str]) -> list[np.ndarray]:
     """
     if record.pair_first is None or record.pair_confidence is None:
         raise ValueError(
-            "routing.npz is of an earlier version, which did not count first choices. Train the "
-            "model a little further: every evaluation on dev writes it anew."
+            "routing.npz is from an earlier version, which did not count first choices. Train the "
+            "model further: every evaluation on dev writes it again."
         )
     places = [record.pairs.index(pair) for pair in pairs]
     first = record.pair_first[:, places]  # [Y, P, E]
     tokens = first.sum(axis=2, keepdims=True)
     if silent := [p for p, count in zip(pairs, tokens.min(axis=(0, 2)), strict=True) if not count]:
-        raise ValueError(f"routing.npz has no dev tokens of {', '.join(silent)}; leave them out.")
+        raise ValueError(f"routing.npz has no dev tokens of {', '.join(silent)}; leave these out.")
     confidence = record.pair_confidence[:, places] / np.maximum(first, 1)
     scores = (first / tokens * np.exp(confidence)).mean(axis=1)
     return [row[:count] for row, count in zip(scores, record.num_experts, strict=True)]
@@ -53,21 +54,21 @@ def importance(record: RoutingRecord, pairs: Sequence[str]) -> list[np.ndarray]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice(Params, abc.ABC):
-    """Which experts stay."""
+    """A policy that chooses the experts to keep."""
 
     @abc.abstractmethod
     def keep(self, scores: list[np.ndarray], share: float) -> list[np.ndarray]:
-        """The experts of each layer that stay, in their order.
+        """The experts to keep in each layer, in ascending order.
 
         Args:
-            scores: the importance of a layer's experts, for each layer [E].
-            share: of all experts, those that go.
+            scores: the importance of experts, for each layer [E].
+            share: the share of experts to remove.
         """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PerLayer(Choice):
-    """The best of each layer, the same share of every one, at least one."""
+    """Keeps the best experts of each layer, the same share in every layer and at least one."""
 
     def keep(self, scores, share):
         """See Choice."""
@@ -76,13 +77,13 @@ class PerLayer(Choice):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Threshold(Choice):
-    """One threshold for all layers: layers whose tokens spread over many experts keep more.
+    """One threshold for all layers: layers with evenly used experts keep more of them.
 
-    A layer keeps its best experts up to a share t of its importance, and t is the smallest that
-    keeps as many as are to stay.
+    A layer keeps its best experts up to a share t of its total importance; t is the smallest share
+    that keeps enough experts.
 
     Attributes:
-        least: experts that every layer keeps.
+        least: smallest number of experts of a layer.
     """
 
     least: PositiveInt = 4
@@ -90,7 +91,7 @@ class Threshold(Choice):
     def keep(self, scores, share):
         """See Choice."""
         wanted = round((1 - share) * sum(map(len, scores)))
-        # What is ahead of an expert, of a layer's importance of 1: it stays where that is below t.
+        # The share of the layer's importance before each expert; experts with less than t are kept.
         ahead = []
         for of in scores:
             falling = np.sort(of)[::-1] / max(of.sum(), 1e-30)
@@ -112,13 +113,13 @@ def _best(scores, count):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pruning(Params):
-    """Leaves out experts.
+    """Removes experts.
 
     Attributes:
-        share: of all experts, those that go.
-        languages: languages such as "de", for every pair that has one of them, and pairs such as
-            "de-en"; () for all pairs.
-        choice: which experts stay.
+        share: the share of experts to remove.
+        languages: languages such as "de" (all pairs with the language), and pairs such as "de-en";
+            () for all pairs.
+        choice: chooses the experts to keep.
     """
 
     share: Share
@@ -126,7 +127,7 @@ class Pruning(Params):
     choice: Choice = PerLayer()
 
     def pairs(self, model_dir: ModelDir) -> tuple[str, ...]:
-        """The pairs that the pruned model is for.
+        """The pairs of the pruned model.
 
         Raises:
             ValueError: a language or pair that the model was not trained on.
@@ -142,36 +143,36 @@ class Pruning(Params):
         return tuple(pair for pair in trained if wanted & {pair, *pair.split("-")})
 
     def check(self, model_dir: ModelDir) -> None:
-        """Makes sure that a model can be pruned.
+        """Checks that a model can be pruned.
 
         Raises:
-            ValueError: it has no experts, holds or chooses them in a way of its own, or there is no
-                record of what they did.
+            ValueError: it has no experts, a dispatcher or gating that cannot be pruned, or no
+                record of routing.
         """
         moe = model_dir.params.model.moe
         if moe is None:
             raise ValueError(f"{model_dir.path} is of a model without experts; drop --prune.")
         if moe.dispatcher.holding != EachOnce():
             raise ValueError(
-                f"moe.dispatcher={moe.dispatcher} holds experts in a way of its own, which --prune "
-                f"does not know; drop --prune."
+                f"moe.dispatcher={moe.dispatcher} has its own layout of experts, which --prune "
+                f"does not support; drop --prune."
             )
         if isinstance(moe.gating, Hash):
             raise ValueError(
-                "moe.gating=Hash sends tokens to experts by number, whatever the scores: none can "
-                "be left out. Drop --prune."
+                "moe.gating=Hash chooses experts by a hash of the token, so none can "
+                "be removed. Drop --prune."
             )
         if isinstance(moe.gating, TopK) and moe.gating.limit:
             raise ValueError(
-                f"moe.gating.limit={moe.gating.limit} counts experts in equal blocks, which "
+                f"moe.gating.limit={moe.gating.limit} needs equal blocks of experts, which "
                 f"pruning would break. Drop --prune."
             )
         importance(RoutingRecord.load(model_dir.routing_path), self.pairs(model_dir))
 
     def apply(self, model_dir: ModelDir, theta: NestedMap) -> tuple[ModelDir, NestedMap]:
-        """The pruned model: for the pairs' target languages, and of as many experts as stay.
+        """The pruned model, with the target languages of the pairs and the remaining experts.
 
-        Where layers keep different numbers, the params say the largest of each side.
+        If layers keep different numbers, the params have the largest of each side.
 
         Args:
             model_dir: the trained model.
@@ -212,7 +213,7 @@ class Pruning(Params):
 
 
 def unrolled(model_dir: ModelDir, theta: NestedMap) -> tuple[ModelDir, NestedMap]:
-    """The same model with the weights of each layer by themselves, not stacked for a scan."""
+    """The same model with separate weights for each layer, not stacked for a scan."""
     if not model_dir.params.model.scan:
         return model_dir, theta
     transformer, sides = model_dir.task.transformer, NestedMap()

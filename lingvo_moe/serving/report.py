@@ -1,4 +1,4 @@
-"""What an export's translations are worth beside those of the model that it was made of."""
+"""Compares the BLEU of an export with that of its model."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ TranslateFn = Callable[..., list[list[Translation]]]
 
 
 def of_saved_model(path: Path) -> TranslateFn:
-    """Translates with a SavedModel, as a Translator does."""
+    """The translations of a SavedModel."""
     exported = Exported(path)
 
     def translate(sentences, target_language, source_language, warn):
@@ -31,14 +31,14 @@ def of_saved_model(path: Path) -> TranslateFn:
 
 
 def of_logdir(path: Path) -> TranslateFn:
-    """Translates with a logdir or with an export that is read as one."""
+    """The translations of a logdir, or of an export that is read like one."""
     model_dir = ModelDir.open(path)
     return load_translator(model_dir, Local(model_dir.task))[0]
 
 
 def of_ctranslate2(path: Path) -> TranslateFn:
-    """Translates with an export for CTranslate2; scores are not known."""
-    from lingvo_moe.serving import client_ctranslate2  # with the optional package
+    """The translations of an export for CTranslate2, without scores."""
+    from lingvo_moe.serving import client_ctranslate2  # needs the optional package
 
     model = client_ctranslate2.Model(path)
 
@@ -61,7 +61,7 @@ def check_comparable(model_dir: ModelDir, dataset: Dataset, split: str) -> list[
     """The pairs of the model that have lines in a split.
 
     Raises:
-        ValueError: the dataset is not the model's, or there are none.
+        ValueError: the dataset does not fit the model, or there are none.
     """
     model_dir.check_dataset(dataset)
     pairs = [name for name in model_dir.pairs if dataset.pair(name).examples.get(split)]
@@ -78,7 +78,7 @@ def compare(
     pairs: list[str],
     report: Callable[[str], None],
 ) -> Table:
-    """BLEU of a model and of its export, for each pair.
+    """The BLEU of a model and of its export, for each pair.
 
     Args:
         trained: the model that was trained.

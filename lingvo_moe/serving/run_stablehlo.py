@@ -1,4 +1,4 @@
-"""Runs an exported model with JAX and NumPy alone (and sentencepiece, to translate text).
+"""Runs an exported model with only JAX and NumPy (and sentencepiece, to translate text).
 
 python run.py --steps=10               trains on batch.npz; loss and target tokens/s of each step
 python run.py [--to=en] < sentences    translates, one sentence a line
@@ -14,7 +14,7 @@ from pathlib import Path
 from lingvo_moe.core.console import install
 from lingvo_moe.core.lines import cut_warning, decode_lines, is_blank, one_line
 
-install((ImportError, OSError, ValueError))  # these end in a line, while importing too
+install((ImportError, OSError, ValueError))  # one-line errors, also during imports
 
 import jax  # noqa: E402
 import jax.export  # noqa: E402
@@ -34,14 +34,14 @@ def program(name):
 
 
 def arrays(file, program_name, argument):
-    """What an argument of a program is read from, on the device."""
+    """The arrays of a program's argument from a file, on the device."""
     with np.load(HERE / file) as held:
         wanted = MANIFEST["programs"][program_name]["arguments"][argument]
         return {name: jax.device_put(held[name]) for name in wanted}
 
 
 def initial(program_name):
-    """The first argument: read, or drawn where the model was exported without weights."""
+    """The first argument: read from the file, or drawn for an export without weights."""
     state = MANIFEST["state"]
     if "file" in state:
         return arrays(state["file"], program_name, 0)
@@ -49,7 +49,7 @@ def initial(program_name):
 
 
 def number(kind, flag, name):
-    """Of a language or a task, by the manifest."""
+    """The number of a language or a task in the manifest."""
     known = MANIFEST[kind]
     if name not in known:
         raise ValueError(f"{flag} must be one of {', '.join(sorted(known))}; got {name!r}.")
@@ -57,7 +57,7 @@ def number(kind, flag, name):
 
 
 def train(steps):
-    """Prints each step."""
+    """Trains and prints each step."""
     step, state, batch = program("train"), initial("train"), arrays("batch.npz", "train", 1)
     step = step.lower(state, batch).compile()
     for _ in range(steps):
@@ -69,7 +69,7 @@ def train(steps):
 
 
 def translate(lines, language, task):
-    """Prints the best translation of each line, as many at once as the program takes."""
+    """Prints the best translation of each line; a batch has the size of the program."""
     import sentencepiece
 
     run, theta, eos = program("translate"), initial("translate"), MANIFEST["eos"]
@@ -83,7 +83,7 @@ def translate(lines, language, task):
     left_out = {}
     for start in range(0, len(lines), rows):
         batch = {name: np.zeros(array["shape"], np.int32) for name, array in shapes.items()}
-        batch["lengths"] += 1  # of rows that no sentence fills
+        batch["lengths"] += 1  # for rows without a sentence
         for row, pieces in enumerate(source.encode(lines[start : start + rows])):
             if len(pieces) > length - 2 and not is_blank(lines[start + row]):
                 left_out[start + row + 1] = len(pieces) - (length - 2)
@@ -101,13 +101,13 @@ def translate(lines, language, task):
 
 
 def main():
-    """The command line to one of the functions above."""
+    """Parses the command line and calls a function above."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--steps", type=int, help="train for this number of steps instead of translating"
     )
     parser.add_argument("--to", default="en", help="target language")
-    parser.add_argument("--task", help="what a router by task goes by, such as de")
+    parser.add_argument("--task", help="task of a router by task, such as de")
     args = parser.parse_args()
     if args.steps is None:
         if isinstance(sys.stdout, io.TextIOWrapper):

@@ -1,4 +1,4 @@
-"""Export to StableHLO: programs for CPU and CUDA that JAX runs, weights and text about them.
+"""Export to StableHLO: programs for CPU and CUDA that JAX runs, weights, and a manifest.
 
 B rows, L source length, T target length, N best.
 """
@@ -56,9 +56,9 @@ class Program(NamedTuple):
     """A function before it is lowered.
 
     Attributes:
-        function: takes flat NestedMaps of tensors; returns a dict of them, or a tuple of such.
+        function: takes flat NestedMaps of tensors; returns a dict of tensors, or a tuple of dicts.
         arguments: name -> ArraySpec for each of its arguments.
-        donated: which arguments' memory the results may take.
+        donated: the arguments whose memory the results may use.
     """
 
     function: Callable
@@ -80,7 +80,7 @@ def train_program(task: TranslationTask) -> Program:
 
 
 def initialize_program(task: TranslationTask) -> Program:
-    """{"seed": int32 []} -> the state that training starts from."""
+    """{"seed": int32 []} -> the initial state of training."""
     weights, optimizer = task.weights(), task.params.optimizer
     seed = {"seed": ArraySpec((), np.dtype(np.int32), "")}
     return Program(init_function(weights, optimizer.slots(weights)), (seed,))
@@ -94,7 +94,7 @@ def translate_program(
     Args:
         task: the model.
         rows: B.
-        length: L, language tag and EOS included.
+        length: L, with language tag and EOS.
         request: how to search; None for what the params say.
     """
     int32 = np.dtype(np.int32)
@@ -141,26 +141,26 @@ def export_trained(
 ) -> int:
     """Writes programs of a trained model, its state and its vocabularies.
 
-    The directory holds manifest.json, which says what is what; NAME.stablehlo (jax.export) and
-    NAME.mlir, the same as text, for each program; state.npz and batch.npz, arrays by name; the
-    SentencePiece models; run.py, which runs it all.
+    The directory holds manifest.json, which describes the programs; for each program NAME.stablehlo
+    (jax.export) and NAME.mlir, the same as text; state.npz and batch.npz, arrays by name; the
+    SentencePiece models; run.py, which runs the programs.
 
     Args:
         model_dir: the trained model; the shape of a training batch is that of its params.
         output: the directory to make.
         programs: TRAIN, TRANSLATE or both.
         step: which checkpoint; None for the best.
-        rows: sentences that are translated together.
-        length: tokens of the longest sentence, tag and EOS included, longer ones are cut; None for
-            as many as a Translator takes.
-        overwrite: whether to replace an export that lies at output.
+        rows: number of sentences that are translated together.
+        length: tokens of the longest sentence, with tag and EOS; longer ones are cut. None for the
+            length of a Translator.
+        overwrite: whether to replace an earlier export.
 
     Returns:
         The step exported.
 
     Raises:
-        ValueError: there is no checkpoint, it is of another model, the shapes do not fit, or
-            something else lies at output.
+        ValueError: there is no checkpoint, it is of another model, the shapes do not fit, or output
+            holds something else.
         OSError: output cannot be written.
     """
     with new_export(output, *_RUNNER, overwrite) as directory:
@@ -168,7 +168,7 @@ def export_trained(
 
 
 def _write_trained(model_dir, output, programs, step, rows, length) -> int:
-    model_dir.read_checkpoint(step)  # fails before minutes of compiling, not after
+    model_dir.read_checkpoint(step)  # errors must come before minutes of compiling
     task, request = _for_xla(model_dir.task), export_request(model_dir)
     length = length or max_source_length(model_dir.params)
     made = {}
@@ -210,19 +210,18 @@ def export_untrained(
     output: Path,
     overwrite: bool = False,
 ) -> None:
-    """Writes the training step of a model that has no weights yet; see `export_trained`.
+    """Writes the training step of a model without weights; see `export_trained`.
 
-    Instead of state.npz there is a program that draws the initial state on the device, however
-    large it is.
+    Instead of state.npz there is a program that draws the initial state on the device.
 
     Args:
         model: its registered name.
-        params: its params, perhaps overridden.
+        params: its params, possibly with overrides.
         output: the directory to make.
-        overwrite: whether to replace an export that lies there.
+        overwrite: whether to replace an earlier export.
 
     Raises:
-        ValueError: the shapes do not fit, or something else lies at output.
+        ValueError: the shapes do not fit, or output holds something else.
         OSError: output cannot be written.
     """
     with new_export(output, *_RUNNER, overwrite) as directory:
@@ -240,7 +239,7 @@ def export_untrained(
 
 
 def _for_xla(task: TranslationTask) -> TranslationTask:
-    """The same task without dynamic shapes; where they were, Dropless does what Ragged does."""
+    """The same task with static shapes: Ragged is replaced by Dropless, with equal results."""
     moe = task.params.model.moe
     if moe is None:
         return task
@@ -265,7 +264,7 @@ def lower(program: Program) -> export.Exported:
         return tuple(map(_by_name, results)) if several else _by_name(results)
 
     traced = tf.function(run, jit_compile=True, autograph=False)
-    # Side effects, which there are none of, could not be serialized.
+    # Without this JAX would look for side effects, which cannot be serialized; there are none.
     called = jax2tf.call_tf(traced, has_side_effects=False, call_tf_graph=False)
     jitted = jax.jit(called, donate_argnums=program.donated)
     return export.export(jitted, platforms=PLATFORMS)(*shapes(program.arguments))
@@ -276,7 +275,7 @@ def _by_name(tree: dict) -> dict[str, tf.Tensor]:
 
 
 def _write_programs(programs: Mapping[str, Program], output: Path) -> dict[str, Any]:
-    """Writes each and returns what the manifest says of them."""
+    """Writes the programs and returns their entries in the manifest."""
     described = {}
     for name, program in programs.items():
         exported = lower(program)
@@ -308,7 +307,7 @@ def _read(tensors: Mapping[str, Any], specs: Mapping[str, ArraySpec]) -> dict[st
 
 
 def _write_rest(task: TranslationTask, output: Path, **manifest: Any) -> None:
-    """The example batch where there is a training step, and the manifest."""
+    """Writes the manifest and, for a training step, the example batch."""
     params = task.params
     if TRAIN in manifest["programs"]:
         batch = example_batch(params, len(task.pairs))
@@ -335,7 +334,7 @@ def _write_rest(task: TranslationTask, output: Path, **manifest: Any) -> None:
 
 
 def _flops(params: TranslationParams) -> dict[str, float]:
-    """Part -> FLOPs of the matrix products of a step, nothing computed twice; see planning."""
+    """Part -> FLOPs of the matrix products of a step, without recomputation; see planning."""
     once = dataclasses.replace(params.model, remat=False, scan=False)
     costs = count_costs(dataclasses.replace(params, model=once), Mesh(("data",), (1,)), 4)
     flops: dict[str, float] = {}
@@ -345,7 +344,7 @@ def _flops(params: TranslationParams) -> dict[str, float]:
 
 
 def _shape(params: TranslationParams) -> dict[str, Any]:
-    """The sizes that make the model, so that another framework can build its like."""
+    """The sizes of the model, so that another framework can build the same one."""
     simple = (bool, int, float, str, type(None))
 
     def sizes(of):

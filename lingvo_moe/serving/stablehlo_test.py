@@ -1,4 +1,4 @@
-"""What is exported runs in processes that can import JAX and NumPy, not TensorFlow or this."""
+"""Exports run in processes without TensorFlow and this package, with JAX and NumPy."""
 
 import dataclasses
 import json

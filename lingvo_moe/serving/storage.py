@@ -1,7 +1,7 @@
-"""How an export stores weights.  V vocabulary, M model, H hidden, A all heads.
+"""Formats of weights in exports.  V vocabulary, M model, H hidden, A all heads.
 
-Products are float32 whatever the storage: on a CPU, TensorFlow's products of int8 take two and a
-half times as long, and those of float32 by int8 (UniformQuantizedDotHybrid) eighty times.
+Products are always float32: on a CPU, TensorFlow's int8 products take two and a half times as long,
+and products of float32 and int8 (UniformQuantizedDotHybrid) eighty times.
 """
 
 import abc
@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import WeightSpec
 
-# Matrices, by the last letters of their dims -> the axis that a product sums over; for an
-# embedding, whose rows are looked up and are the channels of the softmax, its last. All other
-# weights are small, or the gates of routers, and stay float32.
+# The last letters of a matrix's dims -> the axis that a product sums over. For an embedding it is
+# the last axis, because its rows are looked up and are the output channels of the softmax. All
+# other weights are small, or gates of routers, and stay float32.
 _SUMMED = {"MA": -2, "AM": -2, "MH": -2, "HM": -2, "VM": -1}
 
 
@@ -25,7 +25,7 @@ class Packed(NamedTuple):
 
     Attributes:
         values: of the weight's shape: float32, bfloat16, int8, or the integers of a table.
-        scale: float32, what int8 values are multiplied by; None for others.
+        scale: float32 factor of int8 values; None for other types.
     """
 
     values: np.ndarray | tf.Variable
@@ -41,11 +41,11 @@ class Packed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Storage(abc.ABC):
-    """What becomes of a float32 matrix in a file.
+    """The format of float32 matrices in a file.
 
     Attributes:
         name: the type of matrices in the file.
-        widens: whether a graph must make float32 of what the file holds.
+        widens: whether a graph must convert the stored values to float32.
     """
 
     name: ClassVar[str]
@@ -53,13 +53,13 @@ class Storage(abc.ABC):
     widens: ClassVar[bool] = True
 
     def pack(self, weight: np.ndarray, spec: WeightSpec) -> Packed:
-        """What the file holds of a weight with that WeightSpec."""
+        """The stored form of a weight with this WeightSpec."""
         summed = _SUMMED.get(spec.dims[-2:])
         return Packed(weight) if summed is None else self.pack_matrix(weight, summed)
 
     @abc.abstractmethod
     def pack_matrix(self, matrix: np.ndarray, summed: int) -> Packed:
-        """The same of a matrix, or of several [..., rows, columns].
+        """The stored form of one or more matrices [..., rows, columns].
 
         Args:
             matrix: float32.
@@ -68,7 +68,7 @@ class Storage(abc.ABC):
 
 
 class Float32(Storage):
-    """As it was trained."""
+    """No change."""
 
     name, widens = "float32", False
 

@@ -1,4 +1,4 @@
-"""What TensorFlow Serving serves: a version of a model with warm-up requests, and a client."""
+"""Export for TensorFlow Serving: a model version with warm-up requests, and a client."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,7 +47,7 @@ def export_tf_serving(
     check_path(output.absolute())
     with new_export(output, "client_tf_serving.py", "translate.py", overwrite) as directory:
         model_dir, theta, step = read_model(model_dir, step, pruning)
-        with quiet():  # SentencePiece tells how it normalises
+        with quiet():  # SentencePiece logs its normalization
             module = ServedModel(model_dir, theta, storage)
         version = directory / VERSION
         tf.saved_model.save(module, str(version), signatures=module.translate)
@@ -59,7 +59,7 @@ def export_tf_serving(
 
 
 def prediction_log(inputs: Mapping[str, tf.Tensor]) -> bytes:
-    """A PredictionLog of a PredictRequest, as the package tensorflow-serving-api writes it."""
+    """A serialized PredictionLog of a PredictRequest, as of the package tensorflow-serving-api."""
     request = _field(_MODEL_SPEC, _field(_SIGNATURE_NAME, _SIGNATURE.encode()))
     for name, value in inputs.items():
         tensor = tf.make_tensor_proto(value).SerializeToString()

@@ -97,7 +97,7 @@ def test_the_client_prints_the_model_s_translations(exported, url, monkeypatch, 
     [
         ("translator", "xx", r"does not translate into that language.* \(status 400\)$"),
         ("nothing", "en", r"Servable not found .* \(status 404\)$"),
-        ("other", "en", r"is no model of lingvo-moe-export: it answers"),
+        ("other", "en", r"is no export of lingvo-moe: its answer"),
     ],
 )
 def test_errors_are_a_line(url, name, to, message):

@@ -1,9 +1,9 @@
-"""Export for CTranslate2 (https://github.com/OpenNMT/CTranslate2): dense networks of one language.
+"""Export for CTranslate2 (https://github.com/OpenNMT/CTranslate2): dense models, or one task.
 
-CTranslate2's specification of T5 is this package's dense Transformer: RMS norms in front, no
-biases, unscaled queries, bucketed distances, scaled outputs. It has no experts; but where a router
-goes by task, the K experts of a task are exactly one feed-forward network of K·H hidden units,
-with each expert's wo times its weight.
+CTranslate2's specification of T5 equals this package's dense Transformer: pre-norm with RMS norms,
+no biases, unscaled queries, bucketed relative distances, scaled outputs. It has no experts. But
+with a router by task, the K experts of a task equal one feed-forward network of K·H hidden units,
+where each expert's wo is multiplied by its weight.
 
 M model, H hidden, E experts, K choices, V vocabulary.
 """
@@ -31,7 +31,7 @@ from lingvo_moe.serving.storage import FLOAT32, Storage
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translator import max_source_length
 
-# Ours -> the name of CTranslate2's.
+# Activation -> its name in CTranslate2.
 _ACTIVATIONS = {ReLU(): "RELU", GELU(): "GELU", GEGLU(): "GELU", SwiGLU(): "SWISH"}
 # Params of the model of which only the default is exported.
 _DEFAULT_ALONE = (
@@ -55,29 +55,29 @@ def export_ctranslate2(
     pruning: Pruning | None = None,
     languages: tuple[str, ...] = (),
 ) -> int:
-    """Writes a model for CTranslate2, and beside it `translate.py`, a client.
+    """Writes a model for CTranslate2 and `translate.py`, a client.
 
     Args:
         model_dir: the trained model: without experts, or with a router by task.
         output: the directory to make.
         step: which checkpoint; None for the best.
-        overwrite: whether to replace an export that lies there.
-        storage: how the file holds the weights.
-        pruning: refused; the experts of other tasks are left out anyway.
-        languages: for a router by task the one task, such as ("de",); else ().
+        overwrite: whether to replace an earlier export.
+        storage: the format of weights in the file.
+        pruning: must be None; an export has only the experts of one task anyway.
+        languages: for a router by task the task, such as ("de",); else ().
 
     Returns:
         The step exported.
 
     Raises:
-        ValueError: CTranslate2 is not installed, or cannot compute this model; the message says
-            what does not fit.
+        ValueError: CTranslate2 is not installed, or cannot compute this model; the message has the
+            reason.
         OSError: output cannot be written.
     """
     specs = _import()
     task = check(model_dir, languages)
     if pruning:
-        raise ValueError("--format=ctranslate2 keeps the experts of one task alone; drop --prune.")
+        raise ValueError("--format=ctranslate2 keeps only the experts of one task; drop --prune.")
     with new_export(output, "client_ctranslate2.py", "translate.py", overwrite) as directory:
         model_dir, theta, step = read_model(model_dir, step)
         model_dir, theta = unrolled(model_dir, theta)
@@ -110,7 +110,7 @@ def check(model_dir: ModelDir, languages: tuple[str, ...] = ()) -> int | None:
     """The task whose experts are to be exported; None for a model without experts.
 
     Raises:
-        ValueError: CTranslate2 cannot compute the model; or the task is not named.
+        ValueError: CTranslate2 cannot compute the model; or the task is not given.
     """
     model = model_dir.params.model
     moe, router = model.moe, model_dir.task.task_router
@@ -122,13 +122,13 @@ def check(model_dir: ModelDir, languages: tuple[str, ...] = ()) -> int | None:
         _check_layers(model)
         return None
     reason = (
-        "every token goes to experts of its own (router ByToken), and it has no experts"
+        "it has no routing by token (router ByToken)"
         if router is None
-        else "its shared expert is weighed for each token"
+        else "its shared expert has a gate for each token"
         if moe.shared_expert
-        else f"{moe.gating} does not go by the scores of a task"
+        else f"{moe.gating} does not choose by the scores of a task"
         if isinstance(moe.gating, Hash)
-        else f"{moe.dispatcher} holds experts in a way of its own"
+        else f"{moe.dispatcher} has its own layout of experts"
         if moe.dispatcher.holding != EachOnce()
         else f"its experts have the activation {moe.activation} and its other layers "
         f"{model.activation}"
@@ -142,18 +142,18 @@ def check(model_dir: ModelDir, languages: tuple[str, ...] = ()) -> int | None:
     _check_layers(model)
     if len(languages) != 1 or languages[0] not in model_dir.task.trained_tasks:
         raise ValueError(
-            f"This model routes by {router.task}; CTranslate2 has the experts of one task: give "
+            f"This model routes by {router.task}; an export has the experts of one task: give "
             f"--languages= one of {', '.join(model_dir.task.trained_tasks)}."
         )
     return model_dir.task.trained_tasks[languages[0]]
 
 
 def merge_experts(model_dir: ModelDir, theta: NestedMap, task: int | None) -> NestedMap:
-    """The weights of the dense model that computes what a task's experts compute.
+    """The weights of a dense model that is equal to the model for one task.
 
     Args:
         model_dir: the model.
-        theta: its weights, arrays, of each layer by itself.
+        theta: its weights, arrays, separate for each layer.
         task: its number; None for a model without experts.
     """
     moe = model_dir.params.model.moe
@@ -262,7 +262,7 @@ def _fill_stack(spec, stack, theta):
             _fill_attention(layer.attention, own, "cross_attention", ["query"], ["key", "value"])
         layer.ffn.layer_norm.gamma = own.norms.feed_forward.scale
         network = own.feed_forward
-        # Where it is gated, the activation is wg's.
+        # A gated activation is applied to wg's product.
         _fill_linear(layer.ffn.linear_0, network.get("wg", network.wi))
         if "wg" in network:
             _fill_linear(layer.ffn.linear_0_noact, network.wi)

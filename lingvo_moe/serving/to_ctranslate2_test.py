@@ -71,7 +71,7 @@ def test_one_network_computes_what_the_experts_of_a_task_compute(by_task, gating
     network = dataclasses.replace(layer.experts, num_experts=None)
     got = network.fprop(merged.map(tf.constant), inputs[0])
     np.testing.assert_allclose(got, expected.outputs[0], atol=1e-5)
-    assert "gate" in theta.decoder.layer_01.feed_forward  # what was given is as it was
+    assert "gate" in theta.decoder.layer_01.feed_forward  # the argument is unchanged
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_one_network_computes_what_the_experts_of_a_task_compute(by_task, gating
         (
             ["model.moe.router=ByToken()"],
             (),
-            r"tokens? goes to experts of its own \(router ByToken\)",
+            r"it has no routing by token \(router ByToken\)",
         ),
-        (["model.moe.shared_expert=True"], ("qna",), "its shared expert is weighed for each token"),
-        (["model.moe.gating=Hash()"], ("qna",), r"Hash.* does not go by the scores of a task"),
+        (["model.moe.shared_expert=True"], ("qna",), "its shared expert has a gate for each token"),
+        (["model.moe.gating=Hash()"], ("qna",), r"Hash.* does not choose by the scores of a task"),
         (
             ["model.moe.activation=GELU()"],
             ("qna",),
@@ -152,7 +152,7 @@ class TestTranslations:
             client_ctranslate2.Model(output).translate(["kara"], "xx")
 
     def test_pruning_is_refused(self, by_task, tmp_path):
-        with pytest.raises(ValueError, match="the experts of one task alone; drop --prune"):
+        with pytest.raises(ValueError, match="only the experts of one task; drop --prune"):
             export_ctranslate2(
                 by_task, tmp_path / "x", languages=("qna",), pruning=Pruning(share=0.5)
             )

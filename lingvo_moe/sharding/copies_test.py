@@ -18,7 +18,7 @@ WEIGHTS = NestedMap(
 
 
 def compiled(function, *args, mesh=MESH):
-    """By XLA, for one device, to which annotations mean nothing: the arithmetic alone."""
+    """Compiled by XLA for one device, which ignores annotations: only the arithmetic."""
 
     @tf.function(jit_compile=True, autograph=False)
     def annotated(*tensors):
@@ -29,7 +29,7 @@ def compiled(function, *args, mesh=MESH):
 
 
 def test_what_is_copied():
-    """4 devices share out rows, 2 those of each expert; a scan's layers stay in front."""
+    """4 devices split rows, 2 the rows of each expert; a scan's layers stay in front."""
 
     def shapes():
         theta = WEIGHTS.map(lambda spec: tf.zeros(spec.shape))

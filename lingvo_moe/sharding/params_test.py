@@ -37,7 +37,7 @@ def test_zero_cuts_weights_at_rest_only():
     assert axes("EMH", THREE, ZeRO(), stored=True) == [("expert",), ("data",), ("model",)]
     assert axes("EMH", THREE, ZeRO()) == [("expert",), (), ("model",)]
     assert axes("EMH", THREE, stored=True) == axes("EMH", THREE)
-    # A mesh without "data" has nothing to cut them over.
+    # A mesh without "data" cannot split them.
     assert axes("MA", Mesh(("expert",), (8,)), ZeRO(), stored=True) == [(), ()]
 
 

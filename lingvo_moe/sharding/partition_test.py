@@ -10,7 +10,7 @@ MESH = Mesh(("x", "y"), (2, 4))
 
 
 def annotation(shape, function):
-    """What function writes on a tensor of that shape."""
+    """The annotation that function adds to a tensor of that shape."""
     traced = tf.function(function, autograph=False).get_concrete_function(tf.TensorSpec(shape))
     (op,) = [op for op in traced.graph.get_operations() if op.type == "XlaSharding"]
     proto = xla_data_pb2.OpSharding()

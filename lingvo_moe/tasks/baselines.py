@@ -29,8 +29,7 @@ def train_baselines(job: TrainingJob, pairs: Sequence[str] = (), split: str = "t
 
     Args:
         job: what to train; its logdir is the DIRECTORY above.
-        pairs: to train; () for all with training examples. Those without lines in the split are
-            left out.
+        pairs: to train; () for all with training examples and lines in the split.
         split: to score on, "dev" or "test".
 
     Raises:
@@ -49,7 +48,7 @@ def train_baselines(job: TrainingJob, pairs: Sequence[str] = (), split: str = "t
 
 
 def _train(job, pairs):
-    """Trains under job.logdir/PAIR what is not finished.
+    """Trains the unfinished models under job.logdir/PAIR.
 
     All pairs share the compiled step: only the data and the initial state change.
     """
@@ -61,7 +60,7 @@ def _train(job, pairs):
         )
 
     for pair in pairs:
-        model_dir_of(pair)  # one that is refused is found before hours of training
+        model_dir_of(pair)  # errors must come before hours of training
     runtime = None
     for i, pair in enumerate(pairs):
         prefix = f"[{i + 1}/{len(pairs)} {pair}] "
@@ -79,7 +78,7 @@ def _train(job, pairs):
 
 
 def _translators(job, pairs) -> Iterator[tuple[str, Translator]]:
-    """(pair, its model); one runtime serves them all, one after another."""
+    """(pair, its translator); all use one runtime, one after another."""
     runtime = None
     for pair in pairs:
         model_dir = ModelDir.open(job.logdir / pair)

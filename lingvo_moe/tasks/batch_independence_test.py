@@ -33,7 +33,7 @@ TASKS = np.array([0, 1, 2, 0, 2, 1], np.int32)
 
 
 def sharp_task(router, gating):
-    """A task of random weights, whose hypotheses lie apart so that rounding swaps none."""
+    """A task of random weights; its scores differ enough that rounding swaps none."""
     overrides = [*SMALLER, f"model.moe.router={router}", f"model.moe.gating={gating}"]
     task = TranslationTask(override(get_params("tiny.MoE"), overrides), ("a-b", "c-d", "e-f"))
     theta = init_theta(task.weights(), 0)

@@ -56,8 +56,8 @@ def evaluate(
         overwrite: whether an earlier report may be replaced.
 
     Raises:
-        ValueError, OSError: an unknown or repeated pair, no test lines, baselines that do not
-            compare, or an output that cannot be made.
+        ValueError, OSError: an unknown or repeated pair, no test lines, baselines that are not
+            comparable, or an output that cannot be made.
     """
     check_output(output, MAKER, overwrite)
     model_dir.check_dataset(dataset)
@@ -70,7 +70,7 @@ def evaluate(
     if pivot is not None:
         model_dir.tag(pivot)
     task = model_dir.task
-    for name in references:  # a model that routes by task must know it
+    for name in references:  # raises if the model was not trained on the task
         task.task_id(dataset.pair(name).source, dataset.pair(name).target)
     runtime = make_runtime(task)
     translator, step = load_translator(model_dir, runtime, step)
@@ -113,7 +113,7 @@ def references_of(
         dataset: prepared data.
         split: "dev" or "test".
         pairs: names.
-        report: takes a line for each pair that has none.
+        report: takes a line for each pair without lines.
 
     Raises:
         ValueError: an unknown or repeated pair, or no lines at all.
@@ -124,7 +124,7 @@ def references_of(
     for pair in known:
         check_pair(pair.name)
         if not pair.examples.get(split):
-            report(f"{pair.name}: no {split} lines, passed over")
+            report(f"{pair.name}: no {split} lines, skipped")
     found = {
         pair.name: [example.target_text for example in dataset.examples(split, pair.name)]
         for pair in known
@@ -206,7 +206,7 @@ def translate_split(
 def load_translator(
     model_dir: ModelDir, runtime, step: int | None = None
 ) -> tuple[Translator, int]:
-    """Puts a logdir's checkpoint, by default its best, into a runtime.
+    """Loads a logdir's checkpoint, by default its best, into a runtime.
 
     Returns:
         The translator and the checkpoint's step.
@@ -235,7 +235,7 @@ def _off_target(identify, texts, pair):
 
 
 def _source_use(model_dir, runtime, dataset, split, pairs, report) -> Mapping[str, float]:
-    """Pair -> its source use, for those with at least two lines that fit a row of training."""
+    """Pair -> its source use, for pairs with at least two lines that fit a training row."""
     params = model_dir.params
     batches = SplitBatches.of(
         dataset,

@@ -1,4 +1,4 @@
-"""Evaluation end to end but for the model: what is wrong is found first, results appear whole."""
+"""Evaluation without a model: errors are found first, results appear when they are complete."""
 
 import dataclasses
 import os

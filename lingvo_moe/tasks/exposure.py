@@ -1,4 +1,4 @@
-"""How often a training run will see each language pair, said before it begins."""
+"""Forecast of the data that a training run will use: epochs of each language pair."""
 
 import dataclasses
 import math
@@ -11,19 +11,19 @@ from lingvo_moe.data.pipeline import TrainInput
 from lingvo_moe.evaluation.report import thirds
 from lingvo_moe.reporting.table import Table
 
-FEW, MANY = 1.0, 100.0  # epochs; a pair outside of them gets a warning
-_ROWS = 12  # a table of more pairs is by tier
-_NEVER = 1e-6  # epochs of a pair that a temperature near 0 leaves out
-_MEASURED = 1000  # examples that are packed to see how many a batch holds
+FEW, MANY = 1.0, 100.0  # epochs; a pair outside this range gets a warning
+_ROWS = 12  # for more pairs the table has tiers
+_NEVER = 1e-6  # fewer epochs count as never, as with a temperature near 0
+_MEASURED = 1000  # examples that are packed to measure how many fit a batch
 
 
 class Exposure(NamedTuple):
-    """What a run sees of one pair.
+    """The exposure of a run to one pair.
 
     Attributes:
         pair: its name.
         examples: in its training split.
-        epochs: how often the run draws each of them.
+        epochs: how often the run draws each example, on average.
     """
 
     pair: str
@@ -33,7 +33,7 @@ class Exposure(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-    """What a run will see.
+    """The data of a training run.
 
     Attributes:
         steps: of the whole run, from 0.
@@ -48,9 +48,9 @@ class Forecast:
 
     @staticmethod
     def of(source: TrainInput, steps: int) -> "Forecast":
-        """The forecast of a run on an input, which gives the same batches afterwards.
+        """The forecast of a run on an input; the input does not advance.
 
-        Batches are packed, so how many examples one holds is measured on the next few.
+        Batches are packed, so the number of examples in a batch is measured on the next ones.
 
         Raises:
             ValueError, OSError: the input gives no batch.
@@ -63,7 +63,7 @@ class Forecast:
         return Forecast(steps, float(examples), float(tokens), pairs)
 
     def lines(self) -> list[str]:
-        """Lines for people: totals, epochs by pair or by tier, warnings."""
+        """The forecast as text: totals, epochs by pair or by tier, warnings."""
         total = (
             f"This run: {self.steps:,} steps of about {self.examples:,.0f} examples and "
             f"{self.tokens:,.0f} target tokens, {self.steps * self.tokens / 1e6:,.2f}M target "
@@ -72,7 +72,7 @@ class Forecast:
         return [total, *self._table().to_text().splitlines(), *self.warnings()]
 
     def warnings(self) -> list[str]:
-        """A line for the pairs that the run sees too little of, and one for too much."""
+        """A line on pairs that are drawn too rarely, and one on pairs that are drawn too often."""
         few = [one for one in self.pairs if one.epochs < FEW]
         many = [one for one in self.pairs if one.epochs > MANY]
         lines, of = [], f"of {len(self.pairs)} pairs will be seen"
@@ -86,16 +86,16 @@ class Forecast:
             most = max(many, key=lambda one: one.epochs)
             lines.append(
                 f"Warning: {len(many)} {of} more than {MANY:.0f} times, {most.pair} "
-                f"{most.epochs:,.0f} times: the model may learn them by heart. Lower "
+                f"{most.epochs:,.0f} times: the model may memorise them. Lower "
                 f"input.temperature or train.max_steps."
             )
         return lines
 
     def _for_once(self, one):
-        """How many steps show a pair once, where any number of steps does."""
+        """The number of steps for one epoch of a pair, if it is finite."""
         if one.epochs < _NEVER:
             return ""
-        return f": {math.ceil(self.steps / one.epochs):,} steps would show it once"
+        return f": {math.ceil(self.steps / one.epochs):,} steps are one epoch of it"
 
     def _table(self):
         if len(self.pairs) <= _ROWS:
@@ -116,7 +116,7 @@ class Forecast:
 def expose(
     sizes: Mapping[str, int], probabilities: Iterable[float], drawn: float
 ) -> tuple[Exposure, ...]:
-    """How often each pair is seen, those with most examples first.
+    """The exposure of each pair, those with most examples first.
 
     Args:
         sizes: pair -> examples in train.

@@ -1,4 +1,4 @@
-"""What a run will see, with numbers by hand."""
+"""The forecast of a run, with numbers by hand."""
 
 import numpy as np
 import pytest
@@ -33,10 +33,10 @@ def test_few_pairs_are_a_table_with_warnings():
         "----------------------",
         "a-en    40,000     0.4",
         "b-en        20   200.0",
-        "Warning: 1 of 2 pairs will be seen less than once, a-en 0.40 times: 2,500 steps would "
-        "show it once. Raise train.max_steps.",
+        "Warning: 1 of 2 pairs will be seen less than once, a-en 0.40 times: 2,500 steps are "
+        "one epoch of it. Raise train.max_steps.",
         "Warning: 1 of 2 pairs will be seen more than 100 times, b-en 200 times: the model may "
-        "learn them by heart. Lower input.temperature or train.max_steps.",
+        "memorise them. Lower input.temperature or train.max_steps.",
     ]
 
 

@@ -349,7 +349,7 @@ class TestTraining:
         assert not any("Initial weights" in line for line in lines)
         with pytest.raises(ValueError, match="frozen; start a new logdir from it with --init_from"):
             run("optimizer.rate_factors=()", "train.max_steps=3")
-        other = r"with init.logdir='.*dense.*', and it is to be '/other'; that cannot change when"
+        other = r"with init.logdir='.*dense.*', but --set gives '/other'; it cannot change when"
         with pytest.raises(ValueError, match=other):
             run("init.logdir=/other")
 

@@ -1,4 +1,4 @@
-"""Loss-free balancing in a whole model: the bias is state that the step moves."""
+"""Loss-free balancing in a whole model: the bias is state that the step changes."""
 
 import numpy as np
 import pytest
@@ -127,7 +127,7 @@ def test_a_step_that_is_taken_again_moves_the_bias_once():
 
 
 def test_the_bias_alone_evens_the_load():
-    """Weights all but stand still, and one batch comes again and again."""
+    """Weights hardly change, and all steps have the same batch."""
     still = "optimizer.schedule.learning_rate=1e-9"
     runtime = make(*DROPLESS, still, "model.moe.aux_loss_weight=0.0", "train.seed=2")
     seen = np.array([runtime.train(batch()).max_vio.numpy() for _ in range(60)])

@@ -1,4 +1,4 @@
-"""A logdir: one model, the vocabularies it was trained with, its checkpoints."""
+"""A logdir: one model with its vocabularies and checkpoints."""
 
 import dataclasses
 import fnmatch
@@ -31,10 +31,10 @@ _HINTS = {
     "dataset": str,
     "params": dict[str, str],
 }
-# Format 1 named the model and its `--set` texts, and had the params in params.txt.
+# Format 1 has the model's name and its `--set` texts, and the params in params.txt.
 _HINTS_1 = {name: _HINTS[name] for name in ("model", "pairs", "tags", "vocabularies")}
 
-# What may change about a trained model: how it is cut over devices and computed, not its function.
+# Params that do not change the function of a trained model, such as sharding and dispatchers.
 _DEVICES = (
     "sharding*",
     "activation_dtype",
@@ -44,7 +44,7 @@ _DEVICES = (
     "model.moe.dispatcher*",
     "model.moe.eval_dispatcher*",
 )
-# What may change when training goes on: the same data in the same order, the same loss.
+# Params that may change when training resumes: data, their order and the loss stay the same.
 _TRAINING = (
     *_DEVICES,
     "decoding*",
@@ -65,7 +65,7 @@ _TRAINING = (
         )
     ),
 )
-# What may change for decoding, evaluation and export: all that only training looks at, too.
+# Params that may change for decoding, evaluation and export: also those used only in training.
 _READING = (
     *_DEVICES,
     "decoding*",
@@ -84,18 +84,18 @@ _NEVER = ("model.moe.dispatcher.expert_sizes", "input.pairs")
 
 @dataclasses.dataclass(frozen=True)
 class ModelDir:
-    """A trained model without its dataset, as decoding, evaluation and export need it.
+    """A trained model without its dataset, for decoding, evaluation and export.
 
     Attributes:
         path: the logdir.
-        model: the registered name that it was trained by, a label.
-        params: the model's own; what the registry says by now does not matter.
+        model: the registered name at the time of training; only a label.
+        params: of the model, read from the logdir and not from the registry.
         pairs: names of the language pairs of its dataset, in the dataset's order.
-        tags: language -> id of the source token that asks for that target language.
+        tags: language -> id of its tag, the source token that selects the target language.
         vocabularies: "source" and "target" -> the vocabulary.
-        data: SHA-256 of the dataset; None if the logdir is from before there was any.
-        imports: modules and files outside of this package that define the model or its policies;
-            opening the logdir imports them.
+        data: SHA-256 of the dataset; None in logdirs of earlier versions.
+        imports: modules and files outside this package that define the model or its policies; they
+            are imported when the logdir is opened.
         format: of the model.json that was read; FORMAT if there is none yet.
     """
 
@@ -117,15 +117,15 @@ class ModelDir:
         dataset: Dataset,
         params: TranslationParams | None = None,
     ) -> "ModelDir":
-        """A logdir to train in. Nothing is written before `save`.
+        """A logdir for training. Nothing is written before `save`.
 
         Args:
             path: the logdir. If it exists, its params are used, and overrides may change neither
                 the model's function nor the order of the data.
-            model: a registered name, or any label where params are given.
+            model: a registered name, or any label if params are given.
             overrides: `--set` texts.
-            dataset: what to train on.
-            params: what to train; None for the registered model's.
+            dataset: the training data.
+            params: of the model; None for those of the registered model.
 
         Raises:
             ValueError: the logdir is of another model, params or data, or the dataset's
@@ -135,13 +135,13 @@ class ModelDir:
             there = ModelDir.open(path, model)
             if there.weights_path.exists():
                 raise ValueError(
-                    f"{path} holds the weights of a trained model ({WEIGHTS}) and no checkpoint to "
-                    f"go on from; give another --logdir to train in."
+                    f"{path} has the weights of an export ({WEIGHTS}), but no checkpoint to "
+                    f"resume from; give another --logdir for training."
                 )
             there._check_same_data(dataset)
             there = dataclasses.replace(there, data=dataset.sha256)
             wanted = override(params or there.params, overrides)
-            return there._changed(wanted, _TRAINING, "when training goes on")
+            return there._changed(wanted, _TRAINING, "when training resumes")
         params = override(params or registry.get_params(model), overrides)
         made = ModelDir(
             path,
@@ -209,15 +209,17 @@ class ModelDir:
         }
         text = json.dumps(fields, indent=1, ensure_ascii=False)
         contents = {f"{side}.model": v.model_bytes for side, v in self.vocabularies.items()}
-        contents[_FILE] = text.encode("utf-8")  # last: with it the directory is a logdir
+        contents[_FILE] = text.encode(
+            "utf-8"
+        )  # last, because this file makes the directory a logdir
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             for name, content in contents.items():
                 _write_new(self.path / name, content)
         except OSError as error:
             raise OSError(
-                f"Logdir {self.path} cannot be written ({error}); what was there is untouched. "
-                f"Make room or give another --logdir."
+                f"Logdir {self.path} cannot be written ({error}); existing files are unchanged. "
+                f"Free some space or give another --logdir."
             ) from error
 
     def check_dataset(self, dataset: Dataset) -> None:
@@ -266,16 +268,16 @@ class ModelDir:
 
     @property
     def routing_path(self) -> Path:
-        """Where each evaluation on dev leaves its RoutingRecord."""
+        """The file of the RoutingRecord that each evaluation on dev writes."""
         return self.path / "routing.npz"
 
     @property
     def weights_path(self) -> Path:
-        """Where an export has its weights, which has no checkpoints."""
+        """The file of the weights in an export, which has no checkpoints."""
         return self.path / WEIGHTS
 
     def tag(self, language: str) -> int:
-        """The id of the source token that asks for a target language.
+        """The id of the tag of a target language.
 
         Raises:
             ValueError: the model does not translate into it.
@@ -294,16 +296,16 @@ class ModelDir:
     def read_checkpoint(
         self, step: int | None = None, use: Callable[[Checkpoint], None] = lambda checkpoint: None
     ) -> Checkpoint:
-        """The checkpoint of a step, by default the best; or what stands for it in an export.
+        """The checkpoint of a step, by default the best; or the weights of an export.
 
         Args:
-            step: which one; None for the best.
-            use: takes what it needs from the tensors, which a running training may remove later.
+            step: of the checkpoint; None for the best.
+            use: reads the tensors, because a running training may delete the checkpoint later.
 
         Raises:
-            ValueError: there is none yet, or none of that step; or the weights of an export are
+            ValueError: there is none, or none of that step; or the weights of an export are
                 damaged.
-            OSError: it is damaged.
+            OSError: the checkpoint is damaged.
         """
         if self.weights_path.exists():
             checkpoint = _exported_weights(self.weights_path, step)
@@ -321,15 +323,15 @@ class ModelDir:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def _changed(self, params, free, when):
-        """With other params; ValueError if more than those that are free differ."""
+        """The logdir with other params; ValueError if params differ that are not in `free`."""
         here, there = to_fields(params), to_fields(self.params)
         for path in dict.fromkeys((*here, *there)):
             ours, theirs = here.get(path, "None"), there.get(path, "None")
             is_free = path not in _NEVER and any(fnmatch.fnmatchcase(path, f) for f in free)
             if ours != theirs and not is_free:
                 raise ValueError(
-                    f"Logdir {self.path} is of a model with {path}={theirs}, and it is to be "
-                    f"{ours}; that cannot change {when}. Leave that --set out, or train another "
+                    f"Logdir {self.path} has a model with {path}={theirs}, but --set gives "
+                    f"{ours}; it cannot change {when}. Leave out this --set, or train another "
                     f"model in another --logdir."
                 )
         return dataclasses.replace(self, params=params)
@@ -346,7 +348,7 @@ class ModelDir:
     def _check_vocabularies(self):
         if self.params.model.shared_embedding and len(set(self.hashes.values())) > 1:
             raise ValueError(
-                f"{self.model} shares one embedding between source and target, and the dataset "
+                f"{self.model} has one embedding for source and target, but the dataset "
                 f"has two vocabularies. Prepare it with --joint_vocab, or pass "
                 f"--set=model.shared_embedding=False."
             )
@@ -361,7 +363,7 @@ class ModelDir:
 
 
 def _opened(path: Path, fields: dict[str, Any], params: TranslationParams, version: int):
-    """The ModelDir of what was read, checked as far as types do not."""
+    """The ModelDir for the fields of model.json, after checks of values."""
     for pair in fields["pairs"]:
         check_pair_name(pair)
     check_fields(fields["vocabularies"], dict.fromkeys(SIDES, str), f"{path / _FILE}: vocabularies")
@@ -389,15 +391,15 @@ def _opened(path: Path, fields: dict[str, Any], params: TranslationParams, versi
 
 
 def save_weights(path: Path, weights: Mapping[str, np.ndarray], step: int) -> None:
-    """Writes a model's weights, by path such as "decoder/norm/scale", beside its model.json."""
+    """Writes a model's weights, by path such as "decoder/norm/scale", next to its model.json."""
     safetensors.save(path / WEIGHTS, weights, {"step": str(step)})
 
 
 def _exported_weights(file: Path, step: int | None) -> Checkpoint:
-    """What `save_weights` wrote, as the checkpoint that it was made of."""
+    """The weights that `save_weights` wrote, as a checkpoint."""
     weights, metadata = safetensors.load(file)
     if not metadata.get("step", "").isdecimal():
-        raise ValueError(f"{file} does not say of which step it is; was it made by another tool?")
+        raise ValueError(f"{file} has no step in its metadata; it was made by another tool.")
     found = int(metadata["step"])
     if step not in (None, found):
         raise ValueError(f"{file} holds step {found}, not {step}; leave --step out.")
@@ -421,7 +423,7 @@ def _read_params(path: Path, fields: dict[str, Any], version: int) -> Translatio
 
 
 def _plugins_of(params: TranslationParams) -> tuple[str, ...]:
-    """What must be imported before these params can be read again.
+    """The modules and files that must be imported before these params can be read again.
 
     A class of the running script (`__main__`) cannot be imported later; opening the logdir is then
     an error that names it.
@@ -440,6 +442,6 @@ def _import_plugins(file: Path, names: Any) -> None:
 
 
 def _write_new(path: Path, content: bytes) -> None:
-    """Writes a file unless it is there with that content."""
+    """Writes a file unless it has this content already."""
     if not path.is_file() or path.read_bytes() != content:
         write_whole(path, content)

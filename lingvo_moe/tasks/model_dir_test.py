@@ -85,15 +85,15 @@ class TestWhatIsRead:
     @pytest.mark.parametrize(
         ("text", "path"),
         [
-            ("model.moe.gating=Switch()", r"model\.moe\.gating=Top2, and it is to be Switch"),
-            ("model.num_heads=4", r"model\.num_heads=2, and it is to be 4"),
-            ("model.moe=None", r"model\.moe=MoEParams, and it is to be None"),
+            ("model.moe.gating=Switch()", r"model\.moe\.gating=Top2, but --set gives Switch"),
+            ("model.num_heads=4", r"model\.num_heads=2, but --set gives 4"),
+            ("model.moe=None", r"model\.moe=MoEParams, but --set gives None"),
             ("source_vocab_size=600", r"source_vocab_size=512"),
-            ("input.pairs=('qna-en',)", r"input\.pairs=\(\), and"),
+            ("input.pairs=('qna-en',)", r"input\.pairs=\(\), but"),
         ],
     )
     def test_the_trained_function_may_not(self, logdir, text, path):
-        with pytest.raises(ValueError, match=path + r".*; that cannot change after training\."):
+        with pytest.raises(ValueError, match=path + r".*; it cannot change after training\."):
             ModelDir.open(logdir).with_overrides([text])
 
     @pytest.mark.parametrize("text", ["", "[]", "null", "{", '"text"'])
@@ -154,24 +154,24 @@ class TestGoingOn:
     @pytest.mark.parametrize(
         ("text", "values"),
         [
-            ("model.moe.gating=Switch()", "model.moe.gating=Top2, and it is to be Switch;"),
-            ("model.hidden_dim=48", "model.hidden_dim=32, and it is to be 48;"),
-            ("model.dropout_rate=0.3", "model.dropout_rate=0.1, and it is to be 0.3;"),
-            ("train.seed=2", "train.seed=1, and it is to be 2;"),
-            ("input.batch_size=8", "input.batch_size=4, and it is to be 8;"),
-            ("input.temperature=1", "input.temperature=5.0, and it is to be 1.0;"),
-            ("input.pairs=('qna-en',)", "input.pairs=(), and it is to be ('qna-en',);"),
+            ("model.moe.gating=Switch()", "model.moe.gating=Top2, but --set gives Switch;"),
+            ("model.hidden_dim=48", "model.hidden_dim=32, but --set gives 48;"),
+            ("model.dropout_rate=0.3", "model.dropout_rate=0.1, but --set gives 0.3;"),
+            ("train.seed=2", "train.seed=1, but --set gives 2;"),
+            ("input.batch_size=8", "input.batch_size=4, but --set gives 8;"),
+            ("input.temperature=1", "input.temperature=5.0, but --set gives 1.0;"),
+            ("input.pairs=('qna-en',)", "input.pairs=(), but --set gives ('qna-en',);"),
             (
                 "optimizer=Lion(schedule=InverseSquareRoot())",
-                "optimizer=Adafactor, and it is to be Lion;",
+                "optimizer=Adafactor, but --set gives Lion;",
             ),
         ],
     )
     def test_what_may_not_change_is_refused_and_changes_nothing(self, logdir, text, values):
         before = _contents(logdir)
-        with pytest.raises(ValueError, match="cannot change when training goes on") as error:
+        with pytest.raises(ValueError, match="cannot change when training resumes") as error:
             train_model(training_job(logdir, text))
-        assert f"Logdir {logdir} is of a model with {values}" in str(error.value)
+        assert f"Logdir {logdir} has a model with {values}" in str(error.value)
         assert _contents(logdir) == before
 
     def test_sizes_of_experts_may_not_change_though_their_dispatcher_may(self, tmp_path):
@@ -179,7 +179,7 @@ class TestGoingOn:
         sizes = "model.moe.dispatcher=Dropless(expert_sizes={})"
         first = [*SHRINK, *few, sizes.format((1, 2, 3))]
         ModelDir.create(tmp_path, "tiny.MoE", first, dataset())
-        with pytest.raises(ValueError, match=r"expert_sizes=\(1, 2, 3\), and .* \(3, 2, 1\)"):
+        with pytest.raises(ValueError, match=r"expert_sizes=\(1, 2, 3\), but .* \(3, 2, 1\)"):
             ModelDir.create(tmp_path, "tiny.MoE", [sizes.format((3, 2, 1))], dataset())
 
     def test_a_checkpoint_that_does_not_fit_is_found_before_anything_is_written(self, logdir):
@@ -210,7 +210,7 @@ class TestGoingOn:
         _make_format_1(logdir)
         _register_another_default(monkeypatch)
         train_model(training_job(logdir, report=lines.append))
-        assert sum(f"{logdir} was of format 1 and is now of 2" in line for line in lines) == 1
+        assert sum(f"{logdir} had format 1 and now has 2" in line for line in lines) == 1
         converted = ModelDir.open(logdir)
         assert (converted.format, converted.params) == (2, params)
         assert converted.data == dataset().sha256

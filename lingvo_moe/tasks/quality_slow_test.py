@@ -1,4 +1,4 @@
-"""That the whole thing learns: minutes, so `make test-slow`."""
+"""Tests that models learn; they take minutes, so they run with `make test-slow`."""
 
 import re
 

@@ -11,7 +11,7 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
 from lingvo_moe.layers.transformer_layer import StackOutput
 
-# A square per layer: beyond this it would outgrow all other statistics together.
+# The counts are E x E for each layer; for more experts they would be larger than all others.
 MOST_EXPERTS_FOR_COACTIVATION = 512
 
 _PER_LAYER = ("drop_rate", "entropy", "unused", "capacity")
@@ -37,24 +37,25 @@ def routing_metrics(
         output: of the Transformer.
         pair_ids: "encoder" and "decoder" -> int32 [B, L] and [B, T].
         num_pairs: P.
-        tokens: float32 [], real target tokens: the weight of what is a mean.
-        training: whether to leave out counts that are expensive at scale.
+        tokens: float32 [], real target tokens: the weight of means.
+        training: whether to skip counts that are expensive for large models.
         group_loads: whether to count `group_load`.
 
     Returns:
         float32, weighted by tokens: `aux_loss` and `z_loss` [], unweighted, averaged over layers;
-        a row a layer, `drop_rate`, `entropy`, `unused`, `capacity`, `num_experts` and, if there is
-        one, `shared_gate` [layers]; `load` and `importance` [layers, E], with zeros at the end of a
-        layer of fewer experts. Counts: `choices` [layers, E], how often each expert was chosen
+        for each layer a row of `drop_rate`, `entropy`, `unused`, `capacity`, `num_experts` and, if
+        there is one, `shared_gate` [layers]; `load` and `importance` [layers, E], with zeros at the
+        end of a
+        layer of fewer experts. Counts: `choices` [layers, E], number of choices of each expert
         before capacity, with zeros at the end likewise; `pair_wanted`, `pair_dropped` [layers, P],
-        choices before capacity and those it turned away; with a dropless dispatcher `lost`
+        choices before capacity and dropped choices; with a dropless dispatcher `lost`
         [layers], choices that it did not compute. Not in training: `pair_load` [layers, P, E],
-        choices that an expert took from a pair, `pair_first`, those that were first choices, and
+        choices of an expert by tokens of a pair, `pair_first`, those that were first choices, and
         `pair_confidence`, the sum of their gates, both of that shape; and, up to
-        MOST_EXPERTS_FOR_COACTIVATION experts,
-        `coactivation` [layers, E, E], tokens that both experts took. In training with VExperts
-        `source_load` [layers, D, E], choices made on each device of a placement. With group_loads
-        `group_load` [layers, G, E], choices of each expert in each group, before capacity.
+        MOST_EXPERTS_FOR_COACTIVATION experts, `coactivation` [layers, E, E], tokens that both
+        experts took. In training with VExperts `source_load` [layers, D, E], choices made on each
+        device of a placement. With group_loads `group_load` [layers, G, E], choices of each expert
+        in each group, before capacity.
     """
     names = moe_layers(output.stats)
     layers = [output.stats[side][name] for side, name in names]
@@ -122,14 +123,14 @@ def max_vio(choices: tf.Tensor, num_experts: Sequence[int]) -> tf.Tensor:
 
 
 def needed_rung(output: StackOutput) -> tf.Tensor | None:
-    """float32 []: the highest rung that an MoE layer needed; None where no layer has rungs."""
+    """float32 []: the highest rung that an MoE layer needed; None if no layer has rungs."""
     layers = [stats for side in output.stats.values() for stats in side.values()]
     needed = [stats.rung for stats in layers if "rung" in stats]
     return tf.reduce_max(tf.stack(needed)) if needed else None
 
 
 def pair_load(routing: Routing, pairs: tf.Tensor, num_pairs: int, num_experts: int) -> tf.Tensor:
-    """Choices that each expert took from each pair.
+    """The number of choices of each expert by tokens of each pair.
 
     Args:
         routing: of a layer.
@@ -147,7 +148,7 @@ def pair_load(routing: Routing, pairs: tf.Tensor, num_pairs: int, num_experts: i
 def first_choices(
     routing: Routing, pairs: tf.Tensor, num_pairs: int, num_experts: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """First choices that each expert took from each pair, and the sums of their gates.
+    """The number of first choices of each expert by tokens of each pair, and sums of their gates.
 
     Args:
         routing, pairs, num_pairs, num_experts: as for `pair_load`.
@@ -162,10 +163,11 @@ def first_choices(
 
 
 def group_load(routing: Routing, num_experts: int) -> tf.Tensor:
-    """Choices of each expert in each group, those that capacity turned away among them.
+    """The number of choices of each expert in each group, with dropped ones.
 
     Args:
-        routing: of a layer whose tokens choose experts: a token's first choices are those wanted.
+        routing: of a layer where tokens choose experts; the first `wanted` choices of a token
+            count.
         num_experts: E, or more.
 
     Returns:
@@ -178,7 +180,7 @@ def group_load(routing: Routing, num_experts: int) -> tf.Tensor:
 
 
 def coactivation(routing: Routing, num_experts: int) -> tf.Tensor:
-    """float32 [E, E]: tokens that both experts took; on the diagonal, what each took."""
+    """float32 [E, E]: number of tokens of both experts; on the diagonal of each expert."""
     expert, dispatched = _by_token(routing)
     taken = tf.reduce_sum(tf.one_hot(expert, num_experts) * dispatched[..., None], axis=1)
     return tf.matmul(taken, taken, transpose_a=True)

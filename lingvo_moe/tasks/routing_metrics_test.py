@@ -48,7 +48,7 @@ def test_coactivation_by_hand():
 
 
 def test_load_by_group_by_hand():
-    # Token 1's second choice found no room, but was wanted; padding wanted nothing.
+    # Token 1's second choice is dropped, but counts as wanted; padding has no choices.
     np.testing.assert_array_equal(group_load(ROUTING, 4), [[1, 1, 2, 0], [0, 1, 1, 0]])
 
 

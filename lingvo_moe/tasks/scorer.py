@@ -51,13 +51,13 @@ class Scorer:
         target_language: str,
         source_language: str | None = None,
     ) -> list[Score]:
-        """Scores each target as the translation of the source at its place.
+        """Scores each target as the translation of the source with the same index.
 
         Args:
             sources: sentences to translate.
             targets: their translations, as many.
             target_language: the language of the targets.
-            source_language: of the sources; only models whose router goes by it need it.
+            source_language: of the sources; needed only by models that route by it.
 
         Raises:
             ValueError: there are not as many targets as sources, the model does not know the target

@@ -1,6 +1,7 @@
-"""How much a model uses its source: dev loss with sources of other sentences minus dev loss.
+"""Source use: dev loss with sources of other sentences minus dev loss.
 
-A model that ignores what it translates, a language model of the target, has 0. P language pairs.
+It is 0 for a model that ignores its source, such as a language model of the target.
+P language pairs.
 """
 
 import math
@@ -14,13 +15,13 @@ from lingvo_moe.data.dataset import Dataset, Example
 from lingvo_moe.data.packing import Packer
 from lingvo_moe.data.pipeline import InputParams, pack
 
-NEAR_ZERO = 0.1  # nats a token: below it a warning
-_LEAST_TOKENS = 100  # a warning names no pair that was measured on fewer: noise is larger than that
-_NAMED = 5  # pairs in a warning, the least first
+NEAR_ZERO = 0.1  # nats a token; lower values give a warning
+_LEAST_TOKENS = 100  # a warning names no pair with fewer tokens, because of noise
+_NAMED = 5  # number of pairs in a warning, lowest first
 
 
 class SplitBatches(NamedTuple):
-    """A split, cut in two; see `Packer.batch`.
+    """The batches of a split in two parts; see `Packer.batch`.
 
     Attributes:
         sampled: examples on which source use is measured.
@@ -41,8 +42,8 @@ class SplitBatches(NamedTuple):
         Args:
             dataset: prepared data.
             params: pairs, and the shape of a batch.
-            sentences: how many to sample at most, spread over the pairs, two a pair at least; 0
-                samples none. A pair of one example has no other source and is not sampled.
+            sentences: largest sample, spread over the pairs, with at least two sentences a pair; 0
+                for none. A pair with one example has no other source and is not sampled.
             split: "dev" or "test".
 
         Raises:
@@ -64,7 +65,7 @@ class SplitBatches(NamedTuple):
 
 
 def spread(total: int, wanted: int) -> list[int]:
-    """At most `wanted` of the numbers below `total`, evenly apart; none if there are fewer than 2.
+    """At most `wanted` evenly spaced numbers below `total`; none if there are fewer than 2.
 
     Neighbouring lines of a corpus are often of one document, with the same names.
     """
@@ -73,7 +74,7 @@ def spread(total: int, wanted: int) -> list[int]:
 
 
 def exchange_sources(examples: Sequence[Example]) -> list[Example]:
-    """Each target with the source half the list further on, so that none keeps its own."""
+    """Each target with the source half the list further, so that all sources change."""
     half = len(examples) // 2
     sources = [*examples[half:], *examples[:half]]
     return [
@@ -83,24 +84,24 @@ def exchange_sources(examples: Sequence[Example]) -> list[Example]:
 
 
 def evaluate_batches(runtime: Any, batches: Sequence[NestedMap]) -> NestedMap:
-    """The summed metrics of batches, as numpy; an empty NestedMap of none."""
+    """The summed metrics of batches, as numpy; an empty NestedMap without batches."""
     return add_metrics([runtime.evaluate(batch) for batch in batches])
 
 
 def add_metrics(metrics: Sequence[NestedMap]) -> NestedMap:
-    """Their sums, as numpy; an empty NestedMap of none."""
+    """The sums of metrics, as numpy; an empty NestedMap without any."""
     if not metrics:
         return NestedMap()
     return metrics[0].map(lambda *xs: sum(np.asarray(x) for x in xs), *metrics[1:])
 
 
 class SourceUse(NamedTuple):
-    """Nats a target token.
+    """Source use in nats a target token.
 
     Attributes:
         overall: over all sampled tokens.
-        pairs: pair -> of its tokens.
-        reliable: the pairs that were measured on enough tokens to be named in a warning.
+        pairs: pair -> source use over its tokens.
+        reliable: the pairs with enough tokens to be named in a warning.
     """
 
     overall: float
@@ -109,7 +110,7 @@ class SourceUse(NamedTuple):
 
     @staticmethod
     def of(sampled: NestedMap, foreign: NestedMap, pairs: Sequence[str]) -> "SourceUse":
-        """From the summed metrics of a TranslationTask on SplitBatches.
+        """Source use from the summed metrics of a TranslationTask on SplitBatches.
 
         Args:
             sampled, foreign: with pair_nll and pair_tokens [P].
@@ -125,12 +126,12 @@ class SourceUse(NamedTuple):
         )
 
     def scalars(self) -> dict[str, float]:
-        """By TensorBoard tag."""
+        """TensorBoard tag -> value."""
         by_pair = {f"dev/source_use/{pair}": use for pair, use in self.pairs.items()}
         return {"dev/source_use": self.overall, **by_pair}
 
     def warnings(self) -> list[str]:
-        """A line if the model hardly uses the sources of some pairs, or of all together."""
+        """A line if source use is near 0 for some pairs, or for all together."""
         low = sorted((use, pair) for pair, use in self.pairs.items() if use < NEAR_ZERO)
         low = [(use, pair) for use, pair in low if pair in self.reliable]
         if not low and self.overall >= NEAR_ZERO:
@@ -140,6 +141,6 @@ class SourceUse(NamedTuple):
         more = ", …" if len(low) > _NAMED else ""
         named = f" ({names}{more})" if low else ""
         return [
-            f"Warning: source use is below {NEAR_ZERO} nats a token {of}{named}: what the model "
-            f"writes has hardly anything to do with its source. Train longer; see docs/guide.md."
+            f"Warning: source use is below {NEAR_ZERO} nats a token {of}{named}: translations "
+            f"hardly depend on their sources. Train longer; see docs/guide.md."
         ]

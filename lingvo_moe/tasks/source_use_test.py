@@ -41,7 +41,7 @@ def test_use_is_the_extra_loss_a_token():
 def test_a_pair_of_few_tokens_gives_no_warning_of_its_own():
     assert SourceUse(0.5, {"a-en": 0.6, "b-en": -0.2}, frozenset({"a-en"})).warnings() == []
     (line,) = SourceUse(0.05, {"b-en": 0.05}, frozenset()).warnings()
-    assert "below 0.1 nats a token over all pairs: what" in line
+    assert "below 0.1 nats a token over all pairs: translations" in line
 
 
 def _examples(batches):

@@ -33,7 +33,7 @@ from lingvo_moe.training.step import TrainStep
 
 ORIGINS = "init.txt"  # in a logdir: what the initial weights were made of
 
-# (task, TrainStep) -> a runtime (see runtimes.local.Local); tools decide which.
+# (task, TrainStep) -> a runtime (see runtimes.local.Local); tools choose it.
 RuntimeFn = Callable[[TranslationTask, TrainStep | None], Any]
 
 
@@ -42,18 +42,17 @@ class TrainingJob:
     """The arguments of a training run.
 
     Attributes:
-        model: a registered model's name, or any name where params are given.
-        params: what to train; None for the registered model's.
+        model: a registered model's name, or any name if params are given.
+        params: of the model; None for those of the registered model.
         overrides: `--set` texts.
         dataset: prepared data.
-        logdir: directory for checkpoints and events; for baselines, of a logdir for each pair.
+        logdir: directory for checkpoints and events; for baselines it holds a logdir for each pair.
         make_runtime: (task, TrainStep) -> runtime; None for one that does not train.
         report: takes each line of progress.
         process: this process among those that train together; they share logdir.
         record_loads: a file for the loads of experts at each step, by group of tokens: a
             placement.traces.Trace with groups as source devices. A resumed run continues it.
-        make_scheduler: task -> the scheduler that moves its VExperts as loads change; None for no
-            moves.
+        make_scheduler: task -> the scheduler that moves its VExperts; None for no moves.
     """
 
     model: str
@@ -74,7 +73,7 @@ def train_step(task: TranslationTask) -> TrainStep:
     end, max_steps = params.optimizer.schedule.end, params.train.max_steps
     if end is not None and end < max_steps:
         raise ValueError(
-            f"train.max_steps={max_steps} goes beyond step {end}, where the schedule's learning "
+            f"train.max_steps={max_steps} is beyond step {end}, where the schedule's learning "
             f"rate ends at 0; pass --set=optimizer.schedule.total_steps={max_steps}."
         )
     return TrainStep(
@@ -141,7 +140,7 @@ def run_training(
             params.train,
             model_dir.path,
             summarize=lambda metrics: summarize(
-                check_nothing_lost(metrics, params), model_dir.pairs, layers
+                check_no_lost_choices(metrics, params), model_dir.pairs, layers
             ),
             evaluate=_Evaluator(model_dir, dataset, runtime, process),
             initialize=start.initialize,
@@ -174,7 +173,7 @@ class _Start:
         return step
 
     def begin(self, source: TrainInput, step: int) -> None:
-        """Says what the run will see; the first process writes the logdir, the others wait."""
+        """Reports the forecast; the first process writes the logdir, the others wait."""
         model_dir, steps = self._model_dir, self._model_dir.params.train.max_steps
         forecast = Forecast.of(source, steps).lines() if step < steps else []
         if not self._process.index:
@@ -184,15 +183,15 @@ class _Start:
         self._process.minimum(0)
         if model_dir.format != FORMAT:
             self._report(
-                f"{model_dir.path} was of format {model_dir.format} and is now of {FORMAT}: its "
-                f"params are in model.json, and params.txt is no longer read. It knew its dataset "
-                f"by pairs and vocabularies alone; from now on all of the data must be the same."
+                f"{model_dir.path} had format {model_dir.format} and now has {FORMAT}: its "
+                f"params are in model.json, and params.txt is no longer read. Its dataset was "
+                f"known by pairs and vocabularies; from now on all of the data must be the same."
             )
         for line in forecast:
             self._report(line)
 
 
-def check_nothing_lost(metrics: NestedMap, params: TranslationParams) -> NestedMap:
+def check_no_lost_choices(metrics: NestedMap, params: TranslationParams) -> NestedMap:
     """Checks that a model without a capacity computed every choice; returns the metrics.
 
     Args:
@@ -200,7 +199,7 @@ def check_nothing_lost(metrics: NestedMap, params: TranslationParams) -> NestedM
         params: the model's.
 
     Raises:
-        RuntimeError: some were.
+        RuntimeError: some choices were not computed.
     """
     moe = params.model.moe
     if moe and moe.capacity_factor is None and moe.gating.batch_independent:
@@ -208,7 +207,7 @@ def check_nothing_lost(metrics: NestedMap, params: TranslationParams) -> NestedM
         if lost:
             raise RuntimeError(
                 f"{lost:.0f} choices of experts in {metrics.steps} steps were not computed, though "
-                f"capacity_factor=None lets none go: {type(moe.dispatcher).__name__} is at fault. "
+                f"capacity_factor=None: this is an error of {type(moe.dispatcher).__name__}. "
                 f"Train with another dispatcher, such as Gather()."
             )
     return metrics
@@ -218,7 +217,7 @@ def summarize(metrics: NestedMap, pairs: Sequence[str], layers: Sequence[str]) -
     """Scalars for progress lines and TensorBoard, from sums over some steps.
 
     Args:
-        metrics: sums of a TranslationTask's metrics, numpy, with `steps`, how many were added.
+        metrics: sums of a TranslationTask's metrics, numpy, with `steps`, the number of steps.
         pairs: names of the pairs.
         layers: names of the MoE layers.
 
@@ -292,10 +291,10 @@ class _Evaluator:
         self._translator = Translator.of(model_dir, runtime.translate)
 
     def _choose(self, dataset, pairs, count):
-        """The first lines of each pair of dev, count in all: what a Translator takes at once.
+        """The first dev lines of each pair, `count` in total, grouped for a Translator.
 
         Returns:
-            (target language, source language where it is needed) -> (sources, references).
+            (target language, source language if it is needed) -> (sources, references).
         """
         pairs = [p for p in dataset.pairs if not pairs or p.name in pairs]
         needs_source = self._model_dir.task.needs_source_language
@@ -338,13 +337,13 @@ class _Evaluator:
         return Evaluation(loss, scalars, text, images, warnings)
 
     def _is_due(self, step):
-        """Whether a model should have begun to read its source: after the warm-up, at the end."""
+        """Whether low source use gives a warning: at the end of the warm-up and of training."""
         params = self._model_dir.params
         return step >= min(params.optimizer.schedule.warmup_steps, params.train.max_steps)
 
     @staticmethod
     def _draw(record):
-        # Imported when first needed: half a second that whoever only translates should not wait.
+        # Imported when needed, because it takes half a second, which translation does not need.
         from lingvo_moe.evaluation.experts_page import draw_layers
 
         return {f"dev/experts/{layer}": png for layer, png in draw_layers(record).items()}

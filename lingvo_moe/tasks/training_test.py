@@ -18,7 +18,7 @@ from lingvo_moe.placement.traces import Trace
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.training import check_nothing_lost, summarize, train_model, train_step
+from lingvo_moe.tasks.training import check_no_lost_choices, summarize, train_model, train_step
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.logdirs import training_job
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
@@ -83,7 +83,9 @@ def test_loads_are_recorded_step_by_step_and_before_capacity(tmp_path):
 
 
 def test_where_there_are_no_loads_to_record(tmp_path):
-    with pytest.raises(ValueError, match="where tokens choose experts; this model has no experts"):
+    with pytest.raises(
+        ValueError, match="only if tokens choose experts; this model has no experts"
+    ):
         _train(tmp_path / "dense", model="tiny.Dense", record_loads=tmp_path / "loads.npz")
     with pytest.raises(ValueError, match=r"has ExpertChoice\(\), where experts choose tokens"):
         _train(
@@ -233,13 +235,13 @@ def test_a_lost_choice_ends_training(tmp_path, monkeypatch):
 def test_what_may_be_lost(capacity, lost, dropped):
     params = override(get_params("tiny.MoE"), [f"model.moe.capacity_factor={capacity}"])
     metrics = NestedMap(pair_dropped=np.array([dropped]), lost=np.array([lost]), steps=1)
-    assert check_nothing_lost(metrics, params) is metrics
+    assert check_no_lost_choices(metrics, params) is metrics
 
 
 def test_dropped_without_a_capacity():
     params = override(get_params("tiny.MoE"), ["model.moe.capacity_factor=None"])
     with pytest.raises(RuntimeError, match="3 choices of experts in 1 steps"):
-        check_nothing_lost(NestedMap(pair_dropped=np.array([[1, 2]]), steps=1), params)
+        check_no_lost_choices(NestedMap(pair_dropped=np.array([[1, 2]]), steps=1), params)
 
 
 def test_a_shard_damaged_during_training_loses_nothing(tmp_path, monkeypatch, whole):
@@ -281,7 +283,7 @@ class TestBadInput:
 
     def test_steps_beyond_the_schedule(self, tmp_path):
         schedule = "optimizer.schedule=Cosine(learning_rate=1.0,total_steps=5)"
-        with pytest.raises(ValueError, match=r"max_steps=6 goes beyond step 5, .*total_steps=6"):
+        with pytest.raises(ValueError, match=r"max_steps=6 is beyond step 5, .*total_steps=6"):
             _train(tmp_path, "train.max_steps=6", schedule)
 
     def test_a_vocabulary_too_large_for_the_model(self, tmp_path):

@@ -39,8 +39,8 @@ class TranslationParams(Params):
 
     Attributes:
         model: the shape of the network.
-        source_vocab_size, target_vocab_size: rows of the embedding tables; a dataset's vocabularies
-            may be smaller, never larger.
+        source_vocab_size, target_vocab_size: rows of the embedding tables; the vocabularies of a
+            dataset may be smaller.
         input: batches and the sampling of pairs.
         optimizer: the optimizer and its schedule.
         train: the length of training, evaluations and checkpoints.
@@ -48,7 +48,7 @@ class TranslationParams(Params):
         init: where the initial weights come from.
         label_smoothing: ε of the training loss.
         sharding: how the model is split over the devices of a mesh.
-        activation_dtype: "float32" or "bfloat16"; weights and losses are float32 either way.
+        activation_dtype: "float32" or "bfloat16"; weights and losses are always float32.
     """
 
     model: TransformerParams
@@ -82,8 +82,7 @@ class TranslationTask:
     Attributes:
         params: the model's params.
         pairs: P names of the dataset's language pairs; per-pair metrics are in this order.
-        num_pieces: pieces of the dataset's target vocabulary, at most target_vocab_size; None for
-            as many.
+        num_pieces: pieces of the dataset's target vocabulary; None for target_vocab_size.
         group_loads: whether training counts the choices of each expert in each group of tokens.
 
     Raises:
@@ -99,13 +98,10 @@ class TranslationTask:
     def __post_init__(self):
         moe = self.params.model.moe
         if self.vexperts and self.params.model.scan:
-            raise ValueError(
-                "The layers of a scan cannot hold VExperts, whose placements are not learnt; pass "
-                "--set=model.scan=False."
-            )
+            raise ValueError("Layers in a scan cannot use VExperts; pass --set=model.scan=False.")
         if self.group_loads and not (moe and moe.gating.batch_independent):
             raise ValueError(
-                f"Loads can be recorded where tokens choose experts; this model has "
+                f"Loads can be recorded only if tokens choose experts; this model has "
                 f"{f'{moe.gating}, where experts choose tokens' if moe else 'no experts'}."
             )
         if moe and not moe.gating.batch_independent and moe.eval_capacity_factor is None:
@@ -141,7 +137,7 @@ class TranslationTask:
 
     @property
     def layer_experts(self) -> list[int]:
-        """How many experts each of moe_layers has."""
+        """The number of experts of each of moe_layers."""
         moe = self.params.model.moe
         if moe is None:
             return []
@@ -149,11 +145,11 @@ class TranslationTask:
         return [experts[layer.split("/")[0]].num_experts for layer in self.moe_layers]
 
     def for_xla(self, groups: int) -> "TranslationTask":
-        """The same task for a compiler that wants static shapes in evaluation and decoding too.
+        """The same task with static shapes in evaluation and decoding too, for XLA.
 
         Args:
-            groups: into how many groups of tokens to cut a batch there. Without a capacity that
-                changes no number; with many devices each takes its groups.
+            groups: number of groups of tokens in evaluation and decoding, split over devices.
+                Without a capacity it does not change results.
         """
         if self.params.model.moe is None:
             return self
@@ -161,7 +157,7 @@ class TranslationTask:
 
     @property
     def rungs(self) -> tuple["TranslationTask", ...]:
-        """This task on each rung of its dispatcher (see layers.fitted); () if that has none."""
+        """This task on each rung of its dispatcher (see layers.fitted); () without rungs."""
         moe = self.params.model.moe
         return (
             tuple(self.with_moe(dispatcher=one) for one in rungs_of(moe.dispatcher)) if moe else ()
@@ -169,7 +165,7 @@ class TranslationTask:
 
     @property
     def placements(self) -> dict[str, int]:
-        """Where the weights say which slot holds which expert -> how many experts the layer has.
+        """Path of each layer's placement among the weights -> number of experts of the layer.
 
         In the order of moe_layers; {} for a model whose experts are not VExperts.
         """
@@ -179,7 +175,7 @@ class TranslationTask:
 
     @property
     def vexperts(self) -> VExperts | None:
-        """The dispatcher where it is VExperts."""
+        """The dispatcher if it is VExperts, else None."""
         moe = self.params.model.moe
         return moe.dispatcher if moe and isinstance(moe.dispatcher, VExperts) else None
 
@@ -244,7 +240,7 @@ class TranslationTask:
         """See training.step.Trainable.
 
         Args:
-            state: what nothing learns among the weights.
+            state: the weights with a StateSpec.
             metrics: of the whole batch.
 
         Returns:
@@ -282,12 +278,12 @@ class TranslationTask:
 
     @property
     def task_ids(self) -> list[int] | None:
-        """The task of each pair where the router is ByTask, else None."""
+        """The task of each pair if the router is ByTask, else None."""
         return self.task_router.task_ids(self.pairs) if self.task_router else None
 
     @property
     def task_router(self) -> ByTask | None:
-        """The router where it is ByTask."""
+        """The router if it is ByTask, else None."""
         moe = self.params.model.moe
         return moe.router if moe and isinstance(moe.router, ByTask) else None
 
@@ -298,7 +294,7 @@ class TranslationTask:
 
     @property
     def trained_tasks(self) -> dict[str, int]:
-        """The tasks that training sees, by name such as "de", with their numbers; see ByTask."""
+        """The tasks of training, by name such as "de", with their numbers; see ByTask."""
         router = self.task_router
         if router is None:
             return {}
@@ -311,23 +307,22 @@ class TranslationTask:
         }
 
     def task_id(self, source_language: str | None, target_language: str) -> int:
-        """The task of sentences of one language pair; 0 where nothing routes by it.
+        """The task of sentences of one language pair; 0 if the model does not route by task.
 
         Args:
             source_language: such as "de"; None if it is not known and not needed.
             target_language: such as "en".
 
         Raises:
-            ValueError: the router goes by the source language and there is none, or training has
-                not seen the task.
+            ValueError: the router needs the source language, or the model was not trained on the
+                task.
         """
         if not self.task_router:
             return 0
         kind, known = self.task_router.task, ", ".join(self.trained_tasks)
         if self.needs_source_language and source_language is None:
             raise ValueError(
-                f"This model routes by {kind} and needs to know what it reads: give source_language"
-                f". It was trained on {known}."
+                f"This model routes by {kind}; give source_language. It was trained on {known}."
             )
         (name,) = self.task_router.task_names([f"{source_language or ''}-{target_language}"])
         if name not in self.trained_tasks:
@@ -363,7 +358,7 @@ class TranslationTask:
         return self.decode(self.lay_out(theta), source_ids, lengths, tasks, request)
 
     def lay_out(self, theta: NestedMap) -> NestedMap:
-        """The weights as `decode` wants them: made once, they serve many batches.
+        """The weights rearranged for `decode`, computed once for many batches.
 
         Raises:
             ValueError: the gating is not batch independent.
@@ -384,7 +379,7 @@ class TranslationTask:
         tasks: tf.Tensor | None = None,
         request: Request | None = None,
     ) -> BeamOutput:
-        """`translate`, with what `lay_out` made of the weights."""
+        """`translate`, with weights from `lay_out`."""
         request = request or Request(self.params.decoding)
         return beam_search(self.transformer, laid_out, source_ids, lengths, request, tasks)
 
@@ -397,10 +392,10 @@ class TranslationTask:
         target_lengths: tf.Tensor,
         tasks: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """How likely given translations are, token by token, under teacher forcing.
+        """Log-probabilities of given translations by token, under teacher forcing.
 
-        These are the log-probabilities that beam search adds up: a translation that it found has
-        their sum over its length penalty as its score.
+        They are those of beam search: the score of a translation is their sum divided by the length
+        penalty.
 
         Args:
             theta: the weights.
@@ -429,15 +424,15 @@ class TranslationTask:
         target_lengths: tf.Tensor,
         tasks: tf.Tensor | None = None,
     ) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
-        """Which experts each token of given translations goes to, under teacher forcing.
+        """The experts of each token of given translations, under teacher forcing.
 
         Args:
             As those of `score`.
 
         Returns:
-            For each of moe_layers the experts, int32 [B, L or T, K], and what their outputs are
-            multiplied by, float32 of that shape, 0 for choices not taken. Those of the decoder at
-            place t make the token at t out of those before it.
+            For each of moe_layers the experts, int32 [B, L or T, K], and the weights of their
+            outputs, float32 of that shape, 0 for choices not taken. The decoder's experts at
+            position t are those of the step that predicts token t.
         """
         source, target = _given(source_ids, source_lengths, target_ids, target_lengths, tasks)
         theta = self._to_compute_dtype(theta)
@@ -455,7 +450,7 @@ class TranslationTask:
     def _to_compute_dtype(self, theta):
         """Casts all but the gates of routers, which stay float32 (see Router.weights).
 
-        Weights that are cut further at rest than in use come together here, once they are small.
+        Weights that are split further at rest than in use are gathered here, after the cast.
         """
         dtype = self.params.activation_dtype
         return theta.map(

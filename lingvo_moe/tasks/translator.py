@@ -1,4 +1,4 @@
-"""Text in, text out: tokenisation, batching and decoding around a compiled beam search."""
+"""Translates text: tokenisation, batching and decoding around a compiled beam search."""
 
 import dataclasses
 import functools
@@ -30,9 +30,9 @@ TranslateFn = Callable[[np.ndarray, np.ndarray, np.ndarray, Request], BeamOutput
 
 
 def max_source_length(params: TranslationParams) -> int:
-    """Tokens of the longest sentence that is translated whole, language tag and EOS included.
+    """Tokens of the longest sentence that is not cut, with language tag and EOS.
 
-    This is far longer than the rows of training; longer sentences are cut.
+    It is several times the length of training rows.
     """
     return 4 * params.input.source_length
 
@@ -191,20 +191,20 @@ class Translator:
         warn: Callable[[str], None] = logging.warning,
         first_line: int = 1,
     ) -> list[list[Translation]]:
-        """Translates; sentences that show nothing, see `is_blank`, give empty translations.
+        """Translates sentences; blank ones (see `is_blank`) have empty translations.
 
         Args:
             sentences: in any languages the model knows.
-            target_language: which language to translate into.
-            source_language: which language all sentences are in; only models whose router goes by
-                it need it, others pass over it.
+            target_language: the language to translate into.
+            source_language: the language of all sentences; needed by models that route by it,
+                ignored by others.
             progress: called with the number of sentences done since the last call.
             warn: takes a line about sentences that are too long, before they are translated.
             first_line: number of the first sentence, for that line.
 
         Returns:
-            For each sentence its n best translations, best first. Where the search found fewer,
-            the last are empty with score -inf.
+            For each sentence its n best translations, best first. If the search found fewer, the
+            last are empty with score -inf.
 
         Raises:
             ValueError: the model does not know the target language; or it needs the source language
@@ -245,7 +245,7 @@ class Translator:
         warn: Callable[[str], None] = logging.warning,
         first_line: int = 1,
     ) -> Iterator[list[Translation]]:
-        """Translates any number of sentences, in order: memory is that of BLOCK of them.
+        """Translates any number of sentences in order, with the memory of BLOCK sentences.
 
         Args:
             As those of a call; sentences are read as they are needed.
@@ -254,7 +254,7 @@ class Translator:
             The n best translations of each sentence.
 
         Raises:
-            ValueError: as a call does, once it is reached.
+            ValueError: as a call, when the sentence is reached.
         """
         left = iter(sentences)
         while block := list(itertools.islice(left, BLOCK)):

@@ -1,4 +1,4 @@
-"""Command-line tools: flags, one call, print."""
+"""Command-line tools: each parses flags, makes one call and prints."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ _UNUSED = ("jax", "keras", "matplotlib")
 
 @contextlib.contextmanager
 def _without(names: tuple[str, ...]) -> Iterator[None]:
-    """Makes these modules look as if they were not installed while the block runs."""
+    """Hides these modules, as if they were not installed, while the block runs."""
     hidden = [name for name in names if name not in sys.modules]
     absent: dict[str, Any] = dict.fromkeys(hidden)
     sys.modules |= absent

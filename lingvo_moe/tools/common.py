@@ -1,4 +1,4 @@
-"""What the tools share: flags, runtimes, and errors as one clear line."""
+"""Common parts of the tools: flags, help, and errors in one line."""
 
 import io
 import sys
@@ -33,7 +33,7 @@ _EXPECTED_ERRORS = (
 
 
 def report(line: str) -> None:
-    """Progress goes to standard error, so that results alone are on standard output."""
+    """Prints progress to standard error, because standard output is for results."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -59,7 +59,7 @@ def run(main: Callable[[list[str]], None], takes_arguments: bool = False) -> Non
         import_plugins(FLAGS["import"].value or ())
         main(argv)
 
-    end_in_a_line(lambda: app.run(start))
+    exit_with_message(lambda: app.run(start))
 
 
 def define_help(module: ModuleType) -> None:
@@ -75,7 +75,7 @@ def define_help(module: ModuleType) -> None:
                 FLAGS.register_key_flag_for_module(sys.argv[0], flag)
 
 
-def end_in_a_line(function: Callable[[], None]) -> None:
+def exit_with_message(function: Callable[[], None]) -> None:
     """Calls a function; an error is printed as a line and ends the process, see `describe`."""
     try:
         try:
@@ -122,5 +122,5 @@ flags.DEFINE_multi_string(
     "import",
     [],
     "A module, or a file such as mine.py, with models and policies for --model and --set. May be "
-    "repeated; a logdir remembers it.",
+    "repeated; a logdir stores the names.",
 )

@@ -78,7 +78,7 @@ def test_every_error_is_one_line(error, status, line, monkeypatch, capsys):
         raise error
 
     with pytest.raises(SystemExit) as end:
-        common.end_in_a_line(fail)
+        common.exit_with_message(fail)
     assert end.value.code == status
     printed = capsys.readouterr().err
     assert printed.startswith(line)
@@ -86,7 +86,7 @@ def test_every_error_is_one_line(error, status, line, monkeypatch, capsys):
     assert "common_test.py:" in printed or status == 1
     monkeypatch.setattr(common.FLAGS["debug"], "value", True)
     with pytest.raises(type(error)):
-        common.end_in_a_line(fail)
+        common.exit_with_message(fail)
 
 
 def test_arguments_that_no_tool_takes(monkeypatch, capsys):
@@ -101,7 +101,7 @@ def test_a_full_disk_is_an_error_though_output_is_written_last(monkeypatch, caps
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         with pytest.raises(SystemExit) as end:
-            common.end_in_a_line(lambda: print("line"))
+            common.exit_with_message(lambda: print("line"))
     assert end.value.code == 1
     assert capsys.readouterr().err == "error: [Errno 28] No space left on device\n"
 
@@ -109,7 +109,7 @@ def test_a_full_disk_is_an_error_though_output_is_written_last(monkeypatch, caps
 def test_ctrl_c_while_modules_are_imported_is_one_line():
     script = (
         "import atexit, importlib.abc, os, signal, sys\n"
-        "atexit.register(os.abort)\n"  # as libraries may crash that are still at work
+        "atexit.register(os.abort)\n"  # as libraries that still run may crash
         "class Press(importlib.abc.MetaPathFinder):\n"
         "    def find_spec(self, name, path, target=None):\n"
         "        if name == 'tensorflow': signal.raise_signal(signal.SIGINT)\n"

@@ -1,4 +1,4 @@
-r"""Shows what a model's experts do: balance, languages by routing, experts that work together.
+r"""Shows which languages use which experts: load, similarity of languages, co-activation.
 
 lingvo-moe-experts --logdir=build/demo/models/tiny.MoE
 """

@@ -32,7 +32,7 @@ def test_a_logdir_with_a_record_becomes_a_page(tmp_path):
     assert "<title>tiny.MoE: experts" in (tmp_path / "experts" / "index.html").read_text()
     numbers = json.loads((tmp_path / "experts" / "experts.json").read_text())
     assert len(numbers["languages"]) == len(model_dir.pairs)
-    # The page is replaced each time, but not where somebody keeps a file of her own.
+    # The page is replaced each time, unless the directory has a file of the user.
     (tmp_path / "experts" / "notes.txt").write_text("mine")
     message = error_of("experts", f"--logdir={tmp_path}")
     assert "files that lingvo-moe-experts did not make" in message

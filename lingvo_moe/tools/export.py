@@ -1,11 +1,11 @@
-r"""Exports a trained model: as a SavedModel of strings, as StableHLO for JAX, or its weights.
+r"""Exports a trained model: SavedModel, TensorFlow Serving, CTranslate2, StableHLO or weights.
 
 lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_export
 lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_int8 --dtype=int8 --report_data=/tmp/data
 lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_weights --format=safetensors
 lingvo-moe-export --logdir=/tmp/dense --output=/tmp/dense_ct2 --format=ctranslate2
 lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_hlo --format=stablehlo --batch_size=8
-lingvo-moe-export --model=tiny.MoE --output=/tmp/tiny_step --format=stablehlo    # no weights yet
+lingvo-moe-export --model=tiny.MoE --output=/tmp/tiny_step --format=stablehlo    # untrained
 """
 
 import functools
@@ -43,7 +43,7 @@ _STABLEHLO, _CTRANSLATE2 = "stablehlo", "ctranslate2"
 
 
 class _Format(NamedTuple):
-    """A way to export trained weights: what writes it, what opens it to translate, what to try."""
+    """An export format: its writer, a function that opens it, and a command to try it."""
 
     export: Callable[..., int]
     open: Callable[[Path], TranslateFn]
@@ -98,8 +98,8 @@ def _pruning() -> Pruning | None:
     if FLAGS.prune is None:
         if FLAGS.languages and FLAGS.format != _CTRANSLATE2:
             raise ValueError(
-                "--languages says for which languages to keep experts: give --prune=0.75, the "
-                "share of experts to leave out, or drop it."
+                "--languages selects the languages of pruned exports: give --prune=0.75, the "
+                "share of experts to remove, or drop it."
             )
         return None
     return Pruning(
@@ -114,7 +114,7 @@ def _export_stablehlo(output: Path) -> None:
         )
     import jax
 
-    jax.config.update("jax_platforms", "cpu")  # lowering needs no device, and must not take one
+    jax.config.update("jax_platforms", "cpu")  # lowering needs no device and must not reserve one
     from lingvo_moe.serving import stablehlo
 
     run = f"python {output}/run.py"
@@ -156,7 +156,7 @@ def run() -> None:
     """The console script."""
     flags.DEFINE_string("logdir", None, "Directory of a trained model.")
     flags.DEFINE_string("output", None, "Directory to make.", required=True)
-    flags.DEFINE_bool("overwrite", False, "Replace an export that lies at --output.")
+    flags.DEFINE_bool("overwrite", False, "Replace an earlier export in --output.")
     flags.DEFINE_string(
         "model", None, "Check that the logdir is of this model; without a logdir, export it."
     )
@@ -165,31 +165,31 @@ def run() -> None:
         "format",
         "saved_model",
         [*_FORMATS, _STABLEHLO],
-        "For TensorFlow; weights alone, which all tools read as a --logdir; for TensorFlow "
+        "For TensorFlow; only weights, which all tools read as a --logdir; for TensorFlow "
         "Serving or CTranslate2; or "
-        "for JAX alone.",
+        "for JAX.",
     )
     flags.DEFINE_enum(
         "dtype",
         "float32",
         list(STORAGES),
-        "How the file holds the weights: bfloat16 is half the size, int8 a quarter.",
+        "Format of weights in the file: bfloat16 is half the size, int8 a quarter.",
     )
     flags.DEFINE_float(
-        "prune", None, "Leave out this share of the experts, those that matter least on dev."
+        "prune", None, "Remove this share of the experts, those with least importance on dev."
     )
     flags.DEFINE_list(
         "languages",
         [],
-        "With --prune: for which languages (de: all pairs that have it) or pairs (de-en) to keep "
-        "experts; by default all. With --format=ctranslate2: the one whose experts to export, "
-        "where the router goes by task.",
+        "With --prune: languages (de: all pairs that have it) or pairs (de-en) of the "
+        "export; by default all. With --format=ctranslate2: the task whose experts to export, "
+        "for a router by task.",
     )
     flags.DEFINE_enum(
         "prune_by",
         "layer",
         list(CHOICES),
-        "Whether every layer loses as many experts, or one threshold says for all layers.",
+        "Remove the same share in every layer, or use one threshold for all layers.",
     )
     flags.DEFINE_string(
         "report_data",

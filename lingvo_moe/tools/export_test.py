@@ -30,7 +30,7 @@ def flags(monkeypatch, tmp_path):
         ),
         (
             {"format": "saved_model", "languages": ["de"], "logdir": "DIR"},
-            "--languages says for which languages to keep experts: give --prune=0.75",
+            "--languages selects the languages of pruned exports: give --prune=0.75",
         ),
         ({"prune": 0.5}, "--dtype, --prune and --report_data are not for --format=stablehlo"),
         ({"model": "tiny.Mo"}, "Unknown model 'tiny.Mo'. Did you mean 'tiny.MoE'"),

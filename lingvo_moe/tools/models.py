@@ -19,7 +19,7 @@ FLAGS = flags.FLAGS
 
 
 def format_count(count: int) -> str:
-    """617,946,677,248 reads 618B."""
+    """The count in short form: 617,946,677,248 is "618B"."""
     for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
         if count >= size:
             return f"{count / size:.3g}{unit}"
@@ -27,7 +27,7 @@ def format_count(count: int) -> str:
 
 
 def format_list() -> str:
-    """A line a model: name, parameter count, description."""
+    """A line for each model: name, parameter count, description."""
     names = registry.all_names()
     width = max(map(len, names))
     rows = []
@@ -41,13 +41,13 @@ def write_golden(directory: Path) -> None:
     """Writes each registered model's resolved params to directory/NAME.txt.
 
     Raises:
-        ValueError: the directory holds texts of something else, which are left alone.
+        ValueError: the directory holds other texts; nothing is changed.
     """
     names = registry.all_names()
     others = sorted({path.stem for path in directory.glob("*.txt")} - set(names))
     if others:
         raise ValueError(
-            f"{directory / others[0]}.txt is of no registered model. Remove it, or give another "
+            f"{directory / others[0]}.txt is not of a registered model. Remove it, or give another "
             f"directory."
         )
     directory.mkdir(parents=True, exist_ok=True)

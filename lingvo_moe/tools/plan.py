@@ -1,11 +1,11 @@
-r"""Predicts what a model costs on D devices, and searches the best way to split it.
+r"""Predicts the cost of a model on D devices, and searches the best way to split it.
 
 lingvo-moe-plan --model=m4.MoE128E12L --hardware=tpu_v3 --mesh=expert:128
-lingvo-moe-plan --model=m4.MoE128E12L --compile=v3:8x8    # asks the TPU compiler; needs no TPU
+lingvo-moe-plan --model=m4.MoE128E12L --compile=v3:8x8    # uses the TPU compiler, without a TPU
 lingvo-moe-plan --model=m4.MoE2048E36L --sweep --output=build/sweep
 lingvo-moe-plan --model=m4.MoE128E12L --devices=64 --hardware=h200 --search --output=build/plan
 lingvo-moe-train --flagfile=build/plan/plan.flags --data=DATA --logdir=LOGDIR
-lingvo-moe-plan --calibrate=here.json                      # measures the devices at hand
+lingvo-moe-plan --calibrate=here.json                      # measures the devices of this machine
 """
 
 import json
@@ -18,7 +18,7 @@ from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.hardware.chips import HARDWARE, lookup, to_json
 from lingvo_moe.planning import explain
-from lingvo_moe.planning.alternatives import answer
+from lingvo_moe.planning.alternatives import compare_strategies
 from lingvo_moe.planning.plan import make_plan, sweep
 from lingvo_moe.planning.report import format_plan, sweep_table, write_report
 from lingvo_moe.planning.report import to_json as plan_to_json
@@ -75,11 +75,11 @@ def _search() -> None:
         raise ValueError("--search chooses the mesh; leave out --mesh, --sweep and --compile.")
     params = override(get_params(FLAGS.model), FLAGS.set)
     max_sent = None if FLAGS.max_sent_gb is None else 1e9 * FLAGS.max_sent_gb
-    found = answer(params, lookup(FLAGS.hardware), FLAGS.devices, max_sent)
+    found = compare_strategies(params, lookup(FLAGS.hardware), FLAGS.devices, max_sent)
     if FLAGS.json:
         print(json.dumps(explain.to_json(found)))
     else:
-        print(explain.format_answer(FLAGS.model, FLAGS.hardware, FLAGS.devices, found))
+        print(explain.format_search(FLAGS.model, FLAGS.hardware, FLAGS.devices, found))
     flagfile = explain.flags(FLAGS.model, FLAGS.set, params, found.found.best.strategy)
     if FLAGS.output:
         with new_directory(Path(FLAGS.output), MAKER, FLAGS.overwrite) as directory:
@@ -144,7 +144,7 @@ def run() -> None:
         "by default what the paper's annotation sends.",
         lower_bound=0.0,
     )
-    flags.DEFINE_string("calibrate", None, "Measure the devices at hand and write this .json file.")
+    flags.DEFINE_string("calibrate", None, "Measure this machine's devices; write this .json file.")
     flags.DEFINE_integer(
         "virtual_devices",
         None,

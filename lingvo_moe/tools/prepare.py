@@ -62,7 +62,7 @@ def run() -> None:
             f"{side}_normalization",
             default,
             NORMALIZATIONS,
-            f"What changes in {side} texts; identity keeps them as they are.",
+            f"Normalization of {side} texts; identity changes nothing.",
         )
     flags.DEFINE_string(
         "extend", d.extend, "Logdir or dataset whose vocabularies are extended: docs/finetuning.md."

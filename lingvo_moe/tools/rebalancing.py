@@ -1,4 +1,4 @@
-"""The flag --hardware: the cost model by which VExperts move during training."""
+"""The flag --hardware: the cost model for moves of VExperts during training."""
 
 import dataclasses
 
@@ -37,7 +37,7 @@ def make_scheduler(task: TranslationTask) -> Scheduler:
     Raises:
         ValueError: the devices cannot be measured, or their number is not that of VExperts.
     """
-    assert task.vexperts, "train_model looks before it asks"
+    assert task.vexperts, "train_model checks this"
     model, devices = task.params.model, task.vexperts.devices
     expert = ExpertShape(
         model_dim=model.model_dim,
@@ -48,7 +48,7 @@ def make_scheduler(task: TranslationTask) -> Scheduler:
         cost = _measured(expert, devices)
     else:
         cost = from_hardware(lookup(FLAGS.hardware), devices, expert)
-    # A compiled program sums the gradients of all experts, whether they have replicas or not.
+    # A compiled program sums the gradients of all experts, even of those with one replica.
     cost = dataclasses.replace(
         cost,
         state_bytes=_state_bytes(task, task.vexperts.num_slots),

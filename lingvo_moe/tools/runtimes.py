@@ -1,4 +1,4 @@
-"""The flag --runtime and those that belong to it: where a tool runs its model."""
+"""The flag --runtime and related flags: the devices on which a tool runs its model."""
 
 import contextlib
 import importlib.util
@@ -26,22 +26,24 @@ def define_flags() -> None:
 
 
 def define_process_flags() -> None:
-    """The flags of `joined`, for tools that many processes may run together."""
-    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, or auto to ask the cluster.")
-    flags.DEFINE_integer("process_index", None, "Which process this is, from 0.", lower_bound=0)
-    flags.DEFINE_integer("process_count", None, "How many there are.", lower_bound=1)
+    """The flags of `join_processes`, for tools that run in several processes."""
+    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, or auto for the cluster's.")
+    flags.DEFINE_integer("process_index", None, "Index of this process, from 0.", lower_bound=0)
+    flags.DEFINE_integer("process_count", None, "Number of processes.", lower_bound=1)
 
 
 @contextlib.contextmanager
-def joined() -> Iterator[Process]:
-    """Connects to the other processes that the flags or the cluster name, and ends with them."""
+def join_processes() -> Iterator[Process]:
+    """Connects to the other processes given by the flags or the cluster; all end together."""
     if FLAGS.runtime == "local":
         yield ALONE
         return
     prepare_jax()
     from lingvo_moe.runtimes import processes
 
-    with processes.joined(FLAGS.coordinator, FLAGS.process_index, FLAGS.process_count) as process:
+    with processes.join_processes(
+        FLAGS.coordinator, FLAGS.process_index, FLAGS.process_count
+    ) as process:
         yield process
 
 
@@ -57,7 +59,7 @@ def _spmd(task, step):
     from lingvo_moe.runtimes.lowering import Layout
     from lingvo_moe.runtimes.spmd import Spmd
 
-    # TensorFlow only traces here, but would reserve all memory of the GPUs.
+    # TensorFlow is used only for tracing, but would reserve all memory of the GPUs.
     tf.config.set_visible_devices([], "GPU")
     mesh = parse_mesh(FLAGS.mesh) if FLAGS.mesh else Mesh(("data",), (jax.device_count(),))
     return Spmd(task, step, Layout(mesh, task.params.sharding))
@@ -67,11 +69,11 @@ RUNTIMES = {"local": Local, "spmd": _spmd}
 
 
 def prepare_jax():
-    """Tells JAX of virtual devices before it looks for real ones."""
+    """Sets JAX's number of virtual devices before it lists devices."""
     if importlib.util.find_spec("jax") is None:
         raise ValueError(
             "--runtime=spmd needs JAX, which is not installed: pip install 'lingvo_moe[spmd]'. "
-            "--runtime=local, the default, does without."
+            "--runtime=local, the default, does not need it."
         )
     import jax
 

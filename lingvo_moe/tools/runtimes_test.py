@@ -28,14 +28,14 @@ def parse(monkeypatch):
 def test_local_is_the_default_and_alone(parse):
     parse()
     assert isinstance(runtimes.make_runtime(None), Local)
-    with runtimes.joined() as process:
+    with runtimes.join_processes() as process:
         assert process.index == 0
 
 
 def test_without_jax_the_message_names_the_cure(parse, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     parse("--runtime=spmd")
-    for call in (runtimes.joined().__enter__, lambda: runtimes.make_runtime(None)):
+    for call in (runtimes.join_processes().__enter__, lambda: runtimes.make_runtime(None)):
         with pytest.raises(ValueError, match=r"pip install 'lingvo_moe\[spmd\]'"):
             call()
 
@@ -52,9 +52,9 @@ def test_without_jax_the_message_names_the_cure(parse, monkeypatch):
 def test_half_an_address(arguments, message, monkeypatch):
     pytest.importorskip("jax")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    from lingvo_moe.runtimes.processes import joined
+    from lingvo_moe.runtimes.processes import join_processes
 
-    with pytest.raises(ValueError, match=message), joined(**arguments):
+    with pytest.raises(ValueError, match=message), join_processes(**arguments):
         pass
 
 

@@ -1,9 +1,10 @@
-r"""Serves models over HTTP: a JSON interface, and a page to try them on.
+r"""Serves models over HTTP: a JSON interface, and a web page for trying them.
 
 lingvo-moe-serve --model=models/moe
 lingvo-moe-serve --model=big=models/moe --model=small=export --host=0.0.0.0 --port=8080
 
-SIGTERM and Ctrl-C finish the requests at hand; the status is 0, or 1 if some were left unanswered.
+After SIGTERM or Ctrl-C the server answers open requests and ends, with exit status 0, or 1 if some
+were left unanswered.
 """
 
 import importlib.util
@@ -58,20 +59,20 @@ def run() -> None:
     flags.DEFINE_string("host", "127.0.0.1", "Address; by default this machine alone can connect.")
     flags.DEFINE_integer("port", 8000, "Port; 0 for any that is free.", 0, 65535)
     flags.DEFINE_integer(
-        "n_best", 4, "Translations of a sentence that a request may have of a logdir.", 1
+        "n_best", 4, "Largest number of translations of a sentence, for a logdir.", 1
     )
     flags.DEFINE_integer(
         "beam_size", 8, "Hypotheses of a sentence that a request may have of a logdir.", 1
     )
     flags.DEFINE_integer("max_batch_tokens", 4096, "Source tokens of a batch, with padding.", 1)
     flags.DEFINE_integer("max_batch_sentences", 64, "Sentences of a batch.", 1)
-    flags.DEFINE_float("max_wait_ms", 5, "How long a sentence waits for others.", 0)
+    flags.DEFINE_float("max_wait_ms", 5, "Milliseconds that a sentence waits for others.", 0)
     flags.DEFINE_integer("max_queue", 4096, "Sentences that may wait; more are refused (429).", 1)
     flags.DEFINE_float("timeout", 60, "Seconds to answer a request (504 after that).", 0.001)
-    flags.DEFINE_integer("max_bytes", 1 << 20, "Of a request (413 for more).", 1)
-    flags.DEFINE_integer("max_sentences", 256, "Of a request (413 for more).", 1)
-    flags.DEFINE_integer("max_characters", 10_000, "Of a sentence (413 for more).", 1)
-    flags.DEFINE_float("drain", 30, "Seconds to answer what is at hand after SIGTERM.", 0)
+    flags.DEFINE_integer("max_bytes", 1 << 20, "Bytes of a request (413 for more).", 1)
+    flags.DEFINE_integer("max_sentences", 256, "Sentences of a request (413 for more).", 1)
+    flags.DEFINE_integer("max_characters", 10_000, "Characters of a sentence (413 for more).", 1)
+    flags.DEFINE_float("drain", 30, "Seconds to answer open requests after SIGTERM.", 0)
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
     common.run(main)
 

@@ -1,4 +1,4 @@
-"""Flags become a server; what is wrong is said before a model is loaded."""
+"""The flags of the server; errors are found before a model is loaded."""
 
 import socket
 import types

@@ -73,7 +73,7 @@ class TestTaskId:
 
 @pytest.fixture(scope="module")
 def model_of(tmp_path_factory):
-    """What a task is -> a model whose tasks have an expert each, and its translator."""
+    """Kind of task -> a model with one expert for each task, and its translator."""
 
     @functools.cache
     def make(kind):
@@ -119,7 +119,8 @@ def _trained(kind, logdir):
 
 
 def _audible(name, value, silent):
-    """A weight changed so that a wrong task is heard: few steps leave experts alike and silent.
+    """A weight changed so that a wrong task changes translations: after few steps experts are
+    similar.
 
     Args:
         name: the weight's.

@@ -21,7 +21,7 @@ FLAGS = flags.FLAGS
 def main(argv: list[str]) -> None:
     """Flags to api.train."""
     del argv
-    with runtimes.joined() as process:
+    with runtimes.join_processes() as process:
         result = _train(process)
     if result.signal:
         sys.exit(exit_code(result.signal))

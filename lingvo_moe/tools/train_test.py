@@ -30,8 +30,8 @@ def test_one_run_at_a_time_and_sigterm_saves_and_ends_it_with_143(tmp_path):
         finally:
             process.kill()
     assert process.returncode == 143
-    assert "SIGTERM: ends after the step or evaluation in progress, and saves." in rest
-    assert "the same command goes on from there." in rest
+    assert "SIGTERM: saving after the current step or evaluation, then ending." in rest
+    assert "the same command resumes from there." in rest
     assert "Traceback" not in rest
     (checkpoint,) = (tmp_path / "checkpoints").iterdir()
     assert checkpoint.name.startswith("step_")

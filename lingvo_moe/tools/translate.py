@@ -31,7 +31,7 @@ FLAGS = flags.FLAGS
 
 
 def main(argv: list[str]) -> None:
-    """Flags to a Translator. What may be wrong is found before the weights are read."""
+    """Flags to a Translator. Errors of flags and input are found before the weights are read."""
     model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(_overrides())
     model_dir.tag(FLAGS.to)
     model_dir.task.task_id(FLAGS.source_language, FLAGS.to)
@@ -137,9 +137,9 @@ def _overrides() -> list[str]:
 
 
 def _sentences(arguments: Sequence[str]) -> tuple[Iterable[str], int | None]:
-    """The sentences, and how many there are; None if only reading tells.
+    """The sentences and their number; None for a stream.
 
-    A file is read twice, so that what is wrong with its last line is said before hours of work.
+    A file is read twice, so that an error in its last line is found before hours of work.
     """
     if arguments:
         sentences = list(decode_lines(map(os.fsencode, arguments), "the arguments"))
@@ -147,7 +147,7 @@ def _sentences(arguments: Sequence[str]) -> tuple[Iterable[str], int | None]:
     if not FLAGS.input:
         return decode_lines(sys.stdin.buffer, "standard input"), None
     path = Path(FLAGS.input)
-    if path.exists() and not path.is_file():  # a pipe is read but once
+    if path.exists() and not path.is_file():  # a pipe can be read only once
         return read_lines(path), None
     return read_lines(path), sum(1 for _ in read_lines(path))
 

@@ -1,4 +1,4 @@
-"""Adafactor: Adam's scaling at a fraction of its memory, an update bounded per weight."""
+"""Adafactor: Adam's scaling with a fraction of its memory, and a bound on each update."""
 
 import dataclasses
 from typing import ClassVar
@@ -25,13 +25,13 @@ class Adafactor(Optimizer):
     The second moment of a matrix is kept as its means over rows and over columns. The root mean
     square of a change is at most clip_threshold · rate · max(RMS(weight), min_scale). Experts and
     the layers of a scan count as independent weights: rows, columns, clipping and scale are
-    computed for each separately, so stacking weights changes no number.
+    computed for each separately, so stacking weights does not change results.
 
     Slots: `row` and `col` where factored, else `full`; `momentum` if beta1 > 0.
 
     Attributes:
         beta1: momentum of the change; 0 for none.
-        beta2: the bound on the second moment's decay min(1 - step^-beta2_exponent, beta2).
+        beta2: bound of the second moment's decay, min(1 - step^-beta2_exponent, beta2).
         beta2_exponent: see beta2.
         clip_threshold: the bound on the root mean square of an update before it is scaled.
         min_scale: lower bound on the scale of a weight.
@@ -78,8 +78,8 @@ class Adafactor(Optimizer):
     def _second_moment(self, slots, grad, spec, count):
         """The scaling of the update grad / √moment by the gradient's second moment.
 
-        For large weights memory is slower than compute. So the only tensors of a weight's size are
-        its squares and the factor of the gradient.
+        For large weights memory limits the speed. So the only tensors of a weight's size are its
+        squares and the factor of the gradient.
 
         Returns:
             A function, step -> step / √moment, where step has size 1 along the weight's axes; the
@@ -107,8 +107,8 @@ class Adafactor(Optimizer):
         of_all = tf.reduce_mean(row, row_axis, keepdims=True)
         of_row = tf.expand_dims(of_all / tf.maximum(row, of_all * _ROW_SHARE_FLOOR), col_axis)
         of_col = tf.expand_dims(1.0 / col, row_axis)
-        # A compiler merges equal constants, which would spread the sharding of one weight's slots
-        # to another weight with the same number of columns.
+        # A compiler merges equal constants. Without this annotation the sharding of one weight's
+        # slots could be used for another weight with the same number of columns.
         of_row, of_col = (
             annotate(of, spec.dims[:axis] + "." + spec.dims[axis + 1 :], at_rest=True)
             for of, axis in ((of_row, col_axis), (of_col, row_axis))
@@ -126,7 +126,7 @@ class Adafactor(Optimizer):
         return [axis for axis, letter in enumerate(spec.dims) if letter not in independent]
 
     def _factored_axes(self, spec: WeightSpec) -> list[int]:
-        """The axes of rows and columns, in that order, or [] where the moment is kept in full."""
+        """The axes of rows and columns, in that order; [] if the full moment is kept."""
         axes = self._weight_axes(spec)[-2:]
         long = all(spec.shape[axis] >= self.min_dim_size_to_factor for axis in axes)
         return axes if len(axes) == 2 and long else []

@@ -27,7 +27,7 @@ def random_run(optimizer, spec, steps, first_step=0):
     """The start, the gradients [steps, …] and the end of a run on one weight, in numpy."""
     rng = np.random.default_rng(7)
     start = rng.normal(0, 0.1, spec.shape).astype(np.float32)
-    # Gradients as unlike each other in size as they come: by element, by expert and by step.
+    # Gradients of very different sizes: by element, by expert and by step.
     sizes = np.exp(rng.normal(0, 2, spec.shape)) * np.exp(
         rng.normal(0, 1, [steps] + [1] * start.ndim)
     )
@@ -68,7 +68,7 @@ def slow_adafactor(weight, grads, *, factor, first_step=0, beta1=0.0, beta2_cap=
 
 
 def assert_same_path(end, expected, start):
-    """Equal to within 1e-4 of how far the weight went (root mean square)."""
+    """Equal within 1e-4 of the change of the weight (root mean square)."""
     went = np.sqrt(np.mean((expected - start) ** 2))
     np.testing.assert_allclose(end, expected, rtol=0, atol=1e-4 * went)
 

@@ -50,7 +50,7 @@ class Box(NamedTuple):
         return tuple(slice(b, b + n) for b, n in zip(offsets, self.lengths, strict=True))
 
     def spec(self, shape: tuple[int, ...]) -> str:
-        """As TensorFlow's shape_and_slice: "4 6 0,2:0,6"; "" is the whole tensor."""
+        """TensorFlow's shape_and_slice: "4 6 0,2:0,6"; "" is the whole tensor."""
         if self.lengths == shape:
             return ""
         extents = (f"{b},{n}" for b, n in zip(self.starts, self.lengths, strict=True))
@@ -74,7 +74,7 @@ class Piece(NamedTuple):
 
     @property
     def is_finite(self) -> bool:
-        """Whether it holds neither NaN nor infinity."""
+        """Whether it has no NaN and no infinity."""
         if not self.dtype.is_floating:
             return True
         part = self._part()
@@ -85,7 +85,7 @@ class Piece(NamedTuple):
     def tensor(self) -> tf.Tensor:
         """Its values."""
         part = self._part()
-        if tf.is_tensor(part):  # cut where it lies; SaveV2 fetches no more than that
+        if tf.is_tensor(part):  # sliced on its device, so that SaveV2 copies only this part
             return part
         with tf.device("CPU"):
             return tf.convert_to_tensor(part)
@@ -261,7 +261,7 @@ def _cut(piece: Piece) -> Iterator[Piece]:
     if piece.dtype not in _SLICEABLE:
         if lengths != piece.shape:
             raise TypeError(
-                f"Tensor {piece.name!r} is {piece.dtype.name} and in parts, and TensorFlow's "
+                f"Tensor {piece.name!r} is {piece.dtype.name} and split, but TensorFlow's "
                 f"checkpoints can read parts only of {sorted(d.name for d in _SLICEABLE)}; "
                 f"replicate it over the devices or give it another dtype."
             )

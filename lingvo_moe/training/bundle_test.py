@@ -92,7 +92,7 @@ def test_a_dtype_that_tensorflow_cannot_read_in_parts(tmp_path, dtype):
     stored = _store(tmp_path, {"w": values})["w"]
     np.testing.assert_array_equal(stored, values)
     np.testing.assert_array_equal(stored[1:3, 2:5], values[1:3, 2:5])
-    with pytest.raises(TypeError, match=r"'w' is .* and in parts.*replicate it"):
+    with pytest.raises(TypeError, match=r"'w' is .* and split.*replicate it"):
         list(local_pieces({"w": Sharded.local(values, (2, 1))}, 0))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: TensorFlow's bundle format in a directory that appears complete or not at all."""
+"""Checkpoints: TensorFlow's bundle format in a directory that appears when it is complete."""
 
 import dataclasses
 import itertools
@@ -26,7 +26,7 @@ from lingvo_moe.training.bundle import (
 
 _PREFIX = "state"
 _INFO = "info.json"
-# What becomes of a checkpoint that is resumed from: an error, damage, or use.
+# Results of resuming from a checkpoint: an error, damage, or success.
 _FAILED, _DAMAGED, _USED = range(3)
 _SCRATCH = re.compile(r"step_\d{8,}(\.removed)?\.partial")
 
@@ -152,11 +152,13 @@ class Checkpointer:
             try:
                 best = _read_best(self._path(step)).step
             except OSError as error:
-                logging.warning("%s The checkpoint before says which is the best.", error)
+                logging.warning("%s The best is read from the checkpoint before.", error)
                 continue
             if best is None or best in steps:
                 return step if best is None else best
-            logging.warning("%s is gone, the best; taking the newest.", self._path(best))
+            logging.warning(
+                "The best checkpoint %s is missing; using the newest.", self._path(best)
+            )
             return step
         return steps[-1] if steps else None
 
@@ -221,7 +223,7 @@ class Checkpointer:
                 checkpoint = self._open(step)
                 _ = checkpoint.best  # damage there counts too
                 use(checkpoint)
-            except Exception as exception:  # must wait until the other processes have heard of it
+            except Exception as exception:  # raised after the other processes know of it
                 error = exception
             verdict = _DAMAGED if isinstance(error, OSError) else _FAILED
             agreed = self.process.minimum(_USED if error is None else verdict)
@@ -242,7 +244,7 @@ class Checkpointer:
         if mine:
             try:
                 stage()
-            except Exception as exception:  # must wait until the other processes have heard of it
+            except Exception as exception:  # raised after the other processes know of it
                 error = exception
         if self.process.minimum(int(error is None)):
             return
@@ -273,13 +275,13 @@ class Checkpointer:
                 aside = next(name for name in names if not name.exists())
                 os.rename(path, aside)
                 logging.warning(
-                    "%s cannot be used and is now %s; delete it when you like.", path, aside.name
+                    "%s cannot be used and was renamed to %s; you may delete it.", path, aside.name
                 )
 
     def _prepare(self, partial, final):
-        """Removes what crashed saves left, of any step and any process."""
+        """Removes the files of crashed saves, of any step and any process."""
         if final.exists():
-            raise FileExistsError(f"{final} is there already, and no checkpoint is overwritten")
+            raise FileExistsError(f"{final} exists already, and checkpoints are never overwritten")
         for path in self.directory.glob("step_*.partial"):
             if _SCRATCH.fullmatch(path.name):
                 _discard(path)
@@ -288,7 +290,7 @@ class Checkpointer:
     def _write(self, partial, tensors):
         if not partial.is_dir():
             raise FileNotFoundError(
-                f"{partial}, made by the first process, is not there for process "
+                f"{partial}, made by the first process, does not exist for process "
                 f"{self.process.index}; the directory must be one that all processes share"
             )
         index = self.process.index
@@ -313,7 +315,7 @@ class Checkpointer:
                 best = _read_best(self._path(step)).step
                 if best is not None:
                     kept.add(best)
-            except OSError as error:  # nothing resumes from it
+            except OSError as error:  # no run resumes from it
                 logging.warning("%s", error)
         for step in steps:
             if step not in kept:
@@ -323,7 +325,7 @@ class Checkpointer:
         return self.directory / f"step_{step:08d}"
 
     def _entries(self) -> list[tuple[int, Path]]:
-        """What bears the name of a checkpoint, with its step."""
+        """The paths with the name of a checkpoint, with their steps."""
         named = []
         for path in self.directory.glob("step_*"):
             digits = path.name.removeprefix("step_")
@@ -333,11 +335,11 @@ class Checkpointer:
 
 
 def check_tensors(tensors: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Makes sure that the tensors of a checkpoint are those of a model.
+    """Checks that the tensors of a checkpoint are those of a model.
 
     Args:
         tensors: by name, each with a shape.
-        shapes: what the model needs, by name.
+        shapes: of the model's tensors, by name.
 
     Raises:
         ValueError: a tensor is missing or of another shape, or there is a weight ("theta/…") that
@@ -366,7 +368,7 @@ def check_tensors(tensors: Mapping[str, Any], shapes: Mapping[str, tuple[int, ..
 
 
 def _read_best(path: Path) -> Best:
-    """What info.json of a checkpoint says; OSError if it is missing or damaged."""
+    """The contents of a checkpoint's info.json; OSError if it is missing or damaged."""
     file = path / _INFO
     try:
         best = Best(**read_json(file)["best"])
@@ -382,7 +384,7 @@ def _read_best(path: Path) -> Best:
 
 
 def _discard(path: Path) -> None:
-    """Deletes a checkpoint, also an incomplete one; readers no longer see it from the start."""
+    """Deletes a checkpoint, also an incomplete one, after hiding it from readers."""
     hidden = path if path.suffix == ".partial" else path.with_name(path.name + ".removed.partial")
     try:
         os.rename(path, hidden)
@@ -392,11 +394,11 @@ def _discard(path: Path) -> None:
 
 
 def _finite(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """The same pieces; FloatingPointError at the first that holds NaN or infinity."""
+    """The pieces; FloatingPointError at the first with NaN or infinity."""
     for piece in pieces:
         if not piece.is_finite:
             raise FloatingPointError(
-                f"{piece.name!r} has become NaN or infinite. Nothing was saved; earlier "
+                f"{piece.name!r} has NaN or infinity. Nothing was saved; earlier "
                 f"checkpoints are untouched. Try a lower learning rate, train.clip_norm, or "
                 f"activation_dtype='float32'."
             )

@@ -1,4 +1,4 @@
-"""A crash at every point of a run's saves, played by an exception that nothing catches."""
+"""A crash at every point of a run's saves, simulated by an exception that nothing catches."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from lingvo_moe.training.checkpoint import Best, Checkpointer
 NAMES = ("theta/w", "theta/v")
 # Which step was the best when each step was saved, its own among them.
 BEST = {10: 10, 20: 10, 30: 10, 40: 40, 50: 40}
-# What can be seen from outside: everything that writes, renames or deletes.
+# All operations that write, rename or delete.
 OPERATIONS = (
     (tf.raw_ops, "SaveV2"),
     (tf.raw_ops, "MergeV2Checkpoints"),
@@ -67,7 +67,9 @@ def _assert_readable(checkpoints, step):
 
 
 def test_a_crash_anywhere_loses_neither_the_newest_nor_the_best(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # slow, and no power fails here
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: None
+    )  # slow, and the test has no power failure
     monkeypatch.setattr(bundle, "_WRITE_BYTES", 12)  # each tensor is written by itself
     seen = set()
     for operations in range(200):

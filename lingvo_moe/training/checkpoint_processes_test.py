@@ -1,4 +1,4 @@
-"""Several processes that save and restore together, played by threads."""
+"""Several processes that save and restore together, simulated by threads."""
 
 import os
 import shutil
@@ -49,7 +49,7 @@ def _each(directories, act):
 
 
 def _save(directory, step, states):
-    """Each process calls another step the best: its own number."""
+    """Each process gives another step as the best: its own number."""
     directories = [directory] * len(states)
     return _each(directories, lambda c, i: c.save(step, states[i], Best(i)))
 
@@ -149,7 +149,7 @@ def test_a_nan_in_one_process_stops_all(tmp_path):
     errors = _save(tmp_path, 2, states)
     assert "another process failed, see its log" in str(errors[0])
     assert isinstance(errors[1], FloatingPointError)
-    assert str(errors[1]).startswith("'theta/w' has become NaN or infinite. Nothing was saved")
+    assert str(errors[1]).startswith("'theta/w' has NaN or infinity. Nothing was saved")
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]
 
 

@@ -34,7 +34,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
         checkpoints.save(step, TENSORS, Best(1))
     assert checkpoints.steps() == [1, 3, 4]
     assert checkpoints.best() == 1
-    # 4 still calls 1 the best: what is resumed from there must find it.
+    # 4 still names 1 as the best, so a run that resumes from 4 must find it.
     checkpoints.save(5, TENSORS, Best(5))
     assert checkpoints.steps() == [1, 4, 5]
     assert checkpoints.best() == 5
@@ -135,7 +135,9 @@ def test_what_a_model_cannot_use_is_no_damage(tmp_path):
 def test_no_checkpoint_is_overwritten(tmp_path):
     checkpoints = Checkpointer(tmp_path)
     checkpoints.save(1, TENSORS, Best(1))
-    with pytest.raises(OSError, match=r"step_00000001 is there already, and no checkpoint is over"):
+    with pytest.raises(
+        OSError, match=r"step_00000001 exists already, and checkpoints are never over"
+    ):
         checkpoints.save(1, {"w": np.float32(3)})
     assert checkpoints.read(1).tensors.keys() == TENSORS.keys()
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]
@@ -154,7 +156,7 @@ def test_after_a_damaged_newest_as_many_good_ones_are_kept(tmp_path, caplog, kee
         checkpoints.save(step, TENSORS, Best(10))
     _damage(tmp_path / "step_00000060")
     resumed = checkpoints.resume()
-    assert "now step_00000060.aside-1; delete it when you like" in caplog.text
+    assert "renamed to step_00000060.aside-1; you may delete it" in caplog.text
     for step in (resumed.step + 1, resumed.step + 2):
         checkpoints.save(step, TENSORS, Best(10))
         assert checkpoints.read(step).step == step
@@ -174,7 +176,7 @@ def test_what_is_moved_aside_twice_is_kept_twice(tmp_path):
 
 
 def test_names_that_are_no_checkpoints(tmp_path):
-    """They are neither counted, nor touched, nor in the way."""
+    """They are ignored and unchanged."""
     checkpoints = Checkpointer(tmp_path, keep=1)
     for name in ("step_00000200.bak", "step_abc", "step_", "step_9", "step_x.partial"):
         (tmp_path / name).mkdir()
@@ -233,7 +235,7 @@ def test_the_best_is_gone(tmp_path, caplog):
         checkpoints.save(step, TENSORS, Best(1))
     shutil.rmtree(tmp_path / "step_00000001")
     assert checkpoints.best() == 3
-    assert "step_00000001 is gone, the best; taking the newest" in caplog.text
+    assert "step_00000001 is missing; using the newest" in caplog.text
 
 
 def test_a_reader_of_the_best_follows_a_running_training(tmp_path):
@@ -280,7 +282,7 @@ def test_what_is_not_finite_is_never_saved(tmp_path, value, make):
     checkpoints.save(1, TENSORS)
     weights = np.zeros([4, 5], np.float32)
     weights[3, 2] = value
-    with pytest.raises(FloatingPointError, match=r"^'slots/v' has become NaN or infinite"):
+    with pytest.raises(FloatingPointError, match=r"^'slots/v' has NaN or infinity"):
         checkpoints.save(2, TENSORS | {"slots/v": make(weights)})
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]
 

@@ -1,7 +1,7 @@
 """A ladder of programs: each step runs on the lowest rung with enough room.
 
-The rungs are programs of the same step with larger and larger buffers. A step on a rung that is too
-low does not change the state (training.step), so it can run again on a higher one.
+The rungs are programs of the same step with increasingly large buffers. A step on a rung that is
+too low does not change the state (training.step), so it can run again on a higher one.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,7 +45,7 @@ class Ladder:
             return step(0)
         retries = 0
         while (needed := int((metrics := step(self.rung)).needed_rung)) > self.rung:
-            # May repeat: a layer without room gives wrong loads to the layers after it.
+            # May repeat: a layer without room gives wrong loads to later layers.
             self.rung, self._calm, self._needed = needed, 0, 0
             retries += 1
         metrics = NestedMap(metrics, rung=np.float32(self.rung), retries=np.float32(retries))

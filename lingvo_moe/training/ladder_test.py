@@ -21,7 +21,7 @@ def take(ladder, *needs):
 
 
 def test_one_rung_just_takes_steps():
-    metrics = NestedMap(nll=1.0)  # says nothing of rungs, and nobody asks
+    metrics = NestedMap(nll=1.0)  # has no needed_rung, and it is not used
     assert Ladder(1).take(lambda rung: metrics if rung == 0 else None) is metrics
     assert Ladder(1).state() == {}
 

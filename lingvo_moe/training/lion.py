@@ -1,4 +1,4 @@
-"""Lion: every element moves by the learning rate, in the direction of a moving mean's sign."""
+"""Lion: every element changes by the learning rate times the sign of a moving mean."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ class Lion(Optimizer):
     Slots: `mean`, of each weight's shape.
 
     Attributes:
-        beta1: the mean's share in the direction; the gradient has the rest.
+        beta1: weight of the mean in the direction; the gradient has the weight 1 - beta1.
         beta2: decay of the mean.
     """
 

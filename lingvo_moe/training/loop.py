@@ -82,8 +82,8 @@ class Recorder(NamedTuple):
     """Records the metrics of every step.
 
     Attributes:
-        add: (step, its metrics), called once a step, in order, when the loop waits for the device
-            anyway. After resuming from step n the next step is n + 1.
+        add: (step, its metrics), called once for each step, in order, when the loop waits for the
+            device. After resuming from step n the next step is n + 1.
         save: called before each checkpoint is written.
     """
 
@@ -92,14 +92,14 @@ class Recorder(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What an evaluation found.
+    """The result of an evaluation.
 
     Attributes:
         dev_loss: nats a token, lower is better.
         scalars: by TensorBoard tag.
-        text: for the line of progress.
+        text: for the progress line.
         images: PNG by TensorBoard tag.
-        warnings: lines for people.
+        warnings: lines to report.
     """
 
     dev_loss: float
@@ -156,7 +156,7 @@ def train(
         evaluate: step -> scores of the runtime's weights on dev; None without dev data.
         report: takes each line of progress.
         process: this process among those that train together; each saves its own pieces.
-        recorder: gets the metrics of each step.
+        recorder: records the metrics of each step.
         initialize: initializes the runtime where there is no checkpoint, and returns the number of
             steps taken; None draws all weights.
         started: called with the number of steps taken, before this run's first step, after the
@@ -225,7 +225,7 @@ class _Loop:
             self._save()
         self.events.close()
         if not finished:
-            self.report(f"Interrupted at step {self.step}; the same command goes on from there.")
+            self.report(f"Interrupted at step {self.step}; the same command resumes from there.")
         return TrainResult(
             self.step, finished, self.best.step, self.best.loss, signal or received()
         )
@@ -245,7 +245,8 @@ class _Loop:
         try:
             return self.batches.next_batch()
         except Exception:
-            # With several processes, others may be at a later step. A single one saves its work.
+            # With several processes, others may be at a later step. A single process saves a
+            # checkpoint.
             if self.process is ALONE and self.step > (self.saved_step or 0):
                 self._save()
                 self.report(f"The input failed; step {self.step} is saved.")
@@ -277,7 +278,8 @@ class _Loop:
         if scalars is None:
             return
         elapsed, steps = time.monotonic() - self.clock, self.step - self.clock_step
-        # Compiling says nothing of the steps to come; but a first step alone has no other time.
+        # The time left excludes the first step, which includes compiling, unless it is the only
+        # one.
         seconds = max(elapsed - self.compiling, elapsed / steps)
         rate = steps / max(seconds, 1e-9)
         speed = scalars["tokens"] / max(seconds, 1e-9)
@@ -340,7 +342,7 @@ class _Loop:
                 since = self.best.evaluations_since + 1
                 self.best = self.best._replace(evaluations_since=since)
         self._save()
-        self.clock += time.monotonic() - start  # evaluation does not count as training time
+        self.clock += time.monotonic() - start  # evaluation is not training time
 
     def _save(self):
         for metrics in self.metrics:  # check all steps before a checkpoint is written
@@ -371,8 +373,8 @@ class Interruption:
         """The signal for which to stop before this step, or None.
 
         Args:
-            step: every process asks at the same steps, each one once.
-            signal: number of the one that this process received.
+            step: all processes call this once for each of the same steps.
+            signal: number of the signal that this process received, if any.
         """
         if self._process is ALONE:
             return signal

@@ -1,4 +1,4 @@
-"""The loop on a model of one number: the state is the sum of all batches seen so far."""
+"""The loop with a model of one number: the state is the sum of all batches so far."""
 
 import math
 import os
@@ -117,7 +117,9 @@ def test_a_signal_saves_and_the_same_call_resumes_exactly(tmp_path, number, caps
     batches = Counting({4: lambda: os.kill(os.getpid(), number)})
     total, result, lines = _train(tmp_path, batches=batches)
     assert (total, result.step, result.finished, result.signal) == (10, 4, False, number)
-    assert capsys.readouterr().err.startswith(f"{number.name}: ends after the step or evaluation")
+    assert capsys.readouterr().err.startswith(
+        f"{number.name}: saving after the current step or evaluation"
+    )
     assert lines[-1].startswith("Interrupted at step 4")
     total, result, lines = _train(tmp_path)
     assert lines[0] == "Resuming from step 4."
@@ -151,7 +153,7 @@ def test_when_the_input_fails_what_was_trained_is_saved(tmp_path):
 
 
 def _steps_asked(others, signal_at=lambda step: None, last=200):
-    """At which of 200 steps of 1/8 s a process asks the others, and where it stops, if it does."""
+    """The steps, of 200 of 1/8 s, at which a process asks the others, and the last step."""
     asked, clock = [], [0.0]
 
     def minimum(value):
@@ -219,7 +221,7 @@ def test_a_weight_that_is_not_finite_never_reaches_a_checkpoint(tmp_path, monkey
         return metrics
 
     monkeypatch.setattr(Sum, "train", overflow)
-    with pytest.raises(FloatingPointError, match=r"'theta/total' has become NaN or infinite"):
+    with pytest.raises(FloatingPointError, match=r"'theta/total' has NaN or infinity"):
         _train(tmp_path, log_every=100, eval_every=100, checkpoint_every=3)
     assert Checkpointer(tmp_path / "checkpoints").steps() == [3]
 

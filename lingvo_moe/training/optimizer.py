@@ -15,10 +15,11 @@ from lingvo_moe.core.tables import StateSpec
 from lingvo_moe.sharding.annotations import annotate
 from lingvo_moe.training.schedules import Schedule
 
-# The letter of the dimension along which weights alike are stacked; no rule names it.
+# The letter of the dimension along which equal weights are stacked; no rule has it.
 STACK = "*"
-# Elements of a weight up to which it is. A small weight's update costs what it takes to start its
-# ops; a large one's is bound by memory, and stacking is more of that.
+# Largest number of elements of a stacked weight. The update of a small weight takes as long as
+# starting its ops. That of a large one is limited by memory, and stacking needs more memory
+# traffic.
 _MAX_STACKED_SIZE = 256 * 256
 
 
@@ -57,7 +58,7 @@ class Optimizer(Params, abc.ABC):
     rate_factors: Factors = ()
 
     def slots(self, weights: NestedMap) -> NestedMap:
-        """WeightSpecs of the slots of weights that move, at `path/of/weight/name_of_slot`.
+        """WeightSpecs of the slots of trained weights, at `path/of/weight/name_of_slot`.
 
         Slots have WeightSpecs, so they are initialised, saved and sharded like weights.
 
@@ -67,9 +68,9 @@ class Optimizer(Params, abc.ABC):
         return self.split(weights, weights)[0].map(self.weight_slots)
 
     def factors(self, weights: NestedMap) -> dict[str, float]:
-        """The factor of the learning rate of each weight that moves, by path.
+        """The factor of the learning rate of each trained weight, by path.
 
-        State among the weights (core.tables) and frozen weights do not move.
+        State among the weights (core.tables) and frozen weights are not trained.
 
         Raises:
             ValueError: a pattern of rate_factors is found in no path, or all weights are frozen.
@@ -83,7 +84,7 @@ class Optimizer(Params, abc.ABC):
         return {path: factor for path, factor in found.items() if factor}
 
     def split(self, tree: NestedMap, weights: NestedMap) -> tuple[NestedMap, NestedMap]:
-        """The part of a tree whose weights move, and the rest.
+        """The part of a tree for trained weights, and the rest.
 
         Args:
             tree: parallel to weights.
@@ -107,7 +108,7 @@ class Optimizer(Params, abc.ABC):
         """Takes one step.
 
         Args:
-            theta: the weights that move.
+            theta: the trained weights.
             slots: the values of `slots`.
             grads: the gradient, a tree like theta.
             step: int64 [], number of earlier steps.
@@ -120,7 +121,7 @@ class Optimizer(Params, abc.ABC):
         rate, factors = self.schedule(count), self.factors(weights)
 
         def move(factor, weight, slot, grad, spec):
-            # What is made of it is then cut alike; see also Adafactor.
+            # The results are then split in the same way; see also Adafactor.
             grad = annotate(grad, spec.dims, at_rest=True)
             here = rate if factor == 1 else factor * rate
             change, slot = self.update_weight(weight, slot, grad, spec, here, count)

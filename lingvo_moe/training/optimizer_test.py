@@ -121,7 +121,7 @@ def test_weights_that_are_alike_move_as_each_does_alone(optimizer, monkeypatch):
             theta, slots, _ = optimizer.update(theta, slots, grads, tf.constant(step), ALIKE)
         return [*theta.flatten(), *slots.flatten()]
 
-    # A class that overrides update_weight has to promise anew.
+    # A class that overrides update_weight must set takes_stacks again.
     fields = {f.name: getattr(optimizer, f.name) for f in dataclasses.fields(optimizer)}
     members = {"update_weight": counted, "takes_stacks": True}
     optimizer = type("Counting", (type(optimizer),), members)(**fields)

@@ -44,8 +44,8 @@ def copy_to_replicas(grads: NestedMap, tables: NestedMap, weights: NestedMap) ->
 
     Args:
         grads: from `sum_replicas`.
-        tables: as there.
-        weights: as there.
+        tables: as for `sum_replicas`.
+        weights: as for `sum_replicas`.
 
     Returns:
         grads in slots; zero for empty ones.
@@ -184,7 +184,7 @@ def move_rows(tensor: tf.Tensor, targets: tf.Tensor, sources: tf.Tensor) -> tf.T
 
 
 def _on_slots(function, grads, tables, weights):
-    """The grads, those in slots by function(grad, the expert in each slot, the table's spec)."""
+    """The grads, where slots are changed by function(grad, expert in each slot, table's spec)."""
     places = _places(weights)
     if not places:
         return grads
@@ -209,5 +209,5 @@ def _places(weights: NestedMap) -> dict[str, str]:
 
 
 def _table_of(path: str, places: dict[str, str]) -> str | None:
-    """The table that places the weight at a path, or the optimizer's memory of one below it."""
+    """The table for the weight, or the optimizer slot, at a path; None without one."""
     return next((table for part, table in places.items() if path.startswith(f"{part}/")), None)

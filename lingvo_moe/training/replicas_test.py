@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import Constant, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.tables import Fixed, TableSpec, merge_trees, unlearned
+from lingvo_moe.core.tables import Fixed, TableSpec, merge_trees, select_state
 from lingvo_moe.training.adamw import AdamW
 from lingvo_moe.training.replicas import (
     copy_to_replicas,
@@ -73,7 +73,7 @@ def test_nothing_to_move_is_no_round():
 
 def test_a_model_without_tables_is_left_as_it_is():
     weights, grads = NestedMap(gate=WEIGHTS.gate), NestedMap(gate=GRADS.gate)
-    assert merge_trees(grads, unlearned(grads, weights)) is grads
+    assert merge_trees(grads, select_state(grads, weights)) is grads
     assert sum_replicas(grads, NestedMap(), weights) is grads
     assert copy_to_replicas(grads, NestedMap(), weights) is grads
 
@@ -121,7 +121,7 @@ def test_what_is_not_a_table():
 
 def test_tables_are_taken_out_and_put_back():
     theta = NestedMap(moe=NestedMap(placement=1, experts=NestedMap(wi=2)), gate=3)
-    assert unlearned(theta, WEIGHTS) == {"moe": {"placement": 1}}
+    assert select_state(theta, WEIGHTS) == {"moe": {"placement": 1}}
     moving, fixed = AdamW(schedule=ConstantRate(learning_rate=1.0)).split(theta, WEIGHTS)
     assert moving == {"gate": 3, "moe": {"experts": {"wi": 2}}}
     assert merge_trees(moving, fixed) == theta

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM that wait until work can be saved."""
+"""Deferred SIGINT and SIGTERM, so that training can save a checkpoint first."""
 
 import contextlib
 import os
@@ -59,10 +59,10 @@ def _listen(reader):
         heard += 1
         name = signal.Signals(number).name
         if heard > 1:
-            print(f"{name} again: ends now, without saving.", file=sys.stderr, flush=True)
+            print(f"{name} again: ending now, without saving.", file=sys.stderr, flush=True)
             os._exit(exit_code(number))
         print(
-            f"{name}: ends after the step or evaluation in progress, and saves. A second signal "
+            f"{name}: saving after the current step or evaluation, then ending. A second signal "
             f"ends at once, without saving.",
             file=sys.stderr,
             flush=True,

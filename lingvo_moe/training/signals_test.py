@@ -7,7 +7,7 @@ import pytest
 
 from lingvo_moe.training import signals
 
-# Hashing stands for a compiler: native code that never returns to the interpreter.
+# Hashing instead of a compiler: native code that never returns to the interpreter.
 BUSY = """
 import hashlib
 from lingvo_moe.training.signals import deferred
@@ -25,9 +25,9 @@ def test_answered_at_once_in_native_code_and_the_second_ends_at_once(number, cod
             assert process.stdout.readline() == "busy\n"
             process.send_signal(number)
             line = process.stderr.readline()
-            assert line.startswith(f"{number.name}: ends after the step or evaluation in progress")
+            assert line.startswith(f"{number.name}: saving after the current step or evaluation")
             process.send_signal(number)
-            assert process.stderr.read() == f"{number.name} again: ends now, without saving.\n"
+            assert process.stderr.read() == f"{number.name} again: ending now, without saving.\n"
             assert process.wait() == code
         finally:
             process.kill()

@@ -8,7 +8,7 @@ import tensorflow as tf
 from lingvo_moe.core.layer import Context
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.random import fold_in
-from lingvo_moe.core.tables import merge_trees, unlearned
+from lingvo_moe.core.tables import merge_trees, select_state
 from lingvo_moe.core.zeros import runtime_zeros
 from lingvo_moe.sharding import copies
 from lingvo_moe.training.optimizer import Optimizer, clip_by_global_norm
@@ -20,7 +20,7 @@ class TrainState(NamedTuple):
 
     Attributes:
         step: int64 [], steps taken.
-        theta: the weights, and the state among them that nothing learns (core.tables).
+        theta: the weights, with the state among them that is not trained (core.tables).
         slots: the optimizer's slots, a tree parallel to theta.
     """
 
@@ -45,7 +45,7 @@ class LossOutput(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Over the rows of micro-batches; only the largest of each number in `most` counts."""
+    """Sums over micro-batches; for the numbers in `most` the maximum."""
 
     grads: NestedMap
     metrics: NestedMap
@@ -74,7 +74,7 @@ class Trainable(Protocol):
         """The loss of a (micro-)batch, already divided by denominator."""
 
     def after_step(self, state: NestedMap, metrics: NestedMap) -> tuple[NestedMap, NestedMap]:
-        """What no gradient moves after a step of the whole batch, and the metrics to report."""
+        """The state after a step with the whole batch, and the metrics to report."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class TrainStep:
         late_sums: whether gradients are summed over devices after the last micro-batch instead of
             after each (see sharding/copies.py).
         seed: of dropout and random routing; each step derives its own.
-        rungs: the same task with larger and larger buffers, the last with room for any batch; ()
+        rungs: the same task with increasingly large buffers, the last with room for any batch; ()
             for a task without a ladder.
         rung: index of `task` in rungs; None for the last.
     """
@@ -105,7 +105,7 @@ class TrainStep:
 
     @property
     def on_rungs(self) -> tuple["TrainStep", ...]:
-        """The step on each rung; itself where there are none."""
+        """The step on each rung; only itself without rungs."""
         if not self.rungs:
             return (self,)
         return tuple(
@@ -137,7 +137,7 @@ class TrainStep:
             theta, state.slots, grads, state.step, weights
         )
         metrics.update(optimizer_metrics)
-        unlearnt, metrics = self.task.after_step(unlearned(fixed, weights), metrics)
+        unlearnt, metrics = self.task.after_step(select_state(fixed, weights), metrics)
         new = TrainState(state.step + 1, merge_trees(theta, fixed, unlearnt), slots)
         if self.rung is not None:
             done = metrics.needed_rung <= self.rung
@@ -150,7 +150,7 @@ class TrainStep:
         denominator = self.task.num_targets(batch)
         if self.micro_batches == 1:
             return self._micro_batch(theta, fixed, batch, denominator, seed, 0)
-        # Here and not in the loop, so that what lies in pieces at rest is gathered once.
+        # Before the loop, so that weights that are split at rest are gathered once.
         theta, fixed = (
             tree.map(lambda weight, spec: copies.annotate_weight(weight, spec.dims), weights)
             for tree in (theta, fixed)

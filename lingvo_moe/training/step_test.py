@@ -96,7 +96,7 @@ def test_what_overflows_one_micro_batch_changes_nothing():
 
 
 def test_micro_batches_are_a_loop():
-    """One after the other, or memory would hold the activations of all; and compiled once."""
+    """They run one after the other, so that memory holds the activations of one; compiled once."""
     two, four = program(2), program(4)
     assert len(two.get_operations()) == len(four.get_operations())
     (loop,) = (op for op in four.get_operations() if op.type in ("While", "StatelessWhile"))

@@ -1,4 +1,4 @@
-"""Scalars and pictures for TensorBoard, written without it: TFRecord files of Event protos."""
+"""Writes scalars and pictures for TensorBoard: TFRecord files of Event protos."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ class SummaryWriter:
     """
 
     def __init__(self, directory: Path | None, report: Callable[[str], None]):
-        """Opens the file; makes the directory if need be.
+        """Opens the file; makes the directory if it does not exist.
 
         Args:
             directory: None writes nothing.
@@ -36,7 +36,7 @@ class SummaryWriter:
         directory.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
         self._path = directory / name
-        with self._failing_softly():
+        with self._warn_on_failure():
             self._writer = tf.io.TFRecordWriter(str(self._path))
             self._write(tf.compat.v1.Event(wall_time=time.time(), file_version="brain.Event:2"))
 
@@ -56,14 +56,14 @@ class SummaryWriter:
     def close(self) -> None:
         """Closes the file."""
         if self._writer is not None:
-            with self._failing_softly():
+            with self._warn_on_failure():
                 self._writer.close()
 
     def _write_values(self, step, values):
         if self._writer is None:
             return
         summary = tf.compat.v1.Summary(value=values)
-        with self._failing_softly():
+        with self._warn_on_failure():
             self._write(tf.compat.v1.Event(wall_time=time.time(), step=step, summary=summary))
 
     def _write(self, event):
@@ -71,12 +71,12 @@ class SummaryWriter:
         self._writer.flush()
 
     @contextlib.contextmanager
-    def _failing_softly(self):
+    def _warn_on_failure(self):
         try:
             yield
         except tf.errors.OpError as error:
             self._writer = None
             self._report(
-                f"warning: Cannot write {self._path} ({error.message}); training goes on without "
+                f"warning: Cannot write {self._path} ({error.message}); training continues without "
                 f"events for TensorBoard."
             )

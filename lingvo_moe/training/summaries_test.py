@@ -48,4 +48,4 @@ def test_a_full_disk_is_said_once_and_training_goes_on(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     (line,) = lines
     assert line.startswith(f"warning: Cannot write {tmp_path}/events.out.tfevents.")
-    assert line.endswith("training goes on without events for TensorBoard.")
+    assert line.endswith("training continues without events for TensorBoard.")

@@ -1,1 +1,1 @@
-"""The zoo: a module a family, a registered class a model."""
+"""The registered models: one module for each family, one class for each model."""

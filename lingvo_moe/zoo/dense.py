@@ -1,9 +1,9 @@
-"""Dense twins of the M4 family: what the experts are worth (compare Table 1 of arXiv 2006.16668).
+"""Dense twins of the M4 family, to measure the gain from experts (Table 1 of arXiv 2006.16668).
 
-All that is not the feed-forward layers is m4's, data and optimizer included. A twin of equal depth
-does less work a token than top-2 gating. The wide one does as much: in m4 every second layer has
-two experts of H at work and every other one network of H, 1.5·H in the mean, which is the width of
-each of its layers.
+Everything except the feed-forward layers is that of m4, also data and optimizer. A twin of equal
+depth has fewer FLOPs a token than top-2 gating. The wide one has the same: in m4 a token uses two
+experts of H in every second layer and one network of H in the others, 1.5·H on average, which is
+the width of all its layers.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class M4_36L(m4.MoE128E36L):
 
 @register
 class M4_12LWide(M4_12L):
-    """0.55B weights: 12 layers, H 12288: a token's work is that of m4.MoE128E12L."""
+    """0.55B weights: 12 layers, H 12288: as many FLOPs a token as m4.MoE128E12L."""
 
     def params(self) -> TranslationParams:
         """The frozen params."""

@@ -1,11 +1,11 @@
-"""Fine-grained and shared experts (DeepSeekMoE, Dai et al. 2024, arXiv 2401.06066), on this zoo.
+"""Fine-grained and shared experts (DeepSeekMoE, Dai et al. 2024, arXiv 2401.06066).
 
-Each expert of the GShard layout is cut into four of a quarter of its hidden units, and a token goes
-to four times as many: the weights of the experts and the work a token are those of the layout, the
-choice is finer (section 3.1). With shared experts (section 3.2), two of these 32 are no choice: one
-dense network of their size takes every token, which leaves 30 experts, of which a token goes to 6.
-`…Today` is the latter with DeepSeek-V3's router (arXiv 2412.19437): sigmoid scores, balance by a
-bias and a small loss a sentence. Beside each stands the model that it was made from.
+Each expert of the GShard layout is split into four with a quarter of its hidden units, and a token
+goes to four times as many (section 3.1). Weights and FLOPs a token stay the same, but there are
+more combinations of experts. With shared experts (section 3.2), two of the 32 experts are one dense
+network for every token, and a token chooses 6 of the other 30. `…Today` also has DeepSeek-V3's
+router (arXiv 2412.19437): sigmoid scores, balance by a bias, and a small loss for each sentence.
+Compare each model with its base class.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ _PARTS = 4  # of an expert
 
 
 def _cut(params: TranslationParams, shared: int = 0, **changes) -> TranslationParams:
-    """The params with experts cut into parts, `shared` of which take every token."""
+    """The params with experts split into parts, `shared` of which are for every token."""
     model, moe = params.model, params.model.moe
     choices = 2 * _PARTS - shared
     assert moe
@@ -54,7 +54,7 @@ class Tiny(tiny.MoE):
 
 @register
 class TinyShared(tiny.MoE):
-    """finegrained.Tiny, of whose experts two take every token."""
+    """finegrained.Tiny, with two of its experts for every token."""
 
     def params(self) -> TranslationParams:
         """The frozen params."""
@@ -81,7 +81,7 @@ class Small(small.MoE):
 
 @register
 class SmallShared(small.MoE):
-    """finegrained.Small, of whose experts two take every token."""
+    """finegrained.Small, with two of its experts for every token."""
 
     def params(self) -> TranslationParams:
         """The frozen params."""

@@ -1,11 +1,11 @@
-"""GShard's own models: M4, 100 languages into English (arXiv 2006.16668, section 4, Tables 1, 3).
+"""GShard's models: M4, 100 languages into English (arXiv 2006.16668, section 4, Tables 1, 3).
 
-Shared by all: M 1024, H 8192, 16 heads, dropout 0.1, Adafactor with learning rate 1.0 and
+Common params: M 1024, H 8192, 16 heads, dropout 0.1, Adafactor with learning rate 1.0 and
 inverse-square-root decay after 10k steps, label smoothing 0.1, SentencePiece vocabularies of 64000
-for the source and 32000 for the target. Weights and activations are float32 unless said otherwise.
-
-For pods: equal layers are one loop, so that 60 layers compile as fast as 12, and the gates, the one
-weight that grows with the experts and that every core needs whole, are cut at rest.
+for the source and 32000 for the target. Weights and activations are float32, except in the 1T
+model. For pods, equal layers are computed in one loop, so that 60 layers compile as fast as 12. The
+gates are split at rest, because every core needs all of them and they grow with the number of
+experts.
 """
 
 from typing import Literal
@@ -21,7 +21,7 @@ from lingvo_moe.training.loop import TrainParams
 
 
 class _M4:
-    """What the family shares; a model is a diff from it."""
+    """The common params of the family; a model overrides some of them."""
 
     num_layers: int
     num_experts: int | None = None
@@ -55,7 +55,7 @@ class _M4:
     def _moe(self):
         if self.num_experts is None:
             return None
-        # As many groups as experts, one of each per core.
+        # As many groups as experts: a core has one group and one expert.
         return MoEParams(
             num_experts=self.num_experts, num_groups=self.num_experts, dispatcher=Einsum()
         )

@@ -1,12 +1,11 @@
 """No Language Left Behind: 200 languages, any to any (Costa-jussà et al. 2022, arXiv 2207.04672).
 
-Shared by the full-size models: 24 + 24 layers, M 2048, H 8192, 16 heads, dropout 0.3, one joint
-vocabulary and one embedding for both sides, label smoothing 0.1, pairs sampled in proportion to
-their data, a million tokens a batch, Adam with the learning rate climbing to 0.002 over 8000 steps
-and falling with their inverse square root, 300k steps. The MoE models have 128 experts in every 4th
-layer, top-2 gating that always takes the second expert, capacity factor 2 and a balance loss
-weighed 0.01. docs/models.md says which values were compared with the released recipes and what
-differs.
+Common params of the full-size models: 24 + 24 layers, M 2048, H 8192, 16 heads, dropout 0.3, one
+joint vocabulary and one embedding for both sides, label smoothing 0.1, pairs sampled in proportion
+to their data, a million tokens a batch, Adam with a learning rate that rises to 0.002 over 8000
+steps and then falls with the inverse square root of the step, 300k steps. The MoE models have 128
+experts in every 4th layer, top-2 gating that always takes the second expert, capacity factor 2 and
+a balance loss with weight 0.01. docs/models.md compares these values with the released recipes.
 """
 
 import dataclasses
@@ -29,7 +28,7 @@ _BATCH_TOKENS = 2**20
 _WARMUP_STEPS = 8000
 _PEAK_RATE = 0.002
 
-# Section 6.2: each regularises experts that would overfit small languages.
+# Section 6.2: regularisation against overfitting of experts on small languages.
 _EXPERT_OUTPUT_MASKING: dict[str, Any] = {"output_mask_rate": 0.2}
 _CONDITIONAL_ROUTING: dict[str, Any] = {
     "shared_expert": True,
@@ -40,7 +39,7 @@ _CONDITIONAL_ROUTING: dict[str, Any] = {
 
 
 class _Nllb:
-    """What the full-size models share; a model is a diff from it."""
+    """The common params of the full-size models; a model overrides some of them."""
 
     moe: MoEParams | None = None
 

@@ -11,7 +11,7 @@ from lingvo_moe.training.schedules import Cosine
 
 
 class _Small:
-    """4 + 2 layers of width 192; a model is a diff from it."""
+    """4 + 2 layers of width 192; a model overrides some of the params."""
 
     num_experts: int | None = None
     max_steps = 5000
@@ -30,7 +30,7 @@ class _Small:
                 head_dim=32,
                 moe=MoEParams(num_experts=self.num_experts) if self.num_experts else None,
                 dropout_rate=0.2,
-                # Little data and much to copy: names learned on one side are known on the other.
+                # Little data and many copied words: with one table both sides learn them together.
                 shared_embedding=True,
             ),
             source_vocab_size=8000,
@@ -39,12 +39,12 @@ class _Small:
                 batch_size=32,
                 source_length=96,
                 target_length=64,
-                # Real tails are thin: with T 5 pairs of a few dozen lines would be seen thousands
-                # of times while the largest is not yet seen twice.
+                # With T 5 pairs with a few dozen lines would have thousands of epochs, and the
+                # largest pair less than two.
                 temperature=2.0,
             ),
-            # The run's length is known, so the rate ends at zero: most of the dev loss's last fall
-            # comes from that.
+            # The length of the run is known, so the rate decays to zero, which lowers the final dev
+            # loss most.
             optimizer=Adafactor(
                 schedule=Cosine(learning_rate=0.03, warmup_steps=500, total_steps=self.max_steps)
             ),

@@ -1,7 +1,7 @@
-"""The recipe of Switch Transformer (Fedus et al. 2021, arXiv 2101.03961) on models of this zoo.
+"""The recipe of Switch Transformer (Fedus et al. 2021, arXiv 2101.03961) for models of the zoo.
 
-Top-1 gating, capacity factor 1.25, balance loss weighed 0.01 and router inputs jittered by 1 %
-(sections 2.2 and 2.4, appendix C). In evaluation nothing is dropped, as everywhere in this zoo.
+Top-1 gating, capacity factor 1.25, balance loss with weight 0.01 and router inputs with 1 % jitter
+(sections 2.2 and 2.4, appendix C). Evaluation drops no token, as for all registered models.
 """
 
 from lingvo_moe.core.registry import register

@@ -1,4 +1,4 @@
-"""The demo's models: minutes on two cores, for the synthetic corpus."""
+"""Models of the demo: trained in minutes on two cores, on the synthetic corpus."""
 
 from lingvo_moe.core.registry import register
 from lingvo_moe.data.pipeline import InputParams
@@ -11,7 +11,7 @@ from lingvo_moe.training.schedules import InverseSquareRoot
 
 
 class _Tiny:
-    """2 + 2 layers of width 128; a model is a diff from it."""
+    """2 + 2 layers of width 128; a model overrides some of the params."""
 
     num_experts: int | None = None
     max_steps = 850

@@ -1,4 +1,4 @@
-"""Every field of every policy and model: what is no value of it is refused when it is made."""
+"""Every field of every policy and model refuses wrong values at construction."""
 
 import dataclasses
 import inspect
