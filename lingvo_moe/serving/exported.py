@@ -121,7 +121,7 @@ class Exported:
         n_best = options.get("n_best", 1)
         if not conforms(n_best, int) or not 1 <= n_best <= self.n_best:
             raise ValueError(
-                f"n_best must be 1 to {self.n_best}, got {short_repr(n_best)}; export the model with a "
+                f"n_best must be 1 to {self.n_best}, got {short_repr(n_best)}; export with a "
                 f"larger --set=decoding.n_best for more."
             )
 
