@@ -21,7 +21,7 @@ import tensorflow as tf
 from lingvo_moe.core.fields import NonNegativeFloat, Params, PositiveInt
 from lingvo_moe.core.layer import Normal, WeightSpec, init_theta, layer_names
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.patterns import Pattern, check_found, first_match
+from lingvo_moe.core.patterns import Pattern, check_found
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.training.lazy import Copies, Lazy, Slice, Stacked
 
@@ -121,10 +121,13 @@ class Upcycle(Transfer):
         return Origin(f"{count} copies of {dense}", copies, dense)
 
     def _noise_of(self, path, stored):
+        @functools.cache
+        def stddev():
+            return self.noise * float(np.asarray(stored).std())
+
         def noise(copy):
             key = zlib.crc32(f"{path}/{copy}".encode()) & 0x7FFFFFFF
-            stddev = self.noise * float(np.asarray(stored).std())
-            return Normal(stddev)(tuple(stored.shape), tf.stack([self.seed, key])).numpy()
+            return Normal(stddev())(tuple(stored.shape), tf.stack([self.seed, key])).numpy()
 
         return noise
 
@@ -218,7 +221,7 @@ def _origin(params, transfers, path, spec, theirs) -> Origin | None:
             raise ValueError(
                 f"init.rename: {replacement!r} cannot replace {pattern!r} ({error}); mend it."
             ) from error
-    if first_match([(pattern, True) for pattern in params.redraw], path, False):
+    if any(re.search(pattern, path) for pattern in params.redraw):
         return None
     for transfer in transfers:
         if origin := transfer.origin(path, there, spec, theirs):
