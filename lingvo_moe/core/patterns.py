@@ -29,19 +29,19 @@ def first_match(rules: Sequence[tuple[str, Value]], name: str, otherwise: Value)
 
 
 def check_found(patterns: Sequence[str], names: Collection[str], field: str) -> None:
-    """Makes sure that every pattern is found in a name.
+    """Checks that every pattern matches a name.
 
     Args:
         patterns: regular expressions.
-        names: what they are for.
+        names: the names.
         field: of the params, for the error.
 
     Raises:
-        ValueError: one is found in none.
+        ValueError: a pattern matches no name.
     """
     for pattern in patterns:
         if not any(re.search(pattern, name) for name in names):
             raise ValueError(
                 f"{field}: the pattern {pattern!r} is found in no name; there are "
-                f"{', '.join(list(names)[:3])} and others. Mend it or leave it out."
+                f"{', '.join(list(names)[:3])} and others. Correct it or leave it out."
             )

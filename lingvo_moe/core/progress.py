@@ -1,4 +1,4 @@
-"""Lines of progress: how much is done, the speed and the time left."""
+"""Progress lines: sentences done, speed and time left."""
 
 import time
 from collections.abc import Callable
@@ -16,12 +16,12 @@ class Progress:
         done: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Begins to measure the speed.
+        """Starts to measure the speed.
 
         Args:
             report: takes a line.
-            total: sentences in all; None if unknown, and then lines have no ETA.
-            done: those of an earlier run.
+            total: number of sentences; None if unknown, then lines have no ETA.
+            done: sentences of an earlier run.
             clock: seconds.
         """
         self._report, self._total, self._clock = report, total, clock

@@ -15,7 +15,7 @@ _START, _WRITTEN = 0, 1
 
 
 class Edge(NamedTuple):
-    """A token that continues a text from one place to another."""
+    """A token that continues a text from one position to another."""
 
     start: int
     end: int
@@ -30,7 +30,7 @@ def join_lattices(lattices: Iterable[Sequence[tuple[int, int, int]]]) -> tuple[E
             token; 0 is nothing, and the largest number all of it. See `Vocabulary.spellings`.
 
     Returns:
-        The same edges with places numbered anew: 0 is the start of all texts, 1 the end of all.
+        The same edges with new positions: 0 is the start of all texts, 1 the end of all.
     """
     edges, free = [], _WRITTEN + 1
     for lattice in lattices:
@@ -42,7 +42,7 @@ def join_lattices(lattices: Iterable[Sequence[tuple[int, int, int]]]) -> tuple[E
 
 
 class Constraints(NamedTuple):
-    """What forbids tokens.
+    """Constraints on the next token.
 
     Attributes:
         no_repeat_ngram: n; 0 to allow all repetitions.
@@ -60,7 +60,7 @@ class Constraints(NamedTuple):
         return tf.shape(self.prefix)[0] if self._any(self.prefix) else 0
 
     def start(self, batch: int | tf.Tensor, beams: int) -> tf.Tensor | tuple[()]:
-        """bool [B, K, S]: the places in forbidden texts that empty hypotheses are at."""
+        """bool [B, K, S]: the positions in forbidden texts of empty hypotheses."""
         if not self._any(self.forbidden):
             return ()
         return tf.broadcast_to(

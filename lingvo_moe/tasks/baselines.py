@@ -1,4 +1,4 @@
-"""Bilingual baselines: a model for each pair, trained and scored, to compare others with.
+"""Bilingual baselines: a model for each pair, trained and scored, for comparison.
 
 DIRECTORY/PAIR       the logdir of a pair's model
 DIRECTORY/report     their report, which `evaluate` compares with

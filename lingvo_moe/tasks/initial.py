@@ -1,4 +1,4 @@
-"""The initial weights of a translation model, drawn or another model's.
+"""The initial weights of a translation model: drawn, or from another model.
 
 V vocabulary, M model, J tasks.
 """
@@ -31,7 +31,7 @@ from lingvo_moe.training.replicas import experts_once
 
 @dataclasses.dataclass(frozen=True)
 class _Table(Transfer):
-    """A table whose rows have a meaning: they follow it to their new places.
+    """A table whose rows have a meaning, by which they are copied to new positions.
 
     Attributes:
         seed: of rows that are drawn.
@@ -56,18 +56,18 @@ class _Table(Transfer):
 
     @abc.abstractmethod
     def _parents(self, path: str, there: str, rows: int, old_rows: int) -> list[tuple[int, ...]]:
-        """For each of the rows those of the other model that it is the mean of; () to draw it."""
+        """For each row the rows of the other model whose mean it is; () to draw it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class VocabularyRows(_Table):
-    """The rows [V, M] of an embedding follow their pieces; see `data.extension.find_parents`.
+    """The rows [V, M] of an embedding, copied by piece; see `data.extension.find_parents`.
 
-    Rows that no piece uses keep their places.
+    Rows without a piece keep their positions.
 
     Attributes:
         new: the logdir of the model.
-        old: that of the other.
+        old: the logdir of the other model.
     """
 
     new: ModelDir
@@ -90,11 +90,11 @@ class VocabularyRows(_Table):
 
 @dataclasses.dataclass(frozen=True)
 class TaskRows(_Table):
-    """The rows [J, …] of a router by task follow their tasks; spare rows are drawn.
+    """The rows [J, …] of a router by task, copied by task; spare rows are drawn.
 
     Attributes:
         new: the model with its router.
-        old: the other.
+        old: the other model.
     """
 
     new: TranslationTask
@@ -109,8 +109,8 @@ class TaskRows(_Table):
         assert new, "only a router by task has such rows"
         if old is None or new.task != old.task:
             raise ValueError(
-                f"The router goes by the {new.task}, that of init.logdir by "
-                f"{f'the {old.task}' if old else 'tokens'}. Draw it anew: "
+                f"The router routes by the {new.task}, that of init.logdir by "
+                f"{f'the {old.task}' if old else 'tokens'}. Draw it at random: "
                 f"--set=\"init.redraw=('/gate$',)\"."
             )
         known = dict(zip(old.task_names(self.old.pairs), old.task_ids(self.old.pairs), strict=True))
@@ -126,7 +126,7 @@ class TaskRows(_Table):
 def initialize(
     model_dir: ModelDir, runtime: Any, process: Process, report: Callable[[str], None]
 ) -> tuple[int, str]:
-    """Gives a runtime its initial weights, as params.init says.
+    """Initializes the weights of a runtime by params.init.
 
     Args:
         model_dir: of the model.
@@ -135,7 +135,7 @@ def initialize(
         report: takes lines.
 
     Returns:
-        The number of steps taken, and what the weights were made of: lines, "" if all are drawn.
+        The number of steps, and a table of the sources of weights; "" if all are drawn.
 
     Raises:
         ValueError: there is no such model or checkpoint, or it does not fit; see `plan_transfer`.

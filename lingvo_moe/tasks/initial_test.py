@@ -192,7 +192,9 @@ class TestTaskRows:
         np.testing.assert_array_equal(state[name][2:], drawn(new)[name][2:])
 
     def test_a_router_by_something_else(self, moe):
-        message = r"The router goes by the pair, that of init.logdir by tokens. Draw it anew: "
+        message = (
+            r"The router routes by the pair, that of init.logdir by tokens. Draw it at random: "
+        )
         router = "model.moe.router=ByTask(task='pair',num_tasks=16)"
         with pytest.raises(ValueError, match=message):
             start(moe.path, router)

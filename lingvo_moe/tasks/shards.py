@@ -1,8 +1,10 @@
-"""Translating files in shards: what is finished stays, and processes share what is left.
+"""Translates files in shards, in any number of processes; an interrupted run can resume.
 
-A process claims a shard by a lock (`core/lock.py`), which ends with the process, and the shard's
-translations appear by a rename. So an interrupted run goes on with the shards that are left, to the
-same bytes, and any number of processes, on all machines that see the directories, share the work.
+A process locks a shard (`core/lock.py`), and the shard's translations appear by a rename. The lock
+ends with
+the process. So a resumed run translates only the missing shards, with the same bytes as an
+uninterrupted
+one. All processes that see the directories, also on other machines, share the work.
 """
 
 import contextlib
@@ -27,9 +29,9 @@ class Shard(NamedTuple):
     """A part of the input.
 
     Attributes:
-        source: the file that it is of.
-        first_line: number of its first sentence there.
-        sentences: to be read once.
+        source: the input file.
+        first_line: line number of its first sentence in that file.
+        sentences: an iterable that can be read once.
         output: the file of its translations.
     """
 
@@ -39,13 +41,13 @@ class Shard(NamedTuple):
     output: Path
 
 
-# Takes a shard, and what to call with numbers of sentences that are done; gives lines.
+# (shard, function to call with numbers of finished sentences) -> lines
 TranslateFn = Callable[[Shard, Callable[[int], None]], Iterable[str]]
 
 
 @dataclasses.dataclass(frozen=True)
 class FileShards:
-    """A file, cut at every `block` lines. Shards lie in OUTPUT.parts until all are there."""
+    """A file, split every `block` lines; shards are in OUTPUT.parts until all are finished."""
 
     input: Path
     output: Path
@@ -69,7 +71,7 @@ class FileShards:
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
-        """Joins the shards, which the block makes, to the output, and removes them.
+        """Joins the shards to the output when the block ends, and removes them.
 
         Raises:
             HeldError: another process works on the same output.
@@ -86,7 +88,7 @@ class FileShards:
 
 @dataclasses.dataclass(frozen=True)
 class DirectoryShards:
-    """A directory, each of whose files is a shard. Translations have its name in another one."""
+    """A directory where each file is a shard; its translations have the same name in OUTPUT."""
 
     input: Path
     output: Path
@@ -97,17 +99,17 @@ class DirectoryShards:
         return self.output
 
     def check(self) -> None:
-        """Raises ValueError if names of files or directories do not allow it."""
+        """Raises ValueError if the names of files or directories are not possible."""
         if self.output.exists() and not self.output.is_dir():
-            raise ValueError(f"--output={self.output} is a file, and --input a directory.")
+            raise ValueError(f"--output={self.output} is a file; give a directory, like --input.")
         if self.output.resolve().is_relative_to(self.input.resolve()):
-            raise ValueError(f"--output={self.output} lies in --input; give another directory.")
+            raise ValueError(f"--output={self.output} is inside --input; give another directory.")
         names: dict[str, Path] = {}
         for path in self._files():
             if not path.is_file():
                 raise ValueError(f"{path} is not a file; --input must be a directory of files.")
             if (other := names.setdefault(_name(path), path)) != path:
-                raise ValueError(f"{other} and {path} have one output; rename one of them.")
+                raise ValueError(f"{other} and {path} have the same output; rename one of them.")
         if not names:
             raise ValueError(f"{self.input} has no files to translate.")
 
@@ -116,7 +118,7 @@ class DirectoryShards:
             yield Shard(path, 1, read_lines(path), self.output / _name(path))
 
     def joined(self) -> contextlib.AbstractContextManager[None]:
-        """Nothing is joined, and other processes may work on the same output."""
+        """Does nothing: files are not joined, and other processes may work on the same output."""
         return contextlib.nullcontext()
 
     def _files(self):
@@ -124,12 +126,12 @@ class DirectoryShards:
 
 
 class Survey(NamedTuple):
-    """What is to do.
+    """The work of a run.
 
     Attributes:
-        total: sentences.
-        done: those in shards that are finished.
-        finished: outputs of these shards.
+        total: number of sentences.
+        done: number of sentences in finished shards.
+        finished: outputs of finished shards.
         sha256: of all sentences.
     """
 
@@ -140,7 +142,7 @@ class Survey(NamedTuple):
 
 
 def survey(shards: FileShards | DirectoryShards) -> Survey:
-    """Reads all sentences, so that what is wrong with the last is said before hours of work.
+    """Reads all sentences, so that an error in the last is found before hours of work.
 
     Raises:
         ValueError, OSError: as `read_lines`, or the output cannot be made.
@@ -166,25 +168,25 @@ def translate_shards(
     translate: TranslateFn,
     report: Callable[[str], None],
 ) -> None:
-    """Translates the shards that no other process does; at the end all are finished.
+    """Translates the shards that no other process translates; at the end all are finished.
 
     Args:
-        shards: the input and where its translations lie.
-        work: theirs.
-        job: whatever determines the translations, by name; shards that were made with other values
-            are not used.
+        shards: the input and the output.
+        work: the survey of the shards.
+        job: everything that determines the translations, by name; an output with other values is an
+            error.
         translate: the model.
         report: takes lines of progress.
 
     Raises:
-        ValueError: the directory is not of this job.
+        ValueError: the directory belongs to another job.
     """
     _begin(shards.directory, {"maker": _MAKER, **job, "input": work.sha256})
     progress = Progress(report, work.total, work.done)
     for shard in shards:
         if shard.output not in work.finished and not _take(shard, translate, progress):
-            progress(sum(1 for _ in shard.sentences))  # another process has it
-    for shard in shards:  # should that have died
+            progress(sum(1 for _ in shard.sentences))  # another process translates it
+    for shard in shards:  # again, because that process may have died
         _take(shard, translate, lambda count: None, wait=True)
 
 
@@ -198,7 +200,7 @@ def _take(shard, translate, progress, wait=False):
             if path.exists():
                 return False
             for stale in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
-                stale.unlink()  # of a holder that was killed
+                stale.unlink()  # from a process that was killed
             write_whole(path, translate(shard, progress))
             return True
     except lock.HeldError:
@@ -206,7 +208,7 @@ def _take(shard, translate, progress, wait=False):
 
 
 def _begin(directory, job):
-    """Notes whose translations a directory holds, or checks that they are of the same job."""
+    """Writes the job to a new directory, or checks that an existing one has the same job."""
     file = directory / MANIFEST
     with lock.hold(directory, f"{MANIFEST}.lock", wait=True):
         if not file.exists():
@@ -220,9 +222,9 @@ def _begin(directory, job):
     for name in dict.fromkeys((*job, *begun)):
         if begun.get(name) != job.get(name):
             raise ValueError(
-                f"{directory} was begun with {name}={begun.get(name)}, and this is "
-                f"{name}={job.get(name)}. Go on with the same model, flags and input, or remove "
-                f"it to begin anew."
+                f"{directory} was started with {name}={begun.get(name)}, but this run has "
+                f"{name}={job.get(name)}. Use the same model, flags and input, or remove "
+                f"it to start again."
             )
 
 

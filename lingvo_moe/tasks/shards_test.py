@@ -94,9 +94,9 @@ class TestFile:
     @pytest.mark.parametrize(
         ("job", "line", "message"),
         [
-            ({"step": "8"}, "", "was begun with step=7, and this is step=8. Go on with the same"),
-            (JOB | {"new": "x"}, "", "was begun with new=None, and this is new=x"),
-            (JOB, "one more\n", "was begun with input=[0-9a-f]{64}, and this is"),
+            ({"step": "8"}, "", "was started with step=7, but this run has step=8. Use the same"),
+            (JOB | {"new": "x"}, "", "was started with new=None, but this run has new=x"),
+            (JOB, "one more\n", "was started with input=[0-9a-f]{64}, but this run"),
         ],
     )
     def test_shards_of_another_job_are_not_used(self, tmp_path, source, notes, job, line, message):
@@ -175,11 +175,11 @@ class TestDirectory:
     @pytest.mark.parametrize(
         ("files", "output", "message"),
         [
-            (("a", "a.gz"), "output", "source/a and .*source/a.gz have one output"),
+            (("a", "a.gz"), "output", "source/a and .*source/a.gz have the same output"),
             ((), "output", "has no files to translate"),
-            (("a",), "source/output", "lies in --input"),
+            (("a",), "source/output", "is inside --input"),
             (("a", "b/c"), "output", "source/b is not a file"),
-            (("a",), "file", "file is a file, and --input a directory"),
+            (("a",), "file", "file is a file; give a directory"),
         ],
     )
     def test_errors(self, tmp_path, notes, files, output, message):

@@ -61,7 +61,7 @@ def run() -> None:
     flags.DEFINE_string(
         "init_from",
         None,
-        "Where the weights of a new logdir come from: another logdir, or an export with weights.",
+        "Source of the weights of a new logdir: another logdir, or an export with weights.",
     )
     flags.DEFINE_integer("max_steps", None, "Short for --set=train.max_steps=…", lower_bound=1)
     flags.DEFINE_multi_string("set", [], common.SET_HELP)

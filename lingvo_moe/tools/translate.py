@@ -97,7 +97,7 @@ def _translate_shards(model_dir: ModelDir, shards: FileShards | DirectoryShards)
 
 
 def _share_machine(index: int, count: int) -> None:
-    """Each of several processes takes its part of the cores, and one GPU."""
+    """Gives each of several processes its share of the cores, and one GPU."""
     if count == 1:
         return
     cores = max(1, len(os.sched_getaffinity(0)) // count)
@@ -153,7 +153,7 @@ def _sentences(arguments: Sequence[str]) -> tuple[Iterable[str], int | None]:
 
 
 def _format(translation: Translation, tokens: bool, score: bool) -> str:
-    """A line of the output: JSON with the tokens, or the text, perhaps behind its score."""
+    """A line of the output: JSON with the tokens, or the text, with its score if requested."""
     if tokens:
         return json.dumps(translation.as_json(), ensure_ascii=False) + "\n"
     return (f"{translation.score:.4f}\t" if score else "") + translation.text + "\n"
@@ -176,11 +176,9 @@ def run() -> None:
         "output",
         None,
         "File or directory to write; standard output by default. After an interruption the same "
-        "command goes on.",
+        "command resumes.",
     )
-    flags.DEFINE_integer(
-        "processes", 1, "How many processes share the work on this machine.", lower_bound=1
-    )
+    flags.DEFINE_integer("processes", 1, "Number of processes on this machine.", lower_bound=1)
     flags.DEFINE_integer("worker", 0, "Set by --processes: which of them this is.", lower_bound=0)
     flags.DEFINE_integer("n_best", 1, "Number of translations a sentence.", lower_bound=1)
     flags.DEFINE_integer("beam_size", None, "Short for --set=decoding.beam_size=…", lower_bound=1)

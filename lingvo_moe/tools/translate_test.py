@@ -50,7 +50,7 @@ def call(logdir, tmp_path, monkeypatch):
         ({"output": "TMP/missing/file"}, "missing is not a directory"),
         ({"input": "TMP"}, "Give sentences as arguments or in --input, not both"),
         ({"input": "TMP", "arguments": ()}, "is a directory and needs --output=DIR"),
-        ({"input": "TMP", "output": "TMP/in", "arguments": ()}, "lies in --input"),
+        ({"input": "TMP", "output": "TMP/in", "arguments": ()}, "is inside --input"),
         (
             {"input": "/dev/null", "output": "TMP/o", "processes": 2, "arguments": ()},
             "needs --input",
