@@ -14,7 +14,7 @@ from lingvo_moe.evaluation.experts_page import (
     format_summary,
     write_experts,
 )
-from lingvo_moe.evaluation.experts_test import _families
+from lingvo_moe.evaluation.experts_test import families
 from lingvo_moe.evaluation.page_test import check
 from lingvo_moe.evaluation.routing_test import make_record
 
@@ -27,8 +27,8 @@ def _write(record, directory, title="my<model>"):
     return " ".join(checker.cells), checker, json.loads((directory / "experts.json").read_text())
 
 
-def test_the_page_tells_families_and_their_experts(tmp_path):
-    text, checker, numbers = _write(_families(), tmp_path)
+def test_the_page_tellsfamilies_and_their_experts(tmp_path):
+    text, checker, numbers = _write(families(), tmp_path)
     assert "encoder: 2 groups share experts (strong structure" in text
     assert "decoder: no separate groups of languages" in text
     assert "encoder/layer_01 expert 0: 81 % (6 %)" in text
@@ -52,7 +52,7 @@ def test_the_page_tells_families_and_their_experts(tmp_path):
 
 
 def test_groups_of_chance_are_called_that():
-    experts = analyze(_families())
+    experts = analyze(families())
     side = experts.sides[0]
     assert "no more than by chance" not in format_summary(experts)
     layers = [dataclasses.replace(one, mutual_information=one.by_chance) for one in side.layers]
@@ -124,7 +124,7 @@ def test_pictures_are_drawn_in_the_order_of_their_labels(monkeypatch):
 
     for kind in ("load", "similarity"):
         monkeypatch.setattr(experts_page, f"draw_{kind}", remember(kind))
-    record = _families()
+    record = families()
     encoder = analyze(record).sides[0]
     experts_page.draw_all(analyze(record))
     names = [pair.removesuffix("-en") for pair in record.pairs]
@@ -143,7 +143,7 @@ def test_pictures_are_drawn_in_the_order_of_their_labels(monkeypatch):
 
 
 def test_the_table_for_a_terminal():
-    lines = format_summary(analyze(_families())).splitlines()
+    lines = format_summary(analyze(families())).splitlines()
     # The busiest expert has 80 + 81 + 82 + 5 + 6 + 7 = 261 of 600 choices, 1.74 times a quarter.
     # MaxVio is that minus 1.
     assert lines[0].split("  ")[0] == "layer"
@@ -156,7 +156,7 @@ def test_pictures_for_tensorboard_keep_their_order(monkeypatch):
     """So that those of a run compare: languages and experts are not sorted by their loads."""
     drawn = []
     monkeypatch.setattr(experts_page, "draw_load", lambda *args: drawn.append(args) or b"png")
-    record = _families()
+    record = families()
     assert draw_layers(record) == {"encoder/layer_01": b"png", "decoder/layer_01": b"png"}
     shares, languages, experts, _ = drawn[0]
     np.testing.assert_allclose(shares, record.pair_load[0] / 100)

@@ -31,6 +31,17 @@ def test_more_languages_make_a_taller_picture_and_more_experts_a_wider_one():
     assert wide[0] == few[0]
 
 
+def test_rows_are_languages_and_columns_are_experts():
+    def picture(language, expert):
+        shares = np.zeros((4, 8))
+        shares[language, expert] = 1
+        return pixels(draw_load(shares, _languages(4), range(8), "layer")).sum(axis=-1)
+
+    first, last = picture(0, 0), picture(3, 7)
+    darker, lighter = (np.argwhere(where).mean(axis=0) for where in (first < last, first > last))
+    assert np.all(darker + 100 < lighter)  # the upper left corner and the lower right
+
+
 def _has_gray(png):
     """The colour of what is unknown, #d9dee4, up to the palette's rounding."""
     return ink(png, "#d9dee4", tolerance=2)

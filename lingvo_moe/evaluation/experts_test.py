@@ -155,7 +155,7 @@ class TestCoactivation:
         np.testing.assert_allclose(expected[0, 1:], 50, rtol=0.05)
 
 
-def _families():
+def families():
     """Two families of three languages, a layer a side; in the decoder all are alike."""
     one, two = [80.0, 10, 5, 5], [5.0, 5, 10, 80]
     shift = np.array([1.0, -1, 0, 0])
@@ -166,8 +166,8 @@ def _families():
     return make_record([np.array(encoder)[order], decoder], pairs=pairs)
 
 
-def test_families_are_found_and_their_experts_named():
-    experts = analyze(_families())
+def testfamilies_are_found_and_their_experts_named():
+    experts = analyze(families())
     encoder, decoder = experts.sides
     groups = [{experts.languages[i] for i in g} for g in encoder.groups]
     assert sorted(map(sorted, groups)) == [["a1", "a2", "a3"], ["b1", "b2", "b3"]]

@@ -6,7 +6,7 @@ import pytest
 from lingvo_moe.evaluation.plot import draw_plot, moving_average
 from lingvo_moe.evaluation.report_test import make_report, make_score
 from lingvo_moe.reporting.figure import COLORS
-from lingvo_moe.testing.pictures import ink, pixels
+from lingvo_moe.testing.pictures import ink, inked, pixels
 
 
 def test_moving_average_by_hand():
@@ -33,6 +33,14 @@ def test_few_and_many_pairs_are_drawn(baseline):
     one, few, many = (draw_plot([report(pairs)]) for pairs in (1, 12, 100))
     assert pixels(one).shape[1] < pixels(few).shape[1] < pixels(many).shape[1]
     assert ink(one, COLORS[0]) < ink(few, COLORS[0]) < ink(many, COLORS[0])
+
+
+def test_the_better_is_drawn_higher():
+    # Of twelve pairs the first six gain 10 and the others lose 10; rows count downwards.
+    scores = [(f"x{i}-en", 1000 - i, 30.0, 20.0 if i < 6 else 40.0) for i in range(12)]
+    drawn = inked(draw_plot([make_report(*(make_score(*score) for score in scores))]), COLORS[0])
+    first, second = (np.nonzero(half)[0].mean() for half in np.array_split(drawn, 2, axis=1))
+    assert first < second - 100
 
 
 def test_a_system_without_baseline_may_stand_beside_one_with():

@@ -12,7 +12,12 @@ def pixels(png: bytes) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).astype(int)
 
 
-def ink(png: bytes, color: str, tolerance: int = 40) -> int:
-    """The number of pixels whose colour is close to one such as "#1f5fa8"."""
+def inked(png: bytes, color: str, tolerance: int = 40) -> np.ndarray:
+    """bool [height, width], which pixels have about a colour such as "#1f5fa8"."""
     wanted = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
-    return int((np.abs(pixels(png) - wanted).max(axis=-1) <= tolerance).sum())
+    return np.abs(pixels(png) - wanted).max(axis=-1) <= tolerance
+
+
+def ink(png: bytes, color: str, tolerance: int = 40) -> int:
+    """How many they are."""
+    return int(inked(png, color, tolerance).sum())
