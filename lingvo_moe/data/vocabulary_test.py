@@ -85,7 +85,7 @@ def test_no_text_spells_a_tag(vocabulary):
 )
 def test_spellings_are_all_pieces_of_a_text(vocabulary, text, starts):
     """By a slow search over all sequences of pieces, in whatever way they are written."""
-    sp = vocabulary._processor
+    sp = sentencepiece.SentencePieceProcessor(model_proto=vocabulary.model_bytes)
     contents = {
         i: bytes([int(p[3:5], 16)]) if sp.is_byte(i) else p.replace("▁", " ").encode()
         for i, p in enumerate(vocabulary.pieces(range(vocabulary.size)))
