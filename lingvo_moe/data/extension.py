@@ -8,6 +8,7 @@ from lingvo_moe.data.vocabulary import SPACE, Vocabulary, tag_piece, train_vocab
 
 _FIRST = 260  # pieces that every vocabulary has: four symbols and the single bytes
 _PIECE = sentencepiece_model_pb2.ModelProto.SentencePiece
+_ModelType = sentencepiece_model_pb2.TrainerSpec.ModelType
 
 
 def extend_vocabulary(
@@ -24,7 +25,7 @@ def extend_vocabulary(
     before.
 
     Args:
-        old: the vocabulary; ids, scores and normalization stay.
+        old: the vocabulary, of unigrams or of byte pairs; ids, scores and normalization stay.
         texts: language -> its sentences.
         new_pieces: how many pieces at most, besides tags: single characters first, then by score.
         tags: target languages that need a tag.
@@ -46,7 +47,9 @@ def extend_vocabulary(
         if (lines := [line for line in sentences if set(line) - known])
     }
     if new_pieces and foreign:
-        for piece in _pieces_for(foreign, known, new_pieces, old.normalization, options):
+        kind = _ModelType.Name(model.trainer_spec.model_type).lower()
+        options |= {"normalization": old.normalization, "model_type": kind}
+        for piece in _pieces_for(foreign, known, new_pieces, options):
             model.pieces.add(piece=piece.piece, score=piece.score, type=_PIECE.NORMAL)
     for language in tags:
         if language not in old.tags:
@@ -57,12 +60,10 @@ def extend_vocabulary(
     return Vocabulary(model.SerializeToString())
 
 
-def _pieces_for(texts, known, count, normalization, options):
+def _pieces_for(texts, known, count, options):
     """The new pieces of a vocabulary of these texts, single characters first."""
     characters = {c for lines in texts.values() for line in lines for c in line}
-    trained = train_vocabulary(
-        texts, _FIRST + len(characters) + count, normalization=normalization, **options
-    )
+    trained = train_vocabulary(texts, _FIRST + len(characters) + count, **options)
     pieces = sentencepiece_model_pb2.ModelProto.FromString(trained.model_bytes).pieces
     new = [p for p in pieces if p.type == _PIECE.NORMAL and set(p.piece) - known]
     single = sum(len(piece.piece) == 1 for piece in new)

@@ -203,9 +203,10 @@ def train_vocabulary(
     max_sentences: int = 1_000_000,
     character_coverage: float = 0.9995,
     normalization: str = "identity",
+    model_type: Literal["unigram", "bpe"] = "unigram",
     seed: int = 1,
 ) -> Vocabulary:
-    """Trains a unigram SentencePiece model with byte fallback; the same input gives the same bytes.
+    """Trains a SentencePiece model with byte fallback; the same input gives the same bytes.
 
     Args:
         texts: language -> its sentences. Language l is sampled with probability ∝ n_l^(1/T), with
@@ -217,6 +218,7 @@ def train_vocabulary(
         character_coverage: share of characters that get a piece; the rest fall back to bytes.
         normalization: one of NORMALIZATIONS. With "identity" decoding restores every text without
             spaces at its ends, except U+2581, which SentencePiece uses for spaces.
+        model_type: how SentencePiece cuts a text.
         seed: of the sampling.
 
     Raises:
@@ -238,7 +240,7 @@ def train_vocabulary(
             model_writer=model,
             vocab_size=size,
             hard_vocab_limit=False,
-            model_type="unigram",
+            model_type=model_type,
             byte_fallback=True,
             character_coverage=character_coverage,
             normalization_rule_name=normalization,

@@ -1,0 +1,46 @@
+import pytest
+
+from lingvo_moe.data.extension import extend_vocabulary, find_parents
+from lingvo_moe.data.vocabulary import train_vocabulary
+
+ENGLISH = ["the cat sat on the mat", "a dog ate the cat", "the dog saw a mat"] * 20
+# In Georgian letters, and with an English name.
+GEORGIAN = [line.translate({ord("a") + i: 0x10D0 + i for i in range(26)}) for line in ENGLISH]
+NEW = {"en": ENGLISH, "ka": [f"{line} mat" for line in GEORGIAN]}
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_words_of_a_new_script_become_pieces(kind):
+    old = train_vocabulary({"en": ENGLISH}, 330, tags=["en"], model_type=kind)
+    new = extend_vocabulary(old, NEW, 40, tags=["en", "ka"])
+    assert new.pieces(range(old.size)) == old.pieces(range(old.size))
+    more = new.pieces(range(old.size, new.size))
+    assert more[-1] == "<2ka>"
+    letters = {letter for line in GEORGIAN for letter in line} - {" "}
+    assert set(more[: len(letters)]) == letters  # single characters first
+    assert len(more) <= 41
+    assert new.encode(ENGLISH) == old.encode(ENGLISH)
+    ((*ids,),) = new.encode([GEORGIAN[0]])
+    assert len(ids) < len(GEORGIAN[0]) + 1  # some pieces have several characters
+    assert new.decode([ids]) == GEORGIAN[:1]
+    assert extend_vocabulary(new, NEW, 40, tags=["ka"]) is new
+
+
+def test_too_few_pieces_for_the_characters():
+    old = train_vocabulary({"en": ENGLISH}, 330)
+    with pytest.raises(ValueError, match=r"12 characters that .* lacks, and new_pieces=5; raise"):
+        extend_vocabulary(old, NEW, 5)
+
+
+def test_parents():
+    old = train_vocabulary({"en": ENGLISH}, 330, tags=["de", "en"])
+    new = extend_vocabulary(old, NEW, 40, tags=["ka"])
+    parents = find_parents(new, old, {"ka": "de"})
+    assert parents[: old.size] == [(i,) for i in range(old.size)]
+    assert parents[new.tag("ka")] == (old.tag("de"),)
+    assert find_parents(new, old, {})[new.tag("ka")] == (old.tag("de"), old.tag("en"))
+    letter = old.size  # three bytes of UTF-8
+    text = new.pieces([letter])[0]
+    assert old.pieces(parents[letter]) == [f"<0x{byte:02X}>" for byte in text.encode()]
+    with pytest.raises(ValueError, match="has no tag <2fr>, only those of de, en"):
+        find_parents(new, old, {"ka": "fr"})
