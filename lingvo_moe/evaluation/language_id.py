@@ -11,7 +11,7 @@ import numpy as np
 
 _LENGTHS = (1, 2, 3, 4)  # characters of an n-gram; a space stands at both ends of a text
 _BUCKETS = 1 << 16  # N, of hashed n-grams
-_SMOOTHING = 0.1  # added to each count
+_SMOOTHING = 0.03  # added to each count
 
 
 class LanguageIdentifier:

@@ -39,6 +39,7 @@ class _Optional(NamedTuple):
 _OPTIONAL = (
     _Optional("source use", "source_use", 1, 2),
     _Optional("off-target %", "off_target", 100, 1),
+    _Optional("of refs %", "references_off_target", 100, 1),
 )
 _DERIVED = ("delta_bleu", "reliable")
 
@@ -56,6 +57,7 @@ class Averages:
         delta_bleu: mean ΔBLEU.
         source_use: mean source use, in nats a token.
         off_target: mean share of translations that are not in the target language.
+        references_off_target: the same of the references.
     """
 
     pairs: int
@@ -66,6 +68,7 @@ class Averages:
     chrf: float | None
     source_use: float | None
     off_target: float | None
+    references_off_target: float | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -290,7 +293,7 @@ def _average(group: Sequence[PairScore]) -> Averages:
         values = [getattr(score, name) for score in scores]
         return statistics.fmean(values) if values and None not in values else None
 
-    names = ("bleu", "baseline_bleu", "delta_bleu", "chrf", "source_use", "off_target")
+    names = ("bleu", "baseline_bleu", "delta_bleu", "chrf", *(column.field for column in _OPTIONAL))
     return Averages(pairs=len(scores), of=len(group), **{name: mean(name) for name in names})
 
 
@@ -361,10 +364,9 @@ def language_notes(report: Report) -> list[str]:
     if any(not score.train_examples for score in report.pairs):
         through = f", translated through {report.pivot}" if report.pivot else ""
         notes.append(f"{ZERO_SHOT} zero-shot: a pair without training data{through}")
-    rates = (score.references_off_target for score in report.pairs)
-    if errors := [rate for rate in rates if rate is not None]:
+    if any(score.off_target is not None for score in report.pairs):
         notes.append(
-            f"off-target: translations not in the target language, by a classifier that is wrong on"
-            f" {100 * statistics.fmean(errors):.1f} % of the references"
+            "off-target: share not in the target language, of translations and, as the error of the"
+            " classifier, of references"
         )
     return notes
