@@ -1,4 +1,4 @@
-"""How to search: the options of a model and of one request."""
+"""The params of a search, for a model or for one request."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ _Beam = Annotated[int, Rule(f"1 to {MAX_BEAM}", lambda size: 1 <= size <= MAX_BE
 
 
 def _is_line(text: str) -> bool:
-    """Whether a text has neither control characters nor halves of surrogate pairs."""
+    """Whether a text has no control characters and no halves of surrogate pairs."""
     return not any(unicodedata.category(c) in ("Cc", "Cs") for c in text)
 
 
@@ -52,13 +52,13 @@ class BeamSearchParams(Params):
         source_prefix: text put in front of every source, exactly as given.
         target_prefix: text that every translation begins with. Its tokens are forced. They count in
             the score and the length, and other constraints do not apply to them.
-        tokens: whether to return the tokens of translations, each with its log P and the source
-            token that it looked at; see `Transformer.step`.
-        split_long: whether a sentence that is longer than the model reads is split at the ends of
-            sentences inside it, and the translations are joined; otherwise the rest is cut, with a
-            warning, and so is the rest of a part that is too long still.
-        batch_tokens: source tokens that are decoded together, padding included; a longer sentence
-            is decoded alone. No translation depends on it.
+        tokens: whether to return the tokens of translations, each with its log P and its aligned
+            source token; see `Transformer.step`.
+        split_long: whether a text that is too long for the model is split into sentences whose
+            translations are joined; otherwise it is cut, with a warning. A part that is still too
+            long is cut too.
+        batch_tokens: number of source tokens that are decoded together, with padding; a longer
+            sentence is decoded alone. It does not change translations.
         sampling: draws beam_size independent translations of each sentence and returns the N with
             the best scores; None to search.
     """
@@ -79,11 +79,11 @@ class BeamSearchParams(Params):
     sampling: Sampling | None = None
 
     def penalty(self, length: Any) -> Any:
-        """What log P of so many tokens, EOS included, is divided by; a float or a tensor."""
+        """The divisor of log P for a number of tokens with EOS; a float or a tensor."""
         return ((5.0 + length) / 6.0) ** self.length_penalty
 
     def with_options(self, options: Mapping[str, Any]) -> "BeamSearchParams":
-        """The same with other values of these fields.
+        """The params with other values of some fields.
 
         Args:
             options: field -> value. As in JSON, a tuple may be a list, and `sampling` the fields of

@@ -1,4 +1,4 @@
-"""One way to search, in token ids.  P length of a prefix, E edges of forbidden texts."""
+"""A request to the search, in token ids.  P length of a prefix, E edges of forbidden texts."""
 
 import copy
 import dataclasses
@@ -12,7 +12,7 @@ from lingvo_moe.core.tokens import EOS
 from lingvo_moe.decoding.constraints import Edge
 from lingvo_moe.decoding.params import BeamSearchParams
 
-# Fields that a graph takes as inputs, so that other values need no other graph.
+# Fields that are inputs of a graph, so that other values need no new graph.
 _NUMBERS = {
     "length_penalty": np.float32,
     "length_ratio": np.float32,
@@ -20,16 +20,16 @@ _NUMBERS = {
     "min_length": np.int32,
 }
 _OF_SAMPLING = {"temperature": np.float32, "seed": np.int32}
-# Those that no graph knows of.
+# Fields that graphs do not use.
 _OUTSIDE = ("forbidden", "source_prefix", "target_prefix", "split_long", "batch_tokens")
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """How to search, with its texts in ids.
+    """The params of a search, with their texts as ids.
 
     Attributes:
-        params: how to search; their texts are not looked at.
+        params: of the search; their texts are not used.
         prefix: ids that every translation begins with.
         forbidden: edges of `constraints.join_lattices`.
     """
@@ -40,7 +40,7 @@ class Request:
 
     @property
     def graph(self) -> "Request":
-        """What a graph depends on: the same for requests that differ in their inputs alone."""
+        """The part that a graph depends on: equal for requests that differ only in their inputs."""
         sampling = self.params.sampling
         params = dataclasses.replace(
             self.params,
@@ -53,8 +53,7 @@ class Request:
 
     @property
     def inputs(self) -> dict[str, np.ndarray]:
-        """What a graph takes: numbers by name, and where there are any, prefix [P] and forbidden
-        [E, 3]."""
+        """The inputs of a graph: numbers by name and, if set, prefix [P] and forbidden [E, 3]."""
         found = _arrays(self.params, _NUMBERS)
         if sampling := self.params.sampling:
             found |= _arrays(sampling, _OF_SAMPLING)
@@ -65,14 +64,14 @@ class Request:
 
     @property
     def specs(self) -> dict[str, tf.TensorSpec]:
-        """The inputs of its graph, of any P and E."""
+        """The specs of the graph's inputs, for any P and E."""
         return {
             name: tf.TensorSpec((None, *value.shape[1:]) if value.ndim else (), value.dtype, name)
             for name, value in self.inputs.items()
         }
 
     def with_inputs(self, inputs: Mapping[str, tf.Tensor]) -> "Request":
-        """The same request with tensors in place of numbers, inside a graph."""
+        """The request with tensors instead of numbers, inside a graph."""
         params = _replaced(self.params, {name: inputs[name] for name in _NUMBERS})
         if params.sampling:
             numbers = {name: inputs[name] for name in _OF_SAMPLING}

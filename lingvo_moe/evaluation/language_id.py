@@ -2,14 +2,14 @@
 
 A multinomial naive Bayes classifier over character n-grams (Cavnar and Trenkle 1994, "N-Gram-Based
 Text Categorization"; Lui and Baldwin 2012, langid.py, section 3), trained on the text of the
-dataset. So it knows every language of the dataset, invented ones too, and no other language.
+dataset. So it knows only the languages of the dataset, also invented ones.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-_LENGTHS = (1, 2, 3, 4)  # characters of an n-gram; a space stands at both ends of a text
+_LENGTHS = (1, 2, 3, 4)  # characters of an n-gram; a text gets a space at both ends
 _BUCKETS = 1 << 16  # N, of hashed n-grams
 _SMOOTHING = 0.03  # added to each count
 
@@ -38,7 +38,7 @@ class LanguageIdentifier:
         self._log_probs = np.log(smoothed / smoothed.sum(axis=1, keepdims=True))  # [L, N]
 
     def __call__(self, texts: Sequence[str]) -> list[str]:
-        """The most probable language of each text; of equals the first."""
+        """The most probable language of each text; of equal ones the first."""
         scores = (self._log_probs[:, _buckets(text)].sum(axis=1) for text in texts)
         return [self.languages[int(np.argmax(score))] for score in scores]
 
@@ -57,7 +57,7 @@ class LanguageIdentifier:
 
 
 def _counts(texts: Sequence[str]) -> np.ndarray:
-    """How often each bucket occurs: float64 [N]."""
+    """The count of each bucket: float64 [N]."""
     found = np.zeros(_BUCKETS)
     for text in texts:
         found += np.bincount(_buckets(text), minlength=_BUCKETS)

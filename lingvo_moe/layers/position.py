@@ -1,4 +1,4 @@
-"""How a model knows the order of tokens.  B batch, T length, N heads, M model."""
+"""Position encodings.  B batch, T length, N heads, M model."""
 
 import abc
 import dataclasses
@@ -14,7 +14,7 @@ from lingvo_moe.layers.tokens import Tokens
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Position(Params, abc.ABC):
-    """The order of tokens: a policy."""
+    """A policy that encodes the positions of tokens."""
 
     def relative_bias(self, num_heads: int, bidirectional: bool) -> RelativeBias | None:
         """The bias of self-attention, shared by the layers of a stack; None for none."""
@@ -22,7 +22,7 @@ class Position(Params, abc.ABC):
         return None
 
     def encode(self, embedded: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-        """What a stack makes of embeddings.
+        """Adds positions to embeddings.
 
         Args:
             embedded: [..., M].

@@ -16,8 +16,8 @@ class Table:
     Attributes:
         columns: their names; () for a table without a head.
         rows: of as many cells each.
-        more_rows: a second part, such as averages, that a line sets apart in text.
-        texts: how many columns hold text, which come first; the others hold numbers.
+        more_rows: a second part, such as averages, below a line in text.
+        texts: number of text columns, which come first; the others hold numbers.
     """
 
     columns: Sequence[str]
@@ -26,7 +26,7 @@ class Table:
     texts: int = 1
 
     def to_text(self) -> str:
-        """Lines of equal columns; what would act on a terminal is escaped."""
+        """Lines with aligned columns; control characters are escaped."""
         parts = [[list(map(printable, row)) for row in part] for part in self._parts()]
         widths = [max(map(_width, column)) for column in zip(*itertools.chain(*parts), strict=True)]
         lines = [[self._align(row, widths) for row in part] for part in parts]

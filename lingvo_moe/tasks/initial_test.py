@@ -295,7 +295,7 @@ class TestMoreLanguages:
 WRONG = [
     (
         "model.model_dim=32",
-        r"is \(512, 32\), but made of .* it would be \(512, 16\). .* draw the weight: --set=\"init",
+        r"is \(512, 32\), but from .* it would be \(512, 16\). .* draw the weight: --set=\"init",
     ),
     ("init.redraw=('gates',)", "init.redraw: the pattern 'gates' is found in no name"),
     ("init.rename=(('layer_09','x'),)", "init.rename: the pattern 'layer_09' is found in no name"),
@@ -305,7 +305,7 @@ WRONG = [
     ),
     ("init.rename=(('^','other/'),)", "has none of this model's weights, such as 'decoder/emb"),
     ("init.relatives=(('qxx','en'),)", "'qxx' is no language of .*; it has en, qna, qnu, qta, qto"),
-    ("model.moe.hidden_dim=48", r"experts/wi is \(8, 16, 48\), but made of"),
+    ("model.moe.hidden_dim=48", r"experts/wi is \(8, 16, 48\), but from"),
     ("init.step=9", "Checkpoint .*step_00000009 is missing"),
     ("init.logdir=/no/such", "/no/such is no logdir: it has no model.json"),
     (

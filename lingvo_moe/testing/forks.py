@@ -1,4 +1,4 @@
-"""Processes of tests. They are forked from one that has imported TensorFlow: five seconds less."""
+"""Processes of tests, forked from one that has imported TensorFlow, which saves five seconds."""
 
 import multiprocessing
 import os
@@ -12,7 +12,7 @@ from subprocess import CompletedProcess, TimeoutExpired
 
 SECONDS = 300  # timeout of a process
 
-# No module here may initialize TensorFlow's devices: a fork has none of their threads.
+# Modules here must not initialize TensorFlow's devices, because a fork does not have their threads.
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tensorflow_text", "lingvo_moe.tasks.training"])
 
@@ -24,7 +24,7 @@ class Fork:
         program: the module or file.
         arguments: its arguments, after its name.
         stdin: what it reads.
-        variables: of its environment, besides those with which the first fork was started.
+        variables: of its environment, in addition to those of the first fork.
     """
 
     def __init__(

@@ -117,7 +117,7 @@ def may_be_written(ids, params, forbidden):
 
 
 def request_of(prefix=(), forbidden=(), **params):
-    """A Request whose forbidden texts are sequences of ids, each spelled in one way."""
+    """A Request whose forbidden texts are sequences of ids, each with a single spelling."""
     lattices = [[(i, i + 1, token) for i, token in enumerate(one)] for one in forbidden]
     return Request(BeamSearchParams(**params), tuple(prefix), join_lattices(lattices))
 

@@ -1,7 +1,7 @@
-"""Initial weights that come from another model.
+"""Initial weights from another model.
 
-Weights are found by their paths, such as "encoder/layer_03/feed_forward/wi"; the layers of a scan
-are looked at one by one, so a model with a scan and one without can follow each other.
+Weights are found by their paths, such as "encoder/layer_03/feed_forward/wi". The layers of a scan
+are handled one by one, so a model with a scan can start from one without, and the reverse.
 
 E experts, Y equal blocks of layers.
 """
@@ -25,27 +25,27 @@ from lingvo_moe.core.patterns import Pattern, check_found
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.training.lazy import Copies, Lazy, Slice, Stacked
 
-KEPT = "as it was"
+KEPT = "copied"
 _THETA, _SLOTS = "theta/", "slots/"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InitParams(Params):
-    """The model that the initial weights come from. Resuming does not look at it again.
+    """The source of the initial weights; it is not read again when training resumes.
 
     Attributes:
         logdir: its logdir, or an export with weights; "" to draw all weights.
         step: of its checkpoint; None for the best.
         rename: (pattern, replacement), …: replacements, as of re.sub, that are made in a weight's
             path, one after the other, to find it in the other model.
-        redraw: patterns of the paths of weights that are drawn anew all the same.
-        expert_noise: experts that are copies of one network differ by normal noise, whose standard
-            deviation is this share of the weight's own.
-        relatives: (language, known language), …: the tag of a new target language starts as that
-            of the known one, its tasks as those of that one. Other new tags start as the mean of
-            all, other new tasks are drawn.
-        optimizer_state: whether to take also the optimizer's slots, of weights that stay as they
-            are, and the number of steps, at which training then goes on.
+        redraw: patterns of the paths of weights that are drawn although the other model has them.
+        expert_noise: normal noise of experts that are copies of one network; its standard deviation
+            is this share of the weight's.
+        relatives: (language, known language), …: the tag and the tasks of a new language start as
+            those of the known one. Other new tags start as the mean of all tags; other new tasks
+            are drawn.
+        optimizer_state: whether to copy also the number of steps and the optimizer's slots of
+            copied weights.
     """
 
     logdir: str = ""
@@ -58,12 +58,12 @@ class InitParams(Params):
 
 
 class Origin(NamedTuple):
-    """What a weight starts as.
+    """The initial value of a weight.
 
     Attributes:
-        how: in words; KEPT for the very numbers.
-        tensor: its numbers, sliced when they are needed.
-        path: of what it is made of, in the other model.
+        how: a description; KEPT for an exact copy.
+        tensor: its values, sliced when they are needed.
+        path: of its source in the other model.
     """
 
     how: str
@@ -72,24 +72,24 @@ class Origin(NamedTuple):
 
 
 class Transfer(abc.ABC):
-    """A way to make a weight of another model's."""
+    """A policy that makes a weight from weights of another model."""
 
     @abc.abstractmethod
     def origin(
         self, path: str, there: str, spec: WeightSpec, tensors: Mapping[str, Any]
     ) -> Origin | None:
-        """What the weight starts as, of any shape; None where this is not the way.
+        """The initial value of the weight, of any shape; None if the policy does not apply.
 
         Args:
             path: of the weight.
-            there: where the other model should have it.
+            there: its path in the other model.
             spec: of the weight.
             tensors: the other model's weights by path.
         """
 
 
 class Keep(Transfer):
-    """A weight of the same path."""
+    """Copies the weight with the same path."""
 
     def origin(self, path, there, spec, tensors):
         """See Transfer."""
@@ -98,10 +98,10 @@ class Keep(Transfer):
 
 @dataclasses.dataclass(frozen=True)
 class Upcycle(Transfer):
-    """Experts that are copies of the dense network in their place (Komatsuzaki et al. 2023).
+    """Copies the dense network at the same position to all experts (Komatsuzaki et al. 2023).
 
     Sparse Upcycling, arXiv 2212.05055, section 3. The router is drawn. If the weights of a token's
-    experts add up to 1 and no choice is dropped, the model computes what the dense one does.
+    experts sum to 1 and no choice is dropped, the model equals the dense one.
 
     Attributes:
         noise: see InitParams.expert_noise.
@@ -133,7 +133,7 @@ class Upcycle(Transfer):
 
 
 class Drawn(Lazy):
-    """A weight as it is drawn, for those of its parts that nothing else gives."""
+    """A weight drawn at random, for parts without another source."""
 
     def __init__(self, path: str, spec: WeightSpec, seed: int):
         self._weight, self._seed = NestedMap.unflatten({path: spec}), seed
@@ -150,11 +150,11 @@ class Drawn(Lazy):
 
 
 class Plan(NamedTuple):
-    """What the initial state is made of.
+    """The sources of the initial state.
 
     Attributes:
-        tensors: of the state, by name; what is not among them is drawn.
-        table: a line for each kind of weight, for people.
+        tensors: of the state, by name; other weights are drawn.
+        table: a row for each kind of weight.
     """
 
     tensors: dict[str, Any]
@@ -169,19 +169,19 @@ def plan_transfer(
     tensors: Mapping[str, Any],
     seed: int,
 ) -> Plan:
-    """Finds what each weight of a model starts as.
+    """Finds the initial value of each weight of a model.
 
     Args:
         params: with a logdir.
-        transfers: the ways to make a weight of another, the first that fits is taken.
+        transfers: policies; the first that applies to a weight is used.
         weights: WeightSpecs of the model.
         slots: those of its optimizer.
         tensors: the other model's state, by name.
-        seed: of what is drawn.
+        seed: of drawn weights.
 
     Raises:
-        ValueError: a pattern is found in no path, a weight is of a shape that no transfer makes, or
-            the other model has nothing that this one needs.
+        ValueError: a pattern matches no path, a weight has a shape that no transfer gives, or the
+            other model has none of the weights.
     """
     specs = dict(weights.flatten())
     paths = _by_layer(specs, _spec_of_layer)
@@ -212,14 +212,14 @@ def plan_transfer(
 
 
 def _origin(params, transfers, path, spec, theirs) -> Origin | None:
-    """What one weight starts as; None if it is drawn."""
+    """The initial value of one weight; None if it is drawn."""
     there = path
     for pattern, replacement in params.rename:
         try:
             there = re.sub(pattern, replacement, there)
         except (re.error, IndexError) as error:
             raise ValueError(
-                f"init.rename: {replacement!r} cannot replace {pattern!r} ({error}); mend it."
+                f"init.rename: {replacement!r} cannot replace {pattern!r} ({error}); correct it."
             ) from error
     if any(re.search(pattern, path) for pattern in params.redraw):
         return None
@@ -227,7 +227,7 @@ def _origin(params, transfers, path, spec, theirs) -> Origin | None:
         if origin := transfer.origin(path, there, spec, theirs):
             if tuple(origin.tensor.shape) != spec.shape:
                 raise ValueError(
-                    f"Weight {path} is {spec.shape}, but made of {origin.path} in {params.logdir} "
+                    f"Weight {path} is {spec.shape}, but from {origin.path} in {params.logdir} "
                     f"it would be {tuple(origin.tensor.shape)}. Give the model the same sizes, or "
                     f"draw the weight: --set=\"init.redraw=('{path}',)\"."
                 )
@@ -236,7 +236,7 @@ def _origin(params, transfers, path, spec, theirs) -> Origin | None:
 
 
 def _optimizer_state(params, slots, tensors, paths, found):
-    """The slots of weights that stay as they are, and the step."""
+    """The slots of copied weights, and the step."""
 
     def is_kept(name):
         origin = found[name][1]
@@ -250,14 +250,14 @@ def _optimizer_state(params, slots, tensors, paths, found):
             state[name] = tensors[name]
     if not state:
         raise ValueError(
-            f"{params.logdir} has no optimizer state of these weights, as an export has none; set "
+            f"{params.logdir} has no optimizer state of these weights (an export has none); set "
             f"init.optimizer_state=False."
         )
     return state | {"step": tensors["step"]}
 
 
 def _table(found, theirs, slots) -> Table:
-    """A row for each kind of weight: alike but for the number of the layer."""
+    """A row for each kind of weight: equal paths except for the number of the layer."""
     used = {origin.path for _, origin in found.values() if origin is not None}
     rows: dict[tuple[str, str], list[int]] = defaultdict(list)
     for path, (spec, origin) in found.items():

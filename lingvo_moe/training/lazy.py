@@ -1,4 +1,4 @@
-"""Tensors made of stored ones, part by part, so that a process reads only what it holds.
+"""Tensors computed from stored ones by parts, so that a process reads only its own parts.
 
 A stored tensor has a shape and is sliced by tuples of slices: training.bundle.StoredTensor, or an
 array.
@@ -32,14 +32,14 @@ class Lazy(abc.ABC):
         return self.read((*index, *[slice(None)] * (len(self.shape) - len(index))))
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        """The whole tensor; each call makes it again."""
+        """The whole tensor; each call computes it again."""
         del copy
         array = self[()]
         return array if dtype is None else array.astype(dtype)
 
 
 class Permuted(Lazy):
-    """Row i is the stored row source[i]; rows are read one by one, so they should be large."""
+    """Rows in another order: row i is the stored row source[i]. Rows are read one by one."""
 
     def __init__(self, stored: Any, source: np.ndarray):
         self._stored, self._source = stored, source
@@ -56,7 +56,7 @@ class Rows(Lazy):
     """A table whose row i is the mean of the stored rows parents[i], or without parents row i of
     another table.
 
-    Rows with themselves as parents are read alone. All others need the whole stored table.
+    Rows with themselves as parents are read separately. All others need the whole stored table.
     """
 
     def __init__(self, stored: Any, parents: Sequence[tuple[int, ...]], other: Any):
