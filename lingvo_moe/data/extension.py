@@ -1,4 +1,4 @@
-"""Vocabularies that grow: new pieces come after the old ones, whose ids stay."""
+"""Extends vocabularies: new pieces follow the old ones, which keep their ids."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,13 +21,13 @@ def extend_vocabulary(
 ) -> Vocabulary:
     """A vocabulary with pieces for characters that it did not have, and with new tags.
 
-    Every new piece has such a character. So a text that has none is cut into the same pieces as
-    before.
+    Every new piece has such a character. So other texts are split into the same pieces as before.
 
     Args:
         old: the vocabulary, of unigrams or of byte pairs; ids, scores and normalization stay.
         texts: language -> its sentences.
-        new_pieces: how many pieces at most, besides tags: single characters first, then by score.
+        new_pieces: largest number of new pieces, without tags: single characters first, then by
+            score.
         tags: target languages that need a tag.
         **options: temperature, character_coverage and seed of `train_vocabulary`.
 
@@ -69,7 +69,7 @@ def _pieces_for(texts, known, count, options):
     single = sum(len(piece.piece) == 1 for piece in new)
     if single > count:
         raise ValueError(
-            f"The text has {single} characters that the vocabulary lacks, and new_pieces={count}; "
+            f"The text has {single} characters that the vocabulary lacks, but new_pieces={count}; "
             f"raise it."
         )
     return sorted(new, key=lambda p: (len(p.piece) > 1, -p.score))[:count]
@@ -78,7 +78,7 @@ def _pieces_for(texts, known, count, options):
 def find_parents(
     new: Vocabulary, old: Vocabulary, relatives: Mapping[str, str]
 ) -> list[tuple[int, ...]]:
-    """Pieces of an old vocabulary that stand for those of a new one.
+    """For each piece of a new vocabulary the corresponding pieces of an old one.
 
     Args:
         new: the new vocabulary.
@@ -86,8 +86,8 @@ def find_parents(
         relatives: new target language -> known one.
 
     Returns:
-        For each id of `new` ids of `old`: of the same piece; for another piece, of those that it
-        was cut into; for another tag, of its relative's tag, or of all.
+        For each id of `new` ids of `old`: of the same piece; for a new piece, of the pieces that
+        its text was split into; for a new tag, of its relative's tag, or of all tags.
 
     Raises:
         ValueError: a relative has no tag in `old`.
