@@ -13,7 +13,7 @@ from lingvo_moe.planning.alternatives import HAND, compare_strategies
 from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.planning.estimate import estimate
 from lingvo_moe.planning.explain import at_rest
-from lingvo_moe.planning.search import ROOM, Strategy, applied, make_mesh, price, search
+from lingvo_moe.planning.search import ROOM, Strategy, make_mesh, price, search
 from lingvo_moe.sharding.annotations import assignment
 from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.tasks.translation import TranslationTask
@@ -207,14 +207,6 @@ def test_a_limit_that_nothing_keeps():
     assert again.within
     assert again.best == found.best
     assert not search(params, device, 8, max_sent=0.99 * found.best.sent).within
-
-
-def test_what_is_chosen_is_in_the_params():
-    params = override(get_params("tiny.MoE"), [*SMALL, *MOE])
-    best = search(params, HARDWARE["cpu"], 8).best
-    chosen = applied(params, best.strategy)
-    again = estimate(count_costs(chosen, best.strategy.mesh, 4), HARDWARE["cpu"], "float32")
-    assert again.step_seconds == best.seconds
 
 
 def test_errors():

@@ -8,11 +8,11 @@ from lingvo_moe.core.registry import get_params
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask
-from lingvo_moe.testing.tiny_world import SHRINK
+from lingvo_moe.testing.logdirs import SMALLEST
 
 ROWS, LENGTH, RATE = 8, 6, 0.01
 DROPLESS = ("model.moe.dispatcher=Ragged()", "model.moe.capacity_factor=None")
-LAYERS = ("encoder/layer_01", "decoder/layer_01")
+LAYERS = ("encoder/layer_00", "decoder/layer_00")
 
 
 def make(*overrides):
@@ -20,7 +20,7 @@ def make(*overrides):
     params = override(
         get_params("tiny.MoE"),
         [
-            *SHRINK,
+            *SMALLEST,
             f"model.moe.gating={gating}",
             "model.dropout_rate=0.0",
             "model.moe.decoder_num_experts=3",
@@ -78,15 +78,15 @@ def test_each_layers_bias_follows_its_load_and_no_optimizer_has_it():
 
 
 def test_the_layers_of_a_scan_each_have_their_own():
-    overrides = ("model.scan=True", "model.num_encoder_layers=4", "model.moe.capacity_factor=9.0")
+    overrides = ("model.scan=True", "model.num_encoder_layers=2", "model.moe.capacity_factor=9.0")
     runtime = make(*overrides)
     metrics = runtime.train(batch())
     assert np.any(np.asarray(metrics.choices)[0] != np.asarray(metrics.choices)[1])
     found = biases(runtime)
     expected = [followed(row, 8) for row in metrics.choices[:2]]
-    np.testing.assert_array_equal(found["encoder/block/layer_01"], expected)
+    np.testing.assert_array_equal(found["encoder/block/layer_00"], expected)
     expected = [followed(metrics.choices[2], 3)]
-    np.testing.assert_array_equal(found["decoder/block/layer_01"], expected)
+    np.testing.assert_array_equal(found["decoder/block/layer_00"], expected)
 
 
 def test_it_resumes_to_the_bit_and_translates_with_the_bias():
