@@ -41,6 +41,11 @@ def join_lattices(lattices: Iterable[Sequence[tuple[int, int, int]]]) -> tuple[E
     return tuple(edges)
 
 
+def given(ids: tf.Tensor | tuple) -> bool:
+    """Whether a request has ids: a tensor, or a tuple that is not empty."""
+    return not isinstance(ids, tuple) or bool(ids)
+
+
 class Constraints(NamedTuple):
     """Constraints on the next token.
 
@@ -57,11 +62,11 @@ class Constraints(NamedTuple):
     @property
     def forced(self) -> int | tf.Tensor:
         """P."""
-        return tf.shape(self.prefix)[0] if self._any(self.prefix) else 0
+        return tf.shape(self.prefix)[0] if given(self.prefix) else 0
 
     def start(self, batch: int | tf.Tensor, beams: int) -> tf.Tensor | tuple[()]:
         """bool [B, K, S]: the positions in forbidden texts of empty hypotheses."""
-        if not self._any(self.forbidden):
+        if not given(self.forbidden):
             return ()
         return tf.broadcast_to(
             tf.range(self._num_places) == _START, [batch, beams, self._num_places]
@@ -69,7 +74,7 @@ class Constraints(NamedTuple):
 
     def after(self, places: tf.Tensor | tuple[()], token: tf.Tensor) -> tf.Tensor | tuple[()]:
         """The places after one more token, int32 [B, K], of each hypothesis."""
-        if not self._any(self.forbidden):
+        if not given(self.forbidden):
             return ()
         start, end, tokens = self._edges
         taken = tf.gather(places, start, axis=2) & (token[..., None] == tokens)  # [B, K, E]
@@ -89,7 +94,7 @@ class Constraints(NamedTuple):
             places: of `start` and `after`.
         """
         bans = []
-        if self._any(self.forbidden):
+        if given(self.forbidden):
             start, end, tokens = self._edges
             last = tf.gather(places, start, axis=2) & (end == _WRITTEN)
             bans.append(tf.where(last, tokens, PAD))
@@ -98,7 +103,7 @@ class Constraints(NamedTuple):
         if bans:
             ruled_out = _scattered(tf.concat(bans, axis=-1), logits) & (step >= self.forced)
             logits = tf.where(ruled_out, -math.inf, logits)
-        if self._any(self.prefix):
+        if given(self.prefix):
             forced = tf.gather(self.prefix, tf.minimum(step, self.forced - 1))
             other = (tf.range(tf.shape(logits)[-1]) != forced) & (step < self.forced)
             logits = tf.where(other, -math.inf, logits)
@@ -112,10 +117,6 @@ class Constraints(NamedTuple):
     @property
     def _num_places(self):
         return tf.reduce_max(self._edges[1]) + 1
-
-    @staticmethod
-    def _any(given):
-        return not isinstance(given, tuple) or bool(given)
 
 
 def _scattered(tokens, logits):

@@ -108,9 +108,24 @@ def beam_search(
 
     if params.tokens:
         source.words = _words(source_ids, source_lengths)
+    if request.shortlist:
+        if source_ids.shape[1] is not None:
+            raise ValueError("decoding.shortlist needs --runtime=local; leave it out of --set.")
+        output = laid_out.decoder.output
+        size = output.bias.shape[0]
+        ids, source.listed = request.shortlist.select(source_ids, size, request.prefix)
+        columns = output.map(lambda tensor: tf.gather(tensor, ids, axis=-1))
+        laid_out = NestedMap(laid_out, decoder=NestedMap(laid_out.decoder, output=columns))
+        # From here on a token is known by its place among ids.
+        places = tf.scatter_nd(ids[:, None], tf.range(tf.size(ids)), [size])
+        request = request.renumbered(places)
 
     def step_fn(token_ids, step, caches, visible, source):
+        if request.shortlist:
+            token_ids = tf.gather(ids, token_ids)
         logits, caches, attention = model.step(laid_out, token_ids, step, caches, visible, source)
+        if request.shortlist:
+            logits = tf.where(source.listed[:, None], logits, _IMPOSSIBLE)
         sources = _most_looked_at(attention, source.words) if params.tokens else None
         return logits, caches, sources
 
@@ -120,7 +135,8 @@ def beam_search(
         steps = max(steps, len(request.prefix) + 1)
     positions = (steps or 0) * params.beam_size
     caches = model.empty_caches(tf.shape(source_ids)[0], positions, dtype)
-    return search(step_fn, caches, source, max_lengths, request, steps)
+    found = search(step_fn, caches, source, max_lengths, request, steps)
+    return found._replace(ids=tf.gather(ids, found.ids)) if request.shortlist else found
 
 
 def _words(ids, lengths):
@@ -253,7 +269,8 @@ class _Scored(NamedTuple):
 def _search(rows, scored, step, params):
     """The K best continuations, and the N best translations."""
     living, max_length, logits = rows.living, rows.max_length, scored.logits
-    choices = best_choices(scored.allowed, min(params.beam_size + len(_NO_WORDS), logits.shape[-1]))
+    count = params.beam_size + len(_NO_WORDS)
+    choices = best_choices(scored.allowed, min(count, logits.shape[-1] or count))
     unchanged = scored.allowed is logits
     total = choices.log_total if unchanged else tf.reduce_logsumexp(logits, axis=-1)
     log_probs = living.log_probs - total
@@ -406,7 +423,7 @@ def best_choices(logits: tf.Tensor, count: int) -> Choices:
         count: C.
     """
     beams, size = logits.shape[1:]
-    if size % _CHUNK or size <= 2 * count * _CHUNK:
+    if size is None or size % _CHUNK or size <= 2 * count * _CHUNK:
         best, ids = tf.math.top_k(logits, count)
         return Choices(ids, best, tf.reduce_logsumexp(logits, axis=-1))
     chunks = tf.reshape(logits, [-1, size // _CHUNK, _CHUNK])

@@ -59,8 +59,13 @@ class BeamSearchParams(Params):
             long is cut too.
         batch_tokens: number of source tokens that are decoded together, with padding; a longer
             sentence is decoded alone. It does not change translations.
+        shortlist: whether translations have only tokens of the model's Shortlist. Log P is then
+            computed among these tokens. Not with sampling.
         sampling: draws beam_size independent translations of each sentence and returns the N with
             the best scores; None to search.
+
+    Raises:
+        ValueError: a value breaks a rule, or shortlist with sampling.
     """
 
     beam_size: _Beam = 4
@@ -76,7 +81,16 @@ class BeamSearchParams(Params):
     tokens: bool = False
     split_long: bool = False
     batch_tokens: PositiveInt = 2048
+    shortlist: bool = False
     sampling: Sampling | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.shortlist and self.sampling:
+            raise ValueError(
+                "shortlist and sampling cannot be combined: samples of a sentence would depend on "
+                "the other sentences of its batch. Leave one of them out."
+            )
 
     def penalty(self, length: Any) -> Any:
         """The divisor of log P for a number of tokens with EOS; a float or a tensor."""

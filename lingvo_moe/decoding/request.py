@@ -9,8 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.core.tokens import EOS
-from lingvo_moe.decoding.constraints import Edge
+from lingvo_moe.decoding.constraints import Edge, given
 from lingvo_moe.decoding.params import BeamSearchParams
+from lingvo_moe.decoding.shortlist import Shortlist
 
 # Fields that are inputs of a graph, so that other values need no new graph.
 _NUMBERS = {
@@ -32,11 +33,13 @@ class Request:
         params: of the search; their texts are not used.
         prefix: ids that every translation begins with.
         forbidden: edges of `constraints.join_lattices`.
+        shortlist: which tokens translations may have; None for all.
     """
 
     params: BeamSearchParams = BeamSearchParams()
     prefix: tuple[int, ...] = ()
     forbidden: tuple[Edge, ...] = ()
+    shortlist: Shortlist | None = None
 
     @property
     def graph(self) -> "Request":
@@ -49,7 +52,7 @@ class Request:
             and dataclasses.replace(sampling, **_defaults(sampling, _OF_SAMPLING)),
         )
         anything = (Edge(0, 1, EOS),) if self.forbidden else ()
-        return Request(params, (EOS,) if self.prefix else (), anything)
+        return Request(params, (EOS,) if self.prefix else (), anything, self.shortlist)
 
     @property
     def inputs(self) -> dict[str, np.ndarray]:
@@ -78,6 +81,16 @@ class Request:
             params = _replaced(params, {"sampling": _replaced(params.sampling, numbers)})
         ids = {name: inputs[name] for name in ("prefix", "forbidden") if name in inputs}
         return _replaced(self, {"params": params, **ids})
+
+    def renumbered(self, numbers: tf.Tensor) -> "Request":
+        """The request inside a graph where id i has become numbers[i]."""
+        ids: dict[str, Any] = {}
+        if given(self.prefix):
+            ids["prefix"] = tf.gather(numbers, self.prefix)
+        if given(self.forbidden):
+            edges = tf.convert_to_tensor(self.forbidden)
+            ids["forbidden"] = tf.concat([edges[:, :2], tf.gather(numbers, edges[:, 2:])], axis=1)
+        return _replaced(self, ids)
 
 
 def _defaults(params, names):

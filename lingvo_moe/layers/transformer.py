@@ -416,7 +416,8 @@ class Transformer(Layer):
             attentions.append(attention)
         x = self.params.norm.fprop(own.norm, x)
         logits = decoder.embedding.step_logits(own.output, x)
-        logits = tf.reshape(logits, [-1, beam, logits.shape[-1]])
+        size = logits.shape[-1] or tf.shape(logits)[-1]
+        logits = tf.reshape(logits, [-1, beam, size])
         return logits, new_caches, attentions[-2:][0]
 
     def _step_bias(self, own, step, visible):

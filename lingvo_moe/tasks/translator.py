@@ -18,11 +18,13 @@ from lingvo_moe.decoding.constraints import join_lattices
 from lingvo_moe.decoding.flat_beam_search import BeamOutput
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.request import Request
+from lingvo_moe.decoding.shortlist import Shortlist
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.shortlist import load_shortlist
 from lingvo_moe.tasks.translation import TranslationParams
 
 BLOCK = 4096  # sentences that are sorted by length together
-_NOT_EXPORTED = ("source_prefix", "tokens", "split_long")
+_NOT_EXPORTED = ("source_prefix", "tokens", "split_long", "shortlist")
 _SPACE, _EOS = "▁", "</s>"  # SentencePiece's
 
 # (source_ids int32 [B, L], lengths int32 [B], tasks int32 [B], request) -> BeamOutput
@@ -159,6 +161,7 @@ class Translator:
             by, such as `TranslationTask.task_id`.
         max_source_length: in tokens; longer sentences are split or cut.
         decoding: how to search.
+        shortlist: gives the model's Shortlist, always the same object; None if there is none.
     """
 
     translate_ids: TranslateFn
@@ -168,6 +171,7 @@ class Translator:
     task_id: Callable[[str | None, str], int]
     max_source_length: int
     decoding: BeamSearchParams
+    shortlist: Callable[[], Shortlist] | None = None
 
     @staticmethod
     def of(model_dir: ModelDir, translate_ids: TranslateFn) -> "Translator":
@@ -180,6 +184,7 @@ class Translator:
             model_dir.task.task_id,
             max_source_length(model_dir.params),
             model_dir.params.decoding,
+            functools.cache(lambda: load_shortlist(model_dir)),
         )
 
     def __call__(
@@ -212,6 +217,11 @@ class Translator:
         """
         tag = self.tag(target_language)
         task = self.task_id(source_language, target_language)
+        if self.request.shortlist and tag not in self.request.shortlist.tags:
+            raise ValueError(
+                f"The shortlist of this model has no tokens of {target_language!r}: no training "
+                f"data were counted. Leave decoding.shortlist out."
+            )
         results = [[Translation("", 0.0)] * self.decoding.n_best for _ in sentences]
         filled = [i for i, text in enumerate(sentences) if not is_blank(text)]
         progress(len(sentences) - len(filled))
@@ -266,7 +276,7 @@ class Translator:
         """How to search, in ids.
 
         Raises:
-            ValueError: a prefix is too long.
+            ValueError: a prefix is too long, or there is no shortlist.
         """
         (prefix,) = self.source.encode([self.decoding.source_prefix])
         if len(prefix) >= self.max_pieces:
@@ -274,7 +284,10 @@ class Translator:
                 f"source_prefix has {len(prefix):,} tokens, and the model reads {self.max_pieces:,}"
                 f" of a sentence; give fewer words."
             )
-        return request_of(self.decoding, self.target, self.max_pieces)
+        request = request_of(self.decoding, self.target, self.max_pieces)
+        if not (self.decoding.shortlist and self.shortlist):
+            return request
+        return dataclasses.replace(request, shortlist=self.shortlist())
 
     @property
     def max_pieces(self) -> int:

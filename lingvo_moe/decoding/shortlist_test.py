@@ -1,0 +1,77 @@
+import types
+
+import numpy as np
+import pytest
+
+from lingvo_moe.core.tokens import PAD
+from lingvo_moe.decoding.params import BeamSearchParams
+from lingvo_moe.decoding.sampling import Sampling
+from lingvo_moe.decoding.shortlist import Shortlist
+from lingvo_moe.testing.slow_search import assert_same, reference_search, request_of, tiny
+
+TAGS = [5, 6]
+LANGUAGES = [[10, 12, 14, 30, 31, PAD], [11, 13, 15, 40, 41, 42]]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny(vocab_size=100, seed=4)
+
+
+@pytest.fixture(scope="module")
+def shortlist():
+    by_piece = np.random.default_rng(0).integers(4, 100, [20, 3]).astype(np.int32)
+    by_piece[[PAD, 7, 8]] = PAD
+    return Shortlist(by_piece, np.array(LANGUAGES, np.int32), np.array(TAGS, np.int32))
+
+
+def listed(shortlist, source, prefix):
+    """The tokens that a translation may have, by a plain loop."""
+    tokens = {0, 1, 2, 3, *prefix, *LANGUAGES[TAGS.index(source[0])]}
+    for piece in source:
+        tokens |= set(shortlist.by_piece[piece].tolist())
+    return sorted(tokens)
+
+
+def among(model, tokens):
+    """The model with a softmax over these tokens alone, for the reference search."""
+
+    def next_log_probs(source, prefixes):
+        full = model.next_log_probs(source, prefixes)
+        some = np.full_like(full, -np.inf)
+        part = full[:, tokens]
+        some[:, tokens] = part - np.log(np.exp(part).sum(axis=1, keepdims=True))
+        return some
+
+    return types.SimpleNamespace(next_log_probs=next_log_probs)
+
+
+SOURCES = [[5, 9, 8], [6, 9, 8, 17], [5, 12, 11, 10, 19, 18], [6, 7]]
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize(
+    "texts", [{}, {"prefix": (77, 9), "forbidden": ((12,), (14, 10), (99, 98))}], ids=str
+)
+def test_equals_a_search_over_the_listed_tokens(model, shortlist, beam_size, texts):
+    search = {"length_ratio": 1.0, "length_offset": 3, "n_best": 3}
+    search |= {"beam_size": beam_size, "no_repeat_ngram": 1}
+    request = request_of(**search, **texts, shortlist=True, tokens=True, instance=shortlist)
+    together = model.search(SOURCES, request)
+    used = set()
+    for source, hypotheses in zip(SOURCES, together, strict=True):
+        tokens = listed(shortlist, source, texts.get("prefix", ()))
+        found = reference_search(among(model, tokens), source, request.params, **texts)
+        assert_same(hypotheses[: len(found)], [h for h in found if h[1] > -np.inf])
+        assert_same(model.search([source], request, padding=2)[0], hypotheses)
+        used |= {i for ids, _ in hypotheses for i in ids}
+    assert len(used) > 4
+    log_probs, sources = model.output(SOURCES, request)[3:]
+    scores = log_probs.sum(axis=2) / request.params.penalty((log_probs != 0).sum(axis=2))
+    np.testing.assert_allclose(scores[:, 0], [best[0][1] for best in together], atol=1e-4)
+    assert sources.max() < 6
+
+
+def test_random_numbers_would_depend_on_the_batch():
+    with pytest.raises(ValueError, match="shortlist and sampling cannot be combined"):
+        BeamSearchParams(shortlist=True, sampling=Sampling())
