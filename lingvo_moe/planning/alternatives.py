@@ -22,31 +22,17 @@ HAND = "the paper's annotation"
 
 
 @dataclasses.dataclass(frozen=True)
-class Alternative:
-    """A named strategy.
-
-    Attributes:
-        name: such as "tensor parallel".
-        priced: its cost; None if the model cannot be split in this way.
-        refused: the reason, else "".
-    """
-
-    name: str
-    priced: Priced | None
-    refused: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
 class SearchReport:
     """The result of a search, with alternatives.
 
     Attributes:
         found: the result of the search.
-        alternatives: name -> its cost.
+        alternatives: name, such as "tensor parallel" -> its cost, or the reason why the model
+            cannot be split so.
     """
 
     found: Found
-    alternatives: dict[str, Alternative]
+    alternatives: dict[str, Priced | str]
 
 
 def compare_strategies(
@@ -76,21 +62,21 @@ def compare_strategies(
         "ZeRO": ((devices, 1, 1), False, True),
         "tensor parallel": ((devices // model, 1, model), True, False),
     }
-    alternatives = {
-        name: _priced(space, name, sizes, cut, zero) for name, (sizes, cut, zero) in named.items()
-    }
+    alternatives = {name: _priced(space, *choice) for name, choice in named.items()}
     if max_sent is None:
-        hand = alternatives[HAND].priced
-        max_sent = hand.sent if hand and (hand.fits or params.model.moe) else math.inf
+        hand = alternatives[HAND]
+        max_sent = math.inf
+        if isinstance(hand, Priced) and (hand.fits or params.model.moe):
+            max_sent = hand.sent
     return SearchReport(search(params, hardware, devices, max_sent), alternatives)
 
 
-def _priced(space: Space, name: str, sizes: tuple[int, ...], cut: bool, zero: bool) -> Alternative:
+def _priced(space: Space, sizes: tuple[int, ...], cut: bool, zero: bool) -> Priced | str:
     mesh = make_mesh(*sizes)
     cut = cut and "model" in mesh.axes
     choices = tuple(Choice(group, cut and group != "rest", False) for group in GROUPS)
     if reason := space.refuses(mesh, choices, zero):
-        return Alternative(name, None, reason)
+        return reason
     # ZeRO() has no late sums, so it holds no whole gradient.
     late = not zero if space.blocks.micro_batches > 1 else None
     tried = [
@@ -98,4 +84,4 @@ def _priced(space: Space, name: str, sizes: tuple[int, ...], cut: bool, zero: bo
         for remat in (False, True)
     ]
     # Layers are rematerialised only if the strategy would not fit otherwise.
-    return Alternative(name, next((one for one in tried if one.fits), tried[-1]))
+    return next((one for one in tried if one.fits), tried[-1])

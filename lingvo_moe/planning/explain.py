@@ -59,22 +59,21 @@ def _sharding_text(sharding: ShardingParams) -> str:
     return f"{type(sharding).__name__}({', '.join(given)})"
 
 
-def rows(report: SearchReport) -> list[tuple[str, Priced | None, str]]:
-    """(name, cost, reason if the model cannot be split so), the chosen strategy first."""
+def rows(report: SearchReport) -> list[tuple[str, Priced | str]]:
+    """Name and cost, or the reason if the model cannot be split so; the chosen strategy first."""
     found = report.found
     second = [("runner-up", found.runner_up), ("whatever is sent", found.fastest)]
-    others = [(name, one, "") for name, one in second if one and one != found.best]
-    named = [(one.name, one.priced, one.refused) for one in report.alternatives.values()]
-    return [("chosen", found.best, ""), *others, *named]
+    others = [(name, one) for name, one in second if one and one != found.best]
+    return [("chosen", found.best), *others, *report.alternatives.items()]
 
 
 def format_search(model: str, hardware: str, devices: int, report: SearchReport) -> str:
     """The chosen strategy, alternatives, and the time of each part of the model."""
     device, best = lookup(hardware), report.found.best
     table, refusals = [], []
-    for name, priced, refused in rows(report):
-        if priced is None:
-            refusals.append(f"{name} is not possible: {refused}")
+    for name, priced in rows(report):
+        if isinstance(priced, str):
+            refusals.append(f"{name} is not possible: {priced}")
             continue
         strategy = priced.strategy
         table.append(
@@ -116,8 +115,8 @@ def _limit(found: Found) -> list[str]:
 
 def _parts(best: Priced, report: SearchReport) -> Table:
     """Time by part, compared with the paper's annotation."""
-    hand = report.alternatives[HAND].priced
-    shown = {"chosen": best} | ({HAND: hand} if hand else {})
+    hand = report.alternatives[HAND]
+    shown = {"chosen": best} | ({HAND: hand} if isinstance(hand, Priced) else {})
     parts = dict.fromkeys(part for one in shown.values() for part in one.estimate.seconds)
     cells = [
         (part, *(f"{1e3 * one.estimate.seconds.get(part, 0.0):.1f}" for one in shown.values()))
@@ -145,9 +144,9 @@ def at_rest(strategy: Strategy) -> str:
 def to_json(report: SearchReport) -> list[dict[str, Any]]:
     """A dict for each of `rows`, in SI units and bytes."""
     result: list[dict[str, Any]] = []
-    for name, priced, refused in rows(report):
-        if priced is None:
-            result.append({"name": name, "refused": refused})
+    for name, priced in rows(report):
+        if isinstance(priced, str):
+            result.append({"name": name, "refused": priced})
             continue
         strategy, costs = priced.strategy, priced.estimate.costs
         result.append(

@@ -33,6 +33,7 @@ from lingvo_moe.sharding.params import Rule, ShardingParams, ZeRO
 from lingvo_moe.tasks.translation import TranslationParams
 
 AXES = ("data", "expert", "model")
+_ZERO_RULES = ZeRO().state_rules
 # The share of a device's memory that a strategy may need by our estimate. For models with experts
 # libtpu needs up to 1.11 times the estimate.
 ROOM = 0.9
@@ -73,6 +74,11 @@ class Strategy:
     late: bool | None = None
 
     @property
+    def state_rules(self) -> tuple[Rule, ...]:
+        """The rules of weights and slots at rest where they differ from those of computing."""
+        return _state_rules(self.choices, self.zero)
+
+    @property
     def rules(self) -> dict[str, tuple[str, ...]]:
         """Letter -> axes of the mesh, while computing."""
         return _on(_rules(self.choices), self.mesh)
@@ -80,16 +86,15 @@ class Strategy:
     @property
     def stored(self) -> dict[str, tuple[str, ...]]:
         """The same for weights and slots at rest."""
-        return self.rules | _on(_state_rules(self.choices, self.zero), self.mesh)
+        return self.rules | _on(self.state_rules, self.mesh)
 
     @property
     def sharding(self) -> ShardingParams:
         """The strategy as sharding params; the default rules if they are equivalent."""
-        rules, state = _rules(self.choices), _state_rules(self.choices, self.zero)
-        default = ShardingParams()
+        rules, state, default = _rules(self.choices), self.state_rules, ShardingParams()
         if self.rules == _on(default.rules, self.mesh):
             rules = default.rules
-        if rules == default.rules and state == ZeRO().state_rules:
+        if rules == default.rules and state == _ZERO_RULES:
             return ZeRO(**self._sums)
         return ShardingParams(rules=rules, state_rules=state, **self._sums)
 
@@ -176,7 +181,7 @@ def search(
     meshes = list(space.meshes(devices))
     priced = sorted(
         itertools.chain.from_iterable(map(space.fronts, meshes)),
-        key=lambda one: (one.seconds, one.sent, one.bytes, len(one.strategy.sharding.state_rules)),
+        key=lambda one: (one.seconds, one.sent, one.bytes, len(one.strategy.state_rules)),
     )
     if not priced:
         raise ValueError(
@@ -400,7 +405,7 @@ def _state_rules(choices: tuple[Choice, ...], zero: bool) -> tuple[Rule, ...]:
     ]
     # In the order of the mesh: inner axes follow outer ones.
     spread = [(letter, tuple(a for a in AXES if a in axes)) for letter, axes in spread]
-    return (*(ZeRO().state_rules if zero else ()), *spread)
+    return (*(_ZERO_RULES if zero else ()), *spread)
 
 
 def _on(rules: tuple[Rule, ...], mesh: Mesh) -> dict[str, tuple[str, ...]]:
