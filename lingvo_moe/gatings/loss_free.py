@@ -42,7 +42,6 @@ class LoadBias(StateSpec):
     rate: float = 0.0
 
     def after_step(self, value, choices):
-        """See StateSpec."""
         load = choices[..., : value.shape[-1]]
         mean = tf.reduce_mean(load, axis=-1, keepdims=True)
         return value + self.rate * tf.sign(mean - load)

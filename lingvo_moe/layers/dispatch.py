@@ -58,7 +58,6 @@ class Einsum(Dispatcher):
     """GShard's Algorithm 2: one-hot tensors and matrix products, which suit TPUs."""
 
     def dispatch(self, inputs, routing, capacity, experts):
-        """See Dispatcher."""
         num_experts = experts.num_experts
         capacity = capacity or inputs.shape[1] or tf.shape(inputs)[1]
         combine = self._one_hot(routing, num_experts, capacity)  # [G, S, E, C]
@@ -88,7 +87,6 @@ class Gather(Dispatcher):
     """
 
     def dispatch(self, inputs, routing, capacity, experts):
-        """See Dispatcher."""
         num_experts = experts.num_experts
         groups, tokens, model_dim = tf.unstack(tf.shape(inputs))
         capacity = capacity or tokens
@@ -119,7 +117,6 @@ class Ragged(Dispatcher):
     """
 
     def dispatch(self, inputs, routing, capacity, experts):
-        """See Dispatcher."""
         del capacity
         num_experts, model_dim = experts.num_experts, inputs.shape[-1]
         order, counts = by_expert(routing, num_experts)

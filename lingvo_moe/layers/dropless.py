@@ -69,7 +69,6 @@ class Dropless(Dispatcher):
 
     @property
     def holding(self):
-        """See Dispatcher."""
         return ColumnBlocks(self.expert_sizes) if self.expert_sizes else EachOnce()
 
     def dispatch(self, inputs, routing, capacity, experts):

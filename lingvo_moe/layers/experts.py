@@ -49,11 +49,9 @@ class HeldExperts:
 
     @property
     def num_experts(self) -> int:
-        """See Experts."""
         return self.theta.experts.wi.shape[-3]  # [E, M, H], or with copies in front
 
     def together(self, rows):
-        """See Experts."""
         return self.network.fprop(self.theta.experts, rows, self.context)
 
     def one_by_one(self):
@@ -71,5 +69,4 @@ class HeldExperts:
         ]
 
     def by_products(self, rows, products):
-        """See Experts."""
         return self.network.fprop(self.theta.experts, rows, self.context, products)

@@ -89,7 +89,6 @@ class Fitted(Laddered):
     """
 
     def dispatch(self, inputs, routing, capacity, experts):
-        """See Laddered."""
         self._check(capacity)
         _, tokens, choices = routing.expert.shape
         num_experts = experts.num_experts

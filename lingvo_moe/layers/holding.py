@@ -49,11 +49,9 @@ class EachOnce(Holding):
     """Equal experts, each once, in order."""
 
     def weights(self, experts):
-        """See Holding."""
         return NestedMap(experts=experts)
 
     def to_expert_index(self, routing, theta):
-        """See Holding."""
         del theta
         return routing
 

@@ -25,7 +25,6 @@ class LocalGather(Dispatcher):
     """
 
     def dispatch(self, inputs, routing, capacity, experts):
-        """See Dispatcher."""
         num_experts = experts.num_experts
         capacity = capacity or inputs.shape[1]
         choices = (routing.expert, routing.position, routing.dispatched)

@@ -35,7 +35,6 @@ class RMSNorm(Norm):
         return NestedMap(scale=WeightSpec((model_dim,), Constant(1.0), "M"))
 
     def fprop(self, theta, inputs):
-        """See Norm."""
         x = tf.cast(inputs, tf.float32)
         x *= tf.math.rsqrt(tf.reduce_mean(tf.square(x), axis=-1, keepdims=True) + self.epsilon)
         scale = tf.cast(theta.scale, inputs.dtype)
@@ -56,7 +55,6 @@ class LayerNorm(Norm):
         )
 
     def fprop(self, theta, inputs):
-        """See Norm."""
         x = tf.cast(inputs, tf.float32)
         x -= tf.reduce_mean(x, axis=-1, keepdims=True)
         x *= tf.math.rsqrt(tf.reduce_mean(tf.square(x), axis=-1, keepdims=True) + self.epsilon)

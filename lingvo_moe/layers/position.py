@@ -37,7 +37,6 @@ class Relative(Position):
     """A learned bias of the attention, see RelativeBias."""
 
     def relative_bias(self, num_heads, bidirectional):
-        """See Position."""
         return RelativeBias(num_heads=num_heads, bidirectional=bidirectional)
 
 
@@ -55,7 +54,6 @@ class Sinusoidal(Position):
     first: NonNegativeInt = 0
 
     def encode(self, embedded, positions):
-        """See Position."""
         half, odd = divmod(embedded.shape[-1], 2)
         step = np.float32(-math.log(10000.0) / max(half - 1, 1))
         frequencies = np.exp(np.arange(half, dtype=np.float32) * step)

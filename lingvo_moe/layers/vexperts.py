@@ -63,7 +63,6 @@ class VExperts(Laddered):
 
     @property
     def holding(self):
-        """See Dispatcher."""
         return Slots(self.devices, self.slots_per_device)
 
     def dispatch(self, inputs, routing, capacity, experts):

@@ -128,7 +128,6 @@ class _OfOneSlot(Move):
 
     @property
     def touched(self):
-        """See Move."""
         return (self.slot,)
 
 
@@ -140,7 +139,6 @@ class Expand(_OfOneSlot):
     slot: int
 
     def apply(self, placement):
-        """See Move."""
         held = placement.expert_at(self.slot)
         if held != EMPTY:
             raise ValueError(
@@ -158,7 +156,6 @@ class Shrink(_OfOneSlot):
     slot: int
 
     def apply(self, placement):
-        """See Move."""
         held = placement.expert_at(self.slot)
         if held == EMPTY:
             raise ValueError(f"{self}: the slot is empty already.")
@@ -175,7 +172,6 @@ class Replace(_OfOneSlot):
     slot: int
 
     def apply(self, placement):
-        """See Move."""
         return Expand(self.expert, self.slot).apply(Shrink(self.slot).apply(placement))
 
 
@@ -188,11 +184,9 @@ class Migrate(Move):
 
     @property
     def touched(self):
-        """See Move."""
         return (self.first, self.second)
 
     def apply(self, placement):
-        """See Move."""
         held = placement.expert_at(self.first), placement.expert_at(self.second)
         if held[0] == held[1]:
             raise ValueError(f"{self}: both slots hold expert {held[0]}; there is nothing to swap.")

@@ -111,7 +111,6 @@ class _Static(Policy):
     """Experts do not move; the state is the device of each."""
 
     def start(self, cost, slots, experts):
-        """See Policy."""
         del slots
         return home_devices(cost.num_devices, experts)
 
@@ -140,12 +139,10 @@ class StaticExpertParallel(_Static):
 
     @property
     def name(self):
-        """See Policy."""
         factor = self.capacity_factor
         return "static, no limit" if factor is None else f"static, capacity {factor:g}"
 
     def step(self, cost, state, loads):
-        """See Policy."""
         rows = loads
         if self.capacity_factor is not None:
             room = np.ceil(self.capacity_factor * loads.sum(axis=1) / loads.shape[1])
@@ -160,13 +157,9 @@ class StrictReassignment(_Static):
     Tokens above that number go to an expert that they did not choose, and count as not handled.
     """
 
-    @property
-    def name(self):
-        """See Policy."""
-        return "strict re-assignment"
+    name = "strict re-assignment"
 
     def step(self, cost, state, loads):
-        """See Policy."""
         experts = loads.shape[1]
         total = loads.sum(axis=1, keepdims=True)
         # On each source the remainder begins with another expert, so that all experts get some of
@@ -186,13 +179,9 @@ class Shadowing(_Static):
     shadow handles the tokens of its device and needs no slot.
     """
 
-    @property
-    def name(self):
-        """See Policy."""
-        return "shadowing"
+    name = "shadowing"
 
     def step(self, cost, state, loads):
-        """See Policy."""
         flow, counts = _to_homes(loads, state), _home_counts(state)
         local = _to_homes(loads, np.broadcast_to(np.arange(len(loads))[:, None], loads.shape))
         everywhere = np.ones_like(counts)
@@ -228,15 +217,12 @@ class Flex(Policy):
 
     @property
     def name(self):
-        """See Policy."""
         return f"flex, {self.trigger}" if self.trigger != MaxTrigger() else "flex"
 
     def start(self, cost, slots, experts):
-        """See Policy."""
         return State(Placement.even(cost.num_devices, slots, experts))
 
     def step(self, cost, state, loads):
-        """See Policy."""
         counts = state.placement.counts()
         state, decision = self.scheduler(cost).step(state, loads)
         outcome = Outcome(
@@ -268,17 +254,12 @@ class Oracle(Policy):
 
     max_moves: int = 256
 
-    @property
-    def name(self):
-        """See Policy."""
-        return "oracle"
+    name = "oracle"
 
     def start(self, cost, slots, experts):
-        """See Policy."""
         return Placement.even(cost.num_devices, slots, experts)
 
     def step(self, cost, state, loads):
-        """See Policy."""
         free = dataclasses.replace(cost, state_bytes=0.0)
         maker = PolicyMaker(cost=free, max_moves=self.max_moves)
         plan = maker.plan(loads, state)

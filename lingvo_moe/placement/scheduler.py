@@ -54,7 +54,6 @@ class _Threshold(Trigger):
         """The distance from balance."""
 
     def should_plan(self, tokens, step, active):
-        """See Trigger."""
         del step
         return self.measure(tokens) > (self.release if active else self.threshold)
 
@@ -68,7 +67,6 @@ class MaxTrigger(_Threshold):
     least = 1.0
 
     def measure(self, tokens):
-        """See _Threshold."""
         return balance_ratio(tokens)
 
 
@@ -81,7 +79,6 @@ class VarianceTrigger(_Threshold):
     least = 0.0
 
     def measure(self, tokens):
-        """See _Threshold."""
         mean = tokens.mean()
         return float(tokens.var() / mean**2) if mean > 0 else 0.0
 
@@ -97,7 +94,6 @@ class IntervalTrigger(Trigger):
             raise ValueError(f"steps must be at least 1, got {self.steps}.")
 
     def should_plan(self, tokens, step, active):
-        """See Trigger."""
         del tokens, active
         return step % self.steps == 0
 

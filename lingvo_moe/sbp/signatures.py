@@ -138,7 +138,6 @@ class Reshape(Operator):
     num_operands = 1
 
     def signatures(self, devices: int) -> tuple[Signature, ...]:
-        """See Operator."""
         cuts = (
             Signature((Split(i),), Split(j))
             for i, before, size in _strides(self.source)
@@ -148,7 +147,6 @@ class Reshape(Operator):
         return (*cuts, Signature((P,), P), Signature((B,), B))
 
     def piece(self, signature: Signature, devices: int) -> "Reshape":
-        """See Operator."""
         (source,), result = signature
         if not (isinstance(source, Split) and isinstance(result, Split)):
             return self
@@ -179,7 +177,6 @@ class Gather(Operator):
             )
 
     def signatures(self, devices: int) -> tuple[Signature, ...]:
-        """See Operator."""
         (table, indices), result = _parse(self.equation)
         product = einsum(f"{table},{indices}{self.over}->{result}").signatures(devices)
         made_locally = Split(len(indices))

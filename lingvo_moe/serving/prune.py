@@ -71,7 +71,6 @@ class PerLayer(Choice):
     """Keeps the best experts of each layer, the same share in every layer and at least one."""
 
     def keep(self, scores, share):
-        """See Choice."""
         return [_best(of, max(1, round((1 - share) * len(of)))) for of in scores]
 
 
@@ -89,7 +88,6 @@ class Threshold(Choice):
     least: PositiveInt = 4
 
     def keep(self, scores, share):
-        """See Choice."""
         wanted = round((1 - share) * sum(map(len, scores)))
         # The share of the layer's importance before each expert; experts with less than t are kept.
         ahead = []

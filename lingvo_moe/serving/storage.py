@@ -73,7 +73,6 @@ class Float32(Storage):
     name, widens = "float32", False
 
     def pack_matrix(self, matrix, summed):
-        """See Storage."""
         del summed
         return Packed(matrix)
 
@@ -84,7 +83,6 @@ class BFloat16(Storage):
     name = "bfloat16"
 
     def pack_matrix(self, matrix, summed):
-        """See Storage."""
         del summed
         return Packed(matrix.astype(tf.bfloat16.as_numpy_dtype))
 
@@ -98,7 +96,6 @@ class Int8(Storage):
     name = "int8"
 
     def pack_matrix(self, matrix, summed):
-        """See Storage."""
         largest = np.abs(matrix).max(axis=summed, keepdims=True)
         scale = np.where(largest > 0, largest, 1.0).astype(np.float32) / np.float32(127.0)
         return Packed(np.rint(matrix / scale).astype(np.int8), scale)

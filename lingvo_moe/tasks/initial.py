@@ -40,7 +40,6 @@ class _Table(Transfer):
     seed: int
 
     def origin(self, path, there, spec, tensors):
-        """See Transfer."""
         if there not in tensors or not self._is_table(spec):
             return None
         stored = tensors[there]

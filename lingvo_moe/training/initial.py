@@ -92,7 +92,6 @@ class Keep(Transfer):
     """Copies the weight with the same path."""
 
     def origin(self, path, there, spec, tensors):
-        """See Transfer."""
         return Origin(KEPT, tensors[there], there) if there in tensors else None
 
 
@@ -112,7 +111,6 @@ class Upcycle(Transfer):
     seed: int
 
     def origin(self, path, there, spec, tensors):
-        """See Transfer."""
         dense, axis = there.replace("/experts/", "/"), spec.dims.find("E")
         if axis < 0 or there in tensors or dense not in tensors:
             return None
@@ -140,7 +138,6 @@ class Drawn(Lazy):
         self.shape = spec.shape
 
     def read(self, index):
-        """See Lazy."""
         return self._whole[index]
 
     @functools.cached_property

@@ -46,7 +46,6 @@ class Permuted(Lazy):
         self.shape = (len(source), *stored.shape[1:])
 
     def read(self, index):
-        """See Lazy."""
         first, *rest = index
         rows = [self._stored[(slice(r, r + 1), *rest)] for r in self._source[first].tolist()]
         return np.concatenate([np.asarray(row) for row in rows])
@@ -65,7 +64,6 @@ class Rows(Lazy):
         self.shape = (len(parents), *stored.shape[1:])
 
     def read(self, index):
-        """See Lazy."""
         rows, *rest = index
         parents = self._parents[rows]
         start = rows.start or 0
@@ -93,7 +91,6 @@ class Copies(Lazy):
         self.shape = (*stored.shape[:axis], count, *stored.shape[axis:])
 
     def read(self, index):
-        """See Lazy."""
         rest = (*index[: self._axis], *index[self._axis + 1 :])
         part, noise = np.asarray(self._stored[rest]), self._noise
         which = range(self._count)[index[self._axis]]
@@ -109,7 +106,6 @@ class Slice(Lazy):
         self.shape = tuple(stored.shape[1:])
 
     def read(self, index):
-        """See Lazy."""
         return np.asarray(self._stored[(slice(self._i, self._i + 1), *index)])[0]
 
 
@@ -121,6 +117,5 @@ class Stacked(Lazy):
         self.shape = (len(tensors), *tensors[0].shape)
 
     def read(self, index):
-        """See Lazy."""
         first, *rest = index
         return np.stack([np.asarray(tensor[tuple(rest)]) for tensor in self._tensors[first]])

@@ -85,7 +85,6 @@ class Cosine(Schedule):
 
     @property
     def end(self):
-        """See Schedule."""
         return None if self.final_fraction else self.total_steps
 
     def __call__(self, step):
