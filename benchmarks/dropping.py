@@ -17,6 +17,7 @@ from gatings import train_and_score
 
 import lingvo_moe.tools  # noqa: F401  (silences TensorFlow's greeting)
 from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.reporting.table import Table
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import train_step
@@ -61,11 +62,12 @@ def main() -> None:
                 losses[name].append(score.dev_loss)
                 drops[name].append(score.drop_rate)
                 print(f"seed {seed}, {name}: {score}", flush=True)
-    print(f"\n| room | dev loss, seeds {', '.join(seeds)} | mean | choices dropped at the end |")
-    print("|---|---|---|---|")
+    columns = ("room", f"dev loss, seeds {', '.join(seeds)}", "mean", "choices dropped at the end")
+    rows = []
     for name, values in losses.items():
         each = ", ".join(f"{value:.3f}" for value in values)
-        print(f"| {name} | {each} | {np.mean(values):.3f} | {np.mean(drops[name]):.1%} |")
+        rows.append((name, each, f"{np.mean(values):.3f}", f"{np.mean(drops[name]):.1%}"))
+    print(f"\n{Table(columns, rows).to_markdown()}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ import argparse
 import numpy as np
 from peers import DROPLESS, ours, race, ratio
 
+from lingvo_moe.reporting.table import Table
+
 GROWTH = {
     "experts": {f"E = {e}": [f"model.moe.num_experts={e}"] for e in (8, 32, 128)},
     "tokens": {f"{rows} x 64": [f"input.batch_size={rows}"] for rows in (16, 32, 64)},
@@ -34,16 +36,22 @@ def main() -> None:
         peers = {n: ours(args.threads, *DROPLESS, *more) for n, more in GROWTH[kind].items()}
         results = race(peers, args.rounds)
         base, start = results[next(iter(peers))], None
-        print(f"\n| {kind} | weights | ms a step | time / first | memory, MB | memory / first |")
-        print("|---|---|---|---|---|---|")
+        columns = (kind, "weights", "ms a step", "time / first", "memory, MB", "memory / first")
+        rows = []
         for name, rounds in results.items():
             held = rounds[-1]["peak_bytes"]
             start = start or held
-            print(
-                f"| {name} | {peers[name].about['weights'] / 1e6:.1f}M "
-                f"| {1e3 * np.median([r[clock] for r in rounds]):.0f} "
-                f"| {ratio(rounds, base, clock):.2f} | {held / 2**20:.0f} | {held / start:.2f} |"
+            rows.append(
+                (
+                    name,
+                    f"{peers[name].about['weights'] / 1e6:.1f}M",
+                    f"{1e3 * np.median([r[clock] for r in rounds]):.0f}",
+                    f"{ratio(rounds, base, clock):.2f}",
+                    f"{held / 2**20:.0f}",
+                    f"{held / start:.2f}",
+                )
             )
+        print(f"\n{Table(columns, rows).to_markdown()}")
         for peer in peers.values():
             peer.close()
 

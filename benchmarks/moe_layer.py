@@ -35,6 +35,7 @@ from lingvo_moe.gatings.top_k import TopK
 from lingvo_moe.layers.dispatch import Einsum, Gather, Ragged
 from lingvo_moe.layers.dropless import Dropless
 from lingvo_moe.layers.moe import MoE, MoEParams
+from lingvo_moe.reporting.table import Table
 from lingvo_moe.testing.peak import flops, products
 from lingvo_moe.testing.tokens import tokens_of
 
@@ -161,11 +162,12 @@ def layers(num_experts: int, groups: int, block_sizes: list[int], **timing) -> N
     bound = seconds_at_peak(2 * groups * TOKENS, peak)
     base = seconds["as published, capacity 2.0"]
     rate = 1e-9 * flops(_PRODUCTS) / np.median(peak)
-    print(f"\n| E = {num_experts}, peak {rate:.0f} GFLOP/s | ms | share of peak | published / it |")
-    print("|---|---|---|---|")
+    title = f"E = {num_experts}, peak {rate:.0f} GFLOP/s"
+    rows = []
     for name, value in seconds.items():
         share, gain = np.median(bound / value), np.median(base / value)
-        print(f"| `{name}` | {1e3 * np.median(value):.0f} | {share:.0%} | {gain:.2f} |")
+        rows.append((f"`{name}`", f"{1e3 * np.median(value):.0f}", f"{share:.0%}", f"{gain:.2f}"))
+    print(f"\n{Table((title, 'ms', 'share of peak', 'published / it'), rows).to_markdown()}")
 
 
 def skewed_step(way: str, load: str, groups: int) -> Callable[[], object]:
@@ -209,13 +211,14 @@ def _peak_kilobytes() -> int:
 
 
 def _print_over_balance(unit: str, figures: dict[tuple[str, str], np.ndarray]) -> None:
-    print(f"\n| E = {_SKEWED}, top-1, {unit} (over balance) | {' | '.join(LOADS)} |")
-    print("|---" * (len(LOADS) + 1) + "|")
+    rows = []
     for way in WAYS:
         base = figures[way, "balance"]
         of_loads = (figures[way, load] for load in LOADS)
         cells = (f"{np.median(x):.0f} ({np.median(x / base):.2f})" for x in of_loads)
-        print(f"| `{way}` | {' | '.join(cells)} |")
+        rows.append((f"`{way}`", *cells))
+    title = f"E = {_SKEWED}, top-1, {unit} (over balance)"
+    print(f"\n{Table((title, *LOADS), rows).to_markdown()}")
 
 
 def main() -> None:

@@ -25,6 +25,8 @@ from pathlib import Path
 import numpy as np
 from _peers._serve import SHAPE
 
+from lingvo_moe.reporting.table import Table
+
 HERE = Path(__file__).parent
 _INSTALLED = HERE.parent / "build" / "peers"
 PEERS_PYTHON = _INSTALLED / ".venv" / "bin" / "python"
@@ -164,15 +166,13 @@ def main() -> None:
 def table(peers: Mapping[str, Peer], results: Mapping[str, list[dict]]) -> str:
     """The table in Markdown; the others are compared with the first model."""
     base = next(name for name in peers if name != MATMUL)
-    lines = [
-        f"| model | weights | ms a step | target tokens/s | time / {base} | share of peak "
-        "| processor time / first | share of peak | memory, MB |",
-        "|---" * 9 + "|",
-    ]
+    columns = ["model", "weights", "ms a step", "target tokens/s", f"time / {base}"]
+    columns += ["share of peak", "processor time / first", "share of peak", "memory, MB"]
+    rows = []
     for name, rounds in results.items():
         if name == MATMUL:
             continue
-        cells = [f"{peers[name].about['weights'] / 1e6:.1f}M"]
+        cells = [name, f"{peers[name].about['weights'] / 1e6:.1f}M"]
         seconds = np.median([r["seconds"] for r in rounds])
         cells += [f"{1e3 * seconds:.0f}", f"{_TOKENS / seconds:,.0f}"]
         for clock in ("seconds", "cpu_seconds"):
@@ -181,7 +181,8 @@ def table(peers: Mapping[str, Peer], results: Mapping[str, list[dict]]) -> str:
             cells.append(f"{ratio(rounds, results[base], clock):.2f}")
             cells.append(f"{step_flops() * products:.0%}")
         cells.append(f"{rounds[-1]['peak_bytes'] / 2**20:.0f}")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        rows.append(cells)
+    lines = [Table(columns, rows).to_markdown()]
     flops = peers[MATMUL].about["flops"]
     for clock in ("seconds", "cpu_seconds"):
         rate = flops / np.median([r[clock] for r in results[MATMUL]])

@@ -32,6 +32,7 @@ from lingvo_moe.placement.policy_maker import PolicyMaker
 from lingvo_moe.placement.profile import Machine, probes
 from lingvo_moe.placement.routing import device_flow
 from lingvo_moe.placement.traces import SyntheticLoads
+from lingvo_moe.reporting.table import Table
 
 DEVICES = EXPERTS = 8
 SLOTS = 2
@@ -153,22 +154,26 @@ def report(machine, profiled, cases, flows, seconds) -> None:
     )
     print("fit:", ", ".join(f"{kind} {100 * error:.1f} %" for kind, error in errors.items()))
     print(f"{cost.tokens_per_second:,.0f} tokens/s, {1e3 * cost.expert_seconds:.2f} ms an expert")
-    print("| unseen | measured ms | predicted ms | error |\n|---|---|---|---|")
-    for (name, (_, predict)), measured in zip(cases.items(), seconds[first:second], strict=True):
+    rows = [
         _row(name, measured, predict(cost))
-    print("| step of a layout | measured ms | predicted ms | error |\n|---|---|---|---|")
+        for (name, (_, predict)), measured in zip(cases.items(), seconds[first:second], strict=True)
+    ]
+    columns = ("measured ms", "predicted ms", "error")
+    print(Table(("unseen", *columns), rows).to_markdown())
+    rows = []
     by_device = seconds[second:].reshape(len(flows), DEVICES)
     gaps = []
     for (name, flow), measured in zip(flows.items(), by_device, strict=True):
         predicted = cost.of_flow(*flow).total.sum(axis=0)
-        _row(name, measured.max(), predicted.max())
+        rows.append(_row(name, measured.max(), predicted.max()))
         gaps.append(np.abs(predicted / measured - 1))
+    print(Table(("step of a layout", *columns), rows).to_markdown())
     print(f"mean error of a device {100 * np.mean(gaps):.1f} %, largest {100 * np.max(gaps):.1f} %")
 
 
 def _row(name, measured, predicted):
     error = 100 * (predicted / measured - 1)
-    print(f"| {name} | {1e3 * measured:.2f} | {1e3 * predicted:.2f} | {error:+.1f} % |")
+    return name, f"{1e3 * measured:.2f}", f"{1e3 * predicted:.2f}", f"{error:+.1f} %"
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import lingvo_moe.tools  # noqa: F401  (silences TensorFlow's greeting)
 from lingvo_moe.core import registry
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import override
+from lingvo_moe.reporting.table import Table
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask
@@ -86,11 +87,13 @@ def main() -> None:
     steps = {n: lambda r=r, b=b: r.train(b).tokens.numpy() for n, (r, b) in runtimes.items()}
     seconds = seconds_in_turn(steps, rounds)
     base, batch = next(iter(seconds.values())), next(iter(runtimes.values()))[1]
-    print("| training step | ms | target tokens/s | time / gather |\n|---|---|---|---|")
+    rows = []
     for name, value in seconds.items():
         rate = batch.target_ids.size / np.median(value)
         over = np.median(value / base)
-        print(f"| {name} | {1e3 * np.median(value):.0f} | {rate:,.0f} | {over:.2f} |")
+        rows.append((name, f"{1e3 * np.median(value):.0f}", f"{rate:,.0f}", f"{over:.2f}"))
+    columns = ("training step", "ms", "target tokens/s", "time / gather")
+    print(Table(columns, rows).to_markdown())
 
     runtime, _ = runtimes["gather (the default)"]
     rng = np.random.default_rng(0)
@@ -101,10 +104,10 @@ def main() -> None:
         for beam in (1, 4, 8)
     }
     seconds = seconds_in_turn(beams, max(3, rounds // 5))
-    print("\n| decoding, 64 sentences, random weights, to the longest length | s | sentences/s |")
-    print("|---|---|---|")
-    for name, value in seconds.items():
-        print(f"| {name} | {np.median(value):.2f} | {64 / np.median(value):,.0f} |")
+    title = "decoding, 64 sentences, random weights, to the longest length"
+    medians = {name: np.median(value) for name, value in seconds.items()}
+    rows = [(name, f"{value:.2f}", f"{64 / value:,.0f}") for name, value in medians.items()]
+    print(f"\n{Table((title, 's', 'sentences/s'), rows).to_markdown()}")
 
 
 def _decoder(trained: Local, text: str, source, lengths) -> Callable[[], object]:
