@@ -61,9 +61,7 @@ def run() -> None:
     flags.DEFINE_integer(
         "n_best", 4, "Largest number of translations of a sentence, for a logdir.", 1
     )
-    flags.DEFINE_integer(
-        "beam_size", 8, "Hypotheses of a sentence that a request may have of a logdir.", 1
-    )
+    flags.DEFINE_integer("beam_size", 8, "Largest beam size of a request, for a logdir.", 1)
     flags.DEFINE_integer("max_batch_tokens", 4096, "Source tokens of a batch, with padding.", 1)
     flags.DEFINE_integer("max_batch_sentences", 64, "Sentences of a batch.", 1)
     flags.DEFINE_float("max_wait_ms", 5, "Milliseconds that a sentence waits for others.", 0)

@@ -61,7 +61,7 @@ class TestTaskId:
 
     @pytest.mark.parametrize("kind", ["source", "pair"])
     def test_the_source_is_required(self, kind):
-        with pytest.raises(ValueError, match=rf"routes by {kind} .* give source_language.*qna.*qt"):
+        with pytest.raises(ValueError, match=rf"routes by {kind}; give source_language.*qna.*qt"):
             task_of(kind).task_id(None, "en")
 
     def test_other_routers_need_nothing(self):
