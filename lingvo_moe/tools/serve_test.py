@@ -56,8 +56,8 @@ def test_a_port_that_is_taken_is_found_before_models_are_loaded(call):
 
 
 def test_it_serves_and_says_what_was_left(call, monkeypatch, capsys):
-    model = types.SimpleNamespace(languages=[])
-    monkeypatch.setattr(loading, "load_all", lambda texts, n_best, overrides: {"m": model})
+    model = types.SimpleNamespace(languages=[], options=[])
+    monkeypatch.setattr(loading, "load_all", lambda *arguments: {"m": model})
     assert call() == (("m",), "127.0.0.1", 30.0)
     with pytest.raises(ValueError, match="may have 256 sentences, but only 255 may wait"):
         call(max_queue=255)
