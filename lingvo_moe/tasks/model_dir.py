@@ -320,12 +320,21 @@ class ModelDir:
             raise ValueError(f"{self.path} has no checkpoint yet; train the model first.")
         return self.checkpoints.read(step, use)
 
-    def weights_sha256(self, step: int) -> str:
-        """Identifies the weights of a checkpoint by the SHA-256 of its checksums, or of an export's
-        file."""
-        path = self.weights_path
-        with (path if path.exists() else self.checkpoints.index(step)).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+    def checksums(self, step: int) -> dict[str, str]:
+        """SHA-256 of the files, other than model.json, that translations depend on, by name.
+
+        Args:
+            step: of the checkpoint; its index has a checksum of each tensor.
+        """
+        weights = self.weights_path
+        files = {"weights": weights if weights.exists() else self.checkpoints.index(step)}
+        if self.params.decoding.shortlist and self.shortlist_path.exists():
+            files["shortlist"] = self.shortlist_path
+        digests = {}
+        for name, path in files.items():
+            with path.open("rb") as file:
+                digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        return digests
 
     def _changed(self, params, free, when):
         """The logdir with other params; ValueError if params differ that are not in `free`."""

@@ -9,8 +9,8 @@ from lingvo_moe.core.params import override, to_fields, to_text
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.training import train_model
-from lingvo_moe.testing.logdirs import training_job
+from lingvo_moe.tasks.training import train_model, train_step
+from lingvo_moe.testing.logdirs import random_logdir, training_job
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
 
 LINES = ["klices nolek", "kara", "nolek kara klices"]
@@ -246,3 +246,18 @@ class TestData:
         before = _contents(logdir)
         ModelDir.create(logdir, "tiny.MoE", SHRINK, old)
         assert _contents(logdir) == before
+
+
+def test_checksums_tell_weights_and_shortlists_apart(tmp_path):
+    one, same = (random_logdir(tmp_path / name, SHRINK) for name in ("one", "same"))
+    assert one.checksums(1) == same.checksums(1)
+    runtime = Local(one.task, train_step(one.task))
+    runtime.initialize(6)  # the other is of seed 5
+    one.checkpoints.save(2, runtime.state())
+    assert one.checksums(2) != one.checksums(1)
+    listed = one.with_overrides(["decoding.shortlist=True"])
+    listed.shortlist_path.write_bytes(b"one")
+    before = listed.checksums(1)
+    listed.shortlist_path.write_bytes(b"other")
+    assert listed.checksums(1) == before | {"shortlist": listed.checksums(1)["shortlist"]} != before
+    assert "shortlist" not in one.checksums(1)

@@ -86,7 +86,7 @@ def _translate_shards(model_dir: ModelDir, shards: FileShards | DirectoryShards)
         job = {
             "model": model_dir.model,
             "step": str(step),
-            "weights": model_dir.weights_sha256(step),
+            **model_dir.checksums(step),
             "to": FLAGS.to,
             "source_language": str(FLAGS.source_language),
             "scores": str(FLAGS.scores),
