@@ -116,7 +116,7 @@ def beam_search(
         ids, source.listed = request.shortlist.select(source_ids, size, request.prefix)
         columns = output.map(lambda tensor: tf.gather(tensor, ids, axis=-1))
         laid_out = NestedMap(laid_out, decoder=NestedMap(laid_out.decoder, output=columns))
-        # From here on a token is known by its place among ids.
+        # From here on tokens are numbered by their position in ids.
         places = tf.scatter_nd(ids[:, None], tf.range(tf.size(ids)), [size])
         request = request.renumbered(places)
 
