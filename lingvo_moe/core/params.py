@@ -181,8 +181,8 @@ def _field_names(cls: type) -> list[str]:
 def classes(hint: Any) -> Iterator[type]:
     """The classes of objects that a field annotated with `hint` may hold.
 
-    Policies of this package lie in the package of their abstract class; these modules are imported
-    here. Policies of other modules are found after those modules have been imported.
+    The policies of this package are in the package of their abstract class; these modules are
+    imported here. Policies of other modules are found after those modules have been imported.
     """
     for cls in alternatives(hint):
         if isinstance(cls, type) and dataclasses.is_dataclass(cls):

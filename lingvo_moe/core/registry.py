@@ -12,7 +12,7 @@ _registered: dict[str, type] = {}
 def register(cls: type) -> type:
     """Class decorator: registers a model under the name `module.Class`.
 
-    The class has a docstring whose first line says what the model is, and a method `params()`
+    The class has a docstring whose first line describes the model, and a method `params()`
     that returns its frozen params.
 
     Raises:

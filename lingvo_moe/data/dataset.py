@@ -314,7 +314,7 @@ def _pair_from_json(index, fields) -> PairInfo:
     for shards in pair.shards.values():
         for shard in shards:
             if shard.startswith("/") or ".." in shard.split("/"):
-                raise ValueError(f"{FILE}: shard {shard!r} of {pair.name} lies outside.")
+                raise ValueError(f"{FILE}: shard {shard!r} of {pair.name} is outside the dataset.")
     for split, count in pair.examples.items():
         if count and not pair.shards.get(split):
             raise ValueError(f"{FILE} has {split} examples of {pair.name} and no shard of them.")

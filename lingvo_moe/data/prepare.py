@@ -49,9 +49,9 @@ class PrepareParams(Params):
         source_normalization, target_normalization: the change of texts before they are split into
             pieces, one of `vocabulary.Normalization`. A model cannot write characters that the
             target's normalization replaces.
-        extend: a directory with source.model and target.model, such as a logdir or a dataset: the
-            vocabularies are those, extended for the new text (see data.extension), and what is said
-            here of sizes and normalization does not count; "" to train new ones.
+        extend: a directory with source.model and target.model, such as a logdir or a dataset, whose
+            vocabularies are extended for the new text (see data.extension); sizes and normalization
+            are then ignored. "" to train new ones.
         new_pieces: largest number of pieces that extending adds to a vocabulary, besides tags.
         joint_vocab: one vocabulary for both sides, of source_vocab_size pieces, with
             target_normalization.

@@ -39,7 +39,7 @@ __all__ = [
 Normalization = Literal["identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf"]
 NORMALIZATIONS = get_args(Normalization)
 
-SPACE = "\u2581"  # what stands for a space in a piece
+SPACE = "\u2581"  # a space in a piece
 
 _MAX_BYTES = 4192  # SentencePiece ignores longer sentences in training
 
@@ -137,7 +137,7 @@ class Vocabulary:
 
     @functools.cached_property
     def _ids_by_content(self) -> dict[bytes, list[int]]:
-        """What each piece stands for in a text -> their ids; bytes stand for themselves."""
+        """The text of pieces -> their ids; the text of a byte is the byte."""
         sp, found = self._processor, collections.defaultdict(list)
         for index in range(self.size):
             if not (sp.is_control(index) or sp.is_unknown(index) or sp.is_unused(index)):

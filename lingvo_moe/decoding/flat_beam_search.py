@@ -23,7 +23,7 @@ _STEPS_AT_A_TIME = 16  # number of steps by which caches grow
 _CHUNK = LOGITS_MULTIPLE
 
 # (token_ids int32 [B, K], step int32 [], caches, visible bool [B, K, P], source)
-#   -> (logits float32 [B, K, V], caches, the source token looked at int32 [B, K] if asked for)
+#   -> (logits float32 [B, K, V], caches, the aligned source token int32 [B, K] if requested)
 StepFn = Callable[
     [tf.Tensor, tf.Tensor, Any, tf.Tensor, Any], tuple[tf.Tensor, Any, tf.Tensor | None]
 ]
@@ -36,9 +36,9 @@ class BeamOutput(NamedTuple):
         ids: int32 [B, N, T], with EOS, then PAD.
         lengths: int32 [B, N], with EOS; 0 if fewer than N were found.
         scores: float32 [B, N], log P / length penalty; -inf if fewer than N were found.
-        log_probs: float32 [B, N, T], of each token; None if not asked for.
-        sources: int32 [B, N, T], the place of the source token that each one looked at; None if not
-            asked for.
+        log_probs: float32 [B, N, T], of each token; None if not requested.
+        sources: int32 [B, N, T], the index of each token's aligned source token; None if not
+            requested.
     """
 
     ids: tf.Tensor
@@ -384,7 +384,7 @@ def _nothing(batch, steps, params):
 
 
 def _unwritten(shape, params):
-    """What is kept of each token: its id, and, if asked for, log P up to it and its source."""
+    """The stored values of each token: its id and, if requested, log P up to it and its source."""
     written = {"ids": tf.fill(shape, PAD)}
     if params.tokens:
         written |= {"totals": tf.zeros(shape), "sources": tf.fill(shape, 0)}

@@ -42,7 +42,7 @@ class Dropless(Dispatcher):
     that the routing dispatched is computed. Set capacity_factor=None, or the routing drops choices.
 
     Experts may differ in size (section 4). An expert of size n has n·H hidden units. Its weights
-    are n column blocks of the shape of equal experts; the column blocks of all experts lie in order
+    are n column blocks of the shape of equal experts; the column blocks of all experts are in order
     of experts. Optimizers treat each column block as an independent weight: Adafactor factors its
     second moments and clips its update by itself.
 

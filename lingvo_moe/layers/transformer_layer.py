@@ -37,7 +37,7 @@ class TransformerParams(Params):
         moe: the Mixture-of-Experts layers; None for a dense model.
         dropout_rate: on embeddings, residual branches and attention probabilities.
         shared_embedding: one table for both sides, which needs a joint vocabulary.
-        activation: of the feed-forward layers and, unless moe says otherwise, of experts.
+        activation: of the feed-forward layers, and of experts without moe.activation.
         norm: in front of each branch, and after the last layer.
         position: how the order of tokens is known.
         use_bias: whether projections of attention, feed-forward layers and experts add biases.

@@ -37,7 +37,7 @@ class Trained:
             path: the logdir.
             n_best: largest number of translations of a sentence.
             overrides: `--set` texts.
-            beam_size: hypotheses of a sentence that may be asked for.
+            beam_size: largest beam size of a request.
 
         Raises:
             ValueError, OSError: it is no logdir, or has no checkpoint.

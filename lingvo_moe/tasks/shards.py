@@ -55,7 +55,7 @@ class FileShards:
 
     @property
     def directory(self) -> Path:
-        """Where shards lie."""
+        """The directory of the shards."""
         return self.output.with_name(f"{self.output.name}.parts")
 
     def check(self) -> None:
@@ -95,7 +95,7 @@ class DirectoryShards:
 
     @property
     def directory(self) -> Path:
-        """Where shards lie."""
+        """The directory of the shards."""
         return self.output
 
     def check(self) -> None:

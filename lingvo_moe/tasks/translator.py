@@ -84,7 +84,7 @@ class Token(NamedTuple):
     Attributes:
         text: the piece, with "▁" for a space; "</s>" for EOS.
         log_prob: log P in nats, given the source and the tokens before.
-        source: the place in Translation.source of the piece that it looked at most.
+        source: the index in Translation.source of the piece with the largest attention.
     """
 
     text: str
@@ -95,7 +95,7 @@ class Token(NamedTuple):
 class Translation(NamedTuple):
     """text, one line, and its length-normalised log-probability.
 
-    Where they were asked for, also its tokens and the pieces of its source.
+    With the option `tokens` also its tokens and the pieces of its source.
     """
 
     text: str
@@ -111,7 +111,7 @@ class Translation(NamedTuple):
 
     @property
     def alignment(self) -> list[tuple[int, int]]:
-        """(source word, target word), counted from 0: which words the tokens of a word looked at.
+        """(source word, target word), counted from 0: the words aligned by attention.
 
         Words are what spaces separate.
         """
