@@ -1,10 +1,9 @@
 """Translates files in shards, in any number of processes; an interrupted run can resume.
 
 A process locks a shard (`core/lock.py`), and the shard's translations appear by a rename. The lock
-ends with
-the process. So a resumed run translates only the missing shards, with the same bytes as an
-uninterrupted
-one. All processes that see the directories, also on other machines, share the work.
+ends with the process. So a resumed run translates only the missing shards, with the same bytes as
+an uninterrupted one. All processes that see the directories, also on other machines, share the
+work.
 """
 
 import contextlib
@@ -179,7 +178,7 @@ def translate_shards(
         report: takes lines of progress.
 
     Raises:
-        ValueError: the directory belongs to another job.
+        ValueError: the directory belongs to another job, or the input changes meanwhile.
     """
     _begin(shards.directory, {"maker": _MAKER, **job, "input": work.sha256})
     progress = Progress(report, work.total, work.done)
@@ -188,6 +187,11 @@ def translate_shards(
             progress(sum(1 for _ in shard.sentences))  # another process translates it
     for shard in shards:  # again, because that process may have died
         _take(shard, translate, lambda count: None, wait=True)
+    if survey(shards).sha256 != work.sha256:
+        raise ValueError(
+            f"{shards.input} has changed during translation. Remove {shards.directory} and run the "
+            f"command again."
+        )
 
 
 def _take(shard, translate, progress, wait=False):

@@ -106,6 +106,12 @@ class TestFile:
         with pytest.raises(ValueError, match=f"output.parts {message}"):
             translate(source, tmp_path / "output", notes, job=job)
 
+    def test_an_input_that_changes_meanwhile(self, tmp_path, source, notes, monkeypatch):
+        monkeypatch.setattr(time, "sleep", lambda _: source.write_text("other\n"))
+        with pytest.raises(ValueError, match="source has changed during translation"):
+            translate(source, tmp_path / "output", notes, hang=True)
+        assert not (tmp_path / "output").exists()
+
     def test_the_user_s_files_stay(self, tmp_path, source, notes):
         parts = tmp_path / "output.parts"
         parts.mkdir()
