@@ -54,7 +54,8 @@ setup(
     },
     entry_points={
         "console_scripts": [
-            f"lingvo-moe-{tool.replace('_', '-')}=lingvo_moe.tools.{tool}:run" for tool in _TOOLS
+            f"lingvo-moe-{tool.strip('_').replace('_', '-')}=lingvo_moe.tools.{tool}:run"
+            for tool in _TOOLS
         ]
     },
 )

@@ -1,6 +1,7 @@
 """Links and commands of the documentation exist, and every page is in the index."""
 
 import functools
+import keyword
 import re
 import shlex
 from pathlib import Path
@@ -64,7 +65,8 @@ def _commands(page: Path) -> list[list[str]]:
 @functools.cache
 def _flags(tool: str) -> set[str]:
     """The flags that a tool defines, or a module of the tools that it imports."""
-    sources = [(TOOLS / f"{tool}.py").read_text(encoding="utf-8")]
+    module = tool + "_" * keyword.iskeyword(tool)
+    sources = [(TOOLS / f"{module}.py").read_text(encoding="utf-8")]
     shared = ("common", "runtimes", "rebalancing")
     used = {"common", *re.findall(rf"\b({'|'.join(shared)})\b", sources[0])}
     sources += [(TOOLS / f"{module}.py").read_text(encoding="utf-8") for module in used]

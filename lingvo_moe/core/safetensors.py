@@ -6,9 +6,9 @@ of each array; the bytes of the arrays. Reading a file runs no code.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -34,15 +34,35 @@ class Safetensors(NamedTuple):
     """The contents of a file.
 
     Attributes:
-        arrays: by name; each is read when it is used.
+        arrays: by name; each is mapped into memory when it is looked up.
         metadata: texts by name.
     """
 
-    arrays: dict[str, np.ndarray]
+    arrays: Mapping[str, np.ndarray]
     metadata: dict[str, str]
 
 
-def save(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+class InParts(NamedTuple):
+    """An array to be written that is never whole in memory.
+
+    Attributes:
+        shape, dtype: of the array.
+        parts: makes the parts, in order, which are joined along the first dimension.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    parts: Callable[[], Iterable[np.ndarray]]
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def save(
+    path: Path, arrays: Mapping[str, np.ndarray | InParts], metadata: Mapping[str, str]
+) -> None:
     """Writes a file, array by array.
 
     Args:
@@ -71,7 +91,8 @@ def save(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, st
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
         for array in arrays.values():
-            file.write(np.ascontiguousarray(array).tobytes())
+            for part in array.parts() if isinstance(array, InParts) else (array,):
+                file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
 
 
 def load(path: Path) -> Safetensors:
@@ -90,7 +111,7 @@ def load(path: Path) -> Safetensors:
     try:
         header = json.loads(text)
         metadata = header.pop(_METADATA, {})
-        arrays = {name: _open(path, 8 + length, size, entry) for name, entry in header.items()}
+        arrays = _Arrays({name: _open(path, 8 + length, size, e) for name, e in header.items()})
         if not isinstance(metadata, dict):
             raise TypeError(f"its metadata is {metadata!r:.60}")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
@@ -101,7 +122,24 @@ def load(path: Path) -> Safetensors:
     return Safetensors(arrays, metadata)
 
 
-def _open(path, first, size, entry):
+class _Arrays(Mapping[str, np.ndarray]):
+    """The arrays of a file; none is kept, so memory is that of those in use."""
+
+    def __init__(self, places: dict[str, Callable[[], np.ndarray]]):
+        self._places = places
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._places[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def _open(path: Path, first: int, size: int, entry: Any) -> Callable[[], np.ndarray]:
+    """Maps an array into memory, once what the header says of it has been checked."""
     dtype, shape, (start, end) = (
         _DTYPES[entry["dtype"]],
         entry["shape"],
@@ -111,7 +149,11 @@ def _open(path, first, size, entry):
         raise ValueError(f"shape {shape} from {start} to {end}")
     if end - start != math.prod(shape) * dtype.itemsize or first + end > size:
         raise ValueError(f"bytes {start} to {end} of {size - first} for {dtype} {shape}")
-    if start == end:
-        return np.zeros(shape, dtype)
-    bytes_ = np.memmap(path, np.uint8, "r", first + start, end - start)
-    return bytes_.view(dtype).reshape(shape)
+
+    def opened():
+        if start == end:
+            return np.zeros(shape, dtype)
+        bytes_ = np.memmap(path, np.uint8, "r", first + start, end - start)
+        return bytes_.view(dtype).reshape(shape)
+
+    return opened

@@ -12,15 +12,15 @@ import tensorflow as tf
 
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
-from lingvo_moe.decoding.constraints import Constraints
+from lingvo_moe.decoding.choices import best_choices
+from lingvo_moe.decoding.constraints import Constraints, given
+from lingvo_moe.decoding.hugging_face import search_like
 from lingvo_moe.decoding.request import Request
-from lingvo_moe.layers.embedding import LOGITS_MULTIPLE
 from lingvo_moe.layers.transformer import Transformer
 
 _IMPOSSIBLE = -math.inf
 _NO_WORDS = (PAD, BOS, EOS, UNK)
 _STEPS_AT_A_TIME = 16  # number of steps by which caches grow
-_CHUNK = LOGITS_MULTIPLE
 
 # (token_ids int32 [B, K], step int32 [], caches, visible bool [B, K, P], source)
 #   -> (logits float32 [B, K, V], caches, the aligned source token int32 [B, K] if requested)
@@ -88,6 +88,8 @@ def beam_search(
     source_lengths: tf.Tensor,
     request: Request,
     tasks: tf.Tensor | None = None,
+    start: int = BOS,
+    first: tf.Tensor | None = None,
 ) -> BeamOutput:
     """Translates a batch; graph code, for any batch and source length.
 
@@ -99,8 +101,19 @@ def beam_search(
             and not from the other sentences of the batch.
         request: how to search.
         tasks: int32 [B], for routers by task.
+        start: the first input of the decoder.
+        first: int32 [B], a given token that precedes each translation; it counts in the length and
+            has probability 1. None for none.
+
+    Raises:
+        ValueError: options of the request that are not supported together with `first`.
     """
     params = request.params
+    if first is not None and (request.shortlist or given(request.prefix)):
+        raise ValueError(
+            "decoding.target_prefix and decoding.shortlist are not supported where translations "
+            "begin with the tag of their language (language_tags=OnBothSides()); leave them out."
+        )
     source = model.encode(laid_out, source_ids, source_lengths, tasks)
     ratio = params.length_ratio * tf.cast(source_lengths, tf.float32)
     max_lengths = tf.cast(tf.math.ceil(ratio), tf.int32) + params.length_offset
@@ -119,6 +132,8 @@ def beam_search(
         # From here on tokens are numbered by their position in ids.
         places = tf.scatter_nd(ids[:, None], tf.range(tf.size(ids)), [size])
         request = request.renumbered(places)
+    if first is not None:
+        source.first = first
 
     def step_fn(token_ids, step, caches, visible, source):
         if request.shortlist:
@@ -126,6 +141,9 @@ def beam_search(
         logits, caches, attention = model.step(laid_out, token_ids, step, caches, visible, source)
         if request.shortlist:
             logits = tf.where(source.listed[:, None], logits, _IMPOSSIBLE)
+        if "first" in source:
+            forced = tf.range(logits.shape[-1]) == source.first[:, None, None]
+            logits = tf.where(step > 0, logits, tf.where(forced, 0.0, _IMPOSSIBLE))
         sources = _most_looked_at(attention, source.words) if params.tokens else None
         return logits, caches, sources
 
@@ -135,8 +153,20 @@ def beam_search(
         steps = max(steps, len(request.prefix) + 1)
     positions = (steps or 0) * params.beam_size
     caches = model.empty_caches(tf.shape(source_ids)[0], positions, dtype)
-    found = search(step_fn, caches, source, max_lengths, request, steps)
+    if params.rules:
+        parts = search_like(step_fn, caches, source, max_lengths, params, steps, start)
+        found = BeamOutput(*parts)
+    else:
+        found = search(step_fn, caches, source, max_lengths, request, steps, start)
+    if first is not None:
+        return _without_first(found)
     return found._replace(ids=tf.gather(ids, found.ids)) if request.shortlist else found
+
+
+def _without_first(output):
+    """The same without the first token of each translation."""
+    rest = [x if x is None else x[:, :, 1:] for x in (output.ids, output.log_probs, output.sources)]
+    return BeamOutput(rest[0], tf.maximum(output.lengths - 1, 0), output.scores, *rest[1:])
 
 
 def _words(ids, lengths):
@@ -158,6 +188,7 @@ def search(
     max_lengths: tf.Tensor,
     request: Request,
     steps: int | None = None,
+    start: int = BOS,
 ) -> BeamOutput:
     """Flat beam search over any step function.
 
@@ -180,13 +211,14 @@ def search(
         max_lengths: int32 [B], at least 1, with EOS.
         request: how to search.
         steps: T, at least the largest of max_lengths; None for exactly that number, dynamic.
+        start: the first input of step_fn.
     """
     params, batch = request.params, tf.shape(max_lengths)[0]
     max_lengths = tf.maximum(max_lengths, _constraints(request).forced + 1)
     static, steps = steps is not None, _num_steps(max_lengths) if steps is None else steps
     capacity = steps if static else 0
     best = _nothing(batch, steps, params)
-    living = _start(batch, steps, capacity, request)
+    living = _start(batch, steps, capacity, request, start)
     rows = _Rows(tf.range(batch), max_lengths, source, caches, living, best)
     if static:
         return _output(_run(step_fn, tf.constant(0), rows, steps, request)[1].best)
@@ -359,14 +391,14 @@ def _num_steps(max_lengths):
     return tf.maximum(tf.reduce_max(max_lengths), 0)
 
 
-def _start(batch, steps, capacity, request):
-    """Hypotheses with BOS only: in beam 0, or for samples in every beam."""
+def _start(batch, steps, capacity, request, start):
+    """Hypotheses with the start only: in beam 0, or for samples in every beam."""
     params = request.params
     beams = params.beam_size
     others = 0.0 if params.sampling else _IMPOSSIBLE
     log_probs = tf.tile([[0.0] + [others] * (beams - 1)], [batch, 1])
     return _Living(
-        newest=tf.fill([batch, beams], BOS),
+        newest=tf.fill([batch, beams], start),
         log_probs=log_probs,
         written=_unwritten([batch, beams, steps], params),
         visible=tf.fill([batch, beams, capacity * beams], False),
@@ -396,47 +428,6 @@ def _own_positions(step, visible):
     beams = visible.shape[1]
     position = step * beams + tf.range(beams)
     return (tf.range(tf.shape(visible)[2])[None] == position[:, None])[None]
-
-
-class Choices(NamedTuple):
-    """The best tokens after each hypothesis, best first.
-
-    Attributes:
-        ids: int32 [B, K, C].
-        logits: float32 [B, K, C], the logits of ids.
-        log_total: float32 [B, K], log Σ exp of all logits.
-    """
-
-    ids: tf.Tensor
-    logits: tf.Tensor
-    log_total: tf.Tensor
-
-
-def best_choices(logits: tf.Tensor, count: int) -> Choices:
-    """The C best of V tokens; of equal ones the lower id first.
-
-    If V is divided into chunks, the C best are in the C chunks with the largest maxima, so only
-    these are searched.
-
-    Args:
-        logits: float32 [B, K, V].
-        count: C.
-    """
-    beams, size = logits.shape[1:]
-    if size is None or size % _CHUNK or size <= 2 * count * _CHUNK:
-        best, ids = tf.math.top_k(logits, count)
-        return Choices(ids, best, tf.reduce_logsumexp(logits, axis=-1))
-    chunks = tf.reshape(logits, [-1, size // _CHUNK, _CHUNK])
-    maxima = tf.reduce_max(chunks, axis=-1)  # [B·K, V / chunk]
-    chunk = tf.math.top_k(maxima, count).indices
-    chunk = -tf.math.top_k(-chunk, count).values  # in order, for ties
-    among = tf.reshape(tf.gather(chunks, chunk, batch_dims=1), [-1, count * _CHUNK])
-    best, place = tf.math.top_k(among, count)
-    ids = tf.gather(chunk, place // _CHUNK, batch_dims=1) * _CHUNK + place % _CHUNK
-    ids, best = (tf.reshape(x, [-1, beams, count]) for x in (ids, best))
-    most = best[..., :1]
-    total = tf.reduce_sum(tf.exp(logits - most), axis=-1)
-    return Choices(ids, best, most[..., 0] + tf.math.log(total))
 
 
 def _penalty(length, params):

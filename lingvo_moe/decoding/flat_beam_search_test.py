@@ -6,7 +6,8 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, init_theta
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
-from lingvo_moe.decoding.flat_beam_search import best_choices, search
+from lingvo_moe.decoding.choices import best_choices
+from lingvo_moe.decoding.flat_beam_search import search
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.request import Request
 from lingvo_moe.decoding.sampling import Sampling

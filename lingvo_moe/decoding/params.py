@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from lingvo_moe.core.fields import NonNegativeFloat, NonNegativeInt, Params, PositiveInt, Rule
 from lingvo_moe.core.lines import is_blank
 from lingvo_moe.core.params import evolve
+from lingvo_moe.decoding.hugging_face import HuggingFace
 from lingvo_moe.decoding.sampling import Sampling
 
 MAX_BEAM = 64  # wider beams find no better translations (Koehn and Knowles 2017) and fill memory
@@ -63,9 +64,11 @@ class BeamSearchParams(Params):
             computed among these tokens. Not with sampling.
         sampling: draws beam_size independent translations of each sentence and returns the N with
             the best scores; None to search.
+        rules: rules of another search; None for those of flat beam search. Not with constraints,
+            `tokens`, sampling or shortlist.
 
     Raises:
-        ValueError: a value breaks a rule, or shortlist with sampling.
+        ValueError: a value breaks a rule, or params cannot be combined.
     """
 
     beam_size: _Beam = 4
@@ -83,6 +86,7 @@ class BeamSearchParams(Params):
     batch_tokens: PositiveInt = 2048
     shortlist: bool = False
     sampling: Sampling | None = None
+    rules: HuggingFace | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -91,10 +95,24 @@ class BeamSearchParams(Params):
                 "shortlist and sampling cannot be combined: samples of a sentence would depend on "
                 "the other sentences of its batch. Leave one of them out."
             )
+        others = (
+            "no_repeat_ngram",
+            "forbidden",
+            "target_prefix",
+            "tokens",
+            "sampling",
+            "shortlist",
+        )
+        if self.rules and (given := [name for name in others if getattr(self, name)]):
+            raise ValueError(
+                f"rules={self.rules} and {', '.join(given)} cannot be combined. Leave one of them "
+                f"out."
+            )
 
     def penalty(self, length: Any) -> Any:
         """The divisor of log P for a number of tokens with EOS; a float or a tensor."""
-        return ((5.0 + length) / 6.0) ** self.length_penalty
+        base = length if self.rules else (5.0 + length) / 6.0
+        return base**self.length_penalty
 
     def with_options(self, options: Mapping[str, Any]) -> "BeamSearchParams":
         """The params with other values of some fields.

@@ -100,10 +100,13 @@ class Trained:
         """
         scores = self._scorer(sources, targets, to, source_language)
         read, written = (self._model_dir.vocabulary(side) for side in ("source", "target"))
-        tag, task = self._model_dir.tag(to), self._model_dir.task.task_id(source_language, to)
-        ids = [[tag, *pieces, EOS] for pieces in read.encode(list(sources))]
+        prefix = self._model_dir.prefix(source_language, to)
+        task = self._model_dir.task.task_id(source_language, to)
+        ids = [[*prefix, *pieces, EOS] for pieces in read.encode(list(sources))]
         given = (*padded(ids), *padded([[*p, EOS] for p in written.encode(list(targets))]))
         routes = self._runtime.routes(*given, np.full(len(ids), task, np.int32))
+        unread = int(self._model_dir.params.language_tags.on_target)  # tags for the decoder
+        ids = [row[unread:] for row in ids]
         return [
             Explanation(
                 _tokens(read.pieces(row), [None] * len(row), routes, "encoder", number),
@@ -157,7 +160,7 @@ def load(
             f"{path} is no model: it has neither the model.json of a logdir nor the saved_model.pb "
             f"of lingvo-moe-export."
         )
-    source, _, target = model.pairs[0].rpartition("-")
+    source, _, target = model.pairs[0].rpartition("-") if model.pairs else [model.languages[0]] * 3
     # The first call compiles.
     model.translate(["a"], target, source_language=source, n_best=1, warn=lambda line: None)
     return model

@@ -19,7 +19,7 @@ from lingvo_moe.serving.directory import MAKER, new_export
 from lingvo_moe.serving.prune import Pruning
 from lingvo_moe.serving.storage import FLOAT32, Packed, Storage, variables_of
 from lingvo_moe.tasks.model_dir import ModelDir, save_weights
-from lingvo_moe.tasks.translator import export_request, max_source_length
+from lingvo_moe.tasks.translator import export_request, max_pieces
 from lingvo_moe.training.checkpoint import Checkpoint
 
 _BLANK = "[" + "".join(f"\\p{{{category}}}" for category in INVISIBLE) + "]*"  # see is_blank
@@ -57,7 +57,7 @@ class ServedModel(tf.Module):
             self._variables = tf.nest.flatten(held)  # tf.Module tracks lists
             self._laid_out = lambda: held
         self._vocabulary = model_dir.vocabulary
-        self._max_pieces = max_source_length(model_dir.params) - 2  # without tag and EOS
+        self._max_pieces = max_pieces(model_dir.params)
         self._tags = _numbers(model_dir.tags)
         self._languages = sorted(model_dir.tags)
         self._pairs = model_dir.params.input.pairs or model_dir.pairs
@@ -81,7 +81,7 @@ class ServedModel(tf.Module):
     def _about(self):
         return {
             "languages": tf.constant(self._languages),
-            "pairs": tf.constant(self._pairs),
+            "pairs": tf.constant(self._pairs, tf.string),
             "n_best": tf.constant(self._task.params.decoding.n_best),
             "max_pieces": tf.constant(self._max_pieces),
         }
@@ -106,18 +106,16 @@ class ServedModel(tf.Module):
         return self._translate(sentences, tf.constant(""), target_language)
 
     def _translate(self, sentences, source_language, target_language):
-        tag = _known(
-            self._tags.lookup(target_language),
-            f"This model does not translate into that language; it knows "
-            f"{', '.join(self._languages)}",
-        )
+        tags = self._task.params.language_tags
+        source = self._tag(source_language) if tags.needs_source_language else None
+        prefix = tags.prefix(source, self._tag(target_language))
         task = self._task_id(source_language, target_language)
         pieces = self._pieces(sentences)
         left_out = tf.maximum(tf.cast(pieces.row_lengths(), tf.int32) - self._max_pieces, 0)
         pieces = pieces[:, : self._max_pieces]
         batch = pieces.nrows(out_type=tf.int32)
         ends = tf.ones([batch, 1], tf.int32)
-        ids = tf.concat([ends * tag, pieces, ends * EOS], axis=1)
+        ids = tf.concat([*(ends * tag for tag in prefix), pieces, ends * EOS], axis=1)
         lengths, tasks = tf.cast(ids.row_lengths(), tf.int32), tf.fill([batch], task)
         output = self._task.decode(self._laid_out(), ids.to_tensor(), lengths, tasks, self._request)
         blank = tf.strings.regex_full_match(sentences, _BLANK)
@@ -126,6 +124,14 @@ class ServedModel(tf.Module):
             "scores": tf.where(blank[:, None], 0.0, output.scores),
             "left_out": tf.where(blank, 0, left_out),
         }
+
+    def _tag(self, language):
+        """int32 []: the tag of a language, a string in a graph."""
+        return _known(
+            self._tags.lookup(language),
+            f"This model does not translate into that language; it knows "
+            f"{', '.join(self._languages)}",
+        )
 
     def _task_id(self, source_language, target_language):
         """int32 []: TranslationTask.task_id, of strings in a graph."""

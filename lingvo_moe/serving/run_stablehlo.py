@@ -68,8 +68,14 @@ def train(steps):
         print(f"step {state['step']}  loss {nll / tokens:.6f}  {rate:,.0f} tokens/s", flush=True)
 
 
-def translate(lines, language, task):
-    """Prints the best translation of each line; a batch has the size of the program."""
+def translate(lines, languages, task):
+    """Prints the best translation of each line; a batch has the size of the program.
+
+    Args:
+        lines: sentences.
+        languages: "source" and "target" -> the name of the language.
+        task: of a router by task.
+    """
     import sentencepiece
 
     run, theta, eos = program("translate"), initial("translate"), MANIFEST["eos"]
@@ -78,16 +84,18 @@ def translate(lines, language, task):
         for side in ("source", "target")
     )
     shapes = MANIFEST["programs"]["translate"]["arguments"][1]
-    (rows, length), tag = shapes["source_ids"]["shape"], number("tags", "--to", language)
+    flags, (rows, length) = {"source": "--source", "target": "--to"}, shapes["source_ids"]["shape"]
+    tags = [number("tags", flags[side], languages[side]) for side in MANIFEST["in_front"]]
+    room = length - len(tags) - 1
     number_of_task = number("tasks", "--task", task) if "tasks" in shapes else None
     left_out = {}
     for start in range(0, len(lines), rows):
         batch = {name: np.zeros(array["shape"], np.int32) for name, array in shapes.items()}
         batch["lengths"] += 1  # for rows without a sentence
         for row, pieces in enumerate(source.encode(lines[start : start + rows])):
-            if len(pieces) > length - 2 and not is_blank(lines[start + row]):
-                left_out[start + row + 1] = len(pieces) - (length - 2)
-            ids = [tag, *pieces[: length - 2], eos]
+            if len(pieces) > room and not is_blank(lines[start + row]):
+                left_out[start + row + 1] = len(pieces) - room
+            ids = [*tags, *pieces[:room], eos]
             batch["source_ids"][row, : len(ids)], batch["lengths"][row] = ids, len(ids)
         if "tasks" in batch:
             batch["tasks"] += number_of_task
@@ -107,12 +115,14 @@ def main():
         "--steps", type=int, help="train for this number of steps instead of translating"
     )
     parser.add_argument("--to", default="en", help="target language")
+    parser.add_argument("--source", help="source language, for models that need it")
     parser.add_argument("--task", help="task of a router by task, such as de")
     args = parser.parse_args()
     if args.steps is None:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")
-        translate(list(decode_lines(sys.stdin.buffer, "standard input")), args.to, args.task)
+        languages = {"source": args.source, "target": args.to}
+        translate(list(decode_lines(sys.stdin.buffer, "standard input")), languages, args.task)
     elif args.steps < 1:
         parser.error(f"--steps must be >= 1, got {args.steps}")
     else:

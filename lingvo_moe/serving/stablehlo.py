@@ -198,6 +198,7 @@ def _write_trained(model_dir, output, programs, step, rows, length) -> int:
             for side, sha256 in model_dir.hashes.items()
         },
         tags=model_dir.tags,
+        in_front=task.params.language_tags.in_front,
         eos=EOS,
         tasks=task.trained_tasks,
     )

@@ -69,8 +69,7 @@ def prediction_log(inputs: Mapping[str, tf.Tensor]) -> bytes:
 
 def _warm_up_inputs(model_dir):
     """Requests of several sizes, in the first pair's languages."""
-    pair = (model_dir.params.input.pairs or model_dir.pairs)[0]
-    source, target = pair.split("-")
+    source, target = model_dir.some_languages
     languages = {"target_language": target}
     if model_dir.task.needs_source_language:
         languages["source_language"] = source

@@ -29,7 +29,7 @@ from lingvo_moe.serving.export import read_model
 from lingvo_moe.serving.prune import Pruning, unrolled
 from lingvo_moe.serving.storage import FLOAT32, Storage
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.translator import max_source_length
+from lingvo_moe.tasks.translator import max_pieces
 
 # Activation -> its name in CTranslate2.
 _ACTIVATIONS = {ReLU(): "RELU", GELU(): "GELU", GEGLU(): "GELU", SwiGLU(): "SWISH"}
@@ -96,7 +96,7 @@ def export_ctranslate2(
             "tags": {
                 name: model_dir.vocabulary("source").pieces([t])[0] for name, t in tags.items()
             },
-            "max_pieces": max_source_length(model_dir.params) - 2,
+            "max_pieces": max_pieces(model_dir.params),
             "task": languages[0] if languages else None,
             "no_words": model_dir.vocabulary("target").pieces([PAD, BOS]),
             "length_ratio": model_dir.params.decoding.length_ratio,
@@ -206,7 +206,7 @@ def _check_layers(model: TransformerParams) -> None:
     for name in _DEFAULT_ALONE:
         if (value := getattr(model, name)) != defaults[name]:
             raise ValueError(
-                f"This export to CTranslate2 knows model.{name}={defaults[name]} alone, and the "
+                f"The export to CTranslate2 supports model.{name}={defaults[name]} only, and the "
                 f"model has {value}. Export it with --format=saved_model."
             )
 

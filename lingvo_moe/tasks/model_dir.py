@@ -93,7 +93,7 @@ class ModelDir:
         pairs: names of the language pairs of its dataset, in the dataset's order.
         tags: language -> id of its tag, the source token that selects the target language.
         vocabularies: "source" and "target" -> the vocabulary.
-        data: SHA-256 of the dataset; None in logdirs of earlier versions.
+        data: SHA-256 of the dataset; None if it is unknown, as of an imported model.
         imports: modules and files outside this package that define the model or its policies; they
             are imported when the logdir is opened.
         format: of the model.json that was read; FORMAT if there is none yet.
@@ -203,7 +203,7 @@ class ModelDir:
             "pairs": self.pairs,
             "tags": self.tags,
             "vocabularies": self.hashes,
-            "dataset": self.data,
+            "dataset": self.data or "",
             "imports": self.imports,
             "params": to_fields(self.params),
         }
@@ -293,6 +293,33 @@ class ModelDir:
                 f"{', '.join(sorted(self.tags))}."
             )
         return self.tags[language]
+
+    @property
+    def some_languages(self) -> tuple[str, str]:
+        """Source and target languages that the model translates."""
+        pairs = self.params.input.pairs or self.pairs
+        source, target = pairs[0].split("-") if pairs else [min(self.tags)] * 2
+        return source, target
+
+    def prefix(self, source_language: str | None, target_language: str) -> list[int]:
+        """What stands in front of a sentence to translate.
+
+        Args:
+            source_language: such as "de"; None if it is not known and not needed.
+            target_language: such as "en".
+
+        Raises:
+            ValueError: the model does not know a language, or needs the source's and gets none.
+        """
+        tags = self.params.language_tags
+        target = source = self.tag(target_language)
+        if tags.needs_source_language:
+            if source_language is None:
+                raise ValueError(
+                    "This model must know the language of what it reads: give source_language."
+                )
+            source = self.tag(source_language)
+        return tags.prefix(source, target)
 
     def vocabulary(self, side: str) -> Vocabulary:
         """The "source" or "target" vocabulary."""
@@ -398,13 +425,15 @@ def _opened(path: Path, fields: dict[str, Any], params: TranslationParams, versi
         tuple(fields["pairs"]),
         fields["tags"],
         vocabularies,
-        fields.get("dataset"),
+        fields.get("dataset") or None,
         tuple(fields.get("imports", ())),
         version,
     )
 
 
-def save_weights(path: Path, weights: Mapping[str, np.ndarray], step: int) -> None:
+def save_weights(
+    path: Path, weights: Mapping[str, np.ndarray | safetensors.InParts], step: int
+) -> None:
     """Writes a model's weights, by path such as "decoder/norm/scale", next to its model.json."""
     safetensors.save(path / WEIGHTS, weights, {"step": str(step)})
 
@@ -419,7 +448,7 @@ def _exported_weights(file: Path, step: int | None) -> Checkpoint:
         raise ValueError(f"{file} holds step {found}, not {step}; leave --step out.")
     tensors: dict[str, Any] = {"step": np.array(found, np.int64)}
     tensors |= {
-        f"theta/{name}": array if array.dtype.kind == "i" else array.astype(np.float32)
+        f"theta/{name}": array if array.dtype.kind == "i" else array.astype(np.float32, copy=False)
         for name, array in weights.items()
     }
     return Checkpoint(file.parent, found, tensors)

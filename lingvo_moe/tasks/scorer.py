@@ -68,11 +68,11 @@ class Scorer:
                 f"There are {len(sources)} sources and {len(targets)} targets; give one target for "
                 f"each source."
             )
-        tag = self.model_dir.tag(target_language)
+        prefix = self.model_dir.prefix(source_language, target_language)
         task = self.model_dir.task.task_id(source_language, target_language)
         vocabulary = self.model_dir.vocabulary("target")
         source_ids = [
-            [tag, *ids, EOS] for ids in self.model_dir.vocabulary("source").encode(sources)
+            [*prefix, *ids, EOS] for ids in self.model_dir.vocabulary("source").encode(sources)
         ]
         target_ids = [[*ids, EOS] for ids in vocabulary.encode(targets)]
         scores: dict[int, Score] = {}

@@ -12,6 +12,7 @@ from lingvo_moe.core.fields import Params, PositiveInt, Rate
 from lingvo_moe.core.layer import EVALUATION, Context
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tokens import BOS
+from lingvo_moe.data.language_tags import LanguageTags, OnSource
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.decoding.flat_beam_search import BeamOutput, beam_search
 from lingvo_moe.decoding.params import BeamSearchParams
@@ -26,6 +27,7 @@ from lingvo_moe.layers.vexperts import VExperts
 from lingvo_moe.sharding import copies
 from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.tasks.routing_metrics import max_vio, needed_rung, routing_metrics
+from lingvo_moe.tasks.sides import sides_of, split_request
 from lingvo_moe.training.adafactor import Adafactor
 from lingvo_moe.training.initial import InitParams
 from lingvo_moe.training.loop import TrainParams
@@ -41,6 +43,7 @@ class TranslationParams(Params):
         model: the shape of the network.
         source_vocab_size, target_vocab_size: rows of the embedding tables; the vocabularies of a
             dataset may be smaller.
+        language_tags: the places of language tags, on the source or on both sides.
         input: batches and the sampling of pairs.
         optimizer: the optimizer and its schedule.
         train: the length of training, evaluations and checkpoints.
@@ -54,6 +57,7 @@ class TranslationParams(Params):
     model: TransformerParams
     source_vocab_size: PositiveInt
     target_vocab_size: PositiveInt
+    language_tags: LanguageTags = OnSource()
     input: InputParams = InputParams()
     optimizer: Optimizer = Adafactor()
     train: TrainParams = TrainParams()
@@ -266,14 +270,15 @@ class TranslationTask:
 
     def _sides(self, batch):
         """The Tokens of source and target."""
-        tasks = self.task_ids
+        tasks, start = self.task_ids, self.params.language_tags.start
+        inputs = tf.where(batch.target_inputs == BOS, start, batch.target_inputs)
         return (
             Tokens(
                 ids,
                 batch[f"{side}_segment_ids"],
                 None if tasks is None else tf.gather(tasks, batch[f"{side}_pair_ids"]),
             )
-            for side, ids in (("source", batch.source_ids), ("target", batch.target_inputs))
+            for side, ids in (("source", batch.source_ids), ("target", inputs))
         )
 
     @property
@@ -290,7 +295,8 @@ class TranslationTask:
     @property
     def needs_source_language(self) -> bool:
         """Whether `translate` needs the source language; it always needs the target language."""
-        return self.task_router is not None and self.task_router.task != "target"
+        by_task = self.task_router is not None and self.task_router.task != "target"
+        return by_task or self.params.language_tags.needs_source_language
 
     @property
     def trained_tasks(self) -> dict[str, int]:
@@ -344,7 +350,7 @@ class TranslationTask:
 
         Args:
             theta: the weights.
-            source_ids: int32 [B, L], language tag first, EOS last.
+            source_ids: int32 [B, L], tags of languages first, EOS last; see ModelDir.prefix.
             lengths: int32 [B], real tokens of each row.
             tasks: int32 [B], the task of each row, for the router ByTask.
             request: how to search; None for what the params say, without their texts.
@@ -380,8 +386,11 @@ class TranslationTask:
         request: Request | None = None,
     ) -> BeamOutput:
         """`translate`, with weights from `lay_out`."""
-        request = request or Request(self.params.decoding)
-        return beam_search(self.transformer, laid_out, source_ids, lengths, request, tasks)
+        tags, request = self.params.language_tags, request or Request(self.params.decoding)
+        source_ids, lengths, first = split_request(tags, source_ids, lengths)
+        return beam_search(
+            self.transformer, laid_out, source_ids, lengths, request, tasks, tags.start, first
+        )
 
     def score(
         self,
@@ -399,7 +408,7 @@ class TranslationTask:
 
         Args:
             theta: the weights.
-            source_ids: int32 [B, L], language tag first, EOS last.
+            source_ids: int32 [B, L], tags of languages first, EOS last; see ModelDir.prefix.
             source_lengths: int32 [B], real tokens of each row.
             target_ids: int32 [B, T], EOS last.
             target_lengths: int32 [B].
@@ -409,11 +418,12 @@ class TranslationTask:
             float32 [B, T], log P of each token in nats; 0 beyond a row's length.
         """
         theta, transformer = self._to_compute_dtype(theta), self.transformer
-        source, target = _given(source_ids, source_lengths, target_ids, target_lengths, tasks)
-        logits = transformer.fprop(theta, source, target, EVALUATION).outputs
+        given = source_ids, source_lengths, target_ids, target_lengths, tasks
+        source, target, skipped = sides_of(self.params.language_tags, *given)
+        logits = transformer.fprop(theta, source, target, EVALUATION).outputs[:, skipped:]
         log_probs = tf.nn.log_softmax(logits[..., : self.num_pieces])
         chosen = tf.gather(log_probs, target_ids, batch_dims=2)
-        return tf.where(target.segments > 0, chosen, 0.0)
+        return tf.where(target.segments[:, skipped:] > 0, chosen, 0.0)
 
     def routes(
         self,
@@ -432,19 +442,24 @@ class TranslationTask:
         Returns:
             For each of moe_layers the experts, int32 [B, L or T, K], and the weights of their
             outputs, float32 of that shape, 0 for choices not taken. The decoder's experts at
-            position t are those of the step that predicts token t.
+            position t are those of the step that predicts token t. L is the length that the encoder
+            reads, without a tag for the decoder.
         """
-        source, target = _given(source_ids, source_lengths, target_ids, target_lengths, tasks)
+        given = source_ids, source_lengths, target_ids, target_lengths, tasks
+        source, target, skipped = sides_of(self.params.language_tags, *given)
         theta = self._to_compute_dtype(theta)
         hidden = self.transformer.hidden(theta, source, target, EVALUATION)
-        ids = {"encoder": source_ids, "decoder": target_ids}
+        ids = {"encoder": source.ids, "decoder": target.ids}
         found = {}
         for layer in self.moe_layers:
             side, name = layer.split("/")
             routing = hidden.routings[side][name]
             weight = tf.where(routing.dispatched, routing.weight, 0.0)
             shape = tf.concat([tf.shape(ids[side]), [-1]], axis=0)
-            found[layer] = (tf.reshape(routing.expert, shape), tf.reshape(weight, shape))
+            first = skipped if side == "decoder" else 0
+            found[layer] = tuple(
+                tf.reshape(table, shape)[:, first:] for table in (routing.expert, weight)
+            )
         return found
 
     def _to_compute_dtype(self, theta):
@@ -459,16 +474,3 @@ class TranslationTask:
             ),
             self.weights(),
         )
-
-
-def _given(source_ids, source_lengths, target_ids, target_lengths, tasks):
-    """The Tokens of source and target for teacher forcing; the target's are shifted right."""
-    shifted = tf.pad(target_ids, [[0, 0], [1, 0]], constant_values=BOS)[:, :-1]
-    return tuple(
-        Tokens(
-            ids,
-            tf.sequence_mask(lengths, tf.shape(ids)[1], tf.int32),
-            None if tasks is None else tf.broadcast_to(tasks[:, None], tf.shape(ids)),
-        )
-        for ids, lengths in ((source_ids, source_lengths), (shifted, target_lengths))
-    )

@@ -32,11 +32,16 @@ TranslateFn = Callable[[np.ndarray, np.ndarray, np.ndarray, Request], BeamOutput
 
 
 def max_source_length(params: TranslationParams) -> int:
-    """Tokens of the longest sentence that is not cut, with language tag and EOS.
+    """Tokens of the longest sentence that is not cut, with language tags and EOS.
 
     It is several times the length of training rows.
     """
     return 4 * params.input.source_length
+
+
+def max_pieces(params: TranslationParams) -> int:
+    """The same without language tags and EOS."""
+    return max_source_length(params) - len(params.language_tags.in_front) - 1
 
 
 def request_of(decoding: BeamSearchParams, target: Vocabulary, longest: int) -> Request:
@@ -156,10 +161,11 @@ class Translator:
         translate_ids: decodes a batch, such as a runtime's `translate`.
         source: source vocabulary.
         target: target vocabulary.
-        tag: language -> id of its tag, such as `ModelDir.tag`.
+        prefix: (source language or None, target language) -> ids in front of a sentence, such as
+            `ModelDir.prefix`.
         task_id: (source language or None, target language) -> the task that a router by task goes
             by, such as `TranslationTask.task_id`.
-        max_source_length: in tokens; longer sentences are split or cut.
+        max_pieces: largest number of pieces; longer sentences are split or cut.
         decoding: how to search.
         shortlist: gives the model's Shortlist, always the same object; None if there is none.
     """
@@ -167,9 +173,9 @@ class Translator:
     translate_ids: TranslateFn
     source: Vocabulary
     target: Vocabulary
-    tag: Callable[[str], int]
+    prefix: Callable[[str | None, str], list[int]]
     task_id: Callable[[str | None, str], int]
-    max_source_length: int
+    max_pieces: int
     decoding: BeamSearchParams
     shortlist: Callable[[], Shortlist] | None = None
 
@@ -180,9 +186,9 @@ class Translator:
             translate_ids,
             model_dir.vocabulary("source"),
             model_dir.vocabulary("target"),
-            model_dir.tag,
+            model_dir.prefix,
             model_dir.task.task_id,
-            max_source_length(model_dir.params),
+            max_pieces(model_dir.params),
             model_dir.params.decoding,
             functools.cache(lambda: load_shortlist(model_dir)),
         )
@@ -201,8 +207,8 @@ class Translator:
         Args:
             sentences: in any languages the model knows.
             target_language: the language to translate into.
-            source_language: the language of all sentences; needed by models that route by it,
-                ignored by others.
+            source_language: the language of all sentences; needed by models with its tag and
+                models that route by it, ignored by others.
             progress: called with the number of sentences done since the last call.
             warn: takes a line about sentences that are too long, before they are translated.
             first_line: number of the first sentence, for that line.
@@ -215,9 +221,9 @@ class Translator:
             ValueError: the model does not know the target language; or it needs the source language
                 and gets none, or one that it was not trained on; or a prefix is too long.
         """
-        tag = self.tag(target_language)
+        prefix = self.prefix(source_language, target_language)
         task = self.task_id(source_language, target_language)
-        if self.request.shortlist and tag not in self.request.shortlist.tags:
+        if self.request.shortlist and prefix[0] not in self.request.shortlist.tags:
             raise ValueError(
                 f"The shortlist of this model has no tokens of {target_language!r}: no training "
                 f"data were counted. Leave decoding.shortlist out."
@@ -235,7 +241,7 @@ class Translator:
             warn(cut_warning(left_out))
         found: dict[tuple[int, int], list[_Found]] = {}
         for request, parts in self._by_request(filled, read).items():
-            encoded = [[tag, *ids, EOS] for _, ids in parts]
+            encoded = [[*prefix, *ids, EOS] for _, ids in parts]
             for batch, ids, lengths in padded_batches(encoded, self.decoding.batch_tokens):
                 output = self.translate_ids(ids, lengths, np.full_like(lengths, task), request)
                 places, sources = zip(*(parts[i] for i in batch), strict=True)
@@ -288,11 +294,6 @@ class Translator:
         if not (self.decoding.shortlist and self.shortlist):
             return request
         return dataclasses.replace(request, shortlist=self.shortlist())
-
-    @property
-    def max_pieces(self) -> int:
-        """How many pieces of a sentence are read."""
-        return self.max_source_length - 2  # and the tag, and EOS
 
     def read(self, sentences: Sequence[str]) -> list[Reading]:
         """What is read of each sentence."""

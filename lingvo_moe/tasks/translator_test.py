@@ -11,16 +11,16 @@ from lingvo_moe.tasks.translator import Token, Translation, Translator
 from lingvo_moe.testing import tiny_world
 
 
-def translator_of(translate_ids, max_source_length=100, n_best=1):
+def translator_of(translate_ids, max_pieces=98, n_best=1):
     """A Translator of a function in place of a model."""
     dataset = tiny_world.dataset()
     return Translator(
         translate_ids,
         dataset.source_vocabulary,
         dataset.target_vocabulary,
-        dataset.tags.__getitem__,
+        lambda source, target: [dataset.tags[target]],
         lambda source, target: 0,
-        max_source_length,
+        max_pieces,
         BeamSearchParams(n_best=n_best),
     )
 
@@ -61,7 +61,7 @@ def test_sentences_that_are_too_long_are_named():
         read.extend(lengths)
         return saying("a")(ids, lengths, tasks, request)
 
-    translator = translator_of(translate_ids, max_source_length=6)
+    translator = translator_of(translate_ids, max_pieces=4)
     words = len(translator.source.encode(["kara kara kara kara kara kara"])[0])
     sentences = ["", "kara kara kara kara kara kara", "kara", " " * 100]
     translator(sentences, "en", warn=warnings.append)
@@ -85,7 +85,7 @@ def test_a_stream_is_read_block_by_block(monkeypatch):
             read.append(number)
             yield "kara mi " * 20 if number == 4 else "mi" if number % 2 else ""
 
-    model = translator_of(saying("a"), max_source_length=10)
+    model = translator_of(saying("a"), max_pieces=8)
     stream = model.stream(sentences(), "en", warn=warnings.append)
     assert next(stream) == [Translation("", 0.0)]
     assert read == [0, 1, 2]
@@ -119,8 +119,8 @@ def test_long_sentences_are_split_at_ends_of_sentences_and_joined():
     model = translator_of(translate_ids)
     pieces = [len(ids) for ids in model.source.encode(["so " + part for part in SENTENCES])]
     decoding = BeamSearchParams(split_long=True, source_prefix="so ", target_prefix="a")
-    longest = max(pieces) + 2
-    model = dataclasses.replace(model, max_source_length=longest, decoding=decoding)
+    longest = max(pieces)
+    model = dataclasses.replace(model, max_pieces=longest, decoding=decoding)
     one, split = model(["kara", TEXT], "en", progress=done.append, warn=warnings.append)
     assert one == [Translation("a", -0.5)]
     # Each part has two tokens, "a" and EOS.
@@ -140,7 +140,7 @@ def test_long_sentences_are_split_at_ends_of_sentences_and_joined():
 
 def test_a_part_that_is_too_long_still_is_cut_with_a_warning():
     warnings = []
-    model = translator_of(saying("a"), max_source_length=6)
+    model = translator_of(saying("a"), max_pieces=4)
     long, short = "kara kara kara kara kara kara. ", "mi"
     left_out = len(model.source.encode([long.strip()])[0]) - 4
     model = dataclasses.replace(model, decoding=BeamSearchParams(split_long=True))
@@ -156,7 +156,7 @@ def test_what_is_not_found_of_a_part_is_not_found():
         sizes = np.concatenate([output.lengths, 0 * output.lengths], axis=1)
         return BeamOutput(best, sizes, np.where(sizes > 0, -0.5, -np.inf))
 
-    model = translator_of(translate_ids, max_source_length=9, n_best=2)
+    model = translator_of(translate_ids, max_pieces=7, n_best=2)
     decoding = dataclasses.replace(model.decoding, split_long=True)
     [best] = dataclasses.replace(model, decoding=decoding)([TEXT], "en")
     assert best[0].text == " ".join("a" * ((len(best[0].text) + 1) // 2))

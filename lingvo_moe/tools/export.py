@@ -4,6 +4,7 @@ lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_export
 lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_int8 --dtype=int8 --report_data=/tmp/data
 lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_weights --format=safetensors
 lingvo-moe-export --logdir=/tmp/dense --output=/tmp/dense_ct2 --format=ctranslate2
+lingvo-moe-export --logdir=/tmp/nllb --output=/tmp/nllb_again --format=huggingface
 lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_hlo --format=stablehlo --batch_size=8
 lingvo-moe-export --model=tiny.MoE --output=/tmp/tiny_step --format=stablehlo    # untrained
 """
@@ -34,6 +35,7 @@ from lingvo_moe.serving.report import (
 from lingvo_moe.serving.storage import STORAGES
 from lingvo_moe.serving.tf_serving import VERSION, export_tf_serving
 from lingvo_moe.serving.to_ctranslate2 import export_ctranslate2
+from lingvo_moe.serving.to_hugging_face import export_hugging_face
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common
@@ -46,7 +48,7 @@ class _Format(NamedTuple):
     """An export format: its writer, a function that opens it, and a command to try it."""
 
     export: Callable[..., int]
-    open: Callable[[Path], TranslateFn]
+    open: Callable[[Path], TranslateFn] | None
     hint: str
 
 
@@ -65,6 +67,9 @@ _FORMATS = {
         export_tf_serving, lambda path: of_saved_model(path / VERSION), f"{_CLIENT} --url=URL"
     ),
     _CTRANSLATE2: _Format(_ctranslate2, of_ctranslate2, _CLIENT),
+    "huggingface": _Format(
+        export_hugging_face, None, "lingvo-moe-import --from={output} --output=DIR"
+    ),
 }
 
 
@@ -79,6 +84,8 @@ def main(argv: list[str]) -> None:
         _export_stablehlo(Path(FLAGS.output))
         return
     chosen, pruning, storage = _FORMATS[FLAGS.format], _pruning(), STORAGES[FLAGS.dtype]
+    if FLAGS.report_data and not chosen.open:
+        raise ValueError(f"--report_data is not for --format={FLAGS.format}; drop it.")
     model_dir, output = _model_dir(), Path(FLAGS.output)
     dataset = Dataset.load(Path(FLAGS.report_data)) if FLAGS.report_data else None
     pairs = check_comparable(model_dir, dataset, FLAGS.report_split) if dataset else []
@@ -87,7 +94,7 @@ def main(argv: list[str]) -> None:
     step = chosen.export(model_dir, output, FLAGS.step, FLAGS.overwrite, storage, pruning)
     size, hint = directory_size(output) / 1e6, chosen.hint.format(output=output)
     common.report(f"Exported step {step} to {output}, {size:,.1f} MB. Try: {hint}")
-    if dataset:
+    if dataset and chosen.open:
         translator, _ = load_translator(model_dir, Local(model_dir.task), step)
         exported = chosen.open(output)
         table = compare(translator, exported, dataset, FLAGS.report_split, pairs, common.report)
@@ -166,8 +173,7 @@ def run() -> None:
         "saved_model",
         [*_FORMATS, _STABLEHLO],
         "For TensorFlow; only weights, which all tools read as a --logdir; for TensorFlow "
-        "Serving or CTranslate2; or "
-        "for JAX.",
+        "Serving or CTranslate2; for transformers, if the model was imported; or for JAX.",
     )
     flags.DEFINE_enum(
         "dtype",

@@ -33,7 +33,7 @@ FLAGS = flags.FLAGS
 def main(argv: list[str]) -> None:
     """Flags to a Translator. Errors of flags and input are found before the weights are read."""
     model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(_overrides())
-    model_dir.tag(FLAGS.to)
+    model_dir.prefix(FLAGS.source_language, FLAGS.to)
     model_dir.task.task_id(FLAGS.source_language, FLAGS.to)
     if shards := _shards(argv[1:]):
         _translate_shards(model_dir, shards)

@@ -6,10 +6,14 @@ to their data, a million tokens a batch, Adam with a learning rate that rises to
 steps and then falls with the inverse square root of the step, 300k steps. The MoE models have 128
 experts in every 4th layer, top-2 gating that always takes the second expert, capacity factor 2 and
 a balance loss with weight 0.01. docs/models.md compares these values with the released recipes.
+
+The released checkpoints have other layers: LayerNorm, biases, sinusoidal positions. Their shapes,
+tensor by tensor, are those of `Distilled600M`, `Dense1_3B`, `Dense3_3B` and `MoE54B`;
+lingvo-moe-import makes logdirs of them (docs/pretrained.md).
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from lingvo_moe.core.registry import register
 from lingvo_moe.data.pipeline import InputParams
@@ -21,7 +25,7 @@ from lingvo_moe.tasks.translation import TranslationParams
 from lingvo_moe.training.adamw import AdamW
 from lingvo_moe.training.loop import TrainParams
 from lingvo_moe.training.schedules import InverseSquareRoot
-from lingvo_moe.zoo import small
+from lingvo_moe.zoo import m2m100, small
 
 _VOCABULARY = 256_206  # 256000 pieces, 4 special ones and 202 language codes
 _BATCH_TOKENS = 2**20
@@ -128,3 +132,50 @@ class SmallCMR(_Small):
     """small.MoE with conditional routing (a shared expert)."""
 
     regulariser = _CONDITIONAL_ROUTING
+
+
+class _Released(m2m100.Released):
+    """A released checkpoint; the attributes are fields of its config.json."""
+
+    vocab_size = _VOCABULARY
+
+
+@register
+class Distilled600M(_Released):
+    """0.6B weights: nllb-200-distilled-600M, 12 + 12 layers of M 1024."""
+
+
+@register
+class Dense1_3B(_Released):
+    """1.4B weights: nllb-200-1.3B and nllb-200-distilled-1.3B, 24 + 24 layers of M 1024."""
+
+    layers = 24
+    ffn_dim = 8192
+
+
+@register
+class Dense3_3B(Dense1_3B):
+    """3.3B weights: nllb-200-3.3B, 24 + 24 layers of M 2048."""
+
+    d_model = 2048
+
+
+@register
+class MoE54B(Dense3_3B):
+    """54.5B weights: nllb-moe-54b, 128 experts in every 4th layer; for pods of 128 devices.
+
+    A batch is Meta's for fine-tuning, 32k tokens.
+    """
+
+    model_type = "nllb-moe"
+    more: ClassVar[dict[str, Any]] = {
+        "num_experts": 128,
+        "encoder_sparse_step": 4,
+        "decoder_sparse_step": 4,
+        "moe_token_dropout": 0.2,
+    }
+
+    def params(self) -> TranslationParams:
+        """The frozen params."""
+        params = super().params().with_moe(num_groups=128, dispatcher=Einsum())
+        return dataclasses.replace(params, input=dataclasses.replace(params.input, batch_size=256))

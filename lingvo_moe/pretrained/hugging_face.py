@@ -1,0 +1,130 @@
+"""Logdirs made of checkpoints of Hugging Face's M2M-100 and NLLB models.
+
+Weights go from file to file, so that memory is that of one tensor.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from lingvo_moe.core.fields import short_repr
+from lingvo_moe.core.files import check_output, new_directory, read_json
+from lingvo_moe.core.safetensors import InParts
+from lingvo_moe.pretrained import config as configs
+from lingvo_moe.pretrained import tensors, tokenizer
+from lingvo_moe.pretrained.names import EMBEDDING, Origin, origins
+from lingvo_moe.tasks.model_dir import ModelDir, save_weights
+from lingvo_moe.tasks.translation import TranslationTask
+
+MAKER = "lingvo-moe-import"
+ORIGINAL = "huggingface"  # where a logdir keeps the files that it was imported with
+_ALIASES = (
+    EMBEDDING,
+    "encoder.embed_tokens.weight",
+    "decoder.embed_tokens.weight",
+    "lm_head.weight",
+)
+_IGNORED = ("embed_positions.weights", ".version", "_float_tensor", "final_logits_bias")
+_ROWS = 4096  # of embeddings that are compared at a time
+
+_Read = Callable[[str], np.ndarray]
+
+
+def import_model(source: Path, output: Path, overwrite: bool = False) -> ModelDir:
+    """Makes a logdir of a checkpoint. Everything is checked before anything is written.
+
+    Args:
+        source: the directory with config.json, .safetensors files and the tokenizer's files.
+        output: the logdir to make.
+        overwrite: whether to replace one that was imported before.
+
+    Raises:
+        ValueError: something is missing, damaged or not as the model's config says; or something
+            else lies at output.
+        OSError: a file cannot be read or written.
+    """
+    check_output(output, MAKER, overwrite)
+    config = read_json(source / configs.FILE)
+    params = configs.to_params(config, str(source / configs.FILE))
+    of_weights = origins(TranslationTask(params), configs.is_moe(config))
+    read = _reader(source, of_weights)
+    vocabulary = tokenizer.read_vocabulary(source, params.source_vocab_size)
+    with new_directory(output, MAKER, overwrite) as directory:
+        ModelDir(
+            directory,
+            source.resolve().name,
+            params,
+            (),
+            vocabulary.tags,
+            dict.fromkeys(("source", "target"), vocabulary),
+            None,
+        ).save()
+        weights = {path: _weight(origin, read, source) for path, origin in of_weights.items()}
+        save_weights(directory, weights, 0)
+        (directory / ORIGINAL).mkdir()
+        for name in (configs.FILE, *tokenizer.FILES):
+            if (source / name).exists():
+                shutil.copyfile(source / name, directory / ORIGINAL / name)
+    return ModelDir.open(output)
+
+
+def _reader(source: Path, of_weights: Mapping[str, Origin]) -> _Read:
+    """Reads a tensor by name; all that weights are made of are there, and nothing unknown is."""
+    stored = tensors.Tensors(source)
+    names = {name.removeprefix(tensors.PREFIX): name for name in stored}
+    wanted = {name: origin.shape for origin in of_weights.values() for name in origin.names}
+    aliases = [name for name in _ALIASES if name in names]
+    if aliases:
+        names[EMBEDDING] = names[aliases[0]]
+    if missing := sorted(wanted.keys() - names.keys()):
+        raise ValueError(
+            f"{source} has no tensor {missing[0]}, which its {configs.FILE} asks for, and lacks "
+            f"{len(missing)} in all; get the files again."
+        )
+    for name in names.keys() - wanted.keys():
+        if name not in _ALIASES and not name.endswith(_IGNORED):
+            raise ValueError(
+                f"{source} has the tensor {short_repr(names[name])}, which no model with its "
+                f"{configs.FILE} has; is one of the files another model's?"
+            )
+    for name, shape in wanted.items():
+        tensor = stored[names[name]]
+        if tensor.shape != shape or tensor.dtype.kind in "iub":
+            raise ValueError(
+                f"{source}: the tensor {name} is {tensor.dtype} {list(tensor.shape)}; with this "
+                f"{configs.FILE} it must be of floats {list(shape)}."
+            )
+    for alias in aliases[1:]:
+        if not _equal(stored[names[alias]], stored[names[EMBEDDING]]):
+            raise ValueError(
+                f"{source}: {names[alias]} differs from {names[EMBEDDING]}; this version of "
+                f"lingvo_moe computes models with one embedding alone."
+            )
+    return lambda name: stored[names[name]]
+
+
+def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.shape == other.shape and all(
+        np.array_equal(one[i : i + _ROWS], other[i : i + _ROWS])
+        for i in range(0, len(other), _ROWS)
+    )
+
+
+def _weight(origin: Origin, read: _Read, source: Path) -> InParts:
+    """A weight to be written, of the type of its tensors."""
+
+    def parts():
+        for name in origin.names:
+            tensor = read(name)
+            if not np.isfinite(tensor).all():
+                raise ValueError(
+                    f"{source}: the tensor {name} has values that are not finite; get it again."
+                )
+            for part in origin.turn(tensor):
+                yield part.astype(dtype, copy=False)
+
+    dtypes = {read(name).dtype for name in origin.names}
+    dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
+    return InParts(origin.spec.shape, dtype, parts)

@@ -1,0 +1,278 @@
+"""Imported checkpoints compute what transformers computes, and damaged ones are refused."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import lingvo_moe as lm
+from lingvo_moe.core import safetensors
+from lingvo_moe.core.layer import EVALUATION
+from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.pretrained.hugging_face import import_model
+from lingvo_moe.serving.to_hugging_face import export_hugging_face
+from lingvo_moe.testing import hugging_face as testing
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module", params=testing.NAMES)
+def imported(request, tmp_path_factory):
+    """(the checkpoint, the logdir made of it)."""
+    source = testing.FIXTURES / request.param
+    return source, import_model(source, tmp_path_factory.mktemp("import") / request.param)
+
+
+def test_logits_are_those_of_transformers(imported):
+    source, model_dir = imported
+    theta, expected = testing.theta_of(model_dir), testing.reference(source)
+    with np.load(source / "reference.npz") as stored:
+        for name, theirs in stored.items():
+            ids = expected["sources"][int(name)], [2, *expected["targets"][1 - int(name)]]
+            rows = [tf.constant([testing.exchanged(row)]) for row in ids]
+            sides = (Tokens(row, tf.ones_like(row)) for row in (rows[0], rows[1][:, : len(theirs)]))
+            logits = model_dir.task.transformer.fprop(theta, *sides, EVALUATION).outputs[0].numpy()
+            logits = np.concatenate([logits[:, 1:2], logits[:, :1], logits[:, 2:]], axis=1)
+            np.testing.assert_allclose(logits, theirs, atol=1e-5)
+
+
+def test_tokens_log_probs_and_searches_are_those_of_transformers(imported):
+    source, model_dir = imported
+    runtime = testing.loaded(model_dir)
+    testing.check_tokens(model_dir, source)
+    testing.check_log_probs(model_dir, runtime, source)
+    testing.check_searches(model_dir, runtime, source)
+
+
+def test_import_export_import_gives_the_same_bytes(imported, tmp_path):
+    source, model_dir = imported
+    export_hugging_face(model_dir, tmp_path / source.name)
+    again = import_model(tmp_path / source.name, tmp_path / "again")
+    names = sorted(p.relative_to(again.path) for p in again.path.rglob("*") if p.is_file())
+    assert len(names) >= 7
+    for name in names:
+        if not name.name.startswith("."):
+            assert (again.path / name).read_bytes() == (model_dir.path / name).read_bytes(), name
+    for shard in (tmp_path / source.name).glob("*.safetensors"):
+        for name, array in safetensors.load(shard).arrays.items():
+            assert array.dtype == original(source)[name].dtype
+            np.testing.assert_array_equal(array, original(source)[name])
+
+
+def original(source):
+    """The tensors of a fixture."""
+    shards = [safetensors.load(shard).arrays for shard in source.glob("*.safetensors")]
+    return {name: shard[name] for shard in shards for name in shard}
+
+
+def test_a_model_is_used_as_any_other(imported):
+    source, model_dir = imported
+    model = lm.load(model_dir.path)
+    assert len(model.languages) == (100 if source.name == "m2m100" else 202)
+    reads, writes = testing.languages(model_dir)
+    texts = testing.reference(source)["texts"][:2]
+    options = {"source_language": reads, "n_best": 2, "length_ratio": 0.5}
+    first, _ = model.translate(texts, writes, **options)
+    (alone,) = model.translate(texts[:1], writes, **options)
+    assert [one.text for one in first] == [one.text for one in alone]
+    np.testing.assert_allclose(
+        [one.score for one in first], [one.score for one in alone], atol=1e-5
+    )
+    with pytest.raises(ValueError, match="must know the language of what it reads"):
+        model.translate(texts, writes)
+    with pytest.raises(ValueError, match="does not translate into 'xx'"):
+        model.translate(texts, "xx", source_language=reads)
+    # The score of a translation is that of the search: the sum over its pieces; the tag is given.
+    (score,) = model.score(texts[:1], ["a b"], writes, source_language=reads)
+    assert len(score.tokens) == len(model_dir.vocabulary("target").encode(["a b"])[0]) + 1
+
+
+def copy_of(name, directory):
+    """A copy of a fixture, to be damaged."""
+    shutil.copytree(testing.FIXTURES / name, directory)
+    return directory
+
+
+def edit(path, **changes):
+    """Changes fields of a JSON file; None removes one."""
+    fields = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in fields.items() if v is not None}))
+
+
+def resave(path, change):
+    """Writes a safetensors file again with other arrays."""
+    arrays = {name: np.array(array) for name, array in safetensors.load(path).arrays.items()}
+    change(arrays)
+    safetensors.save(path, arrays, {})
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def lie(path):
+    """The header gives a tensor bytes beyond the end of the file."""
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    last = max(
+        (e for n, e in header.items() if n != "__metadata__"), key=lambda e: e["data_offsets"]
+    )
+    last["data_offsets"] = [offset + 8 for offset in last["data_offsets"]]
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+
+
+def point_outside(directory):
+    index = json.loads((directory / INDEX).read_text())
+    name = next(iter(index["weight_map"]))
+    edit(directory / INDEX, weight_map=index["weight_map"] | {name: "../secret.safetensors"})
+
+
+def unlist(directory):
+    index = json.loads((directory / INDEX).read_text())
+    name = next(iter(index["weight_map"]))
+    del index["weight_map"][name]
+    edit(directory / INDEX, weight_map=index["weight_map"])
+
+
+def pickle_only(directory):
+    (directory / WEIGHTS).rename(directory / "pytorch_model.bin")
+
+
+DAMAGES = {
+    "truncated": ("nllb", lambda d: truncate(d / WEIGHTS), "is damaged"),
+    "a header that lies": ("nllb", lambda d: lie(d / WEIGHTS), "is damaged"),
+    "a missing shard": (
+        "nllb_moe",
+        lambda d: (d / "model-00002-of-00004.safetensors").unlink(),
+        "model-00002-of-00004.safetensors is missing, which",
+    ),
+    "a path in the index": ("nllb_moe", point_outside, r"names the file '\.\./secret.safetensors'"),
+    "an index without a tensor": ("nllb_moe", unlist, "does not list the tensor"),
+    "an unknown tensor": (
+        "nllb",
+        lambda d: resave(d / WEIGHTS, lambda a: a.update({"model.extra": np.zeros(2, np.float32)})),
+        "has the tensor 'model.extra', which no model with its config.json has",
+    ),
+    "no tensor": (
+        "nllb",
+        lambda d: resave(d / WEIGHTS, lambda a: a.pop("model.decoder.layer_norm.bias")),
+        "has no tensor decoder.layer_norm.bias, which its config.json asks for",
+    ),
+    "another shape": (
+        "nllb",
+        lambda d: edit(d / "config.json", d_model=32),
+        r"is bfloat16 \[\d+(, \d+)?\]; with this config.json it must be of floats",
+    ),
+    "another table of logits": (
+        "nllb",
+        lambda d: resave(
+            d / WEIGHTS, lambda a: a.update({"lm_head.weight": 2 * a["model.shared.weight"]})
+        ),
+        "lm_head.weight differs from model.shared.weight",
+    ),
+    "values that are not finite": (
+        "m2m100",
+        lambda d: resave(d / WEIGHTS, lambda a: a["model.encoder.layer_norm.bias"].fill(np.nan)),
+        "encoder.layer_norm.bias has values that are not finite",
+    ),
+    "a pickle": ("nllb", pickle_only, "is a pickle, which can run any code .*save_pretrained"),
+    "no weights": ("nllb", lambda d: (d / WEIGHTS).unlink(), "has neither model.safetensors nor"),
+    "another kind": (
+        "nllb",
+        lambda d: edit(d / "config.json", model_type="bart"),
+        "model_type is 'bart'; the models that can be imported are of m2m_100, nllb-moe",
+    ),
+    "another activation": (
+        "nllb",
+        lambda d: edit(d / "config.json", activation_function="gelu"),
+        "activation_function is 'gelu'; this version of lingvo_moe computes models with 'relu'",
+    ),
+    "heads that do not divide": (
+        "nllb",
+        lambda d: edit(d / "config.json", encoder_attention_heads=3),
+        "encoder_attention_heads=3 must divide d_model=16",
+    ),
+    "sparse steps that differ": (
+        "nllb_moe",
+        lambda d: edit(d / "config.json", decoder_sparse_step=1),
+        "encoder_sparse_step=2 and decoder_sparse_step=1 must be equal",
+    ),
+    "no size": ("nllb", lambda d: edit(d / "config.json", d_model=None), "has no field 'd_model'"),
+    "no config": ("nllb", lambda d: (d / "config.json").unlink(), "config.json cannot be read"),
+    "no tokenizer": (
+        "nllb",
+        lambda d: (d / "sentencepiece.bpe.model").unlink(),
+        "is no SentencePiece model",
+    ),
+    "a damaged tokenizer": (
+        "nllb",
+        lambda d: (d / "sentencepiece.bpe.model").write_bytes(b"\xff" * 9),
+        "is no SentencePiece model",
+    ),
+    "a tokenizer of another model": (
+        "m2m100",
+        lambda d: edit(d / "vocab.json", **{"<pad>": 7}),
+        "must begin with <s>, <pad>, </s> and <unk>",
+    ),
+    "more ids than rows": (
+        "nllb",
+        lambda d: (d / "tokenizer_config.json").write_text(
+            json.dumps({"added_tokens_decoder": {"999": {"content": "eng_Latn"}}})
+        ),
+        "ids up to 999, the embedding 326 rows",
+    ),
+    "ids that clash": (
+        "nllb",
+        lambda d: (d / "tokenizer_config.json").write_text(
+            json.dumps({"added_tokens_decoder": {"9": {"content": "eng_Latn"}}})
+        ),
+        "has 'eng_Latn' and '.*' for the id 9",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_checkpoints_are_refused_and_nothing_is_written(damage, tmp_path):
+    name, spoil, message = DAMAGES[damage]
+    source = copy_of(name, tmp_path / "source")
+    spoil(source)
+    with pytest.raises(ValueError, match=message) as error:
+        import_model(source, tmp_path / "output")
+    assert str(source) in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_ids_of_languages_come_from_the_tokenizer_s_files(tmp_path):
+    source = copy_of("nllb", tmp_path / "source")
+    added = [{"id": 325, "content": "eng_Latn"}, {"id": 324, "content": "tyv_Cyrl"}]
+    (source / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    tags = import_model(source, tmp_path / "logdir").tags
+    assert tags == {"eng_Latn": 325, "tyv_Cyrl": 324}
+
+
+def test_names_of_one_embedding_are_all_known(tmp_path):
+    source = copy_of("nllb", tmp_path / "source")
+
+    def rename(arrays):
+        table = arrays.pop("model.shared.weight")
+        arrays["lm_head.weight"] = arrays["model.decoder.embed_tokens.weight"] = table
+        arrays["model.encoder.embed_positions.weights"] = np.zeros([3, 16], np.float32)
+
+    resave(source / WEIGHTS, rename)
+    weights = import_model(source, tmp_path / "logdir").read_checkpoint().tensors
+    table = original(testing.FIXTURES / "nllb")["model.shared.weight"].astype(np.float32)
+    np.testing.assert_array_equal(weights["theta/encoder/embedding/table"][2:], table[2:])
+    np.testing.assert_array_equal(weights["theta/encoder/embedding/table"][:2], table[1::-1])
+
+
+def test_what_was_not_imported_is_not_exported(imported, tmp_path):
+    _, model_dir = imported
+    shutil.copytree(model_dir.path, tmp_path / "logdir")
+    shutil.rmtree(tmp_path / "logdir" / "huggingface")
+    with pytest.raises(ValueError, match=r"has no huggingface/config\.json"):
+        export_hugging_face(type(model_dir).open(tmp_path / "logdir"), tmp_path / "output")
+    assert not (tmp_path / "output").exists()

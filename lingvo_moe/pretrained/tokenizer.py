@@ -1,0 +1,150 @@
+"""Tokenizers of Hugging Face's M2M-100 and NLLB models, as vocabularies.
+
+Both cut a text by a SentencePiece model, and number its pieces in another order. A vocabulary is
+the same model with its pieces in the order of ids: padding, `<s>`, `</s>`, `<unk>` as everywhere
+here (the original has the first two the other way round), then pieces, then the tags of languages
+and other tokens that no text contains, as control symbols.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sentencepiece import sentencepiece_model_pb2
+
+from lingvo_moe.core.files import check_fields, read_json
+from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
+from lingvo_moe.data.vocabulary import Vocabulary, tag_piece
+from lingvo_moe.pretrained import languages
+
+MODEL, PIECES = "sentencepiece.bpe.model", "vocab.json"
+_TOKENIZER, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
+# What is copied along, to be exported again.
+FILES = (
+    MODEL,
+    PIECES,
+    _TOKENIZER,
+    _SETTINGS,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+)
+_NAMES = {PAD: "<pad>", BOS: "<s>", EOS: "</s>", UNK: "<unk>"}
+_LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3})")
+_Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
+
+
+def read_vocabulary(directory: Path, size: int) -> Vocabulary:
+    """The vocabulary of a model.
+
+    Args:
+        directory: of the checkpoint, with its tokenizer's files.
+        size: rows of the embedding.
+
+    Raises:
+        ValueError: a file is missing or damaged, or they do not agree with each other or the size.
+    """
+    model = _read_model(directory / MODEL)
+    pieces = (_m2m100 if (directory / PIECES).exists() else _nllb)(directory, model)
+    added = _added(directory, len(pieces), (directory / PIECES).exists())
+    for index, name in added.items():
+        if index > UNK:
+            if index in pieces:
+                raise ValueError(
+                    f"{directory}: the tokenizer has {name!r} and {pieces[index].piece!r} for the "
+                    f"id {index}; one of its files is of another model. Get the files again."
+                )
+            pieces[index] = _control(name)
+    if max(pieces) >= size:
+        raise ValueError(
+            f"{directory}: the tokenizer has ids up to {max(pieces)}, the embedding {size} rows; "
+            f"they are of different models. Get the files again."
+        )
+    del model.pieces[:]
+    for index in range(size):
+        model.pieces.append(pieces.get(index) or _control(f"<row {index}>"))
+    return Vocabulary(model.SerializeToString(deterministic=True))
+
+
+def _read_model(path: Path) -> Any:
+    """The ModelProto, with ids and names of special pieces as they are here."""
+    Vocabulary.load(path)
+    model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
+    trained = model.trainer_spec
+    trained.pad_id, trained.bos_id, trained.eos_id, trained.unk_id = PAD, BOS, EOS, UNK
+    trained.pad_piece, trained.bos_piece = _NAMES[PAD], _NAMES[BOS]
+    trained.eos_piece, trained.unk_piece = _NAMES[EOS], _NAMES[UNK]
+    trained.unk_surface = ""
+    return model
+
+
+def _special() -> dict[int, Any]:
+    pieces = {index: _control(name) for index, name in _NAMES.items()}
+    pieces[UNK].type = _Piece.UNKNOWN
+    return pieces
+
+
+def _control(name: str) -> Any:
+    language = _LANGUAGE.fullmatch(name)
+    text = tag_piece(language[1] or language[2]) if language else name
+    return _Piece(piece=text, score=0.0, type=_Piece.CONTROL)
+
+
+def _nllb(directory: Path, model: Any) -> dict[int, Any]:
+    """Id -> piece: ids are SentencePiece's plus 1."""
+    del directory
+    ordinary = [
+        piece for piece in model.pieces if piece.type not in (_Piece.UNKNOWN, _Piece.CONTROL)
+    ]
+    return _special() | {UNK + 1 + i: piece for i, piece in enumerate(ordinary)}
+
+
+def _m2m100(directory: Path, model: Any) -> dict[int, Any]:
+    """Id -> piece, by vocab.json.
+
+    SentencePiece passes on a character that it does not know, which may have an entry; longer
+    entries that it does not know never occur. Pieces without an entry are left out.
+    """
+    path = directory / PIECES
+    ids = read_json(path)
+    check_fields({"ids": ids}, {"ids": dict[str, int]}, str(path))
+    known = {piece.piece: piece for piece in model.pieces}
+    if [ids.get(name) for name in ("<s>", "<pad>", "</s>", "<unk>")] != [0, 1, 2, 3]:
+        raise ValueError(f"{path} must begin with <s>, <pad>, </s> and <unk>; get the file again.")
+    if sorted(ids.values()) != list(range(len(ids))):
+        raise ValueError(f"{path} must number its entries from 0 on; get the file again.")
+    pieces = _special()
+    least = min(piece.score for piece in model.pieces)
+    for name, index in ids.items():
+        if index > UNK:
+            character = _Piece(piece=name, score=least - 1.0)
+            pieces[index] = known.get(name) or (character if len(name) == 1 else _control(name))
+    return pieces
+
+
+def _added(directory: Path, first: int, m2m100: bool) -> dict[int, str]:
+    """Id -> name of the tokens that are no pieces, of the first file that says so."""
+    if (path := directory / _TOKENIZER).exists():
+        tokens = read_json(path).get("added_tokens", [])
+        found = {token["id"]: token["content"] for token in _checked(tokens, path)}
+    elif (path := directory / _SETTINGS).exists():
+        tokens = read_json(path).get("added_tokens_decoder", {})
+        listed = [{**_mapping(token), "id": int(i)} for i, token in _mapping(tokens).items()]
+        found = {token["id"]: token["content"] for token in _checked(listed, path)}
+    else:
+        found = {}
+    if any(_LANGUAGE.fullmatch(name) for name in found.values()):
+        return found
+    names = [f"__{code}__" for code in languages.M2M100] if m2m100 else languages.NLLB
+    return dict(enumerate(names, first))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _checked(tokens: Any, path: Path) -> list[dict[str, Any]]:
+    for token in tokens:
+        check_fields(token, {"id": int, "content": str}, f"{path}: a token that was added")
+    return tokens

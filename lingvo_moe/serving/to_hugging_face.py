@@ -1,0 +1,130 @@
+"""Export of an imported model to the format that it came in, Hugging Face's."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lingvo_moe.core import safetensors
+from lingvo_moe.core.files import new_directory, read_json
+from lingvo_moe.core.safetensors import InParts
+from lingvo_moe.pretrained import config as configs
+from lingvo_moe.pretrained import tensors, tokenizer
+from lingvo_moe.pretrained.hugging_face import ORIGINAL
+from lingvo_moe.pretrained.names import Origin, origins
+from lingvo_moe.serving.directory import MAKER
+from lingvo_moe.serving.export import read_model
+from lingvo_moe.serving.prune import Pruning, unrolled
+from lingvo_moe.serving.storage import FLOAT32, Storage
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.translation import TranslationTask
+
+
+def export_hugging_face(
+    model_dir: ModelDir,
+    output: Path,
+    step: int | None = None,
+    overwrite: bool = False,
+    storage: Storage = FLOAT32,
+    pruning: Pruning | None = None,
+) -> int:
+    """Writes a checkpoint that transformers reads: config.json, safetensors, tokenizer files.
+
+    Args:
+        model_dir, output, step, overwrite, pruning: as for `export_safetensors`.
+        storage: bfloat16; or float32, with which weights as imported keep their types.
+
+    Returns:
+        The step exported.
+
+    Raises:
+        ValueError, OSError: as `export_saved_model`; or the model was not imported, its vocabulary
+            or shape is another now, or the storage is int8.
+    """
+    config = _config(model_dir)
+    if storage.name not in ("float32", "bfloat16"):
+        raise ValueError(
+            f"--format=huggingface has no {storage.name}; pass --dtype=bfloat16, or "
+            f"--format=saved_model."
+        )
+    with new_directory(output, MAKER, overwrite) as directory:
+        model_dir, theta, step = read_model(model_dir, step, pruning)
+        model_dir, theta = unrolled(model_dir, theta)
+        if moe := model_dir.params.model.moe:
+            config["num_experts"] = moe.num_experts
+        weights = {path: np.asarray(weight) for path, weight in theta.flatten()}
+        task = TranslationTask(configs.to_params(config))
+        _check_shapes(model_dir, task, weights)
+        prefix = "" if _is_headless(config) else tensors.PREFIX
+        types = _types(model_dir, storage)
+        written = {
+            prefix + name: tensor
+            for path, origin in origins(task, configs.is_moe(config)).items()
+            for name, tensor in _tensors(
+                origin, weights[path], types.get(path, weights[path].dtype)
+            )
+        }
+        tensors.write(directory, written)
+        text = json.dumps(config, indent=2) + "\n"
+        (directory / configs.FILE).write_text(text, encoding="utf-8")
+        for name in tokenizer.FILES:
+            if (model_dir.path / ORIGINAL / name).exists():
+                shutil.copyfile(model_dir.path / ORIGINAL / name, directory / name)
+    return step
+
+
+def _config(model_dir: ModelDir) -> dict[str, Any]:
+    """The config.json that the model was imported with."""
+    original = model_dir.path / ORIGINAL
+    if not (original / configs.FILE).exists():
+        raise ValueError(
+            f"{model_dir.path} has no {ORIGINAL}/{configs.FILE}: --format=huggingface is for "
+            f"models of lingvo-moe-import. If this one was trained from the weights of such a "
+            f"model, copy the directory {ORIGINAL} of that logdir here."
+        )
+    size = model_dir.params.source_vocab_size
+    if tokenizer.read_vocabulary(original, size) != model_dir.vocabulary("source"):
+        raise ValueError(
+            f"The vocabulary of {model_dir.path} is not that of the tokenizer in {original}; a "
+            f"vocabulary that was extended cannot be exported to this format."
+        )
+    return read_json(original / configs.FILE)
+
+
+def _is_headless(config: dict[str, Any]) -> bool:
+    """Whether the checkpoint is of the model without a head, whose names have no prefix."""
+    return str(next(iter(config.get("architectures") or ()), "")).endswith("Model")
+
+
+def _check_shapes(model_dir: ModelDir, task: TranslationTask, weights: dict) -> None:
+    for path, spec in task.weights().flatten():
+        if path not in weights or weights[path].shape != spec.shape:
+            raise ValueError(
+                f"{model_dir.path}: the weight {path} is not as {ORIGINAL}/{configs.FILE} says, so "
+                f"the format cannot hold it. Export it with --format=safetensors."
+            )
+
+
+def _types(model_dir: ModelDir, storage: Storage) -> dict[str, np.dtype]:
+    """Path -> the type to write a weight in, where it is not its own."""
+    if storage.widens:
+        packed = storage.pack_matrix(np.zeros([1, 1], np.float32), -1)
+        return {path: packed.values.dtype for path, _ in model_dir.task.weights().flatten()}
+    if not model_dir.weights_path.exists():
+        return {}
+    arrays = safetensors.load(model_dir.weights_path).arrays
+    return {path: array.dtype for path, array in arrays.items()}
+
+
+def _tensors(origin: Origin, weight: np.ndarray, dtype: np.dtype) -> Iterator[tuple[str, InParts]]:
+    """The tensors that a weight was made of, by name without prefix."""
+    for number, name in enumerate(origin.names):
+        part = weight[number] if origin.of_experts else weight
+
+        def parts(part=part):
+            return (piece.astype(dtype, copy=False) for piece in origin.turn(part))
+
+        yield name, InParts(origin.shape, dtype, parts)

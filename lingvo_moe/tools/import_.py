@@ -1,0 +1,45 @@
+"""Makes a logdir of an M2M-100 or NLLB-200 model in the format of Hugging Face.
+
+lingvo-moe-import --from=nllb-200-distilled-600M --output=/tmp/nllb
+lingvo-moe-translate --logdir=/tmp/nllb --source_language=eng_Latn --to=fra_Latn 'a sentence'
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from lingvo_moe.core.layer import count_weights
+from lingvo_moe.pretrained.hugging_face import import_model
+from lingvo_moe.tools import common
+
+FLAGS = flags.FLAGS
+
+
+def main(argv: list[str]) -> None:
+    """Flags to import_model."""
+    del argv
+    logdir = import_model(Path(str(FLAGS["from"].value)), Path(FLAGS.output), FLAGS.overwrite)
+    source, target = logdir.some_languages
+    count = count_weights(logdir.task.weights())
+    common.report(
+        f"Imported {count:,} weights and {len(logdir.tags)} languages to {FLAGS.output}. Try: "
+        f"lingvo-moe-translate --logdir={FLAGS.output} --source_language={source} --to={target} "
+        f"'a sentence'"
+    )
+
+
+def run() -> None:
+    """The console script."""
+    flags.DEFINE_string(
+        "from",
+        None,
+        "Directory with config.json, .safetensors files and the files of the tokenizer.",
+        required=True,
+    )
+    flags.DEFINE_string("output", None, "Logdir to make.", required=True)
+    flags.DEFINE_bool("overwrite", False, common.OVERWRITE_HELP)
+    common.run(main)
+
+
+if __name__ == "__main__":
+    run()
