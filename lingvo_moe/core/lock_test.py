@@ -17,7 +17,7 @@ from pathlib import Path
 from lingvo_moe.core import lock
 with lock.hold(Path(sys.argv[1])):
     print("held", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 

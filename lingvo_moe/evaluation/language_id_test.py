@@ -20,7 +20,8 @@ def test_languages_of_new_texts():
 
 def test_empty_and_strange_texts_have_a_language():
     identify = LanguageIdentifier(TEXTS)
-    assert set(identify(["", "\ud800", "日本語"])) <= {"de", "en", "ru"}
+    found = identify(["", "\ud800", "日本語"])
+    assert [language in TEXTS for language in found] == [True] * 3
 
 
 def test_closely_related_languages_of_the_synthetic_corpus():

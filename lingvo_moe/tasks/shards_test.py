@@ -24,7 +24,7 @@ def translate(source, output, notes, hang=False, job=JOB, report=lambda line: No
             with notes.open("a") as file:
                 file.write(f"{sentence}\n")
             if hang and sentence == "hang":
-                time.sleep(60)
+                time.sleep(300)
             progress(1)
             yield f"{sentence.upper()}\n"
 

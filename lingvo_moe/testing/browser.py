@@ -51,7 +51,7 @@ class Browser:
             raise RuntimeError(f"{script}: {result['exceptionDetails']}")
         return result["result"].get("value")
 
-    def wait_for(self, script: str, seconds: float = 20) -> None:
+    def wait_for(self, script: str, seconds: float = 60) -> None:
         """Waits until an expression is true."""
         end = time.monotonic() + seconds
         while not self.run(script):

@@ -1,13 +1,12 @@
 """jax.Arrays over virtual devices: saved on eight, restored on fewer and by two processes."""
 
-import os
-import socket
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from lingvo_moe.testing.devices import environment, free_address
 from lingvo_moe.training.checkpoint import Checkpointer
 
 pytest.importorskip("jax")
@@ -69,7 +68,7 @@ np.savez(directory / "expected.npz", **{n: np.asarray(v, np.float32) for n, v in
 """
 
 _TWO_PROCESSES = """
-jax.distributed.initialize(f"localhost:{sys.argv[3]}", 2, process)
+jax.distributed.initialize(sys.argv[3], 2, process)
 assert (len(jax.devices()), len(jax.local_devices())) == (4, 2)
 minimum = lambda value: int(multihost_utils.process_allgather(np.int32(value)).min())
 checkpoints = Checkpointer(directory, process=Process(process, minimum))
@@ -84,13 +83,9 @@ check(place({name: tensors[name] for name in STATE}, mesh(4, 1), SPECS))
 
 
 def _start(script, *arguments, devices):
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-    }
+    variables = environment(devices) | {"TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-c", _COMMON + script, *map(str, arguments)]
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True)
 
 
 def _wait(process):
@@ -120,9 +115,8 @@ def test_saved_on_eight_devices_restored_on_fewer(directory):
 
 
 def test_two_processes_with_two_devices_each(directory):
-    with socket.create_server(("localhost", 0)) as server:
-        port = server.getsockname()[1]
-    processes = [_start(_TWO_PROCESSES, directory, i, port, devices=2) for i in range(2)]
+    address = free_address()
+    processes = [_start(_TWO_PROCESSES, directory, i, address, devices=2) for i in range(2)]
     try:
         for process in processes:
             _wait(process)
