@@ -1,5 +1,6 @@
 """Processes of tests, forked from one that has imported TensorFlow, which saves five seconds."""
 
+import atexit
 import multiprocessing
 import os
 import runpy
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
 
-SECONDS = 300  # timeout of a process
+SECONDS = 1200  # timeout of a process
 
 # Modules here must not initialize TensorFlow's devices, because a fork does not have their threads.
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -62,7 +63,10 @@ def _main(command: list[str], streams: list[Path], variables: dict[str, str]) ->
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
     sys.stdin, sys.argv = os.fdopen(0), command
     os.environ.update(variables)
-    if command[0].endswith(".py"):
-        runpy.run_path(command[0], run_name="__main__")
-    else:
-        runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+    try:
+        if command[0].endswith(".py"):
+            runpy.run_path(command[0], run_name="__main__")
+        else:
+            runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+    finally:
+        atexit._run_exitfuncs()  # which multiprocessing leaves out

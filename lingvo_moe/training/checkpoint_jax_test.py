@@ -1,12 +1,10 @@
 """jax.Arrays over virtual devices: saved on eight, restored on fewer and by two processes."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
-from lingvo_moe.testing.devices import environment, free_address
+from lingvo_moe.testing.devices import free_address, variables
+from lingvo_moe.testing.forks import Fork
 from lingvo_moe.training.checkpoint import Checkpointer
 
 pytest.importorskip("jax")
@@ -82,21 +80,27 @@ check(place({name: tensors[name] for name in STATE}, mesh(4, 1), SPECS))
 """
 
 
-def _start(script, *arguments, devices):
-    variables = environment(devices) | {"TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-c", _COMMON + script, *map(str, arguments)]
-    return subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True)
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """Starts a script on some devices."""
+
+    def start(script, *arguments, devices):
+        path = tmp_path_factory.mktemp("script") / "script.py"
+        path.write_text(_COMMON + script)
+        return Fork(str(path), *map(str, arguments), variables=variables(devices))
+
+    return start
 
 
 def _wait(process):
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors[-3000:]
+    done = process.wait()
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory):
+def directory(tmp_path_factory, start):
     path = tmp_path_factory.mktemp("checkpoints")
-    _wait(_start(_EIGHT_DEVICES, path, 0, devices=8))
+    _wait(start(_EIGHT_DEVICES, path, 0, devices=8))
     return path
 
 
@@ -114,15 +118,10 @@ def test_saved_on_eight_devices_restored_on_fewer(directory):
     assert sum(p.stat().st_size for p in data) == 4 * (32 + 32 + 48 + 128 + 15 + 8 + 1) + 2 * 64
 
 
-def test_two_processes_with_two_devices_each(directory):
+def test_two_processes_with_two_devices_each(directory, start):
     address = free_address()
-    processes = [_start(_TWO_PROCESSES, directory, i, address, devices=2) for i in range(2)]
-    try:
-        for process in processes:
-            _wait(process)
-    finally:
-        for process in processes:
-            process.kill()
+    for process in [start(_TWO_PROCESSES, directory, i, address, devices=2) for i in range(2)]:
+        _wait(process)
     tensors = Checkpointer(directory).read(4).tensors
     expected = np.load(directory / "expected.npz")
     for name in expected.files:
