@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lingvo_moe.placement.plots import draw_loads, draw_placement, draw_ratios
-from lingvo_moe.placement.simulate import Replay, Summary, speed_up, summarize
+from lingvo_moe.placement.simulate import Replay, Summary, speed_up
 from lingvo_moe.placement.traces import Trace
 from lingvo_moe.reporting.page import escape, image, write_page
 from lingvo_moe.reporting.table import Table
@@ -56,34 +56,15 @@ class Comparison:
     summaries: tuple[Summary, ...]
     other_seconds: float = 0.0
 
-    @staticmethod
-    def of(
-        runs: Sequence[Replay],
-        settings: Mapping[str, object],
-        *,
-        skip: int = 0,
-        other_seconds: float = 0.0,
-    ) -> "Comparison":
-        """The comparison of replays; skip as in summarize."""
-        return Comparison(
-            settings=settings,
-            summaries=tuple(summarize(run, skip) for run in runs),
-            other_seconds=other_seconds,
-        )
-
-    def speed_ups(self, summary: Summary) -> tuple[float, float]:
-        """Speed of a policy relative to the first, by step and by choice; see speed_up."""
-        return speed_up(summary, self.summaries[0], self.other_seconds)
-
-    def format_table(self) -> str:
-        """The table as text for a terminal."""
-        return self._table().to_text()
+    def table(self) -> Table:
+        """A row for each policy."""
+        return Table(_COLUMNS, [self._cells(s) for s in self.summaries])
 
     def to_json(self) -> dict:
         """All numbers."""
         policies = []
         for summary in self.summaries:
-            step, choice = self.speed_ups(summary)
+            step, choice = speed_up(summary, self.summaries[0], self.other_seconds)
             numbers = dataclasses.asdict(summary) | {
                 "speed_up": step,
                 "speed_up_per_choice": choice,
@@ -107,7 +88,7 @@ class Comparison:
         settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
         parts = [
             f"<p>{escape(settings)}</p>",
-            self._table().to_html(),
+            self.table().to_html(),
             f'<p class="mark">{escape(_NOTES.format(base=self.summaries[0].policy))}</p>',
             *(
                 f"<h2>{title}</h2>{image(pictures[name], title)}"
@@ -133,11 +114,8 @@ class Comparison:
             ),
         }
 
-    def _table(self) -> Table:
-        return Table(_COLUMNS, [self._cells(s) for s in self.summaries])
-
     def _cells(self, s: Summary) -> tuple[str, ...]:
-        step, choice = self.speed_ups(s)
+        step, choice = speed_up(s, self.summaries[0], self.other_seconds)
         milliseconds = (s.step_seconds, s.compute, s.exchange, s.synchronise, s.adjustment)
         return (
             s.policy,

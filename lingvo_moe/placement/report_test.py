@@ -8,7 +8,7 @@ from lingvo_moe.evaluation.page_test import check
 from lingvo_moe.placement.cost_test import make_cost
 from lingvo_moe.placement.policies import Flex, StaticExpertParallel
 from lingvo_moe.placement.report import Comparison
-from lingvo_moe.placement.simulate import replay_all
+from lingvo_moe.placement.simulate import replay_all, summarize
 from lingvo_moe.placement.traces import SyntheticLoads
 from lingvo_moe.reporting.figure import COLORS
 from lingvo_moe.testing.pictures import ink
@@ -19,12 +19,17 @@ def made():
     trace = SyntheticLoads(devices=4, experts=16, top=4, steps=12, tokens=256).generate()
     cost = make_cost(4, token_bytes=1e-3, gradient_bytes=0.05, state_bytes=0.5)
     runs = replay_all(trace, cost, 8, (StaticExpertParallel(), Flex()))
-    return trace, runs, Comparison.of(runs, {"trace": "<made>"}, skip=4)
+    return trace, runs, compare(runs, skip=4)
+
+
+def compare(runs, skip=0):
+    summaries = tuple(summarize(run, skip) for run in runs)
+    return Comparison(settings={"trace": "<made>"}, summaries=summaries)
 
 
 def test_the_table(made):
     _, _, report = made
-    head, _, static, flex = report.format_table().splitlines()
+    head, _, static, flex = report.table().to_text().splitlines()
     assert head.split()[0] == "policy"
     assert static.startswith("static, capacity 1")
     assert static.split()[-2:] == ["1.00x", "1.00x"]
@@ -56,7 +61,7 @@ def test_the_page_holds_everything(made, tmp_path):
 def test_one_step_of_one_policy(tmp_path):
     trace = SyntheticLoads(devices=2, experts=4, top=1, steps=1, tokens=16).generate()
     runs = replay_all(trace, make_cost(2), 2, (StaticExpertParallel(),))
-    Comparison.of(runs, {}).write(tmp_path, trace, runs)
+    compare(runs).write(tmp_path, trace, runs)
     (policy,) = json.loads((tmp_path / "placement.json").read_text())["policies"]
     assert (policy["policy"], policy["speed_up"]) == ("static, capacity 1", 1)
     assert ink((tmp_path / "ratios.png").read_bytes(), COLORS[0]) > 0
