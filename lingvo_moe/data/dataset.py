@@ -92,6 +92,7 @@ class Dataset:
         hashes: "source" and "target" -> SHA-256 of the vocabulary.
         checks: pair -> counts of the checks of preparation, by kind.
         checksums: shard -> SHA-256 of the file; {} for a dataset of an older version.
+        tags_on_both_sides: whether each side begins with the tag of its language.
     """
 
     directory: Path
@@ -100,6 +101,7 @@ class Dataset:
     hashes: dict[str, str]
     checks: dict[str, dict[str, int]]
     checksums: dict[str, str] = dataclasses.field(default_factory=dict)
+    tags_on_both_sides: bool = False
 
     @staticmethod
     def load(directory: Path) -> "Dataset":
@@ -134,6 +136,7 @@ class Dataset:
             "format": FORMAT,
             "pairs": pairs,
             "tags": self.tags,
+            "tags_on_both_sides": self.tags_on_both_sides,
             "vocabularies": {
                 side: {
                     "file": f"{side}.model",
@@ -303,7 +306,10 @@ def _from_json(directory, fields) -> Dataset:
         if pair.target not in fields["tags"]:
             raise ValueError(f"{FILE} has pair {pair.name} and no tag of language {pair.target!r}.")
     hashes = {side: fields["vocabularies"][side]["sha256"] for side in SIDES}
-    return Dataset(directory, pairs, fields["tags"], hashes, fields["checks"], checksums)
+    both = fields.get("tags_on_both_sides", False)
+    if not isinstance(both, bool):
+        raise ValueError(f"{FILE}: 'tags_on_both_sides' must be true or false, got {both!r:.60}.")
+    return Dataset(directory, pairs, fields["tags"], hashes, fields["checks"], checksums, both)
 
 
 def _pair_from_json(index, fields) -> PairInfo:

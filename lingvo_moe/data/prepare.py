@@ -26,8 +26,9 @@ from lingvo_moe.data.dataset import (
     write_shard,
 )
 from lingvo_moe.data.extension import extend_vocabulary
+from lingvo_moe.data.language_tags import OnBothSides, OnSource
 from lingvo_moe.data.synthetic import SyntheticCorpus
-from lingvo_moe.data.vocabulary import EOS, Normalization, Vocabulary, train_vocabulary
+from lingvo_moe.data.vocabulary import UNK, Normalization, Vocabulary, train_vocabulary
 from lingvo_moe.reporting.table import Table
 
 MAKER = "lingvo-moe-prepare"
@@ -58,6 +59,8 @@ class PrepareParams(Params):
         temperature: T of sampling languages for the vocabularies, by size^(1/T).
         character_coverage: share of characters that get a piece; the rest are written as bytes.
         max_length: longer training examples, in tokens of either side, are left out and counted.
+        tags_on_both_sides: whether each side begins with its language's tag, as models that were
+            imported read and write; see data.language_tags.
         both_directions: whether to add the reverse of each pair that the corpus does not have.
         shard_size: largest number of examples in a TFRecord file.
         seed: of sampling for the vocabularies.
@@ -76,6 +79,7 @@ class PrepareParams(Params):
     temperature: PositiveFloat = 5.0
     character_coverage: _Coverage = 0.9995
     max_length: _Length = 256
+    tags_on_both_sides: bool = False
     both_directions: bool = False
     shard_size: PositiveInt = 50_000
     seed: NonNegativeInt = 1
@@ -151,7 +155,7 @@ def _write_dataset(pairs, directory, params, report):
     source, target = _train_vocabularies(pairs, params, report)
     source.save(directory / "source.model")
     target.save(directory / "target.model")
-    tags = {language: source.tag(language) for language in _targets(pairs)}
+    tags = {language: source.tag(language) for language in _tagged(pairs, params)}
     writer = _Writer(directory, params, source, target, tags)
     infos: list[PairInfo] = []
     checks = {}
@@ -165,7 +169,8 @@ def _write_dataset(pairs, directory, params, report):
             f"Raise it, or give lines of single sentences."
         )
     hashes = {"source": source.sha256, "target": target.sha256}
-    Dataset(directory, tuple(infos), tags, hashes, checks).save()
+    both = params.tags_on_both_sides
+    Dataset(directory, tuple(infos), tags, hashes, checks, tags_on_both_sides=both).save()
 
 
 def format_summary(dataset: Dataset) -> str:
@@ -195,6 +200,12 @@ def _targets(pairs: Sequence[CorpusPair]) -> list[str]:
     return sorted({pair.target for pair in pairs})
 
 
+def _tagged(pairs, params) -> list[str]:
+    """The languages with a tag: those of targets, or of both sides."""
+    sources = {pair.source for pair in pairs} if params.tags_on_both_sides else set()
+    return sorted({*_targets(pairs), *sources})
+
+
 def _clean(pair: CorpusPair) -> CleanPair:
     return clean({split: pair.read(split) for split in SPLITS if split in pair.files})
 
@@ -206,7 +217,7 @@ def _train_vocabularies(pairs, params, report) -> tuple[Vocabulary, Vocabulary]:
         train = _clean(pair).lines["train"]
         sources.setdefault(pair.source, []).extend(line.source for line in train)
         targets.setdefault(pair.target, []).extend(line.target for line in train)
-    tags = _targets(pairs)
+    tags = _tagged(pairs, params)
     options = {
         "temperature": params.temperature,
         "character_coverage": params.character_coverage,
@@ -272,9 +283,11 @@ class _Writer:
     def _examples(self, pair, split, lines: list[SentencePair]) -> Iterator[Example]:
         sources = self.source.encode([line.source for line in lines])
         targets = self.target.encode([line.target for line in lines])
+        layout = OnBothSides() if self.params.tags_on_both_sides else OnSource()
+        tags = self.tags.get(pair.source, UNK), self.tags[pair.target]
         for line, source, target in zip(lines, sources, targets, strict=True):
-            source_ids = np.array([self.tags[pair.target], *source, EOS], np.int32)
-            target_ids = np.array([*target, EOS], np.int32)
+            ids = layout.example(tags, source, target)
+            source_ids, target_ids = (np.array(side, np.int32) for side in ids)
             if split != "train":
                 yield Example(source_ids, target_ids, line.source, line.target)
             elif max(len(source_ids), len(target_ids)) <= self.params.max_length:

@@ -154,6 +154,7 @@ class ModelDir:
             _plugins_of(params),
         )
         made._check_vocabularies()
+        made._check_tags(dataset)
         return made
 
     @staticmethod
@@ -379,11 +380,19 @@ class ModelDir:
 
     def _check_same_data(self, dataset):
         self.check_dataset(dataset)
+        self._check_tags(dataset)
         if self.data is not None and self.data != dataset.sha256:
             raise ValueError(
                 f"Dataset {dataset.directory} is not the one that {self.path} was trained on: its "
                 f"contents have the SHA-256 {dataset.sha256[:12]}…, not {self.data[:12]}…. Give "
                 f"the same --data, or another --logdir to train on these."
+            )
+
+    def _check_tags(self, dataset):
+        if dataset.tags_on_both_sides != (tags := self.params.language_tags).on_target:
+            raise ValueError(
+                f"The model has language_tags={tags}, and dataset {dataset.directory} is not for "
+                f"it. Prepare it again with --{'' if tags.on_target else 'no'}tags_on_both_sides."
             )
 
     def _check_vocabularies(self):

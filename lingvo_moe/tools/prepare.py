@@ -67,6 +67,11 @@ def run() -> None:
     flags.DEFINE_string(
         "extend", d.extend, "Logdir or dataset whose vocabularies are extended: docs/finetuning.md."
     )
+    flags.DEFINE_bool(
+        "tags_on_both_sides",
+        d.tags_on_both_sides,
+        "Begin each side with its language's tag, as imported models do: docs/pretrained.md.",
+    )
     flags.DEFINE_integer("new_pieces", d.new_pieces, "Pieces that --extend adds at most.")
     flags.DEFINE_bool(
         "joint_vocab",
