@@ -80,7 +80,7 @@ class Constraints(NamedTuple):
         taken = tf.gather(places, start, axis=2) & (token[..., None] == tokens)  # [B, K, E]
         by_edge = tf.transpose(tf.cast(taken, tf.int32), [2, 0, 1])
         counts = tf.math.unsorted_segment_sum(by_edge, end, self._num_places)
-        return tf.transpose(counts > 0, [1, 2, 0]) | (tf.range(self._num_places) == _START)
+        return (tf.transpose(counts, [1, 2, 0]) > 0) | (tf.range(self._num_places) == _START)
 
     def allowed(
         self, logits: tf.Tensor, ids: tf.Tensor, step: tf.Tensor, places: tf.Tensor | tuple[()]

@@ -89,7 +89,8 @@ class Token(NamedTuple):
     Attributes:
         text: the piece, with "▁" for a space; "</s>" for EOS.
         log_prob: log P in nats, given the source and the tokens before.
-        source: the index in Translation.source of the piece with the largest attention.
+        source: the index in Translation.source of the piece with the largest attention; -1 if there
+            is none.
     """
 
     text: str
@@ -120,7 +121,7 @@ class Translation(NamedTuple):
 
         Words are what spaces separate.
         """
-        written = [token for token in self.tokens if token.text != _EOS]
+        written = [token for token in self.tokens if token.text != _EOS and token.source >= 0]
         read = _word_numbers(self.source)
         words = _word_numbers([token.text for token in written])
         return sorted(
