@@ -133,7 +133,8 @@ def looked_at(source, inputs):
     bias = decoder.relative_bias.fprop(theta.decoder.relative_bias, position, position)
     x = decoder.embedding.lookup(theta.decoder.embedding, written.ids)
     args = "self_attention", own, x, None, bias + causal_bias(len(inputs)), EVALUATION
-    x = layer.norm.fprop(own.norms.cross_attention, layer._attention_branch(*args))[0].numpy()
+    x = layer._attention_branch(*args)
+    x = layer.params.norm.fprop(own.norms.cross_attention, x)[0].numpy()
     attention = np.zeros([len(inputs), len(source)])
     for head in (slice(0, 8), slice(8, 16)):
         query, key = (np.asarray(own.cross_attention[name])[:, head] for name in ("query", "key"))

@@ -204,9 +204,7 @@ class TestSafetensors:
         assert not list(tmp_path.iterdir())
 
     def test_nothing_trains_in_it(self, weights):
-        with pytest.raises(
-            ValueError, match=r"weights of a trained model .* give another --logdir"
-        ):
+        with pytest.raises(ValueError, match=r"weights of an export .* give another --logdir"):
             ModelDir.for_training(weights, "tiny.MoE", (), tiny_world.dataset())
 
     def test_another_step_is_refused(self, weights):
