@@ -3,7 +3,6 @@
 N best translations of a sentence.
 """
 
-import dataclasses
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,8 +21,9 @@ from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.exported import Exported
 from lingvo_moe.tasks import baselines as bilingual
 from lingvo_moe.tasks import evaluation
+from lingvo_moe.tasks.model import Model
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.scorer import Score, Scorer
+from lingvo_moe.tasks.scorer import Score
 from lingvo_moe.tasks.training import RuntimeFn, TrainingJob, train_model
 from lingvo_moe.tasks.translation import TranslationParams
 from lingvo_moe.tasks.translator import Translation
@@ -77,96 +77,10 @@ def load(
     """
     directory = Path(directory)
     if not (directory / "saved_model.pb").exists():
-        return Model(ModelDir.open(directory), step=step, make_runtime=make_runtime)
+        return Model(ModelDir.open(directory), make_runtime, step)
     if step is not None:
         raise ValueError(f"{directory} is a SavedModel, which has no steps; leave step={step} out.")
     return Exported(directory)
-
-
-class Model:
-    """A trained model in memory.
-
-    Attributes:
-        logdir: where it comes from.
-        step: its checkpoint's step.
-        make_runtime: what runs it.
-    """
-
-    def __init__(
-        self, logdir: ModelDir, *, step: int | None = None, make_runtime: RuntimeFn = Local
-    ):
-        """Loads a checkpoint; see `load`."""
-        self.logdir, self.make_runtime = logdir, make_runtime
-        self._runtime = make_runtime(logdir.task, None)
-        self._translator, self.step = evaluation.load_translator(logdir, self._runtime, step)
-        self._scorer = Scorer(logdir, self._runtime.score)
-
-    @property
-    def params(self) -> TranslationParams:
-        """The params that it was trained with."""
-        return self.logdir.params
-
-    @property
-    def languages(self) -> list[str]:
-        """The languages that it translates into."""
-        return sorted(self.logdir.tags)
-
-    def translate(
-        self,
-        sentences: Sequence[str],
-        to: str = "en",
-        *,
-        source_language: str | None = None,
-        n_best: int = 1,
-        progress: Callable[[int], None] = lambda count: None,
-        **decoding: Any,
-    ) -> list[list[Translation]]:
-        """Translates sentences. Each translation is independent of the other sentences.
-
-        Args:
-            sentences: in any languages the model knows.
-            to: the language to translate into.
-            source_language: the language of all sentences; needed only by models that route by it.
-            n_best: N.
-            progress: called with the number of sentences done since the last call.
-            **decoding: fields of BeamSearchParams that replace the model's, such as beam_size=8 or
-                target_prefix="The". The first call that needs another graph takes seconds longer.
-
-        Returns:
-            For each sentence its N best translations, best first: texts and scores, and with
-            tokens=True their tokens.
-
-        Raises:
-            ValueError: an option that does not exist or does not fit; the model does not know the
-                language, or needs the source language.
-        """
-        search = self.params.decoding.with_options({**decoding, "n_best": n_best})
-        translator = dataclasses.replace(self._translator, decoding=search)
-        return translator(sentences, to, source_language, progress)
-
-    def score(
-        self,
-        sources: Sequence[str],
-        targets: Sequence[str],
-        to: str = "en",
-        *,
-        source_language: str | None = None,
-    ) -> list[Score]:
-        """Log-probabilities of given translations, under teacher forcing.
-
-        Args:
-            sources: sentences to translate.
-            targets: their translations, as many, in the language `to`.
-            to: the language of the targets.
-            source_language: of the sources; needed only by models that route by it.
-
-        Returns:
-            For each pair log P in nats, and that of every token.
-
-        Raises:
-            ValueError: not as many targets as sources, or as in `translate`.
-        """
-        return self._scorer(sources, targets, to, source_language)
 
 
 def prepare(

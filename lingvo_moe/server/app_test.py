@@ -11,8 +11,8 @@ import pytest
 
 from lingvo_moe.server.app import Server
 from lingvo_moe.server.batcher import BatchParams
-from lingvo_moe.server.model import Explanation, Token
 from lingvo_moe.server.requests import Limits
+from lingvo_moe.tasks.model import Explanation, RoutedToken
 from lingvo_moe.tasks.translator import Translation
 
 
@@ -52,7 +52,9 @@ class Explaining(Model):
 
     def explain(self, sources, targets, to, source_language):
         return [
-            Explanation([Token(s, None, {"encoder/layer_01": [(3, 0.5)]})], [Token(t, -1.0, {})])
+            Explanation(
+                [RoutedToken(s, None, {"encoder/layer_01": [(3, 0.5)]})], [RoutedToken(t, -1.0, {})]
+            )
             for s, t in zip(sources, targets, strict=True)
         ]
 

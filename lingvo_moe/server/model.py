@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # a server starts before TensorFlow is imported
     from lingvo_moe.tasks.translator import Translation
@@ -52,25 +52,3 @@ class Model(Protocol):
         Raises:
             ValueError: the model does not know a language, or needs the source language.
         """
-
-
-class Token(NamedTuple):
-    """A piece of a sentence or of its translation.
-
-    Attributes:
-        text: the piece, with "▁" for a space.
-        log_prob: of a translation, log P given the source and the pieces before; else None.
-        experts: MoE layer -> (expert, weight of its output); for a target piece those of the
-            decoder step that predicts it.
-    """
-
-    text: str
-    log_prob: float | None
-    experts: dict[str, list[tuple[int, float]]]
-
-
-class Explanation(NamedTuple):
-    """The pieces of the source, with the language tag and EOS, and of the target."""
-
-    source: list[Token]
-    target: list[Token]

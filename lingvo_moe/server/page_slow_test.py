@@ -9,8 +9,8 @@ import pytest
 import uvicorn
 
 from lingvo_moe.server.app import Server
-from lingvo_moe.server.model import Explanation, Token
 from lingvo_moe.server.run import bind, url
+from lingvo_moe.tasks.model import Explanation, RoutedToken
 from lingvo_moe.tasks.translator import Translation
 from lingvo_moe.testing.browser import CHROMIUM, browser
 
@@ -35,10 +35,10 @@ def _explain(sources, targets, to, source_language):
     del to, source_language
     return [
         Explanation(
-            [Token(s, None, {"encoder/layer_01": [(3, 0.75), (7, 0.25)]})],
+            [RoutedToken(s, None, {"encoder/layer_01": [(3, 0.75), (7, 0.25)]})],
             [
-                Token(t, math.log(0.5), {"decoder/layer_01": [(5, 1.0)]}),
-                Token(HOSTILE, math.log(0.999), {"decoder/layer_01": []}),
+                RoutedToken(t, math.log(0.5), {"decoder/layer_01": [(5, 1.0)]}),
+                RoutedToken(HOSTILE, math.log(0.999), {"decoder/layer_01": []}),
             ],
         )
         for s, t in zip(sources, targets, strict=True)
