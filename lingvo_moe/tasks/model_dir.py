@@ -299,7 +299,7 @@ class ModelDir:
     def some_languages(self) -> tuple[str, str]:
         """Source and target languages that the model translates."""
         pairs = self.params.input.pairs or self.pairs
-        source, target = pairs[0].split("-") if pairs else [min(self.tags)] * 2
+        source, target = pairs[0].split("-") if pairs else (min(self.tags), max(self.tags))
         return source, target
 
     def prefix(self, source_language: str | None, target_language: str) -> list[int]:
