@@ -28,7 +28,7 @@ def test_words_of_a_new_script_become_pieces(kind):
 
 def test_too_few_pieces_for_the_characters():
     old = train_vocabulary({"en": ENGLISH}, 330)
-    with pytest.raises(ValueError, match=r"12 characters that .* lacks, and new_pieces=5; raise"):
+    with pytest.raises(ValueError, match=r"12 characters that .* lacks, but new_pieces=5; raise"):
         extend_vocabulary(old, NEW, 5)
 
 

@@ -21,7 +21,7 @@ def test_placements_are_named_in_the_order_of_layers():
 
 def test_a_scan_cannot_hold_them():
     params = override(get_params("tiny.MoE"), [*SHRINK, DISPATCHER, "model.scan=True"])
-    with pytest.raises(ValueError, match="The layers of a scan cannot hold VExperts"):
+    with pytest.raises(ValueError, match="Layers in a scan cannot use VExperts"):
         TranslationTask(params)
 
 
