@@ -47,18 +47,24 @@ def main() -> None:
             script = "decode_ctranslate2.py"
             return Peer(PEERS_PYTHON, script, args.threads, weights, compute_type)
 
-        def hugging_face(num_experts):
-            return Peer(PEERS_PYTHON, "decode_hugging_face.py", args.threads, str(num_experts))
+        checkpoint = str(Path(directory) / "nllb_moe")
+
+        def hugging_face(*arguments):
+            return Peer(PEERS_PYTHON, "decode_hugging_face.py", args.threads, *arguments)
+
+        def imported():
+            return Peer(sys.executable, "decode_imported.py", args.threads, checkpoint)
 
         starts = {
             SAME: lambda: ours("model.moe=None", path=weights),
             "CTranslate2 (float32)": lambda: ctranslate2("float32"),
             "CTranslate2 (int8)": lambda: ctranslate2("int8"),
-            "Hugging Face M2M-100": lambda: hugging_face(0),
+            "Hugging Face M2M-100": hugging_face,
             TWIN: lambda: ours(*DENSE),
             "ours (8 experts)": lambda: ours(),
             "ours (64 experts)": lambda: ours("model.moe.num_experts=64"),
-            "Hugging Face NLLB-MoE (8 experts)": lambda: hugging_face(8),
+            "Hugging Face NLLB-MoE (8 experts)": lambda: hugging_face(checkpoint),
+            "ours (imported NLLB-MoE)": imported,
         }
         chosen = [name for name in args.only.split(",") if name] or list(starts)
         engines = {name: starts[name]() for name in starts if name in chosen}

@@ -1,24 +1,35 @@
-"""Peer: Hugging Face generates.  python benchmarks/_peers/decode_hugging_face.py EXPERTS
+"""Peer: Hugging Face generates.  python benchmarks/_peers/decode_hugging_face.py [DIRECTORY]
 
-M2M-100 if EXPERTS is 0, else NLLB-MoE with that number of experts in every second layer. Both are
-made from a configuration, with random weights. They differ from this package's models as they must:
-LayerNorm and biases, sinusoidal positions.
+M2M-100; or, with a directory, NLLB-MoE with eight experts in every second layer, whose checkpoint
+is written there for decode_imported.py. Both have random weights. They differ from this package's
+models as they must: LayerNorm and biases, sinusoidal positions.
 """
 
 import sys
+from pathlib import Path
 
 import torch
 import transformers
 from _serve import SHAPE, STEPS, serve, sources
 
+sys.path.append(str(Path(__file__).parents[1]))
+from hugging_face_fixtures import NLLB_CODES, nllb_tokenizer
+
+PIECES = 100  # sources are made of the first pieces after the special ones
+
 
 def main() -> None:
     """Serves."""
-    model = _model(int(sys.argv[1])).eval()
+    directory = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    model, options = (_nllb_moe(directory) if directory else _m2m100()), {}
+    model.eval()
 
     @torch.inference_mode()
     def step(batch=1, beam=1):
         ids = torch.from_numpy(sources(batch)).long()
+        if directory:
+            ids = 4 + ids % PIECES
+            ids[:, -1] = 2  # EOS
         output = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
@@ -26,27 +37,38 @@ def main() -> None:
             do_sample=False,
             min_new_tokens=STEPS,
             max_new_tokens=STEPS,
+            **options,
         )
         return float(output.sum())
 
     serve(step, f"transformers {transformers.__version__}, PyTorch {torch.__version__}")
 
 
-def _model(num_experts):
+def _shape(**more):
     torch.manual_seed(0)
-    shape = {"vocab_size": SHAPE["vocab_size"], "d_model": SHAPE["model_dim"]}
+    shape = {"d_model": SHAPE["model_dim"], **more}
     for side in ("encoder", "decoder"):
         shape |= {
             f"{side}_layers": SHAPE["layers"],
             f"{side}_ffn_dim": SHAPE["hidden_dim"],
             f"{side}_attention_heads": SHAPE["num_heads"],
         }
-        if num_experts:
-            shape[f"{side}_sparse_step"] = SHAPE["every_n"]
-    if not num_experts:
-        return transformers.M2M100ForConditionalGeneration(transformers.M2M100Config(**shape))
-    config = transformers.NllbMoeConfig(num_experts=num_experts, **shape)
-    return transformers.NllbMoeForConditionalGeneration(config)
+    return shape
+
+
+def _m2m100():
+    shape = _shape(vocab_size=SHAPE["vocab_size"])
+    return transformers.M2M100ForConditionalGeneration(transformers.M2M100Config(**shape))
+
+
+def _nllb_moe(directory):
+    directory.mkdir()
+    tokenizer = nllb_tokenizer(directory)
+    steps = {f"{side}_sparse_step": SHAPE["every_n"] for side in ("encoder", "decoder")}
+    shape = _shape(vocab_size=len(tokenizer.sp_model) + len(NLLB_CODES) + 4, num_experts=8, **steps)
+    model = transformers.NllbMoeForConditionalGeneration(transformers.NllbMoeConfig(**shape))
+    model.model.save_pretrained(directory)
+    return model
 
 
 if __name__ == "__main__":
