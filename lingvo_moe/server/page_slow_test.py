@@ -31,6 +31,11 @@ def _translate(sentences, to, *, source_language, n_best, warn):
     return [[Translation(*two) for two in row[:n_best]] for row in best]
 
 
+def _measure(sentences, **options):
+    """A piece is a character; at most 100 are read."""
+    return [(min(len(s), 100), max(0, len(s) - 100)) for s in sentences]
+
+
 def _explain(sources, targets, to, source_language):
     del to, source_language
     return [
@@ -53,7 +58,7 @@ def _model(**changes):
         "max_pieces": 100,
     }
     fields |= {"needs_source_language": False, "translate": _translate, "explain": _explain}
-    fields |= {"measure": lambda sentences, **options: [(len(s), 0) for s in sentences]}
+    fields |= {"measure": _measure}
     fields |= {"options": ["n_best"], "check_options": lambda options: None}
     return types.SimpleNamespace(**fields | changes)
 
