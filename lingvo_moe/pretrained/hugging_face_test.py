@@ -12,7 +12,7 @@ from lingvo_moe.core import safetensors
 from lingvo_moe.core.layer import EVALUATION
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.pretrained.hugging_face import import_model
-from lingvo_moe.serving.to_hugging_face import export_hugging_face
+from lingvo_moe.serving.to_hugging_face import HuggingFace
 from lingvo_moe.testing import hugging_face as testing
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -48,7 +48,7 @@ def test_tokens_log_probs_and_searches_are_those_of_transformers(imported):
 
 def test_import_export_import_gives_the_same_bytes(imported, tmp_path):
     source, model_dir = imported
-    export_hugging_face(model_dir, tmp_path / source.name)
+    HuggingFace().export(model_dir, tmp_path / source.name)
     again = import_model(tmp_path / source.name, tmp_path / "again")
     names = sorted(p.relative_to(again.path) for p in again.path.rglob("*") if p.is_file())
     assert len(names) >= 7
@@ -274,5 +274,5 @@ def test_what_was_not_imported_is_not_exported(imported, tmp_path):
     shutil.copytree(model_dir.path, tmp_path / "logdir")
     shutil.rmtree(tmp_path / "logdir" / "huggingface")
     with pytest.raises(ValueError, match=r"has no huggingface/config\.json"):
-        export_hugging_face(type(model_dir).open(tmp_path / "logdir"), tmp_path / "output")
+        HuggingFace().export(type(model_dir).open(tmp_path / "logdir"), tmp_path / "output")
     assert not (tmp_path / "output").exists()

@@ -125,7 +125,9 @@ class TestDeadline:
 
     def test_a_full_batch_does_not_wait(self):
         async def test(batcher, model):
-            await submit(batcher, "aa bb")
+            answers = await asyncio.wait_for(submit(batcher, "aa bb"), timeout=100)
+            assert answers == ["AA in en", "BB in en"]
+            assert model.batches == [(["aa", "bb"], "en")]
 
         run(test, max_wait=1000, max_tokens=4)
 

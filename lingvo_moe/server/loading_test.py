@@ -13,7 +13,7 @@ from lingvo_moe.core.lines import is_blank
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.server.app import Server
 from lingvo_moe.server.loading import Trained, load, load_all, split_name
-from lingvo_moe.serving.export import export_saved_model
+from lingvo_moe.serving.saved_model import SavedModel
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.scorer import Scorer
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
@@ -32,7 +32,7 @@ def model_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def models(model_dir):
-    export_saved_model(model_dir.with_overrides(["decoding.n_best=2"]), model_dir.path / "export")
+    SavedModel().export(model_dir.with_overrides(["decoding.n_best=2"]), model_dir.path / "export")
     texts = [f"logdir={model_dir.path}", str(model_dir.path / "export")]
     return load_all(texts, n_best=3, beam_size=8)
 

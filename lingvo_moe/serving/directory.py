@@ -16,13 +16,13 @@ _BESIDE = (
 
 
 @contextlib.contextmanager
-def new_export(output: Path, program: str, name: str, overwrite: bool) -> Iterator[Path]:
+def new_export(output: Path, program: str | None, name: str, overwrite: bool) -> Iterator[Path]:
     """Makes the directory of an export; see `core.files.new_directory`.
 
     Args:
         output: the directory, which appears when the block ends.
         program: file of this package that runs the export without lingvo_moe. It may import
-            `core.console` and `core.lines`, which are copied to the same directory.
+            `core.console` and `core.lines`, which are copied to the same directory. None for none.
         name: the name of its copy.
         overwrite: whether to replace an earlier export.
 
@@ -35,6 +35,8 @@ def new_export(output: Path, program: str, name: str, overwrite: bool) -> Iterat
     """
     with new_directory(output, MAKER, overwrite) as directory:
         yield directory
+        if program is None:
+            return
         source = Path(__file__).with_name(program).read_text(encoding="utf-8")
         source = source.replace("from lingvo_moe.core.console", f"{_BESIDE}from console", 1)
         source = source.replace("from lingvo_moe.core.", "from ")

@@ -5,9 +5,10 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.serving.export import ServedModel, export_saved_model, read_theta
 from lingvo_moe.serving.exported import Exported
-from lingvo_moe.serving.tf_serving import export_tf_serving
+from lingvo_moe.serving.format import read_theta
+from lingvo_moe.serving.saved_model import SavedModel, ServedModel
+from lingvo_moe.serving.tf_serving import TFServing
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
@@ -20,7 +21,7 @@ def _random(path, *overrides):
 
 
 def _save(model_dir, output):
-    """The graph alone: what export_saved_model writes besides is tested elsewhere."""
+    """The graph alone: what else the format writes is tested elsewhere."""
     module = ServedModel(model_dir, read_theta(model_dir)[0])
     tf.saved_model.save(module, str(output), signatures=module.translate)
     return output
@@ -100,8 +101,8 @@ def test_a_path_that_tensorflow_takes_for_a_pattern_is_refused(tmp_path, name):
     path = tmp_path / name / "model"
     for use in (
         lambda: Exported(path),
-        lambda: export_saved_model(None, path),
-        lambda: export_tf_serving(None, path),
+        lambda: SavedModel().export(None, path),
+        lambda: TFServing().export(None, path),
     ):
         with pytest.raises(ValueError, match=r"cannot load a model from .* Choose another name"):
             use()

@@ -9,15 +9,12 @@ from lingvo_moe.gatings.hashed import Hash
 from lingvo_moe.gatings.node_limited import NodeLimited
 from lingvo_moe.gatings.top_k import TopK
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.serving import export
-from lingvo_moe.serving.export import (
-    export_safetensors,
-    export_saved_model,
-    read_model,
-    read_theta,
-)
+from lingvo_moe.serving import format as export_format
 from lingvo_moe.serving.exported import Exported
+from lingvo_moe.serving.format import read_model, read_theta
 from lingvo_moe.serving.prune import PerLayer, Pruning, Threshold, importance
+from lingvo_moe.serving.saved_model import SavedModel
+from lingvo_moe.serving.weights import Safetensors
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
@@ -84,7 +81,7 @@ def model_dir(tmp_path_factory):
 
 def test_the_pruned_model_is_the_whole_one_that_never_chooses_the_others(model_dir, tmp_path):
     pruning = Pruning(share=0.75, languages=("qna",))
-    assert export_saved_model(model_dir, tmp_path / "small", pruning=pruning) == 1
+    assert SavedModel().export(model_dir, tmp_path / "small", pruning=pruning) == 1
     small = Exported(tmp_path / "small")
     assert small.pairs == ("qna-en",)
     assert small.languages == ["en"]
@@ -143,9 +140,9 @@ def test_layers_of_different_numbers_of_experts(model_dir, tmp_path):
     _, theta, _ = read_model(whole, None, pruning)
     shapes = [theta[side].layer_00.feed_forward.experts.wi.shape for side in ("encoder", "decoder")]
     assert [shape[0] for shape in shapes] == [2, 6]
-    export_saved_model(whole, tmp_path / "small", pruning=pruning)
+    SavedModel().export(whole, tmp_path / "small", pruning=pruning)
     assert len(Exported(tmp_path / "small").translate(SENTENCES)) == 3
-    export_safetensors(whole, tmp_path / "weights", pruning=pruning)  # one layer on each side
+    Safetensors().export(whole, tmp_path / "weights", pruning=pruning)  # one layer on each side
     params = ModelDir.open(tmp_path / "weights").params.model.moe
     assert (params.num_experts, params.decoder_num_experts) == (2, 6)
 
@@ -156,14 +153,14 @@ def test_params_cannot_tell_of_layers_that_differ_within_a_side(model_dir, tmp_p
         theta.encoder.layer_00.feed_forward.gate = np.zeros([16, 3], np.float32)
         return model_dir, theta, step
 
-    monkeypatch.setattr(export, "read_model", uneven)
+    monkeypatch.setattr(export_format, "read_model", uneven)
     with pytest.raises(ValueError, match=r"different numbers of experts; pass --prune_by=layer"):
-        export_safetensors(model_dir, tmp_path / "weights")
+        Safetensors().export(model_dir, tmp_path / "weights")
     assert not (tmp_path / "weights").exists()
 
 
 def test_pruned_weights_are_a_model_of_fewer_experts(model_dir, tmp_path):
-    export_safetensors(model_dir, tmp_path / "weights", pruning=Pruning(share=0.5))
+    Safetensors().export(model_dir, tmp_path / "weights", pruning=Pruning(share=0.5))
     pruned = ModelDir.open(tmp_path / "weights")
     assert pruned.params.model.moe.num_experts == 4
     assert load_translator(pruned, Local(pruned.task))[0](SENTENCES, "en")

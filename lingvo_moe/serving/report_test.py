@@ -2,7 +2,8 @@ import types
 
 import pytest
 
-from lingvo_moe.serving.report import check_comparable, compare, directory_size
+from lingvo_moe.serving.format import directory_size
+from lingvo_moe.serving.report import check_comparable, compare
 from lingvo_moe.tasks.translator import Translation
 from lingvo_moe.testing import tiny_world
 

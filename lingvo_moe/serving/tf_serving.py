@@ -1,17 +1,12 @@
 """Export for TensorFlow Serving: a model version with warm-up requests, and a client."""
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
 import tensorflow as tf
 
-from lingvo_moe.core.console import quiet
-from lingvo_moe.serving.client import check_path
-from lingvo_moe.serving.directory import new_export
-from lingvo_moe.serving.export import ServedModel, read_model
-from lingvo_moe.serving.prune import Pruning
-from lingvo_moe.serving.storage import FLOAT32, Storage
-from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.serving.saved_model import SavedModel
 
 VERSION = "1"
 WARM_UP = Path("assets.extra") / "tf_serving_warmup_requests"
@@ -25,37 +20,25 @@ _SIGNATURE_NAME = 3
 _KEY, _VALUE = 1, 2  # of an entry of a map
 
 
-def export_tf_serving(
-    model_dir: ModelDir,
-    output: Path,
-    step: int | None = None,
-    overwrite: bool = False,
-    storage: Storage = FLOAT32,
-    pruning: Pruning | None = None,
-) -> int:
-    """Writes OUTPUT/1, a SavedModel with warm-up requests, and OUTPUT/translate.py, a REST client.
+@dataclasses.dataclass(frozen=True)
+class TFServing(SavedModel):
+    """OUTPUT/1, a SavedModel with warm-up requests, and OUTPUT/translate.py, a REST client."""
 
-    Args:
-        model_dir, output, step, overwrite, storage, pruning: as for `export_saved_model`.
+    client = "client_tf_serving.py"
+    hint = f"{SavedModel.hint} --url=URL"
 
-    Returns:
-        The step exported.
-
-    Raises:
-        ValueError, OSError: as `export_saved_model`.
-    """
-    check_path(output.absolute())
-    with new_export(output, "client_tf_serving.py", "translate.py", overwrite) as directory:
-        model_dir, theta, step = read_model(model_dir, step, pruning)
-        with quiet():  # SentencePiece logs its normalization
-            module = ServedModel(model_dir, theta, storage)
+    def write(self, model_dir, theta, step, directory):
+        """Writes both."""
         version = directory / VERSION
-        tf.saved_model.save(module, str(version), signatures=module.translate)
+        super().write(model_dir, theta, step, version)
         (version / WARM_UP).parent.mkdir()
         with tf.io.TFRecordWriter(str(version / WARM_UP)) as writer:
             for inputs in _warm_up_inputs(model_dir):
                 writer.write(prediction_log(inputs))
-    return step
+
+    def open(self, path):
+        """Its translations."""
+        return super().open(path / VERSION)
 
 
 def prediction_log(inputs: Mapping[str, tf.Tensor]) -> bytes:

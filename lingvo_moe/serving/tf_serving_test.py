@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.serving import client_tf_serving
-from lingvo_moe.serving.export_test import LINES
 from lingvo_moe.serving.exported import Exported
-from lingvo_moe.serving.tf_serving import WARM_UP, export_tf_serving, prediction_log
+from lingvo_moe.serving.saved_model_test import LINES
+from lingvo_moe.serving.tf_serving import WARM_UP, TFServing, prediction_log
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
 
@@ -37,7 +37,7 @@ def test_long_requests_have_longer_lengths():
 def exported(tmp_path_factory):
     path = tmp_path_factory.mktemp("model")
     made = random_logdir(path, [*SMALLEST, "input.source_length=4"])
-    assert export_tf_serving(made, path / "export") == 1
+    assert TFServing().export(made, path / "export") == 1
     return path / "export"
 
 

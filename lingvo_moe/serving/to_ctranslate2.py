@@ -10,7 +10,7 @@ M model, H hidden, E experts, K choices, V vocabulary.
 
 import dataclasses
 import json
-from pathlib import Path
+import math
 
 import numpy as np
 import tensorflow as tf
@@ -24,12 +24,10 @@ from lingvo_moe.gatings.hashed import Hash
 from lingvo_moe.layers.activation import GEGLU, GELU, ReLU, SwiGLU
 from lingvo_moe.layers.holding import EachOnce
 from lingvo_moe.layers.transformer_layer import TransformerParams
-from lingvo_moe.serving.directory import new_export
-from lingvo_moe.serving.export import read_model
-from lingvo_moe.serving.prune import Pruning, unrolled
-from lingvo_moe.serving.storage import FLOAT32, Storage
+from lingvo_moe.serving.format import Format
+from lingvo_moe.serving.prune import unrolled
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.translator import max_pieces
+from lingvo_moe.tasks.translator import Translation, max_pieces
 
 # Activation -> its name in CTranslate2.
 _ACTIVATIONS = {ReLU(): "RELU", GELU(): "GELU", GEGLU(): "GELU", SwiGLU(): "SWISH"}
@@ -46,64 +44,70 @@ _DEFAULT_ALONE = (
 )
 
 
-def export_ctranslate2(
-    model_dir: ModelDir,
-    output: Path,
-    step: int | None = None,
-    overwrite: bool = False,
-    storage: Storage = FLOAT32,
-    pruning: Pruning | None = None,
-    languages: tuple[str, ...] = (),
-) -> int:
-    """Writes a model for CTranslate2 and `translate.py`, a client.
+@dataclasses.dataclass(frozen=True)
+class CTranslate2(Format):
+    """A model for CTranslate2 and `translate.py`, a client.
 
-    Args:
-        model_dir: the trained model: without experts, or with a router by task.
-        output: the directory to make.
-        step: which checkpoint; None for the best.
-        overwrite: whether to replace an earlier export.
-        storage: the format of weights in the file.
-        pruning: must be None; an export has only the experts of one task anyway.
+    The model is one without experts, or one with a router by task; then the export has only the
+    experts of one task.
+
+    Attributes:
         languages: for a router by task the task, such as ("de",); else ().
-
-    Returns:
-        The step exported.
-
-    Raises:
-        ValueError: CTranslate2 is not installed, or cannot compute this model; the message has the
-            reason.
-        OSError: output cannot be written.
     """
-    specs = _import()
-    task = check(model_dir, languages)
-    if pruning:
-        raise ValueError("--format=ctranslate2 keeps only the experts of one task; drop --prune.")
-    with new_export(output, "client_ctranslate2.py", "translate.py", overwrite) as directory:
-        model_dir, theta, step = read_model(model_dir, step)
+
+    languages: tuple[str, ...] = ()
+
+    client = "client_ctranslate2.py"
+
+    def check(self, model_dir, output, pruning):
+        """Checks that CTranslate2 is installed and can compute this model."""
+        _import()
+        check(model_dir, self.languages)
+        if pruning:
+            raise ValueError(
+                "--format=ctranslate2 keeps only the experts of one task; drop --prune."
+            )
+
+    def write(self, model_dir, theta, step, directory):
+        """Writes the model, the vocabularies and what the client must know."""
+        task = check(model_dir, self.languages)
         model_dir, theta = unrolled(model_dir, theta)
-        dense = merge_experts(model_dir, theta, task)
-        spec = _spec(specs, model_dir, dense)
+        spec = _spec(_import(), model_dir, merge_experts(model_dir, theta, task))
         spec.validate()
-        spec.optimize(quantization=storage.name if storage.widens else None)
+        spec.optimize(quantization=self.storage.name if self.storage.widens else None)
         spec.save(str(directory))
         for side in SIDES:
             (directory / f"{side}.model").write_bytes(model_dir.vocabulary(side).model_bytes)
-        tags = model_dir.tags
-        router = model_dir.task.task_router
+        about = json.dumps(self._about(model_dir), ensure_ascii=False)
+        (directory / "lingvo_moe.json").write_text(about, encoding="utf-8")
+
+    def _about(self, model_dir):
+        """What the client must know."""
+        tags, router = model_dir.tags, model_dir.task.task_router
         if router and router.task != "source":
-            tags = {language: tags[language] for language in languages[0].split("-")[-1:]}
-        about = {
-            "tags": {
-                name: model_dir.vocabulary("source").pieces([t])[0] for name, t in tags.items()
-            },
+            tags = {language: tags[language] for language in self.languages[0].split("-")[-1:]}
+        source, target = (model_dir.vocabulary(side) for side in SIDES)
+        return {
+            "tags": {name: source.pieces([tag])[0] for name, tag in tags.items()},
             "max_pieces": max_pieces(model_dir.params),
-            "task": languages[0] if languages else None,
-            "no_words": model_dir.vocabulary("target").pieces([PAD, BOS]),
+            "task": self.languages[0] if self.languages else None,
+            "no_words": target.pieces([PAD, BOS]),
             "length_ratio": model_dir.params.decoding.length_ratio,
             "length_offset": model_dir.params.decoding.length_offset,
         }
-        (directory / "lingvo_moe.json").write_text(json.dumps(about, ensure_ascii=False))
-    return step
+
+    def open(self, path):
+        """Its translations, without scores."""
+        from lingvo_moe.serving import client_ctranslate2  # needs the optional package
+
+        model = client_ctranslate2.Model(path)
+
+        def translate(sentences, target_language, source_language, warn):
+            del source_language
+            texts = model.translate(sentences, target_language, warn=warn)
+            return [[Translation(text, math.nan)] for text in texts]
+
+        return translate
 
 
 def check(model_dir: ModelDir, languages: tuple[str, ...] = ()) -> int | None:

@@ -12,7 +12,7 @@ from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.prune import Pruning
 from lingvo_moe.serving.storage import STORAGES
-from lingvo_moe.serving.to_ctranslate2 import check, export_ctranslate2, merge_experts
+from lingvo_moe.serving.to_ctranslate2 import CTranslate2, check, merge_experts
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.testing import tiny_world
 from lingvo_moe.testing.logdirs import random_logdir
@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_refused_with_the_reason(by_task, overrides, langua
 def test_without_the_package_the_message_names_the_cure(by_task, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     with pytest.raises(ValueError, match=r"pip install 'lingvo_moe\[ctranslate2\]'"):
-        export_ctranslate2(by_task, tmp_path / "export", languages=("qna",))
+        CTranslate2(languages=("qna",)).export(by_task, tmp_path / "export")
 
 
 class TestTranslations:
@@ -118,7 +118,7 @@ class TestTranslations:
         from lingvo_moe.serving import client_ctranslate2
 
         greedy = model_dir.with_overrides([GREEDY, "decoding.beam_size=1"])
-        export_ctranslate2(model_dir, output, **options)
+        CTranslate2(**options).export(model_dir, output)
         source = options.get("languages", (None,))[0]
         translator, _ = load_translator(greedy, Local(greedy.task))
         ours = [best[0].text for best in translator(LINES, "en", source)]
@@ -141,7 +141,7 @@ class TestTranslations:
         from lingvo_moe.serving import client_ctranslate2
 
         output = tmp_path / "export"
-        export_ctranslate2(by_task, output, languages=("qna",), storage=STORAGES["int8"])
+        CTranslate2(STORAGES["int8"], languages=("qna",)).export(by_task, output)
         monkeypatch.setattr(sys, "argv", ["translate.py", f"--model={output}", "--beam_size=1"])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES).encode())))
         client_ctranslate2.main()
@@ -153,7 +153,7 @@ class TestTranslations:
 
     def test_pruning_is_refused(self, by_task, tmp_path):
         with pytest.raises(ValueError, match="only the experts of one task; drop --prune"):
-            export_ctranslate2(
-                by_task, tmp_path / "x", languages=("qna",), pruning=Pruning(share=0.5)
+            CTranslate2(languages=("qna",)).export(
+                by_task, tmp_path / "x", pruning=Pruning(share=0.5)
             )
         assert not list(tmp_path.iterdir())

@@ -1,57 +1,50 @@
 """Export of an imported model to the format that it came in, Hugging Face's."""
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lingvo_moe.core import safetensors
-from lingvo_moe.core.files import new_directory, read_json
+from lingvo_moe.core.files import read_json
 from lingvo_moe.core.safetensors import InParts
 from lingvo_moe.pretrained import config as configs
 from lingvo_moe.pretrained import tensors, tokenizer
 from lingvo_moe.pretrained.hugging_face import ORIGINAL
 from lingvo_moe.pretrained.names import Origin, origins
-from lingvo_moe.serving.directory import MAKER
-from lingvo_moe.serving.export import read_model
-from lingvo_moe.serving.prune import Pruning, unrolled
-from lingvo_moe.serving.storage import FLOAT32, Storage
+from lingvo_moe.serving.format import Format
+from lingvo_moe.serving.prune import unrolled
+from lingvo_moe.serving.storage import Storage
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translation import TranslationTask
 
 
-def export_hugging_face(
-    model_dir: ModelDir,
-    output: Path,
-    step: int | None = None,
-    overwrite: bool = False,
-    storage: Storage = FLOAT32,
-    pruning: Pruning | None = None,
-) -> int:
-    """Writes a checkpoint that transformers reads: config.json, safetensors, tokenizer files.
+@dataclasses.dataclass(frozen=True)
+class HuggingFace(Format):
+    """A checkpoint that transformers reads: config.json, safetensors, tokenizer files.
 
-    Args:
-        model_dir, output, step, overwrite, pruning: as for `export_safetensors`.
-        storage: bfloat16; or float32, with which weights as imported keep their types.
-
-    Returns:
-        The step exported.
-
-    Raises:
-        ValueError, OSError: as `export_saved_model`; or the model was not imported, its vocabulary
-            or shape is another now, or the storage is int8.
+    The model must have been imported, and its vocabulary and shape must be as they were. With
+    float32 weights as imported keep their types.
     """
-    config = _config(model_dir)
-    if storage.name not in ("float32", "bfloat16"):
-        raise ValueError(
-            f"--format=huggingface has no {storage.name}; pass --dtype=bfloat16, or "
-            f"--format=saved_model."
-        )
-    with new_directory(output, MAKER, overwrite) as directory:
-        model_dir, theta, step = read_model(model_dir, step, pruning)
+
+    hint = "lingvo-moe-import --from={output} --output=DIR"
+    can_translate = False
+
+    def check(self, model_dir, output, pruning):
+        """Checks that the model was imported, and the storage."""
+        _config(model_dir)
+        if self.storage.name not in ("float32", "bfloat16"):
+            raise ValueError(
+                f"--format=huggingface has no {self.storage.name}; pass --dtype=bfloat16, or "
+                f"--format=saved_model."
+            )
+
+    def write(self, model_dir, theta, step, directory):
+        """Writes the files."""
+        config = _config(model_dir)
         model_dir, theta = unrolled(model_dir, theta)
         if moe := model_dir.params.model.moe:
             config["num_experts"] = moe.num_experts
@@ -59,7 +52,7 @@ def export_hugging_face(
         task = TranslationTask(configs.to_params(config))
         _check_shapes(model_dir, task, weights)
         prefix = "" if _is_headless(config) else tensors.PREFIX
-        types = _types(model_dir, storage)
+        types = _types(model_dir, self.storage)
         written = {
             prefix + name: tensor
             for path, origin in origins(task, configs.is_moe(config)).items()
@@ -73,7 +66,6 @@ def export_hugging_face(
         for name in tokenizer.FILES:
             if (model_dir.path / ORIGINAL / name).exists():
                 shutil.copyfile(model_dir.path / ORIGINAL / name, directory / name)
-    return step
 
 
 def _config(model_dir: ModelDir) -> dict[str, Any]:

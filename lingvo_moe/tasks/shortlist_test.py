@@ -7,7 +7,7 @@ import pytest
 
 import lingvo_moe as lm
 from lingvo_moe.core.tokens import PAD, UNK
-from lingvo_moe.serving.export import export_saved_model
+from lingvo_moe.serving.saved_model import SavedModel
 from lingvo_moe.tasks.shortlist import load_shortlist, make_shortlist
 from lingvo_moe.testing import tiny_world
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
@@ -75,4 +75,4 @@ def test_from_the_tool_to_translations(model_dir, monkeypatch, capsys, tmp_path)
             load_shortlist(model_dir)
     model_dir.shortlist_path.write_bytes(content)
     with pytest.raises(ValueError, match=r"decoding\.shortlist works with a logdir, not in an exp"):
-        export_saved_model(model_dir.with_overrides(["decoding.shortlist=True"]), tmp_path / "e")
+        SavedModel().export(model_dir.with_overrides(["decoding.shortlist=True"]), tmp_path / "e")

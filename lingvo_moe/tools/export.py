@@ -9,11 +9,9 @@ lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_hlo --format=stablehlo -
 lingvo-moe-export --model=tiny.MoE --output=/tmp/tiny_step --format=stablehlo    # untrained
 """
 
-import functools
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from absl import flags
 
@@ -21,21 +19,15 @@ from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.serving.export import export_safetensors, export_saved_model
+from lingvo_moe.serving.format import Format, directory_size
 from lingvo_moe.serving.prune import CHOICES, Pruning
-from lingvo_moe.serving.report import (
-    TranslateFn,
-    check_comparable,
-    compare,
-    directory_size,
-    of_ctranslate2,
-    of_logdir,
-    of_saved_model,
-)
-from lingvo_moe.serving.storage import STORAGES
-from lingvo_moe.serving.tf_serving import VERSION, export_tf_serving
-from lingvo_moe.serving.to_ctranslate2 import export_ctranslate2
-from lingvo_moe.serving.to_hugging_face import export_hugging_face
+from lingvo_moe.serving.report import check_comparable, compare
+from lingvo_moe.serving.saved_model import SavedModel
+from lingvo_moe.serving.storage import STORAGES, Storage
+from lingvo_moe.serving.tf_serving import TFServing
+from lingvo_moe.serving.to_ctranslate2 import CTranslate2
+from lingvo_moe.serving.to_hugging_face import HuggingFace
+from lingvo_moe.serving.weights import Safetensors
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common
@@ -44,32 +36,12 @@ FLAGS = flags.FLAGS
 _STABLEHLO, _CTRANSLATE2 = "stablehlo", "ctranslate2"
 
 
-class _Format(NamedTuple):
-    """An export format: its writer, a function that opens it, and a command to try it."""
-
-    export: Callable[..., int]
-    open: Callable[[Path], TranslateFn] | None
-    hint: str
-
-
-def _ctranslate2(*arguments) -> int:
-    export = functools.partial(export_ctranslate2, languages=tuple(FLAGS.languages))
-    return export(*arguments)
-
-
-_CLIENT = "python {output}/translate.py 'a sentence'"
-_FORMATS = {
-    "saved_model": _Format(export_saved_model, of_saved_model, _CLIENT),
-    "safetensors": _Format(
-        export_safetensors, of_logdir, "lingvo-moe-translate --logdir={output} 'a sentence'"
-    ),
-    "tf_serving": _Format(
-        export_tf_serving, lambda path: of_saved_model(path / VERSION), f"{_CLIENT} --url=URL"
-    ),
-    _CTRANSLATE2: _Format(_ctranslate2, of_ctranslate2, _CLIENT),
-    "huggingface": _Format(
-        export_hugging_face, None, "lingvo-moe-import --from={output} --output=DIR"
-    ),
+_FORMATS: dict[str, Callable[[Storage], Format]] = {
+    "saved_model": SavedModel,
+    "safetensors": Safetensors,
+    "tf_serving": TFServing,
+    _CTRANSLATE2: lambda storage: CTranslate2(storage, tuple(FLAGS.languages)),
+    "huggingface": HuggingFace,
 }
 
 
@@ -83,18 +55,18 @@ def main(argv: list[str]) -> None:
             )
         _export_stablehlo(Path(FLAGS.output))
         return
-    chosen, pruning, storage = _FORMATS[FLAGS.format], _pruning(), STORAGES[FLAGS.dtype]
-    if FLAGS.report_data and not chosen.open:
+    chosen, pruning = _FORMATS[FLAGS.format](STORAGES[FLAGS.dtype]), _pruning()
+    if FLAGS.report_data and not chosen.can_translate:
         raise ValueError(f"--report_data is not for --format={FLAGS.format}; drop it.")
     model_dir, output = _model_dir(), Path(FLAGS.output)
     dataset = Dataset.load(Path(FLAGS.report_data)) if FLAGS.report_data else None
     pairs = check_comparable(model_dir, dataset, FLAGS.report_split) if dataset else []
     if pairs and pruning:
         pairs = [pair for pair in pairs if pair in pruning.pairs(model_dir)]
-    step = chosen.export(model_dir, output, FLAGS.step, FLAGS.overwrite, storage, pruning)
+    step = chosen.export(model_dir, output, FLAGS.step, FLAGS.overwrite, pruning)
     size, hint = directory_size(output) / 1e6, chosen.hint.format(output=output)
     common.report(f"Exported step {step} to {output}, {size:,.1f} MB. Try: {hint}")
-    if dataset and chosen.open:
+    if dataset:
         translator, _ = load_translator(model_dir, Local(model_dir.task), step)
         exported = chosen.open(output)
         table = compare(translator, exported, dataset, FLAGS.report_split, pairs, common.report)

@@ -12,7 +12,7 @@ from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving import client
-from lingvo_moe.serving.export import export_saved_model
+from lingvo_moe.serving.saved_model import SavedModel
 from lingvo_moe.tasks.evaluation import load_translator, translate_split
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import train_model
@@ -157,7 +157,7 @@ def test_the_exported_model_equals_the_translator(kind, model_of, tmp_path, monk
     source = None if kind == "target" else "qta"
     ours = _translate(translator, sentences, source)
     assert all(ours)
-    export_saved_model(model_dir, tmp_path)
+    SavedModel().export(model_dir, tmp_path)
     flags = () if source is None else ("--source_language=qta",)
     assert _client(monkeypatch, capsys, tmp_path, *flags, *sentences) == ours
     inputs = tf.saved_model.load(tmp_path).signatures["serving_default"].structured_input_signature

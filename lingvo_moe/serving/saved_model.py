@@ -2,25 +2,21 @@
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_text as tf_text
 
 from lingvo_moe.core.console import quiet
-from lingvo_moe.core.files import new_directory
 from lingvo_moe.core.lines import INVISIBLE, LINE_ENDS
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.serving.client import check_path
-from lingvo_moe.serving.directory import MAKER, new_export
-from lingvo_moe.serving.prune import Pruning
+from lingvo_moe.serving.exported import Exported
+from lingvo_moe.serving.format import Format
 from lingvo_moe.serving.storage import FLOAT32, Packed, Storage, variables_of
-from lingvo_moe.tasks.model_dir import ModelDir, save_weights
+from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translator import export_request, max_pieces
-from lingvo_moe.training.checkpoint import Checkpoint
 
 _BLANK = "[" + "".join(f"\\p{{{category}}}" for category in INVISIBLE) + "]*"  # see is_blank
 
@@ -172,127 +168,36 @@ def _known(number: tf.Tensor, message: str) -> tf.Tensor:
         return tf.identity(number)
 
 
-def export_saved_model(
-    model_dir: ModelDir,
-    output: Path,
-    step: int | None = None,
-    overwrite: bool = False,
-    storage: Storage = FLOAT32,
-    pruning: Pruning | None = None,
-) -> int:
-    """Writes a SavedModel and `translate.py`, a client that shows how to call it.
+@dataclasses.dataclass(frozen=True)
+class SavedModel(Format):
+    """A SavedModel and `translate.py`, a client that shows how to call it.
 
     The signature `serving_default` (also the method `translate`) takes strings and returns strings;
     to load and call it a process needs only TensorFlow and tensorflow-text.
-
-    Args:
-        model_dir: the trained model.
-        output: the directory to make.
-        step: which checkpoint; None for the best.
-        overwrite: whether to replace an earlier export.
-        storage: the format of weights in the file.
-        pruning: which experts to remove; None for none.
-
-    Returns:
-        The step of the exported checkpoint.
-
-    Raises:
-        ValueError: there is no checkpoint, or output holds something else.
-        OSError: output cannot be written.
     """
-    check_path(output.absolute())
-    with new_export(output, "client.py", "translate.py", overwrite) as directory:
-        model_dir, theta, step = read_model(model_dir, step, pruning)
+
+    client = "client.py"
+
+    def check(self, model_dir, output, pruning):
+        """Checks that TensorFlow can load a model from this path."""
+        check_path(output.absolute())
+
+    def write(self, model_dir, theta, step, directory):
+        """Writes the SavedModel."""
         with quiet():  # SentencePiece logs its normalization
-            module = ServedModel(model_dir, theta, storage)
+            module = ServedModel(model_dir, theta, self.storage)
         tf.saved_model.save(module, str(directory), signatures=module.translate)
-    return step
 
+    def open(self, path):
+        """Its translations."""
+        exported = Exported(path)
 
-def export_safetensors(
-    model_dir: ModelDir,
-    output: Path,
-    step: int | None = None,
-    overwrite: bool = False,
-    storage: Storage = FLOAT32,
-    pruning: Pruning | None = None,
-) -> int:
-    """Writes a directory of weights in one .safetensors file, params and vocabularies.
-
-    All tools and `load` read it like a logdir; only training in it is an error.
-
-    Args:
-        model_dir, output, step, overwrite: as for `export_saved_model`.
-        storage: float32 or bfloat16.
-        pruning: which experts to remove, equally many in every layer; None for none.
-
-    Returns:
-        The step exported.
-
-    Raises:
-        ValueError, OSError: as `export_saved_model`; or the storage is int8.
-    """
-    with new_directory(output, MAKER, overwrite) as directory:
-        model_dir, theta, step = read_model(model_dir, step, pruning)
-        specs = model_dir.task.weights()
-        shapes = {name: spec.shape for name, spec in specs.flatten()}
-        if any(w.shape != shapes[name] for name, w in theta.flatten()):
-            raise ValueError(
-                "Params cannot describe layers with different numbers of experts; pass "
-                "--prune_by=layer, or --format=saved_model."
+        def translate(sentences, target_language, source_language, warn):
+            return exported.translate(
+                sentences, target_language, source_language=source_language, warn=warn
             )
-        packed = theta.map(storage.pack, specs)
-        weights = {name: one.values for name, one in packed.flatten()}
-        if any(one.scale is not None for _, one in packed.flatten()):
-            raise ValueError(
-                "A safetensors file of weights cannot store the scales of int8; pass "
-                "--dtype=bfloat16, or --format=saved_model."
-            )
-        save_weights(directory, weights, step)
-        dataclasses.replace(model_dir, path=directory).save()
-    return step
 
-
-def read_model(
-    model_dir: ModelDir, step: int | None = None, pruning: Pruning | None = None
-) -> tuple[ModelDir, NestedMap, int]:
-    """The model to export (after pruning), its weights as arrays, and their step.
-
-    Args:
-        model_dir: the trained model.
-        step: which checkpoint; None for the best.
-        pruning: which experts to leave out; None for none.
-
-    Raises:
-        ValueError, OSError: there is none, it is damaged, or it cannot be pruned.
-    """
-    if pruning:
-        pruning.check(model_dir)
-    theta, step = read_theta(model_dir, step)
-    return *(pruning.apply(model_dir, theta) if pruning else (model_dir, theta)), step
-
-
-def read_theta(model_dir: ModelDir, step: int | None = None) -> tuple[NestedMap, int]:
-    """The weights of a checkpoint, as arrays, and its step.
-
-    Args:
-        model_dir: the trained model.
-        step: which checkpoint; None for the best.
-
-    Raises:
-        ValueError, OSError: there is none, or it is damaged.
-    """
-    prefix = "theta/"
-    weights: dict[str, Any] = {}
-
-    def read(checkpoint: Checkpoint) -> None:
-        weights.clear()
-        for name, tensor in checkpoint.tensors.items():
-            if name.startswith(prefix):
-                weights[name.removeprefix(prefix)] = np.asarray(tensor)
-
-    checkpoint = model_dir.read_checkpoint(step, read)
-    return NestedMap.unflatten(weights), checkpoint.step
+        return translate
 
 
 def _variable(array: np.ndarray | tf.Tensor | None) -> tf.Variable | None:

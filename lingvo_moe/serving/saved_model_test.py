@@ -13,14 +13,11 @@ from lingvo_moe.core import safetensors
 from lingvo_moe.decoding.flat_beam_search import BeamOutput
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving import client
-from lingvo_moe.serving.export import (
-    ServedModel,
-    export_safetensors,
-    export_saved_model,
-    read_theta,
-)
 from lingvo_moe.serving.exported import Exported
+from lingvo_moe.serving.format import read_theta
+from lingvo_moe.serving.saved_model import SavedModel, ServedModel
 from lingvo_moe.serving.storage import STORAGES
+from lingvo_moe.serving.weights import Safetensors
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import WEIGHTS, ModelDir
 from lingvo_moe.tasks.translation import TranslationTask
@@ -44,7 +41,7 @@ def model_dir(tmp_path_factory):
 @pytest.fixture(scope="module")
 def exported(model_dir):
     output = model_dir.path / "export"
-    assert export_saved_model(model_dir, output) == 1
+    assert SavedModel().export(model_dir, output) == 1
     return output
 
 
@@ -122,23 +119,23 @@ class TestOutput:
         (tmp_path / "translate.py").write_text("mine")
         for overwrite in (False, True):
             with pytest.raises(ValueError, match="was not made by lingvo-moe-export"):
-                export_saved_model(model_dir, tmp_path, overwrite=overwrite)
+                SavedModel().export(model_dir, tmp_path, overwrite=overwrite)
         assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("translate.py", "mine")]
 
     def test_a_file_is_left_alone(self, model_dir, tmp_path):
         (tmp_path / "file").write_text("mine")
         with pytest.raises(ValueError, match="file is a file"):
-            export_saved_model(model_dir, tmp_path / "file", overwrite=True)
+            SavedModel().export(model_dir, tmp_path / "file", overwrite=True)
         assert (tmp_path / "file").read_text() == "mine"
 
     def test_an_export_is_replaced_when_asked_and_kept_if_the_new_one_fails(
         self, model_dir, exported
     ):
         with pytest.raises(ValueError, match="pass --overwrite"):
-            export_saved_model(model_dir, exported)
+            SavedModel().export(model_dir, exported)
         before = sorted(exported.rglob("*"))
         with pytest.raises((ValueError, OSError), match="77"):
-            export_saved_model(model_dir, exported, step=77, overwrite=True)
+            SavedModel().export(model_dir, exported, step=77, overwrite=True)
         assert sorted(exported.rglob("*")) == before
 
     def test_the_program_imports_nothing_of_this_package(self, exported):
@@ -152,7 +149,7 @@ def test_smaller_files_translate_alike(model_dir, exported, tmp_path):
     sizes = {"float32": weights_size(exported)}
     expected = Exported(exported).translate(LINES)
     for dtype, tolerance in (("bfloat16", 0.05), ("int8", 0.1)):
-        export_saved_model(model_dir, tmp_path / dtype, storage=STORAGES[dtype])
+        SavedModel(STORAGES[dtype]).export(model_dir, tmp_path / dtype)
         sizes[dtype] = weights_size(tmp_path / dtype)
         smaller = Exported(tmp_path / dtype)
         together = smaller.translate(LINES)
@@ -182,7 +179,7 @@ class TestSafetensors:
     @pytest.fixture(scope="class")
     def weights(self, model_dir):
         output = model_dir.path / "weights"
-        assert export_safetensors(model_dir, output) == 1
+        assert Safetensors().export(model_dir, output) == 1
         return output
 
     def test_it_translates_as_the_logdir(self, model_dir, weights):
@@ -191,7 +188,7 @@ class TestSafetensors:
         assert theirs.translate(LINES[:3]) == ours.translate(LINES[:3])
 
     def test_bfloat16_is_half_the_size(self, model_dir, weights, tmp_path):
-        export_safetensors(model_dir, tmp_path / "half", storage=STORAGES["bfloat16"])
+        Safetensors(STORAGES["bfloat16"]).export(model_dir, tmp_path / "half")
         sizes = [(p / WEIGHTS).stat().st_size for p in (weights, tmp_path / "half")]
         assert sizes[1] < 0.6 * sizes[0]
         assert lm.load(tmp_path / "half").translate(["kara"])
@@ -200,7 +197,7 @@ class TestSafetensors:
         with pytest.raises(
             ValueError, match=r"cannot store the scales of int8; pass --dtype=bfloat16"
         ):
-            export_safetensors(model_dir, tmp_path / "int8", storage=STORAGES["int8"])
+            Safetensors(STORAGES["int8"]).export(model_dir, tmp_path / "int8")
         assert not list(tmp_path.iterdir())
 
     def test_nothing_trains_in_it(self, weights):

@@ -1,0 +1,140 @@
+"""A format of exports: checks a model, and writes it to a directory that appears when complete."""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.serving.directory import new_export
+from lingvo_moe.serving.prune import Pruning
+from lingvo_moe.serving.storage import FLOAT32, Storage
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.translator import Translation
+from lingvo_moe.training.checkpoint import Checkpoint
+
+# (sentences, target language, source language, warn=…) -> n best translations of each
+TranslateFn = Callable[..., list[list[Translation]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Format(abc.ABC):
+    """A format of exports.
+
+    Attributes:
+        storage: the format of weights in the file.
+        client: file of this package that runs an export without lingvo_moe, and is copied to it as
+            translate.py; None for none.
+        hint: a command that tries the export at {output}.
+        can_translate: whether `open` can translate with an export.
+    """
+
+    storage: Storage = FLOAT32
+
+    client: ClassVar[str | None] = None
+    hint: ClassVar[str] = "python {output}/translate.py 'a sentence'"
+    can_translate: ClassVar[bool] = True
+
+    def export(
+        self,
+        model_dir: ModelDir,
+        output: Path,
+        step: int | None = None,
+        overwrite: bool = False,
+        pruning: Pruning | None = None,
+    ) -> int:
+        """Writes a checkpoint in this format.
+
+        Args:
+            model_dir: the trained model.
+            output: the directory to make; it appears when it is complete.
+            step: which checkpoint; None for the best.
+            overwrite: whether to replace an earlier export.
+            pruning: which experts to remove; None for none.
+
+        Returns:
+            The step of the exported checkpoint.
+
+        Raises:
+            ValueError: there is no checkpoint, output holds something else, or the format cannot
+                hold this model; the message has the reason.
+            OSError: output cannot be written.
+        """
+        self.check(model_dir, output, pruning)
+        with new_export(output, self.client, "translate.py", overwrite) as directory:
+            model_dir, theta, step = read_model(model_dir, step, pruning)
+            self.write(model_dir, theta, step, directory)
+        return step
+
+    @abc.abstractmethod
+    def check(self, model_dir: ModelDir, output: Path, pruning: Pruning | None) -> None:
+        """Checks what can be checked before anything is read or written.
+
+        Raises:
+            ValueError: the format cannot hold this model.
+        """
+
+    @abc.abstractmethod
+    def write(self, model_dir: ModelDir, theta: NestedMap, step: int, directory: Path) -> None:
+        """Writes the files.
+
+        Args:
+            model_dir: the model, after pruning.
+            theta: its weights, arrays.
+            step: their step.
+            directory: an empty directory.
+        """
+
+    def open(self, path: Path) -> TranslateFn:
+        """Translates with an export in this format; only where `can_translate`."""
+        raise NotImplementedError(f"{type(self).__name__} cannot translate with {path}.")
+
+
+def directory_size(path: Path) -> int:
+    """Bytes of all files below a directory."""
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def read_model(
+    model_dir: ModelDir, step: int | None = None, pruning: Pruning | None = None
+) -> tuple[ModelDir, NestedMap, int]:
+    """The model to export (after pruning), its weights as arrays, and their step.
+
+    Args:
+        model_dir: the trained model.
+        step: which checkpoint; None for the best.
+        pruning: which experts to leave out; None for none.
+
+    Raises:
+        ValueError, OSError: there is none, it is damaged, or it cannot be pruned.
+    """
+    if pruning:
+        pruning.check(model_dir)
+    theta, step = read_theta(model_dir, step)
+    return *(pruning.apply(model_dir, theta) if pruning else (model_dir, theta)), step
+
+
+def read_theta(model_dir: ModelDir, step: int | None = None) -> tuple[NestedMap, int]:
+    """The weights of a checkpoint, as arrays, and its step.
+
+    Args:
+        model_dir: the trained model.
+        step: which checkpoint; None for the best.
+
+    Raises:
+        ValueError, OSError: there is none, or it is damaged.
+    """
+    prefix = "theta/"
+    weights: dict[str, Any] = {}
+
+    def read(checkpoint: Checkpoint) -> None:
+        weights.clear()
+        for name, tensor in checkpoint.tensors.items():
+            if name.startswith(prefix):
+                weights[name.removeprefix(prefix)] = np.asarray(tensor)
+
+    checkpoint = model_dir.read_checkpoint(step, read)
+    return NestedMap.unflatten(weights), checkpoint.step

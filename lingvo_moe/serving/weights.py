@@ -1,0 +1,48 @@
+"""Export of weights in one .safetensors file, which all tools read like a logdir."""
+
+import dataclasses
+
+import numpy as np
+
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.serving.format import Format
+from lingvo_moe.tasks.evaluation import load_translator
+from lingvo_moe.tasks.model_dir import ModelDir, save_weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Safetensors(Format):
+    """Weights in one .safetensors file, params and vocabularies; float32 or bfloat16.
+
+    All tools and `load` read it like a logdir; only training in it is an error. After pruning every
+    layer must have equally many experts.
+    """
+
+    hint = "lingvo-moe-translate --logdir={output} 'a sentence'"
+
+    def check(self, model_dir, output, pruning):
+        """Checks the storage."""
+        if self.storage.pack_matrix(np.zeros([1, 1], np.float32), -1).scale is not None:
+            raise ValueError(
+                f"A safetensors file of weights cannot store the scales of {self.storage.name}; "
+                f"pass --dtype=bfloat16, or --format=saved_model."
+            )
+
+    def write(self, model_dir, theta, step, directory):
+        """Writes the three parts."""
+        specs = model_dir.task.weights()
+        shapes = {name: spec.shape for name, spec in specs.flatten()}
+        if any(w.shape != shapes[name] for name, w in theta.flatten()):
+            raise ValueError(
+                "Params cannot describe layers with different numbers of experts; pass "
+                "--prune_by=layer, or --format=saved_model."
+            )
+        packed = theta.map(self.storage.pack, specs).flatten()
+        weights = {name: one.values for name, one in packed}
+        save_weights(directory, weights, step)
+        dataclasses.replace(model_dir, path=directory).save()
+
+    def open(self, path):
+        """Its translations."""
+        model_dir = ModelDir.open(path)
+        return load_translator(model_dir, Local(model_dir.task))[0]
