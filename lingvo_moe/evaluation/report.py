@@ -36,6 +36,7 @@ class _Optional(NamedTuple):
         return "–" if value is None else f"{self.factor * value:.{self.digits}f}"
 
 
+_OFF_TARGET = ("off_target", "references_off_target")
 _OPTIONAL = (
     _Optional("source use", "source_use", 1, 2),
     _Optional("off-target %", "off_target", 100, 1),
@@ -327,11 +328,17 @@ def _more_cells(report: Report, scores: PairScore | Averages) -> list[str]:
 
 
 def _measured(report: Report) -> list[_Optional]:
+    """The optional columns to show: measured ones; rates off target unless all are 0."""
     return [
         column
         for column in _OPTIONAL
         if any(getattr(score, column.field) is not None for score in report.pairs)
+        and (column.field not in _OFF_TARGET or _is_off_target(report))
     ]
+
+
+def _is_off_target(report: Report) -> bool:
+    return any(getattr(score, field) for score in report.pairs for field in _OFF_TARGET)
 
 
 def _sizes(score: PairScore) -> tuple[str, str]:
@@ -364,7 +371,7 @@ def language_notes(report: Report) -> list[str]:
     if any(not score.train_examples for score in report.pairs):
         through = f", translated through {report.pivot}" if report.pivot else ""
         notes.append(f"{ZERO_SHOT} zero-shot: a pair without training data{through}")
-    if any(score.off_target is not None for score in report.pairs):
+    if _is_off_target(report):
         notes.append(
             "off-target: share not in the target language, of translations and, as the error of the"
             " classifier, of references"

@@ -231,3 +231,11 @@ def test_many_to_many_by_hand(tmp_path):
 
 def test_a_single_target_has_no_table_of_languages():
     assert "into" not in format_table(SIX)
+
+
+@pytest.mark.parametrize(("rate", "shown"), [(0.0, False), (0.01, True)])
+def test_a_column_of_rates_off_target_that_are_all_0_is_left_out(rate, shown):
+    score = make_score("a-en", 9, 1.5)
+    score = dataclasses.replace(score, off_target=rate, references_off_target=0.0)
+    table = format_table(make_report(make_score("b-en", 9, 2.5), score))
+    assert ("off-target" in table, "of refs" in table) == (shown, shown)
