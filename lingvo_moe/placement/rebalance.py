@@ -93,9 +93,9 @@ class Rebalanced:
         metrics = self._runtime.train(batch)
         loads = np.asarray(metrics.source_load, np.float64)
         rows = [
-            self._follow(table, layer_loads[:, :num_experts])
+            self._follow(table, layer_loads[:, :num_experts]) if layer_loads.any() else (0.0,) * 4
             for (table, num_experts), layer_loads in zip(self._tables.items(), loads, strict=True)
-        ]
+        ]  # a skipped step has no loads
         names = ("balance_ratio", "moves", "move_seconds_predicted", "move_seconds")
         columns = np.array(rows).transpose()
         return NestedMap(metrics, **dict(zip(names, columns, strict=True)))

@@ -92,6 +92,13 @@ class Local:
         self.compiled = True
         return metrics
 
+    def count_not_finite(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
+        """See TrainStep; flat, by name. Changes nothing."""
+        assert self._step, "a runtime that does not train"
+        count = self._step.on_rungs[-1].count_not_finite
+        counts = tf.function(lambda b: count(self._read(), b), autograph=False)(_to_tensors(batch))
+        return NestedMap(counts.flatten())
+
     def relocate(self, table: str, source: np.ndarray, placement: np.ndarray) -> None:
         """Moves experts of one layer from slot to slot, their optimizer state with them.
 
@@ -184,7 +191,7 @@ class Local:
         return tf.nest.map_structure(lambda variable: variable.value(), self._state)
 
     def _train_and_assign(self, step, batch):
-        state, metrics = step(self._read(), batch)
+        state, metrics = step(self._read(), batch, _forward)
         tf.nest.map_structure(lambda v, x: v.assign(x, read_value=False), self._state, state)
         return metrics
 
@@ -210,3 +217,8 @@ class Local:
 
 def _to_tensors(batch):
     return NestedMap({name: tf.constant(value) for name, value in batch.items()})
+
+
+def _forward(condition, new, old):
+    """As training.step.select: TensorFlow's executor forwards the tensors, without a copy."""
+    return tf.cond(condition, lambda: new, lambda: old)

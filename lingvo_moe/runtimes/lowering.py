@@ -229,6 +229,15 @@ def train_function(step: TrainStep) -> Callable:
     return run
 
 
+def count_function(step: TrainStep) -> Callable:
+    """TrainStep.count_not_finite on a state by name."""
+
+    def run(flat, batch):
+        return dict(step.count_not_finite(_unflatten(flat), batch).flatten())
+
+    return run
+
+
 def init_program(
     weights: NestedMap, slots: NestedMap, layout: Layout
 ) -> tuple[jax.stages.Wrapped, dict[str, ArraySpec]]:

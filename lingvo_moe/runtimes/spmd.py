@@ -12,6 +12,7 @@ from lingvo_moe.runtimes.lowering import (
     ArraySpec,
     Layout,
     batch_specs,
+    count_function,
     init_program,
     partitioned,
     state_specs,
@@ -106,6 +107,13 @@ class Spmd:
         metrics = self._ladder.take(step)
         self.compiled = True
         return metrics
+
+    def count_not_finite(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
+        """See Local."""
+        step, specs = self._steps[-1], batch_specs(batch)
+        args = [self._specs, specs]
+        program = partitioned(count_function(step), args, None, self._layout)
+        return NestedMap(program(self._state, self._fed(batch, specs)))
 
     def relocate(self, table: str, source: np.ndarray, placement: np.ndarray) -> None:
         """See Local. Waits until it is done.

@@ -112,6 +112,17 @@ def test_steps_are_those_of_one_device():
     np.testing.assert_allclose(fast()["losses"], losses, rtol=TOLERANCE)
 
 
+def test_a_step_that_is_not_finite_is_skipped_on_many_devices_as_on_one():
+    many = fast()["skipped"]
+    runtime, _, _ = local(STEPS)
+    held = {name: value.numpy() for name, value in runtime.state().items()}
+    one = _skip(runtime, held, "theta/decoder/embedding/table", make_batch(STEPS))
+    runtime.restore(held)
+    for report in (one, many):
+        assert "gradient/decoder/embedding/table" in report.pop("bad")
+        assert report == {"skipped": 1, "nll": 0, "steps": 1, "changed": ["step"]}
+
+
 def test_the_state_lies_in_pieces():
     """Experts in 4 pieces over "expert"; data-parallel weights whole on every device."""
     shapes = fast()["piece_shapes"]
@@ -227,7 +238,24 @@ def _report(mesh, steps, flags):
     wi = "theta/encoder/layer_00/feed_forward/experts/wi"
     report["read"] = {wi: [list(shape) for shape in watched[wi].shapes]}
     report["resumed"] = _numbers(runtime.train(last))
+    report["skipped"] = _skip(runtime, saved, "theta/decoder/embedding/table", last)
     return report
+
+
+def _skip(runtime, saved, huge, batch):
+    """What a step with a huge weight does: metrics, step, tensors that changed, and where."""
+    before = saved | {huge: np.full_like(saved[huge], 1e30)}
+    runtime.restore(before)
+    metrics, after = runtime.train(batch), runtime.state()
+    changed = [n for n, v in before.items() if not np.array_equal(v, np.asarray(after[n]))]
+    counts = runtime.count_not_finite(batch)
+    return {
+        "skipped": float(metrics.skipped_steps),
+        "nll": float(metrics.nll),
+        "steps": int(after["step"]) - int(before["step"]),
+        "changed": changed,
+        "bad": sorted(name for name, count in counts.items() if count),
+    }
 
 
 def _numbers(metrics):

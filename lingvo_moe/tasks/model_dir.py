@@ -61,6 +61,8 @@ _TRAINING = (
             "dev_bleu_sentences",
             "source_use_sentences",
             "clip_norm",
+            "skip_limit",
+            "most_returns",
             "micro_batches",
         )
     ),

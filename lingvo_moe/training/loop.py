@@ -14,6 +14,13 @@ from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveFloat, Positi
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.progress import hours
 from lingvo_moe.training.checkpoint import ALONE, NO_BEST, Best, Checkpoint, Checkpointer, Process
+from lingvo_moe.training.recovery import (
+    CURE,
+    NotFiniteError,
+    SkippedSteps,
+    describe,
+    save_for_replay,
+)
 from lingvo_moe.training.signals import deferred
 from lingvo_moe.training.summaries import SummaryWriter
 
@@ -37,6 +44,10 @@ class TrainParams(Params):
         source_use_sentences: dev sentences, spread over the pairs, whose loss is measured a second
             time with sources of other sentences at each evaluation; 0 for none.
         clip_norm: bound > 0 on the gradient's global norm; None for none.
+        skip_limit: number of steps in a row that are not finite, and so are skipped, after which
+            training goes back to the last checkpoint and goes on with other data.
+        most_returns: number of times in a row that training goes back to the same checkpoint; then
+            it ends.
         micro_batches: number of parts of a batch's rows; the gradients of the parts are summed.
         seed: of initial weights, dropout, random routing and the sampling of data; 0 to 2^31 - 1.
     """
@@ -50,6 +61,8 @@ class TrainParams(Params):
     dev_bleu_sentences: NonNegativeInt = 0
     source_use_sentences: NonNegativeInt = 1000
     clip_norm: PositiveFloat | None = None
+    skip_limit: PositiveInt = 10
+    most_returns: NonNegativeInt = 2
     micro_batches: PositiveInt = 1
     seed: NonNegativeInt = 1
 
@@ -66,6 +79,8 @@ class Runtime(Protocol):
     def restore(self, tensors: Mapping[str, np.ndarray]) -> None: ...
 
     def train(self, batch: Mapping[str, np.ndarray]) -> NestedMap: ...
+
+    def count_not_finite(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]: ...
 
 
 class Batches(Protocol):
@@ -163,8 +178,8 @@ def train(
             state is initialized or restored. Nothing in logdir is written before it.
 
     Raises:
-        FloatingPointError: the loss, the gradient or the state is not finite; earlier checkpoints
-            are finite.
+        NotFiniteError: step after step is not finite; the last one is saved for a replay.
+        FloatingPointError: the state is not finite; earlier checkpoints are finite.
         OSError: a checkpoint could not be written; earlier ones are unchanged.
     """
     loop = _Loop(runtime, batches, params, logdir, summarize, evaluate, report, process, recorder)
@@ -186,6 +201,8 @@ class _Loop:
         self.step, self.saved_step, self.recorded_step = 0, None, 0
         self.best = NO_BEST
         self.metrics: list[NestedMap] = []
+        self.skips = SkippedSteps(params.skip_limit, params.most_returns)
+        self.counted = 0  # of self.metrics, whose skips are counted
 
     def draw(self) -> int:
         """Draws all weights."""
@@ -200,7 +217,7 @@ class _Loop:
     ) -> TrainResult:
         """The loop itself."""
         p, signal = self.params, None
-        self._start(initialize)
+        self._start(initialize, self._restore)
         started(self.step)
         events = None if self.process.index else self.logdir / "events"
         self.events = SummaryWriter(events, self.report)
@@ -209,11 +226,26 @@ class _Loop:
                 break
             self._take_step()
             last = self.step == p.max_steps
-            if last or self.step % p.log_every == 0:
+            log, evaluate, save = (
+                last or self.step % every == 0
+                for every in (p.log_every, p.eval_every, p.checkpoint_every)
+            )
+            if not (log or evaluate or save):
+                continue
+            self._count_skips()
+            if self.skips.too_many:
+                self._go_back(initialize)
+                continue
+            if log:
                 self._log()
-            if last or self.step % p.eval_every == 0:
+            if not last and (evaluate or save) and not self._may_save():
+                self.report(
+                    f"step {self.step}  neither evaluated nor saved: the last "
+                    f"{self.skips.in_a_row} steps were not finite and were skipped"
+                )
+            elif evaluate:
                 self._evaluate()
-            elif self.step % p.checkpoint_every == 0:
+            elif save:
                 self._save()
         finished = self.step >= p.max_steps or self._out_of_patience()
         if self._out_of_patience():
@@ -221,11 +253,12 @@ class _Loop:
                 f"No better dev loss in {self.best.evaluations_since} evaluations "
                 f"(train.patience={p.patience}): training ends at step {self.step}."
             )
-        if self.step != self.saved_step:
+        if self.step != self.saved_step and (finished or self._may_save()):
             self._save()
         self.events.close()
         if not finished:
-            self.report(f"Interrupted at step {self.step}; the same command resumes from there.")
+            where = "there" if self.saved_step == self.step else f"step {self.saved_step or 0}"
+            self.report(f"Interrupted at step {self.step}; the same command resumes from {where}.")
         return TrainResult(
             self.step, finished, self.best.step, self.best.loss, signal or received()
         )
@@ -236,6 +269,7 @@ class _Loop:
         if not compiled:
             self.report("Compiling the step …")
         self.metrics.append(self.runtime.train(batch))
+        self.batch = batch
         if not compiled:
             self.compiling = time.monotonic() - start
             self.report(f"Compiled in {self.compiling:.0f} s.")
@@ -247,13 +281,13 @@ class _Loop:
         except Exception:
             # With several processes, others may be at a later step. A single process saves a
             # checkpoint.
-            if self.process is ALONE and self.step > (self.saved_step or 0):
+            if self.process is ALONE and self.step > (self.saved_step or 0) and self._may_save():
                 self._save()
                 self.report(f"The input failed; step {self.step} is saved.")
             raise
 
-    def _start(self, initialize):
-        checkpoint = self.checkpoints.resume(self._restore)
+    def _start(self, initialize, restore):
+        checkpoint = self.checkpoints.resume(restore)
         self.clock, self.compiling = time.monotonic(), 0.0
         if checkpoint is None:
             self.step = initialize()
@@ -262,6 +296,32 @@ class _Loop:
             self.best = checkpoint.best
             self.report(f"Resuming from step {self.step}.")
         self.recorded_step = self.clock_step = self.step
+
+    def _go_back(self, initialize):
+        """Returns to the last checkpoint, or to the start; the input does not return."""
+        count, step = self.skips.in_a_row, self.step
+        if self.skips.hopeless:
+            self._give_up()
+        self.report(
+            f"The last {count} steps to step {step} were not finite and were skipped. Training "
+            f"goes back to step {self.saved_step or 0} and goes on with other data."
+        )
+        self.metrics, self.counted = [], 0
+        self._start(initialize, lambda checkpoint: self.runtime.restore(checkpoint.tensors))
+        self.skips.went_back()
+
+    def _give_up(self):
+        """Saves the step for a replay and raises the diagnosis."""
+        found = describe(self.runtime.count_not_finite(self.batch))
+        state = self.runtime.state() | {"step": np.int64(self.step - 1)}
+        saved = save_for_replay(self.logdir, self.step - 1, state, self.batch, self.process)
+        raise NotFiniteError(
+            f"Training ends at step {self.step}: the last {self.skips.in_a_row} steps were not "
+            f"finite, also after going back {self.skips.returns} times to step "
+            f"{self.saved_step or 0}. In the last batch: {found}. It is saved in {saved}; "
+            f"lingvo-moe-replay finds the first operation. {CURE}",
+            self.step,
+        )
 
     def _restore(self, checkpoint: Checkpoint):
         tensors = checkpoint.tensors
@@ -274,55 +334,54 @@ class _Loop:
         return patience is not None and self.best.evaluations_since >= patience
 
     def _log(self):
-        scalars = self._check(self._drain())
-        if scalars is None:
+        metrics = self._drain()
+        if metrics is None:
             return
+        scalars = {"skipped_steps": float(metrics.skipped_steps)}
+        skipped = f"  skipped {metrics.skipped_steps:.0f}" if metrics.skipped_steps else ""
         elapsed, steps = time.monotonic() - self.clock, self.step - self.clock_step
         # The time left excludes the first step, which includes compiling, unless it is the only
         # one.
         seconds = max(elapsed - self.compiling, elapsed / steps)
         rate = steps / max(seconds, 1e-9)
-        speed = scalars["tokens"] / max(seconds, 1e-9)
+        text = "no step was finite"
+        if metrics.steps:
+            scalars |= self.summarize(metrics)
+            speed = scalars["tokens"] / max(seconds, 1e-9)
+            text = f"loss {scalars['loss']:.3f}  {speed:,.0f} tokens/s"
+            scalars |= {"steps_per_second": rate, "tokens_per_second": speed}
         self.clock, self.clock_step, self.compiling = time.monotonic(), self.step, 0.0
         eta = hours((self.params.max_steps - self.step) / rate)
-        self.report(
-            f"step {self.step}/{self.params.max_steps}  loss {scalars['loss']:.3f}  "
-            f"{speed:,.0f} tokens/s  ETA {eta}"
-        )
-        scalars |= {"steps_per_second": rate, "tokens_per_second": speed}
+        self.report(f"step {self.step}/{self.params.max_steps}  {text}{skipped}  ETA {eta}")
         self.events.scalars(self.step, {f"train/{tag}": value for tag, value in scalars.items()})
 
+    def _count_skips(self):
+        """Counts the skipped steps among the newest; waits for the device."""
+        self.skips.add(bool(np.asarray(m.skipped_steps)) for m in self.metrics[self.counted :])
+        self.counted = len(self.metrics)
+
+    def _may_save(self):
+        """Whether the newest step was finite; else the weights may be the cause."""
+        self._count_skips()
+        return not self.skips.in_a_row
+
     def _drain(self):
-        """Sums of the metrics since the last call, as numpy; waits for the device once."""
+        """Sums of the metrics since the last call, as numpy, with the number of useful `steps`."""
         if not self.metrics:
             return None
         self._record()
         count = len(self.metrics)
         summed = self.metrics[0].map(lambda *xs: sum(np.asarray(x) for x in xs), *self.metrics[1:])
-        self.metrics = []
-        return NestedMap(summed, steps=count)
+        self.metrics, self.counted = [], 0
+        return NestedMap(summed, steps=count - round(float(summed.skipped_steps)))
 
     def _record(self):
-        """Passes new steps to the recorder."""
+        """Passes new steps to the recorder, without skipped ones."""
         if self.recorder is not None:
             for step, metrics in enumerate(self.metrics, self.step - len(self.metrics) + 1):
-                if step > self.recorded_step:
+                if step > self.recorded_step and not np.asarray(metrics.skipped_steps):
                     self.recorder.add(step, metrics)
             self.recorded_step = self.step
-
-    def _check(self, metrics):
-        if metrics is None:
-            return None
-        self._check_finite(metrics)
-        return self.summarize(metrics)
-
-    def _check_finite(self, metrics):
-        if not all(np.all(np.isfinite(np.asarray(value))) for _, value in metrics.flatten()):
-            raise FloatingPointError(
-                f"The loss or the gradient is not finite at or before step {self.step}. The "
-                f"checkpoint of step {self.saved_step} is from before that. Try a lower learning "
-                f"rate, train.clip_norm, or activation_dtype='float32'."
-            )
 
     def _evaluate(self):
         start = time.monotonic()
@@ -345,14 +404,13 @@ class _Loop:
         self.clock += time.monotonic() - start  # evaluation is not training time
 
     def _save(self):
-        for metrics in self.metrics:  # check all steps before a checkpoint is written
-            self._check_finite(metrics)
         if self.recorder is not None:
             self._record()
             self.recorder.save()
         state = {f"{_INPUT}{name}": value for name, value in self.batches.state().items()}
         self.checkpoints.save(self.step, {**self.runtime.state(), **state}, self.best)
         self.saved_step = self.step
+        self.skips.saved()
 
 
 class Interruption:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import signal
 import types
 
@@ -13,10 +14,11 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.training import loop
 from lingvo_moe.training.checkpoint import Checkpointer, Process
 from lingvo_moe.training.loop import Evaluation, Interruption, Recorder, TrainParams, train
+from lingvo_moe.training.recovery import NotFiniteError
 
 
 class Sum:
-    """A runtime whose only weight adds up what it is fed; a negative number makes a NaN."""
+    """A runtime whose only weight adds up what it is fed; negative numbers are not finite."""
 
     def __init__(self):
         self.total, self.compiled = None, False
@@ -31,9 +33,14 @@ class Sum:
         self.total = np.asarray(tensors["theta/total"])
 
     def train(self, batch):
-        self.total, self.compiled = self.total + batch["x"], True
-        loss = math.nan if batch["x"] < 0 else self.total
-        return NestedMap(nll=np.float64(loss), tokens=np.float64(2))
+        self.compiled = True
+        if batch["x"] < 0:
+            return NestedMap(nll=0.0, tokens=0.0, skipped_steps=1.0)
+        self.total = self.total + batch["x"]
+        return NestedMap(nll=np.float64(self.total), tokens=2.0, skipped_steps=0.0)
+
+    def count_not_finite(self, batch):
+        return {"sums/nll": 0.0, "gradient/a": 0.0, "gradient/total": 3.0}
 
 
 class Counting:
@@ -203,10 +210,69 @@ def test_patience_ends_training_and_outlives_a_restart(tmp_path):
     assert result == (3, True, 1, 1.0, None)
 
 
-def test_a_loss_that_is_not_finite_never_reaches_a_checkpoint(tmp_path):
-    batches = Counting({6: lambda: -1.0})
-    with pytest.raises(FloatingPointError, match=r"checkpoint of step 5 is from before"):
-        _train(tmp_path, batches=batches, log_every=100, eval_every=100, checkpoint_every=5)
+def _negative(*numbers):
+    return Counting({number: lambda: -1.0 for number in numbers})
+
+
+def test_steps_that_are_not_finite_are_skipped_and_counted(tmp_path):
+    total, result, lines = _train(tmp_path, batches=_negative(3, 4, 6), eval_every=10)
+    assert (total, result.step) == (55 - 3 - 4 - 6, 10)
+    assert "step 4/10  no step was finite  skipped 2  ETA" in " ".join(lines)
+    # The mean of step 6's line is that of step 5 alone: 1 + 2 + 5 over 2 tokens.
+    assert any(re.match(r"step 6/10  loss 4\.000  .* tokens/s  skipped 1  ", s) for s in lines)
+    (events,) = (tmp_path / "events").iterdir()
+    points = tf.compat.v1.train.summary_iterator(str(events))
+    values = [value for point in points for value in point.summary.value]
+    skipped = [v.simple_value for v in values if v.tag == "train/skipped_steps"]
+    assert skipped == [0, 2, 1, 0, 0]
+
+
+def test_after_several_skipped_steps_training_goes_back_and_takes_other_data(tmp_path):
+    """Steps 6 and 7 fail. Steps 6 to 10 are taken again from step 5, with batches 8 to 12."""
+    given = {"log_every": 1, "skip_limit": 2}
+    total, result, lines = _train(tmp_path / "whole", batches=_negative(6, 7), **given)
+    assert (total, result.step) == (1 + 2 + 3 + 4 + 5 + 8 + 9 + 10 + 11 + 12, 10)
+    assert (
+        "The last 2 steps to step 7 were not finite and were skipped. Training goes back to step 5 "
+        "and goes on with other data." in lines
+    )
+    stop = {7: lambda: -1.0, 6: lambda: -1.0, 9: lambda: os.kill(os.getpid(), signal.SIGTERM)}
+    _, result, _ = _train(tmp_path / "parts", batches=Counting(stop), **given)
+    assert not result.finished
+    assert _train(tmp_path / "parts", batches=_negative(6, 7), **given)[0] == total
+
+
+def test_before_the_first_checkpoint_training_goes_back_to_the_start(tmp_path):
+    total, _, _ = _train(tmp_path, batches=_negative(2, 3), log_every=1, skip_limit=2, max_steps=3)
+    assert total == 4 + 5 + 6
+
+
+def test_while_steps_are_skipped_nothing_is_saved_or_evaluated(tmp_path):
+    batches = Counting(
+        {5: lambda: -1.0, 6: lambda: (os.kill(os.getpid(), signal.SIGTERM), -1.0)[1]}
+    )
+    _, _, lines = _train(tmp_path, batches=batches, checkpoint_every=3, losses=[1.0])
+    nothing = "neither evaluated nor saved: the last {} steps were not finite and were skipped"
+    assert [line for line in lines if "nor" in line or "Interrupted" in line] == [
+        f"step 5  {nothing.format(1)}",
+        f"step 6  {nothing.format(2)}",
+        "Interrupted at step 6; the same command resumes from step 3.",
+    ]
+    assert Checkpointer(tmp_path / "checkpoints").steps() == [3]
+
+
+def test_if_that_does_not_help_training_ends_and_saves_the_step_for_a_replay(tmp_path):
+    message = (
+        r"Training ends at step 7: the last 2 steps were not finite, also after going back 2 times "
+        r"to step 5\. In the last batch: the loss is finite; not finite in the gradients of 1 of 2 "
+        r"weights: total\. It is saved in .*not_finite/step_00000006; lingvo-moe-replay"
+    )
+    for _ in range(2):  # the second run goes the same way
+        with pytest.raises(NotFiniteError, match=message):
+            _train(tmp_path, batches=_negative(*range(6, 99)), log_every=1, skip_limit=2)
+    saved = Checkpointer(tmp_path / "not_finite").read(6).tensors
+    names = ("batch/x", "theta/total", "step")
+    assert [float(np.asarray(saved[name])) for name in names] == [-1, 15, 6]
     assert Checkpointer(tmp_path / "checkpoints").steps() == [5]
 
 

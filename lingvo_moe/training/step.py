@@ -1,6 +1,7 @@
 """One training step as a pure function: (state, batch) -> (state, metrics)."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import tensorflow as tf
@@ -42,6 +43,15 @@ class LossOutput(NamedTuple):
     objective: tf.Tensor
     metrics: NestedMap
     needed_rung: tf.Tensor | None = None
+
+
+# (bool [], state, state) -> the first state if true, else the second.
+Select = Callable[[tf.Tensor, TrainState, TrainState], TrainState]
+
+
+def select(condition: tf.Tensor, new: TrainState, old: TrainState) -> TrainState:
+    """The new state if the condition is true, else the old one; XLA fuses it with the update."""
+    return tf.nest.map_structure(lambda n, o: tf.where(condition, n, o), new, old)
 
 
 class _Sums(NamedTuple):
@@ -112,37 +122,67 @@ class TrainStep:
             dataclasses.replace(self, task=task, rung=rung) for rung, task in enumerate(self.rungs)
         )
 
-    def __call__(self, state: TrainState, batch: NestedMap) -> tuple[TrainState, NestedMap]:
+    def __call__(
+        self, state: TrainState, batch: NestedMap, choose: Select = select
+    ) -> tuple[TrainState, NestedMap]:
         """Takes one step.
+
+        A step is skipped if one of the task's sums or the gradient's norm is not finite: weights
+        and slots are unchanged, and the number of steps grows, so that the next step has other
+        random numbers.
 
         Args:
             state: before the step.
             batch: int32 tensors [B, …].
+            choose: how to select between two states.
 
         Returns:
             The state after the step, and metrics: the task's sums, `grad_norm` [] before clipping,
-            and the optimizer's; with rungs also `needed_rung` []. If that is above this step's
-            rung, the state is unchanged and the metrics are meaningless.
+            the optimizer's, and `skipped_steps` [], 1 for a skipped step, whose other metrics are
+            0. With rungs also `needed_rung` []. If that is above this step's rung, the state is
+            unchanged, also the number of steps, and the metrics are meaningless.
         """
         seed = fold_in([self.seed, 0], tf.cast(state.step, tf.int32))
         weights = self.task.weights()
         theta, fixed = self.optimizer.split(state.theta, weights)
         sums = self._gradients(theta, fixed, batch, seed)
-        metrics = NestedMap(sums.metrics | sums.most)
+        metrics = NestedMap(sums.metrics)
         grads, metrics.grad_norm = clip_by_global_norm(
             sum_replicas(sums.grads, fixed, weights), self.clip_norm
         )
+        finite = _all_finite(metrics)
         grads = copy_to_replicas(grads, fixed, weights)
         theta, slots, optimizer_metrics = self.optimizer.update(
             theta, state.slots, grads, state.step, weights
         )
         metrics.update(optimizer_metrics)
         unlearnt, metrics = self.task.after_step(select_state(fixed, weights), metrics)
+        metrics = metrics.map(lambda m: tf.where(finite, m, tf.zeros_like(m)))
+        metrics.skipped_steps = 1.0 - tf.cast(finite, tf.float32)
+        metrics.update(sums.most)
         new = TrainState(state.step + 1, merge_trees(theta, fixed, unlearnt), slots)
+        done, step = finite, new.step
         if self.rung is not None:
-            done = metrics.needed_rung <= self.rung
-            new = tf.nest.map_structure(lambda new, old: tf.where(done, new, old), new, state)
-        return new, metrics
+            fits = metrics.needed_rung <= self.rung
+            done, step = finite & fits, state.step + tf.cast(fits, tf.int64)
+        return choose(done, new, state)._replace(step=step), metrics
+
+    def count_not_finite(self, state: TrainState, batch: NestedMap) -> NestedMap:
+        """Where a skipped step was not finite: numbers of elements, float32 [] each.
+
+        Args:
+            state: after a skipped step.
+            batch: that of the step.
+
+        Returns:
+            A tree with `sums`, the task's metrics, and `gradient`, a tree like the trained weights.
+        """
+        seed = fold_in([self.seed, 0], tf.cast(state.step - 1, tf.int32))
+        theta, fixed = self.optimizer.split(state.theta, self.task.weights())
+        sums = self._gradients(theta, fixed, batch, seed)
+        return NestedMap(sums=sums.metrics, gradient=sums.grads).map(
+            lambda x: tf.reduce_sum(tf.cast(~tf.math.is_finite(x), tf.float32))
+        )
 
     def _gradients(self, theta, fixed, batch, seed):
         weights = self.task.weights()
@@ -206,3 +246,8 @@ class TrainStep:
         if output.needed_rung is not None:
             most.needed_rung = output.needed_rung
         return _Sums(grads, output.metrics, most)
+
+
+def _all_finite(tree: NestedMap) -> tf.Tensor:
+    """bool []: whether no element is NaN or infinite."""
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(x)) for _, x in tree.flatten()])

@@ -89,6 +89,22 @@ def test_each_micro_batch_has_random_numbers_of_its_own():
     assert 2 * metrics.square - metrics.draw**2 > 1e-4
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("w", [[1e20, 0.0], [1e38, 0.0]])  # the loss, and the loss and gradient
+def test_a_step_that_is_not_finite_changes_only_the_number_of_steps(w, compiled):
+    step = step_of(2)
+    step = tf.function(step, autograph=False, jit_compile=True) if compiled else step
+    state, metrics = step(state_of(w), NestedMap(x=tf.constant(rows())))
+    np.testing.assert_array_equal(state.theta.w, np.float32(w))
+    assert (state.step, metrics.skipped_steps) == (1, 1)
+    assert metrics.errors == metrics.grad_norm == metrics.learning_rate == 0
+
+
+def test_where_a_step_is_not_finite():
+    counts = step_of(2).count_not_finite(state_of([1e38, 0.0]), NestedMap(x=tf.constant(rows())))
+    assert (counts.sums.errors, counts.sums.draw, counts.gradient.w) == (1, 0, 2)
+
+
 def test_what_overflows_one_micro_batch_changes_nothing():
     state, metrics = step_of(2, rung=2)(state_of([0.5, -1.0]), NestedMap(x=tf.constant(rows())))
     np.testing.assert_array_equal(state.theta.w, [0.5, -1.0])

@@ -1,0 +1,74 @@
+"""Finds the first operation of a step that is not finite, from what training saved of the step."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.training import RuntimeFn, train_step
+from lingvo_moe.training.checkpoint import Checkpointer
+from lingvo_moe.training.recovery import BATCH, DIRECTORY
+
+# Parts of TensorFlow's message.
+_OPERATION = re.compile(r'output \d+ of graph op "([^"]+)"')
+_INPUTS = re.compile(r'Tensor\("([^"]+)"')
+_SHAPE = re.compile(r"shape: (\(.*?\))")
+_VALUES = re.compile(r"Tensor had (.+?) values")
+_CODE = re.compile(r"(lingvo_moe/\S+\.py) \(L(\d+)\)")
+_FRAMES = 3  # innermost ones, that are named
+
+
+def replay(
+    model_dir: ModelDir,
+    make_runtime: RuntimeFn,
+    report: Callable[[str], None],
+    step: int | None = None,
+) -> str | None:
+    """Takes a saved step again, with TensorFlow's check of every operation.
+
+    Args:
+        model_dir: the logdir, with the params of training.
+        make_runtime: makes a runtime of one device (runtimes.local).
+        report: takes a line on the way.
+        step: number of steps before the saved one; None for the newest.
+
+    Returns:
+        The first operation whose output is not finite, with its layer and the line of code; None if
+        all are finite.
+
+    Raises:
+        OSError: nothing is saved, or it is damaged.
+    """
+    checkpoints = Checkpointer(model_dir.path / DIRECTORY)
+    saved = checkpoints.read(step)
+    report(f"Replaying step {saved.step + 1}, saved in {saved.path} …")
+    batch = {
+        name.removeprefix(BATCH): np.asarray(tensor)
+        for name, tensor in saved.tensors.items()
+        if name.startswith(BATCH)
+    }
+    runtime: Any = make_runtime(model_dir.task, train_step(model_dir.task))
+    runtime.restore(saved.tensors)
+    tf.debugging.enable_check_numerics(stack_height_limit=100)
+    try:
+        metrics = runtime.train(batch)
+    except tf.errors.InvalidArgumentError as error:
+        return _first(error.message)
+    finally:
+        tf.debugging.disable_check_numerics()
+    return "an operation that TensorFlow does not check" if float(metrics.skipped_steps) else None
+
+
+def _first(message: str) -> str:
+    """What TensorFlow's message says about the operation."""
+    found = [p.search(message) for p in (_OPERATION, _VALUES, _SHAPE)]
+    if not all(found):
+        return message
+    name, values, shape = (match[1] for match in found if match)
+    inputs = ", ".join(_INPUTS.findall(message)) or "none"
+    code = [f"{file}:{line}" for file, line in _CODE.findall(message)]
+    where = f", computed in {' > '.join(code[-_FRAMES:])}" if code else ""
+    return f"{name!r} {shape} has {values} values{where}; its inputs: {inputs}"

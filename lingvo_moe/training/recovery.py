@@ -1,0 +1,120 @@
+"""What training does about steps that are not finite, and so are skipped."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lingvo_moe.training.checkpoint import Checkpointer, Process
+
+DIRECTORY = "not_finite"  # in a logdir
+BATCH = "batch/"
+_NAMED = 5  # tensors that a message names
+CURE = "Try a lower learning rate, train.clip_norm, or activation_dtype='float32'."
+
+
+class NotFiniteError(FloatingPointError):
+    """Training cannot go on, because its steps are not finite.
+
+    Attributes:
+        step: the last step that was tried.
+    """
+
+    def __init__(self, message: str, step: int):
+        super().__init__(message)
+        self.step = step
+
+
+class SkippedSteps:
+    """Counts skipped steps, and the times that training went back to a checkpoint for them.
+
+    Attributes:
+        in_a_row: number of the newest steps that were all skipped.
+        returns: number of times in a row that training went back to the same checkpoint.
+    """
+
+    def __init__(self, limit: int, most_returns: int):
+        """Counts from zero.
+
+        Args:
+            limit: number of skipped steps in a row after which training goes back.
+            most_returns: number of times in a row that it may go back to the same checkpoint.
+        """
+        self._limit, self._most_returns = limit, most_returns
+        self.in_a_row = self.returns = 0
+
+    def add(self, flags: Iterable[bool]) -> None:
+        """Adds steps, in order; true for a skipped one."""
+        for skipped in flags:
+            self.in_a_row = self.in_a_row + 1 if skipped else 0
+
+    @property
+    def too_many(self) -> bool:
+        """Whether training must go back."""
+        return self.in_a_row >= self._limit
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it went back as often as it may."""
+        return self.returns >= self._most_returns
+
+    def saved(self) -> None:
+        """Notes a new checkpoint."""
+        self.returns = 0
+
+    def went_back(self) -> None:
+        """Notes that training went back."""
+        self.in_a_row, self.returns = 0, self.returns + 1
+
+
+def save_for_replay(
+    logdir: Path,
+    step: int,
+    state: Mapping[str, Any],
+    batch: Mapping[str, Any],
+    process: Process,
+) -> Path:
+    """Saves the state before a skipped step and its batch, for tasks.replay; keeps the newest.
+
+    Args:
+        logdir: the run's.
+        step: the number of steps before it.
+        state: the runtime's.
+        batch: the whole batch.
+        process: this process; all call it together.
+
+    Returns:
+        The directory that holds them.
+    """
+    checkpoints = Checkpointer(logdir / DIRECTORY, 1, process)
+    checkpoints.resume()
+    if process.minimum(int(step in checkpoints.steps())):
+        return checkpoints.index(step).parent  # of an earlier run, which went the same way
+    tensors = {f"{BATCH}{name}": value for name, value in batch.items()}
+    return checkpoints.save(step, {**state, **tensors})
+
+
+def describe(counts: Mapping[str, Any]) -> str:
+    """A line about the tensors that are not finite.
+
+    Args:
+        counts: the runtime's count_not_finite: "sums/…" and "gradient/…" -> number of elements.
+    """
+    bad = {part: _bad(counts, part) for part in ("sums/", "gradient/")}
+    gradients = sum(name.startswith("gradient/") for name in counts)
+    sums = f"not finite in the loss and metrics: {_some(bad['sums/'])}" if bad["sums/"] else ""
+    where = (
+        f"not finite in the gradients of {len(bad['gradient/'])} of {gradients} weights: "
+        f"{_some(bad['gradient/'])}"
+        if bad["gradient/"]
+        else "all gradients are finite"
+    )
+    return "; ".join(part for part in (sums or "the loss is finite", where) if part)
+
+
+def _bad(counts, part):
+    return [n.removeprefix(part) for n, count in counts.items() if n.startswith(part) and count]
+
+
+def _some(names):
+    more = f", … ({len(names)} in all)" if len(names) > _NAMED else ""
+    return ", ".join(sorted(names)[:_NAMED]) + more
