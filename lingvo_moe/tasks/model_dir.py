@@ -19,6 +19,7 @@ from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
 from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer
+from lingvo_moe.training.loop import TrainParams
 
 FORMAT = 2
 WEIGHTS = "model.safetensors"
@@ -49,23 +50,7 @@ _TRAINING = (
     *_DEVICES,
     "decoding*",
     "optimizer.*",
-    *(
-        f"train.{name}"
-        for name in (
-            "max_steps",
-            "log_every",
-            "eval_every",
-            "checkpoint_every",
-            "keep_checkpoints",
-            "patience",
-            "dev_bleu_sentences",
-            "source_use_sentences",
-            "clip_norm",
-            "skip_limit",
-            "most_returns",
-            "micro_batches",
-        )
-    ),
+    *(f"train.{f.name}" for f in dataclasses.fields(TrainParams) if f.name != "seed"),
 )
 # Params that may change for decoding, evaluation and export: also those used only in training.
 _READING = (
