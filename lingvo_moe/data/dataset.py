@@ -1,42 +1,26 @@
-"""A prepared dataset on disk: dataset.json, vocabularies, TFRecord shards."""
+"""A prepared dataset on disk: dataset.json, vocabularies, shards of records."""
 
 import dataclasses
 import difflib
 import functools
 import hashlib
+import itertools
 import json
+import resource
 import typing
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
-import tensorflow as tf
 
 from lingvo_moe.core.files import check_fields, read_json, write_whole
+from lingvo_moe.data.records import Example, Records, write_records
 from lingvo_moe.data.vocabulary import Vocabulary
 
-FORMAT = 1
+FORMAT = 2
 FILE = "dataset.json"
 SPLITS = ("train", "dev", "test")
 SIDES = ("source", "target")
-_BATCH = 4096
-
-
-class Example(NamedTuple):
-    """One sentence pair; the texts are empty in train.
-
-    Attributes:
-        source: int32 ids: the target language's tag, the tokens, EOS.
-        target: int32 ids: the tokens, EOS.
-    """
-
-    source: np.ndarray
-    target: np.ndarray
-    source_text: str = ""
-    target_text: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +75,7 @@ class Dataset:
         tags: target language -> id of its tag in the source vocabulary.
         hashes: "source" and "target" -> SHA-256 of the vocabulary.
         checks: pair -> counts of the checks of preparation, by kind.
-        checksums: shard -> SHA-256 of the file; {} for a dataset of an older version.
+        checksums: shard -> its checksum (see data.records); {} for none.
         tags_on_both_sides: whether each side begins with the tag of its language.
     """
 
@@ -174,13 +158,7 @@ class Dataset:
 
     def _checksum(self, shard):
         path = self.directory / shard
-        try:
-            with path.open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise OSError(
-                f"Shard {path} is missing or damaged ({error}); prepare the data again."
-            ) from error
+        return reading(path, lambda: Records(path).checksum)
 
     @functools.cached_property
     def source_vocabulary(self) -> Vocabulary:
@@ -233,59 +211,101 @@ class Dataset:
         return found
 
     def read_shard(self, shard: str, count: int | None = None) -> list[Example]:
-        """The examples of one TFRecord file.
+        """The examples of one shard.
 
         Args:
             shard: its path below the directory.
-            count: number of examples to read; None for all. Only then its SHA-256 is checked.
+            count: number of examples to read; None for all.
+
+        Raises:
+            OSError: as `records`, or a record is damaged.
+        """
+        records = self.records(shard)
+        return reading(records.path, lambda: list(itertools.islice(records, count)))
+
+    def records(self, shard: str) -> Records:
+        """An open shard. Its checksum is verified when it is opened for the first time.
+
+        Args:
+            shard: its path below the directory.
 
         Raises:
             OSError: it is missing or damaged, is not the file that dataset.json describes, or has
                 ids that its vocabulary does not have.
         """
-        path = self.directory / shard
-        features = {
-            "source": tf.io.RaggedFeature(tf.int64),
-            "target": tf.io.RaggedFeature(tf.int64),
-            "source_text": tf.io.FixedLenFeature([], tf.string, ""),
-            "target_text": tf.io.FixedLenFeature([], tf.string, ""),
-        }
-        try:
-            batches = tf.data.TFRecordDataset(str(path)).take(count or -1).batch(_BATCH)
-            parsed = [tf.io.parse_example(batch, features) for batch in batches]
-        except tf.errors.OpError as error:
-            raise OSError(
-                f"Shard {path} is missing or damaged ({error.message}); prepare the data again."
-            ) from error
-        if count is None and shard in self.checksums:
-            self._check_content(shard)
-        self._check_ids(path, parsed)
-        try:
-            return [example for batch in parsed for example in _to_examples(batch)]
-        except UnicodeDecodeError as error:
-            raise OSError(
-                f"Shard {path} has text that is not UTF-8 ({error.reason}); prepare the data again."
-            ) from error
+        return self._open(shard)
 
-    def _check_content(self, shard):
-        found = self._checksum(shard)
-        if found != self.checksums[shard]:
+    def example(self, split: str, pair: PairInfo, index: int) -> Example:
+        """One example of a split.
+
+        Raises:
+            OSError: as `records`, or the shard has more or fewer examples than dataset.json says.
+        """
+        total, shards = pair.examples[split], pair.shards[split]
+        shard, number = place_of(index, total, len(shards))
+        records = self.records(shards[shard])
+        expected = (shard + 1) * total // len(shards) - shard * total // len(shards)
+        if len(records) != expected:
             raise OSError(
-                f"Shard {self.directory / shard} is not the file that {FILE} describes: its "
-                f"SHA-256 is {found[:12]}…, not {self.checksums[shard][:12]}…. Restore it or "
-                f"prepare the data again."
+                f"Shard {records.path} has {len(records)} examples where {FILE} implies "
+                f"{expected}; prepare the data again."
+            )
+        return reading(records.path, lambda: records[number])
+
+    @functools.cached_property
+    def _open(self):
+        """Opens shards and keeps as many open as half of the files that a process may open."""
+        most = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        return functools.lru_cache(most)(self._open_and_check)
+
+    @functools.cached_property
+    def _verified(self) -> dict[str, tuple[int, int]]:
+        return {}
+
+    def _open_and_check(self, shard):
+        path = self.directory / shard
+        records = reading(path, lambda: Records(path))
+        if self._verified.get(shard) != records.version:
+            self._check_content(shard, records)
+            self._check_ids(records)
+            self._verified[shard] = records.version
+        return records
+
+    def _check_content(self, shard, records):
+        if (expected := self.checksums.get(shard)) is None:
+            return
+        found = reading(records.path, lambda: records.checksum)
+        if found != expected:
+            raise OSError(
+                f"Shard {records.path} is not the file that {FILE} describes: its checksum is "
+                f"{found[:12]}…, not {expected[:12]}…. Restore it or prepare the data again."
             )
 
-    def _check_ids(self, path, parsed):
-        for side in self.hashes:
-            size = getattr(self, f"{side}_vocabulary").size
-            for batch in parsed:
-                ids = batch[side].values.numpy()
-                if ids.size and not 0 <= ids.min() <= ids.max() < size:
-                    raise OSError(
-                        f"Shard {path} has {side} ids from {ids.min()} to {ids.max()}; the "
-                        f"vocabulary has 0 to {size - 1}. Prepare the data again."
-                    )
+    def _check_ids(self, records):
+        for side, largest in zip(SIDES, records.largest, strict=True):
+            size = getattr(self, f"{side}_vocabulary").size if side in self.hashes else None
+            if size is not None and largest >= size:
+                raise OSError(
+                    f"Shard {records.path} has {side} ids up to {largest}; the vocabulary has 0 "
+                    f"to {size - 1}. Prepare the data again."
+                )
+
+
+Result = typing.TypeVar("Result")
+
+
+def reading(path: Path, read: Callable[[], Result]) -> Result:
+    """What `read` returns; errors name the shard and the cure.
+
+    Raises:
+        OSError: the shard is missing or damaged.
+    """
+    try:
+        return read()
+    except OSError as error:
+        raise OSError(
+            f"Shard {path} is missing or damaged ({error}); prepare the data again."
+        ) from error
 
 
 def _from_json(directory, fields) -> Dataset:
@@ -327,43 +347,21 @@ def _pair_from_json(index, fields) -> PairInfo:
     return pair
 
 
+def place_of(index: int, examples: int, shards: int) -> tuple[int, int]:
+    """The shard of an example of a split, and its number there; see `shard_bounds`."""
+    shard = ((index + 1) * shards - 1) // examples
+    return shard, index - shard * examples // shards
+
+
 def shard_bounds(examples: int, shards: int) -> list[int]:
     """The start of each shard of a split, and the end; sizes differ by at most one example."""
     return [i * examples // shards for i in range(shards + 1)] if shards else [0]
 
 
-def write_shard(path: Path, examples: Sequence[Example]) -> None:
-    """Writes one TFRecord file of tf.train.Examples.
+def write_shard(path: Path, examples: Iterable[Example]) -> int:
+    """Writes one shard from examples, which it takes one by one, and returns their number.
 
     Raises:
         OSError: it cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with tf.io.TFRecordWriter(str(path)) as writer:
-            for example in examples:
-                writer.write(_serialize(example))
-    except tf.errors.OpError as error:
-        raise OSError(f"{path} cannot be written ({error.message}).") from error
-
-
-def _serialize(example):
-    feature = {
-        "source": tf.train.Feature(int64_list=tf.train.Int64List(value=example.source)),
-        "target": tf.train.Feature(int64_list=tf.train.Int64List(value=example.target)),
-    }
-    for name in ("source_text", "target_text"):
-        if text := getattr(example, name):
-            value = [text.encode("utf-8")]
-            feature[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=value))
-    record = tf.train.Example(features=tf.train.Features(feature=feature))
-    return record.SerializeToString(deterministic=True)  # the same data has the same checksum
-
-
-def _to_examples(batch) -> list[Example]:
-    sources, targets = (
-        np.split(batch[side].values.numpy().astype(np.int32), batch[side].row_splits.numpy()[1:-1])
-        for side in ("source", "target")
-    )
-    texts = ([t.decode("utf-8") for t in batch[f"{s}_text"].numpy()] for s in ("source", "target"))
-    return [Example(*fields) for fields in zip(sources, targets, *texts, strict=True)]
+    return write_records(path, examples)

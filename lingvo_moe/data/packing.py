@@ -1,10 +1,35 @@
 """Packing sentence pairs into rows of fixed shape.  B rows, L source length, T target length."""
 
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
 import numpy as np
 
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.data.dataset import Example
+from lingvo_moe.data.records import Example
 from lingvo_moe.data.vocabulary import BOS
+
+
+class Shape(NamedTuple):
+    """The shape of a batch.
+
+    Attributes:
+        rows: B.
+        source_length, target_length: L and T, tokens.
+    """
+
+    rows: int
+    source_length: int
+    target_length: int
+
+    def has_room(self, example: Example) -> bool:
+        """Whether an empty row has room for the example; one without a target has no place."""
+        source, target = example[:2]
+        return len(source) <= self.source_length and 0 < len(target) <= self.target_length
+
+
+# The examples of a row, with the indices of their pairs.
+Row = list[tuple[Example, int]]
 
 
 class Packer:
@@ -12,25 +37,14 @@ class Packer:
 
     def __init__(self, batch_size: int, source_length: int, target_length: int):
         """An empty batch of B rows of L source and T target tokens."""
-        self._lengths = source_length, target_length
-        # Arrays over rows make the search fast: a batch may have thousands of rows.
-        self._room = np.full([batch_size, 2], self._lengths).T.copy()
-        self._segments = np.zeros(batch_size, np.int64)
-        source, target = (batch_size, source_length), (batch_size, target_length)
-        self._batch = NestedMap(
-            {
-                name: np.zeros(source, np.int32)
-                for name in ("source_ids", "source_segment_ids", "source_pair_ids")
-            }
-            | {
-                name: np.zeros(target, np.int32)
-                for name in ("target_inputs", "target_ids", "target_segment_ids", "target_pair_ids")
-            }
-        )
+        self._shape = Shape(batch_size, source_length, target_length)
+        # An array over rows makes the search fast: a batch may have thousands of rows.
+        self._room = np.full([batch_size, 2], self._shape[1:]).T.copy()
+        self._rows: list[Row] = [[] for _ in range(batch_size)]
 
     def fits_empty_row(self, example: Example) -> bool:
         """Whether the example fits an empty row."""
-        return len(example.source) <= self._lengths[0] and len(example.target) <= self._lengths[1]
+        return self._shape.has_room(example)
 
     def add(self, example: Example, pair_index: int) -> bool:
         """Places the example; returns False if no row has room for it."""
@@ -39,35 +53,132 @@ class Packer:
         row = int(np.argmax(fits))
         if not fits[row]:
             return False
-        self._segments[row] += 1
-        self._write(row, self._segments[row], example, pair_index)
+        self._rows[row].append((example, pair_index))
         self._room[:, row] -= sizes
         return True
-
-    def _write(self, row, segment, example, pair_index):
-        batch, (start, target_start) = self._batch, self._lengths - self._room[:, row]
-        source = slice(start, start + len(example.source))
-        target = slice(target_start, target_start + len(example.target))
-        batch.source_ids[row, source] = example.source
-        batch.source_segment_ids[row, source] = segment
-        batch.source_pair_ids[row, source] = pair_index
-        batch.target_ids[row, target] = example.target
-        batch.target_inputs[row, target_start] = BOS
-        batch.target_inputs[row, target_start + 1 : target.stop] = example.target[:-1]
-        batch.target_segment_ids[row, target] = segment
-        batch.target_pair_ids[row, target] = pair_index
 
     @property
     def empty(self) -> bool:
         """Whether nothing has been placed."""
-        return not self._segments.any()
+        return not any(self._rows)
 
     def batch(self) -> NestedMap:
-        """The batch, int32 arrays.
+        """The batch; see `batch_of`."""
+        return batch_of(self._rows, self._shape)
 
-        Returns:
-            source_ids, source_segment_ids, source_pair_ids [B, L]; target_inputs (shifted right,
-            BOS first), target_ids, target_segment_ids, target_pair_ids [B, T]. Segments count from
-            1 in each row; 0 is padding.
+
+class Waiting(NamedTuple):
+    """An example that waits for a place.
+
+    Attributes:
+        example: the sentence pair.
+        pair_index: of its language pair.
+        origin: two numbers that say where it is from; only for the caller.
+    """
+
+    example: Example
+    pair_index: int
+    origin: tuple[int, int]
+
+
+class Pool:
+    """Examples that wait for a place; each row takes those that fill it best.
+
+    A row begins with the example that has waited longest, so none waits for ever. Then it takes the
+    largest one that fits, as long as one does.
+    """
+
+    def __init__(self, draw: Callable[[], Waiting], size: int, row: tuple[int, int]):
+        """An empty pool.
+
+        Args:
+            draw: gives the next example; it has room in an empty row.
+            size: number of examples that wait.
+            row: L and T.
         """
-        return self._batch
+        self._draw, self._size, self._row = draw, size, row
+        self._waiting: list[Waiting] = []
+        self._lengths = np.zeros([2, size], np.int64)
+        self._sizes = np.zeros(size)  # shares of a row, summed over both sides
+        self._origins, self._ages = np.full([size, 2], -1), np.full(size, -1)
+        self._drawn = 0
+
+    def state(self) -> np.ndarray:
+        """int64 [W, 3]: origin and age of each example; -1 before the first batch."""
+        return np.column_stack([self._origins, self._ages])
+
+    def restore(self, waiting: Sequence[Waiting], ages: np.ndarray) -> None:
+        """Replaces the examples, in the order of a `state`."""
+        self._waiting, self._ages = [], np.full(self._size, -1)
+        self._origins = np.full([self._size, 2], -1)
+        for slot, one in enumerate(waiting):
+            self._put(slot, one)
+        self._ages[: len(ages)] = ages
+        self._drawn = int(self._ages.max()) + 1
+
+    def fill(self, rows: int) -> list[Row]:
+        """The next rows."""
+        while len(self._waiting) < self._size:
+            self._put(len(self._waiting), self._draw())
+        return [self._fill_row() for _ in range(rows)]
+
+    def _fill_row(self) -> Row:
+        row: Row = []
+        (sources, targets), (source_room, target_room) = self._lengths, self._row
+        slot = int(self._ages.argmin())
+        while True:
+            one = self._waiting[slot]
+            row.append((one.example, one.pair_index))
+            source_room -= int(sources[slot])
+            target_room -= int(targets[slot])
+            self._put(slot, self._draw())
+            fits = (sources <= source_room) & (targets <= target_room)
+            slot = int((fits * self._sizes).argmax())
+            if not fits[slot]:
+                return row
+
+    def _put(self, slot, one):
+        lengths = len(one.example.source), len(one.example.target)
+        self._waiting[slot : slot + 1] = [one]
+        self._lengths[:, slot] = lengths
+        self._sizes[slot] = lengths[0] / self._row[0] + lengths[1] / self._row[1]
+        self._origins[slot], self._ages[slot] = one.origin, self._drawn
+        self._drawn += 1
+
+
+def batch_of(rows: Sequence[Row], shape: Shape) -> NestedMap:
+    """A batch of int32 arrays.
+
+    Args:
+        rows: the examples of each row; they fit.
+        shape: of the batch.
+
+    Returns:
+        source_ids, source_segment_ids, source_pair_ids [B, L]; target_inputs (shifted right, BOS
+        first), target_ids, target_segment_ids, target_pair_ids [B, T]. Segments count from 1 in
+        each row; 0 is padding.
+    """
+    placed = [one for row in rows for one in row]
+    pairs = np.array([pair for _, pair in placed], np.int32)
+    counts = np.array([len(row) for row in rows])
+    first = np.repeat(np.cumsum(counts) - counts, counts)  # of its row, for each example
+    segments = (np.arange(len(placed)) - first + 1).astype(np.int32)
+    batch = NestedMap()
+    for side, length in (("source", shape.source_length), ("target", shape.target_length)):
+        ids = [getattr(example, side) for example, _ in placed]
+        lengths = np.array([len(one) for one in ids], np.int64)
+        starts = np.cumsum(lengths) - lengths
+        begin = np.repeat(np.arange(len(rows)) * length, counts) + starts
+        begin -= starts[first] if len(placed) else 0
+        positions = np.repeat(begin - starts, lengths) + np.arange(lengths.sum())
+        flat = np.concatenate([np.zeros(0, np.int32), *ids])
+        values = {"ids": flat, "segment_ids": segments.repeat(lengths)}
+        values["pair_ids"] = pairs.repeat(lengths)
+        if side == "target":
+            values["inputs"] = np.roll(flat, 1)
+            values["inputs"][starts] = BOS
+        for name, value in values.items():
+            array = np.zeros(shape.rows * length, np.int32)
+            array[positions] = value
+            batch[f"{side}_{name}"] = array.reshape(shape.rows, length)
+    return batch

@@ -4,23 +4,23 @@ P language pairs.
 """
 
 import dataclasses
+import math
 import queue
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lingvo_moe.core.fields import Params, PositiveFloat, PositiveInt
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.patterns import Factors, check_found, first_match
-from lingvo_moe.data.dataset import FILE, Dataset, Example, PairInfo, shard_bounds
-from lingvo_moe.data.packing import Packer
+from lingvo_moe.data.dataset import Dataset, Example, PairInfo
+from lingvo_moe.data.packing import Packer, Row, Shape, batch_of
+from lingvo_moe.data.virtual_shard import Streams, VirtualShard
 
-_CHUNK = 4096  # pairs drawn at once
-_LOOK_AHEAD = 32  # examples that may wait for the next batch while shorter ones fill this one
-_MOST_SKIPPED = 100_000
-_FACTORS = "input.pair_factors"
+FACTORS = "input.pair_factors"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,9 @@ class InputParams(Params):
         pairs: names of the pairs to train on; () for all.
         pair_factors: (regular expression, factor), …: the first that is found in a pair's name
             multiplies its probability, before all are scaled to sum to 1.
+        virtual_shards: V, parts of a batch that are packed independently; it divides batch_size.
+            With a multiple of the number of processes each process packs only its own rows. None
+            for the largest power of 2 up to 256 that gives shards of a multiple of 4 rows.
     """
 
     batch_size: PositiveInt = 32
@@ -42,12 +45,23 @@ class InputParams(Params):
     temperature: PositiveFloat = 5.0
     pairs: tuple[str, ...] = ()
     pair_factors: Factors = ()
+    virtual_shards: PositiveInt | None = None
 
     def __post_init__(self):
         super().__post_init__()
+        if self.batch_size % self.num_virtual_shards:
+            raise ValueError(
+                f"input.virtual_shards must divide input.batch_size={self.batch_size}, got "
+                f"{self.virtual_shards}."
+            )
         repeated = [pair for pair, count in Counter(self.pairs).items() if count > 1]
         if repeated:
             raise ValueError(f"input.pairs must name a pair once; repeated: {', '.join(repeated)}.")
+
+    @property
+    def num_virtual_shards(self) -> int:
+        """V."""
+        return self.virtual_shards or max(1, math.gcd(self.batch_size, 4 * 256) // 4)
 
 
 def pairs_with_text(dataset: Dataset, names: Sequence[str] = ()) -> tuple[PairInfo, ...]:
@@ -71,125 +85,182 @@ def pairs_with_text(dataset: Dataset, names: Sequence[str] = ()) -> tuple[PairIn
     return found
 
 
+class Part(NamedTuple):
+    """The part of every batch that a process packs: some of its V virtual shards.
+
+    Attributes:
+        packed: bool [V], the virtual shards that the process's devices read.
+        saved: bool [V], those whose state this process saves; every shard has one process.
+    """
+
+    packed: np.ndarray
+    saved: np.ndarray
+
+    @staticmethod
+    def of(rows: np.ndarray, process: int, shards: int) -> "Part":
+        """The part of one process.
+
+        Args:
+            rows: bool [processes, B], the rows that the devices of each process read.
+            process: the number of the process.
+            shards: V.
+        """
+        packed = rows.reshape(len(rows), shards, -1).max(axis=2)
+        return Part(packed[process], packed[process] & (packed.argmax(axis=0) == process))
+
+
 class TrainInput:
     """An endless stream of packed batches.
 
     All random choices depend on the seed and a few counters, the state. So a restored input gives
-    the same batches as an uninterrupted one.
+    the same batches as an uninterrupted one, also in another number of processes.
 
     Attributes:
         pairs: the pairs to draw from.
         probabilities: float64 [P], of drawing each of them.
-        skipped: number of drawn examples that were longer than a row.
+        packed_share: share of the rows of a batch that this process packs; the others are 0.
     """
 
-    def __init__(self, dataset: Dataset, params: InputParams, seed: int):
-        """Opens the dataset's train split; one shard of each pair is in memory.
+    def __init__(self, dataset: Dataset, params: InputParams, seed: int, part: Part | None = None):
+        """Opens the dataset's train split.
+
+        Args:
+            dataset: prepared data.
+            params: the shape of batches, and the sampling of pairs.
+            seed: of all random choices.
+            part: what this process packs; None for all.
 
         Raises:
             ValueError: a pair that the dataset does not know or has no training examples of; or
                 pair_factors that fit no pair, or leave out all.
         """
-        self._params, self._seed = params, seed
+        shards = params.num_virtual_shards
         self.pairs = pairs_with_text(dataset, params.pairs)
-        self._streams = [_PairStream(dataset, pair, seed) for pair in self.pairs]
-        check_found(
-            [p for p, _ in params.pair_factors], [pair.name for pair in dataset.pairs], _FACTORS
-        )
-        factors = np.array(
-            [first_match(params.pair_factors, pair.name, 1.0) for pair in self.pairs]
-        )
-        if not factors.any():
-            raise ValueError(f"{_FACTORS}={params.pair_factors} leaves out all pairs; change one.")
-        weights = factors * sampling_probabilities(
-            [pair.examples["train"] for pair in self.pairs], params.temperature
-        )
-        self.probabilities = weights / weights.sum()
-        self._draws = 0
-        self._counters = np.zeros(len(self.pairs), np.int64)
-        self._waiting: list[tuple[int, int]] = []  # (stream, its counter)
-        self._drawn_chunk: tuple[int, np.ndarray] | None = None
-        self.skipped, self._skipped_in_a_row = 0, 0
+        self.probabilities = _probabilities(params, self.pairs, dataset)
+        self._shape = Shape(params.batch_size, params.source_length, params.target_length)
+        self._part = part or Part(*np.ones([2, shards], bool))
+        streams = Streams(dataset, self.pairs, seed)
+        rows = self._shape._replace(rows=params.batch_size // shards)
+        self._shards = {
+            v: VirtualShard(v, shards, streams, self.probabilities, rows)
+            for v in np.flatnonzero(self._part.packed).tolist()
+        }
+        self.packed_share = len(self._shards) / shards
+
+    @property
+    def skipped(self) -> int:
+        """Number of drawn examples that were longer than a row."""
+        return sum(shard.skipped for shard in self._shards.values())
 
     def next_batch(self) -> NestedMap:
-        """The next batch; see `Packer.batch`.
+        """The next batch; see `packing.batch_of`. Rows that this process does not pack are 0.
 
         Raises:
             ValueError: thousands of examples in a row are too long.
+            OSError: a shard of the dataset is missing or damaged.
         """
-        p = self._params
-        packer = Packer(p.batch_size, p.source_length, p.target_length)
-        old, self._waiting = self._waiting, []
-        for stream, counter in old:
-            self._place(packer, stream, counter)
-        while len(self._waiting) < _LOOK_AHEAD:
-            self._place(packer, *self._draw())
-        return packer.batch()
+        rows: list[Row] = [[] for _ in range(self._shape.rows)]
+        size = len(rows) // len(self._part.packed)
+        for v, shard in self._shards.items():
+            rows[v * size : (v + 1) * size] = shard.next_rows()
+        return batch_of(rows, self._shape)
 
     def peek(self, examples: int) -> list[NestedMap]:
         """The next batches with at least this number of examples; the stream does not advance.
 
         Raises:
-            ValueError: as `next_batch`.
+            ValueError, OSError: as `next_batch`.
         """
-        state, skipped, batches = self.state(), self.skipped, []
+        states = {v: (shard.state(), shard.skipped) for v, shard in self._shards.items()}
+        batches: list[NestedMap] = []
         while examples > 0:
             batches.append(self.next_batch())
             examples -= int(batches[-1].target_segment_ids.max(axis=1).sum())
-        self.restore(state)
-        self.skipped, self._skipped_in_a_row = skipped, 0
+        for v, (state, skipped) in states.items():
+            self._shards[v].restore(state)
+            self._shards[v].skipped = skipped
         return batches
 
-    def state(self) -> dict[str, np.ndarray]:
-        """The position of the stream: a few counters."""
+    def state(self) -> dict[str, Any]:
+        """The position of the stream: a few counters of each virtual shard.
+
+        Returns:
+            draws [V], counters [V, P] and waiting [V, W, 3]: arrays of int64, or `Rows` of those if
+            this process packs only some shards.
+        """
+        states = {v: shard.state() for v, shard in self._shards.items()}
+        if len(states) == len(self._part.packed):
+            return stacked(states.values())
+        saved = {v: states[v] for v in np.flatnonzero(self._part.saved).tolist()}
         return {
-            "draws": np.asarray(self._draws, np.int64),
-            "counters": self._counters.copy(),
-            "waiting": np.array(self._waiting, np.int64).reshape(-1, 2),
+            name: Rows(
+                (len(self._part.packed), *value.shape),
+                {v: state[name] for v, state in saved.items()},
+            )
+            for name, value in next(iter(states.values())).items()
         }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continues from a state.
+        """Continues from a state, that of all virtual shards.
 
         Raises:
-            ValueError: the state belongs to other pairs.
+            ValueError: the state belongs to other pairs, virtual shards, or an earlier version.
         """
-        if len(state["counters"]) != len(self._streams):
+        shape, ours = np.shape(state["counters"]), (len(self._part.packed), len(self.pairs))
+        if len(shape) != 2:
             raise ValueError(
-                f"The checkpoint's input has {len(state['counters'])} pairs, this one "
-                f"{len(self._streams)}; train with the same data and input.pairs."
+                "The checkpoint's input is of an earlier version of lingvo_moe, which drew examples"
+                " in another order. Start a new logdir from its weights with --init_from."
             )
-        self._draws = int(state["draws"])
-        self._counters = np.array(state["counters"], np.int64)
-        self._waiting = [(int(stream), int(counter)) for stream, counter in state["waiting"]]
+        if shape != ours:
+            raise ValueError(
+                f"The checkpoint's input has {shape[1]} pairs and {shape[0]} virtual shards, this "
+                f"one {ours[1]} and {ours[0]}; train with the same data, input.pairs and "
+                f"input.virtual_shards."
+            )
+        for v, shard in self._shards.items():
+            shard.restore({name: np.asarray(value[v]) for name, value in state.items()})
 
-    def _draw(self) -> tuple[int, int]:
-        chunk, offset = divmod(self._draws, _CHUNK)
-        if self._drawn_chunk is None or self._drawn_chunk[0] != chunk:
-            rng = np.random.default_rng([self._seed, 0, chunk])
-            draws = rng.choice(len(self._streams), _CHUNK, p=self.probabilities)
-            self._drawn_chunk = chunk, draws
-        stream = int(self._drawn_chunk[1][offset])
-        counter = int(self._counters[stream])
-        self._draws += 1
-        self._counters[stream] += 1
-        return stream, counter
 
-    def _place(self, packer, stream, counter):
-        example = self._streams[stream].example(counter)
-        if not packer.fits_empty_row(example):
-            self.skipped += 1
-            self._skipped_in_a_row += 1
-            if self._skipped_in_a_row > _MOST_SKIPPED and packer.empty:
-                raise ValueError(
-                    f"{self._skipped_in_a_row} examples in a row do not fit rows of "
-                    f"{self._params.source_length} and {self._params.target_length} tokens; raise "
-                    f"input.source_length and input.target_length."
-                )
-        elif packer.add(example, self._streams[stream].pair.index):
-            self._skipped_in_a_row = 0
-        else:
-            self._waiting.append((stream, counter))
+def stacked(states: Iterable[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The states of all virtual shards as one."""
+    states = list(states)
+    return {name: np.stack([state[name] for state in states]) for name in states[0]}
+
+
+class Rows:
+    """Some rows of an int64 array, each in one process; a checkpoint saves them as it does a
+    jax.Array's shards.
+    """
+
+    is_fully_addressable, dtype = False, np.dtype(np.int64)
+
+    def __init__(self, shape: tuple[int, ...], rows: Mapping[int, np.ndarray]):
+        """Rows by number, of an array of this shape."""
+        self.shape = shape
+        self.addressable_shards = [
+            RowShard((slice(number, number + 1),), row[None]) for number, row in rows.items()
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class RowShard:
+    """One row; see jax.Shard."""
+
+    index: tuple[slice, ...]
+    data: np.ndarray
+    replica_id: int = 0
+
+
+def _probabilities(params, pairs, dataset) -> np.ndarray:
+    """float64 [P], of drawing each pair."""
+    check_found([p for p, _ in params.pair_factors], [pair.name for pair in dataset.pairs], FACTORS)
+    factors = np.array([first_match(params.pair_factors, pair.name, 1.0) for pair in pairs])
+    if not factors.any():
+        raise ValueError(f"{FACTORS}={params.pair_factors} leaves out all pairs; change one.")
+    sizes = [pair.examples["train"] for pair in pairs]
+    weights = factors * sampling_probabilities(sizes, params.temperature)
+    return weights / weights.sum()
 
 
 def sampling_probabilities(sizes: list[int], temperature: float) -> np.ndarray:
@@ -197,48 +268,6 @@ def sampling_probabilities(sizes: list[int], temperature: float) -> np.ndarray:
     # Sizes relative to the largest, because the power of a size could overflow.
     weights = np.power(np.array(sizes, np.float64) / max(sizes), 1.0 / temperature)
     return weights / weights.sum()
-
-
-class _PairStream:
-    """The training examples of one pair, shuffled again in each epoch."""
-
-    def __init__(self, dataset: Dataset, pair: PairInfo, seed: int):
-        self.pair = pair
-        self._dataset, self._seed = dataset, seed
-        self._total = pair.examples["train"]
-        self._shards = pair.shards["train"]
-        self._sizes = np.diff(shard_bounds(self._total, len(self._shards)))
-        self._epoch, self._shard = -1, -1
-
-    def example(self, number: int) -> Example:
-        """The number-th example of an endless sequence of epochs."""
-        epoch, offset = divmod(number, self._total)
-        if epoch != self._epoch:
-            self._order = self._rng(epoch).permutation(len(self._shards))
-            self._starts = np.concatenate([[0], np.cumsum(self._sizes[self._order])])
-            self._epoch, self._permuted = epoch, -1
-        place = int(np.searchsorted(self._starts, offset, side="right")) - 1
-        shard = int(self._order[place])
-        if shard != self._shard:
-            self._examples = self._read(shard)
-            self._shard = shard
-        if shard != self._permuted:
-            self._permutation = self._rng(epoch, shard).permutation(self._sizes[shard])
-            self._permuted = shard
-        return self._examples[self._permutation[offset - self._starts[place]]]
-
-    def _read(self, shard):
-        name = self._shards[shard]
-        examples = self._dataset.read_shard(name)
-        if len(examples) != self._sizes[shard]:
-            raise OSError(
-                f"Shard {self._dataset.directory / name} has {len(examples)} examples where "
-                f"{FILE} implies {self._sizes[shard]}; prepare the data again."
-            )
-        return examples
-
-    def _rng(self, *key: int) -> np.random.Generator:
-        return np.random.default_rng([self._seed, 1, self.pair.index, *key])
 
 
 def eval_batches(dataset: Dataset, split: str, params: InputParams) -> Iterator[NestedMap]:
@@ -301,7 +330,7 @@ class Prefetcher:
         self._state = state
         return batch
 
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self) -> dict[str, Any]:
         """The state after the last batch taken; batches made in advance do not count."""
         return self._state
 

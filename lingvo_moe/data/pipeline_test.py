@@ -1,20 +1,22 @@
-import functools
+import dataclasses
 import threading
 
 import numpy as np
 import pytest
 
-from lingvo_moe.data import pipeline
+from lingvo_moe.data import virtual_shard
 from lingvo_moe.data.dataset import Dataset, Example, PairInfo, shard_bounds, write_shard
 from lingvo_moe.data.pipeline import (
     InputParams,
+    Part,
     Prefetcher,
     TrainInput,
     eval_batches,
     sampling_probabilities,
 )
+from lingvo_moe.data.virtual_shard import Streams
 
-PARAMS = InputParams(batch_size=3, source_length=12, target_length=10)
+PARAMS = InputParams(batch_size=3, source_length=12, target_length=10, virtual_shards=3)
 
 
 def _make(directory, sizes, *, split="train", shards=1, length=4):
@@ -35,18 +37,6 @@ def _make(directory, sizes, *, split="train", shards=1, length=4):
             write_shard(directory / shard, examples[start:end])
         pairs.append(PairInfo(name, f"x{index}", "en", index, {split: size}, {split: names}))
     return Dataset(directory, tuple(pairs), {"en": 4}, {}, {})
-
-
-@pytest.fixture
-def quick_reads(monkeypatch):
-    """Keeps shards in memory: a few examples a shard mean a new shard at nearly every example."""
-
-    @functools.cache
-    def read(directory, shard):
-        return original(Dataset(directory, (), {}, {}, {}), shard)
-
-    original = Dataset.read_shard
-    monkeypatch.setattr(Dataset, "read_shard", lambda self, shard: read(self.directory, shard))
 
 
 def _unpack(batch):
@@ -84,14 +74,34 @@ def test_temperature():
 
 
 def test_pairs_come_as_often_as_their_probability(tmp_path):
+    """Sizes 1, 32, 243 to the power 1/5 are 1, 2, 3; chi-square of 2 degrees, p = 0.001: 13.8."""
     batches = TrainInput(_make(tmp_path, [1, 32, 243]), PARAMS, seed=1)
-    pairs = [s[0] for _ in range(400) for s in _unpack(batches.next_batch())]
-    # 1, 32, 243 to the power 1/5 are 1, 2, 3. Of n ≈ 3000 draws a share strays by ~0.009.
-    assert len(pairs) > 2500
-    assert np.allclose(np.bincount(pairs) / len(pairs), [1 / 6, 2 / 6, 3 / 6], atol=0.035)
+    packed = [batches.next_batch() for _ in range(1500)]
+    pairs = np.concatenate([b.target_pair_ids[b.target_inputs == 1] for b in packed])  # at each BOS
+    drawn = batches.state()["counters"].sum(axis=0)
+    expected = drawn.sum() * np.array([1, 2, 3]) / 6
+    assert drawn.sum() > 7000
+    assert ((drawn - expected) ** 2 / expected).sum() < 13.8
+    # All that is drawn is packed, apart from the 768 that wait.
+    assert drawn.sum() - len(pairs) == 3 * 256
+    assert np.all(np.bincount(pairs) >= drawn - 3 * 256)
 
 
-@pytest.mark.usefixtures("quick_reads")
+def test_mixtures_of_many_pairs_and_temperatures(tmp_path):
+    """Chi-square of 39 degrees, p = 0.001: 72.1."""
+    sizes = np.random.default_rng(0).integers(1, 300, 40).tolist()
+    dataset = _make(tmp_path, sizes, length=1)
+    for temperature in (1.0, 2.0, 5.0):
+        params = InputParams(batch_size=4, source_length=200, temperature=temperature)
+        batches = TrainInput(dataset, params, seed=3)
+        for _ in range(60):
+            batches.next_batch()
+        drawn = batches.state()["counters"].sum(axis=0)
+        expected = drawn.sum() * sampling_probabilities(sizes, temperature)
+        assert drawn.sum() > 7000
+        assert ((drawn - expected) ** 2 / expected).sum() < 72.1
+
+
 def test_segments_are_examples(tmp_path):
     dataset = _make(tmp_path, [5, 9], shards=2)
     known = _of_dataset(dataset, "train")
@@ -102,26 +112,86 @@ def test_segments_are_examples(tmp_path):
 
 
 def test_an_epoch_is_every_example_once_in_another_order(tmp_path):
-    # A batch is one row, and a row has room for one example.
-    params = InputParams(batch_size=1, source_length=3, target_length=2)
-    batches = TrainInput(_make(tmp_path, [20], shards=3, length=1), params, seed=1)
-    epochs = np.array([batches.next_batch().source_ids[0, 1] - 10 for _ in range(40)]).reshape(
-        2, 20
-    )
-    epochs = epochs.tolist()
-    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(20))
-    assert epochs[0] != epochs[1] != list(range(20))
-    # Shards of 6, 7, 7 examples come one after the other.
-    shard_of = np.repeat([0, 1, 2], [6, 7, 7])
-    assert (np.diff(shard_of[epochs[0]]) != 0).sum() == 2
+    dataset = _make(tmp_path, [5, 20], shards=3, length=1)
+    streams = Streams(dataset, dataset.pairs, seed=1)
+
+    def numbers(stream, positions):
+        read = streams.read(np.full(len(positions), stream), np.array(positions))
+        assert all(one.pair_index == stream for one in read)
+        return [int(one.example.source[1]) - 1000 * stream - 10 for one in read]
+
+    first, second = numbers(1, range(20)), numbers(1, range(20, 40))
+    assert sorted(first) == sorted(second) == list(range(20))
+    assert first != second != list(range(20))
+    assert sorted(numbers(0, range(5, 10))) == list(range(5))
+    # Shards of 6, 7, 7 examples are mixed: the whole pair is shuffled.
+    assert (np.diff(np.repeat([0, 1, 2], [6, 7, 7])[first]) != 0).sum() > 5
 
 
-@pytest.mark.usefixtures("quick_reads")
+def test_virtual_shards_share_the_epochs(tmp_path):
+    """Together they have drawn the first epochs of the pair, without one of them twice."""
+    dataset = _make(tmp_path, [4000], length=1)
+    params = InputParams(batch_size=4, virtual_shards=4)
+    batches = TrainInput(dataset, params, seed=1)
+    seen = [s[1][1] for _ in range(10) for s in _unpack(batches.next_batch())]
+    assert len(seen) > 500
+    assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_pack_their_own_rows_of_the_same_batches(tmp_path, processes):
+    dataset = _make(tmp_path, [7, 40])
+    params = InputParams(batch_size=8, source_length=12, target_length=10, virtual_shards=8)
+    whole = TrainInput(dataset, params, seed=5)
+    rows = np.repeat(np.eye(processes, dtype=bool), 8 // processes, axis=1)
+
+    def parts():
+        return [TrainInput(dataset, params, 5, Part.of(rows, i, 8)) for i in range(processes)]
+
+    batches = parts()
+    for step in range(12):
+        expected, found = whole.next_batch(), [one.next_batch() for one in batches]
+        for name, value in expected.items():
+            np.testing.assert_array_equal(sum(one[name] for one in found), value)
+        for part, mine in zip(found, rows, strict=True):
+            assert not part.target_ids[~mine].any()
+        if step == 5:  # restored from what all saved, in as many processes
+            state = _joined([one.state() for one in batches])
+            assert _equal(state, whole.state())
+            batches = parts()
+            for one in batches:
+                one.restore(state)
+    alone = TrainInput(dataset, params, seed=5)
+    alone.restore(_joined([one.state() for one in batches]))
+    assert _equal(alone.next_batch(), whole.next_batch())
+
+
+def _joined(states):
+    """The arrays of which each process holds rows; every row in one process."""
+    joined = {}
+    for name in states[0]:
+        array = np.full(states[0][name].shape, -7, np.int64)
+        for state in states:
+            for shard in state[name].addressable_shards:
+                assert np.all(array[shard.index] == -7)
+                array[shard.index] = shard.data
+        joined[name] = array
+    assert not np.any(joined["draws"] == -7)
+    return joined
+
+
+def test_rows_that_several_processes_read_are_saved_by_one():
+    """A mesh without a split of the batch in two, and a shard that two processes share."""
+    rows = np.array([[1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 1]], bool)
+    parts = [Part.of(rows, i, 2) for i in range(3)]
+    assert [part.packed.tolist() for part in parts] == [[1, 1], [1, 1], [0, 1]]
+    assert [part.saved.tolist() for part in parts] == [[1, 1], [0, 0], [0, 0]]
+
+
 @pytest.mark.parametrize("pairs", [(), ("x1-en",)])
 def test_resuming_anywhere_gives_the_same_batches(tmp_path, pairs):
-    # 40 batches of ~8 examples go through every shard and many epochs of the small pairs.
     dataset = _make(tmp_path, [1, 7, 40], shards=3)
-    params = InputParams(batch_size=3, source_length=12, target_length=10, pairs=pairs)
+    params = dataclasses.replace(PARAMS, pairs=pairs)
     whole = TrainInput(dataset, params, seed=5)
     states, batches = [], []
     for _ in range(40):
@@ -132,7 +202,12 @@ def test_resuming_anywhere_gives_the_same_batches(tmp_path, pairs):
         resumed.restore(state)
         for batch in batches[start : start + 3]:
             assert _equal(resumed.next_batch(), batch)
-    assert any(len(state["waiting"]) for state in states)
+
+
+def test_the_default_number_of_virtual_shards():
+    """A multiple of 4 rows each, at most 256 of them."""
+    sizes = {1: 1, 3: 1, 4: 1, 8: 2, 12: 1, 32: 8, 34: 1, 1024: 256, 32768: 256}
+    assert {b: InputParams(batch_size=b).num_virtual_shards for b in sizes} == sizes
 
 
 def test_the_seed_matters(tmp_path):
@@ -147,24 +222,33 @@ def test_state_is_small_integers(tmp_path):
     batches.next_batch()
     state = batches.state()
     assert all(np.asarray(value).dtype == np.int64 for value in state.values())
-    assert state["counters"].sum() == state["draws"]
-    assert state["waiting"].shape == (32, 2)
+    assert state["counters"].sum(axis=1).tolist() == state["draws"].tolist()
+    assert state["waiting"].shape == (3, 256, 3)
+
+
+def test_state_of_an_earlier_version(tmp_path):
+    old = {"draws": 9, "counters": np.array([4, 5]), "waiting": np.zeros([32, 2], np.int64)}
+    with pytest.raises(ValueError, match=r"an earlier version .* from its weights with --init_fr"):
+        TrainInput(_make(tmp_path, [5, 5]), PARAMS, seed=1).restore(old)
 
 
 def test_state_of_other_pairs(tmp_path):
     dataset = _make(tmp_path, [5, 5])
-    state = TrainInput(dataset, PARAMS, seed=1).state()
+    state = TrainInput(dataset, InputParams(), seed=1).state()
     one = InputParams(pairs=("x1-en",))
-    with pytest.raises(ValueError, match="input has 2 pairs, this one 1; train with the same data"):
+    with pytest.raises(
+        ValueError, match=r"has 2 pairs and 8 virtual shards, this one 1 and 8; train"
+    ):
         TrainInput(dataset, one, seed=1).restore(state)
 
 
 def test_rows_are_dense(tmp_path):
-    # Lengths 3 to 11 on both sides, alike on average.
-    dataset = _make(tmp_path, [400], length=9)
+    # Sources of 3 to 32 tokens, targets of 2 to 31, alike on average.
+    dataset = _make(tmp_path, [400], length=30)
     batches = TrainInput(dataset, InputParams(batch_size=32), seed=1)
     many = [batches.next_batch() for _ in range(20)]
-    assert np.mean([batch.target_segment_ids > 0 for batch in many]) > 0.85
+    for side in ("source", "target"):
+        assert np.mean([batch[f"{side}_segment_ids"] > 0 for batch in many]) > 0.93
 
 
 def test_pair_factors(tmp_path):
@@ -195,7 +279,7 @@ def test_too_long_examples_are_passed_over(tmp_path):
 
 
 def test_nothing_fits(tmp_path, monkeypatch):
-    monkeypatch.setattr(pipeline, "_MOST_SKIPPED", 100)
+    monkeypatch.setattr(virtual_shard, "MOST_SKIPPED", 100)
     batches = TrainInput(_make(tmp_path, [4]), InputParams(source_length=2), seed=1)
     with pytest.raises(
         ValueError, match=r"do not fit rows of 2 and 64 tokens; raise input\.source"
@@ -217,7 +301,7 @@ def test_unknown_and_empty_pairs(tmp_path):
 
 def test_a_shard_of_another_length(tmp_path):
     dataset = _make(tmp_path, [4])
-    write_shard(tmp_path / "train/x0-en-0", dataset.examples("train", "x0-en")[:3])
+    write_shard(tmp_path / "train/x0-en-0", [Example(np.array([4, 2]), np.array([2]))] * 3)
     with pytest.raises(
         OSError, match=r"train/x0-en-0 has 3 examples where dataset\.json implies 4"
     ):
@@ -230,6 +314,7 @@ def test_a_shard_of_another_length(tmp_path):
         ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
         ({"source_length": -1}, "source_length must be >= 1, got -1"),
         ({"temperature": 0.0}, "temperature must be > 0, got 0.0"),
+        ({"batch_size": 6, "virtual_shards": 4}, "must divide input.batch_size=6, got 4"),
         ({"pairs": ("a-b", "c-b", "a-b")}, "must name a pair once; repeated: a-b"),
     ],
 )

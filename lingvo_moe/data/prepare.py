@@ -62,7 +62,7 @@ class PrepareParams(Params):
         tags_on_both_sides: whether each side begins with its language's tag, as models that were
             imported read and write; see data.language_tags.
         both_directions: whether to add the reverse of each pair that the corpus does not have.
-        shard_size: largest number of examples in a TFRecord file.
+        shard_size: largest number of examples in a file of records.
         seed: of sampling for the vocabularies.
 
     Raises:
@@ -295,7 +295,7 @@ class _Writer:
 
     def _write_shards(self, name, split, examples) -> list[str]:
         count = -(-len(examples) // self.params.shard_size)
-        names = [f"{split}/{name}-{i:05d}-of-{count:05d}.tfrecord" for i in range(count)]
+        names = [f"{split}/{name}-{i:05d}-of-{count:05d}.records" for i in range(count)]
         bounds = shard_bounds(len(examples), count)
         for shard, start, end in zip(names, bounds, bounds[1:], strict=False):
             write_shard(self.directory / shard, examples[start:end])

@@ -204,7 +204,7 @@ def test_a_full_disk_leaves_nothing_and_names_the_file(corpus, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
     try:
-        with pytest.raises(OSError, match=r"eo-en-00000-of-00001\.tfrecord cannot be written"):
+        with pytest.raises(OSError, match=r"eo-en-00000-of-00001\.records cannot be written"):
             prepare(corpus, tmp_path / "data", dataclasses.replace(PARAMS, shard_size=50_000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

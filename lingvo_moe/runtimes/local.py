@@ -99,6 +99,10 @@ class Local:
         counts = tf.function(lambda b: count(self._read(), b), autograph=False)(_to_tensors(batch))
         return NestedMap(counts.flatten())
 
+    def batch_rows(self, rows: int) -> np.ndarray:
+        """bool [processes, B]: the rows of a batch that the devices of each process read."""
+        return np.ones([1, rows], bool)
+
     def relocate(self, table: str, source: np.ndarray, placement: np.ndarray) -> None:
         """Moves experts of one layer from slot to slot, their optimizer state with them.
 

@@ -31,8 +31,8 @@ _LEAST_LENGTH = 16
 class Spmd:
     """Holds the state in pieces on the devices of a mesh and runs the step as one program.
 
-    The interface is that of runtimes.local.Local. Every process makes the same calls with the same
-    whole batches; its devices use only their rows.
+    The interface is that of runtimes.local.Local. Every process makes the same calls with batches
+    of the same shape; its devices use only their rows, see `batch_rows`.
 
     Attributes:
         compiled: whether `train` was called, which compiles the step.
@@ -114,6 +114,15 @@ class Spmd:
         args = [self._specs, specs]
         program = partitioned(count_function(step), args, None, self._layout)
         return NestedMap(program(self._state, self._fed(batch, specs)))
+
+    def batch_rows(self, rows: int) -> np.ndarray:
+        """bool [processes, B]: the rows of a batch that the devices of each process read."""
+        spec = ArraySpec((rows,), np.dtype(np.int32), "B")
+        found = np.zeros([jax.process_count(), rows], bool)
+        devices = self._layout.shardings({"rows": spec})["rows"].devices_indices_map((rows,))
+        for device, index in devices.items():
+            found[device.process_index][index] = True
+        return found
 
     def relocate(self, table: str, source: np.ndarray, placement: np.ndarray) -> None:
         """See Local. Waits until it is done.

@@ -14,7 +14,7 @@ from lingvo_moe.reporting.table import Table
 FEW, MANY = 1.0, 100.0  # epochs; a pair outside this range gets a warning
 _ROWS = 12  # for more pairs the table has tiers
 _NEVER = 1e-6  # fewer epochs count as never, as with a temperature near 0
-_MEASURED = 1000  # examples that are packed to measure how many fit a batch
+_MEASURED = 4000  # examples that are packed to measure how many fit a batch
 
 
 class Exposure(NamedTuple):
@@ -55,9 +55,9 @@ class Forecast:
         Raises:
             ValueError, OSError: the input gives no batch.
         """
-        batches = source.peek(_MEASURED)
-        examples = np.mean([batch.target_segment_ids.max(axis=1).sum() for batch in batches])
-        tokens = np.mean([np.count_nonzero(batch.target_segment_ids) for batch in batches])
+        segments = [batch.target_segment_ids for batch in source.peek(_MEASURED)]
+        examples = np.mean([one.max(axis=1).sum() for one in segments]) / source.packed_share
+        tokens = np.mean([np.count_nonzero(one) for one in segments]) / source.packed_share
         sizes = {pair.name: pair.examples["train"] for pair in source.pairs}
         pairs = expose(sizes, source.probabilities, steps * float(examples))
         return Forecast(steps, float(examples), float(tokens), pairs)

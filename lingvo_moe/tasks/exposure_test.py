@@ -65,8 +65,8 @@ def test_a_temperature_near_zero_leaves_a_pair_out():
 def test_what_a_batch_holds_is_measured_and_the_input_stays_where_it_was():
     params = InputParams(batch_size=4, source_length=48, target_length=32, pairs=("qna-en",))
     source, same = (TrainInput(dataset(), params, seed=3) for _ in range(2))
-    forecast = Forecast.of(source, 50)
-    batches = [same.next_batch() for _ in range(50)]
+    forecast = Forecast.of(source, 400)
+    batches = [same.next_batch() for _ in range(400)]
     examples = sum(int(batch.target_segment_ids.max(axis=1).sum()) for batch in batches)
     (seen,) = forecast.pairs
     assert seen.examples == dataset().pair("qna-en").examples["train"]

@@ -14,7 +14,7 @@ from lingvo_moe.core import lock
 from lingvo_moe.core.files import write_whole
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.dataset import Dataset
-from lingvo_moe.data.pipeline import Prefetcher, TrainInput
+from lingvo_moe.data.pipeline import Part, Prefetcher, TrainInput
 from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.placement.rebalance import Rebalanced
@@ -130,7 +130,9 @@ def run_training(
     The logdir is written after the dataset and the checkpoint to resume from have been checked.
     """
     params = model_dir.params
-    source = TrainInput(dataset, params.input, params.train.seed)
+    rows = runtime.batch_rows(params.input.batch_size)
+    part = Part.of(rows, process.index, params.input.num_virtual_shards)
+    source = TrainInput(dataset, params.input, params.train.seed, part)
     layers = model_dir.task.moe_layers
     start = _Start(model_dir, runtime, process, report)
     with Prefetcher(source) as batches:

@@ -72,12 +72,15 @@ def test_one_fails_at_an_evaluation_and_the_same_command_goes_on(tmp_path):
 
 
 def test_two_start_from_a_dense_model(tmp_path):
-    """Each reads its experts; half of the model is frozen. The step is that of one device."""
+    """Each packs its rows and reads its experts; half of the model is frozen. The step and the
+    input are those of one device.
+    """
     pytest.importorskip("jax")
     old = random_logdir(tmp_path / "old", (*SHRINK, "model.moe=None"))
     start = f"--init_from={old.path}"
     frozen = "optimizer.rate_factors=(('encoder/.*wi|embedding',0),)"
     texts = ("init.expert_noise=0.1", frozen, "train.max_steps=1", "model.dropout_rate=0.0")
+    texts += ("input.virtual_shards=2",)  # each process packs one
     sets = [f"--set={text}" for text in texts]
     done = run_two(tmp_path / "two", start, *sets)
     assert [code for code, _ in done] == [0, 0], done[0][1] + done[1][1]

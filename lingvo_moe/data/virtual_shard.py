@@ -1,0 +1,158 @@
+"""Virtual shards: fixed parts of every batch, each with its own random draws and its own state.
+
+A batch of B rows has V virtual shards of B / V rows. Each is packed without the others. So a
+process packs only those that its devices read, and the batches depend neither on the number of
+processes nor on that of workers.
+
+P streams: the training examples of each pair.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lingvo_moe.data.dataset import Dataset, PairInfo
+from lingvo_moe.data.packing import Pool, Row, Shape, Waiting
+from lingvo_moe.data.shuffle import hash_numbers, permute
+
+LOOK_AHEAD = 256  # examples that wait for a place
+MOST_SKIPPED = 100_000
+_CHUNK = 256  # draws at once
+_DRAWS, _ORDER = range(2)  # uses of the seed
+
+
+@dataclasses.dataclass(frozen=True)
+class Streams:
+    """The training examples of P pairs, each shuffled again in every epoch.
+
+    Attributes:
+        dataset: prepared data.
+        pairs: the pairs.
+        seed: of the order.
+    """
+
+    dataset: Dataset
+    pairs: Sequence[PairInfo]
+    seed: int
+
+    def read(self, streams: np.ndarray, positions: np.ndarray) -> list[Waiting]:
+        """Examples by position in endless sequences of epochs; each epoch has every example once.
+
+        Args:
+            streams, positions: int64 [N].
+
+        Raises:
+            OSError: as `Dataset.example`.
+        """
+        sizes = np.array([pair.examples["train"] for pair in self.pairs], np.int64)[streams]
+        names = np.array([pair.index for pair in self.pairs])[streams]
+        epochs, offsets = np.divmod(positions, sizes)
+        keys = hash_numbers(self.seed, _ORDER, names, epochs)
+        return [
+            Waiting(self.dataset.example("train", pair := self.pairs[s], i), pair.index, (s, p))
+            for s, p, i in zip(
+                streams.tolist(),
+                positions.tolist(),
+                permute(offsets, sizes, keys).tolist(),
+                strict=True,
+            )
+        ]
+
+
+class VirtualShard:
+    """Rows of every batch: an endless stream of draws, packed.
+
+    All random choices depend on the seed, the shard's number, and counters, which are the state.
+    The shard takes every V-th example of each stream's order.
+
+    Attributes:
+        skipped: number of drawn examples that were longer than a row.
+    """
+
+    def __init__(
+        self, number: int, shards: int, streams: Streams, probabilities: np.ndarray, shape: Shape
+    ):
+        """The beginning of the stream.
+
+        Args:
+            number: of this shard, from 0.
+            shards: V.
+            streams: the examples.
+            probabilities: float64 [P], of drawing from each stream.
+            shape: of this shard's rows.
+        """
+        self._number, self._shards, self._streams, self._shape = number, shards, streams, shape
+        bounds = np.cumsum(probabilities)
+        self._bounds = bounds / bounds[-1]
+        self._draws = 0  # before the chunk
+        self._counters = np.zeros(len(probabilities), np.int64)  # likewise
+        self._drawn = np.zeros(0, np.int64)  # the streams of the chunk
+        self._chunk: list[Waiting] = []  # their examples
+        self._used = 0  # of them
+        self._pool = Pool(self._draw, LOOK_AHEAD, shape[1:])
+        self.skipped, self._skipped_in_a_row = 0, 0
+
+    def next_rows(self) -> list[Row]:
+        """The shard's rows of the next batch.
+
+        Raises:
+            ValueError: thousands of examples in a row are too long.
+        """
+        return self._pool.fill(self._shape.rows)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The position, int64: draws [], counters [P], waiting [W, 3] (stream, position,
+        age)."""
+        used = np.bincount(self._drawn[: self._used], minlength=len(self._counters))
+        return {
+            "draws": np.asarray(self._draws + self._used, np.int64),
+            "counters": self._counters + used,
+            "waiting": self._pool.state(),
+        }
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continues from a state."""
+        self._draws, self._counters = int(state["draws"]), np.array(state["counters"], np.int64)
+        self._drawn, self._chunk, self._used = self._drawn[:0], [], 0
+        waiting = state["waiting"][state["waiting"][:, 0] >= 0]
+        self._pool.restore(self._streams.read(waiting[:, 0], waiting[:, 1]), waiting[:, 2])
+
+    def _draw(self) -> Waiting:
+        """The next example that has room in a row."""
+        while True:
+            if self._used == len(self._chunk):
+                self._draw_chunk()
+            one = self._chunk[self._used]
+            self._used += 1
+            if self._shape.has_room(one.example):
+                self._skipped_in_a_row = 0
+                return one
+            self.skipped += 1
+            self._skipped_in_a_row += 1
+            if self._skipped_in_a_row > MOST_SKIPPED:
+                raise ValueError(
+                    f"{self._skipped_in_a_row} examples in a row do not fit rows of "
+                    f"{self._shape.source_length} and {self._shape.target_length} tokens; raise "
+                    f"input.source_length and input.target_length."
+                )
+
+    def _draw_chunk(self):
+        """Draws streams up to the next multiple of the chunk's size, and reads their examples."""
+        draws = self._draws + self._used
+        counters = self._counters + np.bincount(self._drawn, minlength=len(self._counters))
+        chunk, offset = divmod(draws, _CHUNK)
+        rng = np.random.default_rng([self._streams.seed, _DRAWS, self._number, chunk])
+        drawn = np.searchsorted(self._bounds, rng.random(_CHUNK)[offset:], side="right")
+        positions = (counters[drawn] + _repeats(drawn)) * self._shards + self._number
+        self._chunk = self._streams.read(drawn, positions)
+        self._draws, self._counters, self._drawn, self._used = draws, counters, drawn, 0
+
+
+def _repeats(numbers: np.ndarray) -> np.ndarray:
+    """How often each number occurred before it, int64 [N]."""
+    order = np.argsort(numbers, kind="stable")
+    ordered = numbers[order]
+    repeats = np.empty(len(numbers), np.int64)
+    repeats[order] = np.arange(len(numbers)) - np.searchsorted(ordered, ordered)
+    return repeats
