@@ -18,7 +18,7 @@ from lingvo_moe.core.params import foreign_modules, from_fields, override, to_fi
 from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
-from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer
+from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer, Keep
 from lingvo_moe.training.loop import TrainParams
 
 FORMAT = 2
@@ -252,7 +252,7 @@ class ModelDir:
     @property
     def checkpoints(self) -> Checkpointer:
         """Its checkpoints."""
-        return Checkpointer(self.path / "checkpoints", self.params.train.keep_checkpoints)
+        return Checkpointer(self.path / "checkpoints", Keep(self.params.train.keep_checkpoints))
 
     @property
     def routing_path(self) -> Path:

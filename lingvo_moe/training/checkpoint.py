@@ -1,6 +1,7 @@
 """Checkpoints: TensorFlow's bundle format in a directory that appears when it is complete."""
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import logging
@@ -8,6 +9,7 @@ import math
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,6 +91,37 @@ class Checkpoint:
 
 
 @dataclasses.dataclass(frozen=True)
+class Keep:
+    """Which checkpoints are kept, besides the best ones.
+
+    Attributes:
+        newest: number of newest ones.
+        steps: those whose step is a multiple of this are kept for ever; None for none.
+        hours: one of each such number of hours is kept for ever, from the oldest on; None for none.
+    """
+
+    newest: int = 3
+    steps: int | None = None
+    hours: float | None = None
+
+    def __call__(self, times: Mapping[int, float]) -> set[int]:
+        """The steps to keep.
+
+        Args:
+            times: step, ascending -> when it was saved, in seconds.
+        """
+        kept = set(list(times)[-self.newest :])
+        if self.steps:
+            kept |= {step for step in times if step % self.steps == 0}
+        due = -math.inf
+        for step, seconds in times.items():
+            if self.hours and seconds >= due:
+                kept.add(step)
+                due = seconds + 3600 * self.hours
+        return kept
+
+
+@dataclasses.dataclass(frozen=True)
 class Checkpointer:
     """Saves and restores under `directory/step_00001000/`.
 
@@ -99,12 +132,12 @@ class Checkpointer:
 
     Attributes:
         directory: of the checkpoints, on a file system that all processes share.
-        keep: number of newest checkpoints to keep; the best is always kept too.
+        keep: which checkpoints to keep; the best is always kept too.
         process: this process. All processes call `save` and `resume` together.
     """
 
     directory: Path
-    keep: int = 3
+    keep: Keep = Keep()
     process: Process = ALONE
 
     def save(self, step: int, tensors: Mapping[str, Any], best: Best = NO_BEST) -> Path:
@@ -302,14 +335,16 @@ class Checkpointer:
         if missing := names - set(open_bundle(partial / _PREFIX)):
             raise ValueError(f"No process holds {sorted(missing)}; nothing was written.")
         fields = best._asdict() | {"loss": best.loss if math.isfinite(best.loss) else None}
-        (partial / _INFO).write_text(json.dumps({"best": fields}, indent=1))
+        info = {"best": fields, "saved": time.time()}
+        info["sha256"] = _digest(info)
+        (partial / _INFO).write_text(json.dumps(info, indent=1))
         sync_tree(partial)
         os.rename(partial, final)
         sync_directory(self.directory)
 
     def _remove_old(self):
         steps = self.steps()
-        kept = set(steps[-self.keep :])
+        kept = self.keep({step: _saved(self._path(step)) for step in steps})
         for step in list(kept):
             try:
                 best = _read_best(self._path(step)).step
@@ -368,10 +403,14 @@ def check_tensors(tensors: Mapping[str, Any], shapes: Mapping[str, tuple[int, ..
 
 
 def _read_best(path: Path) -> Best:
-    """The contents of a checkpoint's info.json; OSError if it is missing or damaged."""
+    """The best by a checkpoint's info.json; OSError if it is missing or damaged."""
     file = path / _INFO
     try:
-        best = Best(**read_json(file)["best"])
+        info = read_json(file)
+        best = Best(**info["best"])
+        # Those of earlier versions have no digest.
+        if set(info) != {"best"} and info.pop("sha256") != _digest(info):
+            raise ValueError("its SHA-256 is not that of its contents")
         if best.loss is None:
             best = best._replace(loss=math.inf)
         numbers = (0 if best.step is None else best.step, best.evaluations_since)
@@ -381,6 +420,18 @@ def _read_best(path: Path) -> Best:
         reason = f"{type(error).__name__}: {error}"
         raise OSError(f"{file} is missing or damaged ({reason}).") from error
     raise OSError(f"{file} is damaged: {best}.")
+
+
+def _digest(info: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(info, sort_keys=True).encode()).hexdigest()
+
+
+def _saved(path: Path) -> float:
+    """When a checkpoint was saved, in seconds; its file's time if info.json does not tell."""
+    try:
+        return float(read_json(path / _INFO)["saved"])
+    except (ValueError, LookupError, TypeError):
+        return (path / _INFO).stat().st_mtime
 
 
 def _discard(path: Path) -> None:

@@ -1,12 +1,13 @@
 import json
 import os
 import shutil
+import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.training.checkpoint import Best, Checkpointer, check_tensors
+from lingvo_moe.training.checkpoint import Best, Checkpointer, Keep, check_tensors
 
 BFLOAT16 = tf.bfloat16.as_numpy_dtype
 TENSORS = {"theta/w": np.arange(6, dtype=np.float32).reshape(2, 3), "step": np.int64(7)}
@@ -29,7 +30,7 @@ def test_tensorflow_alone_reads_it(tmp_path):
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
-    checkpoints = Checkpointer(tmp_path, keep=2)
+    checkpoints = Checkpointer(tmp_path, keep=Keep(2))
     for step in (1, 2, 3, 4):
         checkpoints.save(step, TENSORS, Best(1))
     assert checkpoints.steps() == [1, 3, 4]
@@ -40,6 +41,46 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert checkpoints.best() == 5
     checkpoints.save(6, TENSORS, Best(5))
     assert checkpoints.steps() == [5, 6]
+
+
+def test_checkpoints_that_are_kept_for_ever(tmp_path, monkeypatch):
+    """An hour passes from save to save."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "time", lambda: clock[0])
+    hourly = Checkpointer(tmp_path / "hours", Keep(1, hours=2.0))
+    stepwise = Checkpointer(tmp_path / "steps", Keep(1, steps=3))
+    for step in range(1, 9):
+        clock[0] += 3600.0
+        hourly.save(step, TENSORS)
+        stepwise.save(step, TENSORS, Best(1))
+    assert hourly.steps() == [1, 3, 5, 7, 8]
+    assert stepwise.steps() == [1, 3, 6, 8]
+
+
+def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(tmp_path, caplog):
+    """Of every byte of every file: whoever reads a damaged value gets an error."""
+    checkpoints = Checkpointer(tmp_path)
+    checkpoints.save(1, TENSORS)
+    checkpoints.save(2, TENSORS, Best(1, 0.5))
+    directory, found = tmp_path / "step_00000002", {}
+    for file in sorted(directory.iterdir()):
+        content = file.read_bytes()
+        for place in range(len(content)):
+            file.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+            try:
+                checkpoint = checkpoints.read(2)
+                assert checkpoint.best == Best(1, 0.5)
+                for name, value in TENSORS.items():
+                    np.testing.assert_array_equal(checkpoint.tensors[name], value)
+                np.testing.assert_array_equal(
+                    checkpoint.tensors["theta/w"][1:, :2], TENSORS["theta/w"][1:, :2]
+                )
+            except OSError:
+                found[file.name] = found.get(file.name, 0) + 1
+        file.write_bytes(content)
+    assert found["state.data-00000-of-00001"] == 6 * 4 + 8  # every byte
+    assert found["info.json"] >= 90
+    assert found["state.index"] >= 90
 
 
 def test_without_an_evaluation_the_newest_is_best(tmp_path):
@@ -151,7 +192,7 @@ def _damage(path):
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_after_a_damaged_newest_as_many_good_ones_are_kept(tmp_path, caplog, keep):
-    checkpoints = Checkpointer(tmp_path, keep)
+    checkpoints = Checkpointer(tmp_path, Keep(keep))
     for step in (10, 20, 60):
         checkpoints.save(step, TENSORS, Best(10))
     _damage(tmp_path / "step_00000060")
@@ -177,7 +218,7 @@ def test_what_is_moved_aside_twice_is_kept_twice(tmp_path):
 
 def test_names_that_are_no_checkpoints(tmp_path):
     """They are ignored and unchanged."""
-    checkpoints = Checkpointer(tmp_path, keep=1)
+    checkpoints = Checkpointer(tmp_path, keep=Keep(1))
     for name in ("step_00000200.bak", "step_abc", "step_", "step_9", "step_x.partial"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "info.json").write_text("mine")
@@ -240,7 +281,7 @@ def test_the_best_is_gone(tmp_path, caplog):
 
 def test_a_reader_of_the_best_follows_a_running_training(tmp_path):
     """Between opening and reading the best, training finds a better one and removes it."""
-    checkpoints = Checkpointer(tmp_path, keep=1)
+    checkpoints = Checkpointer(tmp_path, keep=Keep(1))
     checkpoints.save(1, {"theta/w": np.zeros(3)}, Best(1))
     seen = []
 
@@ -308,7 +349,7 @@ def test_files_and_directories_are_synced_before_the_name_appears(tmp_path, monk
 
 
 def test_what_cannot_be_deleted_is_no_error(tmp_path, monkeypatch, caplog):
-    checkpoints = Checkpointer(tmp_path, keep=1)
+    checkpoints = Checkpointer(tmp_path, keep=Keep(1))
     checkpoints.save(1, TENSORS)
 
     def busy(path, **_):

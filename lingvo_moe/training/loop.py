@@ -13,7 +13,15 @@ import numpy as np
 from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveFloat, PositiveInt
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.progress import hours
-from lingvo_moe.training.checkpoint import ALONE, NO_BEST, Best, Checkpoint, Checkpointer, Process
+from lingvo_moe.training.checkpoint import (
+    ALONE,
+    NO_BEST,
+    Best,
+    Checkpoint,
+    Checkpointer,
+    Keep,
+    Process,
+)
 from lingvo_moe.training.recovery import (
     CURE,
     NotFiniteError,
@@ -38,6 +46,8 @@ class TrainParams(Params):
         eval_every: steps between evaluations on dev; each is a checkpoint too.
         checkpoint_every: steps between checkpoints for resuming.
         keep_checkpoints: number of newest checkpoints to keep besides the best.
+        keep_every_steps: checkpoints of multiples of this step are kept for ever; None for none.
+        keep_every_hours: a checkpoint of each such number of hours is kept for ever; None for none.
         patience: stop after this number of evaluations without a better dev loss; None for never.
         dev_bleu_sentences: dev sentences, spread over the pairs, to translate for BLEU at each
             evaluation; 0 for none.
@@ -57,6 +67,8 @@ class TrainParams(Params):
     eval_every: PositiveInt = 1000
     checkpoint_every: PositiveInt = 1000
     keep_checkpoints: PositiveInt = 3
+    keep_every_steps: PositiveInt | None = None
+    keep_every_hours: PositiveFloat | None = None
     patience: PositiveInt | None = None
     dev_bleu_sentences: NonNegativeInt = 0
     source_use_sentences: NonNegativeInt = 1000
@@ -195,7 +207,8 @@ class _Loop:
     ):
         self.runtime, self.batches, self.params = runtime, batches, params
         self.summarize, self.evaluate, self.report = summarize, evaluate, report
-        self.checkpoints = Checkpointer(logdir / "checkpoints", params.keep_checkpoints, process)
+        keep = Keep(params.keep_checkpoints, params.keep_every_steps, params.keep_every_hours)
+        self.checkpoints = Checkpointer(logdir / "checkpoints", keep, process)
         self.logdir = logdir
         self.recorder, self.interruption, self.process = recorder, Interruption(process), process
         self.step, self.saved_step, self.recorded_step = 0, None, 0

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lingvo_moe.training.checkpoint import Checkpointer, Process
+from lingvo_moe.training.checkpoint import Checkpointer, Keep, Process
 
 DIRECTORY = "not_finite"  # in a logdir
 BATCH = "batch/"
@@ -85,7 +85,7 @@ def save_for_replay(
     Returns:
         The directory that holds them.
     """
-    checkpoints = Checkpointer(logdir / DIRECTORY, 1, process)
+    checkpoints = Checkpointer(logdir / DIRECTORY, Keep(1), process)
     checkpoints.resume()
     if process.minimum(int(step in checkpoints.steps())):
         return checkpoints.index(step).parent  # of an earlier run, which went the same way
