@@ -36,7 +36,7 @@ class InputParams(Params):
             multiplies its probability, before all are scaled to sum to 1.
         virtual_shards: V, parts of a batch that are packed independently; it divides batch_size.
             With a multiple of the number of processes each process packs only its own rows. None
-            for the largest power of 2 up to 256 that gives shards of a multiple of 4 rows.
+            for the largest power of 2 up to 64 that gives shards of a multiple of 8 rows.
     """
 
     batch_size: PositiveInt = 32
@@ -61,7 +61,7 @@ class InputParams(Params):
     @property
     def num_virtual_shards(self) -> int:
         """V."""
-        return self.virtual_shards or max(1, math.gcd(self.batch_size, 4 * 256) // 4)
+        return self.virtual_shards or max(1, math.gcd(self.batch_size, 64 * 8) // 8)
 
 
 def pairs_with_text(dataset: Dataset, names: Sequence[str] = ()) -> tuple[PairInfo, ...]:

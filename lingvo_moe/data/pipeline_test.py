@@ -205,8 +205,8 @@ def test_resuming_anywhere_gives_the_same_batches(tmp_path, pairs):
 
 
 def test_the_default_number_of_virtual_shards():
-    """A multiple of 4 rows each, at most 256 of them."""
-    sizes = {1: 1, 3: 1, 4: 1, 8: 2, 12: 1, 32: 8, 34: 1, 1024: 256, 32768: 256}
+    """A multiple of 8 rows each, at most 64 of them."""
+    sizes = {1: 1, 4: 1, 8: 1, 16: 2, 24: 1, 32: 4, 34: 1, 512: 64, 32768: 64}
     assert {b: InputParams(batch_size=b).num_virtual_shards for b in sizes} == sizes
 
 
@@ -237,7 +237,7 @@ def test_state_of_other_pairs(tmp_path):
     state = TrainInput(dataset, InputParams(), seed=1).state()
     one = InputParams(pairs=("x1-en",))
     with pytest.raises(
-        ValueError, match=r"has 2 pairs and 8 virtual shards, this one 1 and 8; train"
+        ValueError, match=r"has 2 pairs and 4 virtual shards, this one 1 and 4; train"
     ):
         TrainInput(dataset, one, seed=1).restore(state)
 

@@ -18,7 +18,7 @@ from lingvo_moe.data.shuffle import hash_numbers, permute
 
 LOOK_AHEAD = 256  # examples that wait for a place
 MOST_SKIPPED = 100_000
-_CHUNK = 256  # draws at once
+_CHUNK = 64  # draws at once
 _DRAWS, _ORDER = range(2)  # uses of the seed
 
 
