@@ -1,4 +1,4 @@
-# A server of one model, which lies in /model: see docs/serving.md.
+# Runs lingvo-moe-serve with the model that is mounted at /model: see docs/serving.md.
 FROM python:3.11-slim
 
 COPY . /src

@@ -1,4 +1,4 @@
-# What can be made. `make` alone lists it.
+# The targets of the project. `make` without a target lists them.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,29 +20,29 @@ $(VENV)/.ready: setup.py pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
-setup: $(VENV)/.ready  ## make .venv with the package and all it needs
+setup: $(VENV)/.ready  ## create .venv with the package and its dependencies
 
 $(DEMO)/data/dataset.json: | setup
 	$(BIN)/lingvo-moe-prepare --synthetic --output=$(DEMO)/data --source_vocab_size=1536 --target_vocab_size=768
 
-# Every step goes on from where an interrupted demo stopped.
-demo: setup $(DEMO)/data/dataset.json  ## raw text to a served translator, in minutes: build/demo
+# After an interruption, `make demo` again continues where it stopped.
+demo: setup $(DEMO)/data/dataset.json  ## raw text to a trained and exported translator (8 minutes): build/demo
 	$(BIN)/lingvo-moe-train --model=tiny.MoE $(TRAINED_ON) --logdir=$(DEMO)/models/tiny.MoE
 	$(BIN)/lingvo-moe-baselines --model=tiny.Bilingual $(TRAINED_ON) --output=$(DEMO)/baselines
 	$(BIN)/lingvo-moe-evaluate --model=tiny.MoE $(TRAINED_ON) --logdir=$(DEMO)/models/tiny.MoE \
 	  --baselines=$(DEMO)/baselines --output=$(DEMO)/report --overwrite
 	$(BIN)/lingvo-moe-export --model=tiny.MoE --logdir=$(DEMO)/models/tiny.MoE --output=$(DEMO)/export
-	@echo 'Three test sentences through the export, in a process that knows TensorFlow alone:'
+	@echo 'Three test sentences through the export, in a process that imports only TensorFlow and tensorflow-text:'
 	@head -qn1 $(DEMO)/data_raw/test/qna-en.qna $(DEMO)/data_raw/test/qka-en.qka \
 	  $(DEMO)/data_raw/test/qta-en.qta > $(DEMO)/three.txt
 	@$(BIN)/python -I $(DEMO)/export/translate.py < $(DEMO)/three.txt 2> $(DEMO)/client.log \
 	  | paste $(DEMO)/three.txt - || (cat $(DEMO)/client.log; false)
 	@echo 'Open $(DEMO)/report/index.html'
 
-test: lint  ## lint, then the tests (minutes)
+test: lint  ## lint, then the tests (8 minutes)
 	$(BIN)/python -m pytest -n 2
 
-test-slow: setup  ## the tests that take long
+test-slow: setup  ## the slow tests
 	$(BIN)/python -m pytest -m slow
 
 lint: setup  ## ruff: check and format; mypy: types
@@ -50,15 +50,16 @@ lint: setup  ## ruff: check and format; mypy: types
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-format: setup  ## let ruff mend what it can
+format: setup  ## fix and format the code with ruff
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-golden: setup  ## refresh testdata/golden after a deliberate change of a registered model
+golden: setup  ## rewrite testdata/golden after a registered model was changed on purpose
 	$(BIN)/python -m lingvo_moe.tools.models --golden=testdata/golden
 
-# Where only PyPI can be reached torch comes with much that a CPU never loads. Transformers twice:
-# in release 5 all choices fall on experts 0 and 1, four times as many as there should be.
+# If only PyPI can be reached, torch is installed with CUDA packages that a CPU does not use. There
+# are two releases of transformers, because release 5 routes all choices of NLLB-MoE to experts 0 and
+# 1 and computes four times as many expert rows as it should (docs/notebook.md).
 $(PEERS)/.ready: | setup
 	$(PYTHON) -m venv $(PEERS)/.venv
 	$(PEERS)/.venv/bin/python -m pip install --quiet torch --index-url https://download.pytorch.org/whl/cpu \
@@ -72,15 +73,15 @@ $(PEERS)/.ctranslate2: | setup
 	$(PEERS)/.venv/bin/python -m pip install --quiet 'ctranslate2>=4.8,<5' numpy
 	@touch $@
 
-bench: setup $(PEERS)/.ready  ## speed beside peers, dispatchers, growth: the tables of docs/benchmarks.md
+bench: setup $(PEERS)/.ready  ## measure training speed: the tables of docs/benchmarks.md (30 minutes)
 	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/moe_layer.py
 	$(BIN)/python benchmarks/block_sparse.py build/block_sparse --export=float32
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/training_step.py
 
-bench-decode: setup $(PEERS)/.ready $(PEERS)/.ctranslate2  ## decoding speed beside CTranslate2 and Hugging Face
+bench-decode: setup $(PEERS)/.ready $(PEERS)/.ctranslate2  ## measure decoding speed, with CTranslate2 and Hugging Face
 	$(BIN)/python benchmarks/decode.py
 
-clean:  ## remove what was made, .venv too
+clean:  ## remove all generated files, also .venv
 	rm -rf build $(VENV) .pytest_cache .ruff_cache .mypy_cache *.egg-info
