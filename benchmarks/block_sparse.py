@@ -8,7 +8,7 @@ without blocks. Every round times both; the results of both are compared.
 
 --export=float32 or bfloat16 first writes the programs into DIR, as StableHLO for CPU and CUDA; this
 needs the package. Running them needs only JAX: copy this file and DIR to another machine.
---rounds=0 runs nothing, because in bfloat16 a CPU may take a minute for a product.
+--rounds=0 only exports: in bfloat16 a CPU may take a minute for one product.
 """
 
 import argparse

@@ -62,7 +62,12 @@ def main() -> None:
                 losses[name].append(score.dev_loss)
                 drops[name].append(score.drop_rate)
                 print(f"seed {seed}, {name}: {score}", flush=True)
-    columns = ("room", f"dev loss, seeds {', '.join(seeds)}", "mean", "choices dropped at the end")
+    columns = (
+        "capacity",
+        f"dev loss, seeds {', '.join(seeds)}",
+        "mean",
+        "choices dropped at the end",
+    )
     rows = []
     for name, values in losses.items():
         each = ", ".join(f"{value:.3f}" for value in values)

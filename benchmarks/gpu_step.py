@@ -3,16 +3,16 @@
 python benchmarks/gpu_step.py DIR [DIR ...] [--steps=20] [--peak=989] [--engines=jax,torch]
 
 Each DIR is an export of `lingvo-moe-export --format=stablehlo`, for example one in float32 and one
-with --set=activation_dtype=bfloat16. The machine needs JAX for one column and PyTorch for the
-other, but not this package: copy this file, _torch_model.py and the DIRs to it. It runs on a CPU
-too.
+with --set=activation_dtype=bfloat16. The machine needs JAX for the rows `jax` and PyTorch for the
+rows `torch`, but not this package: copy this file, _torch_model.py and the DIRs to it. It runs on a
+CPU too.
 
 The PyTorch model has weights of the same number and size, the same packed batch, Adafactor, and
-fused attention; its experts have slots by index, with the same capacity, or without one as many as
-the busiest expert needs. `torch` is eager mode, `torch_compiled` the same under torch.compile. MFU
-counts matrix products that the model needs, not those of one-hot dispatch or rematerialisation;
-without --peak it is relative to the speed of one large product of the same dtype, measured by the
-same engine (TF32 for float32, which is the default of both compilers).
+fused attention. Its experts have as many slots as the exported model's capacity gives; without a
+capacity, as many as the busiest expert needs. `torch` is eager mode, `torch_compiled` the same
+under torch.compile. MFU counts matrix products that the model needs, not those of one-hot dispatch
+or rematerialisation. Without --peak it is relative to the speed of one large product of the same
+dtype, measured by the same engine (TF32 for float32, which is the default of both compilers).
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Makes small random checkpoints with transformers 4.49, and what it computes with them.
+"""Writes small random checkpoints with transformers 4.49, and the results that it computes.
 
 build/peers/.venv/bin/python benchmarks/hugging_face_fixtures.py testdata/huggingface
 
@@ -98,7 +98,7 @@ def m2m100_tokenizer(directory: Path) -> M2M100Tokenizer:
 
 
 def randomise(model: torch.nn.Module, seed: int, dtype: torch.dtype) -> None:
-    """Values for which no part of a layer is without effect, exact in the type of the file."""
+    """Random values, so that every part of a layer has an effect; exact in the type of the file."""
     torch.manual_seed(seed)
     for name, value in model.named_parameters():
         noise = torch.randn_like(value)
@@ -142,7 +142,7 @@ def reference(model, tokenizer, directory: Path) -> None:
 
 
 def main() -> None:
-    """Makes the three."""
+    """Writes the three checkpoints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path)
     parser.add_argument("--seed", type=int, default=0)

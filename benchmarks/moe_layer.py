@@ -45,7 +45,7 @@ _PRODUCTS = 6  # take about as long as a layer, so that interruptions affect bot
 _WEIGHTS = ([MODEL, HIDDEN], [HIDDEN, MODEL])
 _SKEWED = 8  # the experts of the tables of loads
 _PROCESSES = 3
-# Each expert's share of the tokens, to a factor.
+# Each expert's share of the tokens, up to a constant factor.
 LOADS = {
     "balance": [1.0] * _SKEWED,
     "Zipf": [1.0 / (i + 1) for i in range(_SKEWED)],
@@ -167,7 +167,7 @@ def layers(num_experts: int, groups: int, block_sizes: list[int], **timing) -> N
     for name, value in seconds.items():
         share, gain = np.median(bound / value), np.median(base / value)
         rows.append((f"`{name}`", f"{1e3 * np.median(value):.0f}", f"{share:.0%}", f"{gain:.2f}"))
-    print(f"\n{Table((title, 'ms', 'share of peak', 'published / it'), rows).to_markdown()}")
+    print(f"\n{Table((title, 'ms', 'share of peak', 'published / time'), rows).to_markdown()}")
 
 
 def skewed_step(way: str, load: str, groups: int) -> Callable[[], object]:
@@ -217,7 +217,7 @@ def _print_over_balance(unit: str, figures: dict[tuple[str, str], np.ndarray]) -
         of_loads = (figures[way, load] for load in LOADS)
         cells = (f"{np.median(x):.0f} ({np.median(x / base):.2f})" for x in of_loads)
         rows.append((f"`{way}`", *cells))
-    title = f"E = {_SKEWED}, top-1, {unit} (over balance)"
+    title = f"E = {_SKEWED}, top-1, {unit} (ratio to balance)"
     print(f"\n{Table((title, *LOADS), rows).to_markdown()}")
 
 

@@ -4,10 +4,10 @@ python benchmarks/vexperts.py [--steps=60] [--skew=0,1,1.5] [--tokens=512]
 
 It compares dropless experts that do not move (`Fitted`), experts that move (`VExperts`; times
 include the scheduler and its moves), and capacity 2.0, which drops tokens (`LocalGather`), on the
-same batches. Eight virtual devices share the machine's cores, so the time of a step is that of the
-compute of all devices, with padding: with static shapes, eight times the compute of the busiest
-device. Virtual devices communicate through memory, so exchange, synchronisation and copies are far
-cheaper than over a network.
+same batches. Eight virtual devices share the machine's cores, so the time of a step is the compute
+time of all devices together. Shapes are static, so this is eight times the compute of the busiest
+device, padding included. Virtual devices communicate through memory, so exchange, synchronisation
+and copies are far cheaper than over a network.
 
 M model, H hidden, E experts.
 """
@@ -50,7 +50,7 @@ PERIOD = 200  # steps of one rotation of the popularity
 
 @dataclasses.dataclass(frozen=True)
 class Regression:
-    """One MoE layer that learns to give its inputs [devices, tokens, M] back; see train.step."""
+    """One MoE layer that learns to reproduce its inputs [devices, tokens, M]; see train.step."""
 
     dispatcher: Dispatcher
     capacity_factor: float | None = None

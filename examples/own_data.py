@@ -1,4 +1,7 @@
-"""Training on text from memory: an iterable of (pair, source, target) for each split."""
+"""Training on text from memory: an iterable of (pair, source, target) for each split.
+
+python examples/own_data.py DATA LOGDIR     # two new directories
+"""
 
 import sys
 
@@ -8,7 +11,7 @@ NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 
 
 def examples(start, stop):
-    """Numbers spelled out: "4 2" in, "four two" out."""
+    """Numbers as words: the source "4 2" has the target "four two"."""
     for number in range(start, stop):
         digits = list(str(number))
         yield "xx-en", " ".join(digits), " ".join(NUMBERS[int(digit)] for digit in digits)

@@ -1,7 +1,7 @@
 """A gating of your own, and a model that uses it: one file, nothing in the package is edited.
 
 lingvo-moe-train --import=examples/own_gating.py --model=own_gating.Tiny --data=data --logdir=mine
-lingvo-moe-translate --logdir=mine --to=en 'a sentence'     # the logdir remembers the file
+lingvo-moe-translate --logdir=mine --to=en 'a sentence'     # the logdir stores the file's name
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class Sampled(Gating):
 
 @lm.register
 class Tiny:
-    """tiny.MoE whose experts are drawn."""
+    """tiny.MoE with experts that are drawn at random in training."""
 
     def params(self):
         return lm.evolve(lm.params("tiny.MoE"), "model.moe.gating", Sampled(temperature=0.5))

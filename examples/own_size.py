@@ -1,4 +1,7 @@
-"""A model of your own size, as a difference from a registered one, trained from Python."""
+"""A model of another size, as a difference from a registered one, trained from Python.
+
+python examples/own_size.py DATA LOGDIR     # DATA is from lingvo-moe-prepare --joint_vocab
+"""
 
 import sys
 

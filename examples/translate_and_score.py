@@ -1,4 +1,7 @@
-"""Translating sentences, and scoring given translations."""
+"""Translating sentences, and scoring given translations.
+
+python examples/translate_and_score.py LOGDIR en 'a sentence' 'another'
+"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What a peer does: it says what it is, then times steps when asked, as JSON lines over pipes."""
+"""The protocol of a peer: it describes itself, then times steps on request, in JSON lines."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def sources(batch_size: int) -> np.ndarray:
 
 
 def fingerprint(ids: np.ndarray) -> float:
-    """A figure that differs where translations int [B, STEPS] differ, all but the last token."""
+    """A checksum of translations int [B, STEPS] without their last tokens."""
     places = np.arange(1, ids[:, : STEPS - 1].size + 1).reshape(len(ids), -1)
     return float(np.sum(ids[:, : STEPS - 1] * places))
 
@@ -49,12 +49,12 @@ def serve(step: Callable[..., float], about: str, **more) -> None:
     """Runs until stdin ends: {"steps": n, …} -> seconds, cpu_seconds, loss, peak_bytes.
 
     Args:
-        step: takes one training step to its end and returns its loss; or, with what else a request
-            says as keyword arguments, does some other work and returns a figure to compare.
+        step: runs one training step and returns its loss, or some other work and a number to
+            compare. The other fields of a request are its keyword arguments.
         about: what this is, in words.
         more: further facts for the first line.
     """
-    # Before the first step: a pipe of its own, since libraries print what they like.
+    # A pipe of its own, opened before the first step, because libraries print to standard output.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 

@@ -1,8 +1,8 @@
 """Peer: CTranslate2 decodes.  python benchmarks/_peers/decode_ctranslate2.py WEIGHTS TYPE
 
 WEIGHTS is what decode_ours.py wrote for a model without experts. CTranslate2's specification of T5
-is this package's dense model: RMS norms in front, no biases, unscaled queries, bucketed relative
-positions, tied and scaled outputs. TYPE is a compute type such as float32 or int8.
+is this package's dense model: pre-norm with RMS norms, no biases, unscaled queries, bucketed
+relative positions, tied and scaled outputs. TYPE is a compute type such as float32 or int8.
 """
 
 import os

@@ -18,7 +18,7 @@ from lingvo_moe.core.params import override
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.translation import TranslationTask
 
-# All STEPS steps are taken: with so steep a penalty something longer could always be better.
+# With this length penalty a longer translation could always be better, so all STEPS steps are run.
 _SEARCH = (
     "decoding.length_ratio=0",
     f"decoding.length_offset={STEPS}",

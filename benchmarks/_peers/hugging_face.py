@@ -1,9 +1,10 @@
 """Peer: Hugging Face's NLLB-MoE.  python benchmarks/_peers/hugging_face.py DROPOUT [DTYPE]
 
-NllbMoeForConditionalGeneration made from a configuration, so nothing is downloaded: top-2, and a
-capacity that drops nothing, since it computes only what it has not dropped. It differs from the
-others as it must: LayerNorm and biases, sinusoidal positions, one embedding for both sides, no
-label smoothing; and without balance losses, which fail where no cache is asked for.
+NllbMoeForConditionalGeneration made from a configuration, so nothing is downloaded. It is top-2,
+with a capacity that drops no token: with a smaller one it would compute fewer tokens. It differs
+from the other peers in its LayerNorm and biases, sinusoidal positions, one embedding for both
+sides, and no label smoothing. It has no balance losses, because transformers fails to compute them
+with use_cache=False.
 """
 
 import sys

@@ -17,10 +17,10 @@ from _torch_model import AUX_LOSS_WEIGHT, Model
 
 
 class Trained(Model):
-    """batch -> the objective; the model's own forward reports the likelihood too, at a price."""
+    """batch -> the objective alone; computing the likelihood too, as Model does, takes longer."""
 
     def forward(self, source, target_inputs, target_ids):
-        """int64 [B, T] each, nothing of it padding."""
+        """int64 [B, T] each, without padding."""
         ones = torch.ones_like(source)
         memory, first = self.encoder(source, ones)
         x, second = self.decoder(target_inputs, ones, memory, ones)

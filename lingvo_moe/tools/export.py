@@ -144,8 +144,8 @@ def run() -> None:
         "format",
         "saved_model",
         [*_FORMATS, _STABLEHLO],
-        "For TensorFlow; only weights, which all tools read as a --logdir; for TensorFlow "
-        "Serving or CTranslate2; for transformers, if the model was imported; or for JAX.",
+        "saved_model: for TensorFlow; safetensors: only weights, which all tools read as a "
+        "--logdir; huggingface: for transformers, if the model was imported; stablehlo: for JAX.",
     )
     flags.DEFINE_enum(
         "dtype",

@@ -153,7 +153,10 @@ def run() -> None:
     )
     flags.DEFINE_bool("json", False, "Print JSON instead of tables.")
     flags.DEFINE_string(
-        "output", None, "Directory for plan.json, index.html and sweep.png, or plan.flags."
+        "output",
+        None,
+        "Directory for plan.json and index.html; with --sweep also sweep.png; with --search "
+        "plan.flags and search.json instead.",
     )
     flags.DEFINE_bool("overwrite", False, common.OVERWRITE_HELP)
     flags.DEFINE_multi_string("set", [], common.SET_HELP)

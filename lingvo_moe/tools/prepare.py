@@ -76,7 +76,7 @@ def run() -> None:
     flags.DEFINE_bool(
         "joint_vocab",
         d.joint_vocab,
-        "One vocabulary: the source's size, the target's normalization.",
+        "One vocabulary, with --source_vocab_size and --target_normalization.",
     )
     flags.DEFINE_float(
         "temperature", d.temperature, "T: vocabularies sample languages by size^(1/T)."

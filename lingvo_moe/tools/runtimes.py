@@ -16,7 +16,9 @@ FLAGS = flags.FLAGS
 
 def define_flags() -> None:
     """The flags of `make_runtime`."""
-    flags.DEFINE_enum("runtime", "local", sorted(RUNTIMES), "One device, or many through JAX.")
+    flags.DEFINE_enum(
+        "runtime", "local", sorted(RUNTIMES), "local: one device; spmd: many, through JAX."
+    )
     flags.DEFINE_string(
         "mesh", None, "axis:size,…, such as data:2,expert:4; by default all devices along data."
     )
@@ -27,7 +29,9 @@ def define_flags() -> None:
 
 def define_process_flags() -> None:
     """The flags of `join_processes`, for tools that run in several processes."""
-    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, or auto for the cluster's.")
+    flags.DEFINE_string(
+        "coordinator", None, "HOST:PORT of process 0; auto: the address that the cluster gives."
+    )
     flags.DEFINE_integer("process_index", None, "Index of this process, from 0.", lower_bound=0)
     flags.DEFINE_integer("process_count", None, "Number of processes.", lower_bound=1)
 

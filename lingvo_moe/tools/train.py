@@ -57,7 +57,9 @@ def run() -> None:
     """The console script."""
     flags.DEFINE_string("model", None, common.MODEL_HELP, required=True)
     flags.DEFINE_string("data", None, "Directory made by lingvo-moe-prepare.", required=True)
-    flags.DEFINE_string("logdir", None, "Checkpoints and TensorBoard events.", required=True)
+    flags.DEFINE_string(
+        "logdir", None, "Directory for checkpoints and TensorBoard events.", required=True
+    )
     flags.DEFINE_string(
         "init_from",
         None,
@@ -66,7 +68,7 @@ def run() -> None:
     flags.DEFINE_integer("max_steps", None, "Short for --set=train.max_steps=…", lower_bound=1)
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
     flags.DEFINE_string(
-        "record_loads", None, "File for each step's loads of experts; see lingvo-moe-placement."
+        "record_loads", None, "File to record the loads of experts in, for lingvo-moe-placement."
     )
     rebalancing.define_flags()
     runtimes.define_flags()

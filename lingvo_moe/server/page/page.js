@@ -102,7 +102,7 @@ async function toggle(details, question) {
     const pieces = make("div", "pieces");
     pieces.append(...target.map(colored));
     const tables = make("div", "tables");
-    tables.append(table("written", target), table("read", source));
+    tables.append(table("target", target), table("source", source));
     details.replaceChildren(pieces, tables);
   } catch (error) {
     fail(error);
@@ -123,7 +123,7 @@ function table(name, tokens) {
   const element = make("table");
   const layers = Object.keys(tokens[0].experts);
   const sure = tokens[0].log_prob !== null;
-  element.append(make("caption", "", layers.length ? `tokens ${name}, and the experts of each` : `tokens ${name}`));
+  element.append(make("caption", "", layers.length ? `${name} tokens, and the experts of each` : `${name} tokens`));
   const head = element.createTHead().insertRow();
   for (const title of ["token", ...(sure ? ["probability"] : []), ...layers]) head.append(make("th", "", title));
   const body = element.createTBody();
