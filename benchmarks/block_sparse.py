@@ -127,8 +127,8 @@ def _seconds(run) -> float:
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--export", choices=["float32", "bfloat16"], metavar="DTYPE")
+    parser.add_argument("directory", type=Path, help="of the exported programs")
+    parser.add_argument("--export", choices=["float32", "bfloat16"], help="first export")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     if args.export:

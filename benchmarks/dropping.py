@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("build/demo/data"))
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--seeds", default="3,4,5")
-    parser.add_argument("--top2", action="store_true")
+    parser.add_argument("--top2", action="store_true", help="tiny.MoE with top-2")
     parser.add_argument("--set", action="append", default=[], help="PATH=VALUE, over the above")
     args = parser.parse_args()
     setting = [text.format(steps=args.steps) for text in (TOP_2 if args.top2 else TOP_1)]

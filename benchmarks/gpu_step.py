@@ -33,7 +33,7 @@ WARM_UP = 3
 def main() -> None:
     """Runs each engine on each directory, in a process of its own, and prints one table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("directories", nargs="*", type=Path)
+    parser.add_argument("directories", nargs="*", type=Path, help="exports with a training step")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--peak", type=float, help="TFLOP/s of the device; measured by default")
     parser.add_argument("--engines", default="jax,torch", help=f"of {', '.join(ENGINES)}")

@@ -28,8 +28,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", default=",".join(GROWTH))
-    parser.add_argument("--cpu_time", action="store_true")
+    parser.add_argument("--only", default=",".join(GROWTH), help="sizes to change")
+    parser.add_argument("--cpu_time", action="store_true", help="measure processor time")
     args = parser.parse_args()
     clock = "cpu_seconds" if args.cpu_time else "seconds"
     for kind in args.only.split(","):

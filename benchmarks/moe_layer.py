@@ -228,7 +228,7 @@ def main() -> None:
     parser.add_argument("--experts", default="8,16,64,128", help="empty for none")
     parser.add_argument("--groups", type=int, default=8)
     parser.add_argument("--block_sizes", default="", help="further sizes to try, as 16,32")
-    parser.add_argument("--cpu_time", action="store_true")
+    parser.add_argument("--cpu_time", action="store_true", help="measure processor time")
     parser.add_argument("--memory_of", nargs=2, help=argparse.SUPPRESS)  # a way and a load
     args = parser.parse_args()
     if args.memory_of:

@@ -127,10 +127,10 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2, help="of each peer")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--only", default="", help="names of peers, separated by commas")
-    parser.add_argument("--shared", action="store_true")
+    parser.add_argument("--shared", action="store_true", help="the machine has other users")
     args = parser.parse_args()
     threads, dropout = args.threads, str(args.dropout)
     rate = f"model.dropout_rate={dropout}"

@@ -184,7 +184,7 @@ def main() -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--skew", default="0,1,1.5")
+    parser.add_argument("--skew", default="0,1,1.5", help="of the loads, one table for each")
     parser.add_argument("--tokens", type=int, default=512, help="of a device")
     args = parser.parse_args()
     scheduler = schedule()
