@@ -106,7 +106,9 @@ def _check_field(params: Any, name: str, path: str) -> None:
 def _parse(text: str, hint: Any, path: str) -> Any:
     if hint is str or is_literal(hint):
         return _unquote(text)
-    policies = {c.__name__: c for c in classes(hint)}
+    if (element := _policy_of_tuple(hint)) is not None:
+        return tuple(_parse(one, element, path) for one in _elements(text, element, path))
+    policies = {name: c for c in classes(hint) for name in (c.__name__, _class_name(c))}
     name = text.partition("(")[0].strip()
     if name in policies:
         return _policy(policies[name], text, path)
@@ -121,6 +123,28 @@ def _parse(text: str, hint: Any, path: str) -> Any:
         )
     wants_float = float in alternatives(hint) and int not in alternatives(hint)
     return _to_float(value) if type(value) is int and wants_float else value
+
+
+def _policy_of_tuple(hint: Any) -> Any:
+    """X, if the type is tuple[X, …] with policies as elements; else None."""
+    for one in alternatives(hint):
+        arguments = typing.get_args(one) if typing.get_origin(one) is tuple else ()
+        if len(arguments) == 2 and arguments[1] is ... and any(classes(arguments[0])):
+            return arguments[0]
+    return None
+
+
+def _elements(text: str, element: Any, path: str) -> list[str]:
+    """The texts of the policies in `(A(field=value, …), B())`, or in the text of a single one."""
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except _UNREADABLE as error:
+        names = " or ".join(sorted(c.__name__ for c in classes(element)))
+        raise ValueError(
+            f"--set={path}={shortened(text)}: write it as (NAME(field=value, …), …), NAME {names}."
+        ) from error
+    several = isinstance(tree, ast.Tuple | ast.List)
+    return [ast.unparse(node) for node in (tree.elts if several else [tree])]  # type: ignore
 
 
 def _to_float(number: int) -> float:
@@ -154,15 +178,21 @@ def _policy(cls: type, text: str, path: str) -> Any:
 def _arguments(cls: type, text: str, path: str) -> dict[str, str]:
     try:
         call = ast.parse(text, mode="eval").body
-        if isinstance(call, ast.Name):
+        if _is_dotted_name(call):
             return {}
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
+        if isinstance(call, ast.Call) and _is_dotted_name(call.func) and not call.args:
             arguments = {word.arg: ast.unparse(word.value) for word in call.keywords if word.arg}
             if len(arguments) == len(call.keywords):
                 return arguments
     except _UNREADABLE:
         pass
     raise ValueError(f"--set={path}={shortened(text)}: write it as {cls.__name__}(field=value, …).")
+
+
+def _is_dotted_name(node: ast.AST) -> bool:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name)
 
 
 def _no_field(cls: type, name: str) -> str:
@@ -213,7 +243,7 @@ def to_fields(params: Any) -> dict[str, str]:
     """The resolved params by path, in declared order: `{"model.moe.num_experts": "128", …}`.
 
     An object is given as the name of its class, with its module if that is outside this package;
-    any other value as its repr.
+    a tuple of objects as the text that makes them; any other value as its repr.
     """
     return dict(_leaves(params, ""))
 
@@ -254,6 +284,11 @@ def _from_fields(cls, prefix, remaining, source):
 
 def _value(path, hint, remaining, source):
     text = remaining.pop(path)
+    if _policy_of_tuple(hint) is not None:
+        try:
+            return _parse(text, hint, path)
+        except ValueError as error:
+            raise ValueError(f"{source}: {str(error).removeprefix('--set=')}") from error
     known = {_class_name(c): c for c in classes(hint)}
     if text in known:
         return _from_fields(known[text], path + ".", remaining, source)
@@ -276,17 +311,37 @@ def _leaves(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
     if prefix and dataclasses.is_dataclass(value):
         yield prefix, _class_name(type(value))
     if not dataclasses.is_dataclass(value):
-        yield prefix, repr(value)
+        yield prefix, _text_of(value)
         return
     for field in dataclasses.fields(value):
         path = f"{prefix}.{field.name}" if prefix else field.name
         yield from _leaves(getattr(value, field.name), path)
 
 
+def _text_of(value: Any) -> str:
+    """A value as the text that `override` reads; objects of policies occur only in tuples."""
+    if isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
+        return f"({', '.join(map(_text_of, value))},)"
+    if not dataclasses.is_dataclass(value):
+        return repr(value)
+    fields = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+    return f"{_class_name(type(value))}({', '.join(f'{n}={_text_of(v)}' for n, v in fields)})"
+
+
 def foreign_modules(params: Any) -> tuple[str, ...]:
     """The modules outside this package that define classes of objects in the params."""
-    named = (text.rpartition(".")[0] for text in to_fields(params).values() if _is_foreign(text))
-    return tuple(dict.fromkeys(named))
+    modules = (type(one).__module__ for one in _objects(params) if not _is_ours(type(one)))
+    return tuple(dict.fromkeys(modules))
+
+
+def _objects(value: Any) -> Iterator[Any]:
+    """The objects of dataclasses inside a value, without itself."""
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    for inner in value if isinstance(value, tuple) else [getattr(value, f.name) for f in fields]:
+        if dataclasses.is_dataclass(inner):
+            yield inner
+        if dataclasses.is_dataclass(inner) or isinstance(inner, tuple):
+            yield from _objects(inner)
 
 
 def _class_name(cls: type) -> str:

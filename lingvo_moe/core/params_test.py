@@ -52,6 +52,45 @@ class Model:
     policy: Policy = Fixed()
     pairs: tuple[str, ...] = ()
     size: tuple[int, float] = (1, 2.0)
+    policies: tuple[Policy, ...] = ()
+
+
+def test_tuples_of_policies():
+    """The text that makes them is read back to equal objects."""
+    text = "policies=(Fixed(share=1, mode='a, (b'), Around(inner=Fixed()), Fixed)"
+    changed = override(Model(), [text])
+    expected = (Fixed(share=1.0, mode="a, (b"), Around(inner=Fixed()), Fixed())
+    assert changed.policies == expected
+    assert type(changed.policies[0].share) is float
+    assert override(Model(), ["policies=Fixed(share=0.1)"]).policies == (Fixed(share=0.1),)
+    assert override(changed, ["policies=()"]).policies == ()
+    fields = to_fields(changed)
+    name = f"{__name__}." if not __name__.startswith("lingvo_moe") else ""
+    assert fields["policies"].startswith(f"({name}Fixed(mode='a, (b', share=1.0), {name}Around(")
+    assert from_fields(Model, fields, "x") == changed
+    assert from_fields(Model, to_fields(Model()), "x") == Model()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "(Fixed(",
+            r"--set=policies=\(Fixed\(: write it as \(NAME\(field=value, …\), …\), NAME .*",
+        ),
+        (
+            "(Fixed(shar=1),)",
+            "--set=policies=Fixed\\(shar=1\\): Fixed has no field 'shar'. Did you",
+        ),
+        ("(3,)", "--set=policies=3: '3' is not of type "),
+        ("Other()", r"--set=policies=Other\(\): 'Other\(\)' is not of type .*Fixed"),
+    ],
+)
+def test_bad_tuples_of_policies(text, message):
+    with pytest.raises(ValueError, match=message):
+        override(Model(), [f"policies={text}"])
+    with pytest.raises(ValueError, match=message.replace("--set=", "model.json: ")):
+        from_fields(Model, {"policies": text}, "model.json")
 
 
 def test_override_replaces_and_leaves_the_original():
@@ -204,6 +243,7 @@ def test_to_text_in_declared_order():
         "policy.times : 1\n"
         "pairs : ('de-en',)\n"
         "size : (1, 2.0)\n"
+        "policies : ()\n"
     )
 
 

@@ -8,19 +8,18 @@ import math
 import queue
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lingvo_moe.core.fields import Params, PositiveFloat, PositiveInt
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.patterns import Factors, check_found, first_match
-from lingvo_moe.data.dataset import Dataset, Example, PairInfo
+from lingvo_moe.core.patterns import Factors
+from lingvo_moe.data.curriculum import MAIN, Corpus, Curriculum, Mixture, Stage, check_names
+from lingvo_moe.data.dataset import Dataset, Example
 from lingvo_moe.data.packing import Packer, Row, Shape, batch_of
-from lingvo_moe.data.virtual_shard import Streams, VirtualShard
-
-FACTORS = "input.pair_factors"
+from lingvo_moe.data.virtual_shard import Reader, VirtualShard
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +36,8 @@ class InputParams(Params):
         virtual_shards: V, parts of a batch that are packed independently; it divides batch_size.
             With a multiple of the number of processes each process packs only its own rows. None
             for the largest power of 2 up to 64 that gives shards of a multiple of 8 rows.
+        corpora: further datasets, mixed with the main one by weight.
+        stages: changes of pairs, temperature, factors and weights from given steps on.
     """
 
     batch_size: PositiveInt = 32
@@ -46,6 +47,8 @@ class InputParams(Params):
     pairs: tuple[str, ...] = ()
     pair_factors: Factors = ()
     virtual_shards: PositiveInt | None = None
+    corpora: tuple[Corpus, ...] = ()
+    stages: tuple[Stage, ...] = ()
 
     def __post_init__(self):
         super().__post_init__()
@@ -57,32 +60,18 @@ class InputParams(Params):
         repeated = [pair for pair, count in Counter(self.pairs).items() if count > 1]
         if repeated:
             raise ValueError(f"input.pairs must name a pair once; repeated: {', '.join(repeated)}.")
+        check_names(self.corpora, self.stages)
+
+    def curriculum(self, dataset: Dataset) -> Curriculum:
+        """What is drawn from, with this main dataset; raises as `Curriculum.of`."""
+        weights = {MAIN: 1.0} | {corpus.name: corpus.weight for corpus in self.corpora}
+        first = Mixture(self.pairs, self.temperature, self.pair_factors, weights)
+        return Curriculum.of(dataset, self.corpora, first, self.stages)
 
     @property
     def num_virtual_shards(self) -> int:
         """V."""
         return self.virtual_shards or max(1, math.gcd(self.batch_size, 64 * 8) // 8)
-
-
-def pairs_with_text(dataset: Dataset, names: Sequence[str] = ()) -> tuple[PairInfo, ...]:
-    """The pairs to train on.
-
-    Args:
-        dataset: prepared data.
-        names: of pairs; () for all that have training examples.
-
-    Raises:
-        ValueError: an unknown name, or there are no training examples for one.
-    """
-    named = [dataset.pair(name) for name in names]
-    found = tuple(pair for pair in named or dataset.pairs if pair.examples.get("train"))
-    if not found or 0 < len(found) < len(named):
-        empty = ", ".join(pair.name for pair in named if pair not in found)
-        raise ValueError(
-            f"There are no training examples for {empty or 'any pair'} in {dataset.directory}."
-            " Prepare text for them, or leave them out of the pairs."
-        )
-    return found
 
 
 class Part(NamedTuple):
@@ -116,8 +105,7 @@ class TrainInput:
     the same batches as an uninterrupted one, also in another number of processes.
 
     Attributes:
-        pairs: the pairs to draw from.
-        probabilities: float64 [P], of drawing each of them.
+        curriculum: what is drawn from.
         packed_share: share of the rows of a batch that this process packs; the others are 0.
     """
 
@@ -131,21 +119,20 @@ class TrainInput:
             part: what this process packs; None for all.
 
         Raises:
-            ValueError: a pair that the dataset does not know or has no training examples of; or
-                pair_factors that fit no pair, or leave out all.
+            ValueError: as `Curriculum.of`.
         """
         shards = params.num_virtual_shards
-        self.pairs = pairs_with_text(dataset, params.pairs)
-        self.probabilities = _probabilities(params, self.pairs, dataset)
+        self.curriculum = params.curriculum(dataset)
         self._shape = Shape(params.batch_size, params.source_length, params.target_length)
         self._part = part or Part(*np.ones([2, shards], bool))
-        streams = Streams(dataset, self.pairs, seed)
+        reader = Reader(self.curriculum.streams, seed)
         rows = self._shape._replace(rows=params.batch_size // shards)
         self._shards = {
-            v: VirtualShard(v, shards, streams, self.probabilities, rows)
+            v: VirtualShard(v, shards, reader, rows)
             for v in np.flatnonzero(self._part.packed).tolist()
         }
         self.packed_share = len(self._shards) / shards
+        self._batches = 0
 
     @property
     def skipped(self) -> int:
@@ -161,8 +148,10 @@ class TrainInput:
         """
         rows: list[Row] = [[] for _ in range(self._shape.rows)]
         size = len(rows) // len(self._part.packed)
+        probabilities = self.curriculum.at(self._batches)
         for v, shard in self._shards.items():
-            rows[v * size : (v + 1) * size] = shard.next_rows()
+            rows[v * size : (v + 1) * size] = shard.next_rows(probabilities)
+        self._batches += 1
         return batch_of(rows, self._shape)
 
     def peek(self, examples: int) -> list[NestedMap]:
@@ -172,6 +161,7 @@ class TrainInput:
             ValueError, OSError: as `next_batch`.
         """
         states = {v: (shard.state(), shard.skipped) for v, shard in self._shards.items()}
+        number = self._batches
         batches: list[NestedMap] = []
         while examples > 0:
             batches.append(self.next_batch())
@@ -179,20 +169,22 @@ class TrainInput:
         for v, (state, skipped) in states.items():
             self._shards[v].restore(state)
             self._shards[v].skipped = skipped
+        self._batches = number
         return batches
 
     def state(self) -> dict[str, Any]:
         """The position of the stream: a few counters of each virtual shard.
 
         Returns:
-            draws [V], counters [V, P] and waiting [V, W, 3]: arrays of int64, or `Rows` of those if
-            this process packs only some shards.
+            batches []; draws [V], counters [V, P] and waiting [V, W, 3]: arrays of int64, or `Rows`
+            of those if this process packs only some shards.
         """
+        batches = {"batches": np.asarray(self._batches, np.int64)}
         states = {v: shard.state() for v, shard in self._shards.items()}
         if len(states) == len(self._part.packed):
-            return stacked(states.values())
+            return batches | stacked(states.values())
         saved = {v: states[v] for v in np.flatnonzero(self._part.saved).tolist()}
-        return {
+        return batches | {
             name: Rows(
                 (len(self._part.packed), *value.shape),
                 {v: state[name] for v, state in saved.items()},
@@ -206,8 +198,9 @@ class TrainInput:
         Raises:
             ValueError: the state belongs to other pairs, virtual shards, or an earlier version.
         """
-        shape, ours = np.shape(state["counters"]), (len(self._part.packed), len(self.pairs))
-        if len(shape) != 2:
+        shape = np.shape(state["counters"])
+        ours = len(self._part.packed), len(self.curriculum.streams)
+        if "batches" not in state:
             raise ValueError(
                 "The checkpoint's input is of an earlier version of lingvo_moe, which drew examples"
                 " in another order. Start a new logdir from its weights with --init_from."
@@ -215,11 +208,11 @@ class TrainInput:
         if shape != ours:
             raise ValueError(
                 f"The checkpoint's input has {shape[1]} pairs and {shape[0]} virtual shards, this "
-                f"one {ours[1]} and {ours[0]}; train with the same data, input.pairs and "
-                f"input.virtual_shards."
+                f"one {ours[1]} and {ours[0]}; train with the same data and the same input.*."
             )
         for v, shard in self._shards.items():
-            shard.restore({name: np.asarray(value[v]) for name, value in state.items()})
+            shard.restore({n: np.asarray(value[v]) for n, value in state.items() if n != "batches"})
+        self._batches = int(state["batches"])
 
 
 def stacked(states: Iterable[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -250,24 +243,6 @@ class RowShard:
     index: tuple[slice, ...]
     data: np.ndarray
     replica_id: int = 0
-
-
-def _probabilities(params, pairs, dataset) -> np.ndarray:
-    """float64 [P], of drawing each pair."""
-    check_found([p for p, _ in params.pair_factors], [pair.name for pair in dataset.pairs], FACTORS)
-    factors = np.array([first_match(params.pair_factors, pair.name, 1.0) for pair in pairs])
-    if not factors.any():
-        raise ValueError(f"{FACTORS}={params.pair_factors} leaves out all pairs; change one.")
-    sizes = [pair.examples["train"] for pair in pairs]
-    weights = factors * sampling_probabilities(sizes, params.temperature)
-    return weights / weights.sum()
-
-
-def sampling_probabilities(sizes: list[int], temperature: float) -> np.ndarray:
-    """float64 [P], p ∝ size^(1/T): T 1 samples by size, a large T evenly (Arivazhagan 2019)."""
-    # Sizes relative to the largest, because the power of a size could overflow.
-    weights = np.power(np.array(sizes, np.float64) / max(sizes), 1.0 / temperature)
-    return weights / weights.sum()
 
 
 def eval_batches(dataset: Dataset, split: str, params: InputParams) -> Iterator[NestedMap]:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.data import virtual_shard
+from lingvo_moe.data.curriculum import sampling_probabilities
 from lingvo_moe.data.dataset import Dataset, Example, PairInfo, shard_bounds, write_shard
 from lingvo_moe.data.pipeline import (
     InputParams,
@@ -12,9 +13,8 @@ from lingvo_moe.data.pipeline import (
     Prefetcher,
     TrainInput,
     eval_batches,
-    sampling_probabilities,
 )
-from lingvo_moe.data.virtual_shard import Streams
+from lingvo_moe.data.virtual_shard import Reader
 
 PARAMS = InputParams(batch_size=3, source_length=12, target_length=10, virtual_shards=3)
 
@@ -113,10 +113,10 @@ def test_segments_are_examples(tmp_path):
 
 def test_an_epoch_is_every_example_once_in_another_order(tmp_path):
     dataset = _make(tmp_path, [5, 20], shards=3, length=1)
-    streams = Streams(dataset, dataset.pairs, seed=1)
+    reader = Reader(InputParams().curriculum(dataset).streams, seed=1)
 
     def numbers(stream, positions):
-        read = streams.read(np.full(len(positions), stream), np.array(positions))
+        read = reader.read(np.full(len(positions), stream), np.array(positions))
         assert all(one.pair_index == stream for one in read)
         return [int(one.example.source[1]) - 1000 * stream - 10 for one in read]
 
@@ -171,6 +171,9 @@ def _joined(states):
     joined = {}
     for name in states[0]:
         array = np.full(states[0][name].shape, -7, np.int64)
+        if name == "batches":
+            joined[name] = states[0][name]
+            continue
         for state in states:
             for shard in state[name].addressable_shards:
                 assert np.all(array[shard.index] == -7)
@@ -221,6 +224,7 @@ def test_state_is_small_integers(tmp_path):
     batches = TrainInput(_make(tmp_path, [5, 5]), PARAMS, seed=1)
     batches.next_batch()
     state = batches.state()
+    assert state["batches"] == 1
     assert all(np.asarray(value).dtype == np.int64 for value in state.values())
     assert state["counters"].sum(axis=1).tolist() == state["draws"].tolist()
     assert state["waiting"].shape == (3, 256, 3)
@@ -257,14 +261,16 @@ def test_pair_factors(tmp_path):
 
     def probabilities(*factors, pairs=()):
         params = InputParams(temperature=1.0, pairs=pairs, pair_factors=factors)
-        return TrainInput(dataset, params, seed=1).probabilities.tolist()
+        curriculum = TrainInput(dataset, params, seed=1).curriculum
+        return dict(zip([s.name for s in curriculum.streams], curriculum.at(0), strict=True))
 
-    assert probabilities(("x0", 3.0), ("x[02]-", 0.5)) == pytest.approx([0.6, 0.2, 0.2])
-    assert probabilities(("x0", 0.0)) == pytest.approx([0, 1 / 3, 2 / 3])
-    assert probabilities(("x0", 3.0), pairs=("x2-en",)) == [1.0]  # a baseline of one pair
+    everywhere = {"x0-en": 0.6, "x1-en": 0.2, "x2-en": 0.2}
+    assert probabilities(("x0", 3.0), ("x[02]-", 0.5)) == pytest.approx(everywhere)
+    assert probabilities(("x0", 0.0)) == pytest.approx({"x1-en": 1 / 3, "x2-en": 2 / 3})
+    assert probabilities(("x0", 3.0), pairs=("x2-en",)) == {"x2-en": 1.0}  # of a baseline
     with pytest.raises(ValueError, match=r"pair_factors: the pattern 'de-' is found in no name"):
         probabilities(("de-", 3.0))
-    with pytest.raises(ValueError, match=r"pair_factors=\(\('', 0.0\),\) leaves out all pairs"):
+    with pytest.raises(ValueError, match=r"pair_factors=\(\('', 0.0\),\) .*leaves out all pairs"):
         probabilities(("", 0.0))
 
 
@@ -294,7 +300,8 @@ def test_unknown_and_empty_pairs(tmp_path):
     for named in (("x1-en",), ("x0-en", "x1-en")):  # a pair that is named is never left out
         with pytest.raises(ValueError, match="There are no training examples for x1-en in"):
             TrainInput(dataset, InputParams(pairs=named), seed=1)
-    assert [pair.name for pair in TrainInput(dataset, PARAMS, seed=1).pairs] == ["x0-en"]
+    streams = TrainInput(dataset, PARAMS, seed=1).curriculum.streams
+    assert [stream.name for stream in streams] == ["x0-en"]
     with pytest.raises(ValueError, match="There are no training examples for any pair in"):
         TrainInput(_make(tmp_path, []), PARAMS, seed=1)
 

@@ -4,15 +4,16 @@ A batch of B rows has V virtual shards of B / V rows. Each is packed without the
 process packs only those that its devices read, and the batches depend neither on the number of
 processes nor on that of workers.
 
-P streams: the training examples of each pair.
+P streams: the training examples of each pair, in each corpus.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lingvo_moe.data.dataset import Dataset, PairInfo
+from lingvo_moe.data.curriculum import Stream
 from lingvo_moe.data.packing import Pool, Row, Shape, Waiting
 from lingvo_moe.data.shuffle import hash_numbers, permute
 
@@ -23,17 +24,15 @@ _DRAWS, _ORDER = range(2)  # uses of the seed
 
 
 @dataclasses.dataclass(frozen=True)
-class Streams:
-    """The training examples of P pairs, each shuffled again in every epoch.
+class Reader:
+    """Reads the examples of P streams, each shuffled again in every epoch.
 
     Attributes:
-        dataset: prepared data.
-        pairs: the pairs.
+        streams: the training examples of pairs.
         seed: of the order.
     """
 
-    dataset: Dataset
-    pairs: Sequence[PairInfo]
+    streams: Sequence[Stream]
     seed: int
 
     def read(self, streams: np.ndarray, positions: np.ndarray) -> list[Waiting]:
@@ -45,19 +44,30 @@ class Streams:
         Raises:
             OSError: as `Dataset.example`.
         """
-        sizes = np.array([pair.examples["train"] for pair in self.pairs], np.int64)[streams]
-        names = np.array([pair.index for pair in self.pairs])[streams]
-        epochs, offsets = np.divmod(positions, sizes)
-        keys = hash_numbers(self.seed, _ORDER, names, epochs)
+        sizes, names = self._sizes_and_names
+        epochs, offsets = np.divmod(positions, sizes[streams])
+        keys = hash_numbers(self.seed, _ORDER, names[streams], epochs)
+        indices = permute(offsets, sizes[streams], keys)
+        origins = zip(streams.tolist(), positions.tolist(), strict=True)
         return [
-            Waiting(self.dataset.example("train", pair := self.pairs[s], i), pair.index, (s, p))
-            for s, p, i in zip(
-                streams.tolist(),
-                positions.tolist(),
-                permute(offsets, sizes, keys).tolist(),
-                strict=True,
-            )
+            Waiting(self._example(origin[0], index), self.streams[origin[0]].index, origin)
+            for origin, index in zip(origins, indices.tolist(), strict=True)
         ]
+
+    def _example(self, stream, index):
+        of = self.streams[stream]
+        example = of.dataset.example("train", of.pair, index)
+        if of.tag:  # after the language's tag
+            source = np.insert(example.source, 1, of.tag).astype(np.int32)
+            example = example._replace(source=source)
+        return example
+
+    @functools.cached_property
+    def _sizes_and_names(self):
+        """Of each stream its size, and a number that no other stream has."""
+        sizes = [stream.size for stream in self.streams]
+        names = [(stream.number << 32) + stream.index for stream in self.streams]
+        return np.array(sizes, np.int64), np.array(names, np.int64)
 
 
 class VirtualShard:
@@ -70,35 +80,37 @@ class VirtualShard:
         skipped: number of drawn examples that were longer than a row.
     """
 
-    def __init__(
-        self, number: int, shards: int, streams: Streams, probabilities: np.ndarray, shape: Shape
-    ):
+    def __init__(self, number: int, shards: int, reader: Reader, shape: Shape):
         """The beginning of the stream.
 
         Args:
             number: of this shard, from 0.
             shards: V.
-            streams: the examples.
-            probabilities: float64 [P], of drawing from each stream.
+            reader: of the examples.
             shape: of this shard's rows.
         """
-        self._number, self._shards, self._streams, self._shape = number, shards, streams, shape
-        bounds = np.cumsum(probabilities)
-        self._bounds = bounds / bounds[-1]
+        self._number, self._shards, self._reader, self._shape = number, shards, reader, shape
+        self._probabilities = self._bounds = np.zeros(0)
         self._draws = 0  # before the chunk
-        self._counters = np.zeros(len(probabilities), np.int64)  # likewise
+        self._counters = np.zeros(len(reader.streams), np.int64)  # likewise
         self._drawn = np.zeros(0, np.int64)  # the streams of the chunk
         self._chunk: list[Waiting] = []  # their examples
         self._used = 0  # of them
         self._pool = Pool(self._draw, LOOK_AHEAD, shape[1:])
         self.skipped, self._skipped_in_a_row = 0, 0
 
-    def next_rows(self) -> list[Row]:
+    def next_rows(self, probabilities: np.ndarray) -> list[Row]:
         """The shard's rows of the next batch.
+
+        Args:
+            probabilities: float64 [P], of drawing from each stream. What waits of a stream with
+                probability 0 is left out.
 
         Raises:
             ValueError: thousands of examples in a row are too long.
         """
+        if probabilities is not self._probabilities:
+            self._change(probabilities)
         return self._pool.fill(self._shape.rows)
 
     def state(self) -> dict[str, np.ndarray]:
@@ -115,8 +127,16 @@ class VirtualShard:
         """Continues from a state."""
         self._draws, self._counters = int(state["draws"]), np.array(state["counters"], np.int64)
         self._drawn, self._chunk, self._used = self._drawn[:0], [], 0
+        self._probabilities = np.zeros(0)  # unknown, so `next_rows` leaves out what must not wait
         waiting = state["waiting"][state["waiting"][:, 0] >= 0]
-        self._pool.restore(self._streams.read(waiting[:, 0], waiting[:, 1]), waiting[:, 2])
+        self._pool.restore(self._reader.read(waiting[:, 0], waiting[:, 1]), waiting[:, 2])
+
+    def _change(self, probabilities):
+        """Draws with other probabilities from here on."""
+        self._probabilities, bounds = probabilities, np.cumsum(probabilities)
+        self._bounds = bounds / bounds[-1]
+        self._drawn, self._chunk = self._drawn[: self._used], self._chunk[: self._used]
+        self._pool.keep(lambda origin: probabilities[origin[0]] > 0)
 
     def _draw(self) -> Waiting:
         """The next example that has room in a row."""
@@ -142,10 +162,10 @@ class VirtualShard:
         draws = self._draws + self._used
         counters = self._counters + np.bincount(self._drawn, minlength=len(self._counters))
         chunk, offset = divmod(draws, _CHUNK)
-        rng = np.random.default_rng([self._streams.seed, _DRAWS, self._number, chunk])
+        rng = np.random.default_rng([self._reader.seed, _DRAWS, self._number, chunk])
         drawn = np.searchsorted(self._bounds, rng.random(_CHUNK)[offset:], side="right")
         positions = (counters[drawn] + _repeats(drawn)) * self._shards + self._number
-        self._chunk = self._streams.read(drawn, positions)
+        self._chunk = self._reader.read(drawn, positions)
         self._draws, self._counters, self._drawn, self._used = draws, counters, drawn, 0
 
 

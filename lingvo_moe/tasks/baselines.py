@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from lingvo_moe.core import lock
 from lingvo_moe.core.files import check_output, new_directory
-from lingvo_moe.data.pipeline import pairs_with_text
+from lingvo_moe.data.curriculum import pairs_with_text
 from lingvo_moe.evaluation.baselines import IN_OUTPUT
 from lingvo_moe.evaluation.evaluate import write_report
 from lingvo_moe.evaluation.report import Report

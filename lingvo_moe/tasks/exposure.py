@@ -58,8 +58,8 @@ class Forecast:
         segments = [batch.target_segment_ids for batch in source.peek(_MEASURED)]
         examples = np.mean([one.max(axis=1).sum() for one in segments]) / source.packed_share
         tokens = np.mean([np.count_nonzero(one) for one in segments]) / source.packed_share
-        sizes = {pair.name: pair.examples["train"] for pair in source.pairs}
-        pairs = expose(sizes, source.probabilities, steps * float(examples))
+        sizes = {stream.name: stream.size for stream in source.curriculum.streams}
+        pairs = expose(sizes, source.curriculum.shares(steps), steps * float(examples))
         return Forecast(steps, float(examples), float(tokens), pairs)
 
     def lines(self) -> list[str]:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.data.pipeline import InputParams, TrainInput, sampling_probabilities
+from lingvo_moe.data.curriculum import sampling_probabilities
+from lingvo_moe.data.pipeline import InputParams, TrainInput
 from lingvo_moe.tasks.exposure import Exposure, Forecast, expose
 from lingvo_moe.testing.tiny_world import dataset
 

@@ -15,6 +15,7 @@ from lingvo_moe.core import plugins, registry, safetensors
 from lingvo_moe.core.files import check_fields, read_json, write_whole
 from lingvo_moe.core.lines import read_lines
 from lingvo_moe.core.params import foreign_modules, from_fields, override, to_fields
+from lingvo_moe.data.curriculum import identity
 from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
@@ -126,7 +127,7 @@ class ModelDir:
                     f"resume from; give another --logdir for training."
                 )
             there._check_same_data(dataset)
-            there = dataclasses.replace(there, data=dataset.sha256)
+            there = dataclasses.replace(there, data=there._identity(dataset))
             wanted = override(params or there.params, overrides)
             return there._changed(wanted, _TRAINING, "when training resumes")
         params = override(params or registry.get_params(model), overrides)
@@ -137,7 +138,7 @@ class ModelDir:
             tuple(pair.name for pair in dataset.pairs),
             dict(dataset.tags),
             {side: getattr(dataset, f"{side}_vocabulary") for side in SIDES},
-            dataset.sha256,
+            identity(dataset, params.input.corpora),
             _plugins_of(params),
         )
         made._check_vocabularies()
@@ -368,12 +369,17 @@ class ModelDir:
     def _check_same_data(self, dataset):
         self.check_dataset(dataset)
         self._check_tags(dataset)
-        if self.data is not None and self.data != dataset.sha256:
+        found = self._identity(dataset)
+        if self.data is not None and self.data != found:
             raise ValueError(
                 f"Dataset {dataset.directory} is not the one that {self.path} was trained on: its "
-                f"contents have the SHA-256 {dataset.sha256[:12]}…, not {self.data[:12]}…. Give "
+                f"contents have the SHA-256 {found[:12]}…, not {self.data[:12]}…. Give "
                 f"the same --data, or another --logdir to train on these."
             )
+
+    def _identity(self, dataset):
+        """SHA-256 of the data, input.corpora included."""
+        return identity(dataset, self.params.input.corpora)
 
     def _check_tags(self, dataset):
         if dataset.tags_on_both_sides != (tags := self.params.language_tags).on_target:

@@ -1,0 +1,272 @@
+"""What a training input draws from: several corpora, and stages by step.  P streams."""
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from lingvo_moe.core.fields import NonNegativeFloat, Params, PositiveFloat, PositiveInt
+from lingvo_moe.core.patterns import Factors, check_found, first_match
+from lingvo_moe.data.dataset import SIDES, Dataset, PairInfo
+
+MAIN = "data"  # the name of the dataset that training is given
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Corpus(Params):
+    """A further prepared dataset with the same vocabularies, such as mined or back-translated text.
+
+    Attributes:
+        name: for stages, logs and errors.
+        data: its directory.
+        weight: it is drawn weight times as often as the main dataset, which has weight 1.
+        tag: a text in front of every source, after the language's tag, such as "<bt>" (Caswell et
+            al. 2019, Tagged Back-Translation); "" for none.
+    """
+
+    name: str
+    data: str
+    weight: NonNegativeFloat = 1.0
+    tag: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stage(Params):
+    """Changes of the mixture from a step on; None keeps the value of the params, not of a stage.
+
+    Attributes:
+        from_step: number of steps before it.
+        pairs, temperature, pair_factors: as in InputParams.
+        weights: (name of a corpus, weight), …; the main dataset is "data". A corpus that is not
+            named keeps its weight.
+    """
+
+    from_step: PositiveInt
+    pairs: tuple[str, ...] | None = None
+    temperature: PositiveFloat | None = None
+    pair_factors: Factors | None = None
+    weights: tuple[tuple[str, NonNegativeFloat], ...] = ()
+
+
+class Mixture(NamedTuple):
+    """The mixture of one stage; the fields are those of Stage."""
+
+    pairs: tuple[str, ...]
+    temperature: float
+    pair_factors: Factors
+    weights: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """The training examples of one pair in one corpus.
+
+    Attributes:
+        corpus: its name.
+        dataset: of the corpus.
+        pair: the pair in that dataset.
+        index: of the pair in the main dataset.
+        number: of the corpus; 0 is the main dataset.
+        tag: ids in front of its sources.
+    """
+
+    corpus: str
+    dataset: Dataset
+    pair: PairInfo
+    index: int
+    number: int = 0
+    tag: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of examples."""
+        return self.pair.examples["train"]
+
+    @property
+    def name(self) -> str:
+        """The pair, with the corpus if that is not the main dataset."""
+        return f"{self.pair.name} ({self.corpus})" if self.number else self.pair.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Curriculum:
+    """The streams, and the probability of each in every stage.
+
+    Attributes:
+        streams: P of them, those of the main dataset first.
+        starts: the first step of each stage; the first is 0.
+        probabilities: float64 [P] of each stage.
+    """
+
+    streams: tuple[Stream, ...]
+    starts: tuple[int, ...]
+    probabilities: tuple[np.ndarray, ...]
+
+    @staticmethod
+    def of(
+        dataset: Dataset, corpora: Sequence[Corpus], first: Mixture, stages: Sequence[Stage]
+    ) -> "Curriculum":
+        """The curriculum of a training run.
+
+        Args:
+            dataset: the main dataset.
+            corpora: further ones.
+            first: the mixture before the first stage.
+            stages: in order.
+
+        Raises:
+            ValueError: a corpus does not fit the dataset; a stage has a pair or corpus that there
+                is not, or leaves out all.
+        """
+        mixtures = {0: first} | {stage.from_step: _changed(first, stage) for stage in stages}
+        streams = [*_streams(dataset), *_further(dataset, corpora)]
+        found = [_probabilities(streams, dataset, one, step) for step, one in mixtures.items()]
+        used = np.flatnonzero(np.any(found, axis=0))
+        return Curriculum(
+            tuple(streams[i] for i in used),
+            tuple(mixtures),
+            tuple(probabilities[used] for probabilities in found),
+        )
+
+    def at(self, step: int) -> np.ndarray:
+        """float64 [P], the probabilities of drawing for the step after so many others."""
+        return self.probabilities[int(np.searchsorted(self.starts, step, side="right")) - 1]
+
+    def shares(self, steps: int) -> np.ndarray:
+        """float64 [P], the share of draws from each stream in a run of so many steps."""
+        lengths = np.diff(np.minimum([*self.starts, steps], max(1, steps)))
+        lengths[-1] = max(lengths[-1], 0 if lengths.any() else 1)
+        return np.average(self.probabilities, axis=0, weights=lengths)
+
+
+def sampling_probabilities(sizes: list[int], temperature: float) -> np.ndarray:
+    """float64 [P], p ∝ size^(1/T): T 1 samples by size, a large T evenly (Arivazhagan 2019)."""
+    # Sizes relative to the largest, because the power of a size could overflow.
+    weights = np.power(np.array(sizes, np.float64) / max(sizes), 1.0 / temperature)
+    return weights / weights.sum()
+
+
+def pairs_with_text(dataset: Dataset, names: Sequence[str] = ()) -> tuple[PairInfo, ...]:
+    """The pairs to train on.
+
+    Args:
+        dataset: prepared data.
+        names: of pairs; () for all that have training examples.
+
+    Raises:
+        ValueError: an unknown name, or there are no training examples for one.
+    """
+    named = [dataset.pair(name) for name in names]
+    found = tuple(pair for pair in named or dataset.pairs if pair.examples.get("train"))
+    if not found or 0 < len(found) < len(named):
+        empty = ", ".join(pair.name for pair in named if pair not in found)
+        raise ValueError(
+            f"There are no training examples for {empty or 'any pair'} in {dataset.directory}."
+            " Prepare text for them, or leave them out of the pairs."
+        )
+    return found
+
+
+def check_names(corpora: Sequence[Corpus], stages: Sequence[Stage]) -> None:
+    """Checks that corpora have different names, and stages different steps, in order.
+
+    Raises:
+        ValueError: they do not.
+    """
+    names = [MAIN, *(corpus.name for corpus in corpora)]
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise ValueError(f"input.corpora must have different names, and not {MAIN!r}: {repeated}.")
+    steps = [stage.from_step for stage in stages]
+    if steps != sorted(set(steps)):
+        raise ValueError(f"input.stages must have growing from_step, got {steps}.")
+    for stage in stages:
+        if unknown := [name for name, _ in stage.weights if name not in names]:
+            raise ValueError(f"input.stages: there is no corpus {unknown[0]!r}, only {names}.")
+
+
+def identity(dataset: Dataset, corpora: Sequence[Corpus]) -> str:
+    """SHA-256 of all data, in hexadecimal: of the dataset, or of it and the further corpora."""
+    digests = [dataset.sha256, *(_load(corpus).sha256 for corpus in corpora)]
+    return hashlib.sha256("".join(digests).encode()).hexdigest() if corpora else digests[0]
+
+
+def _changed(first: Mixture, stage: Stage) -> Mixture:
+    given = {name: getattr(stage, name) for name in ("pairs", "temperature", "pair_factors")}
+    weights = first.weights | dict(stage.weights)
+    return first._replace(**{n: v for n, v in given.items() if v is not None}, weights=weights)
+
+
+def _streams(dataset: Dataset) -> list[Stream]:
+    return [
+        Stream(MAIN, dataset, pair, pair.index)
+        for pair in dataset.pairs
+        if pair.examples.get("train")
+    ]
+
+
+def _further(dataset: Dataset, corpora: Sequence[Corpus]) -> list[Stream]:
+    streams = []
+    indices = {pair.name: pair.index for pair in dataset.pairs}
+    for number, corpus in enumerate(corpora, 1):
+        other = _load(corpus)
+        for side in SIDES:
+            if other.hashes.get(side) != dataset.hashes.get(side):
+                raise ValueError(
+                    f"Corpus {corpus.name} in {corpus.data} has another {side} vocabulary than "
+                    f"{dataset.directory}. Prepare it with --extend={dataset.directory} "
+                    f"--new_pieces=0."
+                )
+        if other.tags_on_both_sides != dataset.tags_on_both_sides:
+            raise ValueError(
+                f"Corpus {corpus.name} in {corpus.data} has other language tags than "
+                f"{dataset.directory}. Prepare both with the same --tags_on_both_sides."
+            )
+        tag = tuple(dataset.source_vocabulary.encode([corpus.tag])[0]) if corpus.tag else ()
+        for stream in _streams(other):
+            if stream.pair.name not in indices:
+                raise ValueError(
+                    f"Corpus {corpus.name} in {corpus.data} has pair {stream.pair.name}, which "
+                    f"{dataset.directory} does not have. Prepare that one with some text of it."
+                )
+            index = indices[stream.pair.name]
+            streams.append(Stream(corpus.name, other, stream.pair, index, number, tag))
+    return streams
+
+
+def _load(corpus: Corpus) -> Dataset:
+    try:
+        return Dataset.load(Path(corpus.data))
+    except ValueError as error:
+        raise ValueError(f"Corpus {corpus.name}: {error}") from error
+
+
+def _probabilities(streams, dataset, mixture, step) -> np.ndarray:
+    """float64 [P]: a corpus by its weight, then a pair of it by size, temperature and factor."""
+    where = f"input.stages from step {step}" if step else "input"
+    names = {pair.name for pair in pairs_with_text(dataset, mixture.pairs)}
+    patterns = [pattern for pattern, _ in mixture.pair_factors]
+    check_found(patterns, [pair.name for pair in dataset.pairs], f"{where}.pair_factors")
+    found = np.zeros(len(streams))
+    for corpus, weight in mixture.weights.items():
+        here = [
+            i
+            for i, one in enumerate(streams)
+            if one.corpus == corpus and (one.pair.name in names or not mixture.pairs)
+        ]
+        if not here or not weight:
+            continue
+        factors = [first_match(mixture.pair_factors, streams[i].pair.name, 1.0) for i in here]
+        sizes = [streams[i].size for i in here]
+        shares = np.array(factors) * sampling_probabilities(sizes, mixture.temperature)
+        found[here] = weight * shares / (shares.sum() or 1.0)
+    if not found.any():
+        raise ValueError(
+            f"{where}.pair_factors={mixture.pair_factors} with weights {mixture.weights} leaves "
+            f"out all pairs; change one."
+        )
+    return found / found.sum()
