@@ -134,12 +134,12 @@ def _model_dir() -> ModelDir:
 def run() -> None:
     """The console script."""
     flags.DEFINE_string("logdir", None, "Directory of a trained model.")
-    flags.DEFINE_string("output", None, "Directory to make.", required=True)
+    flags.DEFINE_string("output", None, "Directory to write the export to.", required=True)
     flags.DEFINE_bool("overwrite", False, "Replace an earlier export in --output.")
     flags.DEFINE_string(
         "model", None, "Check that the logdir is of this model; without a logdir, export it."
     )
-    flags.DEFINE_integer("step", None, "Which checkpoint; by default the best on dev.")
+    flags.DEFINE_integer("step", None, "Step of the checkpoint; by default the best on dev.")
     flags.DEFINE_enum(
         "format",
         "saved_model",

@@ -99,7 +99,7 @@ def run() -> None:
     flags.DEFINE_float(
         "choices",
         None,
-        "With --trace: scale the loads to this mean number of choices a device, step and layer.",
+        "With --trace: scale the loads to this mean number of choices per device, step and layer.",
     )
     flags.DEFINE_integer(
         "slots", 4, "Slots of a device; each holds one replica of an expert.", lower_bound=1
@@ -120,7 +120,7 @@ def run() -> None:
     flags.DEFINE_integer("steps", 300, "With --synthetic: number of steps.")
     flags.DEFINE_integer("layers", 1, "With --synthetic: number of MoE layers, independent loads.")
     flags.DEFINE_integer(
-        "tokens", 8192, "With --synthetic: tokens a device and step, two choices each."
+        "tokens", 8192, "With --synthetic: tokens per device and step, two choices each."
     )
     flags.DEFINE_integer("seed", 0, "With --synthetic: seed of the loads.")
     common.run(main)

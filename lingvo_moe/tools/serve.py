@@ -64,7 +64,9 @@ def run() -> None:
     flags.DEFINE_integer("beam_size", 8, "Largest beam size of a request, for a logdir.", 1)
     flags.DEFINE_integer("max_batch_tokens", 4096, "Source tokens of a batch, with padding.", 1)
     flags.DEFINE_integer("max_batch_sentences", 64, "Sentences of a batch.", 1)
-    flags.DEFINE_float("max_wait_ms", 5, "Milliseconds that a sentence waits for others.", 0)
+    flags.DEFINE_float(
+        "max_wait_ms", 5, "Milliseconds that a sentence waits for others, at most.", 0
+    )
     flags.DEFINE_integer("max_queue", 4096, "Sentences that may wait; more are refused (429).", 1)
     flags.DEFINE_float("timeout", 60, "Seconds to answer a request (504 after that).", 0.001)
     flags.DEFINE_integer("max_bytes", 1 << 20, "Bytes of a request (413 for more).", 1)
