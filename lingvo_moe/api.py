@@ -3,6 +3,7 @@
 N best translations of a sentence.
 """
 
+import contextlib
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -87,6 +88,8 @@ def prepare(
     corpus: Corpus,
     output: str | Path,
     *,
+    processes: int | None = None,
+    memory_mb: int = 1000,
     overwrite: bool = False,
     report: Callable[[str], None] = report,
     **options: Any,
@@ -97,7 +100,9 @@ def prepare(
         corpus: a directory (see docs/data.md); or a mapping from split ("train", "dev", "test") to
             an iterable of (pair such as "de-en", source, target); or such an iterable for "train".
         output: the directory for the dataset.
-        overwrite: replace an earlier dataset.
+        processes: number of processes; None for one a core.
+        memory_mb: memory for sorting, in all processes together.
+        overwrite: replace an earlier dataset, or start other work on it again.
         report: takes lines of progress and warnings.
         **options: fields of PrepareParams, such as joint_vocab=True.
 
@@ -108,15 +113,20 @@ def prepare(
     wanted = PrepareParams()
     for name, value in options.items():
         wanted = evolve(wanted, name, value)
-    if isinstance(corpus, str | Path):
+    with contextlib.ExitStack() as stack:
+        if not isinstance(corpus, str | Path):
+            splits = corpus if isinstance(corpus, Mapping) else {"train": corpus}
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="lingvo_moe_"))
+            corpus = Path(directory) / "corpus"
+            write_corpus(corpus, splits)
         return prepare_corpus(
-            Path(corpus), Path(output), wanted, overwrite=overwrite, report=report
-        )
-    splits = corpus if isinstance(corpus, Mapping) else {"train": corpus}
-    with tempfile.TemporaryDirectory(prefix="lingvo_moe_") as directory:
-        write_corpus(Path(directory) / "corpus", splits)
-        return prepare_corpus(
-            Path(directory) / "corpus", Path(output), wanted, overwrite=overwrite, report=report
+            Path(corpus),
+            Path(output),
+            wanted,
+            processes=processes,
+            memory_mb=memory_mb,
+            overwrite=overwrite,
+            report=report,
         )
 
 

@@ -2,12 +2,13 @@
 
 import contextlib
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from lingvo_moe.core.lines import is_blank, read_lines
+from lingvo_moe.core.lines import read_lines
 from lingvo_moe.data.dataset import SPLITS
 
 # (pair such as "de-en", source, target), one by one.
@@ -47,8 +48,8 @@ class CorpusPair:
     files: dict[str, tuple[Path, ...]]
     turned: bool = False
 
-    def read(self, split: str) -> list[SentencePair]:
-        """The lines of a split, stripped; [] if the pair does not have the split.
+    def read(self, split: str) -> Iterator[SentencePair]:
+        """The lines of a split, stripped, one by one; none if the pair does not have the split.
 
         Raises:
             ValueError: files of uneven length, text that is not UTF-8, a TSV line without exactly
@@ -56,9 +57,9 @@ class CorpusPair:
         """
         files = self.files.get(split, ())
         if not files:
-            return []
-        pairs = _tsv_pairs(*files) if len(files) == 1 else _aligned_pairs(*files)
-        return [SentencePair(*reversed(pair)) if self.turned else pair for pair in pairs]
+            return
+        for pair in _tsv_pairs(*files) if len(files) == 1 else _aligned_pairs(*files):
+            yield SentencePair(*reversed(pair)) if self.turned else pair
 
     def reverse(self) -> "CorpusPair":
         """The same text in the other direction."""
@@ -184,13 +185,16 @@ def _both_sides(name, sides):
 
 
 def _aligned_pairs(source: Path, target: Path) -> Iterator[SentencePair]:
-    sources, targets = ([line.strip() for line in read_lines(path)] for path in (source, target))
-    if len(sources) != len(targets):
-        raise ValueError(
-            f"{source} has {len(sources)} lines and {target} has {len(targets)}; line n of one "
-            f"must be line n of the other. Find the first line that does not match."
-        )
-    yield from map(SentencePair, sources, targets)
+    sides = read_lines(source), read_lines(target)
+    for before, lines in enumerate(itertools.zip_longest(*sides)):
+        if None in lines:
+            totals = [before + (line is not None) for line in lines]
+            totals = [n + sum(1 for _ in side) for n, side in zip(totals, sides, strict=True)]
+            raise ValueError(
+                f"{source} has {totals[0]} lines and {target} has {totals[1]}; line n of one must "
+                f"be line n of the other. Find the first line that does not match."
+            )
+        yield SentencePair(lines[0].strip(), lines[1].strip())
 
 
 def _tsv_pairs(path: Path) -> Iterator[SentencePair]:
@@ -248,43 +252,3 @@ def _checked(example, where):
         if "\n" in text:
             raise ValueError(f"{where} has a line break in {text!r}; give one sentence a text.")
     return example
-
-
-class CleanPair(NamedTuple):
-    """The kept lines by split, and the counts of checks by kind."""
-
-    lines: dict[str, list[SentencePair]]
-    checks: dict[str, int]
-
-
-def clean(splits: dict[str, list[SentencePair]]) -> CleanPair:
-    """Removes lines that are bad for training or evaluation, and counts them.
-
-    Removed: pairs with a blank side (`core.lines.is_blank`); from train also repeated pairs, and
-    pairs whose source occurs in dev or test. Counted only: dev and test lines whose target occurs
-    in train, which is normal if several languages have translations of one text.
-
-    Args:
-        splits: split -> lines of one language pair.
-
-    Returns:
-        The kept lines, and counts `empty`, `duplicates`, `held_out_in_train`, `targets_in_train`.
-    """
-    filled = {s: [p for p in lines if not any(map(is_blank, p))] for s, lines in splits.items()}
-    train = filled.get("train", [])
-    held_out = [pair for s, lines in filled.items() if s != "train" for pair in lines]
-    held_out_sources = {pair.source for pair in held_out}
-    unique = list(dict.fromkeys(train))
-    kept = [pair for pair in unique if pair.source not in held_out_sources]
-    train_targets = {pair.target for pair in kept}
-    checks = {
-        "empty": _count(splits) - _count(filled),
-        "duplicates": len(train) - len(unique),
-        "held_out_in_train": len(unique) - len(kept),
-        "targets_in_train": sum(pair.target in train_targets for pair in held_out),
-    }
-    return CleanPair({**filled, "train": kept}, checks)
-
-
-def _count(splits: Mapping[str, Sequence[SentencePair]]) -> int:
-    return sum(len(lines) for lines in splits.values())

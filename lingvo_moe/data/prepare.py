@@ -1,89 +1,30 @@
 """Makes a dataset from raw parallel text: cleaning, vocabularies, tokenising, shards."""
 
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
 
-import numpy as np
-
-from lingvo_moe.core.fields import (
-    NonNegativeInt,
-    Params,
-    PositiveFloat,
-    PositiveInt,
-    Rule,
-)
-from lingvo_moe.core.files import check_output, new_directory
-from lingvo_moe.data.corpora import CleanPair, CorpusPair, SentencePair, clean, find_pairs
-from lingvo_moe.data.dataset import (
-    SIDES,
-    SPLITS,
-    Dataset,
-    Example,
-    PairInfo,
-    shard_bounds,
-    write_shard,
-)
-from lingvo_moe.data.extension import extend_vocabulary
-from lingvo_moe.data.language_tags import OnBothSides, OnSource
+from lingvo_moe.core import lock
+from lingvo_moe.core.files import MANIFEST, check_output, new_directory, read_json
+from lingvo_moe.core.params import to_fields
+from lingvo_moe.core.pieces import begin
+from lingvo_moe.core.progress import Progress
+from lingvo_moe.data.corpora import CorpusPair, find_pairs
+from lingvo_moe.data.dataset import SPLITS, Dataset, PairInfo
+from lingvo_moe.data.prepare_helper import helpers
+from lingvo_moe.data.prepare_params import PrepareParams
+from lingvo_moe.data.stages import STAGES, VOCABULARIES, Work, run_stage
 from lingvo_moe.data.synthetic import SyntheticCorpus
-from lingvo_moe.data.vocabulary import UNK, Normalization, Vocabulary, train_vocabulary
 from lingvo_moe.reporting.table import Table
 
+__all__ = ["MAKER", "PrepareParams", "format_summary", "prepare", "prepare_synthetic"]
+
 MAKER = "lingvo-moe-prepare"
-
-_Size = Annotated[
-    int,
-    Rule("from 300 to 1000000, 256 of them single bytes", lambda size: 300 <= size <= 1_000_000),
-]
-_Coverage = Annotated[float, Rule("from 0.98 to 1", lambda share: 0.98 <= share <= 1)]
-_Length = Annotated[int, Rule(">= 3: a tag, one token and the end", lambda length: length >= 3)]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PrepareParams(Params):
-    """The params of preparation.
-
-    Attributes:
-        source_vocab_size, target_vocab_size: largest number of pieces.
-        source_normalization, target_normalization: the change of texts before they are split into
-            pieces, one of `vocabulary.Normalization`. A model cannot write characters that the
-            target's normalization replaces.
-        extend: a directory with source.model and target.model, such as a logdir or a dataset, whose
-            vocabularies are extended for the new text (see data.extension); sizes and normalization
-            are then ignored. "" to train new ones.
-        new_pieces: largest number of pieces that extending adds to a vocabulary, besides tags.
-        joint_vocab: one vocabulary for both sides, of source_vocab_size pieces, with
-            target_normalization.
-        temperature: T of sampling languages for the vocabularies, by size^(1/T).
-        character_coverage: share of characters that get a piece; the rest are written as bytes.
-        max_length: longer training examples, in tokens of either side, are left out and counted.
-        tags_on_both_sides: whether each side begins with its language's tag, as models that were
-            imported read and write; see data.language_tags.
-        both_directions: whether to add the reverse of each pair that the corpus does not have.
-        shard_size: largest number of examples in a file of records.
-        seed: of sampling for the vocabularies.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
-
-    source_vocab_size: _Size = 8000
-    target_vocab_size: _Size = 4000
-    source_normalization: Normalization = "nmt_nfkc"
-    target_normalization: Normalization = "identity"
-    extend: str = ""
-    new_pieces: NonNegativeInt = 1000
-    joint_vocab: bool = False
-    temperature: PositiveFloat = 5.0
-    character_coverage: _Coverage = 0.9995
-    max_length: _Length = 256
-    tags_on_both_sides: bool = False
-    both_directions: bool = False
-    shard_size: PositiveInt = 50_000
-    seed: NonNegativeInt = 1
-
+_CURE = "Give the same corpus and options to go on, or pass --overwrite to start again."
+_BYTES_A_HELPER = 8 << 20  # of corpus; for less text another process does not pay
 
 _SYNTHETIC = SyntheticCorpus()
 
@@ -93,13 +34,15 @@ def prepare_synthetic(
     params: PrepareParams,
     *,
     raw: SyntheticCorpus = _SYNTHETIC,
+    processes: int | None = None,
+    memory_mb: int = 1000,
     overwrite: bool = False,
     report: Callable[[str], None] = lambda line: None,
 ) -> Dataset:
     """Writes the synthetic corpus beside output, as OUTPUT_raw, and makes a dataset of it.
 
     Args:
-        output, params, overwrite, report: as for `prepare`.
+        output, params, processes, memory_mb, overwrite, report: as for `prepare`.
         raw: the corpus.
 
     Raises:
@@ -109,7 +52,15 @@ def prepare_synthetic(
     corpus = output.with_name(f"{output.name}_raw")
     raw.write(corpus, overwrite=True)
     report(f"Wrote the synthetic corpus to {corpus}.")
-    return prepare(corpus, output, params, overwrite=overwrite, report=report)
+    return prepare(
+        corpus,
+        output,
+        params,
+        processes=processes,
+        memory_mb=memory_mb,
+        overwrite=overwrite,
+        report=report,
+    )
 
 
 def prepare(
@@ -117,29 +68,44 @@ def prepare(
     output: Path,
     params: PrepareParams,
     *,
+    processes: int | None = None,
+    memory_mb: int = 1000,
     overwrite: bool = False,
     report: Callable[[str], None] = lambda line: None,
 ) -> Dataset:
     """Makes a dataset, which appears under output when it is complete.
 
-    It reads the corpus twice, one pair at a time: for the vocabularies, and to tokenise.
+    The work is done in pieces, in the directory OUTPUT.parts (see `data.stages`). After a kill the
+    same call goes on from the finished pieces, and gives the same bytes.
 
     Args:
         corpus: see `corpora.find_pairs`.
         output: the directory to make; it must not contain the corpus or be inside it.
         params: see PrepareParams.
-        overwrite: whether to replace an earlier dataset.
+        processes: number of processes; None for one a core.
+        memory_mb: memory for sorting, in all processes together.
+        overwrite: whether to replace an earlier dataset, and the pieces of another call.
         report: takes lines of progress and warnings.
 
     Raises:
-        ValueError: something is wrong with the corpus, or output exists.
+        ValueError: something is wrong with the corpus, or output exists, or OUTPUT.parts belongs to
+            another call.
         OSError: something cannot be read or written.
     """
+    processes = processes or len(os.sched_getaffinity(0))
+    if processes < 1 or memory_mb < 1:
+        raise ValueError(f"processes and memory_mb must be >= 1, got {processes} and {memory_mb}.")
     _check_apart(corpus, output)
     pairs = _directions(find_pairs(corpus, report), params.both_directions)
-    with new_directory(output, MAKER, overwrite) as partial:
-        _write_dataset(pairs, partial, params, report)
-    return Dataset.load(output)
+    check_output(output, MAKER, overwrite)
+    directory = output.with_name(f"{output.name}.parts")
+    work = Work(directory, tuple(pairs), params, (memory_mb << 20) // processes)
+    with lock.hold(directory), _pieces_of(work, _job(corpus, pairs, params), overwrite, report):
+        _run(work, processes, report)
+        dataset = _assemble(work, output, overwrite, report)
+    with contextlib.suppress(OSError):  # the user has put files there
+        directory.rmdir()
+    return dataset
 
 
 def _check_apart(corpus, output):
@@ -151,26 +117,96 @@ def _check_apart(corpus, output):
         )
 
 
-def _write_dataset(pairs, directory, params, report):
-    source, target = _train_vocabularies(pairs, params, report)
-    source.save(directory / "source.model")
-    target.save(directory / "target.model")
-    tags = {language: source.tag(language) for language in _tagged(pairs, params)}
-    writer = _Writer(directory, params, source, target, tags)
+def _job(corpus: Path, pairs: Sequence[CorpusPair], params: PrepareParams) -> dict[str, str]:
+    """What determines the bytes of all pieces."""
+    digest = hashlib.sha256()
+    for path in sorted({path for pair in pairs for files in pair.files.values() for path in files}):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        digest.update(f"{path.relative_to(corpus)}\n{content}\n".encode())
+    given = {f"params.{name}": text for name, text in to_fields(params).items()}
+    return {"maker": MAKER, "format": "1", "corpus": digest.hexdigest(), **given}
+
+
+@contextlib.contextmanager
+def _pieces_of(work, job, overwrite, report):
+    """The directory of the pieces: removed at the end, and if something is wrong with the input."""
+    directory = work.directory
+    begun = read_json(directory / MANIFEST) if (directory / MANIFEST).exists() else job
+    if overwrite and begun.get("maker") == MAKER and begun != job:
+        _remove(directory)
+    begin(directory, job, _CURE)
+    if work.has_pieces:
+        report(f"going on from the finished pieces in {directory}")
+    try:
+        yield
+    except ValueError:
+        _remove(directory)
+        raise
+    except BaseException:
+        report(f"{directory} keeps the finished pieces; the same command goes on from there.")
+        raise
+    _remove(directory)
+
+
+def _remove(directory):
+    for name in STAGES:
+        shutil.rmtree(directory / name, ignore_errors=True)
+    for path in directory.glob(f"*{MANIFEST}*"):
+        path.unlink(missing_ok=True)
+
+
+def _run(work: Work, processes: int, report: Callable[[str], None]) -> None:
+    size = sum(f.stat().st_size for p in work.pairs for files in p.files.values() for f in files)
+    with helpers(work, min(processes - 1, size // _BYTES_A_HELPER), report):
+        for stage in work.stages():
+            if stage.name == VOCABULARIES:
+                count = sum(sum(pair.kept_counts) for pair in work.each_pair())
+                report(f"training vocabularies on {count} sentence pairs")
+            total = sum(piece.lines for piece in stage.pieces())
+            run_stage(stage, Progress(_named(stage.name, report), total or None))
+
+
+def _named(name, report):
+    return lambda line: report(f"{name}: {line}")
+
+
+def _assemble(work: Work, output: Path, overwrite: bool, report: Callable[[str], None]) -> Dataset:
+    """Makes the dataset of the finished pieces."""
+    source, target = work.vocabularies()
+    tags = {language: source.tag(language) for language in work.tagged}
     infos: list[PairInfo] = []
     checks = {}
-    for pair in pairs:
-        info, checks[pair.name] = writer.write(pair, len(infos))
-        infos.append(info)
-        report(f"{pair.name}: {info.examples.get('train', 0)} training examples")
+    shards: dict[str, Path] = {}
+    for pair in work.each_pair():
+        name = pair.pair.name
+        examples = {split: sum(counts) for split, counts in pair.counts.items()}
+        paths = {
+            split: {f"{split}/{path.name}": path for path in found}
+            for split, found in pair.shard_paths().items()
+        }
+        for found in paths.values():
+            shards |= found
+        names = {split: list(found) for split, found in paths.items()}
+        languages = pair.pair.source, pair.pair.target
+        infos.append(PairInfo(name, *languages, len(infos), examples, names))
+        checks[name] = pair.summary()
+        report(f"{name}: {examples.get('train', 0)} training examples")
     if not any(info.examples.get("train") for info in infos):
         raise ValueError(
-            f"No training example is left: all are longer than max_length={params.max_length}. "
-            f"Raise it, or give lines of single sentences."
+            f"No training example is left: all are longer than "
+            f"max_length={work.params.max_length}. Raise it, or give lines of single sentences."
         )
     hashes = {"source": source.sha256, "target": target.sha256}
-    both = params.tags_on_both_sides
-    Dataset(directory, tuple(infos), tags, hashes, checks, tags_on_both_sides=both).save()
+    both = work.params.tags_on_both_sides
+    with new_directory(output, MAKER, overwrite) as partial:
+        source.save(partial / "source.model")
+        target.save(partial / "target.model")
+        for name, path in shards.items():
+            (partial / name).parent.mkdir(exist_ok=True)
+            os.replace(path, partial / name)
+        Dataset(partial, tuple(infos), tags, hashes, checks, tags_on_both_sides=both).save()
+    return Dataset.load(output)
 
 
 def format_summary(dataset: Dataset) -> str:
@@ -194,109 +230,3 @@ def _directions(pairs: Sequence[CorpusPair], both: bool) -> list[CorpusPair]:
     names = {pair.name for pair in pairs}
     reversed_pairs = [turned for pair in pairs if (turned := pair.reverse()).name not in names]
     return sorted([*pairs, *reversed_pairs], key=lambda pair: pair.name)
-
-
-def _targets(pairs: Sequence[CorpusPair]) -> list[str]:
-    return sorted({pair.target for pair in pairs})
-
-
-def _tagged(pairs, params) -> list[str]:
-    """The languages with a tag: those of targets, or of both sides."""
-    sources = {pair.source for pair in pairs} if params.tags_on_both_sides else set()
-    return sorted({*_targets(pairs), *sources})
-
-
-def _clean(pair: CorpusPair) -> CleanPair:
-    return clean({split: pair.read(split) for split in SPLITS if split in pair.files})
-
-
-def _train_vocabularies(pairs, params, report) -> tuple[Vocabulary, Vocabulary]:
-    sources: dict[str, list[str]] = {}
-    targets: dict[str, list[str]] = {}
-    for pair in pairs:
-        train = _clean(pair).lines["train"]
-        sources.setdefault(pair.source, []).extend(line.source for line in train)
-        targets.setdefault(pair.target, []).extend(line.target for line in train)
-    tags = _tagged(pairs, params)
-    options = {
-        "temperature": params.temperature,
-        "character_coverage": params.character_coverage,
-        "seed": params.seed,
-    }
-    report(f"training vocabularies on {sum(map(len, sources.values()))} sentence pairs")
-    both = {k: sources.get(k, []) + targets.get(k, []) for k in {**sources, **targets}}
-    if params.extend:
-        return _extended(params, sources, targets, both, tags, options)
-    if params.joint_vocab:
-        options["normalization"] = params.target_normalization
-        joint = train_vocabulary(both, params.source_vocab_size, tags=tags, **options)
-        return joint, joint
-    return (
-        train_vocabulary(
-            sources,
-            params.source_vocab_size,
-            tags=tags,
-            normalization=params.source_normalization,
-            **options,
-        ),
-        train_vocabulary(
-            targets, params.target_vocab_size, normalization=params.target_normalization, **options
-        ),
-    )
-
-
-def _extended(params, sources, targets, both, tags, options) -> tuple[Vocabulary, Vocabulary]:
-    old = [Vocabulary.load(Path(params.extend) / f"{side}.model") for side in SIDES]
-    if old[0] == old[1]:
-        joint = extend_vocabulary(old[0], both, params.new_pieces, tags=tags, **options)
-        return joint, joint
-    if params.joint_vocab:
-        raise ValueError(
-            f"{params.extend} has two vocabularies, which cannot be extended as one; leave "
-            f"joint_vocab out."
-        )
-    return (
-        extend_vocabulary(old[0], sources, params.new_pieces, tags=tags, **options),
-        extend_vocabulary(old[1], targets, params.new_pieces, **options),
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Writer:
-    directory: Path
-    params: PrepareParams
-    source: Vocabulary
-    target: Vocabulary
-    tags: dict[str, int]
-
-    def write(self, pair: CorpusPair, index: int) -> tuple[PairInfo, dict[str, int]]:
-        lines, checks = _clean(pair)
-        examples, shards, too_long = {}, {}, 0
-        for split, split_lines in lines.items():
-            kept = list(self._examples(pair, split, split_lines))
-            too_long += len(split_lines) - len(kept)
-            examples[split] = len(kept)
-            shards[split] = self._write_shards(pair.name, split, kept)
-        info = PairInfo(pair.name, pair.source, pair.target, index, examples, shards)
-        return info, {**checks, "too_long": too_long}
-
-    def _examples(self, pair, split, lines: list[SentencePair]) -> Iterator[Example]:
-        sources = self.source.encode([line.source for line in lines])
-        targets = self.target.encode([line.target for line in lines])
-        layout = OnBothSides() if self.params.tags_on_both_sides else OnSource()
-        tags = self.tags.get(pair.source, UNK), self.tags[pair.target]
-        for line, source, target in zip(lines, sources, targets, strict=True):
-            ids = layout.example(tags, source, target)
-            source_ids, target_ids = (np.array(side, np.int32) for side in ids)
-            if split != "train":
-                yield Example(source_ids, target_ids, line.source, line.target)
-            elif max(len(source_ids), len(target_ids)) <= self.params.max_length:
-                yield Example(source_ids, target_ids)
-
-    def _write_shards(self, name, split, examples) -> list[str]:
-        count = -(-len(examples) // self.params.shard_size)
-        names = [f"{split}/{name}-{i:05d}-of-{count:05d}.records" for i in range(count)]
-        bounds = shard_bounds(len(examples), count)
-        for shard, start, end in zip(names, bounds, bounds[1:], strict=False):
-            write_shard(self.directory / shard, examples[start:end])
-        return names

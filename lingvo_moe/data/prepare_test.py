@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lingvo_moe.core import lock
 from lingvo_moe.core.files import read_json
 from lingvo_moe.data.prepare import PrepareParams, format_summary, prepare, prepare_synthetic
 from lingvo_moe.data.synthetic import SyntheticCorpus
@@ -186,29 +187,75 @@ def test_an_output_needs_a_name(output):
         prepare_synthetic(Path(output), PARAMS)
 
 
-def test_ctrl_c_leaves_nothing(corpus, tmp_path, monkeypatch):
+def test_ctrl_c_keeps_the_finished_pieces(corpus, tmp_path, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lingvo_moe.data.prepare.write_shard", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    lines = []
+    prepare(corpus, tmp_path / "whole", PARAMS)
+    with monkeypatch.context() as patched:
+        patched.setattr("lingvo_moe.data.stages.write_shard", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(corpus, tmp_path / "data", PARAMS, report=lines.append)
+    assert "data.parts keeps the finished pieces; the same command goes on" in lines[-1]
+    assert sorted(os.listdir(tmp_path)) == ["corpus", "data.parts", "whole"]
+    with pytest.raises(ValueError, match=r"was started with params\.max_length=256, but this run"):
+        prepare(corpus, tmp_path / "data", dataclasses.replace(PARAMS, max_length=9))
+    monkeypatch.setattr("lingvo_moe.data.stages.train_vocabulary", interrupted)  # not again
+    prepare(corpus, tmp_path / "data", PARAMS)
+    assert _contents(tmp_path / "data") == _contents(tmp_path / "whole")
+    assert sorted(os.listdir(tmp_path)) == ["corpus", "data", "whole"]
+
+
+def test_overwrite_starts_other_work_again(corpus, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr("lingvo_moe.data.prepare._assemble", _full)
+        with pytest.raises(OSError, match="full"):
+            prepare(corpus, tmp_path / "data", PARAMS)
+    params = dataclasses.replace(PARAMS, max_length=9)
+    assert prepare(corpus, tmp_path / "data", params, overwrite=True).checks["de-en"]["too_long"]
+
+
+def _full(*args):
+    raise OSError("the disk is full")
+
+
+def test_a_users_directory_is_not_for_pieces(corpus, tmp_path):
+    (tmp_path / "data.parts").mkdir()
+    (tmp_path / "data.parts/mine").write_text("years of work")
+    with pytest.raises(ValueError, match=r"data\.parts is not empty and was not made by lingvo"):
+        prepare(corpus, tmp_path / "data", PARAMS, overwrite=True)
+    assert _contents(tmp_path / "data.parts") == {Path("mine"): b"years of work"}
+
+
+def test_two_commands_cannot_make_one_dataset(corpus, tmp_path):
+    with (
+        lock.hold(tmp_path / "data.parts"),
+        pytest.raises(lock.HeldError, match=r"data\.parts is in use by process"),
+    ):
         prepare(corpus, tmp_path / "data", PARAMS)
-    assert os.listdir(tmp_path) == ["corpus"]
 
 
-def test_a_full_disk_leaves_nothing_and_names_the_file(corpus, tmp_path):
+@pytest.mark.parametrize("options", [{"processes": -1}, {"memory_mb": 0}])
+def test_processes_and_memory_are_positive(corpus, tmp_path, options):
+    with pytest.raises(ValueError, match="processes and memory_mb must be >= 1, got "):
+        prepare(corpus, tmp_path / "data", PARAMS, **options)
+
+
+def test_a_full_disk_leaves_no_dataset_and_names_the_file(corpus, tmp_path):
     with (corpus / "train/eo-en.tsv").open("w") as file:
         file.writelines(f"kato {i}\tcat {i}\n" for i in range(6_000))
     for side in ("eo", "en"):
         (corpus / f"train/eo-en.{side}").unlink()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
-        with pytest.raises(OSError, match=r"eo-en-00000-of-00001\.records cannot be written"):
+        with pytest.raises(OSError, match=r"too large: '.*/data\.parts/text/train/eo-en/000000'"):
             prepare(corpus, tmp_path / "data", dataclasses.replace(PARAMS, shard_size=50_000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert os.listdir(tmp_path) == ["corpus"]
+    assert sorted(os.listdir(tmp_path)) == ["corpus", "data.parts"]
+    assert prepare(corpus, tmp_path / "data", dataclasses.replace(PARAMS, shard_size=50_000))
 
 
 class TestSynthetic:

@@ -1,27 +1,26 @@
 """Translates files in shards, in any number of processes; an interrupted run can resume.
 
-A process locks a shard (`core/lock.py`), and the shard's translations appear by a rename. The lock
-ends with the process. So a resumed run translates only the missing shards, with the same bytes as
-an uninterrupted one. All processes that see the directories, also on other machines, share the
-work.
+A shard is a piece of work (`core/pieces.py`). So a resumed run translates only the missing shards,
+with the same bytes as an uninterrupted one. All processes that see the directories, also on other
+machines, share the work.
 """
 
 import contextlib
 import dataclasses
-import glob
 import hashlib
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from lingvo_moe.core import lock
-from lingvo_moe.core.files import MANIFEST, check_file, read_json, write_whole
+from lingvo_moe.core.files import MANIFEST, check_file, write_whole
 from lingvo_moe.core.lines import read_lines
+from lingvo_moe.core.pieces import begin, take
 from lingvo_moe.core.progress import Progress
 
 _MAKER = "lingvo-moe-translate"
+_CURE = "Use the same model, flags and input, or remove it to start again."
 
 
 class Shard(NamedTuple):
@@ -180,7 +179,7 @@ def translate_shards(
     Raises:
         ValueError: the directory belongs to another job, or the input changes meanwhile.
     """
-    _begin(shards.directory, {"maker": _MAKER, **job, "input": work.sha256})
+    begin(shards.directory, {"maker": _MAKER, **job, "input": work.sha256}, _CURE)
     progress = Progress(report, work.total, work.done)
     for shard in shards:
         if shard.output not in work.finished and not _take(shard, translate, progress):
@@ -197,39 +196,7 @@ def translate_shards(
 def _take(shard, translate, progress, wait=False):
     """Translates a shard; False if it is finished, or held by another process."""
     path = shard.output
-    if path.exists():
-        return False
-    try:
-        with lock.hold(path.parent, f".{path.name}.lock", wait):
-            if path.exists():
-                return False
-            for stale in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
-                stale.unlink()  # from a process that was killed
-            write_whole(path, translate(shard, progress))
-            return True
-    except lock.HeldError:
-        return False
-
-
-def _begin(directory, job):
-    """Writes the job to a new directory, or checks that an existing one has the same job."""
-    file = directory / MANIFEST
-    with lock.hold(directory, f"{MANIFEST}.lock", wait=True):
-        if not file.exists():
-            if any(not path.name.startswith(".") for path in directory.iterdir()):
-                raise ValueError(
-                    f"{directory} is not empty and was not made by {_MAKER}. Give another output, "
-                    f"or remove it yourself."
-                )
-            write_whole(file, json.dumps(job, indent=1))
-    begun = read_json(file)
-    for name in dict.fromkeys((*job, *begun)):
-        if begun.get(name) != job.get(name):
-            raise ValueError(
-                f"{directory} was started with {name}={begun.get(name)}, but this run has "
-                f"{name}={job.get(name)}. Use the same model, flags and input, or remove "
-                f"it to start again."
-            )
+    return take(path, lambda: write_whole(path, translate(shard, progress)), wait)
 
 
 def _name(path):

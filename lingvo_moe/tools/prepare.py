@@ -29,7 +29,9 @@ def main(argv: list[str]) -> None:
     options: dict[str, Any] = {
         field.name: FLAGS[field.name].value for field in _FIELDS if field.name in FLAGS
     }
-    writing: dict[str, Any] = {"overwrite": FLAGS.overwrite, "report": common.report}
+    names = ("processes", "memory_mb", "overwrite")
+    writing: dict[str, Any] = {name: FLAGS[name].value for name in names}
+    writing["report"] = common.report
     if FLAGS.zero_shot and not FLAGS.synthetic:
         raise ValueError(
             "--zero_shot is for --synthetic. In a corpus give such pairs no train text."
@@ -88,7 +90,14 @@ def run() -> None:
     )
     flags.DEFINE_integer("max_length", d.max_length, "Leave out longer train examples, in tokens.")
     flags.DEFINE_bool("both_directions", d.both_directions, "Add the reverse of each pair.")
-    flags.DEFINE_bool("overwrite", False, "Replace the dataset in --output.")
+    flags.DEFINE_integer(
+        "vocab_sentences", d.vocab_sentences, "Train a vocabulary on at most so many sentences."
+    )
+    flags.DEFINE_integer("processes", None, "Number of processes; by default one a core.")
+    flags.DEFINE_integer("memory_mb", 1000, "Memory for sorting, in all processes together.")
+    flags.DEFINE_bool(
+        "overwrite", False, "Replace the dataset in --output, or start other work on it again."
+    )
     common.run(main)
 
 

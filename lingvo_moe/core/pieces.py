@@ -1,0 +1,67 @@
+"""Work in pieces, shared by any number of processes; an interrupted run goes on.
+
+A piece is a file that appears by a rename. A process locks a piece before it makes it
+(`core/lock.py`); the lock ends with the process. So a killed run leaves only finished pieces, and
+the next run makes the others. A record in the directory says which job the pieces belong to.
+"""
+
+import contextlib
+import glob
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from lingvo_moe.core import lock
+from lingvo_moe.core.files import MANIFEST, read_json, write_whole
+
+
+def begin(directory: Path, job: Mapping[str, str], cure: str) -> None:
+    """Writes the job to a new directory, or checks that an existing one has the same job.
+
+    Args:
+        directory: of the pieces; made if it does not exist.
+        job: "maker", the name of the tool, and everything that determines the pieces.
+        cure: the end of the error for another job.
+
+    Raises:
+        ValueError: the directory belongs to another job, or holds other files.
+    """
+    file = directory / MANIFEST
+    with lock.hold(directory, f"{MANIFEST}.lock", wait=True):
+        if not file.exists():
+            if any(not path.name.startswith(".") for path in directory.iterdir()):
+                raise ValueError(
+                    f"{directory} is not empty and was not made by {job['maker']}. Give another "
+                    f"output, or remove it yourself."
+                )
+            write_whole(file, json.dumps(job, indent=1))
+    begun = read_json(file)
+    for name in dict.fromkeys((*job, *begun)):
+        if begun.get(name) != job.get(name):
+            raise ValueError(
+                f"{directory} was started with {name}={begun.get(name)}, but this run has "
+                f"{name}={job.get(name)}. {cure}"
+            )
+
+
+def take(path: Path, make: Callable[[], None], wait: bool = False) -> bool:
+    """Makes a piece; False if it is finished, or another process makes it.
+
+    Args:
+        path: the file of the piece.
+        make: writes it so that it appears complete, as `write_whole` does.
+        wait: whether to wait for the other process, which may die.
+    """
+    if path.exists():
+        return False
+    try:
+        with lock.hold(path.parent, f".{path.name}.lock", wait):
+            if path.exists():
+                return False
+            for stale in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
+                with contextlib.suppress(FileNotFoundError):
+                    stale.unlink()  # from a process that was killed
+            make()
+            return True
+    except lock.HeldError:
+        return False

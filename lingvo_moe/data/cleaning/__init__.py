@@ -1,0 +1,1 @@
+"""Rules that drop bad lines of a corpus, one a file."""

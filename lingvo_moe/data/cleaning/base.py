@@ -1,0 +1,55 @@
+"""The interface of a cleaning rule, and of what counts as the same text."""
+
+import abc
+import dataclasses
+from typing import ClassVar
+
+from lingvo_moe.core.fields import Params
+from lingvo_moe.core.lines import is_blank
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CleaningRule(Params, abc.ABC):
+    """A policy: which lines of train are left out. It sees one line at a time.
+
+    Attributes:
+        name: of its count in `dataset.json` and in reports.
+    """
+
+    name: ClassVar[str]
+
+    @abc.abstractmethod
+    def drops(self, texts: tuple[str, str], languages: tuple[str, str]) -> bool:
+        """Whether a line is left out.
+
+        Args:
+            texts: source and target.
+            languages: their codes.
+        """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Empty(CleaningRule):
+    """A side is blank; see `core.lines.is_blank`. Always in use, in dev and test too."""
+
+    name = "empty"
+
+    def drops(self, texts, languages):
+        return any(map(is_blank, texts))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sameness(Params, abc.ABC):
+    """A policy: which texts count as the same, for repeated lines and for held-out text."""
+
+    @abc.abstractmethod
+    def key(self, text: str) -> str:
+        """Texts with equal keys are the same."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exact(Sameness):
+    """Only equal texts are the same."""
+
+    def key(self, text):
+        return text

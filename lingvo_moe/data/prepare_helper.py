@@ -1,0 +1,96 @@
+"""Processes that help to prepare a corpus: each makes the pieces that no other process makes.
+
+A helper ends with the process that started it, also if that is killed. If a helper dies, the others
+make its pieces.
+"""
+
+import contextlib
+import io
+import os
+import pickle
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+
+from lingvo_moe.core.plugins import import_plugins, imported
+from lingvo_moe.data.stages import Work, run_stage
+
+
+@contextlib.contextmanager
+def helpers(work: Work, count: int, report: Callable[[str], None]) -> Iterator[None]:
+    """Runs helpers while the block runs.
+
+    Args:
+        work: its stages are run in order.
+        count: number of processes.
+        report: takes a warning if a helper has failed.
+    """
+    with contextlib.ExitStack() as stack:
+        started = [stack.enter_context(_Helper(work)) for _ in range(count)]
+        yield
+        for helper in started:
+            if error := helper.end():
+                report(f"warning: a helping process has failed: {error}")
+
+
+_LEFT = 3  # exit status of a helper whose starter has ended
+
+
+class _Helper:
+    """A process; leaving the block ends it."""
+
+    def __init__(self, work: Work):
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        assert self._process.stdin
+        self._pipe = self._process.stdin
+        with contextlib.suppress(BrokenPipeError):
+            pickle.dump(imported(), self._pipe)
+            pickle.dump(work, self._pipe)
+            self._pipe.flush()
+
+    def __enter__(self) -> "_Helper":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.end()
+        self._errors.close()
+
+    def end(self) -> str:
+        """Ends the process; the last line of its errors if it has failed before."""
+        with contextlib.suppress(OSError):
+            self._pipe.close()
+        if self._process.wait() in (0, _LEFT):
+            return ""
+        self._errors.seek(0)
+        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
+        return "".join(lines[-1:]) or f"exit status {self._process.returncode}"
+
+
+def _main() -> None:
+    stream = io.BufferedReader(io.FileIO(0, closefd=False))
+    import_plugins(pickle.load(stream))
+    work = pickle.load(stream)
+    if select.select([stream], [], [], 0)[0]:  # its starter has ended already
+        sys.exit(_LEFT)
+    threading.Thread(target=_end_with_starter, args=(stream,), daemon=True).start()
+    for stage in work.stages():
+        run_stage(stage, lambda count: None)
+
+
+def _end_with_starter(stream):
+    stream.read()  # until the other end of the pipe is closed
+    os._exit(_LEFT)
+
+
+if __name__ == "__main__":
+    _main()

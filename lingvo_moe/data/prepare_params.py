@@ -1,0 +1,72 @@
+"""The params of preparation."""
+
+import dataclasses
+from typing import Annotated
+
+from lingvo_moe.core.fields import (
+    NonNegativeInt,
+    Params,
+    PositiveFloat,
+    PositiveInt,
+    Rule,
+)
+from lingvo_moe.data.cleaning.base import CleaningRule, Exact, Sameness
+from lingvo_moe.data.vocabulary import Normalization
+
+_Size = Annotated[
+    int,
+    Rule("from 300 to 1000000, 256 of them single bytes", lambda size: 300 <= size <= 1_000_000),
+]
+_Coverage = Annotated[float, Rule("from 0.98 to 1", lambda share: 0.98 <= share <= 1)]
+_Length = Annotated[int, Rule(">= 3: a tag, one token and the end", lambda length: length >= 3)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrepareParams(Params):
+    """The params of preparation.
+
+    Attributes:
+        source_vocab_size, target_vocab_size: largest number of pieces.
+        source_normalization, target_normalization: the change of texts before they are split into
+            pieces, one of `vocabulary.Normalization`. A model cannot write characters that the
+            target's normalization replaces.
+        extend: a directory with source.model and target.model, such as a logdir or a dataset, whose
+            vocabularies are extended for the new text (see data.extension); sizes and normalization
+            are then ignored. "" to train new ones.
+        new_pieces: largest number of pieces that extending adds to a vocabulary, besides tags.
+        joint_vocab: one vocabulary for both sides, of source_vocab_size pieces, with
+            target_normalization.
+        temperature: T of sampling languages for the vocabularies, by size^(1/T).
+        vocab_sentences: largest number of sentences that a vocabulary is trained on.
+        character_coverage: share of characters that get a piece; the rest are written as bytes.
+        cleaning: rules that leave out lines of train, in order; see data.cleaning. Blank sides are
+            always left out.
+        duplicates: which texts count as the same, for repeated lines and for held-out text.
+        max_length: longer training examples, in tokens of either side, are left out and counted.
+        tags_on_both_sides: whether each side begins with its language's tag, as models that were
+            imported read and write; see data.language_tags.
+        both_directions: whether to add the reverse of each pair that the corpus does not have.
+        shard_size: largest number of examples in a file of records.
+        seed: of sampling for the vocabularies.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    source_vocab_size: _Size = 8000
+    target_vocab_size: _Size = 4000
+    source_normalization: Normalization = "nmt_nfkc"
+    target_normalization: Normalization = "identity"
+    extend: str = ""
+    new_pieces: NonNegativeInt = 1000
+    joint_vocab: bool = False
+    temperature: PositiveFloat = 5.0
+    vocab_sentences: PositiveInt = 200_000
+    character_coverage: _Coverage = 0.9995
+    cleaning: tuple[CleaningRule, ...] = ()
+    duplicates: Sameness = Exact()
+    max_length: _Length = 256
+    tags_on_both_sides: bool = False
+    both_directions: bool = False
+    shard_size: PositiveInt = 50_000
+    seed: NonNegativeInt = 1

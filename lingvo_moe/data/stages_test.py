@@ -1,0 +1,166 @@
+"""Preparation in pieces against a slow function that keeps everything in memory."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from lingvo_moe.data import blocks, stages
+from lingvo_moe.data.cleaning.base import Empty
+from lingvo_moe.data.dataset import SPLITS
+from lingvo_moe.data.prepare import PrepareParams, prepare
+from lingvo_moe.data.vocabulary import train_vocabulary
+
+SIZES = {"source_vocab_size": 330, "target_vocab_size": 320}
+
+
+def slow_clean(splits):
+    """Kept lines by split, and counts: Python's dicts and sets of whole texts."""
+    filled = {s: [p for p in lines if all(map(str.strip, p))] for s, lines in splits.items()}
+    held_out = filled["dev"] + filled["test"]
+    unique = list(dict.fromkeys(filled["train"]))
+    sources = {source for source, _ in held_out}
+    kept = [pair for pair in unique if pair[0] not in sources]
+    targets = {target for _, target in kept}
+    counts = {
+        "empty": sum(map(len, splits.values())) - sum(map(len, filled.values())),
+        "duplicates": len(filled["train"]) - len(unique),
+        "held_out_in_train": len(unique) - len(kept),
+        "targets_in_train": sum(target in targets for _, target in held_out),
+    }
+    return {**filled, "train": kept}, counts
+
+
+def _random_splits(seed, train):
+    """Lines of few words, so that many are repeated, held out or blank."""
+    rng = random.Random(seed)
+
+    def text(words):
+        return " ".join(rng.choices(words, k=rng.choice((0, 1, 2, 2, 3))))
+
+    def lines(count):
+        return [(text(["ja", "nein", "und"]), text(["yes", "no", "and"])) for _ in range(count)]
+
+    return {"train": lines(train), "dev": lines(3), "test": lines(5)}
+
+
+def _write(corpus, name, splits):
+    for split, lines in splits.items():
+        for side, texts in zip(name.split("-"), zip(*lines, strict=True), strict=True):
+            path = corpus / split / f"{name}.{side}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(f"{text}\n" for text in texts))
+
+
+def contents(directory):
+    return {
+        path.relative_to(directory): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_blocks_and_ranges_of_hashes_give_what_memory_gives(tmp_path, monkeypatch, both):
+    """Seven lines a block, and so little memory that each pair has ten ranges of hashes."""
+    monkeypatch.setattr(blocks, "_BLOCK_LINES", 7)
+    monkeypatch.setattr(stages, "_BYTES_PER_KEY", 1 << 17)
+    corpora = {"de-en": _random_splits(1, 90), "fi-en": _random_splits(2, 71)}
+    for name, splits in corpora.items():
+        _write(tmp_path / "corpus", name, splits)
+    params = PrepareParams(**SIZES, shard_size=4, both_directions=both)
+    dataset = prepare(tmp_path / "corpus", tmp_path / "data", params, processes=1, memory_mb=1)
+    if both:
+        for name, splits in list(corpora.items()):
+            turned = "-".join(reversed(name.split("-")))
+            corpora[turned] = {s: [pair[::-1] for pair in lines] for s, lines in splits.items()}
+    assert {pair.name for pair in dataset.pairs} == set(corpora)
+    decode = dataset.source_vocabulary.decode, dataset.target_vocabulary.decode
+    texts = {"source": {}, "target": {}}
+    for name, splits in sorted(corpora.items()):
+        lines, counts = slow_clean(splits)
+        assert min(counts.values()) > 0
+        assert dataset.checks[name] == {**counts, "too_long": 0}
+        for split in SPLITS:
+            examples = dataset.examples(split, name)
+            found = [(e.source.tolist(), e.target.tolist()) for e in examples]
+            sources, targets = (
+                d(ids) for d, ids in zip(decode, zip(*found, strict=True), strict=True)
+            )
+            assert list(zip(sources, targets, strict=True)) == lines[split]
+            if split != "train":
+                assert [(e.source_text, e.target_text) for e in examples] == lines[split]
+        for i, (side, language) in enumerate(zip(texts, name.split("-"), strict=True)):
+            texts[side].setdefault(language, []).extend(line[i] for line in lines["train"])
+    # The vocabularies are those of all kept lines, in order.
+    tags = sorted(texts["target"])
+    source = train_vocabulary(texts["source"], 330, tags=tags, normalization="nmt_nfkc")
+    assert dataset.source_vocabulary == source
+    assert dataset.target_vocabulary == train_vocabulary(texts["target"], 320)
+
+
+def test_blocks_end_at_many_characters(tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "_BLOCK_CHARACTERS", 50)
+    lines = [stages.SentencePair("x" * 20, "y" * 10)] * 5
+    assert [len(block) for block in blocks.cut(lines)] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("blank", ["", "\u3000", "\xa0", "\u200b", "\ufeff"])
+def test_blank_sides_are_empty(blank):
+    rule = Empty()
+    assert rule.drops(("eins", blank), ("de", "en"))
+    assert rule.drops((blank, "one"), ("de", "en"))
+    assert not rule.drops(("eins", "one"), ("de", "en"))
+
+
+def test_other_characters_stay_in_their_lines(tmp_path):
+    """Blocks on disk keep carriage returns, tabs and Unicode's line ends inside of a text."""
+    texts = [("a\rb", "x\u2028y"), ("c\x0bd", "z\x1cw"), ("e\tf", "g\u0085h")]
+    for split in ("train", "test"):
+        _write(tmp_path / "corpus", "de-en", {split: texts if split == "test" else [("a", "b")]})
+    dataset = prepare(tmp_path / "corpus", tmp_path / "data", PrepareParams(**SIZES))
+    found = [(e.source_text, e.target_text) for e in dataset.examples("test", "de-en")]
+    assert found == texts
+
+
+_RUN = """
+import sys
+from pathlib import Path
+from lingvo_moe.data import blocks, prepare
+blocks._BLOCK_LINES = 50
+prepare._BYTES_A_HELPER = 1
+prepare.prepare(Path(sys.argv[1]), Path(sys.argv[2]), prepare.PrepareParams(
+    source_vocab_size=330, target_vocab_size=320, shard_size=64), processes=int(sys.argv[3]))
+"""
+
+
+def test_killed_at_any_moment_it_goes_on_and_gives_the_same_bytes(tmp_path, monkeypatch):
+    """Two processes, kill -9 at four moments, against one process that was never stopped."""
+    corpus, moments = tmp_path / "corpus", random.Random(3)
+    for seed, name in enumerate(("de-en", "fi-en")):
+        _write(corpus, name, _random_splits(seed, 700))
+    monkeypatch.setattr(blocks, "_BLOCK_LINES", 50)
+    params = PrepareParams(**SIZES, shard_size=64)
+    prepare(corpus, tmp_path / "whole", params, processes=1)
+    pieces, killed = tmp_path / "data.parts", 0
+    for _ in range(4):
+        before = _count(pieces)
+        command = [sys.executable, "-c", _RUN, str(corpus), str(tmp_path / "data"), "2"]
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        more = moments.randrange(1, 25)
+        while process.poll() is None and _count(pieces) < before + more:
+            time.sleep(0.001)
+        os.kill(process.pid, signal.SIGKILL)
+        killed += process.wait() == -signal.SIGKILL
+    assert killed >= 2
+    prepare(corpus, tmp_path / "data", params)
+    assert contents(tmp_path / "data") == contents(tmp_path / "whole")
+    assert sorted(os.listdir(tmp_path)) == ["corpus", "data", "whole"]
+
+
+def _count(directory):
+    return sum(1 for path in directory.rglob("*") if not path.name.startswith("."))
