@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import random
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ import numpy as np
 from lingvo_moe.core.fields import NonNegativeFloat, Params, PositiveFloat, PositiveInt
 from lingvo_moe.core.patterns import Factors, check_found, first_match
 from lingvo_moe.data.dataset import SIDES, Dataset, PairInfo
+from lingvo_moe.data.modifiers.base import Body, Context, Modifier
+from lingvo_moe.data.records import Example
 
 MAIN = "data"  # the name of the dataset that training is given
 
@@ -85,6 +88,43 @@ class Stream:
     def size(self) -> int:
         """Number of examples."""
         return self.pair.examples["train"]
+
+    def example(self, index: int) -> Example:
+        """One example; raises as `Dataset.example`."""
+        return self.dataset.example("train", self.pair, index)
+
+    def change(self, example: Example, index: int, modifier: Modifier, seed: int) -> Example:
+        """The example of that index, changed; itself if a side would be empty."""
+
+        def following(k):
+            return self._body(self.example(index + k)) if index + k < self.size else None
+
+        vocabularies = self.dataset.source_vocabulary, self.dataset.target_vocabulary
+        context = Context(vocabularies, following, random.Random(seed))
+        body = modifier.apply(self._body(example), context)
+        if not (body.source and body.target):
+            return example
+        source, target = (
+            np.concatenate([side[:tags], ids, side[-1:]]).astype(np.int32)
+            for side, tags, ids in zip(example[:2], self._tags, body, strict=True)
+        )
+        return Example(source, target)
+
+    def with_tag(self, example: Example) -> Example:
+        """The example with the corpus's tag, after the language's tag."""
+        if not self.tag:
+            return example
+        source = np.insert(example.source, self._tags[0], self.tag).astype(np.int32)
+        return example._replace(source=source)
+
+    @property
+    def _tags(self) -> tuple[int, int]:
+        """Number of tags in front of source and target."""
+        return 1, int(self.dataset.tags_on_both_sides)
+
+    def _body(self, example: Example) -> Body:
+        source, target = self._tags
+        return Body(example.source[source:-1].tolist(), example.target[target:-1].tolist())
 
     @property
     def name(self) -> str:

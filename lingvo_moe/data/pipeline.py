@@ -18,6 +18,7 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.patterns import Factors
 from lingvo_moe.data.curriculum import MAIN, Corpus, Curriculum, Mixture, Stage, check_names
 from lingvo_moe.data.dataset import Dataset, Example
+from lingvo_moe.data.modifiers.base import Modifier
 from lingvo_moe.data.packing import Packer, Row, Shape, batch_of
 from lingvo_moe.data.virtual_shard import Reader, VirtualShard
 
@@ -38,6 +39,7 @@ class InputParams(Params):
             for the largest power of 2 up to 64 that gives shards of a multiple of 8 rows.
         corpora: further datasets, mixed with the main one by weight.
         stages: changes of pairs, temperature, factors and weights from given steps on.
+        modifiers: random changes of examples, one after the other, such as typing errors.
     """
 
     batch_size: PositiveInt = 32
@@ -49,6 +51,7 @@ class InputParams(Params):
     virtual_shards: PositiveInt | None = None
     corpora: tuple[Corpus, ...] = ()
     stages: tuple[Stage, ...] = ()
+    modifiers: tuple[Modifier, ...] = ()
 
     def __post_init__(self):
         super().__post_init__()
@@ -125,7 +128,7 @@ class TrainInput:
         self.curriculum = params.curriculum(dataset)
         self._shape = Shape(params.batch_size, params.source_length, params.target_length)
         self._part = part or Part(*np.ones([2, shards], bool))
-        reader = Reader(self.curriculum.streams, seed)
+        reader = Reader(self.curriculum.streams, seed, self._shape, params.modifiers)
         rows = self._shape._replace(rows=params.batch_size // shards)
         self._shards = {
             v: VirtualShard(v, shards, reader, rows)

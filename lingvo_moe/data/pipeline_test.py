@@ -7,6 +7,7 @@ import pytest
 from lingvo_moe.data import virtual_shard
 from lingvo_moe.data.curriculum import sampling_probabilities
 from lingvo_moe.data.dataset import Dataset, Example, PairInfo, shard_bounds, write_shard
+from lingvo_moe.data.packing import Shape
 from lingvo_moe.data.pipeline import (
     InputParams,
     Part,
@@ -113,7 +114,8 @@ def test_segments_are_examples(tmp_path):
 
 def test_an_epoch_is_every_example_once_in_another_order(tmp_path):
     dataset = _make(tmp_path, [5, 20], shards=3, length=1)
-    reader = Reader(InputParams().curriculum(dataset).streams, seed=1)
+    row = Shape(1, 64, 64)
+    reader = Reader(InputParams().curriculum(dataset).streams, seed=1, row=row)
 
     def numbers(stream, positions):
         read = reader.read(np.full(len(positions), stream), np.array(positions))

@@ -20,6 +20,11 @@ def hash_numbers(*numbers: np.ndarray | int) -> np.ndarray:
     return hashed
 
 
+def to_shares(hashes: np.ndarray) -> np.ndarray:
+    """float64 in [0, 1) from hashes, evenly spread."""
+    return (hashes >> np.uint64(11)).astype(np.float64) / 2**53
+
+
 def permute(positions: np.ndarray, sizes: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """The number at each position of a permutation of range(size), int64.
 

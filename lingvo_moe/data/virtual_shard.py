@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lingvo_moe.data.curriculum import Stream
+from lingvo_moe.data.modifiers.base import Modifier
 from lingvo_moe.data.packing import Pool, Row, Shape, Waiting
-from lingvo_moe.data.shuffle import hash_numbers, permute
+from lingvo_moe.data.shuffle import hash_numbers, permute, to_shares
 
 LOOK_AHEAD = 256  # examples that wait for a place
 MOST_SKIPPED = 100_000
 _CHUNK = 64  # draws at once
-_DRAWS, _ORDER = range(2)  # uses of the seed
+_DRAWS, _ORDER, _CHANGE = range(3)  # uses of the seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +30,15 @@ class Reader:
 
     Attributes:
         streams: the training examples of pairs.
-        seed: of the order.
+        seed: of the order and of changes.
+        row: a changed example that does not fit stays as it was.
+        modifiers: change some of the examples, one after the other.
     """
 
     streams: Sequence[Stream]
     seed: int
+    row: Shape
+    modifiers: Sequence[Modifier] = ()
 
     def read(self, streams: np.ndarray, positions: np.ndarray) -> list[Waiting]:
         """Examples by position in endless sequences of epochs; each epoch has every example once.
@@ -47,20 +52,24 @@ class Reader:
         sizes, names = self._sizes_and_names
         epochs, offsets = np.divmod(positions, sizes[streams])
         keys = hash_numbers(self.seed, _ORDER, names[streams], epochs)
-        indices = permute(offsets, sizes[streams], keys)
-        origins = zip(streams.tolist(), positions.tolist(), strict=True)
-        return [
-            Waiting(self._example(origin[0], index), self.streams[origin[0]].index, origin)
-            for origin, index in zip(origins, indices.tolist(), strict=True)
+        indices = permute(offsets, sizes[streams], keys).tolist()
+        origins = list(zip(streams.tolist(), positions.tolist(), strict=True))
+        examples = [
+            self.streams[stream].example(index)
+            for (stream, _), index in zip(origins, indices, strict=True)
         ]
-
-    def _example(self, stream, index):
-        of = self.streams[stream]
-        example = of.dataset.example("train", of.pair, index)
-        if of.tag:  # after the language's tag
-            source = np.insert(example.source, 1, of.tag).astype(np.int32)
-            example = example._replace(source=source)
-        return example
+        for number, modifier in enumerate(self.modifiers):
+            keys = hash_numbers(self.seed, _CHANGE, number, names[streams], positions)
+            for i in np.flatnonzero(to_shares(keys) < modifier.share).tolist():
+                of = self.streams[origins[i][0]]
+                changed = of.change(examples[i], indices[i], modifier, int(keys[i]))
+                if self.row.has_room(changed):
+                    examples[i] = changed
+        return [
+            Waiting(of.with_tag(example), of.index, origin)
+            for example, origin in zip(examples, origins, strict=True)
+            if (of := self.streams[origin[0]])
+        ]
 
     @functools.cached_property
     def _sizes_and_names(self):

@@ -1,0 +1,1 @@
+"""Random changes of training examples; one policy a file."""

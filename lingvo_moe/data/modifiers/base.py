@@ -1,0 +1,89 @@
+"""Modifiers change some training examples when they are drawn.
+
+A change depends on the seed and on the example's position in its epochs, so a resumed run makes the
+same changes, and each epoch makes others.
+"""
+
+import abc
+import dataclasses
+import random
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from lingvo_moe.core.fields import Params, Share
+from lingvo_moe.data.vocabulary import Vocabulary
+
+
+class Body(NamedTuple):
+    """The tokens of an example without tags and EOS: lists of ids."""
+
+    source: list[int]
+    target: list[int]
+
+
+class Context(NamedTuple):
+    """What a modifier may use.
+
+    Attributes:
+        vocabularies: of source and target.
+        following: k -> the k-th example after this one in its pair's text; None after the last.
+        random: numbers for this example.
+    """
+
+    vocabularies: tuple[Vocabulary, Vocabulary]
+    following: Callable[[int], Body | None]
+    random: random.Random
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Modifier(Params, abc.ABC):
+    """A policy: changes examples.
+
+    A change that makes an example longer than a row, or leaves a side empty, is not made.
+
+    Attributes:
+        share: of the examples that it changes, drawn at random.
+    """
+
+    share: Share = 0.1
+
+    @abc.abstractmethod
+    def apply(self, body: Body, context: Context) -> Body:
+        """The changed example."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OfSides(Modifier):
+    """Changes the source, or each side separately.
+
+    Attributes:
+        sides: "source" or "both".
+    """
+
+    sides: Literal["source", "both"] = "source"
+
+    @abc.abstractmethod
+    def change(self, ids: list[int], vocabulary: Vocabulary, rng: random.Random) -> list[int]:
+        """One side, changed."""
+
+    def apply(self, body: Body, context: Context) -> Body:
+        """See Modifier."""
+        changed = 1 if self.sides == "source" else 2
+        pairs = list(zip(body, context.vocabularies, strict=True))[:changed]
+        sides = (self.change(ids, vocabulary, context.random) for ids, vocabulary in pairs)
+        return Body(*sides, *body[changed:])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OfText(OfSides):
+    """Changes texts: a side is decoded, changed and encoded again."""
+
+    @abc.abstractmethod
+    def change_text(self, text: str, rng: random.Random) -> str:
+        """The changed text."""
+
+    def change(self, ids: list[int], vocabulary: Vocabulary, rng: random.Random) -> list[int]:
+        """See OfSides."""
+        (text,) = vocabulary.decode([ids])
+        changed = self.change_text(text, rng)
+        return ids if changed == text else vocabulary.encode([changed])[0]

@@ -1,0 +1,24 @@
+"""Upper, lower or title case."""
+
+import dataclasses
+import random
+from typing import Literal
+
+from lingvo_moe.data.modifiers.base import OfText
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Casing(OfText):
+    """Changes the case of all letters, so that headlines and careless writing are translated too.
+
+    Attributes:
+        style: "upper", "lower" or "title".
+        sides: with "both" a source in capitals has a translation in capitals.
+    """
+
+    sides: Literal["source", "both"] = "both"
+    style: Literal["upper", "lower", "title"] = "upper"
+
+    def change_text(self, text: str, rng: random.Random) -> str:
+        """See OfText."""
+        return getattr(text, self.style)()

@@ -1,0 +1,28 @@
+"""Longer contexts."""
+
+import dataclasses
+from typing import Annotated
+
+from lingvo_moe.core.fields import Rule
+from lingvo_moe.data.modifiers.base import Body, Context, Modifier
+
+_Several = Annotated[int, Rule(">= 2", lambda count: count >= 2)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Merging(Modifier):
+    """Joins an example with those that follow it in its pair's text (Tiedemann and Scherrer 2017).
+
+    Attributes:
+        most: largest number of examples that are joined; the number is drawn from 2 to this.
+    """
+
+    most: _Several = 2
+
+    def apply(self, body: Body, context: Context) -> Body:
+        """See Modifier."""
+        for k in range(1, 2 + int((self.most - 1) * context.random.random())):
+            if (more := context.following(k)) is None:
+                break
+            body = Body(body.source + more.source, body.target + more.target)
+        return body

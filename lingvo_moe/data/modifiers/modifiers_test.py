@@ -1,0 +1,165 @@
+import random
+
+import numpy as np
+import pytest
+
+from lingvo_moe.core.params import override
+from lingvo_moe.data.curriculum import Stream
+from lingvo_moe.data.dataset import Dataset, Example, PairInfo, write_shard
+from lingvo_moe.data.modifiers.base import Body, Context, Modifier
+from lingvo_moe.data.modifiers.casing import Casing
+from lingvo_moe.data.modifiers.merging import Merging
+from lingvo_moe.data.modifiers.punctuation import Punctuation
+from lingvo_moe.data.modifiers.subwords import Subwords
+from lingvo_moe.data.modifiers.typos import Typos
+from lingvo_moe.data.pipeline import InputParams, TrainInput
+from lingvo_moe.data.vocabulary import train_vocabulary
+
+TEXTS = [f"The cat number {i} sat, and the dog ({i}) ran away." for i in range(40)]
+SOURCES = [f"Die Katze Nummer {i} saß, und der Hund ({i}) lief weg!" for i in range(40)]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("modifiers")
+    vocabulary = train_vocabulary({"en": TEXTS, "de": SOURCES}, 500, tags=["en"])
+    tag = vocabulary.tag("en")
+    sides = zip(vocabulary.encode(SOURCES), vocabulary.encode(TEXTS), strict=True)
+    write_shard(
+        directory / "x", (Example(np.array([tag, *s, 2]), np.array([*t, 2])) for s, t in sides)
+    )
+    pair = PairInfo("de-en", "de", "en", 0, {"train": 40}, {"train": ["x"]})
+    hashes = {"source": vocabulary.sha256, "target": vocabulary.sha256}
+    for side in hashes:
+        vocabulary.save(directory / f"{side}.model")
+    Dataset(directory, (pair,), {"en": tag}, hashes, {}).save()
+    return Dataset.load(directory)
+
+
+def _change(dataset, modifier, number=3, seed=1):
+    """Source and target text of an example after the modifier, and its ids."""
+    stream = Stream("data", dataset, dataset.pairs[0], 0)
+    example = stream.change(stream.example(number), number, modifier, seed)
+    assert example.source[0] == dataset.tags["en"]
+    assert example.source[-1] == example.target[-1] == 2
+    vocabulary = dataset.source_vocabulary
+    (source,), (target,) = (
+        vocabulary.decode([ids]) for ids in (example.source[1:-1].tolist(), example.target.tolist())
+    )
+    return source, target, example
+
+
+def test_casing(dataset):
+    assert _change(dataset, Casing())[:2] == (SOURCES[3].upper(), TEXTS[3].upper())
+    lower = _change(dataset, Casing(style="lower", sides="source"))
+    assert lower[:2] == (SOURCES[3].lower(), TEXTS[3])
+    title = "The Cat Number 3 Sat, And The Dog (3) Ran Away."
+    assert _change(dataset, Casing(style="title"))[1] == title
+
+
+def test_punctuation(dataset):
+    assert _change(dataset, Punctuation())[:2] == (SOURCES[3][:-1], TEXTS[3])
+    bare = "Die Katze Nummer 3 saß und der Hund 3 lief weg"
+    assert _change(dataset, Punctuation(where="everywhere"))[0] == bare
+    assert Punctuation().change_text("¿Qué …? !", random.Random(0)) == "¿Qué"
+
+
+def test_typos(dataset):
+    source, target, _ = _change(dataset, Typos(rate=0.3))
+    assert source != SOURCES[3]
+    assert target == TEXTS[3]
+    assert {c for c in source if not c.isalnum()} == {c for c in SOURCES[3] if not c.isalnum()}
+    assert _change(dataset, Typos(rate=0.0))[0] == SOURCES[3]
+    # A share of 0.2 of 10000 letters; half of the errors change the length, by one each way.
+    text = "abcdefghij" * 1000
+    changed = Typos(rate=0.2).change_text(text, random.Random(0))
+    assert abs(len(changed) - len(text)) < 150
+    kept = sum(a == b for a, b in zip(text[:40], changed[:40], strict=True))
+    assert kept < 40
+    assert Typos(rate=1.0).change_text("", random.Random(0)) == ""
+
+
+def test_subwords_spell_the_same_text(dataset):
+    plain = _change(dataset, Subwords(rate=0.0))[2]
+    seen = set()
+    for seed in range(20):
+        source, target, example = _change(dataset, Subwords(rate=0.5), seed=seed)
+        assert (source, target) == (SOURCES[3], TEXTS[3])
+        assert len(example.source) > len(plain.source)
+        assert example.target.tolist() == plain.target.tolist()
+        seen.add(tuple(example.source.tolist()))
+    assert len(seen) > 15
+    both = _change(dataset, Subwords(rate=0.5, sides="both"))
+    assert both[1] == TEXTS[3]
+    assert len(both[2].target) > len(plain.target)
+
+
+def test_merging(dataset):
+    assert _change(dataset, Merging())[:2] == (" ".join(SOURCES[3:5]), " ".join(TEXTS[3:5]))
+    joined = {_change(dataset, Merging(most=4), seed=seed)[1] for seed in range(30)}
+    assert joined == {" ".join(TEXTS[3:end]) for end in (5, 6, 7)}
+    assert _change(dataset, Merging(), number=39)[:2] == (SOURCES[39], TEXTS[39])
+
+
+class Emptied(Modifier):
+    """Leaves nothing of the source."""
+
+    def apply(self, body: Body, context: Context) -> Body:
+        return body._replace(source=[])
+
+
+def test_a_side_is_never_empty(dataset):
+    assert _change(dataset, Emptied())[:2] == (SOURCES[3], TEXTS[3])
+
+
+def _texts(dataset, batch):
+    """The target texts of a batch."""
+    ids = batch.target_ids[batch.target_segment_ids > 0].tolist()
+    ends = [i + 1 for i, piece in enumerate(ids) if piece == 2]
+    parts = [ids[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+    return dataset.target_vocabulary.decode(parts)
+
+
+def test_the_share_of_changed_examples_and_resuming(dataset):
+    modifiers = (Casing(share=0.3), Subwords(share=0.5), Typos())
+    params = InputParams(batch_size=8, source_length=80, target_length=60, modifiers=modifiers)
+    whole = TrainInput(dataset, params, seed=1)
+    batches, states = [], []
+    for _ in range(60):
+        states.append(whole.state())
+        batches.append(whole.next_batch())
+    texts = [text for batch in batches for text in _texts(dataset, batch)]
+    assert len(texts) > 400
+    assert {text for text in texts if not text.isupper()} == set(TEXTS)
+    assert np.mean([text.isupper() for text in texts]) == pytest.approx(0.3, abs=0.1)
+    for start in (1, 7, 20):
+        resumed = TrainInput(dataset, params, seed=1)
+        resumed.restore(states[start])
+        for batch in batches[start : start + 4]:
+            found = resumed.next_batch()
+            assert all(np.array_equal(found[name], batch[name]) for name in batch)
+
+
+def test_what_would_not_fit_a_row_stays_as_it_is(dataset):
+    longest = max(len(dataset.example("train", dataset.pairs[0], i).source) for i in range(40))
+    params = InputParams(
+        batch_size=2, source_length=longest, target_length=80, modifiers=(Merging(share=1.0),)
+    )
+    batches = TrainInput(dataset, params, seed=1)
+    assert set(_texts(dataset, batches.next_batch())) <= set(TEXTS)
+    assert batches.skipped == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("(Typos(rate=2),)", r"rate must be in \[0, 1\], got 2"),
+        ("(Casing(style='big'),)", r"style must be in \('upper', 'lower', 'title'\), got 'big'"),
+        ("(Merging(most=1),)", "most must be >= 2, got 1"),
+        ("(Typo(),)", r"'Typo\(\)' is not of type .*Typos"),
+    ],
+)
+def test_bad_params(text, message):
+    with pytest.raises(ValueError, match=message):
+        override(InputParams(), [f"modifiers={text}"])
+    assert override(InputParams(), ["modifiers=Typos()"]).modifiers == (Typos(),)

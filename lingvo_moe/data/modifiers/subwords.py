@@ -1,0 +1,53 @@
+"""Subword regularization."""
+
+import dataclasses
+import functools
+import random
+
+from lingvo_moe.core.fields import Rate
+from lingvo_moe.data.modifiers.base import OfSides
+from lingvo_moe.data.vocabulary import Vocabulary
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Subwords(OfSides):
+    """Spells texts in other pieces: some pieces are cut in two, and their parts again.
+
+    The text stays the same. The purpose is that of subword regularization (Kudo 2018) and of
+    BPE-dropout (Provilkov et al. 2020). It needs no decoding. SentencePiece's own sampling is not
+    used, because it cannot be seeded for each sentence.
+
+    Attributes:
+        rate: probability that a piece is cut, where the vocabulary has parts that spell it.
+    """
+
+    share: float = 1.0
+    rate: Rate = 0.1
+
+    def change(self, ids: list[int], vocabulary: Vocabulary, rng: random.Random) -> list[int]:
+        """See OfSides."""
+        cuts, spelled, left = _cuts(vocabulary), [], list(reversed(ids))
+        while left:
+            piece = left.pop()
+            ways = cuts.get(piece)
+            if ways and rng.random() < self.rate:
+                left.extend(reversed(ways[int(len(ways) * rng.random())]))
+            else:
+                spelled.append(piece)
+        return spelled
+
+
+@functools.lru_cache(4)
+def _cuts(vocabulary: Vocabulary) -> dict[int, list[tuple[int, int]]]:
+    """Piece -> the pairs of pieces that spell it; control symbols and bytes are left out."""
+    pieces = vocabulary.pieces(range(vocabulary.size))
+    ids = {p: i for i, p in enumerate(pieces) if not (p.startswith("<") and p.endswith(">"))}
+    found = {
+        i: [
+            (ids[piece[:at]], ids[piece[at:]])
+            for at in range(1, len(piece))
+            if piece[:at] in ids and piece[at:] in ids
+        ]
+        for piece, i in ids.items()
+    }
+    return {i: ways for i, ways in found.items() if ways}

@@ -1,0 +1,38 @@
+"""Typing errors."""
+
+import dataclasses
+import random
+
+from lingvo_moe.core.fields import Share
+from lingvo_moe.data.modifiers.base import OfText
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Typos(OfText):
+    """Letters and digits left out, doubled, swapped with the next one, or replaced by another.
+
+    The errors of Belinkov and Bisk (2018), Synthetic and Natural Noise Both Break Neural Machine
+    Translation. Replacements are characters of the same text, so they fit its script.
+
+    Attributes:
+        rate: probability of an error at each letter.
+    """
+
+    rate: Share = 0.05
+
+    def change_text(self, text: str, rng: random.Random) -> str:
+        """See OfText."""
+        letters = [c for c in text if c.isalnum()]
+        written, position = [], 0
+        while position < len(text):
+            here = text[position : position + 1]
+            position += 1
+            if here.isalnum() and rng.random() < self.rate:
+                following = text[position : position + 1]
+                error = int(4 * rng.random())
+                if error == 3:
+                    position += 1
+                other = letters[int(len(letters) * rng.random())]
+                here = ("", here + here, other, following + here)[error]
+            written.append(here)
+        return "".join(written)
