@@ -1,116 +1,277 @@
-"""All gatings on the synthetic corpus after equal steps: quality, drop rate, balance, speed.
+"""All gatings on one corpus after equal steps, over several seeds: quality, balance, drops, speed.
 
-python benchmarks/gatings.py --data=build/demo/data [--steps=500] [--rounds=15]
+python benchmarks/gatings.py --data=build/demo/data --output=build/gatings [--steps=300]
+    [--seeds=1,2,3] [--only=TEXT …] [--rounds=15] [--page=docs/gating.md]
 
-Trains tiny.MoE once with each policy: same seed, same batches, same number of steps. Prints the
-table of docs/gating.md; speed is target tokens a second relative to the first policy, medians of
-alternating steps. Takes about a minute and a half a policy on two cores.
+Trains tiny.MoE with each policy and seed: rows of one seed have the same batches. Each run is one
+JSON file in OUTPUT; the same command again makes only the missing ones. Then it measures the CPU
+time of steps in alternating order, and prints the table. With --page it also replaces the table of
+the page that stands between the comments `<!-- gatings NAME -->` and `<!-- end -->`, where NAME is
+that of OUTPUT. A run takes 65 seconds on one core.
 """
 
 import argparse
+import json
+import re
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import sacrebleu
 from training_step import seconds_in_turn
 
 import lingvo_moe.tools  # noqa: F401  (silences TensorFlow's greeting)
+from lingvo_moe.core.files import write_whole
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.pipeline import TrainInput, eval_batches
+from lingvo_moe.reporting.table import Table
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.evaluation import translate_split
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.routing_metrics import max_vio
 from lingvo_moe.tasks.training import train_step
+from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tasks.translator import Translator
 
 _LAST = 100  # steps that drop rate and balance are averaged over
+_GROUPS = "model.moe.num_groups=4"  # as on four devices
+_NO_LOSS = "model.moe.aux_loss_weight=0.0"
 
 
-def _gating(text: str, capacity_factor: float, *more: str) -> list[str]:
-    return [f"model.moe.gating={text}", f"model.moe.capacity_factor={capacity_factor}", *more]
+class Policy(NamedTuple):
+    """A row: the overrides of a registered model."""
+
+    overrides: Sequence[str] = ()
+    model: str = "tiny.MoE"
+
+
+def _gating(text: str, capacity_factor: float, *more: str) -> Policy:
+    factor = f"model.moe.capacity_factor={capacity_factor}"
+    return Policy([_GROUPS, f"model.moe.gating={text}", factor, *more])
+
+
+def _top_2(fields: str, *more: str) -> Policy:
+    return _gating(f"TopK(k=2{fields})", 2.0, *more)
 
 
 POLICIES = {
-    "Top2(second_expert='random')": _gating("Top2(second_expert='random')", 2.0),
-    "Top2(second_expert='always')": _gating("Top2(second_expert='always')", 2.0),
-    "Top2(second_expert='sampled')": _gating("Top2(second_expert='sampled')", 2.0),
-    "Top2(second_expert='never')": _gating("Top2(second_expert='never')", 2.0),
-    "TopK(k=3)": _gating("TopK(k=3)", 3.0),
-    "TopK(k=2, balance=ByBatch())": _gating("TopK(k=2,balance=ByBatch())", 2.0),
-    "TopK(k=2, Sigmoid(), LossFree())": _gating(
-        "TopK(k=2,scores=Sigmoid(),bias=LossFree())", 2.0, "model.moe.aux_loss_weight=0.0"
+    "`TopK(k=2)`": _top_2(""),
+    "`TopK(k=2, scores=Sigmoid())`": _top_2(",scores=Sigmoid()"),
+    "the same, `bias=LossFree()`, no balance loss": _top_2(
+        ",scores=Sigmoid(),bias=LossFree()", _NO_LOSS
     ),
-    "Switch()": _gating("Switch()", 1.25),
-    "ExpertChoice()": _gating("ExpertChoice()", 2.0, "model.moe.eval_capacity_factor=2.0"),
-    "Hash()": _gating("Hash()", 2.0),
-    "Balanced()": _gating("Balanced()", 1.25),
-    "Top2() by source language": _gating(
-        "Top2()", 2.0, "model.moe.router=ByTask(task='source',num_tasks=12)"
+    "the same, `bias=LossFree(rate=0.01)`, no balance loss": _top_2(
+        ",scores=Sigmoid(),bias=LossFree(rate=0.01)", _NO_LOSS
     ),
-    "none: the dense twin": ["model.moe=None"],
+    "`TopK(k=2)` without balance": _top_2("", _NO_LOSS),
+    "`LossFree()` and `BySequence()` of weight 0.0001": _top_2(
+        ",scores=Sigmoid(),bias=LossFree(),balance=BySequence()",
+        "model.moe.aux_loss_weight=0.0001",
+    ),
+    "`TopK(k=2, balance=ByBatch())`": _top_2(",balance=ByBatch()"),
+    "`TopK(k=2, limit=NodeLimited(nodes=2, kept=1))`": _top_2(",limit=NodeLimited(nodes=2,kept=1)"),
+    "`Switch()` of 7 experts, and one always on": _gating(
+        "Switch()", 1.25, "model.moe.num_experts=7", "model.moe.always_on_experts=1"
+    ),
+    "`TopK(k=2)`, `GatingDropout(rate=0.3, nodes=4)`": _top_2(
+        "", "model.moe.gating_dropout=GatingDropout(rate=0.3,nodes=4)"
+    ),
+    "`finegrained.Tiny`: 8 of 32": Policy([_GROUPS], "finegrained.Tiny"),
+    "`finegrained.TinyShared`: 6 of 30, two always on": Policy([_GROUPS], "finegrained.TinyShared"),
+    "`finegrained.TinyToday`: that, DeepSeek-V3's router": Policy(
+        [_GROUPS], "finegrained.TinyToday"
+    ),
+    "`Top2()`": _gating("Top2()", 2.0),
+    "`Top2(second_expert='sampled')`": _gating("Top2(second_expert='sampled')", 2.0),
+    "`Top2(second_expert='never')`": _gating("Top2(second_expert='never')", 2.0),
+    "`TopK(k=3)`": _gating("TopK(k=3)", 3.0),
+    "`Switch()`": _gating("Switch()", 1.25),
+    "`ExpertChoice()`": _gating("ExpertChoice()", 2.0, "model.moe.eval_capacity_factor=2.0"),
+    "`Hash()`": _gating("Hash()", 2.0),
+    "`Balanced()`": _gating("Balanced()", 1.25),
+    "`Top2()` by source language": _gating("Top2()", 2.0, "model.moe.router=ByTask(task='source')"),
+    "no experts: the dense twin": Policy(["model.moe=None"]),
 }
 
 
 def main() -> None:
-    """Prints the table."""
+    """Trains what is missing, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=Path("build/demo/data"))
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--output", type=Path, default=Path("build/gatings"))
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--only", action="append", help="train only rows whose name has this text")
+    parser.add_argument("--set", action="append", default=[], help="PATH=VALUE for all rows")
+    parser.add_argument("--rounds", type=int, default=15, help="of the speed; 0 to leave it out")
+    parser.add_argument("--page", type=Path, help="the page with the table")
     args = parser.parse_args()
+    args.output.mkdir(parents=True, exist_ok=True)
     dataset = Dataset.load(args.data)
-    rows, steps = {}, {}
+    names = [n for n in POLICIES if not args.only or any(text in n for text in args.only)]
+    for name in names:
+        _run(name, dataset, args)
+    if args.rounds:
+        _measure_speed(dataset, args)
+    table = _table(args.output)
+    print(table)
+    if args.page:
+        mark = re.escape(f"<!-- gatings {args.output.name} -->\n")
+        page = args.page.read_text("utf-8")
+        changed, count = re.subn(
+            f"({mark}).*?(\n<!-- end -->)", lambda m: m[1] + table + m[2], page, flags=re.S
+        )
+        if count != 1:
+            raise SystemExit(f"{args.page} has {count} places for the table, expected 1.")
+        write_whole(args.page, changed)
+
+
+def _run(name, dataset, args):
+    """Trains and scores one row with the seeds whose files are not there."""
+    policy = POLICIES[name]
+    overrides = [*policy.overrides, *_setting(args)]
+    said = {"name": name, "steps": args.steps, "overrides": overrides}
+    paths = {
+        int(seed): args.output / f"{_slug(name)}.{seed}.json" for seed in args.seeds.split(",")
+    }
+    missing = {
+        seed: path
+        for seed, path in paths.items()
+        if not (path.exists() and json.loads(path.read_text()).items() >= said.items())
+    }
+    if not missing:
+        return
     with tempfile.TemporaryDirectory() as directory:
-        for i, (name, overrides) in enumerate(POLICIES.items()):
+        model_dir = ModelDir.create(Path(directory), policy.model, overrides, dataset)
+        runtime = Local(model_dir.task, train_step(model_dir.task))
+        for seed, path in missing.items():
             start = time.monotonic()
-            model_dir = ModelDir.create(Path(directory) / str(i), "tiny.MoE", overrides, dataset)
+            score = train_and_score(model_dir, dataset, runtime, args.steps, seed=seed)
+            write_whole(path, json.dumps(said | {"seed": seed} | score._asdict(), indent=1))
+            seconds = time.monotonic() - start
+            print(f"{name}, seed {seed}: {score}, {seconds:.0f} s", flush=True)
+
+
+def _setting(args):
+    """The overrides of all rows: a learning rate that falls to 0 in these steps."""
+    schedule = f"Cosine(learning_rate=0.03,total_steps={args.steps},warmup_steps=50)"
+    return [f"optimizer.schedule={schedule}", f"train.max_steps={args.steps}", *args.set]
+
+
+def _slug(name):
+    return re.sub(r"\W+", "_", name).strip("_")
+
+
+def _measure_speed(dataset, args):
+    """speed.json: the CPU time of a step over the first row's, the median of alternating steps."""
+    path = args.output / "speed.json"
+    here = [name for name in POLICIES if list(args.output.glob(f"{_slug(name)}.*.json"))]
+    if path.exists() and json.loads(path.read_text()).keys() >= set(here):
+        return
+    steps = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for name in here:
+            policy = POLICIES[name]
+            overrides = [*policy.overrides, *_setting(args)]
+            model_dir = ModelDir.create(
+                Path(directory) / _slug(name), policy.model, overrides, dataset
+            )
             runtime = Local(model_dir.task, train_step(model_dir.task))
-            rows[name] = train_and_score(model_dir, dataset, runtime, args.steps)
+            runtime.initialize(0)
             batch = TrainInput(dataset, model_dir.params.input, 0).next_batch()
             steps[name] = lambda r=runtime, b=batch: r.train(b).tokens.numpy()
-            print(f"{name}: {rows[name]}, {time.monotonic() - start:.0f} s", flush=True)
-    seconds = seconds_in_turn(steps, args.rounds)
-    base = next(iter(seconds.values()))
-    print(
-        "\n| policy | capacity factor | BLEU | dev loss | drop rate | busiest expert | step time |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    for name, (bleu, loss, dropped, busiest) in rows.items():
-        print(
-            f"| `{name}` | {_capacity_factor(POLICIES[name])} | {_number(bleu, '.1f')} | "
-            f"{loss:.3f} | {_number(dropped, '.1%')} | {_number(busiest, '.2f')} | "
-            f"{np.median(base / seconds[name]):.2f} |"
+    seconds = seconds_in_turn(steps, args.rounds, time.process_time)
+    base = seconds[here[0]]
+    speed = {name: float(np.median(s / base)) for name, s in seconds.items()}
+    write_whole(path, json.dumps(speed, indent=1))
+
+
+def _table(output: Path) -> str:
+    """The table of all runs: means over seeds, and the standard deviation of the dev loss."""
+    speed_path, rows = output / "speed.json", []
+    speed = json.loads(speed_path.read_text()) if speed_path.exists() else {}
+    runs = {
+        name: {
+            run["seed"]: run
+            for run in (json.loads(p.read_text()) for p in output.glob(f"{_slug(name)}.*.json"))
+        }
+        for name in POLICIES
+    }
+    base = next(iter(runs.values()))
+    for name, of_seed in runs.items():
+        if not of_seed:
+            continue
+
+        def mean(key, form, of_seed=of_seed):
+            values = [run[key] for run in of_seed.values() if run[key] is not None]
+            return format(np.mean(values), form) if values else ""
+
+        paired = [run["dev_loss"] - base[s]["dev_loss"] for s, run in of_seed.items() if s in base]
+        difference = f"{np.mean(paired):+.3f} ± {_error(paired)}" if of_seed is not base else ""
+        rows.append(
+            (
+                name,
+                str(len(of_seed)),
+                mean("dev_loss", ".3f"),
+                difference,
+                mean("bleu", ".1f"),
+                mean("max_vio", ".2f"),
+                mean("max_vio_of_last", ".2f"),
+                mean("drop_rate", ".1%"),
+                format(speed[name], ".2f") if name in speed else "",
+            )
         )
+    columns = (
+        *("policy", "seeds", "dev loss", "minus the first row's", "BLEU", "MaxVio, a step"),
+        *("MaxVio, 100 steps", "drop rate", "time a step"),
+    )
+    return Table(columns, rows).to_markdown()
+
+
+def _error(values):
+    """The standard error of the mean."""
+    return f"{np.std(values, ddof=1) / len(values) ** 0.5:.3f}" if len(values) > 1 else "?"
 
 
 class Score(NamedTuple):
-    """The results of a policy.
+    """The results of a policy. Balance and drops are of the last steps, None for a dense model.
 
     Attributes:
         bleu: mean of the pairs' test BLEU; None if it cannot decode, or was not measured.
         dev_loss: nats a token.
-        drop_rate: share of dropped choices at the end; None for a dense model.
-        busiest: the busiest expert's share of the load times E at the end, mean of layers; None for
-        a dense model.
+        drop_rate: share of dropped choices.
+        max_vio: MaxVio of a step, the mean over steps and layers.
+        max_vio_of_last: MaxVio of the choices of all these steps together, the mean of layers.
     """
 
     bleu: float | None
     dev_loss: float
     drop_rate: float | None
-    busiest: float | None
+    max_vio: float | None
+    max_vio_of_last: float | None
 
 
 def train_and_score(
-    model_dir: ModelDir, dataset: Dataset, runtime: Local, steps: int, bleu: bool = True
+    model_dir: ModelDir,
+    dataset: Dataset,
+    runtime: Local,
+    steps: int,
+    bleu: bool = True,
+    seed: int | None = None,
 ) -> Score:
-    """Trains from scratch for a number of steps, and evaluates."""
+    """Trains from scratch for a number of steps, and evaluates.
+
+    Args:
+        seed: of the initial weights and of the batches; None for train.seed.
+    """
     params = model_dir.params
-    runtime.initialize(params.train.seed)
-    source, metrics = TrainInput(dataset, params.input, params.train.seed), []
+    seed = params.train.seed if seed is None else seed
+    runtime.initialize(seed)
+    source, metrics = TrainInput(dataset, params.input, seed), []
     for step in range(steps):
         metrics.append(runtime.train(source.next_batch()))
         del metrics[:-_LAST]
@@ -119,17 +280,17 @@ def train_and_score(
     dev = _sum([runtime.evaluate(batch) for batch in eval_batches(dataset, "dev", params.input)])
     return Score(
         _bleu(model_dir, dataset, runtime) if bleu else None,
-        dev.nll / dev.tokens,
-        *_routing(_sum(metrics)),
+        float(dev.nll / dev.tokens),
+        *_routing(model_dir.task, _sum(metrics), len(metrics)),
     )
 
 
-def _routing(metrics: NestedMap):
-    if "load" not in metrics:
-        return None, None
+def _routing(task: TranslationTask, metrics: NestedMap, steps: int) -> Sequence[Any]:
+    if not task.moe_layers:
+        return None, None, None
     dropped = metrics.pair_dropped.sum() / metrics.pair_wanted.sum()
-    load = metrics.load / metrics.tokens  # [layers, E]
-    return dropped, (load.max(axis=1) * load.shape[1]).mean()
+    together = max_vio(np.float32(metrics.choices), task.layer_experts)
+    return float(dropped), float(metrics.max_vio.mean() / steps), float(np.mean(together))
 
 
 def _bleu(model_dir: ModelDir, dataset: Dataset, runtime: Local) -> float | None:
@@ -145,15 +306,6 @@ def _bleu(model_dir: ModelDir, dataset: Dataset, runtime: Local) -> float | None
 
 def _sum(metrics: list[NestedMap]) -> NestedMap:
     return metrics[0].map(lambda *xs: sum(np.asarray(x, np.float64) for x in xs), *metrics[1:])
-
-
-def _capacity_factor(overrides: list[str]) -> str:
-    prefix = "model.moe.capacity_factor="
-    return next((t.removeprefix(prefix) for t in overrides if t.startswith(prefix)), "")
-
-
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
 
 
 if __name__ == "__main__":

@@ -60,13 +60,18 @@ class ByBatch(BalanceLoss):
     Then a single group, such as text of one language, may be unbalanced if the batch is balanced
     (Qiu et al. 2025, arXiv 2501.11873). With micro-batches the loss is computed for each of them,
     because the shares f_e of later ones are not known when the gradient of the first is computed.
+    In a local step of GatingDropout it is that of each node's groups.
     """
 
     def __call__(self, gates, expert, mask, extras=NOTHING):
-        def one_group(by_group):
-            return tf.reshape(by_group, [1, -1, *by_group.shape[2:]])
+        def together(by_group):  # [G, S, …] -> [1, G · S, …], or in a local step [N, G · S / N, …]
+            nodes, rest = extras.nodes, by_group.shape[2:]
+            if nodes > 1:
+                by_group = tf.reshape(by_group, [-1, nodes, *by_group.shape[1:]])
+                by_group = tf.stack(tf.unstack(by_group, nodes, axis=1))
+            return tf.reshape(by_group, [nodes, -1, *rest])
 
-        return BY_GROUP(one_group(gates), one_group(expert), one_group(mask), extras)
+        return BY_GROUP(together(gates), together(expert), together(mask), extras)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from lingvo_moe.layers.activation import Activation, ReLU
 from lingvo_moe.layers.dispatch import Dispatcher, Gather, Ragged
 from lingvo_moe.layers.experts import HeldExperts
 from lingvo_moe.layers.feed_forward import FeedForward
+from lingvo_moe.layers.gating_dropout import GatingDropout
 from lingvo_moe.layers.holding import EachOnce
 from lingvo_moe.layers.router import ByToken, Router, token_mean
 from lingvo_moe.layers.tokens import Tokens
@@ -68,6 +69,7 @@ class MoEParams(Params):
         always_on_experts: n; a dense network with the hidden units of n experts is computed for
             every token, and its output is added to that of the chosen experts (Dai et al. 2024,
             DeepSeekMoE, arXiv 2401.06066, section 3.2).
+        gating_dropout: which training steps send no token to another node; None for none.
     """
 
     num_experts: PositiveInt
@@ -92,6 +94,7 @@ class MoEParams(Params):
     shared_gate_loss_weight: NonNegativeFloat = 0.0
     shared_gate_budget: Share = 0.8
     always_on_experts: NonNegativeInt = 0
+    gating_dropout: GatingDropout | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -111,6 +114,8 @@ class MoEParams(Params):
                 f"shared_expert=True is a shared network with a gate, and always_on_experts="
                 f"{self.always_on_experts} is one without; set one of them."
             )
+        if self.gating_dropout:
+            self.gating_dropout.check(self)
 
     def of_decoder(self) -> "MoEParams":
         """The params of the decoder's layers."""
@@ -222,6 +227,8 @@ class MoE(Layer):
                 f"A capacity factor ({factor}) needs a static shape, got {inputs.shape}; set it to "
                 f"None or fix the shape of the batch."
             )
+        if context.training and p.gating_dropout:
+            p.gating_dropout.check_mesh(p.num_groups)
         bounded = context.training or factor is not None
         groups = p.num_groups if bounded else p.eval_num_groups
         grouped, tokens = self._to_groups(inputs, tokens, groups)

@@ -35,12 +35,12 @@ class Local:
         self._task, self._step = task, step
         self._state: TrainState | None = None
         self.compiled = False
-        steps = step.on_rungs if step else ()
+        steps = step.variants if step else ()
         self._train = [
             tf.function(functools.partial(self._train_and_assign, one), autograph=False)
             for one in steps
         ]
-        self._ladder = Ladder(len(steps))
+        self._chooser = step.chooser() if step else Ladder(0)
         self._evaluate = tf.function(self._evaluate_batch, autograph=False)
         self._decode = functools.lru_cache(_GRAPHS)(self._compile_decode)
         self._laid_out: NestedMap | None = (
@@ -72,7 +72,7 @@ class Local:
     def state(self) -> dict[str, tf.Tensor]:
         """The state by name: "step", "theta/…", "slots/…"; "ladder" if the step has rungs."""
         state = {name: variable.value() for name, variable in self._variables()}
-        return state | self._ladder.state()
+        return state | self._chooser.state()
 
     def restore(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Restores the result of `state`.
@@ -88,7 +88,7 @@ class Local:
         """Takes one step and returns its metrics as tensors."""
         self._laid_out = None
         tensors = _to_tensors(batch)
-        metrics = self._ladder.take(lambda rung: self._train[rung](tensors))
+        metrics = self._chooser.take(lambda rung: self._train[rung](tensors))
         self.compiled = True
         return metrics
 
@@ -183,7 +183,7 @@ class Local:
         check_tensors(tensors, {name: tuple(v.shape) for name, v in variables.items()})
         for name, variable in variables.items():
             variable.assign(np.asarray(tensors[name]))
-        self._ladder.restore(tensors)
+        self._chooser.restore(tensors)
 
     def _assign(self, state):
         if self._state is None:

@@ -58,8 +58,8 @@ class Spmd:
         self._shardings = layout.shardings(self._specs)
         self._state: dict[str, jax.Array] = {}
         self._programs: dict[Any, Any] = {}
-        self._steps = step.on_rungs if step else ()
-        self._ladder = Ladder(len(self._steps))
+        self._steps = step.variants if step else ()
+        self._chooser = step.chooser() if step else Ladder(0)
         self.compiled = False
 
     def initialize(self, seed: int, given: Mapping[str, Any] = NOTHING) -> None:
@@ -76,7 +76,7 @@ class Spmd:
         Also "ladder" if the step has rungs.
         """
         step = np.asarray(self._state["step"]).astype(np.int64)
-        return self._state | {"step": step} | self._ladder.state()
+        return self._state | {"step": step} | self._chooser.state()
 
     def restore(self, tensors: Mapping[str, Any]) -> None:
         """Restores the result of `state`, from this or another mesh.
@@ -104,7 +104,7 @@ class Spmd:
             self._state, metrics = program(self._state, fed)
             return NestedMap(metrics)
 
-        metrics = self._ladder.take(step)
+        metrics = self._chooser.take(step)
         self.compiled = True
         return metrics
 
@@ -226,7 +226,7 @@ class Spmd:
         self._state = self._state | {
             name: _cut(tensors[name], spec, self._shardings[name]) for name, spec in specs.items()
         }
-        self._ladder.restore(tensors)
+        self._chooser.restore(tensors)
 
     def _call(self, name, run, batch):
         """run(theta, batch) on the current weights; every device gets the whole result."""

@@ -45,6 +45,7 @@ _DEVICES = (
     "model.moe.eval_num_groups",
     "model.moe.dispatcher*",
     "model.moe.eval_dispatcher*",
+    "model.moe.gating_dropout*",
 )
 # Params that may change when training resumes: data, their order and the loss stay the same.
 _TRAINING = (

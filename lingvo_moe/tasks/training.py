@@ -84,6 +84,8 @@ def train_step(task: TranslationTask) -> TrainStep:
         late_sums=params.sharding.late_sums,
         seed=params.train.seed,
         rungs=task.rungs,
+        local=task.local,
+        local_rate=task.gating_dropout.rate if task.gating_dropout else 0.0,
     )
 
 
@@ -225,7 +227,8 @@ def summarize(metrics: NestedMap, pairs: Sequence[str], layers: Sequence[str]) -
 
     Returns:
         "loss" (nats a target token), "tokens", "grad_norm", "learning_rate", "loss/PAIR" for each
-        pair that was seen; with rungs "rung" and "retries", means of train.ladder's; for MoE models
+        pair that was seen; with rungs "rung" and "retries", means of train.ladder's; with gating
+        dropout "local_steps", their share; for MoE models
         "aux_loss", "z_loss", "pair_drop_rate/PAIR" over all layers, and for each MoE layer
         "drop_rate/LAYER", "lost/LAYER" (choices that a dropless dispatcher did not compute: 0),
         "capacity/LAYER" (C, choices that an expert accepts from a group),
@@ -238,7 +241,7 @@ def summarize(metrics: NestedMap, pairs: Sequence[str], layers: Sequence[str]) -
     """
     tokens = float(metrics.tokens)
     scalars = {"loss": float(metrics.nll) / max(tokens, 1.0), "tokens": tokens}
-    for name in ("grad_norm", "learning_rate", "rung", "retries"):
+    for name in ("grad_norm", "learning_rate", "rung", "retries", "local_steps"):
         if name in metrics:
             scalars[name] = float(metrics[name]) / metrics.steps
     for pair, nll, count in zip(pairs, metrics.pair_nll, metrics.pair_tokens, strict=True):

@@ -19,6 +19,7 @@ from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.request import Request
 from lingvo_moe.layers.dispatch import Einsum
 from lingvo_moe.layers.fitted import rungs_of
+from lingvo_moe.layers.gating_dropout import GatingDropout
 from lingvo_moe.layers.router import ByTask
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.transformer import Transformer
@@ -165,6 +166,22 @@ class TranslationTask:
         moe = self.params.model.moe
         return (
             tuple(self.with_moe(dispatcher=one) for one in rungs_of(moe.dispatcher)) if moe else ()
+        )
+
+    @property
+    def gating_dropout(self) -> GatingDropout | None:
+        """Which steps are local; None for none."""
+        moe = self.params.model.moe
+        return moe.gating_dropout if moe else None
+
+    @property
+    def local(self) -> "TranslationTask | None":
+        """This task in local steps; None without such steps."""
+        moe, drop = self.params.model.moe, self.gating_dropout
+        if not moe or not drop:
+            return None
+        return self.with_moe(
+            gating=drop.gating(moe.gating), dispatcher=drop.dispatcher(moe.dispatcher)
         )
 
     @property

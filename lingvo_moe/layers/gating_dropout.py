@@ -1,0 +1,91 @@
+"""Gating dropout: steps in which tokens stay on their node.  G groups, E experts, N nodes."""
+
+import dataclasses
+from typing import Any
+
+from lingvo_moe.core.fields import Params, PositiveInt, Rate
+from lingvo_moe.gatings.base import Gating
+from lingvo_moe.gatings.on_node import OnNode
+from lingvo_moe.layers.dispatch import Dispatcher, Einsum, Gather, Ragged
+from lingvo_moe.layers.local_gather import LocalGather
+from lingvo_moe.sharding.annotations import active, axes_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GatingDropout(Params):
+    """A share of the training steps is local: every token stays on its node, without an AllToAll.
+
+    Liu et al. 2022 (arXiv 2205.14336), Gate-Drop. In a local step a router chooses among the
+    experts of the token's node (see OnNode). The drawing depends on the seed and the step alone, so
+    all devices agree. Local steps are a program of their own. Evaluation has none.
+
+    On a mesh a node is one position of the axis of experts, and each device has one group. On one
+    device the nodes are simulated, with the same numbers.
+
+    Attributes:
+        rate: the probability that a step is local; the paper's is 0.3.
+        nodes: N; must divide the experts of every layer and moe.num_groups.
+    """
+
+    rate: Rate = 0.3
+    nodes: PositiveInt
+
+    def check(self, moe: Any) -> None:
+        """Checks MoEParams.
+
+        Raises:
+            ValueError: nodes that do not fit, or a policy that cannot be local.
+        """
+        sizes = {
+            "moe.num_experts": moe.num_experts,
+            "moe.decoder_num_experts": moe.decoder_num_experts or moe.num_experts,
+            "moe.num_groups": moe.num_groups,
+        }
+        for name, size in sizes.items():
+            if size % self.nodes:
+                raise ValueError(
+                    f"{name}={size} cannot be divided over GatingDropout(nodes={self.nodes}); "
+                    f"change one of them."
+                )
+        if getattr(moe.gating, "limit", None):
+            raise ValueError(
+                "A local step of GatingDropout has one node, so it cannot also have a limit of "
+                "nodes; set limit=None."
+            )
+        self.dispatcher(moe.dispatcher)
+
+    def check_mesh(self, num_groups: int) -> None:
+        """Checks the current mesh, if there is one.
+
+        Raises:
+            ValueError: its nodes are others.
+        """
+        if (here := active()) is None:
+            return
+        mesh, rules = here
+        found, devices = (mesh.size(axes_of(letter, rules)) for letter in "EG")
+        if (found, devices) != (self.nodes, num_groups):
+            raise ValueError(
+                f"GatingDropout(nodes={self.nodes}) and moe.num_groups={num_groups} do not fit the "
+                f"mesh {mesh}; set nodes={found}, as experts are split, and moe.num_groups="
+                f"{devices}, one a device."
+            )
+
+    def gating(self, gating: Gating) -> Gating:
+        """The policy of a local step."""
+        return OnNode(gating=gating, nodes=self.nodes)
+
+    def dispatcher(self, dispatcher: Dispatcher) -> Dispatcher:
+        """The dispatcher of a local step.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if isinstance(dispatcher, Ragged):
+            return dispatcher
+        if isinstance(dispatcher, Einsum | Gather | LocalGather):
+            return LocalGather(nodes=self.nodes)
+        raise ValueError(
+            f"GatingDropout has no local steps for moe.dispatcher={dispatcher}; choose Gather(), "
+            f"Einsum(), LocalGather() or, on one device, Ragged()."
+        )
