@@ -81,6 +81,11 @@ def conforms(value: Any, hint: Any) -> bool:
         return isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if is_literal(hint):
         return isinstance(value, str)  # the allowed texts are a rule
+    if typing.get_origin(hint) in (list, dict):
+        elements = value.values() if isinstance(value, dict) else value
+        return isinstance(value, typing.get_origin(hint)) and all(
+            conforms(element, typing.get_args(hint)[-1]) for element in elements
+        )
     return isinstance(value, typing.get_origin(hint) or hint)
 
 

@@ -13,10 +13,11 @@ import os
 import shutil
 import socket
 import tempfile
-import typing
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from lingvo_moe.core.fields import conforms
 
 MANIFEST = ".lingvo_moe.json"
 
@@ -124,20 +125,9 @@ def check_fields(value: Any, hints: Mapping[str, Any], source: str) -> None:
     for name, hint in hints.items():
         if name not in value:
             raise ValueError(f"{source} has no field {name!r}; was it written to the end?")
-        if not _conforms(value[name], hint):
+        if not conforms(value[name], hint):
             kind = hint.__name__ if hint in (str, int, dict, list) else hint
             raise ValueError(f"{source}: {name!r} must be {kind}, got {value[name]!r:.60}.")
-
-
-def _conforms(value, hint):
-    if hint is int:
-        return type(value) is int  # and not a bool
-    if not isinstance(value, typing.get_origin(hint) or hint):
-        return False
-    if not typing.get_args(hint):
-        return True
-    elements = value.values() if isinstance(value, dict) else value
-    return all(_conforms(element, typing.get_args(hint)[-1]) for element in elements)
 
 
 def check_output(path: Path, maker: str, overwrite: bool = False) -> None:
