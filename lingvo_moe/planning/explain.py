@@ -13,7 +13,7 @@ from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.tasks.translation import TranslationParams
 
 GB = 1e9
-_TEXTS = ("", "mesh", "cut", "at rest, too", "remat", "sums")
+_TEXTS = ("", "mesh", "split", "split between steps", "remat", "sums")
 _NUMBERS = ("step ms", "", "GB", "sent GB", "")
 _LETTERS = {"heads": "A", "hidden": "H", "vocabulary": "V", "rest": "e"}
 
@@ -62,7 +62,7 @@ def _sharding_text(sharding: ShardingParams) -> str:
 def rows(report: SearchReport) -> list[tuple[str, Priced | str]]:
     """Name and cost, or the reason if the model cannot be split so; the chosen strategy first."""
     found = report.found
-    second = [("runner-up", found.runner_up), ("whatever is sent", found.fastest)]
+    second = [("second", found.runner_up), ("without the limit", found.fastest)]
     others = [(name, one) for name, one in second if one and one != found.best]
     return [("chosen", found.best), *others, *report.alternatives.items()]
 

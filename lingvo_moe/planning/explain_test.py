@@ -92,7 +92,7 @@ def test_flags(small):
 def test_text_and_json(small):
     _, found = small
     lines = format_search("tiny.MoE", "cpu", 8, found).splitlines()
-    names = ["chosen", "runner-up", HAND, "data parallel", "ZeRO", "tensor parallel"]
+    names = ["chosen", "second", HAND, "data parallel", "ZeRO", "tensor parallel"]
     table = [line for line in lines if line.startswith(tuple(names))]
     assert [next(n for n in names if line.startswith(n)) for line in table] == names
     assert "1.00x" in table[0]
