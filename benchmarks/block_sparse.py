@@ -41,7 +41,7 @@ PRODUCTS = {
 
 def write(directory: Path, dtype: str) -> None:
     """Exports every product of every model."""
-    import lingvo_moe.tools  # noqa: F401  (silences TensorFlow's greeting)
+    import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
     from lingvo_moe.layers import block_sparse
     from lingvo_moe.runtimes.lowering import ArraySpec
     from lingvo_moe.serving.stablehlo import Program, lower

@@ -47,13 +47,13 @@ def main() -> None:
             script = "decode_ctranslate2.py"
             return Peer(PEERS_PYTHON, script, args.threads, weights, compute_type)
 
-        checkpoint = str(Path(directory) / "nllb_moe")
+        checkpoint, tiny = (str(Path(directory) / name) for name in ("nllb_moe", "tiny"))
 
         def hugging_face(*arguments):
             return Peer(PEERS_PYTHON, "decode_hugging_face.py", args.threads, *arguments)
 
-        def imported():
-            return Peer(sys.executable, "decode_imported.py", args.threads, checkpoint)
+        def imported(path):
+            return Peer(sys.executable, "decode_imported.py", args.threads, path)
 
         starts = {
             SAME: lambda: ours("model.moe=None", path=weights),
@@ -64,7 +64,9 @@ def main() -> None:
             "ours (8 experts)": lambda: ours(),
             "ours (64 experts)": lambda: ours("model.moe.num_experts=64"),
             "Hugging Face NLLB-MoE (8 experts)": lambda: hugging_face(checkpoint),
-            "ours (imported NLLB-MoE)": imported,
+            "ours (imported NLLB-MoE)": lambda: imported(checkpoint),
+            "Hugging Face NLLB-MoE of tiny shape": lambda: hugging_face(tiny, "tiny"),
+            "ours (imported NLLB-MoE of tiny shape)": lambda: imported(tiny),
         }
         chosen = [name for name in args.only.split(",") if name] or list(starts)
         engines = {name: starts[name]() for name in starts if name in chosen}

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from gatings import train_and_score
 
-import lingvo_moe.tools  # noqa: F401  (silences TensorFlow's greeting)
+import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.runtimes.local import Local

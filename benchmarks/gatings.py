@@ -23,7 +23,7 @@ import numpy as np
 import sacrebleu
 from training_step import seconds_in_turn
 
-import lingvo_moe.tools  # noqa: F401  (silences TensorFlow's greeting)
+import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
 from lingvo_moe.core.files import write_whole
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.dataset import Dataset

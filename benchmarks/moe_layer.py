@@ -26,7 +26,7 @@ import tensorflow as tf
 from published_moe import Published
 from training_step import seconds_in_turn
 
-import lingvo_moe.tools  # noqa: F401  (silences TensorFlow's greeting)
+import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
 from lingvo_moe.core.layer import Context, init_theta
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import NOTHING, Gating

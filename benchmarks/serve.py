@@ -20,7 +20,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-import lingvo_moe.tools  # noqa: F401  (silences TensorFlow's greeting)
+import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
 from lingvo_moe.core.lines import read_lines
 
 MOST_CONNECTIONS = 500  # under overload; more requests than these wait in the client

@@ -18,7 +18,7 @@ _MAX_DISTANCE = 128
 
 
 def main() -> None:
-    """Serves."""
+    """Answers requests on standard input; see _serve."""
     path, compute_type = sys.argv[1:]
     with tempfile.TemporaryDirectory() as directory:
         spec = model_spec(dict(np.load(path)))

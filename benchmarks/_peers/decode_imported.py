@@ -20,7 +20,7 @@ _LANGUAGES = ("eng_Latn", "fra_Latn")
 
 
 def main() -> None:
-    """Serves."""
+    """Answers requests on standard input; see _serve."""
     with tempfile.TemporaryDirectory() as directory:
         model_dir = import_model(Path(sys.argv[1]), Path(directory) / "logdir")
         model = lm.load(model_dir.path)

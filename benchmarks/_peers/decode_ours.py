@@ -12,7 +12,7 @@ import tensorflow as tf
 from _serve import STEPS, fingerprint, serve, sources
 from ours import MODEL
 
-import lingvo_moe.tools  # noqa: F401  (silences TensorFlow's greeting)
+import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
 from lingvo_moe.core import registry
 from lingvo_moe.core.params import override
 from lingvo_moe.runtimes.local import Local
@@ -27,7 +27,7 @@ _SEARCH = (
 
 
 def main() -> None:
-    """Serves."""
+    """Answers requests on standard input; see _serve."""
     path, *overrides = sys.argv[1:]
     params = override(registry.get_params("tiny.MoE"), [*MODEL, *_SEARCH, *overrides])
     runtimes: dict[int, Local] = {}

@@ -8,7 +8,7 @@ import sys
 import tensorflow as tf
 from _serve import SHAPE, batch, serve
 
-import lingvo_moe.tools  # noqa: F401  (silences TensorFlow's greeting)
+import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
 from lingvo_moe.core import registry
 from lingvo_moe.core.layer import count_weights
 from lingvo_moe.core.nested_map import NestedMap
@@ -38,7 +38,7 @@ _PRODUCTS = 40
 
 
 def main() -> None:
-    """Serves."""
+    """Answers requests on standard input; see _serve."""
     overrides = sys.argv[1:]
     if overrides == ["matmul=True"]:
         serve(products(_PRODUCTS), f"{SQUARE}³ products", flops=flops(_PRODUCTS))

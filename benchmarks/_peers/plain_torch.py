@@ -32,7 +32,7 @@ class Trained(Model):
 
 
 def main() -> None:
-    """Serves."""
+    """Answers requests on standard input; see _serve."""
     dropout = float(sys.argv[1])
     dtype = getattr(torch, sys.argv[2] if len(sys.argv) > 2 else "float32")
     torch.manual_seed(0)
