@@ -152,7 +152,7 @@ def beam_search(
         steps = math.ceil(params.length_ratio * source_ids.shape[1]) + params.length_offset
         steps = max(steps, len(request.prefix) + 1)
     positions = (steps or 0) * params.beam_size
-    caches = model.empty_caches(tf.shape(source_ids)[0], positions, dtype)
+    caches = model.empty_caches(source_lengths, positions, dtype)
     if params.rules:
         parts = search_like(step_fn, caches, source, max_lengths, params, steps, start)
         found = BeamOutput(*parts)

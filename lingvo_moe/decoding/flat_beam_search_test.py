@@ -205,7 +205,7 @@ def test_steps_score_like_teacher_forcing(fairseq):
     source_lengths = tf.constant([5, 2])
     laid_out = model.lay_out(theta)
     encoded = model.encode(laid_out, tf.constant(source), source_lengths)
-    caches = model.empty_caches(2, steps * beams, tf.float32)
+    caches = model.empty_caches(source_lengths, steps * beams, tf.float32)
     own = np.arange(steps * beams) % beams == np.arange(beams)[:, None]
     for t in range(steps):
         visible = np.broadcast_to(own & (np.arange(steps * beams) // beams <= t), [2, *own.shape])

@@ -162,8 +162,9 @@ def test_evaluation_and_decoding_take_slices():
     for theta, transformer in ((plain, model(False)), (looped, model(True))):
         logits = transformer.fprop(theta, source, target, EVALUATION).outputs
         laid_out = transformer.lay_out(theta)
-        encoded = transformer.encode(laid_out, source.ids, tf.constant([6, 4]))
-        caches = transformer.empty_caches(2, 3, tf.float32)
+        lengths = tf.constant([6, 4])
+        encoded = transformer.encode(laid_out, source.ids, lengths)
+        caches = transformer.empty_caches(lengths, 3, tf.float32)
         first, *_ = transformer.step(
             laid_out, target.ids[:, :1], tf.constant(0), caches, visible(), encoded
         )

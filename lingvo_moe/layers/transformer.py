@@ -11,6 +11,7 @@ import tensorflow as tf
 from lingvo_moe.core.fields import PositiveInt
 from lingvo_moe.core.layer import EVALUATION, Context, Layer, dropout, layer_names, stacked
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.zeros import runtime_zeros
 from lingvo_moe.layers.attention import (
     FORBIDDEN,
     KeysValues,
@@ -358,14 +359,18 @@ class Transformer(Layer):
             source.tasks = tasks
         return source
 
-    def empty_caches(self, batch: int | tf.Tensor, positions: int | tf.Tensor, dtype: tf.DType):
-        """Caches [B, N, P, D] of zeros for each decoder layer, to be filled by `step`."""
+    def empty_caches(self, lengths: tf.Tensor, positions: int | tf.Tensor, dtype: tf.DType):
+        """Caches [B, N, P, D] of zeros for each decoder layer, to be filled by `step`.
+
+        Args:
+            lengths: int32 [B], of the sentences.
+            positions: P.
+            dtype: of the caches.
+        """
         params = self.params.of_decoder()
-        shape = [batch, params.num_heads, positions, params.head_dim]
-        return {
-            name: KeysValues(tf.zeros(shape, dtype), tf.zeros(shape, dtype))
-            for name in self.decoder.layers
-        }
+        shape = [tf.shape(lengths)[0], params.num_heads, positions, params.head_dim]
+        zeros = runtime_zeros(shape, dtype, tf.reduce_sum(lengths))
+        return {name: KeysValues(zeros, zeros) for name in self.decoder.layers}
 
     def step(
         self,

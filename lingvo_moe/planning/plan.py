@@ -14,10 +14,10 @@ from lingvo_moe.sharding.annotations import Mesh
 from lingvo_moe.tasks.translation import TranslationParams
 
 SWEEP = tuple(2**i for i in range(3, 12))
-# Topologies of libtpu, by generation and number of devices; a v3 chip has two devices.
+# Topologies of libtpu, by generation and number of devices; a v3 or v4 chip has two devices.
 _TOPOLOGIES = {
     "v3": {8: "2x2", 32: "4x4", 128: "8x8", 512: "16x16", 2048: "32x32"},
-    "v4": {8: "2x2x2", 64: "4x4x4", 512: "8x8x8", 2048: "8x16x16"},
+    "v4": {8: "2x2x1", 64: "4x4x2", 512: "4x8x8", 2048: "8x8x16"},
     "v5p": {8: "2x2x2", 64: "4x4x4", 512: "8x8x8", 2048: "8x16x16"},
 }
 
@@ -56,6 +56,7 @@ def make_plan(
     mesh: Mesh | None = None,
     topology: str | None = None,
     progress: Callable[[str], None] = lambda line: None,
+    sentences: int | None = None,
 ) -> Plan:
     """Plans one model.
 
@@ -66,6 +67,7 @@ def make_plan(
         mesh: the devices; None for `default_mesh`.
         topology: to compile for, such as "v3:8x8"; None not to compile.
         progress: takes lines of progress.
+        sentences: to compile the beam search of a batch of this size; None for the training step.
 
     Raises:
         ValueError: an unknown model, hardware or topology, or a mesh that does not fit the model.
@@ -77,7 +79,7 @@ def make_plan(
     compiled = None
     if topology:
         progress(f"Compiling {model} for {topology}: minutes.")
-        compiled = compile_step(model, list(overrides), topology, mesh.sizes, progress)
+        compiled = compile_step(model, list(overrides), topology, mesh.sizes, progress, sentences)
     return Plan(
         model=model,
         overrides=tuple(overrides),

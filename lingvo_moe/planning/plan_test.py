@@ -85,6 +85,7 @@ def test_libtpu_is_asked_for(monkeypatch):
 
 
 COMPILED = Compiled(
+    program="training step",
     topology="v3:2x2",
     device_kind="TPU v3",
     devices=8,

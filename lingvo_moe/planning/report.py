@@ -65,6 +65,7 @@ def format_plan(plan: Plan) -> str:
 def _compiled_tables(compiled: Compiled) -> list[Table]:
     optimal = compiled.optimal_seconds
     numbers = {
+        "compiled": compiled.program,
         "compiler": f"TPU's, for {compiled.topology}: {compiled.devices} x {compiled.device_kind}",
         "lowered in": f"{compiled.lower_seconds:.0f} s",
         "compiled in": f"{compiled.compile_seconds:.0f} s ({compiled.compile_cpu_seconds:.0f} s of "

@@ -1,4 +1,4 @@
-"""Compiles a full-size training step with the real TPU compiler, on a machine without a TPU.
+"""Compiles full-size training steps and beam searches with the TPU compiler, without a TPU.
 
 libtpu can describe any pod ("v3:32x32": 32 x 32 chips of a TPU v3, two cores each). Compiling for
 its devices is ordinary ahead-of-time compilation from shapes, without weights. libtpu allows one
@@ -8,6 +8,7 @@ process at a time and reads its settings when it is loaded, so a separate proces
 
 import dataclasses
 import fcntl
+import functools
 import importlib.util
 import json
 import os
@@ -30,21 +31,23 @@ _ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
 _KEPT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV")
+_TRAINING = "training step"
 _HELD = "libtpu multi-process lockfile"  # libtpu's message if another process uses it
 _LIBTPU_LOCK = Path(tempfile.gettempdir()) / "lingvo_moe_tpu_compile.lock"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """The compiler's numbers of one training step, per device.
+    """The compiler's numbers of one training step or beam search, per device.
 
     Attributes:
+        program: which of them.
         topology: what it was compiled for.
         device_kind: the name of the hardware, as libtpu gives it.
         devices: D.
-        argument_bytes: state and batch.
+        argument_bytes: state, or weights; and batch.
         temp_bytes: everything that lives during a step only.
-        output_bytes: the new state and the metrics.
+        output_bytes: the results: the new state and the metrics.
         alias_bytes: the part of the outputs that uses the memory of arguments.
         code_bytes: the program.
         flops: of one step on one device, as counted by XLA, which counts the body of a loop once.
@@ -57,6 +60,7 @@ class Compiled:
         read: whether JAX could read the program back; if not, collectives are unknown and ().
     """
 
+    program: str
     topology: str
     device_kind: str
     devices: int
@@ -93,8 +97,9 @@ def compile_step(
     topology: str,
     mesh: Mapping[str, int] | None = None,
     progress: Callable[[str], None] = lambda line: None,
+    sentences: int | None = None,
 ) -> Compiled:
-    """Compiles a registered model's training step for a TPU topology.
+    """Compiles a registered model's training step, or its beam search, for a TPU topology.
 
     Args:
         model: a registered name.
@@ -102,6 +107,8 @@ def compile_step(
         topology: such as "v3:8x8" (chips), "v4:4x4x4", "v5p:2x2x2".
         mesh: axis -> size; None for one axis "expert" of all devices.
         progress: takes a line if another process uses the compiler.
+        sentences: of a batch of beam search, of input.source_length tokens; None for the training
+            step.
 
     Raises:
         ValueError: libtpu or JAX is not installed, or the compiler fails: an unknown topology, a
@@ -112,7 +119,13 @@ def compile_step(
             raise ValueError(
                 f"--compile needs {package}, which is not installed: pip install 'lingvo_moe[tpu]'."
             )
-    job = {"model": model, "overrides": overrides, "topology": topology, "mesh": mesh}
+    job = {
+        "model": model,
+        "overrides": overrides,
+        "topology": topology,
+        "mesh": mesh,
+        "sentences": sentences,
+    }
     environment = {k: os.environ[k] for k in _KEPT if k in os.environ} | _ENVIRONMENT
     with _LIBTPU_LOCK.open("w") as lock, tempfile.TemporaryDirectory() as scratch:
         try:
@@ -175,7 +188,8 @@ def _run(job: Mapping[str, Any]) -> Compiled:
             f"chips, such as v3:8x8, v4:4x4x4, v5e:4x4 or v5p:2x2x2."
         ) from error
     start = time.monotonic()
-    lowered = lower_for_devices(params, job["mesh"] or {"expert": len(devices)}, devices)
+    mesh = job["mesh"] or {"expert": len(devices)}
+    lowered = lower_for_devices(params, mesh, devices, job["sentences"])
     lowered_at, lowered_cpu = time.monotonic(), time.process_time()
     compiled = lowered.compile()
     compiled_at, compiled_cpu = time.monotonic(), time.process_time()
@@ -186,6 +200,9 @@ def _run(job: Mapping[str, Any]) -> Compiled:
     except jax.errors.JaxRuntimeError:  # libtpu has instructions that this JAX does not know
         text = None
     return Compiled(
+        program=_TRAINING
+        if job["sentences"] is None
+        else f"beam search of {job['sentences']} sentences of {params.input.source_length} tokens",
         topology=job["topology"],
         device_kind=devices[0].device_kind,
         devices=len(devices),
@@ -206,8 +223,10 @@ def _run(job: Mapping[str, Any]) -> Compiled:
     )
 
 
-def lower_for_devices(params: Any, mesh: Mapping[str, int], devices: list[Any]) -> Any:
-    """The training step of a model, lowered by JAX for devices that need not exist.
+def lower_for_devices(
+    params: Any, mesh: Mapping[str, int], devices: list[Any], sentences: int | None = None
+) -> Any:
+    """The training step or the beam search of a model, lowered for devices that need not exist.
 
     TensorFlow cannot lower for TPUs without a TPU build. Its StableHLO for a CPU has no custom
     calls, so it is not specific to CPUs. It is exported and called inside a program for the
@@ -217,29 +236,20 @@ def lower_for_devices(params: Any, mesh: Mapping[str, int], devices: list[Any]) 
         params: a model's TranslationParams.
         mesh: axis -> size.
         devices: one for each position of the mesh.
+        sentences: of a batch of beam search; None for the training step.
 
     Returns:
         jax.stages.Lowered.
     """
     import jax
-    import numpy as np
     from jax import export
 
-    from lingvo_moe.data.packing import Packer
-    from lingvo_moe.runtimes.lowering import Layout, batch_specs, shapes, train_program
+    from lingvo_moe.runtimes.lowering import Layout, shapes
     from lingvo_moe.sharding.annotations import Mesh
-    from lingvo_moe.tasks.training import train_step
-    from lingvo_moe.tasks.translation import TranslationTask
 
-    task = TranslationTask(params)
-    step = train_step(task)
     layout = Layout(Mesh(tuple(mesh), tuple(mesh.values())), params.sharding, tuple(devices))
-    one_row = Packer(1, params.input.source_length, params.input.target_length).batch()
-    batch = {
-        name: jax.ShapeDtypeStruct((params.input.batch_size, value.shape[1]), np.int32)
-        for name, value in one_row.items()
-    }
-    program, args = train_program(step, batch_specs(batch), layout)
+    make = _training if sentences is None else functools.partial(_beam_search, sentences=sentences)
+    program, args = make(params, layout)
     checks = export.DisabledSafetyCheck
     exported = export.export(
         program,
@@ -247,13 +257,48 @@ def lower_for_devices(params: Any, mesh: Mapping[str, int], devices: list[Any]) 
         disabled_checks=[checks.platform(), checks.custom_call("Sharding")],
     )(*shapes(args))
     state, fed = (layout.shardings(specs) for specs in args)
+    trains = sentences is None
     outer = jax.jit(
         exported.call,
         in_shardings=(state, fed),
-        out_shardings=(state, layout.replicated),
-        donate_argnums=(0,),
+        out_shardings=(state, layout.replicated) if trains else layout.replicated,
+        donate_argnums=(0,) if trains else (),
     )
     return outer.lower(*shapes(args))
+
+
+def _training(params, layout):
+    """The program of the training step, and the specs of its arguments."""
+    from lingvo_moe.data.packing import Packer
+    from lingvo_moe.runtimes.lowering import train_program
+    from lingvo_moe.tasks.training import train_step
+    from lingvo_moe.tasks.translation import TranslationTask
+
+    one_row = Packer(1, params.input.source_length, params.input.target_length).batch()
+    shapes = {name: (params.input.batch_size, value.shape[1]) for name, value in one_row.items()}
+    return train_program(train_step(TranslationTask(params)), _int32(shapes), layout)
+
+
+def _beam_search(params, layout, sentences):
+    """The program of beam search, and the specs of its arguments."""
+    from lingvo_moe.runtimes.lowering import translate_program
+    from lingvo_moe.tasks.translation import TranslationTask
+
+    shapes = {"source_ids": (sentences, params.input.source_length), "lengths": (sentences,)}
+    task = TranslationTask(params).for_xla(layout.groups)
+    return translate_program(task, _int32(shapes), layout)
+
+
+def _int32(shapes):
+    """The specs of a batch of integers of these shapes, by name."""
+    import jax
+    import numpy as np
+
+    from lingvo_moe.runtimes.lowering import batch_specs
+
+    return batch_specs(
+        {name: jax.ShapeDtypeStruct(shape, np.int32) for name, shape in shapes.items()}
+    )
 
 
 def _main(job: str, output: str) -> None:

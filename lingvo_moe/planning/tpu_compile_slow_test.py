@@ -1,7 +1,13 @@
 """With the real TPU compiler; minutes."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
+from lingvo_moe.planning import plan, tpu_compile
 from lingvo_moe.planning.tpu_compile import compile_step
 from lingvo_moe.runtimes import hlo
 
@@ -44,6 +50,31 @@ def test_a_loop_is_compiled_once_however_long():
     assert long.code_bytes < 1.1 * short.code_bytes
     assert long.compile_cpu_seconds < 1.5 * short.compile_cpu_seconds
     assert long.argument_bytes > 3 * short.argument_bytes
+
+
+def test_beam_search_for_eight_cores():
+    short = ("model.num_encoder_layers=2", "model.num_decoder_layers=2", "input.source_length=16")
+    step = compile_step("m4.MoE128E12L", [*SMALL, *short], "v3:2x2")
+    search = compile_step("m4.MoE128E12L", [*SMALL, *short], "v3:2x2", sentences=8)
+    assert search.program == "beam search of 8 sentences of 16 tokens"
+    # Weights without slots, which Adafactor makes small: vectors of rows and columns.
+    assert 0.9 * step.argument_bytes < search.argument_bytes < step.argument_bytes
+    # The encoder's layer and the decoder's in the loop, there and back.
+    assert hlo.count(search.collectives)["all-to-all"] >= 4
+
+
+def test_topologies_of_a_sweep_have_the_devices_they_stand_for():
+    table = json.dumps(plan._TOPOLOGIES)
+    program = f"""
+import json
+from jax.experimental.topologies import get_topology_desc
+for generation, shapes in json.loads({table!r}).items():
+    for devices, shape in shapes.items():
+        found = get_topology_desc(topology_name=f"{{generation}}:{{shape}}", platform="tpu").devices
+        assert len(found) == int(devices), (generation, shape, len(found))
+"""
+    environment = os.environ | tpu_compile._ENVIRONMENT
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
 
 
 def test_unknown_topology():

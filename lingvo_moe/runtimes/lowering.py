@@ -7,7 +7,7 @@ shapes, no weights.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -236,6 +236,29 @@ def count_function(step: TrainStep) -> Callable:
         return dict(step.count_not_finite(_unflatten(flat), batch).flatten())
 
     return run
+
+
+def translate_program(
+    task: Any, batch: Mapping[str, ArraySpec], layout: Layout, request: Hashable = None
+) -> tuple[jax.stages.Wrapped, list[dict[str, ArraySpec]]]:
+    """Beam search, (theta, batch) -> BeamOutput; every device gets the whole result.
+
+    Args:
+        task: its `translate` is called.
+        batch: of source_ids, lengths and, for a router by task, tasks; from `batch_specs`.
+        layout: devices and sharding rules.
+        request: how to search; see `translate`.
+
+    Returns:
+        The program, and the specs of its two arguments.
+    """
+
+    def run(flat, batch):
+        theta = NestedMap.unflatten(flat).theta
+        return task.translate(theta, batch.source_ids, batch.lengths, batch.get("tasks"), request)
+
+    args = [weight_specs(task.weights(), "theta"), dict(batch)]
+    return partitioned(run, args, None, layout), args
 
 
 def init_program(

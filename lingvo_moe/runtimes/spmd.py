@@ -17,6 +17,7 @@ from lingvo_moe.runtimes.lowering import (
     partitioned,
     state_specs,
     train_program,
+    translate_program,
     weight_specs,
 )
 from lingvo_moe.runtimes.task import NOTHING, Task
@@ -182,14 +183,11 @@ class Spmd:
         }
         if tasks is not None:
             batch["tasks"] = np.pad(tasks, (0, spare))
-        task = self._fixed_task
-
-        def run(theta, batch):
-            return task.translate(
-                _tree(theta), batch.source_ids, batch.lengths, batch.get("tasks"), request
-            )
-
-        output = self._call(("translate", request), run, batch)
+        output = self._run(
+            ("translate", request),
+            lambda specs: translate_program(self._fixed_task, specs, self._layout, request),
+            batch,
+        )
         return jax.tree.map(lambda x: np.asarray(x)[: len(lengths)], output)
 
     def score(
@@ -230,11 +228,20 @@ class Spmd:
 
     def _call(self, name, run, batch):
         """run(theta, batch) on the current weights; every device gets the whole result."""
-        specs, weights = batch_specs(batch), weight_specs(self._weights, "theta")
-        program = self._program(
-            name, lambda: partitioned(run, [weights, specs], None, self._layout), specs
-        )
-        return program({n: self._state[n] for n in weights}, self._fed(batch, specs))
+        weights = weight_specs(self._weights, "theta")
+
+        def make(specs):
+            args = [weights, specs]
+            return partitioned(run, args, None, self._layout), args
+
+        return self._run(name, make, batch)
+
+    def _run(self, name, make, batch):
+        """Runs a program (theta, batch) -> results; `make` makes it from the batch's specs."""
+        specs = batch_specs(batch)
+        program = self._program(name, lambda: make(specs)[0], specs)
+        theta = {n: self._state[n] for n in weight_specs(self._weights, "theta")}
+        return program(theta, self._fed(batch, specs))
 
     def _program(self, name, make, specs=None):
         """The compiled program for a name and shapes, made on first use."""

@@ -46,6 +46,8 @@ def main(argv: list[str]) -> None:
 def _plan() -> None:
     if FLAGS.devices:
         raise ValueError("--devices is for --search; without it give --mesh.")
+    if FLAGS.decode and (FLAGS.sweep or not FLAGS.compile):
+        raise ValueError("--decode is for --compile, without --sweep; drop it, or add --compile.")
     if FLAGS.sweep and FLAGS.mesh:
         raise ValueError("--sweep chooses its own meshes; leave out --mesh.")
     if FLAGS.sweep:
@@ -54,7 +56,13 @@ def _plan() -> None:
         mesh = parse_mesh(FLAGS.mesh) if FLAGS.mesh else None
         plans = [
             make_plan(
-                FLAGS.model, FLAGS.set, FLAGS.hardware, mesh, FLAGS.compile, progress=common.report
+                FLAGS.model,
+                FLAGS.set,
+                FLAGS.hardware,
+                mesh,
+                FLAGS.compile,
+                common.report,
+                FLAGS.decode,
             )
         ]
     if FLAGS.json:
@@ -133,6 +141,13 @@ def run() -> None:
         None,
         "Compile with the real TPU compiler for this topology, such as v3:8x8; with --sweep name a "
         "generation: v3, v4 or v5p.",
+    )
+    flags.DEFINE_integer(
+        "decode",
+        None,
+        "With --compile: compile the beam search of a batch of this number of sentences, of "
+        "input.source_length tokens each, not the training step.",
+        lower_bound=1,
     )
     flags.DEFINE_bool("sweep", False, "Plan for 8 to 2048 devices at constant work per device.")
     flags.DEFINE_bool("search", False, "Choose mesh, sharding and remat for --devices.")

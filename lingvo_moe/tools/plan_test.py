@@ -33,3 +33,8 @@ def test_an_output_that_is_not_ours_is_found_before_the_search(tmp_path):
 def test_a_mesh_cannot_be_given_to_a_search():
     line = error_of("plan", *MODEL, "--search", "--devices=8", "--mesh=data:8")
     assert "error: --search chooses the mesh; leave out --mesh" in line
+
+
+def test_a_batch_to_decode_is_for_the_compiler():
+    line = error_of("plan", *MODEL, "--decode=8")
+    assert "error: --decode is for --compile, without --sweep" in line
