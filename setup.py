@@ -14,7 +14,10 @@ _TOOLS = sorted(
 
 _CTRANSLATE2 = "ctranslate2>=4.5,<5"
 _JAX = "jax>=0.10,<0.11"
+_HYPOTHESIS = "hypothesis>=6,<7"
+_LANGID = "py3langid>=0.4,<1"
 _SERVE = ["prometheus_client>=0.20,<1", "starlette>=0.40,<2", "uvicorn>=0.30,<1"]
+_ZSTD = "backports.zstd>=1,<2; python_version < '3.14'"
 
 setup(
     version=re.search(
@@ -34,6 +37,8 @@ setup(
     ],
     extras_require={
         "serve": _SERVE,
+        "langid": [_LANGID],
+        "zstd": [_ZSTD],
         "spmd": [_JAX],
         "tpu": ["libtpu"],
         "ctranslate2": [_CTRANSLATE2],
@@ -42,6 +47,9 @@ setup(
             _JAX,
             _CTRANSLATE2,
             *_SERVE,
+            _HYPOTHESIS,
+            _LANGID,
+            _ZSTD,
             "httpx>=0.27,<1",
             "keras>=3",
             "mypy>=1.15,<2",

@@ -39,7 +39,7 @@ def test_bazel_has_a_binary_for_each_console_script(given):
 def test_every_package_that_is_imported_is_required(given):
     extras = itertools.chain(*given["extras_require"].values())
     required = {*given["install_requires"], *extras}
-    names = {re.match(r"[\w-]+", text)[0].lower().replace("_", "-") for text in required}
+    names = {re.match(r"[\w.-]+", text)[0].lower().replace("_", "-") for text in required}
     distributions = importlib.metadata.packages_distributions()
     for path in (ROOT / "lingvo_moe").rglob("*.py"):
         for package in _imported(path) - sys.stdlib_module_names - {"lingvo_moe"}:

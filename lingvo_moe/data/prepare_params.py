@@ -10,7 +10,9 @@ from lingvo_moe.core.fields import (
     PositiveInt,
     Rule,
 )
-from lingvo_moe.data.cleaning.base import CleaningRule, Exact, Sameness
+from lingvo_moe.data.cleaning.base import CleaningRule, Empty
+from lingvo_moe.data.cleaning.damaged import Damaged
+from lingvo_moe.data.cleaning.sameness import Exact, Sameness
 from lingvo_moe.data.vocabulary import Normalization
 
 _Size = Annotated[
@@ -63,10 +65,19 @@ class PrepareParams(Params):
     temperature: PositiveFloat = 5.0
     vocab_sentences: PositiveInt = 200_000
     character_coverage: _Coverage = 0.9995
-    cleaning: tuple[CleaningRule, ...] = ()
+    cleaning: tuple[CleaningRule, ...] = (Damaged(),)
     duplicates: Sameness = Exact()
     max_length: _Length = 256
     tags_on_both_sides: bool = False
     both_directions: bool = False
     shard_size: PositiveInt = 50_000
     seed: NonNegativeInt = 1
+
+    def __post_init__(self):
+        super().__post_init__()
+        names = [Empty.name, *(rule.name for rule in self.cleaning)]
+        if len(set(names)) < len(names) or len(names) > 100:
+            raise ValueError(
+                f"cleaning must have each rule at most once; with the one that is always in use "
+                f"it has {', '.join(names)}."
+            )

@@ -7,6 +7,7 @@ import pytest
 
 from lingvo_moe.core import lock
 from lingvo_moe.core.files import read_json
+from lingvo_moe.data.cleaning.damaged import Damaged
 from lingvo_moe.data.prepare import PrepareParams, format_summary, prepare, prepare_synthetic
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import EOS
@@ -52,6 +53,7 @@ def test_counts_shards_and_checks(corpus, tmp_path):
     # Six lines, less one repeated, one empty, and "ein Haus", which is in test.
     assert dataset.checks["de-en"] == {
         "empty": 1,
+        "damaged": 0,
         "duplicates": 1,
         "held_out_in_train": 1,
         "targets_in_train": 1,  # "the dog"
@@ -348,11 +350,18 @@ def test_params_out_of_range(field, value, rule):
         PrepareParams(**{field: value})
 
 
+def test_each_rule_of_cleaning_once():
+    with pytest.raises(ValueError, match=r"each rule at most once; .* has empty, damaged, damage"):
+        PrepareParams(cleaning=(Damaged(), Damaged()))
+
+
 def test_summary(corpus, tmp_path):
     dataset = prepare(corpus, tmp_path / "data", PARAMS)
     header, _, eo, de, sizes = format_summary(dataset).splitlines()
-    names = "pair train dev test empty duplicates held_out_in_train targets_in_train too_long"
+    names = (
+        "pair train dev test empty damaged duplicates held_out_in_train targets_in_train too_long"
+    )
     assert header.split() == names.split()
-    assert eo.split() == ["eo-en", "9", "0", "0", "0", "0", "0", "0", "0"]  # largest first
-    assert de.split() == ["de-en", "3", "1", "2", "1", "1", "1", "1", "0"]
+    assert eo.split() == ["eo-en", "9", "0", "0", "0", "0", "0", "0", "0", "0"]  # largest first
+    assert de.split() == ["de-en", "3", "1", "2", "1", "0", "1", "1", "1", "0"]
     assert sizes.startswith(f"source vocabulary {dataset.source_vocabulary.size}, target")

@@ -11,6 +11,9 @@ import pytest
 
 from lingvo_moe.data import blocks, stages
 from lingvo_moe.data.cleaning.base import Empty
+from lingvo_moe.data.cleaning.copied import Urls
+from lingvo_moe.data.cleaning.damaged import Damaged
+from lingvo_moe.data.cleaning.sameness import Near
 from lingvo_moe.data.dataset import SPLITS
 from lingvo_moe.data.prepare import PrepareParams, prepare
 from lingvo_moe.data.vocabulary import train_vocabulary
@@ -84,7 +87,7 @@ def test_blocks_and_ranges_of_hashes_give_what_memory_gives(tmp_path, monkeypatc
     for name, splits in sorted(corpora.items()):
         lines, counts = slow_clean(splits)
         assert min(counts.values()) > 0
-        assert dataset.checks[name] == {**counts, "too_long": 0}
+        assert dataset.checks[name] == {**counts, "damaged": 0, "too_long": 0}
         for split in SPLITS:
             examples = dataset.examples(split, name)
             found = [(e.source.tolist(), e.target.tolist()) for e in examples]
@@ -107,6 +110,33 @@ def test_blocks_end_at_many_characters(tmp_path, monkeypatch):
     monkeypatch.setattr(blocks, "_BLOCK_CHARACTERS", 50)
     lines = [stages.SentencePair("x" * 20, "y" * 10)] * 5
     assert [len(block) for block in blocks.cut(lines)] == [2, 2, 1]
+
+
+def test_near_duplicates_and_rules_are_left_out_of_train_alone(tmp_path):
+    train = [
+        ("Guten Tag!", "Good day!"),
+        ("guten tag", "GOOD DAY"),  # near the first
+        ("Wie geht's?", "How are you?"),  # near a source of test
+        ("Ja", "https://a.b/c Yes"),  # another URL
+        ("kaputt \ufffd", "broken"),
+        ("Nein", "No"),
+    ]
+    test = [("wie gehts", "how are you"), ("URL", "www.a.b \ufffd")]
+    _write(tmp_path / "corpus", "de-en", {"train": train, "test": test})
+    params = PrepareParams(**SIZES, cleaning=(Damaged(), Urls()), duplicates=Near())
+    dataset = prepare(tmp_path / "corpus", tmp_path / "data", params)
+    ids = [example.source.tolist() for example in dataset.examples("train", "de-en")]
+    assert dataset.source_vocabulary.decode(ids) == ["Guten Tag!", "Nein"]
+    assert [e.source_text for e in dataset.examples("test", "de-en")] == ["wie gehts", "URL"]
+    assert dataset.checks["de-en"] == {
+        "empty": 0,
+        "damaged": 1,
+        "urls": 1,
+        "duplicates": 1,
+        "held_out_in_train": 1,
+        "targets_in_train": 0,
+        "too_long": 0,
+    }
 
 
 @pytest.mark.parametrize("blank", ["", "\u3000", "\xa0", "\u200b", "\ufeff"])

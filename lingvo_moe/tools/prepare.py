@@ -10,8 +10,8 @@ from typing import Any
 
 from absl import flags
 
-from lingvo_moe import api
-from lingvo_moe.data.prepare import PrepareParams, format_summary, prepare_synthetic
+from lingvo_moe.core.params import override
+from lingvo_moe.data.prepare import PrepareParams, format_summary, prepare, prepare_synthetic
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import NORMALIZATIONS
 from lingvo_moe.tools import common
@@ -22,7 +22,7 @@ _FIELDS = dataclasses.fields(PrepareParams)
 
 
 def main(argv: list[str]) -> None:
-    """Flags to api.prepare."""
+    """Flags to prepare."""
     del argv
     if bool(FLAGS.corpus) == FLAGS.synthetic:
         raise ValueError("Pass either --corpus=DIR or --synthetic.")
@@ -36,12 +36,12 @@ def main(argv: list[str]) -> None:
         raise ValueError(
             "--zero_shot is for --synthetic. In a corpus give such pairs no train text."
         )
+    params = override(PrepareParams(**options), FLAGS.set)
     if FLAGS.synthetic:
         raw = SyntheticCorpus(zero_shot=tuple(FLAGS.zero_shot))
-        params = PrepareParams(**options)
         dataset = prepare_synthetic(Path(FLAGS.output), params, raw=raw, **writing)
     else:
-        dataset = api.prepare(FLAGS.corpus, FLAGS.output, **writing, **options)
+        dataset = prepare(Path(FLAGS.corpus), Path(FLAGS.output), params, **writing)
     print(format_summary(dataset))
 
 
@@ -92,6 +92,9 @@ def run() -> None:
     flags.DEFINE_bool("both_directions", d.both_directions, "Add the reverse of each pair.")
     flags.DEFINE_integer(
         "vocab_sentences", d.vocab_sentences, "Train a vocabulary on at most so many sentences."
+    )
+    flags.DEFINE_multi_string(
+        "set", [], "Rules of cleaning: --set='cleaning=(LengthRatio(),)'; docs/data.md."
     )
     flags.DEFINE_integer("processes", None, "Number of processes; by default one a core.")
     flags.DEFINE_integer("memory_mb", 1000, "Memory for sorting, in all processes together.")

@@ -1,4 +1,4 @@
-"""The interface of a cleaning rule, and of what counts as the same text."""
+"""The interface of a cleaning rule, and the rule that is always in use."""
 
 import abc
 import dataclasses
@@ -36,20 +36,3 @@ class Empty(CleaningRule):
 
     def drops(self, texts, languages):
         return any(map(is_blank, texts))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sameness(Params, abc.ABC):
-    """A policy: which texts count as the same, for repeated lines and for held-out text."""
-
-    @abc.abstractmethod
-    def key(self, text: str) -> str:
-        """Texts with equal keys are the same."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Exact(Sameness):
-    """Only equal texts are the same."""
-
-    def key(self, text):
-        return text

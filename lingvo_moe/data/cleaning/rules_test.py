@@ -1,0 +1,84 @@
+import sys
+
+import pytest
+
+from lingvo_moe.core.params import override
+from lingvo_moe.data.cleaning import language
+from lingvo_moe.data.cleaning.copied import Numbers, Urls
+from lingvo_moe.data.cleaning.damaged import Damaged
+from lingvo_moe.data.cleaning.identical import Identical
+from lingvo_moe.data.cleaning.language import Language
+from lingvo_moe.data.cleaning.length_ratio import LengthRatio
+from lingvo_moe.data.cleaning.sameness import Exact, Near
+from lingvo_moe.data.cleaning.script import Script
+from lingvo_moe.data.prepare_params import PrepareParams
+
+LONG = "this is a sentence"
+
+
+@pytest.mark.parametrize(
+    ("rule", "dropped", "texts", "languages"),
+    [
+        (Damaged(), True, ("Stra\ufffde", "street"), "de-en"),
+        (Damaged(), True, ("a\x07", "b"), "de-en"),
+        (Damaged(), True, ("a", "b\ufdd0"), "de-en"),
+        (Damaged(), False, ("a\tb\u200dc\u3000", "👩‍💻 ½"), "de-en"),
+        (Identical(longest=3), True, ("Hello", "hELLO"), "de-en"),
+        (Identical(longest=3), False, ("USB", "USB"), "de-en"),
+        (Identical(longest=3), False, ("Hello", "Hallo"), "de-en"),
+        # 10 + 5 bytes against 40 + 5 are three times as many, not more.
+        (LengthRatio(largest=3, added=5), False, ("x" * 10, "y" * 40), "de-en"),
+        (LengthRatio(largest=3, added=5), True, ("x" * 10, "y" * 41), "de-en"),
+        (LengthRatio(largest=3, added=5), True, ("x" * 41, "y" * 10), "de-en"),
+        (LengthRatio(largest=2, added=0), False, ("你好世界", "hello world!"), "zh-en"),
+        (Urls(), True, ("see https://a.b/c", "siehe https://a.b/d"), "en-de"),
+        (Urls(), True, ("see", "siehe www.a.b"), "en-de"),
+        (Urls(), False, ("see https://a.b/c.", "(siehe https://a.b/c)"), "en-de"),
+        (Numbers(), True, ("12 apples", "21 Äpfel"), "en-de"),
+        (Numbers(), True, ("2 apples", "zwei Äpfel"), "en-de"),
+        (Numbers(), False, ("1,234.5 of 7", "7 von 1.234,5"), "en-de"),
+        (Numbers(), False, ("15 pages", "१५ पृष्ठ"), "en-hi"),
+        (Script(), True, ("это не английский", "it is not"), "en-en"),
+        (Script(), True, ("not Greek", "x"), "el-en"),
+        (Script(), False, ("日本語のテスト", "test"), "ja-en"),
+        (Script(), False, ("это GNU да нет", "this is GNU"), "ru-en"),
+        (Script(), False, ("whatever это", "x"), "xyz-en"),
+        (Script(), True, ("whatever", "x"), "sr_Cyrl-en"),
+        (Script(), False, ("12 - 3 !", "12"), "ru-en"),
+        (Script(), False, ("ＡＢＣ", "x"), "de-en"),
+        (Language(), True, ("Das ist ein deutscher Satz über das Wetter.", LONG), "fr-en"),
+        (Language(), False, ("Das ist ein deutscher Satz über das Wetter.", LONG), "de-en"),
+        (Language(), False, ("Das ist ein deutscher Satz über das Wetter.", LONG), "xyz-en"),
+        (Language(), False, ("kurz", LONG), "fr-en"),
+    ],
+)
+def test_what_each_rule_drops(rule, dropped, texts, languages):
+    assert rule.drops(texts, tuple(languages.split("-"))) is dropped
+
+
+def test_near_texts():
+    near, numbers = Near(), Near(numbers=True)
+    assert Exact().key("A b") != Exact().key("a b")
+    assert near.key("Wie geht's, Du?") == near.key("wie gehts   DU")
+    assert near.key("１２ ﬁ") == near.key("12 fi")
+    assert near.key("12") != near.key("13")
+    assert numbers.key("page 12") == numbers.key("Page 34.")
+    assert near.key("!") != near.key("?")
+    assert near.key("कि") != near.key("का")  # vowel signs are content
+
+
+def test_rules_are_params():
+    text = "cleaning=(LengthRatio(largest=2), Script(), Identical(longest=5))"
+    params = override(PrepareParams(), [text, "duplicates=Near(numbers=True)"])
+    assert params.cleaning == (LengthRatio(largest=2.0), Script(), Identical(longest=5))
+    assert params.duplicates == Near(numbers=True)
+    with pytest.raises(ValueError, match=r"largest must be > 1, got 1"):
+        override(PrepareParams(), ["cleaning=(LengthRatio(largest=1),)"])
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    language._identifier.cache_clear()
+    monkeypatch.setitem(sys.modules, "py3langid.langid", None)
+    with pytest.raises(ImportError, match=r"needs py3langid: pip install 'lingvo-moe\[langid\]'"):
+        Language()
+    language._identifier.cache_clear()

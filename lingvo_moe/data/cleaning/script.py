@@ -1,0 +1,90 @@
+"""Text in a script that its language is not written in."""
+
+import dataclasses
+import functools
+import unicodedata
+from collections.abc import Mapping
+
+from lingvo_moe.core.fields import Share
+from lingvo_moe.data.cleaning.base import CleaningRule
+
+# Script, as it begins Unicode's names of letters -> languages that are written in it alone.
+_LANGUAGES = {
+    "ARABIC": "ar arz ary fa ur ps ckb ug",
+    "ARMENIAN": "hy",
+    "BENGALI": "bn as",
+    "CJK": "zh yue lzh wuu",
+    "CYRILLIC": "ru uk be bg mk kk ky mn tg ba tt cv",
+    "DEVANAGARI": "hi mr ne sa bho mai",
+    "ETHIOPIC": "am ti",
+    "GEORGIAN": "ka xmf",
+    "GREEK": "el",
+    "GUJARATI": "gu",
+    "GURMUKHI": "pa",
+    "HANGUL": "ko",
+    "HEBREW": "he yi",
+    "KANNADA": "kn",
+    "KHMER": "km",
+    "LAO": "lo",
+    "LATIN": (
+        "af az br ca cs cy da de en eo es et eu fi fo fr fy ga gd gl hr hu id is it ku la lb lt lv "
+        "mg ms mt nb nl nn no oc pl pt ro sk sl sq sv sw tl tr vi"
+    ),
+    "MALAYALAM": "ml",
+    "MYANMAR": "my",
+    "ORIYA": "or",
+    "SINHALA": "si",
+    "TAMIL": "ta",
+    "TELUGU": "te",
+    "THAANA": "dv",
+    "THAI": "th",
+    "TIBETAN": "bo dz",
+}
+_OF_LANGUAGE = {
+    language: {script} for script, codes in _LANGUAGES.items() for language in codes.split()
+} | {"ja": {"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"}}
+# Scripts in the codes of some languages, such as sr_Cyrl (ISO 15924).
+_SUFFIXES: Mapping[str, set[str]] = {
+    "Arab": {"ARABIC"},
+    "Cyrl": {"CYRILLIC"},
+    "Deva": {"DEVANAGARI"},
+    "Hans": {"CJK"},
+    "Hant": {"CJK"},
+    "Latn": {"LATIN"},
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Script(CleaningRule):
+    """A side has too few letters of its language's script. Other languages are not checked.
+
+    Attributes:
+        share: least share of a side's letters.
+    """
+
+    name = "script"
+    share: Share = 0.5
+
+    def drops(self, texts, languages):
+        return any(map(self._is_other, texts, languages))
+
+    def _is_other(self, text, language):
+        expected = scripts(language)
+        found = [script_of(c) in expected for c in text if c.isalpha()] if expected else []
+        return sum(found) < self.share * len(found)
+
+
+@functools.cache
+def scripts(language: str) -> frozenset[str]:
+    """The scripts of a language's code; none if they are not known."""
+    name, *parts = language.replace("@", "_").split("_")
+    named = [_SUFFIXES[part] for part in parts if part in _SUFFIXES]
+    return frozenset(named[0] if named else _OF_LANGUAGE.get(name, ()))
+
+
+@functools.lru_cache(1 << 16)
+def script_of(letter: str) -> str:
+    """The first word of a letter's name in Unicode, which is its script."""
+    name = unicodedata.name(letter, "")
+    # FULLWIDTH LATIN SMALL LETTER A, HALFWIDTH KATAKANA LETTER KA
+    return name.removeprefix("FULLWIDTH ").removeprefix("HALFWIDTH ").partition(" ")[0]
