@@ -8,12 +8,15 @@ Exported models contain a copy of this file, so it imports only the standard lib
 """
 
 import codecs
+import contextlib
 import gzip
+import importlib
 import re
 import unicodedata
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, BinaryIO
 
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 INVISIBLE = ("Zs", "Zl", "Zp", "Cc", "Cf")  # Unicode's separators, control and format characters
@@ -52,18 +55,48 @@ def cut_warning(left_out: Mapping[int, int]) -> str:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, gzipped if its name ends in ".gz", without their ends.
+    """The lines of a UTF-8 file, compressed if its name ends in ".gz" or ".zst", without their
+    ends.
 
     Raises:
-        ValueError: not UTF-8, a NUL character, or a damaged gzip file; the message has the line.
+        ValueError: not UTF-8, a NUL character, or a damaged file; the message has the line.
         OSError: the file cannot be read.
+        ImportError: the file is compressed by zstd, for which a package is missing.
     """
-    opener = gzip.open if path.suffix == ".gz" else open
+    with open_bytes(path) as file:
+        yield from decode_lines(file, str(path))
+
+
+@contextlib.contextmanager
+def open_bytes(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file, compressed if its name ends in ".gz" or ".zst".
+
+    Raises:
+        ValueError: in the block, the compressed file is damaged.
+        OSError, ImportError: as `read_lines`.
+    """
+    damage: tuple[type[Exception], ...] = (gzip.BadGzipFile, EOFError, zlib.error)
+    opener: Any = {".gz": gzip.open}.get(path.suffix, open)
+    if path.suffix == ".zst":
+        opener, error_type = _zstd()
+        damage += (error_type,)
     try:
         with opener(path, "rb") as file:
-            yield from decode_lines(file, str(path))
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is not a whole gzip file ({error}); fetch it again.") from error
+            yield file
+    except damage as error:
+        kind = "zstd" if path.suffix == ".zst" else "gzip"
+        raise ValueError(f"{path} is not a whole {kind} file ({error}); fetch it again.") from error
+
+
+def _zstd() -> tuple[Any, type[Exception]]:
+    """Python 3.14's functions for zstd, or the same of a package."""
+    for name in ("compression.zstd", "backports.zstd"):
+        with contextlib.suppress(ImportError):
+            module = importlib.import_module(name)
+            return module.open, module.ZstdError
+    raise ImportError(
+        "Reading .zst needs backports.zstd: pip install 'lingvo-moe[zstd]', or unpack the file."
+    )
 
 
 def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:

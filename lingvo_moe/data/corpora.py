@@ -10,12 +10,15 @@ from typing import NamedTuple, TextIO
 
 from lingvo_moe.core.lines import read_lines
 from lingvo_moe.data.dataset import SPLITS
+from lingvo_moe.data.tmx import read_tmx
 
 # (pair such as "de-en", source, target), one by one.
 Examples = Iterable[tuple[str, str, str]]
 
 _LANGUAGE = re.compile(r"[^\W_][\w@]{0,31}")
-_FILE_NAMES = "SRC-TGT.SRC and SRC-TGT.TGT, or SRC-TGT.tsv, each plain or .gz"
+_FILE_NAMES = "SRC-TGT.SRC and SRC-TGT.TGT, SRC-TGT.tsv or SRC-TGT.tmx, plain, .gz or .zst"
+_WHOLE = ("tsv", "tmx")  # files with both sides
+_COMPRESSED = (".gz", ".zst")
 # Other common names of the splits; a directory with such a name is an error.
 _OTHER_NAMES = {
     "train": ("training",),
@@ -38,7 +41,7 @@ class CorpusPair:
     Attributes:
         name: "de-en".
         source, target: its languages.
-        files: split -> (source file, target file), or (TSV file,).
+        files: split -> (source file, target file), or (TSV or TMX file,).
         turned: whether the pair is the reverse of its files: their first side is the target.
     """
 
@@ -53,13 +56,21 @@ class CorpusPair:
 
         Raises:
             ValueError: files of uneven length, text that is not UTF-8, a TSV line without exactly
-                one tab.
+                one tab, a bad TMX file.
         """
         files = self.files.get(split, ())
         if not files:
             return
-        for pair in _tsv_pairs(*files) if len(files) == 1 else _aligned_pairs(*files):
+        for pair in self._read(*files):
             yield SentencePair(*reversed(pair)) if self.turned else pair
+
+    def _read(self, *files):
+        if len(files) == 2:
+            return _aligned_pairs(*files)
+        if _plain_name(*files).endswith(".tsv"):
+            return _tsv_pairs(*files)
+        languages = (self.source, self.target)[:: -1 if self.turned else 1]
+        return itertools.starmap(SentencePair, read_tmx(*files, *languages))
 
     def reverse(self) -> "CorpusPair":
         """The same text in the other direction."""
@@ -71,8 +82,8 @@ def find_pairs(corpus: Path, report: Callable[[str], None] = lambda line: None) 
     """The language pairs of a corpus directory, in order of name.
 
     The layout is `SPLIT/SRC-TGT.SRC` and `SPLIT/SRC-TGT.TGT`, or `SPLIT/SRC-TGT.tsv` with a tab
-    between the sides; each may be gzipped (`.gz`). SPLIT is train, dev or test. Names that begin
-    with a dot are ignored.
+    between the sides, or `SPLIT/SRC-TGT.tmx` (`data.tmx`); each may be compressed (`.gz`, `.zst`).
+    SPLIT is train, dev or test. Names that begin with a dot are ignored.
 
     Args:
         corpus: the directory.
@@ -128,8 +139,8 @@ def _pair_files(directory, report) -> dict[str, tuple[Path, ...]]:
     """Pair -> its files in the directory of a split."""
     found: dict[str, dict[str, Path]] = {}
     for path in _visible(directory) if directory.is_dir() else []:
-        name, _, side = path.name.removesuffix(".gz").rpartition(".")
-        if _is_pair(name) and side in (*name.split("-"), "tsv"):
+        name, _, side = _plain_name(path).rpartition(".")
+        if _is_pair(name) and side in (*name.split("-"), *_WHOLE):
             _check_readable(path)
             _add_source(found.setdefault(name, {}), side, path)
         elif "-" in path.name:
@@ -141,6 +152,10 @@ def _pair_files(directory, report) -> dict[str, tuple[Path, ...]]:
         else:
             report(f"warning: {path} is not read; files are named {_FILE_NAMES}.")
     return {name: _both_sides(name, sides) for name, sides in found.items()}
+
+
+def _plain_name(path: Path) -> str:
+    return path.stem if path.suffix in _COMPRESSED else path.name
 
 
 def _is_pair(name: str) -> bool:
@@ -159,7 +174,7 @@ def _check_readable(path):
 def _add_source(sides, side, path):
     """Adds a file of a pair; an error if there is another source of the same text."""
     for other, there in sides.items():
-        if side == other or "tsv" in (side, other):
+        if side == other or {side, other} & {*_WHOLE}:
             raise ValueError(
                 f"{there} and {path} are two sources of the same text; keep one of them."
             )
@@ -167,8 +182,9 @@ def _add_source(sides, side, path):
 
 
 def _both_sides(name, sides):
-    if "tsv" in sides:
-        return (sides["tsv"],)
+    for kind in _WHOLE:
+        if kind in sides:
+            return (sides[kind],)
     there = next(iter(sides.values()))
     source, target = name.split("-")
     if source == target:

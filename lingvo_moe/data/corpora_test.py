@@ -101,7 +101,7 @@ def test_no_files(tmp_path):
         "en-zh-TW.zh-TW.gz",
         "fr-en.txt",
         "fr-en.fr.bz2",
-        "fr-en.fr.zst",
+        "fr-en.fr.xz",
         "fr-en.fr~",
         "fr-EN.en",
         "OPUS.fr-en.fr",

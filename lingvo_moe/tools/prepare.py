@@ -48,7 +48,9 @@ def main(argv: list[str]) -> None:
 def run() -> None:
     """The console script."""
     d = _DEFAULTS
-    flags.DEFINE_string("corpus", None, "SPLIT/SRC-TGT.SRC and .TGT, or .tsv; plain or .gz.")
+    flags.DEFINE_string(
+        "corpus", None, "SPLIT/SRC-TGT.SRC and .TGT, or .tsv, or .tmx; plain, .gz or .zst."
+    )
     flags.DEFINE_bool("synthetic", False, "Use the embedded synthetic languages instead.")
     flags.DEFINE_list(
         "zero_shot", [], "With --synthetic: pairs such as qna-qka with dev and test text only."

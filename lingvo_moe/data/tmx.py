@@ -1,0 +1,107 @@
+"""Reads TMX, the XML of translation memories (LISA OSCAR, TMX 1.4b), as a stream."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+from xml.parsers import expat
+
+from lingvo_moe.core.lines import one_line, open_bytes
+
+_BLOCK = 1 << 16
+_CODES = {"bpt", "ept", "it", "ph", "ut"}  # inside of a segment: markup, not text
+
+
+def read_tmx(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
+    """The translation units that have both languages, as (source, target), stripped.
+
+    A language matches `xml:lang` in any case, with - or _, or by its part before these. Of several
+    variants of a language the first counts. Line ends inside of a segment become spaces.
+
+    Raises:
+        ValueError: no XML, declarations of entities, no unit with both languages,
+            or a damaged compressed file.
+        OSError: the file cannot be read.
+    """
+    reader = _Reader(path, source, target)
+    with open_bytes(path) as file:
+        yield from reader.read(file)
+
+
+class _Reader:
+    def __init__(self, path: Path, source: str, target: str):
+        self._path, self._languages = path, (_code(source), _code(target))
+        self._found: list[tuple[str, str]] = []
+        self._seen: dict[str, None] = {}  # languages, in order
+        self._units = 0
+        self._unit: dict[str, str] = {}
+        self._language, self._codes = "", 0
+        self._text: list[str] | None = None  # of a segment
+
+    def read(self, file: BinaryIO) -> Iterator[tuple[str, str]]:
+        parser = expat.ParserCreate()
+        parser.buffer_text = True
+        parser.EntityDeclHandler = self._refuse
+        parser.StartElementHandler = self._start
+        parser.EndElementHandler = self._end
+        parser.CharacterDataHandler = self._add
+        count = 0
+        while True:
+            block = file.read(_BLOCK)
+            try:
+                parser.Parse(block, not block)
+            except (expat.ExpatError, LookupError) as error:  # LookupError: unknown encoding
+                raise ValueError(f"{self._path} is not well-formed XML ({error}).") from error
+            yield from self._found
+            count += len(self._found)
+            self._found.clear()
+            if not block:
+                break
+        if self._units and not count:
+            raise ValueError(
+                f"{self._path} has no unit with both {' and '.join(self._languages)}; its "
+                f"languages are {', '.join(list(self._seen)[:20])}. Name the file after them."
+            )
+
+    def _refuse(self, name, *declaration):
+        raise ValueError(
+            f"{self._path} declares the XML entity {name!r:.60}; such files are not read. Replace "
+            f"the entity by its text."
+        )
+
+    def _start(self, name, attributes):
+        if name == "tu":
+            self._unit = {}
+            self._units += 1
+        elif name == "tuv":
+            self._language = _code(attributes.get("xml:lang") or attributes.get("lang") or "")
+            self._seen.setdefault(self._language)
+        elif name == "seg":
+            self._text, self._codes = [], 0
+        elif name in _CODES:
+            self._codes += 1
+
+    def _end(self, name):
+        if name == "seg" and self._text is not None:
+            self._unit.setdefault(self._language, one_line("".join(self._text)).strip())
+            self._text = None
+        elif name in _CODES:
+            self._codes -= 1
+        elif name == "tu":
+            source, target = (self._side(language) for language in self._languages)
+            if source is not None and target is not None:
+                self._found.append((source, target))
+
+    def _add(self, text):
+        if self._text is not None and not self._codes:
+            self._text.append(text)
+
+    def _side(self, language: str) -> str | None:
+        """The text of a language in the unit."""
+        if language in self._unit:
+            return self._unit[language]
+        main = language.partition("_")[0]
+        return next((t for c, t in self._unit.items() if c.partition("_")[0] == main), None)
+
+
+def _code(language: str) -> str:
+    return language.replace("-", "_").replace("@", "_").casefold()
