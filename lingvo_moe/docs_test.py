@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from lingvo_moe.core import registry
+from lingvo_moe.core.params import override
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 _COMMAND = re.compile(r"lingvo-moe-\w+")
@@ -84,6 +87,20 @@ def test_commands_are_of_tools_with_these_flags(page):
         flags = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
         unknown = set(flags) - _flags(names[0].removeprefix("lingvo-moe-"))
         assert not unknown, f"{page.name}: {names[0]} has no flags {unknown}"
+
+
+def test_settings_in_commands_of_the_page_on_data_are_read():
+    """--set of lingvo-moe-train, by the params of the command's model."""
+    commands = [
+        words for words in _commands(ROOT / "docs" / "data.md") if "lingvo-moe-train" in words
+    ]
+    checked = 0
+    for words in commands:
+        (model,) = [w.partition("=")[2] for w in words if w.startswith("--model=")]
+        texts = [w.removeprefix("--set=") for w in words if w.startswith("--set=")]
+        override(registry.get_params(model), texts)
+        checked += len(texts)
+    assert checked >= 5
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -341,6 +341,8 @@ def _pair_from_json(index, fields) -> PairInfo:
         for shard in shards:
             if shard.startswith("/") or ".." in shard.split("/"):
                 raise ValueError(f"{FILE}: shard {shard!r} of {pair.name} is outside the dataset.")
+            if any(unicodedata.category(c) in ("Cc", "Cs") for c in shard):
+                raise ValueError(f"{FILE}: shard {shard!r} of {pair.name} cannot be a file's name.")
     for split, count in pair.examples.items():
         if count and not pair.shards.get(split):
             raise ValueError(f"{FILE} has {split} examples of {pair.name} and no shard of them.")

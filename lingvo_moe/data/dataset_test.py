@@ -208,6 +208,44 @@ def test_a_description_that_cannot_be(dataset, path, value, message):
     assert str(dataset.directory / "dataset.json") in str(error.value)
 
 
+def test_random_changes_of_the_description_are_read_or_refused_in_one_line(dataset):
+    """Any value anywhere is replaced, removed or put into a list; 400 times."""
+    path, rng = dataset.directory / "dataset.json", np.random.default_rng(0)
+    text, errors = path.read_text(), []
+    values = (None, -1, 0, 2**70, 1.5, float("nan"), "", "x" * 300, "\ud800", [], {}, [[]], True)
+    for _ in range(400):
+        fields = json.loads(text)
+        owner, key = _place(fields, rng)
+        change = rng.integers(3)
+        if change == 0:
+            owner[key] = values[rng.integers(len(values))]
+        elif change == 1:
+            del owner[key]
+        else:
+            owner[key] = [owner[key]]
+        path.write_text(json.dumps(fields))
+        try:
+            loaded = Dataset.load(dataset.directory)
+            for pair in loaded.pairs:
+                for split in ("train", "test"):
+                    loaded.examples(split, pair.name)
+        except (ValueError, OSError) as error:
+            errors.append(str(error))
+    assert 100 < len(errors) < 400
+    assert all(str(dataset.directory) in error and "\n" not in error for error in errors)
+
+
+def _place(value, rng):
+    """A random container in a tree, and one of its keys."""
+    places, left = [], [value]
+    while left:
+        one = left.pop()
+        keys = list(one) if isinstance(one, dict) else range(len(one))
+        places += [(one, key) for key in keys]
+        left += [one[key] for key in keys if isinstance(one[key], dict | list)]
+    return places[rng.integers(len(places))]
+
+
 def test_fields_of_later_versions_are_passed_over(dataset):
     _change(dataset, lambda fields: fields["pairs"][0].update(script="Latn"))
     assert Dataset.load(dataset.directory).pair("de-en").source == "de"
