@@ -91,6 +91,6 @@ class RoutingRecord:
 
         cure = (
             "An evaluation on dev writes one while a Mixture-of-Experts model trains "
-            "(train.eval_every)."
+            "(train.eval_every), and so does lingvo-moe-experts --data=DATA."
         )
         return npz.load(path, make, "record of routing", cure)

@@ -15,7 +15,8 @@ from lingvo_moe.core.safetensors import InParts
 from lingvo_moe.pretrained import config as configs
 from lingvo_moe.pretrained import tensors, tokenizer
 from lingvo_moe.pretrained.names import EMBEDDING, Origin, origins
-from lingvo_moe.tasks.model_dir import ModelDir, save_weights
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.model_weights import save_weights
 from lingvo_moe.tasks.translation import TranslationTask
 
 MAKER = "lingvo-moe-import"

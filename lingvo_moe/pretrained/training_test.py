@@ -7,6 +7,10 @@ import lingvo_moe as lm
 from lingvo_moe.core.tokens import EOS
 from lingvo_moe.data.prepare import PrepareParams, prepare
 from lingvo_moe.pretrained.hugging_face import import_model
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.serving.prune import Pruning
+from lingvo_moe.serving.weights import Safetensors
+from lingvo_moe.tasks.evaluation import record_routing
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing import hugging_face as testing
 
@@ -74,3 +78,32 @@ def test_training_goes_on_from_the_imported_weights(world, tmp_path):
     assert np.isfinite(scores).all()
     assert scores[0] != scores[1]
     assert abs(scores[0] - scores[1]) < 0.2 * abs(scores[0])  # not drawn anew
+
+
+def test_an_imported_model_is_evaluated_and_pruned_on_data_for_it(world, tmp_path):
+    """Without training: it has no pairs and no record of routing of its own."""
+    imported, data, other = world
+    with pytest.raises(ValueError, match="again with --tags_on_both_sides"):
+        imported.for_dataset(other)
+    report = lm.evaluate(imported, data, output=tmp_path / "report", split="dev")
+    (score,) = report.pairs
+    assert (score.pair, score.test_examples) == ("eng_Latn-fra_Latn", 2)
+    assert score.source_use is not None
+    with pytest.raises(ValueError, match=r"so does lingvo-moe-experts --data=DATA"):
+        Pruning(share=0.5).pairs(imported)
+    record = record_routing(imported, data, Local)
+    examples = data.examples("dev", "eng_Latn-fra_Latn")
+    tokens = [sum(len(getattr(e, side)) for e in examples) for side in ("source", "target")]
+    # Two experts of each token; the decoder reads the target's tag and writes EOS.
+    assert record.pair_load.sum(axis=(1, 2)).tolist() == [2 * count for count in tokens]
+    record.save(imported.routing_path)
+    try:
+        Safetensors().export(imported, tmp_path / "pruned", pruning=Pruning(share=0.5))
+    finally:
+        imported.routing_path.unlink()
+    pruned = lm.load(tmp_path / "pruned")
+    assert imported.params.model.moe.num_experts == 3
+    assert pruned.params.model.moe.num_experts == 2
+    assert pruned.languages == ["eng_Latn", "fra_Latn"]
+    ((best,),) = pruned.translate(["pack my box"], "fra_Latn", source_language="eng_Latn")
+    assert np.isfinite(best.score)

@@ -131,6 +131,8 @@ class Pruning(Params):
             ValueError: a language or pair that the model was not trained on.
         """
         trained = model_dir.params.input.pairs or model_dir.pairs
+        if not trained:  # an imported model
+            trained = RoutingRecord.load(model_dir.routing_path).pairs
         known = {name for pair in trained for name in (pair, *pair.split("-"))}
         if unknown := sorted(set(self.languages) - known):
             raise ValueError(
@@ -203,8 +205,9 @@ class Pruning(Params):
         most.setdefault("encoder", params.model.moe.num_experts)
         params = evolve(params, "model.moe.num_experts", most["encoder"])
         params = evolve(params, "model.moe.decoder_num_experts", most.get("decoder"))
-        targets = {pair.split("-")[1] for pair in pairs}
-        tags = {language: tag for language, tag in model_dir.tags.items() if language in targets}
+        sources, targets = map(set, zip(*(pair.split("-") for pair in pairs), strict=True))
+        known = targets | (sources if model_dir.task.needs_source_language else set())
+        tags = {language: tag for language, tag in model_dir.tags.items() if language in known}
         params = evolve(params, "input.pairs", pairs)
         pruned = dataclasses.replace(model_dir, params=params, tags=tags)
         return pruned, NestedMap.unflatten(weights)

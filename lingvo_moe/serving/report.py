@@ -17,8 +17,8 @@ def check_comparable(model_dir: ModelDir, dataset: Dataset, split: str) -> list[
     Raises:
         ValueError: the dataset does not fit the model, or there are none.
     """
-    model_dir.check_dataset(dataset)
-    pairs = [name for name in model_dir.pairs if dataset.pair(name).examples.get(split)]
+    known = model_dir.for_dataset(dataset).pairs
+    pairs = [name for name in known if dataset.pair(name).examples.get(split)]
     if not pairs:
         raise ValueError(f"{dataset.directory} has no {split} lines; nothing to compare.")
     return pairs

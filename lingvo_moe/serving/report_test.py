@@ -36,7 +36,8 @@ def test_a_dataset_without_lines_is_refused():
     dataset = types.SimpleNamespace(
         directory="data", pair=lambda name: types.SimpleNamespace(examples={"train": 5})
     )
-    model_dir = types.SimpleNamespace(check_dataset=lambda d: None, pairs=(PAIR,))
+    model_dir = types.SimpleNamespace(pairs=(PAIR,))
+    model_dir.for_dataset = lambda _: model_dir
     with pytest.raises(ValueError, match="data has no dev lines; nothing to compare"):
         check_comparable(model_dir, dataset, "dev")
 

@@ -19,7 +19,8 @@ from lingvo_moe.serving.saved_model import SavedModel, ServedModel
 from lingvo_moe.serving.storage import STORAGES
 from lingvo_moe.serving.weights import Safetensors
 from lingvo_moe.tasks.evaluation import load_translator
-from lingvo_moe.tasks.model_dir import WEIGHTS, ModelDir
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.model_weights import WEIGHTS
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing import tiny_world
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir

@@ -7,7 +7,8 @@ import numpy as np
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.format import Format
 from lingvo_moe.tasks.evaluation import load_translator
-from lingvo_moe.tasks.model_dir import ModelDir, save_weights
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.model_weights import save_weights
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,14 +3,17 @@
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lingvo_moe.core.files import check_output, new_directory
 from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.data.pipeline import eval_batches
 from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.baselines import Baselines
 from lingvo_moe.evaluation.evaluate import write_report
 from lingvo_moe.evaluation.language_id import LanguageIdentifier
 from lingvo_moe.evaluation.report import Report
+from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.evaluation.scores import PairOutput, check_pair
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, evaluate_batches
@@ -60,7 +63,7 @@ def evaluate(
             comparable, or an output that cannot be made.
     """
     check_output(output, MAKER, overwrite)
-    model_dir.check_dataset(dataset)
+    model_dir = model_dir.for_dataset(dataset)
     references = references_of(dataset, split, pairs or model_dir.pairs, report)
     chosen = tokenizers.choose(list(references), bleu_tokenizers)
     against = Baselines.load(baselines, split, list(references)) if baselines else None
@@ -226,6 +229,39 @@ def language_identifier(dataset: Dataset) -> LanguageIdentifier:
             known = texts.setdefault(language, [])
             known += more[: _SENTENCES - len(known)]
     return LanguageIdentifier({language: lines for language, lines in texts.items() if lines})
+
+
+def record_routing(
+    model_dir: ModelDir,
+    dataset: Dataset,
+    make_runtime: Callable[[Any], Any],
+    split: str = "dev",
+    step: int | None = None,
+) -> RoutingRecord:
+    """Counts which experts the tokens of a split choose, for the experts' page and for pruning.
+
+    Args:
+        model_dir: a model with experts.
+        dataset: prepared data.
+        make_runtime: task -> runtime.
+        split: "dev" or "test".
+        step: of the checkpoint; None for the best on dev.
+
+    Raises:
+        ValueError, OSError: the dataset does not fit the model or has no lines in the split, or
+            there is no checkpoint.
+    """
+    model_dir = model_dir.for_dataset(dataset)
+    runtime = make_runtime(model_dir.task)
+    load_translator(model_dir, runtime, step)
+    batches = list(eval_batches(dataset, split, model_dir.params.input))
+    if not batches:
+        raise ValueError(
+            f"{dataset.directory} has no {split} lines that fit "
+            f"{model_dir.params.input.source_length} tokens; nothing to count."
+        )
+    total = evaluate_batches(runtime, batches)
+    return RoutingRecord.of_metrics(total, model_dir.task.moe_layers, model_dir.pairs)
 
 
 def _off_target(identify, texts, pair):

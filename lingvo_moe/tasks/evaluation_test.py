@@ -47,7 +47,7 @@ MODEL = types.SimpleNamespace(
         input=InputParams(batch_size=64, source_length=48, target_length=32), train=TrainParams()
     ),
     pairs=PAIRS,
-    check_dataset=lambda data: None,
+    for_dataset=lambda data: MODEL,
     tag=_tag,
     task=types.SimpleNamespace(task_id=_task_id),
 )

@@ -5,25 +5,23 @@ import fnmatch
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from lingvo_moe.core import plugins, registry, safetensors
+from lingvo_moe.core import plugins, registry
 from lingvo_moe.core.files import check_fields, read_json, write_whole
 from lingvo_moe.core.lines import read_lines
 from lingvo_moe.core.params import foreign_modules, from_fields, override, to_fields
 from lingvo_moe.data.curriculum import identity
 from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
 from lingvo_moe.data.vocabulary import Vocabulary
+from lingvo_moe.tasks.model_weights import WEIGHTS, read_weights
 from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
 from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer, Keep
 from lingvo_moe.training.loop import TrainParams
 
 FORMAT = 2
-WEIGHTS = "model.safetensors"
 _FILE = "model.json"
 _HINTS = {
     "model": str,
@@ -213,10 +211,11 @@ class ModelDir:
             ) from error
 
     def check_dataset(self, dataset: Dataset) -> None:
-        """Checks that a dataset has this model's vocabularies.
+        """Checks that a dataset has this model's vocabularies, pairs and tags.
 
         Raises:
-            ValueError: another vocabulary, or other language pairs in training.
+            ValueError: another vocabulary, other language pairs than in training, or tags on other
+                sides.
         """
         for side in SIDES:
             theirs = dataset.hashes[side]
@@ -227,11 +226,24 @@ class ModelDir:
                     f"({self.hashes[side][:12]}…). Use the dataset that it was trained on."
                 )
         names = tuple(pair.name for pair in dataset.pairs)
-        if names != self.pairs:
+        if self.pairs and names != self.pairs:
             raise ValueError(
                 f"Dataset {dataset.directory} has pairs {', '.join(names)}; {self.path} was "
                 f"trained on {', '.join(self.pairs)}."
             )
+        self._check_tags(dataset)
+
+    def for_dataset(self, dataset: Dataset) -> "ModelDir":
+        """The model, to be evaluated on a dataset.
+
+        An imported model has no language pairs; it takes those of the dataset.
+
+        Raises:
+            ValueError: as `check_dataset`.
+        """
+        self.check_dataset(dataset)
+        pairs = self.pairs or tuple(pair.name for pair in dataset.pairs)
+        return dataclasses.replace(self, pairs=pairs)
 
     def with_overrides(self, overrides: Sequence[str]) -> "ModelDir":
         """The same logdir read with `--set` texts, such as another beam size.
@@ -330,7 +342,7 @@ class ModelDir:
             OSError: the checkpoint is damaged.
         """
         if self.weights_path.exists():
-            checkpoint = _exported_weights(self.weights_path, step)
+            checkpoint = read_weights(self.weights_path, step)
             use(checkpoint)
             return checkpoint
         if not self.checkpoints.steps():
@@ -369,7 +381,6 @@ class ModelDir:
 
     def _check_same_data(self, dataset):
         self.check_dataset(dataset)
-        self._check_tags(dataset)
         found = self._identity(dataset)
         if self.data is not None and self.data != found:
             raise ValueError(
@@ -432,29 +443,6 @@ def _opened(path: Path, fields: dict[str, Any], params: TranslationParams, versi
         tuple(fields.get("imports", ())),
         version,
     )
-
-
-def save_weights(
-    path: Path, weights: Mapping[str, np.ndarray | safetensors.InParts], step: int
-) -> None:
-    """Writes a model's weights, by path such as "decoder/norm/scale", next to its model.json."""
-    safetensors.save(path / WEIGHTS, weights, {"step": str(step)})
-
-
-def _exported_weights(file: Path, step: int | None) -> Checkpoint:
-    """The weights that `save_weights` wrote, as a checkpoint."""
-    weights, metadata = safetensors.load(file)
-    if not metadata.get("step", "").isdecimal():
-        raise ValueError(f"{file} has no step in its metadata; it was made by another tool.")
-    found = int(metadata["step"])
-    if step not in (None, found):
-        raise ValueError(f"{file} holds step {found}, not {step}; leave --step out.")
-    tensors: dict[str, Any] = {"step": np.array(found, np.int64)}
-    tensors |= {
-        f"theta/{name}": array if array.dtype.kind == "i" else array.astype(np.float32, copy=False)
-        for name, array in weights.items()
-    }
-    return Checkpoint(file.parent, found, tensors)
 
 
 def _read_params(path: Path, fields: dict[str, Any], version: int) -> TranslationParams:

@@ -40,7 +40,7 @@ def make_shortlist(
     Raises:
         ValueError, OSError: the dataset is another, or a shard is damaged.
     """
-    model_dir.check_dataset(dataset)
+    model_dir = model_dir.for_dataset(dataset)
     sizes = [model_dir.vocabulary(side).size for side in ("source", "target")]
     count = _Counts(*sizes)
     by_tag = {tag: np.zeros(sizes[1], np.int64) for tag in model_dir.tags.values()}

@@ -1,6 +1,7 @@
 r"""Shows which languages use which experts: load, similarity of languages, co-activation.
 
 lingvo-moe-experts --logdir=build/demo/models/tiny.MoE
+lingvo-moe-experts --logdir=models/nllb --data=data    # counts the choices of experts first
 """
 
 from pathlib import Path
@@ -8,10 +9,13 @@ from pathlib import Path
 from absl import flags
 
 from lingvo_moe.core.files import new_directory
+from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.experts import analyze
 from lingvo_moe.evaluation.experts_page import format_summary, write_experts
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.reporting.page import PAGE_FILE
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.tasks.evaluation import record_routing
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common
 
@@ -30,6 +34,11 @@ def main(argv: list[str]) -> None:
             f"Logdir {FLAGS.logdir} is of {model_dir.model}, a dense model: it has no experts. "
             f"Give the logdir of a Mixture-of-Experts model."
         )
+    if FLAGS.data:
+        dataset = Dataset.load(Path(FLAGS.data))
+        record = record_routing(model_dir, dataset, Local, FLAGS.split)
+        record.save(model_dir.routing_path)
+        common.report(f"Counted the choices of experts: {model_dir.routing_path}")
     experts = analyze(RoutingRecord.load(model_dir.routing_path))
     with new_directory(output, MAKER, overwrite) as directory:
         write_experts(experts, directory, model_dir.model)
@@ -40,6 +49,13 @@ def main(argv: list[str]) -> None:
 def run() -> None:
     """The console script."""
     flags.DEFINE_string("logdir", None, "Directory of a trained model.", required=True)
+    flags.DEFINE_string(
+        "data",
+        None,
+        "Prepared data: count the experts that its tokens choose, and keep the result in "
+        "LOGDIR/routing.npz. By default the counts of the last evaluation in training are used.",
+    )
+    flags.DEFINE_enum("split", "dev", ["dev", "test"], "Which lines of --data to count.")
     flags.DEFINE_string(
         "output", None, "Directory for the page; by default LOGDIR/experts, replaced each time."
     )
