@@ -90,6 +90,7 @@ def prepare(
     *,
     processes: int | None = None,
     memory_mb: int = 1000,
+    card: bool = True,
     overwrite: bool = False,
     report: Callable[[str], None] = report,
     **options: Any,
@@ -102,6 +103,7 @@ def prepare(
         output: the directory for the dataset.
         processes: number of processes; None for one a core.
         memory_mb: memory for sorting, in all processes together.
+        card: whether to write a page about the data, OUTPUT/card/index.html.
         overwrite: replace an earlier dataset, or start other work on it again.
         report: takes lines of progress and warnings.
         **options: fields of PrepareParams, such as joint_vocab=True.
@@ -125,6 +127,7 @@ def prepare(
             wanted,
             processes=processes,
             memory_mb=memory_mb,
+            card=card,
             overwrite=overwrite,
             report=report,
         )

@@ -12,6 +12,7 @@ from lingvo_moe.core.files import MANIFEST, check_output, new_directory, read_js
 from lingvo_moe.core.params import to_fields
 from lingvo_moe.core.pieces import begin
 from lingvo_moe.core.progress import Progress
+from lingvo_moe.data.card import write_card
 from lingvo_moe.data.corpora import CorpusPair, find_pairs
 from lingvo_moe.data.dataset import SPLITS, Dataset, PairInfo
 from lingvo_moe.data.prepare_helper import helpers
@@ -36,13 +37,14 @@ def prepare_synthetic(
     raw: SyntheticCorpus = _SYNTHETIC,
     processes: int | None = None,
     memory_mb: int = 1000,
+    card: bool = False,
     overwrite: bool = False,
     report: Callable[[str], None] = lambda line: None,
 ) -> Dataset:
     """Writes the synthetic corpus beside output, as OUTPUT_raw, and makes a dataset of it.
 
     Args:
-        output, params, processes, memory_mb, overwrite, report: as for `prepare`.
+        output, params, processes, memory_mb, card, overwrite, report: as for `prepare`.
         raw: the corpus.
 
     Raises:
@@ -58,6 +60,7 @@ def prepare_synthetic(
         params,
         processes=processes,
         memory_mb=memory_mb,
+        card=card,
         overwrite=overwrite,
         report=report,
     )
@@ -70,6 +73,7 @@ def prepare(
     *,
     processes: int | None = None,
     memory_mb: int = 1000,
+    card: bool = False,
     overwrite: bool = False,
     report: Callable[[str], None] = lambda line: None,
 ) -> Dataset:
@@ -84,6 +88,7 @@ def prepare(
         params: see PrepareParams.
         processes: number of processes; None for one a core.
         memory_mb: memory for sorting, in all processes together.
+        card: whether to write a page about the data, OUTPUT/card/index.html; see `data.card`.
         overwrite: whether to replace an earlier dataset, and the pieces of another call.
         report: takes lines of progress and warnings.
 
@@ -102,7 +107,7 @@ def prepare(
     work = Work(directory, tuple(pairs), params, (memory_mb << 20) // processes)
     with lock.hold(directory), _pieces_of(work, _job(corpus, pairs, params), overwrite, report):
         _run(work, processes, report)
-        dataset = _assemble(work, output, overwrite, report)
+        dataset = _assemble(work, output, card, overwrite, report)
     with contextlib.suppress(OSError):  # the user has put files there
         directory.rmdir()
     return dataset
@@ -171,7 +176,9 @@ def _named(name, report):
     return lambda line: report(f"{name}: {line}")
 
 
-def _assemble(work: Work, output: Path, overwrite: bool, report: Callable[[str], None]) -> Dataset:
+def _assemble(
+    work: Work, output: Path, card: bool, overwrite: bool, report: Callable[[str], None]
+) -> Dataset:
     """Makes the dataset of the finished pieces."""
     source, target = work.vocabularies()
     tags = {language: source.tag(language) for language in work.tagged}
@@ -205,7 +212,10 @@ def _assemble(work: Work, output: Path, overwrite: bool, report: Callable[[str],
         for name, path in shards.items():
             (partial / name).parent.mkdir(exist_ok=True)
             os.replace(path, partial / name)
-        Dataset(partial, tuple(infos), tags, hashes, checks, tags_on_both_sides=both).save()
+        dataset = Dataset(partial, tuple(infos), tags, hashes, checks, tags_on_both_sides=both)
+        dataset.save()
+        if card:
+            write_card(partial / "card", work, dataset)
     return Dataset.load(output)
 
 

@@ -29,6 +29,7 @@ from lingvo_moe.data.blocks import Block, Texts, cut
 from lingvo_moe.data.cleaning.base import Empty
 from lingvo_moe.data.corpora import CorpusPair, SentencePair
 from lingvo_moe.data.dataset import SIDES, SPLITS, Example, shard_bounds, write_shard
+from lingvo_moe.data.encoded import encode_lines
 from lingvo_moe.data.extension import extend_vocabulary
 from lingvo_moe.data.language_tags import OnBothSides, OnSource
 from lingvo_moe.data.prepare_params import PrepareParams
@@ -38,7 +39,6 @@ from lingvo_moe.data.vocabulary import UNK, Vocabulary, train_vocabulary
 KEPT, REPEATED, HELD_OUT = 0, 254, 255  # verdicts of lines; the others are numbers of rules
 STAGES = ("text", "checks", "keys", "repeats", "models", "ids", "shards")  # directories
 VOCABULARIES = "training vocabularies"
-LENGTHS = 1024  # lengths in tokens are counted up to this
 _BYTES_PER_KEY = 80  # memory for sorting
 
 
@@ -72,7 +72,8 @@ def run_stage(stage: Stage, progress: Callable[[int], None]) -> None:
     """Makes the pieces that no other process makes; at the end all are finished."""
     for piece in stage.pieces():
         take(piece.path, functools.partial(piece.make, progress))
-        progress(piece.lines)
+        if piece.lines:
+            progress(piece.lines)
     for piece in stage.pieces():  # again, because another process may have died
         take(piece.path, functools.partial(piece.make, lambda count: None), wait=True)
 
@@ -371,31 +372,17 @@ class PairWork:
     def _tokenise(self, split, number):
         def make(progress):
             lines = self.kept(split, number)
-            texts = [[getattr(line, side) for line in lines] for side in SIDES]
-            vocabularies = self.work.vocabularies()
-            encoded = [v.encode(side) for v, side in zip(vocabularies, texts, strict=True)]
-            layout = OnBothSides() if self.work.params.tags_on_both_sides else OnSource()
+            vocabularies, params = self.work.vocabularies(), self.work.params
+            layout = OnBothSides() if params.tags_on_both_sides else OnSource()
             tags = vocabularies[0].tags
             both = tags.get(self.pair.source, UNK), tags[self.pair.target]
-            examples = [layout.example(both, *pieces) for pieces in zip(*encoded, strict=True)]
-            lengths = np.array([list(map(len, e)) for e in examples], np.int32).reshape(-1, 2)
-            fits = lengths.max(axis=1, initial=0) <= self.work.params.max_length
-            fits |= split != "train"
-            chosen = [examples[i] for i in np.flatnonzero(fits)]
-            arrays: dict[str, Any] = {
-                side: _joined(e[i] for e in chosen) for i, side in enumerate(SIDES)
-            }
-            key = self.work.params.duplicates.key
+            longest = params.max_length if split == "train" else None
+            arrays = encode_lines(lines, vocabularies, layout, both, longest)
             held = self._held_out["target"] if split == "train" else {}
-            found = {held[k] for line in lines if (k := key(line.target)) in held}
+            found = {held[k] for line in lines if (k := params.duplicates.key(line.target)) in held}
+            arrays["held_targets"] = np.array(sorted(found), np.int64)
             file = io.BytesIO()
-            np.savez(
-                file,
-                **arrays,
-                lengths=lengths[fits],
-                held_targets=np.array(sorted(found), np.int64),
-                too_long=np.int64(len(lines) - len(chosen)),
-            )
+            np.savez(file, **arrays)  # type: ignore[arg-type]
             write_whole(self._path("ids", split, number), file.getvalue())
 
         return make
@@ -450,7 +437,7 @@ class PairWork:
 
     def _block_examples(self, split: str, number: int) -> Iterator[Example]:
         lengths, *ids = self.load_ids(split, number, "lengths", *SIDES)
-        sides = [np.split(side, np.cumsum(n)[:-1]) for side, n in zip(ids, lengths.T, strict=True)]
+        sides = [np.split(side, np.cumsum(n))[:-1] for side, n in zip(ids, lengths.T, strict=True)]
         if split == "train":
             return map(Example, *sides)
         texts = zip(*self.kept(split, number), strict=True)
@@ -465,8 +452,8 @@ class PairWork:
         for split in self.pair.files:
             for number in range(len(self.block_lines(split))):
                 counts += np.bincount(self.verdicts(split, number), minlength=256)
-                long, targets = self.load_ids(split, number, "too_long", "held_targets")
-                too_long += int(long)
+                fits, targets = self.load_ids(split, number, "fits", "held_targets")
+                too_long += int(np.sum(~fits))
                 found.update(targets.tolist())
         held = self._held_out["target"]
         key = self.work.params.duplicates.key
@@ -481,10 +468,6 @@ class PairWork:
 
     def _path(self, stage: str, split: str, number: int) -> Path:
         return self.work.directory / stage / split / self.pair.name / f"{number:06}"
-
-
-def _joined(rows: Iterable[Sequence[int]]) -> np.ndarray:
-    return np.fromiter(itertools.chain.from_iterable(rows), np.int32)
 
 
 def _save(path: Path, array: np.ndarray) -> None:

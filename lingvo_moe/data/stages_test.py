@@ -106,6 +106,15 @@ def test_blocks_and_ranges_of_hashes_give_what_memory_gives(tmp_path, monkeypatc
     assert dataset.target_vocabulary == train_vocabulary(texts["target"], 320)
 
 
+def test_a_block_of_which_nothing_is_kept_has_no_example(tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "_BLOCK_LINES", 2)
+    train = [("a", "b"), ("c", "d"), ("a", "b"), ("c", "d"), ("e", "f")]
+    _write(tmp_path / "corpus", "de-en", {"train": train})
+    dataset = prepare(tmp_path / "corpus", tmp_path / "data", PrepareParams(**SIZES))
+    ids = [example.source.tolist() for example in dataset.examples("train", "de-en")]
+    assert dataset.source_vocabulary.decode(ids) == ["a", "c", "e"]
+
+
 def test_blocks_end_at_many_characters(tmp_path, monkeypatch):
     monkeypatch.setattr(blocks, "_BLOCK_CHARACTERS", 50)
     lines = [stages.SentencePair("x" * 20, "y" * 10)] * 5

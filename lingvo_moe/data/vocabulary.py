@@ -106,6 +106,11 @@ class Vocabulary:
         return sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
 
     @functools.cached_property
+    def is_byte(self) -> np.ndarray:
+        """bool [size]: which pieces are single bytes, for characters without a piece."""
+        return np.array([self._processor.is_byte(i) for i in range(self.size)], bool)
+
+    @functools.cached_property
     def tags(self) -> dict[str, int]:
         """Target language -> the id of its tag."""
         pieces = enumerate(self.pieces(range(self.size)))

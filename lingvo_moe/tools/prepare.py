@@ -29,7 +29,7 @@ def main(argv: list[str]) -> None:
     options: dict[str, Any] = {
         field.name: FLAGS[field.name].value for field in _FIELDS if field.name in FLAGS
     }
-    names = ("processes", "memory_mb", "overwrite")
+    names = ("processes", "memory_mb", "card", "overwrite")
     writing: dict[str, Any] = {name: FLAGS[name].value for name in names}
     writing["report"] = common.report
     if FLAGS.zero_shot and not FLAGS.synthetic:
@@ -100,6 +100,7 @@ def run() -> None:
     )
     flags.DEFINE_integer("processes", None, "Number of processes; by default one a core.")
     flags.DEFINE_integer("memory_mb", 1000, "Memory for sorting, in all processes together.")
+    flags.DEFINE_bool("card", True, "Write a page about the data: OUTPUT/card/index.html.")
     flags.DEFINE_bool(
         "overwrite", False, "Replace the dataset in --output, or start other work on it again."
     )

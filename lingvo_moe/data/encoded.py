@@ -1,0 +1,64 @@
+"""The lines of a block as ids, with counts for the data card."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from lingvo_moe.data.corpora import SentencePair
+from lingvo_moe.data.dataset import SIDES
+from lingvo_moe.data.language_tags import LanguageTags
+from lingvo_moe.data.vocabulary import Vocabulary
+
+COUNTS = ("pieces", "bytes", "words", "characters")  # of a side, without tags and ends
+
+
+def encode_lines(
+    lines: Sequence[SentencePair],
+    vocabularies: Sequence[Vocabulary],
+    layout: LanguageTags,
+    tags: tuple[int, int],
+    longest: int | None,
+) -> dict[str, np.ndarray]:
+    """The ids of lines.
+
+    Args:
+        lines: the kept lines of a block.
+        vocabularies: of both sides.
+        layout, tags: where the tags stand, and their ids.
+        longest: longer examples, in tokens of either side, are left out; None for no limit.
+
+    Returns:
+        source, target: int32, the ids of all examples, one after the other.
+        lengths: int32 [examples, 2].
+        fits: bool [lines], whether a line is an example.
+        counts: int64 [2, 4], COUNTS of both sides; bytes are pieces that are single bytes.
+    """
+    texts = [[getattr(line, side) for line in lines] for side in SIDES]
+    encoded = [v.encode(side) for v, side in zip(vocabularies, texts, strict=True)]
+    examples = [layout.example(tags, *pieces) for pieces in zip(*encoded, strict=True)]
+    lengths = np.array([list(map(len, e)) for e in examples], np.int32).reshape(-1, 2)
+    fits = np.ones(len(lines), bool)
+    if longest is not None:
+        fits = lengths.max(axis=1, initial=0) <= longest
+    chosen = np.flatnonzero(fits)
+    counts = [
+        _counts(vocabulary, [pieces[i] for i in chosen], [text[i] for i in chosen])
+        for vocabulary, pieces, text in zip(vocabularies, encoded, texts, strict=True)
+    ]
+    return {
+        **{side: _joined(examples[j][i] for j in chosen) for i, side in enumerate(SIDES)},
+        "lengths": lengths[fits],
+        "fits": fits,
+        "counts": np.array(counts, np.int64),
+    }
+
+
+def _counts(vocabulary, pieces, texts):
+    ids = _joined(pieces)
+    words, characters = (sum(map(count, texts)) for count in (lambda t: len(t.split()), len))
+    return len(ids), int(vocabulary.is_byte[ids].sum()), words, characters
+
+
+def _joined(rows: Iterable[Sequence[int]]) -> np.ndarray:
+    return np.fromiter(itertools.chain.from_iterable(rows), np.int32)
