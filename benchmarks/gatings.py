@@ -101,10 +101,12 @@ POLICIES = {
 def main() -> None:
     """Trains what is missing, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=Path("build/demo/data"))
-    parser.add_argument("--output", type=Path, default=Path("build/gatings"))
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--data", type=Path, default=Path("build/demo/data"), help="prepared data")
+    parser.add_argument(
+        "--output", type=Path, default=Path("build/gatings"), help="a file for each run"
+    )
+    parser.add_argument("--steps", type=int, default=300, help="of each run")
+    parser.add_argument("--seeds", default="1,2,3", help="of weights and batches")
     parser.add_argument("--only", action="append", help="train only rows whose name has this text")
     parser.add_argument("--set", action="append", default=[], help="PATH=VALUE for all rows")
     parser.add_argument("--rounds", type=int, default=15, help="of the speed; 0 to leave it out")
@@ -211,7 +213,8 @@ def _table(output: Path) -> str:
             return format(np.mean(values), form) if values else ""
 
         paired = [run["dev_loss"] - base[s]["dev_loss"] for s, run in of_seed.items() if s in base]
-        difference = f"{np.mean(paired):+.3f} ± {_error(paired)}" if of_seed is not base else ""
+        known = paired and of_seed is not base
+        difference = f"{np.mean(paired):+.3f} ± {_error(paired)}" if known else ""
         rows.append(
             (
                 name,
