@@ -54,6 +54,12 @@ def encode_lines(
     }
 
 
+def count_changed(vocabulary: Vocabulary, texts: Sequence[str]) -> int:
+    """The number of texts that decoding does not restore: a model cannot write them."""
+    restored = vocabulary.decode(vocabulary.encode(texts))
+    return sum(text != old for text, old in zip(texts, restored, strict=True))
+
+
 def _counts(vocabulary, pieces, texts):
     ids = _joined(pieces)
     words, characters = (sum(map(count, texts)) for count in (lambda t: len(t.split()), len))

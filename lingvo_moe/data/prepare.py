@@ -204,6 +204,11 @@ def _assemble(
             f"No training example is left: all are longer than "
             f"max_length={work.params.max_length}. Raise it, or give lines of single sentences."
         )
+    if changed := sum(counts["targets_changed"] for counts in checks.values()):
+        report(
+            f"warning: a model cannot write {changed} targets of dev and test exactly: the target "
+            f"vocabulary replaces some of their characters; see targets_changed in docs/data.md."
+        )
     hashes = {"source": source.sha256, "target": target.sha256}
     both = work.params.tags_on_both_sides
     with new_directory(output, MAKER, overwrite) as partial:

@@ -57,6 +57,7 @@ def test_counts_shards_and_checks(corpus, tmp_path):
         "duplicates": 1,
         "held_out_in_train": 1,
         "targets_in_train": 1,  # "the dog"
+        "targets_changed": 0,
         "too_long": 0,
     }
     assert (eo.examples, len(eo.shards["train"])) == ({"train": 9}, 3)
@@ -139,6 +140,20 @@ def test_targets_keep_their_characters_and_sources_are_normalized(corpus, tmp_pa
     recorded = read_json(tmp_path / "data/dataset.json")["vocabularies"]
     assert recorded["source"]["normalization"] == "nmt_nfkc"
     assert recorded["target"]["normalization"] == "identity"
+
+
+@pytest.mark.parametrize(("normalization", "changed"), [("identity", 0), ("nmt_nfkc", 2)])
+def test_targets_that_a_model_cannot_write_are_counted(corpus, tmp_path, normalization, changed):
+    texts = ["你好，世界！", "½ cup", "plain"]
+    for side in ("zh", "en"):
+        (corpus / f"test/zh-en.{side}").write_text("\n".join(texts), encoding="utf-8")
+        (corpus / f"train/zh-en.{side}").write_text("a\nb\n", encoding="utf-8")
+    lines = []
+    params = dataclasses.replace(PARAMS, target_normalization=normalization)
+    dataset = prepare(corpus, tmp_path / "data", params, report=lines.append)
+    assert dataset.checks["zh-en"]["targets_changed"] == changed
+    warnings = [line for line in lines if "cannot write 2 targets of dev and test exactly" in line]
+    assert len(warnings) == (changed > 0)
 
 
 def test_too_long_training_examples_are_left_out(corpus, tmp_path):
@@ -358,10 +373,21 @@ def test_each_rule_of_cleaning_once():
 def test_summary(corpus, tmp_path):
     dataset = prepare(corpus, tmp_path / "data", PARAMS)
     header, _, eo, de, sizes = format_summary(dataset).splitlines()
-    names = (
-        "pair train dev test empty damaged duplicates held_out_in_train targets_in_train too_long"
-    )
+    names = "pair train dev test empty damaged duplicates held_out_in_train"
+    names += " targets_in_train targets_changed too_long"
     assert header.split() == names.split()
-    assert eo.split() == ["eo-en", "9", "0", "0", "0", "0", "0", "0", "0", "0"]  # largest first
-    assert de.split() == ["de-en", "3", "1", "2", "1", "0", "1", "1", "1", "0"]
+    assert eo.split() == [
+        "eo-en",
+        "9",
+        "0",
+        "0",
+        "0",
+        "0",
+        "0",
+        "0",
+        "0",
+        "0",
+        "0",
+    ]  # largest first
+    assert de.split() == ["de-en", "3", "1", "2", "1", "0", "1", "1", "1", "0", "0"]
     assert sizes.startswith(f"source vocabulary {dataset.source_vocabulary.size}, target")

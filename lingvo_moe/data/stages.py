@@ -29,7 +29,7 @@ from lingvo_moe.data.blocks import Block, Texts, cut
 from lingvo_moe.data.cleaning.base import Empty
 from lingvo_moe.data.corpora import CorpusPair, SentencePair
 from lingvo_moe.data.dataset import SIDES, SPLITS, Example, shard_bounds, write_shard
-from lingvo_moe.data.encoded import encode_lines
+from lingvo_moe.data.encoded import count_changed, encode_lines
 from lingvo_moe.data.extension import extend_vocabulary
 from lingvo_moe.data.language_tags import OnBothSides, OnSource
 from lingvo_moe.data.prepare_params import PrepareParams
@@ -381,6 +381,8 @@ class PairWork:
             held = self._held_out["target"] if split == "train" else {}
             found = {held[k] for line in lines if (k := params.duplicates.key(line.target)) in held}
             arrays["held_targets"] = np.array(sorted(found), np.int64)
+            scored = [] if split == "train" else [line.target for line in lines]
+            arrays["changed"] = np.array(count_changed(vocabularies[1], scored))
             file = io.BytesIO()
             np.savez(file, **arrays)  # type: ignore[arg-type]
             write_whole(self._path("ids", split, number), file.getvalue())
@@ -448,11 +450,13 @@ class PairWork:
     def summary(self) -> dict[str, int]:
         """The counts of the checks, by kind."""
         counts = np.zeros(256, np.int64)
-        too_long, found = 0, set()
+        too_long, changed, found = 0, 0, set()
         for split in self.pair.files:
             for number in range(len(self.block_lines(split))):
                 counts += np.bincount(self.verdicts(split, number), minlength=256)
-                fits, targets = self.load_ids(split, number, "fits", "held_targets")
+                names = "fits", "held_targets", "changed"
+                fits, targets, changed_here = self.load_ids(split, number, *names)
+                changed += int(changed_here)
                 too_long += int(np.sum(~fits))
                 found.update(targets.tolist())
         held = self._held_out["target"]
@@ -463,6 +467,7 @@ class PairWork:
             "duplicates": int(counts[REPEATED]),
             "held_out_in_train": int(counts[HELD_OUT]),
             "targets_in_train": sum(held[key(line.target)] in found for line in held_out),
+            "targets_changed": changed,
             "too_long": too_long,
         }
 
