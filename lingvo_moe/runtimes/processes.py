@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,7 +19,8 @@ from lingvo_moe.training.checkpoint import ALONE, Process
 AUTO = "auto"
 _SILENCE_SECONDS = 30
 _MEET_SECONDS = 300
-_KEY = "lingvo_moe/end_together"
+_MOST_MILLISECONDS = 7 * 24 * 3600 * 1000
+_KEY, _BACKGROUND = "lingvo_moe/end_together", "lingvo_moe/background"
 
 
 @contextlib.contextmanager
@@ -52,7 +54,9 @@ def join_processes(
     met = distributed.global_state
     host = met.coordinator_address.rpartition(":")[0].strip("[]")
     with end_together(met.process_id, met.num_processes, host, _exchange):
-        yield Process(met.process_id, _minimum)
+        yield Process(
+            met.process_id, _minimum, Background(met.client, met.process_id, met.num_processes)
+        )
 
 
 def _wait_for_processes(coordinator, index, count):
@@ -135,6 +139,34 @@ def _exchange(text: str | None) -> str:
 def _in_a_cluster() -> bool:
     tasks = int(os.environ.get("SLURM_NTASKS", "1"))
     return tasks > 1 or "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
+
+
+class Background:
+    """The minimum over processes by JAX's key-value store, without the devices.
+
+    A thread may use it while other threads run programs: collectives of two threads could reach
+    the devices of each process in another order, and would wait for each other forever.
+    """
+
+    def __init__(self, client: Any, index: int, count: int):
+        """client: of JAX's distributed runtime; index: of this process; count: of processes."""
+        self._client, self._index, self._count = client, index, count
+        self._round = 0
+
+    def __call__(self, value: int) -> int:
+        """Waits until every process has called it as often; the smallest of their values."""
+        self._round += 1
+        key = f"{_BACKGROUND}/{self._round}"
+        self._client.key_value_set(f"{key}/{self._index}", str(value))
+        # Longer than any write of a checkpoint; if a process fails, all end together.
+        self._client.wait_at_barrier(key, _MOST_MILLISECONDS)
+        values = self._client.key_value_dir_get(key)
+        if len(values) != self._count:
+            raise RuntimeError(f"{len(values)} of {self._count} processes answered in {key}.")
+        # All have read the values of the round before, because all have come to this one.
+        if self._index == 0 and self._round > 1:
+            self._client.key_value_delete(f"{_BACKGROUND}/{self._round - 1}")
+        return min(int(text) for _, text in values)
 
 
 def _minimum(value: int) -> int:

@@ -40,10 +40,12 @@ class Process:
     Attributes:
         index: the number of this process, from 0.
         minimum: waits until every process has called it, and returns the smallest of their values.
+        background: as minimum, for a thread beside the one that runs steps; None: minimum itself.
     """
 
     index: int = 0
     minimum: Callable[[int], int] = lambda value: value
+    background: Callable[[int], int] | None = None
 
 
 ALONE = Process()

@@ -29,6 +29,7 @@ from lingvo_moe.training.recovery import (
     describe,
     save_for_replay,
 )
+from lingvo_moe.training.saver import Saver
 from lingvo_moe.training.signals import deferred
 from lingvo_moe.training.summaries import SummaryWriter
 
@@ -46,6 +47,8 @@ class TrainParams(Params):
         eval_every: steps between evaluations on dev; each is a checkpoint too.
         checkpoint_every: steps between checkpoints for resuming.
         keep_checkpoints: number of newest checkpoints to keep besides the best.
+        background_saves: whether a thread writes checkpoints, while steps go on. A save then needs
+            host memory for a copy of what the process writes.
         keep_every_steps: checkpoints of multiples of this step are kept for ever; None for none.
         keep_every_hours: a checkpoint of each such number of hours is kept for ever; None for none.
         patience: stop after this number of evaluations without a better dev loss; None for never.
@@ -67,6 +70,7 @@ class TrainParams(Params):
     eval_every: PositiveInt = 1000
     checkpoint_every: PositiveInt = 1000
     keep_checkpoints: PositiveInt = 3
+    background_saves: bool = True
     keep_every_steps: PositiveInt | None = None
     keep_every_hours: PositiveFloat | None = None
     patience: PositiveInt | None = None
@@ -195,7 +199,7 @@ def train(
         OSError: a checkpoint could not be written; earlier ones are unchanged.
     """
     loop = _Loop(runtime, batches, params, logdir, summarize, evaluate, report, process, recorder)
-    with deferred() as received:
+    with deferred() as received, loop.saver:
         return loop.run(received, initialize or loop.draw, started)
 
 
@@ -209,6 +213,7 @@ class _Loop:
         self.summarize, self.evaluate, self.report = summarize, evaluate, report
         keep = Keep(params.keep_checkpoints, params.keep_every_steps, params.keep_every_hours)
         self.checkpoints = Checkpointer(logdir / "checkpoints", keep, process)
+        self.saver = Saver(self.checkpoints, params.background_saves)
         self.logdir = logdir
         self.recorder, self.interruption, self.process = recorder, Interruption(process), process
         self.step, self.saved_step, self.recorded_step = 0, None, 0
@@ -238,6 +243,7 @@ class _Loop:
             if signal := self.interruption.agreed(self.step, received()):
                 break
             self._take_step()
+            self.saver.check()
             last = self.step == p.max_steps
             log, evaluate, save = (
                 last or self.step % every == 0
@@ -268,6 +274,7 @@ class _Loop:
             )
         if self.step != self.saved_step and (finished or self._may_save()):
             self._save()
+        self.saver.wait()
         self.events.close()
         if not finished:
             where = "there" if self.saved_step == self.step else f"step {self.saved_step or 0}"
@@ -296,6 +303,7 @@ class _Loop:
             # checkpoint.
             if self.process is ALONE and self.step > (self.saved_step or 0) and self._may_save():
                 self._save()
+                self.saver.wait()
                 self.report(f"The input failed; step {self.step} is saved.")
             raise
 
@@ -313,6 +321,7 @@ class _Loop:
     def _go_back(self, initialize):
         """Returns to the last checkpoint, or to the start; the input does not return."""
         count, step = self.skips.in_a_row, self.step
+        self.saver.wait()
         if self.skips.hopeless:
             self._give_up()
         self.report(
@@ -421,7 +430,7 @@ class _Loop:
             self._record()
             self.recorder.save()
         state = {f"{_INPUT}{name}": value for name, value in self.batches.state().items()}
-        self.checkpoints.save(self.step, {**self.runtime.state(), **state}, self.best)
+        self.saver.save(self.step, {**self.runtime.state(), **state}, self.best)
         self.saved_step = self.step
         self.skips.saved()
 

@@ -1,0 +1,136 @@
+"""Saves checkpoints in a background thread: a step waits only for a copy of the state."""
+
+import dataclasses
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.training.checkpoint import Best, Checkpointer
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """A part of an array, as that of a jax.Array."""
+
+    index: tuple[slice, ...]
+    data: np.ndarray
+    replica_id: int
+
+
+class HostArray(NamedTuple):
+    """The parts of an array that this process saves, in host memory; see bundle.local_pieces."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    is_fully_addressable: bool
+    addressable_shards: list[Shard]
+
+
+class Copies:
+    """Copies of the state in host memory, which later steps do not change.
+
+    TensorFlow never writes into a tensor that is still in use, so on the CPU its memory is shared.
+    JAX does, because a step's state is donated. Its copies use the memory of those before: to get
+    new memory from the kernel takes longer than to copy.
+    """
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[str, int], np.ndarray] = {}
+
+    def take(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Copies tensors by name; overwrites the copies before."""
+        return {name: self._copy(name, value) for name, value in tensors.items()}
+
+    def _copy(self, name, value):
+        if tf.is_tensor(value):
+            with tf.device("CPU"):
+                return tf.identity(value)
+        if not hasattr(value, "addressable_shards"):
+            return np.array(value)
+        shards = [s for s in value.addressable_shards if s.replica_id == 0]
+        kept = [Shard(s.index, self._fill((name, i), s.data), 0) for i, s in enumerate(shards)]
+        return HostArray(value.shape, value.dtype, value.is_fully_addressable, kept)
+
+    def _fill(self, key, data):
+        data, memory = np.asarray(data), self._memory.get(key)
+        if memory is None or (memory.shape, memory.dtype) != (data.shape, data.dtype):
+            memory = self._memory[key] = np.empty_like(data)
+        np.copyto(memory, data)
+        return memory
+
+
+class Saver:
+    """Writes one checkpoint at a time, in a thread. A context: its end waits for the last one.
+
+    In several processes the threads agree through Process.background, so that they do not disturb
+    the steps. A checkpoint appears when all processes have written it.
+    """
+
+    def __init__(self, checkpoints: Checkpointer, background: bool = True):
+        """Writes nothing.
+
+        Args:
+            checkpoints: writes them.
+            background: False to write in the calling thread.
+        """
+        process = checkpoints.process
+        if background and process.background is not None:
+            process = dataclasses.replace(process, minimum=process.background)
+        self._checkpoints = dataclasses.replace(checkpoints, process=process)
+        self._background = background
+        self._copies = Copies()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> "Saver":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        if error is None:
+            self.check()
+
+    def save(self, step: int, tensors: Mapping[str, Any], best: Best) -> None:
+        """Waits for the save before, copies the state, and begins to write it.
+
+        Raises:
+            FloatingPointError, OSError, TypeError: as Checkpointer.save, for the save before.
+        """
+        self.wait()
+        if not self._background:
+            self._checkpoints.save(step, tensors, best)
+            return
+        held = self._copies.take(tensors)
+        self._thread = threading.Thread(
+            target=self._write, args=(step, held, best), name=f"save of step {step}", daemon=True
+        )
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raises the error of a save that failed."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def wait(self) -> None:
+        """Waits for the save under way, and raises its error."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+    def _write(self, step, held, best):
+        try:
+            self._checkpoints.save(step, held, best)
+        except BaseException as error:  # raised by the main thread
+            self._error = error
