@@ -139,7 +139,7 @@ class Local:
         of the task's params. A request is traced if its `graph` is new.
         """
         if self._laid_out is None:
-            self._laid_out = self._task.lay_out(self._read().theta)
+            self._laid_out = self._task.lay_out(self._averaged())
         tasks = np.zeros_like(lengths) if tasks is None else tasks
         given = map(tf.constant, (source_ids, lengths, tasks))
         inputs = {n: tf.constant(value) for n, value in request.inputs.items()} if request else {}
@@ -194,14 +194,22 @@ class Local:
     def _read(self):
         return tf.nest.map_structure(lambda variable: variable.value(), self._state)
 
+    def _averaged(self):
+        """The weights for evaluation and decoding."""
+        _, theta, slots = self._read()
+        if self._step is None:
+            return theta
+        return self._step.optimizer.averaged(theta, slots, self._task.weights())
+
     def _train_and_assign(self, step, batch):
         state, metrics = step(self._read(), batch, _forward)
         tf.nest.map_structure(lambda v, x: v.assign(x, read_value=False), self._state, state)
         return metrics
 
     def _evaluate_batch(self, batch):
-        theta = self._read().theta
-        return self._task.loss(theta, batch, self._task.num_targets(batch), EVALUATION).metrics
+        return self._task.loss(
+            self._averaged(), batch, self._task.num_targets(batch), EVALUATION
+        ).metrics
 
     def _compile_decode(self, request):
         def decode(laid_out, source_ids, lengths, tasks, inputs):
@@ -213,10 +221,10 @@ class Local:
         return tf.function(decode, autograph=False, input_signature=signature)
 
     def _score_batch(self, *batch):
-        return self._task.score(self._read().theta, *batch)
+        return self._task.score(self._averaged(), *batch)
 
     def _routes_batch(self, *batch):
-        return self._task.routes(self._read().theta, *batch)
+        return self._task.routes(self._averaged(), *batch)
 
 
 def _to_tensors(batch):

@@ -240,8 +240,17 @@ class Spmd:
         """Runs a program (theta, batch) -> results; `make` makes it from the batch's specs."""
         specs = batch_specs(batch)
         program = self._program(name, lambda: make(specs)[0], specs)
-        theta = {n: self._state[n] for n in weight_specs(self._weights, "theta")}
+        held = self._averaged()
+        theta = {n: held[n] for n in weight_specs(self._weights, "theta")}
         return program(theta, self._fed(batch, specs))
+
+    def _averaged(self):
+        """The weights for evaluation and decoding, by name."""
+        if self._step is None:
+            return self._state
+        theta, slots = (_subtree(self._state, part) for part in ("theta", "slots"))
+        theta = self._step.optimizer.averaged(theta, slots, self._weights)
+        return dict(NestedMap(theta=theta).flatten())
 
     def _program(self, name, make, specs=None):
         """The compiled program for a name and shapes, made on first use."""
@@ -267,6 +276,11 @@ def _cut(source: Any, spec: ArraySpec, sharding: jax.sharding.Sharding) -> jax.A
         return np.asarray(source[index], spec.dtype)
 
     return jax.make_array_from_callback(spec.shape, sharding, piece)
+
+
+def _subtree(state: Mapping[str, Any], part: str) -> NestedMap:
+    names = {n: value for n, value in state.items() if n.startswith(f"{part}/")}
+    return NestedMap.unflatten(names).get(part, NestedMap())
 
 
 def _tree(theta: NestedMap) -> NestedMap:

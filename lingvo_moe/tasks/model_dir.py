@@ -48,6 +48,7 @@ _DEVICES = (
 # Params that may change when training resumes: data, their order and the loss stay the same.
 _TRAINING = (
     *_DEVICES,
+    "averaging*",
     "decoding*",
     "optimizer.*",
     *(f"train.{f.name}" for f in dataclasses.fields(TrainParams) if f.name != "seed"),
@@ -55,6 +56,7 @@ _TRAINING = (
 # Params that may change for decoding, evaluation and export: also those used only in training.
 _READING = (
     *_DEVICES,
+    "averaging*",
     "decoding*",
     "optimizer*",
     "train*",
@@ -347,7 +349,22 @@ class ModelDir:
             return checkpoint
         if not self.checkpoints.steps():
             raise ValueError(f"{self.path} has no checkpoint yet; train the model first.")
-        return self.checkpoints.read(step, use)
+        return self._averaged(step, use)
+
+    def _averaged(self, step, use):
+        """As `read_checkpoint`, by params.averaging."""
+        checkpoints, averaging = self.checkpoints, self.params.averaging
+        found = None
+
+        def average(newest):
+            nonlocal found
+            steps = averaging.steps(checkpoints.steps(), newest.step)
+            before = [checkpoints.read(other).tensors for other in steps[:-1]]
+            found = dataclasses.replace(newest, tensors=averaging([*before, newest.tensors]))
+            use(found)
+
+        checkpoints.read(step, average)
+        return found
 
     def checksums(self, step: int) -> dict[str, str]:
         """SHA-256 of the files, other than model.json, that translations depend on, by name.

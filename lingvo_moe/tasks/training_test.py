@@ -12,7 +12,7 @@ from lingvo_moe.core import lock
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
-from lingvo_moe.data.pipeline import Prefetcher, TrainInput
+from lingvo_moe.data.pipeline import Prefetcher, TrainInput, eval_batches
 from lingvo_moe.layers import dispatch
 from lingvo_moe.placement.traces import Trace
 from lingvo_moe.runtimes.local import Local
@@ -324,3 +324,27 @@ class TestBadInput:
 def test_uneven_micro_batches(tmp_path):
     with pytest.raises(ValueError, match="4 rows cannot be split into 3 micro-batches; change"):
         _train(tmp_path, "train.max_steps=1", "train.micro_batches=3")
+
+
+def test_the_moving_average_is_what_is_evaluated_decoded_and_exported(tmp_path):
+    """Training reports its dev loss. Opened again, the logdir gives it by default."""
+    average = ("optimizer.ema_decay=0.9", "train.max_steps=4", "train.eval_every=2")
+    result = _train(tmp_path, *average)
+    batch = next(eval_batches(dataset(), "dev", ModelDir.open(tmp_path).params.input))
+
+    def nll(*overrides):
+        model_dir = ModelDir.open(tmp_path).with_overrides(overrides)
+        runtime = Local(model_dir.task)
+        runtime.restore(model_dir.read_checkpoint(4).tensors)
+        return float(runtime.evaluate(batch).nll)
+
+    training = Local(ModelDir.open(tmp_path).task, train_step(ModelDir.open(tmp_path).task))
+    training.restore(ModelDir.open(tmp_path).checkpoints.read(4).tensors)
+    assert nll() == float(training.evaluate(batch).nll)
+    assert len({nll(), nll("averaging=Raw()"), nll("averaging=Last(n=2)")}) == 3
+    tensors = [ModelDir.open(tmp_path).checkpoints.read(step).tensors for step in (2, 4)]
+    name = "theta/decoder/embedding/table"
+    mean = sum(np.asarray(one[name]) for one in tensors) / 2
+    model_dir = ModelDir.open(tmp_path).with_overrides(["averaging=Last(n=2)"])
+    np.testing.assert_allclose(model_dir.read_checkpoint(4).tensors[name], mean, rtol=1e-6)
+    assert result.step == 4

@@ -30,6 +30,7 @@ from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.tasks.routing_metrics import max_vio, needed_rung, routing_metrics
 from lingvo_moe.tasks.sides import sides_of, split_request
 from lingvo_moe.training.adafactor import Adafactor
+from lingvo_moe.training.averaging import Averaging, Ema
 from lingvo_moe.training.initial import InitParams
 from lingvo_moe.training.loop import TrainParams
 from lingvo_moe.training.optimizer import Optimizer
@@ -49,6 +50,7 @@ class TranslationParams(Params):
         optimizer: the optimizer and its schedule.
         train: the length of training, evaluations and checkpoints.
         decoding: beam search.
+        averaging: which weights of a run decoding, evaluation and export use.
         init: where the initial weights come from.
         label_smoothing: ε of the training loss.
         sharding: how the model is split over the devices of a mesh.
@@ -63,6 +65,7 @@ class TranslationParams(Params):
     optimizer: Optimizer = Adafactor()
     train: TrainParams = TrainParams()
     decoding: BeamSearchParams = BeamSearchParams()
+    averaging: Averaging = Ema()
     init: InitParams = InitParams()
     sharding: ShardingParams = ShardingParams()
     label_smoothing: Rate = 0.1

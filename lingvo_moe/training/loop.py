@@ -1,5 +1,6 @@
 """The training loop: steps, progress, evaluation, checkpoints, signals."""
 
+import contextlib
 import dataclasses
 import sys
 import time
@@ -13,6 +14,7 @@ import numpy as np
 from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveFloat, PositiveInt
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.progress import hours
+from lingvo_moe.training import goodput
 from lingvo_moe.training.checkpoint import (
     ALONE,
     NO_BEST,
@@ -22,6 +24,7 @@ from lingvo_moe.training.checkpoint import (
     Keep,
     Process,
 )
+from lingvo_moe.training.goodput import Goodput
 from lingvo_moe.training.recovery import (
     CURE,
     NotFiniteError,
@@ -32,6 +35,7 @@ from lingvo_moe.training.recovery import (
 from lingvo_moe.training.saver import Saver
 from lingvo_moe.training.signals import deferred
 from lingvo_moe.training.summaries import SummaryWriter
+from lingvo_moe.training.watchdog import Watchdog
 
 _INPUT = "input/"
 _NOTICE_SECONDS = 5.0
@@ -51,6 +55,8 @@ class TrainParams(Params):
             host memory for a copy of what the process writes.
         keep_every_steps: checkpoints of multiples of this step are kept for ever; None for none.
         keep_every_hours: a checkpoint of each such number of hours is kept for ever; None for none.
+        stall_seconds: a wait for the input, a step or a save that takes longer is reported, with
+            the stack traces of all threads; None for no report.
         patience: stop after this number of evaluations without a better dev loss; None for never.
         dev_bleu_sentences: dev sentences, spread over the pairs, to translate for BLEU at each
             evaluation; 0 for none.
@@ -73,6 +79,7 @@ class TrainParams(Params):
     background_saves: bool = True
     keep_every_steps: PositiveInt | None = None
     keep_every_hours: PositiveFloat | None = None
+    stall_seconds: PositiveFloat | None = 600.0
     patience: PositiveInt | None = None
     dev_bleu_sentences: NonNegativeInt = 0
     source_use_sentences: NonNegativeInt = 1000
@@ -199,7 +206,7 @@ def train(
         OSError: a checkpoint could not be written; earlier ones are unchanged.
     """
     loop = _Loop(runtime, batches, params, logdir, summarize, evaluate, report, process, recorder)
-    with deferred() as received, loop.saver:
+    with deferred() as received, loop.watchdog, loop.saver:
         return loop.run(received, initialize or loop.draw, started)
 
 
@@ -214,6 +221,8 @@ class _Loop:
         keep = Keep(params.keep_checkpoints, params.keep_every_steps, params.keep_every_hours)
         self.checkpoints = Checkpointer(logdir / "checkpoints", keep, process)
         self.saver = Saver(self.checkpoints, params.background_saves)
+        self.watchdog = Watchdog(params.stall_seconds, report)
+        self.goodput = Goodput(None if process.index else logdir / goodput.FILE)
         self.logdir = logdir
         self.recorder, self.interruption, self.process = recorder, Interruption(process), process
         self.step, self.saved_step, self.recorded_step = 0, None, 0
@@ -239,6 +248,7 @@ class _Loop:
         started(self.step)
         events = None if self.process.index else self.logdir / "events"
         self.events = SummaryWriter(events, self.report)
+        self.goodput.enter(goodput.STEPS)
         while self.step < p.max_steps and not self._out_of_patience():
             if signal := self.interruption.agreed(self.step, received()):
                 break
@@ -274,8 +284,12 @@ class _Loop:
             )
         if self.step != self.saved_step and (finished or self._may_save()):
             self._save()
-        self.saver.wait()
+        with self._phase(goodput.SAVING, "writing the last checkpoint"):
+            self.saver.wait()
+        self.goodput.saved(finished)
+        self.events.scalars(self.step, self._goodput_scalars())
         self.events.close()
+        self.report(self.goodput.line())
         if not finished:
             where = "there" if self.saved_step == self.step else f"step {self.saved_step or 0}"
             self.report(f"Interrupted at step {self.step}; the same command resumes from {where}.")
@@ -284,16 +298,31 @@ class _Loop:
         )
 
     def _take_step(self):
-        batch = self._next_batch()
+        with self._phase(goodput.INPUT, "waiting for the input"):
+            batch = self._next_batch()
         compiled, start = self.runtime.compiled, time.monotonic()
         if not compiled:
             self.report("Compiling the step …")
-        self.metrics.append(self.runtime.train(batch))
+        kind = goodput.STEPS if compiled else goodput.COMPILING
+        with self._phase(kind, f"in step {self.step + 1}", watched=compiled):
+            self.metrics.append(self.runtime.train(batch))
         self.batch = batch
         if not compiled:
             self.compiling = time.monotonic() - start
             self.report(f"Compiled in {self.compiling:.0f} s.")
         self.step += 1
+
+    @contextlib.contextmanager
+    def _phase(self, kind, text, watched=True):
+        """Tells goodput and watchdog what a block does."""
+        self.watchdog.enter(text, watched)
+        with self.goodput.during(kind):
+            yield
+        self.watchdog.enter(f"after step {self.step}")
+
+    def _goodput_scalars(self):
+        shares = self.goodput.shares().items()
+        return {f"goodput/{kind.replace(' ', '_')}": share for kind, share in shares}
 
     def _next_batch(self):
         try:
@@ -329,6 +358,7 @@ class _Loop:
             f"goes back to step {self.saved_step or 0} and goes on with other data."
         )
         self.metrics, self.counted = [], 0
+        self.goodput.went_back()
         self._start(initialize, lambda checkpoint: self.runtime.restore(checkpoint.tensors))
         self.skips.went_back()
 
@@ -375,7 +405,8 @@ class _Loop:
         self.clock, self.clock_step, self.compiling = time.monotonic(), self.step, 0.0
         eta = hours((self.params.max_steps - self.step) / rate)
         self.report(f"step {self.step}/{self.params.max_steps}  {text}{skipped}  ETA {eta}")
-        self.events.scalars(self.step, {f"train/{tag}": value for tag, value in scalars.items()})
+        points = {f"train/{tag}": value for tag, value in scalars.items()}
+        self.events.scalars(self.step, points | self._goodput_scalars())
 
     def _count_skips(self):
         """Counts the skipped steps among the newest; waits for the device."""
@@ -409,7 +440,8 @@ class _Loop:
         start = time.monotonic()
         if self.metrics:
             self._log()
-        evaluation = self.evaluate(self.step)
+        with self._phase(goodput.EVALUATION, "evaluating", watched=False):
+            evaluation = self.evaluate(self.step)
         if evaluation is not None:
             self.report(f"step {self.step}  {evaluation.text}")
             for line in evaluation.warnings:
@@ -430,7 +462,9 @@ class _Loop:
             self._record()
             self.recorder.save()
         state = {f"{_INPUT}{name}": value for name, value in self.batches.state().items()}
-        self.saver.save(self.step, {**self.runtime.state(), **state}, self.best)
+        with self._phase(goodput.SAVING, "saving"):
+            self.saver.save(self.step, {**self.runtime.state(), **state}, self.best)
+        self.goodput.saved()
         self.saved_step = self.step
         self.skips.saved()
 

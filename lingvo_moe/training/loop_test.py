@@ -202,7 +202,7 @@ def test_a_finished_run_does_nothing_more(tmp_path):
 
 def test_patience_ends_training_and_outlives_a_restart(tmp_path):
     _, result, lines = _train(tmp_path, losses=[1.0, 2.0, 2.0], eval_every=1, patience=2)
-    assert lines[-1] == (
+    assert lines[-2] == (
         "No better dev loss in 2 evaluations (train.patience=2): training ends at step 3."
     )
     assert result == (3, True, 1, 1.0, None)

@@ -7,14 +7,15 @@ from typing import ClassVar, NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import NonNegativeFloat, Params
+from lingvo_moe.core.fields import NonNegativeFloat, Params, Rate
 from lingvo_moe.core.layer import Constant, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.patterns import Factors, check_found, first_match
-from lingvo_moe.core.tables import StateSpec
+from lingvo_moe.core.tables import StateSpec, merge_trees
 from lingvo_moe.sharding.annotations import annotate
 from lingvo_moe.training.schedules import Schedule
 
+EMA = "ema"  # name of the slot
 # The letter of the dimension along which equal weights are stacked; no rule has it.
 STACK = "*"
 # Largest number of elements of a stacked weight. The update of a small weight takes as long as
@@ -45,6 +46,9 @@ class Optimizer(Params, abc.ABC):
         rate_factors: (regular expression, factor), …: the first that is found in a weight's path
             multiplies its learning rate. The factor 0 freezes: such a weight has no gradient, no
             slots and no part in the gradient's norm.
+        ema_decay: d of a moving average of each trained weight, a slot `ema`: after each step the
+            average keeps min(d, n / (n + 9)) of itself after n steps, and takes the rest from the
+            weight (Polyak & Juditsky 1992). Evaluation and decoding use it. None for no average.
         takes_stacks: whether `update_weight` accepts a first dimension STACK of independent
             weights. This is faster for updates of many small ops, but not for elementwise updates.
             A subclass that overrides `update_weight` does not inherit it, because its update may
@@ -56,6 +60,7 @@ class Optimizer(Params, abc.ABC):
     schedule: Schedule
     weight_decay: NonNegativeFloat = 0.0
     rate_factors: Factors = ()
+    ema_decay: Rate | None = None
 
     def slots(self, weights: NestedMap) -> NestedMap:
         """WeightSpecs of the slots of trained weights, at `path/of/weight/name_of_slot`.
@@ -65,7 +70,25 @@ class Optimizer(Params, abc.ABC):
         Raises:
             ValueError: as `factors`.
         """
-        return self.split(weights, weights)[0].map(self.weight_slots)
+
+        def of(spec):
+            average = {} if self.ema_decay is None else {EMA: zeros_like(spec)}
+            return NestedMap(self.weight_slots(spec) | average)
+
+        return self.split(weights, weights)[0].map(of)
+
+    def averaged(self, theta: NestedMap, slots: NestedMap, weights: NestedMap) -> NestedMap:
+        """The weights for evaluation: the moving averages, if there are any.
+
+        Args:
+            theta: all weights.
+            slots: the values of `slots`.
+            weights: WeightSpecs of all weights.
+        """
+        if self.ema_decay is None:
+            return theta
+        moving, rest = self.split(theta, weights)
+        return merge_trees(moving.map(lambda _, slot: slot[EMA], slots), rest)
 
     def factors(self, weights: NestedMap) -> dict[str, float]:
         """The factor of the learning rate of each trained weight, by path.
@@ -124,10 +147,15 @@ class Optimizer(Params, abc.ABC):
             # The results are then split in the same way; see also Adafactor.
             grad = annotate(grad, spec.dims, at_rest=True)
             here = rate if factor == 1 else factor * rate
+            average = slot.get(EMA)
             change, slot = self.update_weight(weight, slot, grad, spec, here, count)
             if self.weight_decay:
                 change += here * self.weight_decay * weight
-            return weight - change, slot
+            after = weight - change
+            if self.ema_decay is not None:
+                keep = tf.minimum(self.ema_decay, (count - 1.0) / (count + 8.0))
+                slot = NestedMap(slot, ema=average + (1.0 - keep) * (after - average))
+            return after, slot
 
         leaves = dict(theta.map(_Moving, slots, grads, weights).flatten())
         moved = {}

@@ -44,6 +44,23 @@ def test_update_walks_the_trees():
     np.testing.assert_array_equal(theta.a, [1.0, 2.0])
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.2, 0.999])
+def test_the_moving_average_by_hand(decay):
+    """The weight is 10 - n after n steps; the average keeps min(decay, (n - 1) / (n + 8))."""
+    optimizer = Sgd(schedule=Constant(learning_rate=1.0), ema_decay=decay)
+    theta = init_theta(WEIGHTS, 0).map(lambda w: tf.fill(w.shape, 10.0))
+    slots, average = init_theta(optimizer.slots(WEIGHTS), 0), 0.0
+    assert optimizer.slots(WEIGHTS).inner.b.ema.dims == "MH"
+    for n in range(1, 6):
+        grads, step = theta.map(tf.ones_like), tf.constant(n - 1, tf.int64)
+        theta, slots, _ = optimizer.update(theta, slots, grads, step, WEIGHTS)
+        keep = min(decay, (n - 1) / (n + 8))
+        average = keep * average + (1 - keep) * (10 - n)
+        np.testing.assert_allclose(slots.inner.b.ema, np.full([2, 3], average), rtol=1e-6)
+    averaged = optimizer.averaged(theta, slots, WEIGHTS)
+    np.testing.assert_array_equal(averaged.a, slots.a.ema)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "oracle"),
     [

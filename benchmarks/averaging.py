@@ -1,0 +1,90 @@
+"""The moving average of weights: its dev loss beside the weights', and its share of a step's time.
+
+python benchmarks/averaging.py --data=build/demo/data [--seeds=5] [--steps=600] [--decay=0.99]
+
+For each seed a small model is trained once. At each evaluation the dev loss is that of the moving
+average and that of the weights. Of both the table has the best over all evaluations. Step times are
+CPU time of both variants in turn.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+from training_step import _full_batch, seconds_in_turn
+
+import lingvo_moe.tools  # noqa: F401  (silences TensorFlow's greeting)
+from lingvo_moe.core import registry
+from lingvo_moe.core.params import override
+from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.data.pipeline import TrainInput, eval_batches
+from lingvo_moe.reporting.table import Table
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.tasks.training import train_step
+from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.training.averaging import Ema
+
+SIZES = ("model.num_encoder_layers=2", "model.num_decoder_layers=2", "input.batch_size=16")
+
+
+def main() -> None:
+    """Prints two tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--every", type=int, default=50)
+    parser.add_argument("--decay", type=float, default=0.99)
+    parser.add_argument("--rounds", type=int, default=15)
+    flags = parser.parse_args()
+    columns = ("model", "without, s", "with, s", "with / without")
+    times = [_step_times(flags, name) for name in ("tiny.MoE", "small.MoE")]
+    print(Table(columns, times).to_text(), flush=True)
+    dataset, rows = Dataset.open(flags.data), []
+    for seed in range(1, flags.seeds + 1):
+        average, weights = _losses(dataset, flags, seed)
+        rows.append((str(seed), f"{average:.4f}", f"{weights:.4f}", "yes" * (average <= weights)))
+        print(*rows[-1], flush=True)
+    print(Table(("seed", "average", "weights", "average is best"), rows).to_text())
+
+
+def _losses(dataset, flags, seed):
+    """The best dev loss of the average and of the weights."""
+    texts = (*SIZES, f"optimizer.ema_decay={flags.decay}", f"train.seed={seed}")
+    params = override(registry.get_params("tiny.MoE"), texts)
+    pairs = tuple(pair.name for pair in dataset.pairs)
+    task = TranslationTask(params, pairs, dataset.target_vocabulary.size)
+    runtime, plain = Local(task, train_step(task)), Local(task)
+    runtime.initialize(seed)
+    batches = list(eval_batches(dataset, "dev", params.input))
+    source, best = TrainInput(dataset, params.input, seed), np.full(2, np.inf)
+    for step in range(1, flags.steps + 1):
+        runtime.train(source.next_batch())
+        if step % flags.every == 0:
+            state, losses = runtime.state(), []
+            for tensors in (Ema()([state]), state):
+                plain.restore(tensors)
+                sums = [plain.evaluate(batch) for batch in batches]
+                losses.append(sum(float(m.nll) for m in sums) / sum(float(m.tokens) for m in sums))
+            best = np.minimum(best, losses)
+    return best
+
+
+def _step_times(flags, name):
+    """CPU seconds of a step without and with the average."""
+    runs = {}
+    for label, text in (("without", "None"), ("with", str(flags.decay))):
+        params = override(registry.get_params(name), [f"optimizer.ema_decay={text}"])
+        task = TranslationTask(params)
+        runtime, batch = Local(task, train_step(task)), _full_batch(params)
+        runtime.initialize(0)
+        runs[label] = lambda r=runtime, b=batch: r.train(b).tokens.numpy()
+    times = seconds_in_turn(runs, flags.rounds, time.process_time)
+    without, average = times["without"], times["with"]
+    ratio = np.median(average / without)
+    return name, f"{np.median(without):.3f}", f"{np.median(average):.3f}", f"{ratio:.3f}"
+
+
+if __name__ == "__main__":
+    main()

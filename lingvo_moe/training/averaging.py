@@ -1,0 +1,112 @@
+"""Averages of weights for decoding, evaluation and export: a policy over a run's checkpoints.
+
+Sources: Polyak & Juditsky 1992, averages over steps; Vaswani et al. 2017, section 6.1, means of the
+last checkpoints.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lingvo_moe.core.fields import Params, PositiveInt
+from lingvo_moe.training.lazy import Lazy
+from lingvo_moe.training.optimizer import EMA
+
+_THETA, _SLOTS = "theta/", "slots/"
+
+
+@dataclasses.dataclass(frozen=True)
+class Averaging(Params, abc.ABC):
+    """Which weights of a run are used."""
+
+    def steps(self, steps: Sequence[int], step: int) -> Sequence[int]:
+        """The checkpoints to read, `step` last.
+
+        Args:
+            steps: all that there are, ascending.
+            step: the one that was asked for.
+
+        Raises:
+            ValueError: there are not enough.
+        """
+        del steps
+        return [step]
+
+    @abc.abstractmethod
+    def __call__(self, checkpoints: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """The tensors to use, by name, from those of the checkpoints of `steps`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ema(Averaging):
+    """The exponential moving average of training (optimizer.ema_decay) where there is one."""
+
+    def __call__(self, checkpoints):
+        (tensors,) = checkpoints
+        averages = {
+            f"{_THETA}{name.removeprefix(_SLOTS).removesuffix(f'/{EMA}')}": tensor
+            for name, tensor in tensors.items()
+            if name.startswith(_SLOTS) and name.endswith(f"/{EMA}")
+        }
+        return {**tensors, **averages} if averages else tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class Raw(Averaging):
+    """The weights of the checkpoint."""
+
+    def __call__(self, checkpoints):
+        (tensors,) = checkpoints
+        return tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class Last(Averaging):
+    """The mean of the weights of several checkpoints.
+
+    Attributes:
+        n: number of checkpoints: the chosen one and those saved before it.
+    """
+
+    n: PositiveInt = 5
+
+    def steps(self, steps, step):
+        before = [s for s in steps if s <= step][-self.n :]
+        if len(before) < self.n:
+            raise ValueError(
+                f"averaging=Last(n={self.n}) needs {self.n} checkpoints up to step {step}; there "
+                f"are {before}. Give a smaller n, or train with a larger train.keep_checkpoints."
+            )
+        return before
+
+    def __call__(self, checkpoints):
+        newest, means = checkpoints[-1], {}
+        for name, tensor in newest.items():
+            if not name.startswith(_THETA):
+                continue
+            held = [tensors[name] for tensors in checkpoints]
+            if np.dtype(tensor.dtype).kind != "i":
+                means[name] = Mean(held)
+            elif any(np.any(np.asarray(one) != np.asarray(tensor)) for one in held):
+                raise ValueError(
+                    f"averaging={self} cannot average checkpoints between which experts moved "
+                    f"({name}); use averaging=Ema() or Raw()."
+                )
+        return {**newest, **means}
+
+
+class Mean(Lazy):
+    """The mean of tensors of one shape, computed by parts."""
+
+    def __init__(self, tensors: Sequence[Any]):
+        self._tensors = tensors
+        self.shape = tuple(tensors[0].shape)
+        self.dtype = np.dtype(tensors[0].dtype)
+
+    def read(self, index):
+        return sum(np.asarray(t[index], np.float32) for t in self._tensors) / np.float32(
+            len(self._tensors)
+        )

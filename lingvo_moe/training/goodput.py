@@ -1,0 +1,107 @@
+"""Goodput: the share of the wall clock that training spends in useful steps."""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from lingvo_moe.core.files import read_json, write_whole
+
+STEPS, LOST = "steps", "lost steps"
+COMPILING, INPUT, SAVING = "compiling", "input", "saving"
+EVALUATION, STARTING, STOPPED = "evaluation", "starting", "stopped"
+KINDS = (STEPS, COMPILING, INPUT, SAVING, EVALUATION, STARTING, LOST, STOPPED)
+FILE = "goodput.json"
+
+
+class Goodput:
+    """The seconds that a run and its restarts spent in each kind of work.
+
+    The file is written with each checkpoint. After a run that did not finish, the time from its
+    last checkpoint to the next start counts as stopped, with the steps that were lost.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ):
+        """Continues the file of earlier runs.
+
+        Args:
+            path: the file; None for no file.
+            clock: seconds, for lengths of time.
+            wall: seconds since 1970, for the time between runs.
+        """
+        self._path, self._clock, self._wall = path, clock, wall
+        self._seconds = dict.fromkeys(KINDS, 0.0)
+        self._kind, self._since = STARTING, clock()
+        self._unsaved = 0.0  # of steps after the last checkpoint
+        self._read()
+
+    @contextlib.contextmanager
+    def during(self, kind: str) -> Iterator[None]:
+        """Counts the time of a block as another kind."""
+        before = self._kind
+        self.enter(kind)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def enter(self, kind: str) -> None:
+        """From here on time counts as this kind."""
+        now = self._clock()
+        self._add(self._kind, now - self._since)
+        self._kind, self._since = kind, now
+
+    def went_back(self) -> None:
+        """The steps after the last checkpoint are lost."""
+        self.enter(self._kind)
+        self._seconds[STEPS] -= self._unsaved
+        self._seconds[LOST] += self._unsaved
+        self._unsaved = 0.0
+
+    def saved(self, finished: bool = False) -> None:
+        """A checkpoint has the steps so far; writes the file, if it can be written."""
+        self.enter(self._kind)
+        self._unsaved = 0.0
+        if self._path is not None:
+            until = None if finished else self._wall()
+            content = {"seconds": self._seconds, "until": until}
+            with contextlib.suppress(OSError):  # a report, not worth the end of training
+                write_whole(self._path, json.dumps(content, indent=1))
+
+    def shares(self) -> dict[str, float]:
+        """Kind -> its share of all seconds, from the first start on."""
+        self.enter(self._kind)
+        total = max(sum(self._seconds.values()), 1e-9)
+        return {kind: seconds / total for kind, seconds in self._seconds.items()}
+
+    def line(self) -> str:
+        """A line of progress: the goodput, and where the rest of the time went."""
+        shares = self.shares()
+        rest = sorted(((s, kind) for kind, s in shares.items() if kind != STEPS), reverse=True)
+        text = ", ".join(f"{kind} {100 * share:.1f} %" for share, kind in rest if share >= 0.0005)
+        return f"Goodput {100 * shares[STEPS]:.1f} % of the wall clock in useful steps; {text}"
+
+    def _add(self, kind, seconds):
+        self._seconds[kind] += seconds
+        if kind == STEPS:
+            self._unsaved += seconds
+
+    def _read(self):
+        """Adds what earlier runs spent; a damaged file counts as none."""
+        if self._path is None or not self._path.exists():
+            return
+        try:
+            content = read_json(self._path)
+            earlier = {kind: float(content["seconds"].get(kind, 0.0)) for kind in KINDS}
+            now, until = self._wall(), content["until"]
+            gap = 0.0 if until is None else max(0.0, now - float(until))
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return
+        self._seconds = earlier
+        self._seconds[STOPPED] += gap

@@ -1,0 +1,56 @@
+import pytest
+
+from lingvo_moe.training import goodput
+from lingvo_moe.training.goodput import Goodput
+
+
+class Clock:
+    seconds = 0.0
+
+    def __call__(self):
+        return self.seconds
+
+
+def test_where_the_time_of_a_run_and_its_restart_went(tmp_path):
+    """100 s: 10 starting, 40 + 20 in steps, of which 20 are lost, and so on."""
+    clock = Clock()
+    run = Goodput(tmp_path / "goodput.json", clock, clock)
+    clock.seconds = 10
+    run.enter(goodput.STEPS)
+    clock.seconds += 20
+    with run.during(goodput.INPUT):
+        clock.seconds += 5
+    clock.seconds += 20
+    with run.during(goodput.SAVING):
+        clock.seconds += 1
+    run.saved()
+    clock.seconds += 20
+    run.went_back()
+    clock.seconds += 4
+    run.saved()  # at 80 s
+    clock.seconds = 95  # killed some time before; started again
+    again = Goodput(tmp_path / "goodput.json", clock, clock)
+    clock.seconds = 100
+    again.enter(goodput.STEPS)
+    seconds = {kind: round(100 * share, 6) for kind, share in again.shares().items() if share}
+    assert seconds == {
+        "starting": 15, "steps": 44, "input": 5, "saving": 1, "lost steps": 20, "stopped": 15
+    }  # fmt: skip
+    assert again.line() == (
+        "Goodput 44.0 % of the wall clock in useful steps; lost steps 20.0 %, stopped 15.0 %, "
+        "starting 15.0 %, input 5.0 %, saving 1.0 %"
+    )
+    again.saved(finished=True)
+    clock.seconds = 10_000
+    assert Goodput(tmp_path / "goodput.json", clock, clock).shares()["stopped"] == pytest.approx(
+        0.15
+    )
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"seconds": 3, "until": 1}', '{"until": {}}'])
+def test_a_damaged_file_counts_as_none(tmp_path, content):
+    (tmp_path / "goodput.json").write_text(content)
+    clock = Clock()
+    run = Goodput(tmp_path / "goodput.json", clock, clock)
+    clock.seconds = 1.0
+    assert run.shares()["starting"] == 1.0

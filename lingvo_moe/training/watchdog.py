@@ -1,0 +1,88 @@
+"""Reports a training that stalls, with the stack traces of all threads."""
+
+import faulthandler
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+
+class Watchdog:
+    """Watches that training goes on. A context: a thread watches while it is open.
+
+    A stall is reported once with the traces, and once more when training goes on.
+    """
+
+    def __init__(
+        self,
+        seconds: float | None,
+        report: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """Does not watch yet.
+
+        Args:
+            seconds: a phase that takes longer is a stall; None for no watching.
+            report: takes the lines.
+            clock: seconds.
+        """
+        self._seconds, self._report, self._clock = seconds, report, clock
+        self._phase, self._since, self._stalled = "", clock(), False
+        self._watched = False
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+
+    def __enter__(self) -> "Watchdog":
+        if self._seconds is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def enter(self, phase: str, watched: bool = True) -> None:
+        """Training is in a new phase.
+
+        Args:
+            phase: such as "waiting for the input".
+            watched: false for a phase of any length, such as compiling.
+        """
+        with self._lock:
+            now = self._clock()
+            if self._stalled:
+                self._report(f"Training goes on after {now - self._since:.0f} s {self._phase}.")
+            self._phase, self._since = phase, now
+            self._stalled, self._watched = False, watched
+
+    def check(self) -> None:
+        """Reports a stall; the thread calls it."""
+        with self._lock:
+            waited = self._clock() - self._since
+            limit = self._seconds
+            if limit is None or self._stalled or not self._watched or waited < limit:
+                return
+            self._stalled = True
+            self._report(
+                f"warning: Training stalls: {waited:.0f} s {self._phase} (train.stall_seconds="
+                f"{limit:g}). Stack traces of all threads:\n{stack_traces()}"
+            )
+
+    def _run(self):
+        while not self._stop.wait(min(1.0, (self._seconds or 1.0) / 4)):
+            self.check()
+
+
+def stack_traces() -> str:
+    """The stacks of all threads of Python, the innermost call first."""
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read().rstrip()
