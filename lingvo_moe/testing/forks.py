@@ -43,6 +43,18 @@ class Fork:
         self._process = _CONTEXT.Process(target=_main, args=given)
         self._process.start()
 
+    def kill(self) -> None:
+        """Ends it with SIGKILL; `wait` tells how it ended."""
+        self._process.kill()
+
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.is_alive()
+
+    def errors(self) -> str:
+        """What it has printed on standard error."""
+        return self._streams[2].read_text() if self._streams[2].exists() else ""
+
     def wait(self) -> CompletedProcess:
         """Its exit status and what it printed.
 

@@ -246,6 +246,7 @@ class _Loop:
         p, signal = self.params, None
         self._start(initialize, self._restore)
         started(self.step)
+        started_at = self.step
         events = None if self.process.index else self.logdir / "events"
         self.events = SummaryWriter(events, self.report)
         self.goodput.enter(goodput.STEPS)
@@ -289,7 +290,8 @@ class _Loop:
         self.goodput.saved(finished)
         self.events.scalars(self.step, self._goodput_scalars())
         self.events.close()
-        self.report(self.goodput.line())
+        if self.step > started_at:
+            self.report(self.goodput.line())
         if not finished:
             where = "there" if self.saved_step == self.step else f"step {self.saved_step or 0}"
             self.report(f"Interrupted at step {self.step}; the same command resumes from {where}.")
