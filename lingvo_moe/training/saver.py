@@ -1,6 +1,7 @@
 """Saves checkpoints in a background thread: a step waits only for a copy of the state."""
 
 import dataclasses
+import logging
 import threading
 from collections.abc import Mapping
 from types import TracebackType
@@ -134,3 +135,6 @@ class Saver:
             self._checkpoints.save(step, held, best)
         except BaseException as error:  # raised by the main thread
             self._error = error
+            if self._checkpoints.process.background is not None:
+                # The main thread may wait for a process that has ended with all others' message.
+                logging.error("%s", error)
