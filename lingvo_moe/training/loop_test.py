@@ -13,7 +13,8 @@ import tensorflow as tf
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.training import loop
 from lingvo_moe.training.checkpoint import Checkpointer, Process
-from lingvo_moe.training.loop import Evaluation, Interruption, Recorder, TrainParams, train
+from lingvo_moe.training.interruption import Interruption
+from lingvo_moe.training.loop import Evaluation, Recorder, TrainParams, train
 from lingvo_moe.training.recovery import NotFiniteError
 
 
