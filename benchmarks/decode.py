@@ -4,9 +4,9 @@ python benchmarks/decode.py [--rounds=7] [--threads=2] [--only=NAME,…] [--case
 
 Each engine is a process of its own (benchmarks/_peers/decode_*.py), fed by pipes. `make
 bench-decode` installs the peers into build/peers. The dense models of CTranslate2 and of this
-package have the same random weights. Sources are 32 tokens and all 32 steps are taken; a case such
-as 16x4 is 16 sentences with a beam of 4. Every round times each engine once; a ratio is the median
-of the rounds' ratios.
+package have the same random weights. Sources have --steps tokens and as many steps are taken. A
+case such as 16x4 is 16 sentences with a beam of 4. Every round times each engine once; a ratio is
+the median of the rounds' ratios. --latency prints percentiles, for which 100 rounds are enough.
 
 On an idle machine use wall time. On a shared machine use processor time, which is that of all
 threads.
@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from _peers._serve import STEPS
 from peers import DENSE, PEERS_PYTHON, Peer, ratio
 
 SAME, TWIN = "ours (dense)", "ours (dense twin)"
@@ -34,7 +33,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", default="", help="names of engines, separated by commas")
     parser.add_argument("--cases", default=_CASES, help="SENTENCESxBEAM, separated by commas")
+    parser.add_argument("--shape", default="small", choices=("small", "tiny"), help="of models")
+    parser.add_argument("--steps", type=int, default=32, help="of decoding, and source tokens")
+    parser.add_argument("--latency", action="store_true", help="print percentiles of wall time too")
     args = parser.parse_args()
+    os.environ |= {"PEERS_SHAPE": args.shape, "PEERS_STEPS": str(args.steps)}
     # Threads that spin while they wait would take processor time from the other engines.
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     with tempfile.TemporaryDirectory() as directory:
@@ -47,13 +50,13 @@ def main() -> None:
             script = "decode_ctranslate2.py"
             return Peer(PEERS_PYTHON, script, args.threads, weights, compute_type)
 
-        checkpoint, tiny = (str(Path(directory) / name) for name in ("nllb_moe", "tiny"))
+        checkpoint = str(Path(directory) / "nllb_moe")
 
         def hugging_face(*arguments):
             return Peer(PEERS_PYTHON, "decode_hugging_face.py", args.threads, *arguments)
 
-        def imported(path):
-            return Peer(sys.executable, "decode_imported.py", args.threads, path)
+        def imported():
+            return Peer(sys.executable, "decode_imported.py", args.threads, checkpoint)
 
         starts = {
             SAME: lambda: ours("model.moe=None", path=weights),
@@ -64,16 +67,16 @@ def main() -> None:
             "ours (8 experts)": lambda: ours(),
             "ours (64 experts)": lambda: ours("model.moe.num_experts=64"),
             "Hugging Face NLLB-MoE (8 experts)": lambda: hugging_face(checkpoint),
-            "ours (imported NLLB-MoE)": lambda: imported(checkpoint),
-            "Hugging Face NLLB-MoE of tiny shape": lambda: hugging_face(tiny, "tiny"),
-            "ours (imported NLLB-MoE of tiny shape)": lambda: imported(tiny),
+            "ours (imported NLLB-MoE)": imported,
         }
         chosen = [name for name in args.only.split(",") if name] or list(starts)
         engines = {name: starts[name]() for name in starts if name in chosen}
         for case in args.cases.split(","):
             batch, beam = map(int, case.split("x"))
             results = race(engines, args.rounds, batch=batch, beam=beam)
-            print(table(results, batch, beam), flush=True)
+            print(table(results, batch, beam, args.steps), flush=True)
+            if args.latency:
+                print(latencies(results), flush=True)
         print("\n".join(f"{name}: {engine.about['about']}" for name, engine in engines.items()))
         for engine in engines.values():
             engine.close()
@@ -90,7 +93,16 @@ def race(engines: Mapping[str, Peer], rounds: int, **case) -> dict[str, list[dic
     return results
 
 
-def table(results: Mapping[str, list[dict]], batch: int, beam: int) -> str:
+def latencies(results: Mapping[str, list[dict]]) -> str:
+    """A table in Markdown: the median and the 99th percentile of the wall time of a case."""
+    lines = ["\n| | p50 ms | p99 ms |", "|---|---|---|"]
+    for name, rounds in results.items():
+        seconds = np.quantile([r["seconds"] for r in rounds], [0.5, 0.99])
+        lines.append(f"| {name} | {' | '.join(f'{1e3 * s:.1f}' for s in seconds)} |")
+    return "\n".join(lines)
+
+
+def table(results: Mapping[str, list[dict]], batch: int, beam: int, steps: int) -> str:
     """The table of a case in Markdown: speeds are target tokens a second, ratios are of speeds."""
     experts = TWIN in results
     bases = [next(iter(results)), *([TWIN] if experts else [])]
@@ -103,7 +115,7 @@ def table(results: Mapping[str, list[dict]], batch: int, beam: int) -> str:
     for name, rounds in results.items():
         cells = []
         for clock in ("seconds", "cpu_seconds"):
-            cells.append(f"{batch * STEPS / np.median([r[clock] for r in rounds]):,.0f}")
+            cells.append(f"{batch * steps / np.median([r[clock] for r in rounds]):,.0f}")
         for base in bases:
             for clock in ("seconds", "cpu_seconds"):
                 cells.append(f"{ratio(results[base], rounds, clock):.2f}")

@@ -21,8 +21,9 @@ SHAPE = {
     "batch_size": 32,
     "length": 64,  # of either side
 }
-TINY = {"model_dim": 64, "hidden_dim": 128, "num_heads": 2, "head_dim": 32, "layers": 2}
-STEPS = 32  # of decoding, and tokens of a source
+if os.environ.get("PEERS_SHAPE") == "tiny":
+    SHAPE |= {"model_dim": 64, "hidden_dim": 128, "num_heads": 2, "head_dim": 32, "layers": 2}
+STEPS = int(os.environ.get("PEERS_STEPS", "32"))  # of decoding, and tokens of a source
 FIRST_WORD = 4
 _WARM_UP = 3
 

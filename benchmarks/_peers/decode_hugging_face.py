@@ -1,8 +1,8 @@
-"""Peer: Hugging Face generates.  python benchmarks/_peers/decode_hugging_face.py [DIRECTORY [tiny]]
+"""Peer: Hugging Face generates.  python benchmarks/_peers/decode_hugging_face.py [DIRECTORY]
 
 M2M-100; or, with a directory, NLLB-MoE with eight experts in every second layer, whose checkpoint
-is written there for decode_imported.py; `tiny` is a smaller shape of it. All have random weights.
-They differ from this package's models: LayerNorm and biases, sinusoidal positions.
+is written there for decode_imported.py. Both have random weights. They differ from this package's
+models: LayerNorm and biases, sinusoidal positions.
 """
 
 import sys
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from _serve import SHAPE, STEPS, TINY, serve, sources
+from _serve import SHAPE, STEPS, serve, sources
 
 sys.path.append(str(Path(__file__).parents[1]))
 from hugging_face_fixtures import NLLB_CODES, nllb_tokenizer
@@ -21,8 +21,7 @@ PIECES = 100  # sources are made of the first pieces after the special ones
 def main() -> None:
     """Answers requests on standard input; see _serve."""
     directory = Path(sys.argv[1]) if len(sys.argv) > 1 else None
-    shape = SHAPE | (TINY if sys.argv[2:] == ["tiny"] else {})
-    model, options = (_nllb_moe(directory, shape) if directory else _m2m100(shape)), {}
+    model, options = (_nllb_moe(directory) if directory else _m2m100()), {}
     model.eval()
 
     @torch.inference_mode()
@@ -45,32 +44,31 @@ def main() -> None:
     serve(step, f"transformers {transformers.__version__}, PyTorch {torch.__version__}")
 
 
-def _config(shape, **more):
+def _config(**more):
     """The fields of a config.json."""
     torch.manual_seed(0)
-    config = {"d_model": shape["model_dim"], **more}
+    config = {"d_model": SHAPE["model_dim"], **more}
     for side in ("encoder", "decoder"):
         config |= {
-            f"{side}_layers": shape["layers"],
-            f"{side}_ffn_dim": shape["hidden_dim"],
-            f"{side}_attention_heads": shape["num_heads"],
+            f"{side}_layers": SHAPE["layers"],
+            f"{side}_ffn_dim": SHAPE["hidden_dim"],
+            f"{side}_attention_heads": SHAPE["num_heads"],
         }
     return config
 
 
-def _m2m100(shape):
-    config = _config(shape, vocab_size=shape["vocab_size"])
+def _m2m100():
+    config = _config(vocab_size=SHAPE["vocab_size"])
     return transformers.M2M100ForConditionalGeneration(transformers.M2M100Config(**config))
 
 
-def _nllb_moe(directory, shape):
+def _nllb_moe(directory):
     directory.mkdir()
     tokenizer = nllb_tokenizer(directory)
     config = _config(
-        shape,
         vocab_size=len(tokenizer.sp_model) + len(NLLB_CODES) + 4,
-        num_experts=shape["num_experts"],
-        **{f"{side}_sparse_step": shape["every_n"] for side in ("encoder", "decoder")},
+        num_experts=SHAPE["num_experts"],
+        **{f"{side}_sparse_step": SHAPE["every_n"] for side in ("encoder", "decoder")},
     )
     model = transformers.NllbMoeForConditionalGeneration(transformers.NllbMoeConfig(**config))
     model.model.save_pretrained(directory)
