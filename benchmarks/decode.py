@@ -43,8 +43,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         weights = str(Path(directory) / "weights.npz")
 
-        def ours(*overrides, path="-"):
-            return Peer(sys.executable, "decode_ours.py", args.threads, path, *overrides)
+        def ours(*overrides, runtime="local", path="-"):
+            return Peer(sys.executable, "decode_ours.py", args.threads, runtime, path, *overrides)
 
         def ctranslate2(compute_type):
             script = "decode_ctranslate2.py"
@@ -55,19 +55,22 @@ def main() -> None:
         def hugging_face(*arguments):
             return Peer(PEERS_PYTHON, "decode_hugging_face.py", args.threads, *arguments)
 
-        def imported():
-            return Peer(sys.executable, "decode_imported.py", args.threads, checkpoint)
+        def imported(runtime):
+            return Peer(sys.executable, "decode_imported.py", args.threads, runtime, checkpoint)
 
         starts = {
             SAME: lambda: ours("model.moe=None", path=weights),
+            "ours (dense) by XLA": lambda: ours("model.moe=None", runtime="xla"),
             "CTranslate2 (float32)": lambda: ctranslate2("float32"),
             "CTranslate2 (int8)": lambda: ctranslate2("int8"),
             "Hugging Face M2M-100": hugging_face,
             TWIN: lambda: ours(*DENSE),
             "ours (8 experts)": lambda: ours(),
+            "ours (8 experts) by XLA": lambda: ours(runtime="xla"),
             "ours (64 experts)": lambda: ours("model.moe.num_experts=64"),
             "Hugging Face NLLB-MoE (8 experts)": lambda: hugging_face(checkpoint),
-            "ours (imported NLLB-MoE)": imported,
+            "ours (imported NLLB-MoE)": lambda: imported("local"),
+            "ours (imported NLLB-MoE) by XLA": lambda: imported("xla"),
         }
         chosen = [name for name in args.only.split(",") if name] or list(starts)
         engines = {name: starts[name]() for name in starts if name in chosen}

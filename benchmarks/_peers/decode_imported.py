@@ -1,6 +1,6 @@
-"""Peer: an imported model.  python benchmarks/_peers/decode_imported.py DIRECTORY
+"""Peer: an imported model.  python benchmarks/_peers/decode_imported.py RUNTIME DIRECTORY
 
-The directory is what decode_hugging_face.py wrote.
+RUNTIME is local or xla. The directory is what decode_hugging_face.py wrote.
 """
 
 import functools
@@ -14,6 +14,8 @@ from _serve import STEPS, fingerprint, serve, sources
 import lingvo_moe as lm
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.pretrained.hugging_face import import_model
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.runtimes.xla import Xla
 
 PIECES = 100
 _LANGUAGES = ("eng_Latn", "fra_Latn")
@@ -22,8 +24,9 @@ _LANGUAGES = ("eng_Latn", "fra_Latn")
 def main() -> None:
     """Answers requests on standard input; see _serve."""
     with tempfile.TemporaryDirectory() as directory:
-        model_dir = import_model(Path(sys.argv[1]), Path(directory) / "logdir")
-        model = lm.load(model_dir.path)
+        model_dir = import_model(Path(sys.argv[2]), Path(directory) / "logdir")
+        make = {"local": Local, "xla": Xla}[sys.argv[1]]
+        model = lm.load(model_dir.path, make_runtime=make)
     prefix = model_dir.prefix(*_LANGUAGES)
 
     @functools.cache

@@ -1,7 +1,9 @@
-"""Peer: this package decodes.  python benchmarks/_peers/decode_ours.py WEIGHTS [PATH=VALUE ...]
+"""Peer: this package decodes.
 
-The shape of _serve.py with random weights, which go to the file WEIGHTS (.npz) unless it is "-";
-overrides as in --set.
+python benchmarks/_peers/decode_ours.py RUNTIME WEIGHTS [PATH=VALUE ...]
+
+The shape of _serve.py with random weights, which go to the file WEIGHTS (.npz) unless it is "-".
+RUNTIME is local or xla; overrides as in --set.
 """
 
 import functools
@@ -16,6 +18,7 @@ import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
 from lingvo_moe.core import registry
 from lingvo_moe.core.params import override
 from lingvo_moe.runtimes.local import Local
+from lingvo_moe.runtimes.xla import Xla
 from lingvo_moe.tasks.translation import TranslationTask
 
 # With this length penalty a longer translation could always be better, so all STEPS steps are run.
@@ -28,16 +31,17 @@ _SEARCH = (
 
 def main() -> None:
     """Answers requests on standard input; see _serve."""
-    path, *overrides = sys.argv[1:]
+    name, path, *overrides = sys.argv[1:]
+    make = {"local": Local, "xla": Xla}[name]
     params = override(registry.get_params("tiny.MoE"), [*MODEL, *_SEARCH, *overrides])
     runtimes: dict[int, Local] = {}
-    state = _runtime(params, 1).state()
+    state = _runtime(make, params, 1).state()
     if path != "-":
         np.savez(path, **{name: np.asarray(value) for name, value in state.items()})
 
     @functools.cache
     def runtime(beam):
-        runtimes[beam] = _runtime(params, beam)
+        runtimes[beam] = _runtime(make, params, beam)
         runtimes[beam].restore(state)
         return runtimes[beam]
 
@@ -46,11 +50,11 @@ def main() -> None:
         output = runtime(beam).translate(ids, np.full([batch], ids.shape[1], np.int32))
         return fingerprint(np.asarray(output.ids)[:, 0])
 
-    serve(step, f"TensorFlow {tf.__version__}; {' '.join(overrides)}")
+    serve(step, f"TensorFlow {tf.__version__}, {name}; {' '.join(overrides)}")
 
 
-def _runtime(params, beam):
-    runtime = Local(TranslationTask(override(params, [f"decoding.beam_size={beam}"])))
+def _runtime(make, params, beam):
+    runtime = make(TranslationTask(override(params, [f"decoding.beam_size={beam}"])))
     runtime.initialize(0)
     return runtime
 

@@ -20,7 +20,7 @@ from lingvo_moe.runtimes.lowering import (
     translate_program,
     weight_specs,
 )
-from lingvo_moe.runtimes.task import NOTHING, Task
+from lingvo_moe.runtimes.task import NOTHING, Task, next_size
 from lingvo_moe.training.checkpoint import check_tensors
 from lingvo_moe.training.ladder import Ladder
 from lingvo_moe.training.replicas import Round, move_rows, relocate_experts, rounds, slots_of
@@ -174,8 +174,8 @@ class Spmd:
 
         Rows and columns are padded to powers of two, so that few programs are compiled.
         """
-        rows = _next_size(len(lengths), self._layout.groups)
-        columns = _next_size(source_ids.shape[1], _LEAST_LENGTH)
+        rows = next_size(len(lengths), self._layout.groups)
+        columns = next_size(source_ids.shape[1], _LEAST_LENGTH)
         spare = rows - len(lengths)
         batch = {
             "source_ids": np.pad(source_ids, [(0, spare), (0, columns - source_ids.shape[1])]),
@@ -199,13 +199,13 @@ class Spmd:
         tasks: np.ndarray | None = None,
     ) -> np.ndarray:
         """Log-probabilities of given translations, float32 [B, T]; padded as in `translate`."""
-        rows = _next_size(len(source_lengths), self._layout.groups)
+        rows = next_size(len(source_lengths), self._layout.groups)
         spare = rows - len(source_lengths)
         tasks = np.zeros_like(source_lengths) if tasks is None else tasks
         batch = {"tasks": np.pad(tasks, (0, spare))}
         sides = (("source", source_ids, source_lengths), ("target", target_ids, target_lengths))
         for side, ids, lengths in sides:
-            columns = _next_size(ids.shape[1], _LEAST_LENGTH)
+            columns = next_size(ids.shape[1], _LEAST_LENGTH)
             batch[f"{side}_ids"] = np.pad(ids, [(0, spare), (0, columns - ids.shape[1])])
             batch[f"{side}_lengths"] = np.pad(lengths, (0, spare), constant_values=1)
         task = self._fixed_task
@@ -285,10 +285,3 @@ def _subtree(state: Mapping[str, Any], part: str) -> NestedMap:
 
 def _tree(theta: NestedMap) -> NestedMap:
     return NestedMap.unflatten(theta).theta
-
-
-def _next_size(size: int, least: int) -> int:
-    """The smallest of least, 2·least, 4·least, … that is at least size."""
-    while least < size:
-        least *= 2
-    return least

@@ -54,3 +54,10 @@ class Task(Trainable, Protocol):
 
     def routes(self, theta: NestedMap, *given: tf.Tensor) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
         """The experts of each token; same arguments as `score`."""
+
+
+def next_size(size: int, least: int) -> int:
+    """The smallest of least, 2·least, 4·least, … that is at least size."""
+    while least < size:
+        least *= 2
+    return least

@@ -11,6 +11,7 @@ from lingvo_moe.server.model import Model
 from lingvo_moe.serving.exported import Exported
 from lingvo_moe.tasks.model import Model as TrainedModel
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.training import RuntimeFn
 from lingvo_moe.tasks.translator import Translator
 
 _NO_LIMIT = (1 << 31) - 1
@@ -24,7 +25,12 @@ class Trained(TrainedModel):
     ]
 
     def __init__(
-        self, path: Path, n_best: int, overrides: Sequence[str] = (), beam_size: int = MAX_BEAM
+        self,
+        path: Path,
+        n_best: int,
+        overrides: Sequence[str] = (),
+        beam_size: int = MAX_BEAM,
+        make_runtime: RuntimeFn = Local,
     ):
         """Loads the best checkpoint.
 
@@ -33,11 +39,12 @@ class Trained(TrainedModel):
             n_best: largest number of translations of a sentence.
             overrides: `--set` texts.
             beam_size: largest beam size of a request.
+            make_runtime: (task, None) -> what runs it.
 
         Raises:
             ValueError, OSError: it is no logdir, or has no checkpoint.
         """
-        super().__init__(ModelDir.open(path).with_overrides(overrides), lambda task, _: Local(task))
+        super().__init__(ModelDir.open(path).with_overrides(overrides), make_runtime)
         self.n_best, self._beam_size = n_best, max(beam_size, self.params.decoding.beam_size)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
@@ -58,7 +65,11 @@ class Trained(TrainedModel):
 
 
 def load(
-    path: Path, n_best: int, overrides: Sequence[str] = (), beam_size: int = MAX_BEAM
+    path: Path,
+    n_best: int,
+    overrides: Sequence[str] = (),
+    beam_size: int = MAX_BEAM,
+    make_runtime: RuntimeFn = Local,
 ) -> Model:
     """Loads the model in a directory and warms it up.
 
@@ -67,12 +78,13 @@ def load(
         n_best: largest number of translations of a sentence, for a logdir; an export has its own.
         overrides: `--set` texts, for a logdir.
         beam_size: hypotheses of a sentence that may be asked of a logdir.
+        make_runtime: (task, None) -> what runs the model of a logdir.
 
     Raises:
         ValueError, OSError: it is neither, or it is damaged.
     """
     if (path / "model.json").exists():
-        model: Model = Trained(path, n_best, overrides, beam_size)
+        model: Model = Trained(path, n_best, overrides, beam_size, make_runtime)
     elif (path / "saved_model.pb").exists():
         model = Exported(path)
     else:
@@ -87,7 +99,11 @@ def load(
 
 
 def load_all(
-    texts: Sequence[str], n_best: int, overrides: Sequence[str] = (), beam_size: int = MAX_BEAM
+    texts: Sequence[str],
+    n_best: int,
+    overrides: Sequence[str] = (),
+    beam_size: int = MAX_BEAM,
+    make_runtime: RuntimeFn = Local,
 ) -> dict[str, Model]:
     """The models of `--model` texts, NAME=DIR or DIR, by name; see `load`.
 
@@ -100,7 +116,7 @@ def load_all(
         raise ValueError(
             f"Several models have the name {', '.join(repeated)}; give names: --model=NAME=DIR."
         )
-    return {name: load(path, n_best, overrides, beam_size) for name, path in named}
+    return {name: load(path, n_best, overrides, beam_size, make_runtime) for name, path in named}
 
 
 def split_name(text: str) -> tuple[str, Path]:

@@ -8,6 +8,7 @@ import tensorflow as tf
 from absl import flags
 
 from lingvo_moe.runtimes.local import Local
+from lingvo_moe.runtimes.xla import Xla
 from lingvo_moe.sharding.annotations import Mesh, parse_mesh
 from lingvo_moe.training.checkpoint import ALONE, Process
 
@@ -17,7 +18,11 @@ FLAGS = flags.FLAGS
 def define_flags() -> None:
     """The flags of `make_runtime`."""
     flags.DEFINE_enum(
-        "runtime", "local", sorted(RUNTIMES), "local: one device; spmd: many, through JAX."
+        "runtime",
+        "local",
+        sorted(RUNTIMES),
+        "local: one device; xla: one device, where XLA compiles decoding; spmd: many devices, "
+        "through JAX.",
     )
     flags.DEFINE_string(
         "mesh", None, "axis:size,…, such as data:2,expert:4; by default all devices along data."
@@ -39,7 +44,7 @@ def define_process_flags() -> None:
 @contextlib.contextmanager
 def join_processes() -> Iterator[Process]:
     """Connects to the other processes given by the flags or the cluster; all end together."""
-    if FLAGS.runtime == "local":
+    if FLAGS.runtime != "spmd":
         yield ALONE
         return
     prepare_jax()
@@ -69,7 +74,7 @@ def _spmd(task, step):
     return Spmd(task, step, Layout(mesh, task.params.sharding))
 
 
-RUNTIMES = {"local": Local, "spmd": _spmd}
+RUNTIMES = {"local": Local, "spmd": _spmd, "xla": Xla}
 
 
 def prepare_jax():

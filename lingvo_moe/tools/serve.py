@@ -30,6 +30,7 @@ def main(argv: list[str]) -> None:
     from lingvo_moe.server.loading import load_all
     from lingvo_moe.server.requests import Limits
     from lingvo_moe.server.run import bind, serve
+    from lingvo_moe.tools.runtimes import RUNTIMES
 
     limits = Limits(
         max_bytes=FLAGS.max_bytes,
@@ -44,7 +45,8 @@ def main(argv: list[str]) -> None:
         max_queue=FLAGS.max_queue,
     )
     with bind(FLAGS.host, FLAGS.port) as listener:
-        models = load_all(FLAGS.model, FLAGS.n_best, FLAGS.set, FLAGS.beam_size)
+        runtime = RUNTIMES[FLAGS.runtime]
+        models = load_all(FLAGS.model, FLAGS.n_best, FLAGS.set, FLAGS.beam_size, runtime)
         unanswered = serve(Server(models, limits, batching), listener, FLAGS.drain, common.report)
     if unanswered:
         common.report(f"error: {unanswered} requests were left unanswered; see --drain.")
@@ -55,6 +57,13 @@ def run() -> None:
     """The console script."""
     flags.DEFINE_multi_string(
         "model", None, "NAME=DIR, or DIR: a logdir or an export. May be repeated.", required=True
+    )
+    flags.DEFINE_enum(
+        "runtime",
+        "local",
+        ["local", "xla"],
+        "xla: XLA compiles decoding, for a logdir. A few sentences take less time, and the first "
+        "batch of each shape takes seconds.",
     )
     flags.DEFINE_string("host", "127.0.0.1", "Address; by default this machine alone can connect.")
     flags.DEFINE_integer("port", 8000, "Port; 0 for any that is free.", 0, 65535)

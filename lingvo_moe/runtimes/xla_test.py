@@ -1,0 +1,45 @@
+import numpy as np
+
+from lingvo_moe.core.params import override
+from lingvo_moe.core.registry import get_params
+from lingvo_moe.decoding.request import Request
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.runtimes.xla import Xla
+from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.testing.tiny_world import SHRINK
+
+IDS = np.array([[4, 5, 6, 7, 2], [8, 9, 2, 0, 0], [5, 2, 0, 0, 0]], np.int32)
+LENGTHS = np.array([5, 3, 2], np.int32)
+
+
+def runtimes(*overrides):
+    task = TranslationTask(override(get_params("tiny.MoE"), [*SHRINK, *overrides]))
+    made = Local(task), Xla(task)
+    made[0].initialize(0)
+    made[1].restore(made[0].state())
+    return made
+
+
+def test_translations_are_those_of_the_executor():
+    local, xla = runtimes("decoding.tokens=True", "decoding.beam_size=2")
+    wanted = local.translate(IDS, LENGTHS)
+    for rows in (slice(None), slice(1, 2)):  # padded to 4 rows; 1 row
+        found = xla.translate(IDS[rows], LENGTHS[rows])
+        assert found.lengths.shape == wanted.lengths[rows].shape
+        np.testing.assert_array_equal(found.lengths, wanted.lengths[rows])
+        np.testing.assert_allclose(found.scores, wanted.scores[rows], rtol=1e-5)
+        for row, lengths in enumerate(found.lengths.numpy()):
+            for n, length in enumerate(lengths):
+                ours, theirs = found.ids[row, n], wanted.ids[rows][row, n]
+                np.testing.assert_array_equal(ours[:length], theirs[:length])
+
+
+def test_batches_of_nearly_one_shape_share_a_program():
+    _, xla = runtimes("model.moe=None")
+    request = Request(xla._task.params.decoding)
+    for rows in (3, 4):
+        ids = np.repeat(IDS[:1], rows, axis=0)
+        for more in (0, 2):
+            padded = np.pad(ids, [(0, 0), (0, more)])
+            xla.translate(padded, np.full([rows], 5, np.int32), None, request)
+    assert xla._decode(request).experimental_get_tracing_count() == 1
