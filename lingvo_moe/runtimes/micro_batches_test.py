@@ -41,10 +41,15 @@ MODELS = {
         "data:2,expert:4",
         (
             "model.moe.shared_expert=True",
-            "model.moe.gating=TopK(k=2,scores=Sigmoid(),bias=LossFree(),balance=BySequence())",
+            "model.moe.gating=TopK(k=2,scores=Sigmoid(),bias=LossFree(),balance=BySequence(),"
+            "limit=NodeLimited(nodes=4,kept=1))",
         ),
     ),
-    "experts, scan": ("data:2,expert:4", ("model.scan=True",)),
+    "experts, scan": (
+        "data:2,expert:4",
+        ("model.scan=True", "model.moe.gating=TopK(k=2,balance=ByBatch())"),
+    ),
+    "always-on experts": ("data:2,expert:4", ("model.moe.always_on_experts=2",)),
     "experts on every device": (
         "data:8",
         ("model.moe.dispatcher=Fitted(factors=(8.0,))", "model.moe.capacity_factor=None"),
