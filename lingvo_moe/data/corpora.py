@@ -78,7 +78,9 @@ class CorpusPair:
         return CorpusPair(name, self.target, self.source, self.files, not self.turned)
 
 
-def find_pairs(corpus: Path, report: Callable[[str], None] = lambda line: None) -> list[CorpusPair]:
+def find_pairs(
+    corpus: Path, report: Callable[[str], None] = lambda line: None, needs_train: bool = True
+) -> list[CorpusPair]:
     """The language pairs of a corpus directory, in order of name.
 
     The layout is `SPLIT/SRC-TGT.SRC` and `SPLIT/SRC-TGT.TGT`, or `SPLIT/SRC-TGT.tsv` with a tab
@@ -88,20 +90,23 @@ def find_pairs(corpus: Path, report: Callable[[str], None] = lambda line: None) 
     Args:
         corpus: the directory.
         report: takes a warning for each name that is not read and does not look like data.
+        needs_train: whether there must be text for training.
 
     Raises:
-        ValueError: no train split, no files in it, a pair with one side or with two sources in a
-            split, or a name that looks like data and is not read, such as `valid`, `de-en.txt`,
-            `zh-TW-en.tsv` or `de-en.de.bz2`.
+        ValueError: no train split where it is needed, no files in it, a pair with one side or with
+            two sources in a split, or a name that looks like data and is not read, such as `valid`,
+            `de-en.txt`, `zh-TW-en.tsv` or `de-en.de.bz2`.
         OSError: a directory cannot be read.
     """
-    _check_splits(corpus, report)
+    _check_splits(corpus, report, needs_train)
     files: dict[str, dict[str, tuple[Path, ...]]] = {}
     for split in SPLITS:
         for name, paths in _pair_files(corpus / split, report).items():
             files.setdefault(name, {})[split] = paths
-    if not any("train" in splits for splits in files.values()):
+    if needs_train and not any("train" in splits for splits in files.values()):
         raise ValueError(f"{corpus}/train is empty; it must hold files such as de-en.de, de-en.en.")
+    if not files:
+        raise ValueError(f"{corpus} is empty; it must hold files such as test/de-en.de, de-en.en.")
     return [
         CorpusPair(name, source, target, files[name])
         for name in sorted(files)
@@ -113,7 +118,7 @@ def _visible(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if not path.name.startswith("."))
 
 
-def _check_splits(corpus, report):
+def _check_splits(corpus, report, needs_train):
     if not corpus.is_dir():
         raise ValueError(f"There is no directory {corpus}; give the corpus as a directory.")
     meant = {other: split for split, others in _OTHER_NAMES.items() for other in (split, *others)}
@@ -128,7 +133,7 @@ def _check_splits(corpus, report):
             )
         else:
             report(f"warning: {path} is not read; the splits are {', '.join(SPLITS)}.")
-    if not (corpus / "train").is_dir():
+    if needs_train and not (corpus / "train").is_dir():
         raise ValueError(
             f"{corpus} has no directory 'train'; a corpus is SPLIT/SRC-TGT.SRC and "
             f"SPLIT/SRC-TGT.TGT with SPLIT in {', '.join(SPLITS)}."

@@ -101,7 +101,7 @@ def prepare(
     if processes < 1 or memory_mb < 1:
         raise ValueError(f"processes and memory_mb must be >= 1, got {processes} and {memory_mb}.")
     _check_apart(corpus, output)
-    pairs = _directions(find_pairs(corpus, report), params.both_directions)
+    pairs = _directions(find_pairs(corpus, report, not params.extend), params.both_directions)
     check_output(output, MAKER, overwrite)
     directory = output.with_name(f"{output.name}.parts")
     work = Work(directory, tuple(pairs), params, (memory_mb << 20) // processes)
@@ -199,7 +199,8 @@ def _assemble(
         infos.append(PairInfo(name, *languages, len(infos), examples, names))
         checks[name] = pair.summary()
         report(f"{name}: {examples.get('train', 0)} training examples")
-    if not any(info.examples.get("train") for info in infos):
+    given = any("train" in pair.files for pair in work.pairs)
+    if given and not any(info.examples.get("train") for info in infos):
         raise ValueError(
             f"No training example is left: all are longer than "
             f"max_length={work.params.max_length}. Raise it, or give lines of single sentences."
@@ -219,7 +220,7 @@ def _assemble(
             os.replace(path, partial / name)
         dataset = Dataset(partial, tuple(infos), tags, hashes, checks, tags_on_both_sides=both)
         dataset.save()
-        if card:
+        if card and given:
             write_card(partial / "card", work, dataset)
     return Dataset.load(output)
 

@@ -66,7 +66,7 @@ def moving_average(values: Sequence[float | None], window: int = WINDOW) -> np.n
 
 def _draw_sizes(axes: Axes, sizes: Sequence[int]) -> None:
     axes.bar(range(len(sizes)), sizes, width=0.8, color=_BARS, zorder=0)
-    axes.set_yscale("log")
+    axes.set_yscale("log" if any(sizes) else "linear")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_ylim(1, max([10, *sizes]) ** 1.6)  # the bars stay in the lower part of the picture
     axes.set_ylabel("training sentence pairs (bars)", color=GREY)

@@ -107,3 +107,18 @@ def test_an_imported_model_is_evaluated_and_pruned_on_data_for_it(world, tmp_pat
     assert pruned.languages == ["eng_Latn", "fra_Latn"]
     ((best,),) = pruned.translate(["pack my box"], "fra_Latn", source_language="eng_Latn")
     assert np.isfinite(best.score)
+
+
+def test_text_for_evaluation_alone_is_enough_for_an_existing_vocabulary(world, tmp_path):
+    imported, _, _ = world
+    (tmp_path / "corpus" / "test").mkdir(parents=True)
+    for language in ("eng_Latn", "fra_Latn"):
+        (tmp_path / "corpus" / "test" / f"eng_Latn-fra_Latn.{language}").write_text("pack my box\n")
+    options = {"joint_vocab": True, "tags_on_both_sides": True, "new_pieces": 0}
+    with pytest.raises(ValueError, match="has no directory 'train'"):
+        prepare(tmp_path / "corpus", tmp_path / "new", PrepareParams(**options))
+    params = PrepareParams(extend=str(imported.path), **options)
+    data = prepare(tmp_path / "corpus", tmp_path / "data", params)
+    assert data.pair("eng_Latn-fra_Latn").examples == {"test": 1}
+    (score,) = lm.evaluate(imported, data, output=tmp_path / "report").pairs
+    assert (score.test_examples, score.off_target) == (1, None)

@@ -218,8 +218,11 @@ def load_translator(
     return Translator.of(model_dir, runtime.translate), checkpoint.step
 
 
-def language_identifier(dataset: Dataset) -> LanguageIdentifier:
-    """Knows the languages of a dataset, by at most _SENTENCES of each from the training text."""
+def language_identifier(dataset: Dataset) -> LanguageIdentifier | None:
+    """Knows the languages of a dataset, by at most _SENTENCES of each from the training text.
+
+    None if fewer than two languages have such text.
+    """
     texts: dict[str, list[str]] = {}
     for pair in dataset.pairs:
         examples = dataset.first_examples("train", pair.name, _SENTENCES)
@@ -228,7 +231,8 @@ def language_identifier(dataset: Dataset) -> LanguageIdentifier:
         for language, more in ((pair.source, sources), (pair.target, targets)):
             known = texts.setdefault(language, [])
             known += more[: _SENTENCES - len(known)]
-    return LanguageIdentifier({language: lines for language, lines in texts.items() if lines})
+    seen = {language: lines for language, lines in texts.items() if lines}
+    return LanguageIdentifier(seen) if len(seen) > 1 else None
 
 
 def record_routing(
@@ -267,7 +271,8 @@ def record_routing(
 def _off_target(identify, texts, pair):
     """The share of texts not in the pair's target language; None if no text of it was seen."""
     target = pair.rpartition("-")[2]
-    return identify.off_target(texts, target) if target in identify.languages else None
+    known = identify and target in identify.languages
+    return identify.off_target(texts, target) if known else None
 
 
 def _source_use(model_dir, runtime, dataset, split, pairs, report) -> Mapping[str, float]:
