@@ -34,7 +34,7 @@ class Xla(Local):
     ):
         """Decodes a batch of any size; see Local."""
         if self._laid_out is None:
-            self._laid_out = self._fixed_task.lay_out(self._read().theta)
+            self._laid_out = self._fixed_task.lay_out(self._averaged())
         count, length = source_ids.shape
         # Additional rows repeat the first, which ends when it ends.
         rows = np.concatenate([np.arange(count), np.zeros(next_size(count, 1) - count, int)])

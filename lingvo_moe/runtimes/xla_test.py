@@ -5,6 +5,7 @@ from lingvo_moe.core.registry import get_params
 from lingvo_moe.decoding.request import Request
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.runtimes.xla import Xla
+from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.tiny_world import SHRINK
 
@@ -43,3 +44,18 @@ def test_batches_of_nearly_one_shape_share_a_program():
             padded = np.pad(ids, [(0, 0), (0, more)])
             xla.translate(padded, np.full([rows], 5, np.int32), None, request)
     assert xla._decode(request).experimental_get_tracing_count() == 1
+
+
+def test_training_decodes_with_the_moving_averages_of_weights():
+    overrides = (*SHRINK, "model.moe=None", "optimizer.ema_decay=0.9")
+    task = TranslationTask(override(get_params("tiny.MoE"), overrides))
+    local, xla = (runtime(task, train_step(task)) for runtime in (Local, Xla))
+    local.initialize(0)
+    before, state = local.translate(IDS, LENGTHS), local.state()
+    rng = np.random.default_rng(0)
+    averages = {n: rng.normal(0, 0.3, v.shape) for n, v in state.items() if n.endswith("/ema")}
+    for runtime in (local, xla):
+        runtime.restore(state | averages)
+    wanted = local.translate(IDS, LENGTHS)
+    assert not np.allclose(wanted.scores, before.scores)
+    np.testing.assert_allclose(xla.translate(IDS, LENGTHS).scores, wanted.scores, rtol=1e-5)
