@@ -13,24 +13,25 @@ class Interruption:
 
     Agreement waits for all steps in flight. So each process proposes the number of steps until the
     next agreement, those of a few seconds, and the smallest number is used. A signal is noticed
-    within seconds, and short steps rarely wait.
+    within seconds, and short steps rarely wait. Steps that are taken again count as new ones.
     """
 
     def __init__(self, process: Process, clock: Callable[[], float] = time.monotonic):
         """clock: seconds."""
         self._process, self._clock = process, clock
-        self._due, self._stride = 0, 1
+        self._step, self._due, self._stride = 0, 0, 1
         self._asked: tuple[int, float] | None = None
 
-    def agreed(self, step: int, signal: int | None) -> int | None:
+    def agreed(self, signal: int | None) -> int | None:
         """The signal for which to stop before this step, or None.
 
         Args:
-            step: all processes call this once for each of the same steps.
-            signal: number of the signal that this process received, if any.
+            signal: number of the signal that this process received, if any. All processes call this
+                once for each step.
         """
         if self._process is ALONE:
             return signal
+        step, self._step = self._step, self._step + 1
         if step < self._due:
             return None
         ahead = self._process.minimum(-signal if signal else self._stride)

@@ -251,7 +251,7 @@ class _Loop:
         self.events = SummaryWriter(events, self.report)
         self.goodput.enter(goodput.STEPS)
         while self.step < p.max_steps and not self._out_of_patience():
-            if signal := self.interruption.agreed(self.step, received()):
+            if signal := self.interruption.agreed(received()):
                 break
             self._take_step()
             self.saver.check()

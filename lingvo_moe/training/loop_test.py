@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.training import loop
-from lingvo_moe.training.checkpoint import Checkpointer, Process
+from lingvo_moe.training.checkpoint import ALONE, Checkpointer, Process
 from lingvo_moe.training.interruption import Interruption
 from lingvo_moe.training.loop import Evaluation, Recorder, TrainParams, train
 from lingvo_moe.training.recovery import NotFiniteError
@@ -62,7 +62,9 @@ class Counting:
         self.count = int(state["count"])
 
 
-def _train(logdir, *, batches=None, losses=None, recorder=None, report=None, **params):
+def _train(
+    logdir, *, batches=None, losses=None, recorder=None, report=None, process=ALONE, **params
+):
     runtime, lines = Sum(), []
     losses = iter(losses or [])
     result = train(
@@ -80,6 +82,7 @@ def _train(logdir, *, batches=None, losses=None, recorder=None, report=None, **p
         ),
         report=report or lines.append,
         recorder=recorder,
+        process=process,
     )
     return runtime.total, result, lines
 
@@ -170,7 +173,7 @@ def _steps_asked(others, signal_at=lambda step: None, last=200):
 
     interruption = Interruption(Process(0, minimum), lambda: clock[0])
     for step in range(last):
-        if number := interruption.agreed(step, signal_at(step)):
+        if number := interruption.agreed(signal_at(step)):
             return asked, step, number
         clock[0] += 0.125
     return asked, None, None
@@ -246,6 +249,16 @@ def test_after_several_skipped_steps_training_goes_back_and_takes_other_data(tmp
 def test_before_the_first_checkpoint_training_goes_back_to_the_start(tmp_path):
     total, _, _ = _train(tmp_path, batches=_negative(2, 3), log_every=1, skip_limit=2, max_steps=3)
     assert total == 4 + 5 + 6
+
+
+def test_a_signal_is_noticed_as_soon_after_going_back(tmp_path):
+    """The processes ask each other before steps 0, 1, 2 and 6, and then after 4 more: step 1."""
+    stop = {8: lambda: -1.0, 9: lambda: -1.0, 10: lambda: os.kill(os.getpid(), signal.SIGTERM)}
+    process = Process(0, lambda value: min(value, 4))
+    given = {"log_every": 1, "eval_every": 20, "skip_limit": 2}
+    _, result, lines = _train(tmp_path, batches=Counting(stop), process=process, **given)
+    assert any("Training goes back to step 0" in line for line in lines)
+    assert (result.step, result.finished) == (1, False)
 
 
 def test_while_steps_are_skipped_nothing_is_saved_or_evaluated(tmp_path):
