@@ -233,7 +233,12 @@ class Dataset:
             OSError: it is missing or damaged, is not the file that dataset.json describes, or has
                 ids that its vocabulary does not have.
         """
-        return self._open(shard)
+        records = _open_files()(self._key, self.directory, shard)
+        if self._verified.get(shard) != records.version:
+            self._check_content(shard, records)
+            self._check_ids(records)
+            self._verified[shard] = records.version
+        return records
 
     def example(self, split: str, pair: PairInfo, index: int) -> Example:
         """One example of a split.
@@ -253,23 +258,13 @@ class Dataset:
         return reading(records.path, lambda: records[number])
 
     @functools.cached_property
-    def _open(self):
-        """Opens shards and keeps as many open as half of the files that a process may open."""
-        most = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-        return functools.lru_cache(most)(self._open_and_check)
+    def _key(self) -> object:
+        """Of this dataset's open files: another dataset may have been in the same directory."""
+        return object()
 
     @functools.cached_property
     def _verified(self) -> dict[str, tuple[int, int]]:
         return {}
-
-    def _open_and_check(self, shard):
-        path = self.directory / shard
-        records = reading(path, lambda: Records(path))
-        if self._verified.get(shard) != records.version:
-            self._check_content(shard, records)
-            self._check_ids(records)
-            self._verified[shard] = records.version
-        return records
 
     def _check_content(self, shard, records):
         if (expected := self.checksums.get(shard)) is None:
@@ -306,6 +301,17 @@ def reading(path: Path, read: Callable[[], Result]) -> Result:
         raise OSError(
             f"Shard {path} is missing or damaged ({error}); prepare the data again."
         ) from error
+
+
+@functools.cache
+def _open_files():
+    """Opens shards. Of all datasets together it keeps open half of the files that are allowed."""
+
+    def open_file(key, directory, shard):
+        return reading(directory / shard, lambda: Records(directory / shard))
+
+    most = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+    return functools.lru_cache(most)(open_file)
 
 
 def _from_json(directory, fields) -> Dataset:

@@ -1,9 +1,12 @@
 import dataclasses
 import json
+import os
+import resource
 
 import numpy as np
 import pytest
 
+from lingvo_moe.data import dataset as module
 from lingvo_moe.data.dataset import (
     Dataset,
     Example,
@@ -259,3 +262,20 @@ def test_damaged_and_missing_shards(dataset):
     path.unlink()
     with pytest.raises(OSError, match=rf"{SHARD} is missing or damaged"):
         dataset.read_shard(SHARD)
+
+
+def test_all_datasets_together_keep_half_of_the_allowed_files_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (8, 8))
+    shards = [f"train/{number}" for number in range(6)]
+    pair = PairInfo("de-en", "de", "en", 0, {"train": 6}, {"train": shards})
+    module._open_files.cache_clear()
+    before = len(os.listdir("/proc/self/fd"))
+    datasets = [Dataset(tmp_path / name, (pair,), {"en": 4}, {}, {}) for name in ("a", "b")]
+    for number, one in enumerate(datasets):
+        for i, shard in enumerate(shards):
+            write_shard(one.directory / shard, [_example([4, 10 * number + i, 2], [2])])
+    for _ in range(2):
+        found = [int(d.example("train", pair, i).source[1]) for i in range(6) for d in datasets]
+        assert found == [0, 10, 1, 11, 2, 12, 3, 13, 4, 14, 5, 15]
+    assert len(os.listdir("/proc/self/fd")) <= before + 4
+    module._open_files.cache_clear()
