@@ -63,7 +63,7 @@ class Reader:
             for i in np.flatnonzero(to_shares(keys) < modifier.share).tolist():
                 of = self.streams[origins[i][0]]
                 changed = of.change(examples[i], indices[i], modifier, int(keys[i]))
-                if self.row.has_room(changed):
+                if self.row.has_room(of.with_tag(changed)):
                     examples[i] = changed
         return [
             Waiting(of.with_tag(example), of.index, origin)

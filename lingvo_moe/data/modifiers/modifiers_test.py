@@ -12,7 +12,9 @@ from lingvo_moe.data.modifiers.merging import Merging
 from lingvo_moe.data.modifiers.punctuation import Punctuation
 from lingvo_moe.data.modifiers.subwords import Subwords
 from lingvo_moe.data.modifiers.typos import Typos
+from lingvo_moe.data.packing import Shape
 from lingvo_moe.data.pipeline import InputParams, TrainInput
+from lingvo_moe.data.virtual_shard import Reader
 from lingvo_moe.data.vocabulary import train_vocabulary
 
 TEXTS = [f"The cat number {i} sat, and the dog ({i}) ran away." for i in range(40)]
@@ -150,10 +152,23 @@ def test_what_would_not_fit_a_row_stays_as_it_is(dataset):
     assert batches.skipped == 0
 
 
+def test_a_changed_example_fits_a_row_with_the_tag_of_its_corpus(dataset):
+    def read(tag, length):
+        stream = Stream("bt", dataset, dataset.pairs[0], 0, 1, tag)
+        reader = Reader([stream], 1, Shape(1, length, 200), (Merging(share=1.0),))
+        return len(reader.read(np.array([0]), np.array([0]))[0].example.source)
+
+    plain, merged = read((), 2), read((), 200)
+    assert plain < merged
+    assert read((7, 8), merged + 2) == merged + 2
+    assert read((7, 8), merged + 1) == plain + 2
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("(Typos(rate=2),)", r"rate must be in \[0, 1\], got 2"),
+        ("(Subwords(share=2),)", r"share must be in \[0, 1\], got 2"),
         ("(Casing(style='big'),)", r"style must be in \('upper', 'lower', 'title'\), got 'big'"),
         ("(Merging(most=1),)", "most must be >= 2, got 1"),
         ("(Typo(),)", r"'Typo\(\)' is not of type .*Typos"),

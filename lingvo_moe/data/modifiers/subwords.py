@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import random
 
-from lingvo_moe.core.fields import Rate
+from lingvo_moe.core.fields import Rate, Share
 from lingvo_moe.data.modifiers.base import OfSides
 from lingvo_moe.data.vocabulary import Vocabulary
 
@@ -21,7 +21,7 @@ class Subwords(OfSides):
         rate: probability that a piece is cut, where the vocabulary has parts that spell it.
     """
 
-    share: float = 1.0
+    share: Share = 1.0
     rate: Rate = 0.1
 
     def change(self, ids: list[int], vocabulary: Vocabulary, rng: random.Random) -> list[int]:
