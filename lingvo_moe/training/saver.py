@@ -100,6 +100,8 @@ class Saver:
             self._thread.join()
         if error is None:
             self.check()
+        elif self._error is not None:
+            logging.error("%s", self._error)  # the other error is raised
 
     def save(self, step: int, tensors: Mapping[str, Any], best: Best) -> None:
         """Waits for the save before, copies the state, and begins to write it.

@@ -50,7 +50,7 @@ def test_what_jax_writes_over_is_copied():
     np.testing.assert_array_equal(shard.data, np.arange(1000.0))
 
 
-def test_an_error_is_raised_once_by_whoever_asks_next(tmp_path):
+def test_an_error_is_raised_once_by_whoever_asks_next(tmp_path, caplog):
     for ask in (Saver.check, Saver.wait, lambda saver: saver.save(3, {}, NO_BEST)):
         saver = Saver(Checkpointer(tmp_path))
         saver.save(1, {"theta/w": np.array(np.nan)}, NO_BEST)
@@ -68,3 +68,4 @@ def test_an_error_is_raised_once_by_whoever_asks_next(tmp_path):
 
     with pytest.raises(ValueError, match="the cause"):
         fail()
+    assert "'theta/w' has NaN or infinity" in caplog.text

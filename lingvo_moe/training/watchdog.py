@@ -1,7 +1,7 @@
 """Reports a training that stalls, with the stack traces of all threads."""
 
 import faulthandler
-import tempfile
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -82,7 +82,8 @@ class Watchdog:
 
 def stack_traces() -> str:
     """The stacks of all threads of Python, the innermost call first."""
-    with tempfile.TemporaryFile("w+") as file:
+    # In memory, because a full or dead disk may be the cause of a stall.
+    with open(os.memfd_create("stacks"), "w+") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         return file.read().rstrip()
