@@ -7,8 +7,8 @@
     ids       for each block: the kept lines as ids
     shards    the examples
 
-A stage begins when the one before is finished. The pieces do not depend on the number of processes
-or on the memory.
+A stage begins when the one before is finished. The number of ranges of hashes depends on the memory
+of a process; no other piece depends on that or on the number of processes.
 """
 
 import collections
