@@ -87,16 +87,20 @@ class Local:
     def train(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
         """Takes one step and returns its metrics as tensors."""
         self._laid_out = None
-        tensors = _to_tensors(batch)
+        tensors = self.feed(batch)
         metrics = self._chooser.take(lambda rung: self._train[rung](tensors))
         self.compiled = True
         return metrics
+
+    def feed(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
+        """The batch on the device."""
+        return NestedMap({name: tf.constant(value) for name, value in batch.items()})
 
     def count_not_finite(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
         """See TrainStep; flat, by name. Changes nothing."""
         assert self._step, "a runtime that does not train"
         count = self._step.on_rungs[-1].count_not_finite
-        counts = tf.function(lambda b: count(self._read(), b), autograph=False)(_to_tensors(batch))
+        counts = tf.function(lambda b: count(self._read(), b), autograph=False)(self.feed(batch))
         return NestedMap(counts.flatten())
 
     def batch_rows(self, rows: int) -> np.ndarray:
@@ -124,7 +128,7 @@ class Local:
 
     def evaluate(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
         """The metrics of a batch, in evaluation mode; changes nothing."""
-        return self._evaluate(_to_tensors(batch))
+        return self._evaluate(self.feed(batch))
 
     def translate(
         self,
@@ -225,10 +229,6 @@ class Local:
 
     def _routes_batch(self, *batch):
         return self._task.routes(self._averaged(), *batch)
-
-
-def _to_tensors(batch):
-    return NestedMap({name: tf.constant(value) for name, value in batch.items()})
 
 
 def _forward(condition, new, old):

@@ -93,8 +93,7 @@ class Spmd:
 
     def train(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
         """Takes one step. Without rungs it returns before the metrics are computed."""
-        specs = batch_specs(batch)
-        fed = self._fed(batch, specs)
+        specs, fed = batch_specs(batch), self.feed(batch)
 
         def step(rung):
             program = self._program(
@@ -108,6 +107,10 @@ class Spmd:
         metrics = self._chooser.take(step)
         self.compiled = True
         return metrics
+
+    def feed(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+        """The batch on the devices; each process sends rows to its own devices."""
+        return self._fed(batch, batch_specs(batch))
 
     def count_not_finite(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
         """See Local."""
@@ -260,7 +263,7 @@ class Spmd:
         return self._programs[name, shapes]
 
     def _fed(self, batch, specs):
-        """The batch on the devices; each process sends rows to its own devices."""
+        """Arrays on the devices; each process sends the parts of its own devices."""
         shardings = self._layout.shardings(specs)
         return {n: _cut(np.asarray(value), specs[n], shardings[n]) for n, value in batch.items()}
 

@@ -103,6 +103,8 @@ class Runtime(Protocol):
 
     def train(self, batch: Mapping[str, np.ndarray]) -> NestedMap: ...
 
+    def feed(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]: ...
+
     def count_not_finite(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]: ...
 
 
@@ -368,7 +370,8 @@ class _Loop:
         """Saves the step for a replay and raises the diagnosis."""
         found = describe(self.runtime.count_not_finite(self.batch))
         state = self.runtime.state() | {"step": np.int64(self.step - 1)}
-        saved = save_for_replay(self.logdir, self.step - 1, state, self.batch, self.process)
+        batch = self.runtime.feed(self.batch)
+        saved = save_for_replay(self.logdir, self.step - 1, state, batch, self.process)
         raise NotFiniteError(
             f"Training ends at step {self.step}: the last {self.skips.in_a_row} steps were not "
             f"finite, also after going back {self.skips.returns} times to step "

@@ -40,6 +40,9 @@ class Sum:
         self.total = self.total + batch["x"]
         return NestedMap(nll=np.float64(self.total), tokens=2.0, skipped_steps=0.0)
 
+    def feed(self, batch):
+        return batch
+
     def count_not_finite(self, batch):
         return {"sums/nll": 0.0, "gradient/a": 0.0, "gradient/total": 3.0}
 

@@ -79,7 +79,7 @@ def save_for_replay(
         logdir: the run's.
         step: the number of steps before it.
         state: the runtime's.
-        batch: the whole batch.
+        batch: of the step, as the runtime's `feed` returns it.
         process: this process; all call it together.
 
     Returns:
