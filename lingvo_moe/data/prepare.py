@@ -106,7 +106,11 @@ def prepare(
     directory = output.with_name(f"{output.name}.parts")
     work = Work(directory, tuple(pairs), params, (memory_mb << 20) // processes)
     with lock.hold(directory), _pieces_of(work, _job(corpus, pairs, params), overwrite, report):
-        _run(work, processes, report)
+        try:
+            _run(work, processes, report)
+        except ValueError:  # something is wrong with the corpus, so the pieces are of no use
+            _remove(directory)
+            raise
         dataset = _assemble(work, output, card, overwrite, report)
     with contextlib.suppress(OSError):  # the user has put files there
         directory.rmdir()
@@ -135,7 +139,7 @@ def _job(corpus: Path, pairs: Sequence[CorpusPair], params: PrepareParams) -> di
 
 @contextlib.contextmanager
 def _pieces_of(work, job, overwrite, report):
-    """The directory of the pieces: removed at the end, and if something is wrong with the input."""
+    """The directory of the pieces: removed at the end; kept after an error."""
     directory = work.directory
     begun = read_json(directory / MANIFEST) if (directory / MANIFEST).exists() else job
     if overwrite and begun.get("maker") == MAKER and begun != job:
@@ -145,11 +149,9 @@ def _pieces_of(work, job, overwrite, report):
         report(f"going on from the finished pieces in {directory}")
     try:
         yield
-    except ValueError:
-        _remove(directory)
-        raise
     except BaseException:
-        report(f"{directory} keeps the finished pieces; the same command goes on from there.")
+        if work.has_pieces:
+            report(f"{directory} keeps the finished pieces; the same command goes on from there.")
         raise
     _remove(directory)
 
@@ -170,6 +172,12 @@ def _run(work: Work, processes: int, report: Callable[[str], None]) -> None:
                 report(f"training vocabularies on {count} sentence pairs")
             total = sum(piece.lines for piece in stage.pieces())
             run_stage(stage, Progress(_named(stage.name, report), total or None))
+    given = any("train" in pair.files for pair in work.pairs)
+    if given and not any(sum(pair.counts.get("train", ())) for pair in work.each_pair()):
+        raise ValueError(
+            f"No training example is left: all are longer than "
+            f"max_length={work.params.max_length}. Raise it, or give lines of single sentences."
+        )
 
 
 def _named(name, report):
@@ -199,12 +207,6 @@ def _assemble(
         infos.append(PairInfo(name, *languages, len(infos), examples, names))
         checks[name] = pair.summary()
         report(f"{name}: {examples.get('train', 0)} training examples")
-    given = any("train" in pair.files for pair in work.pairs)
-    if given and not any(info.examples.get("train") for info in infos):
-        raise ValueError(
-            f"No training example is left: all are longer than "
-            f"max_length={work.params.max_length}. Raise it, or give lines of single sentences."
-        )
     if changed := sum(counts["targets_changed"] for counts in checks.values()):
         report(
             f"warning: a model cannot write {changed} targets of dev and test exactly: the target "
@@ -220,7 +222,7 @@ def _assemble(
             os.replace(path, partial / name)
         dataset = Dataset(partial, tuple(infos), tags, hashes, checks, tags_on_both_sides=both)
         dataset.save()
-        if card and given:
+        if card and any(info.examples.get("train") for info in infos):
             write_card(partial / "card", work, dataset)
     return Dataset.load(output)
 

@@ -224,6 +224,21 @@ def test_ctrl_c_keeps_the_finished_pieces(corpus, tmp_path, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == ["corpus", "data", "whole"]
 
 
+def test_pieces_are_kept_if_the_output_appears_meanwhile(corpus, tmp_path):
+    def make_output(line):
+        if line.startswith("de-en: "):  # the last lines before the dataset is written
+            (tmp_path / "data").mkdir(exist_ok=True)
+            (tmp_path / "data" / "mine").write_text("mine")
+
+    with pytest.raises(ValueError, match="not empty"):
+        prepare(corpus, tmp_path / "data", PARAMS, report=make_output)
+    assert (tmp_path / "data" / "mine").read_text() == "mine"
+    (tmp_path / "data").rename(tmp_path / "elsewhere")
+    lines = []
+    prepare(corpus, tmp_path / "data", PARAMS, report=lines.append)
+    assert f"going on from the finished pieces in {tmp_path / 'data.parts'}" in lines
+
+
 def test_overwrite_starts_other_work_again(corpus, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("lingvo_moe.data.prepare._assemble", _full)

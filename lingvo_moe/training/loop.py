@@ -371,12 +371,15 @@ class _Loop:
         found = describe(self.runtime.count_not_finite(self.batch))
         state = self.runtime.state() | {"step": np.int64(self.step - 1)}
         batch = self.runtime.feed(self.batch)
-        saved = save_for_replay(self.logdir, self.step - 1, state, batch, self.process)
+        try:
+            saved = save_for_replay(self.logdir, self.step - 1, state, batch, self.process)
+            replay = f"It is saved in {saved}; lingvo-moe-replay finds the first operation."
+        except (OSError, FloatingPointError) as error:  # the diagnosis matters more
+            replay = f"It could not be saved for a replay: {error}"
         raise NotFiniteError(
             f"Training ends at step {self.step}: the last {self.skips.in_a_row} steps were not "
             f"finite, also after going back {self.skips.returns} times to step "
-            f"{self.saved_step or 0}. In the last batch: {found}. It is saved in {saved}; "
-            f"lingvo-moe-replay finds the first operation. {CURE}",
+            f"{self.saved_step or 0}. In the last batch: {found}. {replay} {CURE}",
             self.step,
         )
 

@@ -293,6 +293,14 @@ def test_if_that_does_not_help_training_ends_and_saves_the_step_for_a_replay(tmp
     assert Checkpointer(tmp_path / "checkpoints").steps() == [5]
 
 
+def test_a_step_that_cannot_be_saved_is_still_diagnosed(tmp_path):
+    (tmp_path / "not_finite").write_text("a file")
+    with pytest.raises(
+        NotFiniteError, match=r"1 of 2 weights: total\. It could not be saved for a"
+    ):
+        _train(tmp_path, batches=_negative(*range(6, 99)), log_every=1, skip_limit=2)
+
+
 def test_a_weight_that_is_not_finite_never_reaches_a_checkpoint(tmp_path, monkeypatch):
     """The loss of step 6 is finite and its update is not, and 6 is saved before 7 could show it."""
     step = Sum.train
