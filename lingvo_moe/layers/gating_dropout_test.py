@@ -119,6 +119,7 @@ def test_numbers_are_those_of_the_global_dispatcher(case):
     assert 0.01 < output.stats.drop_rate < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_numbers_on_a_mesh_are_those_of_one_device(case):
     results = on_eight_devices()[case]["results"]

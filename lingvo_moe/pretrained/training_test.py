@@ -62,6 +62,7 @@ def test_data_of_the_other_kind_are_refused(world, tmp_path):
         ModelDir.for_training(tmp_path / "b", "tiny.MoE", ("target_vocab_size=1536",), data)
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_the_imported_weights(world, tmp_path):
     imported, data, _ = world
     params = lm.evolve(imported.params, "train.max_steps", 3)

@@ -75,6 +75,7 @@ def in_two_processes():
     return [json.loads(process.stdout.splitlines()[-1]) for process in ended]
 
 
+@pytest.mark.slow
 def test_some_steps_are_local_and_a_resumed_run_has_the_same():
     runtime, expected = on_one_device()
     assert {local for _, _, local in expected["losses"]} == {0.0, 1.0}

@@ -74,8 +74,6 @@ MODELS = {
         ("model.shared_embedding=True", "sharding=ZeRO(late_sums=True)"),
     ),
 }
-FAST = ("experts",)
-NAMES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 TOLERANCE = 2e-6  # as in spmd_test
 
 
@@ -98,7 +96,8 @@ def make_batch():
     return {name: value.astype(np.int32) for name, value in batch.items()}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(MODELS))
 def test_each_gradient_is_summed_once_a_step_and_the_numbers_are_those_of_one_device(name):
     """The bytes of every weight once, and a few for metrics.
 

@@ -71,6 +71,7 @@ def test_a_signal_in_mid_run_loses_nothing(tmp_path, monkeypatch, whole):
     _assert_same_weights(tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_loads_are_recorded_step_by_step_and_before_capacity(tmp_path):
     file = tmp_path / "traces" / "loads.npz"
     options = ("model.moe.num_groups=2", "model.moe.gating=Top2(second_expert='always')")
@@ -142,6 +143,7 @@ def test_a_run_says_what_it_will_and_does_learn(tmp_path):
     assert lines == ["Resuming from step 4."]
 
 
+@pytest.mark.slow
 def test_experts_of_different_sizes_train_resume_and_translate(tmp_path):
     sizes = "model.moe.dispatcher=Dropless(expert_sizes=(1, 2, 3))"
     few = ("model.moe.num_experts=3", "model.moe.capacity_factor=None")
@@ -326,6 +328,7 @@ def test_uneven_micro_batches(tmp_path):
         _train(tmp_path, "train.max_steps=1", "train.micro_batches=3")
 
 
+@pytest.mark.slow
 def test_the_moving_average_is_what_is_evaluated_decoded_and_exported(tmp_path):
     """Training reports its dev loss. Opened again, the logdir gives it by default."""
     average = ("optimizer.ema_decay=0.9", "train.max_steps=4", "train.eval_every=2")

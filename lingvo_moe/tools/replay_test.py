@@ -20,6 +20,7 @@ class Broken(Local):
         super().restore({**tensors, HUGE: np.full(tensors[HUGE].shape, 3e38, np.float32)})
 
 
+@pytest.mark.slow
 def test_the_layer_and_the_line_of_the_first_operation_that_is_not_finite(trained, tmp_path):
     logdir = tmp_path / "logdir"
     shutil.copytree(trained, logdir)

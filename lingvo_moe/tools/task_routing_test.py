@@ -148,9 +148,8 @@ def _client(monkeypatch, capsys, export, *arguments):
     return capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.parametrize(
-    "kind", ["source", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("pair", "target"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["source", "pair", "target"])
 def test_the_exported_model_equals_the_translator(kind, model_of, tmp_path, monkeypatch, capsys):
     model_dir, translator = model_of(kind)
     sentences = [e.source_text for e in dataset().examples("test", "qta-en")[:6]]
