@@ -39,8 +39,8 @@ demo: setup $(DEMO)/data/dataset.json  ## raw text to a trained and exported tra
 	  | paste $(DEMO)/three.txt - || (cat $(DEMO)/client.log; false)
 	@echo 'Open $(DEMO)/report/index.html'
 
-test: lint  ## lint, then the tests (8 minutes)
-	$(BIN)/python -m pytest -n 2
+test: lint  ## lint, then the tests (9 minutes)
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: setup  ## the slow tests
 	$(BIN)/python -m pytest -m slow

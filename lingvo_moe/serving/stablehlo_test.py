@@ -133,6 +133,7 @@ def test_a_trained_model_goes_on_training_as_it_would_here(model_dir, exported):
     check_training(model_dir, exported)
 
 
+@pytest.mark.slow
 def test_so_does_one_that_drops_nothing(model_dir, tmp_path):
     """Rows of experts here, blocks in the program."""
     from lingvo_moe.serving.stablehlo import export_trained
