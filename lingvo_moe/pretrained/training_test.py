@@ -9,6 +9,8 @@ from lingvo_moe.data.prepare import PrepareParams, prepare
 from lingvo_moe.pretrained.hugging_face import import_model
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.prune import Pruning
+from lingvo_moe.serving.report import check_comparable, compare
+from lingvo_moe.serving.to_hugging_face import HuggingFace
 from lingvo_moe.serving.weights import Safetensors
 from lingvo_moe.tasks.evaluation import record_routing
 from lingvo_moe.tasks.model_dir import ModelDir
@@ -123,3 +125,17 @@ def test_text_for_evaluation_alone_is_enough_for_an_existing_vocabulary(world, t
     assert data.pair("eng_Latn-fra_Latn").examples == {"test": 1}
     (score,) = lm.evaluate(imported, data, output=tmp_path / "report").pairs
     assert (score.test_examples, score.off_target) == (1, None)
+
+
+def test_an_export_to_the_format_it_came_in_is_compared_with_the_model(world, tmp_path):
+    imported, data, _ = world
+    HuggingFace().export(imported, tmp_path / "export")
+    trained, exported = lm.load(imported.path).translator(), HuggingFace().open(tmp_path / "export")
+    pairs = check_comparable(imported, data, "dev")
+    table = compare(trained, exported, data, "dev", pairs, lambda line: None)
+    (pair, lines, ours, theirs, delta), mean = table.rows[0], table.more_rows[0]
+    assert (pair, lines, delta, mean[-1]) == ("eng_Latn-fra_Latn", "2", "+0.00", "+0.00")
+    assert ours == theirs
+    sentences = ["pack my box", "with liquor jugs"]
+    languages = ("fra_Latn", "eng_Latn")
+    assert trained(sentences, *languages) == exported(sentences, *languages)

@@ -29,14 +29,12 @@ class Format(abc.ABC):
         client: file of this package that runs an export without lingvo_moe, and is copied to it as
             translate.py; None for none.
         hint: a command that tries the export at {output}.
-        can_translate: whether `open` can translate with an export.
     """
 
     storage: Storage = FLOAT32
 
     client: ClassVar[str | None] = None
     hint: ClassVar[str] = "python {output}/translate.py 'a sentence'"
-    can_translate: ClassVar[bool] = True
 
     def export(
         self,
@@ -88,9 +86,9 @@ class Format(abc.ABC):
             directory: an empty directory.
         """
 
+    @abc.abstractmethod
     def open(self, path: Path) -> TranslateFn:
-        """Translates with an export in this format; only where `can_translate`."""
-        raise NotImplementedError(f"{type(self).__name__} cannot translate with {path}.")
+        """The translations of an export in this format."""
 
 
 def directory_size(path: Path) -> int:

@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,13 @@ from lingvo_moe.core.files import read_json
 from lingvo_moe.core.safetensors import InParts
 from lingvo_moe.pretrained import config as configs
 from lingvo_moe.pretrained import tensors, tokenizer
-from lingvo_moe.pretrained.hugging_face import ORIGINAL
+from lingvo_moe.pretrained.hugging_face import ORIGINAL, import_model
 from lingvo_moe.pretrained.names import Origin, origins
+from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.format import Format
 from lingvo_moe.serving.prune import unrolled
 from lingvo_moe.serving.storage import Storage
+from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translation import TranslationTask
 
@@ -31,7 +35,6 @@ class HuggingFace(Format):
     """
 
     hint = "lingvo-moe-import --from={output} --output=DIR"
-    can_translate = False
 
     def check(self, model_dir, output, pruning):
         """Checks that the model was imported, and the storage."""
@@ -66,6 +69,12 @@ class HuggingFace(Format):
         for name in tokenizer.FILES:
             if (model_dir.path / ORIGINAL / name).exists():
                 shutil.copyfile(model_dir.path / ORIGINAL / name, directory / name)
+
+    def open(self, path):
+        """Its translations, by the same weights imported again."""
+        with tempfile.TemporaryDirectory() as directory:
+            model_dir = import_model(path, Path(directory) / "logdir")
+            return load_translator(model_dir, Local(model_dir.task))[0]
 
 
 def _config(model_dir: ModelDir) -> dict[str, Any]:

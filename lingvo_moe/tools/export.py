@@ -56,8 +56,6 @@ def main(argv: list[str]) -> None:
         _export_stablehlo(Path(FLAGS.output))
         return
     chosen, pruning = _FORMATS[FLAGS.format](STORAGES[FLAGS.dtype]), _pruning()
-    if FLAGS.report_data and not chosen.can_translate:
-        raise ValueError(f"--report_data is not for --format={FLAGS.format}; drop it.")
     model_dir, output = _model_dir(), Path(FLAGS.output)
     dataset = Dataset.load(Path(FLAGS.report_data)) if FLAGS.report_data else None
     pairs = check_comparable(model_dir, dataset, FLAGS.report_split) if dataset else []
