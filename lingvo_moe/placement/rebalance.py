@@ -6,8 +6,9 @@ of every step, and its moves are made before the next step.
 L layers, D devices, K slots of a device, E experts.
 """
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,15 +83,22 @@ class Rebalanced:
                 rest=rest,
             )
 
-    def train(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
+    def train(
+        self,
+        batch: Mapping[str, np.ndarray],
+        compiling: Callable[[], Any] = contextlib.nullcontext,
+    ) -> NestedMap:
         """Takes one step and moves experts.
+
+        Args:
+            batch, compiling: see Local.
 
         Returns:
             The metrics of the step, and float64 [L] for layers: `balance_ratio` of devices' tokens,
             before moves; `moves`, number of slots with a new replica; `move_seconds_predicted` and
             `move_seconds`, predicted and measured time of the moves.
         """
-        metrics = self._runtime.train(batch)
+        metrics = self._runtime.train(batch, compiling)
         loads = np.asarray(metrics.source_load, np.float64)
         rows = [
             self._follow(table, layer_loads[:, :num_experts]) if layer_loads.any() else (0.0,) * 4

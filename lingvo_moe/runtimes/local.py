@@ -1,5 +1,6 @@
 """One device: TensorFlow's own executor."""
 
+import contextlib
 import functools
 from collections.abc import Mapping
 
@@ -12,18 +13,14 @@ from lingvo_moe.runtimes.task import NOTHING, Request, Task
 from lingvo_moe.training.checkpoint import check_tensors
 from lingvo_moe.training.ladder import Ladder
 from lingvo_moe.training.replicas import move_rows, relocate_experts, rounds, slots_of
-from lingvo_moe.training.step import TrainState, TrainStep
+from lingvo_moe.training.step import Compiling, TrainState, TrainStep
 
 _GRAPHS = 32  # of requests, that are kept
 _ROWS, _MATRIX = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, None], tf.int32)
 
 
 class Local:
-    """Holds the state in variables of one device and compiles the step with tf.function.
-
-    Attributes:
-        compiled: whether `train` was called, which compiles the step.
-    """
+    """Holds the state in variables of one device and compiles the step with tf.function."""
 
     def __init__(self, task: Task, step: TrainStep | None = None):
         """Makes an empty runtime; `initialize` or `restore` fills it.
@@ -33,8 +30,8 @@ class Local:
             step: the training step; None for decoding and evaluation only, which need no slots.
         """
         self._task, self._step = task, step
+        self._decoder = task
         self._state: TrainState | None = None
-        self.compiled = False
         steps = step.variants if step else ()
         self._train = [
             tf.function(functools.partial(self._train_and_assign, one), autograph=False)
@@ -84,13 +81,28 @@ class Local:
             self.initialize(0)
         self._fill(tensors, whole=True)
 
-    def train(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
-        """Takes one step and returns its metrics as tensors."""
+    def train(
+        self, batch: Mapping[str, np.ndarray], compiling: Compiling = contextlib.nullcontext
+    ) -> NestedMap:
+        """Takes one step.
+
+        Args:
+            batch: see `packing.batch_of`.
+            compiling: makes a context for the first run of each variant of the step.
+
+        Returns:
+            The metrics, as tensors.
+        """
         self._laid_out = None
         tensors = self.feed(batch)
-        metrics = self._chooser.take(lambda rung: self._train[rung](tensors))
-        self.compiled = True
-        return metrics
+
+        def step(variant):
+            program = self._train[variant]
+            known = program.experimental_get_tracing_count()
+            with contextlib.nullcontext() if known else compiling():
+                return program(tensors)
+
+        return self._chooser.take(step)
 
     def feed(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
         """The batch on the device."""
@@ -143,11 +155,9 @@ class Local:
         of the task's params. A request is traced if its `graph` is new.
         """
         if self._laid_out is None:
-            self._laid_out = self._task.lay_out(self._averaged())
+            self._laid_out = self._decoder.lay_out(self._averaged())
         tasks = np.zeros_like(lengths) if tasks is None else tasks
-        given = map(tf.constant, (source_ids, lengths, tasks))
-        inputs = {n: tf.constant(value) for n, value in request.inputs.items()} if request else {}
-        return self._decode(request and request.graph)(self._laid_out, *given, inputs)
+        return self._translate(source_ids, lengths, tasks, request)
 
     def score(
         self,
@@ -215,10 +225,15 @@ class Local:
             self._averaged(), batch, self._task.num_targets(batch), EVALUATION
         ).metrics
 
+    def _translate(self, source_ids, lengths, tasks, request):
+        given = map(tf.constant, (source_ids, lengths, tasks))
+        inputs = {n: tf.constant(value) for n, value in request.inputs.items()} if request else {}
+        return self._decode(request and request.graph)(self._laid_out, *given, inputs)
+
     def _compile_decode(self, request):
         def decode(laid_out, source_ids, lengths, tasks, inputs):
             given = request and request.with_inputs(inputs)
-            return self._task.decode(laid_out, source_ids, lengths, tasks, given)
+            return self._decoder.decode(laid_out, source_ids, lengths, tasks, given)
 
         weights = tf.nest.map_structure(tf.TensorSpec.from_tensor, self._laid_out)
         signature = [weights, _MATRIX, _ROWS, _ROWS, request.specs if request else {}]

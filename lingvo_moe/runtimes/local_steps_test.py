@@ -1,5 +1,6 @@
 """Training with gating dropout.  Runs itself in two processes of two virtual devices."""
 
+import contextlib
 import functools
 import json
 import sys
@@ -46,15 +47,22 @@ def numbers(metrics):
 
 
 def report(runtime):
-    """Numbers of each step, and the biases at the end."""
+    """Numbers of each step, the steps that compiled, and the biases at the end."""
     runtime.initialize(3)
-    losses = [numbers(runtime.train(make_batch(step))) for step in range(STEPS)]
+    losses, compiled = [], []
+    for step in range(STEPS):
+
+        def compiling(step=step):
+            compiled.append(step)
+            return contextlib.nullcontext()
+
+        losses.append(numbers(runtime.train(make_batch(step), compiling)))
     biases = {
         name: np.asarray(value).tolist()
         for name, value in runtime.state().items()
         if name.endswith("gating/bias")
     }
-    return {"losses": losses, "biases": biases}
+    return {"losses": losses, "compiled": compiled, "biases": biases}
 
 
 @functools.cache
@@ -99,6 +107,13 @@ def test_two_processes_are_one_device(process):
     np.testing.assert_allclose(found["losses"], expected["losses"], rtol=TOLERANCE)
     assert found["biases"] == expected["biases"]  # to the bit: they follow counts
     assert len(found["biases"]) == 2
+
+
+@pytest.mark.slow
+def test_each_variant_compiles_once():
+    for found in (on_one_device()[1], in_two_processes()[0]):
+        local = [local for _, _, local in found["losses"]]
+        assert found["compiled"] == sorted(local.index(variant) for variant in (0.0, 1.0))
 
 
 @pytest.mark.slow

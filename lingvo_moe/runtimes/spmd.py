@@ -1,5 +1,6 @@
 """Many devices: XLA's partitioner through JAX, state in pieces, any number of processes."""
 
+import contextlib
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -24,7 +25,7 @@ from lingvo_moe.runtimes.task import NOTHING, Task, next_size
 from lingvo_moe.training.checkpoint import check_tensors
 from lingvo_moe.training.ladder import Ladder
 from lingvo_moe.training.replicas import Round, move_rows, relocate_experts, rounds, slots_of
-from lingvo_moe.training.step import TrainStep
+from lingvo_moe.training.step import Compiling, TrainStep
 
 _LEAST_LENGTH = 16
 
@@ -34,9 +35,6 @@ class Spmd:
 
     The interface is that of runtimes.local.Local. Every process makes the same calls with batches
     of the same shape; its devices use only their rows, see `batch_rows`.
-
-    Attributes:
-        compiled: whether `train` was called, which compiles the step.
     """
 
     def __init__(self, task: Task, step: TrainStep | None, layout: Layout):
@@ -61,7 +59,6 @@ class Spmd:
         self._programs: dict[Any, Any] = {}
         self._steps = step.variants if step else ()
         self._chooser = step.chooser() if step else Ladder(0)
-        self.compiled = False
 
     def initialize(self, seed: int, given: Mapping[str, Any] = NOTHING) -> None:
         """See Local: every device draws its own pieces, and reads its own of what is given."""
@@ -91,22 +88,22 @@ class Spmd:
         """
         self._fill(tensors, whole=True)
 
-    def train(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
-        """Takes one step. Without rungs it returns before the metrics are computed."""
+    def train(
+        self, batch: Mapping[str, np.ndarray], compiling: Compiling = contextlib.nullcontext
+    ) -> NestedMap:
+        """See Local. Without rungs it returns before the metrics are computed."""
         specs, fed = batch_specs(batch), self.feed(batch)
 
-        def step(rung):
-            program = self._program(
-                ("train", rung),
-                lambda: train_program(self._steps[rung], specs, self._layout)[0],
-                specs,
-            )
-            self._state, metrics = program(self._state, fed)
+        def step(variant):
+            name = ("train", variant)
+            with contextlib.nullcontext() if _key(name, specs) in self._programs else compiling():
+                program = self._program(
+                    name, lambda: train_program(self._steps[variant], specs, self._layout)[0], specs
+                )
+                self._state, metrics = program(self._state, fed)
             return NestedMap(metrics)
 
-        metrics = self._chooser.take(step)
-        self.compiled = True
-        return metrics
+        return self._chooser.take(step)
 
     def feed(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """The batch on the devices; each process sends rows to its own devices."""
@@ -257,15 +254,19 @@ class Spmd:
 
     def _program(self, name, make, specs=None):
         """The compiled program for a name and shapes, made on first use."""
-        shapes = tuple((n, spec.shape) for n, spec in sorted((specs or {}).items()))
-        if (name, shapes) not in self._programs:
-            self._programs[name, shapes] = make()
-        return self._programs[name, shapes]
+        key = _key(name, specs)
+        if key not in self._programs:
+            self._programs[key] = make()
+        return self._programs[key]
 
     def _fed(self, batch, specs):
         """Arrays on the devices; each process sends the parts of its own devices."""
         shardings = self._layout.shardings(specs)
         return {n: _cut(np.asarray(value), specs[n], shardings[n]) for n, value in batch.items()}
+
+
+def _key(name, specs):
+    return name, tuple((n, spec.shape) for n, spec in sorted((specs or {}).items()))
 
 
 def _cut(source: Any, spec: ArraySpec, sharding: jax.sharding.Sharding) -> jax.Array:

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.runtimes.task import Request, Task, next_size
+from lingvo_moe.runtimes.task import Task, next_size
 from lingvo_moe.training.step import TrainStep
 
 _LEAST_LENGTH = 16
@@ -23,30 +23,20 @@ class Xla(Local):
     def __init__(self, task: Task, step: TrainStep | None = None):
         """See Local; `task.for_xla` decodes."""
         super().__init__(task, step)
-        self._fixed_task = task.for_xla(1)
+        self._decoder = task.for_xla(1)
 
-    def translate(
-        self,
-        source_ids: np.ndarray,
-        lengths: np.ndarray,
-        tasks: np.ndarray | None = None,
-        request: Request | None = None,
-    ):
-        """Decodes a batch of any size; see Local."""
-        if self._laid_out is None:
-            self._laid_out = self._fixed_task.lay_out(self._averaged())
+    def _translate(self, source_ids, lengths, tasks, request):
         count, length = source_ids.shape
         # Additional rows repeat the first, which ends when it ends.
         rows = np.concatenate([np.arange(count), np.zeros(next_size(count, 1) - count, int)])
         columns = next_size(length, _LEAST_LENGTH) - length
         ids = np.pad(source_ids, [(0, 0), (0, columns)])
-        tasks = np.zeros_like(lengths) if tasks is None else tasks
         given = (tf.constant(values[rows]) for values in (ids, lengths, tasks))
         output = self._decode(request)(self._laid_out, *given)
         return tf.nest.map_structure(lambda x: None if x is None else x[:count], output)
 
     def _compile_decode(self, request: Any):
         def decode(laid_out, source_ids, lengths, tasks):
-            return self._fixed_task.decode(laid_out, source_ids, lengths, tasks, request)
+            return self._decoder.decode(laid_out, source_ids, lengths, tasks, request)
 
         return tf.function(decode, autograph=False, jit_compile=True)

@@ -13,7 +13,7 @@ from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.evaluation.report import load_report
 from lingvo_moe.tasks import evaluation as module
 from lingvo_moe.testing.tiny_world import dataset
-from lingvo_moe.training.loop import TrainParams
+from lingvo_moe.training.train_params import TrainParams
 
 PAIRS = ("qna-en", "qta-en")
 

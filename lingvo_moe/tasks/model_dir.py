@@ -19,7 +19,7 @@ from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.tasks.model_weights import WEIGHTS, read_weights
 from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
 from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer, Keep
-from lingvo_moe.training.loop import TrainParams
+from lingvo_moe.training.train_params import TrainParams
 
 FORMAT = 2
 _FILE = "model.json"

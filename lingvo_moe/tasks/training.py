@@ -28,7 +28,8 @@ from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, add_metrics, ev
 from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
 from lingvo_moe.tasks.translator import Translator
 from lingvo_moe.training.checkpoint import ALONE, Process
-from lingvo_moe.training.loop import Evaluation, Recorder, TrainResult, train
+from lingvo_moe.training.loop import Evaluation, TrainResult, train
+from lingvo_moe.training.meter import NO_RECORDER, Recorder
 from lingvo_moe.training.step import TrainStep
 
 ORIGINS = "init.txt"  # in a logdir: what the initial weights were made of
@@ -112,7 +113,7 @@ def _train(job):
                 'slots_per_device=2)" or the like.'
             )
         runtime = Rebalanced(runtime, task.placements, job.make_scheduler(task))
-    recorder = None
+    recorder = NO_RECORDER
     if job.record_loads is not None and not process.index:
         trace = TraceRecorder(job.record_loads, task.moe_layers)
         recorder = Recorder(lambda step, metrics: trace.add(step, metrics.group_load), trace.save)
@@ -125,7 +126,7 @@ def run_training(
     runtime,
     report,
     process: Process = ALONE,
-    recorder: Recorder | None = None,
+    recorder: Recorder = NO_RECORDER,
 ) -> TrainResult:
     """As `train_model`, with a given logdir and compiled runtime.
 

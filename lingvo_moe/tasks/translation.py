@@ -32,9 +32,9 @@ from lingvo_moe.tasks.sides import sides_of, split_request
 from lingvo_moe.training.adafactor import Adafactor
 from lingvo_moe.training.averaging import Averaging, Ema
 from lingvo_moe.training.initial import InitParams
-from lingvo_moe.training.loop import TrainParams
 from lingvo_moe.training.optimizer import Optimizer
 from lingvo_moe.training.step import LossOutput
+from lingvo_moe.training.train_params import TrainParams
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

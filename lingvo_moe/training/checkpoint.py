@@ -162,7 +162,6 @@ class Checkpointer:
             (first, lambda: self._prepare(partial, final)),
             (True, lambda: self._write(partial, tensors)),
             (first, lambda: self._publish(partial, final, set(tensors), best)),
-            (first, self._remove_old),
         )
         try:
             for mine, stage in stages:
@@ -171,6 +170,8 @@ class Checkpointer:
             if first:
                 shutil.rmtree(partial, ignore_errors=True)
             raise
+        if first:
+            self._remove_old()
         return final
 
     def steps(self) -> list[int]:
@@ -345,6 +346,17 @@ class Checkpointer:
         sync_directory(self.directory)
 
     def _remove_old(self):
+        """Removes what is not kept; an error is a warning, for nothing that is needed is lost."""
+        try:
+            self._remove_all_but_kept()
+        except OSError as error:
+            logging.warning(
+                "Old checkpoints in %s could not be removed (%s); the next save tries again.",
+                self.directory,
+                error,
+            )
+
+    def _remove_all_but_kept(self):
         steps = self.steps()
         kept = self.keep({step: _saved(self._path(step)) for step in steps})
         for step in list(kept):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_moe.training import checkpoint
 from lingvo_moe.training.checkpoint import Best, Checkpointer, Keep, check_tensors
 
 BFLOAT16 = tf.bfloat16.as_numpy_dtype
@@ -55,6 +56,32 @@ def test_checkpoints_that_are_kept_for_ever(tmp_path, monkeypatch):
         stepwise.save(step, TENSORS, Best(1))
     assert hourly.steps() == [1, 3, 5, 7, 8]
     assert stepwise.steps() == [1, 3, 6, 8]
+
+
+def test_old_checkpoints_that_cannot_be_removed_are_a_warning(tmp_path, caplog, monkeypatch):
+    checkpoints = Checkpointer(tmp_path, Keep(1))
+    checkpoints.save(1, TENSORS)
+    real = os.rename
+
+    def rename(old, new):
+        if str(new).endswith(".removed.partial"):
+            raise PermissionError("it is protected")
+        real(old, new)
+
+    monkeypatch.setattr(os, "rename", rename)
+    checkpoints.save(2, TENSORS)
+    assert "step_00000001 could not be deleted (it is protected)" in caplog.text
+    monkeypatch.undo()
+
+    def fail(path):
+        raise OSError(f"{path} is gone")
+
+    monkeypatch.setattr(checkpoint, "_saved", fail)
+    checkpoints.save(3, TENSORS)
+    assert f"Old checkpoints in {tmp_path} could not be removed" in caplog.text
+    monkeypatch.undo()
+    checkpoints.save(4, TENSORS)
+    assert checkpoints.steps() == [4]
 
 
 def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(tmp_path, caplog):

@@ -18,8 +18,9 @@ FILE = "goodput.json"
 class Goodput:
     """The seconds that a run and its restarts spent in each kind of work.
 
-    The file is written with each checkpoint. After a run that did not finish, the time from its
-    last checkpoint to the next start counts as stopped, with the steps that were lost.
+    The file is written when a checkpoint is complete, with the seconds up to the start of its save.
+    After a run that did not finish, the time from there to the next start counts as stopped, with
+    the steps that were lost.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Goodput:
         self._path, self._clock, self._wall = path, clock, wall
         self._seconds = dict.fromkeys(KINDS, 0.0)
         self._kind, self._since = STARTING, clock()
-        self._unsaved = 0.0  # of steps after the last checkpoint
+        self._saved = 0.0  # seconds of steps that a checkpoint has
         self._read()
 
     @contextlib.contextmanager
@@ -54,25 +55,35 @@ class Goodput:
     def enter(self, kind: str) -> None:
         """From here on time counts as this kind."""
         now = self._clock()
-        self._add(self._kind, now - self._since)
+        self._seconds[self._kind] += now - self._since
         self._kind, self._since = kind, now
 
     def went_back(self) -> None:
         """The steps after the last checkpoint are lost."""
         self.enter(self._kind)
-        self._seconds[STEPS] -= self._unsaved
-        self._seconds[LOST] += self._unsaved
-        self._unsaved = 0.0
+        self._seconds[LOST] += self._seconds[STEPS] - self._saved
+        self._seconds[STEPS] = self._saved
 
-    def saved(self, finished: bool = False) -> None:
-        """A checkpoint has the steps so far; writes the file, if it can be written."""
+    def save(self) -> Callable[[], None]:
+        """A save of the steps so far begins.
+
+        Returns:
+            To be called, by any thread, when the checkpoint is complete. It writes the file, if
+            that can be written.
+        """
         self.enter(self._kind)
-        self._unsaved = 0.0
-        if self._path is not None:
-            until = None if finished else self._wall()
-            content = {"seconds": self._seconds, "until": until}
-            with contextlib.suppress(OSError):  # a report, not worth the end of training
-                write_whole(self._path, json.dumps(content, indent=1))
+        seconds, until = dict(self._seconds), self._wall()
+
+        def saved():
+            self._saved = seconds[STEPS]
+            self._write(seconds, until)
+
+        return saved
+
+    def end(self, finished: bool) -> None:
+        """The run ends, all of its steps are saved. After a finished one no time is stopped."""
+        self.enter(self._kind)
+        self._write(self._seconds, None if finished else self._wall())
 
     def shares(self) -> dict[str, float]:
         """Kind -> its share of all seconds, from the first start on."""
@@ -87,10 +98,11 @@ class Goodput:
         text = ", ".join(f"{kind} {100 * share:.1f} %" for share, kind in rest if share >= 0.0005)
         return f"Goodput {100 * shares[STEPS]:.1f} % of the wall clock in useful steps; {text}"
 
-    def _add(self, kind, seconds):
-        self._seconds[kind] += seconds
-        if kind == STEPS:
-            self._unsaved += seconds
+    def _write(self, seconds, until):
+        if self._path is not None:
+            content = {"seconds": seconds, "until": until}
+            with contextlib.suppress(OSError):  # a report, not worth the end of training
+                write_whole(self._path, json.dumps(content, indent=1))
 
     def _read(self):
         """Adds what earlier runs spent; a damaged file counts as none."""
@@ -103,5 +115,5 @@ class Goodput:
             gap = 0.0 if until is None else max(0.0, now - float(until))
         except (ValueError, LookupError, TypeError, AttributeError):
             return
-        self._seconds = earlier
+        self._seconds, self._saved = earlier, earlier[STEPS]
         self._seconds[STOPPED] += gap

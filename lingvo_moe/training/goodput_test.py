@@ -12,7 +12,7 @@ class Clock:
 
 
 def test_where_the_time_of_a_run_and_its_restart_went(tmp_path):
-    """100 s: 10 starting, 40 + 20 in steps, of which 20 are lost, and so on."""
+    """100 s: 10 starting, 40 + 4 in useful steps, 20 lost ones, and so on."""
     clock = Clock()
     run = Goodput(tmp_path / "goodput.json", clock, clock)
     clock.seconds = 10
@@ -21,13 +21,18 @@ def test_where_the_time_of_a_run_and_its_restart_went(tmp_path):
     with run.during(goodput.INPUT):
         clock.seconds += 5
     clock.seconds += 20
+    saved = run.save()
     with run.during(goodput.SAVING):
         clock.seconds += 1
-    run.saved()
+    saved()
     clock.seconds += 20
     run.went_back()
     clock.seconds += 4
-    run.saved()  # at 80 s
+    saved = run.save()  # at 80 s
+    clock.seconds += 7
+    saved()
+    clock.seconds += 2
+    run.save()  # is never complete
     clock.seconds = 95  # killed some time before; started again
     again = Goodput(tmp_path / "goodput.json", clock, clock)
     clock.seconds = 100
@@ -40,7 +45,7 @@ def test_where_the_time_of_a_run_and_its_restart_went(tmp_path):
         "Goodput 44.0 % of the wall clock in useful steps; lost steps 20.0 %, stopped 15.0 %, "
         "starting 15.0 %, input 5.0 %, saving 1.0 %"
     )
-    again.saved(finished=True)
+    again.end(finished=True)
     clock.seconds = 10_000
     assert Goodput(tmp_path / "goodput.json", clock, clock).shares()["stopped"] == pytest.approx(
         0.15
@@ -54,3 +59,32 @@ def test_a_damaged_file_counts_as_none(tmp_path, content):
     run = Goodput(tmp_path / "goodput.json", clock, clock)
     clock.seconds = 1.0
     assert run.shares()["starting"] == 1.0
+
+
+def test_steps_after_the_start_of_a_save_are_lost_with_it(tmp_path):
+    """A checkpoint has the first 10 s. Its save ends 5 s later; the next one never does."""
+    clock = Clock()
+    run = Goodput(None, clock, clock)
+    run.enter(goodput.STEPS)
+    clock.seconds = 10
+    saved = run.save()
+    clock.seconds = 15
+    saved()
+    clock.seconds = 18
+    run.save()
+    clock.seconds = 20
+    run.went_back()
+    shares = run.shares()
+    assert (shares["steps"], shares["lost steps"]) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(("finished", "stopped"), [(True, 0.0), (False, 0.5)])
+def test_the_time_after_a_run_counts_if_it_did_not_finish(tmp_path, finished, stopped):
+    clock = Clock()
+    run = Goodput(tmp_path / "goodput.json", clock, clock)
+    run.enter(goodput.STEPS)
+    clock.seconds = 10
+    run.end(finished)
+    clock.seconds = 20
+    shares = Goodput(tmp_path / "goodput.json", clock, clock).shares()
+    assert (shares["steps"], shares["stopped"]) == (1 - stopped, stopped)

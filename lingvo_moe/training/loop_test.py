@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import shutil
 import signal
 import types
 
@@ -11,18 +12,27 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.training import loop
+from lingvo_moe.training import loop, meter
 from lingvo_moe.training.checkpoint import ALONE, Checkpointer, Process
+from lingvo_moe.training.goodput import Goodput
 from lingvo_moe.training.interruption import Interruption
-from lingvo_moe.training.loop import Evaluation, Recorder, TrainParams, train
+from lingvo_moe.training.loop import Evaluation, train
+from lingvo_moe.training.meter import NO_RECORDER, Recorder
 from lingvo_moe.training.recovery import NotFiniteError
+from lingvo_moe.training.train_params import TrainParams
+from lingvo_moe.training.watchdog import Watchdog
 
 
 class Sum:
-    """A runtime whose only weight adds up what it is fed; negative numbers are not finite."""
+    """A runtime whose only weight adds up what it is fed; negative numbers are not finite.
+
+    Steps with numbers of `second` are of a second program.
+    """
+
+    second = ()
 
     def __init__(self):
-        self.total, self.compiled = None, False
+        self.total, self.programs = None, set()
 
     def initialize(self, seed):
         self.total = np.float64(seed)
@@ -33,8 +43,18 @@ class Sum:
     def restore(self, tensors):
         self.total = np.asarray(tensors["theta/total"])
 
-    def train(self, batch):
-        self.compiled = True
+    def train(self, batch, compiling):
+        program = batch["x"] in self.second
+        if program not in self.programs:
+            with compiling():
+                self.compile()
+        self.programs.add(program)
+        return self.step(batch)
+
+    def compile(self):
+        pass
+
+    def step(self, batch):
         if batch["x"] < 0:
             return NestedMap(nll=0.0, tokens=0.0, skipped_steps=1.0)
         self.total = self.total + batch["x"]
@@ -66,7 +86,7 @@ class Counting:
 
 
 def _train(
-    logdir, *, batches=None, losses=None, recorder=None, report=None, process=ALONE, **params
+    logdir, *, batches=None, losses=None, recorder=NO_RECORDER, report=None, process=ALONE, **params
 ):
     runtime, lines = Sum(), []
     losses = iter(losses or [])
@@ -109,21 +129,45 @@ def test_a_whole_run(tmp_path):
     assert {"train/loss", "train/tokens_per_second", "dev/loss"} <= tags
 
 
+def _slow(monkeypatch):
+    """Compiling takes 29 s and a step 1 s; returns the clock."""
+    clock, step = [0.0], Sum.step
+
+    def wait(seconds):
+        clock[0] += seconds
+
+    monkeypatch.setattr(Sum, "compile", lambda self: wait(29))
+    monkeypatch.setattr(Sum, "step", lambda self, batch: (wait(1), step(self, batch))[1])
+    time = types.SimpleNamespace(monotonic=lambda: clock[0])
+    for module in (loop, meter):
+        monkeypatch.setattr(module, "time", time)
+    return clock
+
+
 def test_the_time_left_is_without_compiling(tmp_path, monkeypatch):
-    clock, runtime_step = [0.0], Sum.train
-
-    def take(self, batch):
-        clock[0] += 1 if self.compiled else 30
-        return runtime_step(self, batch)
-
-    monkeypatch.setattr(Sum, "train", take)
-    monkeypatch.setattr(loop, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
+    _slow(monkeypatch)
     _, _, lines = _train(tmp_path, max_steps=20, log_every=10, eval_every=20)
-    # The first ten steps: 30 s of compiling and 9 s; 20 tokens. Ten more steps at that speed.
-    assert lines[1] == "Compiled in 30 s."
-    assert lines[2].endswith("  2 tokens/s  ETA 0:00:09")
+    # The first ten steps: 29 s of compiling and 10 s; 20 tokens. Ten more steps at that speed.
+    assert lines[1] == "Compiled in 29 s."
+    assert lines[2].endswith("  2 tokens/s  ETA 0:00:10")
     _, _, lines = _train(tmp_path / "each", max_steps=2, log_every=1, eval_every=2)
     assert lines[2].endswith("  0 tokens/s  ETA 0:00:30")
+
+
+def test_a_second_program_compiles_too(tmp_path, monkeypatch):
+    """Steps 3 and 7 are of a second program: 10 s of steps, twice 29 s of compiling."""
+    clock = _slow(monkeypatch)
+    monkeypatch.setattr(Sum, "second", (3, 7))
+    phases = []
+    monkeypatch.setattr(loop, "Goodput", lambda path: Goodput(path, lambda: clock[0]))
+    enter = Watchdog.enter
+    monkeypatch.setattr(
+        Watchdog, "enter", lambda self, *phase: (phases.append(phase), enter(self, *phase))[1]
+    )
+    _, _, lines = _train(tmp_path)
+    assert lines.count("Compiled in 29 s.") == 2
+    assert "Goodput 14.7 % of the wall clock in useful steps; compiling 85.3 %" in lines
+    assert phases.count(("compiling", False)) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -249,6 +293,32 @@ def test_after_several_skipped_steps_training_goes_back_and_takes_other_data(tmp
     assert _train(tmp_path / "parts", batches=_negative(6, 7), **given)[0] == total
 
 
+def _points(logdir, tag):
+    """The points that TensorBoard shows: (step, value), as it reads events with a START."""
+    points = []
+    for path in sorted((logdir / "events").iterdir(), key=lambda path: path.stat().st_mtime_ns):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            if event.session_log.status == tf.compat.v1.SessionLog.START:
+                points = [(step, value) for step, value in points if step < event.step]
+            points += [(event.step, v.simple_value) for v in event.summary.value if v.tag == tag]
+    return points
+
+
+def test_tensorboard_shows_each_step_once(tmp_path):
+    """Steps 6 and 7 are taken again from step 5, with batches 8 and 9; then 8, and again 6 to 8."""
+    given = {"log_every": 1, "skip_limit": 2, "max_steps": 8}
+    _train(tmp_path, batches=_negative(6, 7), **given)
+    # Sums over two tokens: 15 to step 5, then 23, 32, 42.
+    shown = [1 / 2, 3 / 2, 6 / 2, 10 / 2, 15 / 2, 23 / 2, 32 / 2, 42 / 2]
+    assert _points(tmp_path, "train/loss") == list(enumerate(shown, 1))
+    skipped = [(step, 0.0) for step in range(1, 9)]
+    assert _points(tmp_path, "train/skipped_steps") == skipped
+    shutil.rmtree(tmp_path / "checkpoints" / "step_00000008")
+    _train(tmp_path, **given)  # from step 5
+    shown[5:] = [21 / 2, 28 / 2, 36 / 2]
+    assert _points(tmp_path, "train/loss") == list(enumerate(shown, 1))
+
+
 def test_before_the_first_checkpoint_training_goes_back_to_the_start(tmp_path):
     total, _, _ = _train(tmp_path, batches=_negative(2, 3), log_every=1, skip_limit=2, max_steps=3)
     assert total == 4 + 5 + 6
@@ -303,7 +373,7 @@ def test_a_step_that_cannot_be_saved_is_still_diagnosed(tmp_path):
 
 def test_a_weight_that_is_not_finite_never_reaches_a_checkpoint(tmp_path, monkeypatch):
     """The loss of step 6 is finite and its update is not, and 6 is saved before 7 could show it."""
-    step = Sum.train
+    step = Sum.step
 
     def overflow(self, batch):
         metrics = step(self, batch)
@@ -311,7 +381,7 @@ def test_a_weight_that_is_not_finite_never_reaches_a_checkpoint(tmp_path, monkey
             self.total = np.float64(math.inf)
         return metrics
 
-    monkeypatch.setattr(Sum, "train", overflow)
+    monkeypatch.setattr(Sum, "step", overflow)
     with pytest.raises(FloatingPointError, match=r"'theta/total' has NaN or infinity"):
         _train(tmp_path, log_every=100, eval_every=100, checkpoint_every=3)
     assert Checkpointer(tmp_path / "checkpoints").steps() == [3]

@@ -3,8 +3,7 @@
 import dataclasses
 import logging
 import threading
-from collections.abc import Mapping
-from types import TracebackType
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,21 +89,26 @@ class Saver:
     def __enter__(self) -> "Saver":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception) -> None:
         if self._thread is not None:
             self._thread.join()
-        if error is None:
+        if kind is None:
             self.check()
         elif self._error is not None:
             logging.error("%s", self._error)  # the other error is raised
 
-    def save(self, step: int, tensors: Mapping[str, Any], best: Best) -> None:
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Any],
+        best: Best,
+        done: Callable[[], None] = lambda: None,
+    ) -> None:
         """Waits for the save before, copies the state, and begins to write it.
+
+        Args:
+            step, tensors, best: as for Checkpointer.save.
+            done: called by the thread that writes, when the checkpoint is complete.
 
         Raises:
             FloatingPointError, OSError, TypeError: as Checkpointer.save, for the save before.
@@ -112,10 +116,12 @@ class Saver:
         self.wait()
         if not self._background:
             self._checkpoints.save(step, tensors, best)
+            done()
             return
         held = self._copies.take(tensors)
+        given = (step, held, best, done)
         self._thread = threading.Thread(
-            target=self._write, args=(step, held, best), name=f"save of step {step}", daemon=True
+            target=self._write, args=given, name=f"save of step {step}", daemon=True
         )
         self._thread.start()
 
@@ -132,9 +138,10 @@ class Saver:
             self._thread = None
         self.check()
 
-    def _write(self, step, held, best):
+    def _write(self, step, held, best, done):
         try:
             self._checkpoints.save(step, held, best)
+            done()
         except BaseException as error:  # raised by the main thread
             self._error = error
             if self._checkpoints.process.background is not None:

@@ -1,5 +1,6 @@
 """One training step as a pure function: (state, batch) -> (state, metrics)."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -46,6 +47,9 @@ class LossOutput(NamedTuple):
     metrics: NestedMap
     needed_rung: tf.Tensor | None = None
 
+
+# Makes a context for the first run of each program of a step, which compiles the program.
+Compiling = Callable[[], contextlib.AbstractContextManager[None]]
 
 # (bool [], state, state) -> the first state if true, else the second.
 Select = Callable[[tf.Tensor, TrainState, TrainState], TrainState]

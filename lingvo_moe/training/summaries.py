@@ -34,11 +34,16 @@ class SummaryWriter:
         if directory is None:
             return
         directory.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
-        self._path = directory / name
+        writer = f"{socket.gethostname()}.{os.getpid()}.{len(list(directory.iterdir()))}"
+        self._path = directory / f"events.out.tfevents.{time.time():.0f}.{writer}"
         with self._warn_on_failure():
             self._writer = tf.io.TFRecordWriter(str(self._path))
-            self._write(tf.compat.v1.Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._write(file_version="brain.Event:2")
+
+    def restart(self, step: int) -> None:
+        """TensorBoard drops what it has of this step and later ones: they are taken again."""
+        start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+        self._write(step=step, session_log=start)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Writes values by tag ("train/loss") at a step and flushes."""
@@ -60,15 +65,15 @@ class SummaryWriter:
                 self._writer.close()
 
     def _write_values(self, step, values):
+        self._write(step=step, summary=tf.compat.v1.Summary(value=values))
+
+    def _write(self, **fields):
         if self._writer is None:
             return
-        summary = tf.compat.v1.Summary(value=values)
+        event = tf.compat.v1.Event(wall_time=time.time(), **fields)
         with self._warn_on_failure():
-            self._write(tf.compat.v1.Event(wall_time=time.time(), step=step, summary=summary))
-
-    def _write(self, event):
-        self._writer.write(event.SerializeToString())
-        self._writer.flush()
+            self._writer.write(event.SerializeToString())
+            self._writer.flush()
 
     @contextlib.contextmanager
     def _warn_on_failure(self):

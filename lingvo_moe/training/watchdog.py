@@ -1,11 +1,11 @@
 """Reports a training that stalls, with the stack traces of all threads."""
 
+import contextlib
 import faulthandler
 import os
 import threading
 import time
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Iterator
 
 
 class Watchdog:
@@ -38,12 +38,7 @@ class Watchdog:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception) -> None:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -61,6 +56,16 @@ class Watchdog:
                 self._report(f"Training goes on after {now - self._since:.0f} s {self._phase}.")
             self._phase, self._since = phase, now
             self._stalled, self._watched = False, watched
+
+    @contextlib.contextmanager
+    def during(self, phase: str, watched: bool = True) -> Iterator[None]:
+        """A block is another phase; see `enter`."""
+        before = self._phase, self._watched
+        self.enter(phase, watched)
+        try:
+            yield
+        finally:
+            self.enter(*before)
 
     def check(self) -> None:
         """Reports a stall; the thread calls it."""

@@ -24,6 +24,21 @@ def test_a_stall_is_reported_once_and_its_end_too():
     assert len(lines) == 2
 
 
+def test_after_a_block_the_phase_before_goes_on():
+    clock, lines = [0.0], []
+    watchdog = Watchdog(60.0, lines.append, lambda: clock[0])
+    watchdog.enter("in step 8")
+    with watchdog.during("compiling", watched=False):
+        clock[0] = 100.0
+        watchdog.check()
+    clock[0] = 159.0
+    watchdog.check()
+    assert lines == []
+    clock[0] = 161.0
+    watchdog.check()
+    assert lines[0].startswith("warning: Training stalls: 61 s in step 8 ")
+
+
 def test_the_thread_sees_a_stall_and_shows_the_stacks_of_all_threads():
     reported, lines = threading.Event(), []
 

@@ -17,7 +17,7 @@ from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.tasks.translation import TranslationParams
-from lingvo_moe.training.loop import TrainParams
+from lingvo_moe.training.train_params import TrainParams
 
 
 class _M4:

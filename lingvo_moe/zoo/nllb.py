@@ -23,8 +23,8 @@ from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.tasks.translation import TranslationParams
 from lingvo_moe.training.adamw import AdamW
-from lingvo_moe.training.loop import TrainParams
 from lingvo_moe.training.schedules import InverseSquareRoot
+from lingvo_moe.training.train_params import TrainParams
 from lingvo_moe.zoo import m2m100, small
 
 _VOCABULARY = 256_206  # 256000 pieces, 4 special ones and 202 language codes

@@ -6,8 +6,8 @@ from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.tasks.translation import TranslationParams
 from lingvo_moe.training.adafactor import Adafactor
-from lingvo_moe.training.loop import TrainParams
 from lingvo_moe.training.schedules import InverseSquareRoot
+from lingvo_moe.training.train_params import TrainParams
 
 
 class _Tiny:

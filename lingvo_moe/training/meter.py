@@ -1,0 +1,101 @@
+"""The metrics and the speed of the steps since the last line of progress."""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from lingvo_moe.core.nested_map import NestedMap
+
+
+class Recorder(NamedTuple):
+    """Records the metrics of every step.
+
+    Attributes:
+        add: (step, its metrics), called once for each step, in order, when the loop waits for the
+            device. After resuming from step n the next step is n + 1.
+        save: called before each checkpoint is written.
+    """
+
+    add: Callable[[int, NestedMap], None]
+    save: Callable[[], None]
+
+
+NO_RECORDER = Recorder(lambda step, metrics: None, lambda: None)
+
+
+class Reading(NamedTuple):
+    """What was measured over some steps.
+
+    Attributes:
+        metrics: sums, numpy, with `steps`, the number of those that were not skipped.
+        seconds: that the steps took, without compiling.
+        steps_per_second: of all steps, also skipped ones.
+    """
+
+    metrics: NestedMap
+    seconds: float
+    steps_per_second: float
+
+
+class Meter:
+    """Keeps the metrics of new steps, and measures their time."""
+
+    def __init__(self, recorder: Recorder = NO_RECORDER):
+        """recorder: gets the metrics of each step that is not skipped."""
+        self._recorder = recorder
+        self.start(0)
+
+    def start(self, step: int) -> None:
+        """Starts to measure after so many steps; forgets the steps before."""
+        self._step = step
+        self._metrics: list[NestedMap] = []
+        self._counted = self._recorded = 0  # of these
+        self._since, self._compiling = time.monotonic(), 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no new step."""
+        return not self._metrics
+
+    def add(self, metrics: NestedMap) -> None:
+        """Adds a step."""
+        self._metrics.append(metrics)
+
+    def compiled(self, seconds: float) -> None:
+        """So many of the seconds were compiling, which the next steps do not need."""
+        self._compiling += seconds
+
+    def leave_out(self, seconds: float) -> None:
+        """So many of the seconds were not of steps."""
+        self._since += seconds
+
+    def new_skips(self) -> list[bool]:
+        """Whether each step since the last call was skipped; waits for the device."""
+        new, self._counted = self._metrics[self._counted :], len(self._metrics)
+        return [_is_skipped(metrics) for metrics in new]
+
+    def record(self) -> None:
+        """Passes the steps since the last call to the recorder, without skipped ones."""
+        for i in range(self._recorded, len(self._metrics)):
+            if not _is_skipped(self._metrics[i]):
+                self._recorder.add(self._step + i + 1, self._metrics[i])
+        self._recorded = len(self._metrics)
+
+    def read(self) -> Reading:
+        """What was measured over at least one step; starts again."""
+        self.record()
+        first, *others = self._metrics
+        count = 1 + len(others)
+        summed = first.map(lambda *xs: sum(np.asarray(x) for x in xs), *others)
+        elapsed = time.monotonic() - self._since
+        # Compiling takes the time of its step too, so a single step keeps it.
+        seconds = max(elapsed - self._compiling, elapsed / count, 1e-9)
+        useful = count - round(float(summed.skipped_steps))
+        self.start(self._step + count)
+        return Reading(NestedMap(summed, steps=useful), seconds, count / seconds)
+
+
+def _is_skipped(metrics):
+    return bool(np.asarray(metrics.skipped_steps))

@@ -1,0 +1,54 @@
+"""The params of the training loop."""
+
+import dataclasses
+
+from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveFloat, PositiveInt
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainParams(Params):
+    """The length of training, and its evaluations and checkpoints.
+
+    Attributes:
+        max_steps: the last step.
+        log_every: steps between progress lines and TensorBoard points.
+        eval_every: steps between evaluations on dev; each is a checkpoint too.
+        checkpoint_every: steps between checkpoints for resuming.
+        keep_checkpoints: number of newest checkpoints to keep besides the best.
+        background_saves: whether a thread writes checkpoints, while steps go on. A save then needs
+            host memory for a copy of what the process writes.
+        keep_every_steps: checkpoints of multiples of this step are kept for ever; None for none.
+        keep_every_hours: a checkpoint of each such number of hours is kept for ever; None for none.
+        stall_seconds: a wait for the input, a step or a save that takes longer is reported, with
+            the stack traces of all threads; None for no report.
+        patience: stop after this number of evaluations without a better dev loss; None for never.
+        dev_bleu_sentences: dev sentences, spread over the pairs, to translate for BLEU at each
+            evaluation; 0 for none.
+        source_use_sentences: dev sentences, spread over the pairs, whose loss is measured a second
+            time with sources of other sentences at each evaluation; 0 for none.
+        clip_norm: bound > 0 on the gradient's global norm; None for none.
+        skip_limit: number of steps in a row that are not finite, and so are skipped, after which
+            training goes back to the last checkpoint and goes on with other data.
+        most_returns: number of times in a row that training goes back to the same checkpoint; then
+            it ends.
+        micro_batches: number of parts of a batch's rows; the gradients of the parts are summed.
+        seed: of initial weights, dropout, random routing and the sampling of data; 0 to 2^31 - 1.
+    """
+
+    max_steps: PositiveInt = 100_000
+    log_every: PositiveInt = 50
+    eval_every: PositiveInt = 1000
+    checkpoint_every: PositiveInt = 1000
+    keep_checkpoints: PositiveInt = 3
+    background_saves: bool = True
+    keep_every_steps: PositiveInt | None = None
+    keep_every_hours: PositiveFloat | None = None
+    stall_seconds: PositiveFloat | None = 600.0
+    patience: PositiveInt | None = None
+    dev_bleu_sentences: NonNegativeInt = 0
+    source_use_sentences: NonNegativeInt = 1000
+    clip_norm: PositiveFloat | None = None
+    skip_limit: PositiveInt = 10
+    most_returns: NonNegativeInt = 2
+    micro_batches: PositiveInt = 1
+    seed: NonNegativeInt = 1
