@@ -18,6 +18,8 @@ import typing
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple
 
+from lingvo_moe.core.lines import printable
+
 
 class Rule(NamedTuple):
     """A rule for values: its text after "must be" in errors, and its test."""
@@ -120,8 +122,8 @@ def short_repr(value: Any) -> str:
 
 
 def shortened(text: str) -> str:
-    """A text for an error message, shortened."""
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    """A text for an error message: printable, in one line, shortened."""
+    return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
 
 
 @functools.cache

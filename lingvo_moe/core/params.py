@@ -69,6 +69,11 @@ def evolve(params: Any, path: str, value: Any) -> Any:
     return dataclasses.replace(params, **{head: value})
 
 
+def _given(path: str, text: str) -> str:
+    """An assignment as the user gave it, for an error message."""
+    return f"--set={shortened(path)}={shortened(text)}"
+
+
 def _split(assignment: str) -> tuple[str, str]:
     path, equals, value = assignment.partition("=")
     if not equals or not all(path.split(".")):
@@ -94,7 +99,7 @@ def _construct(params: Any, values: Mapping[str, Any], texts: Mapping[str, str])
     try:
         return dataclasses.replace(params, **values)
     except ValueError as error:
-        assignments = " ".join(f"--set={path}={shortened(text)}" for path, text in texts.items())
+        assignments = " ".join(_given(path, text) for path, text in texts.items())
         raise ValueError(f"{assignments}: {error}") from error
 
 
@@ -118,9 +123,7 @@ def _parse(text: str, hint: Any, path: str) -> Any:
         value = text
     if not conforms(value, hint):
         wanted = " or ".join(sorted(policies)) or type_name(hint)
-        raise ValueError(
-            f"--set={path}={shortened(text)}: {short_repr(text)} is not of type {wanted}."
-        )
+        raise ValueError(f"{_given(path, text)}: {short_repr(text)} is not of type {wanted}.")
     wants_float = float in alternatives(hint) and int not in alternatives(hint)
     return _to_float(value) if type(value) is int and wants_float else value
 
@@ -141,7 +144,7 @@ def _elements(text: str, element: Any, path: str) -> list[str]:
     except _UNREADABLE as error:
         names = " or ".join(sorted(c.__name__ for c in classes(element)))
         raise ValueError(
-            f"--set={path}={shortened(text)}: write it as (NAME(field=value, …), …), NAME {names}."
+            f"{_given(path, text)}: write it as (NAME(field=value, …), …), NAME {names}."
         ) from error
     several = isinstance(tree, ast.Tuple | ast.List)
     return [ast.unparse(node) for node in (tree.elts if several else [tree])]  # type: ignore
@@ -165,14 +168,14 @@ def _policy(cls: type, text: str, path: str) -> Any:
     values = {}
     for name, value in _arguments(cls, text, path).items():
         if name not in _field_names(cls):
-            raise ValueError(f"--set={path}={shortened(text)}: {_no_field(cls, name)}")
+            raise ValueError(f"{_given(path, text)}: {_no_field(cls, name)}")
         values[name] = _parse(value, hints[name], f"{path}.{name}")
     try:
         return cls(**values)
     except TypeError as error:  # a field without a default, or an abstract class
-        raise ValueError(f"--set={path}={shortened(text)}: {error}.") from error
+        raise ValueError(f"{_given(path, text)}: {error}.") from error
     except ValueError as error:
-        raise ValueError(f"--set={path}={shortened(text)}: {error}") from error
+        raise ValueError(f"{_given(path, text)}: {error}") from error
 
 
 def _arguments(cls: type, text: str, path: str) -> dict[str, str]:
@@ -186,7 +189,7 @@ def _arguments(cls: type, text: str, path: str) -> dict[str, str]:
                 return arguments
     except _UNREADABLE:
         pass
-    raise ValueError(f"--set={path}={shortened(text)}: write it as {cls.__name__}(field=value, …).")
+    raise ValueError(f"{_given(path, text)}: write it as {cls.__name__}(field=value, …).")
 
 
 def _is_dotted_name(node: ast.AST) -> bool:

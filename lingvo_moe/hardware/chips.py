@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Any
 
-from lingvo_moe.core.fields import Params, PositiveFloat, Rule
+from lingvo_moe.core.fields import Params, PositiveFloat, PositiveInt, Rule
 from lingvo_moe.core.files import read_json
 from lingvo_moe.hardware.links import Interconnect, Line, Measured, Switched, Torus
 
@@ -35,6 +35,21 @@ MEASURED = Efficiency(matmul=1.0, memory=1.0, network=1.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Host(Params):
+    """The machine that holds some devices and runs one process for them.
+
+    Attributes:
+        devices: of one host.
+        packing: target tokens per second that one of its cores packs (docs/benchmarks.md).
+        copy: bytes/s of each device to the memory of its host, all at the same time.
+    """
+
+    devices: PositiveInt = 8
+    packing: PositiveFloat = 460_000.0
+    copy: PositiveFloat = 2 * GB  # a quarter of PCIe 3 with 16 lanes, which four devices share
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Hardware(Params):
     """One kind of device.
 
@@ -47,6 +62,7 @@ class Hardware(Params):
         wire_bytes: activation dtype -> bytes of an element in AllToAlls between matrix products.
             TPU compilers send bfloat16, because the matrix unit rounds its operands to it.
         efficiency: the share of these peaks that programs reach.
+        host: the machine of the device.
     """
 
     description: str
@@ -58,6 +74,7 @@ class Hardware(Params):
         default_factory=lambda: {"float32": 4, "bfloat16": 2}
     )
     efficiency: Efficiency = Efficiency()
+    host: Host = Host()
 
     def __post_init__(self):
         super().__post_init__()
@@ -73,6 +90,8 @@ _TPU_HOP = 1 * US
 # A step of a ring by NVLink in NCCL's own model (src/graph/tuning.cc); ten microseconds by network
 # are assumed.
 _GPU_HOPS = {"local_hop": 3.4 * US, "remote_hop": 10 * US}
+# Every GPU has its own PCIe of 16 lanes: 31.5 GB/s of generation 4, 63 of 5; programs reach 0.8.
+_PCIE_4, _PCIE_5 = Host(copy=25 * GB), Host(copy=50 * GB)
 
 HARDWARE = {
     # Jouppi et al. 2020, "A Domain-Specific Supercomputer for Training Deep Neural Networks", CACM
@@ -117,6 +136,7 @@ HARDWARE = {
         memory=80 * GB,
         bandwidth=2039 * GB,
         interconnect=Switched(node=8, local=300 * GB, remote=25 * GB, **_GPU_HOPS),
+        host=_PCIE_4,
     ),
     # NVIDIA H100 SXM data sheet, no sparsity: 989 TFLOP/s bfloat16, 495 TF32, 3350 GB/s, NVLink
     # 900 GB/s both directions together. DGX H100: a 400 Gbit/s adapter a GPU.
@@ -126,6 +146,7 @@ HARDWARE = {
         memory=80 * GB,
         bandwidth=3350 * GB,
         interconnect=Switched(node=8, local=450 * GB, remote=50 * GB, **_GPU_HOPS),
+        host=_PCIE_5,
     ),
     # NVIDIA H200 SXM data sheet: the H100's processors with 141 GB at 4800 GB/s.
     "h200": Hardware(
@@ -134,6 +155,7 @@ HARDWARE = {
         memory=141 * GB,
         bandwidth=4800 * GB,
         interconnect=Switched(node=8, local=450 * GB, remote=50 * GB, **_GPU_HOPS),
+        host=_PCIE_5,
     ),
     # Two 256-bit fused multiply-adds a cycle (Intel's optimization manual, Haswell and later: 32
     # float32 FLOP) at 3 GHz; bfloat16 is emulated at that speed at best. A core's share of a common
@@ -151,6 +173,7 @@ HARDWARE = {
             local_hop=10 * US,
             remote_hop=50 * US,
         ),
+        host=Host(devices=16, copy=5 * GB),
     ),
 }
 
@@ -192,5 +215,6 @@ def _from_json(answer: dict[str, Any]) -> Hardware:
         | {
             "interconnect": Measured(lines=lines),
             "efficiency": Efficiency(**answer["efficiency"]),
+            "host": Host(**answer.get("host", {})),
         }
     )

@@ -1,6 +1,7 @@
 """Time from counts: each part of a step against the roofline of a device (Williams et al. 2009)."""
 
 import dataclasses
+import math
 
 from lingvo_moe.hardware.chips import Hardware
 from lingvo_moe.hardware.links import group
@@ -44,6 +45,41 @@ class Estimate:
     def device_years(self) -> float:
         """Device-years for TOKENS target tokens, all devices together."""
         return TOKENS / self.tokens_per_second / YEAR * self.costs.devices
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostTimes:
+    """What the hosts add to the steps of their devices.
+
+    Attributes:
+        packing: seconds in which one core packs its host's part of a batch, while a step runs.
+        copy: seconds that a save blocks the steps, to copy the state to the memory of the hosts.
+        steps: between two saves.
+    """
+
+    packing: float
+    copy: float
+    steps: int
+
+    def step_seconds(self, device: float) -> float:
+        """Seconds of a step with input and saves, for one of `device` seconds without them."""
+        return max(device, self.packing) + self.copy / self.steps
+
+
+def host_times(costs: Costs, hardware: Hardware, steps: int) -> HostTimes:
+    """The times of the hosts.
+
+    Args:
+        costs: the counts. Each host packs an equal part of the batch, which needs
+            input.virtual_shards that are a multiple of the hosts.
+        hardware: the device.
+        steps: between two saves.
+    """
+    host, state = hardware.host, costs.memory.weights + costs.memory.optimizer
+    hosts = math.ceil(costs.devices / host.devices)
+    return HostTimes(
+        packing=costs.tokens / hosts / host.packing, copy=state / host.copy, steps=steps
+    )
 
 
 def estimate(costs: Costs, hardware: Hardware, dtype: str) -> Estimate:

@@ -8,7 +8,7 @@ from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.hardware.chips import lookup
 from lingvo_moe.planning.costs import count_costs
-from lingvo_moe.planning.estimate import Estimate, estimate
+from lingvo_moe.planning.estimate import Estimate, HostTimes, estimate, host_times
 from lingvo_moe.planning.tpu_compile import Compiled, compile_step
 from lingvo_moe.sharding.annotations import Mesh
 from lingvo_moe.tasks.translation import TranslationParams
@@ -32,6 +32,7 @@ class Plan:
         hardware: a key of HARDWARE.
         mesh: the devices.
         estimate: of the analytic model.
+        hosts: what input and saving add.
         compiled: the TPU compiler's numbers; None without compilation.
     """
 
@@ -40,6 +41,7 @@ class Plan:
     hardware: str
     mesh: Mesh
     estimate: Estimate
+    hosts: HostTimes
     compiled: Compiled | None = None
 
 
@@ -86,6 +88,7 @@ def make_plan(
         hardware=hardware_name,
         mesh=mesh,
         estimate=estimate(costs, device, params.activation_dtype),
+        hosts=host_times(costs, device, params.train.checkpoint_every),
         compiled=compiled,
     )
 

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from lingvo_moe.core.registry import get_params
+from lingvo_moe.hardware.chips import HARDWARE, Host
 from lingvo_moe.planning import plan as plan_module
 from lingvo_moe.planning.plan import Mesh, default_mesh, make_plan, sweep
 from lingvo_moe.planning.plots import draw_sweep
@@ -124,6 +125,21 @@ def test_what_the_compiler_says(monkeypatch):
     assert ["all-to-all", "a/b", "3", "1.000", "2"] in rows
     assert ["its", "own", "estimate", "none"] in rows
     assert json.loads(json.dumps(to_json(plan)))["compiled"]["total_bytes"] == 10**10
+
+
+@pytest.mark.parametrize(("packing", "note"), [(1e9, "hidden"), (1.0, "LONGER THAN A STEP")])
+def test_a_plan_says_whether_input_keeps_up(monkeypatch, packing, note):
+    device = dataclasses.replace(HARDWARE["tpu_v3"], host=Host(packing=packing))
+    monkeypatch.setitem(HARDWARE, "tpu_v3", device)
+    plan = make_plan("m4.MoE128E12L", ["train.checkpoint_every=7"], "tpu_v3")
+    text = format_plan(plan)
+    assert note in next(
+        line for line in text.splitlines() if line.startswith("packing by one core")
+    )
+    assert "every 7 steps" in text
+    numbers = to_json(plan)
+    step = max(numbers["step_seconds"], numbers["hosts"]["packing"]) + numbers["hosts"]["copy"] / 7
+    assert numbers["step_seconds_with_hosts"] == pytest.approx(step)
 
 
 def test_causes():

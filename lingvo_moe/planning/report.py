@@ -50,6 +50,7 @@ def format_plan(plan: Plan) -> str:
             ],
         ),
     ]
+    tables.append(_hosts_table(plan))
     if costs.transfers:
         columns = ("communication of a device", "kind", "times", "devices", "MiB")
         rows = [
@@ -60,6 +61,18 @@ def format_plan(plan: Plan) -> str:
     if plan.compiled:
         tables += _compiled_tables(plan.compiled)
     return "\n\n".join([title, *(table.to_text() for table in tables)])
+
+
+def _hosts_table(plan: Plan) -> Table:
+    hosts, seconds = plan.hosts, plan.estimate.step_seconds
+    hidden = hosts.packing <= seconds
+    rows = [
+        ("packing by one core", hosts.packing, "hidden" if hidden else "LONGER THAN A STEP"),
+        ("copy of a save", hosts.copy, f"every {hosts.steps:,} steps"),
+        ("step with both", hosts.step_seconds(seconds), ""),
+    ]
+    columns = ("input and saving of a host", "ms", "")
+    return Table(columns, [(name, f"{1e3 * time:.1f}", note) for name, time, note in rows])
 
 
 def _compiled_tables(compiled: Compiled) -> list[Table]:
@@ -151,6 +164,8 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "transfers": [dataclasses.asdict(transfer) for transfer in costs.transfers],
         "seconds": estimate.seconds,
         "step_seconds": estimate.step_seconds,
+        "hosts": dataclasses.asdict(plan.hosts),
+        "step_seconds_with_hosts": plan.hosts.step_seconds(estimate.step_seconds),
         "flops_share": estimate.flops_share,
         "tokens_per_second": estimate.tokens_per_second,
         "days": estimate.days,

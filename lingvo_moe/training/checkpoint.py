@@ -444,7 +444,7 @@ def _saved(path: Path) -> float:
     """When a checkpoint was saved, in seconds; its file's time if info.json does not tell."""
     try:
         return float(read_json(path / _INFO)["saved"])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, OverflowError):
         return (path / _INFO).stat().st_mtime
 
 

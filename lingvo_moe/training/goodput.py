@@ -113,7 +113,7 @@ class Goodput:
             earlier = {kind: float(content["seconds"].get(kind, 0.0)) for kind in KINDS}
             now, until = self._wall(), content["until"]
             gap = 0.0 if until is None else max(0.0, now - float(until))
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
             return
         self._seconds, self._saved = earlier, earlier[STEPS]
         self._seconds[STOPPED] += gap

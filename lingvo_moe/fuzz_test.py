@@ -1,0 +1,198 @@
+"""Files and texts of any contents: they are read, or refused in one line that names them."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from lingvo_moe.core.files import MANIFEST, new_directory
+from lingvo_moe.core.params import override, to_fields
+from lingvo_moe.core.registry import get_params
+from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.data.records import Records
+from lingvo_moe.evaluation.hypotheses import read_hypotheses
+from lingvo_moe.evaluation.report import format_table, load_report, save_report
+from lingvo_moe.evaluation.report_test import SIX
+from lingvo_moe.evaluation.routing import RoutingRecord
+from lingvo_moe.placement.traces import Trace
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.testing.fuzz import EXAMPLES, changed_json, check, damaged, st
+from lingvo_moe.testing.logdirs import random_logdir
+from lingvo_moe.testing.tiny_world import SHRINK, dataset
+from lingvo_moe.training.goodput import Goodput
+
+
+def _refused(read, name):
+    """Whether reading ends with an error for the user; it is one line that holds the name."""
+    try:
+        read()
+    except (OSError, ValueError) as error:
+        message = str(error)
+        assert name in message, message
+        assert message.isprintable(), message
+        return True
+    return False
+
+
+def _read_damaged(file, strategy, read, examples, name=None):
+    """Reads a file in many damaged forms, of which some must be refused."""
+    content, refused = file.read_bytes(), []
+
+    def act(damage):
+        file.write_bytes(damage)
+        refused.append(_refused(read, name or file.name))
+
+    try:
+        check(examples, strategy(content), act)
+    finally:
+        file.write_bytes(content)
+    assert any(refused)
+    assert not _refused(read, name or file.name)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("fuzz") / "data"
+    return shutil.copytree(dataset().directory, path)
+
+
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory):
+    path = tmp_path_factory.mktemp("fuzz") / "logdir"
+    texts = ("model.num_encoder_layers=1", "model.num_decoder_layers=1")
+    return random_logdir(path, (*SHRINK, *texts)).path
+
+
+@EXAMPLES
+def test_a_description_of_data(data, examples):
+    def read():
+        loaded = Dataset.load(data)
+        loaded.examples("dev", loaded.pairs[0].name)
+
+    _read_damaged(data / "dataset.json", changed_json, read, examples, str(data))
+
+
+@EXAMPLES
+def test_a_shard(data, examples):
+    file = min((data / "train").glob("*.records"), key=lambda path: path.stat().st_size)
+
+    def read():
+        try:
+            return list(Records(file))
+        except OSError as error:  # who opens it adds the name
+            raise OSError(f"{file.name}: {error}") from error
+
+    _read_damaged(file, damaged, read, examples)
+
+
+@EXAMPLES
+def test_a_models_description(logdir, examples):
+    file, name = logdir / "model.json", str(logdir)
+    _read_damaged(file, changed_json, lambda: ModelDir.open(logdir), examples, name)
+
+
+@EXAMPLES
+@pytest.mark.parametrize("name", ["info.json", "state.index", "state.data-00000-of-00001"])
+def test_a_checkpoint(logdir, name, examples):
+    step = logdir / "checkpoints" / "step_00000001"
+    checkpoints = ModelDir.open(logdir).checkpoints
+
+    def read():
+        found = checkpoints.read(1)
+        assert all(np.asarray(value) is not None for value in found.tensors.values())
+        _ = found.best
+
+    strategy = changed_json if "json" in name else damaged
+    _read_damaged(step / name, strategy, read, examples, step.name)
+
+
+@EXAMPLES
+def test_the_record_of_time_is_read_or_begun_anew(tmp_path, examples):
+    path = tmp_path / "goodput.json"
+    Goodput(path).saved()
+
+    def act(content):
+        path.write_bytes(content)
+        Goodput(path).line()
+
+    check(examples, changed_json(path.read_bytes()), act)
+
+
+@EXAMPLES
+def test_a_report(tmp_path, examples):
+    save_report(SIX, tmp_path)
+    file = tmp_path / "report.json"
+    _read_damaged(file, changed_json, lambda: format_table(load_report(file)), examples)
+
+
+@EXAMPLES
+def test_hypotheses(tmp_path, examples):
+    directory = tmp_path / "hypotheses" / "test"
+    directory.mkdir(parents=True)
+    for suffix in ("src", "hyp", "ref"):
+        (directory / f"sw-en.{suffix}").write_text("one\ntwo\n")
+    file = directory / "sw-en.hyp"
+
+    def read():
+        try:
+            read_hypotheses(tmp_path, "test", "sw-en")
+        except ValueError as error:
+            raise ValueError(f"{file.name}: {error}") from error
+
+    _read_damaged(file, damaged, read, examples)
+
+
+ARRAYS = {
+    "routing": RoutingRecord(
+        layers=("encoder/layer_01",),
+        pairs=("sw-en", "fr-en"),
+        num_experts=np.array([2]),
+        pair_load=np.ones((1, 2, 2)),
+        coactivation=None,
+    ),
+    "trace": Trace(
+        loads=np.ones((2, 1, 2, 4), int), steps=np.arange(2), layers=("encoder/layer_01",)
+    ),
+}
+
+
+@EXAMPLES
+@pytest.mark.parametrize("arrays", ARRAYS.values(), ids=ARRAYS)
+def test_arrays(tmp_path, arrays, examples):
+    file = tmp_path / "arrays.npz"
+    arrays.save(file)
+    _read_damaged(file, damaged, lambda: type(arrays).load(file), examples)
+
+
+@EXAMPLES
+def test_a_manifest(tmp_path, examples):
+    """With a damaged manifest a directory is replaced or refused, and never read wrongly."""
+    with new_directory(tmp_path / "out", "maker") as made:
+        (made / "file").write_text("x")
+
+    def read():
+        with new_directory(tmp_path / "out", "maker", overwrite=True) as made:
+            (made / "file").write_text("x")
+
+    _read_damaged(tmp_path / "out" / MANIFEST, changed_json, read, examples, "out")
+
+
+PARAMS = get_params("tiny.MoE")
+PATHS = st.sampled_from([*to_fields(PARAMS), "model.moe", "optimizer", "input.stages"])
+TOKENS = st.sampled_from(
+    [
+        *"()[]{},=:.'\"-+*01\\\n\0é",
+        *("**", "-1", "0.5", "1e999", "None", "True", "x", "lambda", "if", "else", "for", "in"),
+        *("Top2", "Einsum", "Adafactor", "Stage", "second_expert", "capacity_factor", "schedule"),
+    ]
+)
+VALUES = st.lists(TOKENS, max_size=12).map("".join) | st.text(max_size=40)
+
+
+@EXAMPLES
+def test_overrides(examples):
+    def act(assignment):
+        path, value = assignment
+        _refused(lambda: override(PARAMS, [f"{path}={value}"]), "--set=")
+
+    check(examples, st.tuples(PATHS | st.text(max_size=20), VALUES), act)
