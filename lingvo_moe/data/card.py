@@ -5,6 +5,8 @@ Sizes and lengths by pair, tokens by language, and what was dropped, with exampl
 
 import collections
 import dataclasses
+import inspect
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
+from lingvo_moe.data.cleaning.base import CleaningRule
 from lingvo_moe.data.corpora import SentencePair
 from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset, PairInfo
 from lingvo_moe.data.encoded import COUNTS
@@ -22,13 +25,24 @@ from lingvo_moe.reporting.figure import COLORS, GREY, legible, to_png
 from lingvo_moe.reporting.page import escape, image, write_page
 from lingvo_moe.reporting.table import Table
 
-_NOTE = (
-    "empty also counts lines of dev and test. targets_in_train are lines of dev and test, which "
-    "are kept. The tokens a word of languages without spaces mean little."
+# What a count means, besides those of rules, which their docstrings tell.
+_LEFT_OUT = {
+    "empty": "a side is blank (also in dev and test)",
+    "duplicates": "the same as an earlier line",
+    "held_out_in_train": "the source is in dev or test",
+    "too_long": "more than max_length tokens",
+}
+_COUNTED = {
+    "targets_in_train": "lines of dev and test whose target is in train",
+    "targets_changed": "lines of dev and test whose target the vocabulary cannot write exactly",
+}
+_ABOUT_TOKENS = (
+    "Training text. A single byte is a piece for a character that has no piece of its own. Words "
+    "are what spaces separate, so languages without spaces have many tokens per word."
 )
 _SAMPLES, _LONGEST = 4, 160  # examples of a reason, characters of a text
 _QUANTILES = (0.5, 0.95)
-_ROWS = 40  # pairs or languages of a picture's row
+_WIDTH_INCHES, _ROW_INCHES, _MOST_INCHES = 9.5, 0.17, 60.0  # of a picture, of rows, of all rows
 
 
 class Dropped(NamedTuple):
@@ -68,7 +82,8 @@ def write_card(directory: Path, work: Work, dataset: Dataset) -> None:
         "sizes": draw_pairs(pairs, statistics.lengths),
         "tokens": draw_tokens(statistics.counts),
     }
-    parts = _parts(dataset, pairs, statistics, pictures)
+    meanings = {rule.name: _first_sentence(rule) for rule in work.params.cleaning} | _LEFT_OUT
+    parts = _parts(dataset, pairs, statistics, pictures, meanings)
     write_page(directory, "Data card", parts, pictures, {"card": _numbers(statistics)})
 
 
@@ -136,25 +151,27 @@ def _first_dropped(pair: PairWork, number: int, names) -> Iterator[tuple[str, in
 def draw_pairs(pairs: Sequence[PairInfo], lengths: Mapping[str, np.ndarray]) -> bytes:
     """Sizes on a logarithmic scale, and lengths, of pairs in order."""
     names = [pair.name for pair in pairs]
-    figure, (sizes, long) = _axes(names, 2)
-    sizes.bar(range(len(pairs)), [pair.examples.get("train", 0) for pair in pairs], color=COLORS[0])
-    sizes.set_yscale("log")
-    sizes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    sizes.yaxis.set_minor_formatter(NullFormatter())
-    sizes.set_ylim(1)
-    sizes.set_ylabel("training pairs")
+    figure, (sizes, long) = _axes(names, ("training pairs", "tokens of an example"))
+    sizes.barh(range(len(pairs)), [pair.examples.get("train", 0) for pair in pairs], color=GREY)
+    sizes.set_xscale("log")
+    sizes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    sizes.xaxis.set_minor_formatter(NullFormatter())
+    sizes.set_xlim(0.5)
     for i, side in enumerate(SIDES):
+        rows = np.arange(len(pairs)) + (0.3 * i - 0.15)  # so that no side hides the other
         values = np.array([lengths[name][i] for name in names])
-        long.plot(values[:, 0], "o", color=COLORS[i], markersize=3, label=f"{side}, median")
-        long.plot(values[:, 1], "_", color=COLORS[i], label=f"{side}, 95 % are shorter")
-    long.set_ylabel("tokens of an example")
-    long.set_ylim(0)
-    long.legend(frameon=False, ncols=4, fontsize=8)
+        marks = ((".", f"{side}, median"), ("|", f"{side}, 95th percentile"))
+        for column, (mark, label) in enumerate(marks):
+            style = {"markersize": 5, "markeredgewidth": 1.2, "color": COLORS[i], "label": label}
+            long.plot(values[:, column], rows, mark, **style)
+    long.set_xlim(0)
+    long.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.legend(loc="outside upper center", frameon=False, ncols=4, fontsize=8)
     return to_png(figure)
 
 
 def draw_tokens(counts: Mapping[str, Mapping[str, np.ndarray]]) -> bytes:
-    """Fertility and byte fallback of each side's languages, most tokens a character first."""
+    """Fertility and byte fallback of each side's languages, most tokens per character first."""
     rows = {
         (side, language): values
         for side, languages in counts.items()
@@ -163,37 +180,36 @@ def draw_tokens(counts: Mapping[str, Mapping[str, np.ndarray]]) -> bytes:
     }
     order = sorted(rows, key=lambda key: -rows[key][0] / rows[key][3])
     names = [f"{language} ({side})" for side, language in order]
-    figure, axes = _axes(names, 3)
+    figure, axes = _axes(names, ("tokens per character", "tokens per word", "% single bytes"))
     pieces, single, words, characters = np.array([rows[key] for key in order], float).T
     colors = [COLORS[SIDES.index(side)] for side, _ in order]
-    titles = ("tokens a character", "tokens a word", "% single bytes")
     values = (pieces / characters, pieces / words, 100 * single / np.maximum(pieces, 1))
-    for axis, title, value in zip(axes, titles, values, strict=True):
-        axis.bar(range(len(order)), value, color=colors)
-        axis.set_ylabel(title)
+    for axis, value in zip(axes, values, strict=True):
+        axis.barh(range(len(order)), value, color=colors)
+        axis.set_xlim(0, None if value.any() else 1)
     return to_png(figure)
 
 
-def _axes(names: Sequence[str], count: int) -> tuple[Figure, Sequence[Axes]]:
-    """Axes below one another over the same names."""
-    width = min(max(6.0, 2 + 0.13 * len(names)), 20)
-    figure = Figure((width, 1.0 + 2.0 * count), dpi=110, layout="constrained")
-    axes = np.atleast_1d(figure.subplots(count, 1, sharex=True))
-    for axis in axes:
-        axis.grid(axis="y", color="#eceff2", linewidth=0.8)
+def _axes(names: Sequence[str], titles: Sequence[str]) -> tuple[Figure, Sequence[Axes]]:
+    """Axes beside one another with a row for each name."""
+    height = min(_ROW_INCHES * len(names), _MOST_INCHES)
+    figure = Figure((_WIDTH_INCHES, 1.0 + height), dpi=110, layout="constrained")
+    axes = list(figure.subplots(1, len(titles), sharey=True))
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set_title(title, fontsize=10)
+        axis.grid(axis="x", color="#dde1e5", linewidth=0.8)
         axis.set_axisbelow(True)
-        axis.tick_params(colors=GREY, labelcolor="black")
-        for side in ("top", "right"):
+        axis.tick_params(colors=GREY, labelcolor="black", labelsize=8)
+        axis.tick_params(axis="x", which="both", bottom=False, labelbottom=False, labeltop=True)
+        for side in ("right", "top", "bottom"):
             axis.spines[side].set_visible(False)
-    axes[-1].set_xlim(-0.8, len(names) - 0.2)
-    axes[-1].set_xticks(range(len(names)))
-    labels = [legible(name, 24) for name in names]
-    size = 9 if len(names) <= _ROWS else max(4.0, 9.0 - len(names) / 40)
-    axes[-1].set_xticklabels(labels, rotation=90, fontsize=size)
-    return figure, list(axes)
+    axes[0].set_ylim(len(names) - 0.4, -0.6)  # the first name is on top
+    labelled = range(0, len(names), math.ceil(_ROW_INCHES * len(names) / _MOST_INCHES))
+    axes[0].set_yticks(labelled, [legible(names[i], 24) for i in labelled])
+    return figure, axes
 
 
-def _parts(dataset, pairs, statistics, pictures) -> Iterator[str]:
+def _parts(dataset, pairs, statistics, pictures, meanings) -> Iterator[str]:
     total = {split: sum(p.examples.get(split, 0) for p in pairs) for split in SPLITS}
     sizes = ", ".join(f"{total[split]:,} {split}" for split in SPLITS)
     languages = {getattr(pair, side) for pair in pairs for side in SIDES}
@@ -206,17 +222,24 @@ def _parts(dataset, pairs, statistics, pictures) -> Iterator[str]:
     ]
     yield Table(("vocabulary", "pieces", "normalization"), rows).to_html()
     yield "<h2>Sizes and lengths</h2>" + image(pictures["sizes"], "Training pairs and lengths")
-    yield "<h2>Tokens</h2>" + image(pictures["tokens"], "Tokens a character and a word, bytes")
-    yield "<h2>What was dropped</h2>" + _reasons(dataset).to_html()
-    yield f'<p class="mark">{_NOTE}</p>'
+    yield "<h2>Tokens</h2>" + image(pictures["tokens"], "Tokens per character and per word, bytes")
+    yield f'<p class="mark">{_ABOUT_TOKENS}</p>'
+    yield "<h2>Lines of train that were left out</h2>" + _totals(dataset, meanings).to_html()
+    yield "<h2>Lines that were counted and kept</h2>" + _totals(dataset, _COUNTED).to_html()
     for reason, lines in statistics.dropped.items():
         yield f"<h2>Examples: {escape(reason)}</h2>" + _samples(lines).to_html()
     yield "<h2>Language pairs</h2>" + _pairs_table(dataset, pairs).to_html()
 
 
-def _reasons(dataset) -> Table:
+def _first_sentence(rule: CleaningRule) -> str:
+    text = " ".join((inspect.getdoc(rule) or "").split("\n\n")[0].split())
+    return text.partition(". ")[0].removesuffix(".")
+
+
+def _totals(dataset, meanings) -> Table:
     totals = {kind: sum(c[kind] for c in dataset.checks.values()) for kind in _kinds(dataset)}
-    return Table(("reason", "lines"), [(kind, f"{n:,}") for kind, n in totals.items()])
+    rows = [(kind, meanings[kind], f"{n:,}") for kind, n in totals.items() if kind in meanings]
+    return Table(("count", "what it means", "lines"), rows, texts=2)
 
 
 def _samples(lines: Sequence[Dropped]) -> Table:
