@@ -25,16 +25,16 @@ def format_plan(plan: Plan) -> str:
     )
     numbers = {
         "parameters": f"{costs.parameters:,}",
-        "FLOPs of a step": f"{costs.flops * costs.devices:.3g}, {costs.flops:.3g} a device",
-        "step": f"{seconds:.3g} s, {1 / seconds:.2f} a second, {estimate.flops_share:.0%} of peak "
-        "FLOP/s",
-        "target tokens": f"{costs.tokens:,} a step, {estimate.tokens_per_second:,.0f} a second",
+        "FLOPs per step": f"{costs.flops * costs.devices:.3g}, {costs.flops:.3g} per device",
+        "step": f"{seconds:.3g} s, {1 / seconds:.2f} per second, {estimate.flops_share:.0%} of "
+        "peak FLOP/s",
+        "target tokens": f"{costs.tokens:,} per step, {estimate.tokens_per_second:,.0f} per second",
         "10^12 tokens": f"{estimate.days:.1f} days, {estimate.device_years:.1f} device-years",
     }
     fits = "fits" if memory.total <= device.memory else "DOES NOT FIT"
     sizes = [
         *((kind, size, "") for kind, size in dataclasses.asdict(memory).items()),
-        *(("total", memory.total, ""), ("there is", device.memory, fits)),
+        *(("total", memory.total, ""), ("available", device.memory, fits)),
     ]
     tables = [
         Table((), list(numbers.items()), texts=2),
