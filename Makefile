@@ -64,7 +64,7 @@ $(PEERS)/.ready: | setup
 	$(PYTHON) -m venv $(PEERS)/.venv
 	$(PEERS)/.venv/bin/python -m pip install --quiet torch --index-url https://download.pytorch.org/whl/cpu \
 	  || $(PEERS)/.venv/bin/python -m pip install --quiet torch
-	$(PEERS)/.venv/bin/python -m pip install --quiet 'transformers<4.50' numpy sentencepiece
+	$(PEERS)/.venv/bin/python -m pip install --quiet 'transformers<4.50' numpy sentencepiece protobuf sacrebleu
 	$(PEERS)/.venv/bin/python -m pip install --quiet --target $(PEERS)/transformers5 --upgrade 'transformers>=5'
 	@touch $@
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import sacrebleu
+from _pages import replace_table
 from training_step import seconds_in_turn
 
 import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
@@ -122,14 +123,7 @@ def main() -> None:
     table = _table(args.output)
     print(table)
     if args.page:
-        mark = re.escape(f"<!-- gatings {args.output.name} -->\n")
-        page = args.page.read_text("utf-8")
-        changed, count = re.subn(
-            f"({mark}).*?(\n<!-- end -->)", lambda m: m[1] + table + m[2], page, flags=re.S
-        )
-        if count != 1:
-            raise SystemExit(f"{args.page} has {count} places for the table, expected 1.")
-        write_whole(args.page, changed)
+        replace_table(args.page, f"gatings {args.output.name}", table)
 
 
 def _run(name, dataset, args):

@@ -169,7 +169,7 @@ def export_trained(
 
 def _write_trained(model_dir, output, programs, step, rows, length) -> int:
     model_dir.read_checkpoint(step)  # errors must come before minutes of compiling
-    task, request = _for_xla(model_dir.task), export_request(model_dir)
+    task, request = static(model_dir.task), export_request(model_dir)
     length = length or max_source_length(model_dir.params)
     made = {}
     if TRAIN in programs:
@@ -226,7 +226,7 @@ def export_untrained(
         OSError: output cannot be written.
     """
     with new_export(output, *_RUNNER, overwrite) as directory:
-        task = _for_xla(TranslationTask(params))
+        task = static(TranslationTask(params))
         made = {_INITIALIZE: initialize_program(task), TRAIN: train_program(task)}
         _write_rest(
             task,
@@ -239,7 +239,7 @@ def export_untrained(
         )
 
 
-def _for_xla(task: TranslationTask) -> TranslationTask:
+def static(task: TranslationTask) -> TranslationTask:
     """The same task with static shapes: Ragged is replaced by Dropless, with equal results."""
     moe = task.params.model.moe
     if moe is None:
@@ -252,8 +252,12 @@ def _for_xla(task: TranslationTask) -> TranslationTask:
     return task.with_moe(**static)
 
 
-def lower(program: Program) -> export.Exported:
-    """One module for all of PLATFORMS; neither devices nor weights need exist.
+def lower(program: Program, platforms: Sequence[str] = PLATFORMS) -> export.Exported:
+    """One module for all platforms; neither devices nor weights need exist.
+
+    Args:
+        program: what to lower.
+        platforms: of PLATFORMS; each takes as long as the first.
 
     Raises:
         ValueError: the shapes do not fit.
@@ -268,7 +272,7 @@ def lower(program: Program) -> export.Exported:
     # Without this JAX would look for side effects, which cannot be serialized; there are none.
     called = jax2tf.call_tf(traced, has_side_effects=False, call_tf_graph=False)
     jitted = jax.jit(called, donate_argnums=program.donated)
-    return export.export(jitted, platforms=PLATFORMS)(*shapes(program.arguments))
+    return export.export(jitted, platforms=platforms)(*shapes(program.arguments))
 
 
 def _by_name(tree: dict) -> dict[str, tf.Tensor]:

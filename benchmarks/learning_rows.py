@@ -1,0 +1,214 @@
+"""The runs of learning.py: corpora, and rows of studies."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lingvo_moe.core.fields import Params, PositiveFloat
+
+# name -> (directories of text, options of preparation); without directories the synthetic languages
+CORPORA = {
+    "synthetic": ((), {"source_vocab_size": 1536, "target_vocab_size": 768}),
+    "tldr": (("tldr",), {"joint_vocab": True}),
+    "tldr4k": (("tldr",), {"joint_vocab": True, "source_vocab_size": 4000}),
+    "tldr16k": (("tldr",), {"joint_vocab": True, "source_vocab_size": 16000}),
+    "wikimessages": (("wikimessages",), {"joint_vocab": True}),
+    "both": (("tldr", "wikimessages"), {"joint_vocab": True}),
+}
+_SHORT, _LONG = 2500, 5000  # steps
+_WIDER = (
+    "model.model_dim=256",
+    "model.hidden_dim=1024",
+    "model.num_heads=8",
+)
+
+
+def _vocabulary(size: int) -> tuple[str, str]:
+    return f"source_vocab_size={size}", f"target_vocab_size={size}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer(Params):
+    """Hugging Face's M2M-100 of small.Dense's size, with AdamW.
+
+    Attributes:
+        learning_rate: the largest of the schedule.
+    """
+
+    learning_rate: PositiveFloat
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """A model that is trained once for each seed.
+
+    Attributes:
+        name: STUDY/ROW as a file name.
+        model: a registered model.
+        overrides: `--set` texts.
+        steps: of training; the learning rate falls to 0 in them.
+        rate: the largest learning rate.
+        data: of CORPORA.
+        seeds: of weights and batches.
+        searches: name -> `--set` texts of the decoding; {} for none.
+        splits: what is translated.
+        peer: a peer that is trained in place of the model.
+    """
+
+    name: str
+    model: str = "small.MoE"
+    overrides: Sequence[str] = ()
+    steps: int = _LONG
+    rate: float = 0.03
+    data: str = "tldr"
+    seeds: Sequence[int] = (1,)
+    searches: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=lambda: {"beam": ()})
+    splits: Sequence[str] = ("dev",)
+    peer: Peer | None = None
+
+    @property
+    def all_overrides(self) -> list[str]:
+        """With those of the schedule."""
+        warmup = self.steps // 10
+        return [
+            f"optimizer.schedule=Cosine(learning_rate={self.rate},warmup_steps={warmup},"
+            f"total_steps={self.steps})",
+            f"train.max_steps={self.steps}",
+            *self.overrides,
+        ]
+
+    @property
+    def command(self) -> str:
+        """How a user trains the same."""
+        return " ".join(
+            ["lingvo-moe-train", f"--model={self.model}", f"--data={self.data}"]
+            + [f'--set="{text}"' for text in self.all_overrides]
+        )
+
+
+def _knob(name: str, *overrides: str, **fields: Any) -> Row:
+    """small.MoE with half the steps and one thing changed."""
+    half = {"steps": _SHORT, "overrides": overrides, "splits": ("dev",)}
+    return Row(name=f"knob/{name}", **(half | fields))
+
+
+def _top_2(second_expert: str) -> str:
+    return f"model.moe.gating=Top2(second_expert='{second_expert}')"
+
+
+_SEARCHES = {
+    "beam": (),
+    "mean": (),
+    "greedy": ("decoding.beam_size=1",),
+    "beam8": ("decoding.beam_size=8",),
+    "alpha0": ("decoding.length_penalty=0.0",),
+    "alpha1": ("decoding.length_penalty=1.0",),
+    "alpha1.5": ("decoding.length_penalty=1.5",),
+}
+
+
+def _deeper(times: int) -> tuple[str, str]:
+    return f"model.num_encoder_layers={4 * times}", f"model.num_decoder_layers={2 * times}"
+
+
+_KNOBS = (
+    _knob("base", seeds=(1, 2, 3), searches=_SEARCHES),
+    _knob("temperature1", "input.temperature=1.0"),
+    _knob("temperature5", "input.temperature=5.0"),
+    _knob("dropout0.1", "model.dropout_rate=0.1"),
+    _knob("dropout0.3", "model.dropout_rate=0.3"),
+    _knob("subwords", "input.modifiers=(Subwords(rate=0.1),)"),
+    _knob("vocabulary4k", *_vocabulary(4000), data="tldr4k"),
+    _knob("vocabulary16k", *_vocabulary(16000), data="tldr16k"),
+    _knob("rate0.015", rate=0.015),
+    _knob("rate0.06", rate=0.06),
+    _knob("ema0.999", "optimizer.ema_decay=0.999"),
+    _knob("smoothing0", "label_smoothing=0.0"),
+    _knob("smoothing0.2", "label_smoothing=0.2"),
+    _knob("masking0.2", "model.moe.output_mask_rate=0.2"),
+    _knob("balance0", "model.moe.aux_loss_weight=0.0"),
+    _knob("balance0.1", "model.moe.aux_loss_weight=0.1"),
+    _knob("capacity1", "model.moe.capacity_factor=1.0"),
+    _knob("dropless", "model.moe.capacity_factor=None", "model.moe.dispatcher=Ragged()"),
+    _knob("second_always", _top_2("always")),
+    _knob("second_sampled", _top_2("sampled")),
+    _knob("second_never", _top_2("never")),
+    _knob("rows16", "input.batch_size=16", steps=2 * _SHORT),
+    _knob("rows64", "input.batch_size=64", steps=_SHORT // 2),
+    _knob("width256", *_WIDER),
+    _knob("decoder4", "model.num_decoder_layers=4"),
+    _knob("dense", model="small.Dense"),
+    _knob("wide_dense", "model.hidden_dim=1536", model="small.Dense"),
+)
+
+
+def _tiny(name: str, *overrides: str, **fields: Any) -> Row:
+    """A tiny model on the synthetic languages: minutes on two cores."""
+    often = ("train.eval_every=50", "train.checkpoint_every=50")
+    given = {"model": "tiny.MoE", "steps": 600, "seeds": (1, 2), "splits": ("dev", "test")}
+    return Row(
+        name=f"tiny_{name}", overrides=(*often, *overrides), data="synthetic", **(given | fields)
+    )
+
+
+def _layers(count: int) -> tuple[str, str]:
+    return f"model.num_encoder_layers={count}", f"model.num_decoder_layers={count}"
+
+
+_TINY = (
+    _tiny("scale/8 experts, 2 + 2 layers"),
+    _tiny("scale/4 experts", "model.moe.num_experts=4"),
+    _tiny("scale/16 experts", "model.moe.num_experts=16"),
+    _tiny("scale/64 experts", "model.moe.num_experts=64"),
+    _tiny("scale/4 + 4 layers", *_layers(4)),
+    _tiny("scale/6 + 6 layers", *_layers(6)),
+    _tiny("scale/dense", model="tiny.Dense"),
+    _tiny("scale/dense, H x 1.5: equal FLOPs", "model.hidden_dim=768", model="tiny.Dense"),
+    _tiny("knob/base", searches=_SEARCHES),
+    _tiny("knob/temperature 1", "input.temperature=1.0"),
+    _tiny("knob/temperature 2", "input.temperature=2.0"),
+    _tiny("knob/dropout 0", "model.dropout_rate=0.0"),
+    _tiny("knob/dropout 0.2", "model.dropout_rate=0.2"),
+    _tiny("knob/label smoothing 0", "label_smoothing=0.0"),
+    _tiny("knob/label smoothing 0.2", "label_smoothing=0.2"),
+    _tiny("knob/EMA 0.99", "optimizer.ema_decay=0.99"),
+    _tiny("knob/rate 0.015", rate=0.015),
+    _tiny("knob/rate 0.06", rate=0.06),
+    _tiny("knob/16 rows, 1200 steps", "input.batch_size=16", steps=1200),
+    _tiny("knob/capacity factor 1", "model.moe.capacity_factor=1.0"),
+    _tiny("knob/dropless", "model.moe.capacity_factor=None", "model.moe.dispatcher=Ragged()"),
+    _tiny("knob/second expert always", _top_2("always")),
+    _tiny("knob/second expert never", _top_2("never")),
+    _tiny("knob/balance loss 0", "model.moe.aux_loss_weight=0.0"),
+    _tiny("knob/balance loss 0.1", "model.moe.aux_loss_weight=0.1"),
+    _tiny("knob/output masking 0.2", "model.moe.output_mask_rate=0.2"),
+    _tiny("knob/subwords 0.1", "input.modifiers=(Subwords(rate=0.1),)"),
+)
+
+
+def _peers(data: str, ours: Sequence[float], theirs: Sequence[float]) -> list[Row]:
+    """Sample efficiency: small.Dense, and the peer of its size, each with several rates."""
+    given = {"model": "small.Dense", "data": data, "searches": {}}
+    return [Row(name=f"peer/{data}, ours, rate {rate}", rate=rate, **given) for rate in ours] + [
+        Row(name=f"peer/{data}, M2M-100, rate {rate}", peer=Peer(rate), **given) for rate in theirs
+    ]
+
+
+_PEERS = [
+    row
+    for data in ("tldr", "wikimessages", "both")
+    for row in _peers(data, (0.015, 0.03, 0.06), (0.0005, 0.001, 0.002))
+]
+_SEEDS = (1, 2, 3)
+_SMALL = (
+    Row(name="small/MoE", seeds=_SEEDS, splits=("dev", "test")),
+    Row(name="small/dense", model="small.Dense", seeds=_SEEDS, splits=("dev", "test")),
+    Row(name="small/4 experts", overrides=("model.moe.num_experts=4",)),
+    Row(name="small/16 experts", overrides=("model.moe.num_experts=16",)),
+    Row(name="small/64 experts", overrides=("model.moe.num_experts=64",)),
+    Row(name="small/8 + 4 layers", overrides=_deeper(2)),
+    Row(name="small/12 + 6 layers", overrides=_deeper(3)),
+    Row(name="many/4000 steps", steps=4000, data="both"),
+    Row(name="many/40000 steps", steps=40_000, data="both", splits=("dev", "test")),
+)
+ROWS = (*_TINY, *_SMALL, *_KNOBS, *_PEERS)

@@ -1,0 +1,109 @@
+"""The tables and curves of learning.py, from the files of its runs."""
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _pages import replace_table
+from learning_rows import ROWS
+from matplotlib.figure import Figure
+
+from lingvo_moe.reporting.figure import to_png
+from lingvo_moe.reporting.table import Table
+
+Run = dict[str, Any]
+# study -> dev losses; the table has the tokens until each is reached (GShard, Table 2).
+_LEVELS = {"tiny_scale": (2.0, 1.0, 0.7), "small": (3.0, 2.5, 2.2)}
+
+
+def write_tables(output: Path, page: Path | None) -> None:
+    """Prints a table for each study, and draws its curves as OUTPUT/STUDY.png.
+
+    Those that the page has a place for are also written there.
+    """
+    paths = [output / "runs" / f"{row.name}.{seed}.json" for row in ROWS for seed in row.seeds]
+    runs = [json.loads(path.read_text()) for path in paths if path.exists()]
+    for study, of in itertools.groupby(runs, key=lambda run: run["row"].split("/")[0]):
+        rows = [list(seeds) for _, seeds in itertools.groupby(of, key=lambda run: run["row"])]
+        table = study_table(study, rows)
+        print(f"{study}\n{table}\n")
+        (output / f"{study}.png").write_bytes(to_png(draw_curves(rows)))
+        if page and f"<!-- learning {study} -->" in page.read_text("utf-8"):
+            replace_table(page, f"learning {study}", table)
+
+
+def study_table(study: str, rows: Sequence[Sequence[Run]]) -> str:
+    """A line for each row: means over its seeds. Columns without any value are left out."""
+    lines = [dict(_cells(study, seeds)) for seeds in rows]
+    columns = [name for name in lines[0] if any(line[name] for line in lines)]
+    return Table(columns, [[line[name] for name in columns] for line in lines]).to_markdown()
+
+
+def _cells(study: str, seeds: Sequence[Run]) -> Iterator[tuple[str, str]]:
+    yield "", _label(seeds)
+    yield "seeds", str(len(seeds))
+    yield "dev loss", _mean([run["dev_loss"] for run in seeds], spread=True)
+    yield "of the last 5 weights' mean", _mean([run["dev_loss_of_mean"] for run in seeds])
+    for level in _LEVELS.get(study, ()):
+        tokens = [_tokens_until(run["curve"], level) for run in seeds]
+        yield f"M tokens to {level}", "" if None in tokens else f"{np.mean(tokens) / 1e6:.2f}"
+    yield "source use", _mean([run.get("source_use") for run in seeds], ".2f")
+    for split in ("dev", "test"):
+        for search in seeds[0]["searches"]:
+            scores = [run["scores"].get(f"{search}.{split}") for run in seeds]
+            if all(scores):
+                name = "" if search == "beam" else f", {search}"
+                yield f"{split} BLEU{name}", _mean([s["bleu"] for s in scores], ".1f")
+    tests = [run["scores"].get("beam.test") for run in seeds]
+    for tier, third in (("high", 0), ("low", -1)):
+        found = [_tier(scores, third) for scores in tests if scores]
+        yield f"{tier} third", _mean(found, ".1f") if found else ""
+
+
+def _label(seeds):
+    return seeds[0]["row"].partition("/")[2]
+
+
+def _mean(values, form=".3f", spread=False):
+    """The mean of what is known, with the standard deviation of several seeds."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    deviation = f" ± {np.std(known, ddof=1):.3f}" if spread and len(known) > 1 else ""
+    return format(np.mean(known), form) + deviation
+
+
+def _tokens_until(curve, level):
+    """Target tokens when the dev loss first is at most this; None if it never is.
+
+    Between two evaluations the loss is taken as linear in the logarithm of tokens.
+    """
+    for (_, before, high), (_, after, low) in itertools.pairwise(curve):
+        if low <= level < high:
+            share = (high - level) / (high - low)
+            return float(np.exp(np.log(before) + share * np.log(after / before)))
+    return curve[0][1] if curve[0][2] <= level else None
+
+
+def _tier(scores, third):
+    """Mean BLEU of a third of the reliable pairs, which are ordered by their training data."""
+    ranked = sorted(scores["pairs"].values(), key=lambda pair: -pair["train_examples"])
+    bleu = [pair["bleu"] for pair in ranked if pair["reliable"]]
+    return float(np.mean(np.array_split(bleu, 3)[third])) if len(bleu) >= 3 else None
+
+
+def draw_curves(rows: Sequence[Sequence[Run]]) -> Figure:
+    """Dev loss over target tokens; a line for each row, the mean of its seeds."""
+    figure = Figure((8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for seeds in rows:
+        length = min(len(run["curve"]) for run in seeds)
+        points = np.mean([run["curve"][:length] for run in seeds], axis=0)
+        axes.plot(points[:, 1] / 1e6, points[:, 2], label=_label(seeds), linewidth=1.2)
+    axes.set(xscale="log", xlabel="target tokens, millions", ylabel="dev loss, nats per token")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
