@@ -129,8 +129,9 @@ class Blocks:
         task = TranslationTask(params)
         weights = task.weights()
         self.parameters = sum(spec.size for _, spec in weights.flatten())
-        self.weights = _by_group(weights)
-        self.slots = _by_group(weights, params.optimizer.slots(weights))
+        self.weights = _by_group(weights, weights.flatten())
+        self.trained = _by_group(weights, params.optimizer.split(weights, weights)[0].flatten())
+        self.slots = _by_group(weights, params.optimizer.slots(weights).flatten())
         transformer, inputs = task.transformer, params.input
         self.kinds = [
             _Kind(layer, count, length, memory)
@@ -170,12 +171,12 @@ class Blocks:
         return _Counter(self, mesh, rules, stored, remat, late).share(group)
 
 
-def _by_group(weights, slots=None) -> dict[str, collections.Counter]:
-    """Group -> number of weights (or of their slots) with each dims and shape."""
+def _by_group(weights, specs) -> dict[str, collections.Counter]:
+    """Group -> number of specs with each dims and shape; paths of slots begin with a weight's."""
     found: dict[str, collections.Counter] = {name: collections.Counter() for name in GROUPS}
     group_of = {path: _group(spec) for path, spec in weights.flatten()}
-    for path, spec in (weights if slots is None else slots).flatten():
-        owner = path if slots is None else path.rpartition("/")[0]
+    for path, spec in specs:
+        owner = path if path in group_of else path.rpartition("/")[0]
         found[group_of[owner]][spec.dims, spec.shape] += 1
     return found
 
@@ -217,16 +218,16 @@ class _Counter:
         work = [one for one in found if isinstance(one, Work)]
         transfers = [one for one in found if not isinstance(one, Work)]
         weights, slots = self.blocks.weights[group], self.blocks.slots[group]
-        at_rest = self._bytes(weights, self.stored)
-        work.append(Work(part="optimizer", bytes=_OPTIMIZER_PASSES * at_rest))
+        trained = self.blocks.trained[group]
+        updates = _OPTIMIZER_PASSES * self._bytes(trained, self.stored)
         kept = {"heads": self._kept_by_heads, "hidden": self._kept_by_hidden}.get(group)
         tokens = sum(kind.count * self.tokens(kind.length) for kind in self.blocks.kinds)
         return Share(
-            work=tuple(work),
-            transfers=(*transfers, *self._gradients(group, weights)),
-            weights=at_rest,
+            work=(*work, Work(part="optimizer", bytes=updates)),
+            transfers=(*transfers, *self._gradients(group, weights, trained)),
+            weights=self._bytes(weights, self.stored),
             optimizer=self._bytes(slots, self.stored),
-            gradients=self._gradient_bytes(weights),
+            gradients=self._gradient_bytes(trained),
             in_use=self._in_use(weights),
             kept=tuple(kept(kind) if kept else 0.0 for kind in self.blocks.kinds),
             inputs=self.item * tokens * self.m if group == "rest" else 0.0,
@@ -458,7 +459,7 @@ class _Counter:
         """Bytes of an element of a weight in use; gates are never cast."""
         return _FLOAT32 if "e" in dims else self.item
 
-    def _gradients(self, group, weights) -> Iterator[Transfer]:
+    def _gradients(self, group, weights, trained) -> Iterator[Transfer]:
         """Sums of gradients over devices with different rows.
 
         The dtype is that of the weight in use, or of the sum over micro-batches.
@@ -466,7 +467,7 @@ class _Counter:
         rows = {axis for letter in "BGR" for axis in self.rules.get(letter, ())}
         summed: collections.Counter = collections.Counter()
         gathered: collections.Counter = collections.Counter()
-        for (dims, shape), count in (weights + self._again(group)).items():
+        for (dims, shape), count in (trained + self._again(group)).items():
             used = _flat(assignment(dims, shape, self.mesh, self.rules))
             axes = tuple(a for a in self.mesh.axes if a in rows - used)
             if self.mesh.size(axes) > 1:
@@ -489,9 +490,9 @@ class _Counter:
 
         With late sums they are added before the sum over devices.
         """
-        if group != "vocabulary" or self.late:
-            return collections.Counter()
         table = ("VM", (self.params.target_vocab_size, self.m))
+        if group != "vocabulary" or self.late or table not in self.blocks.trained[group]:
+            return collections.Counter()
         return collections.Counter({table: 1 + self.params.model.shared_embedding})
 
 

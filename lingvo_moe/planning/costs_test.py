@@ -100,6 +100,25 @@ def test_gradients_of_all_but_experts_are_summed():
     assert costs.parameters == common + experts
 
 
+@pytest.mark.parametrize("batches", [1, 2])
+def test_frozen_weights_have_no_gradient(batches):
+    frozen = "optimizer.rate_factors=(('encoder/|embedding',0),)"
+    texts = [f"train.micro_batches={batches}"]
+    whole, part = (count_costs(override(MOE, [*texts, *t]), FOUR, 2) for t in ((), (frozen,)))
+    specs = dict(TranslationTask(MOE).weights().flatten())
+    moving = [s for path, s in specs.items() if not re.search("encoder/|embedding", path)]
+    common, experts = (
+        sum(s.size for s in moving if ("E" in s.dims) == own) for own in (False, True)
+    )
+    (reduce,) = [t for t in part.transfers if t.kind == "all-reduce"]
+    assert reduce.bytes == 4 * common  # neither of the two gradients of the target's table
+    assert part.memory.gradients == batches * 4 * (common + experts / 4)
+    assert part.memory.optimizer < whole.memory.optimizer
+    assert part.memory.weights == whole.memory.weights
+    # Weight, gradient and update of the optimizer are read and written eight times.
+    assert by_part(part, "bytes")["optimizer"] == 8 * 4 * (common + experts / 4)
+
+
 def test_rematerialisation_trades_work_for_memory():
     kept = count_costs(MOE, FOUR, 2)
     again = count_costs(override(MOE, ["model.remat=True"]), FOUR, 2)

@@ -28,13 +28,13 @@ class Format(abc.ABC):
         storage: the format of weights in the file.
         client: file of this package that runs an export without lingvo_moe, and is copied to it as
             translate.py; None for none.
-        hint: a command that tries the export at {output}.
+        hint: a command that tries the export at {output}, with its flags of {languages}.
     """
 
     storage: Storage = FLOAT32
 
     client: ClassVar[str | None] = None
-    hint: ClassVar[str] = "python {output}/translate.py 'a sentence'"
+    hint: ClassVar[str] = "python {output}/translate.py{languages} 'a sentence'"
 
     def export(
         self,

@@ -133,7 +133,7 @@ def example_batch(params: TranslationParams, num_pairs: int = 1) -> NestedMap:
 def export_trained(
     model_dir: ModelDir,
     output: Path,
-    programs: Sequence[str] = (TRAIN, TRANSLATE),
+    programs: Sequence[str] = (),
     step: int | None = None,
     rows: int = 16,
     length: int | None = None,
@@ -148,7 +148,8 @@ def export_trained(
     Args:
         model_dir: the trained model; the shape of a training batch is that of its params.
         output: the directory to make.
-        programs: TRAIN, TRANSLATE or both.
+        programs: TRAIN, TRANSLATE or both; by default both, or only TRANSLATE for a model without
+            optimizer state, such as an imported one.
         step: which checkpoint; None for the best.
         rows: number of sentences that are translated together.
         length: tokens of the longest sentence, with tag and EOS; longer ones are cut. None for the
@@ -159,8 +160,8 @@ def export_trained(
         The step exported.
 
     Raises:
-        ValueError: there is no checkpoint, it is of another model, the shapes do not fit, or output
-            holds something else.
+        ValueError: there is no checkpoint, it is of another model, TRAIN is requested and it has no
+            optimizer state, the shapes do not fit, or output holds something else.
         OSError: output cannot be written.
     """
     with new_export(output, *_RUNNER, overwrite) as directory:
@@ -168,7 +169,14 @@ def export_trained(
 
 
 def _write_trained(model_dir, output, programs, step, rows, length) -> int:
-    model_dir.read_checkpoint(step)  # errors must come before minutes of compiling
+    found = model_dir.read_checkpoint(step)  # errors must come before minutes of compiling
+    trains = any(name.startswith("slots/") for name in found.tensors)
+    programs = programs or (TRAIN, TRANSLATE)[not trains :]
+    if TRAIN in programs and not trains:
+        raise ValueError(
+            f"{model_dir.path} has no optimizer state, so there is no training to continue. Pass "
+            f"--programs=translate, or train the model first: lingvo-moe-train --init_from."
+        )
     task, request = static(model_dir.task), export_request(model_dir)
     length = length or max_source_length(model_dir.params)
     made = {}

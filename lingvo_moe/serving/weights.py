@@ -19,7 +19,7 @@ class Safetensors(Format):
     layer must have equally many experts.
     """
 
-    hint = "lingvo-moe-translate --logdir={output} 'a sentence'"
+    hint = "lingvo-moe-translate --logdir={output}{languages} 'a sentence'"
 
     def check(self, model_dir, output, pruning):
         """Checks the storage."""

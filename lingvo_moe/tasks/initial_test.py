@@ -136,6 +136,16 @@ class TestByName:
                 np.testing.assert_array_equal(state[name], value, err_msg=name)
         assert not any(word in "".join(text) for word in ("drawn", "left out", "copies"))
 
+    def test_another_number_of_experts_is_drawn(self, moe):
+        redraw = "init.redraw=('experts/','gate$')"
+        _, state, (_, *text) = start(moe.path, "model.moe.num_experts=4", redraw)
+        assert state[f"theta/encoder/layer_01/{EXPERTS}/wi"].shape == (4, 16, 32)
+        assert [line.split()[0] for line in text if line.endswith("drawn")] == [
+            f"{side}/layer_*/feed_forward/{name}"
+            for side in ("decoder", "encoder")
+            for name in ("experts/wi", "experts/wo", "gate")
+        ]
+
     def test_names_are_changed_and_weights_drawn_as_params_say(self, moe):
         deeper = ("model.num_decoder_layers=3", "model.moe.every_n=2")
         rename = "init.rename=(('decoder/layer_02','decoder/layer_00'),)"
@@ -305,7 +315,12 @@ WRONG = [
     ),
     ("init.rename=(('^','other/'),)", "has none of this model's weights, such as 'decoder/emb"),
     ("init.relatives=(('qxx','en'),)", "'qxx' is no language of .*; it has en, qna, qnu, qta, qto"),
-    ("model.moe.hidden_dim=48", r"experts/wi is \(8, 16, 48\), but from"),
+    ("model.moe.hidden_dim=48", r"wi is \(8, 16, 48\), but from .* Give the model the same sizes"),
+    (
+        "model.moe.num_experts=16",
+        r"wi is \(16, 16, 32\), but .* set model.moe.num_experts=8, or draw experts and routers: .*"
+        r"init.redraw=\('experts/','gate\$'\)",
+    ),
     ("init.step=9", "Checkpoint .*step_00000009 is missing"),
     ("init.logdir=/no/such", "/no/such is no logdir: it has no model.json"),
     (

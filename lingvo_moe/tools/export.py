@@ -62,13 +62,22 @@ def main(argv: list[str]) -> None:
     if pairs and pruning:
         pairs = [pair for pair in pairs if pair in pruning.pairs(model_dir)]
     step = chosen.export(model_dir, output, FLAGS.step, FLAGS.overwrite, pruning)
-    size, hint = directory_size(output) / 1e6, chosen.hint.format(output=output)
+    hint = chosen.hint.format(output=output, languages=_language_flags(model_dir))
+    size = directory_size(output) / 1e6
     common.report(f"Exported step {step} to {output}, {size:,.1f} MB. Try: {hint}")
     if dataset:
         translator, _ = load_translator(model_dir, Local(model_dir.task), step)
         exported = chosen.open(output)
         table = compare(translator, exported, dataset, FLAGS.report_split, pairs, common.report)
         print(table.to_text())
+
+
+def _language_flags(model_dir: ModelDir) -> str:
+    """For a model that must know the source language: flags of two of its languages."""
+    if not model_dir.task.needs_source_language:
+        return ""
+    source, target = model_dir.some_languages
+    return f" --source_language={source} --to={target}"
 
 
 def _pruning() -> Pruning | None:
@@ -106,18 +115,18 @@ def _export_stablehlo(output: Path) -> None:
         stablehlo.export_untrained(FLAGS.model, params, output, FLAGS.overwrite)
         common.report(f"Exported {FLAGS.model}, untrained, to {output}. Try: {run} --steps=10")
         return
-    programs = FLAGS.programs or [stablehlo.TRAIN, stablehlo.TRANSLATE]
     step = stablehlo.export_trained(
         _model_dir(),
         output,
-        programs,
+        FLAGS.programs or (),
         FLAGS.step,
         FLAGS.batch_size,
         FLAGS.source_length,
         FLAGS.overwrite,
     )
     tries = {stablehlo.TRAIN: f"{run} --steps=10", stablehlo.TRANSLATE: f"{run} < sentences"}
-    commands = " or ".join(tries[name] for name in programs)
+    made = [name for name in tries if (output / f"{name}.stablehlo").exists()]
+    commands = " or ".join(tries[name] for name in made)
     common.report(f"Exported step {step} to {output}. Try: {commands}")
 
 
@@ -176,7 +185,10 @@ def run() -> None:
         "report_split", "test", ["dev", "test"], "Which lines of --report_data to translate."
     )
     flags.DEFINE_multi_enum(
-        "programs", None, ["train", "translate"], "StableHLO programs to write; by default all."
+        "programs",
+        None,
+        ["train", "translate"],
+        "StableHLO programs to write; by default all that the model has.",
     )
     flags.DEFINE_integer(
         "batch_size", 16, "Sentences that the StableHLO program translates at once.", lower_bound=1

@@ -223,13 +223,29 @@ def _origin(params, transfers, path, spec, theirs) -> Origin | None:
     for transfer in transfers:
         if origin := transfer.origin(path, there, spec, theirs):
             if tuple(origin.tensor.shape) != spec.shape:
-                raise ValueError(
-                    f"Weight {path} is {spec.shape}, but from {origin.path} in {params.logdir} "
-                    f"it would be {tuple(origin.tensor.shape)}. Give the model the same sizes, or "
-                    f"draw the weight: --set=\"init.redraw=('{path}',)\"."
-                )
+                raise ValueError(_misfit(path, spec, origin, params.logdir))
             return origin
     return None
+
+
+def _misfit(path: str, spec: WeightSpec, origin: Origin, logdir: str) -> str:
+    """The rule and the cure for a weight of another shape."""
+    shape = tuple(origin.tensor.shape)
+    text = f"Weight {path} is {spec.shape}, but from {origin.path} in {logdir} it would be {shape}."
+    axis = spec.dims.find("E")
+    if axis >= 0 and _without(shape, axis) == _without(spec.shape, axis):
+        return (
+            f"{text} Only all experts are copied: set model.moe.num_experts={shape[axis]}, or draw "
+            f"experts and routers: --set=\"init.redraw=('experts/','gate$')\"."
+        )
+    return (
+        f"{text} Give the model the same sizes, or draw the weight: "
+        f"--set=\"init.redraw=('{path}',)\"."
+    )
+
+
+def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return shape[:axis] + shape[axis + 1 :]
 
 
 def _optimizer_state(params, slots, tensors, paths, found):

@@ -1,0 +1,73 @@
+"""Exports of an imported model, tried by the commands that lingvo-moe-export prints."""
+
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from lingvo_moe.pretrained.hugging_face import import_model
+from lingvo_moe.testing import hugging_face as testing
+from lingvo_moe.testing.commands import error_of, succeed
+
+pytestmark = pytest.mark.slow
+
+LANGUAGES = "--source_language=ace_Arab --to=zul_Latn"  # the first and the last
+
+
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("nllb_moe") / "imported"
+    return import_model(testing.FIXTURES / "nllb_moe", directory).path
+
+
+@pytest.fixture(scope="module")
+def expected(logdir):
+    return succeed("translate", f"--logdir={logdir}", *LANGUAGES.split(), "pack my box").stdout
+
+
+def export(logdir, output, *flags):
+    """The command that the tool prints."""
+    said = succeed("export", f"--logdir={logdir}", f"--output={output}", *flags).stderr
+    return shlex.split(re.search(r"Try: (.*)", said)[1].replace("a sentence", "pack my box"))
+
+
+def run(*command):
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, input="")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_saved_model(logdir, expected, tmp_path, dtype):
+    python, *command = export(logdir, tmp_path / "export", f"--dtype={dtype}")
+    assert (python, " ".join(command[1:3])) == ("python", LANGUAGES)
+    found = run(*command)
+    if dtype == "float32":
+        assert found == expected
+
+
+def test_weights(logdir, expected, tmp_path):
+    tool, *command = export(logdir, tmp_path / "export", "--format=safetensors")
+    assert tool == "lingvo-moe-translate"
+    assert succeed("translate", *command).stdout == expected
+
+
+def test_stablehlo(logdir, expected, tmp_path):
+    """Without optimizer state there is only the program for translation."""
+    pytest.importorskip("jax")
+    flags = ["--format=stablehlo", "--batch_size=1", "--source_length=24"]
+    _, program, *_ = export(logdir, tmp_path / "export", *flags)
+    languages = LANGUAGES.replace("--source_language", "--source").split()
+    command = [sys.executable, program, *languages]
+    assert subprocess.check_output(command, input="pack my box\n", text=True) == expected
+    assert not (tmp_path / "export" / "train.stablehlo").exists()
+    error = error_of(
+        "export",
+        f"--logdir={logdir}",
+        f"--output={tmp_path / 'train'}",
+        *flags,
+        "--programs=train",
+    )
+    assert "has no optimizer state" in error
