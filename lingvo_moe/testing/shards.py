@@ -56,10 +56,10 @@ class Sharded:
 
 
 class Barrier:
-    """The barrier of threads that simulate processes."""
+    """The barrier of threads that simulate processes; they wait at most `timeout` seconds."""
 
-    def __init__(self, processes: int):
-        self._barrier = threading.Barrier(processes, timeout=30)
+    def __init__(self, processes: int, timeout: float = 30):
+        self._barrier = threading.Barrier(processes, timeout=timeout)
         self._values: dict[int, int] = {}
 
     def minimum_of(self, process: int) -> Callable[[int], int]:
