@@ -2,13 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from sentencepiece import sentencepiece_model_pb2
-
+from lingvo_moe.data.model_file import CONTROL, MODEL_TYPES, NORMAL, ModelFile
 from lingvo_moe.data.vocabulary import SPACE, Vocabulary, tag_piece, train_vocabulary
 
 _FIRST = 260  # pieces that every vocabulary has: four symbols and the single bytes
-_PIECE = sentencepiece_model_pb2.ModelProto.SentencePiece
-_ModelType = sentencepiece_model_pb2.TrainerSpec.ModelType
 
 
 def extend_vocabulary(
@@ -37,9 +34,9 @@ def extend_vocabulary(
     Raises:
         ValueError: the characters alone need more pieces.
     """
-    model = sentencepiece_model_pb2.ModelProto.FromString(old.model_bytes)
+    model = ModelFile.FromString(old.model_bytes)
     size = len(model.pieces)
-    known = {c for piece in model.pieces if piece.type == _PIECE.NORMAL for c in piece.piece}
+    known = {c for piece in model.pieces if piece.type == NORMAL for c in piece.piece}
     known |= {SPACE, " "}
     foreign = {
         language: lines
@@ -47,13 +44,13 @@ def extend_vocabulary(
         if (lines := [line for line in sentences if set(line) - known])
     }
     if new_pieces and foreign:
-        kind = _ModelType.Name(model.trainer_spec.model_type).lower()
+        kind = MODEL_TYPES[model.trainer_spec.model_type]
         options |= {"normalization": old.normalization, "model_type": kind}
         for piece in _pieces_for(foreign, known, new_pieces, options):
-            model.pieces.add(piece=piece.piece, score=piece.score, type=_PIECE.NORMAL)
+            model.pieces.add(piece=piece.piece, score=piece.score, type=NORMAL)
     for language in tags:
         if language not in old.tags:
-            model.pieces.add(piece=tag_piece(language), score=0.0, type=_PIECE.CONTROL)
+            model.pieces.add(piece=tag_piece(language), score=0.0, type=CONTROL)
     if len(model.pieces) == size:
         return old
     model.trainer_spec.vocab_size = len(model.pieces)
@@ -64,8 +61,8 @@ def _pieces_for(texts, known, count, options):
     """The new pieces of a vocabulary of these texts, single characters first."""
     characters = {c for lines in texts.values() for line in lines for c in line}
     trained = train_vocabulary(texts, _FIRST + len(characters) + count, **options)
-    pieces = sentencepiece_model_pb2.ModelProto.FromString(trained.model_bytes).pieces
-    new = [p for p in pieces if p.type == _PIECE.NORMAL and set(p.piece) - known]
+    pieces = ModelFile.FromString(trained.model_bytes).pieces
+    new = [p for p in pieces if p.type == NORMAL and set(p.piece) - known]
     single = sum(len(piece.piece) == 1 for piece in new)
     if single > count:
         raise ValueError(

@@ -15,9 +15,9 @@ from typing import Literal, get_args
 
 import numpy as np
 import sentencepiece
-from sentencepiece import sentencepiece_model_pb2
 
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
+from lingvo_moe.data.model_file import ModelFile
 
 __all__ = [
     "BOS",
@@ -77,8 +77,7 @@ class Vocabulary:
     @functools.cached_property
     def normalization(self) -> str:
         """One of NORMALIZATIONS; see there."""
-        model = sentencepiece_model_pb2.ModelProto.FromString(self.model_bytes)
-        return model.normalizer_spec.name
+        return ModelFile.FromString(self.model_bytes).normalizer_spec.name
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, without BOS and EOS."""
@@ -99,7 +98,7 @@ class Vocabulary:
     @functools.cached_property
     def _inside(self) -> sentencepiece.SentencePieceProcessor:
         """Cuts a text without a space in front and without normalization."""
-        model = sentencepiece_model_pb2.ModelProto.FromString(self.model_bytes)
+        model = ModelFile.FromString(self.model_bytes)
         rules = model.normalizer_spec
         rules.add_dummy_prefix = rules.remove_extra_whitespaces = False
         rules.name, rules.precompiled_charsmap = "identity", b""
