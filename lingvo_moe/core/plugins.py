@@ -44,6 +44,18 @@ def modules() -> set[ModuleType]:
     return set(_imported.values())
 
 
+def source_files() -> list[Path]:
+    """The files of the imported modules; of a package all of its Python files."""
+    found: set[Path] = set()
+    for module in modules():
+        file = Path(module.__file__) if module.__file__ else None
+        if file and file.name == "__init__.py":
+            found |= set(file.parent.rglob("*.py"))
+        elif file:
+            found.add(file)
+    return sorted(found)
+
+
 def _absolute(name: str) -> str:
     return os.path.abspath(name) if name.endswith(".py") else name
 

@@ -20,7 +20,8 @@ from lingvo_moe.data.cleaning.base import CleaningRule
 from lingvo_moe.data.corpora import SentencePair
 from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset, PairInfo
 from lingvo_moe.data.encoded import COUNTS
-from lingvo_moe.data.stages import HELD_OUT, KEPT, REPEATED, PairWork, Work
+from lingvo_moe.data.pair_work import HELD_OUT, KEPT, REPEATED, PairWork, each_pair
+from lingvo_moe.data.work import Work
 from lingvo_moe.reporting.figure import COLORS, GREY, legible, to_png
 from lingvo_moe.reporting.page import escape, image, write_page
 from lingvo_moe.reporting.table import Table
@@ -92,7 +93,7 @@ def collect(work: Work) -> Statistics:
     lengths: dict[str, np.ndarray] = {}
     counts: dict[str, dict[str, Any]] = {side: collections.defaultdict(int) for side in SIDES}
     dropped: dict[str, list[Dropped]] = collections.defaultdict(list)
-    for pair in work.each_pair():
+    for pair in each_pair(work):
         blocks = range(len(pair.block_lines("train")))
         loaded = [pair.load_ids("train", number, "lengths", "counts") for number in blocks]
         lengths[pair.pair.name] = _quantiles(_histogram(block[0] for block in loaded))

@@ -177,9 +177,8 @@ class Curriculum:
         return self.probabilities[int(np.searchsorted(self.starts, step, side="right")) - 1]
 
     def shares(self, steps: int) -> np.ndarray:
-        """float64 [P], the share of draws from each stream in a run of so many steps."""
-        lengths = np.diff(np.minimum([*self.starts, steps], max(1, steps)))
-        lengths[-1] = max(lengths[-1], 0 if lengths.any() else 1)
+        """float64 [P], the share of draws from each stream in a run of so many steps (>= 1)."""
+        lengths = np.diff(np.minimum([*self.starts, steps], steps))
         return np.average(self.probabilities, axis=0, weights=lengths)
 
 

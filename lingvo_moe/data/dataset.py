@@ -10,7 +10,7 @@ import resource
 import typing
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from lingvo_moe.core.files import check_fields, read_json, write_whole
@@ -198,30 +198,28 @@ class Dataset:
             )
         return examples
 
-    def first_examples(self, split: str, name: str, count: int) -> list[Example]:
-        """The first examples of a pair's split, at most `count`; reads no more than these.
+    def first_examples(self, split: str, name: str, count: int) -> Iterator[Example]:
+        """The first examples of a pair's split, at most `count`, one by one; reads only these.
 
         Raises:
             OSError: a shard is missing or damaged.
         """
-        found: list[Example] = []
-        for shard in self.pair(name).shards.get(split, []):
-            if len(found) < count:
-                found += self.read_shard(shard, count - len(found))
-        return found
+        shards = self.pair(name).shards.get(split, [])
+        examples = itertools.chain.from_iterable(map(self.read_shard, shards))
+        return itertools.islice(examples, count)
 
-    def read_shard(self, shard: str, count: int | None = None) -> list[Example]:
-        """The examples of one shard.
+    def read_shard(self, shard: str) -> Iterator[Example]:
+        """The examples of one shard, one by one.
 
         Args:
             shard: its path below the directory.
-            count: number of examples to read; None for all.
 
         Raises:
             OSError: as `records`, or a record is damaged.
         """
         records = self.records(shard)
-        return reading(records.path, lambda: list(itertools.islice(records, count)))
+        for number in range(len(records)):
+            yield reading(records.path, functools.partial(records.__getitem__, number))
 
     def records(self, shard: str) -> Records:
         """An open shard. Its checksum is verified when it is opened for the first time.

@@ -122,7 +122,7 @@ def test_exchanged_vocabulary(dataset):
 def test_identity_is_of_the_contents(dataset):
     """The same examples written again are the same data; another example or order is not."""
     loaded = Dataset.load(dataset.directory)
-    examples = loaded.read_shard(SHARD)
+    examples = list(loaded.read_shard(SHARD))
     _change(loaded, lambda fields: fields.pop("checksums"))
     assert Dataset.load(dataset.directory).sha256 == loaded.sha256  # computed from the shards
     write_shard(dataset.directory / SHARD, examples)
@@ -134,7 +134,7 @@ def test_identity_is_of_the_contents(dataset):
 
 
 def test_a_shard_that_is_another_file(dataset):
-    write_shard(dataset.directory / SHARD, dataset.read_shard(SHARD)[::-1])
+    write_shard(dataset.directory / SHARD, list(dataset.read_shard(SHARD))[::-1])
     loaded = Dataset.load(dataset.directory)
     with pytest.raises(OSError, match=rf"{SHARD} is not the file that dataset\.json describes"):
         loaded.examples("test", "de-en")
@@ -144,8 +144,8 @@ def test_the_first_examples_need_no_more_of_the_file(dataset):
     loaded = Dataset.load(dataset.directory)
     first, second = loaded.examples("test", "de-en")
     assert [e.source_text for e in loaded.first_examples("test", "de-en", 1)] == [first.source_text]
-    assert len(loaded.first_examples("test", "de-en", 9)) == 2
-    assert loaded.first_examples("train", "de-en", 9) == []
+    assert len(list(loaded.first_examples("test", "de-en", 9))) == 2
+    assert list(loaded.first_examples("train", "de-en", 9)) == []
     assert second.source_text != first.source_text
 
 
@@ -154,7 +154,7 @@ def test_ids_that_the_vocabulary_does_not_have(dataset):
     write_shard(dataset.directory / SHARD, [_example([4, 2], [size - 1]), _example([4], [size])])
     match = rf"has target ids up to {size}; the vocabulary has 0 to {size - 1}\."
     with pytest.raises(OSError, match=match):
-        dataset.read_shard(SHARD)
+        list(dataset.read_shard(SHARD))
 
 
 def test_fewer_examples_than_described(dataset):
@@ -258,10 +258,10 @@ def test_damaged_and_missing_shards(dataset):
     path = dataset.directory / SHARD
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(OSError, match=rf"{SHARD} is missing or damaged .*prepare the data again"):
-        dataset.read_shard(SHARD)
+        list(dataset.read_shard(SHARD))
     path.unlink()
     with pytest.raises(OSError, match=rf"{SHARD} is missing or damaged"):
-        dataset.read_shard(SHARD)
+        list(dataset.read_shard(SHARD))
 
 
 def test_all_datasets_together_keep_half_of_the_allowed_files_open(tmp_path, monkeypatch):

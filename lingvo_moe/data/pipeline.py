@@ -302,7 +302,7 @@ class Prefetcher:
             self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()
         batch, state = self._queue.get()
-        if isinstance(batch, Exception):
+        if isinstance(batch, BaseException):
             self._queue.put((batch, state))  # later calls raise the same error
             raise batch
         self._state = state
@@ -321,7 +321,7 @@ class Prefetcher:
         while not self._stop.is_set():
             try:
                 batch, state = self._source.next_batch(), self._source.state()
-            except Exception as error:
+            except BaseException as error:  # `next_batch` would wait for ever
                 self._queue.put((error, None))
                 return
             self._queue.put((batch, state))

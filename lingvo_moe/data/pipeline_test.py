@@ -1,4 +1,5 @@
 import dataclasses
+import sys
 import threading
 
 import numpy as np
@@ -367,6 +368,15 @@ def test_prefetcher_raises_what_its_thread_raised(tmp_path):
         pytest.raises(OSError, match="missing or damaged"),
     ):
         batches.next_batch()
+
+
+def test_prefetcher_raises_an_exit_of_its_thread(tmp_path, monkeypatch):
+    source = TrainInput(_make(tmp_path, [4]), PARAMS, seed=1)
+    monkeypatch.setattr(source, "next_batch", sys.exit)
+    with Prefetcher(source) as batches:
+        for _ in range(2):
+            with pytest.raises(SystemExit):
+                batches.next_batch()
 
 
 def test_prefetcher_leaves_no_thread(tmp_path):

@@ -11,14 +11,18 @@ from lingvo_moe.core import lock
 from lingvo_moe.core.files import MANIFEST, check_output, new_directory, read_json
 from lingvo_moe.core.params import to_fields
 from lingvo_moe.core.pieces import begin
+from lingvo_moe.core.plugins import source_files
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.data.card import write_card
 from lingvo_moe.data.corpora import CorpusPair, find_pairs
-from lingvo_moe.data.dataset import SPLITS, Dataset, PairInfo
+from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset, PairInfo
+from lingvo_moe.data.pair_work import each_pair
 from lingvo_moe.data.prepare_helper import helpers
 from lingvo_moe.data.prepare_params import PrepareParams
-from lingvo_moe.data.stages import STAGES, VOCABULARIES, Work, run_stage
+from lingvo_moe.data.stages import VOCABULARIES, run_stage, stages
 from lingvo_moe.data.synthetic import SyntheticCorpus
+from lingvo_moe.data.vocabulary import Vocabulary
+from lingvo_moe.data.work import STAGES, Work
 from lingvo_moe.reporting.table import Table
 
 __all__ = ["MAKER", "PrepareParams", "format_summary", "prepare", "prepare_synthetic"]
@@ -134,7 +138,13 @@ def _job(corpus: Path, pairs: Sequence[CorpusPair], params: PrepareParams) -> di
             content = hashlib.file_digest(file, "sha256").hexdigest()
         digest.update(f"{path.relative_to(corpus)}\n{content}\n".encode())
     given = {f"params.{name}": text for name, text in to_fields(params).items()}
-    return {"maker": MAKER, "format": "1", "corpus": digest.hexdigest(), **given}
+    used = {}
+    if params.extend:
+        vocabularies = (Vocabulary.load(Path(params.extend) / f"{side}.model") for side in SIDES)
+        used["--extend"] = " and ".join(vocabulary.sha256 for vocabulary in vocabularies)
+    for path in source_files():  # of the user's own rules of cleaning
+        used[f"--import {path}"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return {"maker": MAKER, "format": "1", "corpus": digest.hexdigest(), **used, **given}
 
 
 @contextlib.contextmanager
@@ -166,14 +176,14 @@ def _remove(directory):
 def _run(work: Work, processes: int, report: Callable[[str], None]) -> None:
     size = sum(f.stat().st_size for p in work.pairs for files in p.files.values() for f in files)
     with helpers(work, min(processes - 1, size // _BYTES_A_HELPER), report):
-        for stage in work.stages():
+        for stage in stages(work):
             if stage.name == VOCABULARIES:
-                count = sum(sum(pair.kept_counts) for pair in work.each_pair())
+                count = sum(sum(pair.kept_counts) for pair in each_pair(work))
                 report(f"training vocabularies on {count} sentence pairs")
             total = sum(piece.lines for piece in stage.pieces())
             run_stage(stage, Progress(_named(stage.name, report), total or None))
     given = any("train" in pair.files for pair in work.pairs)
-    if given and not any(sum(pair.counts.get("train", ())) for pair in work.each_pair()):
+    if given and not any(sum(pair.counts.get("train", ())) for pair in each_pair(work)):
         raise ValueError(
             f"No training example is left: all are longer than "
             f"max_length={work.params.max_length}. Raise it, or give lines of single sentences."
@@ -188,12 +198,12 @@ def _assemble(
     work: Work, output: Path, card: bool, overwrite: bool, report: Callable[[str], None]
 ) -> Dataset:
     """Makes the dataset of the finished pieces."""
-    source, target = work.vocabularies()
+    source, target = work.vocabularies
     tags = {language: source.tag(language) for language in work.tagged}
     infos: list[PairInfo] = []
     checks = {}
     shards: dict[str, Path] = {}
-    for pair in work.each_pair():
+    for pair in each_pair(work):
         name = pair.pair.name
         examples = {split: sum(counts) for split, counts in pair.counts.items()}
         paths = {

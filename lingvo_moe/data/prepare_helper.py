@@ -16,7 +16,8 @@ import threading
 from collections.abc import Callable, Iterator
 
 from lingvo_moe.core.plugins import import_plugins, imported
-from lingvo_moe.data.stages import Work, run_stage
+from lingvo_moe.data.stages import run_stage, stages
+from lingvo_moe.data.work import Work
 
 
 @contextlib.contextmanager
@@ -83,7 +84,7 @@ def _main() -> None:
     if select.select([stream], [], [], 0)[0]:  # its starter has ended already
         sys.exit(_LEFT)
     threading.Thread(target=_end_with_starter, args=(stream,), daemon=True).start()
-    for stage in work.stages():
+    for stage in stages(work):
         run_stage(stage, lambda count: None)
 
 

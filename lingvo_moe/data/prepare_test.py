@@ -1,11 +1,12 @@
 import dataclasses
 import os
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
 
-from lingvo_moe.core import lock
+from lingvo_moe.core import lock, plugins
 from lingvo_moe.core.files import read_json
 from lingvo_moe.data.cleaning.damaged import Damaged
 from lingvo_moe.data.prepare import PrepareParams, format_summary, prepare, prepare_synthetic
@@ -61,7 +62,7 @@ def test_counts_shards_and_checks(corpus, tmp_path):
         "too_long": 0,
     }
     assert (eo.examples, len(eo.shards["train"])) == ({"train": 9}, 3)
-    sizes = [len(dataset.read_shard(shard)) for shard in eo.shards["train"]]
+    sizes = [len(list(dataset.read_shard(shard))) for shard in eo.shards["train"]]
     assert sizes == [3, 3, 3]
     assert lines == [
         "training vocabularies on 12 sentence pairs",
@@ -211,7 +212,7 @@ def test_ctrl_c_keeps_the_finished_pieces(corpus, tmp_path, monkeypatch):
     lines = []
     prepare(corpus, tmp_path / "whole", PARAMS)
     with monkeypatch.context() as patched:
-        patched.setattr("lingvo_moe.data.stages.write_shard", interrupted)
+        patched.setattr("lingvo_moe.data.pair_work.write_shard", interrupted)
         with pytest.raises(KeyboardInterrupt):
             prepare(corpus, tmp_path / "data", PARAMS, report=lines.append)
     assert "data.parts keeps the finished pieces; the same command goes on" in lines[-1]
@@ -222,6 +223,38 @@ def test_ctrl_c_keeps_the_finished_pieces(corpus, tmp_path, monkeypatch):
     prepare(corpus, tmp_path / "data", PARAMS)
     assert _contents(tmp_path / "data") == _contents(tmp_path / "whole")
     assert sorted(os.listdir(tmp_path)) == ["corpus", "data", "whole"]
+
+
+def _interrupt(corpus, output, params, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("lingvo_moe.data.pair_work.write_shard", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(corpus, output, params)
+
+
+def test_other_vocabularies_to_extend_are_other_work(corpus, tmp_path, monkeypatch):
+    old = prepare(corpus, tmp_path / "old", PARAMS)
+    params = dataclasses.replace(PARAMS, extend=str(old.directory), new_pieces=0)
+    _interrupt(corpus, tmp_path / "data", params, monkeypatch)
+    shutil.copy(old.directory / "target.model", old.directory / "source.model")
+    with pytest.raises(ValueError, match=r"was started with --extend=[0-9a-f]{64} and [0-9a-f]"):
+        prepare(corpus, tmp_path / "data", params)
+
+
+def test_a_changed_plugin_is_other_work(corpus, tmp_path, monkeypatch):
+    plugin = tmp_path / "own_rule_of_prepare_test.py"
+    plugin.write_text("RULE = 1\n")
+    monkeypatch.setattr(plugins, "_imported", {})
+    plugins.import_plugins([str(plugin)])
+    _interrupt(corpus, tmp_path / "data", PARAMS, monkeypatch)
+    plugin.write_text("RULE = 2\n")
+    with pytest.raises(ValueError, match=f"was started with --import {plugin}="):
+        prepare(corpus, tmp_path / "data", PARAMS)
+    plugin.write_text("RULE = 1\n")
+    prepare(corpus, tmp_path / "data", PARAMS)
 
 
 def test_pieces_are_kept_if_the_output_appears_meanwhile(corpus, tmp_path):

@@ -9,11 +9,12 @@ import time
 
 import pytest
 
-from lingvo_moe.data import blocks, stages
+from lingvo_moe.data import blocks, pair_work
 from lingvo_moe.data.cleaning.base import Empty
 from lingvo_moe.data.cleaning.copied import Urls
 from lingvo_moe.data.cleaning.damaged import Damaged
 from lingvo_moe.data.cleaning.sameness import Near
+from lingvo_moe.data.corpora import SentencePair
 from lingvo_moe.data.dataset import SPLITS
 from lingvo_moe.data.prepare import PrepareParams, prepare
 from lingvo_moe.data.vocabulary import train_vocabulary
@@ -71,7 +72,7 @@ def contents(directory):
 def test_blocks_and_ranges_of_hashes_give_what_memory_gives(tmp_path, monkeypatch, both):
     """Seven lines a block, and so little memory that each pair has ten ranges of hashes."""
     monkeypatch.setattr(blocks, "_BLOCK_LINES", 7)
-    monkeypatch.setattr(stages, "_BYTES_PER_KEY", 1 << 17)
+    monkeypatch.setattr(pair_work, "_BYTES_PER_KEY", 1 << 17)
     corpora = {"de-en": _random_splits(1, 90), "fi-en": _random_splits(2, 71)}
     for name, splits in corpora.items():
         _write(tmp_path / "corpus", name, splits)
@@ -117,7 +118,7 @@ def test_a_block_of_which_nothing_is_kept_has_no_example(tmp_path, monkeypatch):
 
 def test_blocks_end_at_many_characters(tmp_path, monkeypatch):
     monkeypatch.setattr(blocks, "_BLOCK_CHARACTERS", 50)
-    lines = [stages.SentencePair("x" * 20, "y" * 10)] * 5
+    lines = [SentencePair("x" * 20, "y" * 10)] * 5
     assert [len(block) for block in blocks.cut(lines)] == [2, 2, 1]
 
 

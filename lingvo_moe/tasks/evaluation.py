@@ -225,7 +225,7 @@ def language_identifier(dataset: Dataset) -> LanguageIdentifier | None:
     """
     texts: dict[str, list[str]] = {}
     for pair in dataset.pairs:
-        examples = dataset.first_examples("train", pair.name, _SENTENCES)
+        examples = list(dataset.first_examples("train", pair.name, _SENTENCES))
         sources = dataset.source_vocabulary.decode([e.source[1:-1].tolist() for e in examples])
         targets = dataset.target_vocabulary.decode([e.target[:-1].tolist() for e in examples])
         for language, more in ((pair.source, sources), (pair.target, targets)):

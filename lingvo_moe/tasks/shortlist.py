@@ -1,6 +1,6 @@
 """Shortlists from co-occurrence in training data.  S source pieces, V target pieces."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +45,7 @@ def make_shortlist(
     count = _Counts(*sizes)
     by_tag = {tag: np.zeros(sizes[1], np.int64) for tag in model_dir.tags.values()}
     for pair in dataset.pairs:
-        examples = _first(dataset, pair.shards.get("train", []), sentences // len(dataset.pairs))
+        examples = dataset.first_examples("train", pair.name, sentences // len(dataset.pairs))
         of_language = by_tag[model_dir.tags[pair.target]]
         for example in examples:
             of_language[count.add(example)] += 1
@@ -140,16 +140,6 @@ class _Counts:
         table, best = np.zeros((len(self._read), count), np.int32), rank < count
         table[source[best], rank[best]] = target[best]
         return table
-
-
-def _first(dataset: Dataset, shards: list[str], count: int) -> Iterator[Example]:
-    """The first examples of shards."""
-    for shard in shards:
-        examples = dataset.read_shard(shard)[:count]
-        yield from examples
-        count -= len(examples)
-        if not count:
-            return
 
 
 def _most_frequent(counts: np.ndarray, count: int) -> np.ndarray:

@@ -1,0 +1,317 @@
+"""The pieces of one pair: its text, checks, repeated lines, ids and shards; see `data.stages`."""
+
+import dataclasses
+import functools
+import io
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from lingvo_moe.core.files import new_file, write_whole
+from lingvo_moe.data.blocks import Block, cut
+from lingvo_moe.data.cleaning.base import Empty
+from lingvo_moe.data.corpora import CorpusPair, SentencePair
+from lingvo_moe.data.dataset import SIDES, SPLITS, Example, shard_bounds, write_shard
+from lingvo_moe.data.encoded import count_changed, encode_lines
+from lingvo_moe.data.language_tags import OnBothSides, OnSource
+from lingvo_moe.data.repeats import repeated_lines, sorted_keys
+from lingvo_moe.data.vocabulary import UNK
+from lingvo_moe.data.work import Piece, Work
+
+KEPT, REPEATED, HELD_OUT = 0, 254, 255  # verdicts of lines; the others are numbers of rules
+_BYTES_PER_KEY = 80  # memory for sorting
+
+
+@dataclasses.dataclass(frozen=True)
+class PairWork:
+    """The stages of one pair."""
+
+    work: Work
+    pair: CorpusPair
+
+    # Text
+
+    def text_path(self, split: str) -> Path:
+        """The directory of the blocks of a split, which both directions share."""
+        forward = self.pair.reverse() if self.pair.turned else self.pair
+        return self.work.directory / "text" / split / forward.name
+
+    def cut(self, split: str) -> Callable:
+        """A function that cuts a split into blocks."""
+        forward = self.pair.reverse() if self.pair.turned else self.pair
+        path = self.text_path(split)
+
+        def make(progress):
+            counts = []
+            for number, lines in enumerate(cut(forward.read(split))):
+                text = "".join(f"{line.source}\n{line.target}\n" for line in lines)
+                write_whole(path / f"{number:06}", text)
+                counts.append(len(lines))
+                progress(len(lines))
+            write_whole(path / "lines.json", json.dumps(counts))
+
+        return make
+
+    def block_lines(self, split: str) -> list[int]:
+        """The number of lines of each block."""
+        if split not in self.pair.files:
+            return []
+        return json.loads((self.text_path(split) / "lines.json").read_text())
+
+    def block(self, split: str, number: int) -> list[SentencePair]:
+        """The lines of a block."""
+        content = (self.text_path(split) / f"{number:06}").read_bytes()
+        lines = content.decode("utf-8").split("\n")  # "\r" can be part of a line
+        sides = lines[:-1:2], lines[1::2]
+        return list(map(SentencePair, *(sides[::-1] if self.pair.turned else sides)))
+
+    # Checks
+
+    def checks(self) -> Iterator[Piece]:
+        """Pieces: the verdict on each line."""
+        for split in self.pair.files:
+            for number, lines in enumerate(self.block_lines(split)):
+                path = self._path("checks", split, number)
+                yield Piece(path, self._check(split, number), lines)
+
+    @property
+    def rules(self):
+        """The rules for single lines, in order; number 1 is the first."""
+        return (Empty(), *self.work.params.cleaning)
+
+    def _check(self, split, number):
+        def make(progress):
+            lines = self.block(split, number)
+            languages = self.pair.source, self.pair.target
+            verdicts = np.zeros(len(lines), np.uint8)
+            for code, rule in enumerate(self.rules if split == "train" else self.rules[:1], 1):
+                for i in np.flatnonzero(verdicts == KEPT):
+                    if rule.drops(lines[i], languages):
+                        verdicts[i] = code
+            if split == "train":
+                self._write_keys(number, lines, np.flatnonzero(verdicts == KEPT))
+                key = self.work.params.duplicates.key
+                for i in np.flatnonzero(verdicts == KEPT):
+                    if key(lines[i].source) in self._held_out["source"]:
+                        verdicts[i] = HELD_OUT
+            write_whole(self._path("checks", split, number), verdicts.tobytes())
+
+        return make
+
+    def _write_keys(self, number, lines, kept):
+        """Writes the hashes of lines, sorted."""
+        key = self.work.params.duplicates.key
+        texts = (f"{key(lines[i].source)}\n{key(lines[i].target)}".encode() for i in kept)
+        _save(self._path("keys", "train", number), sorted_keys(texts, kept))
+
+    @functools.cached_property
+    def _held_out(self) -> dict[str, dict[str, int]]:
+        """Side -> keys of the texts of dev and test -> their numbers."""
+        key = self.work.params.duplicates.key
+        found: dict[str, dict[str, int]] = {side: {} for side in SIDES}
+        for lines in map(self._filled, SPLITS[1:]):
+            for line in lines:
+                for side, numbers in found.items():
+                    numbers.setdefault(key(getattr(line, side)), len(numbers))
+        return found
+
+    def _filled(self, split: str) -> list[SentencePair]:
+        """The lines of dev or test without blank sides."""
+        blocks = (self.block(split, number) for number in range(len(self.block_lines(split))))
+        empty, languages = Empty(), (self.pair.source, self.pair.target)
+        return [line for lines in blocks for line in lines if not empty.drops(line, languages)]
+
+    # Repeats
+
+    def repeats(self) -> list[Piece]:
+        """Pieces: the repeated lines whose hashes are in a range."""
+        if "train" not in self.pair.files:
+            return []
+        lines = sum(self.block_lines("train"))
+        return [
+            Piece(path, self._find_repeats(path, part), lines // len(self._repeats_paths))
+            for part, path in enumerate(self._repeats_paths)
+        ]
+
+    @functools.cached_property
+    def _repeats_paths(self) -> list[Path]:
+        lines = sum(self.block_lines("train"))
+        count = max(1, -(-lines * _BYTES_PER_KEY // self.work.memory))
+        directory = self.work.directory / "repeats" / self.pair.name
+        return [directory / f"{part:05}-of-{count:05}.npy" for part in range(count)]
+
+    def _find_repeats(self, path, part):
+        def make(progress):
+            paths = (self._path("keys", "train", number) for number in range(len(self._starts)))
+            blocks = (np.load(path, mmap_mode="r") for path in paths)
+            _save(path, repeated_lines(blocks, self._starts, part, len(self._repeats_paths)))
+
+        return make
+
+    @functools.cached_property
+    def _starts(self) -> np.ndarray:
+        """The number of the first line of each block of train, and the end."""
+        return np.concatenate([[0], np.cumsum(self.block_lines("train"), dtype=np.int64)])[:-1]
+
+    @functools.cached_property
+    def _repeated(self) -> list[np.ndarray]:
+        return [np.load(path, mmap_mode="r") for path in self._repeats_paths]
+
+    def verdicts(self, split: str, number: int) -> np.ndarray:
+        """uint8 [lines of the block]: KEPT, REPEATED, HELD_OUT, or the number of a rule."""
+        verdicts = np.fromfile(self._path("checks", split, number), np.uint8)
+        if split == "train":
+            start = self._starts[number]
+            for lines in self._repeated:
+                first, last = np.searchsorted(lines, (start, start + len(verdicts)))
+                verdicts[lines[first:last] - start] = REPEATED
+        return verdicts
+
+    @functools.cached_property
+    def kept_counts(self) -> list[int]:
+        """The number of kept lines of each block of train."""
+        blocks = range(len(self.block_lines("train")))
+        return [int(np.sum(self.verdicts("train", number) == KEPT)) for number in blocks]
+
+    def kept(self, split: str, number: int) -> list[SentencePair]:
+        """The kept lines of a block."""
+        lines = self.block(split, number)
+        return [lines[i] for i in np.flatnonzero(self.verdicts(split, number) == KEPT)]
+
+    def kept_texts(self, side: int) -> Iterator[Block]:
+        """One side of the kept lines of train."""
+
+        def read(number):
+            return [line[side] for line in self.kept("train", number)]
+
+        for number, count in enumerate(self.kept_counts):
+            yield Block(count, functools.partial(read, number))
+
+    # Ids
+
+    def ids(self) -> Iterator[Piece]:
+        """Pieces: the ids of the kept lines."""
+        for split in self.pair.files:
+            for number, lines in enumerate(self.block_lines(split)):
+                yield Piece(self._path("ids", split, number), self._tokenise(split, number), lines)
+
+    def _tokenise(self, split, number):
+        def make(progress):
+            lines = self.kept(split, number)
+            vocabularies, params = self.work.vocabularies, self.work.params
+            layout = OnBothSides() if params.tags_on_both_sides else OnSource()
+            tags = vocabularies[0].tags
+            both = tags.get(self.pair.source, UNK), tags[self.pair.target]
+            longest = params.max_length if split == "train" else None
+            arrays = encode_lines(lines, vocabularies, layout, both, longest)
+            held = self._held_out["target"] if split == "train" else {}
+            found = {held[k] for line in lines if (k := params.duplicates.key(line.target)) in held}
+            arrays["held_targets"] = np.array(sorted(found), np.int64)
+            scored = [] if split == "train" else [line.target for line in lines]
+            arrays["changed"] = np.array(count_changed(vocabularies[1], scored))
+            file = io.BytesIO()
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+            write_whole(self._path("ids", split, number), file.getvalue())
+
+        return make
+
+    def load_ids(self, split: str, number: int, *names: str) -> list[np.ndarray]:
+        """Arrays that `ids` made of a block: source, target, lengths [examples, 2], …"""
+        with np.load(self._path("ids", split, number)) as file:
+            return [file[name] for name in names]
+
+    @functools.cached_property
+    def counts(self) -> dict[str, list[int]]:
+        """Split -> the number of examples of each block."""
+        found = {}
+        for split in self.pair.files:
+            blocks = range(len(self.block_lines(split)))
+            found[split] = [len(self.load_ids(split, b, "lengths")[0]) for b in blocks]
+        return found
+
+    # Shards
+
+    def shards(self) -> Iterator[Piece]:
+        """Pieces: the shards."""
+        for split, paths in self.shard_paths().items():
+            bounds = shard_bounds(sum(self.counts[split]), len(paths))
+            for path, start, end in zip(paths, bounds, bounds[1:], strict=False):
+                yield Piece(path, self._write_shard(path, split, start, end), end - start)
+
+    def shard_paths(self) -> dict[str, list[Path]]:
+        """Split -> its shards."""
+        directory, found = self.work.directory / "shards", {}
+        for split, counts in self.counts.items():
+            count = -(-sum(counts) // self.work.params.shard_size)
+            names = [f"{self.pair.name}-{i:05d}-of-{count:05d}.records" for i in range(count)]
+            found[split] = [directory / split / name for name in names]
+        return found
+
+    def _write_shard(self, path, split, start, end):
+        def make(progress):
+            with new_file(path) as partial:
+                write_shard(partial, self._examples(split, start, end))
+
+        return make
+
+    def _examples(self, split: str, start: int, end: int) -> Iterator[Example]:
+        """Examples start to end of a split."""
+        first = 0
+        for number, count in enumerate(self.counts[split]):
+            if first < end and first + count > start:
+                examples = self._block_examples(split, number)
+                yield from itertools.islice(examples, max(0, start - first), end - first)
+            first += count
+
+    def _block_examples(self, split: str, number: int) -> Iterator[Example]:
+        lengths, *ids = self.load_ids(split, number, "lengths", *SIDES)
+        sides = [np.split(side, np.cumsum(n))[:-1] for side, n in zip(ids, lengths.T, strict=True)]
+        if split == "train":
+            return map(Example, *sides)
+        texts = zip(*self.kept(split, number), strict=True)
+        return map(Example, *sides, *texts)
+
+    # Counts
+
+    def summary(self) -> dict[str, int]:
+        """The counts of the checks, by kind."""
+        counts = np.zeros(256, np.int64)
+        too_long, changed, found = 0, 0, set()
+        for split in self.pair.files:
+            for number in range(len(self.block_lines(split))):
+                counts += np.bincount(self.verdicts(split, number), minlength=256)
+                names = "fits", "held_targets", "changed"
+                fits, targets, changed_here = self.load_ids(split, number, *names)
+                changed += int(changed_here)
+                too_long += int(np.sum(~fits))
+                found.update(targets.tolist())
+        held = self._held_out["target"]
+        key = self.work.params.duplicates.key
+        held_out = itertools.chain.from_iterable(map(self._filled, SPLITS[1:]))
+        return {
+            **{rule.name: int(counts[code]) for code, rule in enumerate(self.rules, 1)},
+            "duplicates": int(counts[REPEATED]),
+            "held_out_in_train": int(counts[HELD_OUT]),
+            "targets_in_train": sum(held[key(line.target)] in found for line in held_out),
+            "targets_changed": changed,
+            "too_long": too_long,
+        }
+
+    def _path(self, stage: str, split: str, number: int) -> Path:
+        return self.work.directory / stage / split / self.pair.name / f"{number:06}"
+
+
+def each_pair(work: Work) -> Iterator[PairWork]:
+    """The work on each pair, in order."""
+    return (PairWork(work, pair) for pair in work.pairs)
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    """Writes a .npy file, for np.load with a memory map."""
+    file = io.BytesIO()
+    np.save(file, array)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, file.getvalue())

@@ -1,0 +1,66 @@
+"""What all stages of a preparation share: its job, its directory of pieces, its vocabularies."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from lingvo_moe.data.corpora import CorpusPair
+from lingvo_moe.data.dataset import SIDES
+from lingvo_moe.data.prepare_params import PrepareParams
+from lingvo_moe.data.vocabulary import Vocabulary
+
+STAGES = ("text", "checks", "keys", "repeats", "models", "ids", "shards")  # directories
+
+
+class Piece(NamedTuple):
+    """A part of a stage.
+
+    Attributes:
+        path: the file that appears when it is finished.
+        make: makes it; takes a function to call with numbers of finished lines.
+        lines: number of lines, for progress; 0 if `make` counts them.
+    """
+
+    path: Path
+    make: Callable[[Callable[[int], None]], None]
+    lines: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A preparation.
+
+    Attributes:
+        directory: of the pieces.
+        pairs: of the dataset, in order.
+        params: the params.
+        memory: bytes for sorting in a process.
+    """
+
+    directory: Path
+    pairs: tuple[CorpusPair, ...]
+    params: PrepareParams
+    memory: int
+
+    @property
+    def has_pieces(self) -> bool:
+        """Whether an earlier run has made some."""
+        return any((self.directory / name).exists() for name in STAGES)
+
+    @property
+    def tagged(self) -> list[str]:
+        """The languages with a tag: those of targets, or of both sides."""
+        sources = {pair.source for pair in self.pairs} if self.params.tags_on_both_sides else set()
+        return sorted({pair.target for pair in self.pairs} | sources)
+
+    def model_path(self, side: str) -> Path:
+        """The file of a vocabulary; there is none for targets if both sides share one."""
+        return self.directory / "models" / f"{side}.model"
+
+    @functools.cached_property
+    def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
+        """The trained vocabularies, of sources and of targets."""
+        source, target = map(self.model_path, SIDES)
+        return Vocabulary.load(source), Vocabulary.load(target if target.exists() else source)
