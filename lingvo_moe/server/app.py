@@ -200,15 +200,16 @@ class Server:
             refuse(WRONG, f"Model {name!r} is an export; /v1/explain needs a logdir.")
         pair = (fields.sentence, fields.translation)
         with self._answering():
-            longest = max(map(sum, await asyncio.to_thread(model.measure, pair)))
-            if longest > model.max_pieces:
-                refuse(
-                    TOO_LARGE,
-                    f"This model reads {model.max_pieces} tokens of a sentence, this one has "
-                    f"{longest}; split it.",
-                )
+            sizes = await asyncio.to_thread(model.sizes, *pair)
+            for side, size in zip(("sentence", "translation"), sizes, strict=True):
+                if size > model.max_pieces:
+                    refuse(
+                        TOO_LARGE,
+                        f"The {side} has {size} tokens, and this model takes {model.max_pieces}; "
+                        f"split it.",
+                    )
             settings = _Settings(fields.to, fields.source_language)
-            work = self._explainers[name].submit([pair], [longest], settings)
+            work = self._explainers[name].submit([pair], [max(sizes)], settings)
             (found,) = await self._until_disconnect(request, work)
         sides = {
             side: [token._asdict() for token in tokens] for side, tokens in found._asdict().items()

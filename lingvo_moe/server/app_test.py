@@ -50,6 +50,9 @@ class Model:
 class Explaining(Model):
     """The same model with `explain`."""
 
+    def sizes(self, sentence, translation):
+        return len(sentence), len(translation)
+
     def explain(self, sources, targets, to, source_language):
         return [
             Explanation(
@@ -419,12 +422,13 @@ class TestExplain:
             "Model 'm' is an export; /v1/explain needs a logdir.",
         )
 
-    def test_a_sentence_that_is_not_read_whole(self):
-        question = json.dumps(QUESTION | {"sentence": "a" * 9}).encode()
+    @pytest.mark.parametrize("field", ["sentence", "translation"])
+    def test_a_side_that_is_too_long(self, field):
+        question = json.dumps(QUESTION | {field: "a" * 9}).encode()
         status, error = answer_to(question, path="/v1/explain", model=Explaining())
         assert (status, error) == (
             413,
-            "This model reads 8 tokens of a sentence, this one has 9; split it.",
+            f"The {field} has 9 tokens, and this model takes 8; split it.",
         )
 
 

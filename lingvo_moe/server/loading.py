@@ -63,6 +63,11 @@ class Trained(TrainedModel):
         read = self.translator(**options).read(sentences)
         return [(sum(map(len, parts)), left_out) for parts, left_out in read]
 
+    def sizes(self, sentence: str, translation: str) -> tuple[int, int]:
+        """How many pieces each has, of the vocabulary of its side."""
+        source, target = (self.logdir.vocabulary(side) for side in ("source", "target"))
+        return len(source.encode([sentence])[0]), len(target.encode([translation])[0])
+
 
 def load(
     path: Path,

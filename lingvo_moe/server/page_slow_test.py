@@ -58,7 +58,7 @@ def _model(**changes):
         "max_pieces": 100,
     }
     fields |= {"needs_source_language": False, "translate": _translate, "explain": _explain}
-    fields |= {"measure": _measure}
+    fields |= {"measure": _measure, "sizes": lambda *texts: tuple(map(len, texts))}
     fields |= {"options": ["n_best"], "check_options": lambda options: None}
     return types.SimpleNamespace(**fields | changes)
 
