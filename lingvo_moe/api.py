@@ -101,10 +101,10 @@ def prepare(
         corpus: a directory (see docs/data.md); or a mapping from split ("train", "dev", "test") to
             an iterable of (pair such as "de-en", source, target); or such an iterable for "train".
         output: the directory for the dataset.
-        processes: number of processes; None for one a core.
-        memory_mb: memory for sorting, in all processes together.
+        processes: number of processes; None for one per core.
+        memory_mb: memory for sorting, of all processes together, in MB.
         card: whether to write a page about the data, OUTPUT/card/index.html.
-        overwrite: replace an earlier dataset, or start other work on it again.
+        overwrite: replace an earlier dataset; discard an unfinished one of other options.
         report: takes lines of progress and warnings.
         **options: fields of PrepareParams, such as joint_vocab=True.
 

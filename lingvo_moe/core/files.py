@@ -52,7 +52,7 @@ def write_whole(path: Path, content: bytes | str | Iterable[str | bytes]) -> Non
         with contextlib.suppress(OSError):
             os.unlink(name)
         if isinstance(error, OSError) and error.errno and error.filename is None:
-            error.filename = str(path)  # a full disk does not say which file
+            error.filename = str(path)  # the error of a full disk names no file
         raise
     sync_directory(path.parent)
 
@@ -62,7 +62,7 @@ def new_file(path: Path) -> Iterator[Path]:
     """Makes a file that appears at `path` when the block ends without an error.
 
     Yields:
-        The name to write to; a killed run leaves it behind.
+        The temporary path to write to; a killed run leaves this file behind.
 
     Raises:
         OSError: it cannot be written.

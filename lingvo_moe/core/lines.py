@@ -55,13 +55,12 @@ def cut_warning(left_out: Mapping[int, int]) -> str:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, compressed if its name ends in ".gz" or ".zst", without their
-    ends.
+    """The lines of a UTF-8 file, without line ends; ".gz" and ".zst" files are decompressed.
 
     Raises:
         ValueError: not UTF-8, a NUL character, or a damaged file; the message has the line.
         OSError: the file cannot be read.
-        ImportError: the file is compressed by zstd, for which a package is missing.
+        ImportError: the file is ".zst", and the package that reads zstd is not installed.
     """
     with open_bytes(path) as file:
         yield from decode_lines(file, str(path))
@@ -69,10 +68,10 @@ def read_lines(path: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def open_bytes(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file, compressed if its name ends in ".gz" or ".zst".
+    """Opens a file for reading bytes; ".gz" and ".zst" files are decompressed.
 
     Raises:
-        ValueError: in the block, the compressed file is damaged.
+        ValueError: the block reads a compressed file that is damaged.
         OSError, ImportError: as `read_lines`.
     """
     damage: tuple[type[Exception], ...] = (gzip.BadGzipFile, EOFError, zlib.error)
@@ -89,7 +88,7 @@ def open_bytes(path: Path) -> Iterator[BinaryIO]:
 
 
 def _zstd() -> tuple[Any, type[Exception]]:
-    """Python 3.14's functions for zstd, or the same of a package."""
+    """`open` and the error type for zstd, from Python 3.14 or from the package backports.zstd."""
     for name in ("compression.zstd", "backports.zstd"):
         with contextlib.suppress(ImportError):
             module = importlib.import_module(name)
@@ -103,8 +102,7 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
     """Text of lines of bytes.
 
     Args:
-        lines: each with its b"\
-" at the end, as from iterating over a file opened in binary mode.
+        lines: each with its line end, as from iterating over a file opened in binary mode.
         name: the name of the source in errors, such as a path.
 
     Raises:

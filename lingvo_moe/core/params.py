@@ -138,13 +138,13 @@ def _policy_of_tuple(hint: Any) -> Any:
 
 
 def _elements(text: str, element: Any, path: str) -> list[str]:
-    """The texts of the policies in `(A(field=value, …), B())`, or in the text of a single one."""
+    """The text of each policy in `(A(field=value, …), B())`, or of the only one in `A()`."""
     try:
         tree = ast.parse(text, mode="eval").body
     except _UNREADABLE as error:
         names = " or ".join(sorted(c.__name__ for c in classes(element)))
         raise ValueError(
-            f"{_given(path, text)}: write it as (NAME(field=value, …), …), NAME {names}."
+            f"{_given(path, text)}: write it as (NAME(field=value, …), …); NAME is {names}."
         ) from error
     several = isinstance(tree, ast.Tuple | ast.List)
     return [ast.unparse(node) for node in (tree.elts if several else [tree])]  # type: ignore
@@ -246,7 +246,7 @@ def to_fields(params: Any) -> dict[str, str]:
     """The resolved params by path, in declared order: `{"model.moe.num_experts": "128", …}`.
 
     An object is given as the name of its class, with its module if that is outside this package;
-    a tuple of objects as the text that makes them; any other value as its repr.
+    a tuple of objects as the text that `override` reads; any other value as its repr.
     """
     return dict(_leaves(params, ""))
 
@@ -322,7 +322,7 @@ def _leaves(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _text_of(value: Any) -> str:
-    """A value as the text that `override` reads; objects of policies occur only in tuples."""
+    """A value as the text that `override` reads."""
     if isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
         return f"({', '.join(map(_text_of, value))},)"
     if not dataclasses.is_dataclass(value):
@@ -338,7 +338,7 @@ def foreign_modules(params: Any) -> tuple[str, ...]:
 
 
 def _objects(value: Any) -> Iterator[Any]:
-    """The objects of dataclasses inside a value, without itself."""
+    """The objects of dataclasses inside a value, without the value itself."""
     fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
     for inner in value if isinstance(value, tuple) else [getattr(value, f.name) for f in fields]:
         if dataclasses.is_dataclass(inner):

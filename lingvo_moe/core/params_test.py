@@ -76,7 +76,7 @@ def test_tuples_of_policies():
     [
         (
             "(Fixed(",
-            r"--set=policies=\(Fixed\(: write it as \(NAME\(field=value, …\), …\), NAME .*",
+            r"--set=policies=\(Fixed\(: write it as \(NAME\(field=value, …\), …\); NAME is .*",
         ),
         (
             "(Fixed(shar=1),)",

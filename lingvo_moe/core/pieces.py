@@ -1,8 +1,8 @@
-"""Work in pieces, shared by any number of processes; an interrupted run goes on.
+"""Work in pieces, shared by any number of processes; an interrupted run can be resumed.
 
 A piece is a file that appears by a rename. A process locks a piece before it makes it
 (`core/lock.py`); the lock ends with the process. So a killed run leaves only finished pieces, and
-the next run makes the others. A record in the directory says which job the pieces belong to.
+the next run makes the others. A manifest in the directory says which job the pieces belong to.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ def begin(directory: Path, job: Mapping[str, str], cure: str) -> None:
 
     Args:
         directory: of the pieces; made if it does not exist.
-        job: "maker", the name of the tool, and everything that determines the pieces.
-        cure: the end of the error for another job.
+        job: "maker", the name of the tool; and, by name, everything that determines the pieces.
+        cure: what to do about another job, for the error.
 
     Raises:
         ValueError: the directory belongs to another job, or holds other files.
@@ -45,12 +45,15 @@ def begin(directory: Path, job: Mapping[str, str], cure: str) -> None:
 
 
 def take(path: Path, make: Callable[[], None], wait: bool = False) -> bool:
-    """Makes a piece; False if it is finished, or another process makes it.
+    """Makes a piece if it is not finished and no other process makes it.
 
     Args:
         path: the file of the piece.
-        make: writes it so that it appears complete, as `write_whole` does.
-        wait: whether to wait for the other process, which may die.
+        make: writes the file, which appears when it is complete, as by `write_whole`.
+        wait: whether to wait for the other process, and to make the piece if that process dies.
+
+    Returns:
+        Whether this call made the piece.
     """
     if path.exists():
         return False

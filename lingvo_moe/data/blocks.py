@@ -1,4 +1,4 @@
-"""Blocks of lines."""
+"""Lines of text in blocks, so that only one block is in memory."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -11,7 +11,7 @@ _BLOCK_LINES, _BLOCK_CHARACTERS = 20_000, 8_000_000
 
 
 def cut(lines: Iterable[SentencePair]) -> Iterator[list[SentencePair]]:
-    """Blocks of lines, of limited lines and characters."""
+    """Cuts lines into blocks of at most _BLOCK_LINES and about _BLOCK_CHARACTERS."""
     block: list[SentencePair] = []
     characters = 0
     for line in lines:
@@ -25,11 +25,11 @@ def cut(lines: Iterable[SentencePair]) -> Iterator[list[SentencePair]]:
 
 
 class Block(NamedTuple):
-    """Texts on disk.
+    """A block of texts on disk.
 
     Attributes:
-        lines: how many.
-        read: reads them.
+        lines: number of texts.
+        read: reads the texts.
     """
 
     lines: int
@@ -37,7 +37,7 @@ class Block(NamedTuple):
 
 
 class Texts(Sequence):
-    """Texts on disk as a sequence, of which one block is in memory."""
+    """Texts on disk as a sequence; one block at a time is in memory."""
 
     def __init__(self, blocks: Iterable[Block]):
         self._blocks = [block for block in blocks if block.lines]

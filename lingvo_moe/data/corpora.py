@@ -52,11 +52,11 @@ class CorpusPair:
     turned: bool = False
 
     def read(self, split: str) -> Iterator[SentencePair]:
-        """The lines of a split, stripped, one by one; none if the pair does not have the split.
+        """Reads the lines of a split, stripped, one at a time; none without files for the split.
 
         Raises:
-            ValueError: files of uneven length, text that is not UTF-8, a TSV line without exactly
-                one tab, a bad TMX file.
+            ValueError: the two files have different numbers of lines; text is not UTF-8; a TSV line
+                does not have exactly one tab; a TMX file is not valid.
         """
         files = self.files.get(split, ())
         if not files:
@@ -90,7 +90,7 @@ def find_pairs(
     Args:
         corpus: the directory.
         report: takes a warning for each name that is not read and does not look like data.
-        needs_train: whether there must be text for training.
+        needs_train: whether a corpus without training text is an error.
 
     Raises:
         ValueError: no train split where it is needed, no files in it, a pair with one side or with

@@ -1,4 +1,4 @@
-"""What a training input draws from: several corpora, and stages by step.  P streams."""
+"""The mixture of training examples: several corpora, and changes at given steps.  P streams."""
 
 import dataclasses
 import hashlib
@@ -16,7 +16,7 @@ from lingvo_moe.data.dataset import SIDES, Dataset, PairInfo
 from lingvo_moe.data.modifiers.base import Body, Context, Modifier
 from lingvo_moe.data.records import Example
 
-MAIN = "data"  # the name of the dataset that training is given
+MAIN = "data"  # the name of the main dataset, --data of training
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,11 +24,11 @@ class Corpus(Params):
     """A further prepared dataset with the same vocabularies, such as mined or back-translated text.
 
     Attributes:
-        name: for stages, logs and errors.
+        name: its name in stages, logs and errors.
         data: its directory.
-        weight: it is drawn weight times as often as the main dataset, which has weight 1.
-        tag: a text in front of every source, after the language's tag, such as "<bt>" (Caswell et
-            al. 2019, Tagged Back-Translation); "" for none.
+        weight: examples are drawn from it this many times as often as from the main dataset.
+        tag: a text before every source, after the language's tag, such as "<bt>" (Caswell et al.
+            2019, Tagged Back-Translation); "" for none.
     """
 
     name: str
@@ -39,13 +39,15 @@ class Corpus(Params):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage(Params):
-    """Changes of the mixture from a step on; None keeps the value of the params, not of a stage.
+    """Changes the mixture of InputParams from a step on.
+
+    A field that is None has the value of InputParams, not of the stage before.
 
     Attributes:
-        from_step: number of steps before it.
+        from_step: number of steps before this stage.
         pairs, temperature, pair_factors: as in InputParams.
-        weights: (name of a corpus, weight), …; the main dataset is "data". A corpus that is not
-            named keeps its weight.
+        weights: (name of a corpus, weight), …; the main dataset is "data". Other corpora have the
+            weight of InputParams.
     """
 
     from_step: PositiveInt
@@ -69,12 +71,12 @@ class Stream:
     """The training examples of one pair in one corpus.
 
     Attributes:
-        corpus: its name.
-        dataset: of the corpus.
+        corpus: the name of the corpus.
+        dataset: the dataset of the corpus.
         pair: the pair in that dataset.
-        index: of the pair in the main dataset.
-        number: of the corpus; 0 is the main dataset.
-        tag: ids in front of its sources.
+        index: the index of the pair in the main dataset.
+        number: the number of the corpus; 0 is the main dataset.
+        tag: ids before its sources, after the language's tag; () for none.
     """
 
     corpus: str
@@ -90,11 +92,11 @@ class Stream:
         return self.pair.examples["train"]
 
     def example(self, index: int) -> Example:
-        """One example; raises as `Dataset.example`."""
+        """One example, without the tag; raises as `Dataset.example`."""
         return self.dataset.example("train", self.pair, index)
 
     def change(self, example: Example, index: int, modifier: Modifier, seed: int) -> Example:
-        """The example of that index, changed; itself if a side would be empty."""
+        """The example of this index, changed; unchanged if a side would be empty."""
 
         def following(k):
             return self._body(self.example(index + k)) if index + k < self.size else None
@@ -134,10 +136,10 @@ class Stream:
 
 @dataclasses.dataclass(frozen=True)
 class Curriculum:
-    """The streams, and the probability of each in every stage.
+    """The streams to draw from, and their probabilities in each stage.
 
     Attributes:
-        streams: P of them, those of the main dataset first.
+        streams: P streams, those of the main dataset first.
         starts: the first step of each stage; the first is 0.
         probabilities: float64 [P] of each stage.
     """
@@ -154,13 +156,13 @@ class Curriculum:
 
         Args:
             dataset: the main dataset.
-            corpora: further ones.
+            corpora: further corpora.
             first: the mixture before the first stage.
-            stages: in order.
+            stages: in order of steps.
 
         Raises:
-            ValueError: a corpus does not fit the dataset; a stage has a pair or corpus that there
-                is not, or leaves out all.
+            ValueError: a corpus does not fit the dataset; a stage names an unknown pair or corpus;
+                or no pair has a probability above 0.
         """
         mixtures = {0: first} | {stage.from_step: _changed(first, stage) for stage in stages}
         streams = [*_streams(dataset), *_further(dataset, corpora)]
@@ -173,17 +175,17 @@ class Curriculum:
         )
 
     def at(self, step: int) -> np.ndarray:
-        """float64 [P], the probabilities of drawing for the step after so many others."""
+        """float64 [P], the probability of each stream after `step` steps."""
         return self.probabilities[int(np.searchsorted(self.starts, step, side="right")) - 1]
 
     def shares(self, steps: int) -> np.ndarray:
-        """float64 [P], the share of draws from each stream in a run of so many steps (>= 1)."""
+        """float64 [P], the share of each stream among the draws of `steps` (>= 1) steps."""
         lengths = np.diff(np.minimum([*self.starts, steps], steps))
         return np.average(self.probabilities, axis=0, weights=lengths)
 
 
 def sampling_probabilities(sizes: list[int], temperature: float) -> np.ndarray:
-    """float64 [P], p ∝ size^(1/T): T 1 samples by size, a large T evenly (Arivazhagan 2019)."""
+    """float64 [P], p ∝ size^(1/T): T = 1 samples by size, large T evenly (Arivazhagan 2019)."""
     # Sizes relative to the largest, because the power of a size could overflow.
     weights = np.power(np.array(sizes, np.float64) / max(sizes), 1.0 / temperature)
     return weights / weights.sum()
@@ -194,10 +196,10 @@ def pairs_with_text(dataset: Dataset, names: Sequence[str] = ()) -> tuple[PairIn
 
     Args:
         dataset: prepared data.
-        names: of pairs; () for all that have training examples.
+        names: names of pairs; () for all that have training examples.
 
     Raises:
-        ValueError: an unknown name, or there are no training examples for one.
+        ValueError: a name is unknown, or a pair has no training examples.
     """
     named = [dataset.pair(name) for name in names]
     found = tuple(pair for pair in named or dataset.pairs if pair.examples.get("train"))
@@ -205,31 +207,38 @@ def pairs_with_text(dataset: Dataset, names: Sequence[str] = ()) -> tuple[PairIn
         empty = ", ".join(pair.name for pair in named if pair not in found)
         raise ValueError(
             f"There are no training examples for {empty or 'any pair'} in {dataset.directory}."
-            " Prepare text for them, or leave them out of the pairs."
+            " Prepare training text for them, or leave them out of input.pairs."
         )
     return found
 
 
 def check_names(corpora: Sequence[Corpus], stages: Sequence[Stage]) -> None:
-    """Checks that corpora have different names, and stages different steps, in order.
+    """Checks the names of corpora, and the order of stages.
 
     Raises:
-        ValueError: they do not.
+        ValueError: two corpora have the same name, stages are not in order of steps, or a stage
+            names an unknown corpus.
     """
     names = [MAIN, *(corpus.name for corpus in corpora)]
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
-        raise ValueError(f"input.corpora must have different names, and not {MAIN!r}: {repeated}.")
+        raise ValueError(
+            f"input.corpora must have different names, other than {MAIN!r}; used twice: {repeated}."
+        )
     steps = [stage.from_step for stage in stages]
     if steps != sorted(set(steps)):
-        raise ValueError(f"input.stages must have growing from_step, got {steps}.")
+        raise ValueError(
+            f"input.stages must be in order of from_step, each step once, got {steps}."
+        )
     for stage in stages:
         if unknown := [name for name, _ in stage.weights if name not in names]:
-            raise ValueError(f"input.stages: there is no corpus {unknown[0]!r}, only {names}.")
+            raise ValueError(
+                f"input.stages: no corpus is named {unknown[0]!r}; give one of {names}."
+            )
 
 
 def identity(dataset: Dataset, corpora: Sequence[Corpus]) -> str:
-    """SHA-256 of all data, in hexadecimal: of the dataset, or of it and the further corpora."""
+    """SHA-256 of the dataset and the further corpora, in hexadecimal."""
     digests = [dataset.sha256, *(_load(corpus).sha256 for corpus in corpora)]
     return hashlib.sha256("".join(digests).encode()).hexdigest() if corpora else digests[0]
 
@@ -270,7 +279,8 @@ def _further(dataset: Dataset, corpora: Sequence[Corpus]) -> list[Stream]:
             if stream.pair.name not in indices:
                 raise ValueError(
                     f"Corpus {corpus.name} in {corpus.data} has pair {stream.pair.name}, which "
-                    f"{dataset.directory} does not have. Prepare that one with some text of it."
+                    f"{dataset.directory} does not have. Prepare that dataset with text of this "
+                    f"pair."
                 )
             index = indices[stream.pair.name]
             streams.append(Stream(corpus.name, other, stream.pair, index, number, tag))
@@ -285,7 +295,7 @@ def _load(corpus: Corpus) -> Dataset:
 
 
 def _probabilities(streams, dataset, mixture, step) -> np.ndarray:
-    """float64 [P]: a corpus by its weight, then a pair of it by size, temperature and factor."""
+    """float64 [P]: the corpus is drawn by weight, its pair by size, temperature and factor."""
     where = f"input.stages from step {step}" if step else "input"
     names = {pair.name for pair in pairs_with_text(dataset, mixture.pairs)}
     patterns = [pattern for pattern, _ in mixture.pair_factors]
@@ -306,6 +316,6 @@ def _probabilities(streams, dataset, mixture, step) -> np.ndarray:
     if not found.any():
         raise ValueError(
             f"{where}.pair_factors={mixture.pair_factors} with weights {mixture.weights} leaves "
-            f"out all pairs; change one."
+            f"out all pairs; give one of them a factor and a weight above 0."
         )
     return found / found.sum()

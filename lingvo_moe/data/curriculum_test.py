@@ -138,14 +138,17 @@ def test_the_data_s_identity_has_all_corpora(dataset, mined, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"stages": (Stage(from_step=9), Stage(from_step=9))}, r"growing from_step, got \[9, 9\]"),
+        (
+            {"stages": (Stage(from_step=9), Stage(from_step=9))},
+            r"in order of from_step, each step once, got \[9, 9\]",
+        ),
         (
             {"corpora": (Corpus(name="data", data="x"),)},
-            "different names, and not 'data'",
+            "different names, other than 'data'; used twice",
         ),
         (
             {"stages": (Stage(from_step=9, weights=(("minde", 1.0),)),)},
-            r"no corpus 'minde', only \['data'\]",
+            r"no corpus is named 'minde'; give one of \['data'\]",
         ),
     ],
 )

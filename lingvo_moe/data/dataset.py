@@ -75,7 +75,7 @@ class Dataset:
         tags: target language -> id of its tag in the source vocabulary.
         hashes: "source" and "target" -> SHA-256 of the vocabulary.
         checks: pair -> counts of the checks of preparation, by kind.
-        checksums: shard -> its checksum (see data.records); {} for none.
+        checksums: shard -> its checksum (see data.records); {} if dataset.json has none.
         tags_on_both_sides: whether each side begins with the tag of its language.
     """
 
@@ -222,14 +222,14 @@ class Dataset:
             yield reading(records.path, functools.partial(records.__getitem__, number))
 
     def records(self, shard: str) -> Records:
-        """An open shard. Its checksum is verified when it is opened for the first time.
+        """Opens a shard. Its checksum is verified when it is opened for the first time.
 
         Args:
             shard: its path below the directory.
 
         Raises:
-            OSError: it is missing or damaged, is not the file that dataset.json describes, or has
-                ids that its vocabulary does not have.
+            OSError: the shard is missing or damaged, has another checksum than in dataset.json, or
+                has ids outside the vocabulary.
         """
         records = _open_files()(self._key, self.directory, shard)
         if self._verified.get(shard) != records.version:
@@ -257,7 +257,7 @@ class Dataset:
 
     @functools.cached_property
     def _key(self) -> object:
-        """Of this dataset's open files: another dataset may have been in the same directory."""
+        """Identifies this object's open files: the directory may have held another dataset."""
         return object()
 
     @functools.cached_property
@@ -288,7 +288,7 @@ Result = typing.TypeVar("Result")
 
 
 def reading(path: Path, read: Callable[[], Result]) -> Result:
-    """What `read` returns; errors name the shard and the cure.
+    """Calls `read` and returns its result; errors name the shard and the cure.
 
     Raises:
         OSError: the shard is missing or damaged.
@@ -303,7 +303,7 @@ def reading(path: Path, read: Callable[[], Result]) -> Result:
 
 @functools.cache
 def _open_files():
-    """Opens shards. Of all datasets together it keeps open half of the files that are allowed."""
+    """Opens shards; keeps at most half of the allowed number of files open, for all datasets."""
 
     def open_file(key, directory, shard):
         return reading(directory / shard, lambda: Records(directory / shard))
@@ -354,7 +354,7 @@ def _pair_from_json(index, fields) -> PairInfo:
 
 
 def place_of(index: int, examples: int, shards: int) -> tuple[int, int]:
-    """The shard of an example of a split, and its number there; see `shard_bounds`."""
+    """The number of the shard that has an example of a split, and the example's index in it."""
     shard = ((index + 1) * shards - 1) // examples
     return shard, index - shard * examples // shards
 
@@ -365,7 +365,7 @@ def shard_bounds(examples: int, shards: int) -> list[int]:
 
 
 def write_shard(path: Path, examples: Iterable[Example]) -> int:
-    """Writes one shard from examples, which it takes one by one, and returns their number.
+    """Writes one shard, one example at a time; returns the number of examples.
 
     Raises:
         OSError: it cannot be written.

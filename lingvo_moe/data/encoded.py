@@ -1,4 +1,4 @@
-"""The lines of a block as ids, with counts for the data card."""
+"""Encodes a block of lines as ids, with counts for the data card."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -20,19 +20,19 @@ def encode_lines(
     tags: tuple[int, int],
     longest: int | None,
 ) -> dict[str, np.ndarray]:
-    """The ids of lines.
+    """Encodes lines.
 
     Args:
         lines: the kept lines of a block.
-        vocabularies: of both sides.
-        layout, tags: where the tags stand, and their ids.
-        longest: longer examples, in tokens of either side, are left out; None for no limit.
+        vocabularies: those of source and target.
+        layout, tags: the places of the language tags, and their ids.
+        longest: most tokens of a side; longer examples are left out. None for no limit.
 
     Returns:
         source, target: int32, the ids of all examples, one after the other.
         lengths: int32 [examples, 2].
         fits: bool [lines], whether a line is an example.
-        counts: int64 [2, 4], COUNTS of both sides; bytes are pieces that are single bytes.
+        counts: int64 [2, 4], COUNTS of both sides; "bytes" counts pieces that are single bytes.
     """
     texts = [[getattr(line, side) for line in lines] for side in SIDES]
     encoded = [v.encode(side) for v, side in zip(vocabularies, texts, strict=True)]
@@ -55,7 +55,7 @@ def encode_lines(
 
 
 def count_changed(vocabulary: Vocabulary, texts: Sequence[str]) -> int:
-    """The number of texts that decoding does not restore: a model cannot write them."""
+    """The number of texts that change when encoded and decoded: a model cannot write them."""
     restored = vocabulary.decode(vocabulary.encode(texts))
     return sum(text != old for text, old in zip(texts, restored, strict=True))
 

@@ -23,7 +23,7 @@ class Shape(NamedTuple):
     target_length: int
 
     def has_room(self, example: Example) -> bool:
-        """Whether an empty row has room for the example; one without a target has no place."""
+        """Whether the example fits an empty row; an example without a target does not."""
         source, target = example[:2]
         return len(source) <= self.source_length and 0 < len(target) <= self.target_length
 
@@ -73,7 +73,7 @@ class Waiting(NamedTuple):
     Attributes:
         example: the sentence pair.
         pair_index: of its language pair.
-        origin: two numbers that say where it is from; only for the caller.
+        origin: two numbers by which the caller finds the example again.
     """
 
     example: Example
@@ -82,18 +82,18 @@ class Waiting(NamedTuple):
 
 
 class Pool:
-    """Examples that wait for a place; each row takes those that fill it best.
+    """Packs rows from W waiting examples.
 
-    A row begins with the example that has waited longest, so none waits for ever. Then it takes the
-    largest one that fits, as long as one does.
+    A row begins with the example that has waited longest, so no example waits forever. Then the
+    largest example that fits is added, until none fits.
     """
 
     def __init__(self, draw: Callable[[], Waiting], size: int, row: tuple[int, int]):
         """An empty pool.
 
         Args:
-            draw: gives the next example; it has room in an empty row.
-            size: number of examples that wait.
+            draw: returns the next example, which must fit an empty row.
+            size: W.
             row: L and T.
         """
         self._draw, self._size, self._row = draw, size, row
@@ -117,14 +117,14 @@ class Pool:
         self._drawn = int(self._ages.max()) + 1
 
     def keep(self, wanted: Callable[[tuple[int, int]], bool]) -> None:
-        """Leaves out the examples whose origin is not wanted."""
+        """Removes the waiting examples whose origin is not `wanted`."""
         kept = [slot for slot, one in enumerate(self._waiting) if wanted(one.origin)]
         drawn = self._drawn
         self.restore([self._waiting[slot] for slot in kept], self._ages[kept])
         self._drawn = drawn
 
     def fill(self, rows: int) -> list[Row]:
-        """The next rows."""
+        """Packs the next rows."""
         while len(self._waiting) < self._size:
             self._put(len(self._waiting), self._draw())
         return [self._fill_row() for _ in range(rows)]
@@ -157,7 +157,7 @@ def batch_of(rows: Sequence[Row], shape: Shape) -> NestedMap:
     """A batch of int32 arrays.
 
     Args:
-        rows: the examples of each row; they fit.
+        rows: the examples of each row, which must fit.
         shape: of the batch.
 
     Returns:

@@ -34,12 +34,13 @@ class InputParams(Params):
         pairs: names of the pairs to train on; () for all.
         pair_factors: (regular expression, factor), …: the first that is found in a pair's name
             multiplies its probability, before all are scaled to sum to 1.
-        virtual_shards: V, parts of a batch that are packed independently; it divides batch_size.
-            With a multiple of the number of processes each process packs only its own rows. None
-            for the largest power of 2 up to 64 that gives shards of a multiple of 8 rows.
-        corpora: further datasets, mixed with the main one by weight.
-        stages: changes of pairs, temperature, factors and weights from given steps on.
-        modifiers: random changes of examples, one after the other, such as typing errors.
+        virtual_shards: V, number of parts of a batch that are packed independently; it divides
+            batch_size. If it is a multiple of the number of processes, each process packs only its
+            own rows. None for the largest power of 2, up to 64, that gives each part a multiple of
+            8 rows.
+        corpora: further datasets that are mixed with the main dataset.
+        stages: changes of pairs, temperature, factors and weights at given steps.
+        modifiers: random changes of examples, such as typing errors, applied in order.
     """
 
     batch_size: PositiveInt = 32
@@ -66,7 +67,7 @@ class InputParams(Params):
         check_names(self.corpora, self.stages)
 
     def curriculum(self, dataset: Dataset) -> Curriculum:
-        """What is drawn from, with this main dataset; raises as `Curriculum.of`."""
+        """The mixture of examples, with this main dataset; raises as `Curriculum.of`."""
         weights = {MAIN: 1.0} | {corpus.name: corpus.weight for corpus in self.corpora}
         first = Mixture(self.pairs, self.temperature, self.pair_factors, weights)
         return Curriculum.of(dataset, self.corpora, first, self.stages)
@@ -82,7 +83,7 @@ class Part(NamedTuple):
 
     Attributes:
         packed: bool [V], the virtual shards that the process's devices read.
-        saved: bool [V], those whose state this process saves; every shard has one process.
+        saved: bool [V], the virtual shards whose state this process saves; no other process does.
     """
 
     packed: np.ndarray
@@ -104,12 +105,12 @@ class Part(NamedTuple):
 class TrainInput:
     """An endless stream of packed batches.
 
-    All random choices depend on the seed and a few counters, the state. So a restored input gives
-    the same batches as an uninterrupted one, also in another number of processes.
+    All random choices depend only on the seed and a few counters, the state. So a restored input
+    gives the same batches as an uninterrupted one, also in another number of processes.
 
     Attributes:
-        curriculum: what is drawn from.
-        packed_share: share of the rows of a batch that this process packs; the others are 0.
+        curriculum: the streams and their probabilities.
+        packed_share: share of the rows of a batch that this process packs; the other rows are 0.
     """
 
     def __init__(self, dataset: Dataset, params: InputParams, seed: int, part: Part | None = None):
@@ -118,8 +119,8 @@ class TrainInput:
         Args:
             dataset: prepared data.
             params: the shape of batches, and the sampling of pairs.
-            seed: of all random choices.
-            part: what this process packs; None for all.
+            seed: seed of all random choices.
+            part: the virtual shards that this process packs; None for all.
 
         Raises:
             ValueError: as `Curriculum.of`.
@@ -146,7 +147,7 @@ class TrainInput:
         """The next batch; see `packing.batch_of`. Rows that this process does not pack are 0.
 
         Raises:
-            ValueError: thousands of examples in a row are too long.
+            ValueError: more than MOST_SKIPPED examples in succession do not fit a row.
             OSError: a shard of the dataset is missing or damaged.
         """
         rows: list[Row] = [[] for _ in range(self._shape.rows)]
@@ -196,17 +197,17 @@ class TrainInput:
         }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continues from a state, that of all virtual shards.
+        """Continues from the state of all virtual shards.
 
         Raises:
-            ValueError: the state belongs to other pairs, virtual shards, or an earlier version.
+            ValueError: the state has other pairs or virtual shards, or is of an earlier version.
         """
         shape = np.shape(state["counters"])
         ours = len(self._part.packed), len(self.curriculum.streams)
         if "batches" not in state:
             raise ValueError(
-                "The checkpoint's input is of an earlier version of lingvo_moe, which drew examples"
-                " in another order. Start a new logdir from its weights with --init_from."
+                "The checkpoint is of an earlier version of lingvo_moe, which drew examples in "
+                "another order. Start a new logdir from its weights with --init_from."
             )
         if shape != ours:
             raise ValueError(
@@ -219,20 +220,20 @@ class TrainInput:
 
 
 def stacked(states: Iterable[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The states of all virtual shards as one."""
+    """Stacks the states of all virtual shards."""
     states = list(states)
     return {name: np.stack([state[name] for state in states]) for name in states[0]}
 
 
 class Rows:
-    """Some rows of an int64 array, each in one process; a checkpoint saves them as it does a
-    jax.Array's shards.
+    """The rows of an int64 array that one process holds; checkpoints treat them as shards of a
+    jax.Array.
     """
 
     is_fully_addressable, dtype = False, np.dtype(np.int64)
 
     def __init__(self, shape: tuple[int, ...], rows: Mapping[int, np.ndarray]):
-        """Rows by number, of an array of this shape."""
+        """shape: of the whole array; rows: number -> row."""
         self.shape = shape
         self.addressable_shards = [
             RowShard((slice(number, number + 1),), row[None]) for number, row in rows.items()

@@ -1,12 +1,12 @@
-"""Files of examples that are read by index: a record for each, an index of them, a footer.
+"""Files of examples that are read by index: a record for each example, an index, a footer.
 
-    record   lengths of both sides and of the first text, bytes an id, ids, UTF-8 texts
+    record   lengths of both sides and of the first text, bytes per id, ids, UTF-8 texts
     index    for each record: the position of its end (8 bytes) and its CRC-32 (4 bytes)
     footer   position of the index, number of records, largest source and target id, b"LMRECS1\\n"
 
-The checksum of a file is the SHA-256 of index and footer. It stands for the whole file, because
-every record is checked by its CRC-32 when it is read. So a file of any size is opened at once, and
-reading needs the memory of one record.
+The checksum of a file is the SHA-256 of index and footer. The index has a CRC-32 of each record,
+which is verified when the record is read. So opening takes no longer for a large file, and reading
+needs the memory of one record.
 """
 
 import hashlib
@@ -28,11 +28,12 @@ _DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
 class Example(NamedTuple):
-    """One sentence pair; the texts are empty in train.
+    """One sentence pair.
 
     Attributes:
-        source: int32 ids: the target language's tag, the tokens, EOS.
-        target: int32 ids: the tokens, EOS.
+        source: int32 ids: a language tag (see data.language_tags), the tokens, EOS.
+        target: int32 ids: the tokens, EOS; with tags on both sides, a tag first.
+        source_text, target_text: the sentences; "" in train.
     """
 
     source: np.ndarray
@@ -42,7 +43,7 @@ class Example(NamedTuple):
 
 
 def write_records(path: Path, examples: Iterable[Example]) -> int:
-    """Writes a file of examples; takes them one by one, and returns their number.
+    """Writes a file of examples, one at a time; returns their number.
 
     Raises:
         ValueError: an id is negative or has more than 31 bits.
@@ -65,7 +66,7 @@ def write_records(path: Path, examples: Iterable[Example]) -> int:
 
 
 def _to_bytes(example: Example, largest: list[int]) -> bytes:
-    """The record of an example; raises the largest ids of both sides."""
+    """The record of an example; updates the largest ids of both sides."""
     ids = np.concatenate([example.source, example.target]).astype(np.int64, copy=False)
     if ids.size and not 0 <= ids.min() <= ids.max() < 2**31:
         raise ValueError(f"Ids must be from 0 to 2^31 - 1, got {ids.min()} to {ids.max()}.")
@@ -90,7 +91,7 @@ class Records:
         """Opens a file.
 
         Raises:
-            OSError: it is missing, truncated, or no file of records.
+            OSError: it is missing, truncated, or not a file of records.
         """
         self.path = path
         self._file = path.open("rb", buffering=0)
@@ -101,7 +102,7 @@ class Records:
             raise OSError("it is too short")
         self._start, self._count, *largest, magic = _FOOTER.unpack(self._read(end, _FOOTER.size))
         if magic != _MAGIC or self._start + self._count * _ENTRY.size != end:
-            raise OSError("it is truncated, or no file of records")
+            raise OSError("it is truncated, or not a file of records")
         self.largest = tuple(largest)
 
     def __len__(self) -> int:
@@ -111,9 +112,10 @@ class Records:
         return map(self.__getitem__, range(self._count))
 
     def __getitem__(self, number: int) -> Example:
-        """The example of that number, from 0.
+        """The example with this number, from 0.
 
         Raises:
+            IndexError: there is no such example.
             OSError: the record is damaged.
         """
         if not 0 <= number < self._count:
@@ -127,7 +129,7 @@ class Records:
             raise OSError(f"the index of record {number} is damaged")
         record = self._read(start, end - start)
         if zlib.crc32(record) != checksum:
-            raise OSError(f"record {number} is damaged: its CRC-32 is another")
+            raise OSError(f"record {number} is damaged: its CRC-32 does not match")
         try:
             return _from_bytes(record)
         except (struct.error, LookupError, ValueError) as error:  # written by another program

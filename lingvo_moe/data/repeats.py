@@ -1,4 +1,4 @@
-"""Repeated lines by their 128-bit hashes, in ranges of hashes, so that memory is bounded."""
+"""Finds repeated lines by 128-bit hashes; one range of hashes at a time, to bound memory."""
 
 import hashlib
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ def sorted_keys(texts: Iterable[bytes], lines: np.ndarray) -> np.ndarray:
     """The hash and the number of each line of a block, sorted by hash, then by number.
 
     Args:
-        texts: of the lines.
+        texts: the bytes of the lines.
         lines: their numbers in the block, ascending.
     """
     digests = b"".join(hashlib.blake2b(text, digest_size=16).digest() for text in texts)
@@ -25,12 +25,12 @@ def sorted_keys(texts: Iterable[bytes], lines: np.ndarray) -> np.ndarray:
 def repeated_lines(
     blocks: Iterable[np.ndarray], starts: np.ndarray, part: int, parts: int
 ) -> np.ndarray:
-    """The numbers of lines that equal an earlier line: int64, ascending.
+    """The numbers of the lines that repeat an earlier line: int64, ascending.
 
     Args:
         blocks: `sorted_keys` of each block; only a range of each is read.
         starts: the number of the first line of each block.
-        part, parts: which of how many ranges of hashes.
+        part, parts: the number of the range of hashes, from 0, and the number of ranges.
     """
     bounds = np.array([i * 2**64 // parts for i in range(1, parts)], np.uint64)
     highs, lows, lines = (np.empty(0, kind) for kind in (np.uint64, np.uint64, np.int64))

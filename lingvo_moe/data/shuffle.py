@@ -1,4 +1,4 @@
-"""Permutations of any number of examples that need no memory: keyed bijections.
+"""Random permutations of any number of examples, computed without a table: keyed bijections.
 
 A Feistel network permutes the numbers of b bits, where b is the smallest with 2^b >= n. A result of
 n or more is permuted again until it is smaller (cycle walking; Black and Rogaway 2002, Ciphers with
@@ -21,7 +21,7 @@ def hash_numbers(*numbers: np.ndarray | int) -> np.ndarray:
 
 
 def to_shares(hashes: np.ndarray) -> np.ndarray:
-    """float64 in [0, 1) from hashes, evenly spread."""
+    """Maps uint64 hashes to float64 in [0, 1), uniformly."""
     return (hashes >> np.uint64(11)).astype(np.float64) / 2**53
 
 
@@ -29,7 +29,7 @@ def permute(positions: np.ndarray, sizes: np.ndarray, keys: np.ndarray) -> np.nd
     """The number at each position of a permutation of range(size), int64.
 
     Args:
-        positions: int64 [N], each below its size.
+        positions: int64 [N], from 0 to size - 1.
         sizes: int64 [N], at most 2^52.
         keys: uint64 [N]; each chooses the permutation.
     """
@@ -45,7 +45,7 @@ def permute(positions: np.ndarray, sizes: np.ndarray, keys: np.ndarray) -> np.nd
 
 
 def _encrypted(numbers, bits, keys):
-    """A bijection of the numbers of so many bits."""
+    """A bijection of the numbers of `bits` bits."""
     one, low_bits = np.uint64(1), bits // np.uint64(2)
     masks = (one << low_bits) - one, (one << (bits - low_bits)) - one
     halves = [numbers & masks[0], numbers >> low_bits]

@@ -8,18 +8,18 @@ from xml.parsers import expat
 from lingvo_moe.core.lines import one_line, open_bytes
 
 _BLOCK = 1 << 16
-_CODES = {"bpt", "ept", "it", "ph", "ut"}  # inside of a segment: markup, not text
+_CODES = {"bpt", "ept", "it", "ph", "ut"}  # elements of a segment whose content is markup
 
 
 def read_tmx(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
-    """The translation units that have both languages, as (source, target), stripped.
+    """Reads the translation units that have both languages: (source, target), stripped.
 
-    A language matches `xml:lang` in any case, with - or _, or by its part before these. Of several
-    variants of a language the first counts. Line ends inside of a segment become spaces.
+    `xml:lang` may be in any case, with "-" or "_". If a unit does not have "pt_BR", its first text
+    in any "pt" is used. Line ends in a segment become spaces.
 
     Raises:
-        ValueError: no XML, declarations of entities, no unit with both languages,
-            or a damaged compressed file.
+        ValueError: the file is not well-formed XML, declares entities, has no unit with both
+            languages, or is compressed and damaged.
         OSError: the file cannot be read.
     """
     reader = _Reader(path, source, target)
@@ -58,13 +58,13 @@ class _Reader:
                 break
         if self._units and not count:
             raise ValueError(
-                f"{self._path} has no unit with both {' and '.join(self._languages)}; its "
-                f"languages are {', '.join(list(self._seen)[:20])}. Name the file after them."
+                f"{self._path} has no unit with both {' and '.join(self._languages)}; it "
+                f"has {', '.join(list(self._seen)[:20])}. Name the file after two of these."
             )
 
     def _refuse(self, name, *declaration):
         raise ValueError(
-            f"{self._path} declares the XML entity {name!r:.60}; such files are not read. Replace "
+            f"{self._path} declares the XML entity {name!r:.60}, which is not allowed. Replace "
             f"the entity by its text."
         )
 
@@ -96,7 +96,7 @@ class _Reader:
             self._text.append(text)
 
     def _side(self, language: str) -> str | None:
-        """The text of a language in the unit."""
+        """The text of a language in the current unit; None if it has none."""
         if language in self._unit:
             return self._unit[language]
         main = language.partition("_")[0]

@@ -1,10 +1,10 @@
 """Virtual shards: fixed parts of every batch, each with its own random draws and its own state.
 
 A batch of B rows has V virtual shards of B / V rows. Each is packed without the others. So a
-process packs only those that its devices read, and the batches depend neither on the number of
-processes nor on that of workers.
+process packs only those that its devices read, and batches do not depend on the number of
+processes.
 
-P streams: the training examples of each pair, in each corpus.
+P streams: the training examples of each pair in each corpus. W examples wait for a place in a row.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ from lingvo_moe.data.modifiers.base import Modifier
 from lingvo_moe.data.packing import Pool, Row, Shape, Waiting
 from lingvo_moe.data.shuffle import hash_numbers, permute, to_shares
 
-LOOK_AHEAD = 256  # examples that wait for a place
+LOOK_AHEAD = 256  # W
 MOST_SKIPPED = 100_000
 _CHUNK = 64  # draws at once
-_DRAWS, _ORDER, _CHANGE = range(3)  # uses of the seed
+_DRAWS, _ORDER, _CHANGE = range(3)  # part of the seed: each use has other random numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Reader:
     """Reads the examples of P streams, each shuffled again in every epoch.
 
     Attributes:
-        streams: the training examples of pairs.
-        seed: of the order and of changes.
-        row: a changed example that does not fit stays as it was.
-        modifiers: change some of the examples, one after the other.
+        streams: P streams.
+        seed: seed of the order and of changes.
+        row: the shape of rows; an example that a change makes too long is not changed.
+        modifiers: change some of the examples, in this order.
     """
 
     streams: Sequence[Stream]
@@ -41,10 +41,11 @@ class Reader:
     modifiers: Sequence[Modifier] = ()
 
     def read(self, streams: np.ndarray, positions: np.ndarray) -> list[Waiting]:
-        """Examples by position in endless sequences of epochs; each epoch has every example once.
+        """The examples at positions of streams; positions count through all epochs.
 
         Args:
-            streams, positions: int64 [N].
+            streams: int64 [N], indices of streams.
+            positions: int64 [N]; epoch e of n examples has the positions e·n to e·n + n - 1.
 
         Raises:
             OSError: as `Dataset.example`.
@@ -73,16 +74,16 @@ class Reader:
 
     @functools.cached_property
     def _sizes_and_names(self):
-        """Of each stream its size, and a number that no other stream has."""
+        """The size of each stream, and its unique number: int64 [P] each."""
         sizes = [stream.size for stream in self.streams]
         names = [(stream.number << 32) + stream.index for stream in self.streams]
         return np.array(sizes, np.int64), np.array(names, np.int64)
 
 
 class VirtualShard:
-    """Rows of every batch: an endless stream of draws, packed.
+    """Draws examples without end, and packs its rows of every batch.
 
-    All random choices depend on the seed, the shard's number, and counters, which are the state.
+    All random choices depend only on the seed, the shard's number and the state, a few counters.
     The shard takes every V-th example of each stream's order.
 
     Attributes:
@@ -90,21 +91,21 @@ class VirtualShard:
     """
 
     def __init__(self, number: int, shards: int, reader: Reader, shape: Shape):
-        """The beginning of the stream.
+        """Begins at the first batch.
 
         Args:
-            number: of this shard, from 0.
+            number: the number of this shard, from 0.
             shards: V.
-            reader: of the examples.
-            shape: of this shard's rows.
+            reader: reads the examples.
+            shape: the shape of this shard's rows.
         """
         self._number, self._shards, self._reader, self._shape = number, shards, reader, shape
         self._probabilities = self._bounds = np.zeros(0)
-        self._draws = 0  # before the chunk
-        self._counters = np.zeros(len(reader.streams), np.int64)  # likewise
+        self._draws = 0  # number of draws before the chunk
+        self._counters = np.zeros(len(reader.streams), np.int64)  # the same for each stream
         self._drawn = np.zeros(0, np.int64)  # the streams of the chunk
         self._chunk: list[Waiting] = []  # their examples
-        self._used = 0  # of them
+        self._used = 0  # number of these already used
         self._pool = Pool(self._draw, LOOK_AHEAD, shape[1:])
         self.skipped, self._skipped_in_a_row = 0, 0
 
@@ -112,11 +113,11 @@ class VirtualShard:
         """The shard's rows of the next batch.
 
         Args:
-            probabilities: float64 [P], of drawing from each stream. What waits of a stream with
-                probability 0 is left out.
+            probabilities: float64 [P], of drawing from each stream. Waiting examples of a stream
+                with probability 0 are dropped.
 
         Raises:
-            ValueError: thousands of examples in a row are too long.
+            ValueError: more than MOST_SKIPPED examples in succession do not fit a row.
         """
         if probabilities is not self._probabilities:
             self._change(probabilities)
@@ -136,19 +137,19 @@ class VirtualShard:
         """Continues from a state."""
         self._draws, self._counters = int(state["draws"]), np.array(state["counters"], np.int64)
         self._drawn, self._chunk, self._used = self._drawn[:0], [], 0
-        self._probabilities = np.zeros(0)  # unknown, so `next_rows` leaves out what must not wait
+        self._probabilities = np.zeros(0)  # unknown, so `next_rows` checks the waiting examples
         waiting = state["waiting"][state["waiting"][:, 0] >= 0]
         self._pool.restore(self._reader.read(waiting[:, 0], waiting[:, 1]), waiting[:, 2])
 
     def _change(self, probabilities):
-        """Draws with other probabilities from here on."""
+        """Uses these probabilities for the next draws."""
         self._probabilities, bounds = probabilities, np.cumsum(probabilities)
         self._bounds = bounds / bounds[-1]
         self._drawn, self._chunk = self._drawn[: self._used], self._chunk[: self._used]
         self._pool.keep(lambda origin: probabilities[origin[0]] > 0)
 
     def _draw(self) -> Waiting:
-        """The next example that has room in a row."""
+        """The next example that fits an empty row."""
         while True:
             if self._used == len(self._chunk):
                 self._draw_chunk()
@@ -161,7 +162,7 @@ class VirtualShard:
             self._skipped_in_a_row += 1
             if self._skipped_in_a_row > MOST_SKIPPED:
                 raise ValueError(
-                    f"{self._skipped_in_a_row} examples in a row do not fit rows of "
+                    f"{self._skipped_in_a_row} examples in succession do not fit rows of "
                     f"{self._shape.source_length} and {self._shape.target_length} tokens; raise "
                     f"input.source_length and input.target_length."
                 )
@@ -179,7 +180,7 @@ class VirtualShard:
 
 
 def _repeats(numbers: np.ndarray) -> np.ndarray:
-    """How often each number occurred before it, int64 [N]."""
+    """For each number, how often it occurred earlier in the array: int64 [N]."""
     order = np.argsort(numbers, kind="stable")
     ordered = numbers[order]
     repeats = np.empty(len(numbers), np.int64)

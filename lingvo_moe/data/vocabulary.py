@@ -106,7 +106,7 @@ class Vocabulary:
 
     @functools.cached_property
     def is_byte(self) -> np.ndarray:
-        """bool [size]: which pieces are single bytes, for characters without a piece."""
+        """bool [size]: whether a piece is a byte; bytes spell characters that have no piece."""
         return np.array([self._processor.is_byte(i) for i in range(self.size)], bool)
 
     @functools.cached_property
@@ -271,10 +271,10 @@ def train_vocabulary(
 
 
 def _effort(sentences: int, size: int) -> dict[str, int]:
-    """Threads and candidates of SentencePiece; the number of threads changes sums, so it is fixed.
+    """SentencePiece's options: threads, whose number is fixed because it changes the result.
 
-    For many sentences the candidates are fewer than the default, one million, which halves the
-    time and does not make texts longer.
+    For many sentences there are fewer candidate pieces than the default, one million. This halves
+    the time, and encoded texts are no longer.
     """
     if sentences <= _FEW_SENTENCES:
         return {"num_threads": 1}

@@ -328,7 +328,7 @@ def _more_cells(report: Report, scores: PairScore | Averages) -> list[str]:
 
 
 def _measured(report: Report) -> list[_Optional]:
-    """The optional columns to show: measured ones; rates off target unless all are 0."""
+    """The optional columns with values; rates off target only if one is above 0."""
     return [
         column
         for column in _OPTIONAL

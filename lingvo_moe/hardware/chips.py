@@ -39,14 +39,14 @@ class Host(Params):
     """The machine that holds some devices and runs one process for them.
 
     Attributes:
-        devices: of one host.
+        devices: number of devices of one host.
         packing: target tokens per second that one of its cores packs (docs/benchmarks.md).
-        copy: bytes/s of each device to the memory of its host, all at the same time.
+        copy: bytes/s from each device to the memory of its host while all devices copy.
     """
 
     devices: PositiveInt = 8
     packing: PositiveFloat = 460_000.0
-    copy: PositiveFloat = 2 * GB  # a quarter of PCIe 3 with 16 lanes, which four devices share
+    copy: PositiveFloat = 2 * GB  # four devices share a PCIe 3 link of 16 lanes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Hardware(Params):
         wire_bytes: activation dtype -> bytes of an element in AllToAlls between matrix products.
             TPU compilers send bfloat16, because the matrix unit rounds its operands to it.
         efficiency: the share of these peaks that programs reach.
-        host: the machine of the device.
+        host: the machine that holds the device.
     """
 
     description: str
@@ -90,7 +90,8 @@ _TPU_HOP = 1 * US
 # A step of a ring by NVLink in NCCL's own model (src/graph/tuning.cc); ten microseconds by network
 # are assumed.
 _GPU_HOPS = {"local_hop": 3.4 * US, "remote_hop": 10 * US}
-# Every GPU has its own PCIe of 16 lanes: 31.5 GB/s of generation 4, 63 of 5; programs reach 0.8.
+# Every GPU has its own PCIe link of 16 lanes: 31.5 GB/s for PCIe 4, 63 for PCIe 5. Programs reach
+# 80 % of it.
 _PCIE_4, _PCIE_5 = Host(copy=25 * GB), Host(copy=50 * GB)
 
 HARDWARE = {

@@ -49,12 +49,13 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostTimes:
-    """What the hosts add to the steps of their devices.
+    """The times of input and saving on the hosts.
 
     Attributes:
-        packing: seconds in which one core packs its host's part of a batch, while a step runs.
-        copy: seconds that a save blocks the steps, to copy the state to the memory of the hosts.
-        steps: between two saves.
+        packing: seconds that one core needs to pack its host's part of a batch. It does so while
+            the step before runs.
+        copy: seconds that a save stops the steps, to copy the state to the memory of the hosts.
+        steps: number of steps between two saves.
     """
 
     packing: float
@@ -62,7 +63,7 @@ class HostTimes:
     steps: int
 
     def step_seconds(self, device: float) -> float:
-        """Seconds of a step with input and saves, for one of `device` seconds without them."""
+        """Seconds per step with input and saving, where the devices need `device` seconds."""
         return max(device, self.packing) + self.copy / self.steps
 
 
@@ -73,7 +74,7 @@ def host_times(costs: Costs, hardware: Hardware, steps: int) -> HostTimes:
         costs: the counts. Each host packs an equal part of the batch, which needs
             input.virtual_shards that are a multiple of the hosts.
         hardware: the device.
-        steps: between two saves.
+        steps: number of steps between two saves.
     """
     host, state = hardware.host, costs.memory.weights + costs.memory.optimizer
     hosts = math.ceil(costs.devices / host.devices)

@@ -32,7 +32,7 @@ class Plan:
         hardware: a key of HARDWARE.
         mesh: the devices.
         estimate: of the analytic model.
-        hosts: what input and saving add.
+        hosts: the times of input and saving.
         compiled: the TPU compiler's numbers; None without compilation.
     """
 
@@ -69,7 +69,7 @@ def make_plan(
         mesh: the devices; None for `default_mesh`.
         topology: to compile for, such as "v3:8x8"; None not to compile.
         progress: takes lines of progress.
-        sentences: to compile the beam search of a batch of this size; None for the training step.
+        sentences: compile beam search for a batch of this size; None for the training step.
 
     Raises:
         ValueError: an unknown model, hardware or topology, or a mesh that does not fit the model.

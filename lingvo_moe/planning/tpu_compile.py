@@ -41,16 +41,16 @@ class Compiled:
     """The compiler's numbers of one training step or beam search, per device.
 
     Attributes:
-        program: which of them.
+        program: "training step", or "beam search of …".
         topology: what it was compiled for.
         device_kind: the name of the hardware, as libtpu gives it.
         devices: D.
-        argument_bytes: state, or weights; and batch.
-        temp_bytes: everything that lives during a step only.
-        output_bytes: the results: the new state and the metrics.
+        argument_bytes: the batch, and the state (training step) or the weights (beam search).
+        temp_bytes: everything that exists only while the program runs.
+        output_bytes: the new state and the metrics, or the translations.
         alias_bytes: the part of the outputs that uses the memory of arguments.
         code_bytes: the program.
-        flops: of one step on one device, as counted by XLA, which counts the body of a loop once.
+        flops: of one run on one device, as XLA counts it: the body of a loop counts once.
         bytes_accessed: likewise.
         optimal_seconds: XLA's own estimate, likewise; None if it is negative.
         collectives: in the order of the program.
@@ -107,8 +107,8 @@ def compile_step(
         topology: such as "v3:8x8" (chips), "v4:4x4x4", "v5p:2x2x2".
         mesh: axis -> size; None for one axis "expert" of all devices.
         progress: takes a line if another process uses the compiler.
-        sentences: of a batch of beam search, of input.source_length tokens; None for the training
-            step.
+        sentences: batch size of beam search, with input.source_length tokens per sentence; None
+            for the training step.
 
     Raises:
         ValueError: libtpu or JAX is not installed, or the compiler fails: an unknown topology, a
@@ -236,7 +236,7 @@ def lower_for_devices(
         params: a model's TranslationParams.
         mesh: axis -> size.
         devices: one for each position of the mesh.
-        sentences: of a batch of beam search; None for the training step.
+        sentences: batch size of beam search; None for the training step.
 
     Returns:
         jax.stages.Lowered.
@@ -290,7 +290,7 @@ def _beam_search(params, layout, sentences):
 
 
 def _int32(shapes):
-    """The specs of a batch of integers of these shapes, by name."""
+    """Name -> spec of an int32 array, from name -> shape."""
     import jax
     import numpy as np
 

@@ -109,7 +109,7 @@ class Local:
         return NestedMap({name: tf.constant(value) for name, value in batch.items()})
 
     def count_not_finite(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
-        """See TrainStep; flat, by name. Changes nothing."""
+        """TrainStep.count_not_finite, flat, by name. Does not change the state."""
         assert self._step, "a runtime that does not train"
         count = self._step.on_rungs[-1].count_not_finite
         counts = tf.function(lambda b: count(self._read(), b), autograph=False)(self.feed(batch))
@@ -247,5 +247,5 @@ class Local:
 
 
 def _forward(condition, new, old):
-    """As training.step.select: TensorFlow's executor forwards the tensors, without a copy."""
+    """As training.step.select, but TensorFlow's executor passes the tensors on without a copy."""
     return tf.cond(condition, lambda: new, lambda: old)

@@ -230,7 +230,7 @@ def train_function(step: TrainStep) -> Callable:
 
 
 def count_function(step: TrainStep) -> Callable:
-    """TrainStep.count_not_finite on a state by name."""
+    """TrainStep.count_not_finite, with the state as a dict by name."""
 
     def run(flat, batch):
         return dict(step.count_not_finite(_unflatten(flat), batch).flatten())
@@ -244,8 +244,8 @@ def translate_program(
     """Beam search, (theta, batch) -> BeamOutput; every device gets the whole result.
 
     Args:
-        task: its `translate` is called.
-        batch: of source_ids, lengths and, for a router by task, tasks; from `batch_specs`.
+        task: the model, whose `translate` is called.
+        batch: specs of source_ids, lengths and, for a router by task, tasks; see `batch_specs`.
         layout: devices and sharding rules.
         request: how to search; see `translate`.
 

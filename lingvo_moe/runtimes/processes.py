@@ -144,8 +144,8 @@ def _in_a_cluster() -> bool:
 class Background:
     """The minimum over processes by JAX's key-value store, without the devices.
 
-    A thread may use it while other threads run programs: collectives of two threads could reach
-    the devices of each process in another order, and would wait for each other forever.
+    A thread may use it while another runs programs. Collectives of two threads could start in
+    another order in each process, and then wait for each other forever.
     """
 
     def __init__(self, client: Any, index: int, count: int):
@@ -154,16 +154,16 @@ class Background:
         self._round = 0
 
     def __call__(self, value: int) -> int:
-        """Waits until every process has called it as often; the smallest of their values."""
+        """Waits for the same call in every process; returns the smallest of their values."""
         self._round += 1
         key = f"{_BACKGROUND}/{self._round}"
         self._client.key_value_set(f"{key}/{self._index}", str(value))
-        # Longer than any write of a checkpoint; if a process fails, all end together.
+        # The limit is longer than any write of a checkpoint. If a process fails, all end.
         self._client.wait_at_barrier(key, _MOST_MILLISECONDS)
         values = self._client.key_value_dir_get(key)
         if len(values) != self._count:
-            raise RuntimeError(f"{len(values)} of {self._count} processes answered in {key}.")
-        # All have read the values of the round before, because all have come to this one.
+            raise RuntimeError(f"Only {len(values)} of {self._count} processes answered in {key}.")
+        # Every process is in this round, so it has read the values of the round before.
         if self._index == 0 and self._round > 1:
             self._client.key_value_delete(f"{_BACKGROUND}/{self._round - 1}")
         return min(int(text) for _, text in values)

@@ -39,10 +39,10 @@ class Trained(TrainedModel):
             n_best: largest number of translations of a sentence.
             overrides: `--set` texts.
             beam_size: largest beam size of a request.
-            make_runtime: (task, None) -> what runs it.
+            make_runtime: (task, None) -> the runtime.
 
         Raises:
-            ValueError, OSError: it is no logdir, or has no checkpoint.
+            ValueError, OSError: path is not a logdir, or has no checkpoint.
         """
         super().__init__(ModelDir.open(path).with_overrides(overrides), make_runtime)
         self.n_best, self._beam_size = n_best, max(beam_size, self.params.decoding.beam_size)
@@ -80,13 +80,11 @@ def load(
 
     Args:
         path: a logdir, or an export.
-        n_best: largest number of translations of a sentence, for a logdir; an export has its own.
-        overrides: `--set` texts, for a logdir.
-        beam_size: hypotheses of a sentence that may be asked of a logdir.
-        make_runtime: (task, None) -> what runs the model of a logdir.
+        n_best, overrides, beam_size, make_runtime: for a logdir, see `Trained`; an export ignores
+            them.
 
     Raises:
-        ValueError, OSError: it is neither, or it is damaged.
+        ValueError, OSError: path is neither a logdir nor an export, or is damaged.
     """
     if (path / "model.json").exists():
         model: Model = Trained(path, n_best, overrides, beam_size, make_runtime)

@@ -21,8 +21,9 @@ def new_export(output: Path, program: str | None, name: str, overwrite: bool) ->
 
     Args:
         output: the directory, which appears when the block ends.
-        program: file of this package that runs the export without lingvo_moe. It may import
-            `core.console` and `core.lines`, which are copied to the same directory. None for none.
+        program: a file of this package that runs the export without lingvo_moe. It may import
+            `core.console` and `core.lines`, which are copied to the same directory. None for no
+            program.
         name: the name of its copy.
         overwrite: whether to replace an earlier export.
 

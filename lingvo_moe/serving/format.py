@@ -1,4 +1,4 @@
-"""A format of exports: checks a model, and writes it to a directory that appears when complete."""
+"""The base class of export formats: check a model, write it, open what was written."""
 
 import abc
 import dataclasses
@@ -25,10 +25,10 @@ class Format(abc.ABC):
     """A format of exports.
 
     Attributes:
-        storage: the format of weights in the file.
-        client: file of this package that runs an export without lingvo_moe, and is copied to it as
-            translate.py; None for none.
-        hint: a command that tries the export at {output}, with its flags of {languages}.
+        storage: how weights are stored in the file.
+        client: a file of this package that translates with an export and does not need lingvo_moe.
+            It is copied to the export as translate.py. None for no such file.
+        hint: a command to try the export in {output}; {languages} are its flags of languages.
     """
 
     storage: Storage = FLOAT32
@@ -49,7 +49,7 @@ class Format(abc.ABC):
         Args:
             model_dir: the trained model.
             output: the directory to make; it appears when it is complete.
-            step: which checkpoint; None for the best.
+            step: of the checkpoint; None for the best.
             overwrite: whether to replace an earlier export.
             pruning: which experts to remove; None for none.
 
@@ -57,9 +57,9 @@ class Format(abc.ABC):
             The step of the exported checkpoint.
 
         Raises:
-            ValueError: there is no checkpoint, output holds something else, or the format cannot
-                hold this model; the message has the reason.
-            OSError: output cannot be written.
+            ValueError: there is no such checkpoint, the format cannot hold this model, or output
+                is not empty and may not be replaced.
+            OSError: the checkpoint is damaged, or output cannot be written.
         """
         self.check(model_dir, output, pruning)
         with new_export(output, self.client, "translate.py", overwrite) as directory:
@@ -69,7 +69,7 @@ class Format(abc.ABC):
 
     @abc.abstractmethod
     def check(self, model_dir: ModelDir, output: Path, pruning: Pruning | None) -> None:
-        """Checks what can be checked before anything is read or written.
+        """Checks the model before its weights are read and anything is written.
 
         Raises:
             ValueError: the format cannot hold this model.
@@ -81,14 +81,14 @@ class Format(abc.ABC):
 
         Args:
             model_dir: the model, after pruning.
-            theta: its weights, arrays.
-            step: their step.
+            theta: its weights, as arrays.
+            step: the step of the checkpoint.
             directory: an empty directory.
         """
 
     @abc.abstractmethod
     def open(self, path: Path) -> TranslateFn:
-        """The translations of an export in this format."""
+        """Loads an export of this format; returns the function that translates with it."""
 
 
 def directory_size(path: Path) -> int:
@@ -103,11 +103,12 @@ def read_model(
 
     Args:
         model_dir: the trained model.
-        step: which checkpoint; None for the best.
-        pruning: which experts to leave out; None for none.
+        step: of the checkpoint; None for the best.
+        pruning: which experts to remove; None for none.
 
     Raises:
-        ValueError, OSError: there is none, it is damaged, or it cannot be pruned.
+        ValueError: there is no such checkpoint, or the model cannot be pruned.
+        OSError: the checkpoint is damaged.
     """
     if pruning:
         pruning.check(model_dir)
@@ -120,10 +121,11 @@ def read_theta(model_dir: ModelDir, step: int | None = None) -> tuple[NestedMap,
 
     Args:
         model_dir: the trained model.
-        step: which checkpoint; None for the best.
+        step: of the checkpoint; None for the best.
 
     Raises:
-        ValueError, OSError: there is none, or it is damaged.
+        ValueError: there is no such checkpoint.
+        OSError: the checkpoint is damaged.
     """
     prefix = "theta/"
     weights: dict[str, Any] = {}

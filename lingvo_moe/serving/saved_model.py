@@ -26,12 +26,12 @@ class ServedModel(tf.Module):
 
     Attributes:
         translate: a tf.function of `sentences` string [B], UTF-8, `source_language` string [] (only
-            for models that route by it), and `target_language` string [], such as "en". It returns
+            for models that need it), and `target_language` string [], such as "en". It returns
             `translations` string [B, N], best first, each one line, empty for blank sentences;
             `scores` float32 [B, N], length-normalised log-probabilities; and `left_out` int32 [B],
             the number of tokens cut from a sentence that is too long. An unknown language is a
             tf.errors.InvalidArgumentError.
-        count_pieces: a tf.function of `sentences` string [B] -> int32 [B], their lengths.
+        count_pieces: a tf.function of `sentences` string [B] -> int32 [B], their numbers of tokens.
         about: a tf.function without arguments: the attributes of an `Exported`, by name.
     """
 
@@ -41,7 +41,7 @@ class ServedModel(tf.Module):
         Args:
             model_dir: the trained model.
             theta: its weights, float32 arrays.
-            storage: their format in the file.
+            storage: how weights are stored in the file.
         """
         super().__init__()
         self._task, self._request = model_dir.task, export_request(model_dir)
@@ -83,8 +83,8 @@ class ServedModel(tf.Module):
         }
 
     def _tokenizer(self, side):
-        """A tokenizer for the function being traced; as an attribute it is in the file twice."""
-        # With the same name both would be one resource in the loaded model.
+        """A tokenizer for the function being traced; an attribute would be saved twice."""
+        # Two tokenizers of one name would be one resource in the loaded model.
         return tf_text.SentencepieceTokenizer(
             model=self._vocabulary(side).model_bytes, out_type=tf.int32, name=side
         )
@@ -122,15 +122,14 @@ class ServedModel(tf.Module):
         }
 
     def _tag(self, language):
-        """int32 []: the tag of a language, a string in a graph."""
+        """int32 []: the tag of a language, given as a string tensor []."""
         return _known(
             self._tags.lookup(language),
-            f"This model does not translate into that language; it knows "
-            f"{', '.join(self._languages)}",
+            f"This model does not know that language; it knows {', '.join(self._languages)}",
         )
 
     def _task_id(self, source_language, target_language):
-        """int32 []: TranslationTask.task_id, of strings in a graph."""
+        """int32 []: as TranslationTask.task_id, from string tensors []."""
         router = self._task.task_router
         if router is None:
             return tf.constant(0)
@@ -141,8 +140,8 @@ class ServedModel(tf.Module):
         }[router.task]
         return _known(
             self._tasks.lookup(name),
-            f"This model routes by {router.task} and has no experts for that one; it was trained "
-            f"on {', '.join(self._task.trained_tasks)}",
+            f"This model routes by {router.task} and has no experts for that {router.task}; it was "
+            f"trained on {', '.join(self._task.trained_tasks)}",
         )
 
     def _texts(self, output):
@@ -163,7 +162,7 @@ def _numbers(numbers: Mapping[str, int]) -> tf.lookup.StaticHashTable:
 
 
 def _known(number: tf.Tensor, message: str) -> tf.Tensor:
-    """The number; an error with this message if it is -1. TensorFlow adds a full stop."""
+    """The number; if it is -1, an error with this message. TensorFlow ends it with a full stop."""
     with tf.control_dependencies([tf.debugging.assert_non_negative(number, message)]):
         return tf.identity(number)
 
@@ -172,14 +171,14 @@ def _known(number: tf.Tensor, message: str) -> tf.Tensor:
 class SavedModel(Format):
     """A SavedModel and `translate.py`, a client that shows how to call it.
 
-    The signature `serving_default` (also the method `translate`) takes strings and returns strings;
-    to load and call it a process needs only TensorFlow and tensorflow-text.
+    The signature `serving_default` (also the method `translate`) takes strings and returns strings.
+    Loading and calling it needs only TensorFlow and tensorflow-text.
     """
 
     client = "client.py"
 
     def check(self, model_dir, output, pruning):
-        """Checks that TensorFlow can load a model from this path."""
+        """Checks that TensorFlow can load a model from the path of the output."""
         check_path(output.absolute())
 
     def write(self, model_dir, theta, step, directory):
@@ -189,7 +188,7 @@ class SavedModel(Format):
         tf.saved_model.save(module, str(directory), signatures=module.translate)
 
     def open(self, path):
-        """Its translations."""
+        """Loads the SavedModel."""
         exported = Exported(path)
 
         def translate(sentences, target_language, source_language, warn):

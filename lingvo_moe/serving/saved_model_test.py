@@ -82,7 +82,7 @@ def test_sentences_as_arguments(call):
         (
             ["--to=xx", "kara"],
             b"",
-            r"does not translate into that language; it knows (\w+, )*en(, \w+)*\.$",
+            r"does not know that language; it knows (\w+, )*en(, \w+)*\.$",
         ),
         ([], b"kara\nka\xff\n", r"standard input, line 2: not UTF-8"),
         (["kara", "ka\udcff"], b"", r"the arguments, line 2: not UTF-8"),

@@ -261,11 +261,11 @@ def static(task: TranslationTask) -> TranslationTask:
 
 
 def lower(program: Program, platforms: Sequence[str] = PLATFORMS) -> export.Exported:
-    """One module for all platforms; neither devices nor weights need exist.
+    """Lowers a program to one module for all platforms; it needs neither devices nor weights.
 
     Args:
         program: what to lower.
-        platforms: of PLATFORMS; each takes as long as the first.
+        platforms: some of PLATFORMS; the time grows with their number.
 
     Raises:
         ValueError: the shapes do not fit.

@@ -22,13 +22,13 @@ _KEY, _VALUE = 1, 2  # of an entry of a map
 
 @dataclasses.dataclass(frozen=True)
 class TFServing(SavedModel):
-    """OUTPUT/1, a SavedModel with warm-up requests, and OUTPUT/translate.py, a REST client."""
+    """A SavedModel with warm-up requests, OUTPUT/1, and a REST client, OUTPUT/translate.py."""
 
     client = "client_tf_serving.py"
     hint = f"{SavedModel.hint} --url=URL"
 
     def write(self, model_dir, theta, step, directory):
-        """Writes both."""
+        """Writes the SavedModel and the warm-up requests."""
         version = directory / VERSION
         super().write(model_dir, theta, step, version)
         (version / WARM_UP).parent.mkdir()
@@ -37,7 +37,7 @@ class TFServing(SavedModel):
                 writer.write(prediction_log(inputs))
 
     def open(self, path):
-        """Its translations."""
+        """Loads the SavedModel."""
         return super().open(path / VERSION)
 
 

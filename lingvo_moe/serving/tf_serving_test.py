@@ -95,7 +95,7 @@ def test_the_client_prints_the_model_s_translations(exported, url, monkeypatch, 
 @pytest.mark.parametrize(
     ("name", "to", "message"),
     [
-        ("translator", "xx", r"does not translate into that language.* \(status 400\)$"),
+        ("translator", "xx", r"does not know that language.* \(status 400\)$"),
         ("nothing", "en", r"Servable not found .* \(status 404\)$"),
         ("other", "en", r"is no export of lingvo-moe: its answer"),
     ],

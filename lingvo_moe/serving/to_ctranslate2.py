@@ -48,11 +48,11 @@ _DEFAULT_ALONE = (
 class CTranslate2(Format):
     """A model for CTranslate2 and `translate.py`, a client.
 
-    The model is one without experts, or one with a router by task; then the export has only the
-    experts of one task.
+    The model must have no experts, or a router by task. Then only the experts of one task are
+    exported.
 
     Attributes:
-        languages: for a router by task the task, such as ("de",); else ().
+        languages: the task to export, such as ("de",); () for a model without experts.
     """
 
     languages: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class CTranslate2(Format):
             )
 
     def write(self, model_dir, theta, step, directory):
-        """Writes the model, the vocabularies and what the client must know."""
+        """Writes the model, the vocabularies and lingvo_moe.json."""
         task = check(model_dir, self.languages)
         model_dir, theta = unrolled(model_dir, theta)
         spec = _spec(_import(), model_dir, merge_experts(model_dir, theta, task))
@@ -82,7 +82,7 @@ class CTranslate2(Format):
         (directory / "lingvo_moe.json").write_text(about, encoding="utf-8")
 
     def _about(self, model_dir):
-        """What the client must know."""
+        """The settings that the client reads."""
         tags, router = model_dir.tags, model_dir.task.task_router
         if router and router.task != "source":
             tags = {language: tags[language] for language in self.languages[0].split("-")[-1:]}
@@ -97,7 +97,7 @@ class CTranslate2(Format):
         }
 
     def open(self, path):
-        """Its translations, without scores."""
+        """Loads the model; its scores are NaN."""
         from lingvo_moe.serving import client_ctranslate2  # needs the optional package
 
         model = client_ctranslate2.Model(path)

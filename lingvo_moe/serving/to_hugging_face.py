@@ -30,23 +30,23 @@ from lingvo_moe.tasks.translation import TranslationTask
 class HuggingFace(Format):
     """A checkpoint that transformers reads: config.json, safetensors, tokenizer files.
 
-    The model must have been imported, and its vocabulary and shape must be as they were. With
-    float32 weights as imported keep their types.
+    The model must have been imported, and its vocabulary and shapes must not have changed since.
+    With storage float32, weights that were not trained after the import keep the imported types.
     """
 
     hint = "lingvo-moe-import --from={output} --output=DIR"
 
     def check(self, model_dir, output, pruning):
-        """Checks that the model was imported, and the storage."""
+        """Checks that the model was imported, and that the storage is float32 or bfloat16."""
         _config(model_dir)
         if self.storage.name not in ("float32", "bfloat16"):
             raise ValueError(
-                f"--format=huggingface has no {self.storage.name}; pass --dtype=bfloat16, or "
-                f"--format=saved_model."
+                f"--format=huggingface cannot store {self.storage.name}; pass --dtype=bfloat16, "
+                f"or --format=saved_model."
             )
 
     def write(self, model_dir, theta, step, directory):
-        """Writes the files."""
+        """Writes config.json, the weights and the tokenizer files."""
         config = _config(model_dir)
         model_dir, theta = unrolled(model_dir, theta)
         if moe := model_dir.params.model.moe:
@@ -71,7 +71,7 @@ class HuggingFace(Format):
                 shutil.copyfile(model_dir.path / ORIGINAL / name, directory / name)
 
     def open(self, path):
-        """Its translations, by the same weights imported again."""
+        """Imports the export again and loads that model."""
         with tempfile.TemporaryDirectory() as directory:
             model_dir = import_model(path, Path(directory) / "logdir")
             return load_translator(model_dir, Local(model_dir.task))[0]

@@ -13,16 +13,16 @@ from lingvo_moe.tasks.model_weights import save_weights
 
 @dataclasses.dataclass(frozen=True)
 class Safetensors(Format):
-    """Weights in one .safetensors file, params and vocabularies; float32 or bfloat16.
+    """Weights in one .safetensors file, float32 or bfloat16; params; vocabularies.
 
-    All tools and `load` read it like a logdir; only training in it is an error. After pruning every
-    layer must have equally many experts.
+    All tools and `load` read it like a logdir, but it cannot be trained. After pruning, every layer
+    must have the same number of experts.
     """
 
     hint = "lingvo-moe-translate --logdir={output}{languages} 'a sentence'"
 
     def check(self, model_dir, output, pruning):
-        """Checks the storage."""
+        """Checks that the storage needs no scales."""
         if self.storage.pack_matrix(np.zeros([1, 1], np.float32), -1).scale is not None:
             raise ValueError(
                 f"A safetensors file of weights cannot store the scales of {self.storage.name}; "
@@ -30,7 +30,7 @@ class Safetensors(Format):
             )
 
     def write(self, model_dir, theta, step, directory):
-        """Writes the three parts."""
+        """Writes the weights, the params and the vocabularies."""
         specs = model_dir.task.weights()
         shapes = {name: spec.shape for name, spec in specs.flatten()}
         if any(w.shape != shapes[name] for name, w in theta.flatten()):
@@ -44,6 +44,6 @@ class Safetensors(Format):
         dataclasses.replace(model_dir, path=directory).save()
 
     def open(self, path):
-        """Its translations."""
+        """Loads the model."""
         model_dir = ModelDir.open(path)
         return load_translator(model_dir, Local(model_dir.task))[0]

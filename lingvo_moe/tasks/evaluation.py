@@ -219,9 +219,9 @@ def load_translator(
 
 
 def language_identifier(dataset: Dataset) -> LanguageIdentifier | None:
-    """Knows the languages of a dataset, by at most _SENTENCES of each from the training text.
+    """Identifies the languages of a dataset, by at most _SENTENCES training sentences of each.
 
-    None if fewer than two languages have such text.
+    None if fewer than two languages have training text.
     """
     texts: dict[str, list[str]] = {}
     for pair in dataset.pairs:
@@ -242,7 +242,7 @@ def record_routing(
     split: str = "dev",
     step: int | None = None,
 ) -> RoutingRecord:
-    """Counts which experts the tokens of a split choose, for the experts' page and for pruning.
+    """Counts how many tokens of a split choose each expert, for the experts' page and for pruning.
 
     Args:
         model_dir: a model with experts.
@@ -252,17 +252,20 @@ def record_routing(
         step: of the checkpoint; None for the best on dev.
 
     Raises:
-        ValueError, OSError: the dataset does not fit the model or has no lines in the split, or
-            there is no checkpoint.
+        ValueError: the dataset does not fit the model, the split has no lines that fit
+            input.source_length and target_length, or there is no checkpoint.
+        OSError: the checkpoint is damaged.
     """
     model_dir = model_dir.for_dataset(dataset)
     runtime = make_runtime(model_dir.task)
     load_translator(model_dir, runtime, step)
     batches = list(eval_batches(dataset, split, model_dir.params.input))
     if not batches:
+        rows = model_dir.params.input
         raise ValueError(
-            f"{dataset.directory} has no {split} lines that fit "
-            f"{model_dir.params.input.source_length} tokens; nothing to count."
+            f"{dataset.directory} has no {split} lines that fit input.source_length="
+            f"{rows.source_length} and input.target_length={rows.target_length}. Use another "
+            f"dataset or split."
         )
     total = evaluate_batches(runtime, batches)
     return RoutingRecord.of_metrics(total, model_dir.task.moe_layers, model_dir.pairs)

@@ -216,8 +216,7 @@ class ModelDir:
         """Checks that a dataset has this model's vocabularies, pairs and tags.
 
         Raises:
-            ValueError: another vocabulary, other language pairs than in training, or tags on other
-                sides.
+            ValueError: the vocabularies, the language pairs or the sides with tags differ.
         """
         for side in SIDES:
             theirs = dataset.hashes[side]
@@ -236,9 +235,7 @@ class ModelDir:
         self._check_tags(dataset)
 
     def for_dataset(self, dataset: Dataset) -> "ModelDir":
-        """The model, to be evaluated on a dataset.
-
-        An imported model has no language pairs; it takes those of the dataset.
+        """This model with the language pairs of the dataset, if it has none (imported models).
 
         Raises:
             ValueError: as `check_dataset`.
@@ -352,7 +349,7 @@ class ModelDir:
         return self._averaged(step, use)
 
     def _averaged(self, step, use):
-        """As `read_checkpoint`, by params.averaging."""
+        """As `read_checkpoint`, for a run's checkpoints, averaged by params.averaging."""
         checkpoints, averaging = self.checkpoints, self.params.averaging
         found = None
 

@@ -1,4 +1,4 @@
-"""The weights of a model in one .safetensors file, in the place of checkpoints."""
+"""The weights of a model in one .safetensors file, instead of checkpoints."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,19 +15,26 @@ WEIGHTS = "model.safetensors"
 def save_weights(
     path: Path, weights: Mapping[str, np.ndarray | safetensors.InParts], step: int
 ) -> None:
-    """Writes a model's weights, by path such as "decoder/norm/scale", next to its model.json."""
+    """Writes WEIGHTS in the directory `path`.
+
+    Args:
+        path: the directory with the model.json.
+        weights: by path such as "decoder/norm/scale".
+        step: the step of the checkpoint.
+    """
     safetensors.save(path / WEIGHTS, weights, {"step": str(step)})
 
 
 def read_weights(file: Path, step: int | None) -> Checkpoint:
-    """The weights that `save_weights` wrote, as a checkpoint.
+    """The weights that `save_weights` wrote, as a checkpoint; floats become float32.
 
     Args:
-        file: where they are.
-        step: that the file must be of; None for any.
+        file: the path of the file.
+        step: the step that the file must have; None for any.
 
     Raises:
-        ValueError, OSError: the file is missing, damaged, another tool's, or of another step.
+        ValueError, OSError: the file is missing or damaged, another tool made it, or it has another
+            step.
     """
     weights, metadata = safetensors.load(file)
     if not metadata.get("step", "").isdecimal():

@@ -1,4 +1,4 @@
-"""Finds the first operation of a step that is not finite, from what training saved of the step."""
+"""Repeats a step that training skipped, and finds its first operation that is not finite."""
 
 import re
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from lingvo_moe.tasks.training import RuntimeFn, train_step
 from lingvo_moe.training.checkpoint import Checkpointer
 from lingvo_moe.training.recovery import BATCH, DIRECTORY
 
-# Parts of TensorFlow's message.
+# Parts of the message of TensorFlow's check_numerics.
 _OPERATION = re.compile(r'output \d+ of graph op "([^"]+)"')
 _INPUTS = re.compile(r'Tensor\("([^"]+)"')
 _SHAPE = re.compile(r"shape: (\(.*?\))")
 _VALUES = re.compile(r"Tensor had (.+?) values")
 _CODE = re.compile(r"(lingvo_moe/\S+\.py) \(L(\d+)\)")
-_FRAMES = 3  # innermost ones, that are named
+_FRAMES = 3  # number of innermost lines of code that are named
 
 
 def replay(
@@ -27,20 +27,20 @@ def replay(
     report: Callable[[str], None],
     step: int | None = None,
 ) -> str | None:
-    """Takes a saved step again, with TensorFlow's check of every operation.
+    """Repeats a step that training saved, while TensorFlow checks the result of every operation.
 
     Args:
         model_dir: the logdir, with the params of training.
-        make_runtime: makes a runtime of one device (runtimes.local).
-        report: takes a line on the way.
-        step: number of steps before the saved one; None for the newest.
+        make_runtime: makes a runtime for one device (runtimes.local).
+        report: takes a progress line.
+        step: number of steps before the saved step; None for the newest.
 
     Returns:
         The first operation whose output is not finite, with its layer and the line of code; None if
         all are finite.
 
     Raises:
-        OSError: nothing is saved, or it is damaged.
+        OSError: there is no saved step, or its files are damaged.
     """
     checkpoints = Checkpointer(model_dir.path / DIRECTORY)
     saved = checkpoints.read(step)
@@ -63,7 +63,7 @@ def replay(
 
 
 def _first(message: str) -> str:
-    """What TensorFlow's message says about the operation."""
+    """The operation in TensorFlow's message, in one line."""
     found = [p.search(message) for p in (_OPERATION, _VALUES, _SHAPE)]
     if not all(found):
         return message

@@ -1,8 +1,8 @@
 """Translates files in shards, in any number of processes; an interrupted run can resume.
 
-A shard is a piece of work (`core/pieces.py`). So a resumed run translates only the missing shards,
-with the same bytes as an uninterrupted one. All processes that see the directories, also on other
-machines, share the work.
+A shard is a piece of work (`core/pieces.py`). A resumed run translates only the missing shards, and
+the result has the same bytes as that of an uninterrupted run. All processes that see the
+directories, also on other machines, share the work.
 """
 
 import contextlib

@@ -227,14 +227,14 @@ def summarize(metrics: NestedMap, pairs: Sequence[str], layers: Sequence[str]) -
         layers: names of the MoE layers.
 
     Returns:
-        "loss" (nats a target token), "tokens", "grad_norm", "learning_rate", "loss/PAIR" for each
-        pair that was seen; with rungs "rung" and "retries", means of train.ladder's; with gating
-        dropout "local_steps", their share; for MoE models
+        "loss" (nats per target token), "tokens", "grad_norm", "learning_rate", "loss/PAIR" for each
+        pair that was seen; with rungs "rung" and "retries" (see training.ladder), means over steps;
+        with gating dropout "local_steps", the share of local steps; for MoE models
         "aux_loss", "z_loss", "pair_drop_rate/PAIR" over all layers, and for each MoE layer
         "drop_rate/LAYER", "lost/LAYER" (choices that a dropless dispatcher did not compute: 0),
         "capacity/LAYER" (C, choices that an expert accepts from a group),
-        "entropy/LAYER" (nats), "unused/LAYER" (experts without a token, a step), "max_vio/LAYER"
-        (the busiest expert's choices over the mean, minus 1, a step; 0 is balance),
+        "entropy/LAYER" (nats), "unused/LAYER" (experts without a token, per step), "max_vio/LAYER"
+        (the busiest expert's choices over the mean, minus 1, per step; 0 is balance),
         "importance_max/LAYER" (the best scored expert's share times E; 1 is balance),
         "load/LAYER/EXPERT" and, if there is one, "shared_gate/LAYER"; where experts move also
         "balance_ratio/LAYER", "moves/LAYER", "move_seconds/LAYER" and

@@ -50,7 +50,7 @@ class TranslationParams(Params):
         optimizer: the optimizer and its schedule.
         train: the length of training, evaluations and checkpoints.
         decoding: beam search.
-        averaging: which weights of a run decoding, evaluation and export use.
+        averaging: the weights that decoding, evaluation and export use.
         init: where the initial weights come from.
         label_smoothing: ε of the training loss.
         sharding: how the model is split over the devices of a mesh.
@@ -173,13 +173,13 @@ class TranslationTask:
 
     @property
     def gating_dropout(self) -> GatingDropout | None:
-        """Which steps are local; None for none."""
+        """Gating dropout, which makes some steps local; None without it."""
         moe = self.params.model.moe
         return moe.gating_dropout if moe else None
 
     @property
     def local(self) -> "TranslationTask | None":
-        """This task in local steps; None without such steps."""
+        """The task of local steps; None without gating dropout."""
         moe, drop = self.params.model.moe, self.gating_dropout
         if not moe or not drop:
             return None

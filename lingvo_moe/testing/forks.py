@@ -44,15 +44,15 @@ class Fork:
         self._process.start()
 
     def kill(self) -> None:
-        """Ends it with SIGKILL; `wait` tells how it ended."""
+        """Sends SIGKILL; `wait` returns the exit status."""
         self._process.kill()
 
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the program is running."""
         return self._process.is_alive()
 
     def errors(self) -> str:
-        """What it has printed on standard error."""
+        """What the program has printed on standard error so far."""
         return self._streams[2].read_text() if self._streams[2].exists() else ""
 
     def wait(self) -> CompletedProcess:

@@ -1,4 +1,4 @@
-"""Damaged files for tests: any bytes, and changes of what was right."""
+"""Damaged files for tests: random bytes, and changed copies of valid files."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-# Few examples in each run of the tests, many in a slow one.
+# 20 examples in the usual tests, 500 in the slow ones.
 EXAMPLES = pytest.mark.parametrize(
     "examples", [20, pytest.param(500, marks=pytest.mark.slow)], ids=["few", "many"]
 )
@@ -23,7 +23,7 @@ _PLACE = st.integers(0, 2**31)
 
 
 def check(examples: int, strategy: st.SearchStrategy, act: Callable[[Any], None]) -> None:
-    """Calls `act` with so many values of a strategy, the same ones in every run."""
+    """Calls `act` with this number of values from a strategy, the same in every run."""
     run = settings(
         max_examples=examples,
         deadline=None,
@@ -35,7 +35,7 @@ def check(examples: int, strategy: st.SearchStrategy, act: Callable[[Any], None]
 
 
 def damaged(content: bytes) -> st.SearchStrategy[bytes]:
-    """Any bytes, the content cut off, and the content with some bytes replaced or put in."""
+    """Random bytes, the truncated content, and the content with bytes replaced or inserted."""
     byte = st.tuples(_PLACE, st.binary(max_size=3), st.integers(0, 3))
 
     def change(places):
@@ -50,7 +50,7 @@ def damaged(content: bytes) -> st.SearchStrategy[bytes]:
 
 
 def changed_json(content: bytes) -> st.SearchStrategy[bytes]:
-    """`damaged`, and JSON in which values are replaced, removed or put into a list."""
+    """As `damaged`, and JSON with values replaced, removed or put into a list."""
     changes = st.tuples(_PLACE, st.sampled_from(["replace", "remove", "wrap"]), _VALUES)
 
     def change(found):
@@ -68,7 +68,7 @@ def changed_json(content: bytes) -> st.SearchStrategy[bytes]:
 
 
 def _places(tree):
-    """Every container in a tree with each of its keys."""
+    """(container, key) for each value in a JSON tree."""
     found, left = [], [tree]
     while left:
         one = left.pop()

@@ -1,7 +1,7 @@
 r"""Shows which languages use which experts: load, similarity of languages, co-activation.
 
 lingvo-moe-experts --logdir=build/demo/models/tiny.MoE
-lingvo-moe-experts --logdir=models/nllb --data=data    # counts the choices of experts first
+lingvo-moe-experts --logdir=models/nllb --data=data    # counts the tokens of each expert first
 """
 
 from pathlib import Path
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> None:
         dataset = Dataset.load(Path(FLAGS.data))
         record = record_routing(model_dir, dataset, Local, FLAGS.split)
         record.save(model_dir.routing_path)
-        common.report(f"Counted the choices of experts: {model_dir.routing_path}")
+        common.report(f"Wrote the counts of the experts: {model_dir.routing_path}")
     experts = analyze(RoutingRecord.load(model_dir.routing_path))
     with new_directory(output, MAKER, overwrite) as directory:
         write_experts(experts, directory, model_dir.model)
@@ -52,8 +52,8 @@ def run() -> None:
     flags.DEFINE_string(
         "data",
         None,
-        "Prepared data: count the experts that its tokens choose, and keep the result in "
-        "LOGDIR/routing.npz. By default the counts of the last evaluation in training are used.",
+        "Prepared data: count how many of its tokens choose each expert, and write the counts to "
+        "LOGDIR/routing.npz. By default the counts of training's last evaluation are used.",
     )
     flags.DEFINE_enum("split", "dev", ["dev", "test"], "Which lines of --data to count.")
     flags.DEFINE_string(

@@ -151,8 +151,8 @@ def run() -> None:
         "format",
         "saved_model",
         [*_FORMATS, _STABLEHLO],
-        "saved_model: for TensorFlow; safetensors: only weights, which all tools read as a "
-        "--logdir; huggingface: for transformers, if the model was imported; stablehlo: for JAX.",
+        "saved_model: for TensorFlow; safetensors: only weights, for --logdir of all tools; "
+        "huggingface: for transformers, if the model was imported; stablehlo: for JAX.",
     )
     flags.DEFINE_enum(
         "dtype",
@@ -179,7 +179,7 @@ def run() -> None:
     flags.DEFINE_string(
         "report_data",
         None,
-        "Prepared data: translate it with the model and with the SavedModel, and compare BLEU.",
+        "Prepared data: translate it with the model and with the export, and compare BLEU.",
     )
     flags.DEFINE_enum(
         "report_split", "test", ["dev", "test"], "Which lines of --report_data to translate."

@@ -120,7 +120,7 @@ def run() -> None:
     flags.DEFINE_integer("steps", 300, "With --synthetic: number of steps.")
     flags.DEFINE_integer("layers", 1, "With --synthetic: number of MoE layers, independent loads.")
     flags.DEFINE_integer(
-        "tokens", 8192, "With --synthetic: tokens per device and step, two choices each."
+        "tokens", 8192, "With --synthetic: tokens per device and step; each chooses two experts."
     )
     flags.DEFINE_integer("seed", 0, "With --synthetic: seed of the loads.")
     common.run(main)

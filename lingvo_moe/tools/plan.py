@@ -47,7 +47,7 @@ def _plan() -> None:
     if FLAGS.devices:
         raise ValueError("--devices is for --search; without it give --mesh.")
     if FLAGS.decode and (FLAGS.sweep or not FLAGS.compile):
-        raise ValueError("--decode is for --compile, without --sweep; drop it, or add --compile.")
+        raise ValueError("--decode needs --compile, without --sweep; drop it, or add --compile.")
     if FLAGS.sweep and FLAGS.mesh:
         raise ValueError("--sweep chooses its own meshes; leave out --mesh.")
     if FLAGS.sweep:
@@ -145,8 +145,8 @@ def run() -> None:
     flags.DEFINE_integer(
         "decode",
         None,
-        "With --compile: compile the beam search of a batch of this number of sentences, of "
-        "input.source_length tokens each, not the training step.",
+        "With --compile: compile beam search instead of the training step, for a batch of this "
+        "number of sentences of input.source_length tokens each.",
         lower_bound=1,
     )
     flags.DEFINE_bool("sweep", False, "Plan for 8 to 2048 devices at constant work per device.")

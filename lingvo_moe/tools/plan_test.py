@@ -37,4 +37,4 @@ def test_a_mesh_cannot_be_given_to_a_search():
 
 def test_a_batch_to_decode_is_for_the_compiler():
     line = error_of("plan", *MODEL, "--decode=8")
-    assert "error: --decode is for --compile, without --sweep" in line
+    assert "error: --decode needs --compile, without --sweep" in line

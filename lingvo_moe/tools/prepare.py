@@ -49,7 +49,10 @@ def run() -> None:
     """The console script."""
     d = _DEFAULTS
     flags.DEFINE_string(
-        "corpus", None, "SPLIT/SRC-TGT.SRC and .TGT, or .tsv, or .tmx; plain, .gz or .zst."
+        "corpus",
+        None,
+        "Directory with SPLIT/SRC-TGT.SRC and SPLIT/SRC-TGT.TGT, or SPLIT/SRC-TGT.tsv or .tmx; "
+        "each may be compressed (.gz, .zst).",
     )
     flags.DEFINE_bool("synthetic", False, "Use the embedded synthetic languages instead.")
     flags.DEFINE_list(
@@ -80,7 +83,7 @@ def run() -> None:
     flags.DEFINE_bool(
         "joint_vocab",
         d.joint_vocab,
-        "One vocabulary, with --source_vocab_size and --target_normalization.",
+        "One vocabulary for both sides, of --source_vocab_size and --target_normalization.",
     )
     flags.DEFINE_float(
         "temperature", d.temperature, "T: vocabularies sample languages by size^(1/T)."
@@ -93,16 +96,20 @@ def run() -> None:
     flags.DEFINE_integer("max_length", d.max_length, "Leave out longer train examples, in tokens.")
     flags.DEFINE_bool("both_directions", d.both_directions, "Add the reverse of each pair.")
     flags.DEFINE_integer(
-        "vocab_sentences", d.vocab_sentences, "Train a vocabulary on at most so many sentences."
+        "vocab_sentences",
+        d.vocab_sentences,
+        "Most sentences that a vocabulary is trained on.",
     )
     flags.DEFINE_multi_string(
-        "set", [], "Rules of cleaning: --set='cleaning=(LengthRatio(),)'; docs/data.md."
+        "set", [], "Cleaning rules, such as --set='cleaning=(LengthRatio(),)': docs/data.md."
     )
-    flags.DEFINE_integer("processes", None, "Number of processes; by default one a core.")
-    flags.DEFINE_integer("memory_mb", 1000, "Memory for sorting, in all processes together.")
+    flags.DEFINE_integer("processes", None, "Number of processes; by default one per core.")
+    flags.DEFINE_integer("memory_mb", 1000, "Memory for sorting, of all processes together, in MB.")
     flags.DEFINE_bool("card", True, "Write a page about the data: OUTPUT/card/index.html.")
     flags.DEFINE_bool(
-        "overwrite", False, "Replace the dataset in --output, or start other work on it again."
+        "overwrite",
+        False,
+        "Replace the dataset in --output. Discard an unfinished one that other flags began.",
     )
     common.run(main)
 

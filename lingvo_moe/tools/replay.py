@@ -1,4 +1,4 @@
-r"""Finds the first operation that is not finite, in a step that ended training.
+r"""Repeats the step that ended training, and finds its first operation that is not finite.
 
 lingvo-moe-replay --logdir=models/moe
 """
@@ -25,7 +25,9 @@ def main(argv: list[str]) -> None:
 def run() -> None:
     """The console script."""
     flags.DEFINE_string("logdir", None, "Logdir of the training that ended.", required=True)
-    flags.DEFINE_integer("step", None, "Steps before the saved one; default the newest.")
+    flags.DEFINE_integer(
+        "step", None, "Number of steps before the saved step; by default the newest."
+    )
     common.run(main)
 
 

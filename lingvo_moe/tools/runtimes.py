@@ -21,8 +21,8 @@ def define_flags() -> None:
         "runtime",
         "local",
         sorted(RUNTIMES),
-        "local: one device; xla: one device, where XLA compiles decoding; spmd: many devices, "
-        "through JAX.",
+        "local: one device; xla: one device, decoding compiled by XLA; spmd: many devices, through "
+        "JAX.",
     )
     flags.DEFINE_string(
         "mesh", None, "axis:size,…, such as data:2,expert:4; by default all devices along data."
@@ -35,7 +35,7 @@ def define_flags() -> None:
 def define_process_flags() -> None:
     """The flags of `join_processes`, for tools that run in several processes."""
     flags.DEFINE_string(
-        "coordinator", None, "HOST:PORT of process 0; auto: the address that the cluster gives."
+        "coordinator", None, "HOST:PORT of process 0; auto: detect it from the cluster."
     )
     flags.DEFINE_integer("process_index", None, "Index of this process, from 0.", lower_bound=0)
     flags.DEFINE_integer("process_count", None, "Number of processes.", lower_bound=1)

@@ -62,8 +62,8 @@ def run() -> None:
         "runtime",
         "local",
         ["local", "xla"],
-        "xla: XLA compiles decoding, for a logdir. A few sentences take less time, and the first "
-        "batch of each shape takes seconds.",
+        "For logdirs. xla: XLA compiles decoding: small batches are faster, but the first batch of "
+        "each shape takes seconds.",
     )
     flags.DEFINE_string("host", "127.0.0.1", "Address; by default this machine alone can connect.")
     flags.DEFINE_integer("port", 8000, "Port; 0 for any that is free.", 0, 65535)
@@ -74,7 +74,7 @@ def run() -> None:
     flags.DEFINE_integer("max_batch_tokens", 4096, "Source tokens of a batch, with padding.", 1)
     flags.DEFINE_integer("max_batch_sentences", 64, "Sentences of a batch.", 1)
     flags.DEFINE_float(
-        "max_wait_ms", 5, "Milliseconds that a sentence waits for others, at most.", 0
+        "max_wait_ms", 5, "Longest time that a sentence waits for others, in milliseconds.", 0
     )
     flags.DEFINE_integer("max_queue", 4096, "Sentences that may wait; more are refused (429).", 1)
     flags.DEFINE_float("timeout", 60, "Seconds to answer a request (504 after that).", 0.001)

@@ -1,4 +1,4 @@
-"""Averages of weights for decoding, evaluation and export: a policy over a run's checkpoints.
+"""Policies that choose or average the weights of a run for decoding, evaluation and export.
 
 Sources: Polyak & Juditsky 1992, averages over steps; Vaswani et al. 2017, section 6.1, means of the
 last checkpoints.
@@ -20,29 +20,36 @@ _THETA, _SLOTS = "theta/", "slots/"
 
 @dataclasses.dataclass(frozen=True)
 class Averaging(Params, abc.ABC):
-    """Which weights of a run are used."""
+    """A policy: which weights of a run are used."""
 
     def steps(self, steps: Sequence[int], step: int) -> Sequence[int]:
         """The checkpoints to read, `step` last.
 
         Args:
-            steps: all that there are, ascending.
-            step: the one that was asked for.
+            steps: the steps of all checkpoints, ascending.
+            step: the step of the wanted checkpoint.
 
         Raises:
-            ValueError: there are not enough.
+            ValueError: the average needs more checkpoints.
         """
         del steps
         return [step]
 
     @abc.abstractmethod
     def __call__(self, checkpoints: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """The tensors to use, by name, from those of the checkpoints of `steps`."""
+        """The tensors to use, by name.
+
+        Args:
+            checkpoints: the tensors of each checkpoint of `steps`, by name.
+
+        Raises:
+            ValueError: the checkpoints cannot be averaged.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
 class Ema(Averaging):
-    """The exponential moving average of training (optimizer.ema_decay) where there is one."""
+    """The moving average that training kept (optimizer.ema_decay); without one, the weights."""
 
     def __call__(self, checkpoints):
         (tensors,) = checkpoints
@@ -99,7 +106,7 @@ class Last(Averaging):
 
 
 class Mean(Lazy):
-    """The mean of tensors of one shape, computed by parts."""
+    """The mean of tensors of one shape. A part of it is computed when it is read."""
 
     def __init__(self, tensors: Sequence[Any]):
         self._tensors = tensors

@@ -40,7 +40,7 @@ class Process:
     Attributes:
         index: the number of this process, from 0.
         minimum: waits until every process has called it, and returns the smallest of their values.
-        background: as minimum, for a thread beside the one that runs steps; None: minimum itself.
+        background: as `minimum`, for use in another thread while steps run; None for `minimum`.
     """
 
     index: int = 0
@@ -98,8 +98,9 @@ class Keep:
 
     Attributes:
         newest: number of newest ones.
-        steps: those whose step is a multiple of this are kept for ever; None for none.
-        hours: one of each such number of hours is kept for ever, from the oldest on; None for none.
+        steps: checkpoints of multiples of this step are kept forever; None for none.
+        hours: the oldest is kept forever, and each that is this many hours newer than the last one
+            kept; None for none.
     """
 
     newest: int = 3
@@ -346,7 +347,7 @@ class Checkpointer:
         sync_directory(self.directory)
 
     def _remove_old(self):
-        """Removes what is not kept; an error is a warning, for nothing that is needed is lost."""
+        """Removes checkpoints that are not kept. An error is only logged: no data is lost."""
         try:
             self._remove_all_but_kept()
         except OSError as error:
@@ -422,9 +423,9 @@ def _read_best(path: Path) -> Best:
     try:
         info = read_json(file)
         best = Best(**info["best"])
-        # Those of earlier versions have no digest.
+        # Earlier versions wrote no SHA-256.
         if set(info) != {"best"} and info.pop("sha256") != _digest(info):
-            raise ValueError("its SHA-256 is not that of its contents")
+            raise ValueError("its SHA-256 does not match its contents")
         if best.loss is None:
             best = best._replace(loss=math.inf)
         numbers = (0 if best.step is None else best.step, best.evaluations_since)
@@ -441,7 +442,7 @@ def _digest(info: Mapping[str, Any]) -> str:
 
 
 def _saved(path: Path) -> float:
-    """When a checkpoint was saved, in seconds; its file's time if info.json does not tell."""
+    """When a checkpoint was saved, in seconds since 1970: from info.json, or that file's time."""
     try:
         return float(read_json(path / _INFO)["saved"])
     except (ValueError, LookupError, TypeError, OverflowError):

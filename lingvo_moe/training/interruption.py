@@ -9,15 +9,15 @@ _NOTICE_SECONDS = 5.0
 
 
 class Interruption:
-    """Whether any process was interrupted; all processes agree at the same step.
+    """Finds out whether any process was interrupted, so that all stop at the same step.
 
-    Agreement waits for all steps in flight. So each process proposes the number of steps until the
-    next agreement, those of a few seconds, and the smallest number is used. A signal is noticed
-    within seconds, and short steps rarely wait. Steps that are taken again count as new ones.
+    To agree, all processes wait until their started steps have finished, so they agree only every
+    few seconds. At each agreement every process proposes the number of steps until the next one;
+    the smallest is used. Repeated steps count as new ones.
     """
 
     def __init__(self, process: Process, clock: Callable[[], float] = time.monotonic):
-        """clock: seconds."""
+        """clock: returns seconds."""
         self._process, self._clock = process, clock
         self._step, self._due, self._stride = 0, 0, 1
         self._asked: tuple[int, float] | None = None

@@ -8,13 +8,13 @@ import numpy as np
 from lingvo_moe.core.nested_map import NestedMap
 
 LOCAL, WHOLE = range(2)  # the variants of a step
-_PURPOSE = 0x10CA1  # so that no other draw has this seed
+_PURPOSE = 0x10CA1  # part of the seed: other draws have other numbers
 
 
 class LocalSteps:
-    """Draws the local steps by the seed and the step's number alone.
+    """Draws the local steps from the seed and the step's number alone.
 
-    So every process draws the same ones, and a resumed run too.
+    So all processes draw the same steps, and a resumed run repeats them.
     """
 
     def __init__(self, rate: float, seed: int):
@@ -42,9 +42,9 @@ class LocalSteps:
         return NestedMap(metrics, local_steps=np.float32(local))
 
     def state(self) -> dict[str, np.ndarray]:
-        """Nothing: the number of steps is in the checkpoint anyway."""
+        """Empty: the checkpoint has the number of steps in any case."""
         return {}
 
     def restore(self, tensors: Mapping[str, Any]) -> None:
-        """Continues from the "step" of the tensors; without one from 0."""
+        """Continues from the "step" of the tensors; from 0 without it."""
         self._step = int(np.asarray(tensors["step"])) if "step" in tensors else 0

@@ -29,9 +29,9 @@ class Reading(NamedTuple):
     """What was measured over some steps.
 
     Attributes:
-        metrics: sums, numpy, with `steps`, the number of those that were not skipped.
-        seconds: that the steps took, without compiling.
-        steps_per_second: of all steps, also skipped ones.
+        metrics: sums, numpy, with `steps`, the number of steps that were not skipped.
+        seconds: time of all steps, without compiling.
+        steps_per_second: counts all steps, also skipped ones.
     """
 
     metrics: NestedMap
@@ -40,7 +40,7 @@ class Reading(NamedTuple):
 
 
 class Meter:
-    """Keeps the metrics of new steps, and measures their time."""
+    """Collects the metrics of steps, and measures their time."""
 
     def __init__(self, recorder: Recorder = NO_RECORDER):
         """recorder: gets the metrics of each step that is not skipped."""
@@ -48,15 +48,15 @@ class Meter:
         self.start(0)
 
     def start(self, step: int) -> None:
-        """Starts to measure after so many steps; forgets the steps before."""
+        """Starts to measure after step number `step`; forgets all earlier steps."""
         self._step = step
         self._metrics: list[NestedMap] = []
-        self._counted = self._recorded = 0  # of these
+        self._counted = self._recorded = 0  # numbers of these metrics
         self._since, self._compiling = time.monotonic(), 0.0
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no new step."""
+        """Whether no step was added since the last `read`."""
         return not self._metrics
 
     def add(self, metrics: NestedMap) -> None:
@@ -64,11 +64,11 @@ class Meter:
         self._metrics.append(metrics)
 
     def compiled(self, seconds: float) -> None:
-        """So many of the seconds were compiling, which the next steps do not need."""
+        """Excludes the seconds of compiling."""
         self._compiling += seconds
 
     def leave_out(self, seconds: float) -> None:
-        """So many of the seconds were not of steps."""
+        """Excludes seconds that were not spent in steps."""
         self._since += seconds
 
     def new_skips(self) -> list[bool]:
@@ -84,13 +84,13 @@ class Meter:
         self._recorded = len(self._metrics)
 
     def read(self) -> Reading:
-        """What was measured over at least one step; starts again."""
+        """The measurements since the last `read`, over at least one step; starts again."""
         self.record()
         first, *others = self._metrics
         count = 1 + len(others)
         summed = first.map(lambda *xs: sum(np.asarray(x) for x in xs), *others)
         elapsed = time.monotonic() - self._since
-        # Compiling takes the time of its step too, so a single step keeps it.
+        # The compiling time includes the step itself, so a single step would have no time left.
         seconds = max(elapsed - self._compiling, elapsed / count, 1e-9)
         useful = count - round(float(summed.skipped_steps))
         self.start(self._step + count)

@@ -14,7 +14,7 @@ from lingvo_moe.training.checkpoint import Best, Checkpointer
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A part of an array, as that of a jax.Array."""
+    """A part of an array; see jax.Shard."""
 
     index: tuple[slice, ...]
     data: np.ndarray
@@ -33,16 +33,16 @@ class HostArray(NamedTuple):
 class Copies:
     """Copies of the state in host memory, which later steps do not change.
 
-    TensorFlow never writes into a tensor that is still in use, so on the CPU its memory is shared.
-    JAX does, because a step's state is donated. Its copies use the memory of those before: to get
-    new memory from the kernel takes longer than to copy.
+    TensorFlow does not write into a tensor that is still in use, so on the CPU no copy is needed.
+    JAX does, because a step's state is donated. Its copies reuse the memory of the copies before,
+    because allocating new memory takes longer than copying.
     """
 
     def __init__(self) -> None:
         self._memory: dict[tuple[str, int], np.ndarray] = {}
 
     def take(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Copies tensors by name; overwrites the copies before."""
+        """Copies tensors by name; overwrites the last copies."""
         return {name: self._copy(name, value) for name, value in tensors.items()}
 
     def _copy(self, name, value):
@@ -64,17 +64,18 @@ class Copies:
 
 
 class Saver:
-    """Writes one checkpoint at a time, in a thread. A context: its end waits for the last one.
+    """Writes checkpoints in a background thread, one at a time.
 
-    In several processes the threads agree through Process.background, so that they do not disturb
-    the steps. A checkpoint appears when all processes have written it.
+    It is a context manager; leaving it waits for the last checkpoint. With several processes the
+    threads agree through Process.background, which does not use the devices. A checkpoint appears
+    when all processes have written it.
     """
 
     def __init__(self, checkpoints: Checkpointer, background: bool = True):
-        """Writes nothing.
+        """Starts no thread yet.
 
         Args:
-            checkpoints: writes them.
+            checkpoints: the Checkpointer that writes.
             background: False to write in the calling thread.
         """
         process = checkpoints.process
@@ -104,14 +105,14 @@ class Saver:
         best: Best,
         done: Callable[[], None] = lambda: None,
     ) -> None:
-        """Waits for the save before, copies the state, and begins to write it.
+        """Waits for the last save, copies the state, and begins to write it.
 
         Args:
             step, tensors, best: as for Checkpointer.save.
-            done: called by the thread that writes, when the checkpoint is complete.
+            done: called by the background thread when the checkpoint is complete.
 
         Raises:
-            FloatingPointError, OSError, TypeError: as Checkpointer.save, for the save before.
+            FloatingPointError, OSError, TypeError: the last save failed; see Checkpointer.save.
         """
         self.wait()
         if not self._background:
@@ -132,7 +133,7 @@ class Saver:
             raise error
 
     def wait(self) -> None:
-        """Waits for the save under way, and raises its error."""
+        """Waits for the current save, and raises its error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -145,5 +146,5 @@ class Saver:
         except BaseException as error:  # raised by the main thread
             self._error = error
             if self._checkpoints.process.background is not None:
-                # The main thread may wait for a process that has ended with all others' message.
+                # The main thread may wait for another process and never raise the error.
                 logging.error("%s", error)

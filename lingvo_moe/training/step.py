@@ -51,7 +51,7 @@ class LossOutput(NamedTuple):
 # Makes a context for the first run of each program of a step, which compiles the program.
 Compiling = Callable[[], contextlib.AbstractContextManager[None]]
 
-# (bool [], state, state) -> the first state if true, else the second.
+# (condition bool [], new state, old state) -> the new state if true, else the old.
 Select = Callable[[tf.Tensor, TrainState, TrainState], TrainState]
 
 
@@ -108,8 +108,8 @@ class TrainStep:
         rungs: the same task with increasingly large buffers, the last with room for any batch; ()
             for a task without a ladder.
         rung: index of `task` in rungs; None for the last.
-        local: the same task without AllToAlls, for some of the steps; None for no such steps.
-        local_rate: the probability of such a step.
+        local: the task of local steps, without AllToAlls (gating dropout); None for no such steps.
+        local_rate: the probability that a step is local.
     """
 
     task: Trainable
@@ -125,7 +125,7 @@ class TrainStep:
 
     @property
     def variants(self) -> tuple["TrainStep", ...]:
-        """The programs of the step: one on each rung, or the local one and the whole one."""
+        """The programs of the step: one for each rung, or those of local and of usual steps."""
         if self.local is None:
             return self.on_rungs
         return (dataclasses.replace(self, task=self.local), self)
@@ -150,20 +150,20 @@ class TrainStep:
     ) -> tuple[TrainState, NestedMap]:
         """Takes one step.
 
-        A step is skipped if one of the task's sums or the gradient's norm is not finite: weights
-        and slots are unchanged, and the number of steps grows, so that the next step has other
+        A step is skipped if one of the task's sums or the gradient's norm is not finite. Then
+        weights and slots do not change. The step still counts, so that the next one has other
         random numbers.
 
         Args:
             state: before the step.
             batch: int32 tensors [B, …].
-            choose: how to select between two states.
+            choose: selects the new or the old state.
 
         Returns:
             The state after the step, and metrics: the task's sums, `grad_norm` [] before clipping,
             the optimizer's, and `skipped_steps` [], 1 for a skipped step, whose other metrics are
-            0. With rungs also `needed_rung` []. If that is above this step's rung, the state is
-            unchanged, also the number of steps, and the metrics are meaningless.
+            0. With rungs also `needed_rung` []. If that is above this step's rung, the state and
+            its number of steps do not change, and the metrics are meaningless.
         """
         seed = fold_in([self.seed, 0], tf.cast(state.step, tf.int32))
         weights = self.task.weights()
@@ -191,7 +191,7 @@ class TrainStep:
         return choose(done, new, state)._replace(step=step), metrics
 
     def count_not_finite(self, state: TrainState, batch: NestedMap) -> NestedMap:
-        """Where a skipped step was not finite: numbers of elements, float32 [] each.
+        """Repeats a skipped step and counts the elements that are not finite, float32 [] each.
 
         Args:
             state: after a skipped step.

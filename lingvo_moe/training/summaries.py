@@ -41,7 +41,7 @@ class SummaryWriter:
         self._write(file_version="brain.Event:2")
 
     def restart(self, step: int) -> None:
-        """TensorBoard drops what it has of this step and later ones: they are taken again."""
+        """Makes TensorBoard drop the points of this step and later ones, which are repeated."""
         start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
         self._write(step=step, session_log=start)
 

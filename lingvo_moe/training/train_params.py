@@ -15,22 +15,22 @@ class TrainParams(Params):
         eval_every: steps between evaluations on dev; each is a checkpoint too.
         checkpoint_every: steps between checkpoints for resuming.
         keep_checkpoints: number of newest checkpoints to keep besides the best.
-        background_saves: whether a thread writes checkpoints, while steps go on. A save then needs
-            host memory for a copy of what the process writes.
-        keep_every_steps: checkpoints of multiples of this step are kept for ever; None for none.
-        keep_every_hours: a checkpoint of each such number of hours is kept for ever; None for none.
-        stall_seconds: a wait for the input, a step or a save that takes longer is reported, with
-            the stack traces of all threads; None for no report.
+        background_saves: whether a thread writes checkpoints while steps continue. It needs host
+            memory for a copy of the part that the process writes.
+        keep_every_steps: checkpoints of multiples of this step are kept forever; None for none.
+        keep_every_hours: one checkpoint is kept forever every so many hours; None for none.
+        stall_seconds: a longer wait for the input, a step or a save is reported, with the stack
+            traces of all threads; None for no report.
         patience: stop after this number of evaluations without a better dev loss; None for never.
         dev_bleu_sentences: dev sentences, spread over the pairs, to translate for BLEU at each
             evaluation; 0 for none.
         source_use_sentences: dev sentences, spread over the pairs, whose loss is measured a second
             time with sources of other sentences at each evaluation; 0 for none.
         clip_norm: bound > 0 on the gradient's global norm; None for none.
-        skip_limit: number of steps in a row that are not finite, and so are skipped, after which
-            training goes back to the last checkpoint and goes on with other data.
-        most_returns: number of times in a row that training goes back to the same checkpoint; then
-            it ends.
+        skip_limit: after this number of steps in a row that are not finite, and so are skipped,
+            training returns to the last checkpoint and continues with other data.
+        most_returns: training ends after it has returned this number of times in a row to the same
+            checkpoint.
         micro_batches: number of parts of a batch's rows; the gradients of the parts are summed.
         seed: of initial weights, dropout, random routing and the sampling of data; 0 to 2^31 - 1.
     """

@@ -1,4 +1,4 @@
-"""Reports a training that stalls, with the stack traces of all threads."""
+"""Reports when training stalls, with the stack traces of all threads."""
 
 import contextlib
 import faulthandler
@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 
 
 class Watchdog:
-    """Watches that training goes on. A context: a thread watches while it is open.
+    """Reports phases of training that take too long; a thread checks them.
 
-    A stall is reported once with the traces, and once more when training goes on.
+    It is a context manager: the thread runs until it is left. A stall is reported once with the
+    traces, and once more when training continues.
     """
 
     def __init__(
@@ -20,12 +21,12 @@ class Watchdog:
         report: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Does not watch yet.
+        """Starts no thread yet.
 
         Args:
-            seconds: a phase that takes longer is a stall; None for no watching.
-            report: takes the lines.
-            clock: seconds.
+            seconds: a phase that takes longer is a stall; None for no reports.
+            report: takes each line.
+            clock: returns seconds.
         """
         self._seconds, self._report, self._clock = seconds, report, clock
         self._phase, self._since, self._stalled = "", clock(), False
@@ -44,11 +45,11 @@ class Watchdog:
             self._thread.join()
 
     def enter(self, phase: str, watched: bool = True) -> None:
-        """Training is in a new phase.
+        """Begins a phase.
 
         Args:
             phase: such as "waiting for the input".
-            watched: false for a phase of any length, such as compiling.
+            watched: False for a phase that may take any time, such as compiling.
         """
         with self._lock:
             now = self._clock()
@@ -59,7 +60,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def during(self, phase: str, watched: bool = True) -> Iterator[None]:
-        """A block is another phase; see `enter`."""
+        """A phase that lasts as long as the block; see `enter`."""
         before = self._phase, self._watched
         self.enter(phase, watched)
         try:
@@ -86,8 +87,8 @@ class Watchdog:
 
 
 def stack_traces() -> str:
-    """The stacks of all threads of Python, the innermost call first."""
-    # In memory, because a full or dead disk may be the cause of a stall.
+    """The stack traces of all Python threads, the innermost call first."""
+    # In memory, because a full or broken disk may be the cause of a stall.
     with open(os.memfd_create("stacks"), "w+") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)

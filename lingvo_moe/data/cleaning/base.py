@@ -10,21 +10,21 @@ from lingvo_moe.core.lines import is_blank
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CleaningRule(Params, abc.ABC):
-    """A policy: which lines of train are left out. It sees one line at a time.
+    """A policy: which lines of train are dropped. It sees one line at a time.
 
     Attributes:
-        name: of its count in `dataset.json` and in reports.
+        name: the name of its count in `dataset.json` and in reports.
     """
 
     name: ClassVar[str]
 
     @abc.abstractmethod
     def drops(self, texts: tuple[str, str], languages: tuple[str, str]) -> bool:
-        """Whether a line is left out.
+        """Whether a line is dropped.
 
         Args:
             texts: source and target.
-            languages: their codes.
+            languages: the codes of the languages.
         """
 
 

@@ -17,7 +17,7 @@ class _Copied(CleaningRule, abc.ABC):
 
     @abc.abstractmethod
     def found(self, text: str) -> list[str]:
-        """What is compared."""
+        """The parts of a text that must occur in the other text."""
 
     def drops(self, texts, languages):
         source, target = (collections.Counter(self.found(text)) for text in texts)
@@ -36,7 +36,7 @@ class Urls(_Copied):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Numbers(_Copied):
-    """The sides have different numbers in digits of any script, separators left aside.
+    """The sides have different numbers, in digits of any script, without separators.
 
     A number that one side writes as a word counts as different, so this suits technical text.
     """

@@ -8,8 +8,8 @@ from lingvo_moe.data.cleaning.base import CleaningRule
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Damaged(CleaningRule):
-    """A side has U+FFFD, which stands for lost characters, a control character but tab, or a
-    code point that Unicode will never assign."""
+    """A side has U+FFFD (it stands for a lost character), a control character other than tab, or a
+    code point that Unicode never assigns."""
 
     name = "damaged"
 

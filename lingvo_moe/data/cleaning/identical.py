@@ -1,4 +1,4 @@
-"""Lines that are not translated."""
+"""Lines that were not translated."""
 
 import dataclasses
 
@@ -8,10 +8,10 @@ from lingvo_moe.data.cleaning.base import CleaningRule
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Identical(CleaningRule):
-    """Both sides are equal but for case.
+    """Both sides are equal, except for case.
 
     Attributes:
-        longest: characters of such lines that are kept: names and numbers are often equal.
+        longest: such lines of at most this number of characters are kept, as names are often equal.
     """
 
     name = "identical"

@@ -1,4 +1,4 @@
-"""Text in another language than its file says."""
+"""Text in another language than the name of its file says."""
 
 import dataclasses
 import functools
@@ -9,13 +9,13 @@ from lingvo_moe.data.cleaning.base import CleaningRule
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Language(CleaningRule):
-    """A side is in another language, as py3langid sees it (extra `langid`).
+    """A side is in another language, as py3langid finds (extra `langid`).
 
     Languages that py3langid does not know are not checked.
 
     Attributes:
-        probability: least probability of the other language.
-        shortest: characters; shorter texts are not checked.
+        probability: a line is dropped if the other language has at least this probability.
+        shortest: texts with fewer characters are not checked.
 
     Raises:
         ImportError: py3langid is not installed.

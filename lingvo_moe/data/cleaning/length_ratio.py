@@ -11,11 +11,11 @@ from lingvo_moe.data.cleaning.base import CleaningRule
 class LengthRatio(CleaningRule):
     """One side has many times the UTF-8 bytes of the other.
 
-    Bytes, because a Chinese character has three bytes and stands for about as many letters.
+    Bytes are counted because a Chinese character has three bytes and is worth about three letters.
 
     Attributes:
-        largest: allowed ratio.
-        added: bytes added to both sides first, so that short lines may differ more.
+        largest: the largest ratio that is kept.
+        added: bytes that are added to both sides first, so that short lines may differ more.
     """
 
     name = "length_ratio"

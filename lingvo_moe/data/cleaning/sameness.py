@@ -1,4 +1,4 @@
-"""What counts as the same text."""
+"""Policies that decide which texts count as the same."""
 
 import abc
 import dataclasses
@@ -13,7 +13,7 @@ class Sameness(Params, abc.ABC):
 
     @abc.abstractmethod
     def key(self, text: str) -> str:
-        """Texts with equal keys are the same."""
+        """The key of a text. Texts with equal keys count as the same."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,10 +26,10 @@ class Exact(Sameness):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Near(Sameness):
-    """Texts are the same that differ only in case, spaces, punctuation and compatible characters.
+    """Texts that differ only in case, spaces, punctuation or Unicode compatibility are the same.
 
     Attributes:
-        numbers: whether all numbers count as the same, too.
+        numbers: whether all digits count as the same, too.
     """
 
     numbers: bool = False

@@ -1,4 +1,4 @@
-"""Text in a script that its language is not written in."""
+"""Text in another script than that of its language."""
 
 import dataclasses
 import functools
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from lingvo_moe.core.fields import Share
 from lingvo_moe.data.cleaning.base import CleaningRule
 
-# Script, as it begins Unicode's names of letters -> languages that are written in it alone.
+# Script, the first word of its letters' names in Unicode -> languages written only in it.
 _LANGUAGES = {
     "ARABIC": "ar arz ary fa ur ps ckb ug",
     "ARMENIAN": "hy",
@@ -56,10 +56,10 @@ _SUFFIXES: Mapping[str, set[str]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Script(CleaningRule):
-    """A side has too few letters of its language's script. Other languages are not checked.
+    """A side has too few letters of its language's script. Unknown languages are not checked.
 
     Attributes:
-        share: least share of a side's letters.
+        share: the least share of a side's letters that is kept.
     """
 
     name = "script"

@@ -1,7 +1,7 @@
 """Modifiers change some training examples when they are drawn.
 
-A change depends on the seed and on the example's position in its epochs, so a resumed run makes the
-same changes, and each epoch makes others.
+A change depends on the seed, the epoch and the example. So a resumed run makes the same changes,
+and every epoch makes other changes.
 """
 
 import abc
@@ -22,12 +22,12 @@ class Body(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What a modifier may use.
+    """What a modifier can use.
 
     Attributes:
-        vocabularies: of source and target.
-        following: k -> the k-th example after this one in its pair's text; None after the last.
-        random: numbers for this example.
+        vocabularies: those of source and target.
+        following: k -> the k-th example after this one in the text of the pair; None after the end.
+        random: the random numbers for this example.
     """
 
     vocabularies: tuple[Vocabulary, Vocabulary]
@@ -39,10 +39,10 @@ class Context(NamedTuple):
 class Modifier(Params, abc.ABC):
     """A policy: changes examples.
 
-    A change that makes an example longer than a row, or leaves a side empty, is not made.
+    A change is not made if the example would not fit a row or a side would be empty.
 
     Attributes:
-        share: of the examples that it changes, drawn at random.
+        share: the share of examples to change, drawn at random.
     """
 
     share: Share = 0.1
@@ -64,7 +64,7 @@ class OfSides(Modifier):
 
     @abc.abstractmethod
     def change(self, ids: list[int], vocabulary: Vocabulary, rng: random.Random) -> list[int]:
-        """One side, changed."""
+        """The changed ids of one side."""
 
     def apply(self, body: Body, context: Context) -> Body:
         """See Modifier."""

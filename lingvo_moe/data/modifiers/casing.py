@@ -9,7 +9,7 @@ from lingvo_moe.data.modifiers.base import OfText
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Casing(OfText):
-    """Changes the case of all letters, so that headlines and careless writing are translated too.
+    """Changes the case of all letters, so that models learn to translate headlines, for example.
 
     Attributes:
         style: "upper", "lower" or "title".

@@ -1,4 +1,4 @@
-"""Longer contexts."""
+"""Examples of several sentences."""
 
 import dataclasses
 from typing import Annotated
@@ -11,10 +11,10 @@ _Several = Annotated[int, Rule(">= 2", lambda count: count >= 2)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Merging(Modifier):
-    """Joins an example with those that follow it in its pair's text (Tiedemann and Scherrer 2017).
+    """Joins an example with the next ones of its pair's text (Tiedemann and Scherrer 2017).
 
     Attributes:
-        most: largest number of examples that are joined; the number is drawn from 2 to this.
+        most: largest number of examples to join; the number is drawn from 2 to `most`.
     """
 
     most: _Several = 2

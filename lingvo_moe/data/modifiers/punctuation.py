@@ -10,10 +10,10 @@ from lingvo_moe.data.modifiers.base import OfText
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Punctuation(OfText):
-    """Leaves out punctuation (Unicode's categories P).
+    """Removes punctuation (Unicode's categories P).
 
     Attributes:
-        where: "end", what the text ends with; or "everywhere".
+        where: "end" for punctuation at the end of the text, or "everywhere".
     """
 
     where: Literal["end", "everywhere"] = "end"

@@ -11,14 +11,13 @@ from lingvo_moe.data.vocabulary import Vocabulary
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Subwords(OfSides):
-    """Spells texts in other pieces: some pieces are cut in two, and their parts again.
+    """Splits some pieces in two, and some of their parts again; the text stays the same.
 
-    The text stays the same. The purpose is that of subword regularization (Kudo 2018) and of
-    BPE-dropout (Provilkov et al. 2020). It needs no decoding. SentencePiece's own sampling is not
-    used, because it cannot be seeded for each sentence.
+    The purpose is that of subword regularization (Kudo 2018) and BPE-dropout (Provilkov et al.
+    2020). SentencePiece's own sampling is not used, because it cannot be seeded for each sentence.
 
     Attributes:
-        rate: probability that a piece is cut, where the vocabulary has parts that spell it.
+        rate: the probability that a piece is split, if the vocabulary has two pieces that spell it.
     """
 
     share: Share = 1.0
@@ -39,7 +38,7 @@ class Subwords(OfSides):
 
 @functools.lru_cache(4)
 def _cuts(vocabulary: Vocabulary) -> dict[int, list[tuple[int, int]]]:
-    """Piece -> the pairs of pieces that spell it; control symbols and bytes are left out."""
+    """Piece -> the pairs of pieces that spell it; without control symbols and bytes."""
     pieces = vocabulary.pieces(range(vocabulary.size))
     ids = {p: i for i, p in enumerate(pieces) if not (p.startswith("<") and p.endswith(">"))}
     found = {

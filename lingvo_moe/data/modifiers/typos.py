@@ -9,13 +9,13 @@ from lingvo_moe.data.modifiers.base import OfText
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Typos(OfText):
-    """Letters and digits left out, doubled, swapped with the next one, or replaced by another.
+    """Omits, doubles, swaps or replaces letters and digits at random.
 
-    The errors of Belinkov and Bisk (2018), Synthetic and Natural Noise Both Break Neural Machine
-    Translation. Replacements are characters of the same text, so they fit its script.
+    The errors are those of Belinkov and Bisk (2018), Synthetic and Natural Noise Both Break Neural
+    Machine Translation. A replacement is a character of the same text, so it has the same script.
 
     Attributes:
-        rate: probability of an error at each letter.
+        rate: the probability of an error at each letter or digit.
     """
 
     rate: Share = 0.05
