@@ -177,7 +177,7 @@ def test_the_pieces_alone_are_read():
         ("devices", "Mesh data:2,expert:2 has 4 places and there are 8 devices .cpu.; change"),
         ("uneven", "'H' of 'theta/.*' has 33 elements, which cannot be split into 2 equal pieces"),
         ("axis", "Axis 'pipeline' of the mesh splits nothing: the rules have data, expert, mod"),
-        ("groups", "'G' of 'GSM' has 1 elements, too few to split into 8 pieces"),
+        ("groups", "'G' of 'GSM' .* 8 pieces .*change the size .model.moe.num_groups., the"),
         ("missing", "The checkpoint has no tensor 'step'; it is of another model"),
         ("shape", r"'step' is \(3,\) in the checkpoint and \(\) in the model"),
     ],
