@@ -185,16 +185,18 @@ def test_the_neediest_micro_batch_counts():
 
 
 def test_a_resumed_run_is_the_whole_run():
-    first, second = (Local(t := Regression(Fitted()), t.step()) for _ in range(2))
-    first.initialize(3)
+    runtime = Local(task := Regression(Fitted()), task.step())
+    runtime.initialize(3)
     for one in BATCHES[:3]:
-        first.train(one)
-    second.restore(first.state())
-    got = [second.train(one) for one in BATCHES[3:]]
+        runtime.train(one)
+    saved = {name: np.array(value) for name, value in runtime.state().items()}
+    runtime.initialize(9)
+    runtime.restore(saved)
+    got = [runtime.train(one) for one in BATCHES[3:]]
     metrics, state, _ = fitted()
     assert [m.rung for m in got] == [m.rung for m in metrics[3:]]
     for name, value in state.items():
-        np.testing.assert_array_equal(second.state()[name], value, name)
+        np.testing.assert_array_equal(runtime.state()[name], value, name)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 
 from lingvo_moe.core import files, registry
 from lingvo_moe.core.params import override, to_fields, to_text
+from lingvo_moe.data.pipeline import TrainInput
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
@@ -16,9 +17,22 @@ from lingvo_moe.testing.tiny_world import SHRINK, dataset
 LINES = ["klices nolek", "kara", "nolek kara klices"]
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """As training leaves it after its one step, which would take seconds to compile."""
+    path = tmp_path_factory.mktemp("made") / "logdir"
+    one = ModelDir.create(path, "tiny.MoE", [*SHRINK, "train.max_steps=1"], dataset())
+    runtime = Local(one.task, train_step(one.task))
+    runtime.initialize(5)
+    position = TrainInput(dataset(), one.params.input, one.params.train.seed).state()
+    inputs = {f"input/{name}": value for name, value in position.items()}
+    one.checkpoints.save(1, runtime.state() | inputs)
+    return path
+
+
 @pytest.fixture
-def logdir(trained, tmp_path):
-    return shutil.copytree(trained, tmp_path / "logdir")
+def logdir(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "logdir")
 
 
 def _contents(directory):
