@@ -1,4 +1,4 @@
-"""Tables of benchmarks in the pages of docs."""
+"""Writes the tables of benchmarks into the pages of docs."""
 
 import re
 from pathlib import Path
@@ -7,10 +7,10 @@ from lingvo_moe.core.files import write_whole
 
 
 def replace_table(page: Path, mark: str, table: str) -> None:
-    """Replaces what stands between the comments `<!-- MARK -->` and `<!-- end -->` of a page.
+    """Replaces the text between the comments `<!-- MARK -->` and `<!-- end -->` of a page.
 
     Raises:
-        SystemExit: the page has no such place, or several.
+        SystemExit: the page does not have these comments exactly once.
     """
     begin = re.escape(f"<!-- {mark} -->\n")
     changed, count = re.subn(

@@ -1,10 +1,10 @@
-"""The moving average of weights: its dev loss beside the weights', and its share of a step's time.
+"""Dev loss with and without the moving average of weights, and the time it adds to a step.
 
 python benchmarks/averaging.py --data=build/demo/data [--seeds=5] [--steps=600] [--decay=0.99]
 
-For each seed a small model is trained once. At each evaluation the dev loss is that of the moving
-average and that of the weights. Of both the table has the best over all evaluations. Step times are
-CPU time of both variants in turn.
+For each seed a small model is trained once. Each evaluation measures the dev loss of the moving
+average and of the weights; the table has the best of each. Step times are CPU times; both variants
+run in turn.
 """
 
 import argparse

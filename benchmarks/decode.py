@@ -33,8 +33,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", default="", help="names of engines, separated by commas")
     parser.add_argument("--cases", default=_CASES, help="SENTENCESxBEAM, separated by commas")
-    parser.add_argument("--shape", default="small", choices=("small", "tiny"), help="of models")
-    parser.add_argument("--steps", type=int, default=32, help="of decoding, and source tokens")
+    parser.add_argument(
+        "--shape", default="small", choices=("small", "tiny"), help="shape of the models"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=32, help="number of decoding steps and of source tokens"
+    )
     parser.add_argument("--latency", action="store_true", help="print percentiles of wall time too")
     args = parser.parse_args()
     os.environ |= {"PEERS_SHAPE": args.shape, "PEERS_STEPS": str(args.steps)}

@@ -1,13 +1,13 @@
-"""All gatings on one corpus after equal steps, over several seeds: quality, balance, drops, speed.
+"""Compares all gatings on one corpus, over several seeds: quality, balance, drops, speed.
 
 python benchmarks/gatings.py --data=build/demo/data --output=build/gatings [--steps=300]
     [--seeds=1,2,3] [--only=TEXT …] [--rounds=15] [--page=docs/gating.md]
 
-Trains tiny.MoE with each policy and seed: rows of one seed have the same batches. Each run is one
-JSON file in OUTPUT; the same command again makes only the missing ones. Then it measures the CPU
-time of steps in alternating order, and prints the table. With --page it also replaces the table of
-the page that stands between the comments `<!-- gatings NAME -->` and `<!-- end -->`, where NAME is
-that of OUTPUT. A run takes 65 seconds on one core.
+Trains tiny.MoE for the same number of steps with each policy and seed; a seed gives every policy
+the same batches. Each run is one JSON file in OUTPUT; the same command again makes only the missing
+ones. Then it measures the CPU time of steps in alternating order, and prints the table. With --page
+it also replaces the table of the page between the comments `<!-- gatings NAME -->` and `<!-- end
+-->`; NAME is the name of OUTPUT. A run takes 65 seconds on one core.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tasks.translator import Translator
 
 _LAST = 100  # steps that drop rate and balance are averaged over
-_GROUPS = "model.moe.num_groups=4"  # as on four devices
+_GROUPS = "model.moe.num_groups=4"  # the groups of four devices
 _NO_LOSS = "model.moe.aux_loss_weight=0.0"
 
 
@@ -104,13 +104,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=Path("build/demo/data"), help="prepared data")
     parser.add_argument(
-        "--output", type=Path, default=Path("build/gatings"), help="a file for each run"
+        "--output",
+        type=Path,
+        default=Path("build/gatings"),
+        help="directory with a file for each run",
     )
-    parser.add_argument("--steps", type=int, default=300, help="of each run")
-    parser.add_argument("--seeds", default="1,2,3", help="of weights and batches")
+    parser.add_argument("--steps", type=int, default=300, help="number of steps of each run")
+    parser.add_argument("--seeds", default="1,2,3", help="seeds of weights and batches")
     parser.add_argument("--only", action="append", help="train only rows whose name has this text")
     parser.add_argument("--set", action="append", default=[], help="PATH=VALUE for all rows")
-    parser.add_argument("--rounds", type=int, default=15, help="of the speed; 0 to leave it out")
+    parser.add_argument(
+        "--rounds", type=int, default=15, help="rounds of measuring the speed; 0 for none"
+    )
     parser.add_argument("--page", type=Path, help="the page with the table")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
@@ -127,7 +132,7 @@ def main() -> None:
 
 
 def _run(name, dataset, args):
-    """Trains and scores one row with the seeds whose files are not there."""
+    """Trains and scores one row for each seed that has no file."""
     policy = POLICIES[name]
     overrides = [*policy.overrides, *_setting(args)]
     said = {"name": name, "steps": args.steps, "overrides": overrides}
@@ -163,7 +168,7 @@ def _slug(name):
 
 
 def _measure_speed(dataset, args):
-    """speed.json: the CPU time of a step over the first row's, the median of alternating steps."""
+    """Writes speed.json: a step's CPU time over that of the first row, the median of rounds."""
     path = args.output / "speed.json"
     here = [name for name in POLICIES if list(args.output.glob(f"{_slug(name)}.*.json"))]
     if path.exists() and json.loads(path.read_text()).keys() >= set(here):
@@ -187,7 +192,7 @@ def _measure_speed(dataset, args):
 
 
 def _table(output: Path) -> str:
-    """The table of all runs: means over seeds, and the standard deviation of the dev loss."""
+    """The table of all runs: means over seeds; ± is the standard error."""
     speed_path, rows = output / "speed.json", []
     speed = json.loads(speed_path.read_text()) if speed_path.exists() else {}
     runs = {
@@ -223,8 +228,8 @@ def _table(output: Path) -> str:
             )
         )
     columns = (
-        *("policy", "seeds", "dev loss", "minus the first row's", "BLEU", "MaxVio, a step"),
-        *("MaxVio, 100 steps", "drop rate", "time a step"),
+        *("policy", "seeds", "dev loss", "minus the first row's", "BLEU", "MaxVio per step"),
+        *("MaxVio, 100 steps", "drop rate", "time per step"),
     )
     return Table(columns, rows).to_markdown()
 
@@ -235,11 +240,11 @@ def _error(values):
 
 
 class Score(NamedTuple):
-    """The results of a policy. Balance and drops are of the last steps, None for a dense model.
+    """The results of a run. Balance and drops are of the last _LAST steps, None for a dense model.
 
     Attributes:
         bleu: mean of the pairs' test BLEU; None if it cannot decode, or was not measured.
-        dev_loss: nats a token.
+        dev_loss: nats per token.
         drop_rate: share of dropped choices.
         max_vio: MaxVio of a step, the mean over steps and layers.
         max_vio_of_last: MaxVio of the choices of all these steps together, the mean of layers.
@@ -263,7 +268,7 @@ def train_and_score(
     """Trains from scratch for a number of steps, and evaluates.
 
     Args:
-        seed: of the initial weights and of the batches; None for train.seed.
+        seed: seed of the initial weights and of the batches; None for train.seed.
     """
     params = model_dir.params
     seed = params.train.seed if seed is None else seed

@@ -1,9 +1,10 @@
-r"""The speed, the packing and the memory of the training input.
+r"""Measures the speed, the packing and the memory of the training input.
 
 python benchmarks/input.py --data=DATA                                # a prepared dataset
 python benchmarks/input.py --data=/tmp/large --pairs=1000 --examples=10000000    # makes it first
 
-Times are of the process's CPU, so other processes hardly change them. Memory is the process's peak.
+Times are CPU times of the process, so other processes hardly change them. Memory is the peak of the
+process.
 """
 
 import resource
@@ -33,7 +34,7 @@ def main(argv: list[str]) -> None:
 
 
 def _params(dataset: Dataset) -> InputParams:
-    """Rows whose lengths have the ratio of the data's, as drawn."""
+    """InputParams whose source and target lengths have the ratio of the drawn examples."""
     params = InputParams(batch_size=FLAGS.rows, source_length=256, target_length=256)
     batches = TrainInput(dataset, params, seed=1).peek(20_000)
     source, target = (
@@ -48,7 +49,7 @@ def _params(dataset: Dataset) -> InputParams:
 
 
 def measure(dataset: Dataset, params: InputParams) -> None:
-    """Opening, speed, packing, resuming, and the share of each of P processes."""
+    """Prints the speed, the packing, the times of opening and resuming, and those of processes."""
     examples = sum(pair.examples.get("train", 0) for pair in dataset.pairs)
     print(f"{len(dataset.pairs)} pairs, {examples:,} examples, {params}")
     start = time.process_time()
@@ -61,7 +62,7 @@ def measure(dataset: Dataset, params: InputParams) -> None:
         for side in ("source", "target")
     ]
     tokens = sum(np.count_nonzero(batch.target_segment_ids) for batch in batches)
-    print(f"{tokens / seconds:,.0f} target tokens a second and core")
+    print(f"{tokens / seconds:,.0f} target tokens per second and core")
     print(f"tokens in {shares[0]:.1%} of source and {shares[1]:.1%} of target positions")
     state = source.state()
     print(f"state: {sum(value.nbytes for value in state.values()) / 1024:,.0f} KiB")
@@ -77,7 +78,7 @@ def measure(dataset: Dataset, params: InputParams) -> None:
         ratios = []
         for _ in range(5):
             ratios.append(_timed(one, FLAGS.batches // 5)[0] / _timed(whole, FLAGS.batches // 5)[0])
-        print(f"one of {processes} processes: {np.median(ratios):.3f} of the whole's time")
+        print(f"one of {processes} processes: {np.median(ratios):.3f} of the time of one alone")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(f"memory: {peak / 2**10:,.0f} MiB")
 
@@ -89,7 +90,7 @@ def _timed(source: TrainInput, count: int):
 
 
 def generate(directory: Path, pairs: int, examples: int) -> None:
-    """A dataset with sizes by a power law, and sentences of random ids."""
+    """Writes a dataset: sizes of pairs by a power law, sentences of random ids."""
     vocabulary = train_vocabulary({"en": ["the cat"]}, 300, tags=["en"])
     rng, size, digest = np.random.default_rng(0), vocabulary.size, vocabulary.sha256
     directory.mkdir(parents=True)
@@ -111,7 +112,7 @@ def generate(directory: Path, pairs: int, examples: int) -> None:
 
 
 def _sentences(rng, count, size):
-    """Lengths of 25 tokens on average, alike on both sides."""
+    """Examples of 25 tokens on average, with similar lengths of both sides."""
     lengths = 2 + np.minimum(rng.geometric(1 / 23, count), 120)
     others = np.maximum(2, np.minimum(lengths * rng.uniform(0.8, 1.25, count), 125).astype(int))
     for source, target in zip(lengths.tolist(), others.tolist(), strict=True):
@@ -121,10 +122,12 @@ def _sentences(rng, count, size):
 
 if __name__ == "__main__":
     flags.DEFINE_string("data", None, "A prepared dataset.", required=True)
-    flags.DEFINE_integer("pairs", 0, "Pairs of a dataset to make; 0 to make none.")
-    flags.DEFINE_integer("examples", 10_000_000, "Its examples.")
+    flags.DEFINE_integer(
+        "pairs", 0, "Makes a dataset of this number of pairs in --data; 0 makes none."
+    )
+    flags.DEFINE_integer("examples", 10_000_000, "Number of examples of that dataset.")
     flags.DEFINE_integer("rows", 1024, "Rows of a batch.")
-    flags.DEFINE_integer("target_length", 128, "Target tokens a row.")
+    flags.DEFINE_integer("target_length", 128, "Target tokens per row.")
     flags.DEFINE_multi_string("set", [], "Fields of InputParams, such as modifiers=(Typos(),)")
-    flags.DEFINE_integer("batches", 20, "Measured batches.")
+    flags.DEFINE_integer("batches", 20, "Number of batches to measure.")
     app.run(main)

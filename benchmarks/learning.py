@@ -1,12 +1,12 @@
-"""The questions of docs/results.md on real text: a queue of training runs, and its tables.
+"""The experiments of docs/results.md: a queue of training runs, and tables of the results.
 
 python benchmarks/learning.py OUTPUT --corpora=DIR [--only=TEXT …]     # makes the runs here
-python benchmarks/learning.py OUTPUT --corpora=DIR --export            # or prepares them, and
-python benchmarks/learning_run.py OUTPUT                               # … makes them on a GPU
+python benchmarks/learning.py OUTPUT --corpora=DIR --export            # or exports them, and
+python benchmarks/learning_run.py OUTPUT                               # makes them on a GPU
 python benchmarks/learning.py OUTPUT --page=docs/results.md            # writes the tables
 
-DIR has a directory for each corpus of learning_rows.py. A run is a row of a study with a seed. It
-is trained as `lingvo-moe-train --model=MODEL --set=…` would train it, and is one JSON file in
+DIR has a directory for each corpus of learning_rows.py. A run is a row of a study with one seed. It
+trains as `lingvo-moe-train --model=MODEL --set=…` does. Its results are one JSON file in
 OUTPUT/runs; the same command again makes only the missing ones. Rows are compared by dev loss and
 dev BLEU; nothing is chosen on test.
 """
@@ -48,13 +48,17 @@ def main() -> None:
     """Makes or exports the runs, or writes the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path)
-    parser.add_argument("--corpora", type=Path, help="where tldr and wikimessages are")
-    parser.add_argument("--export", action="store_true", help="for a machine without TensorFlow")
     parser.add_argument(
-        "--platform", default="cuda", choices=stablehlo.PLATFORMS, help="of that machine"
+        "--corpora", type=Path, help="directory that contains tldr and wikimessages"
+    )
+    parser.add_argument(
+        "--export", action="store_true", help="export the runs, for a machine without TensorFlow"
+    )
+    parser.add_argument(
+        "--platform", default="cuda", choices=stablehlo.PLATFORMS, help="its platform"
     )
     parser.add_argument("--only", action="append", help="only rows whose name has this text")
-    parser.add_argument("--page", type=Path, help="the page with the tables")
+    parser.add_argument("--page", type=Path, help="the page to write the tables into")
     args = parser.parse_args()
     if not args.corpora:
         write_tables(args.output, args.page)
@@ -64,7 +68,7 @@ def main() -> None:
     queue.write(rows)
     for row in rows:
         if row.peer:
-            print(f"{row.name}: learning_run.py makes it, with PyTorch and transformers")
+            print(f"{row.name}: run learning_run.py, with PyTorch and transformers")
         elif args.export:
             queue.export(row, args.platform)
         else:
@@ -72,14 +76,14 @@ def main() -> None:
 
 
 class Queue:
-    """The runs of rows, in a directory."""
+    """The descriptions, programs and data of runs, in the directory `output`."""
 
     def __init__(self, output: Path, corpora: Path):
         """See main."""
         self._output, self._corpora = output, corpora
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Describes the runs for learning_run.py."""
+        """Writes the descriptions of the runs, for learning_run.py."""
         names = []
         for row in rows:
             for run in self._runs(row):
@@ -130,7 +134,7 @@ class Queue:
         return TranslationTask(params_of(row), pairs, dataset.target_vocabulary.size)
 
     def _directory(self, row: Row) -> Path:
-        """Of the programs; rows that differ only in what they read share it."""
+        """The directory of the programs; rows that differ only in their data share it."""
         task = self._task(row)
         inputs = task.params.input
         shape = InputParams(
@@ -200,7 +204,7 @@ def _sizes(params: TranslationParams) -> dict[str, Any]:
 
 
 def _searching(task: TranslationTask, row: Row, search: str) -> TranslationTask:
-    """The task with the decoding of one of the row's searches; the same for another name."""
+    """The task with the decoding of this search of the row; unchanged for another name."""
     changed = override(task.params, row.searches.get(search, ()))
     return dataclasses.replace(task, params=changed)
 
@@ -271,7 +275,7 @@ def _search_program(task: TranslationTask) -> Program:
 
 
 def _averaged(task, flat):
-    """The weights for evaluation."""
+    """The moving average of the weights, if there is one."""
     tree = NestedMap.unflatten(flat)
     slots = tree.get("slots", NestedMap())
     return task.params.optimizer.averaged(tree.theta, slots, task.weights())

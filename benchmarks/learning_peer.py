@@ -14,10 +14,10 @@ _CLIP, _WEIGHT_DECAY, _BETAS = 1.0, 0.01, (0.9, 0.98)
 
 
 class PeerEngine:
-    """A model with the layers, widths, vocabulary and dropout of the run's own model.
+    """A model with the layers, widths, vocabulary and dropout of the run's params.
 
-    It reads each sentence in a row of its own, as it has no packing; so a step has the same
-    sentences as a step of ours. The schedule is ours: a linear rise, then half a cosine.
+    Rows are not packed: each sentence has its own row. A step has the same sentences as a step of
+    our model. The schedule is also the same: linear warm-up, then half a cosine.
     """
 
     def __init__(self, run: dict[str, Any]):
@@ -105,7 +105,7 @@ class PeerEngine:
         }
 
     def restore(self, state):
-        """See Engine; only for evaluation, because the optimizer's state is not in it."""
+        """See Engine; only for evaluation: the state does not contain the optimizer's."""
         self._model.load_state_dict(
             {n.removeprefix("theta/"): torch.tensor(x) for n, x in state.items()}
         )
@@ -115,7 +115,7 @@ class PeerEngine:
         raise ValueError("Runs of a peer have no searches; leave `searches` empty.")
 
     def _share(self):
-        """The learning rate's share of its maximum."""
+        """The learning rate over its maximum."""
         steps, warmup = self._run["steps"], self._run["steps"] // 10
         if self._taken < warmup:
             return (self._taken + 1) / warmup

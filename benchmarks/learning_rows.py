@@ -32,7 +32,7 @@ class Peer(Params):
     """Hugging Face's M2M-100 of small.Dense's size, with AdamW.
 
     Attributes:
-        learning_rate: the largest of the schedule.
+        learning_rate: the largest learning rate of the schedule.
     """
 
     learning_rate: PositiveFloat
@@ -43,16 +43,16 @@ class Row:
     """A model that is trained once for each seed.
 
     Attributes:
-        name: STUDY/ROW as a file name.
+        name: STUDY/ROW; it names the files of results.
         model: a registered model.
         overrides: `--set` texts.
-        steps: of training; the learning rate falls to 0 in them.
+        steps: number of training steps; the learning rate falls to 0 over them.
         rate: the largest learning rate.
-        data: of CORPORA.
-        seeds: of weights and batches.
+        data: a key of CORPORA.
+        seeds: seeds of weights and batches.
         searches: name -> `--set` texts of the decoding; {} for none.
-        splits: what is translated.
-        peer: a peer that is trained in place of the model.
+        splits: the splits to translate.
+        peer: a peer to train instead of the model.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Row:
 
     @property
     def all_overrides(self) -> list[str]:
-        """With those of the schedule."""
+        """`overrides` and those of steps and learning rate."""
         warmup = self.steps // 10
         return [
             f"optimizer.schedule=Cosine(learning_rate={self.rate},warmup_steps={warmup},"
@@ -79,7 +79,7 @@ class Row:
 
     @property
     def command(self) -> str:
-        """How a user trains the same."""
+        """The command that trains the same model."""
         return " ".join(
             ["lingvo-moe-train", f"--model={self.model}", f"--data={self.data}"]
             + [f'--set="{text}"' for text in self.all_overrides]

@@ -3,9 +3,9 @@
 python benchmarks/learning_run.py OUTPUT [--workers=4] [--minutes=10] [--only=TEXT …]
 
 This is for a machine with a GPU. It needs this repository, JAX, NumPy, sentencepiece and sacreBLEU,
-but not TensorFlow; runs of a peer need PyTorch and transformers. OUTPUT was written by `learning.py
-OUTPUT --export`. A complete run appears as OUTPUT/runs/NAME.json, its translations beside it; the
-same command again makes those that are missing. `--minutes` ends unfinished runs.
+but not TensorFlow; runs of a peer need PyTorch and transformers. `learning.py OUTPUT --export` has
+written OUTPUT. A complete run has the file OUTPUT/runs/NAME.json, with its translations beside it;
+the same command again makes the missing runs. After `--minutes`, unfinished runs are killed.
 """
 
 import argparse
@@ -37,23 +37,23 @@ from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, add_metrics
 
 _FIELDS = ("bleu", "chrf", "train_examples", "test_examples", "reliable")
 State = dict[str, np.ndarray]
-_AT_ONCE = 50  # training steps of one call
+_AT_ONCE = 50  # training steps per call of a program
 _LAST = 5  # evaluations whose weights are averaged
 _SOURCE_USE_SENTENCES = 1000
 SEARCH_ROWS, SEARCH_LENGTH = 512, 96  # a batch of sentences; longer ones are cut
 
 
 class Engine(Protocol):
-    """Computes with one model.
+    """Trains, evaluates and translates with one model.
 
     Attributes:
-        about: its device and versions, for the results.
+        about: the device and the versions of packages, for the results.
     """
 
     about: Mapping[str, str]
 
     def initialize(self, seed: int) -> None:
-        """Draws the state."""
+        """Draws the initial state."""
 
     def train(self, batches: Sequence[NestedMap]) -> float:
         """Takes a step with each batch; returns the number of target tokens."""
@@ -68,7 +68,7 @@ class Engine(Protocol):
         """Sets the state."""
 
     def search(self, name: str, ids: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
-        """Best translations of a batch [B, L], [B] by the run's search of that name."""
+        """The best translations of ids [B, L] with lengths [B], by the search of this name."""
 
 
 def make(output: Path, run: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
@@ -77,12 +77,12 @@ def make(output: Path, run: Mapping[str, Any], engine: Engine) -> dict[str, Any]
     Args:
         output: the directory of all runs.
         run: its description; see learning.py.
-        engine: computes.
+        engine: the engine of its model.
 
     Returns:
-        The description with device, versions, source use, scores, and: curve, (step, target tokens,
-        dev loss) of each evaluation; dev_loss, the best of these; dev_loss_of_mean, that of the
-        mean of the last weights.
+        The description with device, versions, source use and scores; "curve", (step, target
+        tokens, dev loss) of each evaluation; "dev_loss", the best of these; "dev_loss_of_mean",
+        the loss of the mean of the last weights.
     """
     dataset = Dataset.load(output / "data" / run["data"])
     params = from_fields(InputParams, run["input"], "the run")
@@ -138,7 +138,7 @@ def _weights(state):
 
 
 def _searches(run, states):
-    """(name of a search, state, split); the search "mean" is with the mean of the last weights."""
+    """(name of a search, state, split); the search "mean" uses the mean of the last weights."""
     for search in run["searches"]:
         for split in run["splits"]:
             yield search, states["mean" if search == "mean" else "best"], split
@@ -191,7 +191,7 @@ def _translate(engine, search, dataset, params, split) -> list[PairOutput]:
 
 
 def _search(engine, search, sources) -> list[list[int]]:
-    """The best translation of each sentence; those of similar length together."""
+    """The best translation of each sentence; a batch has sentences of similar length."""
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     found: list[list[int]] = [[]] * len(sources)
     for start in range(0, len(order), SEARCH_ROWS):
@@ -207,7 +207,7 @@ def _cut(ids):
 
 
 def _scores(outputs: Iterable[PairOutput]) -> dict[str, Any]:
-    """BLEU and chrF++ by pair, their means over pairs with enough lines, and of the rest pooled."""
+    """BLEU and chrF++ by pair, their means over reliable pairs, and BLEU of the others pooled."""
     scored = {one.pair: score_pair(one) for one in outputs}
     few = [one for one in outputs if not scored[one.pair].reliable]
     reliable = [score for score in scored.values() if score.reliable]
@@ -230,7 +230,7 @@ class ExportedEngine:
         """Compiles nothing yet.
 
         Args:
-            directory: of the programs.
+            directory: the directory of the programs.
         """
         import jax
 
@@ -305,7 +305,7 @@ def _many_steps(path: Path):
 
 
 def main() -> None:
-    """Makes the missing runs, several at a time, until the time is over."""
+    """Makes the missing runs, several at a time, until the time limit."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path)
     parser.add_argument("--workers", type=int, default=4, help="processes that share the device")
@@ -330,14 +330,14 @@ def main() -> None:
 
 
 def missing(output: Path, only: Sequence[str] | None) -> list[str]:
-    """The runs of the queue without results, in order; only those whose name has such a text."""
+    """The names of queued runs without results, in order; `only`: whose name has such a text."""
     queue = json.loads((output / "queue.json").read_text())
     names = [name for name in queue if not only or any(text in name for text in only)]
     return [name for name in names if not _is_made(output, name)]
 
 
 def _is_made(output, name):
-    """Whether there are results of a run of this description."""
+    """Whether there are results, made with the current description."""
     path = output / "runs" / f"{name}.json"
     return path.exists() and json.loads(path.read_text()).items() >= described(output, name).items()
 
@@ -348,7 +348,7 @@ def described(output: Path, name: str) -> dict[str, Any]:
 
 
 def engine(output: Path, run: Mapping[str, Any]) -> Engine:
-    """The engine of a run without TensorFlow."""
+    """The engine of a run; it does not need TensorFlow."""
     if run["peer"]:
         from learning_peer import PeerEngine
 

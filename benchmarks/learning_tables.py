@@ -1,4 +1,4 @@
-"""The tables and curves of learning.py, from the files of its runs."""
+"""The tables and curves of learning.py, made from the results of its runs."""
 
 import itertools
 import json
@@ -15,14 +15,14 @@ from lingvo_moe.reporting.figure import to_png
 from lingvo_moe.reporting.table import Table
 
 Run = dict[str, Any]
-# study -> dev losses; the table has the tokens until each is reached (GShard, Table 2).
+# Study -> dev losses. The table has the number of tokens until each is reached (GShard, table 2).
 _LEVELS = {"tiny_scale": (2.0, 1.0, 0.7), "small": (3.0, 2.5, 2.2)}
 
 
 def write_tables(output: Path, page: Path | None) -> None:
     """Prints a table for each study, and draws its curves as OUTPUT/STUDY.png.
 
-    Those that the page has a place for are also written there.
+    A table is also written into the page if the page has a place for it.
     """
     paths = [output / "runs" / f"{row.name}.{seed}.json" for row in ROWS for seed in row.seeds]
     runs = [json.loads(path.read_text()) for path in paths if path.exists()]
@@ -36,7 +36,7 @@ def write_tables(output: Path, page: Path | None) -> None:
 
 
 def study_table(study: str, rows: Sequence[Sequence[Run]]) -> str:
-    """A line for each row: means over its seeds. Columns without any value are left out."""
+    """A line for each row: means over its seeds. Columns without values are left out."""
     lines = [dict(_cells(study, seeds)) for seeds in rows]
     columns = [name for name in lines[0] if any(line[name] for line in lines)]
     return Table(columns, [[line[name] for name in columns] for line in lines]).to_markdown()
@@ -77,7 +77,7 @@ def _mean(values, form=".3f", spread=False):
 
 
 def _tokens_until(curve, level):
-    """Target tokens when the dev loss first is at most this; None if it never is.
+    """Target tokens until the dev loss is at most `level`; None if it never is.
 
     Between two evaluations the loss is taken as linear in the logarithm of tokens.
     """

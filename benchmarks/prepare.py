@@ -1,10 +1,10 @@
-"""Preparation of generated corpora: sentence pairs a second, and memory by size of the corpus.
+"""Speed and memory of preparing generated corpora of several sizes.
 
 python benchmarks/prepare.py 1000000 2000000
 
-Each corpus has three language pairs. The text is made of random words by a power law; 5 % of the
-lines are repeated. Memory is the largest of any process, and of all processes together at most that
-times their number.
+The numbers are sentence pairs. Each corpus has three language pairs. Texts are random words, drawn
+by a power law; 5 % of the lines are repeated. Memory is the peak of the first process, and the
+largest peak of the others.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _BATCH = 10_000
 
 
 def write_corpus(directory: Path, pairs: int) -> None:
-    """Writes a corpus of that many sentence pairs, and 1,000 pairs of dev."""
+    """Writes a corpus of this number of training pairs, and 1,000 dev pairs per language pair."""
     rng = np.random.default_rng(1)
     words = np.array(
         ["".join(map(chr, rng.integers(97, 123, size))) for size in rng.integers(2, 10, _WORDS)]
@@ -47,12 +47,12 @@ def _lines(rng, words, count):
     ends = np.cumsum(lengths)
     lines = [" ".join(drawn[end - n : end]) for n, end in zip(lengths, ends, strict=True)]
     for i in range(19, count, 20):
-        lines[i] = lines[i - 10]  # on both sides, so the pair is repeated
+        lines[i] = lines[i - 10]  # on both sides, so the sentence pair is repeated
     return (f"{line}\n" for line in lines)
 
 
 def measure(corpus: Path, output: Path, results) -> None:
-    """Seconds, and the largest memory in bytes of a process."""
+    """Puts seconds, CPU seconds, and peak bytes of this process and of the helpers in `results`."""
     start = time.monotonic()
     prepare(corpus, output, PrepareParams(vocab_sentences=50_000), report=print)
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]

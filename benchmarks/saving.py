@@ -1,10 +1,10 @@
-"""How long a step waits for a save: written by the step's thread, and in the background.
+"""How long a save stops training: written by the main thread, and in the background.
 
 python benchmarks/saving.py [--gigabytes=1] [--rounds=5]
 
-The state is random float32 of this size: of TensorFlow's runtime (variables) and of JAX's (arrays
-of one device). Every figure is a median over rounds; each round times both ways once. The first
-round does not count: it gets the memory of the copy.
+The state is random float32 of this size, as TensorFlow variables and as JAX arrays on one device.
+Every number is a median over rounds; each round measures both ways once. One more round, the first,
+is not counted: it allocates the memory of the copies.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 class _Round:
-    """Seconds of a save in this thread, of the wait for one in the background, and of that one."""
+    """Seconds of a save in this thread; of starting one in the background; and of its writing."""
 
     def __init__(self, directory, state):
         self._state = state

@@ -2,8 +2,8 @@
 
 python benchmarks/_peers/decode_ours.py RUNTIME WEIGHTS [PATH=VALUE ...]
 
-The shape of _serve.py with random weights, which go to the file WEIGHTS (.npz) unless it is "-".
-RUNTIME is local or xla; overrides as in --set.
+The model has the shape in _serve.py and random weights, which are written to the file WEIGHTS
+(.npz) unless it is "-". RUNTIME is local or xla; overrides as in --set.
 """
 
 import functools

@@ -16,8 +16,8 @@ class GatingDropout(Params):
     """A share of the training steps is local: every token stays on its node, without an AllToAll.
 
     Liu et al. 2022 (arXiv 2205.14336), Gate-Drop. In a local step a router chooses among the
-    experts of the token's node (see OnNode). The drawing depends on the seed and the step alone, so
-    all devices agree. Local steps are a program of their own. Evaluation has none.
+    experts of the token's node (see OnNode). The draw depends only on the seed and the step, so
+    all devices agree. Local steps are a separate program. Evaluation has none.
 
     On a mesh a node is one position of the axis of experts, and each device has one group. On one
     device the nodes are simulated, with the same numbers.
@@ -58,7 +58,7 @@ class GatingDropout(Params):
         """Checks the current mesh, if there is one.
 
         Raises:
-            ValueError: its nodes are others.
+            ValueError: the mesh has another number of nodes or groups.
         """
         if (here := active()) is None:
             return
@@ -68,7 +68,7 @@ class GatingDropout(Params):
             raise ValueError(
                 f"GatingDropout(nodes={self.nodes}) and moe.num_groups={num_groups} do not fit the "
                 f"mesh {mesh}; set nodes={found}, as experts are split, and moe.num_groups="
-                f"{devices}, one a device."
+                f"{devices}, one per device."
             )
 
     def gating(self, gating: Gating) -> Gating:
@@ -79,7 +79,7 @@ class GatingDropout(Params):
         """The dispatcher of a local step.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there are no local steps for the dispatcher.
         """
         if isinstance(dispatcher, Ragged):
             return dispatcher

@@ -207,7 +207,7 @@ def test_what_cannot_be_local(changes, message):
 def test_a_mesh_with_other_nodes_fails():
     assert on_eight_devices()[0]["error"] == (
         "GatingDropout(nodes=4) and moe.num_groups=4 do not fit the mesh expert:8; set "
-        "nodes=8, as experts are split, and moe.num_groups=8, one a device."
+        "nodes=8, as experts are split, and moe.num_groups=8, one per device."
     )
 
 
