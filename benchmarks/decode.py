@@ -110,7 +110,7 @@ def latencies(results: Mapping[str, list[dict]]) -> str:
 
 
 def table(results: Mapping[str, list[dict]], batch: int, beam: int, steps: int) -> str:
-    """The table of a case in Markdown: speeds are target tokens a second, ratios are of speeds."""
+    """The table of a case in Markdown: speeds in target tokens per second, and ratios of speeds."""
     experts = TWIN in results
     bases = [next(iter(results)), *([TWIN] if experts else [])]
     columns = [f"speed / {base} ({clock})" for base in bases for clock in ("wall", "processor")]

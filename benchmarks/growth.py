@@ -36,7 +36,7 @@ def main() -> None:
         peers = {n: ours(args.threads, *DROPLESS, *more) for n, more in GROWTH[kind].items()}
         results = race(peers, args.rounds)
         base, start = results[next(iter(peers))], None
-        columns = (kind, "weights", "ms a step", "time / first", "memory, MB", "memory / first")
+        columns = (kind, "weights", "ms per step", "time / first", "memory, MB", "memory / first")
         rows = []
         for name, rounds in results.items():
             held = rounds[-1]["peak_bytes"]

@@ -8,7 +8,7 @@ of the machine's speed affect all of them; a ratio is the median of the rounds' 
 32 x 64 tokens on both sides, without padding; a step is forward, backward and the optimizer's
 update, Adafactor. In bfloat16 PyTorch's models run under its autocast.
 
-The share of the peak counts the products that the model needs (two experts a token), relative to
+The share of the peak counts the products that the model needs (two experts per token), relative to
 large TensorFlow products timed in the same rounds. On a shared machine use the processor time of
 all threads, with --shared, so that PyTorch's threads sleep while they wait.
 """
@@ -37,7 +37,7 @@ DENSE = ("model.moe=None", "model.hidden_dim=1536")
 BFLOAT16 = "activation_dtype=bfloat16"
 MATMUL = "matrix products"
 _TOKENS = SHAPE["batch_size"] * SHAPE["length"]  # of one side
-_CHOICES = 2  # experts a token
+_CHOICES = 2  # experts per token
 _THREADS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -166,7 +166,7 @@ def main() -> None:
 def table(peers: Mapping[str, Peer], results: Mapping[str, list[dict]]) -> str:
     """The table in Markdown; the others are compared with the first model."""
     base = next(name for name in peers if name != MATMUL)
-    columns = ["model", "weights", "ms a step", "target tokens/s", f"time / {base}"]
+    columns = ["model", "weights", "ms per step", "target tokens/s", f"time / {base}"]
     columns += ["share of peak", "processor time / first", "share of peak", "memory, MB"]
     rows = []
     for name, rounds in results.items():

@@ -153,7 +153,7 @@ def report(machine, profiled, cases, flows, seconds) -> None:
         state_bytes=STATE * machine.gradient_bytes,
     )
     print("fit:", ", ".join(f"{kind} {100 * error:.1f} %" for kind, error in errors.items()))
-    print(f"{cost.tokens_per_second:,.0f} tokens/s, {1e3 * cost.expert_seconds:.2f} ms an expert")
+    print(f"{cost.tokens_per_second:,.0f} tokens/s, {1e3 * cost.expert_seconds:.2f} ms per expert")
     rows = [
         _row(name, measured, predict(cost))
         for (name, (_, predict)), measured in zip(cases.items(), seconds[first:second], strict=True)

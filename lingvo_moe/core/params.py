@@ -238,7 +238,7 @@ def _import_modules(package: str) -> None:
 
 
 def to_text(params: Any) -> str:
-    """The resolved params, one field a line: `model.moe.num_experts : 128`, in declared order."""
+    """The resolved params, one field per line: `model.moe.num_experts : 128`, in declared order."""
     return "\n".join(f"{path} : {value}" for path, value in to_fields(params).items()) + "\n"
 
 

@@ -29,7 +29,7 @@ class InputParams(Params):
 
     Attributes:
         batch_size: rows.
-        source_length, target_length: tokens a row; several sentence pairs share a row.
+        source_length, target_length: tokens per row; several sentence pairs share a row.
         temperature: T; a pair is drawn with probability ∝ examples^(1/T).
         pairs: names of the pairs to train on; () for all.
         pair_factors: (regular expression, factor), …: the first that is found in a pair's name

@@ -13,7 +13,7 @@ def _example(source, target, *texts):
 EXAMPLES = [
     _example([4, 9, 65535, 2], [7, 2], "die Katze", "the\ncat"),
     _example([], []),
-    _example([4, 2**31 - 1, 2], [6, 5, 2]),  # four bytes an id
+    _example([4, 2**31 - 1, 2], [6, 5, 2]),  # four bytes per id
     _example([1] * 70_000, [2]),
 ]
 

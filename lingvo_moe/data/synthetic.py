@@ -122,7 +122,7 @@ class SyntheticCorpus(Params):
         ]
 
     def write(self, directory: str | os.PathLike, overwrite: bool = False) -> None:
-        """Writes SPLIT/SRC-en.SRC and SPLIT/SRC-en.en, one sentence a line, UTF-8.
+        """Writes SPLIT/SRC-en.SRC and SPLIT/SRC-en.en, one sentence per line, UTF-8.
 
         Args:
             directory: appears when it is complete.

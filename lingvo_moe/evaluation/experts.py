@@ -126,7 +126,7 @@ class Experts:
     Attributes:
         languages: labels of the L languages.
         silent: labels of languages without tokens, which the other fields exclude.
-        choices: [L], mean number of choices a layer.
+        choices: [L], mean number of choices per layer.
         sides: encoder and decoder, if they have MoE layers.
     """
 
@@ -307,7 +307,7 @@ def _side(name, layers):
 
 
 def _preferences(layers, group, count=3):
-    """Up to `count` experts a layer, by how much more the group uses them than others do."""
+    """Up to `count` experts per layer, by how much more the group uses them than others do."""
     inside = np.isin(np.arange(len(layers[0].shares)), group)
     found = []
     for layer in layers:

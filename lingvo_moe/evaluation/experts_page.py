@@ -290,7 +290,7 @@ def _nearest(experts: Experts) -> str:
             for side in experts.sides
         ]
         rows.append((experts.languages[i], f"{experts.choices[i]:,.0f}", *near))
-    columns = ("language", "choices a layer", *(f"nearest, {s.name}" for s in experts.sides))
+    columns = ("language", "choices per layer", *(f"nearest, {s.name}" for s in experts.sides))
     return f"<h2>Nearest languages</h2>{Table(columns, rows).to_html()}"
 
 

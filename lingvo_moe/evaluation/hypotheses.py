@@ -1,4 +1,4 @@
-"""Translations on disk: DIRECTORY/hypotheses/SPLIT/PAIR.{src,hyp,ref}, one sentence a line.
+"""Translations on disk: DIRECTORY/hypotheses/SPLIT/PAIR.{src,hyp,ref}, one sentence per line.
 
 This command gives the scores of the report:
     sacrebleu PAIR.ref -i PAIR.hyp -m bleu chrf --chrf-word-order 2

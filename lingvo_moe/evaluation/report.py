@@ -56,7 +56,7 @@ class Averages:
         chrf: mean chrF++.
         baseline_bleu: mean BLEU of the baselines.
         delta_bleu: mean ΔBLEU.
-        source_use: mean source use, in nats a token.
+        source_use: mean source use, in nats per token.
         off_target: mean share of translations that are not in the target language.
         references_off_target: the same of the references.
     """

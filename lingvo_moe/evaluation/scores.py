@@ -32,7 +32,7 @@ class PairOutput:
     """A system's translations of one language pair's test set, as three parallel lists.
 
     Line ends within a text are replaced by spaces, and trailing space is removed, so that the
-    scores equal those of files with one text a line.
+    scores equal those of files with one text per line.
 
     Attributes:
         pair: 'SOURCE-TARGET', such as 'sw-en'.

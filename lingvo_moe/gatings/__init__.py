@@ -1,1 +1,1 @@
-"""Gating policies: they choose the experts of tokens; one policy a file."""
+"""Gating policies: they choose the experts of tokens; one policy per file."""

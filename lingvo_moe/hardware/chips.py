@@ -97,7 +97,7 @@ _PCIE_4, _PCIE_5 = Host(copy=25 * GB), Host(copy=50 * GB)
 HARDWARE = {
     # Jouppi et al. 2020, "A Domain-Specific Supercomputer for Training Deep Neural Networks", CACM
     # 63(7), table 3, a chip of two cores: 123 TFLOP/s bfloat16, 32 GiB, 900 GB/s, four links of
-    # 656 Gbit/s a direction. The matrix unit multiplies bfloat16 only: at XLA's default precision
+    # 656 Gbit/s per direction. The matrix unit multiplies bfloat16 only: at XLA's default precision
     # float32 operands are rounded to it, in one pass and so at the same peak (the chip's 4 TFLOP/s
     # of true float32 are the vector unit's).
     "tpu_v3": Hardware(

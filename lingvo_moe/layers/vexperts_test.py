@@ -97,7 +97,7 @@ def test_without_room_choices_are_lost_and_counted():
     theta = init_theta(moe.weights(), 1)
     stats = moe.fprop(theta, inputs, Tokens(ones, ones), Context(tf.constant([1, 2]))).stats
     assert stats.rung == 1
-    # Every slot has room for half of its share, rounded up, of two choices a token.
+    # Every slot has room for half of its share, rounded up, of two choices per token.
     assert stats.capacity == 6
     assert stats.lost >= 2 * GROUPS * 8 - 6 * DEVICES * PER_DEVICE
 

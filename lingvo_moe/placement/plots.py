@@ -79,7 +79,7 @@ def draw_ratios(runs: Sequence[Replay], steps: np.ndarray, title: str) -> bytes:
         seconds = (run.seconds + run.adjustment_seconds).sum(axis=1)
         time.plot(steps, 1e3 * seconds, linewidth=1.6, **style)
     ratio.set(ylabel="balance ratio")
-    time.set(ylabel="ms a step, copies included", xlabel="step")
+    time.set(ylabel="ms per step, copies included", xlabel="step")
     for axes in (ratio, time):
         low, high = axes.dataLim.intervaly
         axes.set_yscale("function", functions=(_negative_reciprocal, _negative_reciprocal))

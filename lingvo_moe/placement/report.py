@@ -19,7 +19,7 @@ from lingvo_moe.reporting.table import Table
 
 _COLUMNS = (
     "policy",
-    "ms a step",
+    "ms per step",
     "compute",
     "exchange",
     "sync",
@@ -37,7 +37,7 @@ _NOTES = (
     "device; copies: time of moving experts, without overlap. tokens %: choices that the "
     "chosen expert handled. experts %: these divided by the rows that devices computed or "
     "could have computed while the busiest worked. ratio: the busiest device's rows over the mean. "
-    "moves: replicas copied a step. speed-up: of a step over that of {base}; per choice: of a "
+    "moves: replicas copied per step. speed-up: of a step over that of {base}; per choice: of a "
     "choice handled by the chosen expert."
 )
 

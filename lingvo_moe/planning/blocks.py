@@ -38,7 +38,7 @@ PARTS = (
 # Group -> the letters of its weights; the last group has all other weights.
 GROUPS = {"heads": "AN", "hidden": "H", "vocabulary": "V", "rest": ""}
 _FLOAT32 = 4
-_WITHOUT_CAPACITY = 2.0  # the factor of two choices a token and even loads
+_WITHOUT_CAPACITY = 2.0  # the factor of two choices per token and even loads
 _OPTIMIZER_PASSES = 8  # reads and writes of weight, gradient and update, the latter twice
 
 Rules = Mapping[str, tuple[str, ...]]

@@ -67,7 +67,7 @@ def test_dense_is_six_a_weight_and_token():
 def test_experts_and_dispatch_by_hand():
     costs = count_costs(MOE, FOUR, 2)
     flops = by_part(costs, "flops")
-    # 32 tokens a device in one group: C = ceil(2·32/4) = 16, 4 experts · 1 group · 16 = 64 slots.
+    # 32 tokens per device in one group: C = ceil(2·32/4) = 16, 4 experts · 1 group · 16 = 64 slots.
     # Two MoE layers.
     assert flops["experts"] == 2 * 3 * 2 * 2 * 64 * 128 * 512
     assert flops["dispatch"] == 2 * 5 * 2 * (32 * 4 * 16) * 128

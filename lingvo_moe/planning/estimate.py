@@ -33,7 +33,7 @@ class Estimate:
 
     @property
     def tokens_per_second(self) -> float:
-        """Target tokens a second of all devices together."""
+        """Target tokens per second of all devices together."""
         return self.costs.tokens / self.step_seconds
 
     @property

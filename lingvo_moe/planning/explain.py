@@ -109,7 +109,7 @@ def _limit(found: Found) -> list[str]:
     """A line on the limit of bytes, and whether the chosen strategy is within it."""
     if found.max_sent == math.inf:
         return []
-    line = f"and send {found.max_sent / GB:.2f} GB a step or less"
+    line = f"and send {found.max_sent / GB:.2f} GB per step or less"
     return [line + ("" if found.within else "; none of them fits, so the one that sends least")]
 
 

@@ -108,7 +108,7 @@ def test_a_limit_of_what_is_sent_is_named(small):
     limited = compare_strategies(params, HARDWARE["cpu"], 8)
     lines = format_search("tiny.MoE", "cpu", 8, limited).splitlines()
     assert lines[1].startswith("and send")
-    assert lines[1].endswith("GB a step or less")
+    assert lines[1].endswith("GB per step or less")
     squeezed = compare_strategies(params, HARDWARE["cpu"], 8, found.found.best.sent / 100)
     lines = format_search("tiny.MoE", "cpu", 8, squeezed).splitlines()
     assert lines[1].endswith("or less; none of them fits, so the one that sends least")

@@ -192,7 +192,7 @@ def search(
         least = min(priced, key=lambda one: one.bytes)
         raise ValueError(
             f"No strategy fits {devices} devices: the smallest one needs "
-            f"{least.bytes / 1e9:.3g} GB a device, on mesh {least.strategy.mesh}; the limit is "
+            f"{least.bytes / 1e9:.3g} GB per device, on mesh {least.strategy.mesh}; the limit is "
             f"{ROOM:.0%} of {hardware.memory / 1e9:.3g} GB. Use more devices, or set "
             f"train.micro_batches."
         )

@@ -25,7 +25,7 @@ class Row(NamedTuple):
     Attributes:
         operands, result: (shape, dims); the dimension lettered D is cut over all devices.
         function: of the operands.
-        compute: the order of FLOPs a device.
+        compute: the order of FLOPs per device.
         collectives: the kinds that may stand in the program, at least one of which must.
         bytes: the order of what a device sends.
     """

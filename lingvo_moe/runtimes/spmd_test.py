@@ -41,7 +41,7 @@ def make_task(overrides=()):
 
 
 def make_batch(step):
-    """Random tokens; two sentences a row, and padding of random length."""
+    """Random tokens; two sentences per row, and padding of random length."""
     rng = np.random.default_rng(step)
     batch = {}
     pair = rng.integers(0, len(PAIRS), (ROWS, 1))

@@ -1,7 +1,7 @@
 """Runs an exported model with only JAX and NumPy (and sentencepiece, to translate text).
 
 python run.py --steps=10               trains on batch.npz; loss and target tokens/s of each step
-python run.py [--to=en] < sentences    translates, one sentence a line
+python run.py [--to=en] < sentences    translates, one sentence per line
 """
 
 import argparse

@@ -15,7 +15,7 @@ from lingvo_moe.data.dataset import Dataset, Example
 from lingvo_moe.data.packing import Packer
 from lingvo_moe.data.pipeline import InputParams, pack
 
-NEAR_ZERO = 0.1  # nats a token; lower values give a warning
+NEAR_ZERO = 0.1  # nats per token; lower values give a warning
 _LEAST_TOKENS = 100  # a warning names no pair with fewer tokens, because of noise
 _NAMED = 5  # number of pairs in a warning, lowest first
 
@@ -42,8 +42,8 @@ class SplitBatches(NamedTuple):
         Args:
             dataset: prepared data.
             params: pairs, and the shape of a batch.
-            sentences: largest sample, spread over the pairs, with at least two sentences a pair; 0
-                for none. A pair with one example has no other source and is not sampled.
+            sentences: largest sample, spread over the pairs, with at least two sentences per pair;
+                0 for none. A pair with one example has no other source and is not sampled.
             split: "dev" or "test".
 
         Raises:
@@ -141,6 +141,6 @@ class SourceUse(NamedTuple):
         more = ", …" if len(low) > _NAMED else ""
         named = f" ({names}{more})" if low else ""
         return [
-            f"Warning: source use is below {NEAR_ZERO} nats a token {of}{named}: translations "
+            f"Warning: source use is below {NEAR_ZERO} nats per token {of}{named}: translations "
             f"hardly depend on their sources. Train longer; see docs/guide.md."
         ]

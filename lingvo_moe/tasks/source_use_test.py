@@ -34,14 +34,14 @@ def test_use_is_the_extra_loss_a_token():
     )
     (line,) = use.warnings()
     assert line.startswith(
-        "Warning: source use is below 0.1 nats a token for 1 of 2 pairs (b-en 0.01): "
+        "Warning: source use is below 0.1 nats per token for 1 of 2 pairs (b-en 0.01): "
     )
 
 
 def test_a_pair_of_few_tokens_gives_no_warning_of_its_own():
     assert SourceUse(0.5, {"a-en": 0.6, "b-en": -0.2}, frozenset({"a-en"})).warnings() == []
     (line,) = SourceUse(0.05, {"b-en": 0.05}, frozenset()).warnings()
-    assert "below 0.1 nats a token over all pairs: translations" in line
+    assert "below 0.1 nats per token over all pairs: translations" in line
 
 
 def _examples(batches):

@@ -56,7 +56,7 @@ class Best(NamedTuple):
 
     Attributes:
         step: its step; None before the first evaluation.
-        loss: its dev loss, nats a token; infinite before the first evaluation.
+        loss: its dev loss, nats per token; infinite before the first evaluation.
         evaluations_since: number of evaluations after it.
     """
 

@@ -1,7 +1,7 @@
 """Dense twins of the M4 family, to measure the gain from experts (Table 1 of arXiv 2006.16668).
 
 Everything except the feed-forward layers is that of m4, also data and optimizer. A twin of equal
-depth has fewer FLOPs a token than top-2 gating. The wide one has the same: in m4 a token uses two
+depth has fewer FLOPs per token than top-2 gating. The wide one has the same: in m4 a token uses two
 experts of H in every second layer and one network of H in the others, 1.5·H on average, which is
 the width of all its layers.
 """
@@ -29,7 +29,7 @@ class M4_36L(m4.MoE128E36L):
 
 @register
 class M4_12LWide(M4_12L):
-    """0.55B weights: 12 layers, H 12288: as many FLOPs a token as m4.MoE128E12L."""
+    """0.55B weights: 12 layers, H 12288: as many FLOPs per token as m4.MoE128E12L."""
 
     def params(self) -> TranslationParams:
         """The frozen params."""

@@ -1,7 +1,7 @@
 """Fine-grained and shared experts (DeepSeekMoE, Dai et al. 2024, arXiv 2401.06066).
 
 Each expert of the GShard layout is split into four with a quarter of its hidden units, and a token
-goes to four times as many (section 3.1). Weights and FLOPs a token stay the same, but there are
+goes to four times as many (section 3.1). Weights and FLOPs per token stay the same, but there are
 more combinations of experts. With shared experts (section 3.2), two of the 32 experts are one dense
 network for every token, and a token chooses 6 of the other 30. `…Today` also has DeepSeek-V3's
 router (arXiv 2412.19437): sigmoid scores, balance by a bias, and a small loss for each sentence.

@@ -2,7 +2,7 @@
 
 Common params of the full-size models: 24 + 24 layers, M 2048, H 8192, 16 heads, dropout 0.3, one
 joint vocabulary and one embedding for both sides, label smoothing 0.1, pairs sampled in proportion
-to their data, a million tokens a batch, Adam with a learning rate that rises to 0.002 over 8000
+to their data, a million tokens per batch, Adam with a learning rate that rises to 0.002 over 8000
 steps and then falls with the inverse square root of the step, 300k steps. The MoE models have 128
 experts in every 4th layer, top-2 gating that always takes the second expert, capacity factor 2 and
 a balance loss with weight 0.01. docs/models.md compares these values with the released recipes.

@@ -22,7 +22,7 @@ def _with_recipe(params: TranslationParams) -> TranslationParams:
 
 @register
 class MoE128E12L(m4.MoE128E12L):
-    """12.5B weights: m4.MoE128E12L with one expert a token."""
+    """12.5B weights: m4.MoE128E12L with one expert per token."""
 
     def params(self) -> TranslationParams:
         """The frozen params."""
@@ -31,7 +31,7 @@ class MoE128E12L(m4.MoE128E12L):
 
 @register
 class Small(small.MoE):
-    """small.MoE with one expert a token."""
+    """small.MoE with one expert per token."""
 
     def params(self) -> TranslationParams:
         """The frozen params."""

@@ -1,1 +1,1 @@
-"""Random changes of training examples; one policy a file."""
+"""Random changes of training examples; one policy per file."""
