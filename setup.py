@@ -12,6 +12,7 @@ _TOOLS = sorted(
     if "\ndef run() ->" in path.read_text()  # the others are what tools share
 )
 
+_BEAM = "apache-beam>=2.70,<3"
 _CTRANSLATE2 = "ctranslate2>=4.5,<5"
 _JAX = "jax>=0.10,<0.11"
 _HYPOTHESIS = "hypothesis>=6,<7"
@@ -30,6 +31,7 @@ setup(
         "matplotlib>=3.8,<4",
         "numpy>=1.26,<3",
         "pillow>=10",
+        "protobuf>=6.31,<8",
         "sacrebleu>=2.4,<3",
         "sentencepiece>=0.2,<0.3",
         "tensorflow>=2.21,<2.22",
@@ -39,6 +41,7 @@ setup(
         "serve": _SERVE,
         "langid": [_LANGID],
         "zstd": [_ZSTD],
+        "beam": [_BEAM],
         "spmd": [_JAX],
         "tpu": ["libtpu"],
         "ctranslate2": [_CTRANSLATE2],

@@ -1,6 +1,7 @@
 """Makes a dataset from raw parallel text: cleaning, vocabularies, tokenising, shards."""
 
 import contextlib
+import functools
 import hashlib
 import os
 import shutil
@@ -40,6 +41,7 @@ def prepare_synthetic(
     *,
     raw: SyntheticCorpus = _SYNTHETIC,
     processes: int | None = None,
+    beam: Sequence[str] | None = None,
     memory_mb: int = 1000,
     card: bool = False,
     overwrite: bool = False,
@@ -48,7 +50,7 @@ def prepare_synthetic(
     """Writes the synthetic corpus beside output, as OUTPUT_raw, and makes a dataset of it.
 
     Args:
-        output, params, processes, memory_mb, card, overwrite, report: as for `prepare`.
+        output, params, processes, beam, memory_mb, card, overwrite, report: as for `prepare`.
         raw: the corpus.
 
     Raises:
@@ -63,6 +65,7 @@ def prepare_synthetic(
         output,
         params,
         processes=processes,
+        beam=beam,
         memory_mb=memory_mb,
         card=card,
         overwrite=overwrite,
@@ -76,6 +79,7 @@ def prepare(
     params: PrepareParams,
     *,
     processes: int | None = None,
+    beam: Sequence[str] | None = None,
     memory_mb: int = 1000,
     card: bool = False,
     overwrite: bool = False,
@@ -90,8 +94,10 @@ def prepare(
         corpus: see `corpora.find_pairs`.
         output: the directory to make; it must not contain the corpus or be inside it.
         params: see PrepareParams.
-        processes: number of processes; None for one a core.
-        memory_mb: memory for sorting, in all processes together.
+        processes: number of processes on this machine; None for one a core.
+        beam: options of an Apache Beam pipeline, whose workers make the pieces (see `data.beam`);
+            None for processes on this machine.
+        memory_mb: memory for sorting, in all processes together; with `beam`, in each of a worker.
         card: whether to write a page about the data, OUTPUT/card/index.html; see `data.card`.
         overwrite: whether to replace an earlier dataset, and the pieces of another call.
         report: takes lines of progress and warnings.
@@ -99,11 +105,19 @@ def prepare(
     Raises:
         ValueError: something is wrong with the corpus, or output exists, or OUTPUT.parts belongs to
             another call.
-        OSError: something cannot be read or written.
+        OSError: something cannot be read or written, or the pipeline has failed.
+        ImportError: `beam` is given, but apache-beam is not installed.
     """
-    processes = processes or len(os.sched_getaffinity(0))
+    if beam is not None and processes is not None:
+        raise ValueError(
+            f"processes={processes} is for this machine, but the options {list(beam)} of a Beam "
+            f"pipeline are given too. Leave processes out; the number of workers is an option of "
+            f"the pipeline's runner."
+        )
+    processes = 1 if beam is not None else processes or len(os.sched_getaffinity(0))
     if processes < 1 or memory_mb < 1:
         raise ValueError(f"processes and memory_mb must be >= 1, got {processes} and {memory_mb}.")
+    run = _on_this_machine(processes, report) if beam is None else _in_a_pipeline(beam)
     _check_apart(corpus, output)
     pairs = _directions(find_pairs(corpus, report, not params.extend), params.both_directions)
     check_output(output, MAKER, overwrite)
@@ -111,7 +125,8 @@ def prepare(
     work = Work(directory, tuple(pairs), params, (memory_mb << 20) // processes)
     with lock.hold(directory), _pieces_of(work, _job(corpus, pairs, params), overwrite, report):
         try:
-            _run(work, processes, report)
+            run(work)
+            _check_examples(work)
         except ValueError:  # something is wrong with the corpus, so the pieces are of no use
             _remove(directory)
             raise
@@ -173,15 +188,31 @@ def _remove(directory):
         path.unlink(missing_ok=True)
 
 
-def _run(work: Work, processes: int, report: Callable[[str], None]) -> None:
-    size = sum(f.stat().st_size for p in work.pairs for files in p.files.values() for f in files)
-    with helpers(work, min(processes - 1, size // _BYTES_A_HELPER), report):
-        for stage in stages(work):
-            if stage.name == VOCABULARIES:
-                count = sum(sum(pair.kept_counts) for pair in each_pair(work))
-                report(f"training vocabularies on {count} sentence pairs")
-            total = sum(piece.lines for piece in stage.pieces())
-            run_stage(stage, Progress(_named(stage.name, report), total or None))
+def _on_this_machine(processes: int, report: Callable[[str], None]) -> Callable[[Work], None]:
+    """A function that makes all pieces, with helping processes."""
+
+    def run(work):
+        files = [f for p in work.pairs for files in p.files.values() for f in files]
+        size = sum(file.stat().st_size for file in files)
+        with helpers(work, min(processes - 1, size // _BYTES_A_HELPER), report):
+            for stage in stages(work):
+                if stage.name == VOCABULARIES:
+                    count = sum(sum(pair.kept_counts) for pair in each_pair(work))
+                    report(f"training vocabularies on {count} sentence pairs")
+                total = sum(piece.lines for piece in stage.pieces())
+                run_stage(stage, Progress(_named(stage.name, report), total or None))
+
+    return run
+
+
+def _in_a_pipeline(options: Sequence[str]) -> Callable[[Work], None]:
+    """A function that makes all pieces, with Beam's workers."""
+    from lingvo_moe.data.beam import run_pipeline  # apache-beam is an extra
+
+    return functools.partial(run_pipeline, options=options)
+
+
+def _check_examples(work):
     given = any("train" in pair.files for pair in work.pairs)
     if given and not any(sum(pair.counts.get("train", ())) for pair in each_pair(work)):
         raise ValueError(

@@ -14,7 +14,7 @@ of a process; no other piece depends on that or on the number of processes.
 import collections
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,11 +35,15 @@ class Stage(NamedTuple):
 
     Attributes:
         name: for progress.
-        pieces: lists them; the stages before must be finished.
+        parts: each lists some of the pieces; the stages before must be finished.
     """
 
     name: str
-    pieces: Callable[[], Iterable[Piece]]
+    parts: Sequence[Callable[[], Iterable[Piece]]]
+
+    def pieces(self) -> Iterator[Piece]:
+        """All pieces."""
+        return itertools.chain.from_iterable(part() for part in self.parts)
 
 
 def run_stage(stage: Stage, progress: Callable[[int], None]) -> None:
@@ -56,13 +60,14 @@ def stages(work: Work) -> list[Stage]:
     """In order; `repeats` needs nothing of other pairs, but comes after all checks."""
 
     def each(pieces: Callable[[PairWork], Iterable[Piece]]):
-        return lambda: itertools.chain.from_iterable(map(pieces, each_pair(work)))
+        """A part for each pair."""
+        return [lambda pair=pair: pieces(PairWork(work, pair)) for pair in work.pairs]
 
     return [
-        Stage("reading", lambda: _texts(work)),
+        Stage("reading", [lambda: _texts(work)]),
         Stage("cleaning", each(PairWork.checks)),
         Stage("finding repeated lines", each(PairWork.repeats)),
-        Stage(VOCABULARIES, lambda: _models(work)),
+        Stage(VOCABULARIES, [lambda: _models(work)]),
         Stage("tokenising", each(PairWork.ids)),
         Stage("writing shards", each(PairWork.shards)),
     ]

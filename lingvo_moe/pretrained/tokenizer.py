@@ -6,12 +6,11 @@ here (the original has the first two the other way round), then pieces, then the
 and other tokens that no text contains, as control symbols.
 """
 
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from sentencepiece import sentencepiece_model_pb2
 
 from lingvo_moe.core.files import check_fields, read_json
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
@@ -32,7 +31,6 @@ FILES = (
 )
 _NAMES = {PAD: "<pad>", BOS: "<s>", EOS: "</s>", UNK: "<unk>"}
 _LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3})")
-_Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
 
 
 def read_vocabulary(directory: Path, size: int) -> Vocabulary:
@@ -70,7 +68,7 @@ def read_vocabulary(directory: Path, size: int) -> Vocabulary:
 def _read_model(path: Path) -> Any:
     """The ModelProto, with ids and names of special pieces as they are here."""
     Vocabulary.load(path)
-    model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
+    model = _messages().ModelProto.FromString(path.read_bytes())
     trained = model.trainer_spec
     trained.pad_id, trained.bos_id, trained.eos_id, trained.unk_id = PAD, BOS, EOS, UNK
     trained.pad_piece, trained.bos_piece = _NAMES[PAD], _NAMES[BOS]
@@ -79,24 +77,45 @@ def _read_model(path: Path) -> Any:
     return model
 
 
+@functools.cache
+def _messages() -> Any:
+    """SentencePiece's own module of messages, with all fields.
+
+    Raises:
+        ImportError: protobuf is older than the one that generated the module.
+    """
+    try:
+        from sentencepiece import sentencepiece_model_pb2
+    except Exception as error:  # protobuf's VersionError
+        raise ImportError(
+            f"The module of sentencepiece does not fit the installed protobuf: {error} Install "
+            f"both without apache-beam, which requires an older protobuf."
+        ) from error
+    return sentencepiece_model_pb2
+
+
+def _piece_class() -> Any:
+    return _messages().ModelProto.SentencePiece
+
+
 def _special() -> dict[int, Any]:
     pieces = {index: _control(name) for index, name in _NAMES.items()}
-    pieces[UNK].type = _Piece.UNKNOWN
+    pieces[UNK].type = _piece_class().UNKNOWN
     return pieces
 
 
 def _control(name: str) -> Any:
     language = _LANGUAGE.fullmatch(name)
     text = tag_piece(language[1] or language[2]) if language else name
-    return _Piece(piece=text, score=0.0, type=_Piece.CONTROL)
+    piece = _piece_class()
+    return piece(piece=text, score=0.0, type=piece.CONTROL)
 
 
 def _nllb(directory: Path, model: Any) -> dict[int, Any]:
     """Id -> piece: ids are SentencePiece's plus 1."""
     del directory
-    ordinary = [
-        piece for piece in model.pieces if piece.type not in (_Piece.UNKNOWN, _Piece.CONTROL)
-    ]
+    special = _piece_class().UNKNOWN, _piece_class().CONTROL
+    ordinary = [piece for piece in model.pieces if piece.type not in special]
     return _special() | {UNK + 1 + i: piece for i, piece in enumerate(ordinary)}
 
 
@@ -118,7 +137,7 @@ def _m2m100(directory: Path, model: Any) -> dict[int, Any]:
     least = min(piece.score for piece in model.pieces)
     for name, index in ids.items():
         if index > UNK:
-            character = _Piece(piece=name, score=least - 1.0)
+            character = _piece_class()(piece=name, score=least - 1.0)
             pieces[index] = known.get(name) or (character if len(name) == 1 else _control(name))
     return pieces
 

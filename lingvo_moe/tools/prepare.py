@@ -2,6 +2,7 @@ r"""Turns raw parallel text, or the embedded synthetic languages, into a dataset
 
 lingvo-moe-prepare --corpus=DIR --output=build/data
 lingvo-moe-prepare --synthetic --output=build/data
+lingvo-moe-prepare --corpus=DIR --output=DIR --beam -- --runner=FlinkRunner
 """
 
 import dataclasses
@@ -23,7 +24,11 @@ _FIELDS = dataclasses.fields(PrepareParams)
 
 def main(argv: list[str]) -> None:
     """Flags to prepare."""
-    del argv
+    if argv[1:] and not FLAGS.beam:
+        raise ValueError(
+            f"Unexpected arguments {argv[1:]}; flags begin with --, and options of a Beam pipeline "
+            f"need --beam."
+        )
     if bool(FLAGS.corpus) == FLAGS.synthetic:
         raise ValueError("Pass either --corpus=DIR or --synthetic.")
     options: dict[str, Any] = {
@@ -31,6 +36,7 @@ def main(argv: list[str]) -> None:
     }
     names = ("processes", "memory_mb", "card", "overwrite")
     writing: dict[str, Any] = {name: FLAGS[name].value for name in names}
+    writing["beam"] = argv[1:] if FLAGS.beam else None
     writing["report"] = common.report
     if FLAGS.zero_shot and not FLAGS.synthetic:
         raise ValueError(
@@ -104,14 +110,23 @@ def run() -> None:
         "set", [], "Cleaning rules, such as --set='cleaning=(LengthRatio(),)': docs/data.md."
     )
     flags.DEFINE_integer("processes", None, "Number of processes; by default one per core.")
-    flags.DEFINE_integer("memory_mb", 1000, "Memory for sorting, of all processes together, in MB.")
+    flags.DEFINE_bool(
+        "beam",
+        False,
+        "Make the pieces in an Apache Beam pipeline; its options follow after --: docs/data.md.",
+    )
+    flags.DEFINE_integer(
+        "memory_mb",
+        1000,
+        "Memory for sorting, in MB: of all processes together; with --beam, of each process.",
+    )
     flags.DEFINE_bool("card", True, "Write a page about the data: OUTPUT/card/index.html.")
     flags.DEFINE_bool(
         "overwrite",
         False,
         "Replace the dataset in --output. Discard an unfinished one that other flags began.",
     )
-    common.run(main)
+    common.run(main, takes_arguments=True)
 
 
 if __name__ == "__main__":
