@@ -200,4 +200,5 @@ def _take(shard, translate, progress, wait=False):
 
 
 def _name(path):
-    return path.name.removesuffix(".gz")
+    """The name of a file's translations, which are not compressed."""
+    return path.stem if path.suffix in (".gz", ".zst") else path.name

@@ -182,6 +182,7 @@ class TestDirectory:
         ("files", "output", "message"),
         [
             (("a", "a.gz"), "output", "source/a and .*source/a.gz have the same output"),
+            (("a.gz", "a.zst"), "output", "a.gz and .*source/a.zst have the same output"),
             ((), "output", "has no files to translate"),
             (("a",), "source/output", "is inside --input"),
             (("a", "b/c"), "output", "source/b is not a file"),

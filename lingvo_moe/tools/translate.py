@@ -170,7 +170,8 @@ def run() -> None:
     flags.DEFINE_string(
         "input",
         None,
-        "File to translate, UTF-8, also .gz, or a directory of files; by default standard input.",
+        "File to translate, or a directory of files, UTF-8; each may be compressed (.gz, .zst). By "
+        "default standard input.",
     )
     flags.DEFINE_string(
         "output",
@@ -179,7 +180,9 @@ def run() -> None:
         "command resumes.",
     )
     flags.DEFINE_integer("processes", 1, "Number of processes on this machine.", lower_bound=1)
-    flags.DEFINE_integer("worker", 0, "Set by --processes: which of them this is.", lower_bound=0)
+    flags.DEFINE_integer(
+        "worker", 0, "Set by --processes: number of this process, from 0.", lower_bound=0
+    )
     flags.DEFINE_integer("n_best", 1, "Number of translations per sentence.", lower_bound=1)
     flags.DEFINE_integer("beam_size", None, "Short for --set=decoding.beam_size=…", lower_bound=1)
     flags.DEFINE_bool("scores", False, "Print each score and a tab before its translation.")
