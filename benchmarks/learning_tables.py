@@ -10,6 +10,7 @@ import numpy as np
 from _pages import replace_table
 from learning_rows import ROWS
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from lingvo_moe.reporting.figure import to_png
 from lingvo_moe.reporting.table import Table
@@ -103,7 +104,11 @@ def draw_curves(rows: Sequence[Sequence[Run]]) -> Figure:
         length = min(len(run["curve"]) for run in seeds)
         points = np.mean([run["curve"][:length] for run in seeds], axis=0)
         axes.plot(points[:, 1] / 1e6, points[:, 2], label=_label(seeds), linewidth=1.2)
-    axes.set(xscale="log", xlabel="target tokens, millions", ylabel="dev loss, nats per token")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set(xlabel="target tokens, millions", ylabel="dev loss, nats per token")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
