@@ -235,7 +235,8 @@ def evaluate(
         step: the step of a logdir's checkpoint; None for the best on dev.
         make_runtime: (task, None) -> the runtime of a logdir's model.
         report: takes lines of progress.
-        **options: split, pairs, bleu_tokenizers and overwrite of `tasks.evaluation.evaluate`.
+        **options: split, pairs, bleu_tokenizers, pivot, floor, metrics and overwrite of
+            `tasks.evaluation.evaluate`.
 
     Raises:
         ValueError, OSError: as `tasks.evaluation.evaluate`.

@@ -48,6 +48,24 @@ def override(params: Any, assignments: Iterable[str]) -> Any:
     return params
 
 
+def parse_policy(base: type, text: str, flag: str) -> Any:
+    """The policy object that a text such as `Top2(second_expert='always')` describes.
+
+    Args:
+        base: the abstract class of the policy.
+        text: its class with its arguments.
+        flag: that holds the text, such as "--metric", for errors.
+
+    Raises:
+        ValueError: malformed text, an unknown class or field, a value of the wrong type, or a
+            broken rule; the message begins with the flag and the text.
+    """
+    try:
+        return _parse(text.strip(), base, flag.removeprefix("--"))
+    except ValueError as error:
+        raise ValueError(f"--{str(error).removeprefix('--set=')}") from error
+
+
 def evolve(params: Any, path: str, value: Any) -> Any:
     """Returns params with one field replaced; the argument stays unchanged.
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.baselines import Baselines
 from lingvo_moe.evaluation.hypotheses import write_hypotheses
+from lingvo_moe.evaluation.metrics.base import Metric
 from lingvo_moe.evaluation.page import page_parts
 from lingvo_moe.evaluation.plot import draw_plot
 from lingvo_moe.evaluation.report import Report, format_model, save_report
@@ -39,6 +40,7 @@ def write_report(
     baselines: Baselines | None = None,
     pivot: str | None = None,
     chosen_tokenizers: Mapping[str, str] | None = None,
+    metrics: Sequence[Metric] = (),
     bootstrap_samples: int = BOOTSTRAP_SAMPLES,
 ) -> Report:
     """Scores translations and writes the report with its plot, page and texts.
@@ -54,6 +56,7 @@ def write_report(
         pivot: the language through which zero-shot pairs were translated; None for none.
         chosen_tokenizers: pair -> sacreBLEU's name of a tokenizer for BLEU; None for the default of
             each target language.
+        metrics: further scores; see metrics.base.prepare_metrics.
         bootstrap_samples: resamples of a test set for a p-value.
 
     Raises:
@@ -68,7 +71,8 @@ def write_report(
         baselines.check_not_in(directory)
         baselines.check({output.pair: output.references for output in outputs}, chosen)
     scores = [
-        _score(output, baselines, chosen[output.pair], bootstrap_samples) for output in outputs
+        _score(output, baselines, chosen[output.pair], metrics, bootstrap_samples)
+        for output in outputs
     ]
     unreliable = [o for o, score in zip(outputs, scores, strict=True) if not score.reliable]
     report = Report(
@@ -76,9 +80,10 @@ def write_report(
         checkpoint_step=checkpoint_step,
         split=split,
         pairs=scores,
-        pooled=_score_pooled(unreliable, baselines, chosen, bootstrap_samples),
+        pooled=_score_pooled(unreliable, baselines, chosen, metrics, bootstrap_samples),
         baseline_model=baselines.report.model if baselines else None,
         pivot=pivot,
+        metrics={metric.column: metric.signature() for metric in metrics},
     )
     directory.mkdir(parents=True, exist_ok=True)
     for output in outputs:
@@ -91,11 +96,16 @@ def write_report(
 
 
 def _score(
-    output: PairOutput, baselines: Baselines | None, tokenizer: str, samples: int
+    output: PairOutput,
+    baselines: Baselines | None,
+    tokenizer: str,
+    metrics: Sequence[Metric],
+    samples: int,
 ) -> PairScore:
     """The score; without translations of the baseline its BLEU is taken from its report."""
     theirs = baselines.hypotheses(output.pair) if baselines else None
     score = score_pair(output, theirs, tokenizer=tokenizer, bootstrap_samples=samples)
+    score = _add_metrics(score, output, metrics)
     reported = baselines.score(output.pair) if baselines else None
     if theirs or not reported:
         return score
@@ -106,6 +116,7 @@ def _score_pooled(
     outputs: Sequence[PairOutput],
     baselines: Baselines | None,
     chosen: Mapping[str, str],
+    metrics: Sequence[Metric],
     samples: int,
 ) -> list[PairScore]:
     """One score for all pairs with too few lines that have the same target and tokenizer."""
@@ -115,12 +126,16 @@ def _score_pooled(
         groups[output.pair.rpartition("-")[2], chosen[output.pair]].append(output)
     for group in (group for group in groups.values() if len(group) > 1):
         theirs = [baselines.hypotheses(output.pair) if baselines else None for output in group]
-        scores.append(
-            score_pair(
-                pool(group),
-                [line for lines in theirs for line in lines or ()] if all(theirs) else None,
-                tokenizer=chosen[group[0].pair],
-                bootstrap_samples=samples,
-            )
+        pooled = pool(group)
+        score = score_pair(
+            pooled,
+            [line for lines in theirs for line in lines or ()] if all(theirs) else None,
+            tokenizer=chosen[group[0].pair],
+            bootstrap_samples=samples,
         )
+        scores.append(_add_metrics(score, pooled, metrics))
     return scores
+
+
+def _add_metrics(score: PairScore, output: PairOutput, metrics: Sequence[Metric]) -> PairScore:
+    return dataclasses.replace(score, metrics={m.column: m.score(output) for m in metrics})

@@ -6,7 +6,7 @@ from lingvo_moe.evaluation.baselines import Baselines
 from lingvo_moe.evaluation.report import (
     Report,
     averages_table,
-    language_notes,
+    column_notes,
     matrix_table,
     pairs_table,
 )
@@ -41,7 +41,7 @@ def page_parts(
         "<h2>Language pairs</h2>",
         pairs_table(report).to_html(signed=("ΔBLEU",)),
         _NOTES,
-        *(f'<p class="mark">{escape(note)}</p>' for note in language_notes(report)),
+        *(f'<p class="mark">{escape(note)}</p>' for note in column_notes(report)),
         _signatures(report),
         *_matrix(report),
         "<h2>Samples</h2>",
@@ -67,6 +67,10 @@ def _signatures(report: Report) -> str:
         + "</p>"
         for (bleu, chrf), pairs in by_signature.items()
     ]
+    lines += [
+        f"<p>{escape(column)} <code>{escape(signature)}</code></p>"
+        for column, signature in report.metrics.items()
+    ]
     return "".join(lines)
 
 
@@ -83,5 +87,6 @@ def _samples(output: PairOutput, baseline: Sequence[str] | None) -> str:
     for i in range(min(_SAMPLES, len(output.sources))):
         rows += [("source", output.sources[i]), ("translation", output.hypotheses[i])]
         rows += [("baseline", baseline[i])] if baseline is not None else []
+        rows += [("nearest", output.nearest[i])] if output.nearest is not None else []
         rows += [("reference", output.references[i])]
     return f"<h3>{escape(output.pair)}</h3>{Table((), rows, texts=2).to_html()}"

@@ -36,8 +36,29 @@ class _Optional(NamedTuple):
         return "–" if value is None else f"{self.factor * value:.{self.digits}f}"
 
 
+class _OfMetric(NamedTuple):
+    """The column of a metric."""
+
+    name: str
+
+    def cell(self, scores: "PairScore | Averages") -> str:
+        """What is shown of PairScore or Averages."""
+        return format_score(scores.metrics.get(self.name))
+
+
+class _OfModels(NamedTuple):
+    """The column of the pairs' models; averages have none."""
+
+    name: str
+
+    def cell(self, scores: "PairScore | Averages") -> str:
+        """What is shown of PairScore or Averages."""
+        return getattr(scores, "model", None) or ""
+
+
 _OFF_TARGET = ("off_target", "references_off_target")
 _OPTIONAL = (
+    _Optional("floor", "floor", 1, 1),
     _Optional("source use", "source_use", 1, 2),
     _Optional("off-target %", "off_target", 100, 1),
     _Optional("of refs %", "references_off_target", 100, 1),
@@ -59,6 +80,8 @@ class Averages:
         source_use: mean source use, in nats per token.
         off_target: mean share of translations that are not in the target language.
         references_off_target: the same of the references.
+        floor: mean BLEU of the targets of the most similar training sentences.
+        metrics: column -> mean score, of further metrics.
     """
 
     pairs: int
@@ -70,6 +93,8 @@ class Averages:
     source_use: float | None
     off_target: float | None
     references_off_target: float | None
+    floor: float | None
+    metrics: Mapping[str, float]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,6 +111,7 @@ class Report(Params):
         baseline_model: name of the model that ΔBLEU compares with, None without one.
         pivot: the language through which pairs without training data were translated; None for
             direct translation.
+        metrics: column -> signature, of further metrics; in the order of their columns.
     """
 
     model: str
@@ -95,6 +121,7 @@ class Report(Params):
     pooled: Sequence[PairScore] = ()
     baseline_model: str | None = None
     pivot: str | None = None
+    metrics: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         super().__post_init__()
@@ -142,6 +169,7 @@ def save_report(report: Report, directory: str | pathlib.Path) -> None:
         "split": report.split,
         "baseline_model": report.baseline_model,
         "pivot": report.pivot,
+        "metrics": report.metrics,
         "pairs": [_score_to_json(score) for score in report.pairs],
         "pooled": [_score_to_json(score) for score in report.pooled],
         "averages": {k: dataclasses.asdict(v) for k, v in report.averages.items()},
@@ -295,13 +323,23 @@ def _average(group: Sequence[PairScore]) -> Averages:
         return statistics.fmean(values) if values and None not in values else None
 
     names = ("bleu", "baseline_bleu", "delta_bleu", "chrf", *(column.field for column in _OPTIONAL))
-    return Averages(pairs=len(scores), of=len(group), **{name: mean(name) for name in names})
+    columns = dict.fromkeys(column for score in scores for column in score.metrics)
+    return Averages(
+        pairs=len(scores),
+        of=len(group),
+        metrics={
+            column: statistics.fmean(score.metrics[column] for score in scores)
+            for column in columns
+            if all(column in score.metrics for score in scores)
+        },
+        **{name: mean(name) for name in names},
+    )
 
 
 def _score_to_json(score: PairScore) -> dict:
     first = ("pair", "train_examples", "test_examples", "bleu", "baseline_bleu", "delta_bleu")
     then = ("p_value", "chrf", "source_use", "off_target", "references_off_target")
-    last = ("signature", "chrf_signature", "reliable")
+    last = ("floor", "metrics", "model", "signature", "chrf_signature", "reliable")
     return {name: getattr(score, name) for name in (*first, *then, *last)}
 
 
@@ -312,6 +350,7 @@ def _report_from_json(contents: dict) -> Report:
         split=contents["split"],
         baseline_model=contents["baseline_model"],
         pivot=contents.get("pivot"),
+        metrics=contents.get("metrics", {}),
         pairs=[_score_from_json(score) for score in contents["pairs"]],
         pooled=[_score_from_json(score) for score in contents["pooled"]],
     )
@@ -327,14 +366,16 @@ def _more_cells(report: Report, scores: PairScore | Averages) -> list[str]:
     return [column.cell(scores) for column in _measured(report)]
 
 
-def _measured(report: Report) -> list[_Optional]:
+def _measured(report: Report) -> list[_Optional | _OfMetric | _OfModels]:
     """The optional columns with values; rates off target only if one is above 0."""
-    return [
+    optional = [
         column
         for column in _OPTIONAL
         if any(getattr(score, column.field) is not None for score in report.pairs)
         and (column.field not in _OFF_TARGET or _is_off_target(report))
     ]
+    models = [_OfModels("model")] if any(score.model for score in report.pairs) else []
+    return [*map(_OfMetric, report.metrics), *optional, *models]
 
 
 def _is_off_target(report: Report) -> bool:
@@ -362,12 +403,14 @@ def _notes(report: Report) -> Sequence[str]:
         notes.append("* p < 0.05, paired bootstrap test")
     if not all(score.reliable for score in report.pairs):
         notes.append("? too few test lines for a reliable score")
-    return [*notes, *language_notes(report)]
+    return [*notes, *column_notes(report)]
 
 
-def language_notes(report: Report) -> list[str]:
-    """Notes on zero-shot pairs and on language identification."""
+def column_notes(report: Report) -> list[str]:
+    """Notes on zero-shot pairs and on optional columns."""
     notes = []
+    if any(score.floor is not None for score in report.pairs):
+        notes.append("floor: BLEU of the target of the most similar training sentence")
     if any(not score.train_examples for score in report.pairs):
         through = f", translated through {report.pivot}" if report.pivot else ""
         notes.append(f"{ZERO_SHOT} zero-shot: a pair without training data{through}")

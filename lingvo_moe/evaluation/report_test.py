@@ -79,6 +79,8 @@ def test_a_group_without_any_baseline_is_averaged_over_all_its_pairs():
         "source_use": None,
         "off_target": None,
         "references_off_target": None,
+        "floor": None,
+        "metrics": {},
     }
     assert (averages["low"].bleu, averages["low"].delta_bleu) == (20, None)
 
@@ -113,6 +115,17 @@ def test_what_is_saved_is_loaded_from_file_or_directory(tmp_path):
     assert load_report(tmp_path / "report.json", split="test") == report
 
 
+def test_a_report_of_an_earlier_version_is_loaded(tmp_path):
+    report = make_report(make_score("a-en", 9, 1.5))
+    save_report(report, tmp_path)
+    contents = json.loads((tmp_path / "report.json").read_text("utf-8"))
+    del contents["metrics"]
+    for name in ("metrics", "floor", "model", "source_use"):
+        del contents["pairs"][0][name]
+    (tmp_path / "report.json").write_text(json.dumps(contents))
+    assert load_report(tmp_path) == report
+
+
 CHANGES = [
     ('"bleu": 1.5', '"bleu": NaN'),
     ('"bleu": 1.5', '"bleu": -Infinity'),
@@ -121,6 +134,9 @@ CHANGES = [
     ('"train_examples": 9', '"train_examples": "9"'),
     ('"train_examples": 9', '"train_examples": -9'),
     ('"p_value": null', '"p_value": 2'),
+    ('"metrics": {}', '"metrics": {"COMET": NaN}'),
+    ('"metrics": {}', '"metrics": {"COMET": "1"}'),
+    ('"metrics": {}', '"metrics": []'),
     ('"pair": "a-en"', '"pair": "../../a-en"'),
     ('"pair": "a-en"', '"pair": 3'),
     ('"pair": "a-en"', '"pair": "\\u001b[31ma-en"'),
@@ -195,6 +211,22 @@ def test_source_use_is_a_column_where_it_was_measured(tmp_path):
     report = make_report(used, make_score("b-en", 8, 2.5))
     lines = format_table(report).splitlines()
     assert [line.split()[-1] for line in lines[1:5]] == ["use", lines[2], "-0.00", "–"]
+    save_report(report, tmp_path)
+    assert load_report(tmp_path) == report
+
+
+def test_floor_and_models_are_columns_where_they_are_known(tmp_path):
+    one = dataclasses.replace(make_score("a-en", 9, 12.0), floor=10.0, model="tiny.A")
+    two = dataclasses.replace(make_score("b-en", 8, 14.0), floor=11.0, model="tiny.B")
+    report = make_report(one, two)
+    lines = format_table(report).splitlines()
+    assert [line.split()[-2:] for line in (lines[1], *lines[3:5])] == [
+        ["floor", "model"],
+        ["10.0", "tiny.A"],
+        ["11.0", "tiny.B"],
+    ]
+    assert lines[6].split() == ["all", "(2)", "13.0", "–", "–", "23.0", "10.5"]
+    assert lines[-1] == "floor: BLEU of the target of the most similar training sentence"
     save_report(report, tmp_path)
     assert load_report(tmp_path) == report
 

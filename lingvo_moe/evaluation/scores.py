@@ -45,6 +45,9 @@ class PairOutput:
         off_target: share of the hypotheses that are not in the target language; None if it was not
             measured.
         references_off_target: the same of the references: the error of the language identifier.
+        nearest: the target of the most similar training sentence for each source; None if they
+            were not searched.
+        model: name of the model that translated this pair; None if it is that of all pairs.
 
     Raises:
         ValueError: if the lists are empty or differ in length, or `pair` is no pair that can name
@@ -59,11 +62,14 @@ class PairOutput:
     source_use: float | None = None
     off_target: float | None = None
     references_off_target: float | None = None
+    nearest: Sequence[str] | None = None
+    model: str | None = None
 
     def __post_init__(self):
         check_pair(self.pair)
-        for name in ("sources", "hypotheses", "references"):
-            object.__setattr__(self, name, tuple(map(one_line, getattr(self, name))))
+        for name in ("sources", "hypotheses", "references", "nearest"):
+            if (texts := getattr(self, name)) is not None:
+                object.__setattr__(self, name, tuple(map(one_line, texts)))
         lengths = (len(self.sources), len(self.hypotheses), len(self.references))
         if len(set(lengths)) > 1:
             raise ValueError(
@@ -89,7 +95,10 @@ class PairScore(Params):
         baseline_bleu: BLEU of the baseline on the same references; None without a baseline.
         p_value: probability of a difference this large by chance; None without a baseline or its
             hypotheses, for a single line, and if both systems have BLEU 0.
-        source_use, off_target, references_off_target: as of PairOutput.
+        source_use, off_target, references_off_target, model: as of PairOutput.
+        floor: BLEU of the targets of the most similar training sentences; None if they were not
+            searched.
+        metrics: column -> score, of further metrics.
     """
 
     pair: str
@@ -104,6 +113,9 @@ class PairScore(Params):
     source_use: float | None = None
     off_target: Share | None = None
     references_off_target: Share | None = None
+    model: str | None = None
+    floor: NonNegativeFloat | None = None
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def delta_bleu(self) -> float | None:
@@ -167,6 +179,10 @@ def score_pair(
         source_use=output.source_use,
         off_target=output.off_target,
         references_off_target=output.references_off_target,
+        model=output.model,
+        floor=None
+        if output.nearest is None
+        else bleu.corpus_score(output.nearest, [output.references]).score,
     )
     if baseline_hypotheses is None:
         return result
@@ -194,6 +210,9 @@ def pool(outputs: Sequence[PairOutput]) -> PairOutput:
         sources=[line for output in outputs for line in output.sources],
         hypotheses=[line for output in outputs for line in output.hypotheses],
         references=[line for output in outputs for line in output.references],
+        nearest=[line for output in outputs for line in output.nearest or ()]
+        if all(output.nearest for output in outputs)
+        else None,
     )
 
 

@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from lingvo_moe.core.files import check_output, new_directory
-from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.data.dataset import SIDES, Dataset
 from lingvo_moe.data.pipeline import eval_batches
 from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.baselines import Baselines
 from lingvo_moe.evaluation.evaluate import write_report
 from lingvo_moe.evaluation.language_id import LanguageIdentifier
+from lingvo_moe.evaluation.metrics.base import Metric, prepare_metrics
 from lingvo_moe.evaluation.report import Report
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.evaluation.scores import PairOutput, check_pair
+from lingvo_moe.tasks.floor import nearest_targets, train_texts
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, evaluate_batches
 from lingvo_moe.tasks.translator import Translation, Translator
@@ -37,6 +39,8 @@ def evaluate(
     baselines: Path | None = None,
     bleu_tokenizers: Sequence[str] = (),
     pivot: str | None = None,
+    floor: bool = False,
+    metrics: Sequence[str | Metric] = (),
     overwrite: bool = False,
 ) -> Report:
     """Translates a split, scores it, and writes a report, which appears when it is complete.
@@ -56,13 +60,16 @@ def evaluate(
         bleu_tokenizers: texts PAIR=NAME; see evaluation.tokenizers.
         pivot: a language; pairs without training data are translated into it, and from it into
             their target. None for a direct translation.
+        floor: whether to report the BLEU of the targets of the most similar training sentences.
+        metrics: further scores; see evaluation.metrics.
         overwrite: whether an earlier report may be replaced.
 
     Raises:
         ValueError, OSError: an unknown or repeated pair, no test lines, baselines that are not
-            comparable, or an output that cannot be made.
+            comparable, a metric that cannot be used, or an output that cannot be made.
     """
     check_output(output, MAKER, overwrite)
+    ready = prepare_metrics(metrics)
     model_dir = model_dir.for_dataset(dataset)
     references = references_of(dataset, split, pairs or model_dir.pairs, report)
     chosen = tokenizers.choose(list(references), bleu_tokenizers)
@@ -75,6 +82,7 @@ def evaluate(
     task = model_dir.task
     for name in references:  # raises if the model was not trained on the task
         task.task_id(dataset.pair(name).source, dataset.pair(name).target)
+    copies = _copies(dataset, split, list(references), report) if floor else {}
     runtime = make_runtime(task)
     translator, step = load_translator(model_dir, runtime, step)
     indirect = pivot and through(translator, pivot)
@@ -88,6 +96,7 @@ def evaluate(
     outputs = [
         dataclasses.replace(
             one,
+            nearest=copies.get(one.pair),
             source_use=use.get(one.pair),
             off_target=_off_target(identify, one.hypotheses, one.pair),
             references_off_target=_off_target(identify, one.references, one.pair),
@@ -104,6 +113,7 @@ def evaluate(
             baselines=against,
             pivot=pivot,
             chosen_tokenizers=chosen,
+            metrics=ready,
         )
 
 
@@ -226,8 +236,7 @@ def language_identifier(dataset: Dataset) -> LanguageIdentifier | None:
     texts: dict[str, list[str]] = {}
     for pair in dataset.pairs:
         examples = list(dataset.first_examples("train", pair.name, _SENTENCES))
-        sources = dataset.source_vocabulary.decode([e.source[1:-1].tolist() for e in examples])
-        targets = dataset.target_vocabulary.decode([e.target[:-1].tolist() for e in examples])
+        sources, targets = (train_texts(dataset, examples, side) for side in SIDES)
         for language, more in ((pair.source, sources), (pair.target, targets)):
             known = texts.setdefault(language, [])
             known += more[: _SENTENCES - len(known)]
@@ -269,6 +278,16 @@ def record_routing(
         )
     total = evaluate_batches(runtime, batches)
     return RoutingRecord.of_metrics(total, model_dir.task.moe_layers, model_dir.pairs)
+
+
+def _copies(dataset, split, pairs, report) -> dict[str, list[str]]:
+    """Pair -> what `nearest_targets` finds, for pairs with training text."""
+    copies = {}
+    for pair in pairs:
+        if (found := nearest_targets(dataset, split, pair)) is not None:
+            copies[pair] = found
+            report(f"{pair}: {len(found)} nearest training sentences found")
+    return copies
 
 
 def _off_target(identify, texts, pair):

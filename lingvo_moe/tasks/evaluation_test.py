@@ -6,16 +6,19 @@ import types
 
 import numpy as np
 import pytest
+from sacrebleu.metrics import BLEU
 
 from lingvo_moe.core.files import MANIFEST
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.evaluation.report import load_report
 from lingvo_moe.tasks import evaluation as module
+from lingvo_moe.tasks.floor import nearest_targets
 from lingvo_moe.testing.tiny_world import dataset
 from lingvo_moe.training.train_params import TrainParams
 
 PAIRS = ("qna-en", "qta-en")
+SPM = dataset().directory / "target.model"
 
 
 def _tag(language):
@@ -102,6 +105,18 @@ def test_pairs_without_training_text_go_through_the_pivot(tmp_path, translated):
     assert hypotheses.startswith("the the ")
 
 
+def test_the_floor_is_the_score_of_the_nearest_training_sentences(tmp_path, translated):
+    report = evaluate(tmp_path / "r", floor=True, metrics=[f"SpBleu(model='{SPM}')"])
+    nearest = nearest_targets(dataset(), "test", "qna-en")
+    references = [example.target_text for example in dataset().examples("test", "qna-en")]
+    scores = {score.pair: score for score in report.pairs}
+    assert scores["qna-en"].floor == BLEU(force=True).corpus_score(nearest, [references]).score
+    assert scores["qna-en"].metrics["spBLEU"] > 0
+    assert report.averages["all"].floor > 0
+    page = (tmp_path / "r" / "index.html").read_text("utf-8")
+    assert f"<td>nearest</td><td>{nearest[0]}</td>" in page
+
+
 def test_a_report_is_replaced_only_if_asked_and_only_if_it_is_ours(tmp_path, translated):
     evaluate(tmp_path / "report", pairs=["qna-en"])
     del translated[:]
@@ -149,6 +164,7 @@ def test_what_is_wrong_is_found_before_anything_is_translated(tmp_path, translat
         ({"baselines": lone, "bleu_tokenizers": ["qna-en=char"]}, "signature is .*tok:13a"),
         ({"pivot": "xx"}, "does not translate into 'xx'"),
         ({"bleu_tokenizers": ["qna-en=moses"]}, "no tokenizer 'moses'"),
+        ({"metrics": ["SpBleu(model='none')"]}, "'none' is no SentencePiece model"),
     ]
     for options, message in cases:
         output = options.pop("output", tmp_path / "report")

@@ -31,6 +31,8 @@ def main(argv: list[str]) -> None:
         pairs=FLAGS.pairs,
         bleu_tokenizers=FLAGS.bleu_tokenizer,
         pivot=FLAGS.pivot,
+        floor=FLAGS.floor,
+        metrics=FLAGS.metric,
         overwrite=FLAGS.overwrite,
     )
     print(format_table(report))
@@ -53,6 +55,14 @@ def run() -> None:
     )
     flags.DEFINE_string(
         "pivot", None, "Language such as en: pairs without training text are translated through it."
+    )
+    flags.DEFINE_bool(
+        "floor", False, "Also score the targets of the most similar training sentences."
+    )
+    flags.DEFINE_multi_string(
+        "metric",
+        [],
+        "A further score, such as \"SpBleu(model='flores200.model')\" or Comet. May be repeated.",
     )
     flags.DEFINE_bool("overwrite", False, common.OVERWRITE_HELP)
     flags.DEFINE_integer("step", None, "Step of the checkpoint; by default the best on dev.")

@@ -1,0 +1,1 @@
+"""Further scores of the report; one policy a file."""

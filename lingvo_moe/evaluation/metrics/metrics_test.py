@@ -1,0 +1,148 @@
+"""Further scores: spBLEU beside sacreBLEU's, COMET with a stand-in, and metrics of plug-ins."""
+
+import dataclasses
+import shutil
+import sys
+import types
+
+import pytest
+from sacrebleu.metrics import BLEU
+from sacrebleu.tokenizers import tokenizer_spm
+
+from lingvo_moe.evaluation.evaluate import write_report
+from lingvo_moe.evaluation.metrics.base import Metric, prepare_metrics
+from lingvo_moe.evaluation.metrics.comet import Comet
+from lingvo_moe.evaluation.metrics.sp_bleu import SpBleu
+from lingvo_moe.evaluation.report import format_table, load_report
+from lingvo_moe.evaluation.scores import PairOutput
+from lingvo_moe.testing.tiny_world import dataset
+
+MODEL = str(dataset().directory / "target.model")
+LINES = ["the cat sees a small house .", "we  walk, they run", "早上好 ▁x"]
+
+
+def output(pair="aa-en"):
+    hypotheses = ["the cat saw a house .", "we walk , they run ", "早上 x"]
+    return PairOutput(
+        pair=pair, train_examples=9, sources=LINES, hypotheses=hypotheses, references=LINES
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exact(Metric):
+    """Share of translations that equal their references, in percent."""
+
+    column: str = "exact"
+
+    def prepare(self) -> None:
+        """See Metric."""
+
+    def score(self, output: PairOutput) -> float:
+        """See Metric."""
+        equal = sum(map(str.__eq__, output.hypotheses, output.references))
+        return 100 * equal / len(output.references)
+
+    def signature(self) -> str:
+        """See Metric."""
+        return "exact|v1"
+
+
+def test_sp_bleu_is_that_of_sacrebleu_with_the_same_model(tmp_path, monkeypatch):
+    (tmp_path / "models").mkdir()
+    shutil.copy(MODEL, tmp_path / "models" / "flores200sacrebleuspm")
+    monkeypatch.setattr(tokenizer_spm, "SACREBLEU_DIR", str(tmp_path))
+    one = output()
+    expected = BLEU(tokenize="flores200").corpus_score(one.hypotheses, [one.references]).score
+    (metric,) = prepare_metrics([f"SpBleu(model='{MODEL}')"])
+    assert 5 < expected < 95
+    assert metric.score(one) == expected
+    assert expected != BLEU().corpus_score(one.hypotheses, [one.references]).score
+    digest = dataset().target_vocabulary.sha256[:12]
+    assert metric.signature().startswith("nrefs:1|case:mixed|eff:no|tok:none|")
+    assert metric.signature().endswith(f"|spm:{digest}")
+
+
+@pytest.fixture
+def comet(monkeypatch):
+    """The calls that a stand-in for the package was given."""
+    calls = []
+
+    def predict(samples, **options):
+        calls.append((samples, options))
+        return types.SimpleNamespace(system_score=0.8125)
+
+    module = types.SimpleNamespace(
+        download_model=lambda name: calls.append(name) or f"cache/{name}.ckpt",
+        load_from_checkpoint=lambda path: (
+            calls.append(path) or types.SimpleNamespace(predict=predict)
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "comet", module)
+    return calls
+
+
+def test_comet_scores_all_lines_with_its_model(comet):
+    (metric,) = prepare_metrics(["Comet(name='Unbabel/x', batch_size=2)"])
+    assert comet == ["Unbabel/x"]  # the download comes first; the model is loaded when it is needed
+    one = output()
+    assert [metric.score(one), metric.score(one)] == [81.25, 81.25]
+    sample = {"src": LINES[0], "mt": one.hypotheses[0], "ref": LINES[0]}
+    assert comet[1] == "cache/Unbabel/x.ckpt"
+    assert len(comet) == 4  # loaded once
+    assert comet[2][0][0] == sample
+    assert comet[2][1] == {"batch_size": 2, "gpus": 0}
+    assert metric.signature().startswith("model:Unbabel/x|version:")
+
+
+def test_comet_takes_the_path_of_a_checkpoint(comet, tmp_path):
+    (tmp_path / "model.ckpt").write_text("")
+    prepare_metrics([Comet(name=str(tmp_path / "model.ckpt"))])
+    assert comet == []
+
+
+def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, monkeypatch):
+    (tmp_path / "text.model").write_text("no model")
+    (tmp_path / "empty.model").write_text("")
+    monkeypatch.setitem(sys.modules, "comet", None)  # cannot be imported
+    for texts, message in (
+        (["Comet"], "needs the package unbabel-comet .* pip install unbabel-comet$"),
+        ([f"SpBleu(model='{tmp_path}/text.model')"], "text.model' is no SentencePiece model"),
+        ([f"SpBleu(model='{tmp_path}/empty.model')"], "empty.model' is no SentencePiece model"),
+        (["SpBleu(model=a/b.model)"], "'a / b.model' is no .* give the path of one in quotes"),
+        (["SpBleu(model=/b.model)"], r"^--metric=SpBleu\(model=/b.model\): write it as SpBleu\("),
+        (["SpBleu"], r"^--metric=SpBleu: .* 'model'"),
+        (["Ter"], "^--metric=Ter: 'Ter' is not of type Comet or Exact or Metric or SpBleu"),
+        (["Comet(gpu=1)"], "Comet has no field 'gpu'. Did you mean 'gpus'"),
+        (["Comet(gpus=-1)"], "gpus must be >= 0"),
+        (["Exact", "Exact()"], "Two metrics have the column 'exact'. Give each its own"),
+    ):
+        with pytest.raises(ValueError, match=message) as error:
+            prepare_metrics(texts)
+        assert "\n" not in str(error.value)
+
+
+def test_a_download_that_fails_is_refused_in_one_line(comet, monkeypatch):
+    def fail(name):
+        raise KeyError(f"Model '{name}' not supported by COMET.")
+
+    monkeypatch.setattr(sys.modules["comet"], "download_model", fail)
+    with pytest.raises(ValueError, match=r"cannot download its model 'y' .*Correct the name"):
+        prepare_metrics(["Comet(name='y')"])
+
+
+def test_metrics_are_columns_of_every_form_of_the_report(tmp_path):
+    outputs = [output(), output("bb-en")]
+    metrics = prepare_metrics(["Exact", SpBleu(column="sp", model=MODEL)])
+    options = {"model": "m", "checkpoint_step": 5, "split": "test", "metrics": metrics}
+    report = write_report(outputs, tmp_path, **options)
+    sp = metrics[1].score(outputs[0])
+    assert [score.metrics for score in report.pairs] == [{"exact": 0, "sp": sp}] * 2
+    assert report.pooled[0].metrics["sp"] == pytest.approx(sp, abs=1)  # "*-en", all lines
+    assert load_report(tmp_path) == report
+    lines = format_table(report).splitlines()
+    assert lines[1].split()[-3:] == ["chrF++", "exact", "sp"]
+    average = next(line for line in lines if line.startswith("all (2)"))
+    assert average.split()[-2:] == ["0.0", f"{sp:.1f}"]
+    page = (tmp_path / "index.html").read_text("utf-8")
+    assert page.count("<th>exact</th><th>sp</th>") == 2
+    assert "<p>exact <code>exact|v1</code></p>" in page
