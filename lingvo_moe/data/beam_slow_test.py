@@ -77,7 +77,6 @@ def start(python, tmp_path):
     (tmp_path / "plugin/odd_rule.py").write_text(_PLUGIN)
 
     def start(output, *beam):
-        # The corpus has a relative path, which workers must still find.
         arguments = ["plugin/odd_rule.py", "corpus", output, *beam]
         return subprocess.Popen(
             [python, "-c", _RUN, *arguments],
