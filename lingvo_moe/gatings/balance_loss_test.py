@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.balance_loss import ByBatch, ByGroup, BySequence
 from lingvo_moe.gatings.base import Extras
 from lingvo_moe.gatings.choices import top_choices
@@ -63,6 +64,33 @@ def test_gradients_are_those_of_finite_differences(balance):
     np.testing.assert_allclose(symbolic[0], numeric[0], atol=5e-4)
     assert np.abs(symbolic[0]).max() > 0.01
     np.testing.assert_array_equal(np.reshape(symbolic[0], [2, 6, 3])[0, 5], 0.0)
+
+
+def test_parts_of_a_batch_add_up_to_the_whole_with_its_choices():
+    rng = np.random.default_rng(4)
+    logits = rng.normal(size=(6, 5, 4)).astype(np.float32)
+    mask = rng.random((6, 5)) < 0.7
+    whole = np.bincount(np.argmax(logits, axis=-1)[mask], minlength=4)
+    extras = Extras(state=NestedMap(first_choices=tf.constant(whole, tf.float32)))
+    total = 0.0
+    for part in (slice(0, 2), slice(2, 6)):
+        gates = tf.nn.softmax(logits[part])
+        loss = ByBatch()(gates, top_choices(gates, 1)[1], tf.constant(mask[part]), extras)
+        total += loss * mask[part].sum() / mask.sum()
+    expected = slow_routing.balance(logits.reshape(1, -1, 4), mask.reshape(1, -1))
+    np.testing.assert_allclose(total, expected, rtol=1e-5)
+
+
+def test_in_a_local_step_each_node_has_its_own_choices():
+    """Groups 0 and 2 are of node 0, groups 1 and 3 of node 1."""
+    gates = tf.nn.softmax(np.random.default_rng(4).normal(size=(4, 5, 3)).astype(np.float32))
+    whole = np.array([[6.0, 3.0, 1.0], [2.0, 2.0, 6.0]], np.float32)
+    extras = Extras(
+        state=NestedMap(first_choices=tf.constant(whole[[0, 1, 0, 1]][:, None])), nodes=2
+    )
+    loss = ByBatch()(gates, top_choices(gates, 1)[1], tf.ones([4, 5], tf.bool), extras)
+    by_node = [3 * whole[n] / 10 @ gates.numpy()[n::2].mean(axis=(0, 1)) for n in range(2)]
+    np.testing.assert_allclose(loss, np.mean(by_node), rtol=1e-5)
 
 
 def test_sentences_must_be_known():

@@ -49,8 +49,11 @@ class TopK(Gating):
     balance: BalanceLoss = BY_GROUP
 
     def state(self, num_experts):
-        """See Gating: the bias."""
-        return NestedMap(bias=self.bias.spec(num_experts)) if self.bias else NestedMap()
+        """See Gating: the bias, and the state of the balance loss."""
+        state = NestedMap(self.balance.state(num_experts))
+        if self.bias:
+            state.bias = self.bias.spec(num_experts)
+        return state
 
     def route(self, logits, mask, capacity, context, extras=NOTHING):
         del context

@@ -23,7 +23,7 @@ class GatingDropout(Params):
     device the nodes are simulated, with the same numbers.
 
     Attributes:
-        rate: the probability that a step is local; the paper's is 0.3.
+        rate: the probability that a step is local. The default is ours, not taken from the paper.
         nodes: N; must divide the experts of every layer and moe.num_groups.
     """
 

@@ -107,6 +107,21 @@ def routing_metrics(
     return metrics
 
 
+def choices_of(path: str, layers: Sequence[str], choices: tf.Tensor) -> tf.Tensor:
+    """The rows of choices [layers, E] of a weight's layer, or of all layers of a scan, [Y, E].
+
+    Args:
+        path: of the weight.
+        layers: names of the MoE layers, in the order of the rows.
+        choices: [layers, E].
+    """
+    side, layer = path.split("/")[:2]
+    if layer != "block":
+        return choices[layers.index(f"{side}/{layer}")]
+    rows = [i for i, name in enumerate(layers) if name.startswith(f"{side}/")]
+    return tf.gather(choices, rows)
+
+
 def max_vio(choices: tf.Tensor, num_experts: Sequence[int]) -> tf.Tensor:
     """MaxVio (Wang et al. 2024, arXiv 2408.15664, equation 4) of each layer, float32 [layers].
 

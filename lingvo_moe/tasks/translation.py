@@ -27,8 +27,9 @@ from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.layers.vexperts import VExperts
 from lingvo_moe.sharding import copies
 from lingvo_moe.sharding.params import ShardingParams
-from lingvo_moe.tasks.routing_metrics import max_vio, needed_rung, routing_metrics
+from lingvo_moe.tasks.routing_metrics import choices_of, max_vio, needed_rung, routing_metrics
 from lingvo_moe.tasks.sides import sides_of, split_request
+from lingvo_moe.tasks.whole_batch import whole_batch
 from lingvo_moe.training.adafactor import Adafactor
 from lingvo_moe.training.averaging import Averaging, Ema
 from lingvo_moe.training.initial import InitParams
@@ -260,6 +261,12 @@ class TranslationTask:
             )
         return LossOutput(objective, metrics, needed_rung(output))
 
+    def first_choices(self, theta: NestedMap, batch: NestedMap, context: Context) -> NestedMap:
+        """See training.step.Trainable."""
+        theta, (source, target) = self._to_compute_dtype(theta), self._sides(batch)
+        output = self.transformer.hidden(theta, source, target, context)
+        return whole_batch(self.weights(), self.moe_layers, output)
+
     def after_step(self, state: NestedMap, metrics: NestedMap) -> tuple[NestedMap, NestedMap]:
         """See training.step.Trainable.
 
@@ -274,19 +281,11 @@ class TranslationTask:
             return state, metrics
         specs = dict(self.weights().flatten())
         after = {
-            path: specs[path].after_step(value, self._choices_of(path, metrics.choices))
+            path: specs[path].after_step(value, choices_of(path, self.moe_layers, metrics.choices))
             for path, value in state.flatten()
         }
         metrics = NestedMap(metrics, max_vio=max_vio(metrics.choices, self.layer_experts))
         return NestedMap.unflatten(after), metrics
-
-    def _choices_of(self, path, choices):
-        """The rows of choices [layers, E] of a state's layer, or of a scan's layers [Y, E]."""
-        side, layer = path.split("/")[:2]
-        if layer != "block":
-            return choices[self.moe_layers.index(f"{side}/{layer}")]
-        rows = [i for i, name in enumerate(self.moe_layers) if name.startswith(f"{side}/")]
-        return tf.gather(choices, rows)
 
     def _sides(self, batch):
         """The Tokens of source and target."""
