@@ -1,7 +1,7 @@
 """Compares all gatings on one corpus, over several seeds: quality, balance, drops, speed.
 
 python benchmarks/gatings.py --data=build/demo/data --output=build/gatings [--steps=300]
-    [--seeds=1,2,3] [--only=TEXT …] [--rounds=15] [--page=docs/gating.md]
+    [--seeds=1,2,3] [--only=TEXT …] [--rounds=15] [--no-bleu] [--page=docs/gating.md]
 
 Trains tiny.MoE for the same number of steps with each policy and seed; a seed gives every policy
 the same batches. Each run is one JSON file in OUTPUT; the same command again makes only the missing
@@ -116,6 +116,12 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=15, help="rounds of measuring the speed; 0 for none"
     )
+    parser.add_argument(
+        "--bleu",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="translate the test text; --no-bleu for runs that are too short for it",
+    )
     parser.add_argument("--page", type=Path, help="the page with the table")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
@@ -151,7 +157,9 @@ def _run(name, dataset, args):
         runtime = Local(model_dir.task, train_step(model_dir.task))
         for seed, path in missing.items():
             start = time.monotonic()
-            score = train_and_score(model_dir, dataset, runtime, args.steps, seed=seed)
+            score = train_and_score(
+                model_dir, dataset, runtime, args.steps, bleu=args.bleu, seed=seed
+            )
             write_whole(path, json.dumps(said | {"seed": seed} | score._asdict(), indent=1))
             seconds = time.monotonic() - start
             print(f"{name}, seed {seed}: {score}, {seconds:.0f} s", flush=True)

@@ -7,7 +7,7 @@ split over devices, e experts not split, C capacity, K choices, M model, R rows.
 import abc
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -35,6 +35,31 @@ class Dispatcher(Params, abc.ABC):
         """The layout of a layer's experts when this dispatcher trains them."""
         return EachOnce()
 
+    def check(self, moe: Any) -> None:
+        """Checks the MoEParams of the layer; most dispatchers fit all.
+
+        Raises:
+            ValueError: a policy that does not fit.
+        """
+
+    def check_pieces(self, pieces: int) -> None:
+        """Checks the number of pieces into which a mesh splits the experts; most fit any mesh.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+
+    def rows_sent(self, moe: Any, group_size: int, capacity: int) -> int:
+        """Rows that a group sends in each AllToAll: E · C, used or not.
+
+        Args:
+            moe: the layer's MoEParams.
+            group_size: S.
+            capacity: C.
+        """
+        del group_size
+        return moe.num_experts * capacity
+
     @abc.abstractmethod
     def dispatch(
         self, inputs: tf.Tensor, routing: Routing, capacity: int | None, experts: Experts
@@ -48,8 +73,9 @@ class Dispatcher(Params, abc.ABC):
             experts: with the layer's weights in the layout of `holding`.
 
         Returns:
-            Outputs, zero for tokens without an expert. Dispatchers that ignore `capacity` report
-            the statistic `lost` [], the number of routed choices that were not computed.
+            Outputs, zero for tokens without an expert. Dispatchers that ignore `capacity`, or have
+            one more, report the statistic `lost` [], the number of routed choices that were not
+            computed.
         """
 
 

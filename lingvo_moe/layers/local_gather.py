@@ -42,12 +42,12 @@ class LocalGather(Dispatcher):
         split = "eGCM" if self.nodes == 1 else "EgCM"
 
         def fill(inputs, *choices):
-            slot, choice = _slots(held, nodes, capacity, *choices)
+            slot, choice = slots_of(held, nodes, capacity, *choices)
             rows = permute(tf.reshape(inputs, [-1, inputs.shape[-1]]), slot, choice)
             return tf.reshape(rows, [held, -1, capacity, inputs.shape[-1]])
 
         def collect(rows, weight, *choices):
-            slot, choice = _slots(held, nodes, capacity, *choices)
+            slot, choice = slots_of(held, nodes, capacity, *choices)
             flat = tf.reshape(weight, slot.shape)
             outputs = combine(tf.reshape(rows, [-1, rows.shape[-1]]), flat, slot, choice)
             return tf.reshape(outputs, [*weight.shape[:2], rows.shape[-1]])
@@ -66,10 +66,17 @@ class LocalGather(Dispatcher):
         return Dispatched(outputs, NestedMap())
 
 
-def _slots(num_experts, nodes, capacity, expert, position, dispatched):
+def slots_of(num_experts, nodes, capacity, expert, position, dispatched):
     """The slot of each choice int32 [G·S, K] in [E, G / N, C], and the choice in each slot.
 
     An expert has rows of every N-th group.
+
+    Args:
+        num_experts: E.
+        nodes: N.
+        capacity: C.
+        expert, position: int32 [G, S, K].
+        dispatched: bool [G, S, K]; other choices have the slot E · G / N · C.
     """
     groups = expert.shape[0] // nodes
     group = tf.constant([g // nodes for g in range(expert.shape[0])])[:, None, None]

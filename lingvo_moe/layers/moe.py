@@ -114,6 +114,8 @@ class MoEParams(Params):
                 f"shared_expert=True is a shared network with a gate, and always_on_experts="
                 f"{self.always_on_experts} is one without; set one of them."
             )
+        for dispatcher in (self.dispatcher, self.eval_dispatcher):
+            dispatcher.check(self)
         if self.gating_dropout:
             self.gating_dropout.check(self)
 

@@ -301,13 +301,13 @@ class _Counter:
         yield from self._product(kind.count, "RH,HM->RM", n * m, again=not ends)
 
     def _shape(self, kind):
-        """E, C, and the number of slots [E, G, C] of a device."""
+        """E, C, and of a device the slots [E, G, C] and the rows that an AllToAll sends."""
         moe, inputs = kind.layer.feed_forward.params, self.params.input
-        per_group = inputs.batch_size * kind.length / moe.num_groups
-        factor = moe.capacity_factor or _WITHOUT_CAPACITY
-        capacity = expert_capacity(factor, int(per_group), moe.num_experts)
-        slots = moe.num_experts * moe.num_groups * capacity / self.cut("Eg")
-        return moe.num_experts, capacity, slots
+        size, groups = inputs.batch_size * kind.length // moe.num_groups, moe.num_groups
+        capacity = expert_capacity(moe.capacity_factor or _WITHOUT_CAPACITY, size, moe.num_experts)
+        moe.dispatcher.check_pieces(self.cut("E"))
+        rows = moe.num_experts * capacity, moe.dispatcher.rows_sent(moe, size, capacity)
+        return moe.num_experts, capacity, *(groups * r / self.cut("Eg") for r in rows)
 
     def _units(self, own, of_sizes):
         """A device's hidden units of an expert; for different sizes of_sizes, such as the mean."""
@@ -317,7 +317,7 @@ class _Counter:
 
     def _moe(self, kind):
         n, m = self.tokens(kind.length), self.m
-        experts, capacity, slots = self._shape(kind)
+        experts, capacity, slots, sent = self._shape(kind)
         own, times = kind.layer.feed_forward, kind.count
         h = self._units(own, np.mean)
         gated = own.experts.activation.gated
@@ -342,15 +342,14 @@ class _Counter:
         yield from self._product(times, "EgCH,EHM->EgCM", slots * m)
         # To the experts and back, forward and backward, and again if rematerialised.
         there = flow.exchanges("eGCM", self._held("eGCM"), self._held("EgCM"), self.mesh)
-        yield from self._transfers("all_to_all", there, (4 + 2 * self.remat) * times, slots * m)
+        yield from self._transfers("all_to_all", there, (4 + 2 * self.remat) * times, sent * m)
 
     def _kept_by_hidden(self, kind):
         n, m, dense = self.tokens(kind.length), self.m, kind.layer.dense
         total = self.wire * n * (m + dense.hidden_dim / self.cut("H")) if dense else 0.0
         if not kind.layer.is_moe:
             return total + self.item * n * m
-        experts, capacity, slots = self._shape(kind)
-        own = kind.layer.feed_forward
+        own, (experts, capacity, slots, _) = kind.layer.feed_forward, self._shape(kind)
         hidden = self._units(own, max)  # there is room for all tokens at the largest expert
         one_hot = n * experts * capacity * isinstance(own.params.dispatcher, Einsum)
         total += self.wire * (n * m + slots * (3 * m + hidden)) + _FLOAT32 * 2 * n * experts

@@ -76,6 +76,22 @@ def test_experts_and_dispatch_by_hand():
     assert to_all.bytes == 8 * 64 * 128 * 2
 
 
+def test_a_dispatcher_by_node_sends_fewer_rows():
+    """16 experts on 4 nodes, of which a token uses 2 for its 4 experts."""
+    gating = "TopK(k=4,limit=NodeLimited(nodes=4,kept=2))"
+    sizes = ["model.moe.num_experts=16", "model.moe.capacity_factor=4.0"]
+    sent = []
+    for dispatcher in ("LocalGather()", "ByNode(nodes=4,kept=2)"):
+        changes = [f"model.moe.gating={gating}", f"model.moe.dispatcher={dispatcher}"]
+        params = override(MOE, [*sizes, *changes])
+        (to_all,) = [t for t in count_costs(params, FOUR, 2).transfers if t.kind == "all-to-all"]
+        sent.append(to_all.bytes)
+    # C = 4 · 32 / 16 = 8 rows of an expert; of a node 2 · 8 · 16 / (4 · 4) = 16.
+    assert sent == [8 * (16 * 8) * 128 * 2, 8 * (4 * 16) * 128 * 2]
+    with pytest.raises(ValueError, match="does not fit a mesh that splits experts into 16"):
+        count_costs(params, Mesh(("expert",), (16,)), 2)
+
+
 @pytest.mark.parametrize(
     ("option", "networks"), [("shared_expert=True", 1), ("always_on_experts=3", 3)]
 )

@@ -271,7 +271,13 @@ class Space:
         rows_of_part = rows * self.params.train.micro_batches
         if self.params.input.batch_size % rows_of_part or (moe and moe.num_groups % rows):
             return False
-        return all(n % expert == 0 for n in self.experts) and (bool(moe) or expert == 1)
+        if not moe:
+            return expert == 1
+        try:
+            moe.dispatcher.check_pieces(expert)
+        except ValueError:
+            return False
+        return all(n % expert == 0 for n in self.experts)
 
     def refuses(self, mesh: Mesh, choices: tuple[Choice, ...], zero: bool) -> str:
         """The reason why a strategy is not in the space; "" if it is."""
