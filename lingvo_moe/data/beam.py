@@ -2,9 +2,9 @@
 
     for each stage: list its pieces | Reshuffle | make each piece | count
 
-A stage is listed when the one before has been counted, because its list depends on their files. The
-elements of the pipeline are the paths of pieces; the text stays in files. All workers and the
-process that starts the pipeline need the same file system.
+The pieces of a stage are listed after the stage before has finished, because they depend on its
+files. The elements of the pipeline are the paths of pieces; the text stays in files. All workers
+and the process that starts the pipeline need the same file system.
 """
 
 import contextlib
@@ -39,8 +39,8 @@ def run_pipeline(work: Work, options: Sequence[str]) -> None:
     """Makes all pieces; finished ones are kept.
 
     Args:
-        work: its directory has been begun.
-        options: of the pipeline, such as --runner=FlinkRunner.
+        work: the preparation; its directory exists.
+        options: flags of the pipeline, such as --runner=FlinkRunner.
 
     Raises:
         ValueError: something is wrong with the corpus.
@@ -97,7 +97,7 @@ def _error_file(work):
 
 
 def _raise_reported(work):
-    """Raises the error that a worker has written down, if there is one."""
+    """Raises the error that a worker has written to the file, if there is one."""
     with contextlib.suppress(FileNotFoundError):
         kind, text = json.loads(_error_file(work).read_text())
         _error_file(work).unlink()
@@ -105,7 +105,7 @@ def _raise_reported(work):
 
 
 class _Job:
-    """The work, as workers load it: with the plug-ins that its params need."""
+    """The work in a form that workers can load, with the plug-ins that its params need."""
 
     def __init__(self, work: Work):
         self._pickled = pickle.dumps(imported()), pickle.dumps(work)
@@ -193,7 +193,7 @@ class _Make(_OfStage):
 
 @contextlib.contextmanager
 def _reported(work: Work) -> Iterator[None]:
-    """Writes an error down, because runners pass on no more than a text with a traceback."""
+    """Writes an error to a file, because runners pass on only a text with a traceback."""
     try:
         yield
     except (ValueError, OSError) as error:

@@ -1,4 +1,4 @@
-"""The data card: a page about a dataset, of what preparation has seen.
+"""The data card: a page about a dataset, from the statistics of preparation.
 
 Sizes and lengths by pair, tokens by language, and what was dropped, with examples.
 """
@@ -76,7 +76,7 @@ class Statistics:
 
 
 def write_card(directory: Path, work: Work, dataset: Dataset) -> None:
-    """Writes index.html, its pictures and card.json, of finished stages."""
+    """Writes index.html, its pictures and card.json, after all stages have finished."""
     statistics = collect(work)
     pairs = sorted(dataset.pairs, key=lambda pair: -pair.examples.get("train", 0))
     pictures = {

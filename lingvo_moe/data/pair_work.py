@@ -21,7 +21,7 @@ from lingvo_moe.data.repeats import repeated_lines, sorted_keys
 from lingvo_moe.data.vocabulary import UNK
 from lingvo_moe.data.work import Piece, Work
 
-KEPT, REPEATED, HELD_OUT = 0, 254, 255  # verdicts of lines; the others are numbers of rules
+KEPT, REPEATED, HELD_OUT = 0, 254, 255  # verdicts on lines; other values are numbers of rules
 _BYTES_PER_KEY = 80  # memory for sorting
 
 
@@ -40,7 +40,7 @@ class PairWork:
         return self.work.directory / "text" / split / forward.name
 
     def cut(self, split: str) -> Callable:
-        """A function that cuts a split into blocks."""
+        """Returns a function that writes a split in blocks, and their numbers of lines."""
         forward = self.pair.reverse() if self.pair.turned else self.pair
         path = self.text_path(split)
 
@@ -102,7 +102,7 @@ class PairWork:
         return make
 
     def _write_keys(self, number, lines, kept):
-        """Writes the hashes of lines, sorted."""
+        """Writes the hashes of the kept lines, sorted."""
         key = self.work.params.duplicates.key
         texts = (f"{key(lines[i].source)}\n{key(lines[i].target)}".encode() for i in kept)
         _save(self._path("keys", "train", number), sorted_keys(texts, kept))
@@ -127,7 +127,7 @@ class PairWork:
     # Repeats
 
     def repeats(self) -> list[Piece]:
-        """Pieces: the repeated lines whose hashes are in a range."""
+        """Pieces: the repeated lines of each range of hashes."""
         if "train" not in self.pair.files:
             return []
         lines = sum(self.block_lines("train"))
@@ -153,7 +153,7 @@ class PairWork:
 
     @functools.cached_property
     def _starts(self) -> np.ndarray:
-        """The number of the first line of each block of train, and the end."""
+        """int64 [blocks]: the number of the first line of each block of train."""
         return np.concatenate([[0], np.cumsum(self.block_lines("train"), dtype=np.int64)])[:-1]
 
     @functools.cached_property

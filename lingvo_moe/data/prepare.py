@@ -30,7 +30,7 @@ __all__ = ["MAKER", "PrepareParams", "format_summary", "prepare", "prepare_synth
 
 MAKER = "lingvo-moe-prepare"
 _CURE = "Give the same corpus and options to go on, or pass --overwrite to start again."
-_BYTES_A_HELPER = 8 << 20  # of corpus; for less text another process does not pay
+_BYTES_A_HELPER = 8 << 20  # bytes of corpus per helper; for less, a helper saves no time
 
 _SYNTHETIC = SyntheticCorpus()
 
@@ -94,7 +94,7 @@ def prepare(
         corpus: see `corpora.find_pairs`.
         output: the directory to make; it must not contain the corpus or be inside it.
         params: see PrepareParams.
-        processes: number of processes on this machine; None for one a core.
+        processes: number of processes on this machine; None for one per core.
         beam: options of an Apache Beam pipeline, whose workers make the pieces (see `data.beam`);
             None for processes on this machine.
         memory_mb: memory for sorting, in all processes together; with `beam`, in each of a worker.
@@ -127,7 +127,7 @@ def prepare(
         try:
             run(work)
             _check_examples(work)
-        except ValueError:  # something is wrong with the corpus, so the pieces are of no use
+        except ValueError:  # something is wrong with the corpus, so the pieces are useless
             _remove(directory)
             raise
         dataset = _assemble(work, output, card, overwrite, report)

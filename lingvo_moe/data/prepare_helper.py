@@ -1,7 +1,7 @@
-"""Processes that help to prepare a corpus: each makes the pieces that no other process makes.
+"""Additional processes for preparing a corpus. Each makes pieces that no other process makes.
 
-A helper ends with the process that started it, also if that is killed. If a helper dies, the others
-make its pieces.
+A helper ends when the process that started it ends or is killed. If a helper dies, the others make
+its pieces.
 """
 
 import contextlib
@@ -25,19 +25,19 @@ def helpers(work: Work, count: int, report: Callable[[str], None]) -> Iterator[N
     """Runs helpers while the block runs.
 
     Args:
-        work: its stages are run in order.
+        work: the preparation whose stages are run.
         count: number of processes.
-        report: takes a warning if a helper has failed.
+        report: takes a warning for each helper that failed.
     """
     with contextlib.ExitStack() as stack:
         started = [stack.enter_context(_Helper(work)) for _ in range(count)]
         yield
         for helper in started:
             if error := helper.end():
-                report(f"warning: a helping process has failed: {error}")
+                report(f"warning: a helper process failed: {error}")
 
 
-_LEFT = 3  # exit status of a helper whose starter has ended
+_LEFT = 3  # exit status of a helper whose parent process has ended
 
 
 class _Helper:
@@ -67,7 +67,7 @@ class _Helper:
         self._errors.close()
 
     def end(self) -> str:
-        """Ends the process; the last line of its errors if it has failed before."""
+        """Ends the process; returns the last line of its errors if it failed."""
         with contextlib.suppress(OSError):
             self._pipe.close()
         if self._process.wait() in (0, _LEFT):
@@ -81,7 +81,7 @@ def _main() -> None:
     stream = io.BufferedReader(io.FileIO(0, closefd=False))
     import_plugins(pickle.load(stream))
     work = pickle.load(stream)
-    if select.select([stream], [], [], 0)[0]:  # its starter has ended already
+    if select.select([stream], [], [], 0)[0]:  # the parent process has already ended
         sys.exit(_LEFT)
     threading.Thread(target=_end_with_starter, args=(stream,), daemon=True).start()
     for stage in stages(work):

@@ -42,7 +42,7 @@ def test_others_do_the_work_of_a_process_that_fails(tmp_path, monkeypatch):
         report=lines.append,
     )
     assert dataset.pair("de-en").examples == {"train": 9}
-    assert "warning: a helping process has failed: exit status 1" in lines
+    assert "warning: a helper process failed: exit status 1" in lines
 
 
 def test_helpers_know_rules_from_files(tmp_path, monkeypatch):

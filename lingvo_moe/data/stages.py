@@ -57,10 +57,10 @@ def run_stage(stage: Stage, progress: Callable[[int], None]) -> None:
 
 
 def stages(work: Work) -> list[Stage]:
-    """In order; `repeats` needs nothing of other pairs, but comes after all checks."""
+    """The stages in order. `repeats` needs only its own pair, but waits for all checks."""
 
     def each(pieces: Callable[[PairWork], Iterable[Piece]]):
-        """A part for each pair."""
+        """One part for each pair."""
         return [lambda pair=pair: pieces(PairWork(work, pair)) for pair in work.pairs]
 
     return [

@@ -30,13 +30,13 @@ class Piece(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A preparation.
+    """One preparation of a dataset.
 
     Attributes:
-        directory: of the pieces.
-        pairs: of the dataset, in order.
+        directory: the directory of the pieces.
+        pairs: the pairs of the dataset, in order.
         params: the params.
-        memory: bytes for sorting in a process.
+        memory: bytes for sorting in each process.
     """
 
     directory: Path
@@ -46,7 +46,7 @@ class Work:
 
     @property
     def has_pieces(self) -> bool:
-        """Whether an earlier run has made some."""
+        """Whether an earlier run has made pieces."""
         return any((self.directory / name).exists() for name in STAGES)
 
     @property

@@ -18,9 +18,9 @@ FILE = "goodput.json"
 class Goodput:
     """The seconds that a run and its restarts spent in each kind of work.
 
-    The file is written when a checkpoint is complete, with the seconds up to the start of its save.
-    After a run that did not finish, the time from there to the next start counts as stopped, with
-    the steps that were lost.
+    When a checkpoint is complete, the seconds up to the start of its save are written to the file.
+    If a run does not finish, the time from there to the next start counts as stopped, lost steps
+    included.
     """
 
     def __init__(
@@ -33,13 +33,13 @@ class Goodput:
 
         Args:
             path: the file; None for no file.
-            clock: seconds, for lengths of time.
-            wall: seconds since 1970, for the time between runs.
+            clock: returns seconds, for durations within this run.
+            wall: returns seconds since 1970, for the time between runs.
         """
         self._path, self._clock, self._wall = path, clock, wall
         self._seconds = dict.fromkeys(KINDS, 0.0)
         self._kind, self._since = STARTING, clock()
-        self._saved = 0.0  # seconds of steps that a checkpoint has
+        self._saved = 0.0  # seconds of the steps that a checkpoint contains
         self._read()
 
     @contextlib.contextmanager
@@ -53,23 +53,22 @@ class Goodput:
             self.enter(before)
 
     def enter(self, kind: str) -> None:
-        """From here on time counts as this kind."""
+        """Counts the time from now on as this kind."""
         now = self._clock()
         self._seconds[self._kind] += now - self._since
         self._kind, self._since = kind, now
 
     def went_back(self) -> None:
-        """The steps after the last checkpoint are lost."""
+        """Counts the steps after the last checkpoint as lost."""
         self.enter(self._kind)
         self._seconds[LOST] += self._seconds[STEPS] - self._saved
         self._seconds[STEPS] = self._saved
 
     def save(self) -> Callable[[], None]:
-        """A save of the steps so far begins.
+        """Begins a save of the steps so far.
 
         Returns:
-            To be called, by any thread, when the checkpoint is complete. It writes the file, if
-            that can be written.
+            A function to call, in any thread, when the checkpoint is complete. It writes the file.
         """
         self.enter(self._kind)
         seconds, until = dict(self._seconds), self._wall()
@@ -81,7 +80,7 @@ class Goodput:
         return saved
 
     def end(self, finished: bool) -> None:
-        """The run ends, all of its steps are saved. After a finished one no time is stopped."""
+        """Ends the run; all its steps are saved. After a finished run no time counts as stopped."""
         self.enter(self._kind)
         self._write(self._seconds, None if finished else self._wall())
 
@@ -101,11 +100,11 @@ class Goodput:
     def _write(self, seconds, until):
         if self._path is not None:
             content = {"seconds": seconds, "until": until}
-            with contextlib.suppress(OSError):  # a report, not worth the end of training
+            with contextlib.suppress(OSError):  # training continues without the file
                 write_whole(self._path, json.dumps(content, indent=1))
 
     def _read(self):
-        """Adds what earlier runs spent; a damaged file counts as none."""
+        """Adds the seconds of earlier runs; a damaged file is ignored."""
         if self._path is None or not self._path.exists():
             return
         try:

@@ -72,7 +72,7 @@ class Evaluation(NamedTuple):
     """The result of an evaluation.
 
     Attributes:
-        dev_loss: nats a token, lower is better.
+        dev_loss: nats per token, lower is better.
         scalars: by TensorBoard tag.
         text: for the progress line.
         images: PNG by TensorBoard tag.
@@ -140,7 +140,7 @@ def train(
             state is initialized or restored. Nothing in logdir is written before it.
 
     Raises:
-        NotFiniteError: step after step is not finite; the last one is saved for a replay.
+        NotFiniteError: too many steps were not finite; the last one is saved for a replay.
         FloatingPointError: the state is not finite; earlier checkpoints are finite.
         OSError: a checkpoint could not be written; earlier ones are unchanged.
     """
@@ -266,7 +266,7 @@ class _Loop:
             yield
 
     def _after_step(self, initialize):
-        """What is due: a line, an evaluation, a save; or the way back to a checkpoint."""
+        """Does what is due: a line, an evaluation, a save; or the return to a checkpoint."""
         p, last = self.params, self.step == self.params.max_steps
         log, evaluate, save = (
             last or self.step % every == 0
@@ -296,14 +296,14 @@ class _Loop:
         return not self.skips.in_a_row
 
     def _go_back(self, initialize):
-        """Returns to the last checkpoint, or to the start; the input does not return."""
+        """Returns to the last checkpoint, or to the start; the input continues with new data."""
         count, step = self.skips.in_a_row, self.step
         self.saver.wait()
         if self.skips.hopeless:
             self._give_up()
         self.report(
-            f"The last {count} steps to step {step} were not finite and were skipped. Training "
-            f"goes back to step {self.saved_step or 0} and goes on with other data."
+            f"The last {count} steps, up to step {step}, were not finite and were skipped. "
+            f"Training goes back to step {self.saved_step or 0} and continues with other data."
         )
         self.goodput.went_back()
         with self._phase(goodput.STARTING, "reading a checkpoint", watched=False):
@@ -318,9 +318,12 @@ class _Loop:
         batch = self.runtime.feed(self.batch)
         try:
             saved = save_for_replay(self.logdir, self.step - 1, state, batch, self.process)
-            replay = f"It is saved in {saved}; lingvo-moe-replay finds the first operation."
+            replay = (
+                f"The step is saved in {saved}; lingvo-moe-replay finds its first operation that "
+                f"is not finite."
+            )
         except (OSError, FloatingPointError) as error:  # the diagnosis matters more
-            replay = f"It could not be saved for a replay: {error}"
+            replay = f"The step could not be saved for a replay: {error}"
         raise NotFiniteError(
             f"Training ends at step {self.step}: the last {self.skips.in_a_row} steps were not "
             f"finite, also after going back {self.skips.returns} times to step "

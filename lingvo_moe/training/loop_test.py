@@ -284,8 +284,8 @@ def test_after_several_skipped_steps_training_goes_back_and_takes_other_data(tmp
     total, result, lines = _train(tmp_path / "whole", batches=_negative(6, 7), **given)
     assert (total, result.step) == (1 + 2 + 3 + 4 + 5 + 8 + 9 + 10 + 11 + 12, 10)
     assert (
-        "The last 2 steps to step 7 were not finite and were skipped. Training goes back to step 5 "
-        "and goes on with other data." in lines
+        "The last 2 steps, up to step 7, were not finite and were skipped. Training goes back to "
+        "step 5 and continues with other data." in lines
     )
     stop = {7: lambda: -1.0, 6: lambda: -1.0, 9: lambda: os.kill(os.getpid(), signal.SIGTERM)}
     _, result, _ = _train(tmp_path / "parts", batches=Counting(stop), **given)
@@ -352,7 +352,7 @@ def test_if_that_does_not_help_training_ends_and_saves_the_step_for_a_replay(tmp
     message = (
         r"Training ends at step 7: the last 2 steps were not finite, also after going back 2 times "
         r"to step 5\. In the last batch: the loss is finite; not finite in the gradients of 1 of 2 "
-        r"weights: total\. It is saved in .*not_finite/step_00000006; lingvo-moe-replay"
+        r"weights: total\. The step is saved in .*not_finite/step_00000006; lingvo-moe-replay"
     )
     for _ in range(2):  # the second run goes the same way
         with pytest.raises(NotFiniteError, match=message):
@@ -366,7 +366,7 @@ def test_if_that_does_not_help_training_ends_and_saves_the_step_for_a_replay(tmp
 def test_a_step_that_cannot_be_saved_is_still_diagnosed(tmp_path):
     (tmp_path / "not_finite").write_text("a file")
     with pytest.raises(
-        NotFiniteError, match=r"1 of 2 weights: total\. It could not be saved for a"
+        NotFiniteError, match=r"1 of 2 weights: total\. The step could not be saved for a"
     ):
         _train(tmp_path, batches=_negative(*range(6, 99)), log_every=1, skip_limit=2)
 

@@ -1,4 +1,4 @@
-"""What training does about steps that are not finite, and so are skipped."""
+"""Recovery from steps that were not finite and so were skipped."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ from lingvo_moe.training.checkpoint import Checkpointer, Keep, Process
 
 DIRECTORY = "not_finite"  # in a logdir
 BATCH = "batch/"
-_NAMED = 5  # tensors that a message names
+_NAMED = 5  # number of tensors that a message names
 CURE = "Try a lower learning rate, train.clip_norm, or activation_dtype='float32'."
 
 
@@ -28,7 +28,7 @@ class SkippedSteps:
     """Counts skipped steps, and the times that training went back to a checkpoint for them.
 
     Attributes:
-        in_a_row: number of the newest steps that were all skipped.
+        in_a_row: number of consecutive skipped steps up to the newest step.
         returns: number of times in a row that training went back to the same checkpoint.
     """
 
@@ -54,7 +54,7 @@ class SkippedSteps:
 
     @property
     def hopeless(self) -> bool:
-        """Whether it went back as often as it may."""
+        """Whether training may not go back again."""
         return self.returns >= self._most_returns
 
     def saved(self) -> None:
@@ -73,28 +73,28 @@ def save_for_replay(
     batch: Mapping[str, Any],
     process: Process,
 ) -> Path:
-    """Saves the state before a skipped step and its batch, for tasks.replay; keeps the newest.
+    """Saves a skipped step for tasks.replay, the state before it and its batch; keeps one step.
 
     Args:
-        logdir: the run's.
-        step: the number of steps before it.
-        state: the runtime's.
-        batch: of the step, as the runtime's `feed` returns it.
-        process: this process; all call it together.
+        logdir: the logdir of the run.
+        step: the number of steps before the skipped step.
+        state: the state of the runtime.
+        batch: the batch of the step, as the runtime's `feed` returns it.
+        process: this process; all processes call it together.
 
     Returns:
-        The directory that holds them.
+        The directory of the saved step.
     """
     checkpoints = Checkpointer(logdir / DIRECTORY, Keep(1), process)
     checkpoints.resume()
     if process.minimum(int(step in checkpoints.steps())):
-        return checkpoints.index(step).parent  # of an earlier run, which went the same way
+        return checkpoints.index(step).parent  # an earlier run saved the same step
     tensors = {f"{BATCH}{name}": value for name, value in batch.items()}
     return checkpoints.save(step, {**state, **tensors})
 
 
 def describe(counts: Mapping[str, Any]) -> str:
-    """A line about the tensors that are not finite.
+    """Describes in one line which tensors are not finite.
 
     Args:
         counts: the runtime's count_not_finite: "sums/…" and "gradient/…" -> number of elements.
