@@ -109,7 +109,7 @@ def test_a_checkpoint(logdir, name, examples):
 @EXAMPLES
 def test_the_record_of_time_is_read_or_begun_anew(tmp_path, examples):
     path = tmp_path / "goodput.json"
-    Goodput(path).saved()
+    Goodput(path).end(finished=False)
 
     def act(content):
         path.write_bytes(content)
