@@ -1,7 +1,8 @@
-"""The training sentence most similar to a sentence: its target is what a system could only copy.
+"""The training sentence most similar to a sentence.
 
-Similarity is the cosine of TF-IDF vectors of character trigrams in lower case. The BLEU of the
-targets found in this way is a floor: a model that scores no more has learned little.
+Similarity is the cosine of TF-IDF vectors of character trigrams in lower case. The targets of these
+sentences are copies from the training text. Their BLEU is a floor: a model with no more has learned
+little.
 """
 
 import itertools
@@ -14,15 +15,15 @@ _SHIFTS = np.arange(_N, dtype=np.uint64) * np.uint64(21)
 
 
 def nearest(blocks: Iterable[Sequence[str]], sentences: Sequence[str]) -> np.ndarray:
-    """The index of the most similar training sentence for each sentence; the first of equal ones.
+    """The index of the most similar training sentence, the first of equal ones, for each sentence.
 
     The search is exact. It reads the training sentences twice, one block at a time. Memory grows
     with the size of a block and with the number of different trigrams, not with the number of
     training sentences.
 
     Args:
-        blocks: the training sentences in order; can be iterated over twice.
-        sentences: to compare with them.
+        blocks: the training sentences in order; iterated over twice.
+        sentences: the sentences to compare with them.
 
     Returns:
         int64 [sentences]; 0 for a sentence that shares no trigram with a training sentence.
@@ -50,7 +51,7 @@ def nearest(blocks: Iterable[Sequence[str]], sentences: Sequence[str]) -> np.nda
 
 
 class _Index:
-    """For each trigram the sentences of a block that have it, and its weights in unit vectors."""
+    """The unit vectors of a block's sentences, by trigram."""
 
     def __init__(self, block, keys, idf, wanted):
         rows, ids, weights = _weighted(block, keys, idf)
@@ -61,7 +62,7 @@ class _Index:
         self._ends = np.searchsorted(ids[chosen], np.arange(len(keys) + 1))
 
     def similarities(self, ids, weights):
-        """Products of the block's unit vectors with the vector of a sentence: [block]."""
+        """[block]: the products of the block's unit vectors with the vector of a sentence."""
         starts, ends = self._ends[ids], self._ends[ids + 1]
         parts = [slice(a, b) for a, b in zip(starts, ends, strict=True)]
         if not parts:

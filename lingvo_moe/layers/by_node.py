@@ -22,17 +22,17 @@ from lingvo_moe.sharding.partition import INDEX, manual
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ByNode(Dispatcher):
-    """A token is sent once to each of its nodes, copied there to its experts, and summed there.
+    """Sends a token once to each of its nodes, which copies it to its experts and sums the results.
 
     The dispatch of DeepSeek-V3 (arXiv 2412.19437, section 3.2.2) for `NodeLimited`: a token with K
-    experts on `kept` nodes is sent `kept` times instead of K times, and as many rows return. With
-    each row go K numbers that say where it is copied, and K weights. Both copies are by index in
-    manual regions, as in `LocalGather`.
+    experts on `kept` nodes is sent `kept` times instead of K times, and as many rows return. Each
+    row is sent with K numbers of slots and K weights. All copies are by index in manual regions, as
+    in `LocalGather`.
 
-    A node accepts ceil(kept · C · E / (N · K)) rows of a group, C being the capacity of an expert.
-    So AllToAlls have kept / K of the rows of other dispatchers. First choices queue first. The
-    statistic `lost` counts the choices of rows beyond that. Without a capacity there is room for
-    all tokens of a group.
+    A node accepts ceil(kept · C · E / (N · K)) rows of a group, where C is the capacity of an
+    expert. So AllToAlls send kept / K of the rows of other dispatchers. First choices are accepted
+    first. The statistic `lost` counts the choices of rows that are not accepted. Without a
+    capacity, all tokens of a group are accepted.
 
     Attributes:
         nodes: N; on a mesh each device has one node, or several.
@@ -110,8 +110,8 @@ _QUEUE = ("GSK", "GSK", "GSK")
 class _Exchange:
     """The copies between tokens, rows of nodes and slots of experts.
 
-    All methods but `plan` are programs of one device: of d devices that experts are split over it
-    has N / d nodes, E / d experts, and while they are split g groups.
+    All methods except `plan` run on one device. If experts are split over d devices, it has
+    n = N / d nodes, E / d experts and, while experts are split, g groups.
 
     Attributes:
         nodes, num_experts: N and E.
@@ -125,13 +125,15 @@ class _Exchange:
     capacity: int
 
     def plan(self, routing) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-        """The rows that are sent.
+        """Plans which rows are sent, and where they are copied.
 
         Returns:
-            For each choice [G, S, K] the node, its place in the node's queue, and whether it sends
-            the token's row there: the first choice of a token on this node does. For each sender
-            the slots of all choices on its node, int32 [G, S, K, K], as numbers of slots from the
-            end and 0 for none. And bool [G, S, K], the choices that are computed.
+            queue: three tensors [G, S, K] about choices: the node, int32; the position in the
+                node's queue, int32; and whether the choice sends the token to the node, bool. The
+                first choice of a token on a node does.
+            places: int32 [G, S, K, K]; for each sender the slots of the token's choices on that
+                node, counted from the last slot, which is 1; 0 for other choices.
+            computed: bool [G, S, K], the choices that are computed.
         """
         expert, taken = routing.expert, routing.dispatched
         node = tf.truncatediv(expert, self.num_experts // self.nodes)

@@ -286,7 +286,7 @@ def _copies(dataset, split, pairs, report) -> dict[str, list[str]]:
     for pair in pairs:
         if (found := nearest_targets(dataset, split, pair)) is not None:
             copies[pair] = found
-            report(f"{pair}: {len(found)} nearest training sentences found")
+            report(f"{pair}: found the most similar training sentences of {len(found)} lines")
     return copies
 
 

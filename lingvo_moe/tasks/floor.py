@@ -28,7 +28,7 @@ def nearest_targets(dataset: Dataset, split: str, name: str) -> list[str] | None
     if not pair.examples.get("train"):
         return None
     lines = [example.source_text for example in dataset.examples(split, name)]
-    restored = vocabulary.decode(vocabulary.encode(lines))  # normalized as the training text is
+    restored = vocabulary.decode(vocabulary.encode(lines))  # normalized like the training text
     found = nearest(_TrainSources(dataset, name), restored)
     copied = {int(i): dataset.example("train", pair, int(i)) for i in set(found)}
     texts = dict(zip(copied, train_texts(dataset, list(copied.values()), "target"), strict=True))
@@ -40,7 +40,7 @@ def train_texts(dataset: Dataset, examples: Sequence[Example], side: str) -> lis
 
     Args:
         dataset: prepared data.
-        examples: of it.
+        examples: training examples of it.
         side: "source" or "target".
     """
     if side == "source":

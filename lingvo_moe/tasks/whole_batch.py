@@ -1,4 +1,4 @@
-"""The choices of a batch that losses of the whole batch need.  E experts."""
+"""Counts the choices of a whole batch, for losses of micro-batches.  E experts."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ def whole_batch(weights: NestedMap, layers: Sequence[str], output: StackOutput) 
     Args:
         weights: WeightSpecs of the model.
         layers: names of the MoE layers.
-        output: of the Transformer.
+        output: the result of the Transformer.
     """
     counts = first_counts(output)
     return NestedMap.unflatten(

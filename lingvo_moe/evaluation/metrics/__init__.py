@@ -1,1 +1,1 @@
-"""Further scores of the report; one policy a file."""
+"""Further scores of the report; one policy per file."""

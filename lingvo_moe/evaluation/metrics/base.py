@@ -22,15 +22,15 @@ class Metric(Params, abc.ABC):
 
     @abc.abstractmethod
     def prepare(self) -> None:
-        """Finds errors before anything is translated, and downloads what is needed.
+        """Downloads what the metric needs, and finds errors before anything is translated.
 
         Raises:
-            ValueError: a file or a package is missing.
+            ValueError: a file or a package is missing, or the download fails.
         """
 
     @abc.abstractmethod
     def score(self, output: PairOutput) -> float:
-        """The score of all lines of a pair, best 100; the report shows one decimal."""
+        """The score of all lines of a pair, where 100 is best; the report shows one decimal."""
 
     @abc.abstractmethod
     def signature(self) -> str:

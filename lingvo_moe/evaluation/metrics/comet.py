@@ -19,8 +19,8 @@ class Comet(Metric):
     """COMET's score of a system times 100.
 
     Attributes:
-        name: of a COMET model, which is downloaded if it is not there yet; or the path of a
-            checkpoint.
+        name: the name of a COMET model, which is downloaded when it is first used; or the path of
+            a checkpoint.
         batch_size: lines that are scored together.
         gpus: number of GPUs; 0 for the CPU.
     """
@@ -39,7 +39,7 @@ class Comet(Metric):
                 f"The metric Comet needs the package {_PACKAGE} ({error}); install it with: pip"
                 f" install {_PACKAGE}"
             ) from error
-        except Exception as error:  # those of its downloads
+        except Exception as error:  # downloads raise errors of many types
             raise ValueError(
                 f"COMET cannot download its model {self.name!r} ({type(error).__name__}: {error})."
                 " Correct the name, or give the path of a checkpoint."
