@@ -186,7 +186,7 @@ def train(
 
 
 def train_baselines(
-    model: str | TranslationParams,
+    model: str | TranslationParams | Sequence[str],
     data: Corpus | Dataset,
     output: str | Path,
     *,
@@ -199,7 +199,9 @@ def train_baselines(
     """Trains and scores a bilingual model for each pair, to compare others with, or resumes.
 
     Args:
-        model, data, set, name, report: as for `train`.
+        model: as for `train`; or names of several models, of which each pair gets the one with the
+            lowest dev loss.
+        data, set, name, report: as for `train`.
         output: directory for a logdir of each pair and for `report`. `evaluate` takes it as
             baselines.
         pairs: such as ["de-en"]; () for all that have lines in the split.
@@ -209,8 +211,14 @@ def train_baselines(
         ValueError, OSError: as `tasks.baselines.train_baselines`.
         SystemExit: a signal stopped the training; the same call resumes it.
     """
-    job = _job(model, data, Path(output), set, name, make_runtime=Local, report=report)
-    return bilingual.train_baselines(job, pairs, split)
+    models = [model] if isinstance(model, str | TranslationParams) else list(model)
+    jobs: list[TrainingJob] = []
+    for one in models:
+        dataset = jobs[0].dataset if jobs else data
+        jobs.append(_job(one, dataset, Path(output), set, name, make_runtime=Local, report=report))
+    if not jobs:
+        raise ValueError("model is empty; name one or more models, such as small.Bilingual.")
+    return bilingual.train_baselines(jobs, pairs, split)
 
 
 def evaluate(

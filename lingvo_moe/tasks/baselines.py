@@ -1,11 +1,14 @@
 """Bilingual baselines: a model for each pair, trained and scored, for comparison.
 
-DIRECTORY/PAIR       the logdir of a pair's model
-DIRECTORY/report     their report, which `evaluate` compares with
+DIRECTORY/PAIR          the logdir of a pair's model
+DIRECTORY/MODEL/PAIR    the same, where each pair has the best of several models
+DIRECTORY/report        their report, which `evaluate` compares with
 """
 
+import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from lingvo_moe.core import lock
 from lingvo_moe.core.files import check_output, new_directory
@@ -22,50 +25,92 @@ from lingvo_moe.training.signals import exit_code
 MAKER = "lingvo-moe-baselines"
 
 
-def train_baselines(job: TrainingJob, pairs: Sequence[str] = (), split: str = "test") -> Report:
+def train_baselines(
+    jobs: Sequence[TrainingJob], pairs: Sequence[str] = (), split: str = "test"
+) -> Report:
     """Trains and scores a bilingual model for each pair; the same call resumes.
 
-    All arguments are checked before the training starts. An earlier report is replaced.
+    With several jobs each pair is trained with the model of each, and the one with the lowest dev
+    loss is scored. All arguments are checked before the training starts. An earlier report is
+    replaced.
 
     Args:
-        job: what to train; its logdir is the DIRECTORY above.
+        jobs: what to train; they differ in the model, and their logdir is the DIRECTORY above.
         pairs: to train; () for all with training examples and lines in the split.
         split: to score on, "dev" or "test".
 
     Raises:
         ValueError, OSError: an unknown or repeated pair, one without training examples, no lines
-            in the split, files in DIRECTORY/report that this did not make, or as `train_model`.
+            in the split, models whose dev losses cannot be compared, files in DIRECTORY/report that
+            this did not make, or as `train_model`.
         SystemExit: a signal stopped the training.
     """
-    output = job.logdir / IN_OUTPUT
+    dataset, report, output = jobs[0].dataset, jobs[0].report, jobs[0].logdir / IN_OUTPUT
     check_output(output, MAKER, overwrite=True)
-    pairs = [pair.name for pair in pairs_with_text(job.dataset, pairs)]
-    pairs = list(references_of(job.dataset, split, pairs, job.report))
-    _train(job, pairs)
-    outputs = translate_split(_translators(job, pairs), job.dataset, split, job.report)
+    pairs = [pair.name for pair in pairs_with_text(dataset, pairs)]
+    pairs = list(references_of(dataset, split, pairs, report))
+    model, several = ", ".join(job.model for job in jobs), len(jobs) > 1
+    if several:
+        jobs = [dataclasses.replace(job, logdir=job.logdir / job.model) for job in jobs]
+    found = [_check(job, pairs) for job in jobs]  # errors must come before hours of training
+    if several:
+        _check_comparable(jobs, found, pairs)
+    losses = [_train(job, pairs, f"{job.model} " if several else "") for job in jobs]
+    chosen = {pair: min(range(len(jobs)), key=lambda i: losses[i][pair]) for pair in pairs}
+    outputs = translate_split(_translators(jobs, chosen), dataset, split, report)
+    if several:
+        for pair in pairs:
+            tried = (
+                f"{job.model} {loss[pair]:.3f}" for job, loss in zip(jobs, losses, strict=True)
+            )
+            report(f"{pair}: {jobs[chosen[pair]].model} is chosen by dev loss ({', '.join(tried)})")
+        outputs = [dataclasses.replace(o, model=jobs[chosen[o.pair]].model) for o in outputs]
+        model = f"best of {model}"
     with new_directory(output, MAKER, overwrite=True) as directory:
-        return write_report(outputs, directory, model=job.model, checkpoint_step=None, split=split)
+        return write_report(outputs, directory, model=model, checkpoint_step=None, split=split)
 
 
-def _train(job, pairs):
-    """Trains the unfinished models under job.logdir/PAIR.
+def _model_dir(job, pair):
+    overrides = [*job.overrides, f"input.pairs=({pair!r},)"]
+    return ModelDir.for_training(job.logdir / pair, job.model, overrides, job.dataset, job.params)
 
-    All pairs share the compiled step: only the data and the initial state change.
-    """
 
-    def model_dir_of(pair):
-        overrides = [*job.overrides, f"input.pairs=({pair!r},)"]
-        return ModelDir.for_training(
-            job.logdir / pair, job.model, overrides, job.dataset, job.params
+def _check(job, pairs):
+    """Checks that every logdir can be trained in; returns the params of the last."""
+    return [_model_dir(job, pair).params for pair in pairs][-1]
+
+
+def _check_comparable(jobs, params, pairs):
+    """Raises ValueError if the best model of a pair cannot be chosen by dev loss."""
+    names = [job.model for job in jobs]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"--model must name a model once; repeated: {', '.join(repeated)}.")
+    lengths = [(one.input.source_length, one.input.target_length) for one in params]
+    if len(set(lengths)) > 1:
+        raise ValueError(
+            f"{', '.join(names)} have rows of {', '.join(map(str, lengths))} source and target"
+            " tokens, so their dev losses are of different lines. Pass"
+            f" --set=input.source_length={max(lengths)[0]}"
+            f" --set=input.target_length={max(length for _, length in lengths)}."
+        )
+    if without := [p for p in pairs if not jobs[0].dataset.pair(p).examples.get("dev")]:
+        raise ValueError(
+            f"The best of several models is chosen by dev loss; no dev lines: {', '.join(without)}."
+            " Choose other pairs with --pairs, or give one --model."
         )
 
-    for pair in pairs:
-        model_dir_of(pair)  # errors must come before hours of training
-    runtime = None
+
+def _train(job, pairs, label) -> dict[str, float]:
+    """Trains the unfinished models under job.logdir/PAIR; returns their best dev losses by pair.
+
+    All pairs share the compiled step: only the data and the initial state change. Lines of progress
+    begin with the label.
+    """
+    runtime, losses = None, {}
     for i, pair in enumerate(pairs):
-        prefix = f"[{i + 1}/{len(pairs)} {pair}] "
+        prefix = f"[{label}{i + 1}/{len(pairs)} {pair}] "
         with lock.hold(job.logdir / pair):
-            model_dir = model_dir_of(pair)
+            model_dir = _model_dir(job, pair)
             runtime = runtime or job.make_runtime(model_dir.task, train_step(model_dir.task))
             result = run_training(
                 model_dir,
@@ -75,12 +120,15 @@ def _train(job, pairs):
             )
         if result.signal:
             sys.exit(exit_code(result.signal))
+        losses[pair] = result.best_loss
+    return losses
 
 
-def _translators(job, pairs) -> Iterator[tuple[str, Translator]]:
-    """(pair, its translator); all use one runtime, one after another."""
-    runtime = None
-    for pair in pairs:
-        model_dir = ModelDir.open(job.logdir / pair)
-        runtime = runtime or job.make_runtime(model_dir.task, None)
-        yield pair, load_translator(model_dir, runtime)[0]
+def _translators(jobs, chosen) -> Iterator[tuple[str, Translator]]:
+    """(pair, its translator); the pairs of a job use one runtime, one after another."""
+    runtimes: dict[int, Any] = {}
+    for pair, i in chosen.items():
+        model_dir = ModelDir.open(jobs[i].logdir / pair)
+        if i not in runtimes:
+            runtimes[i] = jobs[i].make_runtime(model_dir.task, None)
+        yield pair, load_translator(model_dir, runtimes[i])[0]

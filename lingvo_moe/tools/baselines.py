@@ -30,7 +30,12 @@ def main(argv: list[str]) -> None:
 
 def run() -> None:
     """The console script."""
-    flags.DEFINE_string("model", None, common.MODEL_HELP, required=True)
+    flags.DEFINE_multi_string(
+        "model",
+        None,
+        f"{common.MODEL_HELP} May be repeated: each pair gets the model with the lowest dev loss.",
+        required=True,
+    )
     flags.DEFINE_string("data", None, "Directory made by lingvo-moe-prepare.", required=True)
     flags.DEFINE_string(
         "output", None, "Directory for a logdir of each pair, and the report.", required=True
