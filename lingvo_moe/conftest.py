@@ -1,6 +1,20 @@
-"""What all tests run with."""
+"""What all tests run with: programs that run once are not worth optimizing."""
 
 import os
+import sys
 
-# Programs that run once are not worth optimizing. XLA reads this when TensorFlow is first used.
+import pytest
+
+# XLA and TensorFlow read these when they are first used. Tensors of tests are small: dividing the
+# work among threads costs more than it saves.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_graph_optimizer(request):
+    """Turns Grappler off in this process, not in processes of tests and not with slow tests."""
+    tf = sys.modules.get("tensorflow")
+    if tf and request.config.option.markexpr == "not slow":
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
