@@ -13,14 +13,12 @@ from lingvo_moe.core import plugins, registry
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.report import REPORT_FILE
 from lingvo_moe.testing import tiny_world
+from lingvo_moe.testing.forks import Fork
+from lingvo_moe.testing.logdirs import SMALLEST
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-SET = dict(text.split("=", 1) for text in tiny_world.SHRINK)
-SET = {path: eval(value) for path, value in SET.items()} | {
-    "train.max_steps": 2,
-    "decoding.length_ratio": 0.5,
-    "decoding.length_penalty": 5.0,  # otherwise an untrained model gives empty translations
-}
+SET = dict(text.split("=", 1) for text in (*SMALLEST, "train.max_steps=2"))
+SET = {path: eval(value) for path, value in SET.items()}
 SENTENCES = ["kara mi", "", "mira so kara"]
 
 
@@ -118,15 +116,15 @@ class TestTranslate:
 
 def test_a_logdir_remembers_the_modules_that_it_needs(world, monkeypatch, tmp_path):
     """In a process that has not imported the plug-in, and when its file is gone."""
-    script = (
-        "import sys, lingvo_moe as lm\n"
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, lingvo_moe as lm\n"
         "from lingvo_moe.core import plugins\n"
+        "os.chdir(os.path.dirname(__file__))\n"
         "model = lm.load(sys.argv[1])\n"
         "print(type(model.params.model.moe.gating).__module__, len(plugins.imported()))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(world[0])], capture_output=True, text=True, cwd=tmp_path
-    )
+    done = Fork(str(script), str(world[0])).wait()
     assert done.stdout == "own_gating 1\n", done.stderr
     text = (world[0] / "model.json").read_text()
     other = tmp_path / "logdir"
@@ -149,7 +147,8 @@ class TestTrain:
         numbers = runpy.run_path(str(EXAMPLES / "own_data.py"))["examples"]
         params = lm.params("tiny.Dense")
         for path, value in SET.items():
-            params = lm.evolve(params, path, value)
+            if not path.startswith("model.moe."):
+                params = lm.evolve(params, path, value)
         lines = []
         for _ in range(2):
             splits = {"train": numbers(0, 200), "dev": numbers(200, 203)}

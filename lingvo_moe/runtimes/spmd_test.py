@@ -225,7 +225,7 @@ def _report(mesh, steps, flags):
             for name, value in runtime.state().items()
             if isinstance(value, jax.Array)
         },
-        "collectives": _collectives(task, last, layout),
+        "collectives": _collectives(runtime, last),
         "evaluation": {
             n: np.asarray(v).tolist() for n, v in runtime.evaluate(make_batch(99)).items()
         },
@@ -262,12 +262,15 @@ def _numbers(metrics):
     return [float(metrics.nll), float(metrics.grad_norm)]
 
 
-def _collectives(task, batch, layout):
+def _collectives(runtime, batch):
+    """Of the step that the runtime has taken; JAX does not compile it again."""
     from lingvo_moe.runtimes.hlo import collectives, count
-    from lingvo_moe.runtimes.lowering import batch_specs, shapes, train_program
+    from lingvo_moe.runtimes.lowering import batch_specs
 
-    program, args = train_program(train_step(task), batch_specs(batch), layout)
-    return count(collectives(program.lower(*shapes(args)).compile().as_text()))
+    program = runtime._program(("train", 0), None, batch_specs(batch))
+    return count(
+        collectives(program.lower(runtime._state, runtime.feed(batch)).compile().as_text())
+    )
 
 
 class _Watched:
