@@ -49,6 +49,14 @@ MODELS = {
         "data:2,expert:4",
         ("model.scan=True", "model.moe.gating=TopK(k=2,balance=ByBatch())"),
     ),
+    "experts, by node": (
+        "data:2,expert:4",
+        (
+            "model.moe.gating=TopK(k=4,limit=NodeLimited(nodes=4,kept=2))",
+            "model.moe.dispatcher=ByNode(nodes=4,kept=2)",
+            "model.moe.capacity_factor=4.0",
+        ),
+    ),
     "always-on experts": ("data:2,expert:4", ("model.moe.always_on_experts=2",)),
     "experts on every device": (
         "data:8",
