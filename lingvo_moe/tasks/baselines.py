@@ -49,7 +49,9 @@ def train_baselines(
     check_output(output, MAKER, overwrite=True)
     pairs = [pair.name for pair in pairs_with_text(dataset, pairs)]
     pairs = list(references_of(dataset, split, pairs, report))
-    model, several = ", ".join(job.model for job in jobs), len(jobs) > 1
+    names, several = [job.model for job in jobs], len(jobs) > 1
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"--model must name a model once; repeated: {', '.join(repeated)}.")
     if several:
         jobs = [dataclasses.replace(job, logdir=job.logdir / job.model) for job in jobs]
     found = [_check(job, pairs) for job in jobs]  # errors must come before hours of training
@@ -59,15 +61,17 @@ def train_baselines(
     chosen = {pair: min(range(len(jobs)), key=lambda i: losses[i][pair]) for pair in pairs}
     outputs = translate_split(_translators(jobs, chosen), dataset, split, report)
     if several:
-        for pair in pairs:
-            tried = (
-                f"{job.model} {loss[pair]:.3f}" for job, loss in zip(jobs, losses, strict=True)
-            )
-            report(f"{pair}: {jobs[chosen[pair]].model} is chosen by dev loss ({', '.join(tried)})")
-        outputs = [dataclasses.replace(o, model=jobs[chosen[o.pair]].model) for o in outputs]
-        model = f"best of {model}"
+        _report_choice(names, losses, chosen, report)
+        outputs = [dataclasses.replace(one, model=names[chosen[one.pair]]) for one in outputs]
+    model = f"best of {', '.join(names)}" if several else names[0]
     with new_directory(output, MAKER, overwrite=True) as directory:
         return write_report(outputs, directory, model=model, checkpoint_step=None, split=split)
+
+
+def _report_choice(names, losses, chosen, report):
+    for pair, i in chosen.items():
+        tried = (f"{name} {loss[pair]:.3f}" for name, loss in zip(names, losses, strict=True))
+        report(f"{pair}: {names[i]} is chosen by dev loss ({', '.join(tried)})")
 
 
 def _model_dir(job, pair):
@@ -82,14 +86,11 @@ def _check(job, pairs):
 
 def _check_comparable(jobs, params, pairs):
     """Raises ValueError if the best model of a pair cannot be chosen by dev loss."""
-    names = [job.model for job in jobs]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"--model must name a model once; repeated: {', '.join(repeated)}.")
     lengths = [(one.input.source_length, one.input.target_length) for one in params]
     if len(set(lengths)) > 1:
         raise ValueError(
-            f"{', '.join(names)} have rows of {', '.join(map(str, lengths))} source and target"
-            " tokens, so their dev losses are of different lines. Pass"
+            f"{', '.join(job.model for job in jobs)} have rows of {', '.join(map(str, lengths))}"
+            " source and target tokens, so their dev losses are of different lines. Pass"
             f" --set=input.source_length={max(lengths)[0]}"
             f" --set=input.target_length={max(length for _, length in lengths)}."
         )
