@@ -1,8 +1,7 @@
 """Pruning of experts with little importance for some languages.  Y MoE layers, P pairs, E experts.
 
 Koishekenov, Berard and Nikoulina 2023 (arXiv 2212.09811): the model is not trained again; the
-router
-chooses among the remaining experts.
+router chooses among the remaining experts.
 """
 
 import abc
@@ -20,12 +19,15 @@ from lingvo_moe.gatings.top_k import TopK
 from lingvo_moe.layers.holding import EachOnce
 from lingvo_moe.tasks.model_dir import ModelDir
 
+_EQUAL = 1e-9  # smaller than any difference of importance that is not 0
+
 
 def importance(record: RoutingRecord, pairs: Sequence[str]) -> list[np.ndarray]:
     """The importance of each expert for some language pairs with equal weights.
 
     top1(e) · exp(conf1(e)), the mean over pairs: top1 is the share of a pair's tokens whose first
-    choice is e, and conf1 the mean gate of e over those tokens.
+    choice is e, and conf1 the mean gate of e over those tokens. Experts that would be equal, such
+    as those that are never a first choice, are ordered by their share of all choices.
 
     Args:
         record: of routing on dev.
@@ -48,7 +50,8 @@ def importance(record: RoutingRecord, pairs: Sequence[str]) -> list[np.ndarray]:
     if silent := [p for p, count in zip(pairs, tokens.min(axis=(0, 2)), strict=True) if not count]:
         raise ValueError(f"routing.npz has no dev tokens of {', '.join(silent)}; leave these out.")
     confidence = record.pair_confidence[:, places] / np.maximum(first, 1)
-    scores = (first / tokens * np.exp(confidence)).mean(axis=1)
+    shares = record.pair_load[:, places] / tokens
+    scores = (first / tokens * np.exp(confidence) + _EQUAL * shares).mean(axis=1)
     return [row[:count] for row, count in zip(scores, record.num_experts, strict=True)]
 
 

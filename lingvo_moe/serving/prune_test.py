@@ -45,6 +45,14 @@ def test_importance_by_hand():
     np.testing.assert_allclose(importance(of, ["a-en", "b-en"]), [[a[0] / 2, (a[1] + np.e) / 2]])
 
 
+def test_second_choices_decide_between_equal_experts():
+    # A router by task: all tokens of a pair choose expert 3 first and expert 2 second.
+    of = record([[[0, 0, 0, 9]]], [[[0, 0, 0, 5]]], ["a-en"], ["encoder/l"])
+    of = dataclasses.replace(of, pair_load=np.array([[[0, 0, 9, 9]]], float))
+    (kept,) = PerLayer().keep(importance(of, ["a-en"]), 0.5)
+    assert kept.tolist() == [2, 3]
+
+
 def test_a_pair_without_tokens_and_an_early_record_are_refused():
     of = record([[[3, 1], [0, 0]]], [[[1, 1], [0, 0]]], ["a-en", "b-en"], ["encoder/l"])
     with pytest.raises(ValueError, match="has no dev tokens of b-en; leave these out"):
