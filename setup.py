@@ -12,7 +12,7 @@ _TOOLS = sorted(
     if "\ndef run() ->" in path.read_text()  # the others are what tools share
 )
 
-_BEAM = "apache-beam>=2.70,<3"
+_BEAM = "apache-beam>=2.77,<3"
 _CTRANSLATE2 = "ctranslate2>=4.5,<5"
 _JAX = "jax>=0.10,<0.11"
 _HYPOTHESIS = "hypothesis>=6,<7"
