@@ -20,6 +20,7 @@ from lingvo_moe.layers.local_gather import LocalGather
 from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.testing.devices import run_on
+from lingvo_moe.testing.moe_on_mesh import MoeOnMesh
 
 BATCH, LENGTH, MODEL, EXPERTS, GROUPS, K = 16, 6, 64, 16, 8, 4
 NODES, KEPT = 8, 2
@@ -176,31 +177,12 @@ def test_a_node_of_several_devices_is_refused():
 def main():
     """The results of all tests that need eight devices, as JSON."""
     from lingvo_moe.runtimes.hlo import collectives, total_bytes
-    from lingvo_moe.runtimes.lowering import ArraySpec, Layout, partitioned, shapes
-    from lingvo_moe.sharding.annotations import Mesh
 
-    values, segments = inputs()
-    weights = dict(layer(Gather(), 4.0).weights().flatten())
-    args = [
-        {name: ArraySpec(spec.shape, "float32", spec.dims) for name, spec in weights.items()},
-        {
-            "inputs": ArraySpec(values.shape, "float32", "B.."),
-            "segments": ArraySpec(segments.shape, "int32", "B."),
-        },
-    ]
-    data = [
-        {name: np.asarray(value) for name, value in theta().flatten()},
-        {"inputs": values, "segments": segments},
-    ]
-    whole = ArraySpec(values.shape, "float32", "B..")
-    back = {"outputs": whole, "values": whole, "lost": ArraySpec((), "float32", ""), **args[0]}
+    on_mesh = MoeOnMesh(layer(Gather(), 4.0).weights(), theta(), *inputs())
+    results = (*on_mesh.gradients, "lost")
 
     def compiled(moe, mesh):
-        def run(flat, batch):
-            return gradients(moe, NestedMap.unflatten(flat), batch.inputs, batch.segments)
-
-        layout = Layout(Mesh(tuple(mesh), tuple(mesh.values())))
-        return partitioned(run, args, back, layout).lower(*shapes(args)).compile()
+        return on_mesh.compile(functools.partial(gradients, moe), results, mesh)
 
     def error():
         gating = TopK(k=K, limit=NodeLimited(nodes=4, kept=2))
@@ -218,10 +200,7 @@ def main():
     report = {
         "sent": {name: of["all-to-all"] for name, of in sent.items()},
         "kinds": sorted(sent[str(BY_NODE)]),
-        "results": [
-            {name: np.asarray(x).tolist() for name, x in program(*data).items()}
-            for program in programs
-        ],
+        "results": [on_mesh.run(program) for program in programs],
         "error": error(),
     }
     print(json.dumps(report))

@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, Context, init_theta
-from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.node_limited import NodeLimited
 from lingvo_moe.gatings.on_node import OnNode
 from lingvo_moe.gatings.top_k import TopK
@@ -21,6 +20,7 @@ from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.vexperts import VExperts
 from lingvo_moe.testing.devices import run_on
+from lingvo_moe.testing.moe_on_mesh import MoeOnMesh
 
 BATCH, LENGTH, MODEL, EXPERTS = 16, 6, 4, 8
 # Mesh, nodes, groups (one a device that has its own tokens), choices of a token.
@@ -214,48 +214,27 @@ def test_a_mesh_with_other_nodes_fails():
 def main():
     """The results of all tests that need eight devices, as JSON."""
     from lingvo_moe.runtimes.hlo import collectives, count
-    from lingvo_moe.runtimes.lowering import ArraySpec, Layout, partitioned, shapes
-    from lingvo_moe.sharding.annotations import Mesh
 
-    values, segments = inputs()
-    weights = dict(layer(*CASES[0][1:]).weights().flatten())
-    args = [
-        {name: ArraySpec(spec.shape, "float32", spec.dims) for name, spec in weights.items()},
-        {
-            "inputs": ArraySpec(values.shape, "float32", "B.."),
-            "segments": ArraySpec(segments.shape, "int32", "B."),
-        },
-    ]
-    data = [
-        {name: np.asarray(value) for name, value in theta().flatten()},
-        {"inputs": values, "segments": segments},
-    ]
-    whole = ArraySpec(values.shape, "float32", "B..")
-    ahead = {"outputs": whole}
-    back = {"outputs": whole, "values": whole, **args[0]}
+    on_mesh = MoeOnMesh(layer(*CASES[0][1:]).weights(), theta(), *inputs())
 
     def compiled(function, results, mesh, moe):
-        def run(flat, batch):
-            return function(moe, NestedMap.unflatten(flat), batch.inputs, batch.segments)
-
-        layout = Layout(Mesh(tuple(mesh), tuple(mesh.values())))
-        return partitioned(run, args, results, layout).lower(*shapes(args)).compile()
+        return on_mesh.compile(functools.partial(function, moe), results, mesh)
 
     def error():
         try:
-            compiled(forward, ahead, CASES[0][0], layer(4, 4, 2))
+            compiled(forward, ["outputs"], CASES[0][0], layer(4, 4, 2))
         except ValueError as failed:
             return str(failed)
 
     report = []
     for mesh, *rest in CASES:
-        program = compiled(gradients, back, mesh, layer(*rest))
-        forward_only = compiled(forward, ahead, mesh, layer(*rest))
+        program = compiled(gradients, on_mesh.gradients, mesh, layer(*rest))
+        forward_only = compiled(forward, ["outputs"], mesh, layer(*rest))
         report.append(
             {
                 "forward": count(collectives(forward_only.as_text())),
                 "backward": count(collectives(program.as_text())),
-                "results": {n: np.asarray(x).tolist() for n, x in program(*data).items()},
+                "results": on_mesh.run(program),
                 "error": None if report else error(),
             }
         )

@@ -8,12 +8,12 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.layer import Context, init_theta
-from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.layers.dispatch import Einsum, Gather
 from lingvo_moe.layers.local_gather import LocalGather
 from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.testing.devices import run_on
+from lingvo_moe.testing.moe_on_mesh import MoeOnMesh
 
 BATCH, LENGTH, MODEL, EXPERTS = 16, 6, 4, 8
 DISPATCHERS = (Einsum(), LocalGather())
@@ -94,46 +94,20 @@ def test_numbers_are_those_of_one_device(dispatcher, mesh):
 def main():
     """The results of all tests that need eight devices, as JSON."""
     from lingvo_moe.runtimes.hlo import collectives, count
-    from lingvo_moe.runtimes.lowering import ArraySpec, Layout, partitioned, shapes
-    from lingvo_moe.sharding.annotations import Mesh
 
-    values, segments = inputs()
-    weights = dict(layer(Einsum()).weights().flatten())
-    args = [
-        {name: ArraySpec(spec.shape, "float32", spec.dims) for name, spec in weights.items()},
-        {
-            "inputs": ArraySpec(values.shape, "float32", "B.."),
-            "segments": ArraySpec(segments.shape, "int32", "B."),
-        },
-    ]
-    data = [
-        {name: np.asarray(value) for name, value in theta().flatten()},
-        {"inputs": values, "segments": segments},
-    ]
-
-    whole = ArraySpec(values.shape, "float32", "B..")
-    ahead = {"outputs": whole}
-    back = {"outputs": whole, "values": whole, **args[0]}
+    on_mesh = MoeOnMesh(layer(Einsum()).weights(), theta(), *inputs())
 
     def compiled(function, results, dispatcher, mesh):
-        def run(flat, batch):
-            tree = NestedMap.unflatten(flat)
-            return function(dispatcher, tree, batch.inputs, batch.segments)
-
-        layout = Layout(Mesh(tuple(mesh), tuple(mesh.values())))
-        return partitioned(run, args, results, layout).lower(*shapes(args)).compile()
+        return on_mesh.compile(functools.partial(function, dispatcher), results, mesh)
 
     report = {}
     for dispatcher in DISPATCHERS:
-        programs = [compiled(gradients, back, dispatcher, mesh) for mesh in MESHES]
-        forward_only = compiled(forward, ahead, dispatcher, MESHES[0])
+        programs = [compiled(gradients, on_mesh.gradients, dispatcher, mesh) for mesh in MESHES]
+        forward_only = compiled(forward, ["outputs"], dispatcher, MESHES[0])
         report[str(dispatcher)] = {
             "forward": count(collectives(forward_only.as_text())),
             "backward": count(collectives(programs[0].as_text())),
-            "results": [
-                {name: np.asarray(x).tolist() for name, x in program(*data).items()}
-                for program in programs
-            ],
+            "results": [on_mesh.run(program) for program in programs],
         }
     print(json.dumps(report))
 
