@@ -8,6 +8,7 @@ Two rules for everything that writes to disk:
 """
 
 import contextlib
+import glob
 import json
 import os
 import shutil
@@ -62,7 +63,7 @@ def new_file(path: Path) -> Iterator[Path]:
     """Makes a file that appears at `path` when the block ends without an error.
 
     Yields:
-        The temporary path to write to; a killed run leaves this file behind.
+        The temporary path to write to; a killed run leaves this file behind (`remove_partials`).
 
     Raises:
         OSError: it cannot be written.
@@ -77,6 +78,13 @@ def new_file(path: Path) -> Iterator[Path]:
             os.unlink(partial)
         raise
     sync_directory(path.parent)
+
+
+def remove_partials(path: Path) -> None:
+    """Removes what killed runs left of `new_file`; only while no other process writes the file."""
+    for partial in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
+        with contextlib.suppress(FileNotFoundError):
+            partial.unlink()
 
 
 def sync_directory(path: Path) -> None:

@@ -5,14 +5,12 @@ A piece is a file that appears by a rename. A process locks a piece before it ma
 the next run makes the others. A manifest in the directory says which job the pieces belong to.
 """
 
-import contextlib
-import glob
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lingvo_moe.core import lock
-from lingvo_moe.core.files import MANIFEST, read_json, write_whole
+from lingvo_moe.core.files import MANIFEST, read_json, remove_partials, write_whole
 
 
 def begin(directory: Path, job: Mapping[str, str], cure: str) -> None:
@@ -61,9 +59,7 @@ def take(path: Path, make: Callable[[], None], wait: bool = False) -> bool:
         with lock.hold(path.parent, f".{path.name}.lock", wait):
             if path.exists():
                 return False
-            for stale in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
-                with contextlib.suppress(FileNotFoundError):
-                    stale.unlink()  # from a process that was killed
+            remove_partials(path)
             make()
             return True
     except lock.HeldError:

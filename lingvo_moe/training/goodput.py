@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from lingvo_moe.core.files import read_json, write_whole
+from lingvo_moe.core.files import read_json, remove_partials, write_whole
 
 STEPS, LOST = "steps", "lost steps"
 COMPILING, INPUT, SAVING = "compiling", "input", "saving"
@@ -105,7 +105,10 @@ class Goodput:
 
     def _read(self):
         """Adds the seconds of earlier runs; a damaged file is ignored."""
-        if self._path is None or not self._path.exists():
+        if self._path is None:
+            return
+        remove_partials(self._path)
+        if not self._path.exists():
             return
         try:
             content = read_json(self._path)

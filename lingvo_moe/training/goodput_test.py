@@ -88,3 +88,10 @@ def test_the_time_after_a_run_counts_if_it_did_not_finish(tmp_path, finished, st
     clock.seconds = 20
     shares = Goodput(tmp_path / "goodput.json", clock, clock).shares()
     assert (shares["steps"], shares["stopped"]) == (1 - stopped, stopped)
+
+
+def test_what_a_kill_left_while_the_file_was_written_is_removed(tmp_path):
+    left = tmp_path / ".goodput.json.partial-123"
+    left.write_text("{")
+    Goodput(tmp_path / "goodput.json")
+    assert not left.exists()
