@@ -1,7 +1,8 @@
 """kill -9 at random moments: every restart resumes, and the final weights are equal to the bit.
 
-The moments fall on the start, on steps, evaluations and saves. The number of kills can be given:
-LINGVO_MOE_KILLS=50 python -m pytest -m slow -s lingvo_moe/tools/kill_slow_test.py
+The moments fall on the start, on steps, evaluations and saves. Of several processes one is killed,
+or all. The number of kills is LINGVO_MOE_KILLS, for example
+LINGVO_MOE_KILLS=50 python -m pytest -m slow -s -k local lingvo_moe/tools/kill_slow_test.py
 """
 
 import collections
@@ -11,13 +12,10 @@ import re
 import signal
 import time
 
-import numpy as np
 import pytest
 
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.testing.forks import Fork
-from lingvo_moe.testing.logdirs import SMALLEST
-from lingvo_moe.testing.tiny_world import dataset
+from lingvo_moe.testing import jobs as training
 
 pytestmark = pytest.mark.slow
 
@@ -26,78 +24,62 @@ SEED = 38  # of the moments
 STEPS = 10**6  # of the killed runs
 LINES = 22  # a kill comes at latest after so many lines of a run; about ten are before its steps
 PAUSE = 0.1  # seconds from a line to the kill, at most
-EVAL_EVERY = 8
-TEXTS = (
-    *SMALLEST,
-    "model.moe.num_experts=64",
-    "model.moe.num_groups=2",
-    "model.moe.dispatcher=Einsum()",
-    "optimizer.ema_decay=0.9",
-    "train.log_every=1",
-    f"train.eval_every={EVAL_EVERY}",
-    "train.checkpoint_every=3",
-    "train.source_use_sentences=2",
-)
+JOBS = {"local": {}, "spmd": {"mesh": "expert:2", "processes": 2}}
 
 
-def start(logdir, steps):
-    return Fork(
-        *("lingvo_moe.tools.train", "--model=tiny.MoE", f"--data={dataset().directory}"),
-        *(f"--logdir={logdir}", f"--set=train.max_steps={steps}"),
-        *(f"--set={text}" for text in TEXTS),
-    )
+def kill_at_random(processes, rng):
+    """Kills one of the processes or all, at a random line and moment.
 
-
-def own_lines(printed):
-    """The lines that are not messages of TensorFlow."""
-    return [line for line in printed.splitlines() if not re.match(r"WARNING: All|[IWEF]\d", line)]
-
-
-def kill_at_random(process, rng):
-    """Kills a run at a random line and moment; returns the lines that it had printed."""
+    Returns:
+        Whether all were running.
+    """
     count, pause = rng.randrange(LINES), rng.uniform(0, PAUSE)
-    while len(own_lines(process.errors())) < count and process.is_alive():
+    while len(training.lines(processes)) < count and all(p.is_alive() for p in processes):
         time.sleep(0.03)
     time.sleep(pause)
-    process.kill()
-    ended = process.wait()
-    assert ended.returncode == -signal.SIGKILL, ended.stderr[-3000:]
-    return own_lines(ended.stderr)
+    alive = all(process.is_alive() for process in processes)
+    victims = rng.choice([processes, processes[:1], processes[-1:]])
+    # Before they have met, the others would wait for one that never comes.
+    for process in victims if len(training.lines(processes)) > 1 else processes:
+        process.kill()
+    return alive
 
 
 def moment(printed, logdir, begun):
     """What a run that began at a time was doing, by its last line and its files."""
-    last = re.match(r"step (\d+)(/?)", printed[-1]) if printed else None
-    if last is None:
+    steps = [last for line in printed if (last := re.match(r"step (\d+)(/?)", line))]
+    if not steps:
         return "starting"
     if any(path.stat().st_mtime > begun for path in logdir.glob("checkpoints/*.partial")):
         return "saving"
-    due = int(last[1]) % EVAL_EVERY == 0
+    last = steps[-1]
+    due = int(last[1]) % training.EVAL_EVERY == 0
     return "evaluating" if last[2] and due else "training"
 
 
-def finish(logdir, steps):
-    """What a run up to a step prints, and its final checkpoint."""
-    ended = start(logdir, steps).wait()
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    stored = ModelDir.open(logdir).checkpoints.read(steps).tensors
-    return ended.stderr, {name: np.asarray(value) for name, value in stored.items()}
-
-
-def test_killed_at_random_moments_it_ends_with_the_same_weights(tmp_path):
-    rng, killed, moments = random.Random(SEED), tmp_path / "killed", collections.Counter()
+@pytest.mark.parametrize("runtime", JOBS)
+def test_killed_at_random_moments_it_ends_with_the_same_weights(tmp_path, runtime):
+    rng, job, killed = random.Random(SEED), JOBS[runtime], tmp_path / "killed"
+    moments: collections.Counter = collections.Counter()
     for number in range(1, KILLS + 1):
         begun = time.time()
-        printed = kill_at_random(start(killed, STEPS), rng)
+        processes = training.start(killed, STEPS, **job)
+        assert kill_at_random(processes, rng)
+        ended = training.end(processes)
+        printed = training.own_lines(ended[0].stderr)
+        codes = {process.returncode for process in ended}
+        assert -signal.SIGKILL in codes
+        errors = [line for line in printed if line.startswith(("error", "Traceback"))]
+        assert all("ended without an error message" in line for line in errors), errors
         moments[moment(printed, killed, begun)] += 1
-        print(f"{time.ctime()}: kill {number}, {printed[-1:]}", flush=True)
+        print(f"{time.ctime()}: kill {number}, {codes}, {printed[-1:]}", flush=True)
     newest = (ModelDir.open(killed).checkpoints.steps() or [0])[-1]
     assert newest > 0, f"no progress: {moments}"
-    printed, ours = finish(killed, newest + 5)
-    assert f"Resuming from step {newest}." in printed
-    _, expected = finish(tmp_path / "whole", newest + 5)
-    assert ours.keys() == expected.keys()
-    for name, value in expected.items():
-        assert ours[name].tobytes() == value.tobytes(), name
+    whole = tmp_path / "whole"
+    resumed, _ = (
+        training.finish(training.start(logdir, newest + 5, **job)) for logdir in (killed, whole)
+    )
+    assert f"Resuming from step {newest}." in resumed
+    training.assert_same_bits(*(training.tensors(path, newest + 5) for path in (killed, whole)))
     assert not list(tmp_path.rglob("*partial*"))
-    print(f"{KILLS} kills, {newest} steps: {dict(moments)}")
+    print(f"{runtime}: {KILLS} kills, {newest} steps: {dict(moments)}")
