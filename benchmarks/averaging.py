@@ -41,7 +41,7 @@ def main() -> None:
     columns = ("model", "without, s", "with, s", "with / without")
     times = [_step_times(flags, name) for name in ("tiny.MoE", "small.MoE")]
     print(Table(columns, times).to_text(), flush=True)
-    dataset, rows = Dataset.open(flags.data), []
+    dataset, rows = Dataset.load(flags.data), []
     for seed in range(1, flags.seeds + 1):
         average, weights = _losses(dataset, flags, seed)
         rows.append((str(seed), f"{average:.4f}", f"{weights:.4f}", "yes" * (average <= weights)))

@@ -82,7 +82,7 @@ def test_a_model_that_routes_by_source_language_is_told_it(tmp_path):
     assert len(exported.translate(["kara"], source_language=source)) == 1
     with pytest.raises(ValueError, match="routes by source language; give source_language"):
         exported.translate(["kara"])
-    with pytest.raises(ValueError, match="has no experts for that one"):
+    with pytest.raises(ValueError, match="has no experts for that source"):
         exported.translate(["kara"], source_language="xx")
 
 
