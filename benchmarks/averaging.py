@@ -44,7 +44,9 @@ def main() -> None:
     dataset, rows = Dataset.load(flags.data), []
     for seed in range(1, flags.seeds + 1):
         average, weights = _losses(dataset, flags, seed)
-        rows.append((str(seed), f"{average:.4f}", f"{weights:.4f}", "yes" * (average <= weights)))
+        rows.append(
+            (str(seed), f"{average:.4f}", f"{weights:.4f}", "yes" if average <= weights else "no")
+        )
         print(*rows[-1], flush=True)
     print(Table(("seed", "average", "weights", "average is best"), rows).to_text())
 
