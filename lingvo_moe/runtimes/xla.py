@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.runtimes.task import Task, next_size
 from lingvo_moe.training.step import TrainStep
@@ -24,6 +25,15 @@ class Xla(Local):
         """See Local; decoding uses `task.for_xla`."""
         super().__init__(task, step)
         self._decoder = task.for_xla(1)
+        self._held: NestedMap | None = None
+
+    def _hold(self, laid_out):
+        """In variables that programs capture: to pass many arguments takes as long as a search."""
+        if self._held is None:
+            self._held = tf.nest.map_structure(tf.Variable, laid_out)
+        else:
+            tf.nest.map_structure(lambda held, new: held.assign(new), self._held, laid_out)
+        return self._held
 
     def _translate(self, source_ids, lengths, tasks, request):
         count, length = source_ids.shape
@@ -32,11 +42,12 @@ class Xla(Local):
         columns = next_size(length, _LEAST_LENGTH) - length
         ids = np.pad(source_ids, [(0, 0), (0, columns)])
         given = (tf.constant(values[rows]) for values in (ids, lengths, tasks))
-        output = self._decode(request)(self._laid_out, *given)
-        return tf.nest.map_structure(lambda x: None if x is None else x[:count], output)
+        output = self._decode(request)(*given)
+        return tf.nest.map_structure(lambda x: None if x is None else np.asarray(x)[:count], output)
 
     def _compile_decode(self, request: Any):
-        def decode(laid_out, source_ids, lengths, tasks):
+        def decode(source_ids, lengths, tasks):
+            laid_out = tf.nest.map_structure(tf.convert_to_tensor, self._held)
             return self._decoder.decode(laid_out, source_ids, lengths, tasks, request)
 
         return tf.function(decode, autograph=False, jit_compile=True)

@@ -29,7 +29,7 @@ def test_translations_are_those_of_the_executor():
         assert found.lengths.shape == wanted.lengths[rows].shape
         np.testing.assert_array_equal(found.lengths, wanted.lengths[rows])
         np.testing.assert_allclose(found.scores, wanted.scores[rows], rtol=1e-5)
-        for row, lengths in enumerate(found.lengths.numpy()):
+        for row, lengths in enumerate(found.lengths):
             for n, length in enumerate(lengths):
                 ours, theirs = found.ids[row, n], wanted.ids[rows][row, n]
                 np.testing.assert_array_equal(ours[:length], theirs[:length])
@@ -43,6 +43,18 @@ def test_batches_of_nearly_one_shape_share_a_program():
         for more in (0, 2):
             padded = np.pad(ids, [(0, 0), (0, more)])
             xla.translate(padded, np.full([rows], 5, np.int32), None, request)
+    assert xla._decode(request).experimental_get_tracing_count() == 1
+
+
+def test_new_weights_need_no_new_program():
+    local, xla = runtimes("model.moe=None")
+    request = Request(xla._task.params.decoding)
+    before = xla.translate(IDS, LENGTHS, None, request).scores
+    for runtime in (local, xla):
+        runtime.initialize(1)
+    found, wanted = (runtime.translate(IDS, LENGTHS, None, request) for runtime in (xla, local))
+    assert not np.allclose(found.scores, before)
+    np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-5)
     assert xla._decode(request).experimental_get_tracing_count() == 1
 
 
