@@ -245,9 +245,12 @@ def _is_running(manifest):
     """Whether the process that writes a partial directory may still be running."""
     if manifest.get("host") != socket.gethostname():
         return "pid" in manifest
+    pid = manifest.get("pid")
+    if not conforms(pid, int) or pid < 1:  # 0 and negative numbers are groups of processes
+        return False
     try:
-        os.kill(int(manifest["pid"]), 0)
-    except (ProcessLookupError, KeyError, ValueError, TypeError):
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True

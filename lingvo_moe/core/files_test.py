@@ -150,6 +150,16 @@ def test_what_a_killed_run_left_is_removed_and_nothing_else(tmp_path):
     assert set(os.listdir(tmp_path)) == kept
 
 
+@pytest.mark.parametrize("pid", [10**30, 2**31, 0, -1, "1", None, [], True, 1e400])
+def test_no_process_has_the_number_of_a_damaged_manifest(tmp_path, pid):
+    stale = tmp_path / ".out.partial-damaged"
+    stale.mkdir()
+    holder = {"maker": MAKER, "host": socket.gethostname(), "pid": pid}
+    (stale / MANIFEST).write_text(json.dumps(holder))
+    _make(tmp_path / "out")
+    assert os.listdir(tmp_path) == ["out"]
+
+
 def test_a_crash_between_the_two_renames_loses_nothing(tmp_path):
     path = tmp_path / "out"
     _make(path, "one")

@@ -186,10 +186,19 @@ class Vocabulary:
         try:
             vocabulary = Vocabulary(path.read_bytes())
             size = vocabulary.size if vocabulary.model_bytes else 0
-        except (OSError, RuntimeError) as error:
-            raise ValueError(f"{path} is no SentencePiece model: {error}") from error
+        except OSError as error:
+            raise ValueError(
+                f"{path} cannot be read ({error.strerror}); it must be a SentencePiece model. "
+                f"Restore the file, or give the directory that has it."
+            ) from error
+        except RuntimeError as error:
+            raise ValueError(
+                f"{path} is no SentencePiece model ({error}). Restore the file."
+            ) from error
         if not size:
-            raise ValueError(f"{path} is no SentencePiece model: it holds no pieces.")
+            raise ValueError(
+                f"{path} is no SentencePiece model: it holds no pieces. Restore the file."
+            )
         if sha256 is not None and sha256 != vocabulary.sha256:
             raise ValueError(
                 f"{path} is not the vocabulary that the data was prepared with: its SHA-256 is "

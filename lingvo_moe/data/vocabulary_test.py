@@ -137,9 +137,23 @@ def test_save_and_load(vocabulary, tmp_path):
 
 def test_load_what_is_no_model(tmp_path):
     (tmp_path / "v.model").write_bytes(b"nothing")
-    for name in ("v.model", "missing.model"):
-        with pytest.raises(ValueError, match=f"{name} is no SentencePiece model"):
-            Vocabulary.load(tmp_path / name)
+    with pytest.raises(
+        ValueError, match=r"v\.model is no SentencePiece model \(.*Restore the file"
+    ):
+        Vocabulary.load(tmp_path / "v.model")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("missing.model", "No such file or directory"), ("directory.model", "Is a directory")],
+)
+def test_load_what_is_no_file(tmp_path, name, reason):
+    (tmp_path / "directory.model").mkdir()
+    message = (
+        rf"{name} cannot be read \({reason}\); it must be a SentencePiece model\. Restore the "
+    )
+    with pytest.raises(ValueError, match=message):
+        Vocabulary.load(tmp_path / name)
 
 
 def test_unknown_tag(vocabulary):

@@ -206,7 +206,7 @@ DAMAGES = {
     "no tokenizer": (
         "nllb",
         lambda d: (d / "sentencepiece.bpe.model").unlink(),
-        "is no SentencePiece model",
+        r"has no sentencepiece\.bpe\.model, which the vocabulary is made of\. Get this file and",
     ),
     "a damaged tokenizer": (
         "nllb",

@@ -67,6 +67,11 @@ def read_vocabulary(directory: Path, size: int) -> Vocabulary:
 
 def _read_model(path: Path) -> Any:
     """The ModelProto, with ids and names of special pieces as they are here."""
+    if not path.exists():
+        raise ValueError(
+            f"{path.parent} has no {MODEL}, which the vocabulary is made of. Get this file and the "
+            f"other files of the tokenizer from the repository of the model."
+        )
     Vocabulary.load(path)
     model = _messages().ModelProto.FromString(path.read_bytes())
     trained = model.trainer_spec

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from lingvo_moe.testing.devices import free_address, variables
-from lingvo_moe.testing.forks import Fork
+from lingvo_moe.testing.forks import Fork, wait_for_all
 from lingvo_moe.training.checkpoint import Best, Checkpointer, Keep
 from lingvo_moe.training.saver import Saver
 
@@ -19,7 +19,7 @@ def _run(directory, failing="nobody"):
         Fork(__file__, str(directory), address, str(i), failing, variables=variables(1))
         for i in range(2)
     ]
-    return [fork.wait() for fork in forks]
+    return wait_for_all(forks)
 
 
 def test_all_checkpoints_are_whole_and_have_the_state_of_their_step(tmp_path):

@@ -12,7 +12,7 @@ from lingvo_moe.runtimes.local import Local
 from lingvo_moe.runtimes.spmd_test import TOLERANCE, make_batch, make_task
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.testing.devices import free_address, variables
-from lingvo_moe.testing.forks import Fork
+from lingvo_moe.testing.forks import Fork, wait_for_all
 from lingvo_moe.training.local_steps import LOCAL, WHOLE, LocalSteps
 
 STEPS, SAVED_AT = 4, 2
@@ -77,7 +77,7 @@ def on_one_device():
 def in_two_processes():
     address = free_address()
     started = [Fork(__file__, address, str(i), variables=variables(2)) for i in range(2)]
-    ended = [fork.wait() for fork in started]
+    ended = wait_for_all(started)
     failed = [process.stderr[-3000:] for process in ended if process.returncode]
     assert not failed, failed[0]
     return [json.loads(process.stdout.splitlines()[-1]) for process in ended]

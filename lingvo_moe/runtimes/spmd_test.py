@@ -14,7 +14,7 @@ from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.devices import free_address, variables
-from lingvo_moe.testing.forks import Fork
+from lingvo_moe.testing.forks import Fork, wait_for_all
 from lingvo_moe.testing.tiny_world import SHRINK
 
 ROWS, LENGTH, PAIRS = 8, 12, ("a-b", "c-d")
@@ -84,7 +84,7 @@ def run(mesh, steps, *flags, devices=8, processes=1):
         )
         for i in range(processes)
     ]
-    ended = [fork.wait() for fork in started]
+    ended = wait_for_all(started)
     failed = [process.stderr[-3000:] for process in ended if process.returncode]
     assert not failed, failed[0]
     return [json.loads(process.stdout.splitlines()[-1]) for process in ended]

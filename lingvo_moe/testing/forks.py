@@ -7,7 +7,7 @@ import runpy
 import sys
 import tempfile
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
 
@@ -44,7 +44,7 @@ class Fork:
         self._process.start()
 
     def kill(self) -> None:
-        """Sends SIGKILL; `wait` returns the exit status."""
+        """Sends SIGKILL if it is running; `wait` returns the exit status."""
         self._process.kill()
 
     def is_alive(self) -> bool:
@@ -68,6 +68,19 @@ class Fork:
                 raise TimeoutExpired(self._command, SECONDS)
             out, errors = (path.read_text() for path in self._streams[1:])
             return CompletedProcess(self._command, self._process.exitcode, out, errors)
+
+
+def wait_for_all(forks: Sequence[Fork]) -> list[CompletedProcess]:
+    """How processes that work together end, in their order; after an error none is left running.
+
+    Raises:
+        TimeoutExpired: one did not end.
+    """
+    try:
+        return [fork.wait() for fork in forks]
+    finally:
+        for fork in forks:
+            fork.kill()
 
 
 def _main(command: list[str], streams: list[Path], variables: dict[str, str]) -> None:

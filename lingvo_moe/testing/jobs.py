@@ -10,7 +10,7 @@ import numpy as np
 
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing.devices import free_address, variables
-from lingvo_moe.testing.forks import Fork
+from lingvo_moe.testing.forks import Fork, wait_for_all
 from lingvo_moe.testing.logdirs import SMALLEST
 from lingvo_moe.testing.tiny_world import dataset
 
@@ -74,7 +74,7 @@ def wait_for(jobs: Sequence[Fork], text: str) -> None:
 
 def end(jobs: Sequence[Fork]) -> list[CompletedProcess]:
     """How the processes end."""
-    return [job.wait() for job in jobs]
+    return wait_for_all(jobs)
 
 
 def finish(jobs: Sequence[Fork]) -> str:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.testing.devices import free_address, variables
-from lingvo_moe.testing.forks import Fork
+from lingvo_moe.testing.forks import Fork, wait_for_all
 from lingvo_moe.training.checkpoint import Checkpointer
 
 pytest.importorskip("jax")
@@ -92,9 +92,9 @@ def start(tmp_path_factory):
     return start
 
 
-def _wait(process):
-    done = process.wait()
-    assert done.returncode == 0, done.stderr[-3000:]
+def _wait(*processes):
+    for done in wait_for_all(processes):
+        assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +120,7 @@ def test_saved_on_eight_devices_restored_on_fewer(directory):
 
 def test_two_processes_with_two_devices_each(directory, start):
     address = free_address()
-    for process in [start(_TWO_PROCESSES, directory, i, address, devices=2) for i in range(2)]:
-        _wait(process)
+    _wait(*(start(_TWO_PROCESSES, directory, i, address, devices=2) for i in range(2)))
     tensors = Checkpointer(directory).read(4).tensors
     expected = np.load(directory / "expected.npz")
     for name in expected.files:

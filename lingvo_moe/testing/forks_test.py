@@ -1,0 +1,19 @@
+import multiprocessing
+from subprocess import TimeoutExpired
+
+import pytest
+
+from lingvo_moe.testing import forks
+
+
+def test_if_one_does_not_end_none_is_left_running(tmp_path, monkeypatch):
+    monkeypatch.setattr(forks, "SECONDS", 0.5)
+    monkeypatch.setattr(forks, "_CONTEXT", multiprocessing.get_context("fork"))  # starts faster
+    script = tmp_path / "sleep.py"
+    script.write_text("import time; time.sleep(600)")
+    started = [forks.Fork(str(script)) for _ in range(2)]
+    with pytest.raises(TimeoutExpired):
+        forks.wait_for_all(started)
+    for fork in started:
+        fork._process.join(60)
+        assert not fork.is_alive()
