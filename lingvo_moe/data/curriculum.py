@@ -161,8 +161,8 @@ class Curriculum:
             stages: in order of steps.
 
         Raises:
-            ValueError: a corpus does not fit the dataset; a stage names an unknown pair or corpus;
-                or no pair has a probability above 0.
+            ValueError: a corpus does not fit the dataset; a stage names an unknown pair or corpus,
+                or a pair without examples; or no pair has a probability above 0.
         """
         mixtures = {0: first} | {stage.from_step: _changed(first, stage) for stage in stages}
         streams = [*_streams(dataset), *_further(dataset, corpora)]
@@ -189,27 +189,6 @@ def sampling_probabilities(sizes: list[int], temperature: float) -> np.ndarray:
     # Sizes relative to the largest, because the power of a size could overflow.
     weights = np.power(np.array(sizes, np.float64) / max(sizes), 1.0 / temperature)
     return weights / weights.sum()
-
-
-def pairs_with_text(dataset: Dataset, names: Sequence[str] = ()) -> tuple[PairInfo, ...]:
-    """The pairs to train on.
-
-    Args:
-        dataset: prepared data.
-        names: names of pairs; () for all that have training examples.
-
-    Raises:
-        ValueError: a name is unknown, or a pair has no training examples.
-    """
-    named = [dataset.pair(name) for name in names]
-    found = tuple(pair for pair in named or dataset.pairs if pair.examples.get("train"))
-    if not found or 0 < len(found) < len(named):
-        empty = ", ".join(pair.name for pair in named if pair not in found)
-        raise ValueError(
-            f"There are no training examples for {empty or 'any pair'} in {dataset.directory}."
-            " Prepare training text for them, or leave them out of input.pairs."
-        )
-    return found
 
 
 def check_names(corpora: Sequence[Corpus], stages: Sequence[Stage]) -> None:
@@ -287,6 +266,20 @@ def _further(dataset: Dataset, corpora: Sequence[Corpus]) -> list[Stream]:
     return streams
 
 
+def _check_pairs(streams, dataset, mixture) -> None:
+    """Raises ValueError if a named pair is unknown, or has no examples in any corpus."""
+    named = [dataset.pair(name).name for name in mixture.pairs]
+    present = {stream.pair.name for stream in streams}
+    empty = [name for name in named if name not in present]
+    if empty or not present:
+        further = ", ".join(name for name in mixture.weights if name != MAIN)
+        raise ValueError(
+            f"There are no training examples for {', '.join(empty) or 'any pair'} in "
+            f"{dataset.directory}{f' and in the corpora {further}' if further else ''}. Prepare "
+            f"training text for them, or leave them out of input.pairs."
+        )
+
+
 def _load(corpus: Corpus) -> Dataset:
     try:
         return Dataset.load(Path(corpus.data))
@@ -297,7 +290,7 @@ def _load(corpus: Corpus) -> Dataset:
 def _probabilities(streams, dataset, mixture, step) -> np.ndarray:
     """float64 [P]: the corpus is drawn by weight, its pair by size, temperature and factor."""
     where = f"input.stages from step {step}" if step else "input"
-    names = {pair.name for pair in pairs_with_text(dataset, mixture.pairs)}
+    _check_pairs(streams, dataset, mixture)
     patterns = [pattern for pattern, _ in mixture.pair_factors]
     check_found(patterns, [pair.name for pair in dataset.pairs], f"{where}.pair_factors")
     found = np.zeros(len(streams))
@@ -305,7 +298,7 @@ def _probabilities(streams, dataset, mixture, step) -> np.ndarray:
         here = [
             i
             for i, one in enumerate(streams)
-            if one.corpus == corpus and (one.pair.name in names or not mixture.pairs)
+            if one.corpus == corpus and (one.pair.name in mixture.pairs or not mixture.pairs)
         ]
         if not here or not weight:
             continue

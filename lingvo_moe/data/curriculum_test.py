@@ -54,6 +54,26 @@ def test_a_corpus_by_its_weight_then_a_pair_of_it_by_size(dataset, mined):
     assert _at(params, dataset, 0) == pytest.approx(main | more)
 
 
+def test_a_named_pair_may_have_text_in_a_further_corpus_alone(tmp_path):
+    dataset = _make(tmp_path / "main", {"de-en": 20, "fr-en": 10, "sw-en": 0})
+    _make(tmp_path / "mined", {"sw-en": 10})
+    mined = Corpus(name="mined", data=str(tmp_path / "mined"))
+    named = InputParams(pairs=("de-en", "sw-en"), corpora=(mined,))
+    assert _at(named, dataset, 0) == pytest.approx({"de-en": 0.5, "sw-en (mined)": 0.5})
+    only = InputParams(pairs=("sw-en",), corpora=(mined,))
+    assert _at(only, dataset, 0) == {"sw-en (mined)": 1.0}
+    _make(tmp_path / "mined", {"de-en": 10})
+    with pytest.raises(ValueError, match=r"for sw-en in .*main and in the corpora mined\. Prepare"):
+        only.curriculum(dataset)
+
+
+def test_all_text_may_be_in_a_further_corpus(tmp_path):
+    dataset = _make(tmp_path / "main", {"de-en": 0})
+    _make(tmp_path / "mined", {"de-en": 10})
+    mined = Corpus(name="mined", data=str(tmp_path / "mined"))
+    assert _at(InputParams(corpora=(mined,)), dataset, 0) == {"de-en (mined)": 1.0}
+
+
 def test_stages_by_hand(dataset, mined):
     stages = (
         Stage(from_step=10, pairs=("de-en", "fr-en"), weights=(("mined", 1.0),)),

@@ -61,7 +61,8 @@ def write_report(
 
     Raises:
         ValueError: if there are no outputs or a pair twice; if the baselines are of other
-            references or another tokenizer, or in the directory to be written.
+            references or another tokenizer, or in the directory to be written; if a metric cannot
+            be computed.
     """
     pairs = [output.pair for output in outputs]
     if not pairs or len(set(pairs)) < len(pairs):
@@ -138,4 +139,14 @@ def _score_pooled(
 
 
 def _add_metrics(score: PairScore, output: PairOutput, metrics: Sequence[Metric]) -> PairScore:
-    return dataclasses.replace(score, metrics={m.column: m.score(output) for m in metrics})
+    return dataclasses.replace(score, metrics={m.column: _metric(m, output) for m in metrics})
+
+
+def _metric(metric: Metric, output: PairOutput) -> float:
+    try:
+        return metric.score(output)
+    except Exception as error:  # of other packages and plug-ins, of any type
+        raise ValueError(
+            f"{metric.column} of {output.pair} cannot be computed by {metric} "
+            f"({type(error).__name__}: {error}). Correct the cause, or leave this --metric out."
+        ) from error

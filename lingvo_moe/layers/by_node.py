@@ -46,6 +46,11 @@ class ByNode(Dispatcher):
     nodes: PositiveInt
     kept: PositiveInt
 
+    @property
+    def needs_static_shapes(self):
+        """See Dispatcher."""
+        return True
+
     def check(self, moe):
         """See Dispatcher."""
         limit = NodeLimited(nodes=self.nodes, kept=self.kept)

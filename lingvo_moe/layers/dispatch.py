@@ -35,6 +35,11 @@ class Dispatcher(Params, abc.ABC):
         """The layout of a layer's experts when this dispatcher trains them."""
         return EachOnce()
 
+    @property
+    def needs_static_shapes(self) -> bool:
+        """Whether the shape of a batch must be known before the batch, as it is in training."""
+        return False
+
     def check(self, moe: Any) -> None:
         """Checks the MoEParams of the layer; most dispatchers fit all.
 

@@ -49,6 +49,11 @@ class Laddered(Dispatcher):
             )
 
     @property
+    def needs_static_shapes(self):
+        """See Dispatcher."""
+        return True
+
+    @property
     def rungs(self) -> tuple["Laddered", ...]:
         """This dispatcher on each rung, with ascending room; the last has room for any load."""
         count = len(self.factors) + 1

@@ -32,6 +32,11 @@ class LocalGather(Dispatcher):
 
     nodes: PositiveInt = 1
 
+    @property
+    def needs_static_shapes(self):
+        """See Dispatcher."""
+        return True
+
     def dispatch(self, inputs, routing, capacity, experts):
         capacity = on_node_capacity(capacity or inputs.shape[1], self.nodes, inputs.shape[1])
         held, nodes, expert = experts.num_experts, self.nodes, routing.expert

@@ -49,7 +49,7 @@ class MoEParams(Params):
             is dropped and a translation does not depend on the other sentences of its batch.
         eval_num_groups: G in evaluation and decoding if eval_capacity_factor is None.
         dispatcher: moves tokens to experts in training.
-        eval_dispatcher: the same in evaluation and decoding.
+        eval_dispatcher: the same in evaluation and decoding; programs for XLA have Einsum there.
         aux_loss_weight: weight of the balance loss, which is 1.0 at perfect balance.
         z_loss_weight: weight of the router z-loss, the mean of logsumexp(logits)² over real tokens,
             which keeps logits small (Zoph et al. 2022, arXiv 2202.08906, equation 5, with 0.001).
@@ -102,6 +102,12 @@ class MoEParams(Params):
             raise ValueError(
                 f"moe.eval_dispatcher={self.eval_dispatcher} has its own layout of experts, which "
                 f"only moe.dispatcher may have; use another, such as moe.eval_dispatcher=Ragged()."
+            )
+        if self.eval_dispatcher.needs_static_shapes:
+            raise ValueError(
+                f"moe.eval_dispatcher={self.eval_dispatcher} needs batches of one shape, but those "
+                f"of evaluation and decoding differ; use moe.eval_dispatcher=Ragged(). On many "
+                f"devices Einsum() is used in its place."
             )
         if not self.shared_expert and (
             self.shared_gate_dropout_rate or self.shared_gate_loss_weight

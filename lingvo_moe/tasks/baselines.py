@@ -12,7 +12,6 @@ from typing import Any
 
 from lingvo_moe.core import lock
 from lingvo_moe.core.files import check_output, new_directory
-from lingvo_moe.data.curriculum import pairs_with_text
 from lingvo_moe.evaluation.baselines import IN_OUTPUT
 from lingvo_moe.evaluation.evaluate import write_report
 from lingvo_moe.evaluation.report import Report
@@ -47,7 +46,7 @@ def train_baselines(
     """
     dataset, report, output = jobs[0].dataset, jobs[0].report, jobs[0].logdir / IN_OUTPUT
     check_output(output, MAKER, overwrite=True)
-    pairs = [pair.name for pair in pairs_with_text(dataset, pairs)]
+    pairs = pairs or [pair.name for pair in dataset.pairs if pair.examples.get("train")]
     pairs = list(references_of(dataset, split, pairs, report))
     names, several = [job.model for job in jobs], len(jobs) > 1
     if repeated := sorted({name for name in names if names.count(name) > 1}):
@@ -81,7 +80,10 @@ def _model_dir(job, pair):
 
 def _check(job, pairs):
     """Checks that every logdir can be trained in; returns the params of the last."""
-    return [_model_dir(job, pair).params for pair in pairs][-1]
+    for pair in pairs:
+        params = _model_dir(job, pair).params
+        params.input.curriculum(job.dataset)
+    return params
 
 
 def _check_comparable(jobs, params, pairs):

@@ -17,6 +17,7 @@ from lingvo_moe.evaluation.report import Report
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.evaluation.scores import PairOutput, check_pair
 from lingvo_moe.tasks.floor import nearest_targets, train_texts
+from lingvo_moe.tasks.kept import determinants, keep_translations, translated_once
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, evaluate_batches
 from lingvo_moe.tasks.translator import Translation, Translator
@@ -45,7 +46,8 @@ def evaluate(
 ) -> Report:
     """Translates a split, scores it, and writes a report, which appears when it is complete.
 
-    All arguments are checked before the translation starts.
+    All arguments are checked before the translation starts. Until the report is complete, finished
+    translations are in OUTPUT.parts; the same call goes on from there.
 
     Args:
         model_dir: the model.
@@ -66,7 +68,8 @@ def evaluate(
 
     Raises:
         ValueError, OSError: an unknown or repeated pair, no test lines, baselines that are not
-            comparable, a metric that cannot be used, or an output that cannot be made.
+            comparable, a metric that cannot be used, an output that cannot be made, or
+            translations in OUTPUT.parts of another model, data or options.
     """
     check_output(output, MAKER, overwrite)
     ready = prepare_metrics(metrics)
@@ -90,31 +93,29 @@ def evaluate(
     translators = [
         (name, translator if name in trained else indirect or translator) for name in references
     ]
-    outputs = translate_split(translators, dataset, split, report)
-    use = _source_use(model_dir, runtime, dataset, split, tuple(references), report)
-    identify = language_identifier(dataset)
-    outputs = [
-        dataclasses.replace(
-            one,
-            nearest=copies.get(one.pair),
-            source_use=use.get(one.pair),
-            off_target=_off_target(identify, one.hypotheses, one.pair),
-            references_off_target=_off_target(identify, one.references, one.pair),
-        )
-        for one in outputs
-    ]
-    with new_directory(output, MAKER, overwrite) as directory:
-        return write_report(
-            outputs,
-            directory,
-            model=model_dir.model,
-            checkpoint_step=step,
-            split=split,
-            baselines=against,
-            pivot=pivot,
-            chosen_tokenizers=chosen,
-            metrics=ready,
-        )
+    job = {
+        "maker": MAKER,
+        "data": dataset.sha256,
+        "split": split,
+        "pivot": str(pivot),
+        **determinants(model_dir, step),
+    }
+    with keep_translations(output, job, overwrite, report) as kept:
+        outputs = translate_split(translators, dataset, split, report, kept)
+        use = _source_use(model_dir, runtime, dataset, split, tuple(references), report)
+        outputs = _measured(outputs, dataset, use, copies)
+        with new_directory(output, MAKER, overwrite) as directory:
+            return write_report(
+                outputs,
+                directory,
+                model=model_dir.model,
+                checkpoint_step=step,
+                split=split,
+                baselines=against,
+                pivot=pivot,
+                chosen_tokenizers=chosen,
+                metrics=ready,
+            )
 
 
 def references_of(
@@ -164,6 +165,7 @@ def translate_pair(
     split: str,
     name: str,
     report: Callable[[str], None],
+    kept: Path | None = None,
 ) -> PairOutput:
     """Translates one pair's sentences of a split.
 
@@ -173,6 +175,7 @@ def translate_pair(
         split: "dev" or "test".
         name: the pair.
         report: takes a warning of sentences that are too long.
+        kept: directory of `keep_translations`; None to translate all again.
 
     Raises:
         ValueError: unknown pair, or one whose task the model was not trained on.
@@ -180,14 +183,18 @@ def translate_pair(
     pair = dataset.pair(name)
     examples = dataset.examples(split, name)
     sources = [example.source_text for example in examples]
-    translations = translator(
-        sources, pair.target, pair.source, warn=lambda line: report(f"{name}: {line}")
-    )
+
+    def translate():
+        translations = translator(
+            sources, pair.target, pair.source, warn=lambda line: report(f"{name}: {line}")
+        )
+        return [best[0].text for best in translations]
+
     return PairOutput(
         pair=name,
         train_examples=pair.examples.get("train", 0),
         sources=sources,
-        hypotheses=[best[0].text for best in translations],
+        hypotheses=translated_once(kept, name, translate) if kept else translate(),
         references=[example.target_text for example in examples],
     )
 
@@ -197,6 +204,7 @@ def translate_split(
     dataset: Dataset,
     split: str,
     report: Callable[[str], None],
+    kept: Path | None = None,
 ) -> list[PairOutput]:
     """Translates pairs of a split, each by its own translator.
 
@@ -205,13 +213,14 @@ def translate_split(
         dataset: prepared data.
         split: "dev" or "test".
         report: takes a line of progress a pair.
+        kept: directory of `keep_translations`; None to translate all again.
 
     Raises:
         ValueError: as `translate_pair`.
     """
     outputs = []
     for name, translator in translators:
-        outputs.append(translate_pair(translator, dataset, split, name, report))
+        outputs.append(translate_pair(translator, dataset, split, name, report, kept))
         report(f"{name}: {len(outputs[-1].sources)} lines translated")
     return outputs
 
@@ -288,6 +297,21 @@ def _copies(dataset, split, pairs, report) -> dict[str, list[str]]:
             copies[pair] = found
             report(f"{pair}: found the most similar training sentences of {len(found)} lines")
     return copies
+
+
+def _measured(outputs, dataset, use, copies) -> list[PairOutput]:
+    """The outputs with their source use, nearest training targets and shares off target."""
+    identify = language_identifier(dataset)
+    return [
+        dataclasses.replace(
+            one,
+            nearest=copies.get(one.pair),
+            source_use=use.get(one.pair),
+            off_target=_off_target(identify, one.hypotheses, one.pair),
+            references_off_target=_off_target(identify, one.references, one.pair),
+        )
+        for one in outputs
+    ]
 
 
 def _off_target(identify, texts, pair):

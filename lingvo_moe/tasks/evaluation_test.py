@@ -11,6 +11,7 @@ from sacrebleu.metrics import BLEU
 from lingvo_moe.core.files import MANIFEST
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.pipeline import InputParams
+from lingvo_moe.evaluation.metrics.sp_bleu import SpBleu
 from lingvo_moe.evaluation.report import load_report
 from lingvo_moe.tasks import evaluation as module
 from lingvo_moe.tasks.floor import nearest_targets
@@ -67,12 +68,13 @@ def translated(monkeypatch):
         return [[types.SimpleNamespace(text=f"the {text}")] for text in sources]
 
     monkeypatch.setattr(module, "load_translator", lambda *_: (translator, 7))
+    monkeypatch.setattr(module, "determinants", lambda model, step: {"step": str(step)})
     return asked
 
 
-def evaluate(output, data=None, **options):
+def evaluate(output, data=None, report=lambda line: None, **options):
     return module.evaluate(
-        MODEL, data or dataset(), output, lambda task: Reader(), lambda line: None, **options
+        MODEL, data or dataset(), output, lambda task: Reader(), report, **options
     )
 
 
@@ -178,12 +180,55 @@ def test_what_is_wrong_is_found_before_anything_is_translated(tmp_path, translat
     assert not (tmp_path / "report").exists()
 
 
-def test_an_evaluation_that_fails_leaves_nothing(tmp_path, translated, monkeypatch):
-    def fail(*_, **__):
-        raise OSError("No space left on device")
+def _full(*_, **__):
+    raise OSError("No space left on device")
 
-    monkeypatch.setattr(module, "write_report", fail)
+
+def test_a_metric_that_fails_loses_no_translation(tmp_path, translated, monkeypatch):
+    lines, options = [], {"metrics": [f"SpBleu(model='{SPM}')"]}
+
+    def fail(metric, output):
+        raise RuntimeError("out of memory")
+
+    expected = evaluate(tmp_path / "expected", **options)
+    del translated[:]
+    score = SpBleu.score
+    monkeypatch.setattr(SpBleu, "score", fail)
+    message = (
+        r"^spBLEU of qna-en cannot be computed by SpBleu\(.*\(RuntimeError: out of memory\)\. Co"
+    )
+    with pytest.raises(ValueError, match=message):
+        evaluate(tmp_path / "report", report=lines.append, **options)
+    assert sorted(os.listdir(tmp_path)) == ["expected", "report.parts"]
+    assert "report.parts keeps the translations; the same command goes on" in lines[-1]
+    monkeypatch.setattr(SpBleu, "score", score)
+    assert evaluate(tmp_path / "report", **options) == expected
+    assert translated == list(PAIRS)  # once
+    assert sorted(os.listdir(tmp_path)) == ["expected", "report"]
+
+
+def test_kept_translations_are_of_the_same_model_and_options(tmp_path, translated, monkeypatch):
+    write_report = module.write_report
+    monkeypatch.setattr(module, "write_report", _full)
     with pytest.raises(OSError, match="No space left"):
         evaluate(tmp_path / "report")
+    monkeypatch.setattr(module, "write_report", write_report)
+    monkeypatch.setattr(module, "determinants", lambda model, step: {"step": "8"})
+    message = (
+        r"report\.parts was started with step=7, but this run has step=8\. .* pass --overwrite"
+    )
+    with pytest.raises(ValueError, match=message):
+        evaluate(tmp_path / "report")
     assert translated == list(PAIRS)
+    evaluate(tmp_path / "report", overwrite=True)
+    assert translated == 2 * list(PAIRS)
+    assert os.listdir(tmp_path) == ["report"]
+
+
+def test_an_evaluation_that_fails_before_a_translation_leaves_nothing(
+    tmp_path, translated, monkeypatch
+):
+    monkeypatch.setattr(module, "load_translator", lambda *_: (_full, 7))
+    with pytest.raises(OSError, match="No space left"):
+        evaluate(tmp_path / "report")
     assert list(tmp_path.iterdir()) == []

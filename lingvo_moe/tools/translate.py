@@ -18,10 +18,10 @@ from absl import flags
 
 from lingvo_moe.core.files import check_file, write_whole
 from lingvo_moe.core.lines import decode_lines, read_lines
-from lingvo_moe.core.params import to_fields
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.runtimes.together import start_together
 from lingvo_moe.tasks.evaluation import load_translator
+from lingvo_moe.tasks.kept import determinants
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.shards import DirectoryShards, FileShards, survey, translate_shards
 from lingvo_moe.tasks.translator import BLOCK, Translation, Translator
@@ -84,13 +84,10 @@ def _translate_shards(model_dir: ModelDir, shards: FileShards | DirectoryShards)
             return _lines(translator, shard.sentences, progress, warn, shard.first_line)
 
         job = {
-            "model": model_dir.model,
-            "step": str(step),
-            **model_dir.checksums(step),
+            **determinants(model_dir, step),
             "to": FLAGS.to,
             "source_language": str(FLAGS.source_language),
             "scores": str(FLAGS.scores),
-            **to_fields(model_dir.params),
         }
         report = (lambda line: None) if worker else common.report
         translate_shards(shards, work, job, translate, report)
