@@ -3,10 +3,11 @@ r"""Measures the speed, the packing and the memory of the training input.
 python benchmarks/input.py --data=DATA                                # a prepared dataset
 python benchmarks/input.py --data=/tmp/large --pairs=1000 --examples=10000000    # makes it first
 
-Times are CPU times of the process, so other processes hardly change them. Memory is the peak of the
-process.
+Times are CPU times of the process, so other processes hardly change them. Only the speed of workers
+is of wall time, because they run at the same time. Memory is the peak of the process.
 """
 
+import contextlib
 import resource
 import time
 from pathlib import Path
@@ -16,7 +17,8 @@ from absl import app, flags
 
 from lingvo_moe.core.params import override
 from lingvo_moe.data.dataset import Dataset, Example, PairInfo, shard_bounds, write_shard
-from lingvo_moe.data.pipeline import InputParams, Part, TrainInput
+from lingvo_moe.data.input_workers import packed_by
+from lingvo_moe.data.pipeline import Batches, InputParams, Part, TrainInput
 from lingvo_moe.data.vocabulary import train_vocabulary
 
 FLAGS = flags.FLAGS
@@ -30,7 +32,9 @@ def main(argv: list[str]) -> None:
     if FLAGS.pairs and not directory.exists():
         generate(directory, FLAGS.pairs, FLAGS.examples)
     dataset = Dataset.load(directory)
-    measure(dataset, _params(dataset))
+    params = _params(dataset)
+    measure(dataset, params)
+    measure_workers(dataset, params)
 
 
 def _params(dataset: Dataset) -> InputParams:
@@ -83,7 +87,35 @@ def measure(dataset: Dataset, params: InputParams) -> None:
     print(f"memory: {peak / 2**10:,.0f} MiB")
 
 
-def _timed(source: TrainInput, count: int):
+def measure_workers(dataset: Dataset, params: InputParams) -> None:
+    """Prints tokens per second of wall time, and this process's CPU time, for numbers of workers.
+
+    Each number has five turns. A worker is ahead by one batch at most, which is not measured.
+    """
+    with contextlib.ExitStack() as stack:
+        inputs = {
+            workers: stack.enter_context(packed_by(workers, TrainInput(dataset, params, seed=1)))
+            for workers in FLAGS.workers
+        }
+        turns: dict[int, list[tuple[float, float]]] = {workers: [] for workers in inputs}
+        for _ in range(5):
+            for workers, batches in inputs.items():
+                batches.next_batch()
+                wall = time.perf_counter()
+                seconds, made = _timed(batches, max(1, FLAGS.batches // 5))
+                wall = time.perf_counter() - wall
+                tokens = sum(np.count_nonzero(batch.target_segment_ids) for batch in made)
+                turns[workers].append((tokens / wall, 1e3 * seconds / len(made)))
+        for workers, (speed, own) in {n: np.median(t, axis=0) for n, t in turns.items()}.items():
+            print(
+                f"{workers} workers: {speed:,.0f} target tokens per second of wall time, {own:.1f} "
+                f"ms of this process for each batch"
+            )
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"memory of the largest worker: {children.ru_maxrss / 2**10:,.0f} MiB")
+
+
+def _timed(source: Batches, count: int):
     start = time.process_time()
     batches = [source.next_batch() for _ in range(count)]
     return time.process_time() - start, batches
@@ -129,5 +161,6 @@ if __name__ == "__main__":
     flags.DEFINE_integer("rows", 1024, "Rows of a batch.")
     flags.DEFINE_integer("target_length", 128, "Target tokens per row.")
     flags.DEFINE_multi_string("set", [], "Fields of InputParams, such as modifiers=(Typos(),)")
+    flags.DEFINE_multi_integer("workers", [0, 1, 2], "Numbers of workers; 0: this process packs.")
     flags.DEFINE_integer("batches", 20, "Number of batches to measure.")
     app.run(main)

@@ -159,8 +159,8 @@ def train(
         name: the name of a model that is given as params.
         make_runtime: (task, TrainStep) -> the runtime of the steps.
         report: takes lines of progress.
-        **options: further fields of `tasks.training.TrainingJob`, for many processes and for
-            experts that move.
+        **options: further fields of `tasks.training.TrainingJob`: input_workers, the number of
+            processes that pack batches; fields for many processes and for experts that move.
 
     Returns:
         The state of training: step, best_step, best_loss, finished.

@@ -8,8 +8,8 @@ import math
 import queue
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from lingvo_moe.core.patterns import Factors
 from lingvo_moe.data.curriculum import MAIN, Corpus, Curriculum, Mixture, Stage, check_names
 from lingvo_moe.data.dataset import Dataset, Example
 from lingvo_moe.data.modifiers.base import Modifier
-from lingvo_moe.data.packing import Packer, Row, Shape, batch_of
+from lingvo_moe.data.packing import Packer, Shape, batch_of
 from lingvo_moe.data.virtual_shard import Reader, VirtualShard
 
 
@@ -101,6 +101,51 @@ class Part(NamedTuple):
         packed = rows.reshape(len(rows), shards, -1).max(axis=2)
         return Part(packed[process], packed[process] & (packed.argmax(axis=0) == process))
 
+    def split(self, count: int) -> list["Part"]:
+        """This part as at most `count` parts with about equally many virtual shards."""
+        numbers = np.flatnonzero(self.packed)
+        pieces = np.array_split(numbers, min(count, len(numbers)))
+        masks = [np.isin(np.arange(len(self.packed)), piece) for piece in pieces]
+        return [Part(mask, mask & self.saved) for mask in masks]
+
+    def batch(self, rows: Sequence[NestedMap]) -> NestedMap:
+        """A batch of the rows of all pieces of this part, in order; other rows are 0."""
+        joined = rows[0]
+        if len(rows) > 1:
+            joined = NestedMap({n: np.concatenate([one[n] for one in rows]) for n in rows[0]})
+        if self.packed.all():
+            return joined
+        size = len(joined.target_ids) // np.count_nonzero(self.packed)
+        mine = np.repeat(self.packed, size)
+        batch = NestedMap()
+        for name, value in joined.items():
+            batch[name] = np.zeros([len(mine), value.shape[1]], value.dtype)
+            batch[name][mine] = value
+        return batch
+
+    def state(self, position: "Position") -> dict[str, Any]:
+        """The state to save; see `TrainInput.state`."""
+        batches, states = {"batches": np.asarray(position.batches, np.int64)}, position.shards
+        if self.packed.all():
+            return batches | stacked(states.values())
+        numbers = np.flatnonzero(self.saved).tolist()
+        return batches | {
+            name: Rows((len(self.packed), *value.shape), {v: states[v][name] for v in numbers})
+            for name, value in next(iter(states.values())).items()
+        }
+
+
+class Position(NamedTuple):
+    """A position in the stream of batches.
+
+    Attributes:
+        batches: number of batches before it.
+        shards: number of a virtual shard -> its state.
+    """
+
+    batches: int
+    shards: Mapping[int, Mapping[str, np.ndarray]]
+
 
 class TrainInput:
     """An endless stream of packed batches.
@@ -109,7 +154,9 @@ class TrainInput:
     gives the same batches as an uninterrupted one, also in another number of processes.
 
     Attributes:
+        arguments: those of the constructor.
         curriculum: the streams and their probabilities.
+        part: the virtual shards that this process packs.
         packed_share: share of the rows of a batch that this process packs; the other rows are 0.
     """
 
@@ -126,14 +173,15 @@ class TrainInput:
             ValueError: as `Curriculum.of`.
         """
         shards = params.num_virtual_shards
+        self.part = part or Part(*np.ones([2, shards], bool))
+        self.arguments = dataset, params, seed, self.part
         self.curriculum = params.curriculum(dataset)
         self._shape = Shape(params.batch_size, params.source_length, params.target_length)
-        self._part = part or Part(*np.ones([2, shards], bool))
         reader = Reader(self.curriculum.streams, seed, self._shape, params.modifiers)
         rows = self._shape._replace(rows=params.batch_size // shards)
         self._shards = {
             v: VirtualShard(v, shards, reader, rows)
-            for v in np.flatnonzero(self._part.packed).tolist()
+            for v in np.flatnonzero(self.part.packed).tolist()
         }
         self.packed_share = len(self._shards) / shards
         self._batches = 0
@@ -150,13 +198,14 @@ class TrainInput:
             ValueError: more than MOST_SKIPPED examples in succession do not fit a row.
             OSError: a shard of the dataset is missing or damaged.
         """
-        rows: list[Row] = [[] for _ in range(self._shape.rows)]
-        size = len(rows) // len(self._part.packed)
+        return self.part.batch([self.next_rows()])
+
+    def next_rows(self) -> NestedMap:
+        """The rows of the next batch that this process packs; see `next_batch`."""
         probabilities = self.curriculum.at(self._batches)
-        for v, shard in self._shards.items():
-            rows[v * size : (v + 1) * size] = shard.next_rows(probabilities)
+        rows = [row for shard in self._shards.values() for row in shard.next_rows(probabilities)]
         self._batches += 1
-        return batch_of(rows, self._shape)
+        return batch_of(rows, self._shape._replace(rows=len(rows)))
 
     def peek(self, examples: int) -> list[NestedMap]:
         """The next batches with at least this number of examples; the stream does not advance.
@@ -164,17 +213,29 @@ class TrainInput:
         Raises:
             ValueError, OSError: as `next_batch`.
         """
-        states = {v: (shard.state(), shard.skipped) for v, shard in self._shards.items()}
-        number = self._batches
+        position, skipped = self.position(), [shard.skipped for shard in self._shards.values()]
         batches: list[NestedMap] = []
         while examples > 0:
             batches.append(self.next_batch())
             examples -= int(batches[-1].target_segment_ids.max(axis=1).sum())
-        for v, (state, skipped) in states.items():
-            self._shards[v].restore(state)
-            self._shards[v].skipped = skipped
-        self._batches = number
+        self.go_to(position)
+        for shard, count in zip(self._shards.values(), skipped, strict=True):
+            shard.skipped = count
         return batches
+
+    def position(self) -> Position:
+        """The position in the stream, of the virtual shards that this process packs."""
+        return Position(self._batches, {v: shard.state() for v, shard in self._shards.items()})
+
+    def go_to(self, position: Position) -> None:
+        """Continues from a position; it may have further virtual shards.
+
+        Raises:
+            OSError: as `next_batch`.
+        """
+        self._batches = position.batches
+        for v, shard in self._shards.items():
+            shard.restore(position.shards[v])
 
     def state(self) -> dict[str, Any]:
         """The position of the stream: a few counters of each virtual shard.
@@ -183,18 +244,7 @@ class TrainInput:
             batches []; draws [V], counters [V, P] and waiting [V, W, 3]: arrays of int64, or `Rows`
             of those if this process packs only some shards.
         """
-        batches = {"batches": np.asarray(self._batches, np.int64)}
-        states = {v: shard.state() for v, shard in self._shards.items()}
-        if len(states) == len(self._part.packed):
-            return batches | stacked(states.values())
-        saved = {v: states[v] for v in np.flatnonzero(self._part.saved).tolist()}
-        return batches | {
-            name: Rows(
-                (len(self._part.packed), *value.shape),
-                {v: state[name] for v, state in saved.items()},
-            )
-            for name, value in next(iter(states.values())).items()
-        }
+        return self.part.state(self.position())
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Continues from the state of all virtual shards.
@@ -203,7 +253,7 @@ class TrainInput:
             ValueError: the state has other pairs or virtual shards, or is of an earlier version.
         """
         shape = np.shape(state["counters"])
-        ours = len(self._part.packed), len(self.curriculum.streams)
+        ours = len(self.part.packed), len(self.curriculum.streams)
         if "batches" not in state:
             raise ValueError(
                 "The checkpoint is of an earlier version of lingvo_moe, which drew examples in "
@@ -214,9 +264,9 @@ class TrainInput:
                 f"The checkpoint's input has {shape[1]} pairs and {shape[0]} virtual shards, this "
                 f"one {ours[1]} and {ours[0]}; train with the same data and the same input.*."
             )
-        for v, shard in self._shards.items():
-            shard.restore({n: np.asarray(value[v]) for n, value in state.items() if n != "batches"})
-        self._batches = int(state["batches"])
+        names = [name for name in state if name != "batches"]
+        mine = {v: {name: np.asarray(state[name][v]) for name in names} for v in self._shards}
+        self.go_to(Position(int(state["batches"]), mine))
 
 
 def stacked(states: Iterable[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -276,10 +326,23 @@ def pack(examples: Iterable[tuple[Example, int]], params: InputParams) -> Iterat
         yield packer.batch()
 
 
+class Batches(Protocol):
+    """An input: a TrainInput, or the workers that pack for it."""
+
+    def next_batch(self) -> NestedMap: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None: ...
+
+    @property
+    def skipped(self) -> int: ...
+
+
 class Prefetcher:
     """Makes batches in advance in a background thread; `state` is that of the last batch taken."""
 
-    def __init__(self, source: TrainInput, ahead: int = 4):
+    def __init__(self, source: Batches, ahead: int = 4):
         """Wraps an input; after the first `next_batch` only the thread uses it."""
         self._source = source
         self._queue: queue.Queue = queue.Queue(ahead)

@@ -5,17 +5,11 @@ its pieces.
 """
 
 import contextlib
-import io
-import os
-import pickle
-import select
 import subprocess
-import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 
-from lingvo_moe.core.plugins import import_plugins, imported
+from lingvo_moe.core import child
 from lingvo_moe.data.stages import run_stage, stages
 from lingvo_moe.data.work import Work
 
@@ -37,27 +31,13 @@ def helpers(work: Work, count: int, report: Callable[[str], None]) -> Iterator[N
                 report(f"warning: a helper process failed: {error}")
 
 
-_LEFT = 3  # exit status of a helper whose parent process has ended
-
-
 class _Helper:
     """A process; leaving the block ends it."""
 
     def __init__(self, work: Work):
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=self._errors,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-        assert self._process.stdin
-        self._pipe = self._process.stdin
-        with contextlib.suppress(BrokenPipeError):
-            pickle.dump(imported(), self._pipe)
-            pickle.dump(work, self._pipe)
-            self._pipe.flush()
+        self._process = child.start(__name__, stdout=subprocess.DEVNULL, stderr=self._errors)
+        child.send(self._process, work)
 
     def __enter__(self) -> "_Helper":
         return self
@@ -68,9 +48,10 @@ class _Helper:
 
     def end(self) -> str:
         """Ends the process; returns the last line of its errors if it failed."""
+        assert self._process.stdin
         with contextlib.suppress(OSError):
-            self._pipe.close()
-        if self._process.wait() in (0, _LEFT):
+            self._process.stdin.close()
+        if self._process.wait() in (0, child.LEFT):
             return ""
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
@@ -78,19 +59,8 @@ class _Helper:
 
 
 def _main() -> None:
-    stream = io.BufferedReader(io.FileIO(0, closefd=False))
-    import_plugins(pickle.load(stream))
-    work = pickle.load(stream)
-    if select.select([stream], [], [], 0)[0]:  # the parent process has already ended
-        sys.exit(_LEFT)
-    threading.Thread(target=_end_with_starter, args=(stream,), daemon=True).start()
-    for stage in stages(work):
+    for stage in stages(child.received()):
         run_stage(stage, lambda count: None)
-
-
-def _end_with_starter(stream):
-    stream.read()  # until the other end of the pipe is closed
-    os._exit(_LEFT)
 
 
 if __name__ == "__main__":

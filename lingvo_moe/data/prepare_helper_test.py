@@ -1,6 +1,6 @@
-from lingvo_moe.core import plugins
+from lingvo_moe.core import child, plugins
 from lingvo_moe.core.params import override
-from lingvo_moe.data import blocks, prepare, prepare_helper
+from lingvo_moe.data import blocks, prepare
 from lingvo_moe.data.prepare_params import PrepareParams
 
 PARAMS = PrepareParams(source_vocab_size=300, target_vocab_size=300)
@@ -32,7 +32,7 @@ def _corpus(directory, lines):
 
 def test_others_do_the_work_of_a_process_that_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "_BYTES_A_HELPER", 1)
-    monkeypatch.setattr(prepare_helper.sys, "executable", "/bin/false")
+    monkeypatch.setattr(child.sys, "executable", "/bin/false")
     lines = []
     dataset = prepare.prepare(
         _corpus(tmp_path / "corpus", 9),
@@ -49,6 +49,7 @@ def test_helpers_know_rules_from_files(tmp_path, monkeypatch):
     """The rule leaves a file for each process that applies it, and waits for the other's."""
     monkeypatch.setattr(prepare, "_BYTES_A_HELPER", 1)
     monkeypatch.setattr(blocks, "_BLOCK_LINES", 1)
+    monkeypatch.setattr(plugins, "_imported", {})
     (tmp_path / "odd_rule.py").write_text(_RULE)
     plugins.import_plugins([str(tmp_path / "odd_rule.py")])
     params = override(PARAMS, ["cleaning=(Odd(),)"])

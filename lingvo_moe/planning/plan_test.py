@@ -2,6 +2,7 @@ import dataclasses
 import importlib.util
 import itertools
 import json
+import math
 
 import pytest
 
@@ -133,11 +134,12 @@ def test_a_plan_says_whether_input_keeps_up(monkeypatch, packing, note):
     monkeypatch.setitem(HARDWARE, "tpu_v3", device)
     plan = make_plan("m4.MoE128E12L", ["train.checkpoint_every=7"], "tpu_v3")
     text = format_plan(plan)
-    assert note in next(
-        line for line in text.splitlines() if line.startswith("packing by one core")
-    )
+    (line,) = (line for line in text.splitlines() if line.startswith("packing by one core"))
+    assert note in line
     assert "every 7 steps" in text
     numbers = to_json(plan)
+    workers = math.ceil(numbers["hosts"]["packing"] / numbers["step_seconds"])
+    assert (workers == 1) or line.endswith(f"--input_workers={workers}")
     step = max(numbers["step_seconds"], numbers["hosts"]["packing"]) + numbers["hosts"]["copy"] / 7
     assert numbers["step_seconds_with_hosts"] == pytest.approx(step)
 

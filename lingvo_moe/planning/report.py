@@ -1,6 +1,7 @@
 """Plans as text, as JSON, and as a page with pictures."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -65,9 +66,11 @@ def format_plan(plan: Plan) -> str:
 
 def _hosts_table(plan: Plan) -> Table:
     hosts, seconds = plan.hosts, plan.estimate.step_seconds
-    hidden = hosts.packing <= seconds
+    note = "hidden"
+    if hosts.packing > seconds:
+        note = f"LONGER THAN A STEP: --input_workers={math.ceil(hosts.packing / seconds)}"
     rows = [
-        ("packing by one core", hosts.packing, "hidden" if hidden else "LONGER THAN A STEP"),
+        ("packing by one core", hosts.packing, note),
         ("copy of a save", hosts.copy, f"every {hosts.steps:,} steps"),
         ("step with both", hosts.step_seconds(seconds), ""),
     ]

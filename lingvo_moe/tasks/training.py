@@ -14,6 +14,7 @@ from lingvo_moe.core import lock
 from lingvo_moe.core.files import write_whole
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.data.input_workers import packed_by
 from lingvo_moe.data.pipeline import Part, Prefetcher, TrainInput
 from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.routing import RoutingRecord
@@ -54,6 +55,7 @@ class TrainingJob:
         record_loads: a file for the loads of experts at each step, by group of tokens: a
             placement.traces.Trace with groups as source devices. A resumed run continues it.
         make_scheduler: task -> the scheduler that moves its VExperts; None for no moves.
+        input_workers: number of processes that pack batches for this one; 0 packs in a thread.
     """
 
     model: str
@@ -66,6 +68,7 @@ class TrainingJob:
     process: Process = ALONE
     record_loads: Path | None = None
     make_scheduler: Callable[[TranslationTask], Scheduler] | None = None
+    input_workers: int = 0
 
 
 def train_step(task: TranslationTask) -> TrainStep:
@@ -117,7 +120,9 @@ def _train(job):
     if job.record_loads is not None and not process.index:
         trace = TraceRecorder(job.record_loads, task.moe_layers)
         recorder = Recorder(lambda step, metrics: trace.add(step, metrics.group_load), trace.save)
-    return run_training(model_dir, job.dataset, runtime, job.report, process, recorder)
+    return run_training(
+        model_dir, job.dataset, runtime, job.report, process, recorder, job.input_workers
+    )
 
 
 def run_training(
@@ -127,6 +132,7 @@ def run_training(
     report,
     process: Process = ALONE,
     recorder: Recorder = NO_RECORDER,
+    input_workers: int = 0,
 ) -> TrainResult:
     """As `train_model`, with a given logdir and compiled runtime.
 
@@ -138,7 +144,7 @@ def run_training(
     source = TrainInput(dataset, params.input, params.train.seed, part)
     layers = model_dir.task.moe_layers
     start = _Start(model_dir, runtime, process, report)
-    with Prefetcher(source) as batches:
+    with packed_by(input_workers, source) as packed, Prefetcher(packed) as batches:
         result = train(
             runtime,
             batches,
@@ -154,9 +160,9 @@ def run_training(
             process=process,
             recorder=recorder,
         )
-    if source.skipped:
+    if packed.skipped:
         report(
-            f"{source.skipped} drawn examples were longer than a row and left out; raise "
+            f"{packed.skipped} drawn examples were longer than a row and left out; raise "
             f"input.source_length or input.target_length to train on them."
         )
     return result

@@ -42,7 +42,7 @@ def _theta(logdir, step):
 _compiled = functools.cache(Local)
 
 
-def _train_eight_steps(logdir):
+def _train_eight_steps(logdir, **fields):
     """A run with all that TensorBoard can show; all these runs share their compiled programs."""
 
     def make_runtime(task, step):
@@ -50,8 +50,8 @@ def _train_eight_steps(logdir):
         runtime.initialize(99)  # nothing is left of the run before
         return runtime
 
-    eight = ("train.max_steps=8", "train.dev_bleu_sentences=4")
-    return _train(logdir, *eight, make_runtime=make_runtime)
+    eight = ("train.max_steps=8", "train.dev_bleu_sentences=4", "input.virtual_shards=2")
+    return _train(logdir, *eight, make_runtime=make_runtime, **fields)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def _assert_same_weights(logdir, whole):
 
 
 def test_a_signal_in_mid_run_loses_nothing(tmp_path, monkeypatch, whole):
-    """And a run that resumes takes the steps of one that never stopped."""
+    """And a run that resumes takes the steps of one that never stopped, also with workers."""
     next_batch, batches = Prefetcher.next_batch, []
 
     def interrupt_at_the_third(self):
@@ -83,7 +83,7 @@ def test_a_signal_in_mid_run_loses_nothing(tmp_path, monkeypatch, whole):
         patch.setattr(Prefetcher, "next_batch", interrupt_at_the_third)
         result = _train_eight_steps(tmp_path)
     assert (result.step, result.finished, result.signal) == (3, False, signal.SIGTERM)
-    _train_eight_steps(tmp_path)
+    _train_eight_steps(tmp_path, input_workers=2)
     _assert_same_weights(tmp_path, whole)
 
 

@@ -47,6 +47,11 @@ class Fork:
         """Sends SIGKILL if it is running; `wait` returns the exit status."""
         self._process.kill()
 
+    def children(self) -> list[int]:
+        """The ids of the processes that the program has started, in order."""
+        files = Path(f"/proc/{self._process.pid}/task").glob("*/children")
+        return sorted(int(child) for file in files for child in file.read_text().split())
+
     def is_alive(self) -> bool:
         """Whether the program is running."""
         return self._process.is_alive()

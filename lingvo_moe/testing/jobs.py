@@ -22,7 +22,7 @@ MANY_EXPERTS = (
     "model.moe.num_experts=64",
     "model.moe.num_groups=2",
     "model.moe.dispatcher=Einsum()",
-    "input.virtual_shards=2",
+    "input.virtual_shards=4",
     "optimizer.ema_decay=0.9",
     "train.log_every=1",
     f"train.eval_every={EVAL_EVERY}",
@@ -32,7 +32,13 @@ MANY_EXPERTS = (
 
 
 def start(
-    logdir: Path, steps: int, *, mesh: str | None = None, processes: int = 1, devices: int = 1
+    logdir: Path,
+    steps: int,
+    *,
+    mesh: str | None = None,
+    processes: int = 1,
+    devices: int = 1,
+    workers: int = 0,
 ) -> list[Fork]:
     """The processes of a job that trains up to a step.
 
@@ -42,9 +48,11 @@ def start(
         mesh: of runtime spmd; None for runtime local.
         processes: their number.
         devices: of each process.
+        workers: that pack for each process.
     """
     command = [
         *("lingvo_moe.tools.train", "--model=tiny.MoE", f"--data={dataset().directory}"),
+        f"--input_workers={workers}",
         *(f"--logdir={logdir}", f"--set=train.max_steps={steps}"),
         *(f"--set={text}" for text in MANY_EXPERTS),
         *(["--runtime=spmd", f"--mesh={mesh}"] if mesh else []),

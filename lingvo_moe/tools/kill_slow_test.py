@@ -24,7 +24,11 @@ SEED = 38  # of the moments
 STEPS = 10**6  # of the killed runs
 LINES = 22  # a kill comes at latest after so many lines of a run; about ten are before its steps
 PAUSE = 0.1  # seconds from a line to the kill, at most
-JOBS = {"local": {}, "spmd": {"mesh": "expert:2", "processes": 2}}
+JOBS = {
+    "local": {},
+    "local with workers": {"workers": 2},
+    "spmd": {"mesh": "expert:2", "processes": 2},
+}
 
 
 def kill_at_random(processes, rng):

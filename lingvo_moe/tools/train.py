@@ -43,6 +43,7 @@ def _train(process):
         process=process,
         record_loads=Path(FLAGS.record_loads) if FLAGS.record_loads else None,
         make_scheduler=rebalancing.make_scheduler if FLAGS.hardware else None,
+        input_workers=FLAGS.input_workers,
     )
     if result.finished:
         report(
@@ -69,6 +70,12 @@ def run() -> None:
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
     flags.DEFINE_string(
         "record_loads", None, "File to record the loads of experts in, for lingvo-moe-placement."
+    )
+    flags.DEFINE_integer(
+        "input_workers",
+        0,
+        "Processes that pack batches for this one; 0: a thread. The batches are the same.",
+        lower_bound=0,
     )
     rebalancing.define_flags()
     runtimes.define_flags()

@@ -1,5 +1,6 @@
 """lingvo-moe-train as its user runs and ends it."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -14,9 +15,11 @@ def test_one_run_at_a_time_and_sigterm_saves_and_ends_it_with_143(tmp_path):
     command = [
         *(sys.executable, "-m", "lingvo_moe.tools.train", "--model=tiny.MoE"),
         *(f"--data={dataset().directory}", f"--logdir={tmp_path}", "--max_steps=1000000"),
-        *(f"--set={text}" for text in SHRINK),
+        *(f"--set={text}" for text in (*SHRINK, "input.virtual_shards=2")),
+        "--input_workers=2",
     ]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    pipe = {"stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipe) as process:
         try:
             lines = iter(process.stderr.readline, "")
             assert (
@@ -25,7 +28,7 @@ def test_one_run_at_a_time_and_sigterm_saves_and_ends_it_with_143(tmp_path):
             in_use = rf"{tmp_path} is in use by process {process.pid} on "
             with pytest.raises(ValueError, match=in_use), lock.hold(tmp_path):
                 pass
-            process.send_signal(signal.SIGTERM)
+            os.killpg(process.pid, signal.SIGTERM)  # to the workers too, as Ctrl-C in a terminal
             rest = "".join(lines)
         finally:
             process.kill()
