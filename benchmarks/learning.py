@@ -38,8 +38,9 @@ from lingvo_moe.decoding.request import Request
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving import stablehlo
 from lingvo_moe.serving.stablehlo import Program
+from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.training import train_step
-from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
+from lingvo_moe.tasks.translation import TranslationTask
 
 _METRICS = ("nll", "tokens", "pair_nll", "pair_tokens")
 

@@ -24,9 +24,9 @@ from lingvo_moe.tasks import baselines as bilingual
 from lingvo_moe.tasks import evaluation
 from lingvo_moe.tasks.model import Model
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.scorer import Score
 from lingvo_moe.tasks.training import RuntimeFn, TrainingJob, train_model
-from lingvo_moe.tasks.translation import TranslationParams
 from lingvo_moe.tasks.translator import Translation
 from lingvo_moe.training.loop import TrainResult
 

@@ -17,15 +17,20 @@ def table() -> dict[str, set[str]]:
     return {name: set(imports.split(", ")) - {"–"} for name, imports in rows[1:]}  # below the head
 
 
-def imported(path: Path) -> set[str]:
-    """The packages that a file imports."""
+def modules(path: Path) -> set[str]:
+    """The modules that a file imports, and what it imports of them."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {n.split(".")[1] for n in names if n.startswith("lingvo_moe.")} & PACKAGES
+            names |= {node.module or "", *(f"{node.module}.{a.name}" for a in node.names)}
+    return names
+
+
+def imported(path: Path) -> set[str]:
+    """The packages that a file imports."""
+    return {n.split(".")[1] for n in modules(path) if n.startswith("lingvo_moe.")} & PACKAGES
 
 
 def test_the_table_has_every_package():
@@ -63,6 +68,12 @@ def test_one_file_knows_private_modules_of_tensorflow():
         if not path.name.endswith("_test.py") and private.search(path.read_text())
     ]
     assert found == ["core/tensorflow_private.py"]
+
+
+def test_no_file_imports_a_test():
+    for path in PACKAGE.rglob("*.py"):
+        tests = [name for name in modules(path) if re.search(r"^lingvo_moe\..*_test$", name)]
+        assert not tests, f"{path} imports {tests}: move what both use to lingvo_moe/testing"
 
 
 def test_files_stay_readable():

@@ -12,12 +12,12 @@ from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.records import Records
 from lingvo_moe.evaluation.hypotheses import read_hypotheses
 from lingvo_moe.evaluation.report import format_table, load_report, save_report
-from lingvo_moe.evaluation.report_test import SIX
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.placement.traces import Trace
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing.fuzz import EXAMPLES, changed_json, check, damaged, st
 from lingvo_moe.testing.logdirs import random_logdir
+from lingvo_moe.testing.reports import SIX
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
 from lingvo_moe.training.goodput import Goodput
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lingvo_moe.data.stages_test import contents
+from lingvo_moe.testing.files import contents
 
 ROOT = Path(__file__).parents[2]
 # What preparation imports; `pip install '.[beam]'` would also install TensorFlow.

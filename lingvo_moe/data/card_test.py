@@ -11,8 +11,8 @@ from lingvo_moe.data.cleaning.damaged import Damaged
 from lingvo_moe.data.cleaning.length_ratio import LengthRatio
 from lingvo_moe.data.dataset import PairInfo
 from lingvo_moe.data.prepare import PrepareParams, prepare
-from lingvo_moe.evaluation.page_test import check
 from lingvo_moe.reporting.figure import COLORS
+from lingvo_moe.testing.pages import parse_page
 from lingvo_moe.testing.pictures import ink
 
 LINES = {
@@ -84,14 +84,14 @@ def test_every_reason_has_an_example_with_its_line(made):
 
 
 def test_the_page_escapes_and_shortens_texts(made):
-    cells = check((made.directory / "card/index.html").read_text()).cells
+    cells = parse_page((made.directory / "card/index.html").read_text()).cells
     assert "kaputt\ufffd" in cells
     assert "x" * 160 + "…" in cells
     assert cells[cells.index("de-en") :][:4] == ["de-en", "3", "1", "0"]
 
 
 def test_each_count_is_explained(made):
-    cells = check((made.directory / "card/index.html").read_text()).cells
+    cells = parse_page((made.directory / "card/index.html").read_text()).cells
     meanings = {
         "length_ratio": "One side has many times the UTF-8 bytes of the other",
         "held_out_in_train": "the source is in dev or test",

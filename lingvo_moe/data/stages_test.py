@@ -18,6 +18,7 @@ from lingvo_moe.data.corpora import SentencePair
 from lingvo_moe.data.dataset import SPLITS
 from lingvo_moe.data.prepare import PrepareParams, prepare
 from lingvo_moe.data.vocabulary import train_vocabulary
+from lingvo_moe.testing.files import contents
 
 SIZES = {"source_vocab_size": 330, "target_vocab_size": 320}
 
@@ -58,14 +59,6 @@ def _write(corpus, name, splits):
             path = corpus / split / f"{name}.{side}"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(f"{text}\n" for text in texts))
-
-
-def contents(directory):
-    return {
-        path.relative_to(directory): path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file()
-    }
 
 
 @pytest.mark.parametrize("both", [False, True])

@@ -269,7 +269,7 @@ def pronounce(word: str, language: Language) -> str:
 def translate(sentence: Sentence, language: Language) -> str:
     """A tree in a language: lower-case words separated by spaces."""
     words = proto_sentence(sentence, language, proto_words(language.family)).split()
-    return " ".join(_apply(language.laws, word) for word in words)
+    return " ".join(pronounce(word, language) for word in words)
 
 
 def proto_sentence(sentence: Sentence, language: Language, roots: Mapping[str, str]) -> str:

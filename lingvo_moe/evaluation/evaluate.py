@@ -146,7 +146,8 @@ def _metric(metric: Metric, output: PairOutput) -> float:
     try:
         return metric.score(output)
     except Exception as error:  # of other packages and plug-ins, of any type
+        cause = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ValueError(
-            f"{metric.column} of {output.pair} cannot be computed by {metric} "
-            f"({type(error).__name__}: {error}). Correct the cause, or leave this --metric out."
+            f"{metric.column} of {output.pair} cannot be computed by {metric} ({cause}). Correct "
+            f"the cause, or leave this --metric out."
         ) from error

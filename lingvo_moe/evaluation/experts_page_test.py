@@ -14,20 +14,19 @@ from lingvo_moe.evaluation.experts_page import (
     format_summary,
     write_experts,
 )
-from lingvo_moe.evaluation.experts_test import families
-from lingvo_moe.evaluation.page_test import check
-from lingvo_moe.evaluation.routing_test import make_record
+from lingvo_moe.testing.pages import parse_page
+from lingvo_moe.testing.reports import families, make_record
 
 
 def _write(record, directory, title="my<model>"):
     write_experts(analyze(record), directory, title)
     text = (directory / "index.html").read_text("utf-8")
-    checker = check(text)
+    checker = parse_page(text)
     assert all(link.startswith("data:image/png;base64,") for link in checker.links)
     return " ".join(checker.cells), checker, json.loads((directory / "experts.json").read_text())
 
 
-def test_the_page_tellsfamilies_and_their_experts(tmp_path):
+def test_the_page_tells_families_and_their_experts(tmp_path):
     text, checker, numbers = _write(families(), tmp_path)
     assert "encoder: 2 groups share experts (strong structure" in text
     assert "decoder: no separate groups of languages" in text

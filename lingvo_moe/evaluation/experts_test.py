@@ -12,7 +12,7 @@ from lingvo_moe.evaluation.experts import (
     language_labels,
     mutual_information,
 )
-from lingvo_moe.evaluation.routing_test import make_record
+from lingvo_moe.testing.reports import families, make_record
 
 
 @pytest.mark.parametrize(
@@ -155,18 +155,7 @@ class TestCoactivation:
         np.testing.assert_allclose(expected[0, 1:], 50, rtol=0.05)
 
 
-def families():
-    """Two families of three languages, a layer a side; in the decoder all are alike."""
-    one, two = [80.0, 10, 5, 5], [5.0, 5, 10, 80]
-    shift = np.array([1.0, -1, 0, 0])
-    encoder = [one + i * shift for i in range(3)] + [two + i * shift for i in range(3)]
-    order = [0, 3, 1, 4, 2, 5]  # interleaved, so that the order must be found
-    pairs = [f"{name}-en" for name in ("a1", "b1", "a2", "b2", "a3", "b3")]
-    decoder = np.tile([25.0, 25, 25, 25], (6, 1))
-    return make_record([np.array(encoder)[order], decoder], pairs=pairs)
-
-
-def testfamilies_are_found_and_their_experts_named():
+def test_families_are_found_and_their_experts_named():
     experts = analyze(families())
     encoder, decoder = experts.sides
     groups = [{experts.languages[i] for i in g} for g in encoder.groups]

@@ -2,39 +2,18 @@
 
 import base64
 import dataclasses
-import html.parser
 
 import pytest
 
 from lingvo_moe.evaluation.baselines import Baselines
 from lingvo_moe.evaluation.page import page_parts
 from lingvo_moe.evaluation.report import format_model
-from lingvo_moe.evaluation.report_test import make_report, make_score
 from lingvo_moe.evaluation.scores import PairOutput
 from lingvo_moe.reporting.page import write_page
+from lingvo_moe.testing.pages import parse_page
+from lingvo_moe.testing.reports import make_report, make_score
 
 PNG = b"\x89PNG\r\n\x1a\nnot much of a picture"
-VOID = {"meta", "img", "br"}
-
-
-class Checker(html.parser.HTMLParser):
-    """Collects text and links; fails at a tag that is closed out of turn."""
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.cells, self.links, self.tags = [], [], [], set()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        self.links += [value for name, value in attrs if name in ("src", "href")]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.cells.append(data)
 
 
 @pytest.fixture
@@ -62,23 +41,15 @@ def page(tmp_path):
     return (tmp_path / "index.html").read_text("utf-8")
 
 
-def check(text):
-    checker = Checker()
-    checker.feed(text)
-    checker.close()
-    assert checker.open == []
-    return checker
-
-
 def test_is_well_formed_and_needs_no_other_file(page):
-    checker = check(page)
+    checker = parse_page(page)
     assert "script" not in checker.tags
     (link,) = checker.links
     assert base64.b64decode(link.removeprefix("data:image/png;base64,")) == PNG
 
 
 def test_texts_are_escaped_and_come_out_whole(page):
-    cells = check(page).cells
+    cells = parse_page(page).cells
     assert "my<model>, step 500" in cells
     assert cells.count("<script>alert(1)</script>") == 9  # three lines of three pairs
     assert cells.count("ours & <b>more</b>") == 9
@@ -87,7 +58,7 @@ def test_texts_are_escaped_and_come_out_whole(page):
 
 
 def test_shows_scores_signatures_and_colours(page):
-    cells = check(page).cells
+    cells = parse_page(page).cells
     assert {"9,000", "0.010*", "+10.0", "nrefs:1", "nw:2"} <= set(cells)
     assert '<td class="worse">-1.0</td>' in page
     assert '<td class="better">+10.0</td>' in page

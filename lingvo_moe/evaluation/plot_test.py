@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from lingvo_moe.evaluation.plot import draw_plot, moving_average
-from lingvo_moe.evaluation.report_test import make_report, make_score
 from lingvo_moe.reporting.figure import COLORS
 from lingvo_moe.testing.pictures import ink, inked, pixels
+from lingvo_moe.testing.reports import make_report, make_score
 
 
 def test_moving_average_by_hand():

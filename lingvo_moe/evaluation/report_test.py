@@ -6,43 +6,12 @@ import json
 import pytest
 
 from lingvo_moe.evaluation.report import (
-    Report,
     format_table,
     load_report,
     save_report,
     shown_averages,
 )
-from lingvo_moe.evaluation.scores import PairScore
-
-
-def make_score(pair, train_examples, bleu, baseline_bleu=None, p_value=None, test_examples=100):
-    return PairScore(
-        pair=pair,
-        train_examples=train_examples,
-        test_examples=test_examples,
-        bleu=bleu,
-        chrf=bleu + 10,
-        signature="nrefs:1",
-        chrf_signature="nw:2",
-        baseline_bleu=baseline_bleu,
-        p_value=p_value,
-    )
-
-
-def make_report(*scores, **options):
-    options = {"model": "tiny.MoE", "checkpoint_step": 500, "split": "test"} | options
-    return Report(pairs=scores, **options)
-
-
-SIX = make_report(
-    make_score("f-en", 10, 8.0, 2.0, 0.001, test_examples=12),
-    make_score("a-en", 9000, 40.0, 41.0, 0.4),
-    make_score("c-en", 700, 30.0, 20.0, 0.01),
-    make_score("b-en", 700, 32.0, 26.0, 0.2),
-    make_score("e-en", 50, 12.0),
-    make_score("d-en", 300, 22.0, 10.0, 0.04),
-    baseline_model="tiny.Bilingual",
-)
+from lingvo_moe.testing.reports import SIX, make_report, make_score
 
 
 def test_pairs_stand_from_most_to_least_training_data():

@@ -6,19 +6,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.evaluation.routing import RoutingRecord
-
-
-def make_record(pair_load=None, coactivation=None, pairs=("de-en", "fr-en")):
-    """One encoder layer of two experts unless told otherwise."""
-    load = np.array([[[6.0, 2.0], [1.0, 3.0]]] if pair_load is None else pair_load)
-    sides = ["encoder/layer_01", "decoder/layer_01", "decoder/layer_03"]
-    return RoutingRecord(
-        layers=tuple(sides[: len(load)]),
-        pairs=tuple(pairs),
-        num_experts=np.full(len(load), load.shape[2]),
-        pair_load=load,
-        coactivation=None if coactivation is None else np.asarray(coactivation, float),
-    )
+from lingvo_moe.testing.reports import make_record
 
 
 @pytest.mark.parametrize("coactivation", [None, [[[7.0, 3.0], [3.0, 5.0]]]])

@@ -12,7 +12,7 @@ from lingvo_moe.core.fields import Params, PositiveFloat, PositiveInt, Rule
 from lingvo_moe.core.files import read_json
 from lingvo_moe.hardware.links import Interconnect, Line, Measured, Switched, Torus
 
-TB, GB, US = 1e12, 1e9, 1e-6
+GB, US = 1e9, 1e-6
 PartOfPeak = Annotated[float, Rule("in (0, 1]", lambda share: 0 < share <= 1)]
 
 

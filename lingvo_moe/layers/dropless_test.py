@@ -8,12 +8,11 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core import registry
-from lingvo_moe.core.layer import EVALUATION, Context, init_theta
+from lingvo_moe.core.layer import EVALUATION, init_theta
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import override
 from lingvo_moe.data.pipeline import TrainInput
 from lingvo_moe.gatings.balanced import Balanced
-from lingvo_moe.gatings.base import Routing
 from lingvo_moe.gatings.hashed import Hash
 from lingvo_moe.gatings.switch import Switch
 from lingvo_moe.gatings.top_2 import Top2
@@ -29,36 +28,17 @@ from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.logdirs import SMALLEST
+from lingvo_moe.testing.routings import MODEL, TRAINING, random_inputs, routing_of, with_gradients
 from lingvo_moe.testing.tiny_world import dataset
 from lingvo_moe.testing.tokens import tokens_of
 
-GROUPS, TOKENS, MODEL, HIDDEN = 2, 6, 5, 7
-TRAINING = Context(tf.constant([5, 6]))
+GROUPS, TOKENS, HIDDEN = 2, 6, 7
 DISPATCHERS = [Ragged(), Dropless(), Dropless(block_size=1), Dropless(block_size=5)]
 
 
 def experts_of(num_experts, **changes):
     layer = FeedForward(model_dim=MODEL, hidden_dim=HIDDEN, num_experts=num_experts, **changes)
     return layer, init_theta(layer.weights(), 0)
-
-
-def random_inputs(*shape, seed=1):
-    return tf.constant(np.random.default_rng(seed).normal(size=[*shape, MODEL]), tf.float32)
-
-
-def routing_of(expert, dispatched):
-    """A Routing whose positions are zero, because Dropless must not use them."""
-    weight = np.random.default_rng(3).uniform(0.1, 1.0, expert.shape)
-    return Routing(
-        tf.constant(expert, tf.int32),
-        tf.zeros(expert.shape, tf.int32),
-        tf.constant(np.where(dispatched, weight, 0.0), tf.float32),
-        tf.constant(dispatched),
-        tf.zeros(expert.shape[:2]),
-        tf.zeros(expert.shape[:2]),
-        tf.constant(0.0),
-        NestedMap(),
-    )
 
 
 def routings():
@@ -102,16 +82,6 @@ def token_by_token(inputs, routing, theta):
 def outputs_of(dispatcher, inputs, routing, layer, theta, context=EVALUATION):
     experts = HeldExperts(layer, NestedMap(experts=theta), context)
     return dispatcher.dispatch(inputs, routing, None, experts).outputs
-
-
-def with_gradients(run, inputs, routing, experts):
-    sources = [inputs, routing.weight, *experts.values()]
-    with tf.GradientTape() as tape:
-        tape.watch(sources)
-        outputs = run()
-        total = tf.reduce_sum(tf.sin(outputs))
-    none = tf.UnconnectedGradients.ZERO
-    return [outputs, *tape.gradient(total, sources, unconnected_gradients=none)]
 
 
 @pytest.mark.parametrize(("num_experts", "routing"), routings())

@@ -19,16 +19,16 @@ from lingvo_moe.gatings.top_k import TopK
 from lingvo_moe.layers.activation import ReLU, SwiGLU
 from lingvo_moe.layers.dispatch import Einsum, Gather, Ragged
 from lingvo_moe.layers.dropless import Dropless, in_blocks
-from lingvo_moe.layers.dropless_test import (
+from lingvo_moe.layers.experts import HeldExperts
+from lingvo_moe.layers.feed_forward import FeedForward
+from lingvo_moe.layers.moe import MoE, MoEParams
+from lingvo_moe.sharding.annotations import parse_mesh, use_mesh
+from lingvo_moe.testing.routings import (
     TRAINING,
     random_inputs,
     routing_of,
     with_gradients,
 )
-from lingvo_moe.layers.experts import HeldExperts
-from lingvo_moe.layers.feed_forward import FeedForward
-from lingvo_moe.layers.moe import MoE, MoEParams
-from lingvo_moe.sharding.annotations import parse_mesh, use_mesh
 from lingvo_moe.testing.tokens import tokens_of
 
 SIZES = (2, 1, 4, 1, 3)

@@ -13,14 +13,14 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tables import merge_trees
 from lingvo_moe.gatings.top_k import TopK
 from lingvo_moe.layers.dispatch import Ragged
-from lingvo_moe.layers.fitted_test import BATCHES, EXPERTS, Regression, counting_traces, numbers
 from lingvo_moe.layers.moe import MoE, MoEParams
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.layers.vexperts import VExperts
 from lingvo_moe.placement.placement import EMPTY, Placement, relocation
-from lingvo_moe.placement.placement_test import random_move, random_placement
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.testing.devices import run_on
+from lingvo_moe.testing.placements import random_move, random_placement
+from lingvo_moe.testing.regression import BATCHES, EXPERTS, Regression, counting_traces, numbers
 from lingvo_moe.training.replicas import sum_replicas
 
 DEVICES, PER_DEVICE, GROUPS = 4, 3, 8

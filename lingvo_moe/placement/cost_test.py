@@ -3,24 +3,10 @@
 import numpy as np
 import pytest
 
-from lingvo_moe.hardware.links import Switched
-from lingvo_moe.placement.cost import CostModel, balance_ratio, device_tokens
+from lingvo_moe.placement.cost import balance_ratio, device_tokens
 from lingvo_moe.placement.placement import EMPTY, Migrate, Placement, Replace
-from lingvo_moe.placement.placement_test import random_placement
 from lingvo_moe.placement.routing import device_flow
-
-
-def make_cost(devices=4, node=2, crowding=0.0, **changes):
-    """Round numbers: 100 tokens/s; 40 bytes/s within a node, 10 between; 1 byte a token."""
-    fields = {
-        "tokens_per_second": 100.0,
-        "bandwidth": Switched(node=node, local=40.0, remote=10.0).bandwidth(devices),
-        "wires": Switched(node=node, local=4.0, remote=1.0, crowding=crowding),
-        "token_bytes": 1.0,
-        "gradient_bytes": 8.0,
-        "state_bytes": 80.0,
-    }
-    return CostModel(**(fields | changes))
+from lingvo_moe.testing.placements import make_cost, random_placement
 
 
 def test_a_step_by_hand():

@@ -12,6 +12,7 @@ from lingvo_moe.placement.placement import (
     Shrink,
     relocation,
 )
+from lingvo_moe.testing.placements import random_move, random_placement
 
 
 def test_even_by_hand():
@@ -72,27 +73,6 @@ def test_invalid_placements(slots, text):
 def test_a_placement_is_read_only():
     with pytest.raises(ValueError, match="read-only"):
         Placement.even(2, 2, 2).slots[0, 0] = 1
-
-
-def random_move(rng, placement):
-    """Any move, valid or not."""
-    size = placement.slots.size
-    expert, first, second = rng.integers([placement.num_experts, size, size]).tolist()
-    return (Shrink(first), Expand(expert, first), Replace(expert, first), Migrate(first, second))[
-        rng.integers(4)
-    ]
-
-
-def random_placement(rng):
-    """After some hundred random moves."""
-    devices, per_device = rng.integers(1, 7), rng.integers(1, 5)
-    placement = Placement.even(devices, per_device, rng.integers(1, devices * per_device + 1))
-    for _ in range(100):
-        try:
-            placement = random_move(rng, placement).apply(placement)
-        except ValueError:
-            continue
-    return placement
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from lingvo_moe.placement.cost import balance_ratio
-from lingvo_moe.placement.cost_test import make_cost
 from lingvo_moe.placement.policies import (
     Flex,
     Oracle,
@@ -15,6 +14,7 @@ from lingvo_moe.placement.policies import (
 )
 from lingvo_moe.placement.scheduler import IntervalTrigger
 from lingvo_moe.placement.traces import SyntheticLoads
+from lingvo_moe.testing.placements import make_cost
 
 LOADS = np.array([[6, 2], [5, 3]])  # two devices, two experts: 11 and 5
 

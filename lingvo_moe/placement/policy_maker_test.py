@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from lingvo_moe.placement.cost import balance_ratio, device_tokens
-from lingvo_moe.placement.cost_test import make_cost
 from lingvo_moe.placement.placement import EMPTY, Expand, Migrate, Placement, Replace
-from lingvo_moe.placement.placement_test import random_placement
 from lingvo_moe.placement.policy_maker import PolicyMaker, _peak, _SearchState
+from lingvo_moe.testing.placements import make_cost, random_placement
 
 
 def _free(devices, **changes):

@@ -7,8 +7,8 @@ import pytest
 
 from lingvo_moe.hardware.chips import HARDWARE, Efficiency
 from lingvo_moe.hardware.links import Line, Measured, block
-from lingvo_moe.placement.cost_test import make_cost
 from lingvo_moe.placement.rates import ExpertShape, Profile, from_hardware
+from lingvo_moe.testing.placements import make_cost
 
 ALL = Efficiency(matmul=1.0, network=1.0)
 EXPERT = ExpertShape(model_dim=1000, hidden_dim=4000)  # 8 million weights

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.placement.rebalance_test import DEVICES, batch, check, rebalanced, task
 from lingvo_moe.testing.devices import run_on
+from lingvo_moe.testing.drifting_load import DEVICES, batch, check, rebalanced, task
 
 STEPS, WARM = 60, 20
 

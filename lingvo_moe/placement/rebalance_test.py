@@ -1,97 +1,20 @@
 """Experts move with skewed loads that drift, and the results of the model do not change."""
 
-import functools
-
 import numpy as np
 
-from lingvo_moe.core.layer import init_theta
-from lingvo_moe.hardware.links import Switched
-from lingvo_moe.layers.dispatch import Ragged
-from lingvo_moe.layers.fitted_test import Regression
-from lingvo_moe.layers.vexperts import VExperts
-from lingvo_moe.placement.cost import CostModel
 from lingvo_moe.placement.placement import Placement
-from lingvo_moe.placement.policy_maker import PolicyMaker
 from lingvo_moe.placement.rebalance import Rebalanced
-from lingvo_moe.placement.scheduler import MaxTrigger, Scheduler
-from lingvo_moe.runtimes.local import Local
-
-DEVICES = EXPERTS = MODEL = 8
-TOKENS = 128  # of a device
-PERIOD = 200  # steps in which popularity comes full circle
-TABLES = {"placement": EXPERTS}
-SLOTS = VExperts(devices=DEVICES, slots_per_device=4, factors=(2.0, 4.0))
-
-
-def task(dispatcher=SLOTS):
-    return Regression(dispatcher, groups=DEVICES, num_experts=EXPERTS, model_dim=MODEL)
-
-
-def batch(step):
-    """Tokens whose elements select two experts; the popular experts rotate over all experts."""
-    rng = np.random.default_rng(step)
-    angle = 2 * np.pi * (np.arange(EXPERTS) / EXPERTS - step / PERIOD)
-    popularity = np.exp(1.5 * np.cos(angle))
-    scores = np.log(popularity) + rng.gumbel(size=(DEVICES, TOKENS, EXPERTS))
-    order = np.argsort(-scores, axis=-1)
-    one_hot = np.eye(EXPERTS)
-    wanted = 3 * one_hot[order[..., 0]] + 2 * one_hot[order[..., 1]]
-    return {"inputs": (wanted + 0.1 * rng.normal(size=wanted.shape)).astype(np.float32)}
-
-
-def scheduler(padded=False):
-    """Compute is expensive; exchange and copies are cheap."""
-    bandwidth = np.where(np.eye(DEVICES, dtype=bool), np.inf, 1e9)
-    cost = CostModel(
-        tokens_per_second=1e4,
-        bandwidth=bandwidth,
-        wires=Switched(node=DEVICES, local=2e9, remote=2e9),
-        token_bytes=4 * MODEL,
-        gradient_bytes=8 * MODEL * 8,
-        state_bytes=24 * MODEL * 8,
-        padded=padded,
-    )
-    return Scheduler(maker=PolicyMaker(cost=cost), trigger=MaxTrigger(threshold=1.1, release=1.05))
-
-
-def start(runtime, weights):
-    """From the same weights, with a router that gives each token the experts that it wants."""
-    runtime.initialize(3)
-    state = {name: np.asarray(value) for name, value in runtime.state().items()}
-    experts = init_theta(task(Ragged()).weights(), 3).experts
-    slots = state.get("theta/placement", np.arange(EXPERTS)).ravel()
-    state |= {f"theta/experts/{n}": w.numpy()[slots] for n, w in experts.items()}
-    state["theta/gate"] = weights
-    runtime.restore(state)
-    return runtime
-
-
-def rebalanced(runtime):
-    return start(Rebalanced(runtime, TABLES, scheduler()), 4 * np.eye(MODEL, dtype=np.float32))
-
-
-def local(dispatcher=SLOTS):
-    one = task(dispatcher)
-    return Local(one, one.step())
-
-
-@functools.cache
-def without_slots(steps):
-    """Losses of one replica an expert and no capacity."""
-    runtime = start(local(Ragged()), 4 * np.eye(MODEL, dtype=np.float32))
-    return [float(runtime.train(batch(step)).nll) for step in range(steps)]
-
-
-def check(metrics):
-    """From a ratio above 2 to less than 1.25 in 20 steps, for good; the losses of one replica."""
-    ratios = [float(m.balance_ratio[0]) for m in metrics]
-    assert ratios[0] > 2
-    assert max(ratios[20:]) < 1.25
-    losses = [float(m.nll) for m in metrics]
-    np.testing.assert_allclose(losses, without_slots(len(metrics)), rtol=1e-4)
-    assert sum(float(m.dropped) for m in metrics) == 0
-    for m in metrics:
-        assert float(np.sum(m.source_load)) == 2 * TOKENS * DEVICES
+from lingvo_moe.testing.drifting_load import (
+    EXPERTS,
+    MODEL,
+    TABLES,
+    batch,
+    check,
+    local,
+    rebalanced,
+    scheduler,
+    start,
+)
 
 
 def test_experts_follow_a_skewed_and_drifting_load():

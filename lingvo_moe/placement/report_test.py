@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from lingvo_moe.evaluation.page_test import check
-from lingvo_moe.placement.cost_test import make_cost
 from lingvo_moe.placement.policies import Flex, StaticExpertParallel
 from lingvo_moe.placement.report import Comparison
 from lingvo_moe.placement.simulate import replay_all, summarize
 from lingvo_moe.placement.traces import SyntheticLoads
 from lingvo_moe.reporting.figure import COLORS
+from lingvo_moe.testing.pages import parse_page
 from lingvo_moe.testing.pictures import ink
+from lingvo_moe.testing.placements import make_cost
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_the_page_holds_everything(made, tmp_path):
     report.write(tmp_path / "new", trace, runs)
     names = {path.name for path in (tmp_path / "new").iterdir()}
     assert names == {"index.html", "placement.json", "loads.png", "ratios.png", "placement.png"}
-    checker = check((tmp_path / "new" / "index.html").read_text("utf-8"))
+    checker = parse_page((tmp_path / "new" / "index.html").read_text("utf-8"))
     text = " ".join(checker.cells)
     assert "trace <made>" in text
     assert "flex" in text

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from lingvo_moe.placement.placement import Placement
-from lingvo_moe.placement.placement_test import random_placement
 from lingvo_moe.placement.routing import device_flow
+from lingvo_moe.testing.placements import random_placement
 
 
 def test_by_hand():

@@ -177,14 +177,12 @@ class Decision(NamedTuple):
 
     Attributes:
         ratio: balance ratio of this step.
-        ratio_after: balance ratio of the same loads with the new placement.
         plan: a new plan; None if the trigger did not fire or moves are waiting.
         moves: made now.
         adjustment_seconds: time of their copies by the cost model.
     """
 
     ratio: float
-    ratio_after: float
     plan: Adjustment | None
     moves: tuple[Move, ...]
     adjustment_seconds: float
@@ -236,7 +234,6 @@ class Scheduler:
         queue, placement, moves = queue.take(state.placement, self.maker.cost, self.budget)
         decision = Decision(
             ratio=balance_ratio(device_tokens(loads, state.placement)),
-            ratio_after=balance_ratio(device_tokens(loads, placement)),
             plan=plan,
             moves=moves,
             adjustment_seconds=self.maker.cost.adjustment_seconds(state.placement, placement),

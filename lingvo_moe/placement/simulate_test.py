@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lingvo_moe.placement.cost_test import make_cost
 from lingvo_moe.placement.policies import Flex, Oracle, Shadowing, StaticExpertParallel
 from lingvo_moe.placement.scheduler import MaxTrigger
 from lingvo_moe.placement.simulate import replay, replay_all, speed_up, summarize
 from lingvo_moe.placement.traces import SyntheticLoads, Trace
+from lingvo_moe.testing.placements import make_cost
 
 
 def _by_hand():

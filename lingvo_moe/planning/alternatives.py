@@ -16,7 +16,7 @@ from lingvo_moe.planning.search import (
     price,
     search,
 )
-from lingvo_moe.tasks.translation import TranslationParams
+from lingvo_moe.tasks.params import TranslationParams
 
 HAND = "the paper's annotation"
 

@@ -10,8 +10,7 @@ tokens, the cost of one group does not depend on the sharding of the others.
 
 import collections
 import dataclasses
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -20,80 +19,16 @@ from lingvo_moe.gatings.base import expert_capacity
 from lingvo_moe.layers.dispatch import Einsum
 from lingvo_moe.layers.dropless import Dropless
 from lingvo_moe.planning import flow
-from lingvo_moe.sharding.annotations import Mesh, assignment
-from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
+from lingvo_moe.planning.share import Share, Transfer, Work
+from lingvo_moe.planning.weights import FLOAT32, Rules, WeightCosts
+from lingvo_moe.sharding.annotations import Mesh
+from lingvo_moe.tasks.params import TranslationParams
+from lingvo_moe.tasks.translation import TranslationTask
 
-PARTS = (
-    "attention",
-    "feed_forward",
-    "experts",
-    "gating",
-    "dispatch",
-    "all_to_all",
-    "tensor_parallel",
-    "gradients",
-    "softmax",
-    "optimizer",
-)
 # Group -> the letters of its weights; the last group has all other weights.
 GROUPS = {"heads": "AN", "hidden": "H", "vocabulary": "V", "rest": ""}
-_FLOAT32 = 4
 _WITHOUT_CAPACITY = 2.0  # the factor of two choices per token and even loads
 _OPTIMIZER_PASSES = 8  # reads and writes of weight, gradient and update, the latter twice
-
-Rules = Mapping[str, tuple[str, ...]]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Work:
-    """Computation of one device in one step: matrix products' FLOPs, and bytes of its memory."""
-
-    part: str
-    flops: float = 0.0
-    bytes: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Transfer:
-    """Communication of one device in one step.
-
-    Attributes:
-        part: which of PARTS it belongs to.
-        kind: as in HLO: "all-to-all", "all-reduce", "all-gather".
-        bytes: of a device, all collectives together.
-        axes: of the mesh, along which devices communicate.
-        count: number of collectives; gradients, which XLA combines, count as one for a group.
-    """
-
-    part: str
-    kind: str
-    bytes: float
-    axes: tuple[str, ...]
-    count: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Share:
-    """The cost of one group of blocks for a device and step.
-
-    Attributes:
-        work, transfers: computation and communication.
-        weights, optimizer, gradients: bytes at rest.
-        in_use: bytes of gathered or cast weights, in addition to those at rest.
-        kept: bytes from the forward to the backward pass, for one layer of each kind.
-        inputs: bytes of the inputs of all layers.
-        logits: bytes of logits and their gradient.
-    """
-
-    work: tuple[Work, ...]
-    transfers: tuple[Transfer, ...]
-    weights: float
-    optimizer: float
-    gradients: float
-    in_use: float
-    kept: tuple[float, ...]
-    inputs: float = 0.0
-    logits: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,11 +126,19 @@ class _Counter:
     """Counts for one mesh and one set of rules."""
 
     def __init__(self, blocks, mesh, rules, stored, remat, late):
-        self.blocks, self.mesh, self.rules, self.stored = blocks, mesh, rules, stored
+        self.blocks, self.mesh, self.rules = blocks, mesh, rules
         self.remat, self.params = remat, blocks.params
         self.late = late and blocks.micro_batches > 1
-        self.wire, self.item, model = blocks.wire, blocks.item, blocks.params.model
-        self.m = model.model_dim
+        self.wire, self.item, self.m = blocks.wire, blocks.item, blocks.params.model.model_dim
+        self.weights = WeightCosts(
+            mesh=mesh,
+            rules=rules,
+            stored=stored,
+            item=self.item,
+            wire=self.wire,
+            micro_batches=blocks.micro_batches,
+            late=self.late,
+        )
         # Forward 1, backward 2, and with rematerialisation the layers' forward pass once more.
         self.passes = 3 + remat
 
@@ -219,19 +162,19 @@ class _Counter:
         transfers = [one for one in found if not isinstance(one, Work)]
         weights, slots = self.blocks.weights[group], self.blocks.slots[group]
         trained = self.blocks.trained[group]
-        updates = _OPTIMIZER_PASSES * self._bytes(trained, self.stored)
+        updates = _OPTIMIZER_PASSES * self.weights.at_rest(trained)
         kept = {"heads": self._kept_by_heads, "hidden": self._kept_by_hidden}.get(group)
         tokens = sum(kind.count * self.tokens(kind.length) for kind in self.blocks.kinds)
         return Share(
             work=(*work, Work(part="optimizer", bytes=updates)),
-            transfers=(*transfers, *self._gradients(group, weights, trained)),
-            weights=self._bytes(weights, self.stored),
-            optimizer=self._bytes(slots, self.stored),
-            gradients=self._gradient_bytes(trained),
-            in_use=self._in_use(weights),
+            transfers=(*transfers, *self.weights.exchanges(weights, trained + self._again(group))),
+            weights=self.weights.at_rest(weights),
+            optimizer=self.weights.at_rest(slots),
+            gradients=self.weights.of_gradients(trained),
+            in_use=self.weights.in_use(weights),
             kept=tuple(kept(kind) if kept else 0.0 for kind in self.blocks.kinds),
             inputs=self.item * tokens * self.m if group == "rest" else 0.0,
-            logits=2 * _FLOAT32 * self._logits() if group == "vocabulary" else 0.0,
+            logits=2 * FLOAT32 * self._logits() if group == "vocabulary" else 0.0,
         )
 
     # ---- attention ----
@@ -251,8 +194,8 @@ class _Counter:
         scores = n * kind.layer.params.num_heads / self.cut("N") * keys
         # Weights, inputs, outputs and heads once each; scores three times: product, softmax,
         # dropout.
-        traffic = _FLOAT32 * 4 * m * a + self.item * (2 * n * m + 2 * (n + key_tokens) * a)
-        traffic += _FLOAT32 * 3 * scores
+        traffic = FLOAT32 * 4 * m * a + self.item * (2 * n * m + 2 * (n + key_tokens) * a)
+        traffic += FLOAT32 * 3 * scores
         return self._work("attention", kind.count, products, traffic)
 
     def _attention_exchanges(self, kind, memory_length=None):
@@ -292,7 +235,7 @@ class _Counter:
         gated = kind.layer.dense.activation.gated
         matrices = 2 + gated
         flops = 2 * matrices * n * m * h
-        traffic = _FLOAT32 * matrices * m * h + self.item * n * (2 * m + 2 * h)
+        traffic = FLOAT32 * matrices * m * h + self.item * n * (2 * m + 2 * h)
         yield self._work("feed_forward", kind.count, flops, traffic)
         yield from self._product(kind.count * (1 + gated), "RM,MH->RH", n * m)
         # Recomputation does not include the last sum of a block. The last layer of a scan's block
@@ -323,12 +266,12 @@ class _Counter:
         gated = own.experts.activation.gated
         matrices = 2 + gated
         weights = experts / self.cut("E") * matrices * m * h
-        traffic = _FLOAT32 * weights + self.item * slots * (2 * m + 2 * h)
+        traffic = FLOAT32 * weights + self.item * slots * (2 * m + 2 * h)
         yield self._work("experts", times, 2 * matrices * slots * m * h, traffic)
         scores, one_hot = n * experts, n * experts * capacity
         einsum = isinstance(own.params.dispatcher, Einsum)
         # Scores: logits, softmax, top-k, two choices' queues one-hot and summed, statistics.
-        gating = _FLOAT32 * 8 * scores + einsum * self.wire * 2 * one_hot
+        gating = FLOAT32 * 8 * scores + einsum * self.wire * 2 * one_hot
         yield self._work("gating", times, 2 * scores * m + einsum * 2 * 2 * one_hot, gating)
         # Dispatch is linear in the tokens and its mask has no gradient: 1 product forward, 1 back.
         # Combine has both: 1 and 2. Rematerialised, both run forward again.
@@ -352,7 +295,7 @@ class _Counter:
         own, (experts, capacity, slots, _) = kind.layer.feed_forward, self._shape(kind)
         hidden = self._units(own, max)  # there is room for all tokens at the largest expert
         one_hot = n * experts * capacity * isinstance(own.params.dispatcher, Einsum)
-        total += self.wire * (n * m + slots * (3 * m + hidden)) + _FLOAT32 * 2 * n * experts
+        total += self.wire * (n * m + slots * (3 * m + hidden)) + FLOAT32 * 2 * n * experts
         return total + self.wire * 2 * one_hot
 
     # ---- embeddings and softmax ----
@@ -362,7 +305,7 @@ class _Counter:
         n = self.tokens(inputs.target_length)
         v = self.params.target_vocab_size / self.cut("V")
         # Logits are written, read for the normaliser, and their gradient written and read twice.
-        yield Work(part="softmax", flops=6 * n * m * v, bytes=_FLOAT32 * (5 * n * v + 3 * m * v))
+        yield Work(part="softmax", flops=6 * n * m * v, bytes=FLOAT32 * (5 * n * v + 3 * m * v))
         backward = flow.backward("BTM,VM->BTV", self.mesh, self.rules)
         yield from self._transfers("tensor_parallel", backward, 1, n * m, self.item)
         rows = flow.lookup("VM", "BT", "V", self.mesh, self.rules)
@@ -406,84 +349,6 @@ class _Counter:
                 count=times * self.blocks.micro_batches,
             )
 
-    def _bytes(self, specs: collections.Counter, rules: Rules) -> float:
-        return sum(
-            count * _FLOAT32 * math.prod(shape) / self._pieces(dims, shape, rules)
-            for (dims, shape), count in specs.items()
-        )
-
-    def _pieces(self, dims, shape, rules) -> int:
-        return self.mesh.size(tuple(_flat(assignment(dims, shape, self.mesh, rules))))
-
-    def _gathers(self, dims, shape) -> list[tuple[tuple[str, ...], float]]:
-        """Axes and bytes of each AllGather from a weight's pieces at rest to those in use, the last
-        dimension first.
-        """
-        used, at_rest = (assignment(dims, shape, self.mesh, r) for r in (self.rules, self.stored))
-        pieces = self.mesh.size(tuple(_flat(used + at_rest)))
-        size, found = self.wire * math.prod(shape) / pieces, []
-        for before, after in reversed(list(zip(at_rest, used, strict=True))):
-            axes = tuple(a for a in before if a not in after)
-            if self.mesh.size(axes) > 1:
-                size *= self.mesh.size(axes)
-                found.append((axes, size))
-        return found
-
-    def _in_use(self, weights) -> float:
-        """Bytes of gathered or cast weights, kept from the forward to the backward pass.
-
-        Gathered weights count in full. Weights that are only cast count half: at the peak of
-        memory, when the last gradients are computed, those of one side are freed already.
-        """
-        total = 0.0
-        for (dims, shape), count in weights.items():
-            if gathers := self._gathers(dims, shape):
-                total += count * gathers[-1][1]
-            elif self._typed(dims) < _FLOAT32:
-                pieces = self._pieces(dims, shape, self.rules)
-                total += count * self._typed(dims) * math.prod(shape) / pieces / 2
-        return total
-
-    def _gradient_bytes(self, weights) -> float:
-        """Gradients of a micro-batch in the compute dtype, and their sum in float32."""
-        many = self.blocks.micro_batches > 1
-        where = self.rules if many and self.late else self.stored
-        one = sum(
-            count * self._typed(dims) * math.prod(shape) / self._pieces(dims, shape, where)
-            for (dims, shape), count in weights.items()
-        )
-        return one + many * self._bytes(weights, where)
-
-    def _typed(self, dims) -> int:
-        """Bytes of an element of a weight in use; gates are never cast."""
-        return _FLOAT32 if "e" in dims else self.item
-
-    def _gradients(self, group, weights, trained) -> Iterator[Transfer]:
-        """Sums of gradients over devices with different rows.
-
-        The dtype is that of the weight in use, or of the sum over micro-batches.
-        """
-        rows = {axis for letter in "BGR" for axis in self.rules.get(letter, ())}
-        summed: collections.Counter = collections.Counter()
-        gathered: collections.Counter = collections.Counter()
-        for (dims, shape), count in (trained + self._again(group)).items():
-            used = _flat(assignment(dims, shape, self.mesh, self.rules))
-            axes = tuple(a for a in self.mesh.axes if a in rows - used)
-            if self.mesh.size(axes) > 1:
-                item = _FLOAT32 if self.late else self._typed(dims)
-                summed[axes] += count * item * math.prod(shape) / self.mesh.size(tuple(used))
-        for (dims, shape), count in weights.items():
-            for axes, size in self._gathers(dims, shape):
-                gathered[axes] += count * size
-        for kind, times, sizes in (
-            ("all-reduce", 1 if self.late else self.blocks.micro_batches, summed),
-            ("all-gather", 1, gathered),
-        ):
-            for axes, size in sizes.items():
-                yield Transfer(
-                    part="gradients", kind=kind, bytes=times * size, axes=axes, count=times
-                )
-
     def _again(self, group) -> collections.Counter:
         """Each use of an embedding table, lookups and the softmax, has its own gradient.
 
@@ -493,7 +358,3 @@ class _Counter:
         if group != "vocabulary" or self.late or table not in self.blocks.trained[group]:
             return collections.Counter()
         return collections.Counter({table: 1 + self.params.model.shared_embedding})
-
-
-def _flat(axes: Iterable[tuple[str, ...]]) -> set[str]:
-    return {axis for group in axes for axis in group}

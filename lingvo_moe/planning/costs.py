@@ -7,9 +7,10 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 
-from lingvo_moe.planning.blocks import PARTS, Blocks, Share, Transfer, Work
+from lingvo_moe.planning.blocks import Blocks
+from lingvo_moe.planning.share import PARTS, Share, Transfer, Work
 from lingvo_moe.sharding.annotations import Mesh
-from lingvo_moe.tasks.translation import TranslationParams
+from lingvo_moe.tasks.params import TranslationParams
 
 __all__ = ["PARTS", "Costs", "Memory", "Transfer", "Work", "count_costs", "memory_of"]
 

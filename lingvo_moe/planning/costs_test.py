@@ -13,7 +13,8 @@ from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.transformer import TransformerParams
 from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.sharding.annotations import Mesh, parse_mesh
-from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
+from lingvo_moe.tasks.params import TranslationParams
+from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.devices import run_on
 
 DENSE = TranslationParams(

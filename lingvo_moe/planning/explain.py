@@ -10,7 +10,7 @@ from lingvo_moe.planning.alternatives import HAND, SearchReport
 from lingvo_moe.planning.search import ROOM, Found, Priced, Strategy, applied
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.sharding.params import ShardingParams
-from lingvo_moe.tasks.translation import TranslationParams
+from lingvo_moe.tasks.params import TranslationParams
 
 GB = 1e9
 _TEXTS = ("", "mesh", "split", "split between steps", "remat", "sums")

@@ -9,7 +9,7 @@ from lingvo_moe.hardware.chips import HARDWARE
 from lingvo_moe.planning.alternatives import HAND, compare_strategies
 from lingvo_moe.planning.explain import flags, format_search, overrides, to_json
 from lingvo_moe.planning.search import Choice, Strategy, applied, make_mesh
-from lingvo_moe.planning.search_test import MOE, SMALL
+from lingvo_moe.testing.small_models import MOE, SMALL
 
 
 def strategy(*, cut="", spread="", zero=False, remat=False, sizes=(2, 2, 2)):

@@ -11,7 +11,7 @@ from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.planning.estimate import Estimate, HostTimes, estimate, host_times
 from lingvo_moe.planning.tpu_compile import Compiled, compile_step
 from lingvo_moe.sharding.annotations import Mesh
-from lingvo_moe.tasks.translation import TranslationParams
+from lingvo_moe.tasks.params import TranslationParams
 
 SWEEP = tuple(2**i for i in range(3, 12))
 # Topologies of libtpu, by generation and number of devices; a v3 or v4 chip has two devices.

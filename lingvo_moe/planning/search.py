@@ -25,12 +25,13 @@ from collections.abc import Iterator
 from lingvo_moe.hardware.chips import Hardware
 from lingvo_moe.layers.dispatch import Gather, Ragged
 from lingvo_moe.layers.dropless import Dropless
-from lingvo_moe.planning.blocks import GROUPS, Blocks, Share
+from lingvo_moe.planning.blocks import GROUPS, Blocks
 from lingvo_moe.planning.costs import count_costs, memory_of
 from lingvo_moe.planning.estimate import Estimate, estimate, transfer_seconds, work_seconds
+from lingvo_moe.planning.share import Share
 from lingvo_moe.sharding.annotations import Mesh, assignment
 from lingvo_moe.sharding.params import Rule, ShardingParams, ZeRO
-from lingvo_moe.tasks.translation import TranslationParams
+from lingvo_moe.tasks.params import TranslationParams
 
 AXES = ("data", "expert", "model")
 _ZERO_RULES = ZeRO().state_rules

@@ -15,8 +15,8 @@ from lingvo_moe.hardware.chips import HARDWARE
 from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.planning.explain import overrides
 from lingvo_moe.planning.search import ROOM, search
-from lingvo_moe.runtimes.spmd_test import LENGTH, PARAMS, ROWS, TOLERANCE, local, run
 from lingvo_moe.sharding.annotations import parse_mesh
+from lingvo_moe.testing.training_on_mesh import LENGTH, PARAMS, ROWS, TOLERANCE, local, run
 
 pytestmark = pytest.mark.slow
 
@@ -34,8 +34,8 @@ def test_what_is_chosen_trains_to_the_losses_of_one_device(memory):
     device = dataclasses.replace(HARDWARE["cpu"], memory=memory / ROOM)
     best = search(params, device, 8).best.strategy
     _, _, losses = local(STEPS)
-    (report,) = run(str(best.mesh), STEPS, *overrides(params, best))
-    assert_allclose(report["losses"], losses, rtol=STEPS * TOLERANCE)
+    (found,) = run(str(best.mesh), STEPS, *overrides(params, best))
+    assert_allclose(found, losses, rtol=STEPS * TOLERANCE)
 
 
 TINY = (

@@ -17,6 +17,7 @@ from lingvo_moe.planning.search import ROOM, Space, Strategy, make_mesh, price, 
 from lingvo_moe.sharding.annotations import assignment
 from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.testing.small_models import MOE, SMALL
 
 # The paper's Table 1; it says nothing of the cores of a bilingual baseline.
 CORES = {
@@ -31,11 +32,6 @@ CORES = {
     "m4.Bilingual": 16,
 }
 DOCS = Path(__file__).parents[2] / "docs" / "plan.md"
-SMALL = (
-    *("model.num_encoder_layers=1", "model.num_decoder_layers=1", "model.model_dim=64"),
-    *("model.hidden_dim=256", "model.head_dim=16", "source_vocab_size=96", "target_vocab_size=64"),
-)
-MOE = ("model.moe.num_groups=8", "model.moe.dispatcher=Einsum()", "model.moe.every_n=1")
 
 
 def cut(strategy):

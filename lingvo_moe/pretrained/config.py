@@ -12,7 +12,7 @@ from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.norm import LayerNorm
 from lingvo_moe.layers.position import Sinusoidal
 from lingvo_moe.layers.transformer_layer import TransformerParams
-from lingvo_moe.tasks.translation import TranslationParams
+from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.training.adamw import AdamW
 from lingvo_moe.training.schedules import InverseSquareRoot
 

@@ -1,5 +1,5 @@
-from lingvo_moe.evaluation.page_test import check
 from lingvo_moe.reporting.table import Table
+from lingvo_moe.testing.pages import parse_page
 
 TABLE = Table(("pair", "train", "Δ"), [("de-en", "9,000", "+1.5"), ("日本語", "7", "-0.2")])
 
@@ -25,7 +25,7 @@ def test_html_is_escaped_and_coloured_by_sign():
     html = Table(("a<b", "Δ"), [("<i>", "+1.5"), ("&", "-0.2"), ("x", "+0.0"), ("y", "–")]).to_html(
         "of <all>", signed=("Δ",)
     )
-    assert check(html).cells == [
+    assert parse_page(html).cells == [
         "of <all>",
         "a<b",
         "Δ",

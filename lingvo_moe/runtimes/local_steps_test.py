@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.runtimes.spmd_test import TOLERANCE, make_batch, make_task
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.testing.devices import free_address, variables
 from lingvo_moe.testing.forks import Fork, wait_for_all
+from lingvo_moe.testing.training_on_mesh import TOLERANCE, make_batch, make_task
 from lingvo_moe.training.local_steps import LOCAL, WHOLE, LocalSteps
 
 STEPS, SAVED_AT = 4, 2

@@ -23,9 +23,6 @@ from lingvo_moe.sharding.annotations import Mesh, Rules, assignment, axes_of, us
 from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.training.step import TrainState, TrainStep
 
-# The arrays of a program by name, in flat plain dicts, because JAX accepts these.
-Arrays = dict[str, Any]
-
 
 class ArraySpec(NamedTuple):
     """The specification of an array.

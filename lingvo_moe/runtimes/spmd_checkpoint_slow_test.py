@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.runtimes.spmd_test import MESH, TOLERANCE, make_batch, make_task
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.testing.devices import environment, free_address
+from lingvo_moe.testing.training_on_mesh import MESH, TOLERANCE, make_batch, make_task
 from lingvo_moe.training import checkpoint as checkpoint_module
 from lingvo_moe.training.checkpoint import ALONE, Checkpointer
 

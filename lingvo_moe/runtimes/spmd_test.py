@@ -1,101 +1,24 @@
 """Runs itself in processes of their own, where JAX has virtual devices."""
 
-import contextlib
 import functools
 import json
-import sys
 
 import numpy as np
 import pytest
 
-from lingvo_moe.core.params import override
-from lingvo_moe.core.registry import get_params
-from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.training import train_step
-from lingvo_moe.tasks.translation import TranslationTask
-from lingvo_moe.testing.devices import free_address, variables
-from lingvo_moe.testing.forks import Fork, wait_for_all
-from lingvo_moe.testing.tiny_world import SHRINK
+from lingvo_moe.testing.devices import run_on
+from lingvo_moe.testing.training_on_mesh import MESH, TOLERANCE, local, make_batch, make_task, train
 
-ROWS, LENGTH, PAIRS = 8, 12, ("a-b", "c-d")
-PARAMS = (
-    *SHRINK,
-    "model.num_encoder_layers=1",
-    "model.num_decoder_layers=1",
-    "model.moe.every_n=1",
-    "model.moe.num_groups=8",
-    "model.moe.dispatcher=Einsum()",
-    "source_vocab_size=64",
-    "target_vocab_size=64",
-)
 SOURCE = np.random.default_rng(8).integers(4, 64, (5, 9)).astype(np.int32)
 SOURCE_LENGTHS = np.array([9, 2, 7, 5, 1], np.int32)
 
-# A float32 sum depends on the order, by about one part in 2^24 for each addition, and each device
-# adds its own numbers first. So each step has errors of about 1e-7, which grow during training.
-TOLERANCE = 2e-6
-
-
-def make_task(overrides=()):
-    return TranslationTask(override(get_params("tiny.MoE"), [*PARAMS, *overrides]), PAIRS)
-
-
-def make_batch(step):
-    """Random tokens; two sentences per row, and padding of random length."""
-    rng = np.random.default_rng(step)
-    batch = {}
-    pair = rng.integers(0, len(PAIRS), (ROWS, 1))
-    for side in ("source", "target"):
-        ends = np.sort(rng.integers(1, LENGTH, (ROWS, 2)), axis=1)
-        position = np.arange(LENGTH)
-        segments = 1 + (position >= ends[:, :1]) - 2 * (position >= ends[:, 1:])
-        batch[f"{side}_segment_ids"] = np.maximum(segments, 0)
-        batch[f"{side}_pair_ids"] = np.broadcast_to(pair, (ROWS, LENGTH))
-    for name in ("source_ids", "target_ids", "target_inputs"):
-        batch[name] = rng.integers(4, 64, (ROWS, LENGTH))
-    return {name: value.astype(np.int32) for name, value in batch.items()}
-
-
-def train(runtime, steps):
-    """The negative log-likelihood and the gradient's norm of each step."""
-    metrics = [runtime.train(make_batch(step)) for step in range(steps)]
-    return [[float(m.nll), float(m.grad_norm)] for m in metrics]
+STEPS = 3
 
 
 @functools.cache
-def local(steps):
-    """A trained local runtime and its metrics."""
-    task = make_task()
-    runtime = Local(task, train_step(task))
-    runtime.initialize(3)
-    before = {name: value.numpy() for name, value in runtime.state().items()}
-    return runtime, before, train(runtime, steps)
-
-
-@functools.cache
-def run(mesh, steps, *flags, devices=8, processes=1):
-    """What `main` prints, process by process."""
-    address = free_address()
-    started = [
-        Fork(
-            __file__,
-            *(mesh, str(steps), address, str(i), str(processes), *flags),
-            variables=variables(devices),
-        )
-        for i in range(processes)
-    ]
-    ended = wait_for_all(started)
-    failed = [process.stderr[-3000:] for process in ended if process.returncode]
-    assert not failed, failed[0]
-    return [json.loads(process.stdout.splitlines()[-1]) for process in ended]
-
-
-MESH, STEPS = "data:2,expert:4", 3
-
-
 def fast():
-    (report,) = run(MESH, STEPS, "everything")
-    return report
+    return run_on(8, __file__)
 
 
 def test_initial_weights_are_those_of_one_device():
@@ -188,34 +111,23 @@ def test_errors(case, message):
     assert re.search(message, fast()["errors"][case]), fast()["errors"][case]
 
 
-def main(mesh, steps, address, index, processes, *flags):
+def main():
     """Trains on a mesh and prints what the tests look at as JSON."""
-    from lingvo_moe.runtimes.processes import join_processes
-
-    together = join_processes(address, int(index), int(processes))
-    with together if int(processes) > 1 else contextlib.nullcontext():
-        print(json.dumps(_report(mesh, steps, flags)))
-
-
-def _report(mesh, steps, flags):
     import jax
 
     from lingvo_moe.runtimes.lowering import Layout
     from lingvo_moe.runtimes.spmd import Spmd
     from lingvo_moe.sharding.annotations import parse_mesh
 
-    overrides = [flag for flag in flags if "=" in flag]
-    task = make_task(overrides)
-    layout = Layout(parse_mesh(mesh), task.params.sharding)
+    task = make_task()
+    layout = Layout(parse_mesh(MESH), task.params.sharding)
     runtime = Spmd(task, train_step(task), layout)
     runtime.initialize(3)
     before = dict(runtime.state())
-    if "everything" not in flags:
-        return {"losses": train(runtime, int(steps))}
     initial = {name: np.asarray(value) for name, value in before.items()}
-    losses = train(runtime, int(steps) - 1)
+    losses = train(runtime, STEPS - 1)
     saved = {name: np.asarray(value) for name, value in runtime.state().items()}
-    last = make_batch(int(steps) - 1)
+    last = make_batch(STEPS - 1)
     losses.append(_numbers(runtime.train(last)))
     report = {
         "initial": {name: value.tolist() for name, value in initial.items()},
@@ -239,7 +151,7 @@ def _report(mesh, steps, flags):
     report["read"] = {wi: [list(shape) for shape in watched[wi].shapes]}
     report["resumed"] = _numbers(runtime.train(last))
     report["skipped"] = _skip(runtime, saved, "theta/decoder/embedding/table", last)
-    return report
+    print(json.dumps(report))
 
 
 def _skip(runtime, saved, huge, batch):
@@ -318,4 +230,4 @@ def _errors(saved):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -6,8 +6,8 @@ import pytest
 
 from lingvo_moe.sbp import boxing, types
 from lingvo_moe.sbp.types import P, S, Sbp, parse
-from lingvo_moe.sbp.types_test import join
 from lingvo_moe.sharding.annotations import Mesh
+from lingvo_moe.testing.sbp import join
 
 LINE = Mesh(("x",), (4,))
 GRID = Mesh(("x", "y"), (2, 3))

@@ -4,23 +4,10 @@ import pytest
 from lingvo_moe.sbp import types
 from lingvo_moe.sbp.types import B, NdSbp, P, S, parse
 from lingvo_moe.sharding.annotations import Mesh, assignment
+from lingvo_moe.testing.sbp import join
 
 GRID = Mesh(("x", "y"), (2, 3))
 LINE = Mesh(("x",), (4,))
-
-
-def join(pieces: np.ndarray, sbp: NdSbp, mesh: Mesh) -> np.ndarray:
-    """The tensor of which devices hold these pieces: the inverse of `cut`."""
-    for axis in reversed(range(len(mesh.axes))):
-        parts, one = np.moveaxis(pieces, axis, 0), sbp[axis]
-        if isinstance(one, S):
-            pieces = np.concatenate(list(parts), axis=axis + one.dim)
-        elif one == P:
-            pieces = parts.sum(0)
-        else:
-            assert np.allclose(parts, parts[:1]), f"copies of {sbp} along {mesh.axes[axis]}"
-            pieces = parts[0]
-    return pieces
 
 
 @pytest.mark.parametrize("axes", [0, 1, 2])

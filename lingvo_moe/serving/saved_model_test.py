@@ -23,13 +23,10 @@ from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.model_weights import WEIGHTS
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing import tiny_world
+from lingvo_moe.testing.exports import LINES
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
 LONG = "kara " * 10
-LINES = [
-    "kara mi", "ka\u2028ra", "mi\x85ra", "ti\x0cra so", "ka\x0bra", "a\x1cb\x1dc\x1ed", "mi\rra",
-    "", "\u3000", "\xa0", "\u200b", " \t", "\ufeff", LONG, "mira",
-]  # fmt: skip
 BLANK = [7, 8, 9, 10, 11, 12]
 HOSTILE = ("\ufeff" + "\r\n".join(LINES) + "\n").encode()
 

@@ -39,8 +39,9 @@ from lingvo_moe.runtimes.lowering import (
 from lingvo_moe.serving.directory import new_export
 from lingvo_moe.sharding.annotations import Mesh
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.training import train_step
-from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
+from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tasks.translator import export_request, max_source_length
 from lingvo_moe.training.checkpoint import check_tensors
 

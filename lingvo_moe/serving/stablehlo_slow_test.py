@@ -1,30 +1,39 @@
 """Exports without a checkpoint, in bfloat16, and with experts that drop nothing."""
 
+import os
+
 import numpy as np
 import pytest
 
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.serving.stablehlo_test import (
+from lingvo_moe.tasks.evaluation import load_translator
+from lingvo_moe.tasks.training import train_step
+from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.testing.exports import (
     LONG,
     SENTENCES,
     SMALL,
     TOLERANCE,
     lines,
     losses_of,
-    model_dir,  # noqa: F401
     run_bare,
     train_here,
+    trained,
 )
-from lingvo_moe.tasks.evaluation import load_translator
-from lingvo_moe.tasks.training import train_step
-from lingvo_moe.tasks.translation import TranslationTask
 
+pytest.importorskip("jax")
+os.environ["JAX_PLATFORMS"] = "cpu"
 pytestmark = pytest.mark.slow
 
 
-def test_ragged_experts_give_way_to_dropless_ones(model_dir, tmp_path):  # noqa: F811
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("model"))
+
+
+def test_ragged_experts_give_way_to_dropless_ones(model_dir, tmp_path):
     from lingvo_moe.serving.stablehlo import TRANSLATE, export_trained
 
     ragged = model_dir.with_overrides(["model.moe.eval_dispatcher=Ragged()"])

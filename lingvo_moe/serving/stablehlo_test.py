@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,83 +11,25 @@ from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.evaluation import load_translator
-from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import train_step
-from lingvo_moe.testing import tiny_world
-from lingvo_moe.testing.logdirs import SMALLEST
+from lingvo_moe.testing.exports import (
+    SENTENCES,
+    SMALL,
+    TOLERANCE,
+    lines,
+    losses_of,
+    run_bare,
+    train_here,
+    trained,
+)
 
 pytest.importorskip("jax")
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-STEPS = 3
-# Each of two compilers adds up float32 numbers in its own order: some 1e-7 a step.
-TOLERANCE = 2e-5
-SMALL = (*SMALLEST, "input.source_length=12", "input.target_length=12")
-LONG = "kara " * 60  # more than 4 · 12 tokens
-SENTENCES = [
-    "kara mi", "", "tira so\u2028kara", "mi\x85r\x0ca\x1c", "m\ri", "\u3000", "\u200b", LONG, "mi",
-]  # fmt: skip
-
-BARE = """
-import importlib.abc, os, runpy, sys
-class Refuse(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name.partition(".")[0] in ("lingvo_moe", "tensorflow", "absl"):
-            raise ImportError(f"{name} must not be needed")
-sys.meta_path.insert(0, Refuse())
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-def run_bare(directory, *arguments, stdin=""):
-    """The exported runner's result, in a process that has JAX and NumPy alone."""
-    return subprocess.run(
-        [sys.executable, "-I", "-c", BARE, str(directory / "run.py"), *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        cwd="/",
-        timeout=600,
-        env=os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
-    )
-
-
-def lines(texts):
-    """As the runner prints them."""
-    return "".join(f"{text}\n" for text in texts)
-
-
-def losses_of(directory):
-    """What the runner prints of each step."""
-    result = run_bare(directory, f"--steps={STEPS}")
-    assert result.returncode == 0, result.stderr[-3000:]
-    words = [line.split() for line in result.stdout.splitlines()]
-    assert {(line[0], line[2], line[-1]) for line in words} == {("step", "loss", "tokens/s")}
-    return [int(line[1]) for line in words], [float(line[3]) for line in words]
-
-
-def train_here(runtime, directory):
-    """The same steps on the local runtime."""
-    with np.load(directory / "batch.npz") as held:
-        batch = dict(held)
-    metrics = [runtime.train(batch) for _ in range(STEPS)]
-    return [float(m.nll) / float(m.tokens) for m in metrics]
-
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
-    """A model that has taken three steps."""
-    path = tmp_path_factory.mktemp("model")
-    made = ModelDir.create(path, "tiny.MoE", SMALL, tiny_world.dataset())
-    runtime = Local(made.task, train_step(made.task))
-    runtime.initialize(5)
-    from lingvo_moe.serving.stablehlo import example_batch
-
-    for _ in range(3):
-        runtime.train(example_batch(made.params, len(made.pairs)))
-    made.checkpoints.save(3, runtime.state())
-    return made
+    return trained(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

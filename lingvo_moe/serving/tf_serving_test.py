@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from lingvo_moe.serving import client_tf_serving
 from lingvo_moe.serving.exported import Exported
-from lingvo_moe.serving.saved_model_test import LINES
 from lingvo_moe.serving.tf_serving import WARM_UP, TFServing, prediction_log
+from lingvo_moe.testing.exports import LINES
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
 

@@ -188,7 +188,7 @@ def test_a_metric_that_fails_loses_no_translation(tmp_path, translated, monkeypa
     lines, options = [], {"metrics": [f"SpBleu(model='{SPM}')"]}
 
     def fail(metric, output):
-        raise RuntimeError("out of memory")
+        raise RuntimeError("out of memory\nof the device")
 
     expected = evaluate(tmp_path / "expected", **options)
     del translated[:]

@@ -40,7 +40,7 @@ def keep_translations(
         output: of the evaluation.
         job: see `pieces.begin`.
         overwrite: whether to remove the translations of another job.
-        report: takes a line if translations are kept after an error.
+        report: takes a line if translations were kept, and if they are kept after an error.
 
     Raises:
         ValueError: the directory belongs to another job, or holds other files.
@@ -52,6 +52,8 @@ def keep_translations(
         if overwrite and begun.get("maker") == job["maker"] and begun != job:
             _remove(directory)
         begin(directory, job, _CURE)
+        if any(directory.glob(f"*{_SUFFIX}")):
+            report(f"going on from the translations in {directory}")
         try:
             yield directory
         except BaseException:

@@ -11,9 +11,9 @@ from lingvo_moe.data.batching import padded
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.scorer import Score, Scorer
 from lingvo_moe.tasks.training import RuntimeFn
-from lingvo_moe.tasks.translation import TranslationParams
 from lingvo_moe.tasks.translator import Translation, Translator
 
 

@@ -17,7 +17,8 @@ from lingvo_moe.data.curriculum import identity
 from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.tasks.model_weights import WEIGHTS, read_weights
-from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
+from lingvo_moe.tasks.params import TranslationParams
+from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer, Keep
 from lingvo_moe.training.train_params import TrainParams
 

@@ -24,9 +24,10 @@ from lingvo_moe.placement.traces import TraceRecorder
 from lingvo_moe.tasks.exposure import Forecast
 from lingvo_moe.tasks.initial import initialize
 from lingvo_moe.tasks.model_dir import FORMAT, ModelDir
+from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.routing_metrics import max_vio
 from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, add_metrics, evaluate_batches
-from lingvo_moe.tasks.translation import TranslationParams, TranslationTask
+from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tasks.translator import Translator
 from lingvo_moe.training.checkpoint import ALONE, Process
 from lingvo_moe.training.loop import Evaluation, TrainResult, train

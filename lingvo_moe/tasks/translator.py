@@ -20,8 +20,8 @@ from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.request import Request
 from lingvo_moe.decoding.shortlist import Shortlist
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.shortlist import load_shortlist
-from lingvo_moe.tasks.translation import TranslationParams
 
 BLOCK = 4096  # sentences that are sorted by length together
 _NOT_EXPORTED = ("source_prefix", "tokens", "split_long", "shortlist")

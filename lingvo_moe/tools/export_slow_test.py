@@ -4,30 +4,33 @@ import json
 
 import pytest
 
-from lingvo_moe.serving.stablehlo_test import run_bare
 from lingvo_moe.testing.commands import error_of, succeed
-from lingvo_moe.testing.tiny_world import CORPUS
-from lingvo_moe.tools.tools_test import TINY, data, logdir  # noqa: F401
+from lingvo_moe.testing.exports import run_bare
+from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
+from lingvo_moe.testing.tiny_world import CORPUS, SHRINK
 
 pytest.importorskip("jax")
 pytestmark = pytest.mark.slow
+TINY = [f"--set={text}" for text in SHRINK]
 
 
-def test_translations_equal_those_of_the_tool(logdir, tmp_path):  # noqa: F811
+def test_translations_equal_those_of_the_tool(tmp_path):
+    logdir, exported = tmp_path / "model", tmp_path / "export"
+    random_logdir(logdir, SMALLEST)
     sentences = (CORPUS / "test" / "qna-en.qna").read_text() + "\u3000\nka\u2028ra\n"
     shapes = ("--batch_size=8", "--source_length=40")
     result = succeed(
         "export",
         "--format=stablehlo",
         f"--logdir={logdir}",
-        f"--output={tmp_path}",
+        f"--output={exported}",
         "--programs=translate",
         *shapes,
     )
-    assert f"python {tmp_path}/run.py < sentences" in result.stderr
-    assert list(json.loads((tmp_path / "manifest.json").read_text())["programs"]) == ["translate"]
+    assert f"python {exported}/run.py < sentences" in result.stderr
+    assert list(json.loads((exported / "manifest.json").read_text())["programs"]) == ["translate"]
     ours = succeed("translate", f"--logdir={logdir}", "--to=en", stdin=sentences).stdout
-    served = run_bare(tmp_path, stdin=sentences)
+    served = run_bare(exported, stdin=sentences)
     assert served.returncode == 0, served.stderr[-3000:]
     assert served.stdout == ours
     assert len(ours.splitlines()) == 22

@@ -5,9 +5,10 @@ from absl import flags
 
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.testing.commands import succeed
+from lingvo_moe.testing.tiny_world import SHRINK, dataset
 from lingvo_moe.tools import runtimes
-from lingvo_moe.tools.tools_test import TINY, data  # noqa: F401
 
+TINY = [f"--set={text}" for text in SHRINK]
 ON_FOUR = ("--runtime=spmd", "--virtual_devices=4", "--mesh=data:2,expert:2")
 IN_GROUPS = ("--set=model.moe.num_groups=4", "--set=model.moe.dispatcher=LocalGather()")
 
@@ -59,11 +60,17 @@ def test_half_an_address(arguments, message, monkeypatch):
 
 
 @pytest.mark.slow
-def test_trained_in_pieces_resumed_and_used_on_one_device(data, tmp_path):  # noqa: F811
+def test_trained_in_pieces_resumed_and_used_on_one_device(tmp_path):
     """Two steps on four devices, one more, and both runtimes translate with what came of it."""
     pytest.importorskip("jax")
     logdir = tmp_path / "model"
-    common = ("--model=tiny.MoE", f"--data={data}", f"--logdir={logdir}", *TINY, *IN_GROUPS)
+    common = (
+        "--model=tiny.MoE",
+        f"--data={dataset().directory}",
+        f"--logdir={logdir}",
+        *TINY,
+        *IN_GROUPS,
+    )
     first = succeed("train", *common, *ON_FOUR, "--max_steps=2", "--set=train.eval_every=2")
     assert "Done at step 2" in first.stderr
     second = succeed("train", *common, *ON_FOUR, "--max_steps=3", "--set=train.eval_every=3")

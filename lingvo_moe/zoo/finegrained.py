@@ -15,7 +15,7 @@ from lingvo_moe.gatings.balance_loss import BySequence
 from lingvo_moe.gatings.loss_free import LossFree
 from lingvo_moe.gatings.scores import Sigmoid
 from lingvo_moe.gatings.top_k import TopK
-from lingvo_moe.tasks.translation import TranslationParams
+from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.zoo import small, tiny
 
 _PARTS = 4  # of an expert

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from lingvo_moe.core.registry import register
 from lingvo_moe.pretrained.config import to_params
-from lingvo_moe.tasks.translation import TranslationParams
+from lingvo_moe.tasks.params import TranslationParams
 
 
 class Released:

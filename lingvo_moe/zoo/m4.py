@@ -16,7 +16,7 @@ from lingvo_moe.layers.dispatch import Einsum
 from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.sharding.params import ShardingParams
-from lingvo_moe.tasks.translation import TranslationParams
+from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.training.train_params import TrainParams
 
 

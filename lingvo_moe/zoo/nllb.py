@@ -21,7 +21,7 @@ from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.layers.dispatch import Einsum
 from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.transformer_layer import TransformerParams
-from lingvo_moe.tasks.translation import TranslationParams
+from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.training.adamw import AdamW
 from lingvo_moe.training.schedules import InverseSquareRoot
 from lingvo_moe.training.train_params import TrainParams

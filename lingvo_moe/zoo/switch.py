@@ -7,7 +7,7 @@ Top-1 gating, capacity factor 1.25, balance loss with weight 0.01 and router inp
 from lingvo_moe.core.registry import register
 from lingvo_moe.gatings.switch import Switch
 from lingvo_moe.layers.router import ByToken
-from lingvo_moe.tasks.translation import TranslationParams
+from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.zoo import m4, small
 
 

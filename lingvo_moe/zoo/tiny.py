@@ -4,7 +4,7 @@ from lingvo_moe.core.registry import register
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.transformer_layer import TransformerParams
-from lingvo_moe.tasks.translation import TranslationParams
+from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.training.adafactor import Adafactor
 from lingvo_moe.training.schedules import InverseSquareRoot
 from lingvo_moe.training.train_params import TrainParams

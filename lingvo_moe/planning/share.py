@@ -1,0 +1,68 @@
+"""What one group of blocks costs a device in a step."""
+
+import dataclasses
+
+PARTS = (
+    "attention",
+    "feed_forward",
+    "experts",
+    "gating",
+    "dispatch",
+    "all_to_all",
+    "tensor_parallel",
+    "gradients",
+    "softmax",
+    "optimizer",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """Computation of one device in one step: matrix products' FLOPs, and bytes of its memory."""
+
+    part: str
+    flops: float = 0.0
+    bytes: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """Communication of one device in one step.
+
+    Attributes:
+        part: which of PARTS it belongs to.
+        kind: as in HLO: "all-to-all", "all-reduce", "all-gather".
+        bytes: of a device, all collectives together.
+        axes: of the mesh, along which devices communicate.
+        count: number of collectives; gradients, which XLA combines, count as one for a group.
+    """
+
+    part: str
+    kind: str
+    bytes: float
+    axes: tuple[str, ...]
+    count: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Share:
+    """The cost of one group of blocks for a device and step.
+
+    Attributes:
+        work, transfers: computation and communication.
+        weights, optimizer, gradients: bytes at rest.
+        in_use: bytes of gathered or cast weights, in addition to those at rest.
+        kept: bytes from the forward to the backward pass, for one layer of each kind.
+        inputs: bytes of the inputs of all layers.
+        logits: bytes of logits and their gradient.
+    """
+
+    work: tuple[Work, ...]
+    transfers: tuple[Transfer, ...]
+    weights: float
+    optimizer: float
+    gradients: float
+    in_use: float
+    kept: tuple[float, ...]
+    inputs: float = 0.0
+    logits: float = 0.0

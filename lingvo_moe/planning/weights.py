@@ -1,0 +1,127 @@
+"""The cost of weights for a device: bytes at rest and in use, gradients and their sums."""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping
+
+from lingvo_moe.planning.share import Transfer
+from lingvo_moe.sharding.annotations import Mesh, assignment
+
+FLOAT32 = 4
+
+Rules = Mapping[str, tuple[str, ...]]
+Specs = collections.Counter  # (dims, shape) -> number of weights
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightCosts:
+    """The cost of weights on a mesh.
+
+    Attributes:
+        mesh: the devices.
+        rules: letter -> axes of the mesh, while computing.
+        stored: the same for weights and slots at rest.
+        item: bytes of an element of a weight in use.
+        wire: bytes of an element that is sent.
+        micro_batches: their number.
+        late: whether gradients stay partial from the first micro-batch to the last.
+    """
+
+    mesh: Mesh
+    rules: Rules
+    stored: Rules
+    item: int
+    wire: int
+    micro_batches: int
+    late: bool
+
+    def at_rest(self, specs: Specs) -> float:
+        """Bytes of weights or slots between steps."""
+        return self._bytes(specs, self.stored)
+
+    def in_use(self, weights: Specs) -> float:
+        """Bytes of gathered or cast weights, kept from the forward to the backward pass.
+
+        Gathered weights count in full. Weights that are only cast count half: at the peak of
+        memory, when the last gradients are computed, those of one side are freed already.
+        """
+        total = 0.0
+        for (dims, shape), count in weights.items():
+            if gathers := self._gathers(dims, shape):
+                total += count * gathers[-1][1]
+            elif self._typed(dims) < FLOAT32:
+                pieces = self._pieces(dims, shape, self.rules)
+                total += count * self._typed(dims) * math.prod(shape) / pieces / 2
+        return total
+
+    def of_gradients(self, weights: Specs) -> float:
+        """Gradients of a micro-batch in the compute dtype, and their sum in float32."""
+        many = self.micro_batches > 1
+        where = self.rules if many and self.late else self.stored
+        one = sum(
+            count * self._typed(dims) * math.prod(shape) / self._pieces(dims, shape, where)
+            for (dims, shape), count in weights.items()
+        )
+        return one + many * self._bytes(weights, where)
+
+    def exchanges(self, weights: Specs, gradients: Specs) -> Iterator[Transfer]:
+        """Sums of gradients over devices with different rows, and AllGathers of weights.
+
+        The dtype is that of the weight in use, or of the sum over micro-batches.
+
+        Args:
+            weights: all weights.
+            gradients: those of trained weights, each as often as it is summed.
+        """
+        rows = {axis for letter in "BGR" for axis in self.rules.get(letter, ())}
+        summed: dict[tuple[str, ...], float] = collections.defaultdict(float)
+        gathered: dict[tuple[str, ...], float] = collections.defaultdict(float)
+        for (dims, shape), count in gradients.items():
+            used = _flat(assignment(dims, shape, self.mesh, self.rules))
+            axes = tuple(a for a in self.mesh.axes if a in rows - used)
+            if self.mesh.size(axes) > 1:
+                item = FLOAT32 if self.late else self._typed(dims)
+                summed[axes] += count * item * math.prod(shape) / self.mesh.size(tuple(used))
+        for (dims, shape), count in weights.items():
+            for axes, size in self._gathers(dims, shape):
+                gathered[axes] += count * size
+        for kind, times, sizes in (
+            ("all-reduce", 1 if self.late else self.micro_batches, summed),
+            ("all-gather", 1, gathered),
+        ):
+            for axes, size in sizes.items():
+                yield Transfer(
+                    part="gradients", kind=kind, bytes=times * size, axes=axes, count=times
+                )
+
+    def _bytes(self, specs, rules) -> float:
+        return sum(
+            count * FLOAT32 * math.prod(shape) / self._pieces(dims, shape, rules)
+            for (dims, shape), count in specs.items()
+        )
+
+    def _pieces(self, dims, shape, rules) -> int:
+        return self.mesh.size(tuple(_flat(assignment(dims, shape, self.mesh, rules))))
+
+    def _gathers(self, dims, shape) -> list[tuple[tuple[str, ...], float]]:
+        """Axes and bytes of each AllGather from a weight's pieces at rest to those in use, the last
+        dimension first.
+        """
+        used, at_rest = (assignment(dims, shape, self.mesh, r) for r in (self.rules, self.stored))
+        pieces = self.mesh.size(tuple(_flat(used + at_rest)))
+        size, found = self.wire * math.prod(shape) / pieces, []
+        for before, after in reversed(list(zip(at_rest, used, strict=True))):
+            axes = tuple(a for a in before if a not in after)
+            if self.mesh.size(axes) > 1:
+                size *= self.mesh.size(axes)
+                found.append((axes, size))
+        return found
+
+    def _typed(self, dims) -> int:
+        """Bytes of an element of a weight in use; gates are never cast."""
+        return FLOAT32 if "e" in dims else self.item
+
+
+def _flat(axes: Iterable[tuple[str, ...]]) -> set[str]:
+    return {axis for group in axes for axis in group}

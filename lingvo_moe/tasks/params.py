@@ -1,0 +1,62 @@
+"""The params of a translation model: all that is registered under its name."""
+
+import dataclasses
+from typing import Any, Literal
+
+from lingvo_moe.core.fields import Params, PositiveInt, Rate
+from lingvo_moe.data.language_tags import LanguageTags, OnSource
+from lingvo_moe.data.pipeline import InputParams
+from lingvo_moe.decoding.params import BeamSearchParams
+from lingvo_moe.layers.transformer_layer import TransformerParams
+from lingvo_moe.sharding.params import ShardingParams
+from lingvo_moe.training.adafactor import Adafactor
+from lingvo_moe.training.averaging import Averaging, Ema
+from lingvo_moe.training.initial import InitParams
+from lingvo_moe.training.optimizer import Optimizer
+from lingvo_moe.training.train_params import TrainParams
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TranslationParams(Params):
+    """The params of a registered model.
+
+    Attributes:
+        model: the shape of the network.
+        source_vocab_size, target_vocab_size: rows of the embedding tables; the vocabularies of a
+            dataset may be smaller.
+        language_tags: the places of language tags, on the source or on both sides.
+        input: batches and the sampling of pairs.
+        optimizer: the optimizer and its schedule.
+        train: the length of training, evaluations and checkpoints.
+        decoding: beam search.
+        averaging: the weights that decoding, evaluation and export use.
+        init: where the initial weights come from.
+        label_smoothing: ε of the training loss.
+        sharding: how the model is split over the devices of a mesh.
+        activation_dtype: "float32" or "bfloat16"; weights and losses are always float32.
+    """
+
+    model: TransformerParams
+    source_vocab_size: PositiveInt
+    target_vocab_size: PositiveInt
+    language_tags: LanguageTags = OnSource()
+    input: InputParams = InputParams()
+    optimizer: Optimizer = Adafactor()
+    train: TrainParams = TrainParams()
+    decoding: BeamSearchParams = BeamSearchParams()
+    averaging: Averaging = Ema()
+    init: InitParams = InitParams()
+    sharding: ShardingParams = ShardingParams()
+    label_smoothing: Rate = 0.1
+    activation_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def with_moe(self, **changes: Any) -> "TranslationParams":
+        """The same model with other values of these fields of MoEParams.
+
+        Raises:
+            ValueError: the model is dense, or a value breaks a rule.
+        """
+        if self.model.moe is None:
+            raise ValueError(f"A dense model has no experts, so no {', '.join(changes)} either.")
+        moe = dataclasses.replace(self.model.moe, **changes)
+        return dataclasses.replace(self, model=dataclasses.replace(self.model, moe=moe))

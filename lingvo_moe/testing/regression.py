@@ -1,0 +1,109 @@
+"""A task of one MoE layer, in the place of a TranslationTask."""
+
+import collections
+import contextlib
+import dataclasses
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.gatings.top_k import TopK
+from lingvo_moe.layers.dispatch import Dispatcher, Einsum, Ragged
+from lingvo_moe.layers.fitted import rungs_of
+from lingvo_moe.layers.moe import MoE, MoEParams
+from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.training.adamw import AdamW
+from lingvo_moe.training.schedules import Constant
+from lingvo_moe.training.step import LossOutput, TrainStep
+
+ROWS, LENGTH, MODEL, EXPERTS = 8, 16, 6, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Regression:
+    """One MoE layer that learns to give its inputs [rows, length, model_dim] back."""
+
+    dispatcher: Dispatcher
+    groups: int = 2
+    num_experts: int = EXPERTS
+    model_dim: int = MODEL
+    eval_groups: int = 1
+    eval_dispatcher: Dispatcher = Ragged()
+
+    @property
+    def layer(self):
+        params = MoEParams(
+            num_experts=self.num_experts,
+            num_groups=self.groups,
+            capacity_factor=None,
+            gating=TopK(k=2),
+            dispatcher=self.dispatcher,
+            eval_num_groups=self.eval_groups,
+            eval_dispatcher=self.eval_dispatcher,
+        )
+        return MoE(model_dim=self.model_dim, hidden_dim=8, params=params)
+
+    @property
+    def rungs(self):
+        return tuple(dataclasses.replace(self, dispatcher=one) for one in rungs_of(self.dispatcher))
+
+    def for_xla(self, groups):
+        return dataclasses.replace(self, eval_groups=groups, eval_dispatcher=Einsum())
+
+    def weights(self):
+        return self.layer.weights()
+
+    def num_targets(self, batch):
+        return tf.cast(tf.size(batch.inputs) // self.model_dim, tf.float32)
+
+    def after_step(self, state, metrics):
+        return state, metrics
+
+    def loss(self, theta, batch, denominator, context):
+        ones = tf.ones(tf.shape(batch.inputs)[:2], tf.int32)
+        output = self.layer.fprop(theta, batch.inputs, Tokens(ones, ones), context)
+        nll = tf.reduce_sum(tf.square(output.outputs - batch.inputs)) / denominator
+        metrics = NestedMap(nll=nll, dropped=tf.reduce_sum(output.routing.dropped))
+        if "lost" in output.stats:
+            metrics.lost = output.stats.lost
+        if "source_load" in output.stats:
+            metrics.source_load = output.stats.source_load[None]
+        return LossOutput(nll + output.loss, metrics, output.stats.get("rung"))
+
+    def step(self, **changes):
+        optimizer = AdamW(schedule=Constant(learning_rate=0.01, warmup_steps=1))
+        task: Any = self  # it has no first_choices
+        return TrainStep(task=task, optimizer=optimizer, rungs=self.rungs, seed=5, **changes)
+
+
+@contextlib.contextmanager
+def counting_traces():
+    """Yields, by dispatcher, how often the loss is called: only while a program is traced."""
+    traced: collections.Counter[Dispatcher] = collections.Counter()
+    loss = Regression.loss
+
+    def counted(task, *args):
+        traced[task.dispatcher] += 1
+        return loss(task, *args)
+
+    with mock.patch.object(Regression, "loss", counted):
+        yield traced
+
+
+def batch(step, skew=0.0):
+    """Random vectors; those of a skewed batch point one way, which one expert takes."""
+    rng = np.random.default_rng(step)
+    inputs = rng.normal(size=(ROWS, LENGTH, MODEL)) * (1 - skew) + skew
+    return {"inputs": inputs.astype(np.float32)}
+
+
+# The third batch is one vector over and over: two experts get all tokens, one the first choices.
+BATCHES = [batch(0), batch(1), batch(2, skew=1.0), batch(3), batch(4, skew=0.7)]
+
+
+def numbers(state):
+    """The tensors of a state, without that of the ladder."""
+    return {name: np.asarray(value) for name, value in state.items() if name != "ladder"}
