@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 # Punctuation with closing quotes and brackets after it. In scripts with spaces a space must follow,
 # so that numbers such as 3.5 are not split.
@@ -18,6 +18,24 @@ def split_sentences(text: str) -> list[str]:
     ends = [0, *(match.end() for match in _END.finditer(text)), len(text)]
     parts = (text[start:end] for start, end in itertools.pairwise(ends))
     return [part for part in parts if part]
+
+
+def pack_sentences(sentences: Sequence[str], lengths: Sequence[int], room: int) -> list[str]:
+    """Joins sentences to parts, as few as possible.
+
+    Args:
+        sentences: of `split_sentences`.
+        lengths: the number of tokens of each.
+        room: largest number of tokens of a part; a longer sentence is a part of its own.
+    """
+    parts, left = [""], room
+    for sentence, length in zip(sentences, lengths, strict=True):
+        if parts[-1] and length > left:
+            parts.append("")
+            left = room
+        parts[-1] += sentence
+        left -= length
+    return [part.strip() for part in parts]
 
 
 def join_sentences(texts: Iterable[str]) -> str:

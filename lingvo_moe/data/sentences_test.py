@@ -1,6 +1,6 @@
 import pytest
 
-from lingvo_moe.data.sentences import join_sentences, split_sentences
+from lingvo_moe.data.sentences import join_sentences, pack_sentences, split_sentences
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,9 @@ def test_texts_are_split_after_the_ends_of_sentences(text, sentences):
 def test_join():
     assert join_sentences(["One. ", "", " Two."]) == "One. Two."
     assert join_sentences(["一。", "二」", "三"]) == "一。二」三"
+
+
+def test_sentences_are_packed_into_as_few_parts_as_possible():
+    # 3 + 2 fit into 5; 6 is too long for any part; 1 + 4 fit again.
+    sentences, lengths = ["a. ", "b. ", "c. ", "d. ", "e."], [3, 2, 6, 1, 4]
+    assert pack_sentences(sentences, lengths, 5) == ["a. b.", "c.", "d. e."]

@@ -134,14 +134,14 @@ class Vocabulary:
         lattice = [
             (start, end, piece)
             for start, end in itertools.combinations(range(len(content) + 1), 2)
-            for piece in self._ids_by_content.get(content[start:end], ())
+            for piece in self.ids_by_content.get(content[start:end], ())
         ]
         return lattice + [
             (0, end, piece) for start, end, piece in lattice if anywhere and start == 1
         ]
 
     @functools.cached_property
-    def _ids_by_content(self) -> dict[bytes, list[int]]:
+    def ids_by_content(self) -> dict[bytes, list[int]]:
         """The text of pieces -> their ids; the text of a byte is the byte."""
         sp, found = self._processor, collections.defaultdict(list)
         for index in range(self.size):

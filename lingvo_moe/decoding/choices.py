@@ -4,9 +4,11 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe.core.either import size_of
 from lingvo_moe.layers.embedding import LOGITS_MULTIPLE
 
 _CHUNK = LOGITS_MULTIPLE
+_MOST = 68  # choices of a number that is a tensor; see MAX_BEAM
 
 
 class Choices(NamedTuple):
@@ -23,7 +25,7 @@ class Choices(NamedTuple):
     log_total: tf.Tensor
 
 
-def best_choices(logits: tf.Tensor, count: int) -> Choices:
+def best_choices(logits: tf.Tensor, count: int | tf.Tensor) -> Choices:
     """The C best of V tokens; of equal ones the lower id first.
 
     If V is divided into chunks, the C best are in the C chunks with the largest maxima, so only
@@ -31,12 +33,13 @@ def best_choices(logits: tf.Tensor, count: int) -> Choices:
 
     Args:
         logits: float32 [B, K, V].
-        count: C.
+        count: C, at most V; a tensor at most 68.
     """
-    beams, size = logits.shape[1:]
-    if size is None or size % _CHUNK or size <= 2 * count * _CHUNK:
+    size, most = logits.shape[-1], _MOST if tf.is_tensor(count) else count
+    if size is None or size % _CHUNK or size <= 2 * most * _CHUNK:
         best, ids = tf.math.top_k(logits, count)
         return Choices(ids, best, tf.reduce_logsumexp(logits, axis=-1))
+    beams = size_of(logits, 1)
     chunks = tf.reshape(logits, [-1, size // _CHUNK, _CHUNK])
     maxima = tf.reduce_max(chunks, axis=-1)  # [B·K, V / chunk]
     chunk = tf.math.top_k(maxima, count).indices

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe.core.either import either
 from lingvo_moe.core.tokens import PAD
 
-_START, _WRITTEN = 0, 1
+START, WRITTEN = 0, 1
 
 
 class Edge(NamedTuple):
@@ -32,30 +33,31 @@ def join_lattices(lattices: Iterable[Sequence[tuple[int, int, int]]]) -> tuple[E
     Returns:
         The same edges with new positions: 0 is the start of all texts, 1 the end of all.
     """
-    edges, free = [], _WRITTEN + 1
+    edges, free = [], WRITTEN + 1
     for lattice in lattices:
         last = max(end for _, end, _ in lattice)
-        number = [_START, *range(free, free + last - 1), _WRITTEN]
+        number = [START, *range(free, free + last - 1), WRITTEN]
         edges += [Edge(number[start], number[end], token) for start, end, token in lattice]
         free += last - 1
     return tuple(edges)
 
 
-def given(ids: tf.Tensor | tuple) -> bool:
-    """Whether a request has ids: a tensor, or a tuple that is not empty."""
-    return not isinstance(ids, tuple) or bool(ids)
+def given(option: tf.Tensor | tuple | int) -> bool:
+    """Whether a request has an option: a tensor, or neither 0 nor an empty tuple."""
+    return tf.is_tensor(option) or bool(option)
 
 
 class Constraints(NamedTuple):
     """Constraints on the next token.
 
     Attributes:
-        no_repeat_ngram: n; 0 to allow all repetitions.
+        no_repeat_ngram: n; 0 to allow all repetitions. A tensor int32 [] in a graph for any
+            request: there each option may also be a tensor that constrains nothing.
         prefix: int32 [P], the first tokens; () for none.
         forbidden: int32 [E, 3], edges of `join_lattices`; () for none.
     """
 
-    no_repeat_ngram: int
+    no_repeat_ngram: int | tf.Tensor
     prefix: tf.Tensor | tuple[int, ...]
     forbidden: tf.Tensor | tuple[Edge, ...]
 
@@ -69,7 +71,7 @@ class Constraints(NamedTuple):
         if not given(self.forbidden):
             return ()
         return tf.broadcast_to(
-            tf.range(self._num_places) == _START, [batch, beams, self._num_places]
+            tf.range(self._num_places) == START, [batch, beams, self._num_places]
         )
 
     def after(self, places: tf.Tensor | tuple[()], token: tf.Tensor) -> tf.Tensor | tuple[()]:
@@ -80,7 +82,7 @@ class Constraints(NamedTuple):
         taken = tf.gather(places, start, axis=2) & (token[..., None] == tokens)  # [B, K, E]
         by_edge = tf.transpose(tf.cast(taken, tf.int32), [2, 0, 1])
         counts = tf.math.unsorted_segment_sum(by_edge, end, self._num_places)
-        return (tf.transpose(counts, [1, 2, 0]) > 0) | (tf.range(self._num_places) == _START)
+        return (tf.transpose(counts, [1, 2, 0]) > 0) | (tf.range(self._num_places) == START)
 
     def allowed(
         self, logits: tf.Tensor, ids: tf.Tensor, step: tf.Tensor, places: tf.Tensor | tuple[()]
@@ -96,18 +98,29 @@ class Constraints(NamedTuple):
         bans = []
         if given(self.forbidden):
             start, end, tokens = self._edges
-            last = tf.gather(places, start, axis=2) & (end == _WRITTEN)
+            last = tf.gather(places, start, axis=2) & (end == WRITTEN)
             bans.append(tf.where(last, tokens, PAD))
-        if self.no_repeat_ngram:
+        if given(self.no_repeat_ngram):
             bans.append(_repeats(ids, step, self.no_repeat_ngram))
         if bans:
-            ruled_out = _scattered(tf.concat(bans, axis=-1), logits) & (step >= self.forced)
-            logits = tf.where(ruled_out, -math.inf, logits)
+            without = logits
+            logits = either(self._bans, lambda: self._without(without, bans, step), lambda: without)
         if given(self.prefix):
-            forced = tf.gather(self.prefix, tf.minimum(step, self.forced - 1))
+            forced = tf.gather(tf.pad(self.prefix, [[0, 1]]), tf.minimum(step, self.forced))
             other = (tf.range(tf.shape(logits)[-1]) != forced) & (step < self.forced)
             logits = tf.where(other, -math.inf, logits)
         return logits
+
+    @property
+    def _bans(self):
+        """Whether tokens can be ruled out."""
+        if not tf.is_tensor(self.no_repeat_ngram):
+            return True
+        return (self.no_repeat_ngram > 0) | (tf.size(self.forbidden) > 0)
+
+    def _without(self, logits, bans, step):
+        ruled_out = _scattered(tf.concat(bans, axis=-1), logits) & (step >= self.forced)
+        return tf.where(ruled_out, -math.inf, logits)
 
     @property
     def _edges(self):
@@ -116,7 +129,7 @@ class Constraints(NamedTuple):
 
     @property
     def _num_places(self):
-        return tf.reduce_max(self._edges[1]) + 1
+        return tf.maximum(tf.reduce_max(self._edges[1]), WRITTEN) + 1
 
 
 def _scattered(tokens, logits):
@@ -131,10 +144,14 @@ def _scattered(tokens, logits):
 def _repeats(ids, step, n):
     """int32 [B, K, T]: the tokens after earlier copies of the newest n-1 tokens, else PAD."""
     place = tf.range(tf.shape(ids)[2])
-    matches = tf.broadcast_to((place >= n - 1) & (place < step), tf.shape(ids))
-    for back in range(1, n):
+    matches = tf.broadcast_to((n > 0) & (place >= n - 1) & (place < step), tf.shape(ids))
+
+    def narrow(back, matches):
         # tf.roll moves the last tokens to the front; the first line excludes them.
-        matches &= tf.roll(ids, back, axis=2) == _newest(ids, step, back)[..., None]
+        same = tf.roll(ids, back, axis=2) == _newest(ids, step, back)[..., None]
+        return back + 1, matches & same
+
+    _, matches = tf.while_loop(lambda back, _: back < n, narrow, (tf.constant(1), matches))
     return tf.where(matches, ids, PAD)
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe.core.either import either, size_of
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.decoding.choices import best_choices
@@ -114,7 +115,7 @@ def beam_search(
             "decoding.target_prefix and decoding.shortlist are not supported where translations "
             "begin with the tag of their language (language_tags=OnBothSides()); leave them out."
         )
-    source = model.encode(laid_out, source_ids, source_lengths, tasks)
+    source = NestedMap(encoded=model.encode(laid_out, source_ids, source_lengths, tasks))
     ratio = params.length_ratio * tf.cast(source_lengths, tf.float32)
     max_lengths = tf.cast(tf.math.ceil(ratio), tf.int32) + params.length_offset
     dtype = laid_out.decoder.embedding.table.dtype
@@ -138,7 +139,9 @@ def beam_search(
     def step_fn(token_ids, step, caches, visible, source):
         if request.shortlist:
             token_ids = tf.gather(ids, token_ids)
-        logits, caches, attention = model.step(laid_out, token_ids, step, caches, visible, source)
+        logits, caches, attention = model.step(
+            laid_out, token_ids, step, caches, visible, source.encoded
+        )
         if request.shortlist:
             logits = tf.where(source.listed[:, None], logits, _IMPOSSIBLE)
         if "first" in source:
@@ -280,56 +283,77 @@ def _advance(step_fn, step, rows, request):
     least = tf.maximum(request.params.min_length, constraints.forced + 1)
     may_end = (step + 1 >= least) | (step + 1 >= rows.max_length)
     allowed = constraints.allowed(logits, living.written["ids"], step, living.places)
-    scored = _Scored(logits, allowed, may_end[:, None], sources)
-    go_on = _sample if request.params.sampling else _search
-    living, best = go_on(
-        rows._replace(living=living._replace(visible=visible)), scored, step, request.params
+    scored = _Scored(logits, allowed, may_end[:, None])
+    given = living, scored, rows.max_length[:, None], step, request.params
+    go_on = either(request.samples, lambda: _draw(*given), lambda: _choose(*given))
+    living = living._replace(visible=visible)
+    best = _offer(rows.best, living, go_on.ended, sources, step, request.params)
+    living = _extend(living, go_on, sources, step)
+    hopeless = step + 1 >= rows.max_length
+    hopeless |= _bound(living.log_probs, rows.max_length, request.params) <= best.scores[:, -1]
+    living = living._replace(
+        log_probs=tf.where(hopeless[:, None], _IMPOSSIBLE, living.log_probs),
+        places=constraints.after(living.places, living.newest),
     )
-    places = constraints.after(living.places, living.newest)
-    return rows._replace(caches=caches, living=living._replace(places=places), best=best)
+    return rows._replace(caches=caches, living=living, best=best)
 
 
 class _Scored(NamedTuple):
-    """What a step gave: logits, those allowed [B, K, V], whether EOS is [B, 1], sources [B, K]."""
+    """What a step gave: logits, those allowed [B, K, V], and whether EOS is [B, 1]."""
 
     logits: tf.Tensor
     allowed: tf.Tensor
     may_end: tf.Tensor
-    sources: tf.Tensor | None
 
 
-def _search(rows, scored, step, params):
-    """The K best continuations, and the N best translations."""
-    living, max_length, logits = rows.living, rows.max_length, scored.logits
-    count = params.beam_size + len(_NO_WORDS)
-    choices = best_choices(scored.allowed, min(count, logits.shape[-1] or count))
+class _GoOn(NamedTuple):
+    """How hypotheses go on, [B, K] each.
+
+    log P of each followed by EOS; and of the K that continue the parent, the token and log P.
+    """
+
+    ended: tf.Tensor
+    parent: tf.Tensor
+    token: tf.Tensor
+    log_probs: tf.Tensor
+
+
+def _choose(living, scored, max_length, step, params):
+    """The K best continuations by tokens other than EOS."""
+    del max_length, step
+    logits, count = scored.logits, params.beam_size + len(_NO_WORDS)
+    if not tf.is_tensor(count):  # a graph for any beam size has a vocabulary of a real model
+        count = min(count, logits.shape[-1] or count)
+    choices = best_choices(scored.allowed, count)
     unchanged = scored.allowed is logits
     total = choices.log_total if unchanged else tf.reduce_logsumexp(logits, axis=-1)
     log_probs = living.log_probs - total
     ended = tf.where(scored.may_end, log_probs + logits[..., EOS], _IMPOSSIBLE)
-    best = _offer(rows.best, living, ended, scored.sources, step, params)
-    living = _extend(living, log_probs, choices, scored.sources, step)
-    hopeless = step + 1 >= max_length
-    hopeless |= _bound(living.log_probs, max_length, params) <= best.scores[:, -1]
-    log_probs = tf.where(hopeless[:, None], _IMPOSSIBLE, living.log_probs)
-    return living._replace(log_probs=log_probs), best
+    beams = size_of(choices.ids, 1)
+    totals = log_probs[..., None] + choices.logits
+    totals = tf.where(_is_one_of(choices.ids, _NO_WORDS), _IMPOSSIBLE, totals)
+    log_probs, index = tf.math.top_k(tf.reshape(totals, [-1, beams * count]), beams)
+    token = tf.gather(tf.reshape(choices.ids, [-1, beams * count]), index, batch_dims=1)
+    token = tf.where(log_probs > _IMPOSSIBLE, token, PAD)  # there may be none
+    return _GoOn(ended, index // count, token, log_probs)
 
 
-def _sample(rows, scored, step, params):
-    """A token for each sample, and the N best of those that ended with EOS."""
-    living, logits = rows.living, scored.logits
+def _draw(living, scored, max_length, step, params):
+    """A token for each sample."""
+    logits = scored.logits
     never = _is_one_of(tf.range(logits.shape[-1]), (PAD, BOS, UNK))
     never |= _is_one_of(tf.range(logits.shape[-1]), (EOS,)) & ~scored.may_end[..., None]
     token = params.sampling.draw(tf.where(never, _IMPOSSIBLE, scored.allowed), step)
-    token = tf.where(step + 1 >= rows.max_length[:, None], EOS, token)
+    token = tf.where(step + 1 >= max_length, EOS, token)
     log_probs = living.log_probs - tf.reduce_logsumexp(logits, axis=-1)
     log_probs += tf.gather(logits, token, batch_dims=2)
     ends = token == EOS
-    ended = tf.where(ends, log_probs, _IMPOSSIBLE)
-    best = _offer(rows.best, living, ended, scored.sources, step, params)
-    written = _write(living.written, step, token, log_probs, scored.sources)
-    log_probs = tf.where(ends, _IMPOSSIBLE, log_probs)
-    return living._replace(newest=token, log_probs=log_probs, written=written), best
+    return _GoOn(
+        tf.where(ends, log_probs, _IMPOSSIBLE),
+        tf.broadcast_to(tf.range(tf.shape(token)[1]), tf.shape(token)),
+        token,
+        tf.where(ends, _IMPOSSIBLE, log_probs),
+    )
 
 
 def _write(written, step, ids, totals, sources):
@@ -395,11 +419,10 @@ def _start(batch, steps, capacity, request, start):
     """Hypotheses with the start only: in beam 0, or for samples in every beam."""
     params = request.params
     beams = params.beam_size
-    others = 0.0 if params.sampling else _IMPOSSIBLE
-    log_probs = tf.tile([[0.0] + [others] * (beams - 1)], [batch, 1])
+    alive = (tf.range(beams) == 0) | request.samples
     return _Living(
         newest=tf.fill([batch, beams], start),
-        log_probs=log_probs,
+        log_probs=tf.tile(tf.where(alive, 0.0, _IMPOSSIBLE)[None], [batch, 1]),
         written=_unwritten([batch, beams, steps], params),
         visible=tf.fill([batch, beams, capacity * beams], False),
         places=_constraints(request).start(batch, beams),
@@ -425,7 +448,7 @@ def _unwritten(shape, params):
 
 def _own_positions(step, visible):
     """bool [1, K, P]: the flat position that each beam writes in this step."""
-    beams = visible.shape[1]
+    beams = size_of(visible, 1)
     position = step * beams + tf.range(beams)
     return (tf.range(tf.shape(visible)[2])[None] == position[:, None])[None]
 
@@ -456,19 +479,11 @@ def _offer(best, living, log_probs, sources, step, params):
     return _Best(written, tf.where(found, lengths, 0), scores)
 
 
-def _extend(living, log_probs, choices, sources, step):
-    """The K best continuations by tokens other than EOS."""
-    beams, count = choices.ids.shape[1:]
-    totals = log_probs[..., None] + choices.logits
-    totals = tf.reshape(
-        tf.where(_is_one_of(choices.ids, _NO_WORDS), _IMPOSSIBLE, totals), [-1, beams * count]
-    )
-    log_probs, index = tf.math.top_k(totals, beams)
-    token = tf.gather(tf.reshape(choices.ids, [-1, beams * count]), index, batch_dims=1)
-    token = tf.where(log_probs > _IMPOSSIBLE, token, PAD)  # there may be none
+def _extend(living, go_on, sources, step):
+    """The K hypotheses that continue."""
     parents = (living.written, living.visible, living.places, () if sources is None else sources)
     written, visible, places, sources = tf.nest.map_structure(
-        lambda x: tf.gather(x, index // count, batch_dims=1), parents
+        lambda x: tf.gather(x, go_on.parent, batch_dims=1), parents
     )
-    written = _write(written, step, token, log_probs, sources)
-    return _Living(token, log_probs, written, visible, places)
+    written = _write(written, step, go_on.token, go_on.log_probs, sources)
+    return _Living(go_on.token, go_on.log_probs, written, visible, places)

@@ -11,6 +11,7 @@ import tensorflow as tf
 from lingvo_moe.core.tokens import EOS
 from lingvo_moe.decoding.constraints import Edge, given
 from lingvo_moe.decoding.params import BeamSearchParams
+from lingvo_moe.decoding.sampling import Sampling
 from lingvo_moe.decoding.shortlist import Shortlist
 
 # Fields that are inputs of a graph, so that other values need no new graph.
@@ -21,6 +22,9 @@ _NUMBERS = {
     "min_length": np.int32,
 }
 _OF_SAMPLING = {"temperature": np.float32, "seed": np.int32}
+# Fields that are inputs of a graph for any request.
+_SEARCH_NUMBERS = _NUMBERS | dict.fromkeys(("beam_size", "n_best", "no_repeat_ngram"), np.int32)
+_SAMPLING_NUMBERS = _OF_SAMPLING | {"top_k": np.int32, "top_p": np.float32}
 # Fields that graphs do not use.
 _OUTSIDE = ("forbidden", "source_prefix", "target_prefix", "split_long", "batch_tokens")
 
@@ -34,12 +38,20 @@ class Request:
         prefix: ids that every translation begins with.
         forbidden: edges of `constraints.join_lattices`.
         shortlist: which tokens translations may have; None for all.
+        sampling: whether params.sampling applies, if it is set; a tensor bool [] in a graph for any
+            request.
     """
 
     params: BeamSearchParams = BeamSearchParams()
     prefix: tuple[int, ...] = ()
     forbidden: tuple[Edge, ...] = ()
     shortlist: Shortlist | None = None
+    sampling: bool | tf.Tensor = True
+
+    @property
+    def samples(self) -> bool | tf.Tensor:
+        """Whether to draw samples instead of searching."""
+        return self.params.sampling is not None and self.sampling
 
     @property
     def graph(self) -> "Request":
@@ -82,6 +94,20 @@ class Request:
         ids = {name: inputs[name] for name in ("prefix", "forbidden") if name in inputs}
         return _replaced(self, {"params": params, **ids})
 
+    @staticmethod
+    def of_tensors(inputs: Mapping[str, tf.Tensor]) -> "Request":
+        """A request whose options are tensors, for a graph that serves any request.
+
+        Args:
+            inputs: those of `numbers_of` by name; forbidden int32 [E, 3]; prefix int32 [P], or none
+                where it is not supported.
+        """
+        sampling = _replaced(Sampling(), {name: inputs[name] for name in _SAMPLING_NUMBERS})
+        numbers = {name: inputs[name] for name in _SEARCH_NUMBERS}
+        params = _replaced(BeamSearchParams(tokens=True), numbers | {"sampling": sampling})
+        ids = {name: inputs[name] for name in ("prefix", "forbidden") if name in inputs}
+        return _replaced(Request(), {"params": params, "sampling": sampling.temperature > 0, **ids})
+
     def renumbered(self, numbers: tf.Tensor) -> "Request":
         """The request inside a graph where id i has become numbers[i]."""
         ids: dict[str, Any] = {}
@@ -91,6 +117,41 @@ class Request:
             edges = tf.convert_to_tensor(self.forbidden)
             ids["forbidden"] = tf.concat([edges[:, :2], tf.gather(numbers, edges[:, 2:])], axis=1)
         return _replaced(self, ids)
+
+
+def numbers_of(params: BeamSearchParams) -> dict[str, np.ndarray]:
+    """The numbers of params, for `Request.of_tensors`; those of `sampling` too.
+
+    `temperature` is 0 for a search.
+    """
+    sampling = _arrays(params.sampling or Sampling(), _SAMPLING_NUMBERS)
+    if params.sampling is None:
+        sampling["temperature"] = np.float32(0.0)
+    return _arrays(params, _SEARCH_NUMBERS) | sampling
+
+
+def search_of(options: Mapping[str, Any]) -> BeamSearchParams:
+    """Params from the numbers of `numbers_of`, as NumPy scalars, and from texts as bytes.
+
+    Raises:
+        ValueError: a value breaks a rule.
+    """
+    kinds = _SEARCH_NUMBERS | _SAMPLING_NUMBERS
+    # By its text the float32 0.6 becomes 0.6 and not 0.6000000238.
+    numbers: dict[str, Any] = {
+        name: float(str(options[name])) if kind is np.float32 else int(options[name])
+        for name, kind in kinds.items()
+    }
+    sampling = {name: numbers.pop(name) for name in _SAMPLING_NUMBERS}
+    texts: dict[str, Any] = {
+        name: options[name].decode()
+        for name in ("source_prefix", "target_prefix")
+        if name in options
+    }
+    texts["forbidden"] = tuple(text.decode() for text in options["forbidden"])
+    return BeamSearchParams(
+        **numbers, **texts, sampling=Sampling(**sampling) if sampling["temperature"] else None
+    )
 
 
 def _defaults(params, names):

@@ -7,6 +7,7 @@ from typing import Annotated
 import tensorflow as tf
 
 from lingvo_moe.core import random
+from lingvo_moe.core.either import either
 from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveFloat, Rule
 
 _Mass = Annotated[float, Rule("in (0, 1]", lambda p: 0 < p <= 1)]
@@ -47,13 +48,16 @@ class Sampling(Params):
 
     def _kept(self, logits):
         """The logits, -inf for tokens that top_k and top_p exclude."""
-        size = logits.shape[-1]
-        if self.top_k:
-            best = tf.math.top_k(logits, min(self.top_k, size)).values
-            logits = tf.where(logits < best[..., -1:], -math.inf, logits)
-        if self.top_p < 1:
-            best = tf.math.top_k(logits, size).values
-            ahead = tf.cumsum(tf.nn.softmax(best), axis=-1, exclusive=True)
-            least = tf.reduce_min(tf.where(ahead < self.top_p, best, math.inf), -1, keepdims=True)
-            logits = tf.where(logits < least, -math.inf, logits)
-        return logits
+        logits = either(self.top_k > 0, lambda: self._best_k(logits), lambda: logits)
+        return either(self.top_p < 1, lambda: self._likeliest(logits), lambda: logits)
+
+    def _best_k(self, logits):
+        least = min if isinstance(self.top_k, int) else tf.minimum
+        best = tf.math.top_k(logits, least(self.top_k, logits.shape[-1])).values
+        return tf.where(logits < best[..., -1:], -math.inf, logits)
+
+    def _likeliest(self, logits):
+        best = tf.math.top_k(logits, logits.shape[-1]).values
+        ahead = tf.cumsum(tf.nn.softmax(best), axis=-1, exclusive=True)
+        least = tf.reduce_min(tf.where(ahead < self.top_p, best, math.inf), -1, keepdims=True)
+        return tf.where(logits < least, -math.inf, logits)

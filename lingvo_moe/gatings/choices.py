@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from lingvo_moe.core.gradients import custom_gradient
+
 
 def top_choices(
     gates: tf.Tensor, k: int, order: tf.Tensor | None = None
@@ -24,7 +26,7 @@ def top_choices(
     return tf.reduce_sum(chosen * gates[:, :, None], axis=-1), expert
 
 
-@tf.custom_gradient
+@custom_gradient
 def _top(gates, k):
     """The gradient is a product with one-hot rows.
 

@@ -20,6 +20,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core.gradients import custom_gradient
+
 
 class Topology(NamedTuple):
     """The non-zero blocks of a sparse matrix, in the paper's hybrid of CSR and COO (section 5.1).
@@ -98,7 +100,7 @@ def sampled(
         [Z, B, H], zero in blocks not in use.
     """
 
-    @tf.custom_gradient
+    @custom_gradient
     def product(rows, weight):
         def of_block(z):
             left, right = _at(rows, _at(topology.row, z)), _at(weight, _at(topology.column, z))
@@ -131,7 +133,7 @@ def summed_by_row(
         [R, B, M], zero in rows without a block.
     """
 
-    @tf.custom_gradient
+    @custom_gradient
     def product(values, weight):
         def of_block(z):
             right = _at(weight, _at(topology.column, z))
@@ -169,7 +171,7 @@ def summed_by_column(
         [C, M, H], with transpose [C, H, M]; zero in columns without a block.
     """
 
-    @tf.custom_gradient
+    @custom_gradient
     def product(rows, values):
         def of_block(i):
             z = _at(topology.order, i)

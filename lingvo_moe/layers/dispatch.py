@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from lingvo_moe.core.fields import Params
+from lingvo_moe.core.gradients import custom_gradient
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
 from lingvo_moe.layers.experts import Experts
@@ -275,7 +276,7 @@ def _with_zero(rows: tf.Tensor) -> tf.Tensor:
     return tf.concat([rows, tf.zeros([1, *rows.shape[1:]], rows.dtype)], axis=0)
 
 
-@tf.custom_gradient
+@custom_gradient
 def permute(tokens: tf.Tensor, slot: tf.Tensor, choice: tf.Tensor):
     """Token rows in the order of slots.
 
@@ -299,7 +300,7 @@ def permute(tokens: tf.Tensor, slot: tf.Tensor, choice: tf.Tensor):
     return outputs, grad
 
 
-@tf.custom_gradient
+@custom_gradient
 def combine(rows: tf.Tensor, weight: tf.Tensor, slot: tf.Tensor, choice: tf.Tensor):
     """Weighted sums of the rows of each token: returns what `permute` laid out.
 

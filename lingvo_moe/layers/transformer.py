@@ -8,6 +8,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from lingvo_moe.core.either import size_of
 from lingvo_moe.core.fields import PositiveInt
 from lingvo_moe.core.layer import EVALUATION, Context, Layer, dropout, layer_names, stacked
 from lingvo_moe.core.nested_map import NestedMap
@@ -388,7 +389,7 @@ class Transformer(Layer):
 
         Args:
             laid_out: of `lay_out`.
-            token_ids: int32 [B, K], the newest token of each hypothesis; K is static.
+            token_ids: int32 [B, K], the newest token of each hypothesis.
             step: int32 [], its position t.
             caches: layer -> keys and values [B, N, P, D], P = steps · K.
             visible: bool [B, K, P], the flat positions of the tokens of each hypothesis, with the
@@ -401,7 +402,7 @@ class Transformer(Layer):
             one (the only one, of one): of all layers it is most like a word alignment (Garg et al.
             2019, arXiv 1909.02074).
         """
-        decoder, beam, own = self.decoder, token_ids.shape[1], laid_out.decoder
+        decoder, beam, own = self.decoder, size_of(token_ids, 1), laid_out.decoder
         x = self.params.position.encode(decoder.embedding.lookup(own.embedding, token_ids), step)
         x = tf.reshape(x, [-1, self.params.model_dim])
         bias = self._step_bias(own, step, visible)
@@ -421,15 +422,14 @@ class Transformer(Layer):
             attentions.append(attention)
         x = self.params.norm.fprop(own.norm, x)
         logits = decoder.embedding.step_logits(own.output, x)
-        size = logits.shape[-1] or tf.shape(logits)[-1]
-        logits = tf.reshape(logits, [-1, beam, size])
+        logits = tf.reshape(logits, [-1, beam, size_of(logits, -1)])
         return logits, new_caches, attentions[-2:][0]
 
     def _step_bias(self, own, step, visible):
         """float32, broadcasts to [B, N, K, P]: the bias of the newest tokens' self-attention."""
         if "relative_bias" not in own:
             return tf.where(visible, 0.0, FORBIDDEN)[:, None]
-        distance = step - tf.range(tf.shape(visible)[2]) // visible.shape[1]
+        distance = step - tf.range(tf.shape(visible)[2]) // size_of(visible, 1)
         by_position = tf.gather(
             own.relative_bias, tf.clip_by_value(distance, 0, own.relative_bias.shape[1] - 1), axis=1
         )  # [N, P]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe.core.either import size_of
 from lingvo_moe.core.fields import Params, PositiveInt, Rate
 from lingvo_moe.core.layer import EVALUATION, Context, Layer, dropout
 from lingvo_moe.core.nested_map import NestedMap
@@ -238,7 +239,7 @@ class TransformerLayer(Layer):
         Returns:
             outputs [B·K, M], the updated cache, and the attention to the source [B, N, K, L].
         """
-        norm, norms, beam = self.params.norm, laid_out.norms, tokens.ids.shape[1]
+        norm, norms, beam = self.params.norm, laid_out.norms, size_of(tokens.ids, 1)
         x = norm.fprop(norms.self_attention, inputs)
         y, cache = self.attention.step(laid_out.self_attention, x, cache, bias, start, beam)
         y += inputs

@@ -49,10 +49,7 @@ class Trained(TrainedModel):
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Checks options; see Model."""
-        decoding = self.translator(**options).decoding
-        for name, most in (("n_best", self.n_best), ("beam_size", self._beam_size)):
-            if getattr(decoding, name) > most:
-                raise ValueError(f"{name} must be 1 to {most}, got {getattr(decoding, name)}.")
+        _check_limits(self.translator(**options).decoding, self.n_best, self._beam_size)
 
     def translator(self, **decoding: Any) -> Translator:
         """See TrainedModel; all sentences are one batch."""
@@ -69,6 +66,30 @@ class Trained(TrainedModel):
         return len(source.encode([sentence])[0]), len(target.encode([translation])[0])
 
 
+class Served(Exported):
+    """An export, with limits for requests."""
+
+    def __init__(self, path: Path, n_best: int, beam_size: int = MAX_BEAM):
+        """Loads it; n_best and beam_size as for `Trained`.
+
+        Raises:
+            ValueError, OSError: path is no export, or is damaged.
+        """
+        super().__init__(path)
+        self.n_best = min(n_best, self.n_best)
+        self._beam_size = max(beam_size, self.search_with({}).beam_size)
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Checks options; see Model."""
+        _check_limits(self.search_with(options), self.n_best, self._beam_size)
+
+
+def _check_limits(decoding, n_best, beam_size):
+    for name, most in (("n_best", n_best), ("beam_size", beam_size)):
+        if getattr(decoding, name) > most:
+            raise ValueError(f"{name} must be 1 to {most}, got {getattr(decoding, name)}.")
+
+
 def load(
     path: Path,
     n_best: int,
@@ -80,8 +101,8 @@ def load(
 
     Args:
         path: a logdir, or an export.
-        n_best, overrides, beam_size, make_runtime: for a logdir, see `Trained`; an export ignores
-            them.
+        n_best, beam_size: largest values of a request.
+        overrides, make_runtime: for a logdir, see `Trained`; an export ignores them.
 
     Raises:
         ValueError, OSError: path is neither a logdir nor an export, or is damaged.
@@ -89,7 +110,7 @@ def load(
     if (path / "model.json").exists():
         model: Model = Trained(path, n_best, overrides, beam_size, make_runtime)
     elif (path / "saved_model.pb").exists():
-        model = Exported(path)
+        model = Served(path, n_best, beam_size)
     else:
         raise ValueError(
             f"{path} is no model: it has neither the model.json of a logdir nor the saved_model.pb "

@@ -1,16 +1,31 @@
 """A SavedModel of `lingvo-moe-export` in memory."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import logging
 
-from lingvo_moe.core.fields import conforms, short_repr
 from lingvo_moe.core.lines import cut_warning, is_blank
 from lingvo_moe.data.batching import batches
+from lingvo_moe.data.sentences import pack_sentences, split_sentences
+from lingvo_moe.decoding.params import MAX_BEAM, BeamSearchParams
+from lingvo_moe.decoding.request import numbers_of, search_of
 from lingvo_moe.serving import client
-from lingvo_moe.tasks.translator import Translation
+from lingvo_moe.tasks.scorer import Score, check_pairs
+from lingvo_moe.tasks.translator import Found, Token, Translation, joined
+
+_TEXTS = ("forbidden", "source_prefix", "target_prefix")
+_NOT_EXPORTED = ("batch_tokens", "shortlist", "rules")
+
+
+class _Reading(NamedTuple):
+    """What is read of a sentence: its parts, their numbers of pieces, and how many are left out."""
+
+    parts: list[str]
+    counts: list[int]
+    left_out: int
 
 
 class Exported:
@@ -20,12 +35,10 @@ class Exported:
         languages: the target languages, sorted.
         pairs: the language pairs that it was trained on, such as "de-en".
         needs_source_language: whether the source language must be given.
-        n_best: largest number of translations of a sentence, fixed at export.
+        n_best: largest number of translations of a sentence.
         max_pieces: longer sentences are cut to this number of pieces.
-        options: names of the options of a request; all else is fixed at export.
+        options: names of the options of a request.
     """
-
-    options: Sequence[str] = ("n_best",)
 
     def __init__(self, path: str | Path):
         """Loads it.
@@ -33,25 +46,36 @@ class Exported:
         Raises:
             ValueError, OSError: it is no export, or was made by an earlier version.
         """
+        self._path = path
         self._model, self._wanted = client.load(str(path))
         if not hasattr(self._model, "about"):
             raise ValueError(
                 f"{path} was exported by an earlier version of lingvo_moe; export the model again."
             )
-        about = {name: value.numpy() for name, value in self._model.about().items()}
-        self.languages: Sequence[str] = [language.decode() for language in about["languages"]]
-        self.pairs: Sequence[str] = tuple(pair.decode() for pair in about["pairs"])
+        about = self._model.about()
+        self.languages: Sequence[str] = [name.decode() for name in about["languages"].numpy()]
+        self.pairs: Sequence[str] = tuple(pair.decode() for pair in about["pairs"].numpy())
         self.needs_source_language = "source_language" in self._wanted
-        self.n_best, self.max_pieces = int(about["n_best"]), int(about["max_pieces"])
+        self.max_pieces, n_best = int(about["max_pieces"]), int(about["n_best"])
+        self._names = frozenset(about.get("options", ()))
+        self._search = BeamSearchParams(n_best=n_best)
+        self.n_best = n_best
+        self.options: Sequence[str] = ["n_best"]
+        if self._names:
+            values = {name: value.numpy() for name, value in about["options"].items()}
+            self._search = search_of(values)
+            self.n_best = MAX_BEAM
+            fields = [field.name for field in dataclasses.fields(BeamSearchParams)]
+            missing = {*_NOT_EXPORTED, *(set(_TEXTS) - self._names)}
+            self.options = [name for name in fields if name not in missing]
 
     def measure(self, sentences: Sequence[str], **options: Any) -> list[tuple[int, int]]:
         """How many pieces of each sentence are read, and how many are left out."""
-        del options
-        counts = [
-            0 if is_blank(sentence) else count
-            for sentence, count in zip(sentences, self.count_pieces(sentences), strict=True)
+        read = self._read(sentences, self.search_with(options))
+        return [
+            (sum(min(n, self.max_pieces) for n in reading.counts), reading.left_out)
+            for reading in read
         ]
-        return [(min(n, self.max_pieces), max(0, n - self.max_pieces)) for n in counts]
 
     def count_pieces(self, sentences: Sequence[str]) -> list[int]:
         """The number of pieces of the source vocabulary of each sentence."""
@@ -64,6 +88,7 @@ class Exported:
         *,
         source_language: str | None = None,
         n_best: int = 1,
+        progress: Callable[[int], None] = lambda count: None,
         warn: Callable[[str], None] = logging.warning,
         batch_tokens: int = 2048,
         **options: Any,
@@ -75,55 +100,184 @@ class Exported:
             to: the language to translate into.
             source_language: which language all sentences are in; only models whose router goes by
                 it need it, others pass over it.
-            n_best: translations of a sentence, at most the attribute n_best.
+            n_best: translations of a sentence.
+            progress: called with the number of sentences done since the last call.
             warn: takes a line about sentences that are too long.
             batch_tokens: source tokens that are decoded together, padding included.
-            **options: of a search, all of which are refused.
+            **options: fields of BeamSearchParams that replace those of the export, see the
+                attribute options.
 
         Returns:
             For each sentence its n best translations, best first. If the search found fewer, the
-            last are empty with score -inf.
+            last are empty with score -inf. With tokens=True they have their tokens.
 
         Raises:
-            ValueError: the model does not know a language, needs the source language, or does not
-                find so many translations; or an option that is fixed.
+            ValueError: the model does not know a language, or needs the source language; or an
+                option that does not exist, does not fit, or is not in the export.
         """
-        self.check_options({**options, "n_best": n_best})
+        search = self.search_with({**options, "n_best": n_best})
         languages = self._check(to, source_language)
-        results: list[list[Translation]] = [[] for _ in sentences]
-        counts = self.count_pieces(sentences)
-        left_out: dict[int, int] = {}
-        for places in batches(counts, batch_tokens):
-            output = client.call(self._model, [sentences[i] for i in places], languages)
-            texts, scores, cut = (
-                output[name].numpy() for name in ("translations", "scores", "left_out")
-            )
-            for i, row, values, count in zip(places, texts, scores, cut, strict=True):
-                best = zip(row[:n_best], values[:n_best], strict=True)
-                results[i] = [Translation(text.decode(), float(score)) for text, score in best]
-                left_out |= {i + 1: int(count)} if count else {}
-        if left_out:
+        read = self._read(sentences, search)
+        if left_out := {i: one.left_out for i, one in enumerate(read, 1) if one.left_out}:
             warn(cut_warning(left_out))
-        return results
+        progress(sum(not one.parts for one in read))
+        found: dict[tuple[int, int], list[Found]] = {}
+        for later in (False, True):  # only first parts have a target prefix
+            places = [
+                (i, n)
+                for i, one in enumerate(read)
+                for n in range(len(one.parts))
+                if bool(n) == later
+            ]
+            counts = [read[i].counts[n] for i, n in places]
+            given = dataclasses.replace(search, target_prefix="") if later else search
+            for batch in batches(counts, batch_tokens):
+                texts = [read[i].parts[n] for i, n in (places[place] for place in batch)]
+                results = self._translate(texts, languages, given)
+                found |= {places[p]: one for p, one in zip(batch, results, strict=True)}
+                progress(0 if later else len(batch))
+        return [
+            [
+                joined(parts, search.penalty)
+                for parts in zip(*(found[i, n] for n in range(len(one.parts))), strict=True)
+            ]
+            if one.parts
+            else [Translation("", 0.0)] * n_best
+            for i, one in enumerate(read)
+        ]
+
+    def score(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        to: str = "en",
+        *,
+        source_language: str | None = None,
+        batch_tokens: int = 2048,
+    ) -> list[Score]:
+        """Log-probabilities of given translations.
+
+        Args:
+            sources: sentences to translate.
+            targets: their translations, as many, in the language `to`.
+            to: the language of the targets.
+            source_language: of the sources; needed only by models that route by it.
+            batch_tokens: tokens that are scored together, padding included.
+
+        Returns:
+            For each pair log P in nats, and that of every token.
+
+        Raises:
+            ValueError: not as many targets as sources, an export without options, or as in
+                `translate`.
+        """
+        check_pairs(sources, targets)
+        languages = self._check(to, source_language)
+        if not self._names:
+            raise ValueError(f"score {self._cure}")
+        scores: list[Score] = [Score(0.0, (), ())] * len(sources)
+        counts = map(max, self.count_pieces(sources), self.count_pieces(targets))
+        for batch in batches(list(counts), batch_tokens):
+            texts = [[side[i] for i in batch] for side in (sources, targets)]
+            output = client.call(self._model.score, *texts, **languages)
+            tokens, log_probs = (output[name].numpy() for name in ("tokens", "log_probs"))
+            for i, row, values in zip(batch, tokens, log_probs, strict=True):
+                pieces = tuple(token.decode() for token in row if token)
+                values = tuple(map(float, values[: len(pieces)]))
+                scores[i] = Score(sum(values), pieces, values)
+        return scores
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Checks the options of a request.
 
         Raises:
-            ValueError: one that is fixed at export, or more translations than it finds.
+            ValueError: one that does not exist, does not fit, or is not in the export.
         """
+        self.search_with(options)
+
+    def search_with(self, options: Mapping[str, Any]) -> BeamSearchParams:
+        """The params of a search with these options.
+
+        Raises:
+            ValueError: as `check_options`.
+        """
+        search = self._search.with_options({"n_best": 1, **options})
         for name in options:
             if name not in self.options:
-                raise ValueError(
-                    f"{name} is fixed in an export; translate with the logdir, or export it again "
-                    f"with --set=decoding.{name}=…"
-                )
-        n_best = options.get("n_best", 1)
-        if not conforms(n_best, int) or not 1 <= n_best <= self.n_best:
+                raise ValueError(f"{name} {self._cure}")
+        if search.n_best > self.n_best:
             raise ValueError(
-                f"n_best must be 1 to {self.n_best}, got {short_repr(n_best)}; export with a "
-                f"larger --set=decoding.n_best for more."
+                f"n_best must be 1 to {self.n_best}, got {search.n_best}; a larger one {self._cure}"
             )
+        (prefix,) = self.count_pieces([search.source_prefix]) if search.source_prefix else [0]
+        if prefix >= self.max_pieces:
+            raise ValueError(
+                f"source_prefix has {prefix:,} tokens, and the model reads {self.max_pieces:,} of "
+                f"a sentence; give fewer words."
+            )
+        if search.target_prefix:
+            prefix = self._model.count_target_pieces([search.target_prefix.rstrip()]).numpy().item()
+            if prefix > self.max_pieces:
+                raise ValueError(
+                    f"target_prefix has {prefix:,} tokens, and at most {self.max_pieces:,} are "
+                    f"allowed; give fewer words."
+                )
+        return search
+
+    @property
+    def _cure(self):
+        """The end of an error about an option."""
+        if self._names:
+            return "is no option of this export; translate with the logdir."
+        return (
+            f"needs an export with options of requests, and {self._path} has none: it was exported "
+            f"by an earlier version of lingvo_moe, or its model has decoding.rules. Export the "
+            f"model again, or translate with the logdir."
+        )
+
+    def _read(self, sentences, search):
+        """The _Reading of each sentence; a blank one has no parts."""
+        counts = self.count_pieces([search.source_prefix + text for text in sentences])
+        return [
+            _Reading([], [], 0) if is_blank(text) else self._reading(text, count, search)
+            for text, count in zip(sentences, counts, strict=True)
+        ]
+
+    def _reading(self, text, count, search):
+        parts, counts = [text], [count]
+        if count > self.max_pieces and search.split_long:
+            sentences = split_sentences(text)
+            prefix, *lengths = self.count_pieces(
+                [search.source_prefix, *(search.source_prefix + one for one in sentences)]
+            )
+            parts = pack_sentences(sentences, lengths, self.max_pieces - prefix)
+            counts = self.count_pieces([search.source_prefix + part for part in parts])
+        return _Reading(parts, counts, sum(max(0, n - self.max_pieces) for n in counts))
+
+    def _translate(self, sentences, languages, search):
+        """The N Found of each sentence of a batch."""
+        if self._is_fixed(search):
+            output = client.call(self._model.translate, sentences, **languages)
+        else:
+            numbers = numbers_of(search)
+            texts = {name: getattr(search, name) for name in _TEXTS if name in self._names}
+            options = numbers | {
+                name: client.tf.constant(text or [], client.tf.string)
+                if isinstance(text, tuple)
+                else text
+                for name, text in texts.items()
+            }
+            output = client.call(self._model.translate_with, sentences, **languages, **options)
+        output = {name: value.numpy() for name, value in output.items()}
+        rows = range(len(sentences))
+        return [[_found(output, b, n, search) for n in range(search.n_best)] for b in rows]
+
+    def _is_fixed(self, search):
+        """Whether the graph without options, which is faster, gives this."""
+        fixed = self._search
+        if search.n_best > fixed.n_best:
+            return False
+        return dataclasses.replace(search, n_best=fixed.n_best) == fixed
 
     def _check(self, to, source_language):
         """The language arguments of the SavedModel."""
@@ -138,3 +292,19 @@ class Exported:
             )
         given = {"target_language": to, "source_language": source_language}
         return {name: client.tf.constant(given[name]) for name in self._wanted}
+
+
+def _found(output, b, n, search):
+    """The n-th translation of sentence b."""
+    found = Translation(output["translations"][b, n].decode(), float(output["scores"][b, n]))
+    if "tokens" not in output:
+        return Found(found, 1)
+    pieces, source = (
+        [piece.decode() for piece in row if piece]
+        for row in (output["tokens"][b, n], output["source"][b])
+    )
+    if search.tokens:
+        values = zip(pieces, output["log_probs"][b, n], output["aligned"][b, n], strict=False)
+        tokens = tuple(Token(text, float(p), int(place)) for text, p, place in values)
+        found = found._replace(tokens=tokens, source=tuple(source))
+    return Found(found, len(pieces))

@@ -1,10 +1,15 @@
 """An export in memory gives the same translations as the logdir."""
 
+import types
+
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel as SavedModelProto
 
+import lingvo_moe as lm
 from lingvo_moe.runtimes.local import Local
+from lingvo_moe.serving import client
 from lingvo_moe.serving.exported import Exported
 from lingvo_moe.serving.format import read_theta
 from lingvo_moe.serving.saved_model import SavedModel, ServedModel
@@ -22,8 +27,7 @@ def _random(path, *overrides):
 
 def _save(model_dir, output):
     """The graph alone: what else the format writes is tested elsewhere."""
-    module = ServedModel(model_dir, read_theta(model_dir)[0])
-    tf.saved_model.save(module, str(output), signatures=module.translate)
+    ServedModel(model_dir, read_theta(model_dir)[0]).save(output)
     return output
 
 
@@ -54,7 +58,7 @@ def test_translations_are_those_of_the_logdir(model_dir, exported):
 def test_it_knows_its_model(model_dir, exported):
     assert exported.languages == sorted(model_dir.tags)
     assert exported.pairs == model_dir.pairs
-    assert (exported.n_best, exported.max_pieces) == (2, 4 * 4 - 2)
+    assert (exported.n_best, exported.max_pieces) == (64, 4 * 4 - 2)
     assert not exported.needs_source_language
     lengths = [len(ids) for ids in model_dir.vocabulary("source").encode(SENTENCES)]
     assert exported.count_pieces(SENTENCES) == lengths
@@ -65,13 +69,130 @@ def test_it_knows_its_model(model_dir, exported):
     ("arguments", "message"),
     [
         ({"to": "xx"}, "does not translate into 'xx'; it knows .*en"),
-        ({"n_best": 3}, "n_best must be 1 to 2, got 3; export .*decoding.n_best"),
-        ({"n_best": 0}, "n_best must be 1 to 2, got 0"),
+        ({"n_best": 65}, "n_best must be 1 to 64, got 65"),
+        ({"beam": 2}, "has no field 'beam'. Did you mean 'beam_size'"),
+        ({"shortlist": True}, "shortlist is no option of this export; translate with the logdir"),
+        ({"source_prefix": "mi " * 20}, r"source_prefix has \d+ tokens, and the model reads 14 of"),
+        ({"target_prefix": "mi " * 20}, r"target_prefix has \d+ tokens, and at most 14 are allo"),
     ],
 )
 def test_errors(exported, arguments, message):
     with pytest.raises(ValueError, match=message):
         exported.translate(["kara"], **arguments)
+
+
+SEARCH = {
+    "n_best": 3,
+    "beam_size": 5,
+    "min_length": 20,
+    "length_penalty": 1.0,
+    "length_ratio": 2.0,
+    "length_offset": 8,
+    "no_repeat_ngram": 2,
+    "forbidden": ("soo", "kara mi"),
+    "target_prefix": "kara so ",
+    "tokens": True,
+}
+SAMPLING = {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "seed": 3}
+TWO_SENTENCES = "kara mi so ti. mi ra so. kara kara mi."
+
+
+@pytest.mark.parametrize(
+    "options",
+    [SEARCH, {"n_best": 2, "sampling": SAMPLING}, {"split_long": True, "source_prefix": "so "}],
+    ids=["search", "sampling", "texts"],
+)
+def test_options_are_those_of_the_logdir(model_dir, exported, options):
+    sentences, warnings, cut = [*SENTENCES, TWO_SENTENCES], [], []
+    expected = lm.load(model_dir.path).translate(sentences, warn=warnings.append, **options)
+    got = exported.translate(sentences, warn=cut.append, batch_tokens=32, **options)
+    assert _without_numbers(got) == _without_numbers(expected)
+    np.testing.assert_allclose(_numbers(got), _numbers(expected), rtol=1e-5)
+    assert cut == warnings
+
+
+def _numbers(results):
+    return [
+        n
+        for best in results
+        for t in best
+        for n in (t.score, *(token.log_prob for token in t.tokens))
+    ]
+
+
+def _without_numbers(results):
+    return [
+        [(t.text, t.source, [(token.text, token.source) for token in t.tokens]) for t in best]
+        for best in results
+    ]
+
+
+@pytest.mark.parametrize("options", [SEARCH, {"sampling": SAMPLING}])
+def test_each_of_these_options_changes_translations(exported, options):
+    """So the test above would notice an option that is ignored."""
+    together = exported.translate(SENTENCES, **options)
+    for name in options.get("sampling", options):
+        if "sampling" in options:
+            others = {"sampling": {n: v for n, v in SAMPLING.items() if n != name}}
+        else:
+            others = {n: v for n, v in options.items() if n != name}
+        assert exported.translate(SENTENCES, **others) != together, name
+
+
+def test_scores_of_given_translations(model_dir, exported):
+    given = ["kara mi", "mi " * 40], ["so", "the cat ra"]
+    expected = lm.load(model_dir.path).score(*given)
+    for ours, theirs in zip(exported.score(*given), expected, strict=True):
+        assert ours.tokens == theirs.tokens
+        np.testing.assert_allclose(ours.token_log_probs, theirs.token_log_probs, atol=1e-4)
+        np.testing.assert_allclose(ours.log_prob, theirs.log_prob, atol=1e-3)
+    with pytest.raises(ValueError, match="There are 2 sources and 1 targets"):
+        exported.score(["a", "b"], ["c"])
+
+
+def test_options_are_arguments_of_a_function_in_the_export(model_dir, exported):
+    model = tf.saved_model.load(model_dir.path / "export")
+    given = tf.constant(["kara mi"]), tf.constant("en")
+    plain, same = model.translate(*given), model.translate_with(*given)
+    assert plain["translations"].numpy().tolist() == same["translations"].numpy().tolist()
+    one = model.translate_with(*given, n_best=tf.constant(1), target_prefix=tf.constant("kara so"))
+    assert one["translations"].shape == [1, 1]
+    assert one["translations"].numpy()[0, 0].startswith(b"kara so")
+    defaults = model.about()["options"]
+    assert (defaults["n_best"], defaults["temperature"]) == (2, 0)
+    signature = model.signatures["with_options"]
+    by_name = {"sentences": given[0], "target_language": given[1]} | defaults
+    assert (signature(**by_name)["translations"] == plain["translations"]).numpy().all()
+
+
+def test_functions_share_the_network(model_dir, exported):
+    """The graph has one encoder and one decoder step, whatever the beam size."""
+    path = model_dir.path / "export" / "saved_model.pb"
+    (graph,) = SavedModelProto.FromString(path.read_bytes()).meta_graphs
+    ops = [[node.op for node in f.node_def] for f in graph.graph_def.library.function]
+    assert sum("OptionalGetValue" in nodes for nodes in ops) == 2
+
+
+def test_an_export_without_options(monkeypatch, exported):
+    """As of an earlier version, or of a model with decoding.rules."""
+    about = {name: value for name, value in exported._model.about().items() if name != "options"}
+    old = types.SimpleNamespace(
+        about=lambda: about,
+        translate=exported._model.translate,
+        count_pieces=exported._model.count_pieces,
+    )
+    monkeypatch.setattr(client, "load", lambda path: (old, {"target_language"}))
+    model = Exported("old")
+    assert model.translate(SENTENCES, n_best=2) == exported.translate(SENTENCES, n_best=2)
+    assert (model.n_best, model.options) == (2, ["n_best"])
+    cure = "needs an export with options of requests, and old has none: .* Export the model again"
+    for use in (
+        lambda: model.translate(["kara"], n_best=3),
+        lambda: model.translate(["kara"], beam_size=8),
+        lambda: model.score(["kara"], ["mi"]),
+    ):
+        with pytest.raises(ValueError, match=cure):
+            use()
 
 
 def test_a_model_that_routes_by_source_language_is_told_it(tmp_path):

@@ -1,24 +1,37 @@
 """Export to a SavedModel that takes strings and returns strings.  B sentences, N best."""
 
 import dataclasses
-from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_text as tf_text
 
 from lingvo_moe.core.console import quiet
-from lingvo_moe.core.lines import INVISIBLE, LINE_ENDS
+from lingvo_moe.core.either import size_of
+from lingvo_moe.core.lines import LINE_ENDS
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.vocabulary import EOS
+from lingvo_moe.decoding.flat_beam_search import beam_search
+from lingvo_moe.decoding.forced import score_given
+from lingvo_moe.decoding.request import Request, numbers_of
 from lingvo_moe.serving.client import check_path
+from lingvo_moe.serving.compact import compact
 from lingvo_moe.serving.exported import Exported
 from lingvo_moe.serving.format import Format
-from lingvo_moe.serving.storage import FLOAT32, Packed, Storage, variables_of
+from lingvo_moe.serving.graph_parts import (
+    Packed,
+    Reader,
+    SharedTransformer,
+    check_numbers,
+    checked,
+    function_of,
+    with_end,
+)
+from lingvo_moe.serving.graph_vocabulary import GraphVocabulary, without_space_after
+from lingvo_moe.serving.storage import FLOAT32, Storage, Stored, variables_of
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.sides import split_request
 from lingvo_moe.tasks.translator import export_request, max_pieces
-
-_BLANK = "[" + "".join(f"\\p{{{category}}}" for category in INVISIBLE) + "]*"  # see is_blank
 
 
 class ServedModel(tf.Module):
@@ -31,12 +44,24 @@ class ServedModel(tf.Module):
             `scores` float32 [B, N], length-normalised log-probabilities; and `left_out` int32 [B],
             the number of tokens cut from a sentence that is too long. An unknown language is a
             tf.errors.InvalidArgumentError.
-        count_pieces: a tf.function of `sentences` string [B] -> int32 [B], their numbers of tokens.
-        about: a tf.function without arguments: the attributes of an `Exported`, by name.
+        translate_with: the same with further arguments: the options of a request, by default those
+            of the model. They are the numbers of `numbers_of`, `source_prefix` and `target_prefix`
+            string [] (the latter if the model supports it), and `forbidden` string [F]. It also
+            returns `tokens` string [B, N, T], the pieces of each translation, with EOS, then "";
+            `log_probs` float32 [B, N, T], that of each token, then 0; `source` string [B, L], the
+            pieces of each sentence, then ""; and `aligned` int32 [B, N, T], the index in `source`
+            of each token's aligned piece, or -1. Not for a model with other rules of search.
+        score: a tf.function of `sentences` and `translations` string [B], and the languages. It
+            returns `tokens` string [B, T] and `log_probs` float32 [B, T], as above. Not for a model
+            with other rules of search.
+        count_pieces, count_target_pieces: tf.functions of `texts` string [B] -> int32 [B], their
+            numbers of tokens.
+        about: a tf.function without arguments: the attributes of an `Exported`, and `options`, the
+            values of the options of `translate_with` in the model, by name.
     """
 
     def __init__(self, model_dir: ModelDir, theta: NestedMap, storage: Storage = FLOAT32):
-        """Prepares the tensors of the graph.
+        """Prepares the functions.
 
         Args:
             model_dir: the trained model.
@@ -44,127 +69,133 @@ class ServedModel(tf.Module):
             storage: how weights are stored in the file.
         """
         super().__init__()
-        self._task, self._request = model_dir.task, export_request(model_dir)
+        self._model_dir, self._task = model_dir, model_dir.task
+        self._tags = self._task.params.language_tags
+        self._request = export_request(model_dir)
         if storage.widens:
             self._variables, held = variables_of(theta.map(storage.pack, self._task.weights()))
-            self._laid_out = lambda: self._task.lay_out(held().map(Packed.unpack))
+            laid_out = tf.function(
+                lambda: Packed.of(self._task.lay_out(held().map(Stored.unpack))), autograph=False
+            )
+            self._laid_out = lambda: laid_out()  # an attribute that is a tf.function is saved
         else:
-            held = tf.nest.map_structure(_variable, self._task.lay_out(theta.map(tf.constant)))
-            self._variables = tf.nest.flatten(held)  # tf.Module tracks lists
-            self._laid_out = lambda: held
-        self._vocabulary = model_dir.vocabulary
-        self._max_pieces = max_pieces(model_dir.params)
-        self._tags = _numbers(model_dir.tags)
-        self._languages = sorted(model_dir.tags)
-        self._pairs = model_dir.params.input.pairs or model_dir.pairs
-        if self._task.task_router:
-            self._tasks = _numbers(self._task.trained_tasks)
-        from_source = self._task.needs_source_language
-        names = ["source_language", "target_language"] if from_source else ["target_language"]
-        self.translate = tf.function(
-            self._translate_from if from_source else self._translate_into,
-            autograph=False,
-            input_signature=[
-                tf.TensorSpec([None], tf.string, "sentences"),
-                *(tf.TensorSpec([], tf.string, name) for name in names),
-            ],
+            weights = tf.nest.map_structure(_variable, self._task.lay_out(theta.map(tf.constant)))
+            self._variables = tf.nest.flatten(weights)  # tf.Module tracks lists
+            self._laid_out = lambda: Packed.of(weights)
+        self._network = SharedTransformer.of(self._task.transformer)
+        source, target = (
+            GraphVocabulary(model_dir.vocabulary(side), side) for side in ("source", "target")
         )
-        strings = tf.TensorSpec([None], tf.string, "sentences")
-        self._pieces = tf.function(self._tokenize, autograph=False, input_signature=[strings])
-        self.count_pieces = tf.function(self._count, autograph=False, input_signature=[strings])
-        self.about = tf.function(self._about, autograph=False, input_signature=[])
+        self._target = target
+        self._read = Reader(self._task, model_dir.tags, source)
+        self._tables = self._read.tables
+        self._max_pieces = max_pieces(model_dir.params)
+        strings, string = tf.TensorSpec([None], tf.string), tf.TensorSpec([], tf.string)
+        first = {"sentences": strings}
+        both = {"source_language": string, "target_language": string}
+        languages = both if self._task.needs_source_language else {"target_language": string}
+        self._options = self._values_of_options()
+        if self._options:
+            self.translate_with = function_of(
+                self._translate_with, first | languages, self._options
+            )
+            self.score = function_of(self._score, first | {"translations": strings} | languages)
+        self.translate = function_of(self._translate, first | languages)
+        self.count_pieces = function_of(lambda texts: source.count(texts), {"texts": strings})
+        self.count_target_pieces = function_of(
+            lambda texts: target.count(texts), {"texts": strings}
+        )
+        self.about = function_of(self._about, {})
+
+    def save(self, directory: Path) -> None:
+        """Writes a SavedModel with the signature `serving_default`, and `with_options` if it has
+        options."""
+        more = {"with_options": self.translate_with} if self._options else {}
+        signatures = {"serving_default": self.translate, **more}
+        tf.saved_model.save(self, str(directory), signatures=signatures)
+        compact(directory)
+
+    def _values_of_options(self):
+        """The values of the options in the model, by name, as tensors."""
+        params = self._task.params
+        if params.decoding.rules:
+            return {}
+        texts = {"forbidden": list(params.decoding.forbidden), "source_prefix": ""}
+        if not self._tags.on_target:
+            texts["target_prefix"] = params.decoding.target_prefix
+        values = numbers_of(params.decoding).items()
+        return {name: tf.constant(value) for name, value in values} | {
+            name: tf.constant(text, tf.string) for name, text in texts.items()
+        }
 
     def _about(self):
         return {
-            "languages": tf.constant(self._languages),
-            "pairs": tf.constant(self._pairs, tf.string),
+            "languages": tf.constant(sorted(self._model_dir.tags)),
+            "pairs": tf.constant(self._task.params.input.pairs or self._model_dir.pairs, tf.string),
             "n_best": tf.constant(self._task.params.decoding.n_best),
             "max_pieces": tf.constant(self._max_pieces),
+            "options": self._options,
         }
 
-    def _tokenizer(self, side):
-        """A tokenizer for the function being traced; an attribute would be saved twice."""
-        # Two tokenizers of one name would be one resource in the loaded model.
-        return tf_text.SentencepieceTokenizer(
-            model=self._vocabulary(side).model_bytes, out_type=tf.int32, name=side
+    def _translate(self, sentences, **languages):
+        read = self._read(sentences, languages, limit=self._max_pieces)
+        return self._results(read, self._decode(beam_search, read, self._request))
+
+    def _translate_with(self, sentences, **given):
+        options = {name: given.pop(name) for name in self._options}
+        prefix = check_numbers(options["source_prefix"], options)
+        read = self._read(sentences, given, prefix, self._max_pieces)
+        output = self._decode(beam_search, read, self._request_of(options))
+        real = (
+            tf.sequence_mask(output.lengths, tf.shape(output.ids)[2]) & ~read.blank[:, None, None]
         )
+        return self._results(read, output) | {
+            "tokens": tf.where(real, self._target.pieces(output.ids), ""),
+            "log_probs": output.log_probs,
+            "source": read.pieces,
+            "aligned": output.sources - 1,  # without the tag
+        }
 
-    def _tokenize(self, sentences):
-        return self._tokenizer("source").tokenize(sentences)
+    def _request_of(self, options):
+        """The Request of option tensors."""
+        ids = {"forbidden": self._target.edges(options["forbidden"])}
+        if "target_prefix" in options:
+            prefix = self._target.encode(without_space_after(options["target_prefix"])[None]).values
+            ids["prefix"] = checked(
+                prefix,
+                tf.size(prefix) <= self._max_pieces,
+                f"target_prefix may have {self._max_pieces:,} tokens at most; give fewer words.",
+            )
+        return Request.of_tensors(options | ids)
 
-    def _count(self, sentences):
-        return tf.cast(self._pieces(sentences).row_lengths(), tf.int32)
-
-    def _translate_from(self, sentences, source_language, target_language):
-        return self._translate(sentences, source_language, target_language)
-
-    def _translate_into(self, sentences, target_language):
-        return self._translate(sentences, tf.constant(""), target_language)
-
-    def _translate(self, sentences, source_language, target_language):
-        tags = self._task.params.language_tags
-        source = self._tag(source_language) if tags.needs_source_language else None
-        prefix = tags.prefix(source, self._tag(target_language))
-        task = self._task_id(source_language, target_language)
-        pieces = self._pieces(sentences)
-        left_out = tf.maximum(tf.cast(pieces.row_lengths(), tf.int32) - self._max_pieces, 0)
-        pieces = pieces[:, : self._max_pieces]
-        batch = pieces.nrows(out_type=tf.int32)
-        ends = tf.ones([batch, 1], tf.int32)
-        ids = tf.concat([*(ends * tag for tag in prefix), pieces, ends * EOS], axis=1)
-        lengths, tasks = tf.cast(ids.row_lengths(), tf.int32), tf.fill([batch], task)
-        output = self._task.decode(self._laid_out(), ids.to_tensor(), lengths, tasks, self._request)
-        blank = tf.strings.regex_full_match(sentences, _BLANK)
+    def _score(self, sentences, translations, **languages):
+        read, pieces = self._read(sentences, languages), self._target.encode(translations)
+        lengths = tf.cast(pieces.row_lengths(), tf.int32)
+        ids = with_end(pieces.to_tensor(), lengths)
+        real = tf.sequence_mask(lengths + 1, tf.shape(ids)[1])
+        log_probs = self._decode(score_given, read, ids)
         return {
-            "translations": tf.where(blank[:, None], "", self._texts(output)),
-            "scores": tf.where(blank[:, None], 0.0, output.scores),
-            "left_out": tf.where(blank, 0, left_out),
+            "tokens": tf.where(real, self._target.pieces(ids), ""),
+            "log_probs": tf.where(real, log_probs, 0.0),
         }
 
-    def _tag(self, language):
-        """int32 []: the tag of a language, given as a string tensor []."""
-        return _known(
-            self._tags.lookup(language),
-            f"This model does not know that language; it knows {', '.join(self._languages)}",
-        )
+    def _decode(self, function, read, what):
+        """beam_search for a request, or score_given for ids."""
+        ids, lengths, first = split_request(self._tags, read.ids, read.lengths)
+        more = read.tasks, self._tags.start, first
+        return function(self._network, self._laid_out(), ids, lengths, what, *more)
 
-    def _task_id(self, source_language, target_language):
-        """int32 []: as TranslationTask.task_id, from string tensors []."""
-        router = self._task.task_router
-        if router is None:
-            return tf.constant(0)
-        name = {
-            "source": source_language,
-            "target": target_language,
-            "pair": tf.strings.join([source_language, target_language], "-"),
-        }[router.task]
-        return _known(
-            self._tasks.lookup(name),
-            f"This model routes by {router.task} and has no experts for that {router.task}; it was "
-            f"trained on {', '.join(self._task.trained_tasks)}",
-        )
-
-    def _texts(self, output):
-        n_best = output.lengths.shape[1]
-        flat_ids = tf.reshape(output.ids, [-1, tf.shape(output.ids)[2]])
-        real = tf.sequence_mask(tf.reshape(output.lengths, [-1]), tf.shape(flat_ids)[1])
-        pieces = tf.ragged.boolean_mask(flat_ids, real & (flat_ids != EOS))
-        texts = self._tokenizer("target").detokenize(pieces)
-        return tf.reshape(tf.strings.regex_replace(texts, LINE_ENDS, " "), [-1, n_best])
-
-
-def _numbers(numbers: Mapping[str, int]) -> tf.lookup.StaticHashTable:
-    """Name -> number int32, -1 for other names."""
-    keys, values = tf.constant(list(numbers)), tf.constant(list(numbers.values()), tf.int32)
-    return tf.lookup.StaticHashTable(
-        tf.lookup.KeyValueTensorInitializer(keys, values), default_value=-1
-    )
-
-
-def _known(number: tf.Tensor, message: str) -> tf.Tensor:
-    """The number; if it is -1, an error with this message. TensorFlow ends it with a full stop."""
-    with tf.control_dependencies([tf.debugging.assert_non_negative(number, message)]):
-        return tf.identity(number)
+    def _results(self, read, output):
+        n_best = size_of(output.lengths, 1)
+        ids = tf.reshape(output.ids, [-1, tf.shape(output.ids)[2]])
+        real = tf.sequence_mask(tf.reshape(output.lengths, [-1]), tf.shape(ids)[1])
+        texts = self._target.decode(tf.ragged.boolean_mask(ids, real & (ids != EOS)))
+        texts = tf.reshape(tf.strings.regex_replace(texts, LINE_ENDS, " "), [-1, n_best])
+        return {
+            "translations": tf.where(read.blank[:, None], "", texts),
+            "scores": tf.where(read.blank[:, None], 0.0, output.scores),
+            "left_out": read.left_out,
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +216,7 @@ class SavedModel(Format):
         """Writes the SavedModel."""
         with quiet():  # SentencePiece logs its normalization
             module = ServedModel(model_dir, theta, self.storage)
-        tf.saved_model.save(module, str(directory), signatures=module.translate)
+        module.save(directory)
 
     def open(self, path):
         """Loads the SavedModel."""

@@ -12,16 +12,15 @@ import lingvo_moe as lm
 from lingvo_moe.core import safetensors
 from lingvo_moe.decoding.flat_beam_search import BeamOutput
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.serving import client
+from lingvo_moe.serving import client, saved_model
 from lingvo_moe.serving.exported import Exported
-from lingvo_moe.serving.format import read_theta
+from lingvo_moe.serving.format import directory_size, read_theta
 from lingvo_moe.serving.saved_model import SavedModel, ServedModel
 from lingvo_moe.serving.storage import STORAGES
 from lingvo_moe.serving.weights import Safetensors
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.model_weights import WEIGHTS
-from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing import tiny_world
 from lingvo_moe.testing.exports import LINES
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
@@ -67,6 +66,14 @@ def test_as_many_lines_as_there_are_and_those_of_the_translator(model_dir, call)
     assert "cut, 1 in all: line 14 (" in warnings[0]
 
 
+def test_options_of_the_client(model_dir, call):
+    expected = lm.load(model_dir.path).translate(LINES[:2], "en", n_best=2, min_length=7)
+    out = call("--n_best=2", "--set=min_length=7", "--batch_size=1", *LINES[:2]).out.decode()
+    assert out == "".join(f"{t.score:.4f}\t{t.text}\n" for best in expected for t in best)
+    without = call("--set=decoding.target_prefix=the ", "--scores", "kara").out.decode()
+    assert without.split("\t")[1].startswith("the")
+
+
 def test_sentences_as_arguments(call):
     out = call("kara mi", "\u3000").out
     assert out == call(stdin="kara mi\n\u3000".encode()).out
@@ -83,6 +90,10 @@ def test_sentences_as_arguments(call):
         ),
         ([], b"kara\nka\xff\n", r"standard input, line 2: not UTF-8"),
         (["kara", "ka\udcff"], b"", r"the arguments, line 2: not UTF-8"),
+        (["--set=beam=2", "kara"], b"", r"unknown option 'beam'. This export has .*beam_size"),
+        (["--set=beam_size=x", "kara"], b"", r"--set=beam_size=x: beam_size must be int32\.$"),
+        (["--set=forbidden=3", "kara"], b"", r"forbidden must be a list of texts"),
+        (["--set=top_p=2", "kara"], b"", r"wrong value: .* 0 < top_p <= 1, .*$"),
         (["--model=/nowhere", "kara"], b"", r"SavedModel file does not exist at: /nowhere"),
     ],
 )
@@ -104,7 +115,7 @@ def test_a_translation_in_the_graph_is_one_line(model_dir, monkeypatch):
     written = BeamOutput(
         np.array([[ids]], np.int32), np.array([[len(ids)]], np.int32), np.zeros([1, 1], np.float32)
     )
-    monkeypatch.setattr(TranslationTask, "decode", lambda *_: written)
+    monkeypatch.setattr(saved_model, "beam_search", lambda *_: written)
     module = ServedModel(model_dir, read_theta(model_dir)[0])
     outputs = module.translate(tf.constant(["kara"]), tf.constant("en"))
     assert outputs["translations"].numpy().tolist() == [[b"a b c"]]
@@ -159,6 +170,16 @@ def test_smaller_files_translate_alike(model_dir, exported, tmp_path):
     # Half and a quarter of the matrices, which are nearly all there is, and scales.
     assert sizes["bfloat16"] < 0.56 * sizes["float32"]
     assert sizes["int8"] < 0.45 * sizes["float32"]
+
+
+def test_an_int8_export_is_below_30_percent(tmp_path):
+    """Of tiny.MoE; the share of larger models is smaller."""
+    model_dir = random_logdir(tmp_path / "model", [])
+    SavedModel(STORAGES["int8"]).export(model_dir, tmp_path / "int8")
+    size = directory_size(tmp_path / "int8")
+    weights = model_dir.task.lay_out(read_theta(model_dir)[0].map(tf.constant))
+    rest = size - weights_size(tmp_path / "int8")  # a float32 export has more of it
+    assert size <= 0.30 * (sum(w.numpy().nbytes for _, w in weights.flatten()) + rest)
 
 
 def test_the_graph_holds_each_vocabulary_once(model_dir, exported):

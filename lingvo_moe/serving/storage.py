@@ -20,7 +20,7 @@ from lingvo_moe.core.layer import WeightSpec
 _SUMMED = {"MA": -2, "AM": -2, "MH": -2, "HM": -2, "VM": -1}
 
 
-class Packed(NamedTuple):
+class Stored(NamedTuple):
     """A weight in a file.
 
     Attributes:
@@ -52,13 +52,13 @@ class Storage(abc.ABC):
 
     widens: ClassVar[bool] = True
 
-    def pack(self, weight: np.ndarray, spec: WeightSpec) -> Packed:
+    def pack(self, weight: np.ndarray, spec: WeightSpec) -> Stored:
         """The stored form of a weight with this WeightSpec."""
         summed = _SUMMED.get(spec.dims[-2:])
-        return Packed(weight) if summed is None else self.pack_matrix(weight, summed)
+        return Stored(weight) if summed is None else self.pack_matrix(weight, summed)
 
     @abc.abstractmethod
-    def pack_matrix(self, matrix: np.ndarray, summed: int) -> Packed:
+    def pack_matrix(self, matrix: np.ndarray, summed: int) -> Stored:
         """The stored form of one or more matrices [..., rows, columns].
 
         Args:
@@ -74,7 +74,7 @@ class Float32(Storage):
 
     def pack_matrix(self, matrix, summed):
         del summed
-        return Packed(matrix)
+        return Stored(matrix)
 
 
 class BFloat16(Storage):
@@ -84,7 +84,7 @@ class BFloat16(Storage):
 
     def pack_matrix(self, matrix, summed):
         del summed
-        return Packed(matrix.astype(tf.bfloat16.as_numpy_dtype))
+        return Stored(matrix.astype(tf.bfloat16.as_numpy_dtype))
 
 
 class Int8(Storage):
@@ -98,7 +98,7 @@ class Int8(Storage):
     def pack_matrix(self, matrix, summed):
         largest = np.abs(matrix).max(axis=summed, keepdims=True)
         scale = np.where(largest > 0, largest, 1.0).astype(np.float32) / np.float32(127.0)
-        return Packed(np.rint(matrix / scale).astype(np.int8), scale)
+        return Stored(np.rint(matrix / scale).astype(np.int8), scale)
 
 
 def variables_of(structure: Any) -> tuple[list[tf.Variable], Callable[[], Any]]:

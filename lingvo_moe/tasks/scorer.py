@@ -30,6 +30,19 @@ class Score(NamedTuple):
     token_log_probs: tuple[float, ...]
 
 
+def check_pairs(sources: Sequence[str], targets: Sequence[str]) -> None:
+    """Checks that there is one target for each source.
+
+    Raises:
+        ValueError: there is not.
+    """
+    if len(sources) != len(targets):
+        raise ValueError(
+            f"There are {len(sources)} sources and {len(targets)} targets; give one target for "
+            f"each source."
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Scorer:
     """Scores pairs of sentences with one model.
@@ -63,11 +76,7 @@ class Scorer:
             ValueError: there are not as many targets as sources, the model does not know the target
                 language, or it needs the source language and gets none.
         """
-        if len(sources) != len(targets):
-            raise ValueError(
-                f"There are {len(sources)} sources and {len(targets)} targets; give one target for "
-                f"each source."
-            )
+        check_pairs(sources, targets)
         prefix = self.model_dir.prefix(source_language, target_language)
         task = self.model_dir.task.task_id(source_language, target_language)
         vocabulary = self.model_dir.vocabulary("target")

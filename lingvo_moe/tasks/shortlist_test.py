@@ -74,5 +74,5 @@ def test_from_the_tool_to_translations(model_dir, monkeypatch, capsys, tmp_path)
         with pytest.raises(ValueError, match="holds no shortlist of this model"):
             load_shortlist(model_dir)
     model_dir.shortlist_path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"decoding\.shortlist works with a logdir, not in an exp"):
+    with pytest.raises(ValueError, match=r"decoding\.shortlist cannot be set for an export; leave"):
         SavedModel().export(model_dir.with_overrides(["decoding.shortlist=True"]), tmp_path / "e")

@@ -12,7 +12,7 @@ from absl import logging
 
 from lingvo_moe.core.lines import cut_warning, is_blank, one_line
 from lingvo_moe.data.batching import padded_batches
-from lingvo_moe.data.sentences import join_sentences, split_sentences
+from lingvo_moe.data.sentences import join_sentences, pack_sentences, split_sentences
 from lingvo_moe.data.vocabulary import EOS, Vocabulary
 from lingvo_moe.decoding.constraints import join_lattices
 from lingvo_moe.decoding.flat_beam_search import BeamOutput
@@ -77,7 +77,8 @@ def export_request(model_dir: ModelDir) -> Request:
     for name in _NOT_EXPORTED:
         if getattr(decoding, name):
             raise ValueError(
-                f"decoding.{name} works with a logdir, not in an export; leave it out of --set."
+                f"decoding.{name} cannot be set for an export; leave it out of --set. A request to "
+                f"a logdir may have it, and one to a SavedModel may, if it is not shortlist."
             )
     longest = max_source_length(model_dir.params)
     return request_of(decoding, model_dir.vocabulary("target"), longest)
@@ -147,11 +148,38 @@ class Reading(NamedTuple):
     left_out: int
 
 
-class _Found(NamedTuple):
-    """A translation of a part and its tokens, EOS included."""
+class Found(NamedTuple):
+    """A translation of a part of a sentence and its number of tokens, with EOS; 0 if not found."""
 
     translation: Translation
     length: int
+
+
+def joined(parts: Sequence[Found], penalty: Callable[[int], float]) -> Translation:
+    """The translation of a sentence from those of its parts; its score is that of all tokens.
+
+    Args:
+        parts: in order.
+        penalty: number of tokens -> the divisor of log P.
+    """
+    translations = [part.translation for part in parts]
+    if len(parts) == 1:
+        return translations[0]
+    if not all(part.length for part in parts):  # not found
+        return Translation("", -math.inf)
+    log_prob = sum(part.translation.score * penalty(part.length) for part in parts)
+    starts = itertools.accumulate((len(t.source) for t in translations), initial=0)
+    tokens = (
+        token._replace(source=start + token.source)
+        for translation, start in zip(translations, starts, strict=False)
+        for token in translation.tokens
+    )
+    return Translation(
+        join_sentences(t.text for t in translations),
+        log_prob / penalty(sum(part.length for part in parts)),
+        tuple(tokens),
+        tuple(piece for t in translations for piece in t.source),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +268,7 @@ class Translator:
         }
         if left_out:
             warn(cut_warning(left_out))
-        found: dict[tuple[int, int], list[_Found]] = {}
+        found: dict[tuple[int, int], list[Found]] = {}
         for request, parts in self._by_request(filled, read).items():
             encoded = [[*prefix, *ids, EOS] for _, ids in parts]
             for batch, ids, lengths in padded_batches(encoded, self.decoding.batch_tokens):
@@ -250,7 +278,7 @@ class Translator:
                 progress(sum(number == 0 for _, number in places))
         for i, reading in zip(filled, read, strict=True):
             hypotheses = zip(*(found[i, n] for n in range(len(reading.parts))), strict=True)
-            results[i] = [self._joined(parts) for parts in hypotheses]
+            results[i] = [joined(parts, self.decoding.penalty) for parts in hypotheses]
         return results
 
     def stream(
@@ -318,14 +346,7 @@ class Translator:
         """Sentences of a text, as many together as the model reads."""
         sentences = split_sentences(text)
         prefix, *lengths = map(len, self.source.encode([self.decoding.source_prefix, *sentences]))
-        parts, room = [""], self.max_pieces - prefix
-        for sentence, length in zip(sentences, lengths, strict=True):
-            if parts[-1] and length > room:
-                parts.append("")
-                room = self.max_pieces - prefix
-            parts[-1] += sentence
-            room -= length
-        return [part.strip() for part in parts]
+        return pack_sentences(sentences, lengths, self.max_pieces - prefix)
 
     def _by_request(self, places, read):
         """Request -> ((place, number of the part), its ids); only first parts have a prefix."""
@@ -337,31 +358,7 @@ class Translator:
                 groups.setdefault(request, []).append(((place, number), ids))
         return groups
 
-    def _joined(self, parts: Sequence[_Found]) -> Translation:
-        """The translation of a sentence, of those of its parts; its score is that of all tokens."""
-        translations = [part.translation for part in parts]
-        if len(parts) == 1:
-            return translations[0]
-        if not all(part.length for part in parts):  # not found
-            return Translation("", -math.inf)
-        penalty, starts = (
-            self.decoding.penalty,
-            itertools.accumulate((len(t.source) for t in translations), initial=0),
-        )
-        log_prob = sum(p.translation.score * penalty(p.length) for p in parts)
-        tokens = (
-            token._replace(source=start + token.source)
-            for translation, start in zip(translations, starts, strict=False)
-            for token in translation.tokens
-        )
-        return Translation(
-            join_sentences(t.text for t in translations),
-            log_prob / penalty(sum(part.length for part in parts)),
-            tuple(tokens),
-            tuple(piece for t in translations for piece in t.source),
-        )
-
-    def _found(self, output: BeamOutput, read: Sequence[list[int]]) -> list[list[_Found]]:
+    def _found(self, output: BeamOutput, read: Sequence[list[int]]) -> list[list[Found]]:
         """The translations of a batch whose sources have these ids."""
         ids, lengths, scores = (np.asarray(x) for x in (output.ids, output.lengths, output.scores))
         batch, n_best = lengths.shape
@@ -386,5 +383,5 @@ class Translator:
                 )
                 for translation, one, row in zip(made, written, rows, strict=True)
             ]
-        found = [_Found(t, len(one)) for t, one in zip(made, written, strict=True)]
+        found = [Found(t, len(one)) for t, one in zip(made, written, strict=True)]
         return [found[b * n_best : (b + 1) * n_best] for b in range(batch)]

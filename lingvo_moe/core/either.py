@@ -1,0 +1,19 @@
+"""Values that are known while a graph is built, or only when it runs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+
+def either(condition: bool | tf.Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]):
+    """then() or otherwise(): chosen now by a bool, when the graph runs by a tensor bool []."""
+    if tf.is_tensor(condition):
+        return tf.cond(condition, then, otherwise)
+    return then() if condition else otherwise()
+
+
+def size_of(tensor: tf.Tensor, axis: int) -> int | tf.Tensor:
+    """The size of an axis: an int if it is static, else int32 []."""
+    size = tensor.shape[axis]
+    return tf.shape(tensor)[axis] if size is None else size

@@ -1,0 +1,54 @@
+"""Makes the graph of a SavedModel smaller."""
+
+from pathlib import Path
+
+from tensorflow.core.framework.function_pb2 import FunctionDef
+from tensorflow.core.framework.node_def_pb2 import NodeDef
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
+_GRAPH, _FINGERPRINT = "saved_model.pb", "fingerprint.pb"
+_SHAPES = "_output_shapes"  # of each node, for display only
+
+
+def compact(directory: Path) -> None:
+    """Removes what a program that runs the graph does not need; results stay the same.
+
+    In each function equal constants become one, and nodes lose the shapes of their outputs, which
+    TensorFlow infers again. The fingerprint is removed too: it is of the file before.
+
+    Args:
+        directory: of a SavedModel.
+    """
+    model = SavedModel.FromString((directory / _GRAPH).read_bytes())
+    for graph in model.meta_graphs:
+        for function in graph.graph_def.library.function:
+            _compact_function(function)
+    (directory / _GRAPH).write_bytes(model.SerializeToString(deterministic=True))
+    (directory / _FINGERPRINT).unlink(missing_ok=True)
+
+
+def _compact_function(function: FunctionDef) -> None:
+    first: dict[tuple[str, bytes], str] = {}
+    same: dict[str, str] = {}  # name of a node -> name of an equal one
+    kept = []
+    for node in function.node_def:
+        node.attr.pop(_SHAPES, None)
+        if node.op == "Const" and not node.input:
+            value = node.attr["value"].SerializeToString(deterministic=True)
+            same[node.name] = first.setdefault((node.device, value), node.name)
+        if same.get(node.name, node.name) == node.name:
+            kept.append(NodeDef.FromString(node.SerializeToString()))
+    for node in kept:
+        node.input[:] = [_renamed(name, same) for name in node.input]
+    del function.node_def[:]
+    function.node_def.extend(kept)
+    for outputs in (function.ret, function.control_ret):
+        for name in outputs:
+            outputs[name] = _renamed(outputs[name], same)
+
+
+def _renamed(reference: str, same: dict[str, str]) -> str:
+    """A reference to an output, such as "^name" or "name:output:0", to the node that is kept."""
+    control = "^" * reference.startswith("^")
+    name, colon, output = reference.removeprefix("^").partition(":")
+    return control + same.get(name, name) + colon + output

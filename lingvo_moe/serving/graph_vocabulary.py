@@ -1,0 +1,140 @@
+"""A vocabulary inside a graph.  F texts, R rows, E edges, V pieces, N positions in a text."""
+
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_text as tf_text
+
+from lingvo_moe.data.vocabulary import SPACE, Vocabulary
+from lingvo_moe.decoding.constraints import START, WRITTEN
+
+_STRINGS = tf.TensorSpec([None], tf.string)
+_IDS, _SPLITS = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.int64)
+_SPACES = r"[\s\p{Z}]+"
+
+
+def without_space_after(text: tf.Tensor) -> tf.Tensor:
+    """As str.rstrip, for text in one line."""
+    return tf.strings.regex_replace(text, f"{_SPACES}$", "")
+
+
+class _Results(NamedTuple):
+    """All results of a vocabulary."""
+
+    encoded: tf.RaggedTensor  # int32 [F, …], of texts
+    ids: tf.Tensor  # int32 [F], of texts that are a piece, else UNK's
+    decoded: tf.Tensor  # string [R], of rows of ids
+    pieces: tf.Tensor  # string, of all these ids
+
+
+class GraphVocabulary:
+    """The operations of a Vocabulary in a graph.
+
+    They are one tf.function, because each function that contains the vocabulary stores a copy of
+    it. What a caller does not use is not computed.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, name: str):
+        """Prepares the function.
+
+        Args:
+            vocabulary: what it holds.
+            name: no other vocabulary of the graph may have it.
+        """
+        self._vocabulary, self._name = vocabulary, name
+        self._all = tf.function(
+            self._compute, autograph=False, input_signature=[_STRINGS, _IDS, _SPLITS]
+        )
+
+    def _compute(self, texts, ids, splits):
+        # An attribute would be saved twice. Two tokenizers of one name would be one resource.
+        tokenizer = tf_text.SentencepieceTokenizer(
+            model=self._vocabulary.model_bytes, out_type=tf.int32, name=self._name
+        )
+        ids = tf.minimum(ids, self._vocabulary.size - 1)  # a larger one would end the process
+        rows = tf.RaggedTensor.from_row_splits(ids, splits, validate=False)
+        return _Results(
+            tokenizer.tokenize(texts),
+            tokenizer.string_to_id(texts),
+            tokenizer.detokenize(rows),
+            tokenizer.id_to_string(ids),
+        )
+
+    def encode(self, texts: tf.Tensor) -> tf.RaggedTensor:
+        """The ids int32 [F, …] of texts string [F]."""
+        return self._all(texts, tf.zeros([0], tf.int32), tf.zeros([1], tf.int64)).encoded
+
+    def count(self, texts: tf.Tensor) -> tf.Tensor:
+        """int32 [F]: the number of pieces of each text."""
+        return tf.cast(self.encode(texts).row_lengths(), tf.int32)
+
+    def decode(self, ids: tf.RaggedTensor) -> tf.Tensor:
+        """The texts string [R] of ids int32 [R, …]."""
+        return self._all(tf.zeros([0], tf.string), ids.values, ids.row_splits).decoded
+
+    def pieces(self, ids: tf.Tensor) -> tf.Tensor:
+        """The pieces of ids, as strings of the same shape."""
+        flat = tf.reshape(ids, [-1])
+        found = self._all(tf.zeros([0], tf.string), flat, tf.zeros([1], tf.int64)).pieces
+        return tf.reshape(found, tf.shape(ids))
+
+    def edges(self, texts: tf.Tensor) -> tf.Tensor:
+        """`join_lattices` of the `Vocabulary.spellings` of texts string [F]: int32 [E, 3].
+
+        Edges are in another order, and positions have other numbers.
+        """
+        texts = tf.strings.regex_replace(without_space_after(texts), f"^{_SPACES}", "")
+        texts = self.decode(self.encode(texts))
+        content = tf.strings.join([" ", texts])
+        length = tf.strings.length(content)  # in bytes
+        text, start, end, ids = tf.unstack(self._pieces_in(content, length), axis=1)
+        anywhere = tf.strings.regex_full_match(texts, r"\p{Lo}(?s:.*)")
+        free = tf.cumsum(length - 1, exclusive=True) + 1
+
+        def number(position):
+            between = tf.gather(free, text) + position
+            number = tf.where(position == tf.gather(length, text), WRITTEN, between)
+            return tf.where(position == 0, START, number)
+
+        edges = tf.stack([number(start), number(end), ids], axis=1)
+        begins = tf.gather(anywhere, text) & (start == 1)
+        from_start = tf.boolean_mask(edges, begins) * [0, 1, 1] + [START, 0, 0]
+        return tf.concat([edges, from_start], axis=0)
+
+    def _pieces_in(self, content, length):
+        """int32 [E, 4]: text, start, end and id of each piece in the texts string [F]."""
+        longest = max(map(len, self._vocabulary.ids_by_content))
+        start, size = tf.range(tf.maximum(tf.reduce_max(length), 0)), tf.range(1, longest + 1)
+        fits = start[:, None] + size <= length[:, None, None]  # [F, N, longest]
+        text, start, size = tf.unstack(tf.cast(tf.where(fits), tf.int32), axis=1)
+        size += 1
+        part = tf.strings.substr(tf.gather(content, text), start, size)
+        spelled = tf.strings.regex_replace(part, " ", SPACE)
+        ids = self._all(spelled, tf.zeros([0], tf.int32), tf.zeros([1], tf.int64)).ids
+        parts = tf.stack([text, start, start + size, ids], axis=1)
+        found = [tf.boolean_mask(parts, tf.gather(self._is_text(), ids))]
+        if self._vocabulary.is_byte.any():
+            one = size == 1
+            byte = tf.reshape(tf.io.decode_raw(tf.boolean_mask(part, one), tf.uint8), [-1])
+            ids = tf.gather(self._byte_ids(), tf.cast(byte, tf.int32))
+            bytes_ = tf.concat([tf.boolean_mask(parts, one)[:, :3], ids[:, None]], axis=1)
+            found.append(bytes_)
+        return tf.concat(found, axis=0)
+
+    def _is_text(self):
+        """bool [V]: whether a piece is text, and not a byte or a control symbol."""
+        is_byte, contents = self._vocabulary.is_byte, self._vocabulary.ids_by_content.values()
+        text = {i for ids in contents for i in ids if not is_byte[i]}
+        others = np.array(sorted(set(range(self._vocabulary.size)) - text), np.int32)
+        size = [self._vocabulary.size]
+        return tf.scatter_nd(others[:, None], tf.ones_like(others), size) == 0
+
+    def _byte_ids(self):
+        """int32 [256]: the piece of each byte."""
+        ids = np.zeros([256], np.int32)
+        for content, pieces in self._vocabulary.ids_by_content.items():
+            for i in pieces:
+                if self._vocabulary.is_byte[i]:
+                    ids[content[0]] = i
+        return tf.constant(ids)

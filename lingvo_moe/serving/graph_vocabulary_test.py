@@ -1,0 +1,69 @@
+"""A vocabulary in a graph does what the Vocabulary does."""
+
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.data.vocabulary import train_vocabulary
+from lingvo_moe.decoding.constraints import START, WRITTEN, join_lattices
+from lingvo_moe.serving.graph_vocabulary import GraphVocabulary, without_space_after
+
+TEXTS = ["the cat sat", "der Hund", "ab ab abc", "漢字かな", "x"]
+WORDS = ["cat", " the  cat ", "ab", "abc d", "漢字", "é", "<s>", "</s>", "<0x41>", "A", "<2en>"]
+
+
+@pytest.fixture(scope="module", params=["identity", "nmt_nfkc_cf"])
+def vocabulary(request):
+    texts = {"en": TEXTS * 20}
+    return train_vocabulary(texts, 320, tags=["en"], normalization=request.param)
+
+
+@pytest.fixture(scope="module")
+def graph(vocabulary):
+    return GraphVocabulary(vocabulary, "target")
+
+
+@pytest.fixture(scope="module")
+def edges_of(graph):
+    compiled = tf.function(graph.edges, input_signature=[tf.TensorSpec([None], tf.string)])
+    return lambda words: compiled(tf.constant(words, tf.string)).numpy().tolist()
+
+
+def paths(edges):
+    """All spellings of a lattice: the tokens of the paths from START to WRITTEN."""
+    after = {}
+    for start, end, token in edges:
+        after.setdefault(start, []).append((end, token))
+
+    def spelled(place):
+        if place == WRITTEN:
+            yield ()
+        for end, token in after.get(place, ()):
+            for rest in spelled(end):
+                yield (token, *rest)
+
+    return sorted(spelled(START))
+
+
+@pytest.mark.parametrize("words", [[word] for word in WORDS] + [WORDS, []])
+def test_edges_spell_what_those_of_the_vocabulary_spell(vocabulary, edges_of, words):
+    edges = edges_of(words)
+    expected = join_lattices(map(vocabulary.spellings, words))
+    assert paths(edges) == paths(expected)
+    assert len(edges) == len(expected)
+    assert bool(words) == bool(paths(edges))
+
+
+def test_ids_and_pieces(vocabulary, graph):
+    ids = tf.function(graph.encode)(tf.constant(TEXTS))
+    assert ids.to_list() == vocabulary.encode(TEXTS)
+    assert graph.count(tf.constant(TEXTS)).numpy().tolist() == [len(row) for row in ids.to_list()]
+    decoded = [text.decode() for text in tf.function(graph.decode)(ids).numpy()]
+    assert decoded == vocabulary.decode(ids.to_list())
+    pieces = tf.function(graph.pieces)(tf.constant([[3, 5], [270, 9999]])).numpy().tolist()
+    flat = [piece.decode() for row in pieces for piece in row]
+    assert flat == vocabulary.pieces([3, 5, 270, vocabulary.size - 1])
+
+
+@pytest.mark.parametrize("text", ["a ", "a\u3000\xa0 ", " a b", "", "  "])
+def test_spaces_are_removed_as_in_python(text):
+    assert without_space_after(tf.constant(text)).numpy().decode() == text.rstrip()
