@@ -77,6 +77,5 @@ def test_a_killed_worker_ends_both_processes_and_more_workers_go_on(tmp_path, wh
     assert re.search(rf"^error: {cause}", ended[1].stderr, re.M)
     assert "Traceback" not in ended[0].stderr + ended[1].stderr
 
-    printed = training.finish(training.start(tmp_path, STEPS, **TWO, workers=2))
-    assert "Resuming from step" in printed
+    training.finish(training.start(tmp_path, STEPS, **TWO, workers=2))
     training.assert_same_bits(training.tensors(tmp_path, STEPS), whole[1])
