@@ -3,11 +3,10 @@ r"""Measures the speed, the packing and the memory of the training input.
 python benchmarks/input.py --data=DATA                                # a prepared dataset
 python benchmarks/input.py --data=/tmp/large --pairs=1000 --examples=10000000    # makes it first
 
-Times are CPU times of the process, so other processes hardly change them. Only the speed of workers
-is of wall time, because they run at the same time. Memory is the peak of the process.
+Times are CPU times, so other processes hardly change them. Memory is the peak of a process.
 """
 
-import contextlib
+import os
 import resource
 import time
 from pathlib import Path
@@ -88,31 +87,40 @@ def measure(dataset: Dataset, params: InputParams) -> None:
 
 
 def measure_workers(dataset: Dataset, params: InputParams) -> None:
-    """Prints tokens per second of wall time, and this process's CPU time, for numbers of workers.
+    """Prints the CPU times of this process and of the busiest worker, for numbers of workers.
 
-    Each number has five turns. A worker is ahead by one batch at most, which is not measured.
+    The speed is that of the busiest process, so it holds if each process has a core. Each number
+    has five turns.
     """
-    with contextlib.ExitStack() as stack:
-        inputs = {
-            workers: stack.enter_context(packed_by(workers, TrainInput(dataset, params, seed=1)))
-            for workers in FLAGS.workers
-        }
-        turns: dict[int, list[tuple[float, float]]] = {workers: [] for workers in inputs}
-        for _ in range(5):
-            for workers, batches in inputs.items():
-                batches.next_batch()
-                wall = time.perf_counter()
-                seconds, made = _timed(batches, max(1, FLAGS.batches // 5))
-                wall = time.perf_counter() - wall
-                tokens = sum(np.count_nonzero(batch.target_segment_ids) for batch in made)
-                turns[workers].append((tokens / wall, 1e3 * seconds / len(made)))
-        for workers, (speed, own) in {n: np.median(t, axis=0) for n, t in turns.items()}.items():
-            print(
-                f"{workers} workers: {speed:,.0f} target tokens per second of wall time, {own:.1f} "
-                f"ms of this process for each batch"
-            )
+    for workers in FLAGS.workers:
+        with packed_by(workers, TrainInput(dataset, params, seed=1)) as batches:
+            batches.next_batch()
+            turns = [_turn(batches, max(1, FLAGS.batches // 5)) for _ in range(5)]
+        tokens, own, busiest = np.median(turns, axis=0)
+        print(
+            f"{workers} workers: {tokens / max(own, busiest):,.0f} target tokens per second; for "
+            f"each batch {1e3 * own:.1f} ms of this process, {1e3 * busiest:.1f} of the busiest "
+            f"worker"
+        )
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"memory of the largest worker: {children.ru_maxrss / 2**10:,.0f} MiB")
+
+
+def _turn(source: Batches, count: int):
+    """For each batch: target tokens, seconds of this process and of its busiest child."""
+    before = _children_seconds()
+    seconds, batches = _timed(source, count)
+    busiest = max((t - before[pid] for pid, t in _children_seconds().items()), default=0.0)
+    tokens = sum(np.count_nonzero(batch.target_segment_ids) for batch in batches)
+    return tokens / count, seconds / count, busiest / count
+
+
+def _children_seconds() -> dict[int, float]:
+    """CPU seconds of each child process; see proc(5)."""
+    files = Path("/proc/self/task").glob("*/children")
+    children = [int(child) for file in files for child in file.read_text().split()]
+    stats = {pid: Path(f"/proc/{pid}/stat").read_text().split() for pid in children}
+    return {pid: sum(map(int, s[13:15])) / os.sysconf("SC_CLK_TCK") for pid, s in stats.items()}
 
 
 def _timed(source: Batches, count: int):
