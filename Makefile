@@ -13,7 +13,7 @@ SHELL := /bin/bash
 .PHONY: help setup demo test test-slow lint format golden bench bench-decode clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
 
 $(VENV)/.ready: setup.py pyproject.toml
 	$(PYTHON) -m venv $(VENV)
