@@ -77,7 +77,7 @@ def options_of(model, texts):
     for text in texts:
         name, _, value = text.removeprefix("decoding.").partition("=")
         if name not in known:
-            names = ", ".join(known) or "none: export the model again with a newer lingvo_moe"
+            names = ", ".join(sorted(known)) or "none: export again with a newer lingvo_moe"
             raise ValueError(f"--set={text}: unknown option {name!r}. This export has {names}.")
         default = known[name]
         try:
