@@ -21,7 +21,7 @@ def error_of(tool: str, *arguments: object) -> str:
     """The one-line error of a tool that fails; its stdout must be empty."""
     result = run_tool(tool, *arguments)
     assert (result.returncode, result.stdout) == (1, ""), result.stderr
-    assert "Traceback" not in result.stderr
+    assert "Traceback" not in result.stderr, result.stderr[-3000:]
     line = result.stderr.strip().splitlines()[-1]
     assert line.startswith("error: ")
     return line
