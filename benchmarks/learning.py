@@ -163,6 +163,7 @@ class Queue:
                 "steps": params.train.max_steps,
                 "eval_every": params.train.eval_every,
                 "patience": params.train.patience,
+                "until_source_use": row.until_source_use,
                 "program": self._directory(row).name,
                 "peer": row.peer and to_fields(row.peer),
                 "searches": list(row.searches),

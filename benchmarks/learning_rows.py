@@ -13,7 +13,9 @@ CORPORA = {
     "tldr4k": (("tldr",), {"joint_vocab": True, "source_vocab_size": 4000}),
     "tldr16k": (("tldr",), {"joint_vocab": True, "source_vocab_size": 16000}),
     "wikimessages": (("wikimessages",), {"joint_vocab": True}),
+    "wikimessages4k": (("wikimessages",), {"joint_vocab": True, "source_vocab_size": 4000}),
     "both": (("tldr", "wikimessages"), {"joint_vocab": True}),
+    "both4k": (("tldr", "wikimessages"), {"joint_vocab": True, "source_vocab_size": 4000}),
 }
 _SHORT, _LONG = 2500, 5000  # steps
 _WIDER = (
@@ -53,6 +55,7 @@ class Row:
         searches: name -> `--set` texts of the decoding; {} for none.
         splits: the splits to translate.
         peer: a peer to train instead of the model.
+        until_source_use: training ends when the source use is at least this; None for never.
     """
 
     name: str
@@ -65,6 +68,7 @@ class Row:
     searches: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=lambda: {"beam": ()})
     splits: Sequence[str] = ("dev",)
     peer: Peer | None = None
+    until_source_use: float | None = None
 
     @property
     def all_overrides(self) -> list[str]:
@@ -211,4 +215,33 @@ _SMALL = (
     Row(name="many/4000 steps", steps=4000, data="both"),
     Row(name="many/40000 steps", steps=40_000, data="both", splits=("dev", "test")),
 )
-ROWS = (*_TINY, *_SMALL, *_KNOBS, *_PEERS)
+
+
+def _until_it_reads(name: str, pairs: Sequence[str] = (), **fields: Any) -> Row:
+    """A model on real text, until its translations depend on their sources."""
+    given = {"model": "tiny.MoE", "steps": 3000, "data": "tldr4k", "seeds": (1, 2), "searches": {}}
+    name = f"{fields.get('model', 'tiny.MoE')}, {name}"
+    overrides = (
+        *_vocabulary(4000),
+        "input.temperature=2.0",
+        "train.eval_every=50",
+        f"input.pairs={tuple(f'{pair}-en' for pair in pairs)}",
+    )
+    return Row(name=f"budget/{name}", overrides=overrides, until_source_use=0.5, **(given | fields))
+
+
+_LARGEST = ("ko", "es", "zh", "nl", "it", "id", "pt_BR", "ru", "fr", "de")
+_BUDGETS = (
+    _until_it_reads("1 pair, ko", ("ko",)),
+    _until_it_reads("1 pair, es", ("es",)),
+    _until_it_reads("3 pairs, es, nl and it", ("es", "nl", "it")),
+    _until_it_reads("10 pairs", _LARGEST),
+    _until_it_reads("38 pairs"),
+    _until_it_reads("109 pairs", data="wikimessages4k"),
+    _until_it_reads("117 pairs", data="both4k"),
+    _until_it_reads("1 pair, ko", ("ko",), model="small.MoE", seeds=(1,)),
+    _until_it_reads("10 pairs", _LARGEST, model="small.MoE", seeds=(1,)),
+    _until_it_reads("38 pairs", model="small.MoE", seeds=(1,)),
+    _until_it_reads("117 pairs", model="small.MoE", data="both4k", seeds=(1,)),
+)
+ROWS = (*_TINY, *_BUDGETS, *_SMALL, *_KNOBS, *_PEERS)

@@ -81,8 +81,8 @@ def make(output: Path, run: Mapping[str, Any], engine: Engine) -> dict[str, Any]
 
     Returns:
         The description with device, versions, source use and scores; "curve", (step, target
-        tokens, dev loss) of each evaluation; "dev_loss", the best of these; "dev_loss_of_mean",
-        the loss of the mean of the last weights.
+        tokens, dev loss, source use) of each evaluation; "dev_loss", the best of these;
+        "dev_loss_of_mean", the loss of the mean of the last weights.
     """
     dataset = Dataset.load(output / "data" / run["data"])
     params = from_fields(InputParams, run["input"], "the run")
@@ -117,17 +117,18 @@ def _train(run, engine, source, dev):
                 before = time.monotonic()
                 tokens += engine.train(few)
                 seconds += time.monotonic() - before
-            loss, state = _loss(engine, dev), engine.state()
-            curve.append((step, tokens, loss))
-            print(f"{run['name']}: step {step}, dev loss {loss:.3f}", flush=True)
+            (loss, use), state = _loss_and_use(engine, dev), engine.state()
+            curve.append((step, tokens, loss, use))
+            print(f"{run['name']}: step {step}, dev loss {loss:.3f}, {use:.2f}", flush=True)
             last = [*last, state][-_LAST:]
             bad = 0 if loss < best[0] else bad + 1
             best = min(best, (loss, step, state), key=lambda one: one[0])
-            if bad == run["patience"]:
+            if bad == run["patience"] or use >= (run["until_source_use"] or np.inf):
                 break
     mean = best[2] | {n: sum(s[n] for s in last) / np.float32(len(last)) for n in _weights(state)}
     engine.restore(mean)
-    said = {"dev_loss_of_mean": _loss(engine, dev), "dev_loss": best[0], "best_step": best[1]}
+    of_mean = _loss_and_use(engine, dev)[0]
+    said = {"dev_loss_of_mean": of_mean, "dev_loss": best[0], "best_step": best[1]}
     engine.restore(best[2])
     return said | {"curve": curve, "train_seconds": seconds}, {"best": best[2], "mean": mean}
 
@@ -148,9 +149,11 @@ def _evaluate(engine, batches):
     return add_metrics([engine.evaluate(batch) for batch in batches])
 
 
-def _loss(engine, dev):
-    total = _evaluate(engine, [*dev.sampled, *dev.rest])
-    return float(total.nll / total.tokens)
+def _loss_and_use(engine, dev):
+    """The dev loss and the source use of all pairs together, nats per token."""
+    sampled, foreign, rest = (_evaluate(engine, batches) for batches in dev)
+    total = add_metrics([sampled, rest] if rest else [sampled])
+    return float(total.nll / total.tokens), float((foreign.nll - sampled.nll) / sampled.tokens)
 
 
 def _by_pair(engine, names, dev):

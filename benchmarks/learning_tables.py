@@ -12,6 +12,8 @@ from learning_rows import ROWS
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
+from lingvo_moe.core.params import from_fields
+from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.reporting.figure import to_png
 from lingvo_moe.reporting.table import Table
 
@@ -28,9 +30,12 @@ def write_tables(output: Path, page: Path | None) -> None:
     paths = [output / "runs" / f"{row.name}.{seed}.json" for row in ROWS for seed in row.seeds]
     runs = [json.loads(path.read_text()) for path in paths if path.exists()]
     for study, of in itertools.groupby(runs, key=lambda run: run["row"].split("/")[0]):
+        of = list(of)
         rows = [list(seeds) for _, seeds in itertools.groupby(of, key=lambda run: run["row"])]
         table = study_table(study, rows)
         print(f"{study}\n{table}\n")
+        if all(seeds[0]["until_source_use"] for seeds in rows):
+            print("steps = {:.0f} · pairs^{:.2f}, × or ÷ {:.2f}\n".format(*fit_of_budgets(of)))
         (output / f"{study}.png").write_bytes(to_png(draw_curves(rows)))
         if page and f"<!-- learning {study} -->" in page.read_text("utf-8"):
             replace_table(page, f"learning {study}", table)
@@ -49,8 +54,13 @@ def _cells(study: str, seeds: Sequence[Run]) -> Iterator[tuple[str, str]]:
     yield "dev loss", _mean([run["dev_loss"] for run in seeds], spread=True)
     yield "of the last 5 weights' mean", _mean([run["dev_loss_of_mean"] for run in seeds])
     for level in _LEVELS.get(study, ()):
-        tokens = [_tokens_until(run["curve"], level) for run in seeds]
+        tokens = [_until(_losses(run), level) for run in seeds]
         yield f"M tokens to {level}", "" if None in tokens else f"{np.mean(tokens) / 1e6:.2f}"
+    if seeds[0]["until_source_use"]:
+        use = seeds[0]["until_source_use"]
+        yield f"steps to source use {use}", _mean([_when_it_reads(run, 0) for run in seeds], ".0f")
+        tokens = [_when_it_reads(run, 1) / 1e6 for run in seeds]
+        yield f"M tokens to source use {use}", _mean(tokens, ".2f")
     yield "source use", _mean([run.get("source_use") for run in seeds], ".2f")
     for split in ("dev", "test"):
         for search in seeds[0]["searches"]:
@@ -77,16 +87,46 @@ def _mean(values, form=".3f", spread=False):
     return format(np.mean(known), form) + deviation
 
 
-def _tokens_until(curve, level):
-    """Target tokens until the dev loss is at most `level`; None if it never is.
+def _losses(run):
+    """(target tokens, dev loss) of each evaluation."""
+    return [point[1:3] for point in run["curve"]]
 
-    Between two evaluations the loss is taken as linear in the logarithm of tokens.
+
+def _when_it_reads(run, column):
+    """Steps (column 0) or target tokens (1) until the source use is that at which the run ends.
+
+    NaN if it never is.
     """
-    for (_, before, high), (_, after, low) in itertools.pairwise(curve):
+    unused = [(point[column], -point[3]) for point in run["curve"]]
+    return _until(unused, -run["until_source_use"]) or np.nan
+
+
+def _until(points, level):
+    """Steps or tokens until a value is at most `level`; None if it never is.
+
+    Between two points the value is taken as linear in the logarithm of steps or tokens.
+    """
+    for (before, high), (after, low) in itertools.pairwise(points):
         if low <= level < high:
             share = (high - level) / (high - low)
             return float(np.exp(np.log(before) + share * np.log(after / before)))
-    return curve[0][1] if curve[0][2] <= level else None
+    return points[0][0] if points[0][1] <= level else None
+
+
+def fit_of_budgets(runs: Sequence[Run]) -> tuple[float, float, float]:
+    """How the steps until a model uses its sources grow with the number of pairs.
+
+    Returns:
+        a, b and s of steps = a · pairs^b; s is the factor by which the runs differ from it, the
+        exponential of the standard deviation of the logarithms.
+    """
+    inputs = [from_fields(InputParams, run["input"], "the run") for run in runs]
+    pairs = [len(p.pairs) or run["num_pairs"] for p, run in zip(inputs, runs, strict=True)]
+    logs = np.log(pairs), np.log([_when_it_reads(run, 0) for run in runs])
+    slope, start = np.polyfit(*logs, 1)
+    errors = logs[1] - start - slope * logs[0]
+    spread = np.exp(np.sqrt(errors @ errors / (len(runs) - 2)))
+    return float(np.exp(start)), float(slope), float(spread)
 
 
 def _tier(scores, third):

@@ -10,6 +10,7 @@ import numpy as np
 from lingvo_moe.data.pipeline import TrainInput
 from lingvo_moe.evaluation.report import thirds
 from lingvo_moe.reporting.table import Table
+from lingvo_moe.tasks.budget import suggestion
 
 FEW, MANY = 1.0, 100.0  # epochs; a pair outside this range gets a warning
 _ROWS = 12  # for more pairs the table has tiers
@@ -38,13 +39,15 @@ class Forecast:
     Attributes:
         steps: of the whole run, from 0.
         examples, tokens: sentence pairs and target tokens of one step, on average.
-        pairs: those with most examples first.
+        pairs: those with most examples first; a pair of several corpora is there for each.
+        num_pairs: number of language pairs that are drawn.
     """
 
     steps: int
     examples: float
     tokens: float
     pairs: Sequence[Exposure]
+    num_pairs: int
 
     @staticmethod
     def of(source: TrainInput, steps: int) -> "Forecast":
@@ -58,18 +61,21 @@ class Forecast:
         segments = [batch.target_segment_ids for batch in source.peek(_MEASURED)]
         examples = np.mean([one.max(axis=1).sum() for one in segments]) / source.packed_share
         tokens = np.mean([np.count_nonzero(one) for one in segments]) / source.packed_share
-        sizes = {stream.name: stream.size for stream in source.curriculum.streams}
-        pairs = expose(sizes, source.curriculum.shares(steps), steps * float(examples))
-        return Forecast(steps, float(examples), float(tokens), pairs)
+        streams, shares = source.curriculum.streams, source.curriculum.shares(steps)
+        sizes = {stream.name: stream.size for stream in streams}
+        pairs = expose(sizes, shares, steps * float(examples))
+        drawn = {of.index for of, share in zip(streams, shares, strict=True) if share}
+        return Forecast(steps, float(examples), float(tokens), pairs, len(drawn))
 
     def lines(self) -> list[str]:
-        """The forecast as text: totals, epochs by pair or by tier, warnings."""
+        """The forecast as text: totals, suggested steps, epochs by pair or by tier, warnings."""
         total = (
             f"This run: {self.steps:,} steps of about {self.examples:,.0f} examples and "
             f"{self.tokens:,.0f} target tokens, {self.steps * self.tokens / 1e6:,.2f}M target "
             f"tokens in all."
         )
-        return [total, *self._table().to_text().splitlines(), *self.warnings()]
+        suggested = suggestion(self.steps, self.tokens, self.num_pairs)
+        return [total, *self._table().to_text().splitlines(), *suggested, *self.warnings()]
 
     def warnings(self) -> list[str]:
         """A line on pairs that are drawn too rarely, and one on pairs that are drawn too often."""

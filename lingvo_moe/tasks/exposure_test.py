@@ -25,7 +25,7 @@ def test_epochs_follow_from_sizes_and_temperature(temperature, epochs):
 
 def test_few_pairs_are_a_table_with_warnings():
     forecast = Forecast(
-        1000, 20.0, 400.0, [Exposure("a-en", 40000, 0.4), Exposure("b-en", 20, 200)]
+        1000, 20.0, 400.0, [Exposure("a-en", 40000, 0.4), Exposure("b-en", 20, 200)], 2
     )
     assert forecast.lines() == [
         "This run: 1,000 steps of about 20 examples and 400 target tokens, 0.40M target tokens "
@@ -34,6 +34,8 @@ def test_few_pairs_are_a_table_with_warnings():
         "----------------------",
         "a-en    40,000     0.4",
         "b-en        20   200.0",
+        "Suggested: 1,000 to 1,500 steps. With 2 pairs, models began to use their sources after "
+        "200 to 300 steps.",
         "Warning: 1 of 2 pairs will be seen less than once, a-en 0.40 times: 2,500 steps are "
         "one epoch of it. Raise train.max_steps.",
         "Warning: 1 of 2 pairs will be seen more than 100 times, b-en 200 times: the model may "
@@ -44,7 +46,7 @@ def test_few_pairs_are_a_table_with_warnings():
 def test_many_pairs_are_a_table_by_tier_and_once_to_a_hundred_times_is_right():
     # Thirds of 13 pairs: (13 + 1) // 3 = 4, so 4, 5 and 4.
     sizes = [1300 - 100 * i for i in range(13)]
-    forecast = Forecast(10, 1, 1, [Exposure(f"{s}-en", s, 1300 / s) for s in sizes])
+    forecast = Forecast(10, 1, 1, [Exposure(f"{s}-en", s, 1300 / s) for s in sizes], 13)
     assert forecast.lines()[1:] == [
         "tier  pairs        examples       epochs",
         "----------------------------------------",
@@ -52,12 +54,12 @@ def test_many_pairs_are_a_table_by_tier_and_once_to_a_hundred_times_is_right():
         "mid       5      500 to 900   1.4 to 2.6",
         "low       4      100 to 400  3.2 to 13.0",
     ]
-    assert Forecast(10, 1, 1, [Exposure("a", 1, 1.0), Exposure("b", 1, 100.0)]).warnings() == []
+    assert Forecast(10, 1, 1, [Exposure("a", 1, 1.0), Exposure("b", 1, 100.0)], 2).warnings() == []
 
 
 def test_a_temperature_near_zero_leaves_a_pair_out():
     seen = expose({"a-en": 90, "b-en": 9}, sampling_probabilities([90, 9], 1e-3), 180)
-    (line,) = Forecast(10, 1, 1, seen).warnings()
+    (line,) = Forecast(10, 1, 1, seen, 1).warnings()
     assert line == (
         "Warning: 1 of 2 pairs will be seen less than once, b-en 0.00 times. Raise train.max_steps."
     )
