@@ -46,8 +46,8 @@ def suggestion(steps: int, tokens: float, pairs: int) -> list[str]:
         return []
     (low, high), (least, most) = READING.range(pairs), READING.range(pairs, _ENOUGH)
     lines = [
-        f"Suggested: {least:,} to {most:,} steps. With {pairs} pairs, models began to use their "
-        f"sources after {low:,} to {high:,} steps."
+        f"Suggested for real text: {least:,} to {most:,} steps. Models of {pairs} "
+        f"pair{'s'[: pairs > 1]} began to use their sources after {low:,} to {high:,} steps."
     ]
     if steps < high:
         lines.append(

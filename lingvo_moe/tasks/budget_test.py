@@ -16,7 +16,7 @@ def test_runs_are_near_the_fit(pairs):
 
 def test_a_run_of_a_tenth_of_the_suggested_steps_is_warned():
     suggested, *warnings = suggestion(4400, 2000.0, 117)
-    assert suggested.startswith("Suggested: 3,800 to 5,700 steps. With 117 pairs, ")
+    assert suggested.startswith("Suggested for real text: 3,800 to 5,700 steps. Models of 117 ")
     assert not warnings
     _, warning = suggestion(440, 2000.0, 117)
     assert warning.startswith("Warning: 440 steps may be too few for translations to depend on")
@@ -25,3 +25,7 @@ def test_a_run_of_a_tenth_of_the_suggested_steps_is_warned():
 @pytest.mark.parametrize("tokens", [100.0, 4e6])
 def test_nothing_is_suggested_for_batches_that_were_not_measured(tokens):
     assert suggestion(10, tokens, 5) == []
+
+
+def test_one_pair_is_named_in_the_singular():
+    assert " Models of 1 pair began to " in suggestion(1000, 2000.0, 1)[0]
