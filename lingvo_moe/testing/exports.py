@@ -74,11 +74,11 @@ def train_here(runtime, directory):
     return [float(m.nll) / float(m.tokens) for m in metrics]
 
 
-def trained(path):
+def trained(path, *overrides):
     """The logdir of a model that has taken three steps."""
     from lingvo_moe.serving.stablehlo import example_batch
 
-    made = ModelDir.create(path, "tiny.MoE", SMALL, tiny_world.dataset())
+    made = ModelDir.create(path, "tiny.MoE", (*SMALL, *overrides), tiny_world.dataset())
     runtime = Local(made.task, train_step(made.task))
     runtime.initialize(5)
     for _ in range(3):
