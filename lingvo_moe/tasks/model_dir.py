@@ -1,7 +1,6 @@
 """A logdir: one model with its vocabularies and checkpoints."""
 
 import dataclasses
-import fnmatch
 import hashlib
 import json
 import sys
@@ -17,10 +16,10 @@ from lingvo_moe.data.curriculum import identity
 from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.tasks.model_weights import WEIGHTS, read_weights
+from lingvo_moe.tasks.param_changes import AFTER_TRAINING, RESUMING
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer, Keep
-from lingvo_moe.training.train_params import TrainParams
 
 FORMAT = 2
 _FILE = "model.json"
@@ -34,42 +33,6 @@ _HINTS = {
 }
 # Format 1 has the model's name and its `--set` texts, and the params in params.txt.
 _HINTS_1 = {name: _HINTS[name] for name in ("model", "pairs", "tags", "vocabularies")}
-
-# Params that do not change the function of a trained model, such as sharding and dispatchers.
-_DEVICES = (
-    "sharding*",
-    "activation_dtype",
-    "model.remat",
-    "model.moe.num_groups",
-    "model.moe.eval_num_groups",
-    "model.moe.dispatcher*",
-    "model.moe.eval_dispatcher*",
-    "model.moe.gating_dropout*",
-)
-# Params that may change when training resumes: data, their order and the loss stay the same.
-_TRAINING = (
-    *_DEVICES,
-    "averaging*",
-    "decoding*",
-    "optimizer.*",
-    *(f"train.{f.name}" for f in dataclasses.fields(TrainParams) if f.name != "seed"),
-)
-# Params that may change for decoding, evaluation and export: also those used only in training.
-_READING = (
-    *_DEVICES,
-    "averaging*",
-    "decoding*",
-    "optimizer*",
-    "train*",
-    "input*",
-    "label_smoothing",
-    "model.dropout_rate",
-    "model.moe.capacity_factor",
-    "model.moe.aux_loss_weight",
-    "model.moe.z_loss_weight",
-    "model.moe.expert_dropout_rate",
-)
-_NEVER = ("model.moe.dispatcher.expert_sizes", "input.pairs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +94,8 @@ class ModelDir:
             there._check_same_data(dataset)
             there = dataclasses.replace(there, data=there._identity(dataset))
             wanted = override(params or there.params, overrides)
-            return there._changed(wanted, _TRAINING, "when training resumes")
+            RESUMING.check(path, there.params, wanted)
+            return dataclasses.replace(there, params=wanted)
         params = override(params or registry.get_params(model), overrides)
         made = ModelDir(
             path,
@@ -251,7 +215,9 @@ class ModelDir:
         Raises:
             ValueError: malformed texts, or one that would change the trained function.
         """
-        return self._changed(override(self.params, overrides), _READING, "after training")
+        wanted = override(self.params, overrides)
+        AFTER_TRAINING.check(self.path, self.params, wanted)
+        return dataclasses.replace(self, params=wanted)
 
     @property
     def hashes(self) -> dict[str, str]:
@@ -379,20 +345,6 @@ class ModelDir:
             with path.open("rb") as file:
                 digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
         return digests
-
-    def _changed(self, params, free, when):
-        """The logdir with other params; ValueError if params differ that are not in `free`."""
-        here, there = to_fields(params), to_fields(self.params)
-        for path in dict.fromkeys((*here, *there)):
-            ours, theirs = here.get(path, "None"), there.get(path, "None")
-            is_free = path not in _NEVER and any(fnmatch.fnmatchcase(path, f) for f in free)
-            if ours != theirs and not is_free:
-                raise ValueError(
-                    f"Logdir {self.path} has a model with {path}={theirs}, but --set gives "
-                    f"{ours}; it cannot change {when}. Leave out this --set, or train another "
-                    f"model in another --logdir."
-                )
-        return dataclasses.replace(self, params=params)
 
     def _check_same_data(self, dataset):
         self.check_dataset(dataset)

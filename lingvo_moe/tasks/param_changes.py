@@ -1,0 +1,92 @@
+"""Which params of a model may change when its logdir is used again."""
+
+import dataclasses
+import fnmatch
+from pathlib import Path
+from typing import NamedTuple
+
+from lingvo_moe.core.params import to_fields
+from lingvo_moe.tasks.params import TranslationParams
+from lingvo_moe.training.train_params import TrainParams
+
+_NEVER = ("model.moe.dispatcher.expert_sizes", "input.pairs")
+
+
+class Changeable(NamedTuple):
+    """The params that may change at one time.
+
+    Attributes:
+        patterns: of their dotted paths, with * for any text.
+        when: the time, for the error.
+    """
+
+    patterns: tuple[str, ...]
+    when: str
+
+    def check(self, logdir: Path, old: TranslationParams, new: TranslationParams) -> None:
+        """Checks that only these params differ.
+
+        Args:
+            logdir: of the model, for the error.
+            old: the params in the logdir.
+            new: those with `--set` texts.
+
+        Raises:
+            ValueError: another param differs.
+        """
+        here, there = to_fields(new), to_fields(old)
+        for path in dict.fromkeys((*here, *there)):
+            ours, theirs = here.get(path, "None"), there.get(path, "None")
+            if ours != theirs and not self._includes(path):
+                raise ValueError(
+                    f"Logdir {logdir} has a model with {path}={theirs}, but --set gives {ours}; it "
+                    f"cannot change {self.when}. Leave out this --set, or train another model in "
+                    f"another --logdir."
+                )
+
+    def _includes(self, path: str) -> bool:
+        return path not in _NEVER and any(fnmatch.fnmatchcase(path, p) for p in self.patterns)
+
+
+# They do not change the function of a trained model: sharding, dispatchers and others.
+_DEVICES = (
+    "sharding*",
+    "activation_dtype",
+    "model.remat",
+    "model.moe.num_groups",
+    "model.moe.eval_num_groups",
+    "model.moe.dispatcher*",
+    "model.moe.eval_dispatcher*",
+    "model.moe.gating_dropout*",
+)
+
+# Data, their order and the loss stay the same.
+RESUMING = Changeable(
+    (
+        *_DEVICES,
+        "averaging*",
+        "decoding*",
+        "optimizer.*",
+        *(f"train.{f.name}" for f in dataclasses.fields(TrainParams) if f.name != "seed"),
+    ),
+    "when training resumes",
+)
+
+# For decoding, evaluation and export also params that are used only in training may change.
+AFTER_TRAINING = Changeable(
+    (
+        *_DEVICES,
+        "averaging*",
+        "decoding*",
+        "optimizer*",
+        "train*",
+        "input*",
+        "label_smoothing",
+        "model.dropout_rate",
+        "model.moe.capacity_factor",
+        "model.moe.aux_loss_weight",
+        "model.moe.z_loss_weight",
+        "model.moe.expert_dropout_rate",
+    ),
+    "after training",
+)

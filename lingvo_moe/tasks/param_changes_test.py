@@ -1,0 +1,29 @@
+import fnmatch
+from pathlib import Path
+
+import pytest
+
+from lingvo_moe.core import registry
+from lingvo_moe.core.params import override, to_fields
+from lingvo_moe.tasks.param_changes import AFTER_TRAINING, RESUMING
+
+PARAMS = registry.get_params("tiny.MoE")
+
+
+@pytest.mark.parametrize("changeable", [RESUMING, AFTER_TRAINING])
+def test_every_pattern_is_of_a_param(changeable):
+    paths = list(to_fields(PARAMS))
+    assert [text for text in changeable.patterns if not fnmatch.filter(paths, text)] == []
+
+
+def test_the_error_has_both_values_and_the_time():
+    new = override(PARAMS, ["train.seed=77"])
+    AFTER_TRAINING.check(Path("there"), PARAMS, new)
+    message = (
+        f"Logdir there has a model with train.seed={PARAMS.train.seed}, but --set gives 77; it "
+        f"cannot change when training resumes. Leave out this --set, or train another model in "
+        f"another --logdir."
+    )
+    with pytest.raises(ValueError) as caught:
+        RESUMING.check(Path("there"), PARAMS, new)
+    assert str(caught.value) == message
