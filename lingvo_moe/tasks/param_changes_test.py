@@ -24,6 +24,6 @@ def test_the_error_has_both_values_and_the_time():
         f"cannot change when training resumes. Leave out this --set, or train another model in "
         f"another --logdir."
     )
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="Logdir there has") as caught:
         RESUMING.check(Path("there"), PARAMS, new)
     assert str(caught.value) == message
