@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -115,6 +116,8 @@ class Goodput:
             earlier = {kind: float(content["seconds"].get(kind, 0.0)) for kind in KINDS}
             now, until = self._wall(), content["until"]
             gap = 0.0 if until is None else max(0.0, now - float(until))
+            if min(earlier.values()) < 0 or not math.isfinite(sum(earlier.values()) + gap):
+                return
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
             return
         self._seconds, self._saved = earlier, earlier[STEPS]

@@ -52,7 +52,20 @@ def test_where_the_time_of_a_run_and_its_restart_went(tmp_path):
     )
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"seconds": 3, "until": 1}', '{"until": {}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"seconds": 3, "until": 1}',
+        '{"until": {}}',
+        '{"seconds": {"steps": -1, "input": 9}, "until": null}',
+        '{"seconds": {"steps": NaN}, "until": null}',
+        '{"seconds": {"steps": 1e308, "input": 1e308}, "until": null}',
+        '{"seconds": {}, "until": -1e999}',
+    ],
+)
 def test_a_damaged_file_counts_as_none(tmp_path, content):
     (tmp_path / "goodput.json").write_text(content)
     clock = Clock()
