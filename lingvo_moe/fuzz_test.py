@@ -22,32 +22,45 @@ from lingvo_moe.testing.tiny_world import SHRINK, dataset
 from lingvo_moe.training.goodput import Goodput
 
 
-def _refused(read, name):
-    """Whether reading ends with an error for the user; it is one line that holds the name."""
+def refusal(read):
+    """The error for the user that a call ends with; None if there is none."""
     try:
         read()
     except (OSError, ValueError) as error:
-        message = str(error)
-        assert name in message, message
-        assert message.isprintable(), message
-        return True
-    return False
+        return str(error)
+    return None
 
 
-def _read_damaged(file, strategy, read, examples, name=None):
-    """Reads a file in many damaged forms, of which some must be refused."""
-    content, refused = file.read_bytes(), []
+def assert_is_line_with(message, name):
+    """Fails if an error is not one line that holds the name."""
+    assert name in message, message
+    assert message.isprintable(), message
+
+
+def assert_reads_or_refuses(file, strategy, read, examples, name=None):
+    """Fails unless the file is read, and its damaged forms are read or refused, some refused.
+
+    Args:
+        file: it is damaged, and restored in the end.
+        strategy: bytes of the file -> damaged bytes.
+        read: reads the file.
+        examples: how many damaged forms.
+        name: that each error holds; None for that of the file.
+    """
+    content, name, errors = file.read_bytes(), name or file.name, []
 
     def act(damage):
         file.write_bytes(damage)
-        refused.append(_refused(read, name or file.name))
+        if error := refusal(read):
+            assert_is_line_with(error, name)
+            errors.append(error)
 
+    assert refusal(read) is None
     try:
         check(examples, strategy(content), act)
     finally:
         file.write_bytes(content)
-    assert any(refused)
-    assert not _refused(read, name or file.name)
+    assert errors
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +82,7 @@ def test_a_description_of_data(data, examples):
         loaded = Dataset.load(data)
         loaded.examples("dev", loaded.pairs[0].name)
 
-    _read_damaged(data / "dataset.json", changed_json, read, examples, str(data))
+    assert_reads_or_refuses(data / "dataset.json", changed_json, read, examples, str(data))
 
 
 @EXAMPLES
@@ -82,13 +95,13 @@ def test_a_shard(data, examples):
         except OSError as error:  # who opens it adds the name
             raise OSError(f"{file.name}: {error}") from error
 
-    _read_damaged(file, damaged, read, examples)
+    assert_reads_or_refuses(file, damaged, read, examples)
 
 
 @EXAMPLES
 def test_a_models_description(logdir, examples):
     file, name = logdir / "model.json", str(logdir)
-    _read_damaged(file, changed_json, lambda: ModelDir.open(logdir), examples, name)
+    assert_reads_or_refuses(file, changed_json, lambda: ModelDir.open(logdir), examples, name)
 
 
 @EXAMPLES
@@ -103,7 +116,7 @@ def test_a_checkpoint(logdir, name, examples):
         _ = found.best
 
     strategy = changed_json if "json" in name else damaged
-    _read_damaged(step / name, strategy, read, examples, step.name)
+    assert_reads_or_refuses(step / name, strategy, read, examples, step.name)
 
 
 @EXAMPLES
@@ -113,7 +126,9 @@ def test_the_record_of_time_is_read_or_begun_anew(tmp_path, examples):
 
     def act(content):
         path.write_bytes(content)
-        Goodput(path).line()
+        shares = Goodput(path).shares().values()
+        assert min(shares) >= 0
+        assert sum(shares) == pytest.approx(1)
 
     check(examples, changed_json(path.read_bytes()), act)
 
@@ -122,7 +137,7 @@ def test_the_record_of_time_is_read_or_begun_anew(tmp_path, examples):
 def test_a_report(tmp_path, examples):
     save_report(SIX, tmp_path)
     file = tmp_path / "report.json"
-    _read_damaged(file, changed_json, lambda: format_table(load_report(file)), examples)
+    assert_reads_or_refuses(file, changed_json, lambda: format_table(load_report(file)), examples)
 
 
 @EXAMPLES
@@ -139,7 +154,7 @@ def test_hypotheses(tmp_path, examples):
         except ValueError as error:
             raise ValueError(f"{file.name}: {error}") from error
 
-    _read_damaged(file, damaged, read, examples)
+    assert_reads_or_refuses(file, damaged, read, examples)
 
 
 ARRAYS = {
@@ -161,7 +176,7 @@ ARRAYS = {
 def test_arrays(tmp_path, arrays, examples):
     file = tmp_path / "arrays.npz"
     arrays.save(file)
-    _read_damaged(file, damaged, lambda: type(arrays).load(file), examples)
+    assert_reads_or_refuses(file, damaged, lambda: type(arrays).load(file), examples)
 
 
 @EXAMPLES
@@ -174,7 +189,7 @@ def test_a_manifest(tmp_path, examples):
         with new_directory(tmp_path / "out", "maker", overwrite=True) as made:
             (made / "file").write_text("x")
 
-    _read_damaged(tmp_path / "out" / MANIFEST, changed_json, read, examples, "out")
+    assert_reads_or_refuses(tmp_path / "out" / MANIFEST, changed_json, read, examples, "out")
 
 
 PARAMS = get_params("tiny.MoE")
@@ -191,8 +206,13 @@ VALUES = st.lists(TOKENS, max_size=12).map("".join) | st.text(max_size=40)
 
 @EXAMPLES
 def test_overrides(examples):
+    errors = []
+
     def act(assignment):
         path, value = assignment
-        _refused(lambda: override(PARAMS, [f"{path}={value}"]), "--set=")
+        if error := refusal(lambda: override(PARAMS, [f"{path}={value}"])):
+            assert_is_line_with(error, "--set=")
+            errors.append(error)
 
     check(examples, st.tuples(PATHS | st.text(max_size=20), VALUES), act)
+    assert errors
