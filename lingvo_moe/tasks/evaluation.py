@@ -17,7 +17,7 @@ from lingvo_moe.evaluation.report import Report
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.evaluation.scores import PairOutput, check_pair
 from lingvo_moe.tasks.floor import nearest_targets, train_texts
-from lingvo_moe.tasks.kept import determinants, keep_translations, translated_once
+from lingvo_moe.tasks.kept import keep_translations, translated_once
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, evaluate_batches
 from lingvo_moe.tasks.translator import Translation, Translator
@@ -98,7 +98,7 @@ def evaluate(
         "data": dataset.sha256,
         "split": split,
         "pivot": str(pivot),
-        **determinants(model_dir, step),
+        **model_dir.fingerprint(step),
     }
     with keep_translations(output, job, overwrite, report) as kept:
         outputs = translate_split(translators, dataset, split, report, kept)

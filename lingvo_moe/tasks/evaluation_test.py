@@ -52,6 +52,7 @@ MODEL = types.SimpleNamespace(
     ),
     pairs=PAIRS,
     for_dataset=lambda data: MODEL,
+    fingerprint=lambda step: {"step": str(step)},
     tag=_tag,
     task=types.SimpleNamespace(task_id=_task_id),
 )
@@ -68,7 +69,6 @@ def translated(monkeypatch):
         return [[types.SimpleNamespace(text=f"the {text}")] for text in sources]
 
     monkeypatch.setattr(module, "load_translator", lambda *_: (translator, 7))
-    monkeypatch.setattr(module, "determinants", lambda model, step: {"step": str(step)})
     return asked
 
 
@@ -213,7 +213,7 @@ def test_kept_translations_are_of_the_same_model_and_options(tmp_path, translate
     with pytest.raises(OSError, match="No space left"):
         evaluate(tmp_path / "report")
     monkeypatch.setattr(module, "write_report", write_report)
-    monkeypatch.setattr(module, "determinants", lambda model, step: {"step": "8"})
+    monkeypatch.setattr(MODEL, "fingerprint", lambda step: {"step": "8"})
     message = (
         r"report\.parts was started with step=7, but this run has step=8\. .* pass --overwrite"
     )

@@ -11,23 +11,10 @@ from pathlib import Path
 
 from lingvo_moe.core import lock
 from lingvo_moe.core.files import MANIFEST, read_json, remove_partials, write_whole
-from lingvo_moe.core.params import to_fields
 from lingvo_moe.core.pieces import begin
-from lingvo_moe.tasks.model_dir import ModelDir
 
 _CURE = "Give the same model, data and options to go on, or pass --overwrite to start again."
 _SUFFIX = ".translations.json"
-
-
-def determinants(model_dir: ModelDir, step: int) -> dict[str, str]:
-    """All of a model that determines its translations, by name.
-
-    Args:
-        model_dir: the model.
-        step: of the checkpoint.
-    """
-    identity = {"model": model_dir.model, "step": str(step), **model_dir.checksums(step)}
-    return identity | to_fields(model_dir.params)
 
 
 @contextlib.contextmanager

@@ -330,6 +330,14 @@ class ModelDir:
         checkpoints.read(step, average)
         return found
 
+    def fingerprint(self, step: int) -> dict[str, str]:
+        """All of the model that determines its translations: step, checksums and params, by name.
+
+        Args:
+            step: of the checkpoint.
+        """
+        return {"step": str(step)} | self.checksums(step) | to_fields(self.params)
+
     def checksums(self, step: int) -> dict[str, str]:
         """SHA-256 of the files, other than model.json, that translations depend on, by name.
 

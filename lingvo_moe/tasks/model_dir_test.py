@@ -275,3 +275,11 @@ def test_checksums_tell_weights_and_shortlists_apart(tmp_path):
     listed.shortlist_path.write_bytes(b"other")
     assert listed.checksums(1) == before | {"shortlist": listed.checksums(1)["shortlist"]} != before
     assert "shortlist" not in one.checksums(1)
+
+
+def test_a_fingerprint_has_all_that_translations_depend_on(logdir):
+    model = ModelDir.open(logdir)
+    found = model.fingerprint(1)
+    assert found == {"step": "1"} | model.checksums(1) | to_fields(model.params)
+    wider = model.with_overrides(["decoding.beam_size=7"]).fingerprint(1)
+    assert wider == found | {"decoding.beam_size": "7"} != found

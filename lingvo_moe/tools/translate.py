@@ -21,7 +21,6 @@ from lingvo_moe.core.lines import decode_lines, read_lines
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.runtimes.together import start_together
 from lingvo_moe.tasks.evaluation import load_translator
-from lingvo_moe.tasks.kept import determinants
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.shards import DirectoryShards, FileShards, survey, translate_shards
 from lingvo_moe.tasks.translator import BLOCK, Translation, Translator
@@ -84,7 +83,7 @@ def _translate_shards(model_dir: ModelDir, shards: FileShards | DirectoryShards)
             return _lines(translator, shard.sentences, progress, warn, shard.first_line)
 
         job = {
-            **determinants(model_dir, step),
+            **model_dir.fingerprint(step),
             "to": FLAGS.to,
             "source_language": str(FLAGS.source_language),
             "scores": str(FLAGS.scores),
