@@ -17,7 +17,7 @@ from lingvo_moe.evaluation.report import Report
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.evaluation.scores import PairOutput, check_pair
 from lingvo_moe.tasks.floor import nearest_targets, train_texts
-from lingvo_moe.tasks.kept import keep_translations, translated_once
+from lingvo_moe.tasks.kept_translations import keep_translations, translated_once
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, evaluate_batches
 from lingvo_moe.tasks.translator import Translation, Translator
