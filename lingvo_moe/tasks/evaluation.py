@@ -17,7 +17,7 @@ from lingvo_moe.evaluation.report import Report
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.evaluation.scores import PairOutput, check_pair
 from lingvo_moe.tasks.floor import nearest_targets, train_texts
-from lingvo_moe.tasks.kept_translations import keep_translations, translated_once
+from lingvo_moe.tasks.kept_translations import check_free, keep_translations, translated_once
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, evaluate_batches
 from lingvo_moe.tasks.translator import Translation, Translator
@@ -69,9 +69,11 @@ def evaluate(
     Raises:
         ValueError, OSError: an unknown or repeated pair, no test lines, baselines that are not
             comparable, a metric that cannot be used, an output that cannot be made, or
-            translations in OUTPUT.parts of another model, data or options.
+            translations in OUTPUT.parts of another model, data or options; or another evaluation
+            has the same output.
     """
     check_output(output, MAKER, overwrite)
+    check_free(output)
     ready = prepare_metrics(metrics)
     model_dir = model_dir.for_dataset(dataset)
     references = references_of(dataset, split, pairs or model_dir.pairs, report)

@@ -1,6 +1,7 @@
 """Evaluation without a model: errors are found first, results appear when they are complete."""
 
 import dataclasses
+import json
 import os
 import types
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from sacrebleu.metrics import BLEU
 
+from lingvo_moe.core import lock
 from lingvo_moe.core.files import MANIFEST
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.pipeline import InputParams
@@ -223,6 +225,52 @@ def test_kept_translations_are_of_the_same_model_and_options(tmp_path, translate
     evaluate(tmp_path / "report", overwrite=True)
     assert translated == 2 * list(PAIRS)
     assert os.listdir(tmp_path) == ["report"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_two_evaluations_cannot_make_one_report(tmp_path, translated, monkeypatch, overwrite):
+    monkeypatch.setattr(module, "load_translator", None)  # it is found before the model is read
+    in_use = rf"report\.parts is in use by process {os.getpid()} on "
+    with lock.hold(tmp_path / "report.parts"), pytest.raises(ValueError, match=in_use):
+        evaluate(tmp_path / "report", overwrite=overwrite)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_evaluation_sees_that_another_has_finished_meanwhile(tmp_path, translated, monkeypatch):
+    load = module.load_translator
+
+    def finish_another(*_):
+        monkeypatch.setattr(module, "load_translator", load)
+        evaluate(tmp_path / "report", pairs=["qna-en"])
+        return load()
+
+    monkeypatch.setattr(module, "load_translator", finish_another)
+    with pytest.raises(ValueError, match="report is not empty; pass --overwrite"):
+        evaluate(tmp_path / "report")
+    assert translated == ["qna-en"]
+    assert os.listdir(tmp_path) == ["report"]
+
+
+def test_what_a_kill_leaves_is_used_or_removed(tmp_path, translated):
+    """It was killed before the first pair was translated, or while its file was written."""
+    parts = tmp_path / "report.parts"
+    parts.mkdir()
+    (parts / MANIFEST).write_text(json.dumps({"maker": module.MAKER, "step": "8"}))
+    (parts / ".lock").write_text("")
+    (parts / ".qto-en.translations.json.partial-1").write_text("[")
+    evaluate(tmp_path / "report")
+    assert translated == list(PAIRS)
+    assert os.listdir(tmp_path) == ["report"]
+
+
+def test_a_users_directory_is_not_for_translations(tmp_path, translated):
+    parts = tmp_path / "report.parts"
+    parts.mkdir()
+    (parts / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"report\.parts is not empty and was not made by"):
+        evaluate(tmp_path / "report", overwrite=True)
+    assert translated == []
+    assert [path.name for path in parts.iterdir()] == ["notes.txt"]
 
 
 def test_an_evaluation_that_fails_before_a_translation_leaves_nothing(

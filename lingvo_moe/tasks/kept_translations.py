@@ -10,11 +10,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from lingvo_moe.core import lock
-from lingvo_moe.core.files import MANIFEST, read_json, remove_partials, write_whole
+from lingvo_moe.core.files import MANIFEST, check_output, read_json, remove_partials, write_whole
 from lingvo_moe.core.pieces import begin
 
 _CURE = "Give the same model, data and options to go on, or pass --overwrite to start again."
 _SUFFIX = ".translations.json"
+
+
+def check_free(output: Path) -> None:
+    """Checks, before any work, that no other evaluation has the same output.
+
+    Raises:
+        HeldError: another has.
+    """
+    directory = _directory(output)
+    if directory.is_dir():
+        with lock.hold(directory):
+            pass
 
 
 @contextlib.contextmanager
@@ -26,25 +38,28 @@ def keep_translations(
     Args:
         output: of the evaluation.
         job: see `pieces.begin`.
-        overwrite: whether to remove the translations of another job.
+        overwrite: whether an earlier report, and the translations of another job, may be removed.
         report: takes a line if translations were kept, and if they are kept after an error.
 
     Raises:
-        ValueError: the directory belongs to another job, or holds other files.
+        ValueError: the directory belongs to another job, or holds other files; or another process
+            has made the output since it was checked.
         HeldError: another process has the same output.
     """
-    directory = output.with_name(f"{output.name}.parts")
+    directory = _directory(output)
     with lock.hold(directory):
+        check_output(output, job["maker"], overwrite)
         begun = read_json(directory / MANIFEST) if (directory / MANIFEST).exists() else job
-        if overwrite and begun.get("maker") == job["maker"] and begun != job:
+        replaceable = overwrite or not _has_any(directory)
+        if begun != job and begun.get("maker") == job["maker"] and replaceable:
             _remove(directory)
         begin(directory, job, _CURE)
-        if any(directory.glob(f"*{_SUFFIX}")):
+        if _has_any(directory):
             report(f"going on from the translations in {directory}")
         try:
             yield directory
         except BaseException:
-            if any(directory.glob(f"*{_SUFFIX}")):
+            if _has_any(directory):
                 report(f"{directory} keeps the translations; the same command goes on from there.")
             else:
                 _remove(directory)
@@ -73,7 +88,17 @@ def translated_once(
     return translations
 
 
+def _directory(output):
+    return output.with_name(f"{output.name}.parts")
+
+
+def _has_any(directory):
+    return any(directory.glob(f"*{_SUFFIX}"))
+
+
 def _remove(directory):
-    for path in (*directory.glob(f"*{_SUFFIX}"), directory / MANIFEST):
-        remove_partials(path)
-        path.unlink(missing_ok=True)
+    """Removes all that was written here, also what a kill left; files of the user stay."""
+    for pattern in (f"*{_SUFFIX}", f".*{_SUFFIX}.partial-*", MANIFEST):
+        for path in directory.glob(pattern):
+            path.unlink()
+    remove_partials(directory / MANIFEST)
