@@ -56,7 +56,7 @@ class BeamSearchParams(Params):
         tokens: whether to return the tokens of translations, each with its log P and its aligned
             source token; see `Transformer.step`.
         split_long: whether a text that is too long for the model is split into sentences whose
-            translations are joined; otherwise it is cut, with a warning. A part that is still too
+            translations are merged; otherwise it is cut, with a warning. A part that is still too
             long is cut too.
         batch_tokens: number of source tokens that are decoded together, with padding; a longer
             sentence is decoded alone. It does not change translations.

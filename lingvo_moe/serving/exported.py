@@ -14,7 +14,7 @@ from lingvo_moe.decoding.params import MAX_BEAM, BeamSearchParams
 from lingvo_moe.decoding.request import numbers_of, search_of
 from lingvo_moe.serving import client
 from lingvo_moe.tasks.scorer import Score, check_pairs
-from lingvo_moe.tasks.translator import Found, Token, Translation, joined
+from lingvo_moe.tasks.translator import Found, Token, Translation, merge_parts
 
 _TEXTS = ("forbidden", "source_prefix", "target_prefix")
 _NOT_EXPORTED = ("batch_tokens", "shortlist", "rules")
@@ -138,7 +138,7 @@ class Exported:
                 progress(0 if later else len(batch))
         return [
             [
-                joined(parts, search.penalty)
+                merge_parts(parts, search.penalty)
                 for parts in zip(*(found[i, n] for n in range(len(one.parts))), strict=True)
             ]
             if one.parts

@@ -68,8 +68,8 @@ class FileShards:
             yield Shard(self.input, first, block, self.directory / f"{first:012}")
 
     @contextlib.contextmanager
-    def joined(self) -> Iterator[None]:
-        """Joins the shards to the output when the block ends, and removes them.
+    def merged(self) -> Iterator[None]:
+        """Merges the shards into the output when the block ends, and removes them.
 
         Raises:
             HeldError: another process works on the same output.
@@ -115,8 +115,8 @@ class DirectoryShards:
         for path in self._files():
             yield Shard(path, 1, read_lines(path), self.output / _name(path))
 
-    def joined(self) -> contextlib.AbstractContextManager[None]:
-        """Does nothing: files are not joined, and other processes may work on the same output."""
+    def merged(self) -> contextlib.AbstractContextManager[None]:
+        """Does nothing: files are not merged, and other processes may work on the same output."""
         return contextlib.nullcontext()
 
     def _files(self):

@@ -30,7 +30,7 @@ def translate(source, output, notes, hang=False, job=JOB, report=lambda line: No
 
     shards = DirectoryShards(source, output) if source.is_dir() else FileShards(source, output, 2)
     work = survey(shards)
-    with shards.joined():
+    with shards.merged():
         translate_shards(shards, work, job, model, report)
 
 

@@ -155,7 +155,7 @@ class Found(NamedTuple):
     length: int
 
 
-def joined(parts: Sequence[Found], penalty: Callable[[int], float]) -> Translation:
+def merge_parts(parts: Sequence[Found], penalty: Callable[[int], float]) -> Translation:
     """The translation of a sentence from those of its parts; its score is that of all tokens.
 
     Args:
@@ -278,7 +278,7 @@ class Translator:
                 progress(sum(number == 0 for _, number in places))
         for i, reading in zip(filled, read, strict=True):
             hypotheses = zip(*(found[i, n] for n in range(len(reading.parts))), strict=True)
-            results[i] = [joined(parts, self.decoding.penalty) for parts in hypotheses]
+            results[i] = [merge_parts(parts, self.decoding.penalty) for parts in hypotheses]
         return results
 
     def stream(

@@ -108,7 +108,7 @@ SENTENCES = ["kara mi.", "mi kara so!", "ti"]
 TEXT = " ".join(SENTENCES)
 
 
-def test_long_sentences_are_split_at_ends_of_sentences_and_joined():
+def test_long_sentences_are_split_at_ends_of_sentences_and_merged():
     read, requests, warnings, done = [], [], [], []
 
     def translate_ids(ids, lengths, tasks, request):

@@ -71,7 +71,7 @@ def _translate_shards(model_dir: ModelDir, shards: FileShards | DirectoryShards)
         ]
 
     with (
-        contextlib.nullcontext() if worker else shards.joined(),
+        contextlib.nullcontext() if worker else shards.merged(),
         start_together(worker, FLAGS.processes, command),
     ):
         translator, step = _load(model_dir)
