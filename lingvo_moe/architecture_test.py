@@ -70,6 +70,13 @@ def test_one_file_knows_private_modules_of_tensorflow():
     assert found == ["core/tensorflow_private.py"]
 
 
+@pytest.mark.parametrize("name", ["Placement", "Plan", "Report"])
+def test_one_class_has_the_name_of_a_result(name):
+    defined = re.compile(rf"^class {name}\b", re.MULTILINE)
+    files = [path for path in PACKAGE.rglob("*.py") if defined.search(path.read_text())]
+    assert len(files) == 1, files
+
+
 def test_no_file_imports_a_test():
     for path in PACKAGE.rglob("*.py"):
         tests = [name for name in modules(path) if re.search(r"^lingvo_moe\..*_test$", name)]

@@ -18,12 +18,12 @@ from lingvo_moe.training.checkpoint import Checkpoint, Process
 from lingvo_moe.training.initial import (
     KEPT,
     Drawn,
+    InitialState,
     Keep,
     Origin,
-    Plan,
     Transfer,
     Upcycle,
-    plan_transfer,
+    initial_state,
 )
 from lingvo_moe.training.lazy import Rows
 from lingvo_moe.training.replicas import experts_once
@@ -137,7 +137,7 @@ def initialize(
         The number of steps, and a table of the sources of weights; "" if all are drawn.
 
     Raises:
-        ValueError: there is no such model or checkpoint, or it does not fit; see `plan_transfer`.
+        ValueError: there is no such model or checkpoint, or it does not fit; see `initial_state`.
         OSError: the checkpoint is damaged.
     """
     params = model_dir.params
@@ -146,23 +146,23 @@ def initialize(
         return 0, ""
     old = ModelDir.open(Path(params.init.logdir))
     _check_relatives(model_dir, old)
-    plans: list[Plan] = []
+    states: list[InitialState] = []
 
     def use(checkpoint):
-        plans.append(_plan(model_dir, old, checkpoint))
-        runtime.initialize(params.train.seed, plans[-1].tensors)
+        states.append(_initial_state(model_dir, old, checkpoint))
+        runtime.initialize(params.train.seed, states[-1].tensors)
 
     step = old.read_checkpoint(params.init.step, use).step
     if process.minimum(step) != -process.minimum(-step):
         raise ValueError(
             f"Processes found different checkpoints in {old.path}; pass --set=init.step={step}."
         )
-    text = f"Initial weights, from step {step} of {old.path}:\n{plans[-1].table.to_text()}\n"
+    text = f"Initial weights, from step {step} of {old.path}:\n{states[-1].table.to_text()}\n"
     report(text.rstrip())
     return step if params.init.optimizer_state else 0, text
 
 
-def _plan(new: ModelDir, old: ModelDir, checkpoint: Checkpoint) -> Plan:
+def _initial_state(new: ModelDir, old: ModelDir, checkpoint: Checkpoint) -> InitialState:
     params, task, old_task = new.params, new.task, old.task
     if task.vexperts:
         task = task.with_moe(dispatcher=Gather())  # the runtime puts experts into slots
@@ -179,7 +179,7 @@ def _plan(new: ModelDir, old: ModelDir, checkpoint: Checkpoint) -> Plan:
             f"and this model trains with {type(params.optimizer).__name__}; set it to False."
         )
     tensors = experts_once(checkpoint.tensors, old_weights, old.params.optimizer.slots(old_weights))
-    return plan_transfer(
+    return initial_state(
         params.init, transfers, weights, params.optimizer.slots(weights), tensors, seed
     )
 

@@ -146,8 +146,8 @@ class Drawn(Lazy):
         return value.numpy()
 
 
-class Plan(NamedTuple):
-    """The sources of the initial state.
+class InitialState(NamedTuple):
+    """The initial state of training and its sources.
 
     Attributes:
         tensors: of the state, by name; other weights are drawn.
@@ -158,14 +158,14 @@ class Plan(NamedTuple):
     table: Table
 
 
-def plan_transfer(
+def initial_state(
     params: InitParams,
     transfers: Sequence[Transfer],
     weights: NestedMap,
     slots: NestedMap,
     tensors: Mapping[str, Any],
     seed: int,
-) -> Plan:
+) -> InitialState:
     """Finds the initial value of each weight of a model.
 
     Args:
@@ -205,7 +205,7 @@ def plan_transfer(
     state = {_THETA + path: tensor for path, tensor in taken.items()}
     if params.optimizer_state:
         state |= _optimizer_state(params, slots, tensors, paths, found)
-    return Plan(state, _table(found, theirs, len(state) - len(taken)))
+    return InitialState(state, _table(found, theirs, len(state) - len(taken)))
 
 
 def _origin(params, transfers, path, spec, theirs) -> Origin | None:
