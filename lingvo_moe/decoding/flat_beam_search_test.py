@@ -54,13 +54,46 @@ GARDEN_PATH = {
 }
 
 
-def test_a_beam_of_one_is_greedy_and_two_see_further():
+def test_a_beam_of_one_follows_the_best_token_and_two_see_further():
     [[(ids, score)]] = toy_search(GARDEN_PATH, [6], beam_size=1, length_penalty=0.0)
     assert ids == [A, EOS]
     np.testing.assert_allclose(score, np.log(0.24), rtol=1e-6)
     [[(ids, score)]] = toy_search(GARDEN_PATH, [6], beam_size=2, length_penalty=0.0)
     assert ids == [B, EOS]
     np.testing.assert_allclose(score, np.log(0.36), rtol=1e-6)
+
+
+def test_a_beam_of_one_may_end_before_or_after_the_argmax():
+    # The argmax writes A EOS, 0.55 · 0.6 = 0.33. Ending at once has 0.45.
+    early = {BOS: {A: 0.55, EOS: 0.45}, A: {EOS: 0.6, A: 0.4}}
+    # The argmax ends at once: ln 0.51 = -0.673. A EOS has ln 0.49 · 6/7 = -0.611.
+    late = {BOS: {EOS: 0.51, A: 0.49}, A: {EOS: 1.0}}
+    for table, alpha, argmax, beam_of_one in (
+        (early, 0.0, [A, EOS], [EOS]),
+        (late, 1.0, [EOS], [A, EOS]),
+    ):
+        for sampling, expected in ((Sampling(top_k=1), argmax), (None, beam_of_one)):
+            [[(ids, _)]] = toy_search(
+                table, [6], beam_size=1, length_penalty=alpha, sampling=sampling
+            )
+            assert ids == expected
+
+
+def test_samples_from_the_best_token_are_the_argmax():
+    params = BeamSearchParams(
+        beam_size=1, length_ratio=1.0, length_offset=4, sampling=Sampling(top_k=1, seed=7)
+    )
+    sources, lengths = sentences([1, 2, 4, 6, 6, 3]), set()
+    for source, [(ids, _)] in zip(sources, tiny().search(sources, params), strict=True):
+        expected = []
+        while EOS not in expected:
+            row = tiny().next_log_probs(source, [expected])[0]
+            row[[PAD, BOS, UNK]] = -np.inf
+            last = len(expected) + 1 == len(source) + 4
+            expected.append(EOS if last else int(row.argmax()))
+        assert ids == expected
+        lengths.add(len(ids))
+    assert len(lengths) >= 3, "the test wants translations of many lengths"
 
 
 def test_n_best_come_in_order_with_normalised_scores():
@@ -133,7 +166,8 @@ def test_the_best_choices_of_many_are_those_of_a_sort():
 
 
 @pytest.mark.parametrize(
-    ("beam_size", "alpha"), [(1, 0.6), (2, 0.0), (4, 0.6), (4, 1.0), (8, 0.0), (8, 1.0)]
+    ("beam_size", "alpha"),
+    [(1, 0.6), (2, 0.0), (3, 1.0), (4, 0.6), (5, 0.0), (6, 0.6), (7, 1.0), (8, 0.0), (8, 1.0)],
 )
 def test_equals_a_plain_beam_search(beam_size, alpha):
     params = BeamSearchParams(
