@@ -174,18 +174,28 @@ def translate_shards(
         job: everything that determines the translations, by name; an output with other values is an
             error.
         translate: the model.
-        report: takes lines of progress.
+        report: takes lines of progress, of all processes together: a shard of another process
+            counts when it is finished.
 
     Raises:
         ValueError: the directory belongs to another job, or the input changes meanwhile.
     """
     begin(shards.directory, {"maker": _MAKER, **job, "input": work.sha256}, _CURE)
     progress = Progress(report, work.total, work.done)
+    of_others: dict[Path, int] = {}  # number of sentences of each shard of another process
+
+    def count_finished():
+        for path in [path for path in of_others if path.exists()]:
+            progress(of_others.pop(path))
+
     for shard in shards:
         if shard.output not in work.finished and not _take(shard, translate, progress):
-            progress(sum(1 for _ in shard.sentences))  # another process translates it
-    for shard in shards:  # again, because that process may have died
-        _take(shard, translate, lambda count: None, wait=True)
+            of_others[shard.output] = sum(1 for _ in shard.sentences)
+        count_finished()
+    for shard in shards:  # again, because a process that had one may have died
+        if _take(shard, translate, progress, wait=True):
+            of_others.pop(shard.output, None)
+        count_finished()
     if survey(shards).sha256 != work.sha256:
         raise ValueError(
             f"{shards.input} has changed during translation. Remove {shards.directory} and run the "
