@@ -194,6 +194,7 @@ def train_baselines(
     split: str = "test",
     set: Mapping[str, Any] | Sequence[str] = (),
     name: str = "custom",
+    input_workers: int = 0,
     report: Callable[[str], None] = report,
 ) -> Report:
     """Trains and scores a bilingual model for each pair, to compare others with, or resumes.
@@ -206,6 +207,7 @@ def train_baselines(
             baselines.
         pairs: such as ["de-en"]; () for all that have lines in the split.
         split: to score on, "dev" or "test".
+        input_workers: number of processes that pack batches.
 
     Raises:
         ValueError, OSError: as `tasks.baselines.train_baselines`.
@@ -213,9 +215,10 @@ def train_baselines(
     """
     models = [model] if isinstance(model, str | TranslationParams) else list(model)
     jobs: list[TrainingJob] = []
+    options = {"make_runtime": Local, "report": report, "input_workers": input_workers}
     for one in models:
         dataset = jobs[0].dataset if jobs else data
-        jobs.append(_job(one, dataset, Path(output), set, name, make_runtime=Local, report=report))
+        jobs.append(_job(one, dataset, Path(output), set, name, **options))
     if not jobs:
         raise ValueError("model is empty; name one or more models, such as small.Bilingual.")
     return bilingual.train_baselines(jobs, pairs, split)

@@ -120,6 +120,7 @@ def _train(job, pairs, label) -> dict[str, float]:
                 job.dataset,
                 runtime,
                 lambda line, prefix=prefix: job.report(prefix + line),
+                input_workers=job.input_workers,
             )
         if result.signal:
             sys.exit(exit_code(result.signal))

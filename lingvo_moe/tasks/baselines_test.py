@@ -6,9 +6,10 @@ import types
 import pytest
 
 from lingvo_moe import api
+from lingvo_moe.data import input_workers
 from lingvo_moe.data.pipeline import Prefetcher
 from lingvo_moe.evaluation.baselines import Baselines
-from lingvo_moe.tasks import baselines
+from lingvo_moe.tasks import baselines, training
 from lingvo_moe.tasks.baselines import train_baselines
 from lingvo_moe.testing.logdirs import training_job
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
@@ -19,20 +20,28 @@ def _job(logdir, **fields):
     return training_job(logdir, "train.max_steps=2", model="tiny.Bilingual", **fields)
 
 
-def test_they_resume_and_their_report_serves_as_baseline(tmp_path):
-    pairs, lines = ["qna-en", "qta-en"], []
+def test_they_resume_and_their_report_serves_as_baseline(tmp_path, monkeypatch):
+    pairs, lines, workers = ["qna-en", "qta-en"], [], []
+
+    def packed_by(number, source):
+        workers.append(number)
+        return input_workers.packed_by(number, source)
+
+    monkeypatch.setattr(training, "packed_by", packed_by)
     (tmp_path / "index.html").write_text("mine")
-    first = train_baselines([_job(tmp_path, report=lines.append)], pairs)
-    assert any(line.startswith("[2/2 qta-en] step 2/2") for line in lines)
-    lines.clear()
-    again = api.train_baselines(
+    first = api.train_baselines(
         "tiny.Bilingual",
         dataset(),
         tmp_path,
         pairs=pairs,
         set=[*SHRINK, "train.max_steps=2"],
+        input_workers=1,
         report=lines.append,
     )
+    assert any(line.startswith("[2/2 qta-en] step 2/2") for line in lines)
+    assert workers == [1, 1]
+    lines.clear()
+    again = train_baselines([_job(tmp_path, report=lines.append)], pairs)
     assert not any("loss" in line for line in lines)
     assert again == first
     assert [(score.pair, score.test_examples) for score in again.pairs] == [
@@ -88,8 +97,8 @@ def pretended(monkeypatch):
     """Training and translation by name: dev losses by (model, pair)."""
     losses = {}
 
-    def train(model_dir, data, runtime, report):
-        del data, runtime
+    def train(model_dir, data, runtime, report, input_workers):
+        del data, runtime, input_workers
         model_dir.save()
         report("trained")
         loss = losses[model_dir.model, model_dir.path.name]

@@ -22,6 +22,7 @@ def main(argv: list[str]) -> None:
         pairs=FLAGS.pairs,
         split=FLAGS.split,
         set=FLAGS.set,
+        input_workers=FLAGS.input_workers,
         report=common.report,
     )
     print(format_table(report))
@@ -43,6 +44,7 @@ def run() -> None:
     flags.DEFINE_enum("split", "test", ["dev", "test"], "Split to score the baselines on.")
     flags.DEFINE_list("pairs", [], "Pairs to train, such as de-en,fr-en; by default all.")
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
+    common.define_input_workers()
     common.run(main)
 
 

@@ -62,6 +62,16 @@ def run(main: Callable[[list[str]], None], takes_arguments: bool = False) -> Non
     exit_with_message(lambda: app.run(start))
 
 
+def define_input_workers() -> None:
+    """Defines --input_workers, for tools that train."""
+    flags.DEFINE_integer(
+        "input_workers",
+        0,
+        "Processes that pack batches for this one; 0: a thread. The batches are the same.",
+        lower_bound=0,
+    )
+
+
 def define_help(module: ModuleType) -> None:
     """Makes `--help` and `--helpshort` show a tool's docstring and all flags of this package.
 

@@ -71,12 +71,7 @@ def run() -> None:
     flags.DEFINE_string(
         "record_loads", None, "File to record the loads of experts in, for lingvo-moe-placement."
     )
-    flags.DEFINE_integer(
-        "input_workers",
-        0,
-        "Processes that pack batches for this one; 0: a thread. The batches are the same.",
-        lower_bound=0,
-    )
+    common.define_input_workers()
     rebalancing.define_flags()
     runtimes.define_flags()
     runtimes.define_process_flags()
