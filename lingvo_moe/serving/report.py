@@ -1,12 +1,16 @@
-"""Compares the BLEU of an export with that of its model."""
+"""Compares an export with its model: BLEU and size."""
 
+import dataclasses
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.scores import score_pair
 from lingvo_moe.reporting.table import Table
-from lingvo_moe.serving.format import TranslateFn
+from lingvo_moe.serving.format import Format, TranslateFn, directory_size
+from lingvo_moe.serving.storage import FLOAT32
 from lingvo_moe.tasks.evaluation import translate_pair
 from lingvo_moe.tasks.model_dir import ModelDir
 
@@ -58,6 +62,26 @@ def compare(
     means = (sum(row[column] for row in rows) / len(rows) for column in (2, 3))
     *cells, mean = [_cells(row) for row in (*rows, ("mean", total, *means))]
     return Table(("pair", "lines", "trained", "exported", "delta"), cells, [mean])
+
+
+def compare_sizes(chosen: Format, model_dir: ModelDir, output: Path, step: int) -> str:
+    """A line with the size of an export and that of the whole model in float32.
+
+    The second is the size of an export in the same format, which is made beside the output and
+    removed.
+
+    Args:
+        chosen: the format of the export.
+        model_dir: the trained model.
+        output: the export.
+        step: of its checkpoint.
+    """
+    with tempfile.TemporaryDirectory(dir=output.absolute().parent) as directory:
+        whole = Path(directory) / "export"
+        dataclasses.replace(chosen, storage=FLOAT32).export(model_dir, whole, step)
+        sizes = [directory_size(path) for path in (output, whole)]
+    size, full = (f"{size / 1e6:,.2f} MB" for size in sizes)
+    return f"{size}, {sizes[0] / sizes[1]:.1%} of the whole model in float32 ({full})"
 
 
 def _cells(row):

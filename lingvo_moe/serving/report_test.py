@@ -2,8 +2,10 @@ import types
 
 import pytest
 
-from lingvo_moe.serving.format import directory_size
-from lingvo_moe.serving.report import check_comparable, compare
+from lingvo_moe.serving import format as formats
+from lingvo_moe.serving.format import Format, directory_size
+from lingvo_moe.serving.report import check_comparable, compare, compare_sizes
+from lingvo_moe.serving.storage import STORAGES
 from lingvo_moe.tasks.translator import Translation
 from lingvo_moe.testing import tiny_world
 
@@ -47,3 +49,27 @@ def test_directory_size(tmp_path):
     (tmp_path / "a" / "b").write_bytes(b"12345")
     (tmp_path / "c").write_bytes(b"67")
     assert directory_size(tmp_path) == 7
+
+
+class Stub(Format):
+    """An export of 1,500,000 bytes; in float32 4,000,000 and the manifest."""
+
+    def check(self, model_dir, output, pruning):
+        pass
+
+    def write(self, model_dir, theta, step, directory):
+        size = 1_500_000 if self.storage.widens else 4_000_000
+        (directory / "weights").write_bytes(bytes(size))
+
+    def open(self, path):
+        raise NotImplementedError
+
+
+def test_the_size_beside_that_of_float32(monkeypatch, tmp_path):
+    monkeypatch.setattr(formats, "read_model", lambda model_dir, step, pruning: (None, None, step))
+    chosen, output = Stub(STORAGES["int8"]), tmp_path / "export"
+    chosen.export(None, output, 7)
+    assert compare_sizes(chosen, None, output, 7) == (
+        "1.50 MB, 37.5% of the whole model in float32 (4.00 MB)"
+    )
+    assert list(tmp_path.iterdir()) == [output]

@@ -21,7 +21,7 @@ from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.format import Format, directory_size
 from lingvo_moe.serving.prune import CHOICES, Pruning
-from lingvo_moe.serving.report import check_comparable, compare
+from lingvo_moe.serving.report import check_comparable, compare, compare_sizes
 from lingvo_moe.serving.saved_model import SavedModel
 from lingvo_moe.serving.storage import STORAGES, Storage
 from lingvo_moe.serving.tf_serving import TFServing
@@ -70,6 +70,8 @@ def main(argv: list[str]) -> None:
         exported = chosen.open(output)
         table = compare(translator, exported, dataset, FLAGS.report_split, pairs, common.report)
         print(table.to_text())
+        if chosen.storage.widens or pruning:
+            print(compare_sizes(chosen, model_dir, output, step))
 
 
 def _language_flags(model_dir: ModelDir) -> str:
@@ -179,7 +181,7 @@ def run() -> None:
     flags.DEFINE_string(
         "report_data",
         None,
-        "Prepared data: translate it with the model and with the export, and compare BLEU.",
+        "Prepared data: translate it with the model and with the export; compare BLEU and size.",
     )
     flags.DEFINE_enum(
         "report_split", "test", ["dev", "test"], "Which lines of --report_data to translate."
