@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lingvo_moe.runtimes.together import end_together, start_together
+from lingvo_moe.testing.waiting import wait_until
 
 COUNT = 3
 
@@ -133,9 +134,8 @@ def test_strangers_are_turned_away(tmp_path):
 
 def read(directory):
     """What process 0 has published."""
-    path, deadline = Path(directory) / "address", time.monotonic() + 120
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    path = Path(directory) / "address"
+    wait_until(path.exists, f"{path} exists", seconds=120)
     return path.read_text()
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from lingvo_moe.core import lock
 from lingvo_moe.tasks.shards import DirectoryShards, FileShards, survey, translate_shards
+from lingvo_moe.testing.waiting import wait_until
 
 JOB = {"step": "7"}
 
@@ -40,11 +41,8 @@ def start(*paths):
     return subprocess.Popen([sys.executable, __file__, *map(str, paths)])
 
 
-def wait_for(path, text, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not (path.exists() and text in path.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def wait_for(path, text):
+    wait_until(lambda: path.exists() and text in path.read_text(), f"{text!r} in {path}")
 
 
 @pytest.fixture

@@ -5,10 +5,11 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from lingvo_moe.testing.waiting import wait_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 _COMMANDS, _ANSWERS = 3, 4  # the file descriptors that --remote-debugging-pipe uses
@@ -53,10 +54,7 @@ class Browser:
 
     def wait_for(self, script: str, seconds: float = 60) -> None:
         """Waits until an expression is true."""
-        end = time.monotonic() + seconds
-        while not self.run(script):
-            assert time.monotonic() < end, f"{script} is still false after {seconds} s"
-            time.sleep(0.05)
+        wait_until(lambda: self.run(script), script, seconds)
 
     def _read(self):
         message = bytearray()

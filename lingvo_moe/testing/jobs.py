@@ -1,18 +1,17 @@
 """Training jobs of one or two processes on the tiny dataset, as the command line starts them."""
 
 import re
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import numpy as np
 
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing.devices import free_address, variables
-from lingvo_moe.testing.forks import Fork, wait_for_all
+from lingvo_moe.testing.forks import SECONDS, Fork, wait_for_all
 from lingvo_moe.testing.logdirs import SMALLEST
 from lingvo_moe.testing.tiny_world import dataset
+from lingvo_moe.testing.waiting import wait_until
 
 EVAL_EVERY = 8
 _OTHERS = re.compile(r"WARNING: All log|[IWEF]\d{4} ")
@@ -74,20 +73,32 @@ def lines(jobs: Sequence[Fork]) -> list[str]:
     return own_lines(jobs[0].errors())
 
 
-def wait_for(jobs: Sequence[Fork], text: str) -> None:
-    """Returns when the first process has printed a text, or one of the processes has ended."""
-    while all(job.is_alive() for job in jobs) and text not in jobs[0].errors():
-        time.sleep(0.03)
+def wait_for(jobs: Sequence[Fork], text: str, seconds: float = SECONDS) -> None:
+    """Returns when the first process has printed a text, or one of the processes has ended.
+
+    Raises:
+        TimeoutError: neither within this time; all processes are killed.
+    """
+    _wait(jobs, lambda: text in jobs[0].errors(), f"a process prints {text!r}", seconds)
 
 
-def end(jobs: Sequence[Fork]) -> list[CompletedProcess]:
-    """How the processes end."""
-    return wait_for_all(jobs)
+def wait_for_lines(jobs: Sequence[Fork], count: int, seconds: float = SECONDS) -> None:
+    """As `wait_for`, for a number of `lines`."""
+    _wait(jobs, lambda: len(lines(jobs)) >= count, f"a process prints {count} lines", seconds)
+
+
+def _wait(jobs: Sequence[Fork], condition: Callable[[], bool], what: str, seconds: float) -> None:
+    try:
+        wait_until(lambda: condition() or not all(job.is_alive() for job in jobs), what, seconds)
+    except TimeoutError as error:
+        for job in jobs:
+            job.kill()
+        raise TimeoutError(f"{error} Its last lines:\n{jobs[0].errors()[-3000:]}") from error
 
 
 def finish(jobs: Sequence[Fork]) -> str:
     """What the first process printed; all must end without an error."""
-    ended = end(jobs)
+    ended = wait_for_all(jobs)
     assert [job.returncode for job in ended] == [0] * len(jobs), ended[0].stderr[-3000:]
     return ended[0].stderr
 

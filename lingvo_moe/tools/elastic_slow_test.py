@@ -9,6 +9,7 @@ import pytest
 
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing import jobs as training
+from lingvo_moe.testing.forks import wait_for_all
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +43,7 @@ def test_a_job_goes_on_in_one_process_and_then_in_two(tmp_path, whole, one, equa
     failing = training.start(tmp_path, STEPS, **TWO)
     training.wait_for(failing, "step 7/")
     failing[1].kill()
-    ended = training.end(failing)
+    ended = wait_for_all(failing)
     assert "ended without an error message" in ended[0].stderr
     (newest,) = ModelDir.open(tmp_path).checkpoints.steps()[-1:]
     found = losses(ended[0].stderr)
@@ -70,7 +71,7 @@ def test_a_killed_worker_ends_both_processes_and_more_workers_go_on(tmp_path, wh
     training.wait_for(failing, "Compiling the step")
     (worker,) = failing[1].children()
     os.kill(worker, signal.SIGKILL)
-    ended = training.end(failing)
+    ended = wait_for_all(failing)
     assert [process.returncode for process in ended] == [1, 1]
     cause = rf"Input worker 1 of 1 \(process {worker}\) was killed by SIGKILL\. Training needs all"
     assert re.search(rf"^error: process 1 \(pid \d+ on .*\): {cause}", ended[0].stderr, re.M)

@@ -16,6 +16,7 @@ import pytest
 
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing import jobs as training
+from lingvo_moe.testing.forks import wait_for_all
 
 pytestmark = pytest.mark.slow
 
@@ -38,8 +39,7 @@ def kill_at_random(processes, rng):
         Whether all were running.
     """
     count, pause = rng.randrange(LINES), rng.uniform(0, PAUSE)
-    while len(training.lines(processes)) < count and all(p.is_alive() for p in processes):
-        time.sleep(0.03)
+    training.wait_for_lines(processes, count)
     time.sleep(pause)
     alive = all(process.is_alive() for process in processes)
     victims = rng.choice([processes, processes[:1], processes[-1:]])
@@ -69,7 +69,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_weights(tmp_path, runtim
         begun = time.time()
         processes = training.start(killed, STEPS, **job)
         assert kill_at_random(processes, rng)
-        ended = training.end(processes)
+        ended = wait_for_all(processes)
         printed = training.own_lines(ended[0].stderr)
         codes = {process.returncode for process in ended}
         assert -signal.SIGKILL in codes
