@@ -52,6 +52,13 @@ def test_imports_are_those_of_the_table(package):
     )
 
 
+def test_the_api_is_between_the_tools_and_the_rest():
+    assert "tools" not in imported(PACKAGE / "api.py")
+    sources = [p for p in PACKAGE.glob("*/**/*.py") if not p.name.endswith("_test.py")]
+    users = {p.relative_to(PACKAGE).parts[0] for p in sources if "lingvo_moe.api" in modules(p)}
+    assert users == {"tools"}
+
+
 def test_imports_point_downwards():
     """Some order of the packages has each below all that import it."""
     left = table()
