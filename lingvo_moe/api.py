@@ -26,7 +26,8 @@ from lingvo_moe.tasks.model import Model
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.scorer import Score
-from lingvo_moe.tasks.training import RuntimeFn, TrainingJob, train_model
+from lingvo_moe.tasks.training import TrainingJob, train_model
+from lingvo_moe.tasks.translation import RuntimeFn
 from lingvo_moe.tasks.translator import Translation
 from lingvo_moe.training.loop import TrainResult
 
@@ -71,7 +72,7 @@ def load(
     Args:
         directory: either.
         step: which checkpoint of a logdir; None for the best on dev.
-        make_runtime: (task, None) -> the runtime of a logdir's model.
+        make_runtime: makes the runtime of a logdir's model: `Local`, `Xla` or another RuntimeFn.
 
     Raises:
         ValueError: the directory is neither, or it is damaged, or a step of a SavedModel was given.
@@ -157,7 +158,7 @@ def train(
         set: dotted path -> value, for fields of the params to change, such as
             {"train.max_steps": 500, "model.moe.gating": TopK(k=4)}; or `--set` texts.
         name: the name of a model that is given as params.
-        make_runtime: (task, TrainStep) -> the runtime of the steps.
+        make_runtime: makes the runtime of the steps: `Local`, `Xla` or another RuntimeFn.
         report: takes lines of progress.
         **options: further fields of `tasks.training.TrainingJob`: input_workers, the number of
             processes that pack batches; fields for many processes and for experts that move.
@@ -244,7 +245,7 @@ def evaluate(
             `train_baselines`.
         output: directory for the report with its page and plot; None for none.
         step: the step of a logdir's checkpoint; None for the best on dev.
-        make_runtime: (task, None) -> the runtime of a logdir's model.
+        make_runtime: makes the runtime of a logdir's model: `Local`, `Xla` or another RuntimeFn.
         report: takes lines of progress.
         **options: split, pairs, bleu_tokenizers, pivot, floor, metrics and overwrite of
             `tasks.evaluation.evaluate`.
@@ -261,7 +262,7 @@ def evaluate(
             logdir,
             data if isinstance(data, Dataset) else Dataset.load(Path(data)),
             Path(output) if output else Path(scratch) / "report",
-            lambda task: make_runtime(task, None),
+            make_runtime,
             report,
             step=step,
             baselines=Path(baselines) if baselines else None,

@@ -11,7 +11,7 @@ from lingvo_moe.server.model import Model
 from lingvo_moe.serving.exported import Exported
 from lingvo_moe.tasks.model import Model as TrainedModel
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.training import RuntimeFn
+from lingvo_moe.tasks.translation import RuntimeFn
 from lingvo_moe.tasks.translator import Translator
 
 _NO_LIMIT = (1 << 31) - 1
@@ -39,7 +39,7 @@ class Trained(TrainedModel):
             n_best: largest number of translations of a sentence.
             overrides: `--set` texts.
             beam_size: largest beam size of a request.
-            make_runtime: (task, None) -> the runtime.
+            make_runtime: makes its runtime.
 
         Raises:
             ValueError, OSError: path is not a logdir, or has no checkpoint.

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from lingvo_moe.core.files import check_output, new_directory
 from lingvo_moe.data.dataset import SIDES, Dataset
@@ -20,6 +19,7 @@ from lingvo_moe.tasks.floor import nearest_targets, train_texts
 from lingvo_moe.tasks.kept_translations import check_free, keep_translations, translated_once
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, evaluate_batches
+from lingvo_moe.tasks.translation import RuntimeFn
 from lingvo_moe.tasks.translator import Translation, Translator
 
 MAKER = "lingvo-moe-evaluate"
@@ -31,7 +31,7 @@ def evaluate(
     model_dir: ModelDir,
     dataset: Dataset,
     output: Path,
-    make_runtime,
+    make_runtime: RuntimeFn,
     report: Callable[[str], None],
     *,
     split: str = "test",
@@ -53,7 +53,7 @@ def evaluate(
         model_dir: the model.
         dataset: prepared data.
         output: the directory of the report; see evaluation.evaluate for its files.
-        make_runtime: task -> runtime.
+        make_runtime: makes the runtime.
         report: takes lines of progress.
         split: "dev" or "test".
         pairs: to score; () for all pairs of the model.
@@ -88,7 +88,7 @@ def evaluate(
     for name in references:  # raises if the model was not trained on the task
         task.task_id(dataset.pair(name).source, dataset.pair(name).target)
     copies = _copies(dataset, split, list(references), report) if floor else {}
-    runtime = make_runtime(task)
+    runtime = make_runtime(task, None)
     translator, step = load_translator(model_dir, runtime, step)
     indirect = pivot and through(translator, pivot)
     trained = {pair.name for pair in dataset.pairs if pair.examples.get("train")}
@@ -258,7 +258,7 @@ def language_identifier(dataset: Dataset) -> LanguageIdentifier | None:
 def record_routing(
     model_dir: ModelDir,
     dataset: Dataset,
-    make_runtime: Callable[[Any], Any],
+    make_runtime: RuntimeFn,
     split: str = "dev",
     step: int | None = None,
 ) -> RoutingRecord:
@@ -267,7 +267,7 @@ def record_routing(
     Args:
         model_dir: a model with experts.
         dataset: prepared data.
-        make_runtime: task -> runtime.
+        make_runtime: makes the runtime.
         split: "dev" or "test".
         step: of the checkpoint; None for the best on dev.
 
@@ -277,7 +277,7 @@ def record_routing(
         OSError: the checkpoint is damaged.
     """
     model_dir = model_dir.for_dataset(dataset)
-    runtime = make_runtime(model_dir.task)
+    runtime = make_runtime(model_dir.task, None)
     load_translator(model_dir, runtime, step)
     batches = list(eval_batches(dataset, split, model_dir.params.input))
     if not batches:

@@ -76,7 +76,7 @@ def translated(monkeypatch):
 
 def evaluate(output, data=None, report=lambda line: None, **options):
     return module.evaluate(
-        MODEL, data or dataset(), output, lambda task: Reader(), report, **options
+        MODEL, data or dataset(), output, lambda task, step: Reader(), report, **options
     )
 
 

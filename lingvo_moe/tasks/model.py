@@ -13,7 +13,7 @@ from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.scorer import Score, Scorer
-from lingvo_moe.tasks.training import RuntimeFn
+from lingvo_moe.tasks.translation import RuntimeFn
 from lingvo_moe.tasks.translator import Translation, Translator
 
 
@@ -57,7 +57,7 @@ class Model:
 
         Args:
             logdir: its directory.
-            make_runtime: (task, None) -> the runtime.
+            make_runtime: makes its runtime.
             step: of the checkpoint; None for the best on dev.
 
         Raises:

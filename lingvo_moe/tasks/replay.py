@@ -8,7 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.training import RuntimeFn, train_step
+from lingvo_moe.tasks.training import train_step
+from lingvo_moe.tasks.translation import RuntimeFn
 from lingvo_moe.training.checkpoint import Checkpointer
 from lingvo_moe.training.recovery import BATCH, DIRECTORY
 

@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from lingvo_moe.tasks.model_dir import FORMAT, ModelDir
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.routing_metrics import max_vio
 from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, add_metrics, evaluate_batches
-from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.tasks.translation import RuntimeFn, TranslationTask
 from lingvo_moe.tasks.translator import Translator
 from lingvo_moe.training.checkpoint import ALONE, Process
 from lingvo_moe.training.loop import Evaluation, TrainResult, train
@@ -35,9 +34,6 @@ from lingvo_moe.training.meter import NO_RECORDER, Recorder
 from lingvo_moe.training.step import TrainStep
 
 ORIGINS = "init.txt"  # in a logdir: what the initial weights were made of
-
-# (task, TrainStep) -> a runtime (see runtimes.local.Local); tools choose it.
-RuntimeFn = Callable[[TranslationTask, TrainStep | None], Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +46,7 @@ class TrainingJob:
         overrides: `--set` texts.
         dataset: prepared data.
         logdir: directory for checkpoints and events; for baselines it holds a logdir for each pair.
-        make_runtime: (task, TrainStep) -> runtime; None for one that does not train.
+        make_runtime: makes the runtime of the steps.
         report: takes each line of progress.
         process: this process among those that train together; they share logdir.
         record_loads: a file for the loads of experts at each step, by group of tokens: a

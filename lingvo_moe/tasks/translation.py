@@ -4,6 +4,7 @@ B rows, L source length, T target length, V vocabulary, P language pairs, E expe
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -25,7 +26,7 @@ from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.routing_metrics import choices_of, max_vio, needed_rung, routing_metrics
 from lingvo_moe.tasks.sides import sides_of, split_request
 from lingvo_moe.tasks.whole_batch import whole_batch
-from lingvo_moe.training.step import LossOutput
+from lingvo_moe.training.step import LossOutput, TrainStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -437,3 +438,7 @@ class TranslationTask:
             ),
             self.weights(),
         )
+
+
+# (task, its TrainStep or None without training) -> a runtime, such as runtimes.local.Local.
+RuntimeFn = Callable[[TranslationTask, TrainStep | None], Any]

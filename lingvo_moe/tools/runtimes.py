@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 from absl import flags
@@ -10,7 +11,9 @@ from absl import flags
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.runtimes.xla import Xla
 from lingvo_moe.sharding.annotations import Mesh, parse_mesh
+from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.training.checkpoint import ALONE, Process
+from lingvo_moe.training.step import TrainStep
 
 FLAGS = flags.FLAGS
 
@@ -56,8 +59,8 @@ def join_processes() -> Iterator[Process]:
         yield process
 
 
-def make_runtime(task, step=None):
-    """The runtime given by the flags, for a task and, in training, its TrainStep."""
+def make_runtime(task: TranslationTask, step: TrainStep | None) -> Any:
+    """The RuntimeFn given by the flags."""
     return RUNTIMES[FLAGS.runtime](task, step)
 
 

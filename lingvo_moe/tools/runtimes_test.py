@@ -28,7 +28,7 @@ def parse(monkeypatch):
 
 def test_local_is_the_default_and_alone(parse):
     parse()
-    assert isinstance(runtimes.make_runtime(None), Local)
+    assert isinstance(runtimes.make_runtime(None, None), Local)
     with runtimes.join_processes() as process:
         assert process.index == 0
 
@@ -36,7 +36,7 @@ def test_local_is_the_default_and_alone(parse):
 def test_without_jax_the_message_names_the_cure(parse, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     parse("--runtime=spmd")
-    for call in (runtimes.join_processes().__enter__, lambda: runtimes.make_runtime(None)):
+    for call in (runtimes.join_processes().__enter__, lambda: runtimes.make_runtime(None, None)):
         with pytest.raises(ValueError, match=r"pip install 'lingvo_moe\[spmd\]'"):
             call()
 

@@ -117,7 +117,7 @@ def _translate_stream(model_dir: ModelDir, arguments: Sequence[str]) -> None:
 
 
 def _load(model_dir: ModelDir) -> tuple[Translator, int]:
-    return load_translator(model_dir, runtimes.make_runtime(model_dir.task), FLAGS.step)
+    return load_translator(model_dir, runtimes.make_runtime(model_dir.task, None), FLAGS.step)
 
 
 def _lines(translator: Translator, sentences: Iterable[str], *options) -> Iterator[str]:
