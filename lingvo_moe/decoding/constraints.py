@@ -151,7 +151,11 @@ def _repeats(ids, step, n):
         same = tf.roll(ids, back, axis=2) == _newest(ids, step, back)[..., None]
         return back + 1, matches & same
 
-    _, matches = tf.while_loop(lambda back, _: back < n, narrow, (tf.constant(1), matches))
+    def unfinished(back, matches):
+        del matches  # none if n > step: a step has fewer than T rounds, however large n is
+        return (back < n) & (n <= step)
+
+    _, matches = tf.while_loop(unfinished, narrow, (tf.constant(1), matches))
     return tf.where(matches, ids, PAD)
 
 

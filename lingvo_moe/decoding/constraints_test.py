@@ -79,6 +79,13 @@ def test_samples_begin_with_the_prefix():
         assert (9, 9) not in itertools.pairwise(ids)
 
 
+def test_an_ngram_longer_than_any_translation_costs_nothing():
+    """A loop of n rounds at each step would take hours."""
+    free = {"n_best": 3, "length_ratio": 1.0, "min_length": 9}
+    expected = tiny().search(sentences([4]), request_of(**free))
+    assert tiny().search(sentences([4]), request_of(no_repeat_ngram=2**31 - 1, **free)) == expected
+
+
 def test_requests_share_graphs():
     first = request_of((5,), ((6,),), min_length=3, sampling=Sampling(seed=1))
     other = request_of((9, 8), ((7, 7), (6,)), length_penalty=0.0, sampling=Sampling(seed=5))
