@@ -28,6 +28,7 @@ from lingvo_moe.server.requests import (
 )
 
 _CLIENT_CLOSED = 499  # nginx's status if the client closed the connection
+_TRY_ANOTHER = {"Retry-After": "1", "Connection": "close"}
 _PAGE = Path(__file__).parent / "page"
 _PAGE_FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -92,7 +93,7 @@ class Server:
         }
         options = dict.fromkeys(name for model in models.values() for name in model.options)
         self._read_translate = functools.partial(read_translate, options=tuple(options))
-        self._draining, self._open = False, 0
+        self._draining, self._open, self._over = False, 0, asyncio.Event()
         self._workers: list[asyncio.Task] = []
         self.asgi = Starlette(
             routes=self._routes(),
@@ -108,7 +109,7 @@ class Server:
         """Refuses new requests and waits for the open ones.
 
         Args:
-            seconds: limit of the wait.
+            seconds: limit of the wait; requests that are then open are refused too.
 
         Returns:
             The number of unanswered requests.
@@ -116,6 +117,7 @@ class Server:
         self._draining, end = True, time.monotonic() + seconds
         while self._open and time.monotonic() < end:
             await asyncio.sleep(0.02)
+        self._over.set()
         return self._open
 
     def _batcher(self, name, batching):
@@ -178,14 +180,8 @@ class Server:
         except ValueError as error:
             refuse(WRONG, str(error))
         with self._answering():
-            measure = functools.partial(model.measure, **fields.options)
-            sizes = await asyncio.to_thread(measure, fields.sentences)
-            options = json.dumps(fields.options, sort_keys=True)
-            settings = _Settings(fields.to, fields.source_language, options)
-            work = self._batchers[name].submit(
-                fields.sentences, [read for read, _ in sizes], settings
-            )
-            found = await self._until_disconnect(request, work)
+            work = self._measure_and_translate(name, fields)
+            sizes, found = await self._until_disconnect(request, work)
         answer = {
             "model": name,
             "translations": [[translation.as_json() for translation in best] for best in found],
@@ -193,28 +189,41 @@ class Server:
         }
         return JSONResponse(answer)
 
+    async def _measure_and_translate(self, name, fields):
+        """The sizes and the translations of the sentences."""
+        measure = functools.partial(self._models[name].measure, **fields.options)
+        sizes = await asyncio.to_thread(measure, fields.sentences)
+        options = json.dumps(fields.options, sort_keys=True)
+        settings = _Settings(fields.to, fields.source_language, options)
+        tokens = [read for read, _ in sizes]
+        return sizes, await self._batchers[name].submit(fields.sentences, tokens, settings)
+
     async def _explain(self, request):
         fields = await self._read(request, read_explain)
         name, model = self._model(fields.model)
         if name not in self._explainers:
             refuse(WRONG, f"Model {name!r} is an export; /v1/explain needs a logdir.")
-        pair = (fields.sentence, fields.translation)
         with self._answering():
-            sizes = await asyncio.to_thread(model.sizes, *pair)
-            for side, size in zip(("sentence", "translation"), sizes, strict=True):
-                if size > model.max_pieces:
-                    refuse(
-                        TOO_LARGE,
-                        f"The {side} has {size} tokens, and this model takes {model.max_pieces}; "
-                        f"split it.",
-                    )
-            settings = _Settings(fields.to, fields.source_language)
-            work = self._explainers[name].submit([pair], [max(sizes)], settings)
+            work = self._measure_and_explain(name, model, fields)
             (found,) = await self._until_disconnect(request, work)
         sides = {
             side: [token._asdict() for token in tokens] for side, tokens in found._asdict().items()
         }
         return JSONResponse({"model": name, **sides})
+
+    async def _measure_and_explain(self, name, model, fields):
+        """The explanation, in a list."""
+        pair = (fields.sentence, fields.translation)
+        sizes = await asyncio.to_thread(model.sizes, *pair)
+        for side, size in zip(("sentence", "translation"), sizes, strict=True):
+            if size > model.max_pieces:
+                refuse(
+                    TOO_LARGE,
+                    f"The {side} has {size} tokens, and this model takes {model.max_pieces}; "
+                    f"split it.",
+                )
+        settings = _Settings(fields.to, fields.source_language)
+        return await self._explainers[name].submit([pair], [max(sizes)], settings)
 
     async def _languages(self, request):
         del request
@@ -255,8 +264,7 @@ class Server:
 
     def _refuse_if_draining(self):
         if self._draining:
-            headers = {"Retry-After": "1", "Connection": "close"}
-            refuse(503, "The server is shutting down; use another one.", headers)
+            refuse(503, "The server is shutting down; use another one.", _TRY_ANOTHER)
 
     async def _read(self, request, read):
         """The parsed body of a request."""
@@ -282,24 +290,27 @@ class Server:
             self._open -= 1
 
     async def _until_disconnect(self, request, work):
-        """The answer of a batcher; an error if the client disconnects or the time is up."""
+        """The result of work; an error if the client disconnects or the time is up."""
         work = asyncio.create_task(work)
         gone = asyncio.create_task(_disconnected(request))
-        seconds = self._limits.timeout
+        over = asyncio.create_task(self._over.wait())
+        tasks, seconds = (work, gone, over), self._limits.timeout
         try:
-            await asyncio.wait((work, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 return work.result()
             if gone.done():
                 raise ClientDisconnect
+            if over.done():
+                refuse(503, "The server shut down before the answer; ask another.", _TRY_ANOTHER)
             refuse(504, f"No answer within {seconds:g} s; send fewer sentences, or retry later.")
         except QueueFull as busy:
             refuse(429, str(busy), {"Retry-After": str(busy.seconds)})
         except ValueError as error:
             refuse(WRONG, str(error))
         finally:
-            work.cancel()
-            gone.cancel()
+            for task in tasks:
+                task.cancel()
 
 
 def _translate(model, sentences, settings):

@@ -392,8 +392,10 @@ def test_draining_does_not_wait_for_ever():
         while not client.model.batches:
             await asyncio.sleep(0.001)
         assert await client.server.drain(0.05) == 1
-        client.model.gate.set()
-        await stuck
+        refused = await stuck  # though the model still computes
+        assert refused.status_code == 503
+        assert refused.json()["error"].startswith("The server shut down before the answer")
+        assert refused.headers["Retry-After"] == "1"
 
     run(test)
 

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from typing import NoReturn
 
 import uvicorn
 
@@ -64,21 +65,28 @@ def url(listener: socket.socket) -> str:
 
 def serve(
     server: Server, listener: socket.socket, drain: float, report: Callable[[str], None]
-) -> int:
-    """Serves until SIGTERM or SIGINT; then answers the open requests and refuses new ones.
+) -> NoReturn:
+    """Serves until SIGTERM or SIGINT; then answers the open requests, refuses new ones, and ends.
 
-    A second signal ends the process at once, with status 128 + its number.
+    The process ends with status 0, or 1 if requests were left unanswered. It does not wait for its
+    threads, because nothing can stop a batch that a model is computing. A second signal ends it at
+    once, with status 128 + its number.
 
     Args:
         server: the application.
         listener: from `bind`.
         drain: seconds to answer the open requests.
-        report: takes a line when clients can connect, and when a signal arrives.
-
-    Returns:
-        The number of unanswered requests.
+        report: takes a line when clients can connect, when a signal arrives, and at the end if
+            requests were left unanswered.
     """
-    return asyncio.run(_serve(server, listener, drain, report))
+    # asyncio.run would wait for threads.
+    unanswered = asyncio.new_event_loop().run_until_complete(
+        _serve(server, listener, drain, report)
+    )
+    if unanswered:
+        with contextlib.suppress(OSError):
+            report(f"error: {unanswered} requests were left unanswered; see --drain.")
+    os._exit(bool(unanswered))
 
 
 async def _serve(server, listener, drain, report):
