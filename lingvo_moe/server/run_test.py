@@ -1,7 +1,7 @@
 """A server as a process of its own, with real sockets and signals.
 
-Its model answers the sentence "wait" only after a line on its standard input, and so it measures the
-sentence "count".
+Its model answers the sentence "wait", and measures the sentence "count", only after a line on its
+standard input.
 """
 
 import contextlib
