@@ -174,6 +174,14 @@ class Curriculum:
             tuple(probabilities[used] for probabilities in found),
         )
 
+    @property
+    def examples(self) -> dict[str, int]:
+        """Pair -> number of its examples in all corpora; only pairs that are drawn."""
+        sizes: Counter[str] = Counter()
+        for stream in self.streams:
+            sizes[stream.pair.name] += stream.size
+        return dict(sizes)
+
     def at(self, step: int) -> np.ndarray:
         """float64 [P], the probability of each stream after `step` steps."""
         return self.probabilities[int(np.searchsorted(self.starts, step, side="right")) - 1]

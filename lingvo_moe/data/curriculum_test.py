@@ -74,6 +74,13 @@ def test_all_text_may_be_in_a_further_corpus(tmp_path):
     assert _at(InputParams(corpora=(mined,)), dataset, 0) == {"de-en (mined)": 1.0}
 
 
+def test_examples_are_counted_in_all_corpora(dataset, mined):
+    everything = InputParams(corpora=(mined,)).curriculum(dataset).examples
+    assert everything == {"de-en": 20, "fr-en": 10 + 30, "sw-en": 10 + 10}
+    some = InputParams(corpora=(mined,), pair_factors=(("de", 0.0),), pairs=("de-en", "fr-en"))
+    assert some.curriculum(dataset).examples == {"fr-en": 10 + 30}
+
+
 def test_stages_by_hand(dataset, mined):
     stages = (
         Stage(from_step=10, pairs=("de-en", "fr-en"), weights=(("mined", 1.0),)),

@@ -59,6 +59,10 @@ def train_baselines(
     losses = [_train(job, pairs, f"{job.model} " if several else "") for job in jobs]
     chosen = {pair: min(range(len(jobs)), key=lambda i: losses[i][pair]) for pair in pairs}
     outputs = translate_split(_translators(jobs, chosen), dataset, split, report)
+    outputs = [
+        dataclasses.replace(one, train_examples=_trained_on(jobs[chosen[one.pair]], one.pair))
+        for one in outputs
+    ]
     if several:
         _report_choice(names, losses, chosen, report)
         outputs = [dataclasses.replace(one, model=names[chosen[one.pair]]) for one in outputs]
@@ -84,6 +88,11 @@ def _check(job, pairs):
         params = _model_dir(job, pair).params
         params.input.curriculum(job.dataset)
     return params
+
+
+def _trained_on(job, pair) -> int:
+    """Number of sentence pairs of all corpora that the model of a pair was trained on."""
+    return _model_dir(job, pair).params.input.curriculum(job.dataset).examples[pair]
 
 
 def _check_comparable(jobs, params, pairs):

@@ -117,12 +117,12 @@ def pretended(monkeypatch):
 def test_each_pair_gets_the_model_with_the_lowest_dev_loss(tmp_path, pretended):
     for pair, losses in {"qna-en": (2.0, 3.0), "qta-en": (2.5, 2.25), "qto-en": (4, 4)}.items():
         pretended.update({(m, pair): loss for m, loss in zip(MODELS, losses, strict=True)})
-    lines = []
+    lines, corpus = [], f"Corpus(name='again', data={str(dataset().directory)!r})"
     jobs = [
         dataclasses.replace(
             job, make_runtime=lambda *_, model=job.model: model, report=lines.append
         )
-        for job in _several(tmp_path)
+        for job in _several(tmp_path, f"input.corpora=({corpus},)")
     ]
     pairs = ["qna-en", "qta-en", "qto-en"]
     report = train_baselines(jobs, pairs)
@@ -131,6 +131,8 @@ def test_each_pair_gets_the_model_with_the_lowest_dev_loss(tmp_path, pretended):
     assert report.model == "best of tiny.Bilingual, tiny.Dense"
     chosen = {"qna-en": "tiny.Bilingual", "qta-en": "tiny.Dense", "qto-en": "tiny.Bilingual"}
     assert {score.pair: score.model for score in report.pairs} == chosen
+    sizes = {pair: 2 * dataset().pair(pair).examples["train"] for pair in pairs}
+    assert {score.pair: score.train_examples for score in report.pairs} == sizes
     found = Baselines.load(tmp_path, "test", pairs)
     assert found.report == report
     assert {p: found.hypotheses(p)[0] for p in pairs} == {p: f"{chosen[p]} {p}" for p in pairs}

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from lingvo_moe.core.files import check_output, new_directory
+from lingvo_moe.data.curriculum import identity
 from lingvo_moe.data.dataset import SIDES, Dataset
 from lingvo_moe.data.pipeline import eval_batches
 from lingvo_moe.evaluation import tokenizers
@@ -60,8 +61,8 @@ def evaluate(
         step: of the checkpoint; None for the best on dev.
         baselines: a report to compare with: its directory or its JSON.
         bleu_tokenizers: texts PAIR=NAME; see evaluation.tokenizers.
-        pivot: a language; pairs without training data are translated into it, and from it into
-            their target. None for a direct translation.
+        pivot: a language; pairs that the model was not trained on are translated into it, and from
+            it into their target. None for a direct translation.
         floor: whether to report the BLEU of the targets of the most similar training sentences.
         metrics: further scores; see evaluation.metrics.
         overwrite: whether an earlier report may be replaced.
@@ -91,9 +92,10 @@ def evaluate(
     runtime = make_runtime(task, None)
     translator, step = load_translator(model_dir, runtime, step)
     indirect = pivot and through(translator, pivot)
-    trained = {pair.name for pair in dataset.pairs if pair.examples.get("train")}
+    trained_on = count_trained_on(model_dir, dataset, report)
     translators = [
-        (name, translator if name in trained else indirect or translator) for name in references
+        (name, translator if trained_on.get(name) else indirect or translator)
+        for name in references
     ]
     job = {
         "maker": MAKER,
@@ -105,7 +107,7 @@ def evaluate(
     with keep_translations(output, job, overwrite, report) as kept:
         outputs = translate_split(translators, dataset, split, report, kept)
         use = _source_use(model_dir, runtime, dataset, split, tuple(references), report)
-        outputs = _measured(outputs, dataset, use, copies)
+        outputs = _measured(outputs, dataset, trained_on, use, copies)
         with new_directory(output, MAKER, overwrite) as directory:
             return write_report(
                 outputs,
@@ -151,6 +153,29 @@ def references_of(
     return found
 
 
+def count_trained_on(
+    model_dir: ModelDir, dataset: Dataset, report: Callable[[str], None]
+) -> dict[str, int]:
+    """Pair -> number of sentence pairs that a model was trained on, in the dataset and in corpora.
+
+    If it was trained on other data, or a corpus is not there, the numbers are those of the dataset.
+
+    Args:
+        model_dir: the model.
+        dataset: prepared data.
+        report: takes a line if the numbers are those of the dataset.
+    """
+    inputs = model_dir.params.input
+    try:
+        if identity(dataset, inputs.corpora) == model_dir.data:
+            return inputs.curriculum(dataset).examples
+        cause = "the model was trained on other data"
+    except ValueError as error:
+        cause = str(error)
+    report(f"The column 'train' counts the training lines of {dataset.directory} only: {cause}")
+    return {pair.name: pair.examples.get("train", 0) for pair in dataset.pairs}
+
+
 def through(translator: Translate, pivot: str) -> Translate:
     """Translates into a pivot language first, and from it into the target."""
 
@@ -169,7 +194,7 @@ def translate_pair(
     report: Callable[[str], None],
     kept: Path | None = None,
 ) -> PairOutput:
-    """Translates one pair's sentences of a split.
+    """Translates one pair's sentences of a split; training examples are those of the dataset.
 
     Args:
         translator: the model.
@@ -301,12 +326,13 @@ def _copies(dataset, split, pairs, report) -> dict[str, list[str]]:
     return copies
 
 
-def _measured(outputs, dataset, use, copies) -> list[PairOutput]:
-    """The outputs with their source use, nearest training targets and shares off target."""
+def _measured(outputs, dataset, trained_on, use, copies) -> list[PairOutput]:
+    """The outputs with numbers of training examples, source use, copies and shares off target."""
     identify = language_identifier(dataset)
     return [
         dataclasses.replace(
             one,
+            train_examples=trained_on.get(one.pair, 0),
             nearest=copies.get(one.pair),
             source_use=use.get(one.pair),
             off_target=_off_target(identify, one.hypotheses, one.pair),

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import types
 
 import numpy as np
@@ -12,6 +13,7 @@ from sacrebleu.metrics import BLEU
 from lingvo_moe.core import lock
 from lingvo_moe.core.files import MANIFEST
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.data.curriculum import Corpus, identity
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.evaluation.metrics.sp_bleu import SpBleu
 from lingvo_moe.evaluation.report import load_report
@@ -53,6 +55,7 @@ MODEL = types.SimpleNamespace(
         input=InputParams(batch_size=64, source_length=48, target_length=32), train=TrainParams()
     ),
     pairs=PAIRS,
+    data=dataset().sha256,
     for_dataset=lambda data: MODEL,
     fingerprint=lambda step: {"step": str(step)},
     tag=_tag,
@@ -107,6 +110,40 @@ def test_pairs_without_training_text_go_through_the_pivot(tmp_path, translated):
     assert (report.pivot, report.averages["zero-shot"].of) == ("qna", 1)
     hypotheses = (tmp_path / "r" / "hypotheses" / "test" / "qta-en.hyp").read_text()
     assert hypotheses.startswith("the the ")
+
+
+def test_the_column_train_counts_what_the_model_was_trained_on(tmp_path, translated, monkeypatch):
+    shutil.copytree(dataset().directory, tmp_path / "mined")
+    mined = Corpus(name="mined", data=str(tmp_path / "mined"))
+    inputs = dataclasses.replace(MODEL.params.input, pairs=("qna-en",), corpora=(mined,))
+    monkeypatch.setattr(MODEL.params, "input", inputs)
+    monkeypatch.setattr(MODEL, "data", identity(dataset(), (mined,)))
+    lines, sizes = [], [dataset().pair(name).examples["train"] for name in PAIRS]
+
+    def counts():
+        report = evaluate(tmp_path / "r", report=lines.append, pivot="qna", overwrite=True)
+        scores = {score.pair: score.train_examples for score in report.pairs}
+        return [scores[name] for name in PAIRS]
+
+    assert counts() == [2 * sizes[0], 0]
+    assert translated == ["qna-en", "qta-qna", "qna-en"]  # the second pair is zero-shot
+    assert not any("column" in line for line in lines)
+    shutil.rmtree(tmp_path / "mined")
+    del translated[:]
+    assert counts() == sizes
+    assert translated == list(PAIRS)
+    assert f"{dataset().directory} only: Corpus mined: " in "".join(lines)
+
+
+def test_the_column_train_counts_the_dataset_if_the_model_is_of_other_data(
+    tmp_path, translated, monkeypatch
+):
+    monkeypatch.setattr(MODEL, "data", None)
+    lines = []
+    report = evaluate(tmp_path / "r", pairs=["qna-en"], report=lines.append)
+    assert [s.train_examples for s in report.pairs] == [dataset().pair("qna-en").examples["train"]]
+    line = f"training lines of {dataset().directory} only: the model was trained on other data"
+    assert line in "".join(lines)
 
 
 def test_the_floor_is_the_score_of_the_nearest_training_sentences(tmp_path, translated):

@@ -54,7 +54,9 @@ def run() -> None:
         "PAIR=NAME, such as en-zh=char: the sacreBLEU tokenizer of a pair. May be repeated.",
     )
     flags.DEFINE_string(
-        "pivot", None, "Language such as en: pairs without training text are translated through it."
+        "pivot",
+        None,
+        "Language such as en: pairs that were not trained on are translated through it.",
     )
     flags.DEFINE_bool(
         "floor", False, "Also score the targets of the most similar training sentences."
