@@ -84,6 +84,15 @@ def test_one_class_has_the_name_of_a_result(name):
     assert len(files) == 1, files
 
 
+def test_one_file_reads_and_writes_npz():
+    """Also `serving/run_stablehlo.py`, which is copied to exports and imports nothing of ours."""
+    calls = re.compile(r"np\.savez|with np\.load\(")
+    sources = [p for p in PACKAGE.rglob("*.py") if not p.name.endswith("_test.py")]
+    found = {p.relative_to(PACKAGE).as_posix() for p in sources if calls.search(p.read_text())}
+    found = {name for name in found if not name.startswith("testing/")}
+    assert found == {"core/npz.py", "serving/run_stablehlo.py"}
+
+
 def test_no_file_imports_a_test():
     for path in PACKAGE.rglob("*.py"):
         tests = [name for name in modules(path) if re.search(r"^lingvo_moe\..*_test$", name)]

@@ -14,6 +14,7 @@ import os
 import shutil
 import socket
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def new_file(path: Path) -> Iterator[Path]:
     Raises:
         OSError: it cannot be written.
     """
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}-{threading.get_native_id()}")
     try:
         yield partial
         _sync(partial)

@@ -57,3 +57,12 @@ def test_several_that_write_at_once_leave_a_whole_file(tmp_path):
         list(pool.map(lambda n: npz.save(path, same=np.full(20_000, n)), range(40)))
     assert len(set(npz.load(path, dict, "thing", "")["same"].tolist())) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["some.npz"]
+
+
+def test_only_the_named_arrays_are_read(tmp_path):
+    path = tmp_path / "some.npz"
+    npz.save(path, compress=False, counts=np.zeros(1000, np.int64), sums=np.ones(2))
+    assert path.stat().st_size > 8000
+    assert set(npz.load(path, dict, "thing", "", ["sums"])) == {"sums"}
+    with pytest.raises(ValueError, match=r"some.npz holds no thing \(KeyError: .*means"):
+        npz.load(path, dict, "thing", "Make one.", ["means"])

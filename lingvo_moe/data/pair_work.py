@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lingvo_moe.core import npz
 from lingvo_moe.core.files import new_file, write_whole
 from lingvo_moe.data.blocks import Block, cut
 from lingvo_moe.data.cleaning.base import Empty
@@ -212,16 +213,22 @@ class PairWork:
             arrays["held_targets"] = np.array(sorted(found), np.int64)
             scored = [] if split == "train" else [line.target for line in lines]
             arrays["changed"] = np.array(count_changed(vocabularies[1], scored))
-            file = io.BytesIO()
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-            write_whole(self._path("ids", split, number), file.getvalue())
+            npz.save(self._path("ids", split, number), compress=False, **arrays)
 
         return make
 
     def load_ids(self, split: str, number: int, *names: str) -> list[np.ndarray]:
-        """Arrays that `ids` made of a block: source, target, lengths [examples, 2], …"""
-        with np.load(self._path("ids", split, number)) as file:
-            return [file[name] for name in names]
+        """Arrays that `ids` made of a block: source, target, lengths [examples, 2], …
+
+        Raises:
+            OSError: the file is damaged. (A ValueError would be one of the corpus.)
+        """
+        cure = "Remove the file, and prepare the data again."
+        path = self._path("ids", split, number)
+        try:
+            return npz.load(path, lambda arrays: [arrays[n] for n in names], "ids", cure, names)
+        except ValueError as error:
+            raise OSError(str(error)) from error
 
     @functools.cached_property
     def counts(self) -> dict[str, list[int]]:

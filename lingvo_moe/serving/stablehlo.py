@@ -17,6 +17,7 @@ from jax import export
 from jax.experimental import jax2tf
 
 from lingvo_moe import __version__
+from lingvo_moe.core import npz
 from lingvo_moe.core.layer import count_weights
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import to_fields
@@ -191,7 +192,7 @@ def _write_trained(model_dir, output, programs, step, rows, length) -> int:
         step, lambda found: state.update(_read(found.tensors, specs))
     )
     described = _write_programs(made, output)
-    np.savez(output / _STATE, **state)
+    npz.save(output / _STATE, compress=False, **state)
     for side in model_dir.hashes:
         model_dir.vocabulary(side).save(output / f"{side}.model")
     _write_rest(
@@ -325,7 +326,7 @@ def _write_rest(task: TranslationTask, output: Path, **manifest: Any) -> None:
     params = task.params
     if TRAIN in manifest["programs"]:
         batch = example_batch(params, len(task.pairs))
-        np.savez(output / _BATCH, **batch)
+        npz.save(output / _BATCH, compress=False, **batch)
         manifest["batch"] = {
             "file": _BATCH,
             "source_tokens": int(np.sum(batch.source_segment_ids != 0)),
