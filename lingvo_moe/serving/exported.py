@@ -13,8 +13,8 @@ from lingvo_moe.data.sentences import pack_sentences, split_sentences
 from lingvo_moe.decoding.params import MAX_BEAM, BeamSearchParams
 from lingvo_moe.decoding.request import numbers_of, search_of
 from lingvo_moe.serving import client
-from lingvo_moe.tasks.scorer import Score, check_pairs
-from lingvo_moe.tasks.translator import Found, Token, Translation, merge_parts
+from lingvo_moe.tasks.scorer import Score, check_same_length
+from lingvo_moe.tasks.translator import Token, TranslatedPart, Translation, merge_parts
 
 _TEXTS = ("forbidden", "source_prefix", "target_prefix")
 _NOT_EXPORTED = ("batch_tokens", "shortlist", "rules")
@@ -121,7 +121,7 @@ class Exported:
         if left_out := {i: one.left_out for i, one in enumerate(read, 1) if one.left_out}:
             warn(cut_warning(left_out))
         progress(sum(not one.parts for one in read))
-        found: dict[tuple[int, int], list[Found]] = {}
+        found: dict[tuple[int, int], list[TranslatedPart]] = {}
         for later in (False, True):  # only first parts have a target prefix
             places = [
                 (i, n)
@@ -171,7 +171,7 @@ class Exported:
             ValueError: not as many targets as sources, an export without options, or as in
                 `translate`.
         """
-        check_pairs(sources, targets)
+        check_same_length(sources, targets)
         languages = self._check(to, source_language)
         if not self._names:
             raise ValueError(f"score {self._cure}")
@@ -255,7 +255,7 @@ class Exported:
         return _Reading(parts, counts, sum(max(0, n - self.max_pieces) for n in counts))
 
     def _translate(self, sentences, languages, search):
-        """The N Found of each sentence of a batch."""
+        """The N translations of each sentence of a batch."""
         if self._is_fixed(search):
             output = client.call(self._model.translate, sentences, **languages)
         else:
@@ -298,7 +298,7 @@ def _found(output, b, n, search):
     """The n-th translation of sentence b."""
     found = Translation(output["translations"][b, n].decode(), float(output["scores"][b, n]))
     if "tokens" not in output:
-        return Found(found, 1)
+        return TranslatedPart(found, 1)
     pieces, source = (
         [piece.decode() for piece in row if piece]
         for row in (output["tokens"][b, n], output["source"][b])
@@ -307,4 +307,4 @@ def _found(output, b, n, search):
         values = zip(pieces, output["log_probs"][b, n], output["aligned"][b, n], strict=False)
         tokens = tuple(Token(text, float(p), int(place)) for text, p, place in values)
         found = found._replace(tokens=tokens, source=tuple(source))
-    return Found(found, len(pieces))
+    return TranslatedPart(found, len(pieces))

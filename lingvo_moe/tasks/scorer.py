@@ -30,7 +30,7 @@ class Score(NamedTuple):
     token_log_probs: tuple[float, ...]
 
 
-def check_pairs(sources: Sequence[str], targets: Sequence[str]) -> None:
+def check_same_length(sources: Sequence[str], targets: Sequence[str]) -> None:
     """Checks that there is one target for each source.
 
     Raises:
@@ -76,7 +76,7 @@ class Scorer:
             ValueError: there are not as many targets as sources, the model does not know the target
                 language, or it needs the source language and gets none.
         """
-        check_pairs(sources, targets)
+        check_same_length(sources, targets)
         prefix = self.model_dir.prefix(source_language, target_language)
         task = self.model_dir.task.task_id(source_language, target_language)
         vocabulary = self.model_dir.vocabulary("target")

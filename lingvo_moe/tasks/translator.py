@@ -148,14 +148,14 @@ class Reading(NamedTuple):
     left_out: int
 
 
-class Found(NamedTuple):
+class TranslatedPart(NamedTuple):
     """A translation of a part of a sentence and its number of tokens, with EOS; 0 if not found."""
 
     translation: Translation
     length: int
 
 
-def merge_parts(parts: Sequence[Found], penalty: Callable[[int], float]) -> Translation:
+def merge_parts(parts: Sequence[TranslatedPart], penalty: Callable[[int], float]) -> Translation:
     """The translation of a sentence from those of its parts; its score is that of all tokens.
 
     Args:
@@ -268,7 +268,7 @@ class Translator:
         }
         if left_out:
             warn(cut_warning(left_out))
-        found: dict[tuple[int, int], list[Found]] = {}
+        found: dict[tuple[int, int], list[TranslatedPart]] = {}
         for request, parts in self._by_request(filled, read).items():
             encoded = [[*prefix, *ids, EOS] for _, ids in parts]
             for batch, ids, lengths in padded_batches(encoded, self.decoding.batch_tokens):
@@ -358,7 +358,7 @@ class Translator:
                 groups.setdefault(request, []).append(((place, number), ids))
         return groups
 
-    def _found(self, output: BeamOutput, read: Sequence[list[int]]) -> list[list[Found]]:
+    def _found(self, output: BeamOutput, read: Sequence[list[int]]) -> list[list[TranslatedPart]]:
         """The translations of a batch whose sources have these ids."""
         ids, lengths, scores = (np.asarray(x) for x in (output.ids, output.lengths, output.scores))
         batch, n_best = lengths.shape
@@ -383,5 +383,5 @@ class Translator:
                 )
                 for translation, one, row in zip(made, written, rows, strict=True)
             ]
-        found = [Found(t, len(one)) for t, one in zip(made, written, strict=True)]
+        found = [TranslatedPart(t, len(one)) for t, one in zip(made, written, strict=True)]
         return [found[b * n_best : (b + 1) * n_best] for b in range(batch)]
