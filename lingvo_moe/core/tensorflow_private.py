@@ -1,11 +1,31 @@
-"""The private modules of TensorFlow that the package uses; no other file imports any.
+"""The private parts of TensorFlow that the package uses; no other file, tests included, uses any.
 
-xla_sharding: annotations for XLA's partitioner. xla_optimization_barrier: keeps XLA from sharing a
-computation across it. control_flow_util: whether a graph is compiled by XLA.
+xla_sharding: annotations for XLA's partitioner. OpSharding: the proto of such an annotation.
+xla_optimization_barrier: keeps XLA from sharing a computation across it. control_flow_util: whether
+a graph is compiled by XLA. FunctionDef, NodeDef, SavedModelProto: the parts of a SavedModel's file.
 """
 
+import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops.gen_xla_ops import xla_optimization_barrier
+from tensorflow.compiler.xla.xla_data_pb2 import OpSharding
+from tensorflow.core.framework.function_pb2 import FunctionDef
+from tensorflow.core.framework.node_def_pb2 import NodeDef
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel as SavedModelProto
 from tensorflow.python.compiler.xla.experimental import xla_sharding
 from tensorflow.python.ops import control_flow_util
 
-__all__ = ["control_flow_util", "xla_optimization_barrier", "xla_sharding"]
+__all__ = [
+    "FunctionDef",
+    "NodeDef",
+    "OpSharding",
+    "SavedModelProto",
+    "control_flow_util",
+    "set_attribute",
+    "xla_optimization_barrier",
+    "xla_sharding",
+]
+
+
+def set_attribute(operation: tf.Operation, name: str, value: bytes) -> None:
+    """Sets an attribute of an operation of a graph."""
+    operation._set_attr(name, tf.compat.v1.AttrValue(s=value))

@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-from tensorflow.core.framework.function_pb2 import FunctionDef
-from tensorflow.core.framework.node_def_pb2 import NodeDef
-from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+from lingvo_moe.core.tensorflow_private import FunctionDef, NodeDef, SavedModelProto
 
 _GRAPH, _FINGERPRINT = "saved_model.pb", "fingerprint.pb"
 _SHAPES = "_output_shapes"  # of each node, for display only
@@ -19,7 +17,7 @@ def compact(directory: Path) -> None:
     Args:
         directory: of a SavedModel.
     """
-    model = SavedModel.FromString((directory / _GRAPH).read_bytes())
+    model = SavedModelProto.FromString((directory / _GRAPH).read_bytes())
     for graph in model.meta_graphs:
         for function in graph.graph_def.library.function:
             _compact_function(function)

@@ -2,8 +2,8 @@
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
+from lingvo_moe.core.tensorflow_private import SavedModelProto
 from lingvo_moe.serving.compact import compact
 
 
@@ -24,7 +24,7 @@ def test_equal_constants_become_one(tmp_path):
     compact(tmp_path)
     assert (tmp_path / "saved_model.pb").stat().st_size < before
     assert not (tmp_path / "fingerprint.pb").exists()
-    (graph,) = SavedModel.FromString((tmp_path / "saved_model.pb").read_bytes()).meta_graphs
+    (graph,) = SavedModelProto.FromString((tmp_path / "saved_model.pb").read_bytes()).meta_graphs
     function = next(f for f in graph.graph_def.library.function if "run" in f.signature.name)
     nodes = [node for node in function.node_def if node.op == "Const"]
     assert len(nodes) == 3  # 2.0, 3.0 and 2

@@ -5,9 +5,9 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.core.protobuf.saved_model_pb2 import SavedModel as SavedModelProto
 
 import lingvo_moe as lm
+from lingvo_moe.core.tensorflow_private import SavedModelProto
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving import client
 from lingvo_moe.serving.exported import Exported

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.compiler.xla import xla_data_pb2
 
+from lingvo_moe.core.tensorflow_private import OpSharding
 from lingvo_moe.sharding.annotations import Mesh, annotate, assignment, axes_of, use_mesh
 
 MESH = Mesh(("data", "expert"), (2, 4))
@@ -18,7 +18,7 @@ def sharding(dims, shape, rules, mesh=MESH):
 
     graph = function.get_concrete_function(tf.TensorSpec(shape, tf.float32)).graph
     (op,) = [op for op in graph.get_operations() if op.type == "XlaSharding"]
-    proto = xla_data_pb2.OpSharding()
+    proto = OpSharding()
     proto.ParseFromString(op.get_attr("_XlaSharding"))
     return proto
 
@@ -42,13 +42,13 @@ def test_the_identity_outside_of_a_mesh():
 
 def test_replicated_where_no_rule_applies():
     proto = sharding("MH", [8, 16], {"E": "expert"})
-    assert proto.type == xla_data_pb2.OpSharding.REPLICATED
+    assert proto.type == OpSharding.REPLICATED
 
 
 def test_split_over_the_whole_mesh():
     # Devices 0…7 in row-major order: (data, expert) = (0,0), (0,1), …, (1,3).
     proto = sharding("EM", [8, 16], {"E": "expert", "M": "data"})
-    assert proto.type == xla_data_pb2.OpSharding.OTHER
+    assert proto.type == OpSharding.OTHER
     assert not proto.replicate_on_last_tile_dim
     # Piece (e, m) lives on device (m, e), which is number 4m + e.
     assert devices(proto) == [[0, 4], [1, 5], [2, 6], [3, 7]]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.tensorflow_private import xla_sharding
+from lingvo_moe.core.tensorflow_private import set_attribute, xla_sharding
 from lingvo_moe.sharding.annotations import (
     Mesh,
     active,
@@ -171,9 +171,9 @@ def _by_hand(function, tensors, dims, result_dims, mesh, rules):
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     results = function(*pieces)
-    mark = tf.compat.v1.AttrValue(s=xla_sharding.Sharding.manual().proto.SerializeToString())
+    mark = xla_sharding.Sharding.manual().proto.SerializeToString()
     for operation in graph.get_operations()[before:]:
-        operation._set_attr("_XlaSharding", mark)
+        set_attribute(operation, "_XlaSharding", mark)
     whole = []
     for result, letters in zip(results, result_dims, strict=True):
         axes = assignment(letters, (None,) * len(letters), mesh, rules)

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.compiler.xla import xla_data_pb2
 
+from lingvo_moe.core.tensorflow_private import OpSharding
 from lingvo_moe.sharding.annotations import Mesh, parse_mesh, use_mesh
 from lingvo_moe.sharding.partition import manual, mesh_split, replicate, shard, split
 
@@ -13,7 +13,7 @@ def annotation(shape, function):
     """The annotation that function adds to a tensor of that shape."""
     traced = tf.function(function, autograph=False).get_concrete_function(tf.TensorSpec(shape))
     (op,) = [op for op in traced.graph.get_operations() if op.type == "XlaSharding"]
-    proto = xla_data_pb2.OpSharding()
+    proto = OpSharding()
     proto.ParseFromString(op.get_attr("_XlaSharding"))
     return proto
 
@@ -23,7 +23,7 @@ def devices(proto):
 
 
 def test_replicate():
-    assert annotation([4, 2], replicate).type == xla_data_pb2.OpSharding.REPLICATED
+    assert annotation([4, 2], replicate).type == OpSharding.REPLICATED
 
 
 def test_split_gives_piece_i_to_device_i():
@@ -34,7 +34,7 @@ def test_split_gives_piece_i_to_device_i():
 def test_split_may_be_uneven_and_into_one():
     assert devices(annotation([8, 7], lambda x: split(x, 1, 3))) == [[0, 1, 2]]
     whole = annotation([8, 7], lambda x: split(x, 0, 1))
-    assert whole.type == xla_data_pb2.OpSharding.REPLICATED
+    assert whole.type == OpSharding.REPLICATED
 
 
 def test_shard_places_every_piece():
@@ -53,7 +53,7 @@ def test_mesh_split_over_axes_and_none():
     both = annotation([8], lambda x: mesh_split(x, MESH, [("y", "x")]))
     assert devices(both) == [0, 4, 1, 5, 2, 6, 3, 7]
     whole = annotation([8, 6], lambda x: mesh_split(x, MESH, ["", ()]))
-    assert whole.type == xla_data_pb2.OpSharding.REPLICATED
+    assert whole.type == OpSharding.REPLICATED
 
 
 @pytest.mark.parametrize(
