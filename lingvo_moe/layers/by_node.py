@@ -43,13 +43,10 @@ class ByNode(Dispatcher):
             devices than nodes.
     """
 
+    needs_static_shapes = True
+
     nodes: PositiveInt
     kept: PositiveInt
-
-    @property
-    def needs_static_shapes(self):
-        """See Dispatcher."""
-        return True
 
     def check(self, moe):
         """See Dispatcher."""

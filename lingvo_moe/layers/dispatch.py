@@ -7,7 +7,7 @@ split over devices, e experts not split, C capacity, K choices, M model, R rows.
 import abc
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
 
@@ -29,17 +29,19 @@ class Dispatched(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dispatcher(Params, abc.ABC):
-    """Computes Σ_k weight_k · expert_k(token); all dispatchers agree up to rounding."""
+    """Computes Σ_k weight_k · expert_k(token); all dispatchers agree up to rounding.
+
+    Attributes:
+        needs_static_shapes: whether the shape of a batch must be known before the batch, as it is
+            in training.
+    """
+
+    needs_static_shapes: ClassVar[bool] = False
 
     @property
     def holding(self) -> Holding:
         """The layout of a layer's experts when this dispatcher trains them."""
         return EachOnce()
-
-    @property
-    def needs_static_shapes(self) -> bool:
-        """Whether the shape of a batch must be known before the batch, as it is in training."""
-        return False
 
     def check(self, moe: Any) -> None:
         """Checks the MoEParams of the layer; most dispatchers fit all.

@@ -34,6 +34,8 @@ class Laddered(Dispatcher):
         ValueError: factors that are not positive and ascending, or an unknown rung.
     """
 
+    needs_static_shapes = True
+
     factors: tuple[PositiveFloat, ...] = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
     rung: NonNegativeInt | None = None
 
@@ -47,11 +49,6 @@ class Laddered(Dispatcher):
                 f"rung must be from 0 to {len(self.factors)}, the number of factors, or None for "
                 f"the last rung; got {self.rung}."
             )
-
-    @property
-    def needs_static_shapes(self):
-        """See Dispatcher."""
-        return True
 
     @property
     def rungs(self) -> tuple["Laddered", ...]:

@@ -30,12 +30,9 @@ class LocalGather(Dispatcher):
             its own device, and there is no AllToAll. An expert gets rows of G / N groups.
     """
 
-    nodes: PositiveInt = 1
+    needs_static_shapes = True
 
-    @property
-    def needs_static_shapes(self):
-        """See Dispatcher."""
-        return True
+    nodes: PositiveInt = 1
 
     def dispatch(self, inputs, routing, capacity, experts):
         capacity = on_node_capacity(capacity or inputs.shape[1], self.nodes, inputs.shape[1])
