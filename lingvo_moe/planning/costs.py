@@ -8,11 +8,9 @@ import math
 from collections.abc import Iterable, Mapping
 
 from lingvo_moe.planning.blocks import Blocks
-from lingvo_moe.planning.share import PARTS, Share, Transfer, Work
+from lingvo_moe.planning.share import Share, Transfer, Work
 from lingvo_moe.sharding.annotations import Mesh
 from lingvo_moe.tasks.params import TranslationParams
-
-__all__ = ["PARTS", "Costs", "Memory", "Transfer", "Work", "count_costs", "memory_of"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

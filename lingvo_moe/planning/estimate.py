@@ -5,7 +5,8 @@ import math
 
 from lingvo_moe.hardware.chips import Hardware
 from lingvo_moe.hardware.links import group
-from lingvo_moe.planning.costs import PARTS, Costs, Transfer, Work
+from lingvo_moe.planning.costs import Costs
+from lingvo_moe.planning.share import PARTS, Transfer, Work
 from lingvo_moe.sharding.annotations import Mesh
 
 YEAR = 365.25 * 86400

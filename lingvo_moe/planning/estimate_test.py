@@ -4,8 +4,9 @@ import pytest
 
 from lingvo_moe.hardware.chips import MEASURED, Efficiency, Hardware, Host
 from lingvo_moe.hardware.links import Torus
-from lingvo_moe.planning.costs import Costs, Memory, Transfer, Work
+from lingvo_moe.planning.costs import Costs, Memory
 from lingvo_moe.planning.estimate import estimate, host_times
+from lingvo_moe.planning.share import Transfer, Work
 from lingvo_moe.sharding.annotations import Mesh
 
 DEVICE = Hardware(

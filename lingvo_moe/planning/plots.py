@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lingvo_moe.hardware.chips import lookup
-from lingvo_moe.planning.costs import PARTS
 from lingvo_moe.planning.plan import Plan
+from lingvo_moe.planning.share import PARTS
 from lingvo_moe.reporting.figure import legible, to_png
 
 _COLORS = (
