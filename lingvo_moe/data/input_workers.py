@@ -18,7 +18,7 @@ import numpy as np
 
 from lingvo_moe.core import child
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.data.pipeline import Batches, InputParams, Position, TrainInput
+from lingvo_moe.data.pipeline import Batches, InputParams, Part, Position, TrainInput
 
 
 @contextlib.contextmanager
@@ -38,7 +38,7 @@ def packed_by(workers: int, source: TrainInput) -> Iterator[Batches]:
     if not workers:
         yield source
         return
-    _check_importable(source.arguments[1], workers)
+    _check_importable(source.params, workers)
     pool = _Pool(source, workers)
     try:
         yield pool
@@ -116,7 +116,7 @@ class _Pool:
             self._workers.append(_Worker(f"{number} of {len(self._parts)}"))
         position = self._source.position()
         for worker, part in zip(self._workers, self._parts, strict=True):
-            worker.begin((*self._source.arguments[:-1], part), position)
+            worker.begin(self._source, part, position)
 
 
 class _Worker:
@@ -126,11 +126,11 @@ class _Worker:
         self._name = name
         self._process = child.start(__name__, stdout=subprocess.PIPE)
 
-    def begin(self, arguments: tuple, position: Position) -> None:
-        """Sends the arguments of its TrainInput, and where to begin."""
-        dataset, *others = arguments
-        without_caches = dataclasses.replace(dataset)
-        child.send(self._process, ((without_caches, *others), position))
+    def begin(self, source: TrainInput, part: Part, position: Position) -> None:
+        """Sends the arguments of its TrainInput, which packs this part, and where to begin."""
+        without_caches = dataclasses.replace(source.dataset)
+        arguments = without_caches, source.params, source.seed, part
+        child.send(self._process, (arguments, position))
 
     def packed(self) -> _Packed:
         """What it packed for the next batch; an error of the worker is raised here."""

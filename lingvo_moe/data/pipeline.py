@@ -154,9 +154,8 @@ class TrainInput:
     gives the same batches as an uninterrupted one, also in another number of processes.
 
     Attributes:
-        arguments: those of the constructor.
+        dataset, params, seed, part: those of the constructor; all virtual shards if part was None.
         curriculum: the streams and their probabilities.
-        part: the virtual shards that this process packs.
         packed_share: share of the rows of a batch that this process packs; the other rows are 0.
     """
 
@@ -173,8 +172,8 @@ class TrainInput:
             ValueError: as `Curriculum.of`.
         """
         shards = params.num_virtual_shards
+        self.dataset, self.params, self.seed = dataset, params, seed
         self.part = part or Part(*np.ones([2, shards], bool))
-        self.arguments = dataset, params, seed, self.part
         self.curriculum = params.curriculum(dataset)
         self._shape = Shape(params.batch_size, params.source_length, params.target_length)
         reader = Reader(self.curriculum.streams, seed, self._shape, params.modifiers)
