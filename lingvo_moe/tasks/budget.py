@@ -45,9 +45,10 @@ def suggestion(steps: int, tokens: float, pairs: int) -> list[str]:
     if not _BATCHES[0] <= tokens <= _BATCHES[1]:
         return []
     (low, high), (least, most) = READING.range(pairs), READING.range(pairs, _ENOUGH)
+    of_pairs = "1 pair" if pairs == 1 else f"{pairs} pairs"
     lines = [
-        f"Suggested for real text: at least {least:,} to {most:,} steps. Models of {pairs} "
-        f"pair{'s'[: pairs > 1]} began to use their sources after {low:,} to {high:,} steps."
+        f"Suggested for real text: at least {least:,} to {most:,} steps. Models of {of_pairs} "
+        f"began to use their sources after {low:,} to {high:,} steps."
     ]
     if steps < high:
         lines.append(
