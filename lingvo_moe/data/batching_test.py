@@ -1,8 +1,6 @@
-import itertools
-
 import numpy as np
 
-from lingvo_moe.data.batching import batches, padded_batches
+from lingvo_moe.data.batching import padded_batches
 
 
 def test_longest_first_and_padded_to_multiples_of_eight():
@@ -16,16 +14,6 @@ def test_longest_first_and_padded_to_multiples_of_eight():
     assert second == [0, 3]  # of equal length: in order of the input
     assert ids_2.tolist() == [[5] + [0] * 7, [8] + [0] * 7]
     assert lengths_2.tolist() == [1, 1]
-
-
-def test_batches_are_as_large_as_they_may_be():
-    lengths = np.random.default_rng(0).integers(1, 100, size=300).tolist()
-    made = list(batches(lengths, 512))
-    assert sorted(i for batch in made for i in batch) == list(range(300))
-    for batch, following in itertools.pairwise(made):
-        longest = -(-max(lengths[i] for i in batch) // 8) * 8
-        assert len(batch) * longest <= 512 < (len(batch) + 1) * longest
-        assert max(lengths[i] for i in following) <= min(lengths[i] for i in batch)
 
 
 def test_every_sentence_once():

@@ -1,18 +1,24 @@
 """Makes the directory of an export, with a program that runs the export."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from lingvo_moe.core import console, lines
 from lingvo_moe.core.files import new_directory
 
 MAKER = "lingvo-moe-export"
+_PACKAGE = Path(__file__).parents[1]
+_IMPORT = re.compile(r"^from lingvo_moe\.(\w+)\.(\w+) import", re.MULTILINE)
 # With this the program finds the modules in its directory under `python -I` too, and adds no file
 # to the directory: --overwrite does not replace a directory with additional files.
-_BESIDE = (
-    "sys.path.insert(0, str(Path(__file__).resolve().parent))\nsys.dont_write_bytecode = True\n"
-)
+_BESIDE = """import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.dont_write_bytecode = True
+
+"""
 
 
 @contextlib.contextmanager
@@ -21,9 +27,9 @@ def new_export(output: Path, program: str | None, name: str, overwrite: bool) ->
 
     Args:
         output: the directory, which appears when the block ends.
-        program: a file of this package that runs the export without lingvo_moe. It may import
-            `core.console` and `core.lines`, which are copied to the same directory. None for no
-            program.
+        program: a file of this package that runs the export without lingvo_moe. The modules of
+            this package that it imports, by `from … import`, are copied to the same directory. None
+            for no program.
         name: the name of its copy.
         overwrite: whether to replace an earlier export.
 
@@ -39,8 +45,17 @@ def new_export(output: Path, program: str | None, name: str, overwrite: bool) ->
         if program is None:
             return
         source = Path(__file__).with_name(program).read_text(encoding="utf-8")
-        source = source.replace("from lingvo_moe.core.console", f"{_BESIDE}from console", 1)
-        source = source.replace("from lingvo_moe.core.", "from ")
-        (directory / name).write_text(source, encoding="utf-8")
-        for module in map(Path, (console.__file__, lines.__file__)):
-            (directory / module.name).write_bytes(module.read_bytes())
+        first = _IMPORT.search(source)
+        assert first, f"{program} imports core.console, for errors of one line"
+        source = source[: first.start()] + _BESIDE + source[first.start() :]
+        (directory / name).write_text(_copied(source, directory), encoding="utf-8")
+
+
+def _copied(source, directory):
+    """A program that imports its modules from its directory, to which they are copied."""
+    for package, module in set(_IMPORT.findall(source)):
+        path = directory / f"{module}.py"
+        if not path.exists():
+            text = (_PACKAGE / package / path.name).read_text(encoding="utf-8")
+            path.write_text(_copied(text, directory), encoding="utf-8")
+    return _IMPORT.sub(r"from \2 import", source)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from absl import logging
 
+from lingvo_moe.core.batching import batches
 from lingvo_moe.core.lines import cut_warning, is_blank
-from lingvo_moe.data.batching import batches
 from lingvo_moe.data.sentences import pack_sentences, split_sentences
 from lingvo_moe.decoding.params import MAX_BEAM, BeamSearchParams
 from lingvo_moe.decoding.request import numbers_of, search_of

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_moe.data.batching import batches, padded
+from lingvo_moe.core.batching import batches
+from lingvo_moe.data.batching import padded
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.tasks.model_dir import ModelDir
 
