@@ -11,6 +11,7 @@ import codecs
 import contextlib
 import gzip
 import importlib
+import itertools
 import re
 import unicodedata
 import zlib
@@ -126,6 +127,27 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
                 f"convert it to UTF-8 with iconv, or remove the character."
             )
         yield text.removesuffix("\r\n").removesuffix("\n")
+
+
+def paired(sources: Iterable[str], targets: Iterable[str], name: str) -> Iterator[tuple[str, str]]:
+    """Each line of the source with the line of the target that has the same number.
+
+    Args:
+        sources, targets: lines.
+        name: of the targets in errors, such as a path.
+
+    Raises:
+        ValueError: there are not as many of both; when the end of the shorter one is reached.
+    """
+    for number, pair in enumerate(itertools.zip_longest(sources, targets), start=1):
+        source, target = pair
+        if source is None or target is None:
+            sides = ("the input", name) if target is not None else (name, "the input")
+            raise ValueError(
+                f"{sides[0]} has {number - 1:,} lines and {sides[1]} has more; give one "
+                f"translation for each sentence."
+            )
+        yield source, target
 
 
 def printable(text: str) -> str:

@@ -1,6 +1,8 @@
 """A SavedModel and its client, called as its users do but in this process."""
 
 import io
+import itertools
+import json
 import shutil
 import sys
 
@@ -60,7 +62,7 @@ def test_as_many_lines_as_there_are_and_those_of_the_translator(model_dir, call)
     warnings = []
     expected = [best[0].text for best in translator(LINES, "en", warn=warnings.append)]
     assert [i for i, text in enumerate(expected) if not text] == BLANK
-    out, err = call("--batch_size=4", stdin=HOSTILE)
+    out, err = call("--batch_tokens=16", stdin=HOSTILE)
     assert out == "".join(f"{text}\n" for text in expected).encode()
     assert err.decode() == f"{warnings[0]}\n"
     assert "cut, 1 in all: line 14 (" in warnings[0]
@@ -68,10 +70,42 @@ def test_as_many_lines_as_there_are_and_those_of_the_translator(model_dir, call)
 
 def test_options_of_the_client(model_dir, call):
     expected = lm.load(model_dir.path).translate(LINES[:2], "en", n_best=2, min_length=7)
-    out = call("--n_best=2", "--set=min_length=7", "--batch_size=1", *LINES[:2]).out.decode()
+    out = call("--n_best=2", "--set=min_length=7", "--batch_tokens=1", *LINES[:2]).out.decode()
     assert out == "".join(f"{t.score:.4f}\t{t.text}\n" for best in expected for t in best)
     without = call("--set=decoding.target_prefix=the ", "--scores", "kara").out.decode()
     assert without.split("\t")[1].startswith("the")
+
+
+def test_tokens_are_those_of_the_logdir(model_dir, call):
+    expected = lm.load(model_dir.path).translate(["kara mi", ""], "en", n_best=2, tokens=True)
+    out = call("--tokens", "--n_best=2", "kara mi", "").out.decode()
+    rows = [json.loads(line) for line in out.splitlines()]
+    for row, translation in zip(rows, itertools.chain(*expected), strict=True):
+        tokens = [(token["text"], token["source"]) for token in row.get("tokens", ())]
+        assert (row["text"], tokens) == (
+            translation.text,
+            [(token.text, token.source) for token in translation.tokens],
+        )
+        assert row.get("source", []) == list(translation.source)
+
+
+def test_scores_of_given_translations(model_dir, call, tmp_path):
+    sources, targets = ["kara mi", "", "mi " * 40], ["so\u2028ra", "ti", ""]
+    (tmp_path / "targets").write_text("".join(f"{target}\n" for target in targets))
+    scores = lm.load(model_dir.path).score(sources, targets, "en")
+    arguments = (f"--score={tmp_path / 'targets'}", "--batch_tokens=8")
+    out = call(*arguments, stdin="".join(f"{source}\n" for source in sources).encode()).out
+    values, texts = zip(*(line.split("\t") for line in out.decode().split("\n")[:-1]), strict=True)
+    assert list(texts) == targets
+    expected = [score.log_prob for score in scores]
+    np.testing.assert_allclose(np.array(values, float), expected, atol=1e-3)
+    lines = call(*arguments, "--tokens", *sources).out.decode().split("\n")[:-1]
+    for line, text, score in zip(lines, targets, scores, strict=True):
+        row = json.loads(line)
+        assert (row["text"], [t["text"] for t in row["tokens"]]) == (text, list(score.tokens))
+        values = [t["log_prob"] for t in row["tokens"]]
+        np.testing.assert_allclose(values, score.token_log_probs, atol=1e-4)
+        np.testing.assert_allclose(row["log_prob"], score.log_prob, atol=1e-3)
 
 
 def test_sentences_as_arguments(call):
@@ -91,8 +125,14 @@ def test_sentences_as_arguments(call):
         ([], b"kara\nka\xff\n", r"standard input, line 2: not UTF-8"),
         (["kara", "ka\udcff"], b"", r"the arguments, line 2: not UTF-8"),
         (["--set=beam=2", "kara"], b"", r"unknown option 'beam'. This export has .*beam_size"),
-        (["--set=beam_size=x", "kara"], b"", r"--set=beam_size=x: beam_size must be int32\.$"),
+        (["--set=beam_size=x", "kara"], b"", r"--set=beam_size=x: beam_size must be an integer\.$"),
+        (["--set=beam_size=4294967296", "kara"], b"", r"beam_size must be an integer"),
+        (["--set=top_p=True", "kara"], b"", r"top_p must be a number"),
         (["--set=forbidden=3", "kara"], b"", r"forbidden must be a list of texts"),
+        (["--set=forbidden=[3]", "kara"], b"", r"forbidden must be a list of texts"),
+        (["--score=/nowhere", "kara"], b"", r"No such file or directory: '/nowhere'"),
+        (["--score=/dev/null", "kara"], b"", r"/dev/null has 0 lines and the input has more; give"),
+        (["--score=/dev/null", "--n_best=2"], b"", r"--score and --n_best cannot be combined"),
         (["--set=top_p=2", "kara"], b"", r"wrong value: .* 0 < top_p <= 1, .*$"),
         (["--model=/nowhere", "kara"], b"", r"SavedModel file does not exist at: /nowhere"),
     ],
@@ -106,7 +146,7 @@ def test_what_is_wrong_is_said_in_a_line(call, arguments, stdin, message):
 @pytest.mark.parametrize("size", [0, -1])
 def test_batches_of_nothing_are_refused(call, size):
     with pytest.raises(SystemExit) as end:
-        call(f"--batch_size={size}", "kara")
+        call(f"--batch_tokens={size}", "kara")
     assert end.value.code == 2
 
 
@@ -148,10 +188,12 @@ class TestOutput:
         assert sorted(exported.rglob("*")) == before
 
     def test_the_program_imports_nothing_of_this_package(self, exported):
-        for name in ("translate.py", "lines.py", "console.py"):
+        modules = ("batching.py", "client_command.py", "console.py", "lines.py", "translate.py")
+        assert tuple(sorted(path.name for path in exported.glob("*.py"))) == modules
+        for name in modules:
             assert "import lingvo_moe" not in (exported / name).read_text()
             assert "from lingvo_moe" not in (exported / name).read_text()
-        assert "from lines import" in (exported / "translate.py").read_text()
+        assert "from lines import" in (exported / "client_command.py").read_text()
 
 
 def test_smaller_files_translate_alike(model_dir, exported, tmp_path):
