@@ -48,9 +48,9 @@ def test_a_job_goes_on_in_one_process_and_then_in_two(tmp_path, whole, one, equa
     (newest,) = ModelDir.open(tmp_path).checkpoints.steps()[-1:]
     found = losses(ended[0].stderr)
 
-    for steps, processes in ((newest + 4, one), (STEPS, TWO)):
-        printed = training.finish(training.start(tmp_path, steps, **processes))
-        assert f"Resuming from step {steps - 4 if processes is one else newest + 4}." in printed
+    for resumed, steps, job in ((newest, newest + 4, one), (newest + 4, STEPS, TWO)):
+        printed = training.finish(training.start(tmp_path, steps, **job))
+        assert f"Resuming from step {resumed}." in printed
         found |= losses(printed)
     # The same batches: every loss, and the position of the input.
     assert found.keys() == expected_losses.keys()
