@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import hashlib
 import io
-import itertools
 import re
 import threading
 import unicodedata
@@ -131,9 +130,11 @@ class Vocabulary:
         """
         (text,) = self.decode(self.encode([text.strip()]))
         content, anywhere = f" {text}".encode(), unicodedata.category(text[0]) == "Lo"
+        longest = max(map(len, self.ids_by_content))
         lattice = [
             (start, end, piece)
-            for start, end in itertools.combinations(range(len(content) + 1), 2)
+            for start in range(len(content))
+            for end in range(start + 1, min(start + longest, len(content)) + 1)
             for piece in self.ids_by_content.get(content[start:end], ())
         ]
         return lattice + [

@@ -152,8 +152,7 @@ def beam_search(
 
     steps = None
     if source_ids.shape[1] is not None:  # XLA needs a static bound; extra steps are not executed
-        steps = math.ceil(params.length_ratio * source_ids.shape[1]) + params.length_offset
-        steps = max(steps, len(request.prefix) + 1)
+        steps = max(params.longest(source_ids.shape[1]), len(request.prefix) + 1)
     positions = (steps or 0) * params.beam_size
     caches = model.empty_caches(source_lengths, positions, dtype)
     if params.rules:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import unicodedata
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -108,6 +109,10 @@ class BeamSearchParams(Params):
                 f"rules={self.rules} and {', '.join(given)} cannot be combined. Leave one of them "
                 f"out."
             )
+
+    def longest(self, source_tokens: int) -> int:
+        """Largest number of tokens, with EOS, of a translation of so many source tokens."""
+        return math.ceil(self.length_ratio * source_tokens) + self.length_offset
 
     def penalty(self, length: Any) -> Any:
         """The divisor of log P for a number of tokens with EOS; a float or a tensor."""

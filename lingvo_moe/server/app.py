@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from lingvo_moe.server.batcher import Batcher, BatchParams, QueueFull
 from lingvo_moe.server.metrics import Metrics
-from lingvo_moe.server.model import Model
+from lingvo_moe.server.model import Model, TooLong
 from lingvo_moe.server.requests import (
     TOO_LARGE,
     WRONG,
@@ -174,18 +174,14 @@ class Server:
 
     async def _translate(self, request):
         fields = await self._read(request, self._read_translate)
-        name, model = self._model(fields.model)
-        try:
-            model.check_options(fields.options)
-        except ValueError as error:
-            refuse(WRONG, str(error))
+        name, _ = self._model(fields.model)
         with self._answering():
             work = self._measure_and_translate(name, fields)
             sizes, found = await self._until_disconnect(request, work)
         answer = {
             "model": name,
             "translations": [[translation.as_json() for translation in best] for best in found],
-            "left_out": [left_out for _, left_out in sizes],
+            "left_out": [size.left_out for size in sizes],
         }
         return JSONResponse(answer)
 
@@ -195,8 +191,10 @@ class Server:
         sizes = await asyncio.to_thread(measure, fields.sentences)
         options = json.dumps(fields.options, sort_keys=True)
         settings = _Settings(fields.to, fields.source_language, options)
-        tokens = [read for read, _ in sizes]
-        return sizes, await self._batchers[name].submit(fields.sentences, tokens, settings)
+        tokens = [size.tokens for size in sizes]
+        found = await self._batchers[name].submit(fields.sentences, tokens, settings)
+        self.metrics.tokens.labels(name).inc(sum(size.pieces for size in sizes))
+        return sizes, found
 
     async def _explain(self, request):
         fields = await self._read(request, read_explain)
@@ -306,6 +304,8 @@ class Server:
             refuse(504, f"No answer within {seconds:g} s; send fewer sentences, or retry later.")
         except QueueFull as busy:
             refuse(429, str(busy), {"Retry-After": str(busy.seconds)})
+        except TooLong as error:
+            refuse(TOO_LARGE, str(error))
         except ValueError as error:
             refuse(WRONG, str(error))
         finally:

@@ -11,6 +11,7 @@ import pytest
 
 from lingvo_moe.server.app import Server
 from lingvo_moe.server.batcher import BatchParams
+from lingvo_moe.server.model import Size, TooLong
 from lingvo_moe.server.requests import Limits
 from lingvo_moe.tasks.model import Explanation, RoutedToken
 from lingvo_moe.tasks.translator import Translation
@@ -20,20 +21,21 @@ class Model:
     """Two translations of a sentence; a piece a character, of which it reads 8."""
 
     languages, pairs, needs_source_language = ["de", "en"], ("fr-en", "fr-de"), False
-    n_best, max_pieces, options = 2, 8, ("n_best", "beam_size")
+    n_best, max_pieces, options = 2, 8, ("n_best", "beam_size", "length_offset")
 
     def __init__(self):
         self.batches, self.gate = [], threading.Event()
         self.gate.set()
 
     def measure(self, sentences, **options):
-        return [(min(len(s), 8), max(0, len(s) - 8)) for s in sentences]
-
-    def check_options(self, options):
         if not 1 <= options.get("n_best", 1) <= 2:
             raise ValueError(f"n_best must be 1 to 2, got {options['n_best']}.")
+        longest = options.get("length_offset", 10)
+        if longest > 100:
+            raise TooLong(f"{longest} tokens, but at most 100 are allowed")
+        return [Size(min(len(s), 8), max(0, len(s) - 8), longest) for s in sentences]
 
-    def translate(self, sentences, to, *, source_language, warn, n_best=1, beam_size=4):
+    def translate(self, sentences, to, *, source_language, warn, n_best=1, **options):
         self.batches.append(sentences)
         assert self.gate.wait(60)
         if to not in self.languages:
@@ -149,6 +151,26 @@ class TestTranslate:
 
         run(test)
 
+    def test_options_for_long_translations_make_smaller_batches(self):
+        async def ask(client, **options):
+            client.model.gate.clear()
+            client.model.batches.clear()
+            first = asyncio.create_task(client.translate("a"))
+            while not client.model.batches:
+                await asyncio.sleep(0.001)
+            second = asyncio.create_task(client.translate("a", "b", "c", "d", **options))
+            await client.waiting(4)
+            client.model.gate.set()
+            assert [(await task).status_code for task in (first, second)] == [200, 200]
+            return client.model.batches[1:]
+
+        async def test(client):
+            assert await ask(client) == [["a", "b", "c", "d"]]
+            # Each may have 100 tokens, which count as 50.
+            assert await ask(client, length_offset=100) == [["a", "b"], ["c", "d"]]
+
+        run(test, max_tokens=100)
+
     def test_what_is_left_out_is_said(self):
         async def test(client):
             assert (await client.translate("a" * 11, "b")).json()["left_out"] == [3, 0]
@@ -247,6 +269,7 @@ class TestRefused:
             ({"sentences": ["a" * 200]}, {"max_bytes": 100}, "A body may have 100 bytes"),
             ({"sentences": ["a"] * 3}, {"max_sentences": 2}, "2 sentences, but this one has 3"),
             ({"sentences": ["a", "bcd"]}, {"max_characters": 2}, "sentence 2 has 3; split it"),
+            ({"sentences": ["a"], "length_offset": 101}, {}, "at most 100 are allowed"),
         ],
     )
     def test_too_large(self, fields, limits, message):

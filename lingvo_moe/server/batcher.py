@@ -20,7 +20,7 @@ class BatchParams(Params):
     """The params of batches.
 
     Attributes:
-        max_tokens: of a batch with padding: number of sentences times the longest. A longer
+        max_tokens: of a batch with padding: number of sentences times the largest. A larger
             sentence is a batch of its own.
         max_sentences: of a batch.
         max_wait: seconds that a sentence waits for others while the model is idle.
@@ -86,14 +86,14 @@ class Batcher:
         self,
         translate: Callable[[list[Any], Any], Sequence[Any]],
         params: BatchParams,
-        observe: Callable[[int, int, float], None] = lambda sentences, tokens, seconds: None,
+        observe: Callable[[int, float], None] = lambda sentences, seconds: None,
     ):
         """Creates the queue; `run` processes it.
 
         Args:
             translate: (sentences, settings) -> an answer for each; called in a thread of its own.
             params: of batches.
-            observe: called for each batch with its sentences, tokens without padding, and seconds.
+            observe: called for each batch with its sentences and seconds.
         """
         self._translate, self._params, self._observe = translate, params, observe
         self._queue: list[_Waiting] = []
@@ -162,7 +162,7 @@ class Batcher:
             one.request.answer(one.place, answer)
         seconds = time.monotonic() - start
         self._pace = _SMOOTHING * self._pace + (1 - _SMOOTHING) * seconds / len(batch)
-        self._observe(len(batch), sum(one.tokens for one in batch), seconds)
+        self._observe(len(batch), seconds)
 
     async def _next_batch(self):
         """Waits for a batch and removes it from the queue."""

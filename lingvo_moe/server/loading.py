@@ -1,13 +1,13 @@
 """Loads logdirs and exports as models of the server."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lingvo_moe.decoding.params import MAX_BEAM, BeamSearchParams
+from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.server.model import Model
+from lingvo_moe.server.model import Model, OptionLimits, Size, TooLong
 from lingvo_moe.serving.exported import Exported
 from lingvo_moe.tasks.model import Model as TrainedModel
 from lingvo_moe.tasks.model_dir import ModelDir
@@ -15,6 +15,48 @@ from lingvo_moe.tasks.translation import RuntimeFn
 from lingvo_moe.tasks.translator import Translator
 
 _NO_LIMIT = (1 << 31) - 1
+_TAG_AND_EOS = 2
+
+
+class _Checks:
+    """Checks the options of requests to one model."""
+
+    def __init__(self, limits: OptionLimits, own: BeamSearchParams, max_pieces: int):
+        """Makes the checks; own are the model's options, which are always allowed."""
+        self._max_pieces = max_pieces
+        self._largest = {
+            "n_best": limits.n_best,
+            "beam_size": max(limits.beam_size, own.beam_size),
+        }
+        self._longest = max(limits.output_tokens, own.longest(max_pieces + _TAG_AND_EOS))
+
+    def check(self, search: BeamSearchParams) -> None:
+        """Checks numbers.
+
+        Raises:
+            ValueError: one is too large.
+        """
+        for name, largest in self._largest.items():
+            if getattr(search, name) > largest:
+                raise ValueError(f"{name} must be 1 to {largest}, got {getattr(search, name)}.")
+
+    def size(self, number: int, pieces: int, left_out: int, search: BeamSearchParams) -> Size:
+        """The size of a sentence of a request.
+
+        Raises:
+            TooLong: its translation may be too long.
+        """
+        if not pieces:  # blank
+            return Size(0, left_out, 0)
+        longest = search.longest(min(pieces, self._max_pieces) + _TAG_AND_EOS)
+        if longest > self._longest:
+            raise TooLong(
+                f"With length_ratio={search.length_ratio:g} and length_offset="
+                f"{search.length_offset} the translation of sentence {number} may have {longest:,} "
+                f"tokens, but at most {self._longest:,} are allowed; give smaller values, or raise "
+                f"--max_output_tokens of the server."
+            )
+        return Size(pieces, left_out, longest)
 
 
 class Trained(TrainedModel):
@@ -27,38 +69,37 @@ class Trained(TrainedModel):
     def __init__(
         self,
         path: Path,
-        n_best: int,
+        limits: OptionLimits,
         overrides: Sequence[str] = (),
-        beam_size: int = MAX_BEAM,
         make_runtime: RuntimeFn = Local,
     ):
         """Loads the best checkpoint.
 
         Args:
             path: the logdir.
-            n_best: largest number of translations of a sentence.
+            limits: of requests.
             overrides: `--set` texts.
-            beam_size: largest beam size of a request.
             make_runtime: makes its runtime.
 
         Raises:
             ValueError, OSError: path is not a logdir, or has no checkpoint.
         """
         super().__init__(ModelDir.open(path).with_overrides(overrides), make_runtime)
-        self.n_best, self._beam_size = n_best, max(beam_size, self.params.decoding.beam_size)
-
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Checks options; see Model."""
-        _check_limits(self.translator(**options).decoding, self.n_best, self._beam_size)
+        self.n_best = limits.n_best
+        self._checks = _Checks(limits, self.params.decoding, self.max_pieces)
 
     def translator(self, **decoding: Any) -> Translator:
         """See TrainedModel; all sentences are one batch."""
         return super().translator(**{"n_best": 1, **decoding, "batch_tokens": _NO_LIMIT})
 
-    def measure(self, sentences: Sequence[str], **options: Any) -> list[tuple[int, int]]:
-        """How many pieces of each sentence are read, and how many are left out."""
-        read = self.translator(**options).read(sentences)
-        return [(sum(map(len, parts)), left_out) for parts, left_out in read]
+    def measure(self, sentences: Sequence[str], **options: Any) -> list[Size]:
+        """See Model."""
+        translator = self.translator(**options)
+        self._checks.check(translator.decoding)
+        return [
+            self._checks.size(number, sum(map(len, parts)), left_out, translator.decoding)
+            for number, (parts, left_out) in enumerate(translator.read(sentences), start=1)
+        ]
 
     def sizes(self, sentence: str, translation: str) -> tuple[int, int]:
         """How many pieces each has, of the vocabulary of its side."""
@@ -69,48 +110,52 @@ class Trained(TrainedModel):
 class Served(Exported):
     """An export, with limits for requests."""
 
-    def __init__(self, path: Path, n_best: int, beam_size: int = MAX_BEAM):
-        """Loads it; n_best and beam_size as for `Trained`.
+    def __init__(self, path: Path, limits: OptionLimits):
+        """Loads it; limits as for `Trained`.
 
         Raises:
             ValueError, OSError: path is no export, or is damaged.
         """
         super().__init__(path)
-        self.n_best = min(n_best, self.n_best)
-        self._beam_size = max(beam_size, self.search_with({}).beam_size)
+        self.n_best = min(limits.n_best, self.n_best)
+        limits = dataclasses.replace(limits, n_best=self.n_best)
+        self._checks = _Checks(limits, self.search_with({}), self.max_pieces)
 
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Checks options; see Model."""
-        _check_limits(self.search_with(options), self.n_best, self._beam_size)
-
-
-def _check_limits(decoding, n_best, beam_size):
-    for name, most in (("n_best", n_best), ("beam_size", beam_size)):
-        if getattr(decoding, name) > most:
-            raise ValueError(f"{name} must be 1 to {most}, got {getattr(decoding, name)}.")
+    def measure(self, sentences: Sequence[str], **options: Any) -> list[Size]:
+        """See Model."""
+        search = self.search_with(options)
+        self._checks.check(search)
+        return [
+            self._checks.size(
+                number,
+                sum(min(count, self.max_pieces) for count in reading.counts),
+                reading.left_out,
+                search,
+            )
+            for number, reading in enumerate(self._read(sentences, search), start=1)
+        ]
 
 
 def load(
     path: Path,
-    n_best: int,
+    limits: OptionLimits,
     overrides: Sequence[str] = (),
-    beam_size: int = MAX_BEAM,
     make_runtime: RuntimeFn = Local,
 ) -> Model:
     """Loads the model in a directory and warms it up.
 
     Args:
         path: a logdir, or an export.
-        n_best, beam_size: largest values of a request.
+        limits: of requests.
         overrides, make_runtime: for a logdir, see `Trained`; an export ignores them.
 
     Raises:
         ValueError, OSError: path is neither a logdir nor an export, or is damaged.
     """
     if (path / "model.json").exists():
-        model: Model = Trained(path, n_best, overrides, beam_size, make_runtime)
+        model: Model = Trained(path, limits, overrides, make_runtime)
     elif (path / "saved_model.pb").exists():
-        model = Served(path, n_best, beam_size)
+        model = Served(path, limits)
     else:
         raise ValueError(
             f"{path} is no model: it has neither the model.json of a logdir nor the saved_model.pb "
@@ -124,9 +169,8 @@ def load(
 
 def load_all(
     texts: Sequence[str],
-    n_best: int,
+    limits: OptionLimits,
     overrides: Sequence[str] = (),
-    beam_size: int = MAX_BEAM,
     make_runtime: RuntimeFn = Local,
 ) -> dict[str, Model]:
     """The models of `--model` texts, NAME=DIR or DIR, by name; see `load`.
@@ -140,7 +184,7 @@ def load_all(
         raise ValueError(
             f"Several models have the name {', '.join(repeated)}; give names: --model=NAME=DIR."
         )
-    return {name: load(path, n_best, overrides, beam_size, make_runtime) for name, path in named}
+    return {name: load(path, limits, overrides, make_runtime) for name, path in named}
 
 
 def split_name(text: str) -> tuple[str, Path]:

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import re
+import threading
 
 import httpx
 import numpy as np
@@ -11,9 +12,11 @@ import pytest
 
 import lingvo_moe as lm
 from lingvo_moe.core.lines import is_blank
+from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.server.app import Server
 from lingvo_moe.server.loading import Trained, load, load_all, split_name
+from lingvo_moe.server.model import OptionLimits, TooLong
 from lingvo_moe.serving.saved_model import SavedModel
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.scorer import Scorer
@@ -35,7 +38,7 @@ def model_dir(tmp_path_factory):
 def models(model_dir):
     SavedModel().export(model_dir.with_overrides(["decoding.n_best=2"]), model_dir.path / "export")
     texts = [f"logdir={model_dir.path}", str(model_dir.path / "export")]
-    return load_all(texts, n_best=3, beam_size=8)
+    return load_all(texts, OptionLimits(n_best=3, beam_size=8, output_tokens=50))
 
 
 def test_what_they_say_of_themselves(model_dir, models):
@@ -47,7 +50,7 @@ def test_what_they_say_of_themselves(model_dir, models):
         assert not model.needs_source_language
         ids = model_dir.vocabulary("source").encode(LINES)
         counts = [0 if is_blank(line) else len(i) for line, i in zip(LINES, ids, strict=True)]
-        assert [sum(size) for size in model.measure(LINES)] == counts
+        assert [size.pieces + size.left_out for size in model.measure(LINES)] == counts
 
 
 def test_alone_and_together_as_the_translator(model_dir, models):
@@ -158,6 +161,67 @@ def test_options_of_a_request(model_dir, models):
     assert answer[1] == [{"text": "", "score": 0.0}] * 2
 
 
+# LONG is cut to 22 pieces; with the tag and EOS the model reads 24 tokens, and the fixture allows
+# translations of 50.
+TOO_LONG = [
+    ({"length_ratio": 1.7}, r"length_ratio=1.7 and length_offset=10 .* sentence 2 may have 51 "),
+    ({"length_offset": 39}, "length_offset=39 .* 51 tokens, but at most 50 are allowed; give"),
+    ({"length_offset": 10**9, "min_length": 10**9}, "sentence 1 may have 1,000,000,0.. tokens"),
+    ({"length_ratio": 1e30}, "length_ratio=1e.30 "),
+    ({"split_long": True, "length_ratio": 1.7}, "sentence 2 may have 51 tokens"),
+]
+
+
+def test_options_cannot_ask_for_translations_of_any_length(models):
+    for model in models.values():
+        assert model.measure(["", LONG])[0].longest == 0
+        assert model.measure([LONG])[0].longest == 22  # 0.5 · 24 + 10
+        assert model.measure([LONG], length_offset=38)[0].longest == 50
+        assert model.measure([LONG], split_long=True)[0].longest == 22
+        assert model.measure(["mi"], length_ratio=5, min_length=10**9)[0].longest <= 50
+        for options, message in TOO_LONG:
+            with pytest.raises(TooLong, match=message):
+                model.measure(["mi", LONG], **options)
+
+
+def test_the_model_s_own_lengths_are_allowed(model_dir):
+    model = Trained(model_dir.path, OptionLimits(output_tokens=1))
+    assert model.measure([LONG])[0].longest == 22
+    with pytest.raises(TooLong, match="may have 23 tokens, but at most 22 are allowed"):
+        model.measure([LONG], length_offset=11)
+
+
+def test_other_clients_are_answered_while_options_are_checked(models, monkeypatch):
+    begun, answered = threading.Event(), threading.Event()
+    spellings = Vocabulary.spellings
+
+    def slow(vocabulary, text):
+        begun.set()
+        assert answered.wait(10)
+        return spellings(vocabulary, text)
+
+    async def test():
+        server = Server(models)
+        transport = httpx.ASGITransport(server.asgi)
+        async with (
+            server.asgi.router.lifespan_context(server.asgi),
+            httpx.AsyncClient(transport=transport, base_url="http://test") as http,
+        ):
+            question = {"sentences": ["mi"], "to": "en"}
+            asking = asyncio.create_task(
+                http.post("/v1/translate", json=question | {"forbidden": ["dog"]})
+            )
+            while not begun.is_set():
+                await asyncio.sleep(0.001)
+            assert (await http.get("/health")).status_code == 200
+            assert (await http.post("/v1/translate", json=question)).status_code == 200
+            answered.set()
+            assert (await asking).status_code == 200
+
+    monkeypatch.setattr(Vocabulary, "spellings", slow)
+    asyncio.run(test())
+
+
 def test_an_explanation_has_the_score_and_the_experts(model_dir, models):
     model = models["logdir"]
     ((best, *_),) = model.translate(
@@ -191,9 +255,9 @@ def test_what_is_no_model(tmp_path):
     with pytest.raises(
         ValueError, match=r"is no model: it has neither the model\.json of a logdir"
     ):
-        load(tmp_path, 1)
+        load(tmp_path, OptionLimits())
     with pytest.raises(ValueError, match="Several models have the name same; give names"):
-        load_all([f"same={tmp_path}", f"same={tmp_path}/other"], 1)
+        load_all([f"same={tmp_path}", f"same={tmp_path}/other"], OptionLimits())
 
 
 def test_names(tmp_path):
@@ -209,7 +273,7 @@ def test_names(tmp_path):
 
 def test_a_model_that_routes_by_source_language(tmp_path):
     random_logdir(tmp_path, [*SMALL, "model.moe.router=ByTask(task='source')"])
-    model = load(tmp_path, 1)
+    model = load(tmp_path, OptionLimits())
     assert isinstance(model, Trained)
     assert model.needs_source_language
     with pytest.raises(ValueError, match="; give source_language"):

@@ -63,11 +63,10 @@ class Metrics:
         """Adds the length of a model's queue, which is read for each scrape."""
         self._waiting.labels(model).set_function(waiting)
 
-    def observe_batch(self, model: str, sentences: int, tokens: int, seconds: float) -> None:
+    def observe_batch(self, model: str, sentences: int, seconds: float) -> None:
         """Counts a batch."""
         self.batches.labels(model).observe(sentences)
         self.batch_seconds.labels(model).observe(seconds)
-        self.tokens.labels(model).inc(tokens)
 
     def text(self) -> bytes:
         """All metrics in Prometheus's text format."""

@@ -2,11 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from lingvo_moe.core.fields import Params, PositiveInt
 
 if TYPE_CHECKING:  # a server starts before TensorFlow is imported
     from lingvo_moe.tasks.translator import Translation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptionLimits(Params):
+    """Limits for the options of a request. A model's own beam and lengths are always allowed.
+
+    Attributes:
+        n_best: number of translations of a sentence.
+        beam_size: of a search.
+        output_tokens: of the longest translation that the options allow for a sentence.
+    """
+
+    n_best: PositiveInt = 4
+    beam_size: PositiveInt = 8
+    output_tokens: PositiveInt = 1024
+
+
+class TooLong(ValueError):
+    """The options allow longer translations than the server does."""
+
+
+class Size(NamedTuple):
+    """The size of a sentence.
+
+    Attributes:
+        pieces: number of pieces that are read.
+        left_out: number of pieces that are not.
+        longest: number of tokens of its longest translation.
+    """
+
+    pieces: int
+    left_out: int
+    longest: int
+
+    @property
+    def tokens(self) -> int:
+        """Its share of a batch: the pieces, or half of the longest translation if that is more."""
+        return max(self.pieces, self.longest // 2)
 
 
 class Model(Protocol):
@@ -28,15 +69,13 @@ class Model(Protocol):
     max_pieces: int
     options: Sequence[str]
 
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Checks options before a request waits.
+    def measure(self, sentences: Sequence[str], **options: Any) -> list[Size]:
+        """Checks options and measures sentences, before a request waits.
 
         Raises:
-            ValueError: one that does not exist, or whose value is not allowed.
+            ValueError: an option that does not exist, or whose value is not allowed.
+            TooLong: a translation may be too long.
         """
-
-    def measure(self, sentences: Sequence[str], **options: Any) -> list[tuple[int, int]]:
-        """How many pieces of each sentence are read, and how many are left out."""
 
     def translate(
         self,

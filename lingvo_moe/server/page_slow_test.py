@@ -9,6 +9,7 @@ import pytest
 import uvicorn
 
 from lingvo_moe.server.app import Server
+from lingvo_moe.server.model import Size
 from lingvo_moe.server.run import bind, url
 from lingvo_moe.tasks.model import Explanation, RoutedToken
 from lingvo_moe.tasks.translator import Translation
@@ -33,7 +34,7 @@ def _translate(sentences, to, *, source_language, n_best, warn):
 
 def _measure(sentences, **options):
     """A piece is a character; at most 100 are read."""
-    return [(min(len(s), 100), max(0, len(s) - 100)) for s in sentences]
+    return [Size(min(len(s), 100), max(0, len(s) - 100), 1) for s in sentences]
 
 
 def _explain(sources, targets, to, source_language):
@@ -59,7 +60,7 @@ def _model(**changes):
     }
     fields |= {"needs_source_language": False, "translate": _translate, "explain": _explain}
     fields |= {"measure": _measure, "sizes": lambda *texts: tuple(map(len, texts))}
-    fields |= {"options": ["n_best"], "check_options": lambda options: None}
+    fields |= {"options": ["n_best"]}
     return types.SimpleNamespace(**fields | changes)
 
 

@@ -23,6 +23,7 @@ from lingvo_moe.testing.waiting import wait_until
 _PROGRAM = """
 import sys, types
 from lingvo_moe.server.app import Server
+from lingvo_moe.server.model import Size
 from lingvo_moe.server.run import bind, serve
 def translate(sentences, to, **rest):
     print("translates", *sentences, flush=True)
@@ -34,12 +35,11 @@ def measure(sentences):
     if "count" in sentences:
         print("measures", flush=True)
         sys.stdin.readline()
-    return [(1, 0)] * len(sentences)
+    return [Size(1, 0, 1)] * len(sentences)
 
 model = types.SimpleNamespace(
     languages=["en"], pairs=["de-en"], needs_source_language=False, n_best=1, max_pieces=9,
     measure=measure, translate=translate, options=("n_best",),
-    check_options=lambda options: None,
 )
 listener = bind("127.0.0.1", 0)
 say = lambda line: print(line, flush=True)

@@ -69,14 +69,6 @@ class Exported:
             missing = {*_NOT_EXPORTED, *(set(_TEXTS) - self._names)}
             self.options = [name for name in fields if name not in missing]
 
-    def measure(self, sentences: Sequence[str], **options: Any) -> list[tuple[int, int]]:
-        """How many pieces of each sentence are read, and how many are left out."""
-        read = self._read(sentences, self.search_with(options))
-        return [
-            (sum(min(n, self.max_pieces) for n in reading.counts), reading.left_out)
-            for reading in read
-        ]
-
     def count_pieces(self, sentences: Sequence[str]) -> list[int]:
         """The number of pieces of the source vocabulary of each sentence."""
         return self._model.count_pieces(list(sentences) or [""]).numpy().tolist()[: len(sentences)]
@@ -187,19 +179,11 @@ class Exported:
                 scores[i] = Score(sum(values), pieces, values)
         return scores
 
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Checks the options of a request.
-
-        Raises:
-            ValueError: one that does not exist, does not fit, or is not in the export.
-        """
-        self.search_with(options)
-
     def search_with(self, options: Mapping[str, Any]) -> BeamSearchParams:
         """The params of a search with these options.
 
         Raises:
-            ValueError: as `check_options`.
+            ValueError: one that does not exist, does not fit, or is not in the export.
         """
         search = self._search.with_options({"n_best": 1, **options})
         for name in options:

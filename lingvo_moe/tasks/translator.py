@@ -306,13 +306,19 @@ class Translator:
             yield from self(block, target_language, source_language, progress, warn, first_line)
             first_line += len(block)
 
-    @functools.cached_property
+    @property
     def request(self) -> Request:
         """How to search, in ids.
 
         Raises:
             ValueError: a prefix is too long, or there is no shortlist.
         """
+        # Before Python 3.12 a functools.cached_property of one translator locks those of others.
+        if "_request" not in vars(self):
+            vars(self)["_request"] = self._make_request()
+        return vars(self)["_request"]
+
+    def _make_request(self):
         (prefix,) = self.source.encode([self.decoding.source_prefix])
         if len(prefix) >= self.max_pieces:
             raise ValueError(

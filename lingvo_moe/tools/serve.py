@@ -27,6 +27,7 @@ def main(argv: list[str]) -> None:
     from lingvo_moe.server.app import Server
     from lingvo_moe.server.batcher import BatchParams
     from lingvo_moe.server.loading import load_all
+    from lingvo_moe.server.model import OptionLimits
     from lingvo_moe.server.requests import Limits
     from lingvo_moe.server.run import bind, serve
     from lingvo_moe.tools.runtimes import RUNTIMES
@@ -37,6 +38,11 @@ def main(argv: list[str]) -> None:
         max_characters=FLAGS.max_characters,
         timeout=FLAGS.timeout,
     )
+    of_options = OptionLimits(
+        n_best=FLAGS.n_best,
+        beam_size=FLAGS.beam_size,
+        output_tokens=FLAGS.max_output_tokens,
+    )
     batching = BatchParams(
         max_tokens=FLAGS.max_batch_tokens,
         max_sentences=FLAGS.max_batch_sentences,
@@ -45,7 +51,7 @@ def main(argv: list[str]) -> None:
     )
     with bind(FLAGS.host, FLAGS.port) as listener:
         runtime = RUNTIMES[FLAGS.runtime]
-        models = load_all(FLAGS.model, FLAGS.n_best, FLAGS.set, FLAGS.beam_size, runtime)
+        models = load_all(FLAGS.model, of_options, FLAGS.set, runtime)
         serve(Server(models, limits, batching), listener, FLAGS.drain, common.report)
 
 
@@ -63,11 +69,16 @@ def run() -> None:
     )
     flags.DEFINE_string("host", "127.0.0.1", "Address; by default this machine alone can connect.")
     flags.DEFINE_integer("port", 8000, "Port; 0 for any that is free.", 0, 65535)
+    flags.DEFINE_integer("n_best", 4, "Largest number of translations of a sentence.", 1)
+    flags.DEFINE_integer("beam_size", 8, "Largest beam size of a request.", 1)
     flags.DEFINE_integer(
-        "n_best", 4, "Largest number of translations of a sentence, for a logdir.", 1
+        "max_output_tokens",
+        1024,
+        "Tokens of the longest translation that the options of a request may allow (413 for more); "
+        "the model's own options are always allowed.",
+        1,
     )
-    flags.DEFINE_integer("beam_size", 8, "Largest beam size of a request, for a logdir.", 1)
-    flags.DEFINE_integer("max_batch_tokens", 4096, "Source tokens of a batch, with padding.", 1)
+    flags.DEFINE_integer("max_batch_tokens", 4096, "Tokens of a batch, with padding.", 1)
     flags.DEFINE_integer("max_batch_sentences", 64, "Sentences of a batch.", 1)
     flags.DEFINE_float(
         "max_wait_ms", 5, "Longest time that a sentence waits for others, in milliseconds.", 0

@@ -22,7 +22,7 @@ def call(monkeypatch):
     def call(**values):
         chosen = {"model": ["/nowhere"], "host": "127.0.0.1", "port": 0, "n_best": 4}
         chosen |= {"max_batch_tokens": 64, "max_batch_sentences": 4, "max_wait_ms": 5.0}
-        chosen |= {"beam_size": 8, "set": [], "runtime": "local"}
+        chosen |= {"beam_size": 8, "max_output_tokens": 99, "set": [], "runtime": "local"}
         chosen |= {"max_queue": 512, "timeout": 60.0, "max_bytes": 999, "max_sentences": 256}
         chosen |= {"max_characters": 100, "drain": 30.0} | values
         monkeypatch.setattr(serve, "FLAGS", types.SimpleNamespace(**chosen))
