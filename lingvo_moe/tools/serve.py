@@ -65,7 +65,7 @@ def run() -> None:
         "local",
         ["local", "xla"],
         "For logdirs. xla: XLA compiles decoding: small batches are faster, but the first batch of "
-        "each shape takes seconds.",
+        "each shape, and of each new value of an option, takes seconds.",
     )
     flags.DEFINE_string("host", "127.0.0.1", "Address; by default this machine alone can connect.")
     flags.DEFINE_integer("port", 8000, "Port; 0 for any that is free.", 0, 65535)
