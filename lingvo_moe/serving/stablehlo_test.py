@@ -11,15 +11,12 @@ from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.evaluation import load_translator
-from lingvo_moe.tasks.training import train_step
 from lingvo_moe.testing.exports import (
     SENTENCES,
     SMALL,
-    TOLERANCE,
+    assert_trains_as_here,
     lines,
-    losses_of,
     run_bare,
-    train_here,
     trained,
 )
 
@@ -58,19 +55,8 @@ def test_translations_are_those_of_the_model(model_dir, exported):
     assert "cut, 1 in all: line 8 (" in warnings[0]
 
 
-def check_training(model_dir, directory):
-    """The exported steps give the losses that the same steps give here."""
-    runtime = Local(model_dir.task, train_step(model_dir.task))
-    runtime.restore(model_dir.read_checkpoint().tensors)
-    steps, losses = losses_of(directory)
-    assert steps == [4, 5, 6]
-    expected = train_here(runtime, directory)
-    assert expected[-1] < expected[0]
-    np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
-
-
 def test_a_trained_model_goes_on_training_as_it_would_here(model_dir, exported):
-    check_training(model_dir, exported)
+    assert_trains_as_here(model_dir, exported)
 
 
 @pytest.mark.slow
@@ -81,7 +67,7 @@ def test_so_does_one_that_drops_nothing(model_dir, tmp_path):
     dropless = ["model.moe.dispatcher=Ragged()", "model.moe.capacity_factor=None"]
     model_dir = model_dir.with_overrides(dropless)
     export_trained(model_dir, tmp_path, ["train"])
-    check_training(model_dir, tmp_path)
+    assert_trains_as_here(model_dir, tmp_path)
 
 
 def test_the_files_say_what_they_are(model_dir, exported):

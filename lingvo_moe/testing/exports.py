@@ -74,6 +74,17 @@ def train_here(runtime, directory):
     return [float(m.nll) / float(m.tokens) for m in metrics]
 
 
+def assert_trains_as_here(model_dir, directory):
+    """The exported steps of a model that is `trained` give the losses of the same steps here."""
+    runtime = Local(model_dir.task, train_step(model_dir.task))
+    runtime.restore(model_dir.read_checkpoint().tensors)
+    steps, losses = losses_of(directory)
+    assert steps == [4, 5, 6]
+    expected = train_here(runtime, directory)
+    assert expected[-1] < expected[0]
+    np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
+
+
 def trained(path, *overrides):
     """The logdir of a model that has taken three steps."""
     from lingvo_moe.serving.stablehlo import example_batch
