@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 # Punctuation with closing quotes and brackets after it. In scripts with spaces a space must follow,
 # so that numbers such as 3.5 are not split.
@@ -36,6 +36,23 @@ def pack_sentences(sentences: Sequence[str], lengths: Sequence[int], room: int) 
         parts[-1] += sentence
         left -= length
     return [part.strip() for part in parts]
+
+
+def split_into_parts(
+    text: str, prefix: str, room: int, count: Callable[[list[str]], Sequence[int]]
+) -> list[str]:
+    """Parts of a text that is too long, as few as possible, each of whole sentences.
+
+    Args:
+        text: to split.
+        prefix: text that will be put in front of each part.
+        room: largest number of tokens of a prefix and a part; a longer sentence is a part of its
+            own.
+        count: texts -> the number of tokens of each.
+    """
+    sentences = split_sentences(text)
+    used, *lengths = count([prefix, *sentences])
+    return pack_sentences(sentences, lengths, room - used)
 
 
 def join_sentences(texts: Iterable[str]) -> str:

@@ -1,6 +1,11 @@
 import pytest
 
-from lingvo_moe.data.sentences import join_sentences, pack_sentences, split_sentences
+from lingvo_moe.data.sentences import (
+    join_sentences,
+    pack_sentences,
+    split_into_parts,
+    split_sentences,
+)
 
 
 @pytest.mark.parametrize(
@@ -30,3 +35,9 @@ def test_sentences_are_packed_into_as_few_parts_as_possible():
     # 3 + 2 fit into 5; 6 is too long for any part; 1 + 4 fit again.
     sentences, lengths = ["a. ", "b. ", "c. ", "d. ", "e."], [3, 2, 6, 1, 4]
     assert pack_sentences(sentences, lengths, 5) == ["a. b.", "c.", "d. e."]
+
+
+def test_each_part_leaves_room_for_the_prefix():
+    # In letters: the prefix takes 2 of 9, and 3 + 3 fit into 7 together.
+    parts = split_into_parts("a. b. c. d.", "p ", 9, lambda texts: list(map(len, texts)))
+    assert parts == ["a. b.", "c. d."]

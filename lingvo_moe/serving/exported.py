@@ -9,7 +9,7 @@ from absl import logging
 
 from lingvo_moe.core.batching import batches
 from lingvo_moe.core.lines import cut_warning, is_blank
-from lingvo_moe.data.sentences import pack_sentences, split_sentences
+from lingvo_moe.data.sentences import split_into_parts
 from lingvo_moe.decoding.params import MAX_BEAM, BeamSearchParams
 from lingvo_moe.decoding.request import numbers_of, search_of
 from lingvo_moe.serving import client
@@ -228,15 +228,11 @@ class Exported:
         ]
 
     def _reading(self, text, count, search):
-        parts, counts = [text], [count]
-        if count > self.max_pieces and search.split_long:
-            sentences = split_sentences(text)
-            prefix, *lengths = self.count_pieces(
-                [search.source_prefix, *(search.source_prefix + one for one in sentences)]
-            )
-            parts = pack_sentences(sentences, lengths, self.max_pieces - prefix)
-            counts = self.count_pieces([search.source_prefix + part for part in parts])
-        return _Reading(parts, counts, sum(max(0, n - self.max_pieces) for n in counts))
+        parts, counts, room, prefix = [text], [count], self.max_pieces, search.source_prefix
+        if count > room and search.split_long:
+            parts = split_into_parts(text, prefix, room, self.count_pieces)
+            counts = self.count_pieces([prefix + part for part in parts])
+        return _Reading(parts, counts, sum(max(0, n - room) for n in counts))
 
     def _translate(self, sentences, languages, search):
         """The N translations of each sentence of a batch."""

@@ -95,6 +95,7 @@ SEARCH = {
 }
 SAMPLING = {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "seed": 3}
 TWO_SENTENCES = "kara mi so ti. mi ra so. kara kara mi."
+SHORT_SENTENCES = "mi. so. ti. mi. ra. so. kara mi."  # several fit into a part
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ TWO_SENTENCES = "kara mi so ti. mi ra so. kara kara mi."
     ids=["search", "sampling", "texts"],
 )
 def test_options_are_those_of_the_logdir(model_dir, exported, options):
-    sentences, warnings, cut = [*SENTENCES, TWO_SENTENCES], [], []
+    sentences, warnings, cut = [*SENTENCES, TWO_SENTENCES, SHORT_SENTENCES], [], []
     expected = lm.load(model_dir.path).translate(sentences, warn=warnings.append, **options)
     got = exported.translate(sentences, warn=cut.append, batch_tokens=32, **options)
     assert _without_numbers(got) == _without_numbers(expected)

@@ -12,7 +12,7 @@ from absl import logging
 
 from lingvo_moe.core.lines import cut_warning, is_blank, one_line
 from lingvo_moe.data.batching import padded_batches
-from lingvo_moe.data.sentences import join_sentences, pack_sentences, split_sentences
+from lingvo_moe.data.sentences import join_sentences, split_into_parts
 from lingvo_moe.data.vocabulary import EOS, Vocabulary
 from lingvo_moe.decoding.constraints import join_lattices
 from lingvo_moe.decoding.flat_beam_search import BeamOutput
@@ -345,14 +345,13 @@ class Translator:
     def _reading(self, text, ids):
         room, parts = self.max_pieces, [ids]
         if len(ids) > room and self.decoding.split_long:
-            parts = self._encode(self._split(text))
+            prefix = self.decoding.source_prefix
+            texts = split_into_parts(text, prefix, room, self._count)
+            parts = self._encode(texts)
         return Reading([part[:room] for part in parts], sum(max(0, len(p) - room) for p in parts))
 
-    def _split(self, text):
-        """Sentences of a text, as many together as the model reads."""
-        sentences = split_sentences(text)
-        prefix, *lengths = map(len, self.source.encode([self.decoding.source_prefix, *sentences]))
-        return pack_sentences(sentences, lengths, self.max_pieces - prefix)
+    def _count(self, texts):
+        return [len(ids) for ids in self.source.encode(texts)]
 
     def _by_request(self, places, read):
         """Request -> ((place, number of the part), its ids); only first parts have a prefix."""
