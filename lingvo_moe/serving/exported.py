@@ -85,27 +85,11 @@ class Exported:
         batch_tokens: int = 2048,
         **options: Any,
     ) -> list[list[Translation]]:
-        """Translates sentences; blank sentences have empty translations.
+        """As `lingvo_moe.tasks.model.Model.translate`.
 
         Args:
-            sentences: in any languages the model knows.
-            to: the language to translate into.
-            source_language: which language all sentences are in; only models whose router goes by
-                it need it, others pass over it.
-            n_best: translations of a sentence.
-            progress: called with the number of sentences done since the last call.
-            warn: takes a line about sentences that are too long.
             batch_tokens: source tokens that are decoded together, padding included.
-            **options: fields of BeamSearchParams that replace those of the export, see the
-                attribute options.
-
-        Returns:
-            For each sentence its n best translations, best first. If the search found fewer, the
-            last are empty with score -inf. With tokens=True they have their tokens.
-
-        Raises:
-            ValueError: the model does not know a language, or needs the source language; or an
-                option that does not exist, does not fit, or is not in the export.
+            **options: those that the attribute `options` names.
         """
         search = self.search_with({**options, "n_best": n_best})
         languages = self._check(to, source_language)
@@ -147,21 +131,10 @@ class Exported:
         source_language: str | None = None,
         batch_tokens: int = 2048,
     ) -> list[Score]:
-        """Log-probabilities of given translations.
+        """As `lingvo_moe.tasks.model.Model.score`; not for an export without options.
 
         Args:
-            sources: sentences to translate.
-            targets: their translations, as many, in the language `to`.
-            to: the language of the targets.
-            source_language: of the sources; needed only by models that route by it.
             batch_tokens: tokens that are scored together, padding included.
-
-        Returns:
-            For each pair log P in nats, and that of every token.
-
-        Raises:
-            ValueError: not as many targets as sources, an export without options, or as in
-                `translate`.
         """
         check_same_length(sources, targets)
         languages = self._check(to, source_language)

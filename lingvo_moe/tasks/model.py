@@ -116,7 +116,8 @@ class Model:
 
         Returns:
             For each sentence its N best translations, best first: texts and scores, and with
-            tokens=True their tokens.
+            tokens=True their tokens. A blank sentence has empty translations. If the search found
+            fewer than N, the last are empty with score -inf.
 
         Raises:
             ValueError: an option that does not exist or does not fit; the model does not know the
