@@ -14,10 +14,18 @@ from lingvo_moe.decoding.params import MAX_BEAM, BeamSearchParams
 from lingvo_moe.decoding.request import numbers_of, search_of
 from lingvo_moe.serving import client
 from lingvo_moe.tasks.scorer import Score, check_same_length
-from lingvo_moe.tasks.translator import Token, TranslatedPart, Translation, merge_parts
+from lingvo_moe.tasks.translator import (
+    Token,
+    TranslatedPart,
+    Translation,
+    check_source_prefix,
+    check_target_prefix,
+    merge_parts,
+)
 
+# Fields of BeamSearchParams: those that are texts, and those that no export has as options.
 _TEXTS = ("forbidden", "source_prefix", "target_prefix")
-_NOT_EXPORTED = ("batch_tokens", "shortlist", "rules")
+_NO_OPTIONS = ("batch_tokens", "shortlist", "rules")
 
 
 class _Reading(NamedTuple):
@@ -66,12 +74,12 @@ class Exported:
             self._search = search_of(values)
             self.n_best = MAX_BEAM
             fields = [field.name for field in dataclasses.fields(BeamSearchParams)]
-            missing = {*_NOT_EXPORTED, *(set(_TEXTS) - self._names)}
+            missing = {*_NO_OPTIONS, *(set(_TEXTS) - self._names)}
             self.options = [name for name in fields if name not in missing]
 
     def count_pieces(self, sentences: Sequence[str]) -> list[int]:
         """The number of pieces of the source vocabulary of each sentence."""
-        return self._model.count_pieces(list(sentences) or [""]).numpy().tolist()[: len(sentences)]
+        return _counts(self._model.count_pieces, sentences)
 
     def translate(
         self,
@@ -141,7 +149,7 @@ class Exported:
         if not self._names:
             raise ValueError(f"score {self._cure}")
         scores: list[Score] = [Score(0.0, (), ())] * len(sources)
-        counts = map(max, self.count_pieces(sources), self.count_pieces(targets))
+        counts = map(max, self.count_pieces(sources), self._count_target_pieces(targets))
         for batch in batches(list(counts), batch_tokens):
             texts = [[side[i] for i in batch] for side in (sources, targets)]
             output = client.call(self._model.score, *texts, **languages)
@@ -166,19 +174,12 @@ class Exported:
             raise ValueError(
                 f"n_best must be 1 to {self.n_best}, got {search.n_best}; a larger one {self._cure}"
             )
-        (prefix,) = self.count_pieces([search.source_prefix]) if search.source_prefix else [0]
-        if prefix >= self.max_pieces:
-            raise ValueError(
-                f"source_prefix has {prefix:,} tokens, and the model reads {self.max_pieces:,} of "
-                f"a sentence; give fewer words."
-            )
+        if search.source_prefix:
+            (tokens,) = self.count_pieces([search.source_prefix])
+            check_source_prefix(tokens, self.max_pieces)
         if search.target_prefix:
-            prefix = self._model.count_target_pieces([search.target_prefix.rstrip()]).numpy().item()
-            if prefix > self.max_pieces:
-                raise ValueError(
-                    f"target_prefix has {prefix:,} tokens, and at most {self.max_pieces:,} are "
-                    f"allowed; give fewer words."
-                )
+            (tokens,) = self._count_target_pieces([search.target_prefix.rstrip()])
+            check_target_prefix(tokens, self.max_pieces)
         return search
 
     @property
@@ -191,6 +192,9 @@ class Exported:
             f"by an earlier version of lingvo_moe, or its model has decoding.rules. Export the "
             f"model again, or translate with the logdir."
         )
+
+    def _count_target_pieces(self, sentences):
+        return _counts(self._model.count_target_pieces, sentences)
 
     def _read(self, sentences, search):
         """The _Reading of each sentence; a blank one has no parts."""
@@ -245,6 +249,11 @@ class Exported:
             )
         given = {"target_language": to, "source_language": source_language}
         return {name: client.tf.constant(given[name]) for name in self._wanted}
+
+
+def _counts(count, texts):
+    """The numbers of pieces, of no texts too, by a function of a model."""
+    return count(list(texts) or [""]).numpy().tolist()[: len(texts)]
 
 
 def _found(output, b, n, search):

@@ -44,6 +44,36 @@ def max_pieces(params: TranslationParams) -> int:
     return max_source_length(params) - len(params.language_tags.in_front) - 1
 
 
+def check_source_prefix(tokens: int, room: int) -> None:
+    """Checks that a source_prefix leaves room for a sentence.
+
+    Args:
+        tokens: of the prefix.
+        room: tokens that the model reads, at most.
+
+    Raises:
+        ValueError: it leaves none.
+    """
+    if tokens >= room:
+        raise ValueError(
+            f"source_prefix has {tokens:,} tokens, and the model reads {room:,} of a sentence; "
+            f"give fewer words."
+        )
+
+
+def check_target_prefix(tokens: int, room: int) -> None:
+    """Checks the number of tokens of a target_prefix.
+
+    Raises:
+        ValueError: it is larger than `room`.
+    """
+    if tokens > room:
+        raise ValueError(
+            f"target_prefix has {tokens:,} tokens, and at most {room:,} are allowed; give fewer "
+            f"words."
+        )
+
+
 def request_of(decoding: BeamSearchParams, target: Vocabulary, longest: int) -> Request:
     """How to search, with the texts of the target side in ids.
 
@@ -58,11 +88,7 @@ def request_of(decoding: BeamSearchParams, target: Vocabulary, longest: int) -> 
         ValueError: the prefix is longer.
     """
     (prefix,) = target.encode([decoding.target_prefix.rstrip()])
-    if len(prefix) > longest:
-        raise ValueError(
-            f"target_prefix has {len(prefix):,} tokens, and at most {longest:,} are allowed; give "
-            f"fewer words."
-        )
+    check_target_prefix(len(prefix), longest)
     forbidden = join_lattices(map(target.spellings, decoding.forbidden))
     return Request(decoding, tuple(prefix), forbidden)
 
@@ -320,11 +346,7 @@ class Translator:
 
     def _make_request(self):
         (prefix,) = self.source.encode([self.decoding.source_prefix])
-        if len(prefix) >= self.max_pieces:
-            raise ValueError(
-                f"source_prefix has {len(prefix):,} tokens, and the model reads {self.max_pieces:,}"
-                f" of a sentence; give fewer words."
-            )
+        check_source_prefix(len(prefix), self.max_pieces)
         request = request_of(self.decoding, self.target, self.max_pieces)
         if not (self.decoding.shortlist and self.shortlist):
             return request
