@@ -122,13 +122,16 @@ class Vocabulary:
         spaces, these are all ways to spell it anywhere.
 
         Args:
-            text: of at least one visible character; it is normalised first.
+            text: it is normalised first, and spaces at its ends are removed; U+2581, which no
+                translation contains, is a space.
 
         Returns:
             (start, end, id): bytes start to end of a space and the text are the piece of that id.
-            All paths from 0 to the largest end are spellings.
+            All paths from 0 to the largest end are spellings. [] if no text is left.
         """
-        (text,) = self.decode(self.encode([text.strip()]))
+        (text,) = self.decode(self.encode([text]))
+        if not (text := text.strip()):
+            return []
         content, anywhere = f" {text}".encode(), unicodedata.category(text[0]) == "Lo"
         longest = max(map(len, self.ids_by_content))
         lattice = [

@@ -28,13 +28,14 @@ def join_lattices(lattices: Iterable[Sequence[tuple[int, int, int]]]) -> tuple[E
 
     Args:
         lattices: for each text (start, end, token): how far it is written before and after the
-            token; 0 is nothing, and the largest number all of it. See `Vocabulary.spellings`.
+            token; 0 is nothing, and the largest number all of it. See `Vocabulary.spellings`. A
+            lattice without edges is left out.
 
     Returns:
         The same edges with new positions: 0 is the start of all texts, 1 the end of all.
     """
     edges, free = [], WRITTEN + 1
-    for lattice in lattices:
+    for lattice in filter(None, lattices):
         last = max(end for _, end, _ in lattice)
         number = [START, *range(free, free + last - 1), WRITTEN]
         edges += [Edge(number[start], number[end], token) for start, end, token in lattice]

@@ -89,7 +89,7 @@ SEARCH = {
     "length_ratio": 2.0,
     "length_offset": 8,
     "no_repeat_ngram": 2,
-    "forbidden": ("soo", "kara mi"),
+    "forbidden": ("soo", "kara mi", "▁ti"),
     "target_prefix": "kara so ",
     "tokens": True,
 }

@@ -14,9 +14,14 @@ _IDS, _SPLITS = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.int64)
 _SPACES = r"[\s\p{Z}]+"
 
 
-def without_space_after(text: tf.Tensor) -> tf.Tensor:
+def rstrip(text: tf.Tensor) -> tf.Tensor:
     """As str.rstrip, for text in one line."""
     return tf.strings.regex_replace(text, f"{_SPACES}$", "")
+
+
+def strip(text: tf.Tensor) -> tf.Tensor:
+    """As str.strip, for text in one line."""
+    return tf.strings.regex_replace(rstrip(text), f"^{_SPACES}", "")
 
 
 class _Results(NamedTuple):
@@ -84,8 +89,7 @@ class GraphVocabulary:
 
         Edges are in another order, and positions have other numbers.
         """
-        texts = tf.strings.regex_replace(without_space_after(texts), f"^{_SPACES}", "")
-        texts = self.decode(self.encode(texts))
+        texts = strip(self.decode(self.encode(texts)))
         content = tf.strings.join([" ", texts])
         length = tf.strings.length(content)  # in bytes
         text, start, end, ids = tf.unstack(self._pieces_in(content, length), axis=1)
@@ -106,7 +110,8 @@ class GraphVocabulary:
         """int32 [E, 4]: text, start, end and id of each piece in the texts string [F]."""
         longest = max(map(len, self._vocabulary.ids_by_content))
         start, size = tf.range(tf.maximum(tf.reduce_max(length), 0)), tf.range(1, longest + 1)
-        fits = start[:, None] + size <= length[:, None, None]  # [F, N, longest]
+        most = tf.where(length > 1, length, 0)  # a space alone has no pieces
+        fits = start[:, None] + size <= most[:, None, None]  # [F, N, longest]
         text, start, size = tf.unstack(tf.cast(tf.where(fits), tf.int32), axis=1)
         size += 1
         part = tf.strings.substr(tf.gather(content, text), start, size)

@@ -5,10 +5,12 @@ import tensorflow as tf
 
 from lingvo_moe.data.vocabulary import train_vocabulary
 from lingvo_moe.decoding.constraints import START, WRITTEN, join_lattices
-from lingvo_moe.serving.graph_vocabulary import GraphVocabulary, without_space_after
+from lingvo_moe.serving.graph_vocabulary import GraphVocabulary, rstrip, strip
 
 TEXTS = ["the cat sat", "der Hund", "ab ab abc", "漢字かな", "x"]
 WORDS = ["cat", " the  cat ", "ab", "abc d", "漢字", "é", "<s>", "</s>", "<0x41>", "A", "<2en>"]
+WITH_SPACES = ["▁cat", "cat ▁", "▁ ▁漢", "ab▁cat", "a▁ b", "\u3000cat\xa0"]
+SPACES = ["▁", "▁ ▁"]
 
 
 @pytest.fixture(scope="module", params=["identity", "nmt_nfkc_cf"])
@@ -44,13 +46,20 @@ def paths(edges):
     return sorted(spelled(START))
 
 
-@pytest.mark.parametrize("words", [[word] for word in WORDS] + [WORDS, []])
+@pytest.mark.parametrize(
+    "words", [[word] for word in WORDS + WITH_SPACES] + [WORDS, ["cat", *SPACES, "ab"]]
+)
 def test_edges_spell_what_those_of_the_vocabulary_spell(vocabulary, edges_of, words):
     edges = edges_of(words)
     expected = join_lattices(map(vocabulary.spellings, words))
     assert paths(edges) == paths(expected)
     assert len(edges) == len(expected)
-    assert bool(words) == bool(paths(edges))
+    assert paths(edges)
+
+
+@pytest.mark.parametrize("words", [[], SPACES])
+def test_texts_of_spaces_have_no_edges(vocabulary, edges_of, words):
+    assert edges_of(words) == list(join_lattices(map(vocabulary.spellings, words))) == []
 
 
 def test_ids_and_pieces(vocabulary, graph):
@@ -66,4 +75,5 @@ def test_ids_and_pieces(vocabulary, graph):
 
 @pytest.mark.parametrize("text", ["a ", "a\u3000\xa0 ", " a b", "", "  "])
 def test_spaces_are_removed_as_in_python(text):
-    assert without_space_after(tf.constant(text)).numpy().decode() == text.rstrip()
+    assert rstrip(tf.constant(text)).numpy().decode() == text.rstrip()
+    assert strip(tf.constant(text)).numpy().decode() == text.strip()

@@ -27,7 +27,7 @@ from lingvo_moe.serving.graph_parts import (
     function_of,
     with_end,
 )
-from lingvo_moe.serving.graph_vocabulary import GraphVocabulary, without_space_after
+from lingvo_moe.serving.graph_vocabulary import GraphVocabulary, rstrip
 from lingvo_moe.serving.storage import FLOAT32, Storage, Stored, variables_of
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.sides import split_request
@@ -160,7 +160,7 @@ class ServedModel(tf.Module):
         """The Request of option tensors."""
         ids = {"forbidden": self._target.edges(options["forbidden"])}
         if "target_prefix" in options:
-            prefix = self._target.encode(without_space_after(options["target_prefix"])[None]).values
+            prefix = self._target.encode(rstrip(options["target_prefix"])[None]).values
             ids["prefix"] = checked(
                 prefix,
                 tf.size(prefix) <= self._max_pieces,
