@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.either import size_of
+from lingvo_moe.core.smart_cond import size_of
 from lingvo_moe.layers.embedding import LOGITS_MULTIPLE
 
 _CHUNK = LOGITS_MULTIPLE

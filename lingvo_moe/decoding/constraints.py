@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.either import either
+from lingvo_moe.core.smart_cond import smart_cond
 from lingvo_moe.core.tokens import PAD
 
 START, WRITTEN = 0, 1
@@ -105,7 +105,9 @@ class Constraints(NamedTuple):
             bans.append(_repeats(ids, step, self.no_repeat_ngram))
         if bans:
             without = logits
-            logits = either(self._bans, lambda: self._without(without, bans, step), lambda: without)
+            logits = smart_cond(
+                self._bans, lambda: self._without(without, bans, step), lambda: without
+            )
         if given(self.prefix):
             forced = tf.gather(tf.pad(self.prefix, [[0, 1]]), tf.minimum(step, self.forced))
             other = (tf.range(tf.shape(logits)[-1]) != forced) & (step < self.forced)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.either import either, size_of
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.smart_cond import size_of, smart_cond
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.decoding.choices import best_choices
 from lingvo_moe.decoding.constraints import Constraints, given
@@ -284,7 +284,7 @@ def _advance(step_fn, step, rows, request):
     allowed = constraints.allowed(logits, living.written["ids"], step, living.places)
     scored = _Scored(logits, allowed, may_end[:, None])
     given = living, scored, rows.max_length[:, None], step, request.params
-    go_on = either(request.samples, lambda: _draw(*given), lambda: _choose(*given))
+    go_on = smart_cond(request.samples, lambda: _draw(*given), lambda: _choose(*given))
     living = living._replace(visible=visible)
     best = _offer(rows.best, living, go_on.ended, sources, step, request.params)
     living = _extend(living, go_on, sources, step)

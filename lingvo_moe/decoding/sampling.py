@@ -7,8 +7,8 @@ from typing import Annotated
 import tensorflow as tf
 
 from lingvo_moe.core import random
-from lingvo_moe.core.either import either
 from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveFloat, Rule
+from lingvo_moe.core.smart_cond import smart_cond
 
 _Mass = Annotated[float, Rule("in (0, 1]", lambda p: 0 < p <= 1)]
 
@@ -48,8 +48,8 @@ class Sampling(Params):
 
     def _kept(self, logits):
         """The logits, -inf for tokens that top_k and top_p exclude."""
-        logits = either(self.top_k > 0, lambda: self._best_k(logits), lambda: logits)
-        return either(self.top_p < 1, lambda: self._likeliest(logits), lambda: logits)
+        logits = smart_cond(self.top_k > 0, lambda: self._best_k(logits), lambda: logits)
+        return smart_cond(self.top_p < 1, lambda: self._likeliest(logits), lambda: logits)
 
     def _best_k(self, logits):
         least = min if isinstance(self.top_k, int) else tf.minimum

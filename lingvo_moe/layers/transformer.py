@@ -8,10 +8,10 @@ import dataclasses
 
 import tensorflow as tf
 
-from lingvo_moe.core.either import size_of
 from lingvo_moe.core.fields import PositiveInt
 from lingvo_moe.core.layer import EVALUATION, Context, Layer, dropout, layer_names, stacked
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.smart_cond import size_of
 from lingvo_moe.core.zeros import runtime_zeros
 from lingvo_moe.layers.attention import (
     FORBIDDEN,

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.either import size_of
 from lingvo_moe.core.fields import Params, PositiveInt, Rate
 from lingvo_moe.core.layer import EVALUATION, Context, Layer, dropout
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.smart_cond import size_of
 from lingvo_moe.layers.activation import Activation, ReLU
 from lingvo_moe.layers.attention import Attention, KeysValues
 from lingvo_moe.layers.feed_forward import FeedForward

@@ -7,9 +7,9 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.core.console import quiet
-from lingvo_moe.core.either import size_of
 from lingvo_moe.core.lines import LINE_ENDS
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.smart_cond import size_of
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.decoding.flat_beam_search import beam_search
 from lingvo_moe.decoding.forced import score_given

@@ -1,4 +1,4 @@
-"""Values that are known while a graph is built, or only when it runs."""
+"""Conditions and sizes that are static, known while a graph is built, or tensors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 
-def either(condition: bool | tf.Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]):
+def smart_cond(condition: bool | tf.Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]):
     """then() or otherwise(): chosen now by a bool, when the graph runs by a tensor bool []."""
     if tf.is_tensor(condition):
         return tf.cond(condition, then, otherwise)
