@@ -8,7 +8,6 @@ from lingvo_moe.core.smart_cond import size_of
 from lingvo_moe.layers.embedding import LOGITS_MULTIPLE
 
 _CHUNK = LOGITS_MULTIPLE
-_MOST = 68  # choices of a number that is a tensor; see MAX_BEAM
 
 
 class Choices(NamedTuple):
@@ -25,7 +24,7 @@ class Choices(NamedTuple):
     log_total: tf.Tensor
 
 
-def best_choices(logits: tf.Tensor, count: int | tf.Tensor) -> Choices:
+def best_choices(logits: tf.Tensor, count: int | tf.Tensor, max_count: int) -> Choices:
     """The C best of V tokens; of equal ones the lower id first.
 
     If V is divided into chunks, the C best are in the C chunks with the largest maxima, so only
@@ -33,10 +32,11 @@ def best_choices(logits: tf.Tensor, count: int | tf.Tensor) -> Choices:
 
     Args:
         logits: float32 [B, K, V].
-        count: C, at most V; a tensor at most 68.
+        count: C, at most V.
+        max_count: the largest C of this graph.
     """
-    size, most = logits.shape[-1], _MOST if tf.is_tensor(count) else count
-    if size is None or size % _CHUNK or size <= 2 * most * _CHUNK:
+    size = logits.shape[-1]
+    if size is None or size % _CHUNK or size <= 2 * max_count * _CHUNK:
         best, ids = tf.math.top_k(logits, count)
         return Choices(ids, best, tf.reduce_logsumexp(logits, axis=-1))
     beams = size_of(logits, 1)

@@ -16,6 +16,7 @@ from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.decoding.choices import best_choices
 from lingvo_moe.decoding.constraints import Constraints, given
 from lingvo_moe.decoding.hugging_face import search_like
+from lingvo_moe.decoding.params import MAX_BEAM
 from lingvo_moe.decoding.request import Request
 from lingvo_moe.layers.transformer import Transformer
 
@@ -284,10 +285,10 @@ def _advance(step_fn, step, rows, request):
     allowed = constraints.allowed(logits, living.written["ids"], step, living.places)
     scored = _Scored(logits, allowed, may_end[:, None])
     given = living, scored, rows.max_length[:, None], step, request.params
-    go_on = smart_cond(request.samples, lambda: _draw(*given), lambda: _choose(*given))
+    continuations = smart_cond(request.samples, lambda: _draw(*given), lambda: _choose(*given))
     living = living._replace(visible=visible)
-    best = _offer(rows.best, living, go_on.ended, sources, step, request.params)
-    living = _extend(living, go_on, sources, step)
+    best = _offer(rows.best, living, continuations.ended, sources, step, request.params)
+    living = _extend(living, continuations, sources, step)
     hopeless = step + 1 >= rows.max_length
     hopeless |= _bound(living.log_probs, rows.max_length, request.params) <= best.scores[:, -1]
     living = living._replace(
@@ -305,8 +306,8 @@ class _Scored(NamedTuple):
     may_end: tf.Tensor
 
 
-class _GoOn(NamedTuple):
-    """How hypotheses go on, [B, K] each.
+class _Continuations(NamedTuple):
+    """How hypotheses continue, [B, K] each.
 
     log P of each followed by EOS; and of the K that continue the parent, the token and log P.
     """
@@ -321,9 +322,10 @@ def _choose(living, scored, max_length, step, params):
     """The K best continuations by tokens other than EOS."""
     del max_length, step
     logits, count = scored.logits, params.beam_size + len(_NO_WORDS)
+    max_count = MAX_BEAM + len(_NO_WORDS)
     if not tf.is_tensor(count):  # a graph for any beam size has a vocabulary of a real model
-        count = min(count, logits.shape[-1] or count)
-    choices = best_choices(scored.allowed, count)
+        max_count = count = min(count, logits.shape[-1] or count)
+    choices = best_choices(scored.allowed, count, max_count)
     unchanged = scored.allowed is logits
     total = choices.log_total if unchanged else tf.reduce_logsumexp(logits, axis=-1)
     log_probs = living.log_probs - total
@@ -334,7 +336,7 @@ def _choose(living, scored, max_length, step, params):
     log_probs, index = tf.math.top_k(tf.reshape(totals, [-1, beams * count]), beams)
     token = tf.gather(tf.reshape(choices.ids, [-1, beams * count]), index, batch_dims=1)
     token = tf.where(log_probs > _IMPOSSIBLE, token, PAD)  # there may be none
-    return _GoOn(ended, index // count, token, log_probs)
+    return _Continuations(ended, index // count, token, log_probs)
 
 
 def _draw(living, scored, max_length, step, params):
@@ -347,7 +349,7 @@ def _draw(living, scored, max_length, step, params):
     log_probs = living.log_probs - tf.reduce_logsumexp(logits, axis=-1)
     log_probs += tf.gather(logits, token, batch_dims=2)
     ends = token == EOS
-    return _GoOn(
+    return _Continuations(
         tf.where(ends, log_probs, _IMPOSSIBLE),
         tf.broadcast_to(tf.range(tf.shape(token)[1]), tf.shape(token)),
         token,
@@ -478,11 +480,11 @@ def _offer(best, living, log_probs, sources, step, params):
     return _Best(written, tf.where(found, lengths, 0), scores)
 
 
-def _extend(living, go_on, sources, step):
+def _extend(living, continuations, sources, step):
     """The K hypotheses that continue."""
     parents = (living.written, living.visible, living.places, () if sources is None else sources)
     written, visible, places, sources = tf.nest.map_structure(
-        lambda x: tf.gather(x, go_on.parent, batch_dims=1), parents
+        lambda x: tf.gather(x, continuations.parent, batch_dims=1), parents
     )
-    written = _write(written, step, go_on.token, go_on.log_probs, sources)
-    return _Living(go_on.token, go_on.log_probs, written, visible, places)
+    written = _write(written, step, continuations.token, continuations.log_probs, sources)
+    return _Living(continuations.token, continuations.log_probs, written, visible, places)

@@ -155,10 +155,12 @@ def test_bad_params(field, value):
         BeamSearchParams(**{field: value})
 
 
-def test_the_best_choices_of_many_are_those_of_a_sort():
+@pytest.mark.parametrize("kind", [int, tf.constant], ids=["static", "tensor"])
+@pytest.mark.parametrize("max_count", [6, 10], ids=["in chunks", "among all"])  # 1280 = 2·10·64
+def test_the_best_choices_of_many_are_those_of_a_sort(kind, max_count):
     # Whole numbers, so that there are ties: the lower id comes first, as in a stable sort.
     logits = np.random.default_rng(0).integers(0, 40, [3, 2, 1280]).astype(np.float32)
-    choices = best_choices(tf.constant(logits), 6)
+    choices = best_choices(tf.constant(logits), kind(6), max_count)
     order = np.argsort(-logits, axis=-1, kind="stable")[..., :6]
     np.testing.assert_array_equal(choices.ids, order)
     np.testing.assert_array_equal(choices.logits, np.take_along_axis(logits, order, axis=-1))
