@@ -13,12 +13,12 @@ from typing import Any
 
 from lingvo_moe.core.plugins import import_plugins, imported
 
-LEFT = 3  # exit status of a child whose parent has ended or has closed the pipe
-_OF_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
+PARENT_ENDED = 3  # exit status of a child whose parent has ended or has closed the pipe
+_FOR_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
 
 
 def start(module: str, **streams: Any) -> subprocess.Popen:
-    """Starts `python -m module`, which calls `received`.
+    """Starts `python -m module`, which calls `receive`.
 
     SIGINT and SIGTERM do not reach the child. Terminals and clusters send them to all processes of
     a job, but only the parent should handle them.
@@ -31,7 +31,7 @@ def start(module: str, **streams: Any) -> subprocess.Popen:
         OSError: no process can be started.
     """
     # A process inherits the mask of the thread that starts it.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_PARENT)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_PARENT)
     try:
         return subprocess.Popen(
             [sys.executable, "-m", module],
@@ -52,7 +52,7 @@ def send(process: subprocess.Popen, value: Any) -> None:
         process.stdin.flush()
 
 
-def received() -> Any:
+def receive() -> Any:
     """In the child: imports the parent's plug-ins, and returns the value that it has sent.
 
     From now on the child ends when the other end of the pipe is closed.
@@ -66,13 +66,13 @@ def received() -> Any:
         import_plugins(pickle.load(stream))
         value = pickle.load(stream)
     except (EOFError, pickle.UnpicklingError):
-        os._exit(LEFT)
+        os._exit(PARENT_ENDED)
     if select.select([stream], [], [], 0)[0]:  # the parent has already ended
-        os._exit(LEFT)
+        os._exit(PARENT_ENDED)
     threading.Thread(target=_end_with_parent, args=(stream,), daemon=True).start()
     return value
 
 
 def _end_with_parent(stream):
     stream.read()  # until the other end of the pipe is closed
-    os._exit(LEFT)
+    os._exit(PARENT_ENDED)

@@ -164,7 +164,7 @@ def _main() -> None:
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a modifier prints must not get into the pipe
     try:
-        arguments, position = child.received()
+        arguments, position = child.receive()
         source = TrainInput(*arguments)
         source.go_to(position)
         while True:
@@ -179,7 +179,7 @@ def _send(pipe, message):
         pickle.dump(message, pipe, pickle.HIGHEST_PROTOCOL)
         pipe.flush()
     except BrokenPipeError:
-        os._exit(child.LEFT)
+        os._exit(child.PARENT_ENDED)
 
 
 def _picklable(error: BaseException) -> BaseException:

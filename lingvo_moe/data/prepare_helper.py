@@ -51,7 +51,7 @@ class _Helper:
         assert self._process.stdin
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        if self._process.wait() in (0, child.LEFT):
+        if self._process.wait() in (0, child.PARENT_ENDED):
             return ""
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
@@ -59,7 +59,7 @@ class _Helper:
 
 
 def _main() -> None:
-    for stage in stages(child.received()):
+    for stage in stages(child.receive()):
         run_stage(stage, lambda count: None)
 
 
