@@ -84,7 +84,7 @@ def without_slots(steps):
     return [float(runtime.train(batch(step)).nll) for step in range(steps)]
 
 
-def check(metrics):
+def assert_balances_and_learns(metrics):
     """From a ratio above 2 to less than 1.25 in 20 steps, for good; the losses of one replica."""
     ratios = [float(m.balance_ratio[0]) for m in metrics]
     assert ratios[0] > 2
