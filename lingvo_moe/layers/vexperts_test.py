@@ -142,7 +142,7 @@ def train_with_moves(runtime, seed):
     }
 
 
-def check(report, state):
+def assert_trained_alike(report, state):
     """One replica's losses, weights and optimizer memory; replicas the same, bit by bit."""
     expected, evaluated, one = one_replica()
     np.testing.assert_allclose(report["seen"], expected, rtol=2e-5)
@@ -170,7 +170,7 @@ def test_any_moves_train_like_one_replica():
     with counting_traces() as traced:
         for seed in range(2):
             report = train_with_moves(runtime, seed)
-            check(report, numbers(runtime.state()))
+            assert_trained_alike(report, numbers(runtime.state()))
             assert report["retries"] == 1  # half of the room for perfect balance is never enough
     assert max(traced[rung.dispatcher] for rung in task.rungs) == 1
 
@@ -240,7 +240,7 @@ def on_meshes():
 def test_many_devices_train_like_one_replica(mesh):
     """The four devices of the placement are as many of the mesh, or two are one."""
     report = on_meshes()[mesh]
-    check(report, report["state"])
+    assert_trained_alike(report, report["state"])
 
 
 @pytest.mark.parametrize("mesh", MESHES)

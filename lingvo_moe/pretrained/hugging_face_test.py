@@ -41,9 +41,9 @@ def test_logits_are_those_of_transformers(imported):
 def test_tokens_log_probs_and_searches_are_those_of_transformers(imported):
     source, model_dir = imported
     runtime = testing.loaded(model_dir)
-    testing.check_tokens(model_dir, source)
-    testing.check_log_probs(model_dir, runtime, source)
-    testing.check_searches(model_dir, runtime, source)
+    testing.assert_same_tokens(model_dir, source)
+    testing.assert_same_log_probs(model_dir, runtime, source)
+    testing.assert_same_searches(model_dir, runtime, source)
 
 
 def test_import_export_import_gives_the_same_bytes(imported, tmp_path):

@@ -23,6 +23,6 @@ def test_other_sizes_and_weights(seed, d_model, tmp_path):
         source = tmp_path / "made" / name
         model_dir = import_model(source, tmp_path / name)
         runtime = testing.loaded(model_dir)
-        testing.check_tokens(model_dir, source)
-        testing.check_log_probs(model_dir, runtime, source)
-        testing.check_searches(model_dir, runtime, source)
+        testing.assert_same_tokens(model_dir, source)
+        testing.assert_same_log_probs(model_dir, runtime, source)
+        testing.assert_same_searches(model_dir, runtime, source)

@@ -87,7 +87,7 @@ def test_restored_on_one_device_by_tensorflow(saved):
     directory, loss = saved
     runtime = Local(make_task(), train_step(make_task()))
     Checkpointer(directory).resume(lambda found: runtime.restore(found.tensors))
-    check_bits(directory, runtime.state())
+    assert_same_bits(directory, runtime.state())
     np.testing.assert_allclose(next_loss(runtime), loss, rtol=TOLERANCE)
 
 
@@ -116,7 +116,7 @@ def next_loss(runtime):
     return float(metrics.nll) / float(metrics.tokens)
 
 
-def check_bits(directory, state):
+def assert_same_bits(directory, state):
     """Every piece that is here, against what the eight devices held when they saved."""
     with np.load(directory / "live.npz") as held:
         expected = dict(held)
@@ -158,7 +158,7 @@ def _play(role, directory, runtime, process):
         np.savez(directory / "live.npz", **{n: np.asarray(v) for n, v in runtime.state().items()})
         return {"loss": next_loss(runtime)}
     found = checkpoints.resume(lambda found: runtime.restore(found.tensors))
-    check_bits(directory, runtime.state())
+    assert_same_bits(directory, runtime.state())
     report = {"step": found.step, "loss": next_loss(runtime)}
     if role == "crash":
         _die_while_writing(process.index)

@@ -100,7 +100,7 @@ def placements(equation, axes):
     return np.prod([(len(term) + 2.0) ** axes for term in terms])
 
 
-def check_einsum(equation, mesh, random):
+def assert_einsum(equation, mesh, random):
     # Pieces of 2 and more: NumPy would broadcast a piece of 1.
     sizes = {letter: int(np.prod(mesh.shape)) * 2 for letter in string.ascii_lowercase}
     terms = equation.split("->")[0].split(",")
@@ -118,7 +118,7 @@ def test_random_einsums(mesh):
         if equation in seen or placements(equation, len(mesh.axes)) > 5000:
             continue
         seen.add(equation)
-        check_einsum(equation, mesh, random)
+        assert_einsum(equation, mesh, random)
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -126,7 +126,7 @@ def test_random_einsums(mesh):
     "equation", ["ab,bc->ac", "ii->i", "ab->ba", "ab->", "ab,a->b", "a,a,a->a"]
 )
 def test_known_einsums(equation, mesh):
-    check_einsum(equation, mesh, np.random.default_rng(3))
+    assert_einsum(equation, mesh, np.random.default_rng(3))
 
 
 def test_matmul_by_hand():

@@ -42,7 +42,7 @@ def loaded(model_dir: ModelDir) -> Local:
     return runtime
 
 
-def check_tokens(model_dir: ModelDir, directory: Path) -> None:
+def assert_same_tokens(model_dir: ModelDir, directory: Path) -> None:
     """Every text has the same ids and is decoded to the same text."""
     expected, vocabulary = reference(directory), model_dir.vocabulary("source")
     tags = [vocabulary.tag(language) for language in languages(model_dir)]
@@ -55,7 +55,7 @@ def check_tokens(model_dir: ModelDir, directory: Path) -> None:
     assert [text.strip() for text in texts] == [text.strip() for text in expected["decoded"]]
 
 
-def check_log_probs(model_dir: ModelDir, runtime: Local, directory: Path) -> None:
+def assert_same_log_probs(model_dir: ModelDir, runtime: Local, directory: Path) -> None:
     """Log-probabilities of the targets are within 1e-5, and so are logits but for a constant."""
     expected = reference(directory)
     with np.load(directory / "reference.npz") as stored:
@@ -70,7 +70,7 @@ def check_log_probs(model_dir: ModelDir, runtime: Local, directory: Path) -> Non
         np.testing.assert_allclose(ours, wanted, atol=1e-5)
 
 
-def check_searches(model_dir: ModelDir, runtime: Local, directory: Path) -> None:
+def assert_same_searches(model_dir: ModelDir, runtime: Local, directory: Path) -> None:
     """Greedy and beam search find the same ids and, within 1e-5, the same scores."""
     expected = reference(directory)
     tag, length = model_dir.tag(languages(model_dir)[1]), expected["max_length"] - 1
