@@ -101,9 +101,13 @@ def race(engines: Mapping[str, Peer], rounds: int, **case) -> dict[str, list[dic
 
 
 def latencies(results: Mapping[str, list[dict]]) -> str:
-    """A table in Markdown: percentiles of a case's wall time, and of its processor time the median.
+    """A table in Markdown: wall time and processor time of each engine, in milliseconds.
 
-    The smallest time is the best estimate for an idle machine when others use it too.
+    The columns are the smallest, median and 99th-percentile wall time, and the median processor
+    time. If other processes load the machine, the smallest is closest to that of an idle one.
+
+    Args:
+        results: name of an engine -> its results, see `race`.
     """
     lines = ["\n| | smallest ms | p50 ms | p99 ms | p50 processor ms |", "|---|---|---|---|---|"]
     for name, rounds in results.items():

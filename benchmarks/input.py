@@ -89,8 +89,8 @@ def measure(dataset: Dataset, params: InputParams) -> None:
 def measure_workers(dataset: Dataset, params: InputParams) -> None:
     """Prints the CPU times of this process and of the busiest worker, for numbers of workers.
 
-    The speed is that of the busiest process, so it holds if each process has a core. Each number
-    has five turns.
+    Each number of workers is measured five times. The printed speed is that of the busiest process;
+    training gets it if each process has a core of its own.
     """
     for workers in FLAGS.workers:
         with packed_by(workers, TrainInput(dataset, params, seed=1)) as batches:

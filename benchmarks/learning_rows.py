@@ -47,15 +47,16 @@ class Row:
     Attributes:
         name: STUDY/ROW; it names the files of results.
         model: a registered model.
-        overrides: `--set` texts.
+        overrides: values of `--set`.
         steps: number of training steps; the learning rate falls to 0 over them.
         rate: the largest learning rate.
         data: a key of CORPORA.
         seeds: seeds of weights and batches.
-        searches: name -> `--set` texts of the decoding; {} for none.
+        searches: name -> values of `--set` for the decoding; {} for none.
         splits: the splits to translate.
-        peer: a peer to train instead of the model.
-        until_source_use: training ends when the source use is at least this; None for never.
+        peer: a model of another package, which is trained instead of `model`.
+        until_source_use: training ends when the source use, in nats per token (see
+            lingvo_moe.tasks.source_use), is at least this; None to train all steps.
     """
 
     name: str

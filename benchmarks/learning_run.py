@@ -82,7 +82,7 @@ def make(output: Path, run: Mapping[str, Any], engine: Engine) -> dict[str, Any]
     Returns:
         The description with device, versions, source use and scores; "curve", (step, target
         tokens, dev loss, source use) of each evaluation; "dev_loss", the best of these;
-        "dev_loss_of_mean", the loss of the mean of the last weights.
+        "dev_loss_of_mean", the dev loss with the mean of the weights of the last evaluations.
     """
     dataset = Dataset.load(output / "data" / run["data"])
     params = from_fields(InputParams, run["input"], "the run")
@@ -119,7 +119,8 @@ def _train(run, engine, source, dev):
                 seconds += time.monotonic() - before
             (loss, use), state = _loss_and_use(engine, dev), engine.state()
             curve.append((step, tokens, loss, use))
-            print(f"{run['name']}: step {step}, dev loss {loss:.3f}, {use:.2f}", flush=True)
+            said = f"step {step}, dev loss {loss:.3f}, source use {use:.2f}"
+            print(f"{run['name']}: {said}", flush=True)
             last = [*last, state][-_LAST:]
             bad = 0 if loss < best[0] else bad + 1
             best = min(best, (loss, step, state), key=lambda one: one[0])
@@ -139,7 +140,7 @@ def _weights(state):
 
 
 def _searches(run, states):
-    """(name of a search, state, split); the search "mean" uses the mean of the last weights."""
+    """(name of a search, state, split); the search "mean" has the mean state, others the best."""
     for search in run["searches"]:
         for split in run["splits"]:
             yield search, states["mean" if search == "mean" else "best"], split

@@ -93,7 +93,7 @@ def _losses(run):
 
 
 def _when_it_reads(run, column):
-    """Steps (column 0) or target tokens (1) until the source use is that at which the run ends.
+    """Steps (column 0) or target tokens (1) until the source use is the run's until_source_use.
 
     NaN if it never is.
     """
