@@ -18,7 +18,7 @@ _FOR_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
 
 
 def start(module: str, **streams: Any) -> subprocess.Popen:
-    """Starts `python -m module`, which calls `receive`.
+    """Starts `python -m module`. The module must call `receive` to get what `send` sends.
 
     SIGINT and SIGTERM do not reach the child. Terminals and clusters send them to all processes of
     a job, but only the parent should handle them.
@@ -30,7 +30,7 @@ def start(module: str, **streams: Any) -> subprocess.Popen:
     Raises:
         OSError: no process can be started.
     """
-    # A process inherits the mask of the thread that starts it.
+    # A child inherits the signal mask of the thread that starts it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_PARENT)
     try:
         return subprocess.Popen(

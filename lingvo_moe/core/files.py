@@ -82,7 +82,10 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def remove_partials(path: Path) -> None:
-    """Removes what killed runs left of `new_file`; only while no other process writes the file."""
+    """Removes the temporary files of `new_file` that killed runs have left.
+
+    Call it only while no other process writes the file.
+    """
     for partial in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
         with contextlib.suppress(FileNotFoundError):
             partial.unlink()

@@ -7,7 +7,10 @@ import tensorflow as tf
 
 
 def smart_cond(condition: bool | tf.Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]):
-    """then() or otherwise(): chosen now by a bool, when the graph runs by a tensor bool []."""
+    """Returns then() or otherwise().
+
+    A Python bool chooses now. A tensor bool [] chooses when the graph runs, as tf.cond.
+    """
     if tf.is_tensor(condition):
         return tf.cond(condition, then, otherwise)
     return then() if condition else otherwise()
