@@ -23,12 +23,13 @@ from lingvo_moe.data.pipeline import Batches, InputParams, Part, Position, Train
 
 @contextlib.contextmanager
 def packed_by(workers: int, source: TrainInput) -> Iterator[Batches]:
-    """The batches of an input, packed by worker processes, which end with the block.
+    """The batches of an input, packed by worker processes, which end with the `with` block.
 
     Args:
         workers: their number; 0 packs in this process. There are at most as many as the source has
             virtual shards.
-        source: the input, which then stays where it is. The workers start with the first batch.
+        source: the input. The workers start with the first batch and continue from its position.
+            With workers, the position of `source` itself does not change.
 
     Raises:
         ValueError: the number is negative, or workers cannot import a modifier.
@@ -61,7 +62,7 @@ class _Packed(NamedTuple):
 
     Attributes:
         rows: its rows; see `TrainInput.next_rows`.
-        position: after the batch, of its virtual shards.
+        position: the state of its virtual shards after the batch.
         skipped: number of examples that it left out so far.
     """
 

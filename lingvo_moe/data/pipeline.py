@@ -109,7 +109,11 @@ class Part(NamedTuple):
         return [Part(mask, mask & self.saved) for mask in masks]
 
     def batch(self, rows: Sequence[NestedMap]) -> NestedMap:
-        """A batch of the rows of all pieces of this part, in order; other rows are 0."""
+        """The batch of this process. Rows that other processes pack are 0.
+
+        Args:
+            rows: the rows that each part of `split` has packed, in order.
+        """
         joined = rows[0]
         if len(rows) > 1:
             joined = NestedMap({n: np.concatenate([one[n] for one in rows]) for n in rows[0]})
@@ -140,7 +144,7 @@ class Position(NamedTuple):
 
     Attributes:
         batches: number of batches before it.
-        shards: number of a virtual shard -> its state.
+        shards: index of a virtual shard, 0 to V - 1 -> its state; see `VirtualShard.state`.
     """
 
     batches: int
