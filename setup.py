@@ -33,7 +33,8 @@ setup(
         "pillow>=10",
         "protobuf>=6.31,<8",
         "sacrebleu>=2.4,<3",
-        # 0.2.2 needs minutes for a vocabulary if sentences of small languages are repeated.
+        # sentencepiece 0.2.2 takes minutes to train a vocabulary if sentences of small languages
+        # are repeated.
         "sentencepiece>=0.2,!=0.2.2,<0.3",
         "tensorflow>=2.21,<2.22",
         "tensorflow-text>=2.21,<2.22",
