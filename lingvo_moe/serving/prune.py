@@ -6,35 +6,90 @@ router chooses among the remaining experts.
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lingvo_moe.core.fields import Params, PositiveInt, Share
+from lingvo_moe.core.fields import Params, PositiveFloat, PositiveInt, Share
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import evolve
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.gatings.hashed import Hash
 from lingvo_moe.gatings.top_k import TopK
 from lingvo_moe.layers.holding import EachOnce
+from lingvo_moe.layers.router import ByTask
 from lingvo_moe.tasks.model_dir import ModelDir
 
+_SIDES = ("encoder", "decoder")  # of source and target language
 _EQUAL = 1e-9  # smaller than any difference of importance that is not 0
 
 
-def importance(record: RoutingRecord, pairs: Sequence[str]) -> list[np.ndarray]:
-    """The importance of each expert for some language pairs with equal weights.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Statistics(Params, abc.ABC):
+    """A policy that selects the pairs whose routing decides on the experts of a side."""
 
-    top1(e) · exp(conf1(e)), the mean over pairs: top1 is the share of a pair's tokens whose first
-    choice is e, and conf1 the mean gate of e over those tokens. Experts that would be equal, such
-    as those that are never a first choice, are ordered by their share of all choices.
+    @abc.abstractmethod
+    def groups(
+        self, side: str, pairs: Sequence[str], counted: Sequence[str]
+    ) -> list[Sequence[str]]:
+        """Groups of pairs; all groups have equal weights, and so have the pairs of a group.
+
+        Args:
+            side: "encoder" or "decoder".
+            pairs: of the pruned model.
+            counted: those with dev tokens, of all pairs of the whole model.
+        """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ByPair(Statistics):
+    """The pairs of the pruned model, for both sides."""
+
+    def groups(self, side, pairs, counted):
+        return [[pair] if pair in counted else [] for pair in pairs]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ByLanguage(Statistics):
+    """The encoder's experts by source language, the decoder's by target language.
+
+    The statistics of a language are those of all its pairs in the whole model.
+    """
+
+    def groups(self, side, pairs, counted):
+        place = _SIDES.index(side)
+        languages = dict.fromkeys(pair.split("-")[place] for pair in pairs)
+        return [[p for p in counted if p.split("-")[place] == language] for language in languages]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AllPairs(Statistics):
+    """All pairs of the whole model: the same experts for each language."""
+
+    def groups(self, side, pairs, counted):
+        return [counted]
+
+
+STATISTICS = {"pair": ByPair(), "language": ByLanguage(), "all": AllPairs()}
+
+
+def importance(
+    record: RoutingRecord, pairs: Sequence[str], statistics: Statistics
+) -> dict[str, np.ndarray]:
+    """The importance of each expert for some language pairs.
+
+    top1(e) · exp(conf1(e)), the mean over groups and over the pairs of a group: top1 is the share
+    of a pair's tokens whose first choice is e, and conf1 the mean gate of e over those tokens.
+    Experts that would be equal, such as those that are never a first choice, are ordered by their
+    share of all choices.
 
     Args:
         record: of routing on dev.
-        pairs: names of pairs in it.
+        pairs: of the pruned model.
+        statistics: groups of pairs.
 
     Returns:
-        For each MoE layer float [E].
+        Layer -> float [E].
 
     Raises:
         ValueError: the record is of an earlier version, or has no tokens of a pair.
@@ -44,37 +99,64 @@ def importance(record: RoutingRecord, pairs: Sequence[str]) -> list[np.ndarray]:
             "routing.npz is from an earlier version, which did not count first choices. Train the "
             "model further: every evaluation on dev writes it again."
         )
-    places = [record.pairs.index(pair) for pair in pairs]
-    first = record.pair_first[:, places]  # [Y, P, E]
+    first = record.pair_first  # [Y, P, E]
     tokens = first.sum(axis=2, keepdims=True)
-    if silent := [p for p, count in zip(pairs, tokens.min(axis=(0, 2)), strict=True) if not count]:
-        raise ValueError(f"routing.npz has no dev tokens of {', '.join(silent)}; leave these out.")
-    confidence = record.pair_confidence[:, places] / np.maximum(first, 1)
-    shares = record.pair_load[:, places] / tokens
-    scores = (first / tokens * np.exp(confidence) + _EQUAL * shares).mean(axis=1)
-    return [row[:count] for row, count in zip(scores, record.num_experts, strict=True)]
+    counted = [p for p, count in zip(record.pairs, tokens.min(axis=(0, 2)), strict=True) if count]
+    confidence = record.pair_confidence / np.maximum(first, 1)
+    scores = first * np.exp(confidence) + _EQUAL * record.pair_load
+    scores = scores / np.maximum(tokens, 1)
+    means = {}
+    for layer, of, count in zip(record.layers, scores, record.num_experts, strict=True):
+        groups = statistics.groups(_side(layer), pairs, counted)
+        if not all(groups):
+            silent = ", ".join(pair for pair in pairs if pair not in counted)
+            raise ValueError(f"routing.npz has no dev tokens of {silent}; leave these out.")
+        rows = [[record.pairs.index(pair) for pair in group] for group in groups]
+        means[layer] = np.mean([of[row].mean(axis=0) for row in rows], axis=0)[:count]
+    return means
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice(Params, abc.ABC):
-    """A policy that chooses the experts to keep."""
+    """A policy that chooses the experts to keep.
 
-    @abc.abstractmethod
-    def keep(self, scores: list[np.ndarray], share: float) -> list[np.ndarray]:
+    Attributes:
+        ratio: experts that an encoder layer keeps for each of a decoder layer, as far as there are
+            as many; None to treat layers of both sides alike.
+    """
+
+    ratio: PositiveFloat | None = None
+
+    def keep(self, scores: Mapping[str, np.ndarray], share: float) -> dict[str, np.ndarray]:
         """The experts to keep in each layer, in ascending order.
 
         Args:
-            scores: the importance of experts, for each layer [E].
+            scores: layer -> the importance of its experts [E].
             share: the share of experts to remove.
         """
+        if self.ratio is None:
+            return self._keep(scores, 1 - share)
+        sides = [{n: of for n, of in scores.items() if _side(n) == side} for side in _SIDES]
+        encoder, decoder = (sum(map(len, part.values())) for part in sides)
+        kept = (1 - share) * (encoder + decoder)
+        even = kept / (self.ratio * encoder + decoder)
+        # A decoder that would keep more than it has leaves the rest to the encoder.
+        most = max(self.ratio * even, (kept - decoder) / max(encoder, 1))
+        parts = min(1.0, most), (kept - min(1.0, most) * encoder) / max(decoder, 1)
+        both = [self._keep(*part) for part in zip(sides, parts, strict=True) if part[0]]
+        return {name: experts for side in both for name, experts in side.items()}
+
+    @abc.abstractmethod
+    def _keep(self, scores: Mapping[str, np.ndarray], share: float) -> dict[str, np.ndarray]:
+        """As `keep`, where share is that of experts to keep."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PerLayer(Choice):
     """Keeps the best experts of each layer, the same share in every layer and at least one."""
 
-    def keep(self, scores, share):
-        return [_best(of, max(1, round((1 - share) * len(of)))) for of in scores]
+    def _keep(self, scores, share):
+        return {name: _best(of, max(1, round(share * len(of)))) for name, of in scores.items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +164,7 @@ class Threshold(Choice):
     """One threshold for all layers: layers with evenly used experts keep more of them.
 
     A layer keeps its best experts up to a share t of its total importance; t is the smallest share
-    that keeps enough experts.
+    that keeps enough experts. With a ratio each side has its own t.
 
     Attributes:
         least: smallest number of experts of a layer.
@@ -90,22 +172,25 @@ class Threshold(Choice):
 
     least: PositiveInt = 4
 
-    def keep(self, scores, share):
-        wanted = round((1 - share) * sum(map(len, scores)))
+    def _keep(self, scores, share):
+        wanted = round(share * sum(map(len, scores.values())))
         # The share of the layer's importance before each expert; experts with less than t are kept.
-        ahead = []
-        for of in scores:
+        ahead = {}
+        for name, of in scores.items():
             falling = np.sort(of)[::-1] / max(of.sum(), 1e-30)
-            ahead.append(np.cumsum(falling) - falling)
-            ahead[-1][: self.least] = -1.0
-        last = np.sort(np.concatenate(ahead))[max(wanted, 1) - 1]
-        return [
-            _best(of, np.count_nonzero(before <= last))
-            for of, before in zip(scores, ahead, strict=True)
-        ]
+            ahead[name] = np.cumsum(falling) - falling
+            ahead[name][: self.least] = -1.0
+        last = np.sort(np.concatenate([*ahead.values()]))[max(wanted, 1) - 1]
+        return {
+            name: _best(of, np.count_nonzero(ahead[name] <= last)) for name, of in scores.items()
+        }
 
 
 CHOICES = {"layer": PerLayer(), "global": Threshold()}
+
+
+def _side(layer: str) -> str:
+    return layer.partition("/")[0]
 
 
 def _best(scores, count):
@@ -120,11 +205,13 @@ class Pruning(Params):
         share: the share of experts to remove.
         languages: languages such as "de" (all pairs with the language), and pairs such as "de-en";
             () for all pairs.
+        statistics: the pairs whose routing decides.
         choice: chooses the experts to keep.
     """
 
     share: Share
     languages: tuple[str, ...] = ()
+    statistics: Statistics = ByPair()
     choice: Choice = PerLayer()
 
     def pairs(self, model_dir: ModelDir) -> tuple[str, ...]:
@@ -149,8 +236,8 @@ class Pruning(Params):
         """Checks that a model can be pruned.
 
         Raises:
-            ValueError: it has no experts, a dispatcher or gating that cannot be pruned, or no
-                record of routing.
+            ValueError: it has no experts, a dispatcher, gating or router that cannot be pruned so,
+                or no record of routing.
         """
         moe = model_dir.params.model.moe
         if moe is None:
@@ -170,7 +257,21 @@ class Pruning(Params):
                 f"moe.gating.limit={moe.gating.limit} needs equal blocks of experts, which "
                 f"pruning would break. Drop --prune."
             )
-        importance(RoutingRecord.load(model_dir.routing_path), self.pairs(model_dir))
+        if isinstance(moe.router, ByTask) and self.statistics == ByLanguage():
+            raise ValueError(
+                f"moe.router={moe.router} uses the experts of one task on both sides, so they "
+                f"cannot be chosen by language. Pass --prune_statistics=pair."
+            )
+        self.kept(model_dir)
+
+    def kept(self, model_dir: ModelDir) -> dict[str, np.ndarray]:
+        """The experts that each layer keeps.
+
+        Raises:
+            ValueError: as `pairs` and `importance`.
+        """
+        record, pairs = RoutingRecord.load(model_dir.routing_path), self.pairs(model_dir)
+        return self.choice.keep(importance(record, pairs, self.statistics), self.share)
 
     def apply(self, model_dir: ModelDir, theta: NestedMap) -> tuple[ModelDir, NestedMap]:
         """The pruned model, with the target languages of the pairs and the remaining experts.
@@ -185,13 +286,11 @@ class Pruning(Params):
             ValueError: as `check` and `pairs`.
         """
         self.check(model_dir)
-        pairs = self.pairs(model_dir)
-        record = RoutingRecord.load(model_dir.routing_path)
+        pairs, kept = self.pairs(model_dir), self.kept(model_dir)
         model_dir, theta = unrolled(model_dir, theta)
-        layers = model_dir.task.moe_layers
-        kept = self.choice.keep(importance(record, pairs), self.share)
         weights = dict(theta.flatten())
-        for layer, experts in zip(layers, kept, strict=True):
+        for layer in model_dir.task.moe_layers:
+            experts = kept[layer]
             place = f"{layer}/feed_forward/"
             for name in [name for name in weights if name.startswith(place)]:
                 part = name.removeprefix(place).split("/")[0]
@@ -200,9 +299,8 @@ class Pruning(Params):
                 elif part == "experts":
                     weights[name] = weights[name][experts]
         most: dict[str, int | None] = {}
-        for layer, experts in zip(layers, kept, strict=True):
-            side = layer.partition("/")[0]
-            most[side] = max(most.get(side) or 0, len(experts))
+        for layer, experts in kept.items():
+            most[_side(layer)] = max(most.get(_side(layer)) or 0, len(experts))
         params = model_dir.params
         assert params.model.moe
         most.setdefault("encoder", params.model.moe.num_experts)

@@ -8,11 +8,21 @@ from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.gatings.hashed import Hash
 from lingvo_moe.gatings.node_limited import NodeLimited
 from lingvo_moe.gatings.top_k import TopK
+from lingvo_moe.layers.router import ByTask
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving import format as export_format
 from lingvo_moe.serving.exported import Exported
 from lingvo_moe.serving.format import read_model, read_theta
-from lingvo_moe.serving.prune import PerLayer, Pruning, Threshold, importance
+from lingvo_moe.serving.prune import (
+    STATISTICS,
+    AllPairs,
+    ByLanguage,
+    ByPair,
+    PerLayer,
+    Pruning,
+    Threshold,
+    importance,
+)
 from lingvo_moe.serving.saved_model import SavedModel
 from lingvo_moe.serving.weights import Safetensors
 from lingvo_moe.tasks.evaluation import load_translator
@@ -39,42 +49,189 @@ def test_importance_by_hand():
     # Pair a-en: 3 of 4 tokens choose expert 0, with gates of 0.5 on average; 1 expert 1, with 0.2.
     # Pair b-en: 2 of 2 choose expert 1, with 1.0. The mean of both pairs.
     of = record([[[3, 1], [0, 2]]], [[[1.5, 0.2], [0, 2.0]]], ["a-en", "b-en"], ["encoder/l"])
+
+    def scores(*pairs):
+        return importance(of, pairs, ByPair())["encoder/l"]
+
     a = [0.75 * np.exp(0.5), 0.25 * np.exp(0.2)]
-    np.testing.assert_allclose(importance(of, ["a-en"]), [a])
-    np.testing.assert_allclose(importance(of, ["b-en"]), [[0, np.e]])
-    np.testing.assert_allclose(importance(of, ["a-en", "b-en"]), [[a[0] / 2, (a[1] + np.e) / 2]])
+    np.testing.assert_allclose(scores("a-en"), a)
+    np.testing.assert_allclose(scores("b-en"), [0, np.e])
+    np.testing.assert_allclose(scores("a-en", "b-en"), [a[0] / 2, (a[1] + np.e) / 2])
+
+
+def test_languages_choose_by_side():
+    # All tokens of a pair choose one expert with a gate of 0, so its importance is 1.
+    pairs = ["a-en", "a-b", "b-en", "en-b"]
+    of = record([np.eye(4)] * 2, np.zeros([2, 4, 4]), pairs)
+
+    def scores(statistics, *wanted):
+        of_side = importance(of, wanted, statistics).values()
+        return [np.round(scores, 6).tolist() for scores in of_side]
+
+    # From a: the pairs 0 and 1. Into en: 0 and 2.
+    assert scores(ByLanguage(), "a-en") == [[0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0]]
+    # From a or en, with equal weights: the mean of 0 and 1, and 3. Into en or b: 0, 2 and 1, 3.
+    assert scores(ByLanguage(), "a-en", "en-b") == [[0.25, 0.25, 0, 0.5], [0.25] * 4]
+    assert scores(ByPair(), "a-en", "en-b") == [[0.5, 0, 0, 0.5]] * 2
+    assert scores(AllPairs(), "a-en") == [[0.25] * 4] * 2
+
+
+def of_language(pair, place, wanted):
+    return pair.split("-")[place] in {name.split("-")[place] for name in wanted}
+
+
+@pytest.mark.parametrize("wanted", [("a-en",), ("en-a", "b-a", "b-en")])
+@pytest.mark.parametrize(
+    ("statistics", "decides"),
+    [
+        (ByPair(), lambda pair, place, wanted: pair in wanted),
+        (ByLanguage(), of_language),
+        (AllPairs(), lambda pair, place, wanted: True),
+    ],
+)
+def test_importance_is_that_of_a_loop_over_tokens(statistics, decides, wanted):
+    pairs, experts = ["a-en", "b-en", "en-a", "b-a", "a-b"], 6
+    rng = np.random.default_rng(1)
+    layers = ["encoder/layer_01", "encoder/layer_03", "decoder/layer_01"]
+    tokens = [
+        (layer, pair, rng.permutation(experts)[:2], rng.uniform())
+        for layer in layers
+        for pair in pairs
+        for _ in range(rng.integers(20, 60))
+    ]
+    load, first, confidence = np.zeros([3, 3, len(pairs), experts])
+    for layer, pair, (best, second), gate in tokens:
+        place = layers.index(layer), pairs.index(pair)
+        load[*place, [best, second]] += 1
+        first[place][best] += 1
+        confidence[place][best] += gate
+    of = dataclasses.replace(record(first, confidence, pairs, tuple(layers)), pair_load=load)
+
+    got = importance(of, wanted, statistics)
+    for layer in layers:
+        place = ["encoder", "decoder"].index(layer.split("/")[0])
+        for expert in range(experts):
+            by_language = {}
+            for pair in pairs:
+                if not decides(pair, place, wanted):
+                    continue
+                chosen = [best for at, of, (best, _), _ in tokens if (at, of) == (layer, pair)]
+                gates = [
+                    gate
+                    for at, of, (best, _), gate in tokens
+                    if (at, of, best) == (layer, pair, expert)
+                ]
+                score = len(gates) / len(chosen) * np.exp(np.mean(gates)) if gates else 0.0
+                group = pair.split("-")[place] if statistics == ByLanguage() else pair
+                by_language.setdefault(group, []).append(score)
+            expected = np.mean([np.mean(scores) for scores in by_language.values()])
+            np.testing.assert_allclose(got[layer][expert], expected, atol=1e-8)
 
 
 def test_second_choices_decide_between_equal_experts():
     # A router by task: all tokens of a pair choose expert 3 first and expert 2 second.
     of = record([[[0, 0, 0, 9]]], [[[0, 0, 0, 5]]], ["a-en"], ["encoder/l"])
     of = dataclasses.replace(of, pair_load=np.array([[[0, 0, 9, 9]]], float))
-    (kept,) = PerLayer().keep(importance(of, ["a-en"]), 0.5)
-    assert kept.tolist() == [2, 3]
+    kept = PerLayer().keep(importance(of, ["a-en"], ByPair()), 0.5)
+    assert kept["encoder/l"].tolist() == [2, 3]
 
 
-def test_a_pair_without_tokens_and_an_early_record_are_refused():
+@pytest.mark.parametrize("statistics", STATISTICS.values())
+def test_a_pair_without_tokens_and_an_early_record_are_refused(statistics):
     of = record([[[3, 1], [0, 0]]], [[[1, 1], [0, 0]]], ["a-en", "b-en"], ["encoder/l"])
-    with pytest.raises(ValueError, match="has no dev tokens of b-en; leave these out"):
-        importance(of, ["a-en", "b-en"])
+    if statistics != AllPairs():
+        with pytest.raises(ValueError, match="has no dev tokens of b-en; leave these out"):
+            importance(of, ["a-en", "b-en"], statistics)
     with pytest.raises(ValueError, match=r"from an earlier version.*Train the model further"):
-        importance(dataclasses.replace(of, pair_first=None), ["a-en"])
+        importance(dataclasses.replace(of, pair_first=None), ["a-en"], statistics)
 
 
-def test_the_same_share_of_every_layer():
-    scores = [np.array([1.0, 3.0, 2.0, 0.0]), np.array([5.0, 5.0, 5.0, 6.0])]
-    assert [k.tolist() for k in PerLayer().keep(scores, 0.5)] == [[1, 2], [0, 3]]
-    assert [k.tolist() for k in PerLayer().keep(scores, 0.99)] == [[1], [3]]
-    assert [k.tolist() for k in PerLayer().keep(scores, 0.0)] == [[0, 1, 2, 3]] * 2
+def test_partners_without_tokens_do_not_count():
+    of = record([[[3, 1], [0, 0]]], [[[1, 1], [0, 0]]], ["a-en", "a-b"], ["encoder/l"])
+    by_pair, by_language = (importance(of, ["a-en"], s) for s in (ByPair(), ByLanguage()))
+    assert by_language["encoder/l"].tolist() == by_pair["encoder/l"].tolist()
+
+
+def kept(choice, scores, share):
+    """The experts that are kept, for layers of the encoder."""
+    scores = {f"encoder/layer_{i:02}": np.array(of, float) for i, of in enumerate(scores)}
+    return [experts.tolist() for experts in choice.keep(scores, share).values()]
+
+
+@pytest.mark.parametrize("choice", [PerLayer(), PerLayer(ratio=3.0)])
+def test_the_same_share_of_every_layer(choice):
+    scores = [[1, 3, 2, 0], [5, 5, 5, 6]]
+    assert kept(choice, scores, 0.5) == [[1, 2], [0, 3]]
+    assert kept(choice, scores, 0.99) == [[1], [3]]
+    assert kept(choice, scores, 0.0) == [[0, 1, 2, 3]] * 2
 
 
 def test_a_threshold_keeps_more_where_tokens_spread():
     # Ahead of the experts, in falling order: 0, 0.9, 1, 1 and 0, 0.25, 0.5, 0.75 of 1. The four
     # smallest are one of the first layer and three of the second.
-    scores = [np.array([0.0, 0.1, 0.9, 0.0]), np.full(4, 0.25)]
-    kept = Threshold(least=1).keep(scores, 0.5)
-    assert [k.tolist() for k in kept] == [[2], [0, 1, 2]]
-    assert [k.tolist() for k in Threshold(least=2).keep(scores, 0.5)] == [[1, 2], [0, 1]]
+    scores = [[0, 0.1, 0.9, 0], [0.25] * 4]
+    assert kept(Threshold(least=1), scores, 0.5) == [[2], [0, 1, 2]]
+    assert kept(Threshold(least=2), scores, 0.5) == [[1, 2], [0, 1]]
+
+
+def counts(choice, share, experts=128, encoder=6, decoder=6):
+    """The numbers of experts that are kept, in each layer of the encoder and of the decoder."""
+    layers = [f"encoder/layer_{i:02}" for i in range(encoder)]
+    layers += [f"decoder/layer_{i:02}" for i in range(decoder)]
+    scores = {name: np.arange(experts) + 1.0 for name in layers}
+    numbers = [len(experts) for experts in choice.keep(scores, share).values()]
+    return numbers[:encoder], numbers[encoder:]
+
+
+def test_the_ratio_of_encoder_to_decoder():
+    # The paper's 288 of NLLB-MoE's 1,536 experts: 6 layers of 36, and 6 of 12.
+    assert counts(PerLayer(ratio=3.0), 0.8125) == ([36] * 6, [12] * 6)
+    assert counts(Threshold(ratio=3.0), 0.8125) == ([36] * 6, [12] * 6)
+    assert counts(PerLayer(), 0.8125) == ([24] * 6, [24] * 6)
+    # 2 encoder layers have no more than 8 experts each; the other 5 of 21 are the decoder's.
+    assert counts(PerLayer(ratio=9.0), 0.125, 8, encoder=2, decoder=1) == ([8] * 2, [5])
+    # The decoder would keep 12 of 8 for 12 of the encoder's 16; the encoder has the rest.
+    assert counts(PerLayer(ratio=0.5), 0.125, 8, encoder=2, decoder=1) == ([6] * 2, [8])
+    assert counts(PerLayer(ratio=3.0), 0.5, 8, encoder=0) == ([], [4] * 6)
+    assert counts(PerLayer(ratio=3.0), 0.0, 8) == ([8] * 6, [8] * 6)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.7])
+@pytest.mark.parametrize("ratio", [None, 2.0])
+def test_the_threshold_is_that_of_a_slow_search(share, ratio):
+    rng = np.random.default_rng(2)
+    names = [f"{side}/layer_{i}" for side in ("encoder", "decoder") for i in range(3)]
+    scores = {name: rng.uniform(0.2, 1.0, 16) ** rng.integers(1, 4) for name in names}
+
+    def taken(of, t):  # experts in falling order while the sum of those before is below t
+        order, total, experts = np.argsort(-of), 0.0, []
+        for expert in order:
+            if len(experts) < 2 or total < t:
+                experts.append(int(expert))
+            total += of[expert] / of.sum()
+        return sorted(experts)
+
+    def search(part, wanted):
+        t = 0.0
+        while sum(len(taken(scores[name], t)) for name in part) < wanted:
+            t += 1e-4
+        return {name: taken(scores[name], t) for name in part}
+
+    # The encoder keeps two thirds of what remains of 96 experts, and at most its 48.
+    total = (1 - share) * 96
+    encoder = min(48, total * 2 / 3)
+    expected = (
+        search(names, round(total))
+        if ratio is None
+        else search(names[:3], round(encoder)) | search(names[3:], round(total - encoder))
+    )
+    got = Threshold(least=2, ratio=ratio).keep(scores, share)
+    assert {name: experts.tolist() for name, experts in got.items()} == expected
+
+
+def test_a_ratio_must_be_positive():
+    with pytest.raises(ValueError, match=r"ratio must be > 0 or None, got 0\.0"):
+        PerLayer(ratio=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +251,8 @@ def test_the_pruned_model_is_the_whole_one_that_never_chooses_the_others(model_d
     assert small.pairs == ("qna-en",)
     assert small.languages == ["en"]
 
-    kept = PerLayer().keep(importance(RoutingRecord.load(model_dir.routing_path), ["qna-en"]), 0.75)
-    assert [len(experts) for experts in kept] == [2, 2]
+    kept = pruning.kept(model_dir)
+    assert [len(experts) for experts in kept.values()] == [2, 2]
     masked = _without(model_dir, kept)
     expected = masked(SENTENCES, "en")
     got = small.translate(SENTENCES, "en")
@@ -127,10 +284,10 @@ def _without(model_dir, kept):
 
         def restore(self, tensors):
             marked = {name: np.asarray(tensors[name]) for name in tensors}
-            for side, experts in zip(("encoder", "decoder"), kept, strict=True):
-                gate = marked[f"theta/{side}/layer_00/feed_forward/gate"].copy()
+            for layer, experts in kept.items():
+                gate = marked[f"theta/{layer}/feed_forward/gate"].copy()
                 gate[0, np.setdiff1d(np.arange(8), experts)] = 1e4
-                marked[f"theta/{side}/layer_00/feed_forward/gate"] = gate
+                marked[f"theta/{layer}/feed_forward/gate"] = gate
             runtime.restore(marked)
 
         translate = staticmethod(runtime.translate)
@@ -204,6 +361,11 @@ def test_layers_of_a_scan_are_pruned_each_by_itself(tmp_path):
             {"gating": TopK(limit=NodeLimited())},
             Pruning(share=0.5),
             "needs equal blocks of experts, which",
+        ),
+        (
+            {"router": ByTask()},
+            Pruning(share=0.5, statistics=ByLanguage()),
+            "on both sides.* Pass --prune_statistics=pair",
         ),
     ],
 )

@@ -9,6 +9,7 @@ lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_hlo --format=stablehlo -
 lingvo-moe-export --model=tiny.MoE --output=/tmp/tiny_step --format=stablehlo    # untrained
 """
 
+import dataclasses
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from lingvo_moe.core.registry import get_params
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.format import Format, directory_size
-from lingvo_moe.serving.prune import CHOICES, Pruning
+from lingvo_moe.serving.prune import CHOICES, STATISTICS, Pruning
 from lingvo_moe.serving.report import check_comparable, compare, compare_sizes
 from lingvo_moe.serving.saved_model import SavedModel
 from lingvo_moe.serving.storage import STORAGES, Storage
@@ -91,7 +92,10 @@ def _pruning() -> Pruning | None:
             )
         return None
     return Pruning(
-        share=FLAGS.prune, languages=tuple(FLAGS.languages), choice=CHOICES[FLAGS.prune_by]
+        share=FLAGS.prune,
+        languages=tuple(FLAGS.languages),
+        statistics=STATISTICS[FLAGS.prune_statistics],
+        choice=dataclasses.replace(CHOICES[FLAGS.prune_by], ratio=FLAGS.prune_ratio),
     )
 
 
@@ -177,6 +181,19 @@ def run() -> None:
         "layer",
         list(CHOICES),
         "Remove the same share in every layer, or use one threshold for all layers.",
+    )
+    flags.DEFINE_enum(
+        "prune_statistics",
+        "pair",
+        list(STATISTICS),
+        "Whose tokens on dev decide. pair: those of the exported pairs; language: for the encoder "
+        "all pairs of the source language, for the decoder all of the target language; all: all "
+        "pairs of the model.",
+    )
+    flags.DEFINE_float(
+        "prune_ratio",
+        None,
+        "Experts that an encoder layer keeps for each of a decoder layer; by default no ratio.",
     )
     flags.DEFINE_string(
         "report_data",

@@ -3,6 +3,7 @@ import types
 
 import pytest
 
+from lingvo_moe.serving.prune import AllPairs, ByLanguage, PerLayer, Pruning, Threshold
 from lingvo_moe.tools import export
 
 
@@ -50,3 +51,16 @@ def test_without_jax_the_message_names_the_cure(flags, monkeypatch):
     flags(model="tiny.MoE")
     with pytest.raises(ValueError, match=r"pip install 'lingvo_moe\[spmd\]'"):
         export.main([])
+
+
+def test_flags_of_pruning_are_policies(flags):
+    chosen = {"prune": 0.8, "prune_by": "layer", "prune_statistics": "language", "prune_ratio": 3.0}
+    flags(**chosen, languages=["de", "fr-en"])
+    assert export._pruning() == Pruning(
+        share=0.8,
+        languages=("de", "fr-en"),
+        statistics=ByLanguage(),
+        choice=PerLayer(ratio=3.0),
+    )
+    flags(**chosen | {"prune_by": "global", "prune_statistics": "all", "prune_ratio": None})
+    assert export._pruning() == Pruning(share=0.8, statistics=AllPairs(), choice=Threshold())
