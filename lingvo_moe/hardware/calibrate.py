@@ -1,8 +1,10 @@
 """Measures the available devices: matrix products, memory, and α and β of each collective.
 
-All D devices work at the same time, as in training.
+All D devices work at the same time, as in training. `placement/profile.py` measures one expert by
+the same functions, `timed` and `on_each`.
 """
 
+import functools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +20,7 @@ from lingvo_moe.hardware.fit import fit_rates
 from lingvo_moe.hardware.links import Line, Measured, hops
 from lingvo_moe.sbp.boxing import received
 
+AXIS = "device"
 _SIZES = tuple(2**i for i in (12, 16, 20, 22))  # bytes of a collective, as of hlo.Collective
 _REPEATS = 32  # in one program
 _TRIES = 5
@@ -64,20 +67,20 @@ def fit(kind: str, samples: Sequence[tuple[int, int, float]]) -> Line:
 
 
 def _all_reduce(x):
-    return jax.lax.psum(x, "x") / jax.lax.axis_size("x")
+    return jax.lax.psum(x, AXIS) / jax.lax.axis_size(AXIS)
 
 
 def _all_gather(x):
-    return jax.lax.all_gather(x, "x", tiled=True)[: x.shape[0]]
+    return jax.lax.all_gather(x, AXIS, tiled=True)[: x.shape[0]]
 
 
 def _reduce_scatter(x):
-    piece = jax.lax.psum_scatter(x, "x", tiled=True)
-    return jnp.tile(piece, jax.lax.axis_size("x")) / jax.lax.axis_size("x")
+    piece = jax.lax.psum_scatter(x, AXIS, tiled=True)
+    return jnp.tile(piece, jax.lax.axis_size(AXIS)) / jax.lax.axis_size(AXIS)
 
 
 def _all_to_all(x):
-    return jax.lax.all_to_all(x, "x", 0, 0, tiled=True)
+    return jax.lax.all_to_all(x, AXIS, 0, 0, tiled=True)
 
 
 _COLLECTIVES = {
@@ -99,26 +102,21 @@ def _samples(kind, devices) -> list[tuple[int, int, float]]:
 
 def _collective_seconds(kind, devices, size) -> float:
     """Seconds of one collective in a chain, without the time of calling the program."""
-    mesh, spec = Mesh(np.array(devices), ("x",)), PartitionSpec("x")
     # Elements on each device: its piece of the result of an all-gather, else all of `size`.
     own = size // 4 // (len(devices) if kind == "all-gather" else 1)
 
     def chain(x, times):
         return jax.lax.fori_loop(0, times, lambda _, x: _COLLECTIVES[kind](x), x)
 
-    specs = (spec, PartitionSpec())
-    program = jax.jit(
-        jax.shard_map(chain, mesh=mesh, in_specs=specs, out_specs=spec, check_vma=False)
-    )
-    x = jax.device_put(np.ones(own * len(devices), np.float32), NamedSharding(mesh, spec))
-    none, all_ = _best(program, x, 0), _best(program, x, _REPEATS)
+    program = on_each(devices, chain, np.ones(own * len(devices), np.float32))
+    none, all_ = _best(program, 0), _best(program, _REPEATS)
     return (all_ - none if all_ > none else all_) / _REPEATS
 
 
 def _matmul_rate(devices, dtype) -> float:
     """FLOP/s of a device while all devices multiply."""
     n = 512 if devices[0].platform == "cpu" else 8192
-    x = _on_each(devices, (n, n), dtype)
+    x = _ones(devices, (n, n), dtype)
     program = jax.jit(lambda x: jnp.einsum("dij,djk->dik", x, x) / n)
     return 2 * n**3 / _best(program, x)
 
@@ -126,14 +124,42 @@ def _matmul_rate(devices, dtype) -> float:
 def _bandwidth(devices) -> float:
     """Bytes/s that a device reads and writes while all devices do."""
     elements = 2**22 if devices[0].platform == "cpu" else 2**28
-    x = _on_each(devices, (elements,), "float32")
+    x = _ones(devices, (elements,), "float32")
     return 2 * 4 * elements / _best(jax.jit(lambda x: x + 1.0), x)
 
 
-def _on_each(devices, shape, dtype):
-    sharding = NamedSharding(Mesh(np.array(devices), ("d",)), PartitionSpec("d"))
-    make = jax.jit(lambda: jnp.ones((len(devices), *shape), dtype), out_shardings=sharding)
+def _ones(devices, shape, dtype):
+    make = jax.jit(
+        lambda: jnp.ones((len(devices), *shape), dtype), out_shardings=_one_piece_each(devices)
+    )
     return make()
+
+
+def _one_piece_each(devices) -> NamedSharding:
+    return NamedSharding(Mesh(np.array(devices), (AXIS,)), PartitionSpec(AXIS))
+
+
+def on_each(
+    devices: Sequence[jax.Device], function: Callable[..., Any], array: np.ndarray
+) -> Callable[..., Any]:
+    """A function of numbers that runs a collective program on the devices.
+
+    Args:
+        devices: n devices, along the mesh axis AXIS.
+        function: takes a device's piece of the array, and the numbers.
+        array: [n·k, ...]; each device gets k rows.
+    """
+    cut = _one_piece_each(devices)
+
+    def program(x, numbers):
+        return function(x, *numbers)
+
+    specs = (cut.spec, PartitionSpec())
+    mapped = jax.shard_map(
+        program, mesh=cut.mesh, in_specs=specs, out_specs=cut.spec, check_vma=False
+    )
+    call = functools.partial(jax.jit(mapped), jax.device_put(array, cut))
+    return lambda *numbers: call(numbers)
 
 
 def timed(

@@ -179,6 +179,9 @@ HARDWARE = {
 }
 
 
+NAMES = f"one of {', '.join(HARDWARE)}, or a .json file of lingvo-moe-plan --calibrate"
+
+
 def lookup(name: str) -> Hardware:
     """The hardware with this name, or from a file that `lingvo-moe-plan --calibrate` wrote.
 
@@ -191,10 +194,7 @@ def lookup(name: str) -> Hardware:
     if name in HARDWARE:
         return HARDWARE[name]
     if not name.endswith(".json"):
-        raise ValueError(
-            f"Unknown hardware {name!r}; choose one of {', '.join(HARDWARE)}, or a .json file made "
-            f"by lingvo-moe-plan --calibrate=FILE."
-        )
+        raise ValueError(f"Unknown hardware {name!r}; choose {NAMES}.")
     answer = read_json(Path(name))
     try:
         return _from_json(answer)

@@ -68,8 +68,8 @@ def test_measured_alone():
     assert alone.seconds("all-reduce", 1e9, block(1)) == 0.0
     with pytest.raises(ValueError, match=r"all-reduce was not measured.* on two devices or more"):
         alone.seconds("all-reduce", 1e9, block(2))
-    with pytest.raises(ValueError, match=r"no collective was measured.* on two devices or more"):
-        alone.two_levels(2, 1e9)
+    with pytest.raises(ValueError, match=r"all-to-all was not measured.* on two devices or more"):
+        alone.two_levels(2, 1e9, "all-to-all")
 
 
 def test_bad_efficiency():

@@ -71,12 +71,13 @@ class Interconnect(abc.ABC):
         """Time of an AllToAll: each device sends `size` bytes in all, equal shares to each."""
 
     @abc.abstractmethod
-    def two_levels(self, devices: int, memory: float) -> "Switched":
+    def two_levels(self, devices: int, memory: float, kind: str) -> "Switched":
         """An approximation by hosts and a network between them, for large messages.
 
         Args:
             devices: number of devices that exchange data.
             memory: bytes/s of a device's memory, the speed between devices of one chip.
+            kind: of collective, as of `seconds`; only measured links differ between kinds.
 
         Returns:
             Links without hops; `remote` is the bytes/s of a device while all exchange.
@@ -159,7 +160,7 @@ class Torus(Interconnect):
         out_of_a_chip = per_chip * (1 - near / group.devices) / (2 * self.dims * self.link)
         return self.dims * side / 2 * self.hop + max(across, out_of_a_chip)
 
-    def two_levels(self, devices, memory):
+    def two_levels(self, devices, memory, kind):
         # All pairs share the links: the bandwidth of a pair is that of a full exchange.
         beyond = max(devices - self.cores, 0)
         if not beyond:
@@ -224,7 +225,7 @@ class Switched(Interconnect):
         beyond = size * (devices - near) / devices / self.remote
         return max(inside, (devices / near - 1) * self.remote_hop + beyond)
 
-    def two_levels(self, devices, memory):
+    def two_levels(self, devices, memory, kind):
         return dataclasses.replace(self, local_hop=0.0, remote_hop=0.0)
 
 
@@ -275,16 +276,18 @@ class Measured(Interconnect):
     def half_reduce_seconds(self, kind, size, group):
         return self._seconds(kind, size, group)
 
-    def two_levels(self, devices, memory):
-        if not self.lines:
-            raise ValueError(f"no collective was measured: {_AGAIN}")
-        slowest = min(line.beta for line in self.lines)
-        return Switched(node=devices, local=slowest, remote=slowest)
+    def two_levels(self, devices, memory, kind):
+        beta = self._line(kind).beta
+        return Switched(node=devices, local=beta, remote=beta)
 
-    def _seconds(self, kind, size, group):
+    def _line(self, kind: str) -> Line:
         line = next((line for line in self.lines if line.kind == kind), None)
         if line is None:
             raise ValueError(f"{kind} was not measured: {_AGAIN}")
+        return line
+
+    def _seconds(self, kind, size, group):
+        line = self._line(kind)
         bytes_ = float(received(kind, 1, group.devices)) * size
         return hops(kind, group.devices) * line.alpha + bytes_ / line.beta
 

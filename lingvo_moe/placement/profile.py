@@ -15,12 +15,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lingvo_moe.hardware.calibrate import timed
+from lingvo_moe.hardware.calibrate import AXIS, on_each, timed
 from lingvo_moe.placement.rates import Profile
-
-_AXIS = "device"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,13 +89,10 @@ class Machine:
 
     def all_reduce(self, group: Sequence[int], size: float) -> Callable[[], Any]:
         """An AllReduce of `size` bytes of each device of a group."""
-        mesh = Mesh(np.array([self.devices[i] for i in group]), (_AXIS,))
-        cut, elements = PartitionSpec(_AXIS), self._elements(size)
-        values = np.repeat(np.arange(len(group), dtype=np.float32)[:, None], elements, axis=1)
-        array = jax.device_put(values.astype(self.dtype), NamedSharding(mesh, cut))
-        add = functools.partial(jax.lax.psum, axis_name=_AXIS)
-        program = jax.jit(jax.shard_map(add, mesh=mesh, in_specs=cut, out_specs=cut))
-        return lambda: program(array)
+        numbers = np.arange(len(group), dtype=np.float32)[:, None]
+        values = np.repeat(numbers, self._elements(size), axis=1).astype(self.dtype)
+        add = functools.partial(jax.lax.psum, axis_name=AXIS)
+        return on_each([self.devices[i] for i in group], add, values)
 
     def _put(self, values, device):
         return jax.device_put(values.astype(self.dtype), self.devices[device])

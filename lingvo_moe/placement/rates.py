@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 
 from lingvo_moe.core.fields import Params, PositiveInt
-from lingvo_moe.hardware.chips import Efficiency, Hardware
+from lingvo_moe.hardware.chips import MEASURED, Efficiency, Hardware
 from lingvo_moe.hardware.fit import fit_rates
 from lingvo_moe.hardware.links import Switched, all_reduce_parts
 from lingvo_moe.placement.cost import CostModel
@@ -40,7 +40,7 @@ class ExpertShape(Params):
 
 
 def from_hardware(
-    hardware: Hardware, devices: int, expert: ExpertShape, efficiency: Efficiency = EFFICIENCY
+    hardware: Hardware, devices: int, expert: ExpertShape, efficiency: Efficiency | None = None
 ) -> CostModel:
     """Rates of `devices` of a kind, without the time of hops, because messages are large.
 
@@ -48,30 +48,39 @@ def from_hardware(
         hardware: the kind.
         devices: D.
         expert: the expert that they compute.
-        efficiency: the share that an expert's products and the exchanges reach.
+        efficiency: the share that an expert's products and the exchanges reach; None for
+            `efficiency_of(hardware)`.
 
     Raises:
-        ValueError: no such dtype.
+        ValueError: no such dtype, or its AllReduces or AllToAlls were not measured.
     """
+    efficiency = efficiency or efficiency_of(hardware)
     if expert.dtype not in hardware.matmul:
         raise ValueError(
             f"No speed is known in {expert.dtype!r}; choose one of {', '.join(hardware.matmul)}."
         )
-    wires = hardware.interconnect.two_levels(devices, hardware.bandwidth)
-    wires = dataclasses.replace(
-        wires, local=wires.local * efficiency.network, remote=wires.remote * efficiency.network
-    )
+
+    def wires(kind):
+        full = hardware.interconnect.two_levels(devices, hardware.bandwidth, kind)
+        share = efficiency.network
+        return dataclasses.replace(full, local=full.local * share, remote=full.remote * share)
+
     element = hardware.wire_bytes[expert.dtype]
     # A multiplication and an addition forwards, and twice as much backwards.
     flops = 6 * expert.weights
     return CostModel(
         tokens_per_second=hardware.matmul[expert.dtype] * efficiency.matmul / flops,
-        bandwidth=wires.bandwidth(devices),
-        wires=wires,
+        bandwidth=wires("all-to-all").bandwidth(devices),
+        wires=wires("all-reduce"),
         token_bytes=element * expert.model_dim,
         gradient_bytes=element * expert.weights,
         state_bytes=expert.state_bytes * expert.weights,
     )
+
+
+def efficiency_of(hardware: Hardware) -> Efficiency:
+    """EFFICIENCY, or 1 for hardware that was measured."""
+    return MEASURED if hardware.efficiency == MEASURED else EFFICIENCY
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lingvo_moe.hardware.chips import HARDWARE, Efficiency
+from lingvo_moe.hardware.chips import HARDWARE, MEASURED, Efficiency
 from lingvo_moe.hardware.links import Line, Measured, block
 from lingvo_moe.placement.rates import ExpertShape, Profile, from_hardware
 from lingvo_moe.testing.placements import make_cost
@@ -56,13 +56,15 @@ def test_a_full_exchange_on_a_torus_takes_what_the_planner_says(kind):
     assert ours == pytest.approx(_wires(hardware).all_to_all_seconds(1.0, block(devices)))
 
 
-def test_of_a_calibrated_machine_the_slowest_collective_counts():
+def test_a_calibrated_machine_has_a_rate_for_each_collective():
     wires = Measured(lines=(Line("all-reduce", 1.0, 8e9), Line("all-to-all", 1.0, 4e9)))
-    hardware = dataclasses.replace(HARDWARE["a100"], interconnect=wires)
-    cost = from_hardware(hardware, 2, EXPERT, ALL)
+    hardware = dataclasses.replace(HARDWARE["a100"], interconnect=wires, efficiency=MEASURED)
+    cost = from_hardware(hardware, 2, EXPERT)  # by default measured rates are used as they are
     assert cost.bandwidth[0, 1] == 4e9
     # Half of 16 MB there and back.
-    assert cost.sync_seconds(np.array([1, 1]))[0] == pytest.approx(16e6 / 4e9)
+    assert cost.sync_seconds(np.array([1, 1]))[0] == pytest.approx(16e6 / 8e9)
+    # 312e12 FLOP/s over 6 · 8e6 a choice.
+    assert cost.tokens_per_second == pytest.approx(6.5e6)
 
 
 def test_one_device():

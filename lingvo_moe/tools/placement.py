@@ -4,14 +4,15 @@ lingvo-moe-placement --synthetic --devices=64 --hardware=a100
 lingvo-moe-placement --trace=FILE --devices=8 --output=build/placement    # from lingvo-moe-train
 """
 
+import dataclasses
 import math
 from pathlib import Path
 
 from absl import flags
 
 from lingvo_moe.core.files import check_file, check_output, new_directory
-from lingvo_moe.hardware.chips import HARDWARE, Efficiency, lookup
-from lingvo_moe.placement.rates import EFFICIENCY, ExpertShape, from_hardware
+from lingvo_moe.hardware.chips import NAMES, Efficiency, Hardware, lookup
+from lingvo_moe.placement.rates import EFFICIENCY, ExpertShape, efficiency_of, from_hardware
 from lingvo_moe.placement.report import Comparison
 from lingvo_moe.placement.simulate import POLICIES, TRIGGERS, check_skip, replay_all, summarize
 from lingvo_moe.placement.traces import SyntheticLoads, Trace
@@ -42,6 +43,12 @@ def _trace() -> Trace:
     return loads.generate()
 
 
+def _efficiency(hardware: Hardware) -> Efficiency:
+    given = {"matmul": FLAGS.matmul_efficiency, "network": FLAGS.network_efficiency}
+    given = {name: share for name, share in given.items() if share is not None}
+    return dataclasses.replace(efficiency_of(hardware), **given)
+
+
 def _progress(policy: str, step: int, steps: int) -> None:
     if step % _EVERY == 0 or step == steps:
         common.report(f"{policy}: step {step}/{steps}")
@@ -61,8 +68,8 @@ def main(argv: list[str]) -> None:
     if FLAGS.save_trace:
         trace.save(Path(FLAGS.save_trace))
     expert = ExpertShape(model_dim=FLAGS.model_dim, hidden_dim=FLAGS.hidden_dim, dtype=FLAGS.dtype)
-    efficiency = Efficiency(matmul=FLAGS.matmul_efficiency, network=FLAGS.network_efficiency)
-    cost = from_hardware(lookup(FLAGS.hardware), trace.num_devices, expert, efficiency)
+    hardware = lookup(FLAGS.hardware)
+    cost = from_hardware(hardware, trace.num_devices, expert, _efficiency(hardware))
     runs = replay_all(trace, cost, FLAGS.slots, COMPARISONS[FLAGS.compare], _progress)
     settings = {
         "trace": FLAGS.trace or f"synthetic, seed {FLAGS.seed}",
@@ -104,17 +111,22 @@ def run() -> None:
     flags.DEFINE_integer(
         "slots", 4, "Slots of a device; each holds one replica of an expert.", lower_bound=1
     )
-    flags.DEFINE_enum("hardware", "a100", list(HARDWARE), "The kind of device.")
+    flags.DEFINE_string("hardware", "a100", f"The kind of device: {NAMES}.")
     flags.DEFINE_integer("skip", 20, "Number of first steps to leave out of averages.")
     flags.DEFINE_float("other_ms", 0.0, "Milliseconds of a step outside of the MoE layers.")
     flags.DEFINE_integer("model_dim", 1024, "Size of an expert's inputs and outputs.")
     flags.DEFINE_integer("hidden_dim", 4096, "Hidden units of an expert.")
     flags.DEFINE_string("dtype", "bfloat16", "Type of activations, and of gradients when sent.")
+    measured = "1 for a file of --calibrate."
     flags.DEFINE_float(
-        "matmul_efficiency", EFFICIENCY.matmul, "Share of the peak FLOP/s that experts reach."
+        "matmul_efficiency",
+        None,
+        f"Share of the peak FLOP/s that experts reach; {EFFICIENCY.matmul} by default, {measured}",
     )
     flags.DEFINE_float(
-        "network_efficiency", EFFICIENCY.network, "Share of the bandwidth that exchanges reach."
+        "network_efficiency",
+        None,
+        f"Share of the bandwidth that exchanges reach; {EFFICIENCY.network} by default, {measured}",
     )
     flags.DEFINE_integer("experts", 64, "With --synthetic: number of experts.")
     flags.DEFINE_integer("steps", 300, "With --synthetic: number of steps.")

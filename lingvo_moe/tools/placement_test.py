@@ -4,8 +4,10 @@ import json
 
 import numpy as np
 
+from lingvo_moe.hardware.chips import to_json
 from lingvo_moe.placement.traces import Trace
 from lingvo_moe.testing.commands import error_of, succeed
+from lingvo_moe.testing.placements import calibrated
 
 
 def test_a_trace_from_a_file(tmp_path):
@@ -35,6 +37,24 @@ def test_a_trace_from_a_file(tmp_path):
         assert name in triggers.stdout
 
 
+def test_a_file_of_calibrate_gives_the_rates(tmp_path):
+    """Rates of a file are used as they are; twice the rates take half the time."""
+    seconds = []
+    for scale, share in ((1, None), (2, None), (2, 0.5)):
+        path, page = tmp_path / "here.json", tmp_path / f"{scale}{share}"
+        path.write_text(json.dumps(to_json(calibrated(scale))))
+        shares = [f"--{name}_efficiency={share}" for name in ("matmul", "network") if share]
+        small = ("--synthetic", "--devices=2", "--steps=3", "--skip=0", "--slots=32")
+        succeed("placement", *small, f"--hardware={path}", *shares, f"--output={page}")
+        policies = json.loads((page / "placement.json").read_text())["policies"]
+        seconds.append([policy["step_seconds"] for policy in policies[:2]])
+    np.testing.assert_allclose(seconds[0], 2 * np.array(seconds[1]), rtol=1e-5)
+    np.testing.assert_allclose(seconds[0], seconds[2], rtol=1e-5)
+
+
 def test_errors_in_one_line():
     line = error_of("placement", "--synthetic", "--devices=2", "--steps=10")
     assert line == "error: Cannot skip 20 of 10 steps: at least one must count."
+    line = error_of("placement", "--synthetic", "--devices=2", "--hardware=a1000")
+    assert "Unknown hardware 'a1000'; choose one of tpu_v3, " in line
+    assert line.endswith("or a .json file of lingvo-moe-plan --calibrate.")

@@ -16,7 +16,7 @@ from absl import flags
 from lingvo_moe.core.files import check_file, check_output, new_directory, write_whole
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
-from lingvo_moe.hardware.chips import HARDWARE, lookup, to_json
+from lingvo_moe.hardware.chips import NAMES, lookup, to_json
 from lingvo_moe.planning import explain
 from lingvo_moe.planning.alternatives import compare_strategies
 from lingvo_moe.planning.plan import make_plan, sweep
@@ -130,9 +130,7 @@ def _calibrate(path: Path) -> None:
 def run() -> None:
     """The console script."""
     flags.DEFINE_string("model", None, common.MODEL_HELP)
-    flags.DEFINE_string(
-        "hardware", "tpu_v3", f"One of {', '.join(HARDWARE)}, or a .json file of --calibrate."
-    )
+    flags.DEFINE_string("hardware", "tpu_v3", f"The kind of device: {NAMES}.")
     flags.DEFINE_string(
         "mesh", None, "axis:size,…, such as data:2,expert:4; by default one device per expert."
     )

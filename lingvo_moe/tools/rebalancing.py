@@ -4,7 +4,7 @@ import dataclasses
 
 from absl import flags
 
-from lingvo_moe.hardware.chips import HARDWARE, lookup
+from lingvo_moe.hardware.chips import NAMES, lookup
 from lingvo_moe.placement.cost import CostModel
 from lingvo_moe.placement.policy_maker import PolicyMaker
 from lingvo_moe.placement.rates import ExpertShape, from_hardware
@@ -19,13 +19,22 @@ _BYTES = 4  # of a number of weights and optimizer state
 
 def define_flags() -> None:
     """The flag of `make_scheduler`."""
-    flags.DEFINE_enum(
+    flags.DEFINE_string(
         "hardware",
         None,
-        [MEASURED, *HARDWARE],
-        "The kind of device, or measured at the start. With this flag VExperts move as loads "
-        "change.",
+        f"The kind of device: {NAMES}; or {MEASURED}, to measure them at the start. With this flag "
+        f"VExperts move as loads change.",
     )
+
+
+def check_flags() -> None:
+    """Checks FLAGS.hardware before anything is made.
+
+    Raises:
+        ValueError: an unknown kind, or not a file of --calibrate.
+    """
+    if FLAGS.hardware not in (None, MEASURED):
+        lookup(FLAGS.hardware)
 
 
 def make_scheduler(task: TranslationTask) -> Scheduler:
@@ -62,7 +71,7 @@ def _measured(expert: ExpertShape, devices: int) -> CostModel:
     if FLAGS.runtime != "spmd" or FLAGS.process_count is not None:
         raise ValueError(
             "--hardware=measured needs --runtime=spmd in one process, because several processes "
-            f"would measure different rates; give one of {', '.join(HARDWARE)}."
+            f"would measure different rates; give {NAMES}."
         )
     from lingvo_moe.placement.profile import Machine, measure
 
@@ -70,7 +79,7 @@ def _measured(expert: ExpertShape, devices: int) -> CostModel:
     if len(machine.devices) != devices:
         raise ValueError(
             f"VExperts has devices={devices}, and {len(machine.devices)} devices can be measured; "
-            f"change devices, or give one of {', '.join(HARDWARE)}."
+            f"change devices, or give {NAMES}."
         )
     cost, _ = measure(machine).fit(
         token_bytes=machine.token_bytes,

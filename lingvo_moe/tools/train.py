@@ -21,6 +21,7 @@ FLAGS = flags.FLAGS
 def main(argv: list[str]) -> None:
     """Flags to api.train."""
     del argv
+    rebalancing.check_flags()
     with runtimes.join_processes() as process:
         result = _train(process)
     if result.signal:
