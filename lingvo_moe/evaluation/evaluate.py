@@ -51,8 +51,8 @@ def write_report(
         model: name of the model that translated.
         checkpoint_step: training steps of its checkpoint; None if there are several models.
         split: such as 'test'.
-        baselines: an earlier report to compare with. Other pairs have no ΔBLEU; p-values need the
-            hypotheses of the baselines.
+        baselines: an earlier report to compare with. Pairs that it lacks get no ΔBLEU, and p-values
+            need its hypotheses. None for no comparison.
         pivot: the language through which zero-shot pairs were translated; None for none.
         chosen_tokenizers: pair -> sacreBLEU's name of a tokenizer for BLEU; None for the default of
             each target language.
