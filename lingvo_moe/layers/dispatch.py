@@ -32,8 +32,8 @@ class Dispatcher(Params, abc.ABC):
     """Computes Σ_k weight_k · expert_k(token); all dispatchers agree up to rounding.
 
     Attributes:
-        needs_static_shapes: whether the shape of a batch must be known before the batch, as it is
-            in training.
+        needs_static_shapes: whether all batches must have one static shape. Those of training have
+            it; those of evaluation and decoding do not.
     """
 
     needs_static_shapes: ClassVar[bool] = False

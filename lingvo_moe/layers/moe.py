@@ -34,11 +34,14 @@ from lingvo_moe.sharding.annotations import annotate
 class MoEParams(Params):
     """The params of a model's MoE layers.
 
+    E experts, G groups of tokens, S tokens in a group, C capacity: the tokens of a group that an
+    expert takes.
+
     Attributes:
         num_experts: E.
         decoder_num_experts: E of the decoder's layers; None for the encoder's.
-        hidden_dim: H, the hidden units of one expert; with `Dropless(expert_sizes=…)` of one size
-            unit. None for the model's hidden_dim.
+        hidden_dim: H, the hidden units of one expert; with `Dropless(expert_sizes=…)` an expert of
+            size n has n · H. None for the model's hidden_dim.
         activation: of the experts; None for the model's activation.
         every_n: every n-th layer of a stack is an MoE layer.
         router: scores tokens against experts.
@@ -47,9 +50,11 @@ class MoEParams(Params):
         capacity_factor: C = ceil(capacity_factor · S / E) in training; None for no capacity.
         eval_capacity_factor: the same in evaluation and decoding. With None (the default) no token
             is dropped and a translation does not depend on the other sentences of its batch.
-        eval_num_groups: G in evaluation and decoding if eval_capacity_factor is None.
+        eval_num_groups: G in evaluation and decoding if eval_capacity_factor is None; otherwise G
+            is num_groups there too.
         dispatcher: moves tokens to experts in training.
-        eval_dispatcher: the same in evaluation and decoding; programs for XLA have Einsum there.
+        eval_dispatcher: the same in evaluation and decoding. Programs that XLA compiles use
+            Einsum() instead.
         aux_loss_weight: weight of the balance loss, which is 1.0 at perfect balance.
         z_loss_weight: weight of the router z-loss, the mean of logsumexp(logits)² over real tokens,
             which keeps logits small (Zoph et al. 2022, arXiv 2202.08906, equation 5, with 0.001).
@@ -106,8 +111,8 @@ class MoEParams(Params):
         if self.eval_dispatcher.needs_static_shapes:
             raise ValueError(
                 f"moe.eval_dispatcher={self.eval_dispatcher} needs batches of one shape, but those "
-                f"of evaluation and decoding differ; use moe.eval_dispatcher=Ragged(). On many "
-                f"devices Einsum() is used in its place."
+                f"of evaluation and decoding differ; use moe.eval_dispatcher=Ragged(). Runtimes "
+                f"that compile with XLA use Einsum() instead of it."
             )
         if not self.shared_expert and (
             self.shared_gate_dropout_rate or self.shared_gate_loss_weight

@@ -398,9 +398,9 @@ class Transformer(Layer):
 
         Returns:
             logits float32 [B, K, V], V as in `Embedding.lay_out`; the updated caches; and the
-            attention [B, N, K, L] that makes the next token to the source, in the last layer but
-            one (the only one, of one): of all layers it is most like a word alignment (Garg et al.
-            2019, arXiv 1909.02074).
+            attention [B, N, K, L] to the source from which the next token is predicted. It is that
+            of the last layer but one, or of the only layer, because that layer's attention is
+            closest to a word alignment (Garg et al. 2019, arXiv 1909.02074).
         """
         decoder, beam, own = self.decoder, size_of(token_ids, 1), laid_out.decoder
         x = self.params.position.encode(decoder.embedding.lookup(own.embedding, token_ids), step)
