@@ -128,7 +128,7 @@ def test_what_the_compiler_says(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("steps", "note"), [(0.5, "hidden"), (2.5, "LONGER THAN A STEP: --input_workers=3")]
+    ("steps", "note"), [(0.5, "hidden"), (2.5, "longer than a step: pass --input_workers=3")]
 )
 def test_a_plan_says_whether_input_keeps_up(monkeypatch, steps, note):
     """With a host that packs a batch in the time of this number of steps."""

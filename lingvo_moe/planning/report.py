@@ -68,7 +68,8 @@ def _hosts_table(plan: Plan) -> Table:
     hosts, seconds = plan.hosts, plan.estimate.step_seconds
     note = "hidden"
     if hosts.packing > seconds:
-        note = f"LONGER THAN A STEP: --input_workers={math.ceil(hosts.packing / seconds)}"
+        workers = math.ceil(hosts.packing / seconds)
+        note = f"longer than a step: pass --input_workers={workers}"
     rows = [
         ("packing by one core", hosts.packing, note),
         ("copy of a save", hosts.copy, f"every {hosts.steps:,} steps"),

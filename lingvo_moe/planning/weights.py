@@ -20,12 +20,12 @@ class WeightCosts:
 
     Attributes:
         mesh: the devices.
-        rules: letter -> axes of the mesh, while computing.
-        stored: the same for weights and slots at rest.
+        rules: letter of a dimension, such as "E" -> the mesh axes that split it, while computing.
+        stored: the same for weights and optimizer slots at rest, between steps.
         item: bytes of an element of a weight in use.
         wire: bytes of an element that is sent.
         micro_batches: their number.
-        late: whether gradients stay partial from the first micro-batch to the last.
+        late: whether gradients are summed over devices once, after the last micro-batch.
     """
 
     mesh: Mesh
@@ -43,8 +43,8 @@ class WeightCosts:
     def in_use(self, weights: Specs) -> float:
         """Bytes of gathered or cast weights, kept from the forward to the backward pass.
 
-        Gathered weights count in full. Weights that are only cast count half: at the peak of
-        memory, when the last gradients are computed, those of one side are freed already.
+        Gathered weights count in full. Weights that are only cast count half: memory is at its
+        peak when the encoder's gradients are computed, and the copies of the decoder are free then.
         """
         total = 0.0
         for (dims, shape), count in weights.items():
@@ -72,7 +72,8 @@ class WeightCosts:
 
         Args:
             weights: all weights.
-            gradients: those of trained weights, each as often as it is summed.
+            gradients: the trained weights; each counts once for every sum of its gradient over
+                devices in a micro-batch.
         """
         rows = {axis for letter in "BGR" for axis in self.rules.get(letter, ())}
         summed: dict[tuple[str, ...], float] = collections.defaultdict(float)
@@ -119,7 +120,7 @@ class WeightCosts:
         return found
 
     def _typed(self, dims) -> int:
-        """Bytes of an element of a weight in use; gates are never cast."""
+        """Bytes of an element of a weight in use. Those with letter e (routers) stay float32."""
         return FLOAT32 if "e" in dims else self.item
 
 
