@@ -226,7 +226,7 @@ class Local:
         ).metrics
 
     def _hold(self, laid_out):
-        """How decoding gets the weights: here as arguments."""
+        """The weights in the form in which programs of decoding get them: here arguments."""
         return laid_out
 
     def _translate(self, source_ids, lengths, tasks, request):

@@ -28,7 +28,10 @@ class Xla(Local):
         self._held: NestedMap | None = None
 
     def _hold(self, laid_out):
-        """In variables that programs capture: to pass many arguments takes as long as a search."""
+        """The weights in variables, which programs of decoding capture.
+
+        As arguments they would take as long as the search, because they are many.
+        """
         if self._held is None:
             self._held = tf.nest.map_structure(tf.Variable, laid_out)
         else:
