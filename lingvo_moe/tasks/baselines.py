@@ -101,7 +101,8 @@ def _check_comparable(jobs, params, pairs):
     if len(set(lengths)) > 1:
         raise ValueError(
             f"{', '.join(job.model for job in jobs)} have rows of {', '.join(map(str, lengths))}"
-            " source and target tokens, so their dev losses are of different lines. Pass"
+            " source and target tokens. Longer dev lines are skipped, so their dev losses are over"
+            " different lines and cannot be compared. Pass"
             f" --set=input.source_length={max(lengths)[0]}"
             f" --set=input.target_length={max(length for _, length in lengths)}."
         )

@@ -39,15 +39,18 @@ def suggestion(steps: int, tokens: float, pairs: int) -> list[str]:
 
     Args:
         steps: of the run.
-        tokens: target tokens of a step. Without a line if no batch of about this size was measured.
+        tokens: target tokens of a step.
         pairs: number of language pairs.
+
+    Returns:
+        The lines; none if no batch of about `tokens` was measured.
     """
     if not _BATCHES[0] <= tokens <= _BATCHES[1]:
         return []
     (low, high), (least, most) = READING.range(pairs), READING.range(pairs, _ENOUGH)
     of_pairs = "1 pair" if pairs == 1 else f"{pairs} pairs"
     lines = [
-        f"Suggested for real text: at least {least:,} to {most:,} steps. Models of {of_pairs} "
+        f"Suggested for real text: {least:,} to {most:,} steps or more. Models of {of_pairs} "
         f"began to use their sources after {low:,} to {high:,} steps."
     ]
     if steps < high:

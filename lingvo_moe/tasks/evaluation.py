@@ -327,7 +327,15 @@ def _copies(dataset, split, pairs, report) -> dict[str, list[str]]:
 
 
 def _measured(outputs, dataset, trained_on, use, copies) -> list[PairOutput]:
-    """The outputs with numbers of training examples, source use, copies and shares off target."""
+    """The outputs with measurements of each pair; see `PairOutput`.
+
+    Args:
+        outputs: the translations.
+        dataset: prepared data.
+        trained_on: pair -> number of its training examples.
+        use: pair -> source use, nats per token.
+        copies: pair -> targets of the most similar training sentences.
+    """
     identify = language_identifier(dataset)
     return [
         dataclasses.replace(

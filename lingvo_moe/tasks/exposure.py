@@ -39,7 +39,7 @@ class Forecast:
     Attributes:
         steps: of the whole run, from 0.
         examples, tokens: sentence pairs and target tokens of one step, on average.
-        pairs: those with most examples first; a pair of several corpora is there for each.
+        pairs: one entry for each pair and corpus, those with most examples first.
         num_pairs: number of language pairs that are drawn.
     """
 

@@ -331,7 +331,7 @@ class ModelDir:
         return found
 
     def fingerprint(self, step: int) -> dict[str, str]:
-        """All of the model that determines its translations: step, checksums and params, by name.
+        """Name -> value of everything that translations depend on: step, checksums and params.
 
         Args:
             step: of the checkpoint.

@@ -57,6 +57,9 @@ class TranslationParams(Params):
             ValueError: the model is dense, or a value breaks a rule.
         """
         if self.model.moe is None:
-            raise ValueError(f"A dense model has no experts, so no {', '.join(changes)} either.")
+            raise ValueError(
+                f"{', '.join(changes)} cannot be set: this model is dense and has no experts. "
+                f"Choose an MoE model, or leave it out."
+            )
         moe = dataclasses.replace(self.model.moe, **changes)
         return dataclasses.replace(self, model=dataclasses.replace(self.model, moe=moe))

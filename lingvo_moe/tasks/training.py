@@ -49,9 +49,11 @@ class TrainingJob:
         make_runtime: makes the runtime of the steps.
         report: takes each line of progress.
         process: this process among those that train together; they share logdir.
-        record_loads: a file for the loads of experts at each step, by group of tokens: a
-            placement.traces.Trace with groups as source devices. A resumed run continues it.
-        make_scheduler: task -> the scheduler that moves its VExperts; None for no moves.
+        record_loads: a file to record how many choices of each expert the tokens of each group
+            make at each step: a placement.traces.Trace whose source devices are the groups. A
+            resumed run continues it. None to record nothing.
+        make_scheduler: task -> the scheduler that moves replicas of experts between devices, with
+            the dispatcher VExperts; None to move none.
         input_workers: number of processes that pack batches for this one; 0 packs in a thread.
     """
 

@@ -52,7 +52,7 @@ GATINGS = [
 
 
 def test_a_dense_model_has_no_experts_to_change():
-    with pytest.raises(ValueError, match="no experts, so no num_experts, z_loss_weight either"):
+    with pytest.raises(ValueError, match="num_experts, z_loss_weight cannot be set: this model is"):
         get_params("small.Dense").with_moe(num_experts=4, z_loss_weight=0.1)
 
 
