@@ -53,7 +53,7 @@ def run_bare(directory, *arguments, stdin=""):
 
 
 def lines(texts):
-    """As the runner prints them."""
+    """What the runner prints for translations: one line each."""
     return "".join(f"{text}\n" for text in texts)
 
 

@@ -76,7 +76,10 @@ class Fork:
 
 
 def wait_for_all(forks: Sequence[Fork]) -> list[CompletedProcess]:
-    """How processes that work together end, in their order; after an error none is left running.
+    """Waits for processes that work together; if one does not end in time, kills all.
+
+    Returns:
+        Exit status and printed text of each, in their order.
 
     Raises:
         TimeoutExpired: one did not end.

@@ -97,7 +97,11 @@ def _wait(jobs: Sequence[Fork], condition: Callable[[], bool], what: str, second
 
 
 def finish(jobs: Sequence[Fork]) -> str:
-    """What the first process printed; all must end without an error."""
+    """Waits for the processes and asserts that all end without an error.
+
+    Returns:
+        What the first process printed on standard error.
+    """
     ended = wait_for_all(jobs)
     assert [job.returncode for job in ended] == [0] * len(jobs), ended[0].stderr[-3000:]
     return ended[0].stderr

@@ -18,7 +18,7 @@ def random_move(rng, placement):
 
 
 def random_placement(rng):
-    """After some hundred random moves."""
+    """A placement of random size after a hundred random moves, of which only valid ones count."""
     devices, per_device = rng.integers(1, 7), rng.integers(1, 5)
     placement = Placement.even(devices, per_device, rng.integers(1, devices * per_device + 1))
     for _ in range(100):

@@ -81,7 +81,10 @@ class Regression:
 
 @contextlib.contextmanager
 def counting_traces():
-    """Yields, by dispatcher, how often the loss is called: only while a program is traced."""
+    """Yields a Counter: dispatcher -> how often a program with it was traced, so far.
+
+    Python calls the loss only to trace a program, so its calls are counted.
+    """
     traced: collections.Counter[Dispatcher] = collections.Counter()
     loss = Regression.loss
 
@@ -105,5 +108,5 @@ BATCHES = [batch(0), batch(1), batch(2, skew=1.0), batch(3), batch(4, skew=0.7)]
 
 
 def numbers(state):
-    """The tensors of a state, without that of the ladder."""
+    """The tensors of a state, without the current rung (see training.ladder)."""
     return {name: np.asarray(value) for name, value in state.items() if name != "ladder"}

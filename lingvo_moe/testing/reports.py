@@ -42,7 +42,7 @@ SIX = make_report(
 
 
 def make_record(pair_load=None, coactivation=None, pairs=("de-en", "fr-en")):
-    """One encoder layer of two experts unless told otherwise."""
+    """A record of routing; by default of one encoder layer with two experts."""
     load = np.array([[[6.0, 2.0], [1.0, 3.0]]] if pair_load is None else pair_load)
     sides = ["encoder/layer_01", "decoder/layer_01", "decoder/layer_03"]
     return RoutingRecord(
@@ -55,7 +55,10 @@ def make_record(pair_load=None, coactivation=None, pairs=("de-en", "fr-en")):
 
 
 def families():
-    """Two families of three languages, a layer a side; in the decoder all are alike."""
+    """A record of routing of two families of three languages, with a layer on each side.
+
+    The encoder's load differs by family; the decoder's is the same for all pairs.
+    """
     one, two = [80.0, 10, 5, 5], [5.0, 5, 10, 80]
     shift = np.array([1.0, -1, 0, 0])
     encoder = [one + i * shift for i in range(3)] + [two + i * shift for i in range(3)]

@@ -7,7 +7,7 @@ from lingvo_moe.sharding.annotations import Mesh
 
 
 def join(pieces: np.ndarray, sbp: NdSbp, mesh: Mesh) -> np.ndarray:
-    """The tensor of which devices hold these pieces: the inverse of `cut`."""
+    """Joins the pieces that devices hold to the whole tensor; the inverse of `cut`."""
     for axis in reversed(range(len(mesh.axes))):
         parts, one = np.moveaxis(pieces, axis, 0), sbp[axis]
         if isinstance(one, S):
@@ -15,6 +15,6 @@ def join(pieces: np.ndarray, sbp: NdSbp, mesh: Mesh) -> np.ndarray:
         elif one == P:
             pieces = parts.sum(0)
         else:
-            assert np.allclose(parts, parts[:1]), f"copies of {sbp} along {mesh.axes[axis]}"
+            assert np.allclose(parts, parts[:1]), f"{sbp}: copies along {mesh.axes[axis]} differ"
             pieces = parts[0]
     return pieces
