@@ -143,8 +143,8 @@ class Ragged(Dispatcher):
     """Sorts choices by expert; each expert computes exactly its rows, without padding.
 
     If loads are small or nearly even, they are padded to the largest load instead, and all experts
-    are one product. Computing an expert separately costs as much as _SEPARATE_ROWS more rows, but
-    the weights of an expert without rows are then not read, as of most experts in decoding.
+    are one product (see `faster_together`). Separate experts take time to start, but the weights of
+    an expert without rows are then not read, as of most experts in decoding.
 
     It needs dynamic shapes, so it runs on TensorFlow's executor, not with XLA (use `Dropless`
     there). It ignores capacity: every choice that the routing dispatched is computed.
@@ -175,7 +175,7 @@ class Ragged(Dispatcher):
             return combine(outputs, weight, slot, choice), slot < tf.size(choice)
 
         outputs, computed = tf.cond(
-            faster_together(sizes),
+            faster_together(sizes, experts.separate_rows),
             lambda: on_runs(tf.fill(tf.shape(counts), most), together),
             lambda: on_runs(sizes, one_by_one),
         )
@@ -183,24 +183,24 @@ class Ragged(Dispatcher):
         return Dispatched(tf.reshape(outputs, tf.shape(inputs)), stats)
 
 
-_SEPARATE_ROWS = 24  # measured: 6 to 28, depending on the size and number of experts
 _WEIGHT_ROWS = 10  # rows whose compute time equals the time to read an expert's weights
 # oneDNN compiles a bfloat16 product for each new shape, which takes as long as computing hundreds
 # of rows. So the number of rows is rounded up, to have few shapes.
 _ROW_MULTIPLE = {tf.bfloat16: 32}
 
 
-def faster_together(sizes: tf.Tensor) -> tf.Tensor:
+def faster_together(sizes: tf.Tensor, separate_rows: int) -> tf.Tensor:
     """bool []: whether one product of all experts, padded to the busiest one, is faster.
 
     The alternative is a product for each expert that has rows, which reads no other weights.
 
     Args:
         sizes: int32 [E], the rows of each expert.
+        separate_rows: see Experts.
     """
     used = tf.math.count_nonzero(sizes, dtype=tf.int32)
     padded = (tf.reduce_max(sizes) + _WEIGHT_ROWS) * tf.size(sizes)
-    return padded <= tf.reduce_sum(sizes) + (_WEIGHT_ROWS + _SEPARATE_ROWS) * used
+    return padded <= tf.reduce_sum(sizes) + (_WEIGHT_ROWS + separate_rows) * used
 
 
 def _round_up(counts: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.layer import init_theta
+from lingvo_moe.core.layer import EVALUATION, Context, init_theta
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
-from lingvo_moe.layers import dispatch
 from lingvo_moe.layers.dispatch import Einsum, Gather, Ragged, faster_together
 from lingvo_moe.layers.dropless import Dropless
 from lingvo_moe.layers.experts import HeldExperts
 from lingvo_moe.layers.feed_forward import FeedForward
 
+TRAINING = Context(tf.constant([1, 2]))
 GROUPS, TOKENS, EXPERTS, MODEL = 2, 9, 4, 6
 LAYER = FeedForward(model_dim=MODEL, hidden_dim=5, num_experts=EXPERTS, use_bias=True)
 WEIGHTS = ("wi", "wi_bias", "wo", "wo_bias")
@@ -134,7 +134,7 @@ def test_ragged_is_the_same_together_and_one_by_one(routing, capacity, monkeypat
     expected = token_by_token(inputs, routing, theta)
     of_everywhere = gradients(everywhere, inputs, routing, capacity, theta)
     for rows in (-1000, 1000):  # separate products are free, or expensive
-        monkeypatch.setattr(dispatch, "_SEPARATE_ROWS", rows)
+        monkeypatch.setattr(HeldExperts, "separate_rows", rows)
         outputs = outputs_of(Ragged(), inputs, routing, capacity, theta)
         np.testing.assert_allclose(outputs, expected, atol=1e-5)
         ours = gradients(functools.partial(outputs_of, Ragged()), inputs, routing, capacity, theta)
@@ -190,7 +190,7 @@ def test_bfloat16_in_and_out(dispatcher):
 @pytest.mark.parametrize("together", [True, False])
 def test_ragged_in_bfloat16_has_few_shapes(together, monkeypatch):
     # Each new shape is compiled by oneDNN.
-    monkeypatch.setattr(dispatch, "_SEPARATE_ROWS", 1000 if together else -1000)
+    monkeypatch.setattr(HeldExperts, "separate_rows", 1000 if together else -1000)
     shapes, fprop = {tf.float32: set(), tf.bfloat16: set()}, FeedForward.fprop
 
     def recorded(layer, theta, rows, *rest, **how):
@@ -214,12 +214,20 @@ def test_ragged_in_bfloat16_has_few_shapes(together, monkeypatch):
 
 def test_experts_run_together_where_little_is_padded():
     # Of 8 experts with 10 rows each none is padded.
-    assert faster_together(tf.fill([8], 10))
-    # (20 + 10)·4 = 120 padded; 20 + 3·8 rows and (10 + 24)·4 for own products are 180.
-    assert faster_together(tf.constant([20, 8, 8, 8]))
-    # (40 + 10)·4 = 200 padded; 40 + 3·8 + (10 + 24)·4 = 200 too, and one row more is too many.
-    assert faster_together(tf.constant([40, 8, 8, 8]))
-    assert not faster_together(tf.constant([41, 8, 8, 8]))
+    assert faster_together(tf.fill([8], 10), 0)
+    # (40 + 10)·4 = 200 padded; 40 + 3·8 rows and (10 + 24)·4 for separate products are 200 too.
+    assert faster_together(tf.constant([40, 8, 8, 8]), 24)
+    assert not faster_together(tf.constant([41, 8, 8, 8]), 24)
     # A step of decoding, where 24 of 64 experts have rows: (20 + 10)·64 = 1920 padded, and
-    # 20 + 23·4 + (10 + 24)·24 = 928 for own products.
-    assert not faster_together(tf.constant([20] + [4] * 23 + [0] * 40))
+    # 20 + 23·4 + (10 + 24)·24 = 928 for separate products.
+    assert not faster_together(tf.constant([20] + [4] * 23 + [0] * 40), 24)
+
+
+def test_separate_products_cost_more_in_training_and_fewer_rows_of_a_large_expert():
+    def rows(hidden_dim, context):
+        network = FeedForward(model_dim=128, hidden_dim=hidden_dim, num_experts=EXPERTS)
+        return HeldExperts(network, NestedMap(), context).separate_rows
+
+    assert rows(512, EVALUATION) == 2
+    assert rows(2048, EVALUATION) == 0
+    assert rows(512, TRAINING) == rows(2048, TRAINING) == 24

@@ -17,7 +17,6 @@ from lingvo_moe.gatings.hashed import Hash
 from lingvo_moe.gatings.switch import Switch
 from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.gatings.top_k import TopK
-from lingvo_moe.layers import dispatch
 from lingvo_moe.layers.activation import SwiGLU
 from lingvo_moe.layers.dispatch import Gather, Ragged
 from lingvo_moe.layers.dropless import Dropless, in_blocks
@@ -173,7 +172,7 @@ def test_blocks_by_hand():
     ids=["Ragged, together", "Ragged, one by one", "Dropless"],
 )
 def test_experts_drop_out_each_by_itself(dispatcher, own_network, monkeypatch):
-    monkeypatch.setattr(dispatch, "_SEPARATE_ROWS", own_network)  # Ragged's
+    monkeypatch.setattr(HeldExperts, "separate_rows", own_network)  # Ragged's
     # Two equal experts and 32 equal tokens, sixteen to each: with one mask for both experts the
     # same rows would come twice.
     layer, theta = experts_of(2, dropout_rate=0.5)

@@ -7,9 +7,14 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from lingvo_moe.core.layer import EVALUATION, Context
+from lingvo_moe.core.layer import EVALUATION, Context, count_weights
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.layers.feed_forward import FeedForward, Products
+
+# Measured (docs/benchmarks.md). To start the products of an expert takes a fixed time. In training
+# the gradients of separate experts are written once more, into one tensor, which takes longer.
+_SEPARATE_PRODUCTS = 1 << 18  # multiplications; 2 rows of an expert with 2 x 128 x 512 weights
+_TRAINING_ROWS = 24
 
 
 class Experts(Protocol):
@@ -22,6 +27,11 @@ class Experts(Protocol):
     @property
     def num_experts(self) -> int:
         """E, along the first dimension of theta.experts."""
+
+    @property
+    def separate_rows(self) -> int:
+        """The number of rows that take as long to compute as it takes to compute an expert apart
+        from the others, in addition to its own rows."""
 
     def together(self, rows: tf.Tensor) -> tf.Tensor:
         """[E, R, M] -> [E, R, M]: applies expert e to rows[e]."""
@@ -50,6 +60,14 @@ class HeldExperts:
     @property
     def num_experts(self) -> int:
         return self.theta.experts.wi.shape[-3]  # [E, M, H], or with copies in front
+
+    @property
+    def separate_rows(self):
+        """See Experts."""
+        if self.context.training:
+            return _TRAINING_ROWS
+        of_all = count_weights(self.network.weights())
+        return _SEPARATE_PRODUCTS * (self.network.num_experts or 1) // of_all
 
     def together(self, rows):
         return self.network.fprop(self.theta.experts, rows, self.context)
