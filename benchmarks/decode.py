@@ -22,6 +22,8 @@ from pathlib import Path
 import numpy as np
 from peers import DENSE, PEERS_PYTHON, Peer, ratio
 
+from lingvo_moe.reporting.table import Table
+
 SAME, TWIN = "ours (dense)", "ours (dense twin)"
 _CASES = "16x4,16x1,64x4,64x1,1x4,1x1"
 
@@ -109,24 +111,22 @@ def latencies(results: Mapping[str, list[dict]]) -> str:
     Args:
         results: name of an engine -> its results, see `race`.
     """
-    lines = ["\n| | smallest ms | p50 ms | p99 ms | p50 processor ms |", "|---|---|---|---|---|"]
+    rows = []
     for name, rounds in results.items():
         wall = np.quantile([r["seconds"] for r in rounds], [0, 0.5, 0.99])
         milliseconds = 1e3 * np.array([*wall, np.median([r["cpu_seconds"] for r in rounds])])
-        lines.append(f"| {name} | {' | '.join(f'{ms:.1f}' for ms in milliseconds)} |")
-    return "\n".join(lines)
+        rows.append([name, *(f"{ms:.1f}" for ms in milliseconds)])
+    columns = ("", "smallest ms", "p50 ms", "p99 ms", "p50 processor ms")
+    return "\n" + Table(columns, rows).to_markdown()
 
 
 def table(results: Mapping[str, list[dict]], batch: int, beam: int, steps: int) -> str:
     """The table of a case in Markdown: speeds in target tokens per second, and ratios of speeds."""
     experts = TWIN in results
     bases = [next(iter(results)), *([TWIN] if experts else [])]
-    columns = [f"speed / {base} ({clock})" for base in bases for clock in ("wall", "processor")]
-    lines = [
-        f"\n{batch} sentences, beam {beam}\n",
-        f"| | tokens/s | tokens/s of processor time | {' | '.join(columns)} | same as the first |",
-        "|---" * (4 + len(columns)) + "|",
-    ]
+    ratios = [f"speed / {base} ({clock})" for base in bases for clock in ("wall", "processor")]
+    columns = ("", "tokens/s", "tokens/s of processor time", *ratios, "same as the first")
+    rows = []
     for name, rounds in results.items():
         cells = []
         for clock in ("seconds", "cpu_seconds"):
@@ -135,8 +135,8 @@ def table(results: Mapping[str, list[dict]], batch: int, beam: int, steps: int) 
             for clock in ("seconds", "cpu_seconds"):
                 cells.append(f"{ratio(results[base], rounds, clock):.2f}")
         same = rounds[-1]["loss"] == results[bases[0]][-1]["loss"]
-        lines.append(f"| {name} | {' | '.join(cells)} | {'yes' if same else 'no'} |")
-    return "\n".join(lines)
+        rows.append([name, *cells, "yes" if same else "no"])
+    return f"\n{batch} sentences, beam {beam}\n\n{Table(columns, rows).to_markdown()}"
 
 
 if __name__ == "__main__":

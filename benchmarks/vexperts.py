@@ -36,6 +36,7 @@ from lingvo_moe.placement.policy_maker import PolicyMaker
 from lingvo_moe.placement.profile import Machine, measure
 from lingvo_moe.placement.rebalance import Rebalanced
 from lingvo_moe.placement.scheduler import Scheduler
+from lingvo_moe.reporting.table import Table
 from lingvo_moe.runtimes.lowering import Layout
 from lingvo_moe.runtimes.spmd import Spmd
 from lingvo_moe.sharding.annotations import parse_mesh
@@ -160,11 +161,9 @@ def race(skew: float, args: argparse.Namespace, scheduler: Scheduler) -> None:
             kept[name].append(metrics)
     base = np.array(seconds["Fitted()"])
     counted = slice(args.steps // 3, None)
-    print(
-        f"\n| skew {skew:g} | ms | time / Fitted | processor time / Fitted | dropped "
-        f"| balance ratio | moves | rungs |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
+    columns = (f"skew {skew:g}", "ms", "time / Fitted", "processor time / Fitted", "dropped")
+    columns += ("balance ratio", "moves", "rungs")
+    rows = []
     for name, metrics in kept.items():
         taken = np.array(seconds[name])
         wall, cpu = np.median((taken / base)[counted], axis=0)
@@ -174,10 +173,11 @@ def race(skew: float, args: argparse.Namespace, scheduler: Scheduler) -> None:
             for key in ("balance_ratio", "moves")
         )
         rungs = sorted({int(m["rung"]) for m in late}) if "rung" in late[0] else "–"
-        print(
-            f"| `{name}` | {1e3 * np.median(taken[counted, 0]):.0f} | {wall:.2f} | {cpu:.2f} "
-            f"| {np.mean([m['drop_rate'] for m in late]):.1%} | {ratio} | {moves} | {rungs} |"
-        )
+        dropped = f"{np.mean([m['drop_rate'] for m in late]):.1%}"
+        taken_ms = f"{1e3 * np.median(taken[counted, 0]):.0f}"
+        cells = (taken_ms, f"{wall:.2f}", f"{cpu:.2f}", dropped, ratio, moves, str(rungs))
+        rows.append((f"`{name}`", *cells))
+    print(f"\n{Table(columns, rows).to_markdown()}")
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from lingvo_moe.evaluation.experts import Experts, LayerExperts, Preference, Sid
 from lingvo_moe.evaluation.experts_plot import draw_coactivation, draw_load, draw_similarity
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.reporting.page import escape, image, write_page
-from lingvo_moe.reporting.table import Table
+from lingvo_moe.reporting.table import Table, rounded
 
 _NEAREST = 4
 _COLUMNS = (
@@ -130,34 +130,30 @@ def to_json(experts: Experts) -> dict:
 
     The shares in the heat maps are not included; they are in the record, as pair_load.
     """
-    return {
-        "languages": experts.languages,
-        "without_tokens": experts.silent,
-        "choices": [_number(n) for n in experts.choices],
-        "layers": [_layer_json(layer) for layer in experts.layers],
-        "sides": {side.name: _side_json(experts, side) for side in experts.sides},
-    }
+    return rounded(
+        {
+            "languages": experts.languages,
+            "without_tokens": experts.silent,
+            "choices": experts.choices,
+            "layers": [_layer_json(layer) for layer in experts.layers],
+            "sides": {side.name: _side_json(experts, side) for side in experts.sides},
+        }
+    )
 
 
 def _layer_json(layer: LayerExperts) -> dict:
-    pairs = layer.coactivation.pairs if layer.coactivation else ()
     return {
         "layer": layer.name,
         "experts": len(layer.load),
-        "max_vio": _number(layer.max_vio),
+        "max_vio": layer.max_vio,
         "unused": layer.unused,
-        "entropy": _number(layer.entropy),
-        "mutual_information_bits": _number(layer.mutual_information),
-        "mutual_information_by_chance_bits": _number(layer.by_chance),
-        "load": [_number(n) for n in layer.load],
+        "entropy": layer.entropy,
+        "mutual_information_bits": layer.mutual_information,
+        "mutual_information_by_chance_bits": layer.by_chance,
+        "load": layer.load,
         "experts_that_share_tokens": [
-            {
-                "experts": p.experts,
-                "tokens": _number(p.tokens),
-                "expected": _number(p.expected),
-                "lift": _number(p.lift),
-            }
-            for p in pairs
+            dataclasses.asdict(pair) | {"lift": pair.lift}
+            for pair in (layer.coactivation.pairs if layer.coactivation else ())
         ],
     }
 
@@ -165,33 +161,21 @@ def _layer_json(layer: LayerExperts) -> dict:
 def _side_json(experts: Experts, side: Side) -> dict:
     names = experts.languages
     return {
-        "similarity": [[_number(x) for x in row] for row in side.similarity],
+        "similarity": side.similarity,
         "order": [names[i] for i in side.tree.order],
-        "silhouette": None if side.silhouette is None else _number(side.silhouette),
+        "silhouette": side.silhouette,
         "groups": [
             {
                 "languages": [names[i] for i in group],
-                "prefers": [
-                    {
-                        "layer": p.layer,
-                        "expert": p.expert,
-                        "share": _number(p.share),
-                        "others": _number(p.others),
-                    }
-                    for p in preferences
-                ],
+                "prefers": [dataclasses.asdict(preference) for preference in preferences],
             }
             for group, preferences in zip(side.groups, side.preferences, strict=True)
         ],
         "nearest": {
-            name: {names[j]: _number(x) for j, x in side.nearest(i, _NEAREST)}
+            name: {names[j]: share for j, share in side.nearest(i, _NEAREST)}
             for i, name in enumerate(names)
         },
     }
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else float(f"{value:.6g}")
 
 
 def _file(kind: str, layer: LayerExperts) -> str:

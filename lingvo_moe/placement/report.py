@@ -15,7 +15,7 @@ from lingvo_moe.placement.plots import draw_loads, draw_placement, draw_ratios
 from lingvo_moe.placement.simulate import Replay, Summary, speed_up
 from lingvo_moe.placement.traces import Trace
 from lingvo_moe.reporting.page import escape, image, write_page
-from lingvo_moe.reporting.table import Table
+from lingvo_moe.reporting.table import Table, rounded
 
 _COLUMNS = (
     "policy",
@@ -65,13 +65,8 @@ class Comparison:
         policies = []
         for summary in self.summaries:
             step, choice = speed_up(summary, self.summaries[0], self.other_seconds)
-            numbers = dataclasses.asdict(summary) | {
-                "speed_up": step,
-                "speed_up_per_choice": choice,
-            }
-            policies.append(
-                {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in numbers.items()}
-            )
+            speed_ups = {"speed_up": step, "speed_up_per_choice": choice}
+            policies.append(rounded(dataclasses.asdict(summary) | speed_ups))
         return {
             "settings": dict(self.settings),
             "other_seconds": self.other_seconds,

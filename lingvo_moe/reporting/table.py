@@ -1,9 +1,13 @@
-"""A table for a terminal, for Markdown and for a page."""
+"""A table for a terminal, for Markdown, for a page and as JSON; `rounded` is for other JSON."""
 
 import dataclasses
 import itertools
+import math
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from lingvo_moe.core.lines import printable
 from lingvo_moe.reporting.page import escape
@@ -38,6 +42,11 @@ class Table:
         rows = (self.columns, ["---"] * len(self.columns), *self.rows, *self.more_rows)
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
+    def to_json(self) -> list[dict[str, str]]:
+        """The rows: column -> the text of the cell."""
+        rows = (*self.rows, *self.more_rows)
+        return [dict(zip(self.columns, row, strict=True)) for row in rows]
+
     def to_html(self, caption: str = "", signed: Collection[str] = ()) -> str:
         """The table as HTML.
 
@@ -63,6 +72,19 @@ class Table:
             for i, (cell, space) in enumerate(zip(row, spaces, strict=True))
         )
         return "  ".join(cells).rstrip()
+
+
+def rounded(value: Any) -> Any:
+    """A value for JSON: floats have six digits, NaN is null; also in arrays, rows and mappings."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, float):
+        return None if math.isnan(value) else float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {name: rounded(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(part) for part in value]
+    return value
 
 
 def _width(text: str) -> int:

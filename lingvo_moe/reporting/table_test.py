@@ -1,4 +1,6 @@
-from lingvo_moe.reporting.table import Table
+import numpy as np
+
+from lingvo_moe.reporting.table import Table, rounded
 from lingvo_moe.testing.pages import parse_page
 
 TABLE = Table(("pair", "train", "Δ"), [("de-en", "9,000", "+1.5"), ("日本語", "7", "-0.2")])
@@ -56,3 +58,15 @@ def test_a_table_without_head():
     assert html == (
         '<table class="texts"><tr><td>source</td><td>a\ufffdb\ufffd\ufffd</td></tr></table>'
     )
+
+
+def test_json_has_a_dict_of_texts_for_each_row():
+    assert Table(("pair", "Δ"), [("de-en", "+1.5")], [("all", "+0.0")]).to_json() == [
+        {"pair": "de-en", "Δ": "+1.5"},
+        {"pair": "all", "Δ": "+0.0"},
+    ]
+
+
+def test_rounded_numbers_for_json():
+    value = {"a": np.array([[1 / 3, np.nan]]), "b": (np.int64(1234567), "x", None, True)}
+    assert rounded(value) == {"a": [[0.333333, None]], "b": [1234567, "x", None, True]}

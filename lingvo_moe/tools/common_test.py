@@ -125,7 +125,7 @@ def test_listing_models_loads_tensorflow_and_no_other_framework():
     script = (
         "import sys\n"
         "from lingvo_moe.tools import models\n"
-        "assert '619B' in models.format_list()\n"
+        "assert '619B' in models.list_models().to_text()\n"
         "print(sorted({'jax', 'keras', 'matplotlib', 'sacrebleu'} & set(sys.modules)))\n"
         "sys.argv = ['lingvo-moe-models', '--helpshort']\n"
         "models.run()"

@@ -2,8 +2,10 @@
 
 lingvo-moe-models
 lingvo-moe-models --show=m4.MoE128E12L
+lingvo-moe-models --json
 """
 
+import json
 from pathlib import Path
 
 from absl import flags
@@ -12,6 +14,7 @@ from lingvo_moe.core import registry
 from lingvo_moe.core.files import write_whole
 from lingvo_moe.core.layer import count_weights
 from lingvo_moe.core.params import override, to_text
+from lingvo_moe.reporting.table import Table
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tools import common
 
@@ -26,15 +29,13 @@ def format_count(count: int) -> str:
     return str(count)
 
 
-def format_list() -> str:
-    """A line for each model: name, parameter count, description."""
-    names = registry.all_names()
-    width = max(map(len, names))
+def list_models() -> Table:
+    """A row for each model: name, number of weights, description."""
     rows = []
-    for name in names:
+    for name in registry.all_names():
         count = count_weights(TranslationTask(registry.get_params(name)).weights())
-        rows.append(f"{name:<{width}}  {format_count(count):>6}  {registry.describe(name)}")
-    return "\n".join(rows)
+        rows.append((name, format_count(count), registry.describe(name)))
+    return Table(("model", "weights", "description"), rows, texts=3)
 
 
 def write_golden(directory: Path) -> None:
@@ -63,12 +64,14 @@ def main(argv: list[str]) -> None:
     elif FLAGS.show:
         print(to_text(override(registry.get_params(FLAGS.show), FLAGS.set)), end="")
     else:
-        print(format_list())
+        table = list_models()
+        print(json.dumps(table.to_json(), indent=1) if FLAGS.json else table.to_text())
 
 
 def run() -> None:
     """The console script."""
     flags.DEFINE_string("show", None, "Print the resolved params of this model.")
+    flags.DEFINE_bool("json", False, "Print the list as JSON.")
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
     flags.DEFINE_string("golden", None, "Write every model's resolved params under this directory.")
     common.run(main)
