@@ -31,7 +31,8 @@ except ImportError as error:
         f"A Beam pipeline needs apache-beam ({error}): pip install 'lingvo-moe[beam]'."
     ) from error
 
-_PARTS = 4  # whose lists of pieces a worker keeps, each with the dev and test text of its pair
+# A worker keeps the lists of pieces of this many parts. Each has the dev and test text of its pair.
+_PARTS = 4
 _ERRORS = {"ValueError": ValueError, "OSError": OSError}
 
 
@@ -132,7 +133,7 @@ class _Job:
 
 
 class _RunStage(beam.PTransform):
-    """One element -> the number of pieces, when all are finished."""
+    """Makes the pieces of a stage: one element -> the number of pieces made, after the last."""
 
     def __init__(self, job: _Job, number: int):
         super().__init__()
@@ -149,7 +150,7 @@ class _RunStage(beam.PTransform):
 
 
 class _OfStage(beam.DoFn):
-    """Works on a stage."""
+    """A function that workers run for elements of a stage."""
 
     def __init__(self, job: _Job, number: int):
         self._job, self._number = job, number

@@ -80,7 +80,12 @@ class OfText(OfSides):
 
     @abc.abstractmethod
     def change_text(self, text: str, rng: random.Random) -> str:
-        """The changed text."""
+        """The changed text; if it equals `text`, the side keeps its ids.
+
+        Args:
+            text: one side of an example, without tags.
+            rng: the random numbers for this example.
+        """
 
     def change(self, ids: list[int], vocabulary: Vocabulary, rng: random.Random) -> list[int]:
         """See OfSides."""

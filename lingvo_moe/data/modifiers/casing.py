@@ -12,8 +12,9 @@ class Casing(OfText):
     """Changes the case of all letters, so that models learn to translate headlines, for example.
 
     Attributes:
-        style: "upper", "lower" or "title".
-        sides: with "both" a source in capitals has a translation in capitals.
+        style: "upper", "lower" or "title", as str.upper, str.lower and str.title.
+        sides: "source" changes the source alone; with "both" (the default) a source in capitals has
+            a translation in capitals.
     """
 
     sides: Literal["source", "both"] = "both"

@@ -11,11 +11,13 @@ from lingvo_moe.data.modifiers.base import OfText
 class Typos(OfText):
     """Omits, doubles, swaps or replaces letters and digits at random.
 
-    The errors are those of Belinkov and Bisk (2018), Synthetic and Natural Noise Both Break Neural
-    Machine Translation. A replacement is a character of the same text, so it has the same script.
+    The four errors are equally likely. A replacement is a letter or digit of the same text, so it
+    usually has the same script. Training on such errors makes translation robust to natural ones
+    (Karpukhin et al. 2019, arXiv 1902.01509); models trained without them translate such texts
+    badly (Belinkov and Bisk 2018, arXiv 1711.02173).
 
     Attributes:
-        rate: the probability of an error at each letter or digit.
+        rate: the probability of an error at each letter or digit of a changed text.
     """
 
     rate: Share = 0.05
