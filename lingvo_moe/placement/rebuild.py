@@ -24,8 +24,11 @@ def rebuild_placement(cost: CostModel, loads: np.ndarray, placement: Placement) 
 
     Args:
         cost: the cost model.
-        loads: [D, E], tokens of each expert on each source.
-        placement: the current one; the new one has the same shape.
+        loads: [D, E], tokens of each expert on each source device in a step.
+        placement: the current one.
+
+    Returns:
+        A placement of the same shape without empty slots; every expert has at least one.
     """
     slots, devices = placement.slots.size, placement.num_devices
     costs = _slot_costs(cost, loads.sum(axis=0), slots)  # [E, slots]
@@ -86,13 +89,23 @@ def _aligned(placement: Placement, lists: list[list[int]]) -> Placement:
 
 
 def find_moves(before: Placement, after: Placement) -> tuple[Move, ...]:
-    """Moves from one placement to another without empty slots; no expert is ever without a slot.
+    """Moves from one placement to another; no expert is ever without a slot.
+
+    Args:
+        before: the current placement; slots may be empty.
+        after: a placement of the same shape, without empty slots.
+
+    Returns:
+        The moves in the order in which they must be applied, at most one for each slot that
+        differs.
 
     Raises:
-        ValueError: an empty slot.
+        ValueError: `after` has an empty slot.
     """
-    if (after.slots == EMPTY).any():
-        raise ValueError("find_moves needs placements without empty slots; fill all slots.")
+    if empty := int((after.slots == EMPTY).sum()):
+        raise ValueError(
+            f"find_moves needs a placement `after` without empty slots, got {empty}; fill them."
+        )
     now, moves = before, []
     replicas = np.append(now.counts().sum(axis=1), 2)  # the last is for EMPTY, which is always free
     wrong = set(np.flatnonzero(now.slots != after.slots).tolist())

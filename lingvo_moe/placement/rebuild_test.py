@@ -66,5 +66,5 @@ def test_paths_by_hand():
     assert find_moves(Placement([[0], [1]], 2), Placement([[1], [0]], 2)) == (Migrate(0, 1),)
     start = Placement([[0, EMPTY], [1, 1]], 2)
     assert find_moves(start, Placement([[0, 1], [1, 0]], 2)) == (Expand(1, 1), Replace(0, 3))
-    with pytest.raises(ValueError, match="needs placements without empty slots"):
+    with pytest.raises(ValueError, match="without empty slots, got 1; fill"):
         find_moves(start, start)
