@@ -24,7 +24,11 @@ def to_png(figure: Figure, *, palette: bool = False) -> bytes:
     Args:
         figure: drawn once. It needs a `layout`, which is then computed here, and a formatter for
             logarithmic axes, whose own labels are mathematics.
-        palette: 256 colours, a quarter of the bytes, for pages that hold dozens.
+        palette: whether to reduce it to 256 colours. The file has about a quarter of the bytes, for
+            pages with dozens of figures.
+
+    Returns:
+        The bytes of a PNG file.
     """
     for text in figure.findobj(Text):
         text.set_parse_math(False)
@@ -37,7 +41,13 @@ def to_png(figure: Figure, *, palette: bool = False) -> bytes:
 
 
 def legible(text: str, longest: int = 80) -> str:
-    """A name for a picture: shortened, and characters that no installed font has are `U+65E5`."""
+    """A name in the form in which a picture can show it.
+
+    Args:
+        text: any text. Control characters are escaped. A character that no installed font has is
+            written as its code, such as U+65E5.
+        longest: a longer result is cut to this number of characters and ends with "…".
+    """
     shown = "".join(
         char if ord(char) < 128 or _font_of(char) else f"U+{ord(char):04X}"
         for char in printable(text)
