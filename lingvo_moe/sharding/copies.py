@@ -51,8 +51,11 @@ def sum_copies(grads: NestedMap, weights: NestedMap) -> NestedMap:
     """The gradients of weights, from those of their copies: one AllReduce each.
 
     Args:
-        grads: of the result of `expand_copies`.
-        weights: WeightSpecs.
+        grads: gradients of the result of `expand_copies`, each [D, …] or [Y, D, …] with copies.
+        weights: the WeightSpecs of theta.
+
+    Returns:
+        The gradients in the shapes of the WeightSpecs.
     """
 
     def of_weight(grad, spec):
@@ -66,7 +69,15 @@ def sum_copies(grads: NestedMap, weights: NestedMap) -> NestedMap:
 
 
 def annotate_weight(weight: tf.Tensor, dims: str, at_rest: bool = False) -> tf.Tensor:
-    """`annotate` for a weight with these letters, with or without copies."""
+    """`annotate` for a weight with or without copies.
+
+    Args:
+        weight: of these dims, or with one more dimension, D.
+        dims, at_rest: as for `annotate`; at_rest does not change a weight with copies.
+
+    Raises:
+        ValueError: as `assignment`.
+    """
     here = active()
     if here is None or weight.shape.rank == len(dims):
         return annotate(weight, dims, at_rest)
@@ -96,9 +107,15 @@ def einsum(equation: str, rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     """tf.einsum of rows and a weight.
 
     Args:
-        equation: "rows,weight->result", the letter of rows first in both of rows and result.
+        equation: "rows,weight->result". The first letter of `rows`, B, is also that of `result`.
         rows: [B, …].
-        weight: with copies or without.
+        weight: with copies or without; with them device d uses copy d.
+
+    Returns:
+        [B, …], of the dtype of rows.
+
+    Raises:
+        ValueError: as `split_rows`.
     """
     terms, result = equation.split("->")
     rows_term, weight_term = terms.split(",")
@@ -167,15 +184,15 @@ def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
 
 
 def per_row(weight: tf.Tensor, rank: int, rows: tf.Tensor) -> tf.Tensor:
-    """The weight in a shape that broadcasts with rows; with copies, each row's device's copy.
+    """The weight in a shape that broadcasts with rows; each row gets the copy of its device.
 
     Args:
-        weight: [*s] or [D, *s], s of that rank.
-        rank: without copies.
+        weight: [*s], or with copies [D, *s].
+        rank: the number of dimensions of s.
         rows: [B, …, *s].
 
     Returns:
-        [*s], or [B, 1, …, *s].
+        [*s], or with copies [B, 1, …, *s].
     """
     if weight.shape.rank == rank:
         return weight
@@ -209,7 +226,7 @@ def split_rows(rows: tf.Tensor, weight: tf.Tensor, rank: int) -> tf.Tensor:
 
 
 def merge_rows(by_copy: tf.Tensor) -> tf.Tensor:
-    """The inverse of `split_rows`."""
+    """[D, B / D, …] as [B, …]: the inverse of `split_rows` for a weight with copies."""
     return tf.reshape(by_copy, [-1, *by_copy.shape[2:]])
 
 
