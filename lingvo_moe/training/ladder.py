@@ -53,13 +53,22 @@ class Ladder:
         return metrics
 
     def state(self) -> dict[str, np.ndarray]:
-        """The state for a checkpoint: {"ladder": int64 [3]}; {} with one rung."""
+        """The state for a checkpoint; {} with one rung.
+
+        Returns:
+            {"ladder": int64 [3]}: the rung, the number of successive steps that fitted a lower
+            rung, and the highest rung that these steps needed.
+        """
         if self._rungs <= 1:
             return {}
         return {_NAME: np.array([self.rung, self._calm, self._needed], np.int64)}
 
     def restore(self, tensors: Mapping[str, Any]) -> None:
-        """Restores `state`; without one in the tensors, goes to the lowest rung."""
+        """Restores `state`.
+
+        Args:
+            tensors: a checkpoint. Without "ladder" in it, the ladder starts on the lowest rung.
+        """
         stood = np.asarray(tensors[_NAME]) if self._rungs > 1 and _NAME in tensors else (0, 0, 0)
         self.rung, self._calm, self._needed = map(int, stood)
 
