@@ -1,5 +1,8 @@
 """Logdirs made of checkpoints of Hugging Face's M2M-100 and NLLB models.
 
+Sources: Fan et al. 2020, Beyond English-Centric Multilingual Machine Translation, arXiv 2010.11125;
+NLLB Team 2022, No Language Left Behind, arXiv 2207.04672.
+
 Weights go from file to file, so that memory is that of one tensor.
 """
 
@@ -41,6 +44,9 @@ def import_model(source: Path, output: Path, overwrite: bool = False) -> ModelDi
         output: the logdir to make.
         overwrite: whether to replace one that was imported before.
 
+    Returns:
+        The logdir, with a checkpoint of step 0.
+
     Raises:
         ValueError: something is missing, damaged or not as the model's config says; or something
             else lies at output.
@@ -72,7 +78,12 @@ def import_model(source: Path, output: Path, overwrite: bool = False) -> ModelDi
 
 
 def _reader(source: Path, of_weights: Mapping[str, Origin]) -> _Read:
-    """Reads a tensor by name; all that weights are made of are there, and nothing unknown is."""
+    """A function name -> tensor, after a check of all tensors of a checkpoint.
+
+    Raises:
+        ValueError: a tensor that a weight needs is missing or has another shape or kind of dtype,
+            one is unknown, or copies of the embedding differ.
+    """
     stored = tensors.Tensors(source)
     names = {name.removeprefix(tensors.PREFIX): name for name in stored}
     wanted = {name: origin.shape for origin in of_weights.values() for name in origin.names}
@@ -88,7 +99,7 @@ def _reader(source: Path, of_weights: Mapping[str, Origin]) -> _Read:
         if name not in _ALIASES and not name.endswith(_IGNORED):
             raise ValueError(
                 f"{source} has the tensor {short_repr(names[name])}, which no model with its "
-                f"{configs.FILE} has; is one of the files another model's?"
+                f"{configs.FILE} has; take all files from one model."
             )
     for name, shape in wanted.items():
         tensor = stored[names[name]]
@@ -100,8 +111,8 @@ def _reader(source: Path, of_weights: Mapping[str, Origin]) -> _Read:
     for alias in aliases[1:]:
         if not _equal(stored[names[alias]], stored[names[EMBEDDING]]):
             raise ValueError(
-                f"{source}: {names[alias]} differs from {names[EMBEDDING]}; this version of "
-                f"lingvo_moe computes models with one embedding alone."
+                f"{source}: {names[alias]} differs from {names[EMBEDDING]}; lingvo_moe "
+                f"imports only models in which both sides and the softmax share one embedding."
             )
     return lambda name: stored[names[name]]
 
@@ -114,7 +125,7 @@ def _equal(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _weight(origin: Origin, read: _Read, source: Path) -> InParts:
-    """A weight to be written, of the type of its tensors."""
+    """A weight to be written, of the dtype of its tensors; float32 if they differ."""
 
     def parts():
         for name in origin.names:
