@@ -1,7 +1,4 @@
-"""The Python API: the functions behind the tools. docs/api.md has examples.
-
-N best translations of a sentence.
-"""
+"""The Python API: the functions behind the tools. docs/api.md has examples."""
 
 import contextlib
 import sys
@@ -10,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lingvo_moe.core.params import evolve, override
+from lingvo_moe.core.params import evolve
 from lingvo_moe.core.registry import get_params, register
 from lingvo_moe.data.corpora import Examples, write_corpus
 from lingvo_moe.data.dataset import FILE as DATASET_FILE
@@ -149,7 +146,8 @@ def train(
     """Trains a model, or resumes from the newest checkpoint of the logdir.
 
     Args:
-        model: a registered model's name, or params.
+        model: a registered model's name, or params. If the logdir exists, its own params are used;
+            a name is only compared with the logdir's, and may be registered no longer.
         data: a directory made by `prepare` or what it returned; or examples, in any form that
             `prepare` takes, which are prepared under LOGDIR/data when the logdir is new.
         logdir: directory for checkpoints and events.
@@ -276,12 +274,16 @@ def _job(model, data, logdir, set, name, *, init_from=None, report, **options) -
         set = [f"{path}={value!r}" for path, value in set.items()]
     if init_from is not None:
         set = [*set, f"init.logdir={Path(init_from).absolute()}"]
-    shape = override(get_params(model) if isinstance(model, str) else model, set)
+    label, given = (model, None) if isinstance(model, str) else (name, model)
+
+    def wanted() -> TranslationParams:
+        return ModelDir.params_for_training(logdir, label, set, given)
+
     return TrainingJob(
-        model=model if isinstance(model, str) else name,
-        params=None if isinstance(model, str) else model,
+        model=label,
+        params=given,
         overrides=set,
-        dataset=_dataset(data, logdir, shape, report),
+        dataset=_dataset(data, logdir, wanted, report),
         logdir=logdir,
         report=report,
         **options,
@@ -291,10 +293,10 @@ def _job(model, data, logdir, set, name, *, init_from=None, report, **options) -
 def _dataset(
     data: Corpus | Dataset,
     logdir: Path,
-    params: TranslationParams,
+    wanted: Callable[[], TranslationParams],
     report: Callable[[str], None],
 ) -> Dataset:
-    """The dataset for `train`."""
+    """The dataset for `train`; examples are prepared for the wanted params."""
     if isinstance(data, Dataset):
         return data
     if isinstance(data, str | Path):
@@ -305,6 +307,7 @@ def _dataset(
     if (directory / DATASET_FILE).exists():
         report(f"{directory} exists and is used; the examples given in data are not read.")
         return Dataset.load(directory)
+    params = wanted()
     return prepare(
         data,
         directory,

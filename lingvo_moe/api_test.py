@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -134,6 +135,56 @@ def test_a_logdir_remembers_the_modules_that_it_needs(world, monkeypatch, tmp_pa
         ValueError, match=r"model\.json names a module .*gone\.py: there is no such"
     ):
         lm.load(other)
+
+
+class TestResume:
+    """Training goes on with the params in the logdir, whatever is registered now."""
+
+    @pytest.fixture
+    def logdir(self, world, tmp_path):
+        return shutil.copytree(world[0], tmp_path / "logdir")
+
+    @pytest.mark.parametrize("gone", [False, True])
+    def test_with_another_default_and_without_a_registration(
+        self, world, logdir, gone, monkeypatch
+    ):
+        if gone:
+            monkeypatch.delitem(registry._registered, "own_gating.Tiny")
+        else:
+            dense = lm.params("tiny.Dense")
+            changed = type("Changed", (), {"params": lambda self: dense})
+            monkeypatch.setitem(registry._registered, "own_gating.Tiny", changed)
+        before = (logdir / "model.json").read_text()
+        texts = ["model.moe.gating.temperature=0.5"]  # of the logdir's gating, and its value there
+        result = lm.train("own_gating.Tiny", world[1], logdir, set=texts, report=quiet)
+        assert (result.step, result.finished) == (2, True)
+        assert (logdir / "model.json").read_text() == before
+        with pytest.raises(ValueError, match=r"temperature=0\.5, but --set gives 0\.7; .* resumes"):
+            lm.train("own_gating.Tiny", world[1], logdir, set=["model.moe.gating.temperature=0.7"])
+        with pytest.raises(ValueError, match=r"is of model 'own_gating\.Tiny', not 'tiny\.MoE'"):
+            lm.train("tiny.MoE", world[1], logdir)
+
+    def test_a_file_that_was_moved_is_imported_again(self, world, logdir, tmp_path):
+        moved = shutil.copy(EXAMPLES / "own_gating.py", tmp_path)
+        file = logdir / "model.json"
+        file.write_text(file.read_text().replace(str(EXAMPLES), str(tmp_path / "old")))
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import pathlib, sys\n"
+            "from lingvo_moe.core import plugins\n"
+            "from lingvo_moe.data.dataset import Dataset\n"
+            "from lingvo_moe.tasks.model_dir import ModelDir\n"
+            "logdir, data = map(pathlib.Path, sys.argv[1:3])\n"
+            "plugins.import_plugins(sys.argv[3:])\n"
+            "there = ModelDir.for_training(logdir, 'own_gating.Tiny', [], Dataset.load(data))\n"
+            "print(*there.imports)"
+        )
+        given = str(script), str(logdir), str(world[1].directory)
+        without = Fork(*given).wait()
+        assert "own_gating.py: there is no such file" in without.stderr
+        assert "If the file was moved, pass --import with its new path." in without.stderr
+        done = Fork(*given, moved).wait()
+        assert done.stdout == f"{moved}\n", done.stderr
 
 
 def test_evaluate(world, tmp_path):

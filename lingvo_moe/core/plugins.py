@@ -39,6 +39,13 @@ def imported() -> tuple[str, ...]:
     return tuple(_imported)
 
 
+def is_moved(name: str) -> bool:
+    """Whether a file is gone, but a file of the same name elsewhere has been imported."""
+    path = Path(name)
+    gone = path.suffix == ".py" and not path.exists()
+    return gone and path.stem in {module.__name__ for module in modules()}
+
+
 def modules() -> set[ModuleType]:
     """The modules that `import_plugins` imported."""
     return set(_imported.values())

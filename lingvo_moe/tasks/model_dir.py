@@ -92,11 +92,15 @@ class ModelDir:
                     f"resume from; give another --logdir for training."
                 )
             there._check_same_data(dataset)
-            there = dataclasses.replace(there, data=there._identity(dataset))
-            wanted = override(params or there.params, overrides)
-            RESUMING.check(path, there.params, wanted)
-            return dataclasses.replace(there, params=wanted)
-        params = override(params or registry.get_params(model), overrides)
+            wanted = there._params_to_resume(overrides, params)
+            kept = (name for name in there.imports if not plugins.is_moved(name))
+            return dataclasses.replace(
+                there,
+                params=wanted,
+                data=there._identity(dataset),
+                imports=tuple(dict.fromkeys((*kept, *_plugins_of(wanted)))),
+            )
+        params = ModelDir.params_for_training(path, model, overrides, params)
         made = ModelDir(
             path,
             model,
@@ -110,6 +114,24 @@ class ModelDir:
         made._check_vocabularies()
         made._check_tags(dataset)
         return made
+
+    @staticmethod
+    def params_for_training(
+        path: Path, model: str, overrides: Sequence[str], params: TranslationParams | None = None
+    ) -> TranslationParams:
+        """The params of `for_training`, which needs a dataset too.
+
+        Raises:
+            ValueError: as `for_training`.
+        """
+        if (path / _FILE).exists():
+            return ModelDir.open(path, model)._params_to_resume(overrides, params)
+        return override(params or registry.get_params(model), overrides)
+
+    def _params_to_resume(self, overrides, params):
+        wanted = override(params or self.params, overrides)
+        RESUMING.check(self.path, self.params, wanted)
+        return wanted
 
     @staticmethod
     def create(path: Path, model: str, overrides: Sequence[str], dataset: Dataset) -> "ModelDir":
@@ -445,9 +467,12 @@ def _plugins_of(params: TranslationParams) -> tuple[str, ...]:
 def _import_plugins(file: Path, names: Any) -> None:
     check_fields({"imports": names}, {"imports": list[str]}, str(file))
     try:
-        plugins.import_plugins(names)
+        plugins.import_plugins(name for name in names if not plugins.is_moved(name))
     except ValueError as error:
-        raise ValueError(f"{file} names a module that the model needs. {error}") from error
+        raise ValueError(
+            f"{file} names a module that the model needs. {error} If the file was moved, pass "
+            f"--import with its new path."
+        ) from error
 
 
 def _write_new(path: Path, content: bytes) -> None:
