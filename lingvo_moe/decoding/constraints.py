@@ -44,16 +44,18 @@ def join_lattices(lattices: Iterable[Sequence[tuple[int, int, int]]]) -> tuple[E
 
 
 def given(option: tf.Tensor | tuple | int) -> bool:
-    """Whether a request has an option: a tensor, or neither 0 nor an empty tuple."""
+    """Whether an option may constrain: a tensor always may, other values if not 0 or ()."""
     return tf.is_tensor(option) or bool(option)
 
 
 class Constraints(NamedTuple):
     """Constraints on the next token.
 
+    In an exported graph, which serves all requests, each option is a tensor. For a request without
+    the option its value is 0 or has no elements.
+
     Attributes:
-        no_repeat_ngram: n; 0 to allow all repetitions. A tensor int32 [] in a graph for any
-            request: there each option may also be a tensor that constrains nothing.
+        no_repeat_ngram: n, an int or int32 []; 0 allows all repetitions.
         prefix: int32 [P], the first tokens; () for none.
         forbidden: int32 [E, 3], edges of `join_lattices`; () for none.
     """

@@ -299,7 +299,13 @@ def _advance(step_fn, step, rows, request):
 
 
 class _Scored(NamedTuple):
-    """What a step gave: logits, those allowed [B, K, V], and whether EOS is [B, 1]."""
+    """The result of a step.
+
+    Attributes:
+        logits: float32 [B, K, V].
+        allowed: the same, -inf for tokens that are not allowed.
+        may_end: bool [B, 1], whether EOS is allowed.
+    """
 
     logits: tf.Tensor
     allowed: tf.Tensor
@@ -309,7 +315,10 @@ class _Scored(NamedTuple):
 class _Continuations(NamedTuple):
     """How hypotheses continue, [B, K] each.
 
-    log P of each followed by EOS; and of the K that continue the parent, the token and log P.
+    Attributes:
+        ended: log P of each hypothesis followed by EOS.
+        parent, token, log_probs: of the K new hypotheses, which hypothesis each continues, by which
+            token, and its log P.
     """
 
     ended: tf.Tensor

@@ -20,9 +20,10 @@ def score_given(
     start: int = BOS,
     first: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Log P of each token of given translations, with the weights of a search.
+    """Log P of each token of given translations, by forced decoding: one step for each token.
 
-    `TranslationTask.score` computes all tokens at once, with the weights of training.
+    The weights are as `lay_out` arranges them for beam search. `TranslationTask.score` computes all
+    tokens in one pass, with the weights as in training.
 
     Args:
         model, laid_out, source_ids, source_lengths, tasks, start, first: as for `beam_search`.

@@ -22,7 +22,7 @@ _NUMBERS = {
     "min_length": np.int32,
 }
 _OF_SAMPLING = {"temperature": np.float32, "seed": np.int32}
-# Fields that are inputs of a graph for any request.
+# Fields that are inputs of an exported graph, so that one graph serves all requests.
 _SEARCH_NUMBERS = _NUMBERS | dict.fromkeys(("beam_size", "n_best", "no_repeat_ngram"), np.int32)
 _SAMPLING_NUMBERS = _OF_SAMPLING | {"top_k": np.int32, "top_p": np.float32}
 # Fields that graphs do not use.
@@ -38,8 +38,8 @@ class Request:
         prefix: ids that every translation begins with.
         forbidden: edges of `constraints.join_lattices`.
         shortlist: which tokens translations may have; None for all.
-        sampling: whether params.sampling applies, if it is set; a tensor bool [] in a graph for any
-            request.
+        sampling: whether params.sampling applies, if it is set; a tensor bool [] in an exported
+            graph, which serves all requests.
     """
 
     params: BeamSearchParams = BeamSearchParams()
@@ -120,9 +120,10 @@ class Request:
 
 
 def numbers_of(params: BeamSearchParams) -> dict[str, np.ndarray]:
-    """The numbers of params, for `Request.of_tensors`; those of `sampling` too.
+    """The values of the numeric fields of params and of params.sampling, for `Request.of_tensors`.
 
-    `temperature` is 0 for a search.
+    Returns:
+        Name of a field -> array [], int32 or float32. `temperature` is 0 for beam search.
     """
     sampling = _arrays(params.sampling or Sampling(), _SAMPLING_NUMBERS)
     if params.sampling is None:
@@ -131,13 +132,16 @@ def numbers_of(params: BeamSearchParams) -> dict[str, np.ndarray]:
 
 
 def search_of(options: Mapping[str, Any]) -> BeamSearchParams:
-    """Params from the numbers of `numbers_of`, as NumPy scalars, and from texts as bytes.
+    """Params from their values in an export; the inverse of `numbers_of`.
+
+    Args:
+        options: name -> value: the numbers of `numbers_of` as NumPy scalars, and texts as bytes.
 
     Raises:
         ValueError: a value breaks a rule.
     """
     kinds = _SEARCH_NUMBERS | _SAMPLING_NUMBERS
-    # By its text the float32 0.6 becomes 0.6 and not 0.6000000238.
+    # float(str(x)): the float32 0.6 becomes 0.6 and not 0.6000000238.
     numbers: dict[str, Any] = {
         name: float(str(options[name])) if kind is np.float32 else int(options[name])
         for name, kind in kinds.items()
