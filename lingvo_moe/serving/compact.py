@@ -12,7 +12,7 @@ def compact(directory: Path) -> None:
     """Removes what a program that runs the graph does not need; results stay the same.
 
     In each function equal constants become one, and nodes lose the shapes of their outputs, which
-    TensorFlow infers again. The fingerprint is removed too: it is of the file before.
+    TensorFlow infers again. The fingerprint is removed too, because it no longer matches the file.
 
     Args:
         directory: of a SavedModel.
@@ -46,7 +46,12 @@ def _compact_function(function: FunctionDef) -> None:
 
 
 def _renamed(reference: str, same: dict[str, str]) -> str:
-    """A reference to an output, such as "^name" or "name:output:0", to the node that is kept."""
+    """A reference to an output, with the name of the equal node that is kept.
+
+    Args:
+        reference: such as "^name" or "name:output:0".
+        same: name of a node -> name of the equal node that is kept.
+    """
     control = "^" * reference.startswith("^")
     name, colon, output = reference.removeprefix("^").partition(":")
     return control + same.get(name, name) + colon + output

@@ -29,7 +29,13 @@ _NO_OPTIONS = ("batch_tokens", "shortlist", "rules")
 
 
 class _Reading(NamedTuple):
-    """What is read of a sentence: its parts, their numbers of pieces, and how many are left out."""
+    """How a sentence is read.
+
+    Attributes:
+        parts: the texts that are translated one by one; none for a blank sentence.
+        counts: number of pieces of each part.
+        left_out: number of pieces of the sentence that are cut.
+    """
 
     parts: list[str]
     counts: list[int]
@@ -171,9 +177,8 @@ class Exported:
             if name not in self.options:
                 raise ValueError(f"{name} {self._cure}")
         if search.n_best > self.n_best:
-            raise ValueError(
-                f"n_best must be 1 to {self.n_best}, got {search.n_best}; a larger one {self._cure}"
-            )
+            cure = "give a smaller value." if self._names else f"a larger one {self._cure}"
+            raise ValueError(f"n_best must be 1 to {self.n_best}, got {search.n_best}; {cure}")
         if search.source_prefix:
             (tokens,) = self.count_pieces([search.source_prefix])
             check_source_prefix(tokens, self.max_pieces)
@@ -186,11 +191,14 @@ class Exported:
     def _cure(self):
         """The end of an error about an option."""
         if self._names:
-            return "is no option of this export; translate with the logdir."
+            return (
+                f"is no option of this export; leave it out, or translate with the logdir. The "
+                f"options are {', '.join(self.options)}."
+            )
         return (
-            f"needs an export with options of requests, and {self._path} has none: it was exported "
-            f"by an earlier version of lingvo_moe, or its model has decoding.rules. Export the "
-            f"model again, or translate with the logdir."
+            f"needs an export with options, and {self._path} has none. If an earlier version of "
+            f"lingvo_moe made it, export the model again; if the model has decoding.rules, use the "
+            f"logdir."
         )
 
     def _count_target_pieces(self, sentences):
@@ -230,7 +238,7 @@ class Exported:
         return [[_found(output, b, n, search) for n in range(search.n_best)] for b in rows]
 
     def _is_fixed(self, search):
-        """Whether the graph without options, which is faster, gives this."""
+        """Whether the graph without options, which is faster, gives the same result."""
         fixed = self._search
         if search.n_best > fixed.n_best:
             return False

@@ -71,7 +71,7 @@ def test_it_knows_its_model(model_dir, exported):
         ({"to": "xx"}, "does not translate into 'xx'; it knows .*en"),
         ({"n_best": 65}, "n_best must be 1 to 64, got 65"),
         ({"beam": 2}, "has no field 'beam'. Did you mean 'beam_size'"),
-        ({"shortlist": True}, "shortlist is no option of this export; translate with the logdir"),
+        ({"shortlist": True}, "shortlist is no option of this export; leave it out, or"),
         ({"source_prefix": "mi " * 20}, r"source_prefix has \d+ tokens, and the model reads 14 of"),
         ({"target_prefix": "mi " * 20}, r"target_prefix has \d+ tokens, and at most 14 are allo"),
     ],
@@ -186,7 +186,7 @@ def test_an_export_without_options(monkeypatch, exported):
     model = Exported("old")
     assert model.translate(SENTENCES, n_best=2) == exported.translate(SENTENCES, n_best=2)
     assert (model.n_best, model.options) == (2, ["n_best"])
-    cure = "needs an export with options of requests, and old has none: .* Export the model again"
+    cure = "needs an export with options, and old has none. .* export the model again"
     for use in (
         lambda: model.translate(["kara"], n_best=3),
         lambda: model.translate(["kara"], beam_size=8),

@@ -29,7 +29,7 @@ def check_numbers(value: tf.Tensor, numbers: Mapping[str, tf.Tensor]) -> tf.Tens
         value,
         tf.reduce_all(fits),
         f"An option has a wrong value: beam_size and n_best must be 1 to {MAX_BEAM}, length_offset "
-        f">= 1, 0 < top_p <= 1, and other numbers >= 0.",
+        f">= 1, 0 < top_p <= 1, and other numbers >= 0; correct it.",
     )
 
 
@@ -38,12 +38,13 @@ def function_of(
     specs: Mapping[str, tf.TensorSpec],
     defaults: Mapping[str, tf.Tensor] | None = None,
 ) -> tf.types.experimental.PolymorphicFunction:
-    """A tf.function of tensors by name, without custom gradients.
+    """A tf.function with named arguments, without custom gradients.
 
     Args:
-        function: of tensors by name.
-        specs: of those without a default.
-        defaults: the values of the others; those of rank 1 may have any size.
+        function: takes tensors by name.
+        specs: name -> spec of each required argument.
+        defaults: name -> default value of each optional argument. An optional argument of rank 1
+            may have any size.
     """
     defaults = defaults or {}
     shapes = {name: spec.shape for name, spec in specs.items()}

@@ -20,8 +20,9 @@ class Packed(NamedTuple):
     functions. For hundreds of weights these would be half of the graph.
 
     Attributes:
-        weights: all of them.
-        decoder: a NestedMap with `embedding.table`, for its type.
+        weights: an Optional of all weights, a NestedMap.
+        decoder: a NestedMap with `embedding.table` alone, because a search reads its dtype for the
+            caches.
     """
 
     weights: tf.experimental.Optional

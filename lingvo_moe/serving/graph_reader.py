@@ -77,8 +77,8 @@ class Reader:
     def _encode(self, sentences, languages, source_prefix, limit):
         source, target = (languages.get(name) for name in ("source_language", "target_language"))
         tags = self._task.params.language_tags
-        source_tag = self._tag(source) if tags.needs_source_language else None
-        prefix = tags.prefix(source_tag, self._tag(target))
+        source_tag = self._tag(source, "source") if tags.needs_source_language else None
+        prefix = tags.prefix(source_tag, self._tag(target, "target"))
         found = self._vocabulary.encode(tf.strings.join([source_prefix, sentences]))
         count = tf.cast(found.row_lengths(), tf.int32)
         pieces, lengths = found.to_tensor()[:, :limit], tf.minimum(count, limit)
@@ -94,11 +94,15 @@ class Reader:
             blank,
         )
 
-    def _tag(self, language):
-        """int32 []: the tag of a language, given as a string tensor []."""
+    def _tag(self, language, side):
+        """int32 []: the tag of a language, given as a string tensor [], of "source" or "target"."""
         tag = self.tables[0].lookup(language)
         known = ", ".join(self._languages)
-        return checked(tag, tag >= 0, f"This model does not know that language; it knows {known}.")
+        return checked(
+            tag,
+            tag >= 0,
+            f"{side}_language: this model does not know that language; it knows {known}.",
+        )
 
     def _task_id(self, source_language, target_language):
         """int32 []: as TranslationTask.task_id, from string tensors []."""
@@ -114,8 +118,8 @@ class Reader:
         return checked(
             number,
             number >= 0,
-            f"This model routes by {router.task} and has no experts for that {router.task}; it was "
-            f"trained on {', '.join(self._task.trained_tasks)}.",
+            f"This model routes by {router.task} and has no experts for that {router.task}; give "
+            f"one that it was trained on: {', '.join(self._task.trained_tasks)}.",
         )
 
 

@@ -53,7 +53,8 @@ class GraphVocabulary:
         )
 
     def _compute(self, texts, ids, splits):
-        # An attribute would be saved twice. Two tokenizers of one name would be one resource.
+        # The tokenizer is no attribute of self, because a SavedModel would store it a second time.
+        # Its name is its own, because TensorFlow shares one resource between equal names.
         tokenizer = tf_text.SentencepieceTokenizer(
             model=self._vocabulary.model_bytes, out_type=tf.int32, name=self._name
         )

@@ -36,18 +36,19 @@ class ServedModel(tf.Module):
             for models that need it), and `target_language` string [], such as "en". It returns
             `translations` string [B, N], best first, each one line, empty for blank sentences;
             `scores` float32 [B, N], length-normalised log-probabilities; and `left_out` int32 [B],
-            the number of tokens cut from a sentence that is too long. An unknown language is a
+            the number of tokens cut from a sentence that is too long. An unknown language raises
             tf.errors.InvalidArgumentError.
         translate_with: the same with further arguments: the options of a request, by default those
-            of the model. They are the numbers of `numbers_of`, `source_prefix` and `target_prefix`
-            string [] (the latter if the model supports it), and `forbidden` string [F]. It also
+            of the model. They are the numeric ones (`numbers_of`), `source_prefix` and
+            `target_prefix` string [] (the latter if the model supports it), and `forbidden` string
+            [F]. A value that breaks a rule raises tf.errors.InvalidArgumentError. It also
             returns `tokens` string [B, N, T], the pieces of each translation, with EOS, then "";
             `log_probs` float32 [B, N, T], that of each token, then 0; `source` string [B, L], the
             pieces of each sentence, then ""; and `aligned` int32 [B, N, T], the index in `source`
-            of each token's aligned piece, or -1. Not for a model with other rules of search.
+            of each token's aligned piece, or -1. Absent if the model has decoding.rules.
         score: a tf.function of `sentences` and `translations` string [B], and the languages. It
-            returns `tokens` string [B, T] and `log_probs` float32 [B, T], as above. Not for a model
-            with other rules of search.
+            returns `tokens` string [B, T] and `log_probs` float32 [B, T], as above. Absent if the
+            model has decoding.rules.
         count_pieces, count_target_pieces: tf.functions of `texts` string [B] -> int32 [B], their
             numbers of tokens.
         about: a tf.function without arguments: the attributes of an `Exported`, and `options`, the
@@ -158,7 +159,7 @@ class ServedModel(tf.Module):
             ids["prefix"] = checked(
                 prefix,
                 tf.size(prefix) <= self._max_pieces,
-                f"target_prefix may have {self._max_pieces:,} tokens at most; give fewer words.",
+                f"target_prefix has more than {self._max_pieces:,} tokens; give fewer words.",
             )
         return Request.of_tensors(options | ids)
 
