@@ -38,7 +38,10 @@ class _Checks:
         """
         for name, largest in self._largest.items():
             if getattr(search, name) > largest:
-                raise ValueError(f"{name} must be 1 to {largest}, got {getattr(search, name)}.")
+                raise ValueError(
+                    f"{name} must be 1 to {largest} on this server, got {getattr(search, name)}; "
+                    f"give a smaller value."
+                )
 
     def size(self, number: int, pieces: int, left_out: int, search: BeamSearchParams) -> Size:
         """The size of a sentence of a request.

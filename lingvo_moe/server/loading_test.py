@@ -83,8 +83,8 @@ def test_alone_and_together_as_the_translator(model_dir, models):
 
 OPTIONS = [
     ({"n_best": True}, "n_best must be of type int, got True"),
-    ({"n_best": 4}, "n_best must be 1 to 3, got 4"),
-    ({"beam_size": 9}, "beam_size must be 1 to 8, got 9"),
+    ({"n_best": 4}, "n_best must be 1 to 3.*, got 4; give a smaller value"),
+    ({"beam_size": 9}, "beam_size must be 1 to 8 on this server, got 9; give"),
     ({"length_penalty": 10**400}, "length_penalty must be finite"),
     ({"forbidden": ["mi", " "]}, "forbidden must be at most 256 words or phrases, each of 1 to 64"),
     ({"forbidden": "mi"}, "forbidden must be of type"),
