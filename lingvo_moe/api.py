@@ -159,7 +159,8 @@ def train(
         make_runtime: makes the runtime of the steps: `Local`, `Xla` or another RuntimeFn.
         report: takes lines of progress.
         **options: further fields of `tasks.training.TrainingJob`: input_workers, the number of
-            processes that pack batches; fields for many processes and for experts that move.
+            processes that pack batches; process, to train in several processes; record_loads, to
+            record the loads of experts; make_scheduler, to move experts between devices.
 
     Returns:
         The state of training: step, best_step, best_loss, finished.

@@ -102,9 +102,10 @@ def export_request(model_dir: ModelDir) -> Request:
     decoding = model_dir.params.decoding
     for name in _NOT_EXPORTED:
         if getattr(decoding, name):
+            served = "a logdir" if name == "shortlist" else "a logdir or a SavedModel"
             raise ValueError(
-                f"decoding.{name} cannot be set for an export; leave it out of --set. A request to "
-                f"a logdir may have it, and one to a SavedModel may, if it is not shortlist."
+                f"decoding.{name} cannot be set for an export; leave it out of --set. Requests to "
+                f"{served} can have it."
             )
     longest = max_source_length(model_dir.params)
     return request_of(decoding, model_dir.vocabulary("target"), longest)
