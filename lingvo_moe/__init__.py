@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 __all__ = [
+    "Exported",
+    "Model",
     "Score",
     "Translation",
     "evaluate",
@@ -30,6 +32,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from lingvo_moe.api import (
+        Exported,
+        Model,
         Score,
         Translation,
         evaluate,

@@ -16,7 +16,7 @@ from lingvo_moe.data.prepare import PrepareParams
 from lingvo_moe.data.prepare import prepare as prepare_corpus
 from lingvo_moe.evaluation.report import Report
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.serving.exported import Exported
+from lingvo_moe.serving.exported import Exported, is_saved_model
 from lingvo_moe.tasks import baselines as bilingual
 from lingvo_moe.tasks import evaluation
 from lingvo_moe.tasks.model import Model
@@ -75,7 +75,7 @@ def load(
         ValueError: the directory is neither, or it is damaged, or a step of a SavedModel was given.
     """
     directory = Path(directory)
-    if not (directory / "saved_model.pb").exists():
+    if not is_saved_model(directory):
         return Model(ModelDir.open(directory), make_runtime, step)
     if step is not None:
         raise ValueError(f"{directory} is a SavedModel, which has no steps; leave step={step} out.")
@@ -225,7 +225,7 @@ def train_baselines(
 
 
 def evaluate(
-    model: "Model | ModelDir | str | Path",
+    model: "Model | Exported | ModelDir | str | Path",
     data: Dataset | str | Path,
     *,
     baselines: str | Path | None = None,
@@ -238,7 +238,8 @@ def evaluate(
     """Scores a model: BLEU, chrF++ and, beside baselines, ΔBLEU for each language pair.
 
     Args:
-        model: a logdir, or what `load` returned for one: then its checkpoint is scored.
+        model: a logdir, or what `load` returned for one: then its checkpoint is scored. Not a
+            SavedModel.
         data: a directory made by `prepare`, or what it returned.
         baselines: a report to compare with: its directory, its JSON, or the output of
             `train_baselines`.
@@ -250,12 +251,12 @@ def evaluate(
             `tasks.evaluation.evaluate`.
 
     Raises:
-        ValueError, OSError: as `tasks.evaluation.evaluate`.
+        ValueError, OSError: the model is a SavedModel, or as `tasks.evaluation.evaluate`.
     """
     if isinstance(model, Model):
         logdir, step, make_runtime = model.logdir, model.step, model.make_runtime
     else:
-        logdir = model if isinstance(model, ModelDir) else ModelDir.open(Path(model))
+        logdir = _logdir(model)
     with tempfile.TemporaryDirectory(prefix="lingvo_moe_") as scratch:
         return evaluation.evaluate(
             logdir,
@@ -267,6 +268,23 @@ def evaluate(
             baselines=Path(baselines) if baselines else None,
             **options,
         )
+
+
+def _logdir(model: "Exported | ModelDir | str | Path") -> ModelDir:
+    """The logdir of a model.
+
+    Raises:
+        ValueError: it is not a logdir.
+    """
+    if isinstance(model, ModelDir):
+        return model
+    directory = Path(model.path if isinstance(model, Exported) else model)
+    if is_saved_model(directory):
+        raise ValueError(
+            f"{directory} is a SavedModel, which has no checkpoint; give the logdir that it was "
+            f"exported from."
+        )
+    return ModelDir.open(directory)
 
 
 def _job(model, data, logdir, set, name, *, init_from=None, report, **options) -> TrainingJob:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import lingvo_moe as lm
+from lingvo_moe import api
 from lingvo_moe.core import plugins, registry
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.report import REPORT_FILE
@@ -49,7 +50,7 @@ def test_importing_costs_nothing_and_names_are_known():
     script = (
         "import sys, lingvo_moe as lm\n"
         "assert not {'tensorflow', 'numpy', 'absl', 'lingvo_moe.api'} & set(sys.modules)\n"
-        "assert {'load', 'train', 'evolve'} <= set(dir(lm))\n"
+        "assert {'load', 'train', 'evolve', 'Model', 'Exported'} <= set(dir(lm))\n"
         "lm.nonsense"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -187,10 +188,23 @@ class TestResume:
         assert done.stdout == f"{moved}\n", done.stderr
 
 
+def test_every_name_of_the_api_is_one_of_the_package():
+    assert lm.__all__ == api.__all__
+    assert all(getattr(lm, name) is getattr(api, name) for name in lm.__all__)
+
+
 def test_evaluate(world, tmp_path):
     report = lm.evaluate(world[0], world[1], pairs=["qnu-en"], report=quiet, output=tmp_path / "r")
     assert [score.pair for score in report.pairs] == ["qnu-en"]
     assert (tmp_path / "r" / REPORT_FILE).exists()
+
+
+def test_a_loaded_model_beside_baselines(world, model, tmp_path):
+    lm.evaluate(world[0], world[1], pairs=["qnu-en"], report=quiet, output=tmp_path / "r")
+    report = lm.evaluate(
+        model, world[1].directory, pairs=["qnu-en"], report=quiet, baselines=tmp_path / "r"
+    )
+    assert [score.delta_bleu for score in report.pairs] == [0.0]  # beside its own report
 
 
 class TestTrain:
@@ -296,12 +310,16 @@ def test_the_tour_runs_from_text_to_translations(monkeypatch, tmp_path, capsys):
 
 
 def test_what_load_refuses(tmp_path):
-    with pytest.raises(ValueError, match=r"is no logdir: it has no model\.json"):
+    with pytest.raises(
+        ValueError, match=r"is no model: it has neither the model\.json of a logdir"
+    ):
         lm.load(tmp_path)
     (tmp_path / "saved_model.pb").write_bytes(b"")
     with pytest.raises(ValueError, match="a SavedModel, which has no steps"):
         lm.load(tmp_path, step=3)
     with pytest.raises(ValueError, match="SavedModel"):
         lm.load(tmp_path)
-    with pytest.raises(ValueError, match=r"is no logdir: it has no model\.json"):
-        lm.evaluate(tmp_path, tiny_world.dataset())  # a SavedModel's checkpoints are elsewhere
+    with pytest.raises(
+        ValueError, match="is a SavedModel, which has no checkpoint; give the logdir"
+    ):
+        lm.evaluate(tmp_path, tiny_world.dataset())

@@ -8,7 +8,7 @@ from typing import Any
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.server.model import Model, OptionLimits, Size, TooLong
-from lingvo_moe.serving.exported import Exported
+from lingvo_moe.serving.exported import Exported, is_saved_model
 from lingvo_moe.tasks.model import Model as TrainedModel
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translation import RuntimeFn
@@ -155,15 +155,10 @@ def load(
     Raises:
         ValueError, OSError: path is neither a logdir nor an export, or is damaged.
     """
-    if (path / "model.json").exists():
-        model: Model = Trained(path, limits, overrides, make_runtime)
-    elif (path / "saved_model.pb").exists():
-        model = Served(path, limits)
+    if is_saved_model(path):
+        model: Model = Served(path, limits)
     else:
-        raise ValueError(
-            f"{path} is no model: it has neither the model.json of a logdir nor the saved_model.pb "
-            f"of lingvo-moe-export."
-        )
+        model = Trained(path, limits, overrides, make_runtime)
     source, _, target = model.pairs[0].rpartition("-") if model.pairs else [model.languages[0]] * 3
     # The first call compiles.
     model.translate(["a"], target, source_language=source, n_best=1, warn=lambda line: None)

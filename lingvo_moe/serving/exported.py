@@ -28,6 +28,22 @@ _TEXTS = ("forbidden", "source_prefix", "target_prefix")
 _NO_OPTIONS = ("batch_tokens", "shortlist", "rules")
 
 
+def is_saved_model(directory: Path) -> bool:
+    """Whether a model's directory is an exported SavedModel; else it is a logdir.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if (directory / "model.json").exists():
+        return False
+    if (directory / "saved_model.pb").exists():
+        return True
+    raise ValueError(
+        f"{directory} is no model: it has neither the model.json of a logdir nor the "
+        f"saved_model.pb of lingvo-moe-export."
+    )
+
+
 class _Reading(NamedTuple):
     """How a sentence is read.
 
@@ -46,6 +62,7 @@ class Exported:
     """Translates with an exported model.
 
     Attributes:
+        path: its directory.
         languages: the target languages, sorted.
         pairs: the language pairs that it was trained on, such as "de-en".
         needs_source_language: whether the source language must be given.
@@ -60,7 +77,7 @@ class Exported:
         Raises:
             ValueError, OSError: it is no export, or was made by an earlier version.
         """
-        self._path = path
+        self.path = path
         self._model, self._wanted = client.load(str(path))
         if not hasattr(self._model, "about"):
             raise ValueError(
@@ -196,7 +213,7 @@ class Exported:
                 f"options are {', '.join(self.options)}."
             )
         return (
-            f"needs an export with options, and {self._path} has none. If an earlier version of "
+            f"needs an export with options, and {self.path} has none. If an earlier version of "
             f"lingvo_moe made it, export the model again; if the model has decoding.rules, use the "
             f"logdir."
         )
