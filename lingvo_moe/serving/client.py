@@ -78,38 +78,36 @@ class Model:
                 raise ValueError(f"This model routes by {name.replace('_', ' ')}; give --{name}.")
         self._languages = {name: languages[name] for name in wanted}
         self._defaults = self._model.about().get("options", {})
-        self.options = _plain(self._defaults)
+        self.options = plain(self._defaults)
 
     def sizes(self, sentences):
         """Numbers of tokens."""
-        return _plain(self._model.count_pieces(tf.constant(sentences)))
+        return plain(self._model.count_pieces(tf.constant(sentences)))
 
     def target_sizes(self, translations):
         """Numbers of tokens."""
-        return _plain(self._model.count_target_pieces(tf.constant(translations)))
+        return plain(self._model.count_target_pieces(tf.constant(translations)))
 
     def translate(self, sentences, options):
         """The outputs of the graph."""
         function = self._model.translate_with if options else self._model.translate
         given = {n: tf.constant(v, self._defaults[n].dtype) for n, v in options.items()}
-        return _plain(call(function, sentences, **self._languages, **given))
+        return plain(call(function, sentences, **self._languages, **given))
 
     def score(self, sentences, translations):
         """The outputs of the graph."""
-        if not self.options:
-            raise ValueError("This export cannot score: export again with a newer lingvo_moe.")
-        return _plain(call(self._model.score, sentences, translations, **self._languages))
+        return plain(call(self._model.score, sentences, translations, **self._languages))
 
 
-def _plain(value):
-    """Tensors as lists, numbers and texts."""
+def plain(value):
+    """Tensors, also in dicts and lists, as lists, numbers and texts."""
     if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: plain(one) for name, one in value.items()}
     if isinstance(value, list):
-        return list(map(_plain, value))
+        return list(map(plain, value))
     if tf.is_tensor(value):
         value = value.numpy()
-        return _plain(value.tolist() if hasattr(value, "tolist") else value)
+        return plain(value.tolist() if hasattr(value, "tolist") else value)
     return value.decode() if isinstance(value, bytes) else value
 
 

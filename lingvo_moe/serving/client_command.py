@@ -177,6 +177,8 @@ def _score(service, sentences, args):
     for name in ("set", "n_best"):
         if getattr(args, name) not in ([], 1):
             raise ValueError(f"--score and --{name} cannot be combined; drop one of them.")
+    if not service.options:
+        raise ValueError("This export cannot score: export again with a newer lingvo_moe.")
     for block in _blocks(paired(sentences, read_lines(Path(args.score)), args.score)):
         sides = [list(side) for side in zip(*block, strict=True)]
         sizes = map(max, service.sizes(sides[0]), service.target_sizes(sides[1]))

@@ -24,8 +24,27 @@ from lingvo_moe.serving.graph_reader import Reader, with_end
 from lingvo_moe.serving.graph_vocabulary import GraphVocabulary, rstrip
 from lingvo_moe.serving.storage import FLOAT32, Storage, Stored, variables_of
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.sides import split_request
 from lingvo_moe.tasks.translator import export_request, max_pieces
+
+TRANSLATE, WITH_OPTIONS, SCORE = "serving_default", "with_options", "score"  # signatures
+
+
+def default_options(params: TranslationParams) -> dict[str, tf.Tensor]:
+    """The options of `ServedModel.translate_with`, by name, with their values in the model.
+
+    A model with other rules of search has none.
+    """
+    decoding = params.decoding
+    if decoding.rules:
+        return {}
+    texts = {"forbidden": list(decoding.forbidden), "source_prefix": ""}
+    if not params.language_tags.on_target:
+        texts["target_prefix"] = decoding.target_prefix
+    return {name: tf.constant(value) for name, value in numbers_of(decoding).items()} | {
+        name: tf.constant(text, tf.string) for name, text in texts.items()
+    }
 
 
 class ServedModel(tf.Module):
@@ -89,7 +108,7 @@ class ServedModel(tf.Module):
         first = {"sentences": strings}
         both = {"source_language": string, "target_language": string}
         languages = both if self._task.needs_source_language else {"target_language": string}
-        self._options = self._values_of_options()
+        self._options = default_options(self._task.params)
         if self._options:
             self.translate_with = function_of(
                 self._translate_with, first | languages, self._options
@@ -103,25 +122,16 @@ class ServedModel(tf.Module):
         self.about = function_of(self._about, {})
 
     def save(self, directory: Path) -> None:
-        """Writes a SavedModel with the signature `serving_default`, and `with_options` if it has
-        options."""
-        more = {"with_options": self.translate_with} if self._options else {}
-        signatures = {"serving_default": self.translate, **more}
+        """Writes a SavedModel.
+
+        Its signatures are `serving_default`, which is `translate`, and with options also
+        `with_options`, which is `translate_with`, and `score`.
+        """
+        signatures = {TRANSLATE: self.translate}
+        if self._options:
+            signatures |= {WITH_OPTIONS: self.translate_with, SCORE: self.score}
         tf.saved_model.save(self, str(directory), signatures=signatures)
         compact(directory)
-
-    def _values_of_options(self):
-        """The values of the options in the model, by name, as tensors."""
-        params = self._task.params
-        if params.decoding.rules:
-            return {}
-        texts = {"forbidden": list(params.decoding.forbidden), "source_prefix": ""}
-        if not self._tags.on_target:
-            texts["target_prefix"] = params.decoding.target_prefix
-        values = numbers_of(params.decoding).items()
-        return {name: tf.constant(value) for name, value in values} | {
-            name: tf.constant(text, tf.string) for name, text in texts.items()
-        }
 
     def _about(self):
         return {

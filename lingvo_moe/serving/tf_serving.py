@@ -1,16 +1,19 @@
 """Export for TensorFlow Serving: a model version with warm-up requests, and a client."""
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
-from lingvo_moe.serving.saved_model import SavedModel
+from lingvo_moe.serving import client
+from lingvo_moe.serving.saved_model import TRANSLATE, WITH_OPTIONS, SavedModel, default_options
 
 VERSION = "1"
 WARM_UP = Path("assets.extra") / "tf_serving_warmup_requests"
-_SIGNATURE = "serving_default"
+OPTIONS = "options.json"
 _BATCHES = (1, 8, 32)  # sentences of the warm-up requests
 
 # Numbers of fields in tensorflow_serving/apis: prediction_log.proto, predict.proto, model.proto.
@@ -22,31 +25,46 @@ _KEY, _VALUE = 1, 2  # of an entry of a map
 
 @dataclasses.dataclass(frozen=True)
 class TFServing(SavedModel):
-    """A SavedModel with warm-up requests, OUTPUT/1, and a REST client, OUTPUT/translate.py."""
+    """A SavedModel with warm-up requests, OUTPUT/1, and a REST client, OUTPUT/translate.py.
+
+    OUTPUT/options.json has the defaults of the options of a request, for the client.
+    """
 
     client = "client_tf_serving.py"
     hint = f"{SavedModel.hint} --url=URL"
 
     def write(self, model_dir, theta, step, directory):
-        """Writes the SavedModel and the warm-up requests."""
+        """Writes the SavedModel, the warm-up requests and the options."""
         version = directory / VERSION
         super().write(model_dir, theta, step, version)
+        options = default_options(model_dir.params)
+        text = json.dumps(client.plain(options), ensure_ascii=False, indent=1)
+        (directory / OPTIONS).write_text(text + "\n", encoding="utf-8")
         (version / WARM_UP).parent.mkdir()
         with tf.io.TFRecordWriter(str(version / WARM_UP)) as writer:
             for inputs in _warm_up_inputs(model_dir):
                 writer.write(prediction_log(inputs))
+                if options:
+                    writer.write(prediction_log(inputs | options, WITH_OPTIONS))
 
     def open(self, path):
         """Loads the SavedModel."""
         return super().open(path / VERSION)
 
 
-def prediction_log(inputs: Mapping[str, tf.Tensor]) -> bytes:
-    """A serialized PredictionLog of a PredictRequest, as of the package tensorflow-serving-api."""
-    request = _field(_MODEL_SPEC, _field(_SIGNATURE_NAME, _SIGNATURE.encode()))
+def prediction_log(inputs: Mapping[str, Any], signature: str = TRANSLATE) -> bytes:
+    """A serialized PredictionLog of a PredictRequest, as of the package tensorflow-serving-api.
+
+    Args:
+        inputs: of the signature, tensors or Python values.
+        signature: its name.
+    """
+    request = _field(_MODEL_SPEC, _field(_SIGNATURE_NAME, signature.encode()))
     for name, value in inputs.items():
-        tensor = tf.make_tensor_proto(value).SerializeToString()
-        request += _field(_INPUTS, _field(_KEY, name.encode()) + _field(_VALUE, tensor))
+        tensor = tf.convert_to_tensor(value)
+        proto = tf.make_tensor_proto(tensor.numpy(), tensor.dtype, tensor.shape)
+        entry = _field(_KEY, name.encode()) + _field(_VALUE, proto.SerializeToString())
+        request += _field(_INPUTS, entry)
     return _field(_PREDICT_LOG, _field(_REQUEST, request))
 
 

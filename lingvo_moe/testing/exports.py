@@ -38,10 +38,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def run_bare(directory, *arguments, stdin=""):
-    """The exported runner's result, in a process that has JAX and NumPy alone."""
+def run_bare(directory, *arguments, stdin="", program="run.py"):
+    """The result of an exported program, in a process without this package and TensorFlow."""
     return subprocess.run(
-        [sys.executable, "-I", "-c", BARE, str(directory / "run.py"), *arguments],
+        [sys.executable, "-I", "-c", BARE, str(directory / program), *arguments],
         input=stdin,
         capture_output=True,
         text=True,
