@@ -6,21 +6,27 @@ from lingvo_moe.core.tensorflow_private import FunctionDef, NodeDef, SavedModelP
 
 _GRAPH, _FINGERPRINT = "saved_model.pb", "fingerprint.pb"
 _SHAPES = "_output_shapes"  # of each node, for display only
+_ARGUMENT = "_user_specified_name"  # of each argument, for saving the functions of Python again
 
 
 def compact(directory: Path) -> None:
     """Removes what a program that runs the graph does not need; results stay the same.
 
     In each function equal constants become one, and nodes lose the shapes of their outputs, which
-    TensorFlow infers again. The fingerprint is removed too, because it no longer matches the file.
+    TensorFlow infers again. Functions that only other functions call lose Python's names of their
+    arguments. The fingerprint is removed too, because it no longer matches the file.
 
     Args:
         directory: of a SavedModel.
     """
     model = SavedModelProto.FromString((directory / _GRAPH).read_bytes())
     for graph in model.meta_graphs:
+        of_python = set(graph.object_graph_def.concrete_functions)
         for function in graph.graph_def.library.function:
             _compact_function(function)
+            if function.signature.name not in of_python:
+                for argument in function.arg_attr.values():
+                    argument.attr.pop(_ARGUMENT, None)
     (directory / _GRAPH).write_bytes(model.SerializeToString(deterministic=True))
     (directory / _FINGERPRINT).unlink(missing_ok=True)
 
