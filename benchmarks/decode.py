@@ -1,18 +1,21 @@
 """Decoding speed beside CTranslate2 and Hugging Face: a table for each case, engines timed in turn.
 
 python benchmarks/decode.py [--rounds=7] [--threads=2] [--only=NAME,…] [--cases=16x4,16x1,…]
+python benchmarks/decode.py --caches=local [--cases=16x4,…]
 
 Each engine is a process of its own (benchmarks/_peers/decode_*.py), fed by pipes. `make
 bench-decode` installs the peers into build/peers. The dense models of CTranslate2 and of this
 package have the same random weights. Sources have --steps tokens and as many steps are taken. A
 case such as 16x4 is 16 sentences with a beam of 4. Every round times each engine once; a ratio is
 the median of the rounds' ratios. --latency prints percentiles, for which 100 rounds are enough.
+--caches compares the kinds of decoding.cache with our dense model, without other packages.
 
 On an idle machine use wall time. On a shared machine use processor time, which is that of all
 threads.
 """
 
 import argparse
+import functools
 import os
 import sys
 import tempfile
@@ -42,6 +45,7 @@ def main() -> None:
         "--steps", type=int, default=32, help="number of decoding steps and of source tokens"
     )
     parser.add_argument("--latency", action="store_true", help="print percentiles of wall time too")
+    parser.add_argument("--caches", choices=("local", "xla"), help="compare caches in this runtime")
     args = parser.parse_args()
     os.environ |= {"PEERS_SHAPE": args.shape, "PEERS_STEPS": str(args.steps)}
     # Threads that spin while they wait would take processor time from the other engines.
@@ -78,6 +82,13 @@ def main() -> None:
             "ours (imported NLLB-MoE)": lambda: imported("local"),
             "ours (imported NLLB-MoE) by XLA": lambda: imported("xla"),
         }
+        if args.caches:
+            starts = {
+                cache: functools.partial(
+                    ours, "model.moe=None", f"decoding.cache={cache}()", runtime=args.caches
+                )
+                for cache in ("Flat", "Reordered")
+            }
         chosen = [name for name in args.only.split(",") if name] or list(starts)
         engines = {name: starts[name]() for name in starts if name in chosen}
         for case in args.cases.split(","):

@@ -1,7 +1,7 @@
 """Flat beam search (GShard, arXiv 2006.16668, section on decoding).
 
-B sentences, K unfinished ("living") hypotheses, N best translations, T steps, P flat positions
-(T·K), V vocabulary.
+B sentences, K unfinished ("living") hypotheses, N best translations, T steps, V vocabulary.
+C caches with P positions, each of Q hypotheses; see decoding/cache.py.
 """
 
 import math
@@ -13,6 +13,7 @@ import tensorflow as tf
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.smart_cond import size_of, smart_cond
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
+from lingvo_moe.decoding.cache import of_parents
 from lingvo_moe.decoding.choices import best_choices
 from lingvo_moe.decoding.constraints import Constraints, given
 from lingvo_moe.decoding.hugging_face import search_like
@@ -24,7 +25,7 @@ _IMPOSSIBLE = -math.inf
 _NO_WORDS = (PAD, BOS, EOS, UNK)
 _STEPS_AT_A_TIME = 16  # number of steps by which caches grow
 
-# (token_ids int32 [B, K], step int32 [], caches, visible bool [B, K, P], source)
+# (token_ids int32 [B, K], step int32 [], caches, visible bool [C, Q, P], source)
 #   -> (logits float32 [B, K, V], caches, the aligned source token int32 [B, K] if requested)
 StepFn = Callable[
     [tf.Tensor, tf.Tensor, Any, tf.Tensor, Any], tuple[tf.Tensor, Any, tf.Tensor | None]
@@ -53,8 +54,8 @@ class BeamOutput(NamedTuple):
 class _Living(NamedTuple):
     """Hypotheses without EOS.
 
-    Newest token, log P [B, K], what is known of each token [B, K, T], mask [B, K, P], places in
-    forbidden texts [B, K, S].
+    Newest token, log P [B, K], what is known of each token [B, K, T], mask of positions in its
+    cache [B, K, P], places in forbidden texts [B, K, S].
     """
 
     newest: tf.Tensor
@@ -73,7 +74,7 @@ class _Best(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """The state of the sentences in the batch, along the first dimension."""
+    """The state of the sentences in the batch, along the first dimension; caches [C, …, P, D]."""
 
     sentence: tf.Tensor  # its position in the batch
     max_length: tf.Tensor
@@ -154,8 +155,8 @@ def beam_search(
     steps = None
     if source_ids.shape[1] is not None:  # XLA needs a static bound; extra steps are not executed
         steps = max(params.longest(source_ids.shape[1]), len(request.prefix) + 1)
-    positions = (steps or 0) * params.beam_size
-    caches = model.empty_caches(source_lengths, positions, dtype)
+    owners = tf.repeat(source_lengths, params.beam_size // request.sharing)
+    caches = model.empty_caches(owners, (steps or 0) * request.sharing, dtype)
     if params.rules:
         parts = search_like(step_fn, caches, source, max_lengths, params, steps, start)
         found = BeamOutput(*parts)
@@ -195,20 +196,20 @@ def search(
 ) -> BeamOutput:
     """Flat beam search over any step function.
 
-    Keys and values of hypothesis k in step t are at flat position t·K + k and are never moved.
-    Re-ordering beams changes only `visible`, the mask of each hypothesis's positions, and the small
-    token table. In each step every living hypothesis followed by EOS is a candidate for the N best.
-    A sentence is done when no living hypothesis could reach a better score, even at the longest
-    length with only tokens of probability 1. At the longest length each living hypothesis is ended
-    by EOS, with EOS's own probability. PAD, BOS and UNK are never generated. Of equal scores the
-    lower beam is taken, then the lower id.
+    `visible` is the mask of each hypothesis's positions in its cache. If hypotheses share a cache,
+    re-ordering them changes only this mask and the small token table. In each step every living
+    hypothesis followed by EOS is a candidate for the N best. A sentence is done when no living
+    hypothesis could reach a better score, even at the longest length with only tokens of
+    probability 1. At the longest length each living hypothesis is ended by EOS, with EOS's own
+    probability. PAD, BOS and UNK are never generated. Of equal scores the lower beam is taken, then
+    the lower id.
 
     With a static number of steps there is one loop with static shapes, which XLA needs. Otherwise
     caches grow when they are full, and finished sentences are removed from the batch.
 
     Args:
         step_fn: one step of the model.
-        caches: state of step_fn, any structure of tensors [B, …, P, D]; P is steps · K, or 0 if
+        caches: state of step_fn, any structure of tensors [C, …, P, D]; P is steps · Q, or 0 if
             steps is None.
         source: other inputs of step_fn, any structure of tensors [B, …].
         max_lengths: int32 [B], at least 1, with EOS.
@@ -219,9 +220,9 @@ def search(
     params, batch = request.params, tf.shape(max_lengths)[0]
     max_lengths = tf.maximum(max_lengths, _constraints(request).forced + 1)
     static, steps = steps is not None, _num_steps(max_lengths) if steps is None else steps
-    capacity = steps if static else 0
+    positions = steps * request.sharing if static else 0
     best = _nothing(batch, steps, params)
-    living = _start(batch, steps, capacity, request, start)
+    living = _start(batch, steps, positions, request, start)
     rows = _Rows(tf.range(batch), max_lengths, source, caches, living, best)
     if static:
         return _output(_run(step_fn, tf.constant(0), rows, steps, request)[1].best)
@@ -231,8 +232,8 @@ def search(
         return (step < steps) & tf.reduce_any(_alive(rows))
 
     def advance(step, rows, best):
-        rows = _grown(_only(rows, _alive(rows)), step, params)
-        until = tf.shape(rows.living.visible)[2] // params.beam_size
+        rows = _grown(_only(rows, _alive(rows), request), step, request.sharing)
+        until = tf.shape(rows.living.visible)[2] // request.sharing
         step, rows = _run(step_fn, step, rows, tf.minimum(until, steps), request, leave=True)
         place = rows.sentence[:, None]
         best = tf.nest.map_structure(
@@ -277,9 +278,10 @@ def _run(step_fn, step, rows, until, request, leave=False):
 
 def _advance(step_fn, step, rows, request):
     """One step of all sentences."""
-    living, constraints = rows.living, _constraints(request)
-    visible = living.visible | _own_positions(step, living.visible)
-    logits, caches, sources = step_fn(living.newest, step, rows.caches, visible, rows.source)
+    living, constraints, sharing = rows.living, _constraints(request), request.sharing
+    visible = living.visible | _own_positions(step, living.visible, sharing)
+    by_cache = tf.reshape(visible, [-1, sharing, tf.shape(visible)[2]])
+    logits, caches, sources = step_fn(living.newest, step, rows.caches, by_cache, rows.source)
     least = tf.maximum(request.params.min_length, constraints.forced + 1)
     may_end = (step + 1 >= least) | (step + 1 >= rows.max_length)
     allowed = constraints.allowed(logits, living.written["ids"], step, living.places)
@@ -289,6 +291,7 @@ def _advance(step_fn, step, rows, request):
     living = living._replace(visible=visible)
     best = _offer(rows.best, living, continuations.ended, sources, step, request.params)
     living = _extend(living, continuations, sources, step)
+    caches = of_parents(caches, continuations.parent, sharing, request.in_order)
     hopeless = step + 1 >= rows.max_length
     hopeless |= _bound(living.log_probs, rows.max_length, request.params) <= best.scores[:, -1]
     living = living._replace(
@@ -382,17 +385,22 @@ def _alive(rows):
     return tf.reduce_any(rows.living.log_probs > _IMPOSSIBLE, axis=1)
 
 
-def _only(rows, keep):
+def _only(rows, keep, request):
     """The rows to keep."""
-    index = tf.where(keep)[:, 0]
-    return tf.nest.map_structure(lambda x: tf.gather(x, index), rows)
+
+    def kept(tree, keep):
+        index = tf.where(keep)[:, 0]
+        return tf.nest.map_structure(lambda x: tf.gather(x, index), tree)
+
+    caches = kept(rows.caches, tf.repeat(keep, request.params.beam_size // request.sharing))
+    return kept(rows._replace(caches=()), keep)._replace(caches=caches)
 
 
-def _grown(rows, step, params):
+def _grown(rows, step, sharing):
     """The rows with room for more steps if the caches are full."""
     visible = rows.living.visible
-    full = step * params.beam_size >= tf.shape(visible)[2]
-    more = tf.where(full, _STEPS_AT_A_TIME * params.beam_size, 0)
+    full = step * sharing >= tf.shape(visible)[2]
+    more = tf.where(full, _STEPS_AT_A_TIME * sharing, 0)
 
     def grow(tensor, axis):
         sizes = [[0, 0]] * tensor.shape.rank
@@ -425,7 +433,7 @@ def _num_steps(max_lengths):
     return tf.maximum(tf.reduce_max(max_lengths), 0)
 
 
-def _start(batch, steps, capacity, request, start):
+def _start(batch, steps, positions, request, start):
     """Hypotheses with the start only: in beam 0, or for samples in every beam."""
     params = request.params
     beams = params.beam_size
@@ -434,7 +442,7 @@ def _start(batch, steps, capacity, request, start):
         newest=tf.fill([batch, beams], start),
         log_probs=tf.tile(tf.where(alive, 0.0, _IMPOSSIBLE)[None], [batch, 1]),
         written=_unwritten([batch, beams, steps], params),
-        visible=tf.fill([batch, beams, capacity * beams], False),
+        visible=tf.fill([batch, beams, positions], False),
         places=_constraints(request).start(batch, beams),
     )
 
@@ -456,10 +464,9 @@ def _unwritten(shape, params):
     return written
 
 
-def _own_positions(step, visible):
-    """bool [1, K, P]: the flat position that each beam writes in this step."""
-    beams = size_of(visible, 1)
-    position = step * beams + tf.range(beams)
+def _own_positions(step, visible, sharing):
+    """bool [1, K, P]: the position that each hypothesis writes in this step."""
+    position = step * sharing + tf.range(size_of(visible, 1)) % sharing
     return (tf.range(tf.shape(visible)[2])[None] == position[:, None])[None]
 
 

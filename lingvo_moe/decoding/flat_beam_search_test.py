@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, init_theta
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
+from lingvo_moe.decoding.cache import Flat, Reordered
 from lingvo_moe.decoding.choices import best_choices
 from lingvo_moe.decoding.flat_beam_search import search
 from lingvo_moe.decoding.params import BeamSearchParams
@@ -171,10 +172,10 @@ def test_the_best_choices_of_many_are_those_of_a_sort(kind, max_count):
     ("beam_size", "alpha"),
     [(1, 0.6), (2, 0.0), (3, 1.0), (4, 0.6), (5, 0.0), (6, 0.6), (7, 1.0), (8, 0.0), (8, 1.0)],
 )
-def test_equals_a_plain_beam_search(beam_size, alpha):
-    params = BeamSearchParams(
-        beam_size=beam_size, n_best=3, length_penalty=alpha, length_ratio=1.0, length_offset=4
-    )
+@pytest.mark.parametrize("cache", [Flat(), Reordered()])
+def test_equals_a_plain_beam_search(beam_size, alpha, cache):
+    search = {"length_ratio": 1.0, "length_offset": 4, "length_penalty": alpha, "cache": cache}
+    params = BeamSearchParams(beam_size=beam_size, n_best=3, **search)
     sources = sentences([1, 2, 4, 6, 6, 3])
     lengths = set()
     for source, hypotheses in zip(sources, tiny().search(sources, params), strict=True):
@@ -183,9 +184,10 @@ def test_equals_a_plain_beam_search(beam_size, alpha):
     assert len(lengths) >= 3, "the test wants hypotheses of many lengths"
 
 
-def test_caches_grow_and_sentences_leave():
+@pytest.mark.parametrize("cache", [Flat(), Reordered()])
+def test_caches_grow_and_sentences_leave(cache):
     # At most 46, 20 and 8 tokens: two sentences leave and the last one outgrows its cache twice.
-    params = BeamSearchParams(beam_size=3, n_best=2, length_ratio=2.0, length_offset=6)
+    params = BeamSearchParams(beam_size=3, n_best=2, length_ratio=2.0, length_offset=6, cache=cache)
     sources = sentences([1, 20, 7])
     for source, hypotheses in zip(sources, tiny().search(sources, params), strict=True):
         assert_same(hypotheses, reference_search(tiny(), source, params))

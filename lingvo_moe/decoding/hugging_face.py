@@ -1,6 +1,6 @@
 """Beam search by the rules of Hugging Face's transformers (4.49), to the token.
 
-B sentences, K beams, N best kept, T steps, P flat positions (T·K), V vocabulary.
+B sentences, K beams, N best kept, T steps, P positions of a cache, V vocabulary.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.fields import Params
 from lingvo_moe.core.tokens import EOS, PAD
+from lingvo_moe.decoding.cache import of_parents
 
 _IMPOSSIBLE = -math.inf
 
@@ -71,16 +72,17 @@ def search_like(
         ids int32 [B, N, T], lengths int32 [B, N], scores float32 [B, N], as of a BeamOutput.
     """
     batch, beams = tf.shape(max_lengths)[0], params.beam_size
+    sharing = params.cache.sharing(beams)
     if steps is None:
         steps = tf.maximum(tf.reduce_max(max_lengths), 0)
-        caches = tf.nest.map_structure(lambda cache: _with_room(cache, steps * beams), caches)
+        caches = tf.nest.map_structure(lambda cache: _with_room(cache, steps * sharing), caches)
     nothing = tf.fill([batch, beams], _IMPOSSIBLE)
     tokens = tf.fill([batch, beams, steps], PAD)
     opened = _Beams(
         newest=tf.fill([batch, beams], start),
         log_probs=tf.tile([[0.0] + [_IMPOSSIBLE] * (beams - 1)], [batch, 1]),
         ids=tokens,
-        visible=tf.fill([batch, beams, steps * beams], False),
+        visible=tf.fill([batch, beams, steps * sharing], False),
     )
     kept = _Kept(tokens, tf.fill([batch, beams], 0), nothing)
 
@@ -90,9 +92,10 @@ def search_like(
 
     def advance(step, caches, opened, kept):
         place = tf.range(tf.shape(opened.visible)[2])
-        own = place[None] == step * beams + tf.range(beams)[:, None]
+        own = place[None] == step * sharing + tf.range(beams)[:, None] % sharing
         visible = opened.visible | own
-        logits, caches, _ = step_fn(opened.newest, step, caches, visible, source)
+        by_cache = tf.reshape(visible, [-1, sharing, tf.size(place)])
+        logits, caches, _ = step_fn(opened.newest, step, caches, by_cache, source)
         beam, token, scores = _best(opened.log_probs[..., None] + tf.nn.log_softmax(logits), beams)
         ids = tf.gather(opened.ids, beam, batch_dims=1)
         ids = tf.where(tf.range(tf.shape(ids)[2]) == step, token[..., None], ids)
@@ -109,6 +112,7 @@ def search_like(
         kept = _keep(kept, ids, tf.where(ends[:, None], goes_on / penalty, _IMPOSSIBLE), step)
         goes_on = tf.where((is_done | ends)[:, None], _IMPOSSIBLE, goes_on)
         visible = tf.gather(visible, beam, batch_dims=1)
+        caches = of_parents(caches, beam, sharing, in_order=beams == 1)
         return step + 1, caches, _Beams(token, goes_on, ids, visible), kept
 
     state = (tf.constant(0), caches, opened, kept)

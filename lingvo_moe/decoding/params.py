@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from lingvo_moe.core.fields import NonNegativeFloat, NonNegativeInt, Params, PositiveInt, Rule
 from lingvo_moe.core.lines import is_blank
 from lingvo_moe.core.params import evolve
+from lingvo_moe.decoding.cache import ByBeam, Cache
 from lingvo_moe.decoding.hugging_face import HuggingFace
 from lingvo_moe.decoding.sampling import Sampling
 
@@ -41,7 +42,7 @@ class BeamSearchParams(Params):
     """The params of a search.
 
     Attributes:
-        beam_size: K, 1 to MAX_BEAM. Memory grows with its square.
+        beam_size: K, 1 to MAX_BEAM. With a Flat cache, memory grows with its square.
         n_best: N, number of translations to return, 1 to MAX_BEAM.
         length_penalty: α of score = log P / ((5 + length)/6)^α (Wu et al. 2016, equation 14); the
             length counts EOS.
@@ -61,6 +62,7 @@ class BeamSearchParams(Params):
             long is cut too.
         batch_tokens: number of source tokens that are decoded together, with padding; a longer
             sentence is decoded alone. It does not change translations.
+        cache: how keys and values of hypotheses are kept. It does not change translations.
         shortlist: whether translations have only tokens of the model's Shortlist. Log P is then
             computed among these tokens. Not with sampling.
         sampling: draws beam_size independent translations of each sentence and returns the N with
@@ -85,6 +87,7 @@ class BeamSearchParams(Params):
     tokens: bool = False
     split_long: bool = False
     batch_tokens: PositiveInt = 2048
+    cache: Cache = ByBeam()
     shortlist: bool = False
     sampling: Sampling | None = None
     rules: HuggingFace | None = None

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.core.tokens import EOS
+from lingvo_moe.decoding.cache import Cache
 from lingvo_moe.decoding.constraints import Edge, given
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.sampling import Sampling
@@ -54,6 +55,16 @@ class Request:
         return self.params.sampling is not None and self.sampling
 
     @property
+    def in_order(self) -> bool | tf.Tensor:
+        """Whether each hypothesis continues itself: a single one does, and samples do."""
+        return (self.params.beam_size == 1) | self.samples
+
+    @property
+    def sharing(self) -> int | tf.Tensor:
+        """Number of hypotheses that share a cache."""
+        return self.params.cache.sharing(self.params.beam_size)
+
+    @property
     def graph(self) -> "Request":
         """The part that a graph depends on: equal for requests that differ only in their inputs."""
         sampling = self.params.sampling
@@ -95,16 +106,18 @@ class Request:
         return _replaced(self, {"params": params, **ids})
 
     @staticmethod
-    def of_tensors(inputs: Mapping[str, tf.Tensor]) -> "Request":
+    def of_tensors(inputs: Mapping[str, tf.Tensor], cache: Cache) -> "Request":
         """A request whose options are tensors, for a graph that serves any request.
 
         Args:
             inputs: those of `numbers_of` by name; forbidden int32 [E, 3]; prefix int32 [P], or none
                 where it is not supported.
+            cache: for keys and values.
         """
         sampling = _replaced(Sampling(), {name: inputs[name] for name in _SAMPLING_NUMBERS})
         numbers = {name: inputs[name] for name in _SEARCH_NUMBERS}
-        params = _replaced(BeamSearchParams(tokens=True), numbers | {"sampling": sampling})
+        fixed = BeamSearchParams(tokens=True, cache=cache)
+        params = _replaced(fixed, numbers | {"sampling": sampling})
         ids = {name: inputs[name] for name in ("prefix", "forbidden") if name in inputs}
         return _replaced(Request(), {"params": params, "sampling": sampling.temperature > 0, **ids})
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.core.tokens import PAD
+from lingvo_moe.decoding.cache import Flat, Reordered
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.sampling import Sampling
 from lingvo_moe.decoding.shortlist import Shortlist
@@ -49,13 +50,13 @@ def among(model, tokens):
 SOURCES = [[5, 9, 8], [6, 9, 8, 17], [5, 12, 11, 10, 19, 18], [6, 7]]
 
 
-@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize(("beam_size", "cache"), [(1, Flat()), (4, Flat()), (4, Reordered())])
 @pytest.mark.parametrize(
     "texts", [{}, {"prefix": (77, 9), "forbidden": ((12,), (14, 10), (99, 98))}], ids=str
 )
-def test_equals_a_search_over_the_listed_tokens(model, shortlist, beam_size, texts):
+def test_equals_a_search_over_the_listed_tokens(model, shortlist, beam_size, cache, texts):
     search = {"length_ratio": 1.0, "length_offset": 3, "n_best": 3}
-    search |= {"beam_size": beam_size, "no_repeat_ngram": 1}
+    search |= {"beam_size": beam_size, "no_repeat_ngram": 1, "cache": cache}
     request = request_of(**search, **texts, shortlist=True, tokens=True, instance=shortlist)
     together = model.search(SOURCES, request)
     used = set()

@@ -1,7 +1,7 @@
 """Multi-head attention.
 
 B batch, T query length, L key length, N heads, D size of one head, A all heads (N·D), M model,
-P positions of a cache, K hypotheses of a sentence.
+K hypotheses of a sentence, C caches with P positions, each of Q hypotheses.
 """
 
 import dataclasses
@@ -153,22 +153,22 @@ class Attention(Layer):
         cache: KeysValues,
         bias: tf.Tensor,
         start: tf.Tensor,
-        beam: int,
+        sharing: int,
     ) -> tuple[tf.Tensor, KeysValues]:
-        """Self-attention of the newest tokens of K hypotheses of each sentence.
+        """Self-attention of the newest tokens of hypotheses.
 
         Args:
             laid_out: of `lay_out`.
-            inputs: [B·K, M].
-            cache: keys and values of all earlier steps, flat: [B, N, P, D].
-            bias: float32, broadcasts to [B, N, K, P].
-            start: int32 [], the first of the K positions for the new keys and values.
-            beam: K.
+            inputs: [C·Q, M].
+            cache: keys and values of all earlier steps, [C, N, P, D].
+            bias: float32, broadcasts to [C, N, Q, P].
+            start: int32 [], the first of the Q positions for the new keys and values.
+            sharing: Q.
 
         Returns:
-            [B·K, M], and the cache with the new keys and values.
+            [C·Q, M], and the cache with the new keys and values.
         """
-        queries, *new = self._step_heads(inputs, laid_out, "query_key_value", beam)
+        queries, *new = self._step_heads(inputs, laid_out, "query_key_value", sharing)
         cache = KeysValues(*(write(old, part, start) for old, part in zip(cache, new, strict=True)))
         logits = tf.matmul(queries, cache.keys, transpose_b=True)
         return self._mix_rows(laid_out, logits, cache.values, bias)[0], cache
@@ -316,14 +316,14 @@ def write(cache: tf.Tensor, new: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
     """A cache of keys or values with new ones written to it.
 
     Args:
-        cache: [B, N, P, D].
-        new: [B, N, K, D].
-        start: int32 [], the first of the K positions to write; K divides start and P.
+        cache: [C, N, P, D].
+        new: [C, N, Q, D].
+        start: int32 [], the first of the Q positions to write; Q divides start and P.
     """
     if cache.shape.is_fully_defined():  # XLA cannot update in place at a variable position
-        positions, beam = cache.shape[2], new.shape[2]
-        here = tf.range(positions) // beam == start // beam
-        return tf.where(here[:, None], tf.tile(new, [1, 1, positions // beam, 1]), cache)
+        positions, sharing = cache.shape[2], new.shape[2]
+        here = tf.range(positions) // sharing == start // sharing
+        return tf.where(here[:, None], tf.tile(new, [1, 1, positions // sharing, 1]), cache)
     # In two dimensions this takes half the time of four.
     batch, heads, positions, size = tf.unstack(tf.shape(cache))
     rows, count = batch * heads, tf.shape(new)[2]

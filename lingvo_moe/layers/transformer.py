@@ -1,7 +1,7 @@
 """The MoE Transformer encoder-decoder.
 
-B batch, T target length, L source length, K living hypotheses, P flat cache positions, N heads,
-M model, V vocabulary, Y equal blocks of layers.
+B batch, T target length, L source length, K living hypotheses, C caches with P positions, each of Q
+hypotheses, N heads, M model, V vocabulary, Y equal blocks of layers.
 """
 
 import dataclasses
@@ -361,10 +361,10 @@ class Transformer(Layer):
         return source
 
     def empty_caches(self, lengths: tf.Tensor, positions: int | tf.Tensor, dtype: tf.DType):
-        """Caches [B, N, P, D] of zeros for each decoder layer, to be filled by `step`.
+        """Caches [C, N, P, D] of zeros for each decoder layer, to be filled by `step`.
 
         Args:
-            lengths: int32 [B], of the sentences.
+            lengths: int32 [C], of the sentence of each cache.
             positions: P.
             dtype: of the caches.
         """
@@ -382,17 +382,17 @@ class Transformer(Layer):
         visible: tf.Tensor,
         source: NestedMap,
     ) -> tuple[tf.Tensor, dict[str, KeysValues], tf.Tensor]:
-        """Scores of the next token for K hypotheses of each sentence (GShard's flat beam search).
+        """Scores of the next token for K hypotheses of each sentence.
 
-        Cache position t·K + k has the keys and values of hypothesis k in step t; they are never
-        moved.
+        Q hypotheses of a sentence share a cache: all K in GShard's flat beam search, or one.
+        Position t·Q + q of a cache has the keys and values of its hypothesis q in step t.
 
         Args:
             laid_out: of `lay_out`.
             token_ids: int32 [B, K], the newest token of each hypothesis.
             step: int32 [], its position t.
-            caches: layer -> keys and values [B, N, P, D], P = steps · K.
-            visible: bool [B, K, P], the flat positions of the tokens of each hypothesis, with the
+            caches: layer -> keys and values [C, N, P, D], P = steps · Q.
+            visible: bool [C, Q, P], the positions of the tokens of each hypothesis, with the
                 newest.
             source: from `encode`.
 
@@ -416,7 +416,7 @@ class Transformer(Layer):
                 bias,
                 source.memories[name],
                 source.bias,
-                step * beam,
+                step * size_of(visible, 1),
                 tokens,
             )
             attentions.append(attention)
@@ -426,7 +426,7 @@ class Transformer(Layer):
         return logits, new_caches, attentions[-2:][0]
 
     def _step_bias(self, own, step, visible):
-        """float32, broadcasts to [B, N, K, P]: the bias of the newest tokens' self-attention."""
+        """float32, [C, N or 1, Q, P]: the bias of the newest tokens' self-attention."""
         if "relative_bias" not in own:
             return tf.where(visible, 0.0, FORBIDDEN)[:, None]
         distance = step - tf.range(tf.shape(visible)[2]) // size_of(visible, 1)

@@ -1,7 +1,7 @@
 """One layer of the MoE Transformer, and the params of all layers.
 
-B batch, T target length, L source length, K living hypotheses, P flat cache positions, N heads,
-M model.
+B batch, T target length, L source length, K living hypotheses, C caches with P positions, each of Q
+hypotheses, N heads, M model.
 """
 
 import dataclasses
@@ -229,11 +229,11 @@ class TransformerLayer(Layer):
         Args:
             laid_out: of `lay_out`.
             inputs: [B·K, M].
-            cache: keys and values of all earlier steps, flat: [B, N, P, D].
-            bias: float32, broadcasts to [B, N, K, P].
+            cache: keys and values of all earlier steps, [C, N, P, D].
+            bias: float32 [C, N or 1, Q, P].
             memory: the source's keys and values, [B, N, L, D].
             memory_bias: float32 [B, 1, 1, L].
-            start: int32 [], the first of the K positions for the new keys and values.
+            start: int32 [], the first of the Q positions for the new keys and values.
             tokens: [B, K], their ids, segments and tasks.
 
         Returns:
@@ -241,7 +241,8 @@ class TransformerLayer(Layer):
         """
         norm, norms, beam = self.params.norm, laid_out.norms, size_of(tokens.ids, 1)
         x = norm.fprop(norms.self_attention, inputs)
-        y, cache = self.attention.step(laid_out.self_attention, x, cache, bias, start, beam)
+        sharing = size_of(bias, 2)
+        y, cache = self.attention.step(laid_out.self_attention, x, cache, bias, start, sharing)
         y += inputs
         x = norm.fprop(norms.cross_attention, y)
         x, attention = self.attention.attend(laid_out.cross_attention, x, memory, memory_bias, beam)

@@ -10,6 +10,7 @@ import tensorflow as tf
 import lingvo_moe as lm
 from lingvo_moe.core import safetensors
 from lingvo_moe.core.layer import EVALUATION
+from lingvo_moe.decoding.cache import Flat, Reordered
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.pretrained.hugging_face import import_model
 from lingvo_moe.serving.to_hugging_face import HuggingFace
@@ -43,7 +44,8 @@ def test_tokens_log_probs_and_searches_are_those_of_transformers(imported):
     runtime = testing.loaded(model_dir)
     testing.assert_same_tokens(model_dir, source)
     testing.assert_same_log_probs(model_dir, runtime, source)
-    testing.assert_same_searches(model_dir, runtime, source)
+    for cache in (Flat(), Reordered()):
+        testing.assert_same_searches(model_dir, runtime, source, cache)
 
 
 def test_import_export_import_gives_the_same_bytes(imported, tmp_path):

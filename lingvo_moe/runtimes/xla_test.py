@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
@@ -21,8 +22,10 @@ def runtimes(*overrides):
     return made
 
 
-def test_translations_are_those_of_the_executor():
-    local, xla = runtimes("decoding.tokens=True", "decoding.beam_size=2")
+@pytest.mark.parametrize("cache", ["Flat", "Reordered"])
+def test_translations_are_those_of_the_executor(cache):
+    cache = f"decoding.cache={cache}()"
+    local, xla = runtimes("decoding.tokens=True", "decoding.beam_size=2", cache)
     wanted = local.translate(IDS, LENGTHS)
     for rows in (slice(None), slice(1, 2)):  # padded to 4 rows; 1 row
         found = xla.translate(IDS[rows], LENGTHS[rows])

@@ -66,7 +66,9 @@ class Trained(TrainedModel):
     """The model of a logdir, with limits for requests."""
 
     options: Sequence[str] = [
-        field.name for field in dataclasses.fields(BeamSearchParams) if field.name != "batch_tokens"
+        field.name
+        for field in dataclasses.fields(BeamSearchParams)
+        if field.name not in ("batch_tokens", "cache")
     ]
 
     def __init__(

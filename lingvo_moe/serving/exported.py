@@ -25,7 +25,7 @@ from lingvo_moe.tasks.translator import (
 
 # Fields of BeamSearchParams: those that are texts, and those that no export has as options.
 _TEXTS = ("forbidden", "source_prefix", "target_prefix")
-_NO_OPTIONS = ("batch_tokens", "shortlist", "rules")
+_NO_OPTIONS = ("batch_tokens", "cache", "shortlist", "rules")
 
 
 def is_saved_model(directory: Path) -> bool:

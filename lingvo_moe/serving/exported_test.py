@@ -41,6 +41,13 @@ def exported(model_dir):
     return Exported(_save(model_dir, model_dir.path / "export"))
 
 
+@pytest.fixture(scope="module")
+def reordered(model_dir):
+    """An export with another kind of cache than the logdir has."""
+    other = model_dir.with_overrides(["decoding.cache=Reordered()"])
+    return Exported(_save(other, model_dir.path / "reordered"))
+
+
 def test_translations_are_those_of_the_logdir(model_dir, exported):
     translator, _ = load_translator(model_dir, Local(model_dir.task))
     warnings, cut = [], []
@@ -98,12 +105,14 @@ TWO_SENTENCES = "kara mi so ti. mi ra so. kara kara mi."
 SHORT_SENTENCES = "mi. so. ti. mi. ra. so. kara mi."  # several fit into a part
 
 
+@pytest.mark.parametrize("export", ["exported", "reordered"])
 @pytest.mark.parametrize(
     "options",
     [SEARCH, {"n_best": 2, "sampling": SAMPLING}, {"split_long": True, "source_prefix": "so "}],
     ids=["search", "sampling", "texts"],
 )
-def test_options_are_those_of_the_logdir(model_dir, exported, options):
+def test_options_are_those_of_the_logdir(model_dir, export, options, request):
+    exported = request.getfixturevalue(export)
     sentences, warnings, cut = [*SENTENCES, TWO_SENTENCES, SHORT_SENTENCES], [], []
     expected = lm.load(model_dir.path).translate(sentences, warn=warnings.append, **options)
     got = exported.translate(sentences, warn=cut.append, batch_tokens=32, **options)

@@ -171,7 +171,7 @@ class ServedModel(tf.Module):
                 tf.size(prefix) <= self._max_pieces,
                 f"target_prefix has more than {self._max_pieces:,} tokens; give fewer words.",
             )
-        return Request.of_tensors(options | ids)
+        return Request.of_tensors(options | ids, self._task.params.decoding.cache)
 
     def _score(self, sentences, translations, **languages):
         read, pieces = self._read(sentences, languages), self._target.encode(translations)

@@ -9,6 +9,7 @@ import tensorflow as tf
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tokens import EOS
 from lingvo_moe.data.batching import padded
+from lingvo_moe.decoding.cache import Cache
 from lingvo_moe.decoding.hugging_face import HuggingFace
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.request import Request
@@ -70,7 +71,9 @@ def assert_same_log_probs(model_dir: ModelDir, runtime: Local, directory: Path) 
         np.testing.assert_allclose(ours, wanted, atol=1e-5)
 
 
-def assert_same_searches(model_dir: ModelDir, runtime: Local, directory: Path) -> None:
+def assert_same_searches(
+    model_dir: ModelDir, runtime: Local, directory: Path, cache: Cache
+) -> None:
     """Greedy and beam search find the same ids and, within 1e-5, the same scores."""
     expected = reference(directory)
     tag, length = model_dir.tag(languages(model_dir)[1]), expected["max_length"] - 1
@@ -83,6 +86,7 @@ def assert_same_searches(model_dir: ModelDir, runtime: Local, directory: Path) -
             length_ratio=0.0,
             length_offset=length,
             rules=HuggingFace(early_stopping=options.get("early_stopping", False)),
+            cache=cache,
         )
         output = runtime.translate(*padded(sources), request=Request(params))
         for row, (ids, score) in enumerate(zip(found["ids"], found["scores"], strict=True)):

@@ -1,0 +1,91 @@
+"""Policies for the keys and values of hypotheses.
+
+B sentences, K hypotheses of each, T steps, N heads, D size of a head.
+C caches with P positions; Q hypotheses share one: C·Q = B·K, P = T·Q.
+"""
+
+import abc
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_moe.core.fields import Params, PositiveInt
+from lingvo_moe.core.smart_cond import smart_cond
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cache(Params, abc.ABC):
+    """A policy for the keys and values of hypotheses; translations do not depend on it.
+
+    They are in C caches [C, N, P, D]. In step t hypothesis k of a sentence writes to position
+    t·Q + k mod Q of the sentence's cache k // Q.
+    """
+
+    @abc.abstractmethod
+    def sharing(self, beams: int | tf.Tensor) -> int | tf.Tensor:
+        """Q for K hypotheses: K, or 1. K is a tensor in a graph for any beam size."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flat(Cache):
+    """One cache [B, N, T·K, D] for the hypotheses of a sentence; nothing is moved.
+
+    A mask gives the positions of each hypothesis (GShard's flat beam search). Attention is computed
+    over all T·K positions.
+    """
+
+    def sharing(self, beams):
+        return beams
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reordered(Cache):
+    """A cache [B·K, N, T, D] for each hypothesis, copied from that of its parent in each step.
+
+    Attention is computed over T positions. Samples and single hypotheses need no copies.
+    """
+
+    def sharing(self, beams):
+        del beams
+        return 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ByBeam(Cache):
+    """Reordered for wide beams, else Flat. In a graph for any beam size, Flat.
+
+    Attributes:
+        reordered_from: the smallest wide beam. The default is measured on a CPU; see
+            docs/decoding.md.
+    """
+
+    reordered_from: PositiveInt = 32
+
+    def sharing(self, beams):
+        return 1 if not tf.is_tensor(beams) and beams >= self.reordered_from else beams
+
+
+def of_parents(
+    caches: Any, parent: tf.Tensor, sharing: int | tf.Tensor, in_order: bool | tf.Tensor
+) -> Any:
+    """The caches for the next step.
+
+    Args:
+        caches: any structure of tensors [C, N, P, D].
+        parent: int32 [B, K], the hypothesis of this step that each one of the next continues.
+        sharing: Q.
+        in_order: whether each hypothesis continues itself.
+
+    Returns:
+        The same caches if hypotheses share them or are in order, else those of the parents.
+    """
+    if tf.is_tensor(sharing) or sharing > 1:
+        return caches
+
+    def copy(cache):
+        shape = tf.shape(cache)
+        by_sentence = tf.reshape(cache, tf.concat([tf.shape(parent), shape[1:]], axis=0))
+        return tf.reshape(tf.gather(by_sentence, parent, batch_dims=1), shape)
+
+    return smart_cond(in_order, lambda: caches, lambda: tf.nest.map_structure(copy, caches))

@@ -1,0 +1,56 @@
+"""Searches find the same with every kind of cache."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.decoding.cache import ByBeam, Flat, Reordered, of_parents
+from lingvo_moe.decoding.hugging_face import HuggingFace
+from lingvo_moe.decoding.sampling import Sampling
+from lingvo_moe.testing.slow_search import request_of, sentences, tiny
+
+
+def test_hypotheses_that_share_one():
+    assert [Flat().sharing(k) for k in (1, 4, 64)] == [1, 4, 64]
+    assert [Reordered().sharing(k) for k in (1, 4, 64)] == [1, 1, 1]
+    assert [ByBeam(reordered_from=5).sharing(k) for k in (1, 4, 5, 64)] == [1, 4, 1, 1]
+    any_size = tf.constant(64)
+    assert Flat().sharing(any_size) is ByBeam().sharing(any_size) is any_size
+
+
+def test_caches_of_parents_by_hand():
+    # Two sentences with three hypotheses, numbered from 0.
+    caches = tf.reshape(tf.range(6.0), [6, 1, 1, 1])
+    parent = tf.constant([[0, 0, 2], [1, 0, 1]])
+
+    def numbers(sharing, in_order):
+        return tf.reshape(of_parents(caches, parent, sharing, in_order), [-1]).numpy().tolist()
+
+    assert numbers(1, False) == numbers(1, tf.constant(False)) == [0, 0, 2, 4, 3, 4]
+    assert numbers(1, True) == numbers(3, False) == list(range(6))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prefix": (8, 8), "forbidden": ((8, 10),), "no_repeat_ngram": 2, "min_length": 5},
+        {"sampling": Sampling(temperature=2.0)},
+        {"beam_size": 32},
+        {"rules": HuggingFace(), "tokens": False},
+        {"rules": HuggingFace(early_stopping=True), "tokens": False, "beam_size": 1},
+    ],
+    ids=["constraints", "samples", "wide", "Hugging Face", "Hugging Face, one hypothesis"],
+)
+def test_translations_tokens_and_scores_are_equal(options):
+    search = {"beam_size": 4, "n_best": 3, "tokens": True, "length_ratio": 1.0, "length_offset": 5}
+    if "rules" in options:
+        search["n_best"] = 1
+    found = {
+        cache: tiny().output(sentences([2, 20, 4, 6]), request_of(**search | options, cache=cache))
+        for cache in (Flat(), Reordered())
+    }
+    flat, reordered = found.values()
+    assert len({tuple(ids) for ids in flat.ids.reshape([-1, flat.ids.shape[2]])}) > 2
+    for ours, theirs in zip(flat, reordered, strict=True):
+        if ours.dtype != object:  # None
+            np.testing.assert_allclose(ours, theirs, atol=1e-4 * (ours.dtype == np.float32))
