@@ -96,7 +96,7 @@ def collect(work: Work) -> Statistics:
     for pair in each_pair(work):
         blocks = range(len(pair.block_lines("train")))
         loaded = [pair.load_ids("train", number, "lengths", "counts") for number in blocks]
-        lengths[pair.pair.name] = _quantiles(_histogram(block[0] for block in loaded))
+        lengths[pair.pair.name] = length_quantiles(length_histogram(block[0] for block in loaded))
         for i, side in enumerate(SIDES):
             language = getattr(pair.pair, side)
             counts[side][language] += sum((b[1][i] for b in loaded), np.zeros(4, np.int64))
@@ -104,7 +104,7 @@ def collect(work: Work) -> Statistics:
     return Statistics(lengths, counts, {reason: dropped[reason] for reason in sorted(dropped)})
 
 
-def _histogram(blocks) -> np.ndarray:
+def length_histogram(blocks) -> np.ndarray:
     """[2, lengths + 1]: how many examples have each length, by side."""
     found = np.zeros((2, 1), np.int64)
     for lengths in blocks:
@@ -115,7 +115,7 @@ def _histogram(blocks) -> np.ndarray:
     return found
 
 
-def _quantiles(histogram: np.ndarray) -> np.ndarray:
+def length_quantiles(histogram: np.ndarray) -> np.ndarray:
     """[2, quantiles] of a histogram."""
     below = np.cumsum(histogram, axis=1)
     return np.array(

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from lingvo_moe.data import blocks
-from lingvo_moe.data.card import _histogram, _quantiles, draw_pairs, draw_tokens
+from lingvo_moe.data.card import draw_pairs, draw_tokens, length_histogram, length_quantiles
 from lingvo_moe.data.cleaning.damaged import Damaged
 from lingvo_moe.data.cleaning.length_ratio import LengthRatio
 from lingvo_moe.data.dataset import PairInfo
@@ -129,7 +129,9 @@ def test_pictures_have_both_sides(made):
 
 
 def test_lengths_are_counted_up_to_the_longest():
-    histogram = _histogram([np.array([[1, 2], [3, 2]]), np.array([[1, 5]]), np.empty((0, 2), int)])
+    histogram = length_histogram(
+        [np.array([[1, 2], [3, 2]]), np.array([[1, 5]]), np.empty((0, 2), int)]
+    )
     assert histogram.tolist() == [[0, 2, 0, 1, 0, 0], [0, 0, 2, 0, 0, 1]]
-    assert _quantiles(histogram).tolist() == [[1, 3], [2, 5]]
-    assert _quantiles(np.zeros((2, 1))).tolist() == [[0, 0], [0, 0]]
+    assert length_quantiles(histogram).tolist() == [[1, 3], [2, 5]]
+    assert length_quantiles(np.zeros((2, 1))).tolist() == [[0, 0], [0, 0]]

@@ -1,26 +1,51 @@
-"""Tests of the pictures: sizes, and that what differs looks different."""
+"""Tests of the pictures: what differs looks different, and all of it fits the page."""
 
 import numpy as np
 import pytest
 
 from lingvo_moe.evaluation.experts_plot import draw_coactivation, draw_load, draw_similarity
-from lingvo_moe.testing.pictures import ink, pixels
+from lingvo_moe.testing.pictures import ink, inked, pixels
 
 
 def _languages(count):
     return [f"x{i}" for i in range(count)]
 
 
-def _load(num_languages, num_experts, seed=0):
-    shares = np.random.default_rng(seed).dirichlet(np.ones(num_experts), size=num_languages)
+def _load(num_languages, num_experts):
+    """The first half of the experts, rounded up, is chosen equally often, the others never."""
+    shares = np.zeros((num_languages, num_experts))
+    half = (num_experts + 1) // 2
+    shares[:, :half] = 1 / half
     return draw_load(shares, _languages(num_languages), range(num_experts), "encoder/layer_01")
 
 
-@pytest.mark.parametrize(("languages", "experts"), [(1, 1), (100, 8), (3, 512), (300, 2048)])
-def test_a_picture_fits_a_page_whatever_it_shows(languages, experts):
-    height, width, _ = pixels(_load(languages, experts)).shape
-    assert 400 <= width <= 1088  # 68 rem, the page's width
+def _assert_fits_a_page(png):
+    height, width, _ = pixels(png).shape
+    assert 390 <= width <= 1088  # 68 rem, the page's width
     assert 200 <= height <= 1500
+
+
+def _dark_quarters(png, dark, light):
+    """[[bool, bool], [bool, bool]]: which quarters of the cells are dark; the others are light."""
+    found = inked(png, dark)
+    cells = found | inked(png, light)
+    # Cells are most of the picture; the bar of colours is to the right of them.
+    down, across = (np.nonzero(cells.mean(axis=axis) > 0.4)[0] for axis in (1, 0))
+    # One point of each quarter, not on the diagonal, which may be gray.
+    rows, columns = np.quantile(down, [0.15, 0.65]), np.quantile(across, [0.35, 0.85])
+    points = np.ix_(rows.astype(int), columns.astype(int))
+    assert cells[points].all()
+    return found[points].tolist()
+
+
+LIGHTEST, DARKEST = "#ffffd9", "#081d58"  # the ends of YlGnBu
+
+
+@pytest.mark.parametrize(("languages", "experts"), [(4, 2), (100, 8), (3, 512), (300, 2048)])
+def test_loads_of_few_and_many(languages, experts):
+    picture = _load(languages, experts)
+    _assert_fits_a_page(picture)
+    assert _dark_quarters(picture, DARKEST, LIGHTEST) == [[True, False], [True, False]]
 
 
 def test_more_languages_make_a_taller_picture_and_more_experts_a_wider_one():
@@ -72,11 +97,14 @@ def test_labels_are_text_not_mathematics():
     assert black("$\\bad", "b$_") > black("bad", "b") + 15  # as mathematics it would be an error
 
 
-@pytest.mark.parametrize("count", [1, 250])
+@pytest.mark.parametrize("count", [8, 250])
 def test_similarity_of_few_and_many(count):
-    similarity = np.random.default_rng(0).random((count, count))
-    height, width, _ = pixels(draw_similarity(similarity, _languages(count), [count], "s")).shape
-    assert max(height, width) <= 1088
+    """Two groups of languages: equal within a group, different between them."""
+    group = np.arange(count) < count // 2
+    similarity = np.where(group[:, None] == group, 1.0, 0.0)
+    picture = draw_similarity(similarity, _languages(count), [count], "s")
+    _assert_fits_a_page(picture)
+    assert _dark_quarters(picture, DARKEST, LIGHTEST) == [[True, False], [False, True]]
 
 
 def test_lines_part_the_groups():
@@ -101,9 +129,22 @@ def test_more_than_chance_is_red_and_less_is_blue():
     assert abs(colors(1.0)) < 10
 
 
-@pytest.mark.parametrize("count", [1, 512])
+RED, BLUE = "#67001f", "#053061"  # the ends of RdBu
+
+
+@pytest.mark.parametrize("count", [8, 512])
 def test_coactivation_of_few_and_many(count):
-    lift = np.random.default_rng(0).lognormal(size=(count, count))
+    """Experts of the same half share tokens more often than by chance, others less often."""
+    half = np.arange(count) < count // 2
+    lift = np.where(half[:, None] == half, 4.0, 1 / 4)
     np.fill_diagonal(lift, np.nan)
-    height, width, _ = pixels(draw_coactivation(lift, range(count), "layer")).shape
-    assert max(height, width) <= 1088
+    picture = draw_coactivation(lift, range(count), "layer")
+    _assert_fits_a_page(picture)
+    assert _dark_quarters(picture, RED, BLUE) == [[True, False], [False, True]]
+
+
+def test_one_of_a_kind_is_drawn_in_gray():
+    alone = np.full((1, 1), np.nan)
+    for picture in (draw_similarity(alone, ["a"], [1], "s"), draw_coactivation(alone, [0], "s")):
+        _assert_fits_a_page(picture)
+        assert _has_gray(picture) > 5000

@@ -310,13 +310,13 @@ class _SearchState:
         if not len(change.delta):
             return None
         busy = self.busy
-        peaks = _peak(busy + change.delta) + self.padding(change)
+        peaks = smooth_maximum(busy + change.delta) + self.padding(change)
         least = int(peaks.argmin())
-        now = _peak(busy) + self.padding()
+        now = smooth_maximum(busy) + self.padding()
         return change.make(least) if peaks[least] < now * (1 - _EPSILON) else None
 
 
-def _peak(busy: np.ndarray) -> np.ndarray:
+def smooth_maximum(busy: np.ndarray) -> np.ndarray:
     """A smooth maximum over the last axis: the mean of 16th powers, to the power 1/16."""
     top = np.maximum(busy.max(axis=-1, keepdims=True), 1e-300)
     power = busy / top

@@ -7,7 +7,7 @@ import pytest
 
 from lingvo_moe.placement.cost import balance_ratio, device_tokens
 from lingvo_moe.placement.placement import EMPTY, Expand, Migrate, Placement, Replace
-from lingvo_moe.placement.policy_maker import PolicyMaker, _peak, _SearchState
+from lingvo_moe.placement.policy_maker import PolicyMaker, _SearchState, smooth_maximum
 from lingvo_moe.testing.placements import make_cost, random_placement
 
 
@@ -185,7 +185,7 @@ def test_what_each_candidate_pads(seed):
 def test_the_smooth_maximum():
     # The norm of order 16 over four devices: 2 · (1/4)^(1/16) = 1.834.
     np.testing.assert_allclose(
-        _peak(np.array([[3.0] * 4, [2, 0, 0, 0], [0] * 4])), [3, 1.834008, 0], rtol=1e-6
+        smooth_maximum(np.array([[3.0] * 4, [2, 0, 0, 0], [0] * 4])), [3, 1.834008, 0], rtol=1e-6
     )
 
 

@@ -6,7 +6,6 @@ import pytest
 
 pytest.importorskip("jax")
 
-from lingvo_moe.placement.profile import _groups, _pairs
 from lingvo_moe.testing.devices import run_on
 
 
@@ -44,21 +43,24 @@ def test_unequal_nodes(measured):
     assert "got 8 devices and nodes of 3" in measured["error"]
 
 
-def test_pairs_and_groups():
-    assert _pairs(3, 3) == [(0, 1)]
-    assert _pairs(4, 2) == [(0, 1), (0, 2)]
-    assert _groups(6, 6) == [[0, 1], [0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]
-    # One device of each of three nodes: of two, and of all.
-    assert _groups(3, 1) == [[0, 1], [0, 1, 2]]
-    assert _groups(4, 2) == [[0, 1], [0, 2], [0, 1, 2, 3]]
+def test_pairs_and_groups(measured):
+    """Pairs of devices of transfers; (devices, nodes) of AllReduces."""
+    near, far = [0, 1], [0, 2]
+    assert measured["probes"] == {
+        "6 of nodes of 6": [[near], [[2, 1], [4, 1], [6, 1]]],
+        # One device of each of three nodes: of two, and of all.
+        "3 of nodes of 1": [[near], [[2, 2], [3, 3]]],
+        "4 of nodes of 2": [[near, far], [[2, 1], [2, 2], [4, 2]]],
+    }
 
 
 def main():
     """Measures eight virtual devices, and prints what the tests look at."""
+    import jax
     import numpy as np
 
     from lingvo_moe.hardware.calibrate import timed
-    from lingvo_moe.placement.profile import Machine, measure
+    from lingvo_moe.placement.profile import Machine, measure, probes
 
     machine = Machine(model_dim=8, hidden_dim=16, node=4)
     counted = []
@@ -66,6 +68,14 @@ def main():
     outputs, (to_inputs, to_wi, to_wo) = machine.expert_step(3, 5)()
     profile = measure(machine, tokens=(4, 8), rounds=1)
     _, errors = profile.fit(token_bytes=1.0, gradient_bytes=2.0, state_bytes=3.0)
+    made = {}
+    for devices, node in ((6, 6), (3, 1), (4, 2)):
+        some = Machine(
+            model_dim=8, hidden_dim=16, node=node, devices=tuple(jax.devices()[:devices])
+        )
+        kinds = probes(some, tokens=(), sizes=(1,)).kinds
+        pairs, groups = ([what[:2] for what in kinds[k]] for k in ("exchange", "all_reduce"))
+        made[f"{devices} of nodes of {node}"] = [pairs, groups]
     try:
         Machine(model_dim=8, hidden_dim=16, node=3)
         error = ""
@@ -75,6 +85,7 @@ def main():
         json.dumps(
             {
                 "counted": counted,
+                "probes": made,
                 "seconds": seconds.shape,
                 "bytes": [machine.token_bytes, machine.gradient_bytes],
                 "expert": [list(x.shape) for x in (outputs, to_inputs, to_wi, to_wo)],

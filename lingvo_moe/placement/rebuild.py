@@ -31,7 +31,7 @@ def rebuild_placement(cost: CostModel, loads: np.ndarray, placement: Placement) 
         A placement of the same shape without empty slots; every expert has at least one.
     """
     slots, devices = placement.slots.size, placement.num_devices
-    costs = _slot_costs(cost, loads.sum(axis=0), slots)  # [E, slots]
+    costs = slot_costs(cost, loads.sum(axis=0), slots)  # [E, slots]
     replicas = np.ones(placement.num_experts, np.int64)
     hottest = [(-costs[e, 0], e) for e in range(placement.num_experts)]
     heapq.heapify(hottest)
@@ -56,7 +56,7 @@ def rebuild_placement(cost: CostModel, loads: np.ndarray, placement: Placement) 
     return _aligned(placement, lists)
 
 
-def _slot_costs(cost: CostModel, load: np.ndarray, most: int) -> np.ndarray:
+def slot_costs(cost: CostModel, load: np.ndarray, most: int) -> np.ndarray:
     """[E, most], seconds of one slot of an expert that has 1, 2, … slots, each on its own device.
 
     It assumes that all sources have equally many tokens of an expert, that all links are equal, and

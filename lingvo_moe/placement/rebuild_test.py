@@ -5,7 +5,7 @@ import pytest
 
 from lingvo_moe.placement.cost import balance_ratio, device_tokens
 from lingvo_moe.placement.placement import EMPTY, Expand, Migrate, Placement, Replace
-from lingvo_moe.placement.rebuild import _slot_costs, find_moves, rebuild_placement
+from lingvo_moe.placement.rebuild import find_moves, rebuild_placement, slot_costs
 from lingvo_moe.testing.placements import make_cost, random_placement
 
 
@@ -29,7 +29,7 @@ def test_costs_of_slots_by_hand():
     # slot: 9 s, and half of the tokens come from the other device: 450 · 4 / 10. Two: 4.5 s each,
     # nothing travels, synchronising takes 8 · 2.0 / 2. A third shares a device with another: 3 s.
     cost = make_cost(2, 1)
-    np.testing.assert_allclose(_slot_costs(cost, np.array([900]), 3), [[9 + 180, 4.5 + 8, 3 + 8]])
+    np.testing.assert_allclose(slot_costs(cost, np.array([900]), 3), [[9 + 180, 4.5 + 8, 3 + 8]])
 
 
 def test_skewed_loads_come_out_level():

@@ -3,7 +3,6 @@ import pytest
 
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
-from lingvo_moe.decoding.request import Request
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.runtimes.xla import Xla
 from lingvo_moe.tasks.training import train_step
@@ -38,27 +37,37 @@ def test_translations_are_those_of_the_executor(cache):
                 np.testing.assert_array_equal(ours[:length], theirs[:length])
 
 
-def test_batches_of_nearly_one_shape_share_a_program():
+@pytest.fixture
+def traced(monkeypatch):
+    """A list with an entry for each program of beam search that was traced."""
+    found, decode = [], TranslationTask.decode
+
+    def counted(self, *arguments):
+        found.append(arguments)
+        return decode(self, *arguments)
+
+    monkeypatch.setattr(TranslationTask, "decode", counted)
+    return found
+
+
+def test_batches_of_nearly_one_shape_share_a_program(traced):
     _, xla = runtimes("model.moe=None")
-    request = Request(xla._task.params.decoding)
     for rows in (3, 4):
         ids = np.repeat(IDS[:1], rows, axis=0)
         for more in (0, 2):
-            padded = np.pad(ids, [(0, 0), (0, more)])
-            xla.translate(padded, np.full([rows], 5, np.int32), None, request)
-    assert xla._decode(request).experimental_get_tracing_count() == 1
+            xla.translate(np.pad(ids, [(0, 0), (0, more)]), np.full([rows], 5, np.int32))
+    assert len(traced) == 1
 
 
-def test_new_weights_need_no_new_program():
+def test_new_weights_need_no_new_program(traced):
     local, xla = runtimes("model.moe=None")
-    request = Request(xla._task.params.decoding)
-    before = xla.translate(IDS, LENGTHS, None, request).scores
+    before = xla.translate(IDS, LENGTHS).scores
     for runtime in (local, xla):
         runtime.initialize(1)
-    found, wanted = (runtime.translate(IDS, LENGTHS, None, request) for runtime in (xla, local))
+    found = xla.translate(IDS, LENGTHS)
+    assert len(traced) == 1
     assert not np.allclose(found.scores, before)
-    np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-5)
-    assert xla._decode(request).experimental_get_tracing_count() == 1
+    np.testing.assert_allclose(found.scores, local.translate(IDS, LENGTHS).scores, rtol=1e-5)
 
 
 def test_training_decodes_with_the_moving_averages_of_weights():
