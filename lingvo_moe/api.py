@@ -17,6 +17,9 @@ from lingvo_moe.data.prepare import prepare as prepare_corpus
 from lingvo_moe.evaluation.report import Report
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.exported import Exported, is_saved_model
+from lingvo_moe.serving.format import Format
+from lingvo_moe.serving.prune import Pruning
+from lingvo_moe.serving.saved_model import SavedModel
 from lingvo_moe.tasks import baselines as bilingual
 from lingvo_moe.tasks import evaluation
 from lingvo_moe.tasks.model import Model
@@ -35,6 +38,7 @@ __all__ = [
     "Translation",
     "evaluate",
     "evolve",
+    "export",
     "load",
     "params",
     "prepare",
@@ -45,6 +49,8 @@ __all__ = [
 
 # Lines of text by split, or those of "train" alone.
 Corpus = str | Path | Mapping[str, Examples] | Examples
+
+_SAVED_MODEL = SavedModel()
 
 
 def report(line: str) -> None:
@@ -254,12 +260,10 @@ def evaluate(
         ValueError, OSError: the model is a SavedModel, or as `tasks.evaluation.evaluate`.
     """
     if isinstance(model, Model):
-        logdir, step, make_runtime = model.logdir, model.step, model.make_runtime
-    else:
-        logdir = _logdir(model)
+        step, make_runtime = model.step, model.make_runtime
     with tempfile.TemporaryDirectory(prefix="lingvo_moe_") as scratch:
         return evaluation.evaluate(
-            logdir,
+            _logdir(model),
             data if isinstance(data, Dataset) else Dataset.load(Path(data)),
             Path(output) if output else Path(scratch) / "report",
             make_runtime,
@@ -270,12 +274,46 @@ def evaluate(
         )
 
 
-def _logdir(model: "Exported | ModelDir | str | Path") -> ModelDir:
+def export(
+    model: "Model | Exported | ModelDir | str | Path",
+    output: str | Path,
+    format: Format = _SAVED_MODEL,
+    *,
+    step: int | None = None,
+    overwrite: bool = False,
+    pruning: Pruning | None = None,
+) -> int:
+    """Writes a model for serving; `load` opens a SavedModel again.
+
+    Args:
+        model: a logdir, or what `load` returned for one: then its checkpoint is exported. Not a
+            SavedModel.
+        output: the directory to make; it appears when it is complete.
+        format: a Format of `lingvo_moe.serving` or your own, such as
+            `SavedModel(STORAGES["int8"])`.
+        step: the step of a logdir's checkpoint; None for the best on dev.
+        overwrite: whether to replace an earlier export.
+        pruning: which experts to remove; None for none.
+
+    Returns:
+        The step of the exported checkpoint.
+
+    Raises:
+        ValueError, OSError: the model is a SavedModel, or as `Format.export`.
+    """
+    if isinstance(model, Model):
+        step = model.step
+    return format.export(_logdir(model), Path(output), step, overwrite, pruning)
+
+
+def _logdir(model: "Model | Exported | ModelDir | str | Path") -> ModelDir:
     """The logdir of a model.
 
     Raises:
         ValueError: it is not a logdir.
     """
+    if isinstance(model, Model):
+        return model.logdir
     if isinstance(model, ModelDir):
         return model
     directory = Path(model.path if isinstance(model, Exported) else model)

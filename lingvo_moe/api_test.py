@@ -207,6 +207,17 @@ def test_a_loaded_model_beside_baselines(world, model, tmp_path):
     assert [score.delta_bleu for score in report.pairs] == [0.0]  # beside its own report
 
 
+def test_export_of_a_model_with_a_gating_from_outside(world, model, tmp_path):
+    assert lm.export(model, tmp_path / "export") == model.step
+    exported = lm.load(tmp_path / "export")
+    texts = [[best.text for best in n] for n in exported.translate(SENTENCES, to="en")]
+    assert texts == [[best.text for best in n] for n in model.translate(SENTENCES, to="en")]
+    with pytest.raises(ValueError, match="is a SavedModel, which has no checkpoint"):
+        lm.export(exported, tmp_path / "again")
+    with pytest.raises(ValueError, match="overwrite"):
+        lm.export(world[0], tmp_path / "export")
+
+
 class TestTrain:
     def test_params_of_ones_own_and_examples_from_memory(self, tmp_path):
         numbers = runpy.run_path(str(EXAMPLES / "own_data.py"))["examples"]

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_moe.core.fields import Params, PositiveInt
-from lingvo_moe.core.smart_cond import smart_cond
+from lingvo_moe.core.smart_cond import size_of, smart_cond
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,6 +64,18 @@ class ByBeam(Cache):
 
     def sharing(self, beams):
         return 1 if not tf.is_tensor(beams) and beams >= self.reordered_from else beams
+
+
+def own_positions(step: tf.Tensor, visible: tf.Tensor, sharing: int | tf.Tensor) -> tf.Tensor:
+    """bool [1, K, P]: the position that each hypothesis writes in a step.
+
+    Args:
+        step: int32 [], t.
+        visible: [B, K, P], for its shape.
+        sharing: Q.
+    """
+    position = step * sharing + tf.range(size_of(visible, 1)) % sharing
+    return (tf.range(tf.shape(visible)[2])[None] == position[:, None])[None]
 
 
 def of_parents(

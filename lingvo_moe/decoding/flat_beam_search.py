@@ -13,7 +13,7 @@ import tensorflow as tf
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.smart_cond import size_of, smart_cond
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
-from lingvo_moe.decoding.cache import of_parents
+from lingvo_moe.decoding.cache import of_parents, own_positions
 from lingvo_moe.decoding.choices import best_choices
 from lingvo_moe.decoding.constraints import Constraints, given
 from lingvo_moe.decoding.hugging_face import search_like
@@ -279,7 +279,7 @@ def _run(step_fn, step, rows, until, request, leave=False):
 def _advance(step_fn, step, rows, request):
     """One step of all sentences."""
     living, constraints, sharing = rows.living, _constraints(request), request.sharing
-    visible = living.visible | _own_positions(step, living.visible, sharing)
+    visible = living.visible | own_positions(step, living.visible, sharing)
     by_cache = tf.reshape(visible, [-1, sharing, tf.shape(visible)[2]])
     logits, caches, sources = step_fn(living.newest, step, rows.caches, by_cache, rows.source)
     least = tf.maximum(request.params.min_length, constraints.forced + 1)
@@ -462,12 +462,6 @@ def _unwritten(shape, params):
     if params.tokens:
         written |= {"totals": tf.zeros(shape), "sources": tf.fill(shape, 0)}
     return written
-
-
-def _own_positions(step, visible, sharing):
-    """bool [1, K, P]: the position that each hypothesis writes in this step."""
-    position = step * sharing + tf.range(size_of(visible, 1)) % sharing
-    return (tf.range(tf.shape(visible)[2])[None] == position[:, None])[None]
 
 
 def _penalty(length, params):

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.fields import Params
 from lingvo_moe.core.tokens import EOS, PAD
-from lingvo_moe.decoding.cache import of_parents
+from lingvo_moe.decoding.cache import of_parents, own_positions
 
 _IMPOSSIBLE = -math.inf
 
@@ -91,10 +91,8 @@ def search_like(
         return (step < steps) & tf.reduce_any(opened.log_probs > _IMPOSSIBLE)
 
     def advance(step, caches, opened, kept):
-        place = tf.range(tf.shape(opened.visible)[2])
-        own = place[None] == step * sharing + tf.range(beams)[:, None] % sharing
-        visible = opened.visible | own
-        by_cache = tf.reshape(visible, [-1, sharing, tf.size(place)])
+        visible = opened.visible | own_positions(step, opened.visible, sharing)
+        by_cache = tf.reshape(visible, [-1, sharing, tf.shape(visible)[2]])
         logits, caches, _ = step_fn(opened.newest, step, caches, by_cache, source)
         beam, token, scores = _best(opened.log_probs[..., None] + tf.nn.log_softmax(logits), beams)
         ids = tf.gather(opened.ids, beam, batch_dims=1)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from absl import flags
 
+from lingvo_moe import api
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.data.dataset import Dataset
@@ -62,7 +63,8 @@ def main(argv: list[str]) -> None:
     pairs = check_comparable(model_dir, dataset, FLAGS.report_split) if dataset else []
     if pairs and pruning:
         pairs = [pair for pair in pairs if pair in pruning.pairs(model_dir)]
-    step = chosen.export(model_dir, output, FLAGS.step, FLAGS.overwrite, pruning)
+    options = {"step": FLAGS.step, "overwrite": FLAGS.overwrite, "pruning": pruning}
+    step = api.export(model_dir, output, chosen, **options)
     hint = chosen.hint.format(output=output, languages=_language_flags(model_dir))
     size = directory_size(output) / 1e6
     common.report(f"Exported step {step} to {output}, {size:,.1f} MB. Try: {hint}")
