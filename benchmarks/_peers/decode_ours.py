@@ -8,6 +8,7 @@ The model has the shape in _serve.py and random weights, which are written to th
 
 import functools
 import sys
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +16,7 @@ from _serve import STEPS, fingerprint, serve, sources
 from ours import MODEL
 
 import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
-from lingvo_moe.core import registry
+from lingvo_moe.core import npz, registry
 from lingvo_moe.core.params import override
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.runtimes.xla import Xla
@@ -37,7 +38,7 @@ def main() -> None:
     runtimes: dict[int, Local] = {}
     state = _runtime(make, params, 1).state()
     if path != "-":
-        np.savez(path, **{name: np.asarray(value) for name, value in state.items()})
+        npz.save(Path(path), compress=False, **{n: np.asarray(v) for n, v in state.items()})
 
     @functools.cache
     def runtime(beam):

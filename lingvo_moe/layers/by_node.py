@@ -16,7 +16,7 @@ from lingvo_moe.gatings.node_limited import NodeLimited
 from lingvo_moe.gatings.queues import queue_positions
 from lingvo_moe.layers.dispatch import Dispatched, Dispatcher, combine, inverse, lost, permute
 from lingvo_moe.layers.local_gather import slots_of
-from lingvo_moe.sharding.annotations import active, annotate, axes_of
+from lingvo_moe.sharding.annotations import annotate, num_pieces
 from lingvo_moe.sharding.partition import INDEX, manual
 
 
@@ -75,7 +75,7 @@ class ByNode(Dispatcher):
         """See Dispatcher; the statistic `lost` [] counts choices for which a node had no room."""
         _, size, choices = routing.expert.shape
         num_experts = experts.num_experts
-        self.check_pieces(_pieces("E"))
+        self.check_pieces(num_pieces("E"))
         exchange = _Exchange(
             nodes=self.nodes,
             num_experts=num_experts,
@@ -145,7 +145,7 @@ class _Exchange:
         position = queue_positions(node, first, self.nodes)
         sender = first & (position < self.room)
         computed = taken & tf.reduce_any(same & sender[..., None, :], axis=-1)
-        held, groups = self.num_experts // _pieces("E"), expert.shape[0] // _pieces("g")
+        held, groups = self.num_experts // num_pieces("E"), expert.shape[0] // num_pieces("g")
         group = (np.arange(expert.shape[0], dtype=np.int32) % groups)[:, None, None]
         slot = (tf.math.floormod(expert, held) * groups + group) * self.capacity + routing.position
         from_end = tf.where(computed, held * groups * self.capacity - slot, 0)
@@ -192,9 +192,3 @@ class _Exchange:
         total = nodes * (self.num_experts // self.nodes) * groups * self.capacity
         slot = total - tf.reshape(tf.cast(places, INDEX), [-1, places.shape[-1]])
         return slot, inverse(slot, total)
-
-
-def _pieces(letter):
-    """The number of pieces of a dimension on the current mesh."""
-    here = active()
-    return here[0].size(axes_of(letter, here[1])) if here else 1

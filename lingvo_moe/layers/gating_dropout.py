@@ -8,7 +8,7 @@ from lingvo_moe.gatings.base import Gating
 from lingvo_moe.gatings.on_node import OnNode
 from lingvo_moe.layers.dispatch import Dispatcher, Einsum, Gather, Ragged
 from lingvo_moe.layers.local_gather import LocalGather
-from lingvo_moe.sharding.annotations import active, axes_of
+from lingvo_moe.sharding.annotations import active, num_pieces
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,8 +62,8 @@ class GatingDropout(Params):
         """
         if (here := active()) is None:
             return
-        mesh, rules = here
-        found, devices = (mesh.size(axes_of(letter, rules)) for letter in "EG")
+        mesh, _ = here
+        found, devices = num_pieces("E"), num_pieces("G")
         if (found, devices) != (self.nodes, num_groups):
             raise ValueError(
                 f"GatingDropout(nodes={self.nodes}) and moe.num_groups={num_groups} do not fit the "

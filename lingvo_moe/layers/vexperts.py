@@ -19,7 +19,7 @@ from lingvo_moe.layers.dispatch import Dispatched, combine, inverse, permute
 from lingvo_moe.layers.fitted import Laddered, least_rung
 from lingvo_moe.layers.holding import Slots
 from lingvo_moe.layers.slot_routing import Flow, choose_slots, counts_of, flow_of
-from lingvo_moe.sharding.annotations import active, annotate, assignment
+from lingvo_moe.sharding.annotations import annotate, num_pieces
 from lingvo_moe.sharding.partition import INDEX, manual
 
 
@@ -155,7 +155,7 @@ class VExperts(Laddered):
 
     def _places(self, groups):
         """A and X."""
-        places, cut = _pieces("g"), _pieces("E")
+        places, cut = num_pieces("g"), num_pieces("E")
         if self.devices % cut:
             raise ValueError(
                 f"VExperts has devices={self.devices}, which must be a multiple of the {cut} "
@@ -260,15 +260,6 @@ class _Exchange:
 def _over(load: tf.Tensor, room: int) -> tf.Tensor:
     """float32 []: the sum of the loads above `room`."""
     return tf.reduce_sum(tf.cast(tf.maximum(load - room, 0), tf.float32))
-
-
-def _pieces(letter: str) -> int:
-    """The number of pieces into which a dimension with this letter is split."""
-    if (here := active()) is None:
-        return 1
-    mesh, rules = here
-    (axes,) = assignment(letter, (None,), mesh, rules)
-    return mesh.size(axes)
 
 
 def _flat(rows: tf.Tensor) -> tf.Tensor:

@@ -186,6 +186,19 @@ def active() -> tuple[Mesh, Rules] | None:
     return here[:2] if here else None
 
 
+def num_pieces(letter: str) -> int:
+    """The number of pieces that a dimension of that letter has here; 1 outside of `use_mesh`.
+
+    Raises:
+        ValueError: the letter's rule names an axis that the mesh lacks.
+    """
+    if (here := active()) is None:
+        return 1
+    mesh, rules = here
+    (axes,) = assignment(letter, (None,), mesh, rules)
+    return mesh.size(axes)
+
+
 def tile(tensor: tf.Tensor, axes: list[tuple[str, ...]], mesh: Mesh) -> tf.Tensor:
     """The tensor, annotated as split over these axes of the mesh, as from `assignment`."""
     if not any(axes):

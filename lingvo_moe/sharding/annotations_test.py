@@ -3,7 +3,14 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.tensorflow_private import OpSharding
-from lingvo_moe.sharding.annotations import Mesh, annotate, assignment, axes_of, use_mesh
+from lingvo_moe.sharding.annotations import (
+    Mesh,
+    annotate,
+    assignment,
+    axes_of,
+    num_pieces,
+    use_mesh,
+)
 
 MESH = Mesh(("data", "expert"), (2, 4))
 
@@ -38,6 +45,14 @@ def test_the_identity_outside_of_a_mesh():
     with use_mesh(MESH, {}):
         pass
     assert annotate(x, "GS") is x
+
+
+def test_the_number_of_pieces():
+    assert num_pieces("G") == 1
+    with use_mesh(MESH, {"G": "expert", "B": ("data", "expert"), "H": "model"}):
+        assert [num_pieces(letter) for letter in "GBM"] == [4, 8, 1]
+        with pytest.raises(ValueError, match="Rule 'H': 'model' names no axis of the mesh"):
+            num_pieces("H")
 
 
 def test_replicated_where_no_rule_applies():
