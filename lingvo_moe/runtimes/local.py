@@ -12,7 +12,7 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.runtimes.task import NOTHING, Request, Task
 from lingvo_moe.training.checkpoint import check_tensors
 from lingvo_moe.training.ladder import Ladder
-from lingvo_moe.training.replicas import move_rows, relocate_experts, rounds, slots_of
+from lingvo_moe.training.replicas import move_rows, relocate_experts, rounds, tensors_to_move
 from lingvo_moe.training.step import Compiling, TrainState, TrainStep
 
 _GRAPHS = 32  # of requests, that are kept
@@ -132,7 +132,7 @@ class Local:
         """
         variables = dict(self._variables())
         self._laid_out = None
-        names = slots_of(table, *self._specs())
+        names = tensors_to_move(table, *self._specs())
         for few in rounds(source, source.size):
             for name in names:
                 variables[name].assign(move_rows(variables[name].value(), *few))

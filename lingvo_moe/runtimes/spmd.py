@@ -24,7 +24,7 @@ from lingvo_moe.runtimes.lowering import (
 from lingvo_moe.runtimes.task import NOTHING, Task, next_size
 from lingvo_moe.training.checkpoint import check_tensors
 from lingvo_moe.training.ladder import Ladder
-from lingvo_moe.training.replicas import Round, move_rows, relocate_experts, rounds, slots_of
+from lingvo_moe.training.replicas import Round, move_rows, relocate_experts, rounds, tensors_to_move
 from lingvo_moe.training.step import Compiling, TrainStep
 
 _LEAST_LENGTH = 16
@@ -131,7 +131,7 @@ class Spmd:
         Equal layers share one program. It moves at most as many experts at once as a device has
         slots, which bounds its memory.
         """
-        names = slots_of(table, self._weights, self._slots)
+        names = tensors_to_move(table, self._weights, self._slots)
         directory = table.rpartition("/")[0] + "/"
         alias = {name: name.replace(directory, "", 1) for name in names}
         slots = {alias[name]: self._specs[name] for name in names}

@@ -10,7 +10,7 @@ from lingvo_moe.placement.policy_maker import PolicyMaker
 from lingvo_moe.placement.rates import ExpertShape, from_hardware
 from lingvo_moe.placement.scheduler import Scheduler
 from lingvo_moe.tasks.translation import TranslationTask
-from lingvo_moe.training.replicas import slots_of
+from lingvo_moe.training.replicas import tensors_to_move
 
 FLAGS = flags.FLAGS
 MEASURED = "measured"
@@ -93,5 +93,5 @@ def _state_bytes(task: TranslationTask, num_slots: int) -> float:
     """Bytes of one slot of the first MoE layer: weights and optimizer slots."""
     weights = task.weights()
     table = next(iter(task.placements))
-    held = slots_of(table, weights, task.params.optimizer.slots(weights))
+    held = tensors_to_move(table, weights, task.params.optimizer.slots(weights))
     return _BYTES * sum(spec.size for spec in held.values()) / num_slots

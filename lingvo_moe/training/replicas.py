@@ -59,7 +59,7 @@ def copy_to_replicas(grads: NestedMap, tables: NestedMap, weights: NestedMap) ->
     return _on_slots(give, grads, tables, weights)
 
 
-def slots_of(table: str, weights: NestedMap, memory: NestedMap) -> dict[str, WeightSpec]:
+def tensors_to_move(table: str, weights: NestedMap, memory: NestedMap) -> dict[str, WeightSpec]:
     """The tensors that a move of experts copies, by name in a state.
 
     Args:
@@ -105,7 +105,7 @@ def relocate_experts(
             continue
         changed[name] = spec.init(spec.shape, None).numpy()
         source = _first_slots(held, spec)[changed[name].ravel()]
-        for slots in slots_of(table, weights, memory):
+        for slots in tensors_to_move(table, weights, memory):
             if slots in tensors:
                 changed[slots] = Permuted(tensors[slots], source)
     return {**tensors, **changed} if changed else tensors
@@ -124,7 +124,7 @@ def experts_once(
     changed, specs = dict(tensors), dict(weights.flatten())
     for table in _places(weights).values():
         source = _first_slots(np.asarray(changed.pop(f"theta/{table}")), specs[table])
-        for name in slots_of(table, weights, memory):
+        for name in tensors_to_move(table, weights, memory):
             if name in tensors:
                 changed[name] = Permuted(tensors[name], source)
     return changed

@@ -11,8 +11,8 @@ from lingvo_moe.training.replicas import (
     move_rows,
     relocate_experts,
     rounds,
-    slots_of,
     sum_replicas,
+    tensors_to_move,
 )
 from lingvo_moe.training.schedules import Constant as ConstantRate
 
@@ -82,7 +82,7 @@ def test_optimizers_keep_nothing_of_tables_and_moves_take_their_memory_along():
     memory = AdamW(schedule=ConstantRate(learning_rate=0.1)).slots(WEIGHTS)
     assert sorted(memory) == ["gate", "moe"]
     assert sorted(memory.moe) == ["experts"]
-    named = slots_of("moe/placement", WEIGHTS, memory)
+    named = tensors_to_move("moe/placement", WEIGHTS, memory)
     assert sorted(named) == [
         "slots/moe/experts/wi/mean",
         "slots/moe/experts/wi/square",
@@ -116,7 +116,7 @@ def test_a_checkpoint_of_the_same_slots_is_left_as_it_is():
 
 def test_what_is_not_a_table():
     with pytest.raises(ValueError, match=r"No table 'gate' places experts; .*'moe/placement'"):
-        slots_of("gate", WEIGHTS, NestedMap())
+        tensors_to_move("gate", WEIGHTS, NestedMap())
 
 
 def test_tables_are_taken_out_and_put_back():
