@@ -221,7 +221,7 @@ def _table(output: Path) -> str:
 
         paired = [run["dev_loss"] - base[s]["dev_loss"] for s, run in of_seed.items() if s in base]
         known = paired and of_seed is not base
-        difference = f"{np.mean(paired):+.3f} ± {_error(paired)}" if known else ""
+        difference = f"{np.mean(paired):+.3f}{_plus_minus(paired)}" if known else ""
         rows.append(
             (
                 name,
@@ -236,15 +236,15 @@ def _table(output: Path) -> str:
             )
         )
     columns = (
-        *("policy", "seeds", "dev loss", "minus the first row's", "BLEU", "MaxVio per step"),
+        *("policy", "seeds", "dev loss", "difference to the first row", "BLEU", "MaxVio per step"),
         *("MaxVio, 100 steps", "drop rate", "time per step"),
     )
     return Table(columns, rows).to_markdown()
 
 
-def _error(values):
-    """The standard error of the mean."""
-    return f"{np.std(values, ddof=1) / len(values) ** 0.5:.3f}" if len(values) > 1 else "?"
+def _plus_minus(values):
+    """The standard error of the mean; one value has none."""
+    return f" ± {np.std(values, ddof=1) / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
 
 
 class Score(NamedTuple):

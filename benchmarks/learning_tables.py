@@ -52,7 +52,7 @@ def _cells(study: str, seeds: Sequence[Run]) -> Iterator[tuple[str, str]]:
     yield "", _label(seeds)
     yield "seeds", str(len(seeds))
     yield "dev loss", _mean([run["dev_loss"] for run in seeds], spread=True)
-    yield "dev loss of the last 5 weights' mean", _mean([run["dev_loss_of_mean"] for run in seeds])
+    yield "dev loss, last 5 weights averaged", _mean([run["dev_loss_of_mean"] for run in seeds])
     for level in _LEVELS.get(study, ()):
         tokens = [_until(_losses(run), level) for run in seeds]
         yield f"M tokens to {level}", "" if None in tokens else f"{np.mean(tokens) / 1e6:.2f}"
@@ -61,7 +61,7 @@ def _cells(study: str, seeds: Sequence[Run]) -> Iterator[tuple[str, str]]:
         yield f"steps to source use {use}", _mean([_when_it_reads(run, 0) for run in seeds], ".0f")
         tokens = [_when_it_reads(run, 1) / 1e6 for run in seeds]
         yield f"M tokens to source use {use}", _mean(tokens, ".2f")
-    yield "source use", _mean([run.get("source_use") for run in seeds], ".2f")
+    yield "source use at the end", _mean([run.get("source_use") for run in seeds], ".2f")
     for split in ("dev", "test"):
         for search in seeds[0]["searches"]:
             scores = [run["scores"].get(f"{search}.{split}") for run in seeds]
