@@ -1,4 +1,4 @@
-"""Custom gradients, which exported graphs leave out."""
+"""Custom gradients, which graphs without a gradient leave out."""
 
 import contextlib
 import contextvars
@@ -13,9 +13,10 @@ _left_out: contextvars.ContextVar[bool] = contextvars.ContextVar("left_out", def
 
 @contextlib.contextmanager
 def without_gradients() -> Iterator[None]:
-    """Within this context functions have no custom gradients.
+    """Within this context functions have no custom gradients; it is also a decorator.
 
-    A SavedModel would store each of them as several functions.
+    TensorFlow never frees a graph with a custom gradient, and a SavedModel would store each of them
+    as several functions. So what only evaluates or decodes is traced within this context.
     """
     token = _left_out.set(True)
     try:

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from lingvo_moe.core.gradients import custom_gradient
 from lingvo_moe.sharding import copies
 from lingvo_moe.sharding.annotations import annotate
 
@@ -29,7 +30,7 @@ def smoothed_cross_entropy(
     size, flat_labels = table.shape[-2], tf.reshape(labels, [-1])
     index = tf.stack([tf.range(tf.size(labels), dtype=labels.dtype), flat_labels], axis=1)
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(hidden, table):
         flat = tf.reshape(hidden, [-1, hidden.shape[-1]])
         logits = copies.einsum("BTM,VM->BTV", hidden, table)

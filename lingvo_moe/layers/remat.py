@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from lingvo_moe.core.gradients import custom_gradient
 from lingvo_moe.core.tensorflow_private import control_flow_util, xla_optimization_barrier
 
 
@@ -29,7 +30,7 @@ def rematerialized(fn: Callable[..., Any]) -> Callable[..., Any]:
         def run(tensors):
             return fn(*with_tensors(args, tensors))
 
-        @tf.custom_gradient
+        @custom_gradient
         def call(*tensors):
             results = run(tensors)
             template.append(results)

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from lingvo_moe.core.gradients import custom_gradient
 from lingvo_moe.core.zeros import runtime_zeros
 from lingvo_moe.layers.remat import tensors_of, with_tensors
 
@@ -46,7 +47,7 @@ def scan(
     """
     loop = _Loop(body, theta, shared, each, cut)
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(inputs, *tensors):
         outputs, loss, aside, kept = loop.forward(inputs, tensors)
 

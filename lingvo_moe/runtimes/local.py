@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core.gradients import without_gradients
 from lingvo_moe.core.layer import EVALUATION, init_theta
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.runtimes.task import NOTHING, Request, Task
@@ -38,14 +39,14 @@ class Local:
             for one in steps
         ]
         self._chooser = step.chooser() if step else Ladder(0)
-        self._evaluate = tf.function(self._evaluate_batch, autograph=False)
+        self._evaluate = tf.function(without_gradients()(self._evaluate_batch), autograph=False)
         self._decode = functools.lru_cache(_GRAPHS)(self._compile_decode)
         self._laid_out: NestedMap | None = (
             None  # weights laid out for decoding; None after they change
         )
         self._score, self._routes = (
             tf.function(
-                function,
+                without_gradients()(function),
                 autograph=False,
                 input_signature=[_MATRIX, _ROWS, _MATRIX, _ROWS, _ROWS],
             )
@@ -235,6 +236,7 @@ class Local:
         return self._decode(request and request.graph)(self._laid_out, *given, inputs)
 
     def _compile_decode(self, request):
+        @without_gradients()
         def decode(laid_out, source_ids, lengths, tasks, inputs):
             given = request and request.with_inputs(inputs)
             return self._decoder.decode(laid_out, source_ids, lengths, tasks, given)

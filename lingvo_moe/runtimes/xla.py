@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core.gradients import without_gradients
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.runtimes.task import Task, next_size
@@ -49,6 +50,7 @@ class Xla(Local):
         return tf.nest.map_structure(lambda x: None if x is None else np.asarray(x)[:count], output)
 
     def _compile_decode(self, request: Any):
+        @without_gradients()
         def decode(source_ids, lengths, tasks):
             laid_out = tf.nest.map_structure(tf.convert_to_tensor, self._held)
             return self._decoder.decode(laid_out, source_ids, lengths, tasks, request)

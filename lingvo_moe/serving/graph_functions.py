@@ -51,9 +51,9 @@ def function_of(
     shapes |= {name: [None] * value.shape.rank for name, value in defaults.items()}
     given = {**specs, **defaults}
 
+    @without_gradients()
     def call(*tensors):
-        with without_gradients():
-            return function(**dict(zip(given, tensors, strict=True)))
+        return function(**dict(zip(given, tensors, strict=True)))
 
     kind, none = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
     vars(call)["__signature__"] = inspect.Signature(

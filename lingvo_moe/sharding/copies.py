@@ -14,6 +14,7 @@ D copies, B rows; the rows of a device are contiguous.
 
 import tensorflow as tf
 
+from lingvo_moe.core.gradients import custom_gradient
 from lingvo_moe.core.layer import WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.zeros import runtime_zeros
@@ -96,7 +97,7 @@ def gather_weight(weight: tf.Tensor, dims: str) -> tf.Tensor:
     if active() is None or weight.shape.rank != len(dims) or not _place(dims):
         return annotate_weight(weight, dims)
 
-    @tf.custom_gradient
+    @custom_gradient
     def gathered(weight):
         return annotate(weight, dims), lambda upstream: annotate(upstream, dims, at_rest=True)
 
@@ -148,7 +149,7 @@ def add_bias(rows: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     return tf.reshape(by_copy + tf.transpose(bias, [1, 0, 2])[:, :, None], [experts, -1, size])
 
 
-@tf.custom_gradient
+@custom_gradient
 def _product(rows, weight):
     def grad(upstream):
         if weight.shape.rank == 2 and weight.shape[0] < weight.shape[1]:
@@ -169,7 +170,7 @@ def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     copies, size, _ = table.shape
     flat = tf.reshape(split_rows(ids, table, 2), [copies, -1])
 
-    @tf.custom_gradient
+    @custom_gradient
     def rows_of(table):
         def grad(upstream):
             # For TensorFlow's own gradient XLA would gather all rows on every device.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core.gradients import custom_gradient
 from lingvo_moe.core.tensorflow_private import set_attribute, xla_sharding
 from lingvo_moe.sharding.annotations import (
     Mesh,
@@ -129,7 +130,7 @@ def manual(
         return function(*tensors)
     mesh, rules = here
 
-    @tf.custom_gradient
+    @custom_gradient
     def region(*tensors):
         (result,) = _by_hand(
             lambda *pieces: [function(*pieces)], tensors, dims, [result_dims], mesh, rules

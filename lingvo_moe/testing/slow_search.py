@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core.gradients import without_gradients
 from lingvo_moe.core.layer import EVALUATION, init_theta
 from lingvo_moe.core.tokens import BOS, EOS, PAD
 from lingvo_moe.decoding.constraints import join_lattices
@@ -42,6 +43,7 @@ class Tiny:
         self._fprop = tf.function(self._log_probs, input_signature=[IDS, IDS], autograph=False)
         self.compiled = functools.cache(self._compile)
 
+    @without_gradients()
     def _log_probs(self, source, prefixes):
         read, written = (Tokens(ids, tf.ones_like(ids)) for ids in (source, prefixes))
         logits = self.model.fprop(self.theta, read, written, EVALUATION).outputs
@@ -53,6 +55,7 @@ class Tiny:
         return self._fprop(tf.constant([source] * len(prefixes)), inputs).numpy()[:, -1]
 
     def _compile(self, request):
+        @without_gradients()
         def translate(source, lengths, inputs):
             laid_out, given = self.model.lay_out(self.theta), request.with_inputs(inputs)
             return beam_search(self.model, laid_out, source, lengths, given)
