@@ -1,4 +1,8 @@
+import gc
+import weakref
+
 import numpy as np
+import tensorflow as tf
 
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import override
@@ -37,3 +41,24 @@ def test_translations_follow_the_weights():
     assert len({first, trained, anew}) == 3
     runtime.restore(state)
     assert score() == first
+
+
+def test_programs_without_gradients_are_freed_with_the_runtime():
+    """TensorFlow keeps a graph with a custom gradient, such as that of a gating, for ever."""
+    runtime = Local(TranslationTask(override(get_params("tiny.MoE"), SHRINK)))
+    runtime.initialize(0)
+    known = {id(graph) for graph in _graphs()}
+    lengths = np.array([4], np.int32)
+    runtime.translate(IDS, lengths)
+    runtime.evaluate(batch())
+    runtime.score(IDS, lengths, IDS, lengths)
+    runtime.routes(IDS, lengths, IDS, lengths, 0 * lengths)
+    traced = [weakref.ref(graph) for graph in _graphs() if id(graph) not in known]
+    assert len(traced) >= 4
+    del runtime
+    gc.collect()
+    assert not [graph() for graph in traced if graph() is not None]
+
+
+def _graphs():
+    return [thing for thing in gc.get_objects() if isinstance(thing, tf.Graph)]
