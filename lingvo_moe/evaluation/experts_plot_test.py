@@ -28,14 +28,19 @@ def _assert_fits_a_page(png):
 def _dark_quarters(png, dark, light):
     """[[bool, bool], [bool, bool]]: which quarters of the cells are dark; the others are light."""
     found = inked(png, dark)
-    cells = found | inked(png, light)
+    cells = found | inked(png, light, tolerance=20)  # white is not light
     # Cells are most of the picture; the bar of colours is to the right of them.
     down, across = (np.nonzero(cells.mean(axis=axis) > 0.4)[0] for axis in (1, 0))
-    # One point of each quarter, not on the diagonal, which may be gray.
-    rows, columns = np.quantile(down, [0.15, 0.65]), np.quantile(across, [0.35, 0.85])
-    points = np.ix_(rows.astype(int), columns.astype(int))
-    assert cells[points].all()
-    return found[points].tolist()
+    parts = [[np.ix_(rows, columns) for columns in _halves(across)] for rows in _halves(down)]
+    shares = [[found[part][cells[part]].mean() for part in of] for of in parts]
+    assert np.all(np.abs(np.array(shares) - 0.5) > 0.35), shares
+    return [[share > 0.5 for share in row] for row in shares]
+
+
+def _halves(indices):
+    """The indices of the two halves, without a few at the edges."""
+    edge = len(indices) // 10
+    return [half[edge:-edge] for half in np.array_split(indices, 2)]
 
 
 LIGHTEST, DARKEST = "#ffffd9", "#081d58"  # the ends of YlGnBu
