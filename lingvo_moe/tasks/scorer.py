@@ -1,8 +1,9 @@
 """Log-probabilities of given translations: tokenisation and batching for a runtime's `score`."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from lingvo_moe.core.batching import batches
 from lingvo_moe.data.batching import padded
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.translator import BLOCK
 
 # (source_ids int32 [B, L], lengths int32 [B], target_ids int32 [B, T], lengths int32 [B],
 #  tasks int32 [B]) -> log-probabilities float32 [B, T]
@@ -29,6 +31,12 @@ class Score(NamedTuple):
     log_prob: float
     tokens: tuple[str, ...]
     token_log_probs: tuple[float, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Its fields for JSON; a token has `text` and `log_prob`."""
+        each = zip(self.tokens, self.token_log_probs, strict=True)
+        tokens = [{"text": text, "log_prob": log_prob} for text, log_prob in each]
+        return {"log_prob": self.log_prob, "tokens": tokens}
 
 
 def check_same_length(sources: Sequence[str], targets: Sequence[str]) -> None:
@@ -97,3 +105,30 @@ class Scorer:
                 log_probs = tuple(float(x) for x in row[:length])
                 scores[index] = Score(sum(log_probs), pieces, log_probs)
         return [scores[index] for index in range(len(sources))]
+
+    def stream(
+        self,
+        pairs: Iterable[tuple[str, str]],
+        target_language: str,
+        source_language: str | None = None,
+        progress: Callable[[int], None] = lambda count: None,
+    ) -> Iterator[tuple[str, Score]]:
+        """Scores any number of translations in order, with the memory of BLOCK pairs.
+
+        Args:
+            pairs: sentences and their translations; they are read as they are needed.
+            target_language, source_language: as those of a call.
+            progress: called with the number of pairs done since the last call.
+
+        Yields:
+            Each translation and its score.
+
+        Raises:
+            ValueError: as a call.
+        """
+        left = iter(pairs)
+        while block := list(itertools.islice(left, BLOCK)):
+            sources, targets = zip(*block, strict=True)
+            scores = self(sources, targets, target_language, source_language)
+            progress(len(block))
+            yield from zip(targets, scores, strict=True)

@@ -4,6 +4,9 @@ lingvo-moe-translate --logdir=/tmp/tiny --to=en 'a sentence' 'another'
 lingvo-moe-translate --logdir=/tmp/tiny --to=en --input=test.de --output=test.hyp
 lingvo-moe-translate --logdir=/tmp/tiny --to=en --input=DIR --output=DIR --processes=4
 lingvo-moe-translate --logdir=/tmp/tiny --to=en --n_best=4 < test.de
+
+With --score it prints log P of given translations instead:
+lingvo-moe-translate --logdir=/tmp/tiny --to=en --score=test.en < test.de
 """
 
 import contextlib
@@ -17,11 +20,12 @@ import tensorflow as tf
 from absl import flags
 
 from lingvo_moe.core.files import check_file, write_whole
-from lingvo_moe.core.lines import decode_lines, read_lines
+from lingvo_moe.core.lines import decode_lines, paired, read_lines
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.runtimes.together import start_together
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.scorer import Score, Scorer
 from lingvo_moe.tasks.shards import DirectoryShards, FileShards, survey, translate_shards
 from lingvo_moe.tasks.translator import BLOCK, Translation, Translator
 from lingvo_moe.tools import common, runtimes
@@ -34,16 +38,18 @@ def main(argv: list[str]) -> None:
     model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(_overrides())
     model_dir.prefix(FLAGS.source_language, FLAGS.to)
     model_dir.task.task_id(FLAGS.source_language, FLAGS.to)
-    if shards := _shards(argv[1:]):
+    if argv[1:] and FLAGS.input:
+        raise ValueError("Give sentences as arguments or in --input, not both.")
+    if FLAGS.score is not None:
+        _score_stream(model_dir, argv[1:])
+    elif shards := _shards():
         _translate_shards(model_dir, shards)
     else:
         _translate_stream(model_dir, argv[1:])
 
 
-def _shards(arguments: Sequence[str]) -> FileShards | DirectoryShards | None:
+def _shards() -> FileShards | DirectoryShards | None:
     """The files to translate; None for streams: pipes, devices, arguments."""
-    if arguments and FLAGS.input:
-        raise ValueError("Give sentences as arguments or in --input, not both.")
     if FLAGS.input and FLAGS.output:
         source, output = Path(FLAGS.input), Path(FLAGS.output)
         if source.is_dir():
@@ -104,12 +110,40 @@ def _share_machine(index: int, count: int) -> None:
 
 
 def _translate_stream(model_dir: ModelDir, arguments: Sequence[str]) -> None:
-    output = Path(FLAGS.output) if FLAGS.output else None
-    if output:
-        check_file(output)
+    output = _output()
     sentences, total = _sentences(arguments)
     translator, _ = _load(model_dir)
     lines = _lines(translator, sentences, Progress(common.report, total), common.report)
+    _write(output, lines)
+
+
+def _score_stream(model_dir: ModelDir, arguments: Sequence[str]) -> None:
+    for name, default in (("n_best", 1), ("beam_size", None), ("processes", 1)):
+        if getattr(FLAGS, name) != default:
+            raise ValueError(f"--score and --{name} cannot be combined; drop one of them.")
+    for name in ("input", "score"):
+        if Path(getattr(FLAGS, name) or os.devnull).is_dir():
+            raise ValueError(f"--{name}={getattr(FLAGS, name)} is a directory; give a file.")
+    output = _output()
+    pairs, total = _pairs(arguments)
+    runtime = runtimes.make_runtime(model_dir.task, None)
+    load_translator(model_dir, runtime, FLAGS.step)
+    decoding = model_dir.params.decoding
+    scores = Scorer(model_dir, runtime.score, decoding.batch_tokens).stream(
+        pairs, FLAGS.to, FLAGS.source_language, Progress(common.report, total)
+    )
+    _write(output, (_format_score(text, score, decoding.tokens) for text, score in scores))
+
+
+def _output() -> Path | None:
+    """The file to write, checked; None for standard output."""
+    output = Path(FLAGS.output) if FLAGS.output else None
+    if output:
+        check_file(output)
+    return output
+
+
+def _write(output: Path | None, lines: Iterable[str]) -> None:
     if output:
         write_whole(output, lines)
     else:
@@ -148,6 +182,33 @@ def _sentences(arguments: Sequence[str]) -> tuple[Iterable[str], int | None]:
     return read_lines(path), sum(1 for _ in read_lines(path))
 
 
+def _pairs(arguments: Sequence[str]) -> tuple[Iterable[tuple[str, str]], int | None]:
+    """The sentences with the translations of --score, and their number; None for a stream.
+
+    Files are read twice, as in `_sentences`.
+    """
+    path = Path(FLAGS.score)
+    path.stat()  # an error if there is none
+
+    def read():
+        sentences, total = _sentences(arguments)
+        return paired(sentences, read_lines(path), str(path)), total
+
+    pairs, total = read()
+    if total is None or not path.is_file():
+        return pairs, total
+    for _ in pairs:
+        pass
+    return read()
+
+
+def _format_score(text: str, score: Score, tokens: bool) -> str:
+    """A line of the output of --score: JSON with the tokens, or log P and the text."""
+    if tokens:
+        return json.dumps({"text": text, **score.as_json()}, ensure_ascii=False) + "\n"
+    return f"{score.log_prob:.4f}\t{text}\n"
+
+
 def _format(translation: Translation, tokens: bool, score: bool) -> str:
     """A line of the output: JSON with the tokens, or the text, with its score if requested."""
     if tokens:
@@ -182,6 +243,12 @@ def run() -> None:
     flags.DEFINE_integer("n_best", 1, "Number of translations per sentence.", lower_bound=1)
     flags.DEFINE_integer("beam_size", None, "Short for --set=decoding.beam_size=…", lower_bound=1)
     flags.DEFINE_bool("scores", False, "Print each score and a tab before its translation.")
+    flags.DEFINE_string(
+        "score",
+        None,
+        "File with a translation of each sentence, UTF-8; it may be compressed, or a pipe. Print "
+        "log P of each translation, a tab and the translation; do not translate.",
+    )
     flags.DEFINE_integer("step", None, "Step of the checkpoint; by default the best on dev.")
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
     runtimes.define_flags()

@@ -1,8 +1,15 @@
+import io
+import json
+import os
 import re
+import sys
+import threading
 import types
 
+import numpy as np
 import pytest
 
+import lingvo_moe as lm
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing import tiny_world
 from lingvo_moe.testing.commands import succeed
@@ -22,7 +29,9 @@ def call(logdir, tmp_path, monkeypatch):
     """The tool with flags and arguments; "TMP" in a flag is a directory."""
 
     def run(arguments=("kara",), **values):
-        chosen = dict.fromkeys(("model", "source_language", "input", "output", "beam_size", "step"))
+        chosen = dict.fromkeys(
+            ("model", "source_language", "input", "output", "beam_size", "score", "step")
+        )
         chosen |= {"logdir": logdir, "to": "en", "n_best": 1, "set": [], "runtime": "local"}
         chosen |= {"processes": 1, "worker": 0, "scores": False}
         chosen |= {
@@ -55,14 +64,24 @@ def call(logdir, tmp_path, monkeypatch):
             {"input": "/dev/null", "output": "TMP/o", "processes": 2, "arguments": ()},
             "needs --input",
         ),
+        ({"score": "TMP/missing"}, "No such file or directory"),
+        ({"score": "/dev/null", "n_best": 2}, "--score and --n_best cannot be combined; drop one"),
+        ({"score": "/dev/null", "beam_size": 2}, "--score and --beam_size cannot be combined"),
+        ({"score": "/dev/null", "processes": 2}, "--score and --processes cannot be combined"),
+        ({"score": "TMP/no_lines"}, "no_lines has 0 lines and the input has more; give one"),
+        ({"score": "TMP/two_lines"}, "the input has 1 lines and .*two_lines has more; give one"),
+        ({"score": "TMP"}, "--score=.* is a directory; give a file"),
+        ({"score": "TMP/two_lines", "input": "TMP", "arguments": ()}, "--input=.* is a directory;"),
         ({"processes": 2}, "--processes needs --input and --output, files or directories"),
         ({"input": "TMP/missing", "arguments": ()}, "No such file or directory"),
         ({"arguments": ["mi", "ka\udcff"]}, "the arguments, line 2: not UTF-8"),
         ({}, "has no checkpoint yet"),
     ],
 )
-def test_errors(call, values, message):
+def test_errors(call, tmp_path, values, message):
     """What is wrong is found before the weights are read: the logdir here has none."""
+    (tmp_path / "no_lines").touch()
+    (tmp_path / "two_lines").write_text("a\nb\n")
     values = dict(values)
     arguments = values.pop("arguments", ["kara"])
     with pytest.raises((ValueError, OSError), match=message):
@@ -85,3 +104,43 @@ def test_processes_write_what_one_writes(tmp_path, call):
         alone = (tmp_path / "alone").read_bytes()
         assert (output / path.name).read_bytes() == alone
         assert alone.count(b"\n") == path.read_bytes().count(b"\n")
+
+
+def test_scores_from_pipes(tmp_path, call, capsys, monkeypatch):
+    logdir = str(random_logdir(tmp_path / "model", SMALLEST).path)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def score(translations):
+        writer = threading.Thread(target=pipe.write_text, args=[translations])
+        writer.start()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"kara\nmi\n")))
+        try:
+            call((), logdir=logdir, score="TMP/pipe")
+        finally:
+            writer.join()
+        return [line.split("\t")[1] for line in capsys.readouterr().out.splitlines()]
+
+    assert score("so\nra\n") == ["so", "ra"]
+    with pytest.raises(ValueError, match="pipe has 1 lines and the input has more"):
+        score("so\n")
+    with pytest.raises(ValueError, match=r"the input has 2 lines and .*pipe has more"):
+        score("so\nra\nti\n")
+
+
+def test_scores_of_given_translations(tmp_path, call, capsys):
+    logdir = random_logdir(tmp_path / "model", SMALLEST).path
+    sources, targets = ["kara mi", "", "mi\x85ra \U0001f600"], ["so\u2028ra\t", "ti", ""]
+    for name, lines in (("sources", sources), ("targets", targets)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    given = {"logdir": str(logdir), "input": "TMP/sources", "score": "TMP/targets"}
+    call((), **given)
+    rows = [line.split("\t", 1) for line in capsys.readouterr().out.split("\n")[:-1]]
+    scores = lm.load(logdir).score(sources, targets, "en")
+    assert [text for _, text in rows] == targets
+    expected = [score.log_prob for score in scores]
+    np.testing.assert_allclose([float(value) for value, _ in rows], expected, atol=1e-3)
+    call((), **given, output="TMP/scores", set=["decoding.tokens=True"])
+    written = [json.loads(line) for line in (tmp_path / "scores").read_text().split("\n")[:-1]]
+    for row, text, score in zip(written, targets, scores, strict=True):
+        assert row == {"text": text, **score.as_json()}
