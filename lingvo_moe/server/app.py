@@ -5,7 +5,7 @@ import contextlib
 import functools
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from lingvo_moe.server.requests import (
     TOO_LARGE,
     WRONG,
     Limits,
-    read_explain,
+    read_score,
     read_translate,
     refuse,
 )
@@ -45,8 +45,15 @@ _PAGE_HEADERS = {
 
 
 class _Settings(NamedTuple):
-    """The common settings of the sentences of a batch; options as JSON."""
+    """The common settings of the items of a batch.
 
+    Attributes:
+        compute: (model, items, settings) -> their answers, such as `_translate`.
+        to, source_language: languages.
+        options: of the search, as JSON.
+    """
+
+    compute: Callable[[Model, list[Any], Any], Sequence[Any]]
     to: str
     source_language: str | None
     options: str = "{}"
@@ -86,11 +93,6 @@ class Server:
             )
         self.metrics = Metrics()
         self._batchers = {name: self._batcher(name, batching) for name in models}
-        self._explainers = {
-            name: Batcher(functools.partial(_explain, model), batching)
-            for name, model in models.items()
-            if hasattr(model, "explain")
-        }
         options = dict.fromkeys(name for model in models.values() for name in model.options)
         self._read_translate = functools.partial(read_translate, options=tuple(options))
         self._draining, self._open, self._over = False, 0, asyncio.Event()
@@ -122,14 +124,14 @@ class Server:
 
     def _batcher(self, name, batching):
         observe = functools.partial(self.metrics.observe_batch, name)
-        batcher = Batcher(functools.partial(_translate, self._models[name]), batching, observe)
+        batcher = Batcher(functools.partial(_compute, self._models[name]), batching, observe)
         self.metrics.watch_queue(name, lambda: batcher.waiting)
         return batcher
 
     def _routes(self):
         endpoints = {
             "/v1/translate": (self._translate, "POST"),
-            "/v1/explain": (self._explain, "POST"),
+            "/v1/score": (self._score, "POST"),
             "/v1/languages": (self._languages, "GET"),
             "/health": (self._health, "GET"),
             "/ready": (self._ready, "GET"),
@@ -146,8 +148,7 @@ class Server:
     @contextlib.asynccontextmanager
     async def _lifespan(self, app):
         del app
-        batchers = (*self._batchers.values(), *self._explainers.values())
-        self._workers = [asyncio.create_task(batcher.run()) for batcher in batchers]
+        self._workers = [asyncio.create_task(each.run()) for each in self._batchers.values()]
         try:
             yield
         finally:
@@ -190,38 +191,38 @@ class Server:
         measure = functools.partial(self._models[name].measure, **fields.options)
         sizes = await asyncio.to_thread(measure, fields.sentences)
         options = json.dumps(fields.options, sort_keys=True)
-        settings = _Settings(fields.to, fields.source_language, options)
+        settings = _Settings(_translate, fields.to, fields.source_language, options)
         tokens = [size.tokens for size in sizes]
         found = await self._batchers[name].submit(fields.sentences, tokens, settings)
         self.metrics.tokens.labels(name).inc(sum(size.pieces for size in sizes))
         return sizes, found
 
-    async def _explain(self, request):
-        fields = await self._read(request, read_explain)
+    async def _score(self, request):
+        fields = await self._read(request, read_score)
         name, model = self._model(fields.model)
-        if name not in self._explainers:
-            refuse(WRONG, f"Model {name!r} is an export; /v1/explain needs a logdir.")
+        if not model.scores:
+            refuse(WRONG, f"Model {name!r} is an export that cannot score; export it again.")
+        if fields.experts and not model.explains:
+            refuse(WRONG, f"Model {name!r} is an export; experts need a logdir. Leave experts out.")
         with self._answering():
-            work = self._measure_and_explain(name, model, fields)
-            (found,) = await self._until_disconnect(request, work)
-        sides = {
-            side: [token._asdict() for token in tokens] for side, tokens in found._asdict().items()
-        }
-        return JSONResponse({"model": name, **sides})
+            found = await self._until_disconnect(request, self._measure_and_score(name, fields))
+        return JSONResponse({"model": name, "scores": [one.as_json() for one in found]})
 
-    async def _measure_and_explain(self, name, model, fields):
-        """The explanation, in a list."""
-        pair = (fields.sentence, fields.translation)
-        sizes = await asyncio.to_thread(model.sizes, *pair)
-        for side, size in zip(("sentence", "translation"), sizes, strict=True):
-            if size > model.max_pieces:
-                refuse(
-                    TOO_LARGE,
-                    f"The {side} has {size} tokens, and this model takes {model.max_pieces}; "
-                    f"split it.",
-                )
-        settings = _Settings(fields.to, fields.source_language)
-        return await self._explainers[name].submit([pair], [max(sizes)], settings)
+    async def _measure_and_score(self, name, fields):
+        """The score of each pair."""
+        model = self._models[name]
+        sizes = await asyncio.to_thread(model.sizes, fields.sources, fields.targets)
+        for number, pair in enumerate(sizes, start=1):
+            for side, size in zip(("source", "target"), pair, strict=True):
+                if size > model.max_pieces:
+                    raise TooLong(
+                        f"A sentence may have {model.max_pieces} tokens, {side} {number} has "
+                        f"{size}; split it."
+                    )
+        compute = _explain if fields.experts else _score
+        settings = _Settings(compute, fields.to, fields.source_language)
+        pairs = list(zip(fields.sources, fields.targets, strict=True))
+        return await self._batchers[name].submit(pairs, list(map(max, sizes)), settings)
 
     async def _languages(self, request):
         del request
@@ -232,7 +233,8 @@ class Server:
                 "pairs": list(model.pairs),
                 "needs_source_language": model.needs_source_language,
                 "n_best": model.n_best,
-                "explains": name in self._explainers,
+                "scores": model.scores,
+                "explains": model.explains,
             }
             for name, model in self._models.items()
         ]
@@ -313,6 +315,10 @@ class Server:
                 task.cancel()
 
 
+def _compute(model, items, settings):
+    return settings.compute(model, items, settings)
+
+
 def _translate(model, sentences, settings):
     return model.translate(
         sentences,
@@ -323,9 +329,14 @@ def _translate(model, sentences, settings):
     )
 
 
+def _score(model, pairs, settings):
+    sources, targets = zip(*pairs, strict=True)
+    return model.score(sources, targets, settings.to, source_language=settings.source_language)
+
+
 def _explain(model, pairs, settings):
     sources, targets = zip(*pairs, strict=True)
-    return model.explain(sources, targets, settings.to, settings.source_language)
+    return model.explain(sources, targets, settings.to, source_language=settings.source_language)
 
 
 async def _body(request, limit):

@@ -1,118 +1,15 @@
-"""The HTTP interface over a model that translates "a" into "A in en"; no socket, no TensorFlow."""
+"""The HTTP interface over the model of `testing.served`; no socket, no TensorFlow."""
 
 import asyncio
 import json
-import math
 import re
-import threading
 
-import httpx
 import pytest
 
 from lingvo_moe.server.app import Server
 from lingvo_moe.server.batcher import BatchParams
-from lingvo_moe.server.model import Size, TooLong
 from lingvo_moe.server.requests import Limits
-from lingvo_moe.tasks.model import Explanation, RoutedToken
-from lingvo_moe.tasks.translator import Translation
-
-
-class Model:
-    """Two translations of a sentence; a piece a character, of which it reads 8."""
-
-    languages, pairs, needs_source_language = ["de", "en"], ("fr-en", "fr-de"), False
-    n_best, max_pieces, options = 2, 8, ("n_best", "beam_size", "length_offset")
-
-    def __init__(self):
-        self.batches, self.gate = [], threading.Event()
-        self.gate.set()
-
-    def measure(self, sentences, **options):
-        if not 1 <= options.get("n_best", 1) <= 2:
-            raise ValueError(f"n_best must be 1 to 2, got {options['n_best']}.")
-        longest = options.get("length_offset", 10)
-        if longest > 100:
-            raise TooLong(f"{longest} tokens, but at most 100 are allowed")
-        return [Size(min(len(s), 8), max(0, len(s) - 8), longest) for s in sentences]
-
-    def translate(self, sentences, to, *, source_language, warn, n_best=1, **options):
-        self.batches.append(sentences)
-        assert self.gate.wait(60)
-        if to not in self.languages:
-            raise ValueError(f"This model does not translate into {to!r}; it knows de, en.")
-        if "crash" in sentences:
-            raise RuntimeError("a secret")
-        best = [
-            [Translation(f"{s.upper()} in {to}", -0.5), Translation("", -math.inf)]
-            for s in sentences
-        ]
-        return [two[:n_best] for two in best]
-
-
-class Explaining(Model):
-    """The same model with `explain`."""
-
-    def sizes(self, sentence, translation):
-        return len(sentence), len(translation)
-
-    def explain(self, sources, targets, to, source_language):
-        return [
-            Explanation(
-                [RoutedToken(s, None, {"encoder/layer_01": [(3, 0.5)]})], [RoutedToken(t, -1.0, {})]
-            )
-            for s, t in zip(sources, targets, strict=True)
-        ]
-
-
-class Client:
-    """A client of a server in this process."""
-
-    def __init__(self, server, model):
-        self.server, self.model = server, model
-        transport = httpx.ASGITransport(server.asgi, raise_app_exceptions=False)
-        self.http = httpx.AsyncClient(transport=transport, base_url="http://test")
-
-    async def translate(self, *sentences, **fields):
-        question = {"sentences": sentences, "to": "en"} | fields
-        return await self.http.post("/v1/translate", json=question)
-
-    async def post(self, content, kind="application/json", path="/v1/translate"):
-        return await self.http.post(path, content=content, headers={"Content-Type": kind})
-
-    async def waiting(self, count):
-        """Waits until so many sentences are in the queue."""
-        line = f'lingvo_moe_waiting_sentences{{model="m"}} {count:.1f}'
-        while line not in (await self.http.get("/metrics")).text:
-            await asyncio.sleep(0.001)
-
-
-def run(test, model=None, limits=None, models=None, **batching):
-    """Awaits test(client) beside a server of one model "m", or of those given."""
-    model = model or Model()
-
-    async def main():
-        params = BatchParams(**{"max_wait": 0, **batching})
-        server = Server(models or {"m": model}, limits or Limits(), params)
-        async with server.asgi.router.lifespan_context(server.asgi), asyncio.timeout(60):
-            client = Client(server, model)
-            try:
-                return await test(client)
-            finally:
-                model.gate.set()
-
-    return asyncio.run(main())
-
-
-def answer_to(content, kind="application/json", path="/v1/translate", **settings):
-    """Status and error of one request."""
-
-    async def test(client):
-        response = await client.post(content, kind, path)
-        error = response.json()["error"]
-        assert "\n" not in error
-        return response.status_code, error
-
-    return run(test, **settings)
+from lingvo_moe.testing.served import Explaining, Model, answer_to, run
 
 
 class TestTranslate:
@@ -209,6 +106,7 @@ class TestTranslate:
                 "pairs": ["fr-en", "fr-de"],
                 "needs_source_language": False,
                 "n_best": 2,
+                "scores": True,
                 "explains": False,
             }
             assert (await client.translate("a")).json()["model"] == "first"
@@ -421,40 +319,6 @@ def test_draining_does_not_wait_for_ever():
         assert refused.headers["Retry-After"] == "1"
 
     run(test)
-
-
-QUESTION = {"sentence": "a", "translation": "b", "to": "en"}
-
-
-class TestExplain:
-    def test_tokens_and_experts(self):
-        async def test(client):
-            answer = await client.http.post("/v1/explain", json=QUESTION)
-            assert answer.json() == {
-                "model": "m",
-                "source": [
-                    {"text": "a", "log_prob": None, "experts": {"encoder/layer_01": [[3, 0.5]]}}
-                ],
-                "target": [{"text": "b", "log_prob": -1.0, "experts": {}}],
-            }
-
-        run(test, Explaining())
-
-    def test_an_export_cannot(self):
-        status, error = answer_to(json.dumps(QUESTION).encode(), path="/v1/explain")
-        assert (status, error) == (
-            422,
-            "Model 'm' is an export; /v1/explain needs a logdir.",
-        )
-
-    @pytest.mark.parametrize("field", ["sentence", "translation"])
-    def test_a_side_that_is_too_long(self, field):
-        question = json.dumps(QUESTION | {field: "a" * 9}).encode()
-        status, error = answer_to(question, path="/v1/explain", model=Explaining())
-        assert (status, error) == (
-            413,
-            f"The {field} has 9 tokens, and this model takes 8; split it.",
-        )
 
 
 def test_metrics():

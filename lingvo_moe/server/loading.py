@@ -70,6 +70,7 @@ class Trained(TrainedModel):
         for field in dataclasses.fields(BeamSearchParams)
         if field.name not in ("batch_tokens", "cache")
     ]
+    scores = explains = True
 
     def __init__(
         self,
@@ -106,14 +107,17 @@ class Trained(TrainedModel):
             for number, (parts, left_out) in enumerate(translator.read(sentences), start=1)
         ]
 
-    def sizes(self, sentence: str, translation: str) -> tuple[int, int]:
-        """How many pieces each has, of the vocabulary of its side."""
-        source, target = (self.logdir.vocabulary(side) for side in ("source", "target"))
-        return len(source.encode([sentence])[0]), len(target.encode([translation])[0])
+    def sizes(self, sources: Sequence[str], targets: Sequence[str]) -> list[tuple[int, int]]:
+        """See Model."""
+        texts = (("source", sources), ("target", targets))
+        ids = [self.logdir.vocabulary(side).encode(given) for side, given in texts]
+        return [(len(source), len(target)) for source, target in zip(*ids, strict=True)]
 
 
 class Served(Exported):
     """An export, with limits for requests."""
+
+    explains = False
 
     def __init__(self, path: Path, limits: OptionLimits):
         """Loads it; limits as for `Trained`.
@@ -139,6 +143,11 @@ class Served(Exported):
             )
             for number, reading in enumerate(self._read(sentences, search), start=1)
         ]
+
+    def sizes(self, sources: Sequence[str], targets: Sequence[str]) -> list[tuple[int, int]]:
+        """See Model."""
+        counts = (self.count_pieces(sources), self.count_target_pieces(targets))
+        return list(zip(*counts, strict=True))
 
 
 def load(

@@ -227,13 +227,14 @@ def test_an_explanation_has_the_score_and_the_experts(model_dir, models):
     ((best, *_),) = model.translate(
         ["kara mi"], "en", source_language=None, n_best=3, warn=lambda line: None
     )
-    (one, other) = model.explain(["kara mi", "mira"], [best.text, "a b c"], "en", None)
-    (alone,) = model.explain(["kara mi"], [best.text], "en", None)
+    (one, other) = model.explain(["kara mi", "mira"], [best.text, "a b c"], "en")
+    (alone,) = model.explain(["kara mi"], [best.text], "en")
     # Without the tag and the ends; the target's vocabulary has shorter pieces for source text.
-    sizes = model.sizes("kara mi", best.text)
-    assert sizes == (len(one.source) - 2, len(one.target) - 1)
-    one_text = model.sizes("mira mi kara so", "mira mi kara so")
-    assert one_text[0] < one_text[1]
+    texts = ["mira mi kara so", "kara mi"], ["mira mi kara so", best.text]
+    for name in models:
+        one_text, sizes = models[name].sizes(*texts)
+        assert one_text[0] < one_text[1]
+        assert sizes == (len(one.source) - 2, len(one.target) - 1)
     first, *pieces, last = (token.text for token in one.source)
     assert (first, "".join(pieces), last) == ("<2en>", "▁kara▁mi", one.target[-1].text)
     runtime = Local(model_dir.task)

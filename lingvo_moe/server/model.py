@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from lingvo_moe.core.fields import Params, PositiveInt
 
 if TYPE_CHECKING:  # a server starts before TensorFlow is imported
+    from lingvo_moe.tasks.scorer import Score
     from lingvo_moe.tasks.translator import Translation
 
 
@@ -60,6 +61,8 @@ class Model(Protocol):
         n_best: largest number of translations of a sentence.
         max_pieces: longer sentences are cut to this number of pieces.
         options: names of the options of a request.
+        scores: whether the model has `score`.
+        explains: whether it has `explain`, as `lingvo_moe.tasks.model.Model`.
     """
 
     languages: Sequence[str]
@@ -68,6 +71,8 @@ class Model(Protocol):
     n_best: int
     max_pieces: int
     options: Sequence[str]
+    scores: bool
+    explains: bool
 
     def measure(self, sentences: Sequence[str], **options: Any) -> list[Size]:
         """Checks options and measures sentences, before a request waits.
@@ -90,4 +95,21 @@ class Model(Protocol):
 
         Raises:
             ValueError: the model does not know a language, or needs the source language.
+        """
+
+    def sizes(self, sources: Sequence[str], targets: Sequence[str]) -> list[tuple[int, int]]:
+        """The number of pieces of each source and of its target."""
+
+    def score(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        to: str,
+        *,
+        source_language: str | None,
+    ) -> Sequence[Score]:
+        """The log-probability of each target.
+
+        Raises:
+            ValueError: as `translate`.
         """

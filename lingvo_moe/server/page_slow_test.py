@@ -12,6 +12,7 @@ from lingvo_moe.server.app import Server
 from lingvo_moe.server.model import Size
 from lingvo_moe.server.run import bind, url
 from lingvo_moe.tasks.model import Explanation, RoutedToken
+from lingvo_moe.tasks.scorer import Score
 from lingvo_moe.tasks.translator import Translation
 from lingvo_moe.testing.browser import CHROMIUM, browser
 
@@ -37,7 +38,12 @@ def _measure(sentences, **options):
     return [Size(min(len(s), 100), max(0, len(s) - 100), 1) for s in sentences]
 
 
-def _explain(sources, targets, to, source_language):
+def _score(sources, targets, to, *, source_language):
+    del sources, to, source_language
+    return [Score(-0.5, (text, "</s>"), (-0.5, 0.0)) for text in targets]
+
+
+def _explain(sources, targets, to, *, source_language):
     del to, source_language
     return [
         Explanation(
@@ -51,6 +57,10 @@ def _explain(sources, targets, to, source_language):
     ]
 
 
+def _sizes(sources, targets):
+    return [tuple(map(len, pair)) for pair in zip(sources, targets, strict=True)]
+
+
 def _model(**changes):
     fields = {
         "languages": ["de", "en"],
@@ -59,15 +69,16 @@ def _model(**changes):
         "max_pieces": 100,
     }
     fields |= {"needs_source_language": False, "translate": _translate, "explain": _explain}
-    fields |= {"measure": _measure, "sizes": lambda *texts: tuple(map(len, texts))}
-    fields |= {"options": ["n_best"]}
+    fields |= {"measure": _measure, "sizes": _sizes, "score": _score}
+    fields |= {"options": ["n_best"], "scores": True, "explains": True}
     return types.SimpleNamespace(**fields | changes)
 
 
 @pytest.fixture(scope="module")
 def address():
     """The URL of a server in a thread."""
-    models = {"one": _model(), "two": _model(needs_source_language=True, languages=["it"])}
+    two = _model(needs_source_language=True, languages=["it"], explains=False)
+    models = {"one": _model(), "two": two}
     config = uvicorn.Config(Server(models).asgi, log_level="warning", lifespan="on")
     server = uvicorn.Server(config)
     with bind("127.0.0.1", 0) as listener:
@@ -158,6 +169,10 @@ def test_another_model_has_other_languages(page):
     assert _texts(page, "#source option") == ["fr", "it"]  # it must be given
     _ask(page, "un")
     assert _texts(page, ".translation .text") == ["un in it"]
+    page.run("document.querySelector('.translation button').click()")  # it shows no experts
+    page.wait_for("document.querySelectorAll('.tokens table').length === 1")
+    assert _texts(page, ".tokens th") == ["token", "probability"]
+    assert _texts(page, ".tokens td") == ["un in it", "60.7 %", "</s>", "100.0 %"]
 
 
 def test_it_loads_nothing_from_elsewhere(page, address):

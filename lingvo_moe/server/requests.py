@@ -13,13 +13,19 @@ from lingvo_moe.core.fields import Params, PositiveFloat, PositiveInt, conforms
 MALFORMED, TOO_LARGE, WRONG = 400, 413, 422
 
 _TEXT, _OPTIONAL_TEXT = (str, "a string"), (str | None, "a string")
+_TEXTS = (tuple[str, ...], "a list of strings")
 _COMMON: dict[str, Any] = {
     "to": _TEXT,
     "model": _OPTIONAL_TEXT,
     "source_language": _OPTIONAL_TEXT,
 }
-_TRANSLATE = {"sentences": (tuple[str, ...], "a list of strings"), **_COMMON}
-_EXPLAIN = {"sentence": _TEXT, "translation": _TEXT, **_COMMON}
+_TRANSLATE = {"sentences": _TEXTS, **_COMMON}
+_SCORE = {
+    "sources": _TEXTS,
+    "targets": _TEXTS,
+    "experts": (bool | None, "true or false"),
+    **_COMMON,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,12 +57,13 @@ class TranslateRequest:
 
 
 @dataclasses.dataclass(frozen=True)
-class ExplainRequest:
-    """The body of /v1/explain."""
+class ScoreRequest:
+    """The body of /v1/score: pairs of a source and a target; experts: whether to show them."""
 
     model: str | None
-    sentence: str
-    translation: str
+    sources: Sequence[str]
+    targets: Sequence[str]
+    experts: bool | None
     to: str
     source_language: str | None
 
@@ -74,29 +81,28 @@ def read_translate(body: bytes, limits: Limits, options: Sequence[str]) -> Trans
     """
     asked = _object(body, (*_TRANSLATE, *options))
     fields = _checked(asked, _TRANSLATE)
-    sentences = fields["sentences"]
-    if len(sentences) > limits.max_sentences:
-        refuse(
-            TOO_LARGE,
-            f"A request may have {limits.max_sentences:,} sentences, but this one has "
-            f"{len(sentences):,}; send it in parts.",
-        )
-    for number, sentence in enumerate(sentences, start=1):
-        _check_text(sentence, f"sentence {number}", limits)
+    _check_texts(fields["sentences"], "sentence", limits)
     given = {name: asked[name] for name in options if asked.get(name) is not None}
     return TranslateRequest(**fields, options=given)
 
 
-def read_explain(body: bytes, limits: Limits) -> ExplainRequest:
-    """Parses the body of /v1/explain.
+def read_score(body: bytes, limits: Limits) -> ScoreRequest:
+    """Parses the body of /v1/score.
 
     Raises:
         HTTPException: as `read_translate`.
     """
-    fields = _checked(_object(body, _EXPLAIN), _EXPLAIN)
-    for name in ("sentence", "translation"):
-        _check_text(fields[name], f"the {name}", limits)
-    return ExplainRequest(**fields)
+    fields = _checked(_object(body, _SCORE), _SCORE)
+    sources, targets = fields["sources"], fields["targets"]
+    if len(sources) != len(targets):
+        refuse(
+            WRONG,
+            f"There are {len(sources):,} sources and {len(targets):,} targets; give one target for "
+            f"each source.",
+        )
+    _check_texts(sources, "source", limits)
+    _check_texts(targets, "target", limits)
+    return ScoreRequest(**fields)
 
 
 def refuse(status: int, message: str, headers: Mapping[str, str] | None = None) -> NoReturn:
@@ -152,6 +158,18 @@ def _checked(value, hints):
                 refuse(WRONG, f"Field {name!r} is missing; it is {kind}.")
             refuse(WRONG, f"Field {name!r} must be {kind}, got {json.dumps(value[name])[:60]}.")
     return fields
+
+
+def _check_texts(texts, name, limits):
+    """Refuses too many texts, and each text that `_check_text` refuses."""
+    if len(texts) > limits.max_sentences:
+        refuse(
+            TOO_LARGE,
+            f"A request may have {limits.max_sentences:,} sentences, but this one has "
+            f"{len(texts):,}; send it in parts.",
+        )
+    for number, text in enumerate(texts, start=1):
+        _check_text(text, f"{name} {number}", limits)
 
 
 def _check_text(text, name, limits):

@@ -69,6 +69,7 @@ class Exported:
         n_best: largest number of translations of a sentence.
         max_pieces: longer sentences are cut to this number of pieces.
         options: names of the options of a request.
+        scores: whether it has `score`.
     """
 
     def __init__(self, path: str | Path):
@@ -89,6 +90,7 @@ class Exported:
         self.needs_source_language = "source_language" in self._wanted
         self.max_pieces, n_best = int(about["max_pieces"]), int(about["n_best"])
         self._names = frozenset(about.get("options", ()))
+        self.scores = bool(self._names)
         self._search = BeamSearchParams(n_best=n_best)
         self.n_best = n_best
         self.options: Sequence[str] = ["n_best"]
@@ -103,6 +105,10 @@ class Exported:
     def count_pieces(self, sentences: Sequence[str]) -> list[int]:
         """The number of pieces of the source vocabulary of each sentence."""
         return _counts(self._model.count_pieces, sentences)
+
+    def count_target_pieces(self, translations: Sequence[str]) -> list[int]:
+        """The number of pieces of the target vocabulary of each translation."""
+        return _counts(self._model.count_target_pieces, translations)
 
     def translate(
         self,
@@ -169,10 +175,10 @@ class Exported:
         """
         check_same_length(sources, targets)
         languages = self._check(to, source_language)
-        if not self._names:
+        if not self.scores:
             raise ValueError(f"score {self._cure}")
         scores: list[Score] = [Score(0.0, (), ())] * len(sources)
-        counts = map(max, self.count_pieces(sources), self._count_target_pieces(targets))
+        counts = map(max, self.count_pieces(sources), self.count_target_pieces(targets))
         for batch in batches(list(counts), batch_tokens):
             texts = [[side[i] for i in batch] for side in (sources, targets)]
             output = client.call(self._model.score, *texts, **languages)
@@ -200,7 +206,7 @@ class Exported:
             (tokens,) = self.count_pieces([search.source_prefix])
             check_source_prefix(tokens, self.max_pieces)
         if search.target_prefix:
-            (tokens,) = self._count_target_pieces([search.target_prefix.rstrip()])
+            (tokens,) = self.count_target_pieces([search.target_prefix.rstrip()])
             check_target_prefix(tokens, self.max_pieces)
         return search
 
@@ -217,9 +223,6 @@ class Exported:
             f"lingvo_moe made it, export the model again; if the model has decoding.rules, use the "
             f"logdir."
         )
-
-    def _count_target_pieces(self, sentences):
-        return _counts(self._model.count_target_pieces, sentences)
 
     def _read(self, sentences, search):
         """The _Reading of each sentence; a blank one has no parts."""

@@ -38,6 +38,14 @@ class Explanation(NamedTuple):
     source: list[RoutedToken]
     target: list[RoutedToken]
 
+    def as_json(self) -> dict[str, Any]:
+        """Fields for JSON: those of `Score`, `source`, and `experts` of each token."""
+        return {
+            "log_prob": sum(token.log_prob or 0.0 for token in self.target),
+            "tokens": [token._asdict() for token in self.target],
+            "source": [{"text": one.text, "experts": one.experts} for one in self.source],
+        }
+
 
 class Model:
     """A trained model in memory.
@@ -155,6 +163,7 @@ class Model:
         sources: Sequence[str],
         targets: Sequence[str],
         to: str = "en",
+        *,
         source_language: str | None = None,
     ) -> list[Explanation]:
         """The log-probability and the experts of each token of given translations.

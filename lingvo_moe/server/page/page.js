@@ -84,10 +84,12 @@ function result(sentence, translations, leftOut, settings) {
     shown.dir = "auto";
     line.append(shown, make("span", "score", score.toFixed(3)));
     const details = make("div", "tokens");
-    if (models.find(({ name }) => name === settings.model).explains && text) {
+    const { scores, explains } = models.find(({ name }) => name === settings.model);
+    if (scores && text) {
       const button = make("button", "", "tokens");
       button.type = "button";
-      button.onclick = () => toggle(details, { ...settings, sentence, translation: text });
+      const question = { ...settings, sources: [sentence], targets: [text], experts: explains };
+      button.onclick = () => toggle(details, question);
       line.append(button);
     }
     item.append(line, details);
@@ -98,11 +100,11 @@ function result(sentence, translations, leftOut, settings) {
 async function toggle(details, question) {
   if (details.childElementCount) return details.replaceChildren();
   try {
-    const { source, target } = await ask("v1/explain", question);
+    const { scores: [{ tokens, source }] } = await ask("v1/score", question);
     const pieces = make("div", "pieces");
-    pieces.append(...target.map(colored));
+    pieces.append(...tokens.map(colored));
     const tables = make("div", "tables");
-    tables.append(table("target", target), table("source", source));
+    tables.append(table("target", tokens), ...(source ? [table("source", source)] : []));
     details.replaceChildren(pieces, tables);
   } catch (error) {
     fail(error);
@@ -118,11 +120,11 @@ function colored({ text, log_prob }) {
   return piece;
 }
 
-// A row a token: its probability, and in each MoE layer its experts with their weights.
+// A row a token: its probability if it is of the target, and its experts with their weights.
 function table(name, tokens) {
   const element = make("table");
-  const layers = Object.keys(tokens[0].experts);
-  const sure = tokens[0].log_prob !== null;
+  const layers = Object.keys(tokens[0].experts || {});
+  const sure = name === "target";
   element.append(make("caption", "", layers.length ? `${name} tokens, and the experts of each` : `${name} tokens`));
   const head = element.createTHead().insertRow();
   for (const title of ["token", ...(sure ? ["probability"] : []), ...layers]) head.append(make("th", "", title));
