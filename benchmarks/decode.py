@@ -71,6 +71,9 @@ def main() -> None:
         starts = {
             SAME: lambda: ours("model.moe=None", path=weights),
             "ours (dense) by XLA": lambda: ours("model.moe=None", runtime="xla"),
+            "matrix products alone": lambda: Peer(
+                sys.executable, "decode_products.py", args.threads
+            ),
             "CTranslate2 (float32)": lambda: ctranslate2("float32"),
             "CTranslate2 (int8)": lambda: ctranslate2("int8"),
             "Hugging Face M2M-100": hugging_face,
