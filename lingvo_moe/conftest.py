@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import signal
 import sys
 
 import pytest
@@ -12,6 +13,11 @@ import pytest
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
+
+# A shell starts a background command with SIGINT ignored, and its processes inherit this. The tests
+# of Ctrl-C need the default.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

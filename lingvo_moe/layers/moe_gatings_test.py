@@ -162,7 +162,8 @@ def test_the_layer_equals_slow_loops(router, gating, name):
     groups, tokens, experts = logits.shape
     if experts < 3 and gating == TopK(k=3):
         gating = TopK(k=experts)
-    if capacity is None and gating == ExpertChoice():
+    # The gates of a single expert are all 1, but their last bit depends on the processor.
+    if gating == ExpertChoice() and (capacity is None or experts == 1):
         capacity = tokens
     rng = np.random.default_rng(7)
     if router == "by token":  # the identity for a gate: logits are inputs
