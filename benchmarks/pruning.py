@@ -19,7 +19,7 @@ from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.scores import score_pair
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.serving.format import read_model
+from lingvo_moe.serving.formats.base import read_model
 from lingvo_moe.serving.prune import STATISTICS, PerLayer, Pruning, Threshold
 from lingvo_moe.serving.report import check_comparable
 from lingvo_moe.tasks.evaluation import translate_pair

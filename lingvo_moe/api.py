@@ -17,9 +17,9 @@ from lingvo_moe.data.prepare import prepare as prepare_corpus
 from lingvo_moe.evaluation.report import Report
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.exported import Exported, is_saved_model
-from lingvo_moe.serving.format import Format
+from lingvo_moe.serving.formats.base import Format
+from lingvo_moe.serving.formats.saved_model import SavedModel
 from lingvo_moe.serving.prune import Pruning
-from lingvo_moe.serving.saved_model import SavedModel
 from lingvo_moe.tasks import baselines as bilingual
 from lingvo_moe.tasks import evaluation
 from lingvo_moe.tasks.model import Model
@@ -275,32 +275,42 @@ def evaluate(
 
 
 def export(
-    model: "Model | Exported | ModelDir | str | Path",
+    model: "Model | Exported | ModelDir | TranslationParams | str | Path",
     output: str | Path,
     format: Format = _SAVED_MODEL,
     *,
     step: int | None = None,
     overwrite: bool = False,
     pruning: Pruning | None = None,
+    name: str = "custom",
 ) -> int:
     """Writes a model for serving; `load` opens a SavedModel again.
 
     Args:
         model: a logdir, or what `load` returned for one: then its checkpoint is exported. Not a
-            SavedModel.
+            SavedModel. Or params, for a format that can hold an untrained model.
         output: the directory to make; it appears when it is complete.
-        format: a Format of `lingvo_moe.serving` or your own, such as
+        format: a Format of `lingvo_moe.serving.formats` or your own, such as
             `SavedModel(STORAGES["int8"])`.
         step: the step of a logdir's checkpoint; None for the best on dev.
         overwrite: whether to replace an earlier export.
         pruning: which experts to remove; None for none.
+        name: the name of a model that is given as params.
 
     Returns:
-        The step of the exported checkpoint.
+        The step of the exported checkpoint; 0 for an untrained model.
 
     Raises:
         ValueError, OSError: the model is a SavedModel, or as `Format.export`.
     """
+    if isinstance(model, TranslationParams):
+        if step is not None or pruning is not None:
+            raise ValueError(
+                f"{name} is untrained and has no step and nothing to prune; leave step={step} and "
+                f"pruning={pruning} out, or give a logdir."
+            )
+        format.export_untrained(name, model, Path(output), overwrite)
+        return 0
     if isinstance(model, Model):
         step = model.step
     return format.export(_logdir(model), Path(output), step, overwrite, pruning)

@@ -272,7 +272,7 @@ def test_evolve_checks_types_and_leaves_the_original():
 class TestExamples:
     def test_are_short(self):
         paths = sorted(EXAMPLES.glob("*.py"))
-        assert len(paths) == 4
+        assert len(paths) == 5
         for path in paths:
             assert len(path.read_text().splitlines()) <= 40, path
 

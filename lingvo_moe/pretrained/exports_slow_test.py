@@ -76,17 +76,15 @@ def test_weights(logdir, expected, tmp_path):
 def test_stablehlo(logdir, expected, tmp_path):
     """Without optimizer state there is only the program for translation."""
     pytest.importorskip("jax")
-    flags = ["--format=stablehlo", "--batch_size=1", "--source_length=24"]
-    _, program, *_ = export(logdir, tmp_path / "export", *flags)
-    languages = LANGUAGES.replace("--source_language", "--source").split()
-    command = [sys.executable, program, *languages]
+    sizes = "batch_size=1,source_length=24"
+    _, program, *_ = export(logdir, tmp_path / "export", f"--format=StableHLO({sizes})")
+    command = [sys.executable, program, *LANGUAGES.split()]
     assert subprocess.check_output(command, input="pack my box\n", text=True) == expected
     assert not (tmp_path / "export" / "train.stablehlo").exists()
     error = error_of(
         "export",
         f"--logdir={logdir}",
         f"--output={tmp_path / 'train'}",
-        *flags,
-        "--programs=train",
+        "--format=StableHLO(programs=('train',))",
     )
     assert "has no optimizer state" in error

@@ -13,7 +13,7 @@ from lingvo_moe.core.layer import EVALUATION
 from lingvo_moe.decoding.cache import Flat, Reordered
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.pretrained.hugging_face import import_model
-from lingvo_moe.serving.to_hugging_face import HuggingFace
+from lingvo_moe.serving.formats.hugging_face import HuggingFace
 from lingvo_moe.testing import hugging_face as testing
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

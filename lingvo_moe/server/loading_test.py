@@ -17,7 +17,7 @@ from lingvo_moe.runtimes.local import Local
 from lingvo_moe.server.app import Server
 from lingvo_moe.server.loading import Trained, load, load_all, split_name
 from lingvo_moe.server.model import OptionLimits, TooLong
-from lingvo_moe.serving.saved_model import SavedModel
+from lingvo_moe.serving.formats.saved_model import SavedModel
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.scorer import Scorer
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir

@@ -11,9 +11,9 @@ from lingvo_moe.core.tensorflow_private import SavedModelProto
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving import client
 from lingvo_moe.serving.exported import Exported
-from lingvo_moe.serving.format import read_theta
-from lingvo_moe.serving.saved_model import SavedModel, ServedModel
-from lingvo_moe.serving.tf_serving import TFServing
+from lingvo_moe.serving.formats.base import read_theta
+from lingvo_moe.serving.formats.saved_model import SavedModel, ServedModel
+from lingvo_moe.serving.formats.tf_serving import TFServing
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 

@@ -10,9 +10,11 @@ from lingvo_moe.gatings.node_limited import NodeLimited
 from lingvo_moe.gatings.top_k import TopK
 from lingvo_moe.layers.router import ByTask
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.serving import format as export_format
 from lingvo_moe.serving.exported import Exported
-from lingvo_moe.serving.format import read_model, read_theta
+from lingvo_moe.serving.formats import base as export_format
+from lingvo_moe.serving.formats.base import read_model, read_theta
+from lingvo_moe.serving.formats.safetensors import Safetensors
+from lingvo_moe.serving.formats.saved_model import SavedModel
 from lingvo_moe.serving.prune import (
     STATISTICS,
     AllPairs,
@@ -23,8 +25,6 @@ from lingvo_moe.serving.prune import (
     Threshold,
     importance,
 )
-from lingvo_moe.serving.saved_model import SavedModel
-from lingvo_moe.serving.weights import Safetensors
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir

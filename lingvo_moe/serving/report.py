@@ -9,8 +9,8 @@ from typing import Any
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.scores import score_pair
 from lingvo_moe.reporting.table import Table
-from lingvo_moe.serving.format import Format, TranslateFn, directory_size
-from lingvo_moe.serving.storage import FLOAT32
+from lingvo_moe.serving.formats.base import Format, TranslateFn, directory_size
+from lingvo_moe.serving.formats.storage import FLOAT32
 from lingvo_moe.tasks.evaluation import translate_pair
 from lingvo_moe.tasks.model_dir import ModelDir
 

@@ -2,10 +2,10 @@ import types
 
 import pytest
 
-from lingvo_moe.serving import format as formats
-from lingvo_moe.serving.format import Format, directory_size
+from lingvo_moe.serving.formats import base as formats
+from lingvo_moe.serving.formats.base import Format, directory_size
+from lingvo_moe.serving.formats.storage import STORAGES
 from lingvo_moe.serving.report import check_comparable, compare, compare_sizes
-from lingvo_moe.serving.storage import STORAGES
 from lingvo_moe.tasks.translator import Translation
 from lingvo_moe.testing import tiny_world
 

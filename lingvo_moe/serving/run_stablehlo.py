@@ -28,7 +28,9 @@ def program(name):
     """The function (state or weights, batch) -> results of that name, for jax.jit's compiler."""
     described = MANIFEST["programs"].get(name)
     if described is None:
-        raise ValueError(f"There is no program {name!r} in this export; export it with --programs.")
+        raise ValueError(
+            f"There is no program {name!r} in this export; export it with programs=('{name}',)."
+        )
     exported = jax.export.deserialize(bytearray((HERE / described["file"]).read_bytes()))
     return jax.jit(exported.call, donate_argnums=described["donated"])
 
@@ -68,13 +70,19 @@ def train(steps):
         print(f"step {state['step']}  loss {nll / tokens:.6f}  {rate:,.0f} tokens/s", flush=True)
 
 
-def translate(lines, languages, task):
+def task_of(languages):
+    """The number of the task that a router by task needs."""
+    kind = MANIFEST["tasks_by"]
+    name = "-".join(map(str, languages.values())) if kind == "pair" else languages[kind]
+    return number("tasks", f"The task, by {kind},", name)
+
+
+def translate(lines, languages):
     """Prints the best translation of each line; a batch has the size of the program.
 
     Args:
         lines: sentences.
         languages: "source" and "target" -> the name of the language.
-        task: of a router by task.
     """
     import sentencepiece
 
@@ -84,10 +92,11 @@ def translate(lines, languages, task):
         for side in ("source", "target")
     )
     shapes = MANIFEST["programs"]["translate"]["arguments"][1]
-    flags, (rows, length) = {"source": "--source", "target": "--to"}, shapes["source_ids"]["shape"]
+    flags = {"source": "--source_language", "target": "--to"}
+    rows, length = shapes["source_ids"]["shape"]
     tags = [number("tags", flags[side], languages[side]) for side in MANIFEST["in_front"]]
     room = length - len(tags) - 1
-    number_of_task = number("tasks", "--task", task) if "tasks" in shapes else None
+    task = task_of(languages) if "tasks" in shapes else None
     left_out = {}
     for start in range(0, len(lines), rows):
         batch = {name: np.zeros(array["shape"], np.int32) for name, array in shapes.items()}
@@ -98,7 +107,7 @@ def translate(lines, languages, task):
             ids = [*tags, *pieces[:room], eos]
             batch["source_ids"][row, : len(ids)], batch["lengths"][row] = ids, len(ids)
         if "tasks" in batch:
-            batch["tasks"] += number_of_task
+            batch["tasks"] += task
         best = {name: np.asarray(value)[:, 0] for name, value in run(theta, batch).items()}
         for row, line in enumerate(lines[start : start + rows]):
             ids = best["ids"][row, : best["lengths"][row]].tolist()
@@ -115,14 +124,13 @@ def main():
         "--steps", type=int, help="train for this number of steps instead of translating"
     )
     parser.add_argument("--to", default="en", help="target language")
-    parser.add_argument("--source", help="source language, for models that need it")
-    parser.add_argument("--task", help="task of a router by task, such as de")
+    parser.add_argument("--source_language", help="source language, for models that need it")
     args = parser.parse_args()
     if args.steps is None:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")
-        languages = {"source": args.source, "target": args.to}
-        translate(list(decode_lines(sys.stdin.buffer, "standard input")), languages, args.task)
+        languages = {"source": args.source_language, "target": args.to}
+        translate(list(decode_lines(sys.stdin.buffer, "standard input")), languages)
     elif args.steps < 1:
         parser.error(f"--steps must be >= 1, got {args.steps}")
     else:

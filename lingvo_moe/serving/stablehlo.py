@@ -1,4 +1,4 @@
-"""Export to StableHLO: programs for CPU and CUDA that JAX runs, weights, and a manifest.
+"""Writes StableHLO: programs for CPU and CUDA that JAX runs, weights, and a manifest.
 
 B rows, L source length, T target length, N best.
 """
@@ -37,7 +37,6 @@ from lingvo_moe.runtimes.lowering import (
     train_function,
     weight_specs,
 )
-from lingvo_moe.serving.directory import new_export
 from lingvo_moe.sharding.annotations import Mesh
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.params import TranslationParams
@@ -50,7 +49,6 @@ PLATFORMS = ("cpu", "cuda")
 TRAIN, TRANSLATE = "train", "translate"
 _INITIALIZE = "initialize"
 _STATE, _BATCH, _MANIFEST = "state.npz", "batch.npz", "manifest.json"
-_RUNNER = ("run_stablehlo.py", "run.py")
 _FORMAT = 1
 
 
@@ -132,52 +130,35 @@ def example_batch(params: TranslationParams, num_pairs: int = 1) -> NestedMap:
     return packer.batch()
 
 
-def export_trained(
+def write_trained(
     model_dir: ModelDir,
+    theta: NestedMap,
+    step: int,
     output: Path,
-    programs: Sequence[str] = (),
-    step: int | None = None,
-    rows: int = 16,
-    length: int | None = None,
-    overwrite: bool = False,
-) -> int:
+    programs: Sequence[str],
+    rows: int,
+    length: int | None,
+) -> None:
     """Writes programs of a trained model, its state and its vocabularies.
-
-    The directory holds manifest.json, which describes the programs; for each program NAME.stablehlo
-    (jax.export) and NAME.mlir, the same as text; state.npz and batch.npz, arrays by name; the
-    SentencePiece models; run.py, which runs the programs.
 
     Args:
         model_dir: the trained model; the shape of a training batch is that of its params.
-        output: the directory to make.
-        programs: TRAIN, TRANSLATE or both; by default both, or only TRANSLATE for a model without
-            optimizer state, such as an imported one.
-        step: which checkpoint; None for the best.
-        rows: number of sentences that are translated together.
-        length: tokens of the longest sentence, with tag and EOS; longer ones are cut. None for the
-            length of a Translator.
-        overwrite: whether to replace an earlier export.
-
-    Returns:
-        The step exported.
+        theta: its weights, arrays.
+        step: the step of their checkpoint.
+        output: an empty directory.
+        programs, rows, length: as the fields of `formats.stablehlo.StableHLO`.
 
     Raises:
-        ValueError: there is no checkpoint, it is of another model, TRAIN is requested and it has no
-            optimizer state, the shapes do not fit, or output holds something else.
-        OSError: output cannot be written.
+        ValueError: TRAIN is requested and there is no optimizer state, or the shapes do not fit.
+        OSError: the checkpoint is damaged, or output cannot be written.
     """
-    with new_export(output, *_RUNNER, overwrite) as directory:
-        return _write_trained(model_dir, directory, programs, step, rows, length)
-
-
-def _write_trained(model_dir, output, programs, step, rows, length) -> int:
     found = model_dir.read_checkpoint(step)  # errors must come before minutes of compiling
     trains = any(name.startswith("slots/") for name in found.tensors)
     programs = programs or (TRAIN, TRANSLATE)[not trains :]
     if TRAIN in programs and not trains:
         raise ValueError(
-            f"{model_dir.path} has no optimizer state, so there is no training to continue. Pass "
-            f"--programs=translate, or train the model first: lingvo-moe-train --init_from."
+            f"{model_dir.path} has no optimizer state, so there is no training to continue. Give "
+            f"programs=('translate',), or train the model first: lingvo-moe-train --init_from."
         )
     task, request = static(model_dir.task), export_request(model_dir)
     length = length or max_source_length(model_dir.params)
@@ -188,9 +169,10 @@ def _write_trained(model_dir, output, programs, step, rows, length) -> int:
         made[TRANSLATE] = translate_program(task, rows, length, request)
     specs = next(iter(made.values())).arguments[0]
     state: dict[str, Any] = {}
-    checkpoint = model_dir.read_checkpoint(
-        step, lambda found: state.update(_read(found.tensors, specs))
-    )
+    if TRAIN in programs:
+        model_dir.read_checkpoint(step, lambda found: state.update(_read(found.tensors, specs)))
+    else:
+        state = _read(dict(NestedMap(theta=theta).flatten()), specs)
     described = _write_programs(made, output)
     npz.save(output / _STATE, compress=False, **state)
     for side in model_dir.hashes:
@@ -201,7 +183,7 @@ def _write_trained(model_dir, output, programs, step, rows, length) -> int:
         model=model_dir.model,
         params=to_fields(model_dir.params),
         pairs=model_dir.pairs,
-        state={"file": _STATE, "step": checkpoint.step},
+        state={"file": _STATE, "step": step},
         programs=described,
         vocabularies={
             side: {"file": f"{side}.model", "sha256": sha256}
@@ -211,42 +193,35 @@ def _write_trained(model_dir, output, programs, step, rows, length) -> int:
         in_front=task.params.language_tags.in_front,
         eos=EOS,
         tasks=task.trained_tasks,
+        tasks_by=task.task_router.task if task.task_router else None,
     )
-    return checkpoint.step
 
 
-def export_untrained(
-    model: str,
-    params: TranslationParams,
-    output: Path,
-    overwrite: bool = False,
-) -> None:
-    """Writes the training step of a model without weights; see `export_trained`.
+def write_untrained(name: str, params: TranslationParams, output: Path) -> None:
+    """Writes the training step of a model without weights; see `write_trained`.
 
     Instead of state.npz there is a program that draws the initial state on the device.
 
     Args:
-        model: its registered name.
-        params: its params, possibly with overrides.
-        output: the directory to make.
-        overwrite: whether to replace an earlier export.
+        name: of the model.
+        params: its params.
+        output: an empty directory.
 
     Raises:
-        ValueError: the shapes do not fit, or output holds something else.
+        ValueError: the shapes do not fit.
         OSError: output cannot be written.
     """
-    with new_export(output, *_RUNNER, overwrite) as directory:
-        task = static(TranslationTask(params))
-        made = {_INITIALIZE: initialize_program(task), TRAIN: train_program(task)}
-        _write_rest(
-            task,
-            directory,
-            model=model,
-            params=to_fields(params),
-            pairs=task.pairs,
-            state={"program": _INITIALIZE, "seed": params.train.seed, "step": 0},
-            programs=_write_programs(made, directory),
-        )
+    task = static(TranslationTask(params))
+    made = {_INITIALIZE: initialize_program(task), TRAIN: train_program(task)}
+    _write_rest(
+        task,
+        output,
+        model=name,
+        params=to_fields(params),
+        pairs=task.pairs,
+        state={"program": _INITIALIZE, "seed": params.train.seed, "step": 0},
+        programs=_write_programs(made, output),
+    )
 
 
 def static(task: TranslationTask) -> TranslationTask:

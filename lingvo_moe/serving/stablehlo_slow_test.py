@@ -9,8 +9,9 @@ from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.exported import Exported
-from lingvo_moe.serving.format import read_theta
-from lingvo_moe.serving.saved_model import ServedModel
+from lingvo_moe.serving.formats.base import read_theta
+from lingvo_moe.serving.formats.saved_model import ServedModel
+from lingvo_moe.serving.formats.stablehlo import StableHLO
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask
@@ -31,6 +32,7 @@ pytest.importorskip("jax")
 os.environ["JAX_PLATFORMS"] = "cpu"
 pytestmark = pytest.mark.slow
 
+TRANSLATOR = StableHLO(programs=("translate",), batch_size=4, source_length=20)
 _GATING = "model.moe.gating="
 _ROUTERS = {
     # With this rate the bias is larger than the scores after one step.
@@ -44,6 +46,7 @@ _ROUTERS = {
         "model.moe.gating_dropout=GatingDropout(rate=0.5,nodes=2)",
         "model.moe.num_groups=2",
     ),
+    "by task": ("model.moe.router=ByTask(task='source')",),
 }
 
 
@@ -53,23 +56,19 @@ def model_dir(tmp_path_factory):
 
 
 def test_ragged_experts_give_way_to_dropless_ones(model_dir, tmp_path):
-    from lingvo_moe.serving.stablehlo import TRANSLATE, export_trained
-
     ragged = model_dir.with_overrides(["model.moe.eval_dispatcher=Ragged()"])
     translator, _ = load_translator(ragged, Local(ragged.task))
     sentences = [sentence for sentence in SENTENCES if sentence != LONG]
     expected = [best[0].text for best in translator(sentences, "en")]
-    export_trained(ragged, tmp_path, [TRANSLATE], rows=4, length=20)
+    TRANSLATOR.export(ragged, tmp_path)
     result = run_bare(tmp_path, stdin="\n".join(sentences) + "\n")
     assert result.returncode == 0, result.stderr[-3000:]
     assert result.stdout == lines(expected)
 
 
 def test_an_untrained_model_draws_its_state_where_it_runs(tmp_path):
-    from lingvo_moe.serving.stablehlo import export_untrained
-
     params = override(get_params("tiny.MoE"), SMALL)
-    export_untrained("tiny.MoE", params, tmp_path)
+    StableHLO().export_untrained("tiny.MoE", params, tmp_path)
     assert not (tmp_path / "state.npz").exists()
     task = TranslationTask(params)
     runtime = Local(task, train_step(task))
@@ -95,21 +94,24 @@ def test_bfloat16_reaches_the_products():
 
 @pytest.mark.parametrize("overrides", _ROUTERS.values(), ids=_ROUTERS)
 def test_exports_route_as_the_model_does(overrides, tmp_path):
-    from lingvo_moe.serving.stablehlo import export_trained
-
     made = trained(tmp_path / "model", *overrides)
     translator, _ = load_translator(made, Local(made.task))
     sentences = [sentence for sentence in SENTENCES if sentence != LONG]
-    wanted = [best[0] for best in translator(sentences, "en")]
+    source = "qna" if made.task.needs_source_language else None
+    wanted = [best[0] for best in translator(sentences, "en", source)]
 
     ServedModel(made, read_theta(made)[0]).save(tmp_path / "saved")
-    found = [best[0] for best in Exported(tmp_path / "saved").translate(sentences, "en")]
+    found = [
+        best[0]
+        for best in Exported(tmp_path / "saved").translate(sentences, "en", source_language=source)
+    ]
     assert [best.text for best in found] == [best.text for best in wanted]
     scores = [[best.score for best in of] for of in (found, wanted)]
     np.testing.assert_allclose(*scores, atol=1e-4)
 
-    export_trained(made, tmp_path / "hlo", rows=4, length=20)
-    result = run_bare(tmp_path / "hlo", stdin="\n".join(sentences) + "\n")
+    StableHLO(batch_size=4, source_length=20).export(made, tmp_path / "hlo")
+    languages = [f"--source_language={source}"] if source else []
+    result = run_bare(tmp_path / "hlo", *languages, stdin="\n".join(sentences) + "\n")
     assert result.returncode == 0, result.stderr[-3000:]
     assert result.stdout == lines(best.text for best in wanted)
 

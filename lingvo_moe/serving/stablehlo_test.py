@@ -10,6 +10,7 @@ import pytest
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.runtimes.local import Local
+from lingvo_moe.serving.formats.stablehlo import StableHLO
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.testing.exports import (
     SENTENCES,
@@ -31,10 +32,8 @@ def model_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def exported(model_dir):
-    from lingvo_moe.serving.stablehlo import export_trained
-
     output = model_dir.path / "export"
-    assert export_trained(model_dir, output, rows=3) == 3
+    assert StableHLO(batch_size=3).export(model_dir, output) == 3
     return output
 
 
@@ -53,6 +52,9 @@ def test_translations_are_those_of_the_model(model_dir, exported):
     assert result.stdout == lines(expected)
     assert warnings[0] in result.stderr
     assert "cut, 1 in all: line 8 (" in warnings[0]
+    opened = StableHLO().open(exported)(SENTENCES, "en", None, warn=warnings.append)
+    assert [best[0].text for best in opened] == expected
+    assert warnings[1:] == warnings[:1]
 
 
 def test_a_trained_model_goes_on_training_as_it_would_here(model_dir, exported):
@@ -62,11 +64,9 @@ def test_a_trained_model_goes_on_training_as_it_would_here(model_dir, exported):
 @pytest.mark.slow
 def test_so_does_one_that_drops_nothing(model_dir, tmp_path):
     """Rows of experts here, blocks in the program."""
-    from lingvo_moe.serving.stablehlo import export_trained
-
     dropless = ["model.moe.dispatcher=Ragged()", "model.moe.capacity_factor=None"]
     model_dir = model_dir.with_overrides(dropless)
-    export_trained(model_dir, tmp_path, ["train"])
+    StableHLO(programs=("train",)).export(model_dir, tmp_path)
     assert_trains_as_here(model_dir, tmp_path)
 
 
@@ -118,14 +118,12 @@ def test_a_vocabulary_s_unknown_language(exported):
 
 
 def test_errors(model_dir, tmp_path):
-    from lingvo_moe.serving.stablehlo import export_trained, export_untrained
-
     wide = override(model_dir.params, ["model.model_dim=32"])
     with pytest.raises(ValueError, match=r"is \(512, 16\) in the checkpoint and \(512, 32\) in"):
-        export_trained(dataclasses.replace(model_dir, params=wide), tmp_path)
+        StableHLO().export(dataclasses.replace(model_dir, params=wide), tmp_path / "a")
     empty = dataclasses.replace(model_dir, path=tmp_path)
     with pytest.raises(ValueError, match="has no checkpoint yet; train the model first"):
-        export_trained(empty, tmp_path, ["translate"])
+        StableHLO(programs=("translate",)).export(empty, tmp_path / "b")
     uneven = override(get_params("tiny.MoE"), [*SMALL, "model.moe.num_groups=7"])
     with pytest.raises(ValueError, match=r"48 tokens do not divide into num_groups=7 groups"):
-        export_untrained("", uneven, tmp_path)
+        StableHLO().export_untrained("", uneven, tmp_path / "c")

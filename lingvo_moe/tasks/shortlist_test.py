@@ -7,7 +7,7 @@ import pytest
 
 import lingvo_moe as lm
 from lingvo_moe.core.tokens import PAD, UNK
-from lingvo_moe.serving.saved_model import SavedModel
+from lingvo_moe.serving.formats.saved_model import SavedModel
 from lingvo_moe.tasks.shortlist import load_shortlist, make_shortlist
 from lingvo_moe.testing import tiny_world
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir

@@ -5,67 +5,49 @@ lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_int8 --dtype=int8 --repo
 lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_weights --format=safetensors
 lingvo-moe-export --logdir=/tmp/dense --output=/tmp/dense_ct2 --format=ctranslate2
 lingvo-moe-export --logdir=/tmp/nllb --output=/tmp/nllb_again --format=huggingface
-lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_hlo --format=stablehlo --batch_size=8
+lingvo-moe-export --logdir=/tmp/tiny --output=/tmp/tiny_hlo --format="StableHLO(batch_size=8)"
 lingvo-moe-export --model=tiny.MoE --output=/tmp/tiny_step --format=stablehlo    # untrained
 """
 
 import dataclasses
-import importlib.util
-from collections.abc import Callable
+import os
 from pathlib import Path
 
 from absl import flags
 
 from lingvo_moe import api
-from lingvo_moe.core.params import override
+from lingvo_moe.core.params import classes, override, parse_policy
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.serving.format import Format, directory_size
+from lingvo_moe.serving.formats.base import Format, directory_size
+from lingvo_moe.serving.formats.storage import FLOAT32, STORAGES
 from lingvo_moe.serving.prune import CHOICES, STATISTICS, Pruning
 from lingvo_moe.serving.report import check_comparable, compare, compare_sizes
-from lingvo_moe.serving.saved_model import SavedModel
-from lingvo_moe.serving.storage import STORAGES, Storage
-from lingvo_moe.serving.tf_serving import TFServing
-from lingvo_moe.serving.to_ctranslate2 import CTranslate2
-from lingvo_moe.serving.to_hugging_face import HuggingFace
-from lingvo_moe.serving.weights import Safetensors
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common
 
 FLAGS = flags.FLAGS
-_STABLEHLO, _CTRANSLATE2 = "stablehlo", "ctranslate2"
-
-
-_FORMATS: dict[str, Callable[[Storage], Format]] = {
-    "saved_model": SavedModel,
-    "safetensors": Safetensors,
-    "tf_serving": TFServing,
-    _CTRANSLATE2: lambda storage: CTranslate2(storage, tuple(FLAGS.languages)),
-    "huggingface": HuggingFace,
-}
 
 
 def main(argv: list[str]) -> None:
     """Flags to an export."""
     del argv
-    if FLAGS.format == _STABLEHLO:
-        if FLAGS.prune is not None or FLAGS.report_data or FLAGS.dtype != "float32":
-            raise ValueError(
-                "--dtype, --prune and --report_data are not for --format=stablehlo; drop them."
-            )
-        _export_stablehlo(Path(FLAGS.output))
+    # An export computes nothing on devices, so JAX must not reserve a GPU's memory.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    chosen, pruning, output = _format(), _pruning(), Path(FLAGS.output)
+    if FLAGS.logdir is None:
+        _export_untrained(chosen, pruning, output)
         return
-    chosen, pruning = _FORMATS[FLAGS.format](STORAGES[FLAGS.dtype]), _pruning()
-    model_dir, output = _model_dir(), Path(FLAGS.output)
+    model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(FLAGS.set)
     dataset = Dataset.load(Path(FLAGS.report_data)) if FLAGS.report_data else None
     pairs = check_comparable(model_dir, dataset, FLAGS.report_split) if dataset else []
     if pairs and pruning:
         pairs = [pair for pair in pairs if pair in pruning.pairs(model_dir)]
     options = {"step": FLAGS.step, "overwrite": FLAGS.overwrite, "pruning": pruning}
     step = api.export(model_dir, output, chosen, **options)
-    hint = chosen.hint.format(output=output, languages=_language_flags(model_dir))
+    hint = chosen.hint(output, _language_flags(model_dir))
     size = directory_size(output) / 1e6
     common.report(f"Exported step {step} to {output}, {size:,.1f} MB. Try: {hint}")
     if dataset:
@@ -75,6 +57,32 @@ def main(argv: list[str]) -> None:
         print(table.to_text())
         if chosen.storage.widens or pruning:
             print(compare_sizes(chosen, model_dir, output, step))
+
+
+def _export_untrained(chosen: Format, pruning: Pruning | None, output: Path) -> None:
+    if FLAGS.model is None:
+        raise ValueError("Give --logdir, or --model for a training step without a checkpoint.")
+    if FLAGS.report_data:
+        raise ValueError("--report_data needs --logdir, the directory of a trained model.")
+    params = override(get_params(FLAGS.model), FLAGS.set)
+    options = {"step": FLAGS.step, "overwrite": FLAGS.overwrite, "pruning": pruning}
+    api.export(params, output, chosen, name=FLAGS.model, **options)
+    hint = chosen.hint(output)
+    common.report(f"Exported {FLAGS.model}, untrained, to {output}. Try: {hint}")
+
+
+def _format() -> Format:
+    """The policy of --format and --dtype; the name of a class may be written in lower case."""
+    short = {cls.__name__.lower(): cls.__name__ for cls in classes(Format)}
+    text = short.get(FLAGS.format.replace("_", ""), FLAGS.format)
+    chosen = parse_policy(Format, text, "--format")
+    if FLAGS.dtype is None:
+        return chosen
+    if chosen.storage != FLOAT32:
+        raise ValueError(
+            f"--dtype={FLAGS.dtype} and --format={FLAGS.format} both give the storage; drop one."
+        )
+    return dataclasses.replace(chosen, storage=STORAGES[FLAGS.dtype])
 
 
 def _language_flags(model_dir: ModelDir) -> str:
@@ -87,63 +95,19 @@ def _language_flags(model_dir: ModelDir) -> str:
 
 def _pruning() -> Pruning | None:
     if FLAGS.prune is None:
-        if FLAGS.languages and FLAGS.format != _CTRANSLATE2:
-            raise ValueError(
-                "--languages selects the languages of pruned exports: give --prune=0.75, the "
-                "share of experts to remove, or drop it."
-            )
+        for name in ("languages", "prune_by", "prune_statistics", "prune_ratio"):
+            if FLAGS[name].present:
+                raise ValueError(
+                    f"{FLAGS[name].serialize()} is an option of pruning: give --prune=0.75, the "
+                    f"share of experts to remove, or drop it."
+                )
         return None
     return Pruning(
         share=FLAGS.prune,
         languages=tuple(FLAGS.languages),
-        statistics=STATISTICS[FLAGS.prune_statistics],
-        choice=dataclasses.replace(CHOICES[FLAGS.prune_by], ratio=FLAGS.prune_ratio),
+        statistics=STATISTICS[FLAGS.prune_statistics or "pair"],
+        choice=dataclasses.replace(CHOICES[FLAGS.prune_by or "layer"], ratio=FLAGS.prune_ratio),
     )
-
-
-def _export_stablehlo(output: Path) -> None:
-    if importlib.util.find_spec("jax") is None:
-        raise ValueError(
-            "--format=stablehlo needs JAX, which is not installed: pip install 'lingvo_moe[spmd]'."
-        )
-    import jax
-
-    jax.config.update("jax_platforms", "cpu")  # lowering needs no device and must not reserve one
-    from lingvo_moe.serving import stablehlo
-
-    run = f"python {output}/run.py"
-    if FLAGS.logdir is None:
-        if FLAGS.model is None:
-            raise ValueError("Give --logdir, or --model for a training step without a checkpoint.")
-        if stablehlo.TRANSLATE in (FLAGS.programs or ()):
-            raise ValueError(
-                "--programs=translate needs --logdir, the directory of a trained model."
-            )
-        params = override(get_params(FLAGS.model), FLAGS.set)
-        stablehlo.export_untrained(FLAGS.model, params, output, FLAGS.overwrite)
-        common.report(f"Exported {FLAGS.model}, untrained, to {output}. Try: {run} --steps=10")
-        return
-    step = stablehlo.export_trained(
-        _model_dir(),
-        output,
-        FLAGS.programs or (),
-        FLAGS.step,
-        FLAGS.batch_size,
-        FLAGS.source_length,
-        FLAGS.overwrite,
-    )
-    tries = {stablehlo.TRAIN: f"{run} --steps=10", stablehlo.TRANSLATE: f"{run} < sentences"}
-    made = [name for name in tries if (output / f"{name}.stablehlo").exists()]
-    commands = " or ".join(tries[name] for name in made)
-    common.report(f"Exported step {step} to {output}. Try: {commands}")
-
-
-def _model_dir() -> ModelDir:
-    if FLAGS.logdir is None:
-        raise ValueError(
-            f"--format={FLAGS.format} needs --logdir, the directory of a trained model."
-        )
-    return ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(FLAGS.set)
 
 
 def run() -> None:
@@ -155,18 +119,20 @@ def run() -> None:
         "model", None, "Check that the logdir is of this model; without a logdir, export it."
     )
     flags.DEFINE_integer("step", None, "Step of the checkpoint; by default the best on dev.")
-    flags.DEFINE_enum(
+    flags.DEFINE_string(
         "format",
         "saved_model",
-        [*_FORMATS, _STABLEHLO],
-        "saved_model: for TensorFlow; safetensors: only weights, for --logdir of all tools; "
-        "huggingface: for transformers, if the model was imported; stablehlo: for JAX.",
+        "A class of lingvo_moe.serving.formats or of --import, with its fields: "
+        '"StableHLO(batch_size=8)". SavedModel: for TensorFlow; TFServing; Safetensors: only '
+        "weights, for --logdir of all tools; CTranslate2; HuggingFace: for transformers, if the "
+        "model was imported; StableHLO: for JAX. Short: saved_model, stablehlo and so on.",
     )
     flags.DEFINE_enum(
         "dtype",
-        "float32",
+        None,
         list(STORAGES),
-        "Format of weights in the file: bfloat16 is half the size, int8 a quarter.",
+        "Type of weights in the file, by default float32: bfloat16 is half the size, int8 a "
+        "quarter.",
     )
     flags.DEFINE_float(
         "prune", None, "Remove this share of the experts, those with least importance on dev."
@@ -175,27 +141,28 @@ def run() -> None:
         "languages",
         [],
         "With --prune: languages (de: all pairs that have it) or pairs (de-en) of the "
-        "export; by default all. With --format=ctranslate2: the task whose experts to export, "
-        "for a router by task.",
+        "export; by default all.",
     )
     flags.DEFINE_enum(
         "prune_by",
-        "layer",
+        None,
         list(CHOICES),
-        "Remove the same share in every layer, or use one threshold for all layers.",
+        "With --prune: remove the same share in every layer (default), or use one threshold for "
+        "all layers.",
     )
     flags.DEFINE_enum(
         "prune_statistics",
-        "pair",
+        None,
         list(STATISTICS),
-        "Whose tokens on dev decide. pair: those of the exported pairs; language: for the encoder "
-        "all pairs of the source language, for the decoder all of the target language; all: all "
-        "pairs of the model.",
+        "With --prune: whose tokens on dev decide. pair (default): those of the exported pairs; "
+        "language: for the encoder all pairs of the source language, for the decoder all of the "
+        "target language; all: all pairs of the model.",
     )
     flags.DEFINE_float(
         "prune_ratio",
         None,
-        "Experts that an encoder layer keeps for each of a decoder layer; by default no ratio.",
+        "With --prune: experts that an encoder layer keeps for each of a decoder layer; by "
+        "default no ratio.",
     )
     flags.DEFINE_string(
         "report_data",
@@ -204,22 +171,6 @@ def run() -> None:
     )
     flags.DEFINE_enum(
         "report_split", "test", ["dev", "test"], "Which lines of --report_data to translate."
-    )
-    flags.DEFINE_multi_enum(
-        "programs",
-        None,
-        ["train", "translate"],
-        "StableHLO programs to write; by default all that the model has.",
-    )
-    flags.DEFINE_integer(
-        "batch_size", 16, "Sentences that the StableHLO program translates at once.", lower_bound=1
-    )
-    flags.DEFINE_integer(
-        "source_length",
-        None,
-        "Tokens of the longest sentence that the StableHLO program translates, with language tag "
-        "and EOS; by default as in lingvo-moe-translate.",
-        lower_bound=3,
     )
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
     common.run(main)

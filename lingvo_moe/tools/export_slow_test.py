@@ -18,14 +18,12 @@ def test_translations_equal_those_of_the_tool(tmp_path):
     logdir, exported = tmp_path / "model", tmp_path / "export"
     random_logdir(logdir, SMALLEST)
     sentences = (CORPUS / "test" / "qna-en.qna").read_text() + "\u3000\nka\u2028ra\n"
-    shapes = ("--batch_size=8", "--source_length=40")
+    options = "programs=('translate',),batch_size=8,source_length=40"
     result = succeed(
         "export",
-        "--format=stablehlo",
+        f"--format=StableHLO({options})",
         f"--logdir={logdir}",
         f"--output={exported}",
-        "--programs=translate",
-        *shapes,
     )
     assert f"python {exported}/run.py < sentences" in result.stderr
     assert list(json.loads((exported / "manifest.json").read_text())["programs"]) == ["translate"]

@@ -1,66 +1,89 @@
-import importlib.util
-import types
+"""Flags of lingvo-moe-export; exports themselves are tested in `serving`."""
 
 import pytest
 
+from lingvo_moe.serving.formats.stablehlo import StableHLO
 from lingvo_moe.serving.prune import AllPairs, ByLanguage, PerLayer, Pruning, Threshold
+from lingvo_moe.testing.commands import error_of
+from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 from lingvo_moe.tools import export
 
 
-@pytest.fixture
-def flags(monkeypatch, tmp_path):
-    """The tool's flags, with values of the test's choice."""
-
-    def choose(**values):
-        chosen = {"logdir": None, "model": None, "programs": None, "set": [], "step": None}
-        chosen |= {"output": str(tmp_path), "format": "stablehlo", **values}
-        chosen = {"dtype": "float32", "prune": None, "report_data": None, "languages": []} | chosen
-        monkeypatch.setattr(export, "FLAGS", types.SimpleNamespace(**chosen))
-
-    return choose
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory):
+    path = tmp_path_factory.mktemp("export") / "model"
+    random_logdir(path, SMALLEST)
+    return path
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("given", "message"),
     [
-        ({"format": "saved_model"}, "--format=saved_model needs --logdir"),
-        ({}, "Give --logdir, or --model for a training step without a checkpoint"),
+        ([], "Give --logdir, or --model for a training step without a checkpoint"),
+        (["--model=tiny.MoE"], "SavedModel exports hold trained weights, and tiny.MoE has none"),
+        (["--model=tiny.Mo"], "Unknown model 'tiny.Mo'. Did you mean 'tiny.MoE'"),
+        (["--logdir=/nowhere"], "/nowhere is no logdir"),
+        (["--model=tiny.MoE", "--report_data=DIR"], "--report_data needs --logdir"),
+        (["--model=tiny.MoE", "--step=3"], "leave step=3 and pruning=None out"),
+        (["--format=onnx"], "--format=onnx: 'onnx' is not of type CTranslate2 or Format or"),
+        (["--format=StableHLO(rows=8)"], "StableHLO has no field 'rows'. Did you mean 'programs'"),
+        (["--format=StableHLO(batch_size=0)"], "batch_size must be >= 1, got 0"),
         (
-            {"model": "tiny.MoE", "programs": ["translate"]},
-            "--programs=translate needs --logdir",
+            ["--format=SavedModel(storage=Int8())", "--dtype=bfloat16"],
+            "--dtype=bfloat16 and --format=SavedModel(storage=Int8()) both give the storage",
         ),
-        (
-            {"format": "saved_model", "languages": ["de"], "logdir": "DIR"},
-            "--languages selects the languages of pruned exports: give --prune=0.75",
+        *(
+            ([flag], f"{flag} is an option of pruning: give --prune=0.75, the share of experts")
+            for flag in (
+                "--languages=de,fr",
+                "--prune_by=global",
+                "--prune_statistics=pair",
+                "--prune_ratio=3.0",
+            )
         ),
-        ({"prune": 0.5}, "--dtype, --prune and --report_data are not for --format=stablehlo"),
-        ({"model": "tiny.Mo"}, "Unknown model 'tiny.Mo'. Did you mean 'tiny.MoE'"),
-        ({"logdir": "/nowhere"}, "/nowhere is no logdir"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_error_names_the_flag_and_the_cure(given, message, tmp_path):
+    assert message in error_of("export", f"--output={tmp_path / 'x'}", *given)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--prune=0.5", "--format=stablehlo holds the whole model; drop --prune"),
+        ("--dtype=int8", "--format=stablehlo stores float32, got int8; drop --dtype"),
     ],
 )
-def test_what_is_missing(flags, values, message, monkeypatch):
+def test_what_stablehlo_cannot_hold(logdir, given, message, tmp_path):
     pytest.importorskip("jax")
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    flags(**values)
-    with pytest.raises(ValueError, match=message):
-        export.main([])
+    flags = (f"--logdir={logdir}", f"--output={tmp_path / 'x'}", "--format=stablehlo", given)
+    assert message in error_of("export", *flags)
+    assert not list(tmp_path.iterdir())
 
 
-def test_without_jax_the_message_names_the_cure(flags, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    flags(model="tiny.MoE")
+def test_without_jax_the_message_names_the_cure(monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'lingvo_moe\[spmd\]'"):
-        export.main([])
+        StableHLO().check(None, tmp_path, None)
 
 
-def test_flags_of_pruning_are_policies(flags):
-    chosen = {"prune": 0.8, "prune_by": "layer", "prune_statistics": "language", "prune_ratio": 3.0}
-    flags(**chosen, languages=["de", "fr-en"])
+class Flag(dict):
+    """Flags of the test's choice, as attributes."""
+
+    __getattr__ = dict.__getitem__
+
+
+def test_flags_of_pruning_are_policies(monkeypatch):
+    chosen = Flag(prune=0.8, prune_by=None, prune_statistics="language", prune_ratio=3.0)
+    monkeypatch.setattr(export, "FLAGS", Flag(chosen, languages=["de", "fr-en"]))
     assert export._pruning() == Pruning(
         share=0.8,
         languages=("de", "fr-en"),
         statistics=ByLanguage(),
         choice=PerLayer(ratio=3.0),
     )
-    flags(**chosen | {"prune_by": "global", "prune_statistics": "all", "prune_ratio": None})
+    changed = {"prune_by": "global", "prune_statistics": "all", "prune_ratio": None}
+    monkeypatch.setattr(export, "FLAGS", Flag(chosen | changed, languages=[]))
     assert export._pruning() == Pruning(share=0.8, statistics=AllPairs(), choice=Threshold())

@@ -12,7 +12,7 @@ from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving import client
-from lingvo_moe.serving.saved_model import SavedModel
+from lingvo_moe.serving.formats.saved_model import SavedModel
 from lingvo_moe.tasks.evaluation import load_translator, translate_split
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import train_model

@@ -24,7 +24,7 @@ from lingvo_moe.gatings.hashed import Hash
 from lingvo_moe.layers.activation import GEGLU, GELU, ReLU, SwiGLU
 from lingvo_moe.layers.holding import EachOnce
 from lingvo_moe.layers.transformer_layer import TransformerParams
-from lingvo_moe.serving.format import Format
+from lingvo_moe.serving.formats.base import Format
 from lingvo_moe.serving.prune import unrolled
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translator import Translation, max_pieces
@@ -52,17 +52,17 @@ class CTranslate2(Format):
     exported.
 
     Attributes:
-        languages: the task to export, such as ("de",); () for a model without experts.
+        task: the task to export, such as "de"; None for a model without experts.
     """
 
-    languages: tuple[str, ...] = ()
+    task: str | None = None
 
     client = "client_ctranslate2.py"
 
     def check(self, model_dir, output, pruning):
         """Checks that CTranslate2 is installed and can compute this model."""
         _import()
-        check(model_dir, self.languages)
+        check(model_dir, self.task)
         if pruning:
             raise ValueError(
                 "--format=ctranslate2 keeps only the experts of one task; drop --prune."
@@ -70,9 +70,9 @@ class CTranslate2(Format):
 
     def write(self, model_dir, theta, step, directory):
         """Writes the model, the vocabularies and lingvo_moe.json."""
-        task = check(model_dir, self.languages)
+        number = check(model_dir, self.task)
         model_dir, theta = unrolled(model_dir, theta)
-        spec = _spec(_import(), model_dir, merge_experts(model_dir, theta, task))
+        spec = _spec(_import(), model_dir, merge_experts(model_dir, theta, number))
         spec.validate()
         spec.optimize(quantization=self.storage.name if self.storage.widens else None)
         spec.save(str(directory))
@@ -84,13 +84,13 @@ class CTranslate2(Format):
     def _about(self, model_dir):
         """The settings that the client reads."""
         tags, router = model_dir.tags, model_dir.task.task_router
-        if router and router.task != "source":
-            tags = {language: tags[language] for language in self.languages[0].split("-")[-1:]}
+        if self.task and router and router.task != "source":
+            tags = {language: tags[language] for language in self.task.split("-")[-1:]}
         source, target = (model_dir.vocabulary(side) for side in SIDES)
         return {
             "tags": {name: source.pieces([tag])[0] for name, tag in tags.items()},
             "max_pieces": max_pieces(model_dir.params),
-            "task": self.languages[0] if self.languages else None,
+            "task": self.task,
             "no_words": target.pieces([PAD, BOS]),
             "length_ratio": model_dir.params.decoding.length_ratio,
             "length_offset": model_dir.params.decoding.length_offset,
@@ -110,18 +110,18 @@ class CTranslate2(Format):
         return translate
 
 
-def check(model_dir: ModelDir, languages: tuple[str, ...] = ()) -> int | None:
-    """The task whose experts are to be exported; None for a model without experts.
+def check(model_dir: ModelDir, task: str | None = None) -> int | None:
+    """The number of the task whose experts are to be exported; None for a model without experts.
 
     Raises:
-        ValueError: CTranslate2 cannot compute the model; or the task is not given.
+        ValueError: CTranslate2 cannot compute the model; or it has no such task.
     """
     model = model_dir.params.model
     moe, router = model.moe, model_dir.task.task_router
     if moe is None:
-        if languages:
+        if task is not None:
             raise ValueError(
-                "A model without experts is exported for all its languages; drop --languages."
+                f"A model without experts is exported for all its languages; drop task={task!r}."
             )
         _check_layers(model)
         return None
@@ -144,12 +144,14 @@ def check(model_dir: ModelDir, languages: tuple[str, ...] = ()) -> int | None:
             f"CTranslate2 cannot compute this model: {reason}. Export it with --format=saved_model."
         )
     _check_layers(model)
-    if len(languages) != 1 or languages[0] not in model_dir.task.trained_tasks:
+    known = model_dir.task.trained_tasks
+    if task not in known:
         raise ValueError(
-            f"This model routes by {router.task}; an export has the experts of one task: give "
-            f"--languages= one of {', '.join(model_dir.task.trained_tasks)}."
+            f"This model routes by {router.task}, and an export has the experts of one task; got "
+            f"task={task!r}. Give --format=\"CTranslate2(task='{next(iter(known))}')\", or one of "
+            f"{', '.join(known)}."
         )
-    return model_dir.task.trained_tasks[languages[0]]
+    return known[task]
 
 
 def merge_experts(model_dir: ModelDir, theta: NestedMap, task: int | None) -> NestedMap:

@@ -18,9 +18,9 @@ from lingvo_moe.pretrained import tensors, tokenizer
 from lingvo_moe.pretrained.hugging_face import ORIGINAL, import_model
 from lingvo_moe.pretrained.names import Origin, origins
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.serving.format import Format
+from lingvo_moe.serving.formats.base import Format
+from lingvo_moe.serving.formats.storage import Storage
 from lingvo_moe.serving.prune import unrolled
-from lingvo_moe.serving.storage import Storage
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translation import TranslationTask
@@ -33,8 +33,6 @@ class HuggingFace(Format):
     The model must have been imported, and its vocabulary and shapes must not have changed since.
     With storage float32, weights that were not trained after the import keep the imported types.
     """
-
-    hint = "lingvo-moe-import --from={output} --output=DIR"
 
     def check(self, model_dir, output, pruning):
         """Checks that the model was imported, and that the storage is float32 or bfloat16."""
@@ -69,6 +67,10 @@ class HuggingFace(Format):
         for name in tokenizer.FILES:
             if (model_dir.path / ORIGINAL / name).exists():
                 shutil.copyfile(model_dir.path / ORIGINAL / name, directory / name)
+
+    def hint(self, output, languages=""):
+        """Imports it again."""
+        return f"lingvo-moe-import --from={output} --output=DIR"
 
     def open(self, path):
         """Imports the export again and loads that model."""

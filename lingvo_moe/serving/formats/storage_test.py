@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.layer import Constant, WeightSpec
-from lingvo_moe.serving.storage import STORAGES
+from lingvo_moe.serving.formats.storage import STORAGES
 
 MATRIX = np.array([[1.0, -0.5], [0.25, 127.0]], np.float32)
 

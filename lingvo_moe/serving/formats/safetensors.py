@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.serving.format import Format
+from lingvo_moe.serving.formats.base import Format
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.model_weights import save_weights
@@ -18,8 +18,6 @@ class Safetensors(Format):
     All tools and `load` read it like a logdir, but it cannot be trained. After pruning, every layer
     must have the same number of experts.
     """
-
-    hint = "lingvo-moe-translate --logdir={output}{languages} 'a sentence'"
 
     def check(self, model_dir, output, pruning):
         """Checks that the storage needs no scales."""
@@ -42,6 +40,10 @@ class Safetensors(Format):
         weights = {name: one.values for name, one in packed}
         save_weights(directory, weights, step)
         dataclasses.replace(model_dir, path=directory).save()
+
+    def hint(self, output, languages=""):
+        """Translates with the tool."""
+        return f"lingvo-moe-translate --logdir={output}{languages} 'a sentence'"
 
     def open(self, path):
         """Loads the model."""

@@ -10,9 +10,9 @@ from lingvo_moe.core.layer import EVALUATION, init_theta
 from lingvo_moe.core.params import override
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.runtimes.local import Local
+from lingvo_moe.serving.formats.ctranslate2 import CTranslate2, check, merge_experts
+from lingvo_moe.serving.formats.storage import STORAGES
 from lingvo_moe.serving.prune import Pruning
-from lingvo_moe.serving.storage import STORAGES
-from lingvo_moe.serving.to_ctranslate2 import CTranslate2, check, merge_experts
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.testing import tiny_world
 from lingvo_moe.testing.logdirs import random_logdir
@@ -58,7 +58,7 @@ def test_one_network_computes_what_the_experts_of_a_task_compute(by_task, gating
     theta = init_theta(model_dir.task.weights(), 5).map(lambda weight: weight.numpy())
     if always_on:
         theta.decoder.layer_01.feed_forward.gating.bias = np.arange(8, dtype=np.float32)
-    task = check(model_dir, ("qna",))
+    task = check(model_dir, "qna")
     dense = merge_experts(model_dir, theta, task)
     layer = model_dir.task.transformer.decoder.layers["layer_01"].feed_forward
     inputs = tf.constant(np.random.default_rng(0).normal(size=[1, 3, 16]), tf.float32)
@@ -75,35 +75,39 @@ def test_one_network_computes_what_the_experts_of_a_task_compute(by_task, gating
 
 
 @pytest.mark.parametrize(
-    ("overrides", "languages", "message"),
+    ("overrides", "name", "message"),
     [
         (
             ["model.moe.router=ByToken()"],
-            (),
+            None,
             r"it has no routing by token \(router ByToken\)",
         ),
-        (["model.moe.shared_expert=True"], ("qna",), "its shared expert has a gate for each token"),
-        (["model.moe.gating=Hash()"], ("qna",), r"Hash.* does not choose by the scores of a task"),
+        (["model.moe.shared_expert=True"], "qna", "its shared expert has a gate for each token"),
+        (["model.moe.gating=Hash()"], "qna", r"Hash.* does not choose by the scores of a task"),
         (
             ["model.moe.activation=GELU()"],
-            ("qna",),
+            "qna",
             r"the activation GELU.* its other layers SwiGLU",
         ),
-        ([], (), "routes by source; .* give --languages= one of .*qna"),
-        ([], ("qna", "qta"), "routes by source"),
-        ([], ("en",), "routes by source"),
-        (["model.moe=None"], ("qna",), "exported for all its languages; drop --languages"),
+        (
+            [],
+            None,
+            r"routes by source, .*task='qna'\)\", or one of qna, qnu",
+        ),
+        ([], "qna-qta", "got task='qna-qta'"),
+        ([], "en", "got task='en'"),
+        (["model.moe=None"], "qna", "exported for all its languages; drop task='qna'"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_reason(by_task, overrides, languages, message):
+def test_what_does_not_fit_is_refused_with_the_reason(by_task, overrides, name, message):
     with pytest.raises(ValueError, match=message):
-        check(changed(by_task, *overrides), languages)
+        check(changed(by_task, *overrides), name)
 
 
 def test_without_the_package_the_message_names_the_cure(by_task, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     with pytest.raises(ValueError, match=r"pip install 'lingvo_moe\[ctranslate2\]'"):
-        CTranslate2(languages=("qna",)).export(by_task, tmp_path / "export")
+        CTranslate2(task="qna").export(by_task, tmp_path / "export")
 
 
 class TestTranslations:
@@ -119,15 +123,14 @@ class TestTranslations:
 
         greedy = model_dir.with_overrides([GREEDY, "decoding.beam_size=1"])
         CTranslate2(**options).export(model_dir, output)
-        source = options.get("languages", (None,))[0]
         translator, _ = load_translator(greedy, Local(greedy.task))
-        ours = [best[0].text for best in translator(LINES, "en", source)]
+        ours = [best[0].text for best in translator(LINES, "en", options.get("task"))]
         warnings = []
         theirs = client_ctranslate2.Model(output).translate(LINES, "en", 1, warnings.append)
         return ours, theirs
 
     def test_of_a_task(self, by_task, tmp_path):
-        ours, theirs = self.both(by_task, tmp_path / "export", languages=("qna",))
+        ours, theirs = self.both(by_task, tmp_path / "export", task="qna")
         assert [len(text) > 0 for text in theirs] == [True, True, False, True, True]
         assert theirs == ours
 
@@ -141,7 +144,7 @@ class TestTranslations:
         from lingvo_moe.serving import client_ctranslate2
 
         output = tmp_path / "export"
-        CTranslate2(STORAGES["int8"], languages=("qna",)).export(by_task, output)
+        CTranslate2(STORAGES["int8"], task="qna").export(by_task, output)
         monkeypatch.setattr(sys, "argv", ["translate.py", f"--model={output}", "--beam_size=1"])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES).encode())))
         client_ctranslate2.main()
@@ -153,7 +156,5 @@ class TestTranslations:
 
     def test_pruning_is_refused(self, by_task, tmp_path):
         with pytest.raises(ValueError, match="only the experts of one task; drop --prune"):
-            CTranslate2(languages=("qna",)).export(
-                by_task, tmp_path / "x", pruning=Pruning(share=0.5)
-            )
+            CTranslate2(task="qna").export(by_task, tmp_path / "x", pruning=Pruning(share=0.5))
         assert not list(tmp_path.iterdir())

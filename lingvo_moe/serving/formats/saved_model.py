@@ -17,12 +17,12 @@ from lingvo_moe.decoding.request import Request, numbers_of
 from lingvo_moe.serving.client import check_path
 from lingvo_moe.serving.compact import compact
 from lingvo_moe.serving.exported import Exported
-from lingvo_moe.serving.format import Format
+from lingvo_moe.serving.formats.base import Format
+from lingvo_moe.serving.formats.storage import FLOAT32, Storage, Stored, variables_of
 from lingvo_moe.serving.graph_functions import check_numbers, checked, function_of
 from lingvo_moe.serving.graph_network import Packed, SharedTransformer
 from lingvo_moe.serving.graph_reader import Reader, with_end
 from lingvo_moe.serving.graph_vocabulary import GraphVocabulary, rstrip
-from lingvo_moe.serving.storage import FLOAT32, Storage, Stored, variables_of
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.sides import split_request

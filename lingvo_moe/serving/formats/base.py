@@ -1,4 +1,7 @@
-"""The base class of export formats: check a model, write it, open what was written."""
+"""The base class of export formats: check a model, write it, open what was written.
+
+`--format` of lingvo-moe-export finds a subclass by its name, wherever it is defined.
+"""
 
 import abc
 import dataclasses
@@ -8,11 +11,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from lingvo_moe.core.fields import Params
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.serving.directory import new_export
+from lingvo_moe.serving.formats.storage import FLOAT32, Storage
 from lingvo_moe.serving.prune import Pruning
-from lingvo_moe.serving.storage import FLOAT32, Storage
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.translator import Translation
 from lingvo_moe.training.checkpoint import Checkpoint
 
@@ -21,20 +26,20 @@ TranslateFn = Callable[..., list[list[Translation]]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Format(abc.ABC):
-    """A format of exports.
+class Format(Params, abc.ABC):
+    """A format of exports; its fields are its options.
 
     Attributes:
         storage: how weights are stored in the file.
-        client: a file of this package that translates with an export and does not need lingvo_moe.
-            It is copied to the export as translate.py. None for no such file.
-        hint: a command to try the export in {output}; {languages} are its flags of languages.
+        client: a file of lingvo_moe/serving that translates with an export and does not need
+            lingvo_moe. It is copied to the export. None for no such file.
+        client_name: the name of the copy.
     """
 
     storage: Storage = FLOAT32
 
     client: ClassVar[str | None] = None
-    hint: ClassVar[str] = "python {output}/translate.py{languages} 'a sentence'"
+    client_name: ClassVar[str] = "translate.py"
 
     def export(
         self,
@@ -62,10 +67,30 @@ class Format(abc.ABC):
             OSError: the checkpoint is damaged, or output cannot be written.
         """
         self.check(model_dir, output, pruning)
-        with new_export(output, self.client, "translate.py", overwrite) as directory:
+        with new_export(output, self.client, self.client_name, overwrite) as directory:
             model_dir, theta, step = read_model(model_dir, step, pruning)
             self.write(model_dir, theta, step, directory)
         return step
+
+    def export_untrained(
+        self, name: str, params: TranslationParams, output: Path, overwrite: bool = False
+    ) -> None:
+        """Writes a model that has no weights, for formats that can hold one.
+
+        Args:
+            name: of the model.
+            params: its params.
+            output, overwrite: as for `export`.
+
+        Raises:
+            ValueError: the format cannot hold such a model, or as for `export`.
+            OSError: output cannot be written.
+        """
+        del params, output, overwrite
+        raise ValueError(
+            f"{type(self).__name__} exports hold trained weights, and {name} has none; give the "
+            f"logdir of a trained model."
+        )
 
     @abc.abstractmethod
     def check(self, model_dir: ModelDir, output: Path, pruning: Pruning | None) -> None:
@@ -86,9 +111,22 @@ class Format(abc.ABC):
             directory: an empty directory.
         """
 
-    @abc.abstractmethod
+    def hint(self, output: Path, languages: str = "") -> str:
+        """A command to try an export; languages are flags such as " --to=en"."""
+        if self.client is None:
+            return f"ls {output}"
+        return f"python {output}/{self.client_name}{languages} 'a sentence'"
+
     def open(self, path: Path) -> TranslateFn:
-        """Loads an export of this format; returns the function that translates with it."""
+        """Loads an export of this format; returns the function that translates with it.
+
+        Raises:
+            ValueError: the format has no such function, or the export is damaged.
+        """
+        raise ValueError(
+            f"{path} was written, but {type(self).__name__} exports cannot translate here; leave "
+            f"--report_data out."
+        )
 
 
 def directory_size(path: Path) -> int:

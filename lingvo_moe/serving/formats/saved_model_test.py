@@ -16,10 +16,10 @@ from lingvo_moe.decoding.flat_beam_search import BeamOutput
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving import client, saved_model
 from lingvo_moe.serving.exported import Exported
-from lingvo_moe.serving.format import directory_size, read_theta
-from lingvo_moe.serving.saved_model import SavedModel, ServedModel
-from lingvo_moe.serving.storage import STORAGES
-from lingvo_moe.serving.weights import Safetensors
+from lingvo_moe.serving.formats.base import directory_size, read_theta
+from lingvo_moe.serving.formats.safetensors import Safetensors
+from lingvo_moe.serving.formats.saved_model import SavedModel, ServedModel
+from lingvo_moe.serving.formats.storage import STORAGES
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.model_weights import WEIGHTS

@@ -9,7 +9,12 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_moe.serving import client
-from lingvo_moe.serving.saved_model import TRANSLATE, WITH_OPTIONS, SavedModel, default_options
+from lingvo_moe.serving.formats.saved_model import (
+    TRANSLATE,
+    WITH_OPTIONS,
+    SavedModel,
+    default_options,
+)
 
 VERSION = "1"
 WARM_UP = Path("assets.extra") / "tf_serving_warmup_requests"
@@ -31,7 +36,6 @@ class TFServing(SavedModel):
     """
 
     client = "client_tf_serving.py"
-    hint = f"{SavedModel.hint} --url=URL"
 
     def write(self, model_dir, theta, step, directory):
         """Writes the SavedModel, the warm-up requests and the options."""
@@ -46,6 +50,10 @@ class TFServing(SavedModel):
                 writer.write(prediction_log(inputs))
                 if options:
                     writer.write(prediction_log(inputs | options, WITH_OPTIONS))
+
+    def hint(self, output, languages=""):
+        """Asks a server."""
+        return f"{super().hint(output, languages)} --url=URL"
 
     def open(self, path):
         """Loads the SavedModel."""

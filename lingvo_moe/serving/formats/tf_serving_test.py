@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 
 from lingvo_moe.serving import client_tf_serving
 from lingvo_moe.serving.exported import Exported
-from lingvo_moe.serving.tf_serving import WARM_UP, TFServing, prediction_log
+from lingvo_moe.serving.formats.tf_serving import WARM_UP, TFServing, prediction_log
 from lingvo_moe.testing.exports import LINES, run_bare
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 

@@ -1,0 +1,1 @@
+"""Formats of exports; one policy per file."""
