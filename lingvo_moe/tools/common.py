@@ -62,6 +62,25 @@ def run(main: Callable[[list[str]], None], takes_arguments: bool = False) -> Non
     exit_with_message(lambda: app.run(start))
 
 
+def check_effect(needed: str, holds: bool, *names: str) -> None:
+    """Checks that flags are given only where they have an effect.
+
+    Args:
+        needed: when they have one, such as "with --prune".
+        holds: whether this is so.
+        names: the flags; those that the tool does not define are left out.
+
+    Raises:
+        ValueError: one of them is given in vain.
+    """
+    for name in names:
+        if not holds and name in FLAGS and FLAGS[name].present:
+            given = FLAGS[name].serialize().splitlines()[0]
+            raise ValueError(
+                f"{given} has an effect only {needed}; drop it, or give the command {needed}."
+            )
+
+
 def define_input_workers() -> None:
     """Defines --input_workers, for tools that train."""
     flags.DEFINE_integer(

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from absl import app
 
+from lingvo_moe.testing.commands import error_of
 from lingvo_moe.tools import common
 
 # As setup.py finds what becomes a console script.
@@ -87,6 +88,54 @@ def test_every_error_is_one_line(error, status, line, monkeypatch, capsys):
     monkeypatch.setattr(common.FLAGS["debug"], "value", True)
     with pytest.raises(type(error)):
         common.exit_with_message(fail)
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "needed"),
+    [
+        ("train --model=x --data=x --logdir=x", "--mesh=data:2", "with --runtime=spmd"),
+        ("train --model=x --data=x --logdir=x", "--process_index=0", "with --runtime=spmd"),
+        ("evaluate --logdir=x --data=x --output=x", "--virtual_devices=2", "with --runtime=spmd"),
+        ("translate --logdir=x --score=x", "--n_best=2", "without --score"),
+        ("translate --logdir=x --score=x", "--beam_size=2", "without --score"),
+        ("translate --logdir=x --score=x", "--processes=2", "without --score"),
+        ("translate --logdir=x --score=x", "--scores", "without --score"),
+        ("export --logdir=x --output=x", "--languages=de,fr", "with --prune"),
+        ("export --logdir=x --output=x", "--prune_by=global", "with --prune"),
+        ("export --logdir=x --output=x", "--prune_statistics=pair", "with --prune"),
+        ("export --logdir=x --output=x", "--prune_ratio=3.0", "with --prune"),
+        ("export --logdir=x --output=x", "--report_split=dev", "with --report_data"),
+        ("export --model=tiny.MoE --output=x", "--report_data=x", "with --logdir"),
+        ("export --model=tiny.MoE --output=x", "--step=3", "with --logdir"),
+        ("prepare --corpus=x --output=x", "--zero_shot=a-b", "with --synthetic"),
+        ("prepare --corpus=x --output=x", "--new_pieces=5", "with --extend"),
+        ("prepare --corpus=x --output=x --extend=x", "--source_vocab_size=5", "without --extend"),
+        (
+            "prepare --synthetic --output=x --joint_vocab",
+            "--target_vocab_size=5",
+            "without --joint",
+        ),
+        ("experts --logdir=x", "--split=test", "with --data"),
+        ("experts --logdir=x", "--overwrite", "with --output"),
+        ("placement --synthetic", "--choices=3.0", "with --trace"),
+        ("placement --trace=x", "--seed=3", "with --synthetic"),
+        ("placement --trace=x", "--overwrite", "with --output"),
+        ("models", "--set=train.seed=3", "with --show"),
+        ("models --show=tiny.MoE", "--json", "without --show and --golden"),
+        ("models --golden=x", "--show=tiny.MoE", "without --golden"),
+        ("plan --model=tiny.MoE", "--devices=8", "with --search"),
+        ("plan --model=tiny.MoE --search --devices=8", "--mesh=data:8", "without --search"),
+        ("plan --model=tiny.MoE", "--decode=8", "with --compile"),
+        ("plan --model=tiny.MoE --sweep", "--mesh=data:8", "without --sweep"),
+        ("plan --calibrate=x", "--model=tiny.MoE", "without --calibrate"),
+        ("plan --model=tiny.MoE", "--virtual_devices=2", "with --calibrate"),
+    ],
+)
+def test_a_flag_without_effect_is_an_error(command, flag, needed):
+    tool, *flags = command.split()
+    message = error_of(tool, *flags, flag)
+    assert f"error: {flag} has an effect only {needed}" in message
+    assert "; drop it, or give the command with" in message
 
 
 def test_arguments_that_no_tool_takes(monkeypatch, capsys):

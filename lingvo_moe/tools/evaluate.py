@@ -19,6 +19,7 @@ FLAGS = flags.FLAGS
 def main(argv: list[str]) -> None:
     """Flags to api.evaluate."""
     del argv
+    runtimes.check_flags()
     report = api.evaluate(
         ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(FLAGS.set),
         FLAGS.data,

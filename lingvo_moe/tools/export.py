@@ -36,9 +36,13 @@ def main(argv: list[str]) -> None:
     del argv
     # An export computes nothing on devices, so JAX must not reserve a GPU's memory.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    options = ("languages", "prune_by", "prune_statistics", "prune_ratio")
+    common.check_effect("with --prune", FLAGS.prune is not None, *options)
+    common.check_effect("with --report_data", bool(FLAGS.report_data), "report_split")
+    common.check_effect("with --logdir", FLAGS.logdir is not None, "report_data", "step", "prune")
     chosen, pruning, output = _format(), _pruning(), Path(FLAGS.output)
     if FLAGS.logdir is None:
-        _export_untrained(chosen, pruning, output)
+        _export_untrained(chosen, output)
         return
     model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(FLAGS.set)
     dataset = Dataset.load(Path(FLAGS.report_data)) if FLAGS.report_data else None
@@ -59,14 +63,11 @@ def main(argv: list[str]) -> None:
             print(compare_sizes(chosen, model_dir, output, step))
 
 
-def _export_untrained(chosen: Format, pruning: Pruning | None, output: Path) -> None:
+def _export_untrained(chosen: Format, output: Path) -> None:
     if FLAGS.model is None:
         raise ValueError("Give --logdir, or --model for a training step without a checkpoint.")
-    if FLAGS.report_data:
-        raise ValueError("--report_data needs --logdir, the directory of a trained model.")
     params = override(get_params(FLAGS.model), FLAGS.set)
-    options = {"step": FLAGS.step, "overwrite": FLAGS.overwrite, "pruning": pruning}
-    api.export(params, output, chosen, name=FLAGS.model, **options)
+    api.export(params, output, chosen, name=FLAGS.model, overwrite=FLAGS.overwrite)
     hint = chosen.hint(output)
     common.report(f"Exported {FLAGS.model}, untrained, to {output}. Try: {hint}")
 
@@ -95,12 +96,6 @@ def _language_flags(model_dir: ModelDir) -> str:
 
 def _pruning() -> Pruning | None:
     if FLAGS.prune is None:
-        for name in ("languages", "prune_by", "prune_statistics", "prune_ratio"):
-            if FLAGS[name].present:
-                raise ValueError(
-                    f"{FLAGS[name].serialize()} is an option of pruning: give --prune=0.75, the "
-                    f"share of experts to remove, or drop it."
-                )
         return None
     return Pruning(
         share=FLAGS.prune,

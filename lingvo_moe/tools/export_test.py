@@ -23,23 +23,12 @@ def logdir(tmp_path_factory):
         (["--model=tiny.MoE"], "SavedModel exports hold trained weights, and tiny.MoE has none"),
         (["--model=tiny.Mo"], "Unknown model 'tiny.Mo'. Did you mean 'tiny.MoE'"),
         (["--logdir=/nowhere"], "/nowhere is no logdir"),
-        (["--model=tiny.MoE", "--report_data=DIR"], "--report_data needs --logdir"),
-        (["--model=tiny.MoE", "--step=3"], "leave step=3 and pruning=None out"),
         (["--format=onnx"], "--format=onnx: 'onnx' is not of type CTranslate2 or Format or"),
         (["--format=StableHLO(rows=8)"], "StableHLO has no field 'rows'. Did you mean 'programs'"),
         (["--format=StableHLO(batch_size=0)"], "batch_size must be >= 1, got 0"),
         (
             ["--format=SavedModel(storage=Int8())", "--dtype=bfloat16"],
             "--dtype=bfloat16 and --format=SavedModel(storage=Int8()) both give the storage",
-        ),
-        *(
-            ([flag], f"{flag} is an option of pruning: give --prune=0.75, the share of experts")
-            for flag in (
-                "--languages=de,fr",
-                "--prune_by=global",
-                "--prune_statistics=pair",
-                "--prune_ratio=3.0",
-            )
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -59,6 +59,9 @@ def write_golden(directory: Path) -> None:
 def main(argv: list[str]) -> None:
     """Flags to one of the functions above."""
     del argv
+    common.check_effect("with --show", FLAGS.show is not None, "set")
+    common.check_effect("without --show and --golden", not (FLAGS.show or FLAGS.golden), "json")
+    common.check_effect("without --golden", FLAGS.golden is None, "show")
     if FLAGS.golden:
         write_golden(Path(FLAGS.golden))
     elif FLAGS.show:

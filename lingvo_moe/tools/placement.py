@@ -28,6 +28,9 @@ _EVERY = 50  # steps between lines of progress
 def _trace() -> Trace:
     if bool(FLAGS.trace) == FLAGS.synthetic:
         raise ValueError("Give either --trace=FILE or --synthetic.")
+    generated = ("experts", "steps", "layers", "tokens", "seed")
+    common.check_effect("with --synthetic", FLAGS.synthetic, *generated)
+    common.check_effect("with --trace", not FLAGS.synthetic, "choices")
     if FLAGS.trace:
         trace = Trace.load(Path(FLAGS.trace))
         trace = trace.on_devices(trace.num_devices if FLAGS.devices is None else FLAGS.devices)
@@ -57,6 +60,7 @@ def _progress(policy: str, step: int, steps: int) -> None:
 def main(argv: list[str]) -> None:
     """Flags to replay_all and a report."""
     del argv
+    common.check_effect("with --output", FLAGS.output is not None, "overwrite")
     if not 0 <= FLAGS.other_ms < math.inf:
         raise ValueError(f"--other_ms must be 0 or more, got {FLAGS.other_ms}.")
     if FLAGS.output:

@@ -28,11 +28,22 @@ from lingvo_moe.tools import common, runtimes
 
 FLAGS = flags.FLAGS
 MAKER = "lingvo-moe-plan"
+_OF_MODELS = (
+    "model", "hardware", "mesh", "compile", "decode", "sweep", "search", "devices", "json",
+    "output", "set",
+)  # fmt: skip
 
 
 def main(argv: list[str]) -> None:
     """Flags to one of the functions below."""
     del argv
+    common.check_effect("with --calibrate", FLAGS.calibrate is not None, "virtual_devices")
+    common.check_effect("without --calibrate", FLAGS.calibrate is None, *_OF_MODELS)
+    common.check_effect("with --output", FLAGS.output is not None, "overwrite")
+    common.check_effect("with --search", FLAGS.search, "devices", "max_sent_gb")
+    common.check_effect("without --search", not FLAGS.search, "mesh", "sweep", "compile", "decode")
+    common.check_effect("with --compile", FLAGS.compile is not None, "decode")
+    common.check_effect("without --sweep", not FLAGS.sweep, "mesh", "decode")
     if FLAGS.calibrate:
         _calibrate(Path(FLAGS.calibrate))
     elif not FLAGS.model:
@@ -44,12 +55,6 @@ def main(argv: list[str]) -> None:
 
 
 def _plan() -> None:
-    if FLAGS.devices:
-        raise ValueError("--devices is for --search; without it give --mesh.")
-    if FLAGS.decode and (FLAGS.sweep or not FLAGS.compile):
-        raise ValueError("--decode needs --compile, without --sweep; drop it, or add --compile.")
-    if FLAGS.sweep and FLAGS.mesh:
-        raise ValueError("--sweep chooses its own meshes; leave out --mesh.")
     if FLAGS.sweep:
         plans = sweep(FLAGS.model, FLAGS.set, FLAGS.hardware, FLAGS.compile, progress=common.report)
     else:
@@ -79,8 +84,6 @@ def _plan() -> None:
 def _search() -> None:
     if not FLAGS.devices:
         raise ValueError("--search needs --devices, such as --devices=64.")
-    if FLAGS.mesh or FLAGS.sweep or FLAGS.compile:
-        raise ValueError("--search chooses the mesh; leave out --mesh, --sweep and --compile.")
     params = override(get_params(FLAGS.model), FLAGS.set)
     max_sent = None if FLAGS.max_sent_gb is None else 1e9 * FLAGS.max_sent_gb
     found = compare_strategies(params, lookup(FLAGS.hardware), FLAGS.devices, max_sent)

@@ -28,13 +28,3 @@ def test_an_output_that_is_not_ours_is_found_before_the_search(tmp_path):
     line = error_of("plan", *search)
     assert f"error: {tmp_path} is not empty and was not made by lingvo-moe-plan" in line
     assert (tmp_path / "plan.flags").read_text() == "mine"
-
-
-def test_a_mesh_cannot_be_given_to_a_search():
-    line = error_of("plan", *MODEL, "--search", "--devices=8", "--mesh=data:8")
-    assert "error: --search chooses the mesh; leave out --mesh" in line
-
-
-def test_a_batch_to_decode_is_for_the_compiler():
-    line = error_of("plan", *MODEL, "--decode=8")
-    assert "error: --decode needs --compile, without --sweep" in line

@@ -19,6 +19,12 @@ from lingvo_moe.tools import common
 
 FLAGS = flags.FLAGS
 _DEFAULTS = PrepareParams()
+_OF_NEW_VOCABULARIES = (
+    "source_vocab_size",
+    "target_vocab_size",
+    "source_normalization",
+    "target_normalization",
+)
 _FIELDS = dataclasses.fields(PrepareParams)
 
 
@@ -31,6 +37,11 @@ def main(argv: list[str]) -> None:
         )
     if bool(FLAGS.corpus) == FLAGS.synthetic:
         raise ValueError("Pass either --corpus=DIR or --synthetic.")
+    common.check_effect("with --synthetic", FLAGS.synthetic, "zero_shot")
+    common.check_effect("with --extend", bool(FLAGS.extend), "new_pieces")
+    common.check_effect("without --extend", not FLAGS.extend, *_OF_NEW_VOCABULARIES)
+    of_two = ("target_vocab_size", "source_normalization")
+    common.check_effect("without --joint_vocab", not FLAGS.joint_vocab, *of_two)
     options: dict[str, Any] = {
         field.name: FLAGS[field.name].value for field in _FIELDS if field.name in FLAGS
     }
@@ -38,10 +49,6 @@ def main(argv: list[str]) -> None:
     writing: dict[str, Any] = {name: FLAGS[name].value for name in names}
     writing["beam"] = argv[1:] if FLAGS.beam else None
     writing["report"] = common.report
-    if FLAGS.zero_shot and not FLAGS.synthetic:
-        raise ValueError(
-            "--zero_shot is for --synthetic. In a corpus give such pairs no train text."
-        )
     params = override(PrepareParams(**options), FLAGS.set)
     if FLAGS.synthetic:
         raw = SyntheticCorpus(zero_shot=tuple(FLAGS.zero_shot))

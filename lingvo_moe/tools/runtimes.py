@@ -12,6 +12,7 @@ from lingvo_moe.runtimes.local import Local
 from lingvo_moe.runtimes.xla import Xla
 from lingvo_moe.sharding.annotations import Mesh, parse_mesh
 from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.tools import common
 from lingvo_moe.training.checkpoint import ALONE, Process
 from lingvo_moe.training.step import TrainStep
 
@@ -42,6 +43,16 @@ def define_process_flags() -> None:
     )
     flags.DEFINE_integer("process_index", None, "Index of this process, from 0.", lower_bound=0)
     flags.DEFINE_integer("process_count", None, "Number of processes.", lower_bound=1)
+
+
+def check_flags() -> None:
+    """Checks that flags of many devices are given only with --runtime=spmd.
+
+    Raises:
+        ValueError: one is given without.
+    """
+    names = ("mesh", "virtual_devices", "coordinator", "process_index", "process_count")
+    common.check_effect("with --runtime=spmd", FLAGS.runtime == "spmd", *names)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ def main(argv: list[str]) -> None:
     """Flags to api.train."""
     del argv
     rebalancing.check_flags()
+    runtimes.check_flags()
     with runtimes.join_processes() as process:
         result = _train(process)
     if result.signal:

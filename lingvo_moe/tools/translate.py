@@ -31,10 +31,13 @@ from lingvo_moe.tasks.translator import BLOCK, Translation, Translator
 from lingvo_moe.tools import common, runtimes
 
 FLAGS = flags.FLAGS
+_OF_TRANSLATING = ("n_best", "beam_size", "processes", "scores")
 
 
 def main(argv: list[str]) -> None:
     """Flags to a Translator. Errors of flags and input are found before the weights are read."""
+    runtimes.check_flags()
+    common.check_effect("without --score", FLAGS.score is None, *_OF_TRANSLATING)
     model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(_overrides())
     model_dir.prefix(FLAGS.source_language, FLAGS.to)
     model_dir.task.task_id(FLAGS.source_language, FLAGS.to)
@@ -118,9 +121,6 @@ def _translate_stream(model_dir: ModelDir, arguments: Sequence[str]) -> None:
 
 
 def _score_stream(model_dir: ModelDir, arguments: Sequence[str]) -> None:
-    for name, default in (("n_best", 1), ("beam_size", None), ("processes", 1)):
-        if getattr(FLAGS, name) != default:
-            raise ValueError(f"--score and --{name} cannot be combined; drop one of them.")
     for name in ("input", "score"):
         if Path(getattr(FLAGS, name) or os.devnull).is_dir():
             raise ValueError(f"--{name}={getattr(FLAGS, name)} is a directory; give a file.")

@@ -14,8 +14,9 @@ import lingvo_moe as lm
 from lingvo_moe.core import safetensors
 from lingvo_moe.decoding.flat_beam_search import BeamOutput
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.serving import client, saved_model
+from lingvo_moe.serving import client
 from lingvo_moe.serving.exported import Exported
+from lingvo_moe.serving.formats import saved_model
 from lingvo_moe.serving.formats.base import directory_size, read_theta
 from lingvo_moe.serving.formats.safetensors import Safetensors
 from lingvo_moe.serving.formats.saved_model import SavedModel, ServedModel
