@@ -169,10 +169,17 @@ def test_the_best_choices_of_many_are_those_of_a_sort(kind, max_count):
 
 
 @pytest.mark.parametrize(
-    ("beam_size", "alpha"),
-    [(1, 0.6), (2, 0.0), (3, 1.0), (4, 0.6), (5, 0.0), (6, 0.6), (7, 1.0), (8, 0.0), (8, 1.0)],
+    ("cache", "beam_size", "alpha"),
+    [
+        *[(Flat(), 1, 0.6), (Flat(), 2, 0.0), (Flat(), 4, 0.6), (Flat(), 8, 1.0)],
+        *[(Reordered(), 1, 0.6), (Reordered(), 3, 1.0), (Reordered(), 8, 0.0)],
+        *[
+            pytest.param(cache, *of, marks=pytest.mark.slow)
+            for cache in (Flat(), Reordered())
+            for of in [(3, 0.6), (4, 1.0), (5, 0.0), (6, 0.6), (7, 1.0)]
+        ],
+    ],
 )
-@pytest.mark.parametrize("cache", [Flat(), Reordered()])
 def test_equals_a_plain_beam_search(beam_size, alpha, cache):
     search = {"length_ratio": 1.0, "length_offset": 4, "length_penalty": alpha, "cache": cache}
     params = BeamSearchParams(beam_size=beam_size, n_best=3, **search)

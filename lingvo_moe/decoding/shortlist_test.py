@@ -50,7 +50,10 @@ def among(model, tokens):
 SOURCES = [[5, 9, 8], [6, 9, 8, 17], [5, 12, 11, 10, 19, 18], [6, 7]]
 
 
-@pytest.mark.parametrize(("beam_size", "cache"), [(1, Flat()), (4, Flat()), (4, Reordered())])
+@pytest.mark.parametrize(
+    ("beam_size", "cache"),
+    [(1, Flat()), (4, Flat()), pytest.param(4, Reordered(), marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize(
     "texts", [{}, {"prefix": (77, 9), "forbidden": ((12,), (14, 10), (99, 98))}], ids=str
 )

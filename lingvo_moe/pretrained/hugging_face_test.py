@@ -39,13 +39,13 @@ def test_logits_are_those_of_transformers(imported):
             np.testing.assert_allclose(logits, theirs, atol=1e-5)
 
 
-def test_tokens_log_probs_and_searches_are_those_of_transformers(imported):
+@pytest.mark.parametrize("cache", [Flat(), pytest.param(Reordered(), marks=pytest.mark.slow)])
+def test_tokens_log_probs_and_searches_are_those_of_transformers(imported, cache):
     source, model_dir = imported
     runtime = testing.loaded(model_dir)
     testing.assert_same_tokens(model_dir, source)
     testing.assert_same_log_probs(model_dir, runtime, source)
-    for cache in (Flat(), Reordered()):
-        testing.assert_same_searches(model_dir, runtime, source, cache)
+    testing.assert_same_searches(model_dir, runtime, source, cache)
 
 
 def test_import_export_import_gives_the_same_bytes(imported, tmp_path):

@@ -105,7 +105,7 @@ TWO_SENTENCES = "kara mi so ti. mi ra so. kara kara mi."
 SHORT_SENTENCES = "mi. so. ti. mi. ra. so. kara mi."  # several fit into a part
 
 
-@pytest.mark.parametrize("export", ["exported", "reordered"])
+@pytest.mark.parametrize("export", ["exported", pytest.param("reordered", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "options",
     [SEARCH, {"n_best": 2, "sampling": SAMPLING}, {"split_long": True, "source_prefix": "so "}],

@@ -82,6 +82,7 @@ def test_each_layers_bias_follows_its_load_and_no_optimizer_has_it():
     assert not any("gating" in name for name in runtime.state() if name.startswith("slots/"))
 
 
+@pytest.mark.slow
 def test_the_layers_of_a_scan_each_have_their_own():
     overrides = ("model.scan=True", "model.num_encoder_layers=2", "model.moe.capacity_factor=9.0")
     runtime = make(*overrides)
@@ -118,6 +119,7 @@ def test_it_resumes_to_the_bit_and_translates_with_the_bias():
     assert np.abs(before - runtime.translate(source, lengths).scores.numpy()).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_a_step_that_is_taken_again_moves_the_bias_once():
     """A capacity of a quarter has no room, so the step is repeated on a higher rung."""
     ladder = ("model.moe.dispatcher=Fitted(factors=(0.3,8.0))", "model.moe.capacity_factor=None")
