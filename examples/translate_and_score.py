@@ -10,7 +10,8 @@ import lingvo_moe as lm
 if __name__ == "__main__":
     directory, language, *sentences = sys.argv[1:]  # a logdir
     model = lm.load(directory)
-    for sentence, best in zip(sentences, model.translate(sentences, to=language, n_best=4)):
+    translated = model.translate(sentences, to=language, n_best=4)
+    for sentence, best in zip(sentences, translated, strict=True):
         print(sentence)
         for translation in best:
             (given,) = model.score([sentence], [translation.text], to=language)

@@ -1,6 +1,8 @@
 """The Python API and the examples, as their users run them."""
 
+import ast
 import json
+import re
 import runpy
 import shutil
 import subprocess
@@ -18,6 +20,7 @@ from lingvo_moe.testing import tiny_world
 from lingvo_moe.testing.forks import Fork
 from lingvo_moe.testing.logdirs import SMALLEST
 
+_DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SET = dict(text.split("=", 1) for text in (*SMALLEST, "train.max_steps=2"))
 SET = {path: eval(value) for path, value in SET.items()}
@@ -269,33 +272,64 @@ def test_evolve_checks_types_and_leaves_the_original():
             lm.evolve(params, path, value)
 
 
+def code_lines(path):
+    """The lines of a file without docstrings, comments and blank lines."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node):
+            node.body = node.body[1:] or [ast.Pass()]
+    return [line for line in ast.unparse(tree).splitlines() if line.strip()]
+
+
 class TestExamples:
+    """Each is run as a program; own_gating.py and own_format.py by tools/plugins_test.py."""
+
+    @pytest.fixture
+    def run(self, monkeypatch, capsys):
+        """Runs an example with arguments and with a model that is smaller; returns its output."""
+
+        def train(*args, set=(), **options):
+            return train_in_full(*args, set={**dict(set), **SET}, report=quiet, **options)
+
+        train_in_full = api.train
+        monkeypatch.setattr(api, "train", train)
+
+        def run(name, *arguments):
+            monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+            return capsys.readouterr().out.splitlines()
+
+        return run
+
     def test_are_short(self):
-        paths = sorted(EXAMPLES.glob("*.py"))
-        assert len(paths) == 5
-        for path in paths:
-            assert len(path.read_text().splitlines()) <= 40, path
+        lengths = {p.name: len(p.read_text().splitlines()) for p in EXAMPLES.glob("*.py")}
+        assert len(lengths) == 5
+        assert max(lengths.values()) < 40, lengths
+        assert len(code_lines(EXAMPLES / "own_gating.py")) <= 25
 
-    def test_own_size(self):
-        params = runpy.run_path(str(EXAMPLES / "own_size.py"))["my_params"]()
-        assert (params.model.model_dim, params.model.moe.num_experts) == (192, 16)
+    def test_own_size(self, run, tmp_path):
+        numbers = runpy.run_path(str(EXAMPLES / "own_data.py"))["examples"]
+        splits = {"train": numbers(0, 500), "dev": numbers(500, 520)}
+        data = lm.prepare(splits, tmp_path / "d", joint_vocab=True, report=quiet)
+        (line,) = run("own_size.py", data.directory, tmp_path / "m")
+        assert re.fullmatch(r"best dev loss \d\.\d{3} at step 2", line)
+        params = lm.load(tmp_path / "m").params
+        assert params.model.moe.num_experts == 16
+        assert params.model.shared_embedding
+        whole = runpy.run_path(str(EXAMPLES / "own_size.py"))["my_params"]()
+        assert (whole.model.model_dim, whole.train.max_steps) == (192, 10_000)
 
-    def test_own_data(self, monkeypatch, tmp_path, capsys):
-        monkeypatch.setattr(sys, "argv", ["own_data.py", str(tmp_path / "d"), str(tmp_path / "m")])
-        seen = []
-        monkeypatch.setattr("lingvo_moe.api.train", lambda *args, **kwargs: seen.append(args))
-        runpy.run_path(str(EXAMPLES / "own_data.py"), run_name="__main__")
-        assert seen == [("tiny.MoE",)]
+    def test_own_data(self, run, tmp_path):
+        run("own_data.py", tmp_path / "d", tmp_path / "m")
         dataset = Dataset.load(tmp_path / "d")
         assert dataset.pair("xx-en").examples == {"train": 5000, "dev": 50, "test": 50}
         (first, *_) = dataset.examples("test", "xx-en")
         assert (first.source_text, first.target_text) == ("5 0 5 0", "five zero five zero")
+        model = lm.load(tmp_path / "m")
+        assert (model.step, model.logdir.pairs) == (2, ("xx-en",))
 
-    def test_translate_and_score(self, world, monkeypatch, capsys):
-        argv = ["translate_and_score.py", str(world[0]), "en", *SENTENCES[::2]]
-        monkeypatch.setattr(sys, "argv", argv)
-        runpy.run_path(str(EXAMPLES / "translate_and_score.py"), run_name="__main__")
-        lines = capsys.readouterr().out.splitlines()
+    def test_translate_and_score(self, world, run):
+        lines = run("translate_and_score.py", world[0], "en", *SENTENCES[::2])
         assert lines[0] == SENTENCES[0]
         assert len(lines) == 2 * (1 + 4 * 2)
         assert sum("(log P -" in line for line in lines) == 8

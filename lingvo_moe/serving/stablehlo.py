@@ -152,8 +152,7 @@ def write_trained(
         ValueError: TRAIN is requested and there is no optimizer state, or the shapes do not fit.
         OSError: the checkpoint is damaged, or output cannot be written.
     """
-    found = model_dir.read_checkpoint(step)  # errors must come before minutes of compiling
-    trains = any(name.startswith("slots/") for name in found.tensors)
+    trains = not model_dir.weights_path.exists()  # or there are weights alone
     programs = programs or (TRAIN, TRANSLATE)[not trains :]
     if TRAIN in programs and not trains:
         raise ValueError(

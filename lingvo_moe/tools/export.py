@@ -36,8 +36,8 @@ def main(argv: list[str]) -> None:
     del argv
     # An export computes nothing on devices, so JAX must not reserve a GPU's memory.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    options = ("languages", "prune_by", "prune_statistics", "prune_ratio")
-    common.check_effect("with --prune", FLAGS.prune is not None, *options)
+    of_pruning = ("languages", "prune_by", "prune_statistics", "prune_ratio")
+    common.check_effect("with --prune", FLAGS.prune is not None, *of_pruning)
     common.check_effect("with --report_data", bool(FLAGS.report_data), "report_split")
     common.check_effect("with --logdir", FLAGS.logdir is not None, "report_data", "step", "prune")
     chosen, pruning, output = _format(), _pruning(), Path(FLAGS.output)

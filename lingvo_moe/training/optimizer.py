@@ -75,7 +75,8 @@ class Optimizer(Params, abc.ABC):
             average = {} if self.ema_decay is None else {EMA: zeros_like(spec)}
             return NestedMap(self.weight_slots(spec) | average)
 
-        return self.split(weights, weights)[0].map(of)
+        found = self.split(weights, weights)[0].map(of)
+        return NestedMap.unflatten(dict(found.flatten()))  # without weights that have no slots
 
     def averaged(self, theta: NestedMap, slots: NestedMap, weights: NestedMap) -> NestedMap:
         """The weights for evaluation: the moving averages, if there are any.
@@ -157,7 +158,8 @@ class Optimizer(Params, abc.ABC):
                 slot = NestedMap(slot, ema=average + (1.0 - keep) * (after - average))
             return after, slot
 
-        leaves = dict(theta.map(_Moving, slots, grads, weights).flatten())
+        held = NestedMap.unflatten({path: _subtree(slots, path) for path, _ in theta.flatten()})
+        leaves = dict(theta.map(_Moving, held, grads, weights).flatten())
         moved = {}
         for paths in self._alike({p: (leaf.spec, factors[p]) for p, leaf in leaves.items()}):
             factor = factors[paths[0]]
@@ -166,7 +168,8 @@ class Optimizer(Params, abc.ABC):
             else:
                 stack = _stacked([leaves[path] for path in paths])
                 moved |= zip(paths, _unstacked(*move(factor, *stack)), strict=True)
-        theta, slots = (NestedMap.unflatten({p: m[i] for p, m in moved.items()}) for i in (0, 1))
+        theta = NestedMap.unflatten({path: after for path, (after, _) in moved.items()})
+        slots = NestedMap.unflatten({path: slot for path, (_, slot) in moved.items() if slot})
         return theta, slots, NestedMap(learning_rate=rate)
 
     def __init_subclass__(cls, **kwargs):
@@ -214,6 +217,13 @@ class Optimizer(Params, abc.ABC):
         Returns:
             The change to subtract, of the weight's shape, and the slots after the step.
         """
+
+
+def _subtree(tree: NestedMap, path: str) -> NestedMap:
+    """The tree at a path; empty if there is none, as for a weight without slots."""
+    for key in path.split("/"):
+        tree = tree.get(key, NestedMap())
+    return tree
 
 
 def _stacked(leaves: list[_Moving]) -> _Moving:

@@ -44,6 +44,30 @@ def test_update_walks_the_trees():
     np.testing.assert_array_equal(theta.a, [1.0, 2.0])
 
 
+class SlotsForMatrices(Sgd):
+    def weight_slots(self, spec):
+        return super().weight_slots(spec) if len(spec.shape) == 2 else NestedMap()
+
+    def update_weight(self, weight, slots, grad, spec, rate, count):
+        return rate * grad, slots.map(lambda steps: steps + 1.0)
+
+
+def test_a_weight_may_have_no_slots():
+    optimizer = SlotsForMatrices(schedule=Constant(learning_rate=0.5))
+    specs = optimizer.slots(WEIGHTS)
+    assert [path for path, _ in specs.flatten()] == ["inner/b/steps"]
+    assert list(specs) == ["inner"]
+    theta, grads = (WEIGHTS.map(lambda spec, v=v: tf.fill(spec.shape, v)) for v in (3.0, 1.0))
+    slots = specs.map(lambda spec: tf.zeros(spec.shape))
+    theta, slots, _ = optimizer.update(theta, slots, grads, tf.constant(0, tf.int64), WEIGHTS)
+    assert {path: weight.numpy().ravel()[0] for path, weight in theta.flatten()} == {
+        "a": 2.5,
+        "inner/b": 2.5,
+    }
+    assert list(slots) == ["inner"]
+    np.testing.assert_array_equal(slots.inner.b.steps, np.ones([2, 3]))
+
+
 @pytest.mark.parametrize("decay", [0.0, 0.2, 0.999])
 def test_the_moving_average_by_hand(decay):
     """The weight is 10 - n after n steps; the average keeps min(decay, (n - 1) / (n + 8))."""
