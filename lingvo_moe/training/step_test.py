@@ -57,7 +57,7 @@ def step_of(micro_batches, rung=None):
 
 def state_of(w):
     return TrainState(
-        tf.constant(0, tf.int64), NestedMap(w=tf.constant(w)), NestedMap(w=NestedMap())
+        tf.constant(0, tf.int64), NestedMap(w=tf.constant(w)), NestedMap()
     )
 
 
