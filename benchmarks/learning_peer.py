@@ -11,6 +11,7 @@ from lingvo_moe.data.batching import padded
 from lingvo_moe.data.vocabulary import EOS, PAD
 
 _CLIP, _WEIGHT_DECAY, _BETAS = 1.0, 0.01, (0.9, 0.98)
+_PARTS = 4  # of a batch, each with sentences of similar length, so that few positions are padding
 
 
 class PeerEngine:
@@ -71,31 +72,29 @@ class PeerEngine:
         for batch in batches:
             for group in self._optimizer.param_groups:
                 group["lr"] = float(self._run["peer"]["learning_rate"]) * self._share()
-            given, targets, _ = self._sentences(batch)
-            loss = self._losses(given, targets, reduction="mean", label_smoothing=0.1)
-            loss.backward()
+            size = int((batch["target_ids"] != PAD).sum())
+            for given, targets, _ in self._parts(batch):
+                losses = self._losses(given, targets, reduction="sum", label_smoothing=0.1)
+                (losses / size).backward()
             torch.nn.utils.clip_grad_norm_(self._model.parameters(), _CLIP)
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
             self._taken += 1
-            tokens += int((targets != PAD).sum())
+            tokens += size
         return tokens
 
     def evaluate(self, batch):
         """See Engine."""
         self._model.eval()
-        given, targets, pairs = self._sentences(batch)
-        with torch.no_grad():
-            losses = self._losses(given, targets, reduction="none").reshape(targets.shape)
-        nll = losses.sum(1).double().cpu().numpy()
-        tokens = (targets != PAD).sum(1).cpu().numpy()
-        size = self._run["num_pairs"]
-        return NestedMap(
-            nll=nll.sum(),
-            tokens=tokens.sum(),
-            pair_nll=np.bincount(pairs, nll, size),
-            pair_tokens=np.bincount(pairs, tokens, size),
-        )
+        nll = tokens = np.zeros(self._run["num_pairs"])
+        for given, targets, pairs in self._parts(batch):
+            with torch.no_grad():
+                losses = self._losses(given, targets, reduction="none").reshape(targets.shape)
+            of_sentences = losses.sum(1).double().cpu().numpy()
+            nll = nll + np.bincount(pairs, of_sentences, len(nll))
+            lengths = (targets != PAD).sum(1).cpu().numpy()
+            tokens = tokens + np.bincount(pairs, lengths, len(nll))
+        return NestedMap(nll=nll.sum(), tokens=tokens.sum(), pair_nll=nll, pair_tokens=tokens)
 
     def state(self):
         """See Engine."""
@@ -126,17 +125,15 @@ class PeerEngine:
         cross_entropy = torch.nn.functional.cross_entropy
         return cross_entropy(logits, targets.flatten(), ignore_index=PAD, **options)
 
-    def _sentences(self, batch):
-        """The model's inputs, targets [N, T] and pairs [N] of the N sentences of packed rows."""
-        sources, targets, pairs = [], [], []
-        for row in range(len(batch["source_ids"])):
-            of_source, of_target = (
-                batch[f"{side}_segment_ids"][row] for side in ("source", "target")
-            )
-            for segment in range(1, int(of_target.max()) + 1):
-                sources.append(batch["source_ids"][row][of_source == segment])
-                targets.append(batch["target_ids"][row][of_target == segment])
-                pairs.append(int(batch["target_pair_ids"][row][of_target == segment][0]))
+    def _parts(self, batch):
+        """The sentences of packed rows in `_PARTS` parts: inputs, targets [N, T] and pairs [N]."""
+        sentences = sorted(_sentences(batch), key=lambda one: len(one[0]))
+        for part in np.array_split(np.arange(len(sentences)), _PARTS):
+            if len(part):
+                yield self._tensors(*zip(*(sentences[i] for i in part), strict=True))
+
+    def _tensors(self, sources, targets, pairs):
+        """The model's inputs, targets and pairs of some sentences."""
         before = [np.concatenate([[EOS], target[:-1]]) for target in targets]
         source, inputs, target = (
             torch.tensor(padded(of)[0], dtype=torch.int64, device=self._device)
@@ -145,3 +142,13 @@ class PeerEngine:
         mask = (source != PAD).long()
         given = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": inputs}
         return given, target, np.array(pairs)
+
+
+def _sentences(batch):
+    """(source, target, pair) of each sentence of packed rows."""
+    for row in range(len(batch["source_ids"])):
+        of_source, of_target = (batch[f"{side}_segment_ids"][row] for side in ("source", "target"))
+        for segment in range(1, int(of_target.max()) + 1):
+            source = batch["source_ids"][row][of_source == segment]
+            target = batch["target_ids"][row][of_target == segment]
+            yield source, target, int(batch["target_pair_ids"][row][of_target == segment][0])

@@ -204,6 +204,30 @@ _PEERS = [
     for data in ("tldr", "wikimessages", "both")
     for row in _peers(data, (0.015, 0.03, 0.06), (0.0005, 0.001, 0.002))
 ]
+
+
+def _tiny_peers(data: str, steps: int, ours: Sequence[float], theirs: Sequence[float]) -> list[Row]:
+    """As _peers with a tiny model: a thousand steps have about a million target tokens."""
+    name, every = f"tiny_peer/{data}, {steps // 1000}M tokens", f"train.eval_every={steps // 5}"
+    overrides = (
+        *_vocabulary(4000),
+        "model.shared_embedding=True",
+        "input.temperature=2.0",
+        every,
+    )
+    given = {"model": "tiny.Dense", "data": f"{data}4k", "steps": steps, "searches": {}}
+    given["overrides"] = overrides
+    return [Row(name=f"{name}, ours, rate {rate}", rate=rate, **given) for rate in ours] + [
+        Row(name=f"{name}, M2M-100, rate {rate}", peer=Peer(rate), **given) for rate in theirs
+    ]
+
+
+_TINY_PEERS = [
+    row
+    for data in ("tldr", "wikimessages", "both")
+    for steps in (1000, 3000, 10000)
+    for row in _tiny_peers(data, steps, (0.015, 0.03, 0.06), (0.001, 0.002, 0.004))
+]
 _SEEDS = (1, 2, 3)
 _SMALL = (
     Row(name="small/MoE", seeds=_SEEDS, splits=("dev", "test")),
@@ -245,4 +269,4 @@ _BUDGETS = (
     _until_it_reads("38 pairs", model="small.MoE", seeds=(1,)),
     _until_it_reads("117 pairs", model="small.MoE", data="both4k", seeds=(1,)),
 )
-ROWS = (*_TINY, *_BUDGETS, *_SMALL, *_KNOBS, *_PEERS)
+ROWS = (*_TINY, *_BUDGETS, *_SMALL, *_KNOBS, *_PEERS, *_TINY_PEERS)
