@@ -56,9 +56,7 @@ def step_of(micro_batches, rung=None):
 
 
 def state_of(w):
-    return TrainState(
-        tf.constant(0, tf.int64), NestedMap(w=tf.constant(w)), NestedMap()
-    )
+    return TrainState(tf.constant(0, tf.int64), NestedMap(w=tf.constant(w)), NestedMap())
 
 
 def rows():
