@@ -16,7 +16,7 @@ import numpy as np
 
 import lingvo_moe.tools  # noqa: F401  (silences TensorFlow's greeting)
 from lingvo_moe.reporting.table import Table
-from lingvo_moe.training.checkpoint import NO_BEST, Checkpointer, Keep
+from lingvo_moe.training.checkpoint import NO_BEST, Checkpointer, Retention
 from lingvo_moe.training.saver import Saver
 
 TENSORS = 16
@@ -49,7 +49,9 @@ class _Round:
 
     def __init__(self, directory, state):
         self._state = state
-        checkpoints = (Checkpointer(directory / name, Keep(1)) for name in ("here", "background"))
+        checkpoints = (
+            Checkpointer(directory / name, Retention(1)) for name in ("here", "background")
+        )
         self._savers = [Saver(c, b) for c, b in zip(checkpoints, (False, True), strict=True)]
 
     def __call__(self, step):

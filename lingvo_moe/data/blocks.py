@@ -10,7 +10,7 @@ from lingvo_moe.data.corpora import SentencePair
 _BLOCK_LINES, _BLOCK_CHARACTERS = 20_000, 8_000_000
 
 
-def cut(lines: Iterable[SentencePair]) -> Iterator[list[SentencePair]]:
+def split_into_blocks(lines: Iterable[SentencePair]) -> Iterator[list[SentencePair]]:
     """Cuts lines into blocks of at most _BLOCK_LINES and about _BLOCK_CHARACTERS."""
     block: list[SentencePair] = []
     characters = 0

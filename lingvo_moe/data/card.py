@@ -61,7 +61,7 @@ class Dropped(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Statistics:
+class CardStatistics:
     """What the card shows.
 
     Attributes:
@@ -88,7 +88,7 @@ def write_card(directory: Path, work: Work, dataset: Dataset) -> None:
     write_page(directory, "Data card", parts, pictures, {"card": _numbers(statistics)})
 
 
-def collect(work: Work) -> Statistics:
+def collect(work: Work) -> CardStatistics:
     """Reads the statistics of finished stages, pair by pair."""
     lengths: dict[str, np.ndarray] = {}
     counts: dict[str, dict[str, Any]] = {side: collections.defaultdict(int) for side in SIDES}
@@ -101,7 +101,7 @@ def collect(work: Work) -> Statistics:
             language = getattr(pair.pair, side)
             counts[side][language] += sum((b[1][i] for b in loaded), np.zeros(4, np.int64))
         _add_samples(dropped, pair)
-    return Statistics(lengths, counts, {reason: dropped[reason] for reason in sorted(dropped)})
+    return CardStatistics(lengths, counts, {reason: dropped[reason] for reason in sorted(dropped)})
 
 
 def length_histogram(blocks) -> np.ndarray:
@@ -269,7 +269,7 @@ def _kinds(dataset) -> list[str]:
     return list(next(iter(dataset.checks.values())))
 
 
-def _numbers(statistics: Statistics) -> dict[str, Any]:
+def _numbers(statistics: CardStatistics) -> dict[str, Any]:
     return {
         "lengths": {
             name: {side: [int(n) for n in row] for side, row in zip(SIDES, values, strict=True)}

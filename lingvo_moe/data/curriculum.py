@@ -13,7 +13,7 @@ import numpy as np
 from lingvo_moe.core.fields import NonNegativeFloat, Params, PositiveFloat, PositiveInt
 from lingvo_moe.core.patterns import Factors, check_found, first_match
 from lingvo_moe.data.dataset import SIDES, Dataset, PairInfo
-from lingvo_moe.data.modifiers.base import Body, Context, Modifier
+from lingvo_moe.data.modifiers.base import Body, Modifier, ModifierContext
 from lingvo_moe.data.records import Example
 
 MAIN = "data"  # the name of the main dataset, --data of training
@@ -102,7 +102,7 @@ class Stream:
             return self._body(self.example(index + k)) if index + k < self.size else None
 
         vocabularies = self.dataset.source_vocabulary, self.dataset.target_vocabulary
-        context = Context(vocabularies, following, random.Random(seed))
+        context = ModifierContext(vocabularies, following, random.Random(seed))
         body = modifier.apply(self._body(example), context)
         if not (body.source and body.target):
             return example

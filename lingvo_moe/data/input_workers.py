@@ -18,7 +18,7 @@ import numpy as np
 
 from lingvo_moe.core import child
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.data.pipeline import Batches, InputParams, Part, Position, TrainInput
+from lingvo_moe.data.pipeline import Batches, InputParams, InputPosition, Part, TrainInput
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ class _Packed(NamedTuple):
     """
 
     rows: NestedMap
-    position: Position
+    position: InputPosition
     skipped: int
 
 
@@ -100,7 +100,7 @@ class _Pool:
         if not self._packed:
             return self._source.state()
         shards = {v: s for packed in self._packed for v, s in packed.position.shards.items()}
-        position = Position(self._packed[0].position.batches, shards)
+        position = InputPosition(self._packed[0].position.batches, shards)
         return self._source.part.state(position)
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
@@ -127,7 +127,7 @@ class _Worker:
         self._name = name
         self._process = child.start(__name__, stdout=subprocess.PIPE)
 
-    def begin(self, source: TrainInput, part: Part, position: Position) -> None:
+    def begin(self, source: TrainInput, part: Part, position: InputPosition) -> None:
         """Sends the arguments of its TrainInput, which packs this part, and where to begin."""
         without_caches = dataclasses.replace(source.dataset)
         arguments = without_caches, source.params, source.seed, part

@@ -12,7 +12,7 @@ import numpy as np
 
 from lingvo_moe.core import npz
 from lingvo_moe.core.files import new_file, write_whole
-from lingvo_moe.data.blocks import Block, cut
+from lingvo_moe.data.blocks import Block, split_into_blocks
 from lingvo_moe.data.cleaning.base import Empty
 from lingvo_moe.data.corpora import CorpusPair, SentencePair
 from lingvo_moe.data.dataset import SIDES, SPLITS, Example, shard_bounds, write_shard
@@ -47,7 +47,7 @@ class PairWork:
 
         def make(progress):
             counts = []
-            for number, lines in enumerate(cut(forward.read(split))):
+            for number, lines in enumerate(split_into_blocks(forward.read(split))):
                 text = "".join(f"{line.source}\n{line.target}\n" for line in lines)
                 write_whole(path / f"{number:06}", text)
                 counts.append(len(lines))

@@ -127,19 +127,21 @@ class Part(NamedTuple):
             batch[name][mine] = value
         return batch
 
-    def state(self, position: "Position") -> dict[str, Any]:
+    def state(self, position: "InputPosition") -> dict[str, Any]:
         """The state to save; see `TrainInput.state`."""
         batches, states = {"batches": np.asarray(position.batches, np.int64)}, position.shards
         if self.packed.all():
-            return batches | stacked(states.values())
+            return batches | stack_states(states.values())
         numbers = np.flatnonzero(self.saved).tolist()
         return batches | {
-            name: Rows((len(self.packed), *value.shape), {v: states[v][name] for v in numbers})
+            name: ProcessRows(
+                (len(self.packed), *value.shape), {v: states[v][name] for v in numbers}
+            )
             for name, value in next(iter(states.values())).items()
         }
 
 
-class Position(NamedTuple):
+class InputPosition(NamedTuple):
     """A position in the stream of batches.
 
     Attributes:
@@ -226,11 +228,11 @@ class TrainInput:
             shard.skipped = count
         return batches
 
-    def position(self) -> Position:
+    def position(self) -> InputPosition:
         """The position in the stream, of the virtual shards that this process packs."""
-        return Position(self._batches, {v: shard.state() for v, shard in self._shards.items()})
+        return InputPosition(self._batches, {v: shard.state() for v, shard in self._shards.items()})
 
-    def go_to(self, position: Position) -> None:
+    def go_to(self, position: InputPosition) -> None:
         """Continues from a position; it may have further virtual shards.
 
         Raises:
@@ -244,8 +246,8 @@ class TrainInput:
         """The position of the stream: a few counters of each virtual shard.
 
         Returns:
-            batches []; draws [V], counters [V, P] and waiting [V, W, 3]: arrays of int64, or `Rows`
-            of those if this process packs only some shards.
+            batches []; draws [V], counters [V, P] and waiting [V, W, 3]: arrays of int64, or
+            `ProcessRows` of those if this process packs only some shards.
         """
         return self.part.state(self.position())
 
@@ -269,16 +271,16 @@ class TrainInput:
             )
         names = [name for name in state if name != "batches"]
         mine = {v: {name: np.asarray(state[name][v]) for name in names} for v in self._shards}
-        self.go_to(Position(int(state["batches"]), mine))
+        self.go_to(InputPosition(int(state["batches"]), mine))
 
 
-def stacked(states: Iterable[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def stack_states(states: Iterable[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Stacks the states of all virtual shards."""
     states = list(states)
     return {name: np.stack([state[name] for state in states]) for name in states[0]}
 
 
-class Rows:
+class ProcessRows:
     """The rows of an int64 array that one process holds; checkpoints treat them as shards of a
     jax.Array.
     """

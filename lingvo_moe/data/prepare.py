@@ -26,7 +26,7 @@ from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.data.work import STAGES, Work
 from lingvo_moe.reporting.table import Table
 
-__all__ = ["MAKER", "PrepareParams", "format_summary", "prepare", "prepare_synthetic"]
+__all__ = ["MAKER", "PrepareParams", "format_dataset", "prepare", "prepare_synthetic"]
 
 MAKER = "lingvo-moe-prepare"
 _CURE = "Give the same corpus and options to go on, or pass --overwrite to start again."
@@ -268,7 +268,7 @@ def _assemble(
     return Dataset.load(output)
 
 
-def format_summary(dataset: Dataset) -> str:
+def format_dataset(dataset: Dataset) -> str:
     """A table of each pair's examples and the counts of checks."""
     kinds = list(next(iter(dataset.checks.values())))
     rows = [

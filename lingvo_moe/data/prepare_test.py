@@ -9,7 +9,7 @@ import pytest
 from lingvo_moe.core import lock, plugins
 from lingvo_moe.core.files import read_json
 from lingvo_moe.data.cleaning.damaged import Damaged
-from lingvo_moe.data.prepare import PrepareParams, format_summary, prepare, prepare_synthetic
+from lingvo_moe.data.prepare import PrepareParams, format_dataset, prepare, prepare_synthetic
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import EOS
 
@@ -425,7 +425,7 @@ def test_each_rule_of_cleaning_once():
 
 def test_summary(corpus, tmp_path):
     dataset = prepare(corpus, tmp_path / "data", PARAMS)
-    header, _, eo, de, sizes = format_summary(dataset).splitlines()
+    header, _, eo, de, sizes = format_dataset(dataset).splitlines()
     names = "pair train dev test empty damaged duplicates held_out_in_train"
     names += " targets_in_train targets_changed too_long"
     assert header.split() == names.split()

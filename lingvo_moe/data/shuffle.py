@@ -25,7 +25,7 @@ def to_shares(hashes: np.ndarray) -> np.ndarray:
     return (hashes >> np.uint64(11)).astype(np.float64) / 2**53
 
 
-def permute(positions: np.ndarray, sizes: np.ndarray, keys: np.ndarray) -> np.ndarray:
+def permuted(positions: np.ndarray, sizes: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """The number at each position of a permutation of range(size), int64.
 
     Args:

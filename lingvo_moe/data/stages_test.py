@@ -112,7 +112,7 @@ def test_a_block_of_which_nothing_is_kept_has_no_example(tmp_path, monkeypatch):
 def test_blocks_end_at_many_characters(tmp_path, monkeypatch):
     monkeypatch.setattr(blocks, "_BLOCK_CHARACTERS", 50)
     lines = [SentencePair("x" * 20, "y" * 10)] * 5
-    assert [len(block) for block in blocks.cut(lines)] == [2, 2, 1]
+    assert [len(block) for block in blocks.split_into_blocks(lines)] == [2, 2, 1]
 
 
 def test_near_duplicates_and_rules_are_left_out_of_train_alone(tmp_path):

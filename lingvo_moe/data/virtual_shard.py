@@ -16,7 +16,7 @@ import numpy as np
 from lingvo_moe.data.curriculum import Stream
 from lingvo_moe.data.modifiers.base import Modifier
 from lingvo_moe.data.packing import Pool, Row, Shape, Waiting
-from lingvo_moe.data.shuffle import hash_numbers, permute, to_shares
+from lingvo_moe.data.shuffle import hash_numbers, permuted, to_shares
 
 LOOK_AHEAD = 256  # W
 MOST_SKIPPED = 100_000
@@ -53,7 +53,7 @@ class Reader:
         sizes, names = self._sizes_and_names
         epochs, offsets = np.divmod(positions, sizes[streams])
         keys = hash_numbers(self.seed, _ORDER, names[streams], epochs)
-        indices = permute(offsets, sizes[streams], keys).tolist()
+        indices = permuted(offsets, sizes[streams], keys).tolist()
         origins = list(zip(streams.tolist(), positions.tolist(), strict=True))
         examples = [
             self.streams[stream].example(index)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.hypotheses import hypotheses_path, read_hypotheses
 from lingvo_moe.evaluation.report import REPORT_FILE, Report, load_report
-from lingvo_moe.evaluation.scores import PairOutput, PairScore, one_line
+from lingvo_moe.evaluation.scores import PairOutput, PairScore, file_line
 
 IN_OUTPUT = "report"  # where lingvo-moe-baselines leaves its report, beside the logdirs of pairs
 
@@ -69,7 +69,7 @@ class Baselines:
         for pair, lines in references.items():
             score = self.score(pair)
             if pair in self.outputs:
-                self._check_references(pair, tuple(map(one_line, lines)))
+                self._check_references(pair, tuple(map(file_line, lines)))
             elif score is not None:
                 signature = tokenizers.signature(chosen_tokenizers[pair])
                 _check_equal(pair, "test_examples", score.test_examples, len(lines))

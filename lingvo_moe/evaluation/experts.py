@@ -120,7 +120,7 @@ class Side:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experts:
+class ExpertStatistics:
     """All statistics of a record.
 
     Attributes:
@@ -141,7 +141,7 @@ class Experts:
         return [layer for side in self.sides for layer in side.layers]
 
 
-def analyze(record: RoutingRecord) -> Experts:
+def analyze(record: RoutingRecord) -> ExpertStatistics:
     """Computes the statistics of a record.
 
     Raises:
@@ -156,7 +156,7 @@ def analyze(record: RoutingRecord) -> Experts:
     labels = language_labels(record.pairs)
     layers = [_layer(record, i, spoken) for i in range(len(record.layers))]
     names = dict.fromkeys(layer.name.partition("/")[0] for layer in layers)
-    return Experts(
+    return ExpertStatistics(
         languages=tuple(x for x, known in zip(labels, spoken, strict=True) if known),
         silent=tuple(x for x, known in zip(labels, spoken, strict=True) if not known),
         choices=record.pair_load[:, spoken].sum(axis=2).mean(axis=0),

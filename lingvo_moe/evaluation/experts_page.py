@@ -15,7 +15,7 @@ import numpy as np
 
 from lingvo_moe.core.lines import printable
 from lingvo_moe.evaluation.clustering import average_linkage, strength
-from lingvo_moe.evaluation.experts import Experts, LayerExperts, Preference, Side, analyze
+from lingvo_moe.evaluation.experts import ExpertStatistics, LayerExperts, Preference, Side, analyze
 from lingvo_moe.evaluation.experts_plot import draw_coactivation, draw_load, draw_similarity
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.reporting.page import escape, image, write_page
@@ -33,7 +33,7 @@ _COLUMNS = (
 )
 
 
-def write_experts(experts: Experts, directory: str | pathlib.Path, title: str) -> None:
+def write_experts(experts: ExpertStatistics, directory: str | pathlib.Path, title: str) -> None:
     """Writes the page, its pictures and the JSON.
 
     Args:
@@ -52,7 +52,7 @@ def write_experts(experts: Experts, directory: str | pathlib.Path, title: str) -
     write_page(directory, f"{title}: experts", parts, pictures, {"experts": to_json(experts)})
 
 
-def draw_all(experts: Experts) -> dict[str, bytes]:
+def draw_all(experts: ExpertStatistics) -> dict[str, bytes]:
     """Name of a file, without its ending -> PNG."""
     pictures = {}
     for side in experts.sides:
@@ -115,17 +115,17 @@ def expert_order(shares: np.ndarray, groups: Sequence[Sequence[int]]) -> list[in
     return [int(e) for e in np.lexsort(keys)]
 
 
-def format_summary(experts: Experts) -> str:
+def format_experts(experts: ExpertStatistics) -> str:
     """The table of layers and the groups of languages, for a terminal."""
     groups = (printable(_groups_in_words(experts, side)) for side in experts.sides)
     return "\n".join([_table(experts).to_text(), "", *groups])
 
 
-def _table(experts: Experts) -> Table:
+def _table(experts: ExpertStatistics) -> Table:
     return Table(_COLUMNS, [_cells(layer) for layer in experts.layers])
 
 
-def to_json(experts: Experts) -> dict:
+def to_json(experts: ExpertStatistics) -> dict:
     """The numbers of the page; undefined ones are null.
 
     The shares in the heat maps are not included; they are in the record, as pair_load.
@@ -158,7 +158,7 @@ def _layer_json(layer: LayerExperts) -> dict:
     }
 
 
-def _side_json(experts: Experts, side: Side) -> dict:
+def _side_json(experts: ExpertStatistics, side: Side) -> dict:
     names = experts.languages
     return {
         "similarity": side.similarity,
@@ -187,7 +187,7 @@ def _coactivation_order(lift: np.ndarray) -> list[int]:
     return list(average_linkage(distances).order)
 
 
-def _introduction(experts: Experts) -> str:
+def _introduction(experts: ExpertStatistics) -> str:
     silent = f" No tokens in dev: {escape(', '.join(experts.silent))}." if experts.silent else ""
     return (
         f"<p>{len(experts.languages)} languages, {len(experts.layers)} Mixture-of-Experts layers; "
@@ -195,7 +195,7 @@ def _introduction(experts: Experts) -> str:
     )
 
 
-def _summary(experts: Experts) -> str:
+def _summary(experts: ExpertStatistics) -> str:
     note = (
         '<p class="mark">Entropy of the load: 1 is balance, 0 a single busy expert. '
         "Language–expert bits: mutual information between the expert and the language of a choice. "
@@ -221,7 +221,7 @@ def _format(value: float, form: str) -> str:
     return "–" if math.isnan(value) else format(value, form)
 
 
-def _side(experts: Experts, side: Side, pictures: dict[str, bytes]) -> list[str]:
+def _side(experts: ExpertStatistics, side: Side, pictures: dict[str, bytes]) -> list[str]:
     parts = [
         f"<h2>Languages in the {escape(side.name)}</h2>",
         f"<p>{escape(_groups_in_words(experts, side))}</p>",
@@ -242,7 +242,7 @@ def _side(experts: Experts, side: Side, pictures: dict[str, bytes]) -> list[str]
     return parts
 
 
-def _groups_in_words(experts: Experts, side: Side) -> str:
+def _groups_in_words(experts: ExpertStatistics, side: Side) -> str:
     if side.silhouette is None:
         return f"{side.name}: too few languages for groups."
     how_clear = f"{strength(side.silhouette)} structure, silhouette {side.silhouette:.2f}"
@@ -258,7 +258,7 @@ def _groups_in_words(experts: Experts, side: Side) -> str:
     return f"{side.name}: {len(side.groups)} groups share experts ({how_clear}): {groups}.{doubt}"
 
 
-def _join(experts: Experts, group) -> str:
+def _join(experts: ExpertStatistics, group) -> str:
     return " ".join(experts.languages[i] for i in group)
 
 
@@ -266,7 +266,7 @@ def _preference(p: Preference) -> str:
     return f"{p.layer} expert {p.expert}: {100 * p.share:.3g} % ({100 * p.others:.3g} %)"
 
 
-def _nearest(experts: Experts) -> str:
+def _nearest(experts: ExpertStatistics) -> str:
     rows = []
     for i in experts.sides[0].tree.order:
         near = [

@@ -11,7 +11,7 @@ from lingvo_moe.evaluation.experts import analyze
 from lingvo_moe.evaluation.experts_page import (
     draw_layers,
     expert_order,
-    format_summary,
+    format_experts,
     write_experts,
 )
 from lingvo_moe.testing.pages import parse_page
@@ -53,11 +53,11 @@ def test_the_page_tells_families_and_their_experts(tmp_path):
 def test_groups_of_chance_are_called_that():
     experts = analyze(families())
     side = experts.sides[0]
-    assert "no more than by chance" not in format_summary(experts)
+    assert "no more than by chance" not in format_experts(experts)
     layers = [dataclasses.replace(one, mutual_information=one.by_chance) for one in side.layers]
     by_chance = dataclasses.replace(side, layers=tuple(layers))
     by_chance = dataclasses.replace(experts, sides=(by_chance,))
-    assert "on languages no more than by chance" in format_summary(by_chance)
+    assert "on languages no more than by chance" in format_experts(by_chance)
 
 
 def test_the_numbers_by_hand(tmp_path):
@@ -142,7 +142,7 @@ def test_pictures_are_drawn_in_the_order_of_their_labels(monkeypatch):
 
 
 def test_the_table_for_a_terminal():
-    lines = format_summary(analyze(families())).splitlines()
+    lines = format_experts(analyze(families())).splitlines()
     # The busiest expert has 80 + 81 + 82 + 5 + 6 + 7 = 261 of 600 choices, 1.74 times a quarter.
     # MaxVio is that minus 1.
     assert lines[0].split("  ")[0] == "layer"

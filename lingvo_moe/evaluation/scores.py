@@ -69,7 +69,7 @@ class PairOutput:
         check_pair(self.pair)
         for name in ("sources", "hypotheses", "references", "nearest"):
             if (texts := getattr(self, name)) is not None:
-                object.__setattr__(self, name, tuple(map(one_line, texts)))
+                object.__setattr__(self, name, tuple(map(file_line, texts)))
         lengths = (len(self.sources), len(self.hypotheses), len(self.references))
         if len(set(lengths)) > 1:
             raise ValueError(
@@ -191,7 +191,7 @@ def score_pair(
             f"{output.pair}: {len(baseline_hypotheses)} lines of the baseline for"
             f" {len(output.references)} references. Both systems must translate the same lines."
         )
-    baseline_hypotheses = tuple(map(one_line, baseline_hypotheses))
+    baseline_hypotheses = tuple(map(file_line, baseline_hypotheses))
     baseline_score = bleu.corpus_score(baseline_hypotheses, [output.references]).score
     return dataclasses.replace(
         result,
@@ -216,7 +216,7 @@ def pool(outputs: Sequence[PairOutput]) -> PairOutput:
     )
 
 
-def one_line(text: str) -> str:
+def file_line(text: str) -> str:
     """The text as one line of a file."""
     # sacreBLEU's command ends a line at a lone carriage return, and readers of text files reject
     # NUL and drop a byte order mark at the beginning.

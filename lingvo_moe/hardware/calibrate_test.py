@@ -37,9 +37,9 @@ def test_neither_is_below_zero():
 def test_what_is_measured(tmp_path):
     path = tmp_path / "here.json"
     path.write_text(json.dumps(run_on(2, __file__)))
-    from lingvo_moe.hardware.chips import MEASURED, lookup
+    from lingvo_moe.hardware.chips import MEASURED, find_hardware
 
-    hardware = lookup(str(path))
+    hardware = find_hardware(str(path))
     assert {line.kind for line in hardware.interconnect.lines} == set(KINDS)
     assert all(line.alpha >= 0 and line.beta > 0 for line in hardware.interconnect.lines)
     assert hardware.efficiency == MEASURED

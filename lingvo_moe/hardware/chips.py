@@ -182,7 +182,7 @@ HARDWARE = {
 NAMES = f"one of {', '.join(HARDWARE)}, or a .json file of lingvo-moe-plan --calibrate"
 
 
-def lookup(name: str) -> Hardware:
+def find_hardware(name: str) -> Hardware:
     """The hardware with this name, or from a file that `lingvo-moe-plan --calibrate` wrote.
 
     Args:
@@ -205,7 +205,7 @@ def lookup(name: str) -> Hardware:
 
 
 def to_json(hardware: Hardware) -> dict[str, Any]:
-    """JSON for `lookup`, of hardware with a measured interconnect."""
+    """JSON for `find_hardware`, of hardware with a measured interconnect."""
     return dataclasses.asdict(hardware)
 
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from lingvo_moe.hardware.chips import GB, MEASURED, Efficiency, Hardware, lookup, to_json
+from lingvo_moe.hardware.chips import GB, MEASURED, Efficiency, Hardware, find_hardware, to_json
 from lingvo_moe.hardware.links import Line, Measured, block
 
 ONE = Hardware(
@@ -17,13 +17,13 @@ ONE = Hardware(
 
 def test_unknown_hardware():
     with pytest.raises(ValueError, match="Unknown hardware 'tpu_v9'; choose one of tpu_v3, tpu_v4"):
-        lookup("tpu_v9")
+        find_hardware("tpu_v9")
 
 
 def test_a_file_says_all_of_it(tmp_path):
     path = tmp_path / "one.json"
     path.write_text(json.dumps(to_json(ONE)))
-    assert lookup(str(path)) == ONE
+    assert find_hardware(str(path)) == ONE
 
 
 @pytest.mark.parametrize("text", ["", "no json", "[" * 100_000, "null", "\ud800", None])
@@ -32,7 +32,7 @@ def test_no_object(tmp_path, text):
     if text is not None:
         path.write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(ValueError, match=r"other.json (cannot be read as|must hold a) JSON"):
-        lookup(str(path))
+        find_hardware(str(path))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_another_file(tmp_path, change):
     path = tmp_path / "other.json"
     path.write_text(json.dumps(to_json(ONE) | change))
     with pytest.raises(ValueError, match=r"other.json is not a file of .*--calibrate.*make it"):
-        lookup(str(path))
+        find_hardware(str(path))
 
 
 def test_measured_alone():

@@ -169,7 +169,9 @@ class Attention(Layer):
             [C·Q, M], and the cache with the new keys and values.
         """
         queries, *new = self._step_heads(inputs, laid_out, "query_key_value", sharing)
-        cache = KeysValues(*(write(old, part, start) for old, part in zip(cache, new, strict=True)))
+        cache = KeysValues(
+            *(write_cache(old, part, start) for old, part in zip(cache, new, strict=True))
+        )
         logits = tf.matmul(queries, cache.keys, transpose_b=True)
         return self._mix_rows(laid_out, logits, cache.values, bias)[0], cache
 
@@ -312,7 +314,7 @@ def causal_bias(length: int | tf.Tensor) -> tf.Tensor:
     return tf.where(position[None, :] <= position[:, None], 0.0, FORBIDDEN)
 
 
-def write(cache: tf.Tensor, new: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+def write_cache(cache: tf.Tensor, new: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
     """A cache of keys or values with new ones written to it.
 
     Args:

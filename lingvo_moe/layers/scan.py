@@ -12,11 +12,11 @@ from lingvo_moe.core.gradients import custom_gradient
 from lingvo_moe.core.zeros import runtime_zeros
 from lingvo_moe.layers.remat import tensors_of, with_tensors
 
-Body = Callable[[Any, tf.Tensor, Any, Any], tuple[tf.Tensor, tf.Tensor, Any]]
+ScanBody = Callable[[Any, tf.Tensor, Any, Any], tuple[tf.Tensor, tf.Tensor, Any]]
 
 
 def scan(
-    body: Body,
+    body: ScanBody,
     theta: Any,
     inputs: tf.Tensor,
     shared: Any,

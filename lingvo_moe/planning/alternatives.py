@@ -6,7 +6,7 @@ import math
 from lingvo_moe.hardware.chips import Hardware
 from lingvo_moe.planning.blocks import GROUPS
 from lingvo_moe.planning.search import (
-    Choice,
+    BlockChoice,
     Found,
     Priced,
     Space,
@@ -74,7 +74,7 @@ def compare_strategies(
 def _priced(space: Space, sizes: tuple[int, ...], cut: bool, zero: bool) -> Priced | str:
     mesh = make_mesh(*sizes)
     cut = cut and "model" in mesh.axes
-    choices = tuple(Choice(group, cut and group != "rest", False) for group in GROUPS)
+    choices = tuple(BlockChoice(group, cut and group != "rest", False) for group in GROUPS)
     if reason := space.refuses(mesh, choices, zero):
         return reason
     # ZeRO() has no late sums, so it holds no whole gradient.

@@ -19,7 +19,7 @@ from lingvo_moe.gatings.base import expert_capacity
 from lingvo_moe.layers.dispatch import Einsum
 from lingvo_moe.layers.dropless import Dropless
 from lingvo_moe.planning import flow
-from lingvo_moe.planning.share import Share, Transfer, Work
+from lingvo_moe.planning.share import BlockCost, Communication, Computation
 from lingvo_moe.planning.weights import FLOAT32, Rules, WeightCosts
 from lingvo_moe.sharding.annotations import Mesh
 from lingvo_moe.tasks.params import TranslationParams
@@ -48,7 +48,7 @@ class _Kind:
     memory_length: int | None
 
 
-class Blocks:
+class ModelBlocks:
     """The shapes of a model; equal layers and equal weights are stored once."""
 
     def __init__(self, params: TranslationParams, wire_bytes: int):
@@ -89,7 +89,7 @@ class Blocks:
 
     def share(
         self, group: str, mesh: Mesh, rules: Rules, stored: Rules, remat: bool, late: bool
-    ) -> Share:
+    ) -> BlockCost:
         """The cost of a group for a device.
 
         Args:
@@ -158,15 +158,15 @@ class _Counter:
             "vocabulary": self._vocabulary,
         }.get(group, tuple)
         found = list(computed())
-        work = [one for one in found if isinstance(one, Work)]
-        transfers = [one for one in found if not isinstance(one, Work)]
+        work = [one for one in found if isinstance(one, Computation)]
+        transfers = [one for one in found if not isinstance(one, Computation)]
         weights, slots = self.blocks.weights[group], self.blocks.slots[group]
         trained = self.blocks.trained[group]
         updates = _OPTIMIZER_PASSES * self.weights.at_rest(trained)
         kept = {"heads": self._kept_by_heads, "hidden": self._kept_by_hidden}.get(group)
         tokens = sum(kind.count * self.tokens(kind.length) for kind in self.blocks.kinds)
-        return Share(
-            work=(*work, Work(part="optimizer", bytes=updates)),
+        return BlockCost(
+            work=(*work, Computation(part="optimizer", bytes=updates)),
             transfers=(*transfers, *self.weights.exchanges(weights, trained + self._again(group))),
             weights=self.weights.at_rest(weights),
             optimizer=self.weights.at_rest(slots),
@@ -179,7 +179,7 @@ class _Counter:
 
     # ---- attention ----
 
-    def _heads(self) -> Iterator[Work | Transfer]:
+    def _heads(self) -> Iterator[Computation | Communication]:
         for kind in self.blocks.kinds:
             yield self._attention(kind, kind.length)
             yield from self._attention_exchanges(kind)
@@ -223,7 +223,7 @@ class _Counter:
 
     # ---- feed-forward layers and experts ----
 
-    def _hidden(self) -> Iterator[Work | Transfer]:
+    def _hidden(self) -> Iterator[Computation | Communication]:
         for kind in self.blocks.kinds:
             if kind.layer.is_moe:
                 yield from self._moe(kind)
@@ -276,7 +276,7 @@ class _Counter:
         # Dispatch is linear in the tokens and its mask has no gradient: 1 product forward, 1 back.
         # Combine has both: 1 and 2. Rematerialised, both run forward again.
         products = times * (2 + 3 + 2 * self.remat)
-        yield Work(
+        yield Computation(
             part="dispatch",
             flops=einsum * products * 2 * one_hot * m,
             bytes=products * (einsum * self.wire * one_hot + self.item * (slots + n) * m),
@@ -300,12 +300,14 @@ class _Counter:
 
     # ---- embeddings and softmax ----
 
-    def _vocabulary(self) -> Iterator[Work | Transfer]:
+    def _vocabulary(self) -> Iterator[Computation | Communication]:
         inputs, m = self.params.input, self.m
         n = self.tokens(inputs.target_length)
         v = self.params.target_vocab_size / self.cut("V")
         # Logits are written, read for the normaliser, and their gradient written and read twice.
-        yield Work(part="softmax", flops=6 * n * m * v, bytes=FLOAT32 * (5 * n * v + 3 * m * v))
+        yield Computation(
+            part="softmax", flops=6 * n * m * v, bytes=FLOAT32 * (5 * n * v + 3 * m * v)
+        )
         backward = flow.backward("BTM,VM->BTV", self.mesh, self.rules)
         yield from self._transfers("tensor_parallel", backward, 1, n * m, self.item)
         rows = flow.lookup("VM", "BT", "V", self.mesh, self.rules)
@@ -322,7 +324,7 @@ class _Counter:
         return flow.held(dims, self.mesh, self.rules)
 
     def _work(self, part, times, flops, traffic):
-        return Work(
+        return Computation(
             part=part,
             flops=times * self.passes * flops,
             bytes=times * self.passes * traffic,
@@ -341,7 +343,7 @@ class _Counter:
 
     def _transfers(self, part, exchanges, times, elements, width=None):
         for exchange in exchanges:
-            yield Transfer(
+            yield Communication(
                 part=part,
                 kind=exchange.kind,
                 bytes=times * (width or self.wire) * elements,

@@ -7,8 +7,8 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 
-from lingvo_moe.planning.blocks import Blocks
-from lingvo_moe.planning.share import Share, Transfer, Work
+from lingvo_moe.planning.blocks import ModelBlocks
+from lingvo_moe.planning.share import BlockCost, Communication, Computation
 from lingvo_moe.sharding.annotations import Mesh
 from lingvo_moe.tasks.params import TranslationParams
 
@@ -36,8 +36,8 @@ class Costs:
     parameters: int
     tokens: int  # target tokens of a batch, the measure of 10^12
     mesh: Mesh
-    work: tuple[Work, ...]
-    transfers: tuple[Transfer, ...]
+    work: tuple[Computation, ...]
+    transfers: tuple[Communication, ...]
     memory: Memory
 
     @property
@@ -70,7 +70,7 @@ def count_costs(params: TranslationParams, mesh: Mesh, wire_bytes: int) -> Costs
     Raises:
         ValueError: as `assignment`.
     """
-    blocks = Blocks(params, wire_bytes)
+    blocks = ModelBlocks(params, wire_bytes)
     sharding = params.sharding
     rules, stored = sharding.compute_rules(mesh), sharding.storage_rules(mesh)
     remat = params.model.remat or params.model.scan  # a scan rematerialises its layers
@@ -86,7 +86,7 @@ def count_costs(params: TranslationParams, mesh: Mesh, wire_bytes: int) -> Costs
     )
 
 
-def memory_of(blocks: Blocks, shares: Iterable[Share], remat: bool) -> Memory:
+def memory_of(blocks: ModelBlocks, shares: Iterable[BlockCost], remat: bool) -> Memory:
     """The memory of a device from all shares of a model, added up."""
     shares = list(shares)
     kept = [sum(by_layer) for by_layer in zip(*(share.kept for share in shares), strict=True)]
@@ -108,9 +108,9 @@ def memory_of(blocks: Blocks, shares: Iterable[Share], remat: bool) -> Memory:
     )
 
 
-def _merged(transfers: Iterable[Transfer]) -> tuple[Transfer, ...]:
+def _merged(transfers: Iterable[Communication]) -> tuple[Communication, ...]:
     """The transfers, with those of equal part, kind and axes merged."""
-    found: dict[tuple, Transfer] = {}
+    found: dict[tuple, Communication] = {}
     for one in transfers:
         key = (one.part, one.kind, one.axes)
         if key in found:

@@ -6,7 +6,7 @@ import math
 from lingvo_moe.hardware.chips import Hardware
 from lingvo_moe.hardware.links import group
 from lingvo_moe.planning.costs import Costs
-from lingvo_moe.planning.share import PARTS, Transfer, Work
+from lingvo_moe.planning.share import PARTS, Communication, Computation
 from lingvo_moe.sharding.annotations import Mesh
 
 YEAR = 365.25 * 86400
@@ -108,7 +108,7 @@ def estimate(costs: Costs, hardware: Hardware, dtype: str) -> Estimate:
     )
 
 
-def work_seconds(work: Work, hardware: Hardware, dtype: str) -> float:
+def work_seconds(work: Computation, hardware: Hardware, dtype: str) -> float:
     """The longer of its compute time and its memory time.
 
     Raises:
@@ -125,7 +125,7 @@ def work_seconds(work: Work, hardware: Hardware, dtype: str) -> float:
     )
 
 
-def transfer_seconds(transfer: Transfer, mesh: Mesh, hardware: Hardware) -> float:
+def transfer_seconds(transfer: Communication, mesh: Mesh, hardware: Hardware) -> float:
     """Seconds of all its collectives, one after another."""
     # The efficiency applies to bytes alone, not to hops.
     size = transfer.bytes / transfer.count / hardware.efficiency.network

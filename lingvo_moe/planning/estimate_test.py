@@ -6,7 +6,7 @@ from lingvo_moe.hardware.chips import MEASURED, Efficiency, Hardware, Host
 from lingvo_moe.hardware.links import Torus
 from lingvo_moe.planning.costs import Costs, Memory
 from lingvo_moe.planning.estimate import estimate, host_times
-from lingvo_moe.planning.share import Transfer, Work
+from lingvo_moe.planning.share import Communication, Computation
 from lingvo_moe.sharding.annotations import Mesh
 
 DEVICE = Hardware(
@@ -22,13 +22,13 @@ COSTS = Costs(
     tokens=1000,
     mesh=Mesh(("data",), (16,)),
     work=(
-        Work(part="attention", flops=200.0, bytes=10.0),  # products bound it: 2 s, not 1 s
-        Work(part="attention", flops=100.0, bytes=50.0),  # memory bounds it: 5 s, not 1 s
-        Work(part="optimizer", bytes=20.0),  # 2 s
+        Computation(part="attention", flops=200.0, bytes=10.0),  # products bound it: 2 s, not 1 s
+        Computation(part="attention", flops=100.0, bytes=50.0),  # memory bounds it: 5 s, not 1 s
+        Computation(part="optimizer", bytes=20.0),  # 2 s
     ),
     transfers=(
         # Two of 16 chips each: 2 · 2 · 15/16 / (2·2·1), and 2·2·(4-1) hops of 0.25 s.
-        Transfer(part="gradients", kind="all-reduce", bytes=4.0, axes=("data",), count=2),
+        Communication(part="gradients", kind="all-reduce", bytes=4.0, axes=("data",), count=2),
     ),
     memory=Memory(weights=1.0, optimizer=2.0, gradients=3.0, activations=4.0),
 )

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_moe.hardware.chips import lookup
+from lingvo_moe.hardware.chips import find_hardware
 from lingvo_moe.planning.alternatives import HAND, SearchReport
 from lingvo_moe.planning.search import ROOM, Found, Priced, Strategy, applied
 from lingvo_moe.reporting.table import Table
@@ -69,7 +69,7 @@ def rows(report: SearchReport) -> list[tuple[str, Priced | str]]:
 
 def format_search(model: str, hardware: str, devices: int, report: SearchReport) -> str:
     """The chosen strategy, alternatives, and the time of each part of the model."""
-    device, best = lookup(hardware), report.found.best
+    device, best = find_hardware(hardware), report.found.best
     table, refusals = [], []
     for name, priced in rows(report):
         if isinstance(priced, str):

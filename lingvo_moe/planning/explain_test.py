@@ -8,13 +8,13 @@ from lingvo_moe.core.registry import get_params
 from lingvo_moe.hardware.chips import HARDWARE
 from lingvo_moe.planning.alternatives import HAND, compare_strategies
 from lingvo_moe.planning.explain import flags, format_search, overrides, to_json
-from lingvo_moe.planning.search import Choice, Strategy, applied, make_mesh
+from lingvo_moe.planning.search import BlockChoice, Strategy, applied, make_mesh
 from lingvo_moe.testing.small_models import MOE, SMALL
 
 
 def strategy(*, cut="", spread="", zero=False, remat=False, sizes=(2, 2, 2)):
     groups = ("heads", "hidden", "vocabulary", "rest")
-    choices = tuple(Choice(group, group[:2] in cut, group[:2] in spread) for group in groups)
+    choices = tuple(BlockChoice(group, group[:2] in cut, group[:2] in spread) for group in groups)
     return Strategy(make_mesh(*sizes), choices, zero, remat)
 
 

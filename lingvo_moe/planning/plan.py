@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
-from lingvo_moe.hardware.chips import lookup
+from lingvo_moe.hardware.chips import find_hardware
 from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.planning.estimate import Estimate, HostTimes, estimate, host_times
 from lingvo_moe.planning.tpu_compile import Compiled, compile_step
@@ -74,7 +74,7 @@ def make_plan(
     Raises:
         ValueError: an unknown model, hardware or topology, or a mesh that does not fit the model.
     """
-    device = lookup(hardware_name)
+    device = find_hardware(hardware_name)
     params = override(get_params(model), overrides)
     mesh = mesh or default_mesh(params)
     costs = count_costs(params, mesh, device.wire_bytes[params.activation_dtype])

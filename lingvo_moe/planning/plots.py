@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lingvo_moe.hardware.chips import lookup
+from lingvo_moe.hardware.chips import find_hardware
 from lingvo_moe.planning.plan import Plan
 from lingvo_moe.planning.share import PARTS
 from lingvo_moe.reporting.figure import legible, to_png
@@ -54,7 +54,7 @@ def _draw_memory(axes: Axes, plans: Sequence[Plan], devices: list[str]) -> None:
     if compiled:
         axes.plot(*zip(*compiled, strict=True), "kD", label="TPU compiler, total")
         top = max(top, *(size for _, size in compiled))
-    limit = lookup(plans[0].hardware).memory / 1e9
+    limit = find_hardware(plans[0].hardware).memory / 1e9
     axes.axhline(limit, color="black", linewidth=0.8, linestyle="--")
     axes.set_ylim(0, 1.45 * max(top, limit))
     axes.set_ylabel("GB per device (dashed: memory of the device)")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lingvo_moe.hardware.chips import lookup
+from lingvo_moe.hardware.chips import find_hardware
 from lingvo_moe.planning.plan import Plan
 from lingvo_moe.planning.plots import draw_sweep
 from lingvo_moe.planning.tpu_compile import Compiled
@@ -18,7 +18,7 @@ GB, MIB = 1e9, 2**20
 
 def format_plan(plan: Plan) -> str:
     """One plan as tables for the terminal."""
-    estimate, costs, device = plan.estimate, plan.estimate.costs, lookup(plan.hardware)
+    estimate, costs, device = plan.estimate, plan.estimate.costs, find_hardware(plan.hardware)
     seconds, memory = estimate.step_seconds, costs.memory
     title = (
         f"{plan.model} on {costs.devices} x {plan.hardware} ({device.description}), "

@@ -25,10 +25,10 @@ from collections.abc import Iterator
 from lingvo_moe.hardware.chips import Hardware
 from lingvo_moe.layers.dispatch import Gather, Ragged
 from lingvo_moe.layers.dropless import Dropless
-from lingvo_moe.planning.blocks import GROUPS, Blocks
+from lingvo_moe.planning.blocks import GROUPS, ModelBlocks
 from lingvo_moe.planning.costs import count_costs, memory_of
 from lingvo_moe.planning.estimate import Estimate, estimate, transfer_seconds, work_seconds
-from lingvo_moe.planning.share import Share
+from lingvo_moe.planning.share import BlockCost
 from lingvo_moe.sharding.annotations import Mesh, assignment
 from lingvo_moe.sharding.params import Rule, ShardingParams, ZeRO
 from lingvo_moe.tasks.params import TranslationParams
@@ -41,7 +41,7 @@ ROOM = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class BlockChoice:
     """The choice for one group of blocks.
 
     Attributes:
@@ -69,7 +69,7 @@ class Strategy:
     """
 
     mesh: Mesh
-    choices: tuple[Choice, ...]
+    choices: tuple[BlockChoice, ...]
     zero: bool = False
     remat: bool = False
     late: bool | None = None
@@ -237,8 +237,8 @@ class _Sum:
 
     seconds: float
     sent: float
-    choices: tuple[Choice, ...]
-    shares: tuple[Share, ...]
+    choices: tuple[BlockChoice, ...]
+    shares: tuple[BlockCost, ...]
 
     @functools.cached_property
     def vector(self) -> tuple[float, ...]:
@@ -256,7 +256,7 @@ class Space:
     def __init__(self, params: TranslationParams, hardware: Hardware):
         """Lists the model's blocks, once."""
         self.params, self.hardware = params, hardware
-        self.blocks = Blocks(params, hardware.wire_bytes[params.activation_dtype])
+        self.blocks = ModelBlocks(params, hardware.wire_bytes[params.activation_dtype])
         moe = params.model.moe
         self.experts = [moe.num_experts, moe.of_decoder().num_experts] if moe else []
 
@@ -280,7 +280,7 @@ class Space:
             return False
         return all(n % expert == 0 for n in self.experts)
 
-    def refuses(self, mesh: Mesh, choices: tuple[Choice, ...], zero: bool) -> str:
+    def refuses(self, mesh: Mesh, choices: tuple[BlockChoice, ...], zero: bool) -> str:
         """The reason why a strategy is not in the space; "" if it is."""
         sizes = mesh.sizes
         if not self.divides(sizes.get("data", 1), sizes.get("expert", 1)):
@@ -299,12 +299,12 @@ class Space:
             f"vocabularies of model; data · expert · model = {devices}."
         )
 
-    def options(self, mesh: Mesh, group: str, zero: bool) -> list[Choice]:
+    def options(self, mesh: Mesh, group: str, zero: bool) -> list[BlockChoice]:
         """The choices for a group: all pieces of its weights and slots must be equal."""
         heads = self.params.model.num_heads
         found = []
         for cut, spread in itertools.product((False, True), repeat=2):
-            choice = Choice(group, cut, spread)
+            choice = BlockChoice(group, cut, spread)
             if cut and ("model" not in mesh.axes or group == "rest"):
                 continue
             if cut and group == "heads" and heads % mesh.size(("model",)):
@@ -355,7 +355,7 @@ class Space:
                     strategy = Strategy(mesh, one.choices, zero, remat, late)
                     yield Quick(strategy, one.seconds, memory.total, one.sent)
 
-    def _share(self, alone: Strategy) -> tuple[Choice, Share, float]:
+    def _share(self, alone: Strategy) -> tuple[BlockChoice, BlockCost, float]:
         (choice,), mesh = alone.choices, alone.mesh
         share = self.blocks.share(
             choice.group, mesh, alone.rules, alone.stored, alone.remat, bool(alone.late)
@@ -376,7 +376,7 @@ class Quick:
     sent: float
 
 
-def _add(one: _Sum, choice: Choice, share: Share, seconds: float) -> _Sum:
+def _add(one: _Sum, choice: BlockChoice, share: BlockCost, seconds: float) -> _Sum:
     sent = one.sent + sum(transfer.bytes for transfer in share.transfers)
     return _Sum(one.seconds + seconds, sent, (*one.choices, choice), (*one.shares, share))
 
@@ -390,7 +390,7 @@ def _pareto_front(points: list[_Sum]) -> list[_Sum]:
     return kept
 
 
-def _rules(choices: tuple[Choice, ...]) -> tuple[Rule, ...]:
+def _rules(choices: tuple[BlockChoice, ...]) -> tuple[Rule, ...]:
     """Rules: rows along "data", "expert"; experts along "expert"; split letters along "model"."""
     rows, cut = ("data", "expert"), "".join(GROUPS[c.group] for c in choices if c.cut)
     return (
@@ -404,7 +404,7 @@ def _rules(choices: tuple[Choice, ...]) -> tuple[Rule, ...]:
 _AT_REST = {"heads": "A", "vocabulary": "V", "rest": "e"}
 
 
-def _state_rules(choices: tuple[Choice, ...], zero: bool) -> tuple[Rule, ...]:
+def _state_rules(choices: tuple[BlockChoice, ...], zero: bool) -> tuple[Rule, ...]:
     spread = [
         (_AT_REST[c.group], (("model",) if c.cut else ()) + ("expert",))
         for c in choices

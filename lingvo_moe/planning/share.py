@@ -17,7 +17,7 @@ PARTS = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Work:
+class Computation:
     """Computation of one device in one step: matrix products' FLOPs, and bytes of its memory."""
 
     part: str
@@ -26,7 +26,7 @@ class Work:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Transfer:
+class Communication:
     """Communication of one device in one step.
 
     Attributes:
@@ -45,7 +45,7 @@ class Transfer:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Share:
+class BlockCost:
     """The cost of one group of blocks for a device and step.
 
     Attributes:
@@ -57,8 +57,8 @@ class Share:
         logits: bytes of logits and their gradient.
     """
 
-    work: tuple[Work, ...]
-    transfers: tuple[Transfer, ...]
+    work: tuple[Computation, ...]
+    transfers: tuple[Communication, ...]
     weights: float
     optimizer: float
     gradients: float

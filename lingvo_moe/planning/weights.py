@@ -5,7 +5,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
-from lingvo_moe.planning.share import Transfer
+from lingvo_moe.planning.share import Communication
 from lingvo_moe.sharding.annotations import Mesh, assignment
 
 FLOAT32 = 4
@@ -65,7 +65,7 @@ class WeightCosts:
         )
         return one + many * self._bytes(weights, where)
 
-    def exchanges(self, weights: Specs, gradients: Specs) -> Iterator[Transfer]:
+    def exchanges(self, weights: Specs, gradients: Specs) -> Iterator[Communication]:
         """Sums of gradients over devices with different rows, and AllGathers of weights.
 
         The dtype is that of the weight in use, or of the sum over micro-batches.
@@ -92,7 +92,7 @@ class WeightCosts:
             ("all-gather", 1, gathered),
         ):
             for axes, size in sizes.items():
-                yield Transfer(
+                yield Communication(
                     part="gradients", kind=kind, bytes=times * size, axes=axes, count=times
                 )
 

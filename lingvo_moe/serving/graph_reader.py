@@ -35,7 +35,7 @@ class Read(NamedTuple):
     blank: tf.Tensor
 
 
-class Reader:
+class SentenceEncoder:
     """Encodes sentences.
 
     Attributes:

@@ -9,9 +9,9 @@ from typing import Any
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.scores import score_pair
 from lingvo_moe.reporting.table import Table
-from lingvo_moe.serving.formats.base import Format, TranslateFn, directory_size
+from lingvo_moe.serving.formats.base import Format, directory_size
 from lingvo_moe.serving.formats.storage import FLOAT32
-from lingvo_moe.tasks.evaluation import translate_pair
+from lingvo_moe.tasks.evaluation import Translate, translate_pair
 from lingvo_moe.tasks.model_dir import ModelDir
 
 
@@ -29,8 +29,8 @@ def check_comparable(model_dir: ModelDir, dataset: Dataset, split: str) -> list[
 
 
 def compare(
-    trained: TranslateFn,
-    exported: TranslateFn,
+    trained: Translate,
+    exported: Translate,
     dataset: Dataset,
     split: str,
     pairs: list[str],

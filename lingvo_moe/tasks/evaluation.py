@@ -24,7 +24,9 @@ from lingvo_moe.tasks.translation import RuntimeFn
 from lingvo_moe.tasks.translator import Translation, Translator
 
 MAKER = "lingvo-moe-evaluate"
-Translate = Callable[..., list[list[Translation]]]  # such as a Translator
+# (sentences, target language, source language, warn=…) -> n best translations of each; such as a
+# Translator.
+Translate = Callable[..., list[list[Translation]]]
 _SENTENCES = 1000  # of a language, for the language identifier
 
 

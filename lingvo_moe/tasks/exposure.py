@@ -1,4 +1,4 @@
-"""Forecast of the data that a training run will use: epochs of each language pair."""
+"""RunExposure of the data that a training run will use: epochs of each language pair."""
 
 import dataclasses
 import math
@@ -33,7 +33,7 @@ class Exposure(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Forecast:
+class RunExposure:
     """The data of a training run.
 
     Attributes:
@@ -50,7 +50,7 @@ class Forecast:
     num_pairs: int
 
     @staticmethod
-    def of(source: TrainInput, steps: int) -> "Forecast":
+    def of(source: TrainInput, steps: int) -> "RunExposure":
         """The forecast of a run on an input; the input does not advance.
 
         Batches are packed, so the number of examples in a batch is measured on the next ones.
@@ -65,7 +65,7 @@ class Forecast:
         sizes = {stream.name: stream.size for stream in streams}
         pairs = expose(sizes, shares, steps * float(examples))
         drawn = {of.index for of, share in zip(streams, shares, strict=True) if share}
-        return Forecast(steps, float(examples), float(tokens), pairs, len(drawn))
+        return RunExposure(steps, float(examples), float(tokens), pairs, len(drawn))
 
     def lines(self) -> list[str]:
         """The forecast as text: totals, suggested steps, epochs by pair or by tier, warnings."""

@@ -6,7 +6,7 @@ import pytest
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.curriculum import sampling_probabilities
 from lingvo_moe.data.pipeline import InputParams, TrainInput
-from lingvo_moe.tasks.exposure import Exposure, Forecast, expose
+from lingvo_moe.tasks.exposure import Exposure, RunExposure, expose
 from lingvo_moe.testing.tiny_world import dataset
 
 
@@ -24,7 +24,7 @@ def test_epochs_follow_from_sizes_and_temperature(temperature, epochs):
 
 
 def test_few_pairs_are_a_table_with_warnings():
-    forecast = Forecast(
+    forecast = RunExposure(
         1000, 20.0, 400.0, [Exposure("a-en", 40000, 0.4), Exposure("b-en", 20, 200)], 2
     )
     assert forecast.lines() == [
@@ -46,7 +46,7 @@ def test_few_pairs_are_a_table_with_warnings():
 def test_many_pairs_are_a_table_by_tier_and_once_to_a_hundred_times_is_right():
     # Thirds of 13 pairs: (13 + 1) // 3 = 4, so 4, 5 and 4.
     sizes = [1300 - 100 * i for i in range(13)]
-    forecast = Forecast(10, 1, 1, [Exposure(f"{s}-en", s, 1300 / s) for s in sizes], 13)
+    forecast = RunExposure(10, 1, 1, [Exposure(f"{s}-en", s, 1300 / s) for s in sizes], 13)
     assert forecast.lines()[1:] == [
         "tier  pairs        examples       epochs",
         "----------------------------------------",
@@ -54,12 +54,13 @@ def test_many_pairs_are_a_table_by_tier_and_once_to_a_hundred_times_is_right():
         "mid       5      500 to 900   1.4 to 2.6",
         "low       4      100 to 400  3.2 to 13.0",
     ]
-    assert Forecast(10, 1, 1, [Exposure("a", 1, 1.0), Exposure("b", 1, 100.0)], 2).warnings() == []
+    few = [Exposure("a", 1, 1.0), Exposure("b", 1, 100.0)]
+    assert RunExposure(10, 1, 1, few, 2).warnings() == []
 
 
 def test_a_temperature_near_zero_leaves_a_pair_out():
     seen = expose({"a-en": 90, "b-en": 9}, sampling_probabilities([90, 9], 1e-3), 180)
-    (line,) = Forecast(10, 1, 1, seen, 1).warnings()
+    (line,) = RunExposure(10, 1, 1, seen, 1).warnings()
     assert line == (
         "Warning: 1 of 2 pairs will be seen less than once, b-en 0.00 times. Raise train.max_steps."
     )
@@ -68,7 +69,7 @@ def test_a_temperature_near_zero_leaves_a_pair_out():
 def test_what_a_batch_holds_is_measured_and_the_input_stays_where_it_was():
     params = InputParams(batch_size=4, source_length=48, target_length=32, pairs=("qna-en",))
     source, same = (TrainInput(dataset(), params, seed=3) for _ in range(2))
-    forecast = Forecast.of(source, 400)
+    forecast = RunExposure.of(source, 400)
     batches = [same.next_batch() for _ in range(400)]
     examples = sum(int(batch.target_segment_ids.max(axis=1).sum()) for batch in batches)
     (seen,) = forecast.pairs

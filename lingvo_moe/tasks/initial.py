@@ -19,8 +19,8 @@ from lingvo_moe.training.initial import (
     KEPT,
     Drawn,
     InitialState,
+    InitialValue,
     Keep,
-    Origin,
     Transfer,
     Upcycle,
     initial_state,
@@ -45,9 +45,9 @@ class _Table(Transfer):
         stored = tensors[there]
         parents = self._parents(path, there, spec.shape[0], stored.shape[0])
         if parents == [(i,) for i in range(stored.shape[0])]:
-            return Origin(KEPT, stored, there)
+            return InitialValue(KEPT, stored, there)
         rows = Rows(stored, parents, Drawn(path, spec, self.seed))
-        return Origin(_describe(parents), rows, there)
+        return InitialValue(_describe(parents), rows, there)
 
     @abc.abstractmethod
     def _is_table(self, spec: WeightSpec) -> bool:

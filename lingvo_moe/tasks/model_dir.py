@@ -19,7 +19,7 @@ from lingvo_moe.tasks.model_weights import WEIGHTS, read_weights
 from lingvo_moe.tasks.param_changes import AFTER_TRAINING, RESUMING
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.translation import TranslationTask
-from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer, Keep
+from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer, Retention
 
 FORMAT = 2
 _FILE = "model.json"
@@ -254,7 +254,9 @@ class ModelDir:
     @property
     def checkpoints(self) -> Checkpointer:
         """Its checkpoints."""
-        return Checkpointer(self.path / "checkpoints", Keep(self.params.train.keep_checkpoints))
+        return Checkpointer(
+            self.path / "checkpoints", Retention(self.params.train.keep_checkpoints)
+        )
 
     @property
     def routing_path(self) -> Path:

@@ -23,7 +23,7 @@ _MAKER = "lingvo-moe-translate"
 _CURE = "Use the same model, flags and input, or remove it to start again."
 
 
-class Shard(NamedTuple):
+class TextShard(NamedTuple):
     """A part of the input.
 
     Attributes:
@@ -40,7 +40,7 @@ class Shard(NamedTuple):
 
 
 # (shard, function to call with numbers of finished sentences) -> lines
-TranslateFn = Callable[[Shard, Callable[[int], None]], Iterable[str]]
+TranslateShard = Callable[[TextShard, Callable[[int], None]], Iterable[str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +60,12 @@ class FileShards:
         """Raises OSError if the output cannot be written."""
         check_file(self.output)
 
-    def __iter__(self) -> Iterator[Shard]:
+    def __iter__(self) -> Iterator[TextShard]:
         left = read_lines(self.input)
         for first in itertools.count(1, self.block):
             if not (block := list(itertools.islice(left, self.block))):
                 return
-            yield Shard(self.input, first, block, self.directory / f"{first:012}")
+            yield TextShard(self.input, first, block, self.directory / f"{first:012}")
 
     @contextlib.contextmanager
     def merged(self) -> Iterator[None]:
@@ -111,9 +111,9 @@ class DirectoryShards:
         if not names:
             raise ValueError(f"{self.input} has no files to translate.")
 
-    def __iter__(self) -> Iterator[Shard]:
+    def __iter__(self) -> Iterator[TextShard]:
         for path in self._files():
-            yield Shard(path, 1, read_lines(path), self.output / _name(path))
+            yield TextShard(path, 1, read_lines(path), self.output / _name(path))
 
     def merged(self) -> contextlib.AbstractContextManager[None]:
         """Does nothing: files are not merged, and other processes may work on the same output."""
@@ -163,7 +163,7 @@ def translate_shards(
     shards: FileShards | DirectoryShards,
     work: Survey,
     job: Mapping[str, str],
-    translate: TranslateFn,
+    translate: TranslateShard,
     report: Callable[[str], None],
 ) -> None:
     """Translates the shards that no other process translates; at the end all are finished.

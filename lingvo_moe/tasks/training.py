@@ -20,7 +20,7 @@ from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.placement.rebalance import Rebalanced
 from lingvo_moe.placement.scheduler import Scheduler
 from lingvo_moe.placement.traces import TraceRecorder
-from lingvo_moe.tasks.exposure import Forecast
+from lingvo_moe.tasks.exposure import RunExposure
 from lingvo_moe.tasks.initial import initialize
 from lingvo_moe.tasks.model_dir import FORMAT, ModelDir
 from lingvo_moe.tasks.params import TranslationParams
@@ -185,7 +185,7 @@ class _Start:
     def begin(self, source: TrainInput, step: int) -> None:
         """Reports the forecast; the first process writes the logdir, the others wait."""
         model_dir, steps = self._model_dir, self._model_dir.params.train.max_steps
-        forecast = Forecast.of(source, steps).lines() if step < steps else []
+        forecast = RunExposure.of(source, steps).lines() if step < steps else []
         if not self._process.index:
             model_dir.save()
             if self._origins:

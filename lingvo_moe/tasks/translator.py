@@ -163,7 +163,7 @@ def _word_numbers(pieces: Sequence[str]) -> list[int]:
     return list(itertools.accumulate(starts))
 
 
-class Reading(NamedTuple):
+class EncodedSource(NamedTuple):
     """What is read of a sentence.
 
     Attributes:
@@ -353,11 +353,11 @@ class Translator:
             return request
         return dataclasses.replace(request, shortlist=self.shortlist())
 
-    def read(self, sentences: Sequence[str]) -> list[Reading]:
+    def read(self, sentences: Sequence[str]) -> list[EncodedSource]:
         """What is read of each sentence."""
         encoded = self._encode(sentences)
         return [
-            self._reading(text, ids) if not is_blank(text) else Reading([], 0)
+            self._reading(text, ids) if not is_blank(text) else EncodedSource([], 0)
             for text, ids in zip(sentences, encoded, strict=True)
         ]
 
@@ -371,7 +371,9 @@ class Translator:
             prefix = self.decoding.source_prefix
             texts = split_into_parts(text, prefix, room, self._count)
             parts = self._encode(texts)
-        return Reading([part[:room] for part in parts], sum(max(0, len(p) - room) for p in parts))
+        return EncodedSource(
+            [part[:room] for part in parts], sum(max(0, len(p) - room) for p in parts)
+        )
 
     def _count(self, texts):
         return [len(ids) for ids in self.source.encode(texts)]

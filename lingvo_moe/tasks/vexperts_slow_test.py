@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.hardware.chips import lookup
+from lingvo_moe.hardware.chips import find_hardware
 from lingvo_moe.placement.policy_maker import PolicyMaker
 from lingvo_moe.placement.rates import ExpertShape, from_hardware
 from lingvo_moe.placement.scheduler import MaxTrigger, Scheduler
@@ -34,7 +34,7 @@ DISPATCHER = "model.moe.dispatcher=VExperts(devices=2, slots_per_device=6, facto
 def scheduler(task):
     """Small experts, and a threshold that random loads are above."""
     expert = ExpertShape(model_dim=16, hidden_dim=32)
-    cost = from_hardware(lookup("h100"), task.params.model.moe.dispatcher.devices, expert)
+    cost = from_hardware(find_hardware("h100"), task.params.model.moe.dispatcher.devices, expert)
     trigger = MaxTrigger(threshold=1.01, release=1.0)
     return Scheduler(maker=PolicyMaker(cost=cost, horizon=1e6), trigger=trigger)
 

@@ -105,7 +105,7 @@ def define_help(module: ModuleType) -> None:
 
 
 def exit_with_message(function: Callable[[], None]) -> None:
-    """Calls a function; an error is printed as a line and ends the process, see `describe`."""
+    """Calls a function; an error is printed as by `status_and_line` and ends the process."""
     try:
         try:
             function()
@@ -114,13 +114,13 @@ def exit_with_message(function: Callable[[], None]) -> None:
     except Exception as error:
         if FLAGS["debug"].value or isinstance(error, BrokenPipeError):
             raise
-        status, message = describe(error)
+        status, message = status_and_line(error)
         print(message, file=sys.stderr)
         console.drop_output()
         sys.exit(status)
 
 
-def describe(error: Exception) -> tuple[int, str]:
+def status_and_line(error: Exception) -> tuple[int, str]:
     """The exit status and the line that an error ends a tool with."""
     text = _one_line(str(error)) or type(error).__name__
     if isinstance(error, MemoryError | tf.errors.ResourceExhaustedError) or (

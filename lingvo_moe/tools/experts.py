@@ -11,7 +11,7 @@ from absl import flags
 from lingvo_moe.core.files import new_directory
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.experts import analyze
-from lingvo_moe.evaluation.experts_page import format_summary, write_experts
+from lingvo_moe.evaluation.experts_page import format_experts, write_experts
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.reporting.page import PAGE_FILE
 from lingvo_moe.runtimes.local import Local
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> None:
     experts = analyze(RoutingRecord.load(model_dir.routing_path))
     with new_directory(output, MAKER, overwrite) as directory:
         write_experts(experts, directory, model_dir.model)
-    print(format_summary(experts))
+    print(format_experts(experts))
     common.report(f"Page: {output / PAGE_FILE}")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from absl import flags
 
 from lingvo_moe.core.files import check_file, check_output, new_directory
-from lingvo_moe.hardware.chips import NAMES, Efficiency, Hardware, lookup
+from lingvo_moe.hardware.chips import NAMES, Efficiency, Hardware, find_hardware
 from lingvo_moe.placement.rates import EFFICIENCY, ExpertShape, efficiency_of, from_hardware
 from lingvo_moe.placement.report import Comparison
 from lingvo_moe.placement.simulate import POLICIES, TRIGGERS, check_skip, replay_all, summarize
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> None:
     if FLAGS.save_trace:
         trace.save(Path(FLAGS.save_trace))
     expert = ExpertShape(model_dim=FLAGS.model_dim, hidden_dim=FLAGS.hidden_dim, dtype=FLAGS.dtype)
-    hardware = lookup(FLAGS.hardware)
+    hardware = find_hardware(FLAGS.hardware)
     cost = from_hardware(hardware, trace.num_devices, expert, _efficiency(hardware))
     runs = replay_all(trace, cost, FLAGS.slots, COMPARISONS[FLAGS.compare], _progress)
     settings = {

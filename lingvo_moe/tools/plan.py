@@ -16,7 +16,7 @@ from absl import flags
 from lingvo_moe.core.files import check_file, check_output, new_directory, write_whole
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
-from lingvo_moe.hardware.chips import NAMES, lookup, to_json
+from lingvo_moe.hardware.chips import NAMES, find_hardware, to_json
 from lingvo_moe.planning import explain
 from lingvo_moe.planning.alternatives import compare_strategies
 from lingvo_moe.planning.plan import make_plan, sweep
@@ -86,7 +86,7 @@ def _search() -> None:
         raise ValueError("--search needs --devices, such as --devices=64.")
     params = override(get_params(FLAGS.model), FLAGS.set)
     max_sent = None if FLAGS.max_sent_gb is None else 1e9 * FLAGS.max_sent_gb
-    found = compare_strategies(params, lookup(FLAGS.hardware), FLAGS.devices, max_sent)
+    found = compare_strategies(params, find_hardware(FLAGS.hardware), FLAGS.devices, max_sent)
     if FLAGS.json:
         print(json.dumps(explain.to_json(found)))
     else:

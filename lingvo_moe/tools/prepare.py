@@ -12,7 +12,7 @@ from typing import Any
 from absl import flags
 
 from lingvo_moe.core.params import override
-from lingvo_moe.data.prepare import PrepareParams, format_summary, prepare, prepare_synthetic
+from lingvo_moe.data.prepare import PrepareParams, format_dataset, prepare, prepare_synthetic
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import NORMALIZATIONS
 from lingvo_moe.tools import common
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> None:
         dataset = prepare_synthetic(Path(FLAGS.output), params, raw=raw, **writing)
     else:
         dataset = prepare(Path(FLAGS.corpus), Path(FLAGS.output), params, **writing)
-    print(format_summary(dataset))
+    print(format_dataset(dataset))
 
 
 def run() -> None:

@@ -4,7 +4,7 @@ import dataclasses
 
 from absl import flags
 
-from lingvo_moe.hardware.chips import NAMES, lookup
+from lingvo_moe.hardware.chips import NAMES, find_hardware
 from lingvo_moe.placement.cost import CostModel
 from lingvo_moe.placement.policy_maker import PolicyMaker
 from lingvo_moe.placement.rates import ExpertShape, from_hardware
@@ -34,7 +34,7 @@ def check_flags() -> None:
         ValueError: an unknown kind, or not a file of --calibrate.
     """
     if FLAGS.hardware not in (None, MEASURED):
-        lookup(FLAGS.hardware)
+        find_hardware(FLAGS.hardware)
 
 
 def make_scheduler(task: TranslationTask) -> Scheduler:
@@ -56,7 +56,7 @@ def make_scheduler(task: TranslationTask) -> Scheduler:
     if FLAGS.hardware == MEASURED:
         cost = _measured(expert, devices)
     else:
-        cost = from_hardware(lookup(FLAGS.hardware), devices, expert)
+        cost = from_hardware(find_hardware(FLAGS.hardware), devices, expert)
     # A compiled program sums the gradients of all experts, even of those with one replica.
     cost = dataclasses.replace(
         cost,

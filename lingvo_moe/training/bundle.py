@@ -57,7 +57,7 @@ class Box(NamedTuple):
         return f"{' '.join(map(str, shape))} {':'.join(extents)}"
 
 
-class Piece(NamedTuple):
+class TensorSlice(NamedTuple):
     """The part `box` of tensor `name`; `data` is an array that begins at `origin` and holds it."""
 
     name: str
@@ -159,7 +159,7 @@ class StoredTensor:
         return np.asarray(tensors[0])
 
 
-def local_pieces(tensors: Mapping[str, Any], process_index: int) -> Iterator[Piece]:
+def local_pieces(tensors: Mapping[str, Any], process_index: int) -> Iterator[TensorSlice]:
     """The pieces that this process writes; all processes together write everything once.
 
     Of an array on the devices of several processes (a jax.Array or an object with its attributes)
@@ -187,10 +187,10 @@ def local_pieces(tensors: Mapping[str, Any], process_index: int) -> Iterator[Pie
             box = Box.of(index, shape)
             dtype = tf.as_dtype(value.dtype)
             data = data if tf.is_tensor(data) else np.asarray(data)
-            yield from _cut(Piece(name, shape, dtype, box, data, box.starts))
+            yield from _cut(TensorSlice(name, shape, dtype, box, data, box.starts))
 
 
-def write_pieces(prefix: Path, pieces: Iterable[Piece]) -> None:
+def write_pieces(prefix: Path, pieces: Iterable[TensorSlice]) -> None:
     """Writes pieces as bundles `prefix`-00000, `prefix`-00001, … of bounded size.
 
     Raises:
@@ -255,7 +255,7 @@ def _for_reading(prefix: str) -> Iterator[str]:
         yield str(link / Path(prefix).name)
 
 
-def _cut(piece: Piece) -> Iterator[Piece]:
+def _cut(piece: TensorSlice) -> Iterator[TensorSlice]:
     """The piece in parts of at most _PIECE_BYTES, split along the first possible dimension."""
     starts, lengths = piece.box
     if piece.dtype not in _SLICEABLE:
@@ -280,9 +280,9 @@ def _cut(piece: Piece) -> Iterator[Piece]:
         yield from _cut(piece._replace(box=box))
 
 
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+def _batches(pieces: Iterable[TensorSlice]) -> Iterator[list[TensorSlice]]:
     """Lists of pieces that together are at most _WRITE_BYTES, or one larger piece."""
-    batch: list[Piece] = []
+    batch: list[TensorSlice] = []
     size = 0
     for piece in pieces:
         if batch and size + piece.bytes > _WRITE_BYTES:

@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from lingvo_moe.core.files import read_json, sync_directory, sync_tree
 from lingvo_moe.training.bundle import (
-    Piece,
     StoredTensor,
+    TensorSlice,
     local_pieces,
     merge_bundles,
     open_bundle,
@@ -93,7 +93,7 @@ class Checkpoint:
 
 
 @dataclasses.dataclass(frozen=True)
-class Keep:
+class Retention:
     """Which checkpoints are kept, besides the best ones.
 
     Attributes:
@@ -140,7 +140,7 @@ class Checkpointer:
     """
 
     directory: Path
-    keep: Keep = Keep()
+    keep: Retention = Retention()
     process: Process = ALONE
 
     def save(self, step: int, tensors: Mapping[str, Any], best: Best = NO_BEST) -> Path:
@@ -459,7 +459,7 @@ def _discard(path: Path) -> None:
         logging.warning("%s could not be deleted (%s); the next save tries again.", path, error)
 
 
-def _finite(pieces: Iterator[Piece]) -> Iterator[Piece]:
+def _finite(pieces: Iterator[TensorSlice]) -> Iterator[TensorSlice]:
     """The pieces; FloatingPointError at the first with NaN or infinity."""
     for piece in pieces:
         if not piece.is_finite:

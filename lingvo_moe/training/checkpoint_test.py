@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.training import checkpoint
-from lingvo_moe.training.checkpoint import Best, Checkpointer, Keep, check_tensors
+from lingvo_moe.training.checkpoint import Best, Checkpointer, Retention, check_tensors
 
 BFLOAT16 = tf.bfloat16.as_numpy_dtype
 TENSORS = {"theta/w": np.arange(6, dtype=np.float32).reshape(2, 3), "step": np.int64(7)}
@@ -31,7 +31,7 @@ def test_tensorflow_alone_reads_it(tmp_path):
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
-    checkpoints = Checkpointer(tmp_path, keep=Keep(2))
+    checkpoints = Checkpointer(tmp_path, keep=Retention(2))
     for step in (1, 2, 3, 4):
         checkpoints.save(step, TENSORS, Best(1))
     assert checkpoints.steps() == [1, 3, 4]
@@ -48,8 +48,8 @@ def test_checkpoints_that_are_kept_for_ever(tmp_path, monkeypatch):
     """An hour passes from save to save."""
     clock = [0.0]
     monkeypatch.setattr(time, "time", lambda: clock[0])
-    hourly = Checkpointer(tmp_path / "hours", Keep(1, hours=2.0))
-    stepwise = Checkpointer(tmp_path / "steps", Keep(1, steps=3))
+    hourly = Checkpointer(tmp_path / "hours", Retention(1, hours=2.0))
+    stepwise = Checkpointer(tmp_path / "steps", Retention(1, steps=3))
     for step in range(1, 9):
         clock[0] += 3600.0
         hourly.save(step, TENSORS)
@@ -59,7 +59,7 @@ def test_checkpoints_that_are_kept_for_ever(tmp_path, monkeypatch):
 
 
 def test_old_checkpoints_that_cannot_be_removed_are_a_warning(tmp_path, caplog, monkeypatch):
-    checkpoints = Checkpointer(tmp_path, Keep(1))
+    checkpoints = Checkpointer(tmp_path, Retention(1))
     checkpoints.save(1, TENSORS)
     real = os.rename
 
@@ -219,7 +219,7 @@ def _damage(path):
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_after_a_damaged_newest_as_many_good_ones_are_kept(tmp_path, caplog, keep):
-    checkpoints = Checkpointer(tmp_path, Keep(keep))
+    checkpoints = Checkpointer(tmp_path, Retention(keep))
     for step in (10, 20, 60):
         checkpoints.save(step, TENSORS, Best(10))
     _damage(tmp_path / "step_00000060")
@@ -245,7 +245,7 @@ def test_what_is_moved_aside_twice_is_kept_twice(tmp_path):
 
 def test_names_that_are_no_checkpoints(tmp_path):
     """They are ignored and unchanged."""
-    checkpoints = Checkpointer(tmp_path, keep=Keep(1))
+    checkpoints = Checkpointer(tmp_path, keep=Retention(1))
     for name in ("step_00000200.bak", "step_abc", "step_", "step_9", "step_x.partial"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "info.json").write_text("mine")
@@ -308,7 +308,7 @@ def test_the_best_is_gone(tmp_path, caplog):
 
 def test_a_reader_of_the_best_follows_a_running_training(tmp_path):
     """Between opening and reading the best, training finds a better one and removes it."""
-    checkpoints = Checkpointer(tmp_path, keep=Keep(1))
+    checkpoints = Checkpointer(tmp_path, keep=Retention(1))
     checkpoints.save(1, {"theta/w": np.zeros(3)}, Best(1))
     seen = []
 
@@ -376,7 +376,7 @@ def test_files_and_directories_are_synced_before_the_name_appears(tmp_path, monk
 
 
 def test_what_cannot_be_deleted_is_no_error(tmp_path, monkeypatch, caplog):
-    checkpoints = Checkpointer(tmp_path, keep=Keep(1))
+    checkpoints = Checkpointer(tmp_path, keep=Retention(1))
     checkpoints.save(1, TENSORS)
 
     def busy(path, **_):

@@ -57,7 +57,7 @@ class InitParams(Params):
     optimizer_state: bool = False
 
 
-class Origin(NamedTuple):
+class InitialValue(NamedTuple):
     """The initial value of a weight.
 
     Attributes:
@@ -77,7 +77,7 @@ class Transfer(abc.ABC):
     @abc.abstractmethod
     def origin(
         self, path: str, there: str, spec: WeightSpec, tensors: Mapping[str, Any]
-    ) -> Origin | None:
+    ) -> InitialValue | None:
         """The initial value of the weight, of any shape; None if the policy does not apply.
 
         Args:
@@ -92,7 +92,7 @@ class Keep(Transfer):
     """Copies the weight with the same path."""
 
     def origin(self, path, there, spec, tensors):
-        return Origin(KEPT, tensors[there], there) if there in tensors else None
+        return InitialValue(KEPT, tensors[there], there) if there in tensors else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Upcycle(Transfer):
             return None
         stored, count = tensors[dense], spec.shape[axis]
         copies = Copies(stored, axis, count, self._noise_of(path, stored) if self.noise else None)
-        return Origin(f"{count} copies of {dense}", copies, dense)
+        return InitialValue(f"{count} copies of {dense}", copies, dense)
 
     def _noise_of(self, path, stored):
         @functools.cache
@@ -188,7 +188,7 @@ def initial_state(
     stored = {n.removeprefix(_THETA): t for n, t in tensors.items() if n.startswith(_THETA)}
     theirs = dict(layer for layers in _by_layer(stored, Slice).values() for layer in layers)
 
-    found: dict[str, tuple[WeightSpec, Origin | None]] = {}
+    found: dict[str, tuple[WeightSpec, InitialValue | None]] = {}
     taken: dict[str, Any] = {}
     for path, layers in paths.items():
         origins = [_origin(params, transfers, *layer, theirs) for layer in layers]
@@ -208,7 +208,7 @@ def initial_state(
     return InitialState(state, _table(found, theirs, len(state) - len(taken)))
 
 
-def _origin(params, transfers, path, spec, theirs) -> Origin | None:
+def _origin(params, transfers, path, spec, theirs) -> InitialValue | None:
     """The initial value of one weight; None if it is drawn."""
     there = path
     for pattern, replacement in params.rename:
@@ -228,7 +228,7 @@ def _origin(params, transfers, path, spec, theirs) -> Origin | None:
     return None
 
 
-def _misfit(path: str, spec: WeightSpec, origin: Origin, logdir: str) -> str:
+def _misfit(path: str, spec: WeightSpec, origin: InitialValue, logdir: str) -> str:
     """The rule and the cure for a weight of another shape."""
     shape = tuple(origin.tensor.shape)
     text = f"Weight {path} is {spec.shape}, but from {origin.path} in {logdir} it would be {shape}."

@@ -19,8 +19,8 @@ from lingvo_moe.training.checkpoint import (
     Best,
     Checkpoint,
     Checkpointer,
-    Keep,
     Process,
+    Retention,
 )
 from lingvo_moe.training.goodput import Goodput
 from lingvo_moe.training.interruption import Interruption
@@ -29,7 +29,7 @@ from lingvo_moe.training.recovery import (
     CURE,
     NotFiniteError,
     SkippedSteps,
-    describe,
+    describe_not_finite,
     save_for_replay,
 )
 from lingvo_moe.training.saver import Saver
@@ -157,7 +157,7 @@ class _Loop:
     ):
         self.runtime, self.batches, self.params = runtime, batches, params
         self.summarize, self.evaluate, self.report = summarize, evaluate, report
-        keep = Keep(params.keep_checkpoints, params.keep_every_steps, params.keep_every_hours)
+        keep = Retention(params.keep_checkpoints, params.keep_every_steps, params.keep_every_hours)
         self.checkpoints = Checkpointer(logdir / "checkpoints", keep, process)
         self.saver = Saver(self.checkpoints, params.background_saves)
         self.watchdog = Watchdog(params.stall_seconds, report)
@@ -313,7 +313,7 @@ class _Loop:
 
     def _give_up(self):
         """Saves the step for a replay and raises the diagnosis."""
-        found = describe(self.runtime.count_not_finite(self.batch))
+        found = describe_not_finite(self.runtime.count_not_finite(self.batch))
         state = self.runtime.state() | {"step": np.int64(self.step - 1)}
         batch = self.runtime.feed(self.batch)
         try:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lingvo_moe.training.checkpoint import Checkpointer, Keep, Process
+from lingvo_moe.training.checkpoint import Checkpointer, Process, Retention
 
 DIRECTORY = "not_finite"  # in a logdir
 BATCH = "batch/"
@@ -85,7 +85,7 @@ def save_for_replay(
     Returns:
         The directory of the saved step.
     """
-    checkpoints = Checkpointer(logdir / DIRECTORY, Keep(1), process)
+    checkpoints = Checkpointer(logdir / DIRECTORY, Retention(1), process)
     checkpoints.resume()
     if process.minimum(int(step in checkpoints.steps())):
         return checkpoints.index(step).parent  # an earlier run saved the same step
@@ -93,7 +93,7 @@ def save_for_replay(
     return checkpoints.save(step, {**state, **tensors})
 
 
-def describe(counts: Mapping[str, Any]) -> str:
+def describe_not_finite(counts: Mapping[str, Any]) -> str:
     """Describes in one line which tensors are not finite.
 
     Args:

@@ -30,7 +30,7 @@ class HostArray(NamedTuple):
     addressable_shards: list[Shard]
 
 
-class Copies:
+class HostCopies:
     """Copies of the state in host memory, which later steps do not change.
 
     TensorFlow does not write into a tensor that is still in use, so on the CPU no copy is needed.
@@ -83,7 +83,7 @@ class Saver:
             process = dataclasses.replace(process, minimum=process.background)
         self._checkpoints = dataclasses.replace(checkpoints, process=process)
         self._background = background
-        self._copies = Copies()
+        self._copies = HostCopies()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 

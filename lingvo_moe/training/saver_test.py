@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.training.checkpoint import NO_BEST, Checkpointer
-from lingvo_moe.training.saver import Copies, Saver
+from lingvo_moe.training.saver import HostCopies, Saver
 
 
 class Slow(Checkpointer):
@@ -44,7 +44,7 @@ def test_steps_go_on_while_a_checkpoint_is_written(tmp_path):
 def test_what_jax_writes_over_is_copied():
     jax = pytest.importorskip("jax")
     array = jax.numpy.arange(1000.0)
-    copies = Copies()
+    copies = HostCopies()
     copies.take({"theta/w": array + 7})
     held = copies.take({"theta/w": array})["theta/w"]
     for _ in range(3):

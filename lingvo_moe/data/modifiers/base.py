@@ -21,7 +21,7 @@ class Body(NamedTuple):
     target: list[int]
 
 
-class Context(NamedTuple):
+class ModifierContext(NamedTuple):
     """What a modifier can use.
 
     Attributes:
@@ -48,7 +48,7 @@ class Modifier(Params, abc.ABC):
     share: Share = 0.1
 
     @abc.abstractmethod
-    def apply(self, body: Body, context: Context) -> Body:
+    def apply(self, body: Body, context: ModifierContext) -> Body:
         """The changed example."""
 
 
@@ -66,7 +66,7 @@ class OfSides(Modifier):
     def change(self, ids: list[int], vocabulary: Vocabulary, rng: random.Random) -> list[int]:
         """The changed ids of one side."""
 
-    def apply(self, body: Body, context: Context) -> Body:
+    def apply(self, body: Body, context: ModifierContext) -> Body:
         """See Modifier."""
         changed = 1 if self.sides == "source" else 2
         pairs = list(zip(body, context.vocabularies, strict=True))[:changed]

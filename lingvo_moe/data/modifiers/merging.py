@@ -4,7 +4,7 @@ import dataclasses
 from typing import Annotated
 
 from lingvo_moe.core.fields import Rule
-from lingvo_moe.data.modifiers.base import Body, Context, Modifier
+from lingvo_moe.data.modifiers.base import Body, Modifier, ModifierContext
 
 _Several = Annotated[int, Rule(">= 2", lambda count: count >= 2)]
 
@@ -19,7 +19,7 @@ class Merging(Modifier):
 
     most: _Several = 2
 
-    def apply(self, body: Body, context: Context) -> Body:
+    def apply(self, body: Body, context: ModifierContext) -> Body:
         """See Modifier."""
         for k in range(1, 2 + int((self.most - 1) * context.random.random())):
             if (more := context.following(k)) is None:

@@ -6,7 +6,7 @@ import pytest
 from lingvo_moe.core.params import override
 from lingvo_moe.data.curriculum import Stream
 from lingvo_moe.data.dataset import Dataset, Example, PairInfo, write_shard
-from lingvo_moe.data.modifiers.base import Body, Context, Modifier
+from lingvo_moe.data.modifiers.base import Body, Modifier, ModifierContext
 from lingvo_moe.data.modifiers.casing import Casing
 from lingvo_moe.data.modifiers.merging import Merging
 from lingvo_moe.data.modifiers.punctuation import Punctuation
@@ -106,7 +106,7 @@ def test_merging(dataset):
 class Emptied(Modifier):
     """Leaves nothing of the source."""
 
-    def apply(self, body: Body, context: Context) -> Body:
+    def apply(self, body: Body, context: ModifierContext) -> Body:
         return body._replace(source=[])
 
 

@@ -5,7 +5,6 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,13 +15,10 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.serving.directory import new_export
 from lingvo_moe.serving.formats.storage import FLOAT32, Storage
 from lingvo_moe.serving.prune import Pruning
+from lingvo_moe.tasks.evaluation import Translate
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.params import TranslationParams
-from lingvo_moe.tasks.translator import Translation
 from lingvo_moe.training.checkpoint import Checkpoint
-
-# (sentences, target language, source language, warn=…) -> n best translations of each
-TranslateFn = Callable[..., list[list[Translation]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +113,7 @@ class Format(Params, abc.ABC):
             return f"ls {output}"
         return f"python {output}/{self.client_name}{languages} 'a sentence'"
 
-    def open(self, path: Path) -> TranslateFn:
+    def open(self, path: Path) -> Translate:
         """Loads an export of this format; returns the function that translates with it.
 
         Raises:

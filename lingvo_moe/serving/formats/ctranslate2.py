@@ -62,7 +62,7 @@ class CTranslate2(Format):
     def check(self, model_dir, output, pruning):
         """Checks that CTranslate2 is installed and can compute this model."""
         _import()
-        check(model_dir, self.task)
+        task_number(model_dir, self.task)
         if pruning:
             raise ValueError(
                 "--format=ctranslate2 keeps only the experts of one task; drop --prune."
@@ -70,7 +70,7 @@ class CTranslate2(Format):
 
     def write(self, model_dir, theta, step, directory):
         """Writes the model, the vocabularies and lingvo_moe.json."""
-        number = check(model_dir, self.task)
+        number = task_number(model_dir, self.task)
         model_dir, theta = unrolled(model_dir, theta)
         spec = _spec(_import(), model_dir, merge_experts(model_dir, theta, number))
         spec.validate()
@@ -110,7 +110,7 @@ class CTranslate2(Format):
         return translate
 
 
-def check(model_dir: ModelDir, task: str | None = None) -> int | None:
+def task_number(model_dir: ModelDir, task: str | None = None) -> int | None:
     """The number of the task whose experts are to be exported; None for a model without experts.
 
     Raises:

@@ -10,7 +10,7 @@ from lingvo_moe.core.layer import EVALUATION, init_theta
 from lingvo_moe.core.params import override
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.serving.formats.ctranslate2 import CTranslate2, check, merge_experts
+from lingvo_moe.serving.formats.ctranslate2 import CTranslate2, merge_experts, task_number
 from lingvo_moe.serving.formats.storage import STORAGES
 from lingvo_moe.serving.prune import Pruning
 from lingvo_moe.tasks.evaluation import load_translator
@@ -58,7 +58,7 @@ def test_one_network_computes_what_the_experts_of_a_task_compute(by_task, gating
     theta = init_theta(model_dir.task.weights(), 5).map(lambda weight: weight.numpy())
     if always_on:
         theta.decoder.layer_01.feed_forward.gating.bias = np.arange(8, dtype=np.float32)
-    task = check(model_dir, "qna")
+    task = task_number(model_dir, "qna")
     dense = merge_experts(model_dir, theta, task)
     layer = model_dir.task.transformer.decoder.layers["layer_01"].feed_forward
     inputs = tf.constant(np.random.default_rng(0).normal(size=[1, 3, 16]), tf.float32)
@@ -101,7 +101,7 @@ def test_one_network_computes_what_the_experts_of_a_task_compute(by_task, gating
 )
 def test_what_does_not_fit_is_refused_with_the_reason(by_task, overrides, name, message):
     with pytest.raises(ValueError, match=message):
-        check(changed(by_task, *overrides), name)
+        task_number(changed(by_task, *overrides), name)
 
 
 def test_without_the_package_the_message_names_the_cure(by_task, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from lingvo_moe.serving.formats.base import Format
 from lingvo_moe.serving.formats.storage import FLOAT32, Storage, Stored, variables_of
 from lingvo_moe.serving.graph_functions import check_numbers, checked, function_of
 from lingvo_moe.serving.graph_network import Packed, SharedTransformer
-from lingvo_moe.serving.graph_reader import Reader, with_end
+from lingvo_moe.serving.graph_reader import SentenceEncoder, with_end
 from lingvo_moe.serving.graph_vocabulary import GraphVocabulary, rstrip
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.params import TranslationParams
@@ -101,7 +101,7 @@ class ServedModel(tf.Module):
             GraphVocabulary(model_dir.vocabulary(side), side) for side in ("source", "target")
         )
         self._target = target
-        self._read = Reader(self._task, model_dir.tags, source)
+        self._read = SentenceEncoder(self._task, model_dir.tags, source)
         self._tables = self._read.tables
         self._max_pieces = max_pieces(model_dir.params)
         strings, string = tf.TensorSpec([None], tf.string), tf.TensorSpec([], tf.string)
