@@ -12,8 +12,9 @@ from lingvo_moe.core.registry import get_params, register
 from lingvo_moe.data.corpora import Examples, write_corpus
 from lingvo_moe.data.dataset import FILE as DATASET_FILE
 from lingvo_moe.data.dataset import Dataset
-from lingvo_moe.data.prepare import PrepareParams
+from lingvo_moe.data.prepare import PrepareParams, prepare_synthetic
 from lingvo_moe.data.prepare import prepare as prepare_corpus
+from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.evaluation.report import Report
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.exported import Exported, is_saved_model
@@ -89,10 +90,11 @@ def load(
 
 
 def prepare(
-    corpus: Corpus,
+    corpus: Corpus | SyntheticCorpus,
     output: str | Path,
     *,
     processes: int | None = None,
+    beam: Sequence[str] | None = None,
     memory_mb: int = 1000,
     card: bool = True,
     overwrite: bool = False,
@@ -103,9 +105,11 @@ def prepare(
 
     Args:
         corpus: a directory (see docs/data.md); or a mapping from split ("train", "dev", "test") to
-            an iterable of (pair such as "de-en", source, target); or such an iterable for "train".
+            an iterable of (pair such as "de-en", source, target); or such an iterable for "train";
+            or a SyntheticCorpus, which is written to OUTPUT_raw.
         output: the directory for the dataset.
         processes: number of processes; None for one per core.
+        beam: options of an Apache Beam pipeline that makes the pieces; None for this machine.
         memory_mb: memory for sorting, of all processes together, in MB.
         card: whether to write a page about the data, OUTPUT/card/index.html.
         overwrite: replace an earlier dataset; discard an unfinished one of other options.
@@ -119,22 +123,23 @@ def prepare(
     wanted = PrepareParams()
     for name, value in options.items():
         wanted = evolve(wanted, name, value)
+    settings: dict[str, Any] = {
+        "processes": processes,
+        "beam": beam,
+        "memory_mb": memory_mb,
+        "card": card,
+        "overwrite": overwrite,
+        "report": report,
+    }
+    if isinstance(corpus, SyntheticCorpus):
+        return prepare_synthetic(Path(output), wanted, raw=corpus, **settings)
     with contextlib.ExitStack() as stack:
         if not isinstance(corpus, str | Path):
             splits = corpus if isinstance(corpus, Mapping) else {"train": corpus}
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="lingvo_moe_"))
             corpus = Path(directory) / "corpus"
             write_corpus(corpus, splits)
-        return prepare_corpus(
-            Path(corpus),
-            Path(output),
-            wanted,
-            processes=processes,
-            memory_mb=memory_mb,
-            card=card,
-            overwrite=overwrite,
-            report=report,
-        )
+        return prepare_corpus(Path(corpus), Path(output), wanted, **settings)
 
 
 def train(

@@ -57,6 +57,7 @@ class Model:
         languages: those that it translates into, sorted.
         pairs: the language pairs that it was trained on, such as "de-en".
         needs_source_language: whether the source language must be given.
+        scorer: gives log P of translations.
         max_pieces: longer sentences are cut to this number of pieces.
     """
 
@@ -74,7 +75,7 @@ class Model:
         self.logdir, self.make_runtime = logdir, make_runtime
         self._runtime = make_runtime(logdir.task, None)
         self._translator, self.step = load_translator(logdir, self._runtime, step)
-        self._scorer = Scorer(logdir, self._runtime.score)
+        self.scorer = Scorer(logdir, self._runtime.score, logdir.params.decoding.batch_tokens)
         self.languages: Sequence[str] = sorted(logdir.tags)
         self.pairs: Sequence[str] = logdir.params.input.pairs or logdir.pairs
         self.needs_source_language = logdir.task.needs_source_language
@@ -156,7 +157,7 @@ class Model:
         Raises:
             ValueError: not as many targets as sources, or as in `translate`.
         """
-        return self._scorer(sources, targets, to, source_language)
+        return self.scorer(sources, targets, to, source_language)
 
     def explain(
         self,
@@ -177,7 +178,7 @@ class Model:
         Raises:
             ValueError: as for `translate`.
         """
-        scores = self._scorer(sources, targets, to, source_language)
+        scores = self.scorer(sources, targets, to, source_language)
         read, written = (self.logdir.vocabulary(side) for side in ("source", "target"))
         prefix = self.logdir.prefix(source_language, to)
         task = self.logdir.task.task_id(source_language, to)

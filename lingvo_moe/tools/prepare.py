@@ -6,13 +6,13 @@ lingvo-moe-prepare --corpus=DIR --output=DIR --beam -- --runner=FlinkRunner
 """
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 from absl import flags
 
+from lingvo_moe import api
 from lingvo_moe.core.params import override
-from lingvo_moe.data.prepare import PrepareParams, format_dataset, prepare, prepare_synthetic
+from lingvo_moe.data.prepare import PrepareParams, format_dataset
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import NORMALIZATIONS
 from lingvo_moe.tools import common
@@ -29,7 +29,7 @@ _FIELDS = dataclasses.fields(PrepareParams)
 
 
 def main(argv: list[str]) -> None:
-    """Flags to prepare."""
+    """Flags to api.prepare."""
     if argv[1:] and not FLAGS.beam:
         raise ValueError(
             f"Unexpected arguments {argv[1:]}; flags begin with --, and options of a Beam pipeline "
@@ -45,16 +45,19 @@ def main(argv: list[str]) -> None:
     options: dict[str, Any] = {
         field.name: FLAGS[field.name].value for field in _FIELDS if field.name in FLAGS
     }
-    names = ("processes", "memory_mb", "card", "overwrite")
-    writing: dict[str, Any] = {name: FLAGS[name].value for name in names}
-    writing["beam"] = argv[1:] if FLAGS.beam else None
-    writing["report"] = common.report
     params = override(PrepareParams(**options), FLAGS.set)
-    if FLAGS.synthetic:
-        raw = SyntheticCorpus(zero_shot=tuple(FLAGS.zero_shot))
-        dataset = prepare_synthetic(Path(FLAGS.output), params, raw=raw, **writing)
-    else:
-        dataset = prepare(Path(FLAGS.corpus), Path(FLAGS.output), params, **writing)
+    raw = SyntheticCorpus(zero_shot=tuple(FLAGS.zero_shot)) if FLAGS.synthetic else FLAGS.corpus
+    dataset = api.prepare(
+        raw,
+        FLAGS.output,
+        processes=FLAGS.processes,
+        beam=argv[1:] if FLAGS.beam else None,
+        memory_mb=FLAGS.memory_mb,
+        card=FLAGS.card,
+        overwrite=FLAGS.overwrite,
+        report=common.report,
+        **{field.name: getattr(params, field.name) for field in _FIELDS},
+    )
     print(format_dataset(dataset))
 
 

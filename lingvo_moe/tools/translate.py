@@ -23,9 +23,9 @@ from lingvo_moe.core.files import check_file, write_whole
 from lingvo_moe.core.lines import decode_lines, paired, read_lines
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.runtimes.together import start_together
-from lingvo_moe.tasks.evaluation import load_translator
+from lingvo_moe.tasks.model import Model
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.scorer import Score, Scorer
+from lingvo_moe.tasks.scorer import Score
 from lingvo_moe.tasks.shards import DirectoryShards, FileShards, survey, translate_shards
 from lingvo_moe.tasks.translator import BLOCK, Translation, Translator
 from lingvo_moe.tools import common, runtimes
@@ -35,7 +35,7 @@ _OF_TRANSLATING = ("n_best", "beam_size", "processes", "scores")
 
 
 def main(argv: list[str]) -> None:
-    """Flags to a Translator. Errors of flags and input are found before the weights are read."""
+    """Flags to a Model. Errors of flags and input are found before the weights are read."""
     runtimes.check_flags()
     common.check_effect("without --score", FLAGS.score is None, *_OF_TRANSLATING)
     model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(_overrides())
@@ -83,7 +83,8 @@ def _translate_shards(model_dir: ModelDir, shards: FileShards | DirectoryShards)
         contextlib.nullcontext() if worker else shards.merged(),
         start_together(worker, FLAGS.processes, command),
     ):
-        translator, step = _load(model_dir)
+        model = _load(model_dir)
+        translator = model.translator()
 
         def translate(shard, progress):
             def warn(line):
@@ -92,7 +93,7 @@ def _translate_shards(model_dir: ModelDir, shards: FileShards | DirectoryShards)
             return _lines(translator, shard.sentences, progress, warn, shard.first_line)
 
         job = {
-            **model_dir.fingerprint(step),
+            **model_dir.fingerprint(model.step),
             "to": FLAGS.to,
             "source_language": str(FLAGS.source_language),
             "scores": str(FLAGS.scores),
@@ -115,7 +116,7 @@ def _share_machine(index: int, count: int) -> None:
 def _translate_stream(model_dir: ModelDir, arguments: Sequence[str]) -> None:
     output = _output()
     sentences, total = _sentences(arguments)
-    translator, _ = _load(model_dir)
+    translator = _load(model_dir).translator()
     lines = _lines(translator, sentences, Progress(common.report, total), common.report)
     _write(output, lines)
 
@@ -126,13 +127,11 @@ def _score_stream(model_dir: ModelDir, arguments: Sequence[str]) -> None:
             raise ValueError(f"--{name}={getattr(FLAGS, name)} is a directory; give a file.")
     output = _output()
     pairs, total = _pairs(arguments)
-    runtime = runtimes.make_runtime(model_dir.task, None)
-    load_translator(model_dir, runtime, FLAGS.step)
-    decoding = model_dir.params.decoding
-    scores = Scorer(model_dir, runtime.score, decoding.batch_tokens).stream(
+    scores = _load(model_dir).scorer.stream(
         pairs, FLAGS.to, FLAGS.source_language, Progress(common.report, total)
     )
-    _write(output, (_format_score(text, score, decoding.tokens) for text, score in scores))
+    tokens = model_dir.params.decoding.tokens
+    _write(output, (_format_score(text, score, tokens) for text, score in scores))
 
 
 def _output() -> Path | None:
@@ -150,8 +149,8 @@ def _write(output: Path | None, lines: Iterable[str]) -> None:
         sys.stdout.writelines(lines)
 
 
-def _load(model_dir: ModelDir) -> tuple[Translator, int]:
-    return load_translator(model_dir, runtimes.make_runtime(model_dir.task, None), FLAGS.step)
+def _load(model_dir: ModelDir) -> Model:
+    return Model(model_dir, runtimes.make_runtime, FLAGS.step)
 
 
 def _lines(translator: Translator, sentences: Iterable[str], *options) -> Iterator[str]:
