@@ -140,7 +140,7 @@ def _parse(text: str, hint: Any, path: str) -> Any:
     except _UNREADABLE:
         value = text
     if not conforms(value, hint):
-        wanted = " or ".join(sorted(policies)) or type_name(hint)
+        wanted = _choices(hint) or type_name(hint)
         raise ValueError(f"{_given(path, text)}: {short_repr(text)} is not of type {wanted}.")
     wants_float = float in alternatives(hint) and int not in alternatives(hint)
     return _to_float(value) if type(value) is int and wants_float else value
@@ -160,9 +160,9 @@ def _elements(text: str, element: Any, path: str) -> list[str]:
     try:
         tree = ast.parse(text, mode="eval").body
     except _UNREADABLE as error:
-        names = " or ".join(sorted(c.__name__ for c in classes(element)))
         raise ValueError(
-            f"{_given(path, text)}: write it as (NAME(field=value, …), …); NAME is {names}."
+            f"{_given(path, text)}: write it as (NAME(field=value, …), …); NAME is "
+            f"{_choices(element)}."
         ) from error
     several = isinstance(tree, ast.Tuple | ast.List)
     return [ast.unparse(node) for node in (tree.elts if several else [tree])]  # type: ignore
@@ -240,6 +240,11 @@ def classes(hint: Any) -> Iterator[type]:
             if inspect.isabstract(cls) and _is_ours(cls):
                 _import_modules(cls.__module__.rpartition(".")[0])
             yield from _subclasses(cls)
+
+
+def _choices(hint: Any) -> str:
+    """The names of `classes` of which there can be objects, for errors."""
+    return " or ".join(sorted({_class_name(c) for c in classes(hint) if not inspect.isabstract(c)}))
 
 
 def _subclasses(cls: type) -> Iterator[type]:
@@ -323,7 +328,7 @@ def _value(path, hint, remaining, source):
     except _UNREADABLE:
         value = ...  # no field has the type of Ellipsis
     if not conforms(value, hint):
-        wanted = " or ".join(sorted(known)) or type_name(hint)
+        wanted = _choices(hint) or type_name(hint)
         raise ValueError(f"{source}: {path}={text} is not of type {wanted}.")
     return value
 

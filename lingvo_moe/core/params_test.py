@@ -167,7 +167,7 @@ def test_an_int_for_an_optional_float_becomes_one():
         ("pairs=de-en", r"'de-en' is not of type tuple\[str, \.\.\.\]"),
         ("pairs=(1,)", r"is not of type tuple\[str"),
         ("size=(1,)", r"is not of type tuple\[int, float\]"),
-        ("policy=fixed", "'fixed' is not of type Around or Fixed or Policy"),
+        ("policy=fixed", "'fixed' is not of type Around or Fixed"),
         ("policy=Fixed('random')", r"write it as Fixed\(field=value, …\)"),
         ("policy=Fixed(mode=", r"write it as Fixed\(field=value, …\)"),
         ("policy=Fixed(shares=1)", r"Fixed has no field 'shares'. Did you mean 'share'"),

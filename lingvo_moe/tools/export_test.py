@@ -23,7 +23,7 @@ def logdir(tmp_path_factory):
         (["--model=tiny.MoE"], "SavedModel exports hold trained weights, and tiny.MoE has none"),
         (["--model=tiny.Mo"], "Unknown model 'tiny.Mo'. Did you mean 'tiny.MoE'"),
         (["--logdir=/nowhere"], "/nowhere is no logdir"),
-        (["--format=onnx"], "--format=onnx: 'onnx' is not of type CTranslate2 or Format or"),
+        (["--format=onnx"], "--format=onnx: 'onnx' is not of type CTranslate2 or HuggingFace or"),
         (["--format=StableHLO(rows=8)"], "StableHLO has no field 'rows'. Did you mean 'programs'"),
         (["--format=StableHLO(batch_size=0)"], "batch_size must be >= 1, got 0"),
         (
