@@ -264,11 +264,12 @@ def evaluate(
     Raises:
         ValueError, OSError: the model is a SavedModel, or as `tasks.evaluation.evaluate`.
     """
+    logdir, step = _checkpoint(model, step)
     if isinstance(model, Model):
-        step, make_runtime = model.step, model.make_runtime
+        make_runtime = model.make_runtime
     with tempfile.TemporaryDirectory(prefix="lingvo_moe_") as scratch:
         return evaluation.evaluate(
-            _logdir(model),
+            logdir,
             data if isinstance(data, Dataset) else Dataset.load(Path(data)),
             Path(output) if output else Path(scratch) / "report",
             make_runtime,
@@ -316,28 +317,34 @@ def export(
             )
         format.export_untrained(name, model, Path(output), overwrite)
         return 0
-    if isinstance(model, Model):
-        step = model.step
-    return format.export(_logdir(model), Path(output), step, overwrite, pruning)
+    logdir, step = _checkpoint(model, step)
+    return format.export(logdir, Path(output), step, overwrite, pruning)
 
 
-def _logdir(model: "Model | Exported | ModelDir | str | Path") -> ModelDir:
-    """The logdir of a model.
+def _checkpoint(
+    model: "Model | Exported | ModelDir | str | Path", step: int | None
+) -> tuple[ModelDir, int | None]:
+    """The logdir of a model and the step of its checkpoint; None for the best.
 
     Raises:
-        ValueError: it is not a logdir.
+        ValueError: it is not a logdir, or a model that was loaded has another step.
     """
     if isinstance(model, Model):
-        return model.logdir
+        if step not in (None, model.step):
+            raise ValueError(
+                f"The model is of step {model.step}, not {step}; leave step out, or give the "
+                f"logdir, {model.logdir.path}."
+            )
+        return model.logdir, model.step
     if isinstance(model, ModelDir):
-        return model
+        return model, step
     directory = Path(model.path if isinstance(model, Exported) else model)
     if is_saved_model(directory):
         raise ValueError(
             f"{directory} is a SavedModel, which has no checkpoint; give the logdir that it was "
             f"exported from."
         )
-    return ModelDir.open(directory)
+    return ModelDir.open(directory), step
 
 
 def _job(model, data, logdir, set, name, *, init_from=None, report, **options) -> TrainingJob:

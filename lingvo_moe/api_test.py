@@ -219,6 +219,8 @@ def test_export_of_a_model_with_a_gating_from_outside(world, model, tmp_path):
         lm.export(exported, tmp_path / "again")
     with pytest.raises(ValueError, match="overwrite"):
         lm.export(world[0], tmp_path / "export")
+    with pytest.raises(ValueError, match="is of step 2, not 1; leave step out, or give the logdir"):
+        lm.export(model, tmp_path / "again", step=1)
 
 
 class TestTrain:

@@ -26,7 +26,7 @@ def main(argv: list[str]) -> None:
         )
     from lingvo_moe.server.app import Server
     from lingvo_moe.server.batcher import BatchParams
-    from lingvo_moe.server.loading import load_all
+    from lingvo_moe.server.loading import load_all, split_name
     from lingvo_moe.server.model import OptionLimits
     from lingvo_moe.server.requests import Limits
     from lingvo_moe.server.run import bind, serve
@@ -50,6 +50,8 @@ def main(argv: list[str]) -> None:
         max_queue=FLAGS.max_queue,
     )
     with bind(FLAGS.host, FLAGS.port) as listener:
+        exports = [(split_name(text)[1] / "saved_model.pb").exists() for text in FLAGS.model]
+        common.check_effect("with a logdir", not all(exports), "set", "runtime")
         runtime = RUNTIMES[FLAGS.runtime]
         models = load_all(FLAGS.model, of_options, FLAGS.set, runtime)
         serve(Server(models, limits, batching), listener, FLAGS.drain, common.report)

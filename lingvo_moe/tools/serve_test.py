@@ -6,6 +6,7 @@ import types
 import pytest
 
 from lingvo_moe.server import loading, run
+from lingvo_moe.testing.commands import error_of
 from lingvo_moe.tools import serve
 
 
@@ -52,6 +53,13 @@ def test_a_port_that_is_taken_is_found_before_models_are_loaded(call):
     taken = socket.create_server(("127.0.0.1", 0))
     with taken, pytest.raises(OSError, match=r"in use.*give another --host or --port"):
         call(port=taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("flag", ["--set=decoding.beam_size=2", "--runtime=xla"])
+def test_flags_for_logdirs_are_refused_for_exports_alone(flag, tmp_path):
+    (tmp_path / "saved_model.pb").touch()
+    message = error_of("serve", f"--model={tmp_path}", "--port=0", flag)
+    assert f"error: {flag} has an effect only with a logdir; drop it" in message
 
 
 def test_it_serves(call, monkeypatch):
