@@ -1,37 +1,80 @@
-"""From the command line to StableHLO and back to text, as users go."""
+"""From the command line to exports and back to text, as users go."""
 
+import contextlib
 import json
+import re
+import subprocess
+import sys
+import urllib.request
 
 import pytest
 
+import lingvo_moe as lm
 from lingvo_moe.testing.commands import error_of, succeed
-from lingvo_moe.testing.exports import run_bare
-from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
-from lingvo_moe.testing.tiny_world import CORPUS, SHRINK
+from lingvo_moe.testing.exports import LINES as UNICODE_LINES
+from lingvo_moe.testing.exports import run_bare, trained
+from lingvo_moe.testing.forks import Fork
+from lingvo_moe.testing.tiny_world import SHRINK
+from lingvo_moe.testing.waiting import wait_until
 
 pytest.importorskip("jax")
 pytestmark = pytest.mark.slow
 TINY = [f"--set={text}" for text in SHRINK]
 
 
-def test_translations_equal_those_of_the_tool(tmp_path):
-    logdir, exported = tmp_path / "model", tmp_path / "export"
-    random_logdir(logdir, SMALLEST)
-    sentences = (CORPUS / "test" / "qna-en.qna").read_text() + "\u3000\nka\u2028ra\n"
-    options = "programs=('translate',),batch_size=8,source_length=40"
-    result = succeed(
-        "export",
-        f"--format=StableHLO({options})",
-        f"--logdir={logdir}",
-        f"--output={exported}",
+# A line may contain any character but "\n" and the "\r" before it.
+LINES = [
+    *(line for line in UNICODE_LINES if "\r" not in line),
+    "ka\tra mi", "mi\u2029ra", "🙂 kara", "tira so. " * 20,
+]  # fmt: skip
+
+
+def test_logdir_exports_and_server_give_the_same_bytes(tmp_path):
+    """lm.load, the tool, a SavedModel, a StableHLO program, and a server of both over a socket."""
+    logdir, saved, hlo = (tmp_path / name for name in ("logdir", "saved", "hlo"))
+    trained(logdir)
+    succeed("export", f"--logdir={logdir}", f"--output={saved}")
+    program = "--format=StableHLO(programs=('translate',),batch_size=4)"
+    made = succeed("export", f"--logdir={logdir}", f"--output={hlo}", program)
+    assert f"python {hlo}/run.py < sentences" in made.stderr
+    expected = [best[0].text for best in lm.load(logdir).translate(LINES, "en")]
+    assert len(set(expected)) > 4
+    text = "".join(f"{line}\n" for line in LINES)
+    tool = succeed("translate", f"--logdir={logdir}", "--to=en", stdin=text).stdout
+    assert tool == "".join(f"{line}\n" for line in expected)
+    bare = run_bare(hlo, "--to=en", stdin=text)
+    assert bare.stdout == tool, bare.stderr[-3000:]
+    client = subprocess.run(
+        [sys.executable, "-I", str(saved / "translate.py"), "--to=en"],
+        input=text.encode(),
+        capture_output=True,
+        timeout=600,
     )
-    assert f"python {exported}/run.py < sentences" in result.stderr
-    assert list(json.loads((exported / "manifest.json").read_text())["programs"]) == ["translate"]
-    ours = succeed("translate", f"--logdir={logdir}", "--to=en", stdin=sentences).stdout
-    served = run_bare(exported, stdin=sentences)
-    assert served.returncode == 0, served.stderr[-3000:]
-    assert served.stdout == ours
-    assert len(ours.splitlines()) == 22
+    assert client.stdout == tool.encode(), client.stderr[-3000:]
+    with served(logdir, saved) as url:
+        for name in ("logdir", "saved"):
+            assert answers_of(url, name, LINES) == expected
+
+
+@contextlib.contextmanager
+def served(*directories):
+    """The URL of lingvo-moe-serve, which runs until the block ends."""
+    models = [f"--model={path.name}={path}" for path in directories]
+    fork = Fork("lingvo_moe.tools.serve", *models, "--port=0")
+    try:
+        wait_until(lambda: "Serving" in fork.errors() or not fork.is_alive(), "a server", 300)
+        yield re.search(r"http://\S+", fork.errors())[0]
+    finally:
+        fork.kill()
+
+
+def answers_of(url, name, sentences):
+    """The server's best translations."""
+    body = json.dumps({"model": name, "sentences": sentences, "to": "en"}).encode()
+    request = urllib.request.Request(f"{url}v1/translate", body)
+    request.add_header("Content-Type", "application/json")
+    with urllib.request.urlopen(request, timeout=300) as response:
+        return [best[0]["text"] for best in json.load(response)["translations"]]
 
 
 def test_a_step_without_a_model_directory(tmp_path):
