@@ -174,8 +174,8 @@ def _line(row, n, args):
 
 
 def _score(service, sentences, args):
-    for name in ("set", "n_best"):
-        if getattr(args, name) not in ([], 1):
+    for name, given in (("set", args.set), ("scores", args.scores), ("n_best", args.n_best > 1)):
+        if given:
             raise ValueError(f"--score and --{name} cannot be combined; drop one of them.")
     if not service.options:
         raise ValueError("This export cannot score: export again with a newer lingvo_moe.")

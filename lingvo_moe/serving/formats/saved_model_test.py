@@ -134,6 +134,7 @@ def test_sentences_as_arguments(call):
         (["--score=/nowhere", "kara"], b"", r"No such file or directory: '/nowhere'"),
         (["--score=/dev/null", "kara"], b"", r"/dev/null has 0 lines and the input has more; give"),
         (["--score=/dev/null", "--n_best=2"], b"", r"--score and --n_best cannot be combined"),
+        (["--score=/dev/null", "--scores"], b"", r"--score and --scores cannot be combined"),
         (["--set=top_p=2", "kara"], b"", r"wrong value: .* 0 < top_p <= 1, .*$"),
         (["--model=/nowhere", "kara"], b"", r"SavedModel file does not exist at: /nowhere"),
     ],
