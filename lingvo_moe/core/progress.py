@@ -7,7 +7,10 @@ _EVERY_SECONDS = 10.0
 
 
 class Progress:
-    """Counts sentences and reports them every ten seconds."""
+    """Counts sentences and reports them every ten seconds, and when all are done.
+
+    Work of less than ten seconds has no lines.
+    """
 
     def __init__(
         self,
@@ -27,19 +30,23 @@ class Progress:
         self._report, self._total, self._clock = report, total, clock
         self._done = self._before = done
         self._start = self._last = clock()
+        self._has_lines = False
 
     def __call__(self, count: int) -> None:
         """Counts sentences that are done."""
         self._done += count
         now = self._clock()
-        if now - self._last < _EVERY_SECONDS:
+        ended = self._done == self._total and self._has_lines
+        if now - self._last < _EVERY_SECONDS and not ended:
             return
-        self._last = now
+        self._last, self._has_lines = now, True
         rate = (self._done - self._before) / (now - self._start)
         line = f"{self._done:,} sentences  {rate:,.1f} sentences/s"
         if self._total is not None:
             line = f"{self._done:,} of {self._total:,} sentences  {rate:,.1f} sentences/s"
-            if rate:
+            if self._done == self._total:
+                line += f"  in {hours(now - self._start)}"
+            elif rate:
                 line += f"  ETA {hours((self._total - self._done) / rate)}"
         self._report(line)
 

@@ -27,3 +27,14 @@ def test_what_an_earlier_run_did_is_no_speed_of_this_one():
         "920 of 1,000 sentences  2.0 sentences/s  ETA 0:00:40"
     ]
     assert lines_of([10], [0], total=1000) == ["0 of 1,000 sentences  0.0 sentences/s"]
+
+
+def test_the_last_line_has_the_time_of_this_run():
+    assert lines_of([10, 15], [60, 20], total=100, done=20) == [
+        "80 of 100 sentences  6.0 sentences/s  ETA 0:00:03",
+        "100 of 100 sentences  5.3 sentences/s  in 0:00:15",
+    ]
+
+
+def test_short_work_has_no_lines():
+    assert lines_of([9], [100], total=100) == []
