@@ -62,7 +62,7 @@ setup(
             "pytest-xdist>=3,<4",
             "ruff>=0.12,<0.18",
             "safetensors>=0.4,<1",
-            "setuptools>=68",
+            "setuptools>=77",
         ],
     },
     entry_points={
