@@ -19,6 +19,7 @@ from lingvo_moe.evaluation.report import REPORT_FILE
 from lingvo_moe.testing import tiny_world
 from lingvo_moe.testing.forks import Fork
 from lingvo_moe.testing.logdirs import SMALLEST
+from lingvo_moe.testing.plugins import forgotten_plugins
 
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -36,12 +37,11 @@ def world(tmp_path_factory):
     """A model trained by `lm.train` with a gating from a file, and its dataset."""
     directory = tmp_path_factory.mktemp("api")
     data = tiny_world.dataset()
-    plugins.import_plugins([str(EXAMPLES / "own_gating.py")])
-    result = lm.train("own_gating.Tiny", data, directory / "logdir", set=SET, report=quiet)
-    assert (result.step, result.finished) == (2, True)
-    yield directory / "logdir", data
-    del registry._registered["own_gating.Tiny"]  # other tests list the zoo
-    plugins._imported.clear()
+    with forgotten_plugins():
+        plugins.import_plugins([str(EXAMPLES / "own_gating.py")])
+        result = lm.train("own_gating.Tiny", data, directory / "logdir", set=SET, report=quiet)
+        assert (result.step, result.finished) == (2, True)
+        yield directory / "logdir", data
 
 
 @pytest.fixture(scope="module")

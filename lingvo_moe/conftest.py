@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from lingvo_moe.testing.plugins import forgotten_plugins
+
 # XLA and TensorFlow read these when they are first used. Tensors of tests are small: dividing the
 # work among threads costs more than it saves.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
@@ -26,6 +28,13 @@ def _no_graph_optimizer(request):
     tf = sys.modules.get("tensorflow")
     if tf and request.config.option.markexpr == "not slow":
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
+
+@pytest.fixture
+def fresh_plugins():
+    """Plug-ins of the test, and their models, are forgotten when it ends."""
+    with forgotten_plugins():
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

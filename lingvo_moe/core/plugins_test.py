@@ -4,16 +4,7 @@ import pytest
 
 from lingvo_moe.core import plugins
 
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch):
-    """Plug-ins of a test are forgotten when it ends."""
-    modules = dict(sys.modules)
-    monkeypatch.setattr(plugins, "_imported", {})
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    yield
-    for name in set(sys.modules) - set(modules):
-        del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("fresh_plugins")
 
 
 def test_a_file_is_a_module_and_is_imported_once(tmp_path, monkeypatch):

@@ -39,15 +39,13 @@ class Backwards(Modifier):
 
 
 @pytest.fixture
-def plugin(tmp_path, monkeypatch):
+def plugin(tmp_path, monkeypatch, fresh_plugins):
     """A file with a modifier; in every process that imports it, few examples may be too long."""
-    monkeypatch.setattr(plugins, "_imported", {})
     monkeypatch.setattr("lingvo_moe.data.virtual_shard.MOST_SKIPPED", 0)  # set back at the end
     path = tmp_path / f"mine_{os.getpid()}.py"
     path.write_text(_MINE)
     plugins.import_plugins([str(path)])
-    yield path
-    del sys.modules[path.stem]
+    return path
 
 
 def _input(params=PARAMS, data=None, part=None):

@@ -45,11 +45,10 @@ def test_others_do_the_work_of_a_process_that_fails(tmp_path, monkeypatch):
     assert "warning: a helper process failed: exit status 1" in lines
 
 
-def test_helpers_know_rules_from_files(tmp_path, monkeypatch):
+def test_helpers_know_rules_from_files(tmp_path, monkeypatch, fresh_plugins):
     """The rule leaves a file for each process that applies it, and waits for the other's."""
     monkeypatch.setattr(prepare, "_BYTES_A_HELPER", 1)
     monkeypatch.setattr(blocks, "_BLOCK_LINES", 1)
-    monkeypatch.setattr(plugins, "_imported", {})
     (tmp_path / "odd_rule.py").write_text(_RULE)
     plugins.import_plugins([str(tmp_path / "odd_rule.py")])
     params = override(PARAMS, ["cleaning=(Odd(),)"])

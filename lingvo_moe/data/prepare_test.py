@@ -249,10 +249,9 @@ def test_other_vocabularies_to_extend_are_other_work(corpus, tmp_path, monkeypat
         prepare(corpus, tmp_path / "data", params)
 
 
-def test_a_changed_plugin_is_other_work(corpus, tmp_path, monkeypatch):
+def test_a_changed_plugin_is_other_work(corpus, tmp_path, monkeypatch, fresh_plugins):
     plugin = tmp_path / "own_rule_of_prepare_test.py"
     plugin.write_text("RULE = 1\n")
-    monkeypatch.setattr(plugins, "_imported", {})
     plugins.import_plugins([str(plugin)])
     _interrupt(corpus, tmp_path / "data", PARAMS, monkeypatch)
     plugin.write_text("RULE = 2\n")
