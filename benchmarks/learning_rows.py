@@ -226,7 +226,7 @@ _TINY_PEERS = [
     row
     for data in ("tldr", "wikimessages", "both")
     for steps in (1000, 3000, 10000)
-    for row in _tiny_peers(data, steps, (0.015, 0.03, 0.06), (0.001, 0.002, 0.004))
+    for row in _tiny_peers(data, steps, (0.015, 0.03, 0.06), (0.001, 0.002, 0.004, 0.008))
 ]
 _SEEDS = (1, 2, 3)
 _SMALL = (
