@@ -20,7 +20,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors are exceptions
 
 with quiet():
     import tensorflow as tf
-    import tensorflow_text  # noqa: F401  (registers the SentencePiece ops of the graph)
 
 
 def check_path(path):
@@ -39,6 +38,10 @@ def load(directory):
     """The model, and the names of the languages that it takes."""
     check_path(directory)
     with quiet():
+        # It registers the SentencePiece ops of the graph. It is imported here because it imports
+        # Keras, and Keras imports JAX if that is installed: 2 seconds and 260 MB.
+        import tensorflow_text  # noqa: F401
+
         model = tf.saved_model.load(directory)
     signature = getattr(model, "signatures", {}).get("serving_default")
     if not hasattr(model, "translate") or signature is None:

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_text as tf_text
 
 from lingvo_moe.data.vocabulary import SPACE, Vocabulary
 from lingvo_moe.decoding.constraints import START, WRITTEN
@@ -53,6 +52,8 @@ class GraphVocabulary:
         )
 
     def _compute(self, texts, ids, splits):
+        import tensorflow_text as tf_text  # imports Keras, and JAX if that is installed
+
         # The tokenizer is no attribute of self, because a SavedModel would store it a second time.
         # Its name is its own, because TensorFlow shares one resource between equal names.
         tokenizer = tf_text.SentencepieceTokenizer(

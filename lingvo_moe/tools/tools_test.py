@@ -5,9 +5,11 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import lingvo_moe.tools as tools_package
 from lingvo_moe.reporting.figure import COLORS
 from lingvo_moe.testing.commands import error_of, succeed
 from lingvo_moe.testing.pictures import ink
@@ -103,3 +105,19 @@ def test_models_shows_one():
 def test_an_error_is_one_line_and_exit_status_1(data, tmp_path):
     message = error_of("train", "--model=tiny.Mo", f"--data={data}", f"--logdir={tmp_path}")
     assert "Unknown model 'tiny.Mo'. Did you mean 'tiny.MoE'" in message
+
+
+def test_no_tool_imports_jax_or_keras_before_it_needs_them():
+    """They take 2 seconds and 260 MB; tensorflow_text imports both."""
+    tools = sorted(path.stem for path in Path(tools_package.__file__).parent.glob("[a-z]*.py"))
+    names = [name for name in tools if not name.endswith("_test")]
+    assert {"train", "serve", "prepare"} <= set(names)
+    program = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(f'lingvo_moe.tools.{name}')\n"
+        "print({'jax', 'keras', 'tensorflow_text'} & set(sys.modules))\n"
+    )
+    command = [sys.executable, "-c", program, *names]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (result.returncode, result.stdout) == (0, "set()\n"), result.stderr[-3000:]
