@@ -149,7 +149,7 @@ def train(
     *,
     init_from: str | Path | None = None,
     set: Mapping[str, Any] | Sequence[str] = (),
-    name: str = "custom",
+    name: str | None = None,
     make_runtime: RuntimeFn = Local,
     report: Callable[[str], None] = report,
     **options: Any,
@@ -166,7 +166,7 @@ def train(
             params init.* say how they are taken.
         set: dotted path -> value, for fields of the params to change, such as
             {"train.max_steps": 500, "model.moe.gating": TopK(k=4)}; or `--set` texts.
-        name: the name of a model that is given as params.
+        name: the name of a model that is given as params; None for "custom".
         make_runtime: makes the runtime of the steps: `Local`, `Xla` or another RuntimeFn.
         report: takes lines of progress.
         **options: further fields of `tasks.training.TrainingJob`: input_workers, the number of
@@ -204,7 +204,7 @@ def train_baselines(
     pairs: Sequence[str] = (),
     split: str = "test",
     set: Mapping[str, Any] | Sequence[str] = (),
-    name: str = "custom",
+    name: str | None = None,
     input_workers: int = 0,
     report: Callable[[str], None] = report,
 ) -> Report:
@@ -288,7 +288,7 @@ def export(
     step: int | None = None,
     overwrite: bool = False,
     pruning: Pruning | None = None,
-    name: str = "custom",
+    name: str | None = None,
 ) -> int:
     """Writes a model for serving; `load` opens a SavedModel again.
 
@@ -301,7 +301,7 @@ def export(
         step: the step of a logdir's checkpoint; None for the best on dev.
         overwrite: whether to replace an earlier export.
         pruning: which experts to remove; None for none.
-        name: the name of a model that is given as params.
+        name: the name of a model that is given as params; None for "custom".
 
     Returns:
         The step of the exported checkpoint; 0 for an untrained model.
@@ -309,13 +309,14 @@ def export(
     Raises:
         ValueError, OSError: the model is a SavedModel, or as `Format.export`.
     """
+    label = _label(model, name)
     if isinstance(model, TranslationParams):
         if step is not None or pruning is not None:
             raise ValueError(
-                f"{name} is untrained and has no step and nothing to prune; leave step={step} and "
+                f"{label} is untrained and has no step and nothing to prune; leave step={step} and "
                 f"pruning={pruning} out, or give a logdir."
             )
-        format.export_untrained(name, model, Path(output), overwrite)
+        format.export_untrained(label, model, Path(output), overwrite)
         return 0
     logdir, step = _checkpoint(model, step)
     return format.export(logdir, Path(output), step, overwrite, pruning)
@@ -347,13 +348,26 @@ def _checkpoint(
     return ModelDir.open(directory), step
 
 
+def _label(model, name: str | None) -> str:
+    """The name of a model: a registered one's own, or the name given for params.
+
+    Raises:
+        ValueError: a name is given for a model that is not params.
+    """
+    if isinstance(model, TranslationParams):
+        return name or "custom"
+    if name is not None:
+        raise ValueError(f"name={name!r} is for a model given as params; leave it out.")
+    return str(model)
+
+
 def _job(model, data, logdir, set, name, *, init_from=None, report, **options) -> TrainingJob:
     """What to train, for `train` and `train_baselines`."""
     if isinstance(set, Mapping):
         set = [f"{path}={value!r}" for path, value in set.items()]
     if init_from is not None:
         set = [*set, f"init.logdir={Path(init_from).absolute()}"]
-    label, given = (model, None) if isinstance(model, str) else (name, model)
+    label, given = _label(model, name), None if isinstance(model, str) else model
 
     def wanted() -> TranslationParams:
         return ModelDir.params_for_training(logdir, label, set, given)

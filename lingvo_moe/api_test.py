@@ -202,6 +202,7 @@ def test_evaluate(world, tmp_path):
     assert (tmp_path / "r" / REPORT_FILE).exists()
 
 
+@pytest.mark.slow
 def test_a_loaded_model_beside_baselines(world, model, tmp_path):
     lm.evaluate(world[0], world[1], pairs=["qnu-en"], report=quiet, output=tmp_path / "r")
     report = lm.evaluate(
@@ -219,6 +220,10 @@ def test_export_of_a_model_with_a_gating_from_outside(world, model, tmp_path):
         lm.export(exported, tmp_path / "again")
     with pytest.raises(ValueError, match="overwrite"):
         lm.export(world[0], tmp_path / "export")
+    with pytest.raises(ValueError, match="name='mine' is for a model given as params"):
+        lm.export(model, tmp_path / "again", name="mine")
+    with pytest.raises(ValueError, match="name='mine' is for a model given as params"):
+        lm.train("own_gating.Tiny", world[1], tmp_path / "m", name="mine")
     with pytest.raises(ValueError, match="is of step 2, not 1; leave step out, or give the logdir"):
         lm.export(model, tmp_path / "again", step=1)
 
@@ -309,6 +314,7 @@ class TestExamples:
         assert max(lengths.values()) < 40, lengths
         assert len(code_lines(EXAMPLES / "own_gating.py")) <= 25
 
+    @pytest.mark.slow
     def test_own_size(self, run, tmp_path):
         numbers = runpy.run_path(str(EXAMPLES / "own_data.py"))["examples"]
         splits = {"train": numbers(0, 500), "dev": numbers(500, 520)}
@@ -321,6 +327,7 @@ class TestExamples:
         whole = runpy.run_path(str(EXAMPLES / "own_size.py"))["my_params"]()
         assert (whole.model.model_dim, whole.train.max_steps) == (192, 10_000)
 
+    @pytest.mark.slow
     def test_own_data(self, run, tmp_path):
         run("own_data.py", tmp_path / "d", tmp_path / "m")
         dataset = Dataset.load(tmp_path / "d")

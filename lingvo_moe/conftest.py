@@ -22,6 +22,12 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_finish():
+    """The collector of garbage does not search again what the imports made."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_graph_optimizer(request):
     """Turns Grappler off in this process, not in processes of tests and not with slow tests."""

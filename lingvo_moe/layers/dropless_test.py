@@ -189,7 +189,9 @@ def test_experts_drop_out_each_by_itself(dispatcher, own_network, monkeypatch):
     np.testing.assert_allclose(calm, np.tile(calm[:1], [32, 1]), atol=1e-5)
 
 
-@pytest.mark.parametrize("dispatcher", ["Ragged()", "Dropless()"])
+@pytest.mark.parametrize(
+    "dispatcher", ["Ragged()", pytest.param("Dropless()", marks=pytest.mark.slow)]
+)
 def test_training_drops_nothing(dispatcher):
     # A loop of steps as the training loop takes them, without balance loss, so loads are uneven.
     overrides = [

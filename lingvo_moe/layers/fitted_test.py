@@ -148,6 +148,7 @@ def on_eight_devices():
 
 
 @pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.slow
 def test_many_devices_train_like_one_without_a_capacity(mesh):
     report = on_eight_devices()[mesh]
     losses, state = unlimited(groups=8)

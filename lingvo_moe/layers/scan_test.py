@@ -120,7 +120,7 @@ def step(transformer, theta, context):
 @pytest.mark.parametrize(
     ("moe", "mode"),
     [
-        (True, "graph"),
+        pytest.param(True, "graph", marks=pytest.mark.slow),
         (False, "eager"),
         pytest.param(True, "xla", marks=pytest.mark.slow),
         pytest.param(False, "xla", marks=pytest.mark.slow),

@@ -237,6 +237,7 @@ def on_meshes():
 
 
 @pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.slow
 def test_many_devices_train_like_one_replica(mesh):
     """The four devices of the placement are as many of the mesh, or two are one."""
     report = on_meshes()[mesh]

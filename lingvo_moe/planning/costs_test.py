@@ -226,6 +226,7 @@ def test_pieces_at_rest_are_gathered():
     assert {t.kind for t in costs.transfers} == {"all-gather", "all-reduce"}
 
 
+@pytest.mark.slow
 def test_flops_against_xla():
     flops = run_on(1, __file__)
     # XLA also counts what is no matrix product: softmax, norms, the optimizer.

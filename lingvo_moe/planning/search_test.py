@@ -175,7 +175,12 @@ PARTS = ("model.moe=None", "train.micro_batches=4")
 
 
 @pytest.mark.parametrize(
-    "overrides", [("model.moe=None",), MOE, PARTS], ids=["dense", "moe", "micro-batches"]
+    "overrides",
+    [
+        pytest.param(("model.moe=None",), id="dense"),
+        pytest.param(MOE, id="moe", marks=pytest.mark.slow),
+        pytest.param(PARTS, id="micro-batches"),
+    ],
 )
 def test_equals_exhaustive_search(overrides, monkeypatch):
     params = override(get_params("tiny.MoE"), [*SMALL, *overrides, "model.num_heads=2"])

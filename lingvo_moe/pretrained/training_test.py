@@ -83,6 +83,7 @@ def test_training_goes_on_from_the_imported_weights(world, tmp_path):
     assert abs(scores[0] - scores[1]) < 0.2 * abs(scores[0])  # not drawn anew
 
 
+@pytest.mark.slow
 def test_an_imported_model_is_evaluated_and_pruned_on_data_for_it(world, tmp_path):
     """Without training: it has no pairs and no record of routing of its own."""
     imported, data, other = world

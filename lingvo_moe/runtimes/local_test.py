@@ -2,6 +2,7 @@ import gc
 import weakref
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.nested_map import NestedMap
@@ -43,6 +44,7 @@ def test_translations_follow_the_weights():
     assert score() == first
 
 
+@pytest.mark.slow
 def test_programs_without_gradients_are_freed_with_the_runtime():
     """TensorFlow keeps a graph with a custom gradient, such as that of a gating, for ever."""
     runtime = Local(TranslationTask(override(get_params("tiny.MoE"), SHRINK)))

@@ -21,7 +21,8 @@ def runtimes(*overrides):
     return made
 
 
-@pytest.mark.parametrize("cache", ["Flat", pytest.param("Reordered", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cache", ["Flat", "Reordered"])
+@pytest.mark.slow
 def test_translations_are_those_of_the_executor(cache):
     cache = f"decoding.cache={cache}()"
     local, xla = runtimes("decoding.tokens=True", "decoding.beam_size=2", cache)

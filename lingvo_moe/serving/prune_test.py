@@ -295,6 +295,7 @@ def _without(model_dir, kept):
     return translator_of(changed, Marked())[0]
 
 
+@pytest.mark.slow
 def test_layers_of_different_numbers_of_experts(model_dir, tmp_path):
     uneven = np.ones([2, len(model_dir.pairs), 8])
     uneven[0, :, :2] = 1000

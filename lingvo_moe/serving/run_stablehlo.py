@@ -123,16 +123,18 @@ def main():
     parser.add_argument(
         "--steps", type=int, help="train for this number of steps instead of translating"
     )
-    parser.add_argument("--to", default="en", help="target language")
+    parser.add_argument("--to", help="target language; the default is en")
     parser.add_argument("--source_language", help="source language, for models that need it")
     args = parser.parse_args()
     if args.steps is None:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")
-        languages = {"source": args.source_language, "target": args.to}
+        languages = {"source": args.source_language, "target": args.to or "en"}
         translate(list(decode_lines(sys.stdin.buffer, "standard input")), languages)
     elif args.steps < 1:
         parser.error(f"--steps must be >= 1, got {args.steps}")
+    elif args.to or args.source_language:
+        parser.error("--steps trains; leave out --to and --source_language, which are to translate")
     else:
         train(args.steps)
 

@@ -80,6 +80,7 @@ def test_an_untrained_model_draws_its_state_where_it_runs(tmp_path):
     assert translate.returncode == 1
     assert "error: There is no program 'translate'" in translate.stderr
     assert "--steps must be >= 1, got 0" in run_bare(tmp_path, "--steps=0").stderr
+    assert "leave out --to" in run_bare(tmp_path, "--steps=1", "--to=de").stderr
 
 
 def test_bfloat16_reaches_the_products():

@@ -41,6 +41,7 @@ def manifest(directory):
     return json.loads((directory / "manifest.json").read_text())
 
 
+@pytest.mark.slow
 def test_translations_are_those_of_the_model(model_dir, exported):
     """In batches of three; three are blank, one is too long."""
     translator, _ = load_translator(model_dir, Local(model_dir.task))

@@ -130,6 +130,7 @@ def test_a_step_that_is_taken_again_moves_the_bias_once():
         np.testing.assert_array_equal(biases(runtime)[layer], followed(metrics.choices[row], 8))
 
 
+@pytest.mark.slow
 def test_the_bias_alone_evens_the_load():
     """Weights hardly change, and all steps have the same batch."""
     still = "optimizer.schedule.learning_rate=1e-9"

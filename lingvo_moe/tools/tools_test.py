@@ -40,6 +40,7 @@ def logdir(data):
     return path
 
 
+@pytest.mark.slow
 def test_the_exported_model_equals_translate_without_this_package(data, logdir):
     sentences = (CORPUS / "test" / "qna-en.qna").read_text() + "\u3000\nka\u2028ra\x1c mi\rra\n"
     file = data.parent / "translations"

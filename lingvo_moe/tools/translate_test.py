@@ -85,6 +85,7 @@ def test_errors(call, tmp_path, values, message):
         call(arguments, **values)
 
 
+@pytest.mark.slow
 def test_processes_write_what_one_writes(tmp_path, call):
     """Two processes share three files; one line is too long and is named by its number."""
     logdir = random_logdir(tmp_path / "model", SMALLEST).path

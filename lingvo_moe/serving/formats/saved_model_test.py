@@ -216,6 +216,7 @@ def test_smaller_files_translate_alike(model_dir, exported, tmp_path):
     assert sizes["int8"] < 0.45 * sizes["float32"]
 
 
+@pytest.mark.slow
 def test_an_int8_export_is_below_30_percent(tmp_path):
     """Of tiny.MoE; the share of larger models is smaller."""
     model_dir = random_logdir(tmp_path / "model", [])
