@@ -14,8 +14,8 @@ def replace_table(page: Path, mark: str, table: str) -> None:
     """
     begin = re.escape(f"<!-- {mark} -->\n")
     changed, count = re.subn(
-        f"({begin}).*?(\n<!-- end -->)",
-        lambda match: match[1] + table + match[2],
+        f"({begin}).*?(<!-- end -->)",
+        lambda match: match[1] + table + "\n" + match[2],
         page.read_text("utf-8"),
         flags=re.S,
     )
