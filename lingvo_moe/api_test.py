@@ -141,6 +141,36 @@ def test_a_logdir_remembers_the_modules_that_it_needs(world, monkeypatch, tmp_pa
         lm.load(other)
 
 
+def test_a_logdir_of_a_script_is_opened_by_other_processes(world, tmp_path):
+    """The script defines a gating and a model, and runs as `__main__`."""
+    script = tmp_path / "mine.py"
+    script.write_text(
+        (EXAMPLES / "own_gating.py").read_text() + "\n\n"
+        "if __name__ == '__main__':\n"
+        "    import pathlib, sys\n"
+        "    from lingvo_moe.data.dataset import Dataset\n"
+        "    from lingvo_moe.tasks.model_dir import ModelDir\n"
+        "    logdir, data = map(pathlib.Path, sys.argv[1:])\n"
+        "    ModelDir.create(logdir, 'mine.Tiny', [], Dataset.load(data))\n"
+        "    print(type(ModelDir.open(logdir).params.model.moe.gating).__module__)\n"
+    )
+    for _ in range(2):  # the second run opens the logdir of the first
+        done = Fork(str(script), str(tmp_path / "logdir"), str(world[1].directory)).wait()
+        assert done.stdout == "__main__\n", done.stderr
+    fields = json.loads((tmp_path / "logdir" / "model.json").read_text())
+    assert (fields["imports"], fields["model"]) == ([str(script)], "mine.Tiny")
+    other = tmp_path / "other.py"
+    other.write_text(
+        "import sys, lingvo_moe as lm\n"
+        "print(type(lm.load(sys.argv[1]).params.model.moe.gating).__module__)\n"
+    )
+    done = Fork(str(other), str(tmp_path / "logdir")).wait()
+    assert "has no checkpoint yet" in done.stderr
+    script.rename(tmp_path / "gone.py")
+    done = Fork(str(other), str(tmp_path / "logdir")).wait()
+    assert "mine.py: there is no such file" in done.stderr
+
+
 class TestResume:
     """Training goes on with the params in the logdir, whatever is registered now."""
 
@@ -275,7 +305,7 @@ def test_evolve_checks_types_and_leaves_the_original():
         ("model.moe.num_experts", 0, "num_experts must be >= 1, got 0"),
         ("train.max_steps.more", 1, "int has no field 'more'"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=f"^{path}: .*{message}"):
             lm.evolve(params, path, value)
 
 

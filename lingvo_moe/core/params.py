@@ -22,6 +22,7 @@ from lingvo_moe.core.fields import (
     shortened,
     type_name,
 )
+from lingvo_moe.core.plugins import module_name
 
 # All exceptions of Python's parser, also for hostile texts; parsing runs no code.
 _UNREADABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
@@ -77,11 +78,18 @@ def evolve(params: Any, path: str, value: Any) -> Any:
     Raises:
         ValueError: there is no such field, or the value is of the wrong type or breaks a rule.
     """
+    try:
+        return _evolve(params, path, value)
+    except ValueError as error:
+        raise ValueError(f"{shortened(path)}: {error}") from error
+
+
+def _evolve(params, path, value):
     head, _, rest = path.partition(".")
     if head not in _field_names(type(params)):
-        raise ValueError(f"{shortened(path)}: {_no_field(type(params), head)}")
+        raise ValueError(_no_field(type(params), head))
     if rest:
-        value = evolve(getattr(params, head), rest, value)
+        value = _evolve(getattr(params, head), rest, value)
     elif type(value) is int and float in alternatives(typing.get_type_hints(type(params))[head]):
         value = _to_float(value)
     return dataclasses.replace(params, **{head: value})
@@ -131,10 +139,8 @@ def _parse(text: str, hint: Any, path: str) -> Any:
         return _unquote(text)
     if (element := _policy_of_tuple(hint)) is not None:
         return tuple(_parse(one, element, path) for one in _elements(text, element, path))
-    policies = {name: c for c in classes(hint) for name in (c.__name__, _class_name(c))}
-    name = text.partition("(")[0].strip()
-    if name in policies:
-        return _policy(policies[name], text, path)
+    if policy := _class_named(text.partition("(")[0].strip(), hint, _given(path, text)):
+        return _policy(policy, text, path)
     try:
         value = ast.literal_eval(text)
     except _UNREADABLE:
@@ -144,6 +150,21 @@ def _parse(text: str, hint: Any, path: str) -> Any:
         raise ValueError(f"{_given(path, text)}: {short_repr(text)} is not of type {wanted}.")
     wants_float = float in alternatives(hint) and int not in alternatives(hint)
     return _to_float(value) if type(value) is int and wants_float else value
+
+
+def _class_named(name: str, hint: Any, given: str) -> type | None:
+    """The class of a policy, by its full name or else by its short one; None if there is none.
+
+    Raises:
+        ValueError: several modules outside this package have a class of that short name.
+    """
+    full = {_class_name(c): c for c in classes(hint)}  # a notebook may define a class again
+    if name in full:
+        return full[name]
+    short = [other for other, c in full.items() if c.__name__ == name]
+    if len(short) > 1:
+        raise ValueError(f"{given}: several classes have this name; write {' or '.join(short)}.")
+    return full[short[0]] if short else None
 
 
 def _policy_of_tuple(hint: Any) -> Any:
@@ -319,10 +340,11 @@ def _value(path, hint, remaining, source):
     if text in known:
         return _from_fields(known[text], path + ".", remaining, source)
     if _is_foreign(text):
-        raise ValueError(
-            f"{source}: {path} is of the unknown class {text}; import its module, "
-            f"{text.rpartition('.')[0]}, first."
-        )
+        module, _, name = text.rpartition(".")
+        cure = f"import its module, {module}, first"
+        if module == "__main__":
+            cure = f"a notebook or a session defined {name}; define it there again first"
+        raise ValueError(f"{source}: {path} is of the unknown class {text}; {cure}.")
     try:
         value = ast.literal_eval(text)
     except _UNREADABLE:
@@ -372,7 +394,7 @@ def _objects(value: Any) -> Iterator[Any]:
 
 def _class_name(cls: type) -> str:
     """`Top2`, or `my_gatings.Mine` for a class outside this package."""
-    return cls.__name__ if _is_ours(cls) else f"{cls.__module__}.{cls.__name__}"
+    return cls.__name__ if _is_ours(cls) else f"{module_name(cls)}.{cls.__name__}"
 
 
 def _is_ours(cls: type) -> bool:

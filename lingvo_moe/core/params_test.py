@@ -268,6 +268,23 @@ def test_a_class_from_outside_has_its_module():
     assert from_fields(Model, fields, "model.json") == params
     with pytest.raises(ValueError, match=r"class my_policies\.gone\.Late; import its module, my_"):
         from_fields(Model, fields | {"policy": "my_policies.gone.Late"}, "model.json")
+    with pytest.raises(ValueError, match=r"a notebook or a session defined Late; define it there"):
+        from_fields(Model, fields | {"policy": "__main__.Late"}, "model.json")
+
+
+def _subclass(name, module):
+    cls = type(name, (Fixed,), {"__module__": module, "__qualname__": name})
+    return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+
+
+def test_classes_of_one_name_are_told_apart_by_their_modules():
+    """The name alone is that of this package; a class that is defined again replaces the first."""
+    first, second = _subclass("Twin", "mine.a"), _subclass("Twin", "mine.b")
+    again = _subclass("Twin", "mine.b")
+    assert type(override(Model(), ["policy=mine.a.Twin"]).policy) is first
+    assert type(override(Model(), ["policy=mine.b.Twin(share=0.1)"]).policy) is again is not second
+    with pytest.raises(ValueError, match=r"policy=Twin: several .* write mine\.a\.Twin or mine\.b"):
+        override(Model(), ["policy=Twin"])
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def import_plugins(names: Iterable[str]) -> None:
 
     Args:
         names: `my.module`, searched in the current directory too, or a file such as
-            `models/mine.py`, which becomes the module `mine`.
+            `models/mine.py`, which becomes the module `mine`. The running script is left out.
 
     Raises:
         ValueError: there is no such module or file, another module has its name, or its import
@@ -30,7 +30,7 @@ def import_plugins(names: Iterable[str]) -> None:
     """
     for name in names:
         name = _absolute(name)
-        if name not in _imported:
+        if name not in _imported and name != import_name("__main__"):
             _imported[name] = _import(name)
 
 
@@ -61,6 +61,31 @@ def source_files() -> list[Path]:
         elif file:
             found.add(file)
     return sorted(found)
+
+
+def import_name(module: str) -> str:
+    """The name by which `import_plugins` finds a module that is loaded, in another process.
+
+    Args:
+        module: its name; "__main__" is the running script.
+
+    Returns:
+        The name; for a script its file, as an absolute path; "__main__" if there is no file, as in
+        a notebook.
+    """
+    if module != "__main__":
+        return module
+    main = sys.modules[module]
+    if spec := getattr(main, "__spec__", None):  # python -m
+        return spec.name
+    file = getattr(main, "__file__", None) or ""
+    return os.path.abspath(file) if file.endswith(".py") else module
+
+
+def module_name(cls: type) -> str:
+    """The module of a class, with the name that it has when it is imported."""
+    name = import_name(cls.__module__)
+    return Path(name).stem if name.endswith(".py") else name
 
 
 def _absolute(name: str) -> str:

@@ -1,4 +1,6 @@
+import importlib.machinery
 import sys
+import types
 
 import pytest
 
@@ -23,6 +25,26 @@ def test_a_module_is_looked_for_in_the_current_directory(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     plugins.import_plugins(["mine_b.models"])
     assert sys.modules["mine_b.models"].found
+
+
+@pytest.mark.parametrize(
+    ("main", "name"),
+    [
+        ({"__file__": "/here/mine.py"}, "/here/mine.py"),
+        ({"__file__": "/bin/a-console-script"}, "__main__"),
+        ({}, "__main__"),  # a notebook
+        ({"__spec__": importlib.machinery.ModuleSpec("my.module", None)}, "my.module"),
+    ],
+)
+def test_the_running_script_is_found_by_its_file_or_module(main, name, monkeypatch):
+    module = types.ModuleType("__main__")
+    vars(module).update(main)
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    assert plugins.import_name("__main__") == name
+    assert plugins.module_name(type("Mine", (), {"__module__": "__main__"})) == {
+        "/here/mine.py": "mine"
+    }.get(name, name)
+    assert plugins.import_name("json") == "json"
 
 
 @pytest.mark.parametrize(

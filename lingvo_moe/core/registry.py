@@ -5,6 +5,8 @@ import importlib
 import pkgutil
 from typing import Any
 
+from lingvo_moe.core.plugins import module_name
+
 _PACKAGE = "lingvo_moe.zoo"
 _registered: dict[str, type] = {}
 
@@ -13,13 +15,14 @@ def register(cls: type) -> type:
     """Class decorator: registers a model under the name `module.Class`.
 
     The class has a docstring whose first line describes the model, and a method `params()`
-    that returns its frozen params.
+    that returns its frozen params. It replaces a class of the same module and name, such as the
+    same cell of a notebook before.
 
     Raises:
-        ValueError: the name is taken, or the docstring is missing.
+        ValueError: a class of another module has the name, or the docstring is missing.
     """
-    name = f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}"
-    if name in _registered:
+    name = f"{module_name(cls).rpartition('.')[2]}.{cls.__name__}"
+    if name in _registered and _registered[name].__module__ != cls.__module__:
         raise ValueError(
             f"Model {name!r} is registered twice: in {_registered[name].__module__} and in "
             f"{cls.__module__}. Rename one of them."

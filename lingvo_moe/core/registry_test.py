@@ -78,6 +78,8 @@ def test_duplicates(zoo):
         ValueError, match=r"'cats\.Lion' is registered twice: in menagerie\.cats and"
     ):
         registry.register(make("elsewhere.cats", "Two."))
+    registry.register(make("menagerie.cats", "Changed."))  # a cell of a notebook that runs again
+    assert registry.describe("cats.Lion") == "Changed."
 
 
 @pytest.mark.parametrize("doc", [None, "", "  \n "])

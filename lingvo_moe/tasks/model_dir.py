@@ -458,12 +458,12 @@ def _read_params(path: Path, fields: dict[str, Any], version: int) -> Translatio
 def _plugins_of(params: TranslationParams) -> tuple[str, ...]:
     """The modules and files that must be imported before these params can be read again.
 
-    A class of the running script (`__main__`) cannot be imported later; opening the logdir is then
-    an error that names it.
+    A class of a notebook cannot be imported later. Opening the logdir in another process is then an
+    error that names the class.
     """
     loaded = {sys.modules[name] for name in foreign_modules(params) if name in sys.modules}
-    names = {module.__name__ for module in loaded - plugins.modules()} - {"__main__"}
-    return (*plugins.imported(), *sorted(names))
+    names = {plugins.import_name(module.__name__) for module in loaded - plugins.modules()}
+    return (*plugins.imported(), *sorted(names - {"__main__"}))
 
 
 def _import_plugins(file: Path, names: Any) -> None:
