@@ -62,9 +62,9 @@ def train(runtime, steps):
 
 
 @functools.cache
-def local(steps):
-    """A trained local runtime and its metrics."""
-    task = make_task()
+def local(steps, *overrides):
+    """A trained local runtime with these `--set` texts, its initial state, and its metrics."""
+    task = make_task(overrides)
     runtime = Local(task, train_step(task))
     runtime.initialize(3)
     before = {name: value.numpy() for name, value in runtime.state().items()}

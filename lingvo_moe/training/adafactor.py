@@ -52,7 +52,7 @@ class Adafactor(Optimizer):
 
     def weight_slots(self, spec):
         slots = NestedMap()
-        if factored := self._factored_axes(spec):
+        if factored := self.factored_axes(spec):
             row_axis, col_axis = factored
             slots.row, slots.col = (
                 zeros_like(spec, without=col_axis),
@@ -65,9 +65,9 @@ class Adafactor(Optimizer):
         return slots
 
     def update_weight(self, weight, slots, grad, spec, rate, count):
-        axes = self._weight_axes(spec)
+        axes = self.weight_axes(spec)
         scale, mean_square, new_slots = self._second_moment(slots, grad, spec, count)
-        step = rate * tf.maximum(_rms(weight, axes), self.min_scale)
+        step = rate * tf.maximum(rms(weight, axes), self.min_scale)
         step /= tf.maximum(1.0, tf.sqrt(mean_square) / self.clip_threshold)
         change = grad * scale(step)
         if self.beta1:
@@ -86,7 +86,7 @@ class Adafactor(Optimizer):
             mean square of the update, of step's shape; and the slots after this step.
         """
         beta2 = tf.minimum(1.0 - count**-self.beta2_exponent, self.beta2)
-        axes, squared = self._weight_axes(spec), tf.square(grad)
+        axes, squared = self.weight_axes(spec), tf.square(grad)
 
         def mix(old, new):
             return beta2 * old + (1.0 - beta2) * (new + _SQUARED_GRAD_FLOOR)
@@ -94,7 +94,7 @@ class Adafactor(Optimizer):
         def mean(values):
             return tf.reduce_mean(values, axes, keepdims=True)
 
-        factored = self._factored_axes(spec)
+        factored = self.factored_axes(spec)
         if not factored:
             full = mix(slots.full, squared)
             inverse = tf.math.rsqrt(full)
@@ -121,16 +121,16 @@ class Adafactor(Optimizer):
 
         return scale, update_square, NestedMap(row=row, col=col)
 
-    def _weight_axes(self, spec: WeightSpec) -> list[int]:
+    def weight_axes(self, spec: WeightSpec) -> list[int]:
         independent = self.batch_dims + STACK
         return [axis for axis, letter in enumerate(spec.dims) if letter not in independent]
 
-    def _factored_axes(self, spec: WeightSpec) -> list[int]:
+    def factored_axes(self, spec: WeightSpec) -> list[int]:
         """The axes of rows and columns, in that order; [] if the full moment is kept."""
-        axes = self._weight_axes(spec)[-2:]
+        axes = self.weight_axes(spec)[-2:]
         long = all(spec.shape[axis] >= self.min_dim_size_to_factor for axis in axes)
         return axes if len(axes) == 2 and long else []
 
 
-def _rms(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
+def rms(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
     return tf.sqrt(tf.reduce_mean(tf.square(x), axes, keepdims=True))

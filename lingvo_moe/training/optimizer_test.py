@@ -9,6 +9,7 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.training.adafactor import Adafactor
 from lingvo_moe.training.adamw import AdamW
 from lingvo_moe.training.lion import Lion
+from lingvo_moe.training.muon import Muon
 from lingvo_moe.training.optimizer import Optimizer, clip_by_global_norm, zeros_like
 from lingvo_moe.training.schedules import Constant
 
@@ -145,6 +146,7 @@ CONSTANT = Constant(learning_rate=0.05)
         Adafactor(schedule=CONSTANT, beta1=0.9, weight_decay=0.1),
         StackingAdamW(schedule=CONSTANT, weight_decay=0.1),
         StackingLion(schedule=CONSTANT),
+        Muon(schedule=CONSTANT, weight_decay=0.1),
     ],
 )
 def test_weights_that_are_alike_move_as_each_does_alone(optimizer, monkeypatch):

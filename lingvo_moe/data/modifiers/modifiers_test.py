@@ -8,6 +8,7 @@ from lingvo_moe.data.curriculum import Stream
 from lingvo_moe.data.dataset import Dataset, Example, PairInfo, write_shard
 from lingvo_moe.data.modifiers.base import Body, Modifier, ModifierContext
 from lingvo_moe.data.modifiers.casing import Casing
+from lingvo_moe.data.modifiers.copying import Copying
 from lingvo_moe.data.modifiers.merging import Merging
 from lingvo_moe.data.modifiers.punctuation import Punctuation
 from lingvo_moe.data.modifiers.subwords import Subwords
@@ -101,6 +102,35 @@ def test_merging(dataset):
     joined = {_change(dataset, Merging(most=4), seed=seed)[1] for seed in range(30)}
     assert joined == {" ".join(TEXTS[3:end]) for end in (5, 6, 7)}
     assert _change(dataset, Merging(), number=39)[:2] == (SOURCES[39], TEXTS[39])
+
+
+def test_copying(dataset):
+    source, target, example = _change(dataset, Copying())
+    assert source == target == TEXTS[3]
+    assert example.source[1:].tolist() == example.target.tolist()
+    # Whole pieces are left out, in their order, with the given probability.
+    left = [
+        _change(dataset, Copying(omitted=0.3), number, seed)[2]
+        for number in range(40)
+        for seed in range(5)
+    ]
+    for one in left:
+        rest = iter(one.target.tolist())
+        assert all(piece in rest for piece in one.source[1:].tolist())
+    share = sum(len(one.source) - 2 for one in left) / sum(len(one.target) - 1 for one in left)
+    assert share == pytest.approx(0.7, abs=0.03)
+
+
+def test_copying_between_two_vocabularies():
+    """The copy has the text of the target in pieces of the source's vocabulary."""
+    german = train_vocabulary({"de": SOURCES}, 500)
+    english = train_vocabulary({"en": TEXTS}, 320)
+    body = Body(german.encode([SOURCES[3]])[0], english.encode([TEXTS[3]])[0])
+    context = ModifierContext((german, english), lambda k: None, random.Random(0))
+    copied = Copying().apply(body, context)
+    assert copied.target == body.target
+    assert german.decode([copied.source]) == [TEXTS[3]]
+    assert copied.source != body.target
 
 
 class Emptied(Modifier):

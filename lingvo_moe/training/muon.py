@@ -1,0 +1,88 @@
+"""Muon: every direction of a matrix changes by the same amount."""
+
+import dataclasses
+from typing import ClassVar
+
+import tensorflow as tf
+
+from lingvo_moe.core.fields import PositiveFloat, PositiveInt, Rate
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.training.adafactor import Adafactor, rms
+from lingvo_moe.training.optimizer import zeros_like
+
+# Coefficients of x -> (a + b·x² + c·x⁴)·x (Jordan et al. 2024). Five rounds move a singular value
+# in [0.003, 1] to between 0.68 and 1.21.
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+_SMALLEST_NORM = 1e-20  # of a gradient; a smaller one counts as zero
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Muon(Adafactor):
+    """Muon for matrices (Jordan et al. 2024; Liu et al. 2025, arXiv 2502.16982), else Adafactor.
+
+    The change of a matrix of size R x C is the moving mean of its gradients with all singular
+    values set to about 1, so that its root mean square is about 1 / √max(R, C). It is scaled to
+    matrix_factor · rate · max(RMS(weight), min_scale). So one learning rate serves both rules.
+    Experts and the layers of a scan are independent matrices, as for Adafactor.
+
+    Adafactor updates vectors, matrices with a side shorter than min_dim_size_to_factor, and weights
+    with one of the `adafactor_dims`. `beta1` is only for these weights.
+
+    Slots: `mean` of a matrix, of its shape; those of Adafactor for other weights.
+
+    Attributes:
+        momentum: decay of the moving mean, which Nesterov's rule looks ahead of.
+        matrix_factor: the size of a matrix's change as a share of Adafactor's largest one.
+        rounds: number of Newton-Schulz iterations.
+        adafactor_dims: letters of dimensions whose weights are updated by Adafactor: the vocabulary
+            and the choice of experts. Their rows or columns are rarely used together.
+    """
+
+    momentum: Rate = 0.95
+    matrix_factor: PositiveFloat = 0.5
+    rounds: PositiveInt = 5
+    adafactor_dims: str = "Ve"
+
+    takes_stacks: ClassVar[bool] = True
+
+    def weight_slots(self, spec):
+        if self._is_matrix(spec):
+            return NestedMap(mean=zeros_like(spec))
+        return super().weight_slots(spec)
+
+    def update_weight(self, weight, slots, grad, spec, rate, count):
+        if not self._is_matrix(spec):
+            return super().update_weight(weight, slots, grad, spec, rate, count)
+        mean = self.momentum * slots.mean + (1.0 - self.momentum) * grad
+        ahead = self.momentum * mean + (1.0 - self.momentum) * grad
+        axes = self.weight_axes(spec)
+        longest = max(spec.shape[axis] for axis in axes)
+        size = self.matrix_factor * rate * tf.maximum(rms(weight, axes), self.min_scale)
+        return size * longest**0.5 * orthogonalize(ahead, self.rounds), NestedMap(mean=mean)
+
+    def _is_matrix(self, spec) -> bool:
+        """Whether Muon updates the weight: its last two dimensions are one matrix."""
+        count = len(spec.shape)
+        last = self.weight_axes(spec) == self.factored_axes(spec) == [count - 2, count - 1]
+        return last and not set(self.adafactor_dims) & set(spec.dims)
+
+
+def orthogonalize(matrices: tf.Tensor, rounds: int) -> tf.Tensor:
+    """Sets the singular values of matrices to about 1, by Newton-Schulz iterations.
+
+    Args:
+        matrices: [..., R, C].
+        rounds: number of iterations; each has three products of matrices.
+
+    Returns:
+        [..., R, C]; a zero matrix stays zero.
+    """
+    rows, columns = matrices.shape[-2:]
+    norms = tf.sqrt(tf.reduce_sum(tf.square(matrices), [-2, -1], keepdims=True))
+    x = matrices / tf.maximum(norms, _SMALLEST_NORM)  # no singular value is above 1
+    for _ in range(rounds):
+        # The product of the shorter side, x·xᵀ or xᵀ·x, is cheaper.
+        inner = tf.matmul(x, x, transpose_a=rows > columns, transpose_b=rows <= columns)
+        change = _B * inner + _C * tf.matmul(inner, inner)
+        x = _A * x + (tf.matmul(x, change) if rows > columns else tf.matmul(change, x))
+    return x

@@ -1,0 +1,126 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.core.layer import Normal, WeightSpec, init_theta
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.training.adafactor import Adafactor
+from lingvo_moe.training.muon import Muon, orthogonalize
+from lingvo_moe.training.schedules import Constant
+
+RATE = Constant(learning_rate=0.02)
+
+
+def spec_of(shape, dims):
+    return WeightSpec(shape, Normal(0.1), dims)
+
+
+def run(optimizer, weights, steps=4):
+    """theta and slots after some steps with random gradients."""
+    theta, slots = init_theta(weights, 0), init_theta(optimizer.slots(weights), 0)
+    update = tf.function(lambda *args: optimizer.update(*args, weights)[:2], autograph=False)
+    for step in range(steps):
+        grads = init_theta(weights, step + 1).map(lambda g, size=10.0**step: size * g)
+        theta, slots = update(theta, slots, grads, tf.constant(step, tf.int64))
+    return theta, slots
+
+
+@pytest.mark.parametrize("shape", [(20, 50), (50, 20), (30, 30), (3, 2, 20, 50), (2, 50, 20)])
+def test_singular_vectors_stay_and_singular_values_become_about_1(shape):
+    matrices = np.random.default_rng(0).normal(size=shape) + 10 * np.eye(*shape[-2:])
+    left, values, right = np.linalg.svd(matrices, full_matrices=False)
+    shares = values / np.sqrt((values**2).sum(-1, keepdims=True))
+    assert shares.min() > 0.003  # see Muon: below, five rounds are too few
+    found = orthogonalize(tf.constant(matrices, tf.float32), 5).numpy()
+    inside = np.swapaxes(left, -1, -2) @ found @ np.swapaxes(right, -1, -2)
+    new_values = np.diagonal(inside, axis1=-2, axis2=-1)
+    assert new_values.min() > 0.68
+    assert new_values.max() < 1.21
+    # Nothing else: the matrix is these values between the same singular vectors.
+    np.testing.assert_allclose(found, left * new_values[..., None, :] @ right, atol=1e-5)
+
+
+def test_a_zero_matrix_stays_zero():
+    np.testing.assert_array_equal(orthogonalize(tf.zeros([4, 6]), 5), np.zeros([4, 6]))
+
+
+@pytest.mark.parametrize("shape", [(128, 160), (160, 128)])
+def test_equals_keras_over_20_steps(shape):
+    """With min_scale above each weight's RMS the size of a change is that of Liu et al. 2025."""
+    weights = NestedMap(w=spec_of(shape, "MH"))
+    optimizer = Muon(schedule=RATE, matrix_factor=0.2, min_scale=1.0)
+    oracle = keras.optimizers.Muon(0.02, weight_decay=None, momentum=0.95, rms_rate=0.2)
+    theta, slots = init_theta(weights, 0), init_theta(optimizer.slots(weights), 0)
+    weight, rng = keras.Variable(theta.w.numpy()), np.random.default_rng(1)
+    for step in range(20):
+        grad = tf.constant(rng.normal(0, 1 + step % 7, shape), tf.float32)
+        theta, slots, _ = optimizer.update(
+            theta, slots, NestedMap(w=grad), tf.constant(step, tf.int64), weights
+        )
+        oracle.apply_gradients([(grad, weight)])
+    np.testing.assert_allclose(theta.w, weight, rtol=1e-4, atol=1e-5)
+
+
+def test_the_size_of_a_change_by_hand():
+    """The norm of 7·I is 7·√128: the iterations start at I / √128 and end at v·I."""
+    spec = NestedMap(w=spec_of((128, 128), "MH"))
+    theta, grads = NestedMap(w=tf.fill([128, 128], 0.5)), NestedMap(w=7.0 * tf.eye(128))
+    optimizer = Muon(schedule=RATE, matrix_factor=0.3)
+    slots = init_theta(optimizer.slots(spec), 0)
+    moved, slots, _ = optimizer.update(theta, slots, grads, tf.constant(0, tf.int64), spec)
+    value = 128**-0.5
+    for _ in range(5):
+        value *= 3.4445 - 4.7750 * value**2 + 2.0315 * value**4
+    change = 0.3 * 0.02 * 0.5 * 128**0.5 * value
+    np.testing.assert_allclose(0.5 - moved.w, change * np.eye(128), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(slots.w.mean, 0.05 * 7.0 * np.eye(128), rtol=1e-5)
+
+
+def test_experts_move_as_each_does_alone():
+    together = NestedMap(w=spec_of((3, 128, 130), "EMH"))
+    optimizer = Muon(schedule=RATE)
+    start = init_theta(together, 0)
+    slots = init_theta(optimizer.slots(together), 0)
+    grads = init_theta(together, 1).map(lambda g: g * tf.constant([1.0, 50.0, 0.0])[:, None, None])
+    moved, _, _ = optimizer.update(start, slots, grads, tf.constant(0, tf.int64), together)
+    alone = NestedMap(w=spec_of((128, 130), "MH"))
+    for e in range(3):
+        one, _, _ = optimizer.update(
+            NestedMap(w=start.w[e]),
+            NestedMap(w=NestedMap(mean=slots.w.mean[e])),
+            NestedMap(w=grads.w[e]),
+            tf.constant(0, tf.int64),
+            alone,
+        )
+        np.testing.assert_allclose(moved.w[e], one.w, atol=1e-6)
+    np.testing.assert_array_equal(moved.w[2], start.w[2])  # an expert without tokens stays
+
+
+def test_which_weights_are_left_to_adafactor():
+    """Vectors, short sides, the vocabulary and the choice of experts; momentum is not for them."""
+    weights = NestedMap(
+        embedding=spec_of((300, 128), "VM"),
+        gate=spec_of((128, 200), "Me"),
+        norm=spec_of((128,), "M"),
+        narrow=spec_of((128, 8), "MH"),
+        wo=spec_of((2, 2, 130, 128), "YEHM"),
+    )
+    theta, slots = run(Muon(schedule=RATE), weights)
+    expected, same_slots = run(Adafactor(schedule=RATE), weights)
+    assert list(slots.wo) == ["mean"]
+    assert np.abs(theta.wo - expected.wo).max() > 1e-3
+    for name in ("embedding", "gate", "norm", "narrow"):
+        np.testing.assert_array_equal(theta[name], expected[name])
+        assert list(slots[name]) == list(same_slots[name])
+
+
+def test_adafactor_dims_can_be_changed():
+    weights = NestedMap(embedding=spec_of((300, 128), "VM"))
+    assert list(Muon(schedule=RATE, adafactor_dims="").slots(weights).embedding) == ["mean"]
+    assert set(Muon(schedule=RATE).slots(weights).embedding) == {"row", "col"}
+
+
+def test_bad_momentum():
+    with pytest.raises(ValueError, match=r"momentum must be in \[0, 1\), got 1\.0"):
+        Muon(schedule=RATE, momentum=1.0)
