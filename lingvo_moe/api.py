@@ -1,13 +1,13 @@
 """The Python API: the functions behind the tools. docs/api.md has examples."""
 
 import contextlib
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lingvo_moe.core.params import evolve
+from lingvo_moe.core.progress import report
 from lingvo_moe.core.registry import get_params, register
 from lingvo_moe.data.corpora import Examples, write_corpus
 from lingvo_moe.data.dataset import FILE as DATASET_FILE
@@ -52,11 +52,6 @@ __all__ = [
 Corpus = str | Path | Mapping[str, Examples] | Examples
 
 _SAVED_MODEL = SavedModel()
-
-
-def report(line: str) -> None:
-    """Progress goes to standard error."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def params(name: str) -> TranslationParams:

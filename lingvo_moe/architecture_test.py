@@ -150,6 +150,28 @@ def test_a_class_has_its_name_alone():
     }
 
 
+def test_a_public_function_has_its_name_alone():
+    """Besides `main` and `run` of programs, the API beside what it calls, and clients of exports.
+
+    The functions listed here are called with the name of their module.
+    """
+    defined = collections.defaultdict(set)
+    for path in PACKAGE.rglob("*.py"):
+        name = path.relative_to(PACKAGE).as_posix()
+        if not re.match(r"api\.py|testing/|serving/(client|run_stablehlo)|.*_test\.py", name):
+            for found in re.findall(r"^(?:async )?def ([a-z]\w*)", path.read_text(), re.MULTILINE):
+                defined[found].add(name)
+    several = {name: files for name, files in defined.items() if len(files) > 1}
+    assert {name: files for name, files in several.items() if name not in ("main", "run")} == {
+        "check_flags": {"tools/runtimes.py", "tools/rebalancing.py"},
+        "define_flags": {"tools/runtimes.py", "tools/rebalancing.py"},
+        "einsum": {"sharding/copies.py", "sbp/signatures.py"},
+        "load": {"core/npz.py", "core/safetensors.py", "server/loading.py"},
+        "lookup": {"sharding/copies.py", "planning/flow.py"},
+        "save": {"core/npz.py", "core/safetensors.py"},
+    }
+
+
 def test_one_file_reads_and_writes_npz():
     """Also `serving/run_stablehlo.py`, which is copied to exports and imports nothing of ours."""
     calls = re.compile(r"np\.savez|with np\.load\(")

@@ -1,9 +1,15 @@
 """Progress lines: sentences done, speed and time left."""
 
+import sys
 import time
 from collections.abc import Callable
 
 _EVERY_SECONDS = 10.0
+
+
+def report(line: str) -> None:
+    """Prints progress to standard error, because standard output is for results."""
+    print(line, file=sys.stderr, flush=True)
 
 
 class Progress:

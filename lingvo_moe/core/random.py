@@ -3,8 +3,9 @@
 The generator is Philox 4x32-10 (Salmon et al. 2011, doi 10.1145/2063384.2063405): a pure function
 of a key and a counter gives four 32-bit words at a time. TensorFlow's kernels and XLA give the same
 words, but convert them to floats differently, so this module converts them itself. In a partitioned
-program XLA's generator would draw the numbers of all devices on every device. Inside `elementwise`
-each number is computed from its own index instead, which XLA partitions like other arithmetic.
+program XLA's generator would draw the numbers of all devices on every device. Inside
+`draw_elementwise` each number is computed from its own index instead, which XLA partitions like
+other arithmetic.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ _elementwise: contextvars.ContextVar[bool] = contextvars.ContextVar("elementwise
 
 
 @contextlib.contextmanager
-def elementwise() -> Iterator[None]:
+def draw_elementwise() -> Iterator[None]:
     """Within this context numbers of a static shape are drawn by elementwise operations only.
 
     The numbers are the same. A partitioned program needs this; on one device the kernel is faster.

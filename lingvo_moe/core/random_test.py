@@ -19,7 +19,7 @@ def four_ways(draw, shapes):
         return [draw(shape, seed) for shape in shapes]
 
     def elementwise(seed):
-        with random.elementwise():
+        with random.draw_elementwise():
             return kernel(seed)
 
     return [
@@ -144,7 +144,7 @@ def test_bounds():
 def test_a_dynamic_shape_falls_back_on_the_kernel():
     @tf.function(autograph=False)
     def draw(like):
-        with random.elementwise():
+        with random.draw_elementwise():
             return random.uniform(tf.shape(like), [5, 6])
 
     traced = draw.get_concrete_function(tf.TensorSpec([None, 3]))
@@ -156,7 +156,7 @@ def test_elementwise_draws_hold_no_generator_of_xla():
 
     @tf.function(autograph=False, jit_compile=True)
     def draw(seed):
-        with random.elementwise():
+        with random.draw_elementwise():
             return random.uniform([64, 8], seed), random.normal([64, 8], seed)
 
     hlo = draw.experimental_get_compiler_ir(tf.constant([1, 2]))(stage="hlo")

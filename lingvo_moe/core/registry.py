@@ -33,7 +33,7 @@ def register(cls: type) -> type:
     return cls
 
 
-def lookup(name: str) -> type:
+def find_model(name: str) -> type:
     """The registered class of that name; imports the one module that defines it.
 
     Raises:
@@ -52,12 +52,12 @@ def lookup(name: str) -> type:
 
 def get_params(name: str) -> Any:
     """The frozen params of a registered model."""
-    return lookup(name)().params()
+    return find_model(name)().params()
 
 
 def describe(name: str) -> str:
     """The first line of a registered model's docstring."""
-    return str(lookup(name).__doc__).strip().splitlines()[0]
+    return str(find_model(name).__doc__).strip().splitlines()[0]
 
 
 def all_names() -> list[str]:

@@ -65,7 +65,7 @@ def test_all_names_leaves_tests_alone(zoo):
 )
 def test_unknown_names(zoo, name, message):
     with pytest.raises(ValueError, match=message):
-        registry.lookup(name)
+        registry.find_model(name)
 
 
 def make(module, doc):

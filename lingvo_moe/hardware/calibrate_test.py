@@ -52,4 +52,4 @@ if __name__ == "__main__":
     from lingvo_moe.hardware import calibrate, chips
 
     calibrate._SIZES = (2**12, 2**16)
-    print(json.dumps(chips.to_json(calibrate.calibrate())))
+    print(json.dumps(chips.hardware_to_json(calibrate.calibrate())))

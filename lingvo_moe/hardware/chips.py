@@ -204,7 +204,7 @@ def find_hardware(name: str) -> Hardware:
         ) from error
 
 
-def to_json(hardware: Hardware) -> dict[str, Any]:
+def hardware_to_json(hardware: Hardware) -> dict[str, Any]:
     """JSON for `find_hardware`, of hardware with a measured interconnect."""
     return dataclasses.asdict(hardware)
 

@@ -2,7 +2,14 @@ import json
 
 import pytest
 
-from lingvo_moe.hardware.chips import GB, MEASURED, Efficiency, Hardware, find_hardware, to_json
+from lingvo_moe.hardware.chips import (
+    GB,
+    MEASURED,
+    Efficiency,
+    Hardware,
+    find_hardware,
+    hardware_to_json,
+)
 from lingvo_moe.hardware.links import Line, Measured, block
 
 ONE = Hardware(
@@ -22,7 +29,7 @@ def test_unknown_hardware():
 
 def test_a_file_says_all_of_it(tmp_path):
     path = tmp_path / "one.json"
-    path.write_text(json.dumps(to_json(ONE)))
+    path.write_text(json.dumps(hardware_to_json(ONE)))
     assert find_hardware(str(path)) == ONE
 
 
@@ -57,7 +64,7 @@ def test_no_object(tmp_path, text):
 )
 def test_another_file(tmp_path, change):
     path = tmp_path / "other.json"
-    path.write_text(json.dumps(to_json(ONE) | change))
+    path.write_text(json.dumps(hardware_to_json(ONE) | change))
     with pytest.raises(ValueError, match=r"other.json is not a file of .*--calibrate.*make it"):
         find_hardware(str(path))
 

@@ -52,7 +52,7 @@ def main():
     import jax
 
     from lingvo_moe.runtimes.hlo import collectives, count
-    from lingvo_moe.runtimes.lowering import Layout, batch_specs, shapes, train_program
+    from lingvo_moe.runtimes.lowering import Layout, batch_specs, partition_train_step, shapes
     from lingvo_moe.runtimes.spmd import Spmd
     from lingvo_moe.sharding.annotations import parse_mesh
 
@@ -74,7 +74,7 @@ def main():
         "compiled": len(compiled) - warm,
     }
     specs = batch_specs(batch(0))
-    program, args = train_program(one.step().on_rungs[0], specs, devices)
+    program, args = partition_train_step(one.step().on_rungs[0], specs, devices)
     text = program.lower(*shapes(args)).compile().as_text()
     report["collectives"] = count(collectives(text))
     print(json.dumps(report))

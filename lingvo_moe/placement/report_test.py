@@ -6,7 +6,7 @@ import pytest
 
 from lingvo_moe.placement.policies import Flex, StaticExpertParallel
 from lingvo_moe.placement.report import Comparison
-from lingvo_moe.placement.simulate import replay_all, summarize
+from lingvo_moe.placement.simulate import replay_all, summarize_replay
 from lingvo_moe.placement.traces import SyntheticLoads
 from lingvo_moe.reporting.figure import COLORS
 from lingvo_moe.testing.pages import parse_page
@@ -23,7 +23,7 @@ def made():
 
 
 def compare(runs, skip=0):
-    summaries = tuple(summarize(run, skip) for run in runs)
+    summaries = tuple(summarize_replay(run, skip) for run in runs)
     return Comparison(settings={"trace": "<made>"}, summaries=summaries)
 
 

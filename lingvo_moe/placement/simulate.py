@@ -89,7 +89,7 @@ class Summary:
     nanoseconds_a_choice: float
 
 
-def replay(
+def replay_trace(
     trace: Trace,
     policy: Policy,
     cost: CostModel,
@@ -146,7 +146,7 @@ def replay(
     )
 
 
-def summarize(run: Replay, skip: int = 0) -> Summary:
+def summarize_replay(run: Replay, skip: int = 0) -> Summary:
     """Computes averages.
 
     Args:
@@ -212,8 +212,8 @@ def replay_all(
     policies: Sequence[Policy] = POLICIES,
     progress: Callable[[str, int, int], None] = lambda name, step, steps: None,
 ) -> list[Replay]:
-    """Replays the trace under each policy; arguments as in replay."""
+    """Replays the trace under each policy; arguments as in replay_trace."""
     return [
-        replay(trace, policy, cost, slots, lambda *at, name=policy.name: progress(name, *at))
+        replay_trace(trace, policy, cost, slots, lambda *at, name=policy.name: progress(name, *at))
         for policy in policies
     ]

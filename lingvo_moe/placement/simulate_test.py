@@ -7,7 +7,7 @@ import pytest
 
 from lingvo_moe.placement.policies import Flex, Oracle, Shadowing, StaticExpertParallel
 from lingvo_moe.placement.scheduler import MaxTrigger
-from lingvo_moe.placement.simulate import replay, replay_all, speed_up, summarize
+from lingvo_moe.placement.simulate import replay_all, replay_trace, speed_up, summarize_replay
 from lingvo_moe.placement.traces import SyntheticLoads, Trace
 from lingvo_moe.testing.placements import make_cost
 
@@ -21,26 +21,26 @@ def _by_hand():
 def test_static_by_hand():
     # Step 1, device 0: 11 tokens, 5 of them from device 1: 0.11 + 4 · 5 / 40. Step 2, device 1: 11
     # tokens, 6 of them from device 0.
-    run = replay(_by_hand(), StaticExpertParallel(capacity_factor=None), make_cost(2), 1)
+    run = replay_trace(_by_hand(), StaticExpertParallel(capacity_factor=None), make_cost(2), 1)
     np.testing.assert_allclose(run.seconds[:, 0], [0.61, 0.71])
     np.testing.assert_allclose(run.parts[:, 0], [[0.11, 0.5, 0], [0.11, 0.6, 0]])
     np.testing.assert_allclose(run.ratio[:, 0], 11 / 8)
-    mean = summarize(run)
+    mean = summarize_replay(run)
     assert mean.step_seconds == pytest.approx(0.66)
     assert mean.token_efficiency == 1
     assert mean.expert_efficiency == pytest.approx(16 / 22)
     assert mean.nanoseconds_a_choice == pytest.approx(0.66e9 / 16)
-    assert summarize(run, skip=1).step_seconds == pytest.approx(0.71)
+    assert summarize_replay(run, skip=1).step_seconds == pytest.approx(0.71)
 
 
 def test_capacity_by_hand():
     # Four rows from each source: 8 rows a device, 4 of them sent: 0.08 + 4 · 4 / 40. 13 of 16 fit.
-    run = replay(_by_hand(), StaticExpertParallel(), make_cost(2), 1)
-    mean = summarize(run)
+    run = replay_trace(_by_hand(), StaticExpertParallel(), make_cost(2), 1)
+    mean = summarize_replay(run)
     assert mean.step_seconds == pytest.approx(0.48)
     assert mean.token_efficiency == mean.expert_efficiency == pytest.approx(13 / 16)
-    other = summarize(
-        replay(_by_hand(), StaticExpertParallel(capacity_factor=None), make_cost(2), 1)
+    other = summarize_replay(
+        replay_trace(_by_hand(), StaticExpertParallel(capacity_factor=None), make_cost(2), 1)
     )
     # 0.66 / 0.48 faster a step, less by 13 / 16 if dropped choices have to be made up for.
     assert speed_up(mean, other) == pytest.approx((0.66 / 0.48, 0.66 / 0.48 * 13 / 16))
@@ -52,7 +52,8 @@ def test_layers_add_up():
     two = dataclasses.replace(one, loads=np.concatenate([one.loads] * 2, axis=1), layers=("a", "b"))
     cost = make_cost(2)
     first, second = (
-        summarize(replay(trace, StaticExpertParallel(), cost, 1)) for trace in (one, two)
+        summarize_replay(replay_trace(trace, StaticExpertParallel(), cost, 1))
+        for trace in (one, two)
     )
     assert second.step_seconds == pytest.approx(2 * first.step_seconds)
     assert second.nanoseconds_a_choice == pytest.approx(first.nanoseconds_a_choice)
@@ -72,7 +73,9 @@ def test_the_order_of_policies_on_skewed_loads():
     )
     seen = []
     runs = replay_all(trace, cost, 4, policies, lambda *at: seen.append(at))
-    capacity, free, shadowing, flex, frozen, oracle = (summarize(run, skip=20) for run in runs)
+    capacity, free, shadowing, flex, frozen, oracle = (
+        summarize_replay(run, skip=20) for run in runs
+    )
     assert oracle.step_seconds <= flex.step_seconds < shadowing.step_seconds < free.step_seconds
     assert flex.token_efficiency == 1.0 > capacity.token_efficiency
     assert flex.expert_efficiency > max(capacity.expert_efficiency, shadowing.expert_efficiency)
@@ -87,7 +90,7 @@ def test_the_order_of_policies_on_skewed_loads():
 
 def test_errors():
     with pytest.raises(ValueError, match="2 source devices, the cost model 4; see Trace"):
-        replay(_by_hand(), Flex(), make_cost(4), 2)
-    run = replay(_by_hand(), StaticExpertParallel(), make_cost(2), 1)
+        replay_trace(_by_hand(), Flex(), make_cost(4), 2)
+    run = replay_trace(_by_hand(), StaticExpertParallel(), make_cost(2), 1)
     with pytest.raises(ValueError, match="Cannot skip 2 of 2 steps"):
-        summarize(run, skip=2)
+        summarize_replay(run, skip=2)

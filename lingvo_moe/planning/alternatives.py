@@ -14,7 +14,7 @@ from lingvo_moe.planning.search import (
     divisors,
     make_mesh,
     price,
-    search,
+    search_strategies,
 )
 from lingvo_moe.tasks.params import TranslationParams
 
@@ -68,7 +68,7 @@ def compare_strategies(
         max_sent = math.inf
         if isinstance(hand, Priced) and (hand.fits or params.model.moe):
             max_sent = hand.sent
-    return SearchReport(search(params, hardware, devices, max_sent), alternatives)
+    return SearchReport(search_strategies(params, hardware, devices, max_sent), alternatives)
 
 
 def _priced(space: Space, sizes: tuple[int, ...], cut: bool, zero: bool) -> Priced | str:

@@ -141,7 +141,7 @@ def at_rest(strategy: Strategy) -> str:
     return ", ".join(parts) or "–"
 
 
-def to_json(report: SearchReport) -> list[dict[str, Any]]:
+def search_to_json(report: SearchReport) -> list[dict[str, Any]]:
     """A dict for each of `rows`, in SI units and bytes."""
     result: list[dict[str, Any]] = []
     for name, priced in rows(report):

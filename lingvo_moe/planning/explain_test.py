@@ -7,7 +7,7 @@ from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.hardware.chips import HARDWARE
 from lingvo_moe.planning.alternatives import HAND, compare_strategies
-from lingvo_moe.planning.explain import flags, format_search, overrides, to_json
+from lingvo_moe.planning.explain import flags, format_search, overrides, search_to_json
 from lingvo_moe.planning.search import BlockChoice, Strategy, applied, make_mesh
 from lingvo_moe.testing.small_models import MOE, SMALL
 
@@ -96,7 +96,7 @@ def test_text_and_json(small):
     table = [line for line in lines if line.startswith(tuple(names))]
     assert [next(n for n in names if line.startswith(n)) for line in table] == names
     assert "1.00x" in table[0]
-    as_json = to_json(found)
+    as_json = search_to_json(found)
     assert [row["name"] for row in as_json] == names
     assert as_json[0]["step_seconds"] == found.found.best.seconds
     assert as_json[0]["fits"]

@@ -14,9 +14,9 @@ from lingvo_moe.planning.report import (
     cause,
     collective_rows,
     format_plan,
+    plan_to_json,
     sweep_table,
-    to_json,
-    write_report,
+    write_plans,
 )
 from lingvo_moe.planning.tpu_compile import Compiled, compile_step
 from lingvo_moe.runtimes.hlo import Collective
@@ -124,7 +124,7 @@ def test_what_the_compiler_says(monkeypatch):
     rows = [line.split() for line in text.splitlines()]
     assert ["all-to-all", "a/b", "3", "1.000", "2"] in rows
     assert ["its", "own", "estimate", "none"] in rows
-    assert json.loads(json.dumps(to_json(plan)))["compiled"]["total_bytes"] == 10**10
+    assert json.loads(json.dumps(plan_to_json(plan)))["compiled"]["total_bytes"] == 10**10
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_plan_says_whether_input_keeps_up(monkeypatch, steps, note):
     (line,) = (line for line in text.splitlines() if line.startswith("packing by one core"))
     assert line.endswith(f" {note}")
     assert "every 7 steps" in text
-    numbers = to_json(plan)
+    numbers = plan_to_json(plan)
     assert numbers["hosts"]["packing"] == pytest.approx(steps * numbers["step_seconds"])
     step = max(numbers["step_seconds"], numbers["hosts"]["packing"]) + numbers["hosts"]["copy"] / 7
     assert numbers["step_seconds_with_hosts"] == pytest.approx(step)
@@ -163,7 +163,7 @@ def test_sweep_report(tmp_path, monkeypatch):
     rows = {p.estimate.costs.tokens / p.estimate.costs.devices for p in plans}
     assert rows == {2**20 / 128}
     both = [plans[0], dataclasses.replace(plans[1], compiled=COMPILED)]
-    write_report(both, tmp_path)
+    write_plans(both, tmp_path)
     assert len(json.loads((tmp_path / "plan.json").read_text())) == 2
     picture = (tmp_path / "sweep.png").read_bytes()
     assert ink(picture, "#000000") > ink(draw_sweep(plans), "#000000")  # the compiler's diamond

@@ -152,7 +152,7 @@ def cause(op_name: str) -> str:
     return (path or op_name) + (", gradient" if gradient else "")
 
 
-def to_json(plan: Plan) -> dict[str, Any]:
+def plan_to_json(plan: Plan) -> dict[str, Any]:
     """All numbers of a plan, in SI units and bytes."""
     estimate, costs = plan.estimate, plan.estimate.costs
     answer = {
@@ -212,14 +212,14 @@ def sweep_table(plans: Sequence[Plan]) -> Table:
     return Table(columns, rows)
 
 
-def write_report(plans: Sequence[Plan], directory: Path) -> None:
+def write_plans(plans: Sequence[Plan], directory: Path) -> None:
     """Writes plan.json and index.html, and for a sweep its curves, sweep.png.
 
     Args:
         plans: one, or those of a sweep.
         directory: made if it does not exist.
     """
-    answers = [to_json(plan) for plan in plans]
+    answers = [plan_to_json(plan) for plan in plans]
     pictures = {"sweep": draw_sweep(plans)} if len(plans) > 1 else {}
     title = "memory and time against the number of devices"
     parts = [image(picture, title) for picture in pictures.values()]

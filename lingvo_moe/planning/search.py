@@ -159,7 +159,7 @@ class Found:
         return _within(self.best, self.max_sent)
 
 
-def search(
+def search_strategies(
     params: TranslationParams, hardware: Hardware, devices: int, max_sent: float = math.inf
 ) -> Found:
     """The fastest strategy within a device's memory and a limit on bytes sent.

@@ -14,7 +14,7 @@ from lingvo_moe.core.registry import get_params
 from lingvo_moe.hardware.chips import HARDWARE
 from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.planning.explain import overrides
-from lingvo_moe.planning.search import ROOM, search
+from lingvo_moe.planning.search import ROOM, search_strategies
 from lingvo_moe.sharding.annotations import parse_mesh
 from lingvo_moe.testing.training_on_mesh import LENGTH, PARAMS, ROWS, TOLERANCE, local, run
 
@@ -32,7 +32,7 @@ SIZES = (
 def test_what_is_chosen_trains_to_the_losses_of_one_device(memory):
     params = override(get_params("tiny.MoE"), [*PARAMS, *SIZES])
     device = dataclasses.replace(HARDWARE["cpu"], memory=memory / ROOM)
-    best = search(params, device, 8).best.strategy
+    best = search_strategies(params, device, 8).best.strategy
     _, _, losses = local(STEPS)
     (found,) = run(str(best.mesh), STEPS, *overrides(params, best))
     assert_allclose(found, losses, rtol=STEPS * TOLERANCE)
@@ -77,13 +77,13 @@ def main(model, mesh, *changes):
     """Prints bytes by kind of the collectives of a training step."""
     from lingvo_moe.data.packing import Packer
     from lingvo_moe.runtimes.hlo import collectives, total_bytes
-    from lingvo_moe.runtimes.lowering import Layout, batch_specs, shapes, train_program
+    from lingvo_moe.runtimes.lowering import Layout, batch_specs, partition_train_step, shapes
     from lingvo_moe.tasks.training import train_step
     from lingvo_moe.tasks.translation import TranslationTask
 
     params = override(get_params(model), changes)
     sizes = params.input.batch_size, params.input.source_length, params.input.target_length
-    program, args = train_program(
+    program, args = partition_train_step(
         train_step(TranslationTask(params, ("a-b", "c-d"))),
         batch_specs(Packer(*sizes).batch()),
         Layout(parse_mesh(mesh), params.sharding),

@@ -13,7 +13,7 @@ from lingvo_moe.planning.alternatives import HAND, compare_strategies
 from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.planning.estimate import estimate
 from lingvo_moe.planning.explain import at_rest
-from lingvo_moe.planning.search import ROOM, Space, Strategy, make_mesh, price, search
+from lingvo_moe.planning.search import ROOM, Space, Strategy, make_mesh, price, search_strategies
 from lingvo_moe.sharding.annotations import assignment
 from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.tasks.translation import TranslationTask
@@ -69,7 +69,7 @@ def taken(one):
 def test_data_parallel_for_a_small_dense_model():
     """Many rows of few weights: sums of gradients are small, those of activations would not be."""
     params = override(get_params("tiny.Dense"), [*SMALL, "input.batch_size=8192"])
-    best = search(params, HARDWARE["h100"], 8).best.strategy
+    best = search_strategies(params, HARDWARE["h100"], 8).best.strategy
     assert str(best.mesh) == "data:8"
 
 
@@ -77,7 +77,7 @@ def test_tensor_parallel_for_large_feed_forward_layers():
     """Few rows of many weights: columns then rows, one reduction each way."""
     large = ("model.model_dim=8192", "model.hidden_dim=65536", "model.num_heads=64")
     params = override(get_params("tiny.Dense"), [*SMALL, *large, "input.batch_size=16"])
-    best = search(params, HARDWARE["h100"], 8).best
+    best = search_strategies(params, HARDWARE["h100"], 8).best
     assert str(best.strategy.mesh) == "model:8"
     assert "hidden" in cut(best.strategy)
     # Two feed-forward layers, one sum each way, of [16·48, 8192] and [16·32, 8192] float32.
@@ -105,13 +105,13 @@ def test_memory_decides():
     device = HARDWARE["cpu"]
     seconds, memory = [], 1e9
     for _ in range(3):
-        best = search(params, dataclasses.replace(device, memory=memory), 8).best
+        best = search_strategies(params, dataclasses.replace(device, memory=memory), 8).best
         assert best.bytes <= ROOM * memory
         seconds.append(best.seconds)
         memory = 0.999 * best.bytes / ROOM
     assert seconds[0] < seconds[1] < seconds[2]
     with pytest.raises(ValueError, match=r"No strategy fits 8 devices: the smallest one needs"):
-        search(params, dataclasses.replace(device, memory=memory), 8)
+        search_strategies(params, dataclasses.replace(device, memory=memory), 8)
 
 
 def every_strategy(params, devices):
@@ -195,7 +195,7 @@ def test_equals_exhaustive_search(overrides, monkeypatch):
         device = dataclasses.replace(HARDWARE["cpu"], memory=memory / ROOM * (1 + 1e-9))
         fitting = [(time, sent) for time, size, sent in everything if size <= memory]
         for max_sent in sorted({sent for _, sent in fitting})[::4]:
-            found = search(params, device, 4, max_sent)
+            found = search_strategies(params, device, 4, max_sent)
             assert found.fastest.seconds == pytest.approx(min(time for time, _ in fitting))
             allowed = [time for time, sent in fitting if sent <= max_sent]
             assert found.best.seconds == pytest.approx(min(allowed))
@@ -205,18 +205,18 @@ def test_equals_exhaustive_search(overrides, monkeypatch):
 def test_a_limit_that_nothing_keeps():
     params = override(get_params("tiny.MoE"), [*SMALL, *MOE])
     device = HARDWARE["cpu"]
-    found = search(params, device, 8, max_sent=0.0)
+    found = search_strategies(params, device, 8, max_sent=0.0)
     assert not found.within
     # The least that is sent is just what can be kept.
-    again = search(params, device, 8, max_sent=found.best.sent)
+    again = search_strategies(params, device, 8, max_sent=found.best.sent)
     assert again.within
     assert again.best == found.best
-    assert not search(params, device, 8, max_sent=0.99 * found.best.sent).within
+    assert not search_strategies(params, device, 8, max_sent=0.99 * found.best.sent).within
 
 
 def test_errors():
     device = HARDWARE["cpu"]
     with pytest.raises(ValueError, match=r"dispatcher=Gather\(\) is for one device; over many set"):
-        search(override(get_params("tiny.MoE"), SMALL), device, 8)
+        search_strategies(override(get_params("tiny.MoE"), SMALL), device, 8)
     with pytest.raises(ValueError, match="The model cannot be split over 7 devices: input"):
-        search(override(get_params("tiny.Dense"), SMALL), device, 7)
+        search_strategies(override(get_params("tiny.Dense"), SMALL), device, 7)

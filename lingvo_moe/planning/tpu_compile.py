@@ -270,23 +270,23 @@ def lower_for_devices(
 def _training(params, layout):
     """The program of the training step, and the specs of its arguments."""
     from lingvo_moe.data.packing import Packer
-    from lingvo_moe.runtimes.lowering import train_program
+    from lingvo_moe.runtimes.lowering import partition_train_step
     from lingvo_moe.tasks.training import train_step
     from lingvo_moe.tasks.translation import TranslationTask
 
     one_row = Packer(1, params.input.source_length, params.input.target_length).batch()
     shapes = {name: (params.input.batch_size, value.shape[1]) for name, value in one_row.items()}
-    return train_program(train_step(TranslationTask(params)), _int32(shapes), layout)
+    return partition_train_step(train_step(TranslationTask(params)), _int32(shapes), layout)
 
 
 def _beam_search(params, layout, sentences):
     """The program of beam search, and the specs of its arguments."""
-    from lingvo_moe.runtimes.lowering import translate_program
+    from lingvo_moe.runtimes.lowering import partition_translate
     from lingvo_moe.tasks.translation import TranslationTask
 
     shapes = {"source_ids": (sentences, params.input.source_length), "lengths": (sentences,)}
     task = TranslationTask(params).for_xla(layout.groups)
-    return translate_program(task, _int32(shapes), layout)
+    return partition_translate(task, _int32(shapes), layout)
 
 
 def _int32(shapes):

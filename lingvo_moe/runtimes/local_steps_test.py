@@ -142,9 +142,9 @@ def main(address, index):
 
 def _collectives(variant, layout):
     from lingvo_moe.runtimes.hlo import collectives, count
-    from lingvo_moe.runtimes.lowering import batch_specs, shapes, train_program
+    from lingvo_moe.runtimes.lowering import batch_specs, partition_train_step, shapes
 
-    program, args = train_program(variant, batch_specs(make_batch(0)), layout)
+    program, args = partition_train_step(variant, batch_specs(make_batch(0)), layout)
     return count(collectives(program.lower(*shapes(args)).compile().as_text()))
 
 

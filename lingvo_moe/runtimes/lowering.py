@@ -197,7 +197,7 @@ def batch_specs(batch: Mapping[str, Any]) -> dict[str, ArraySpec]:
     }
 
 
-def train_program(
+def partition_train_step(
     step: TrainStep, batch: Mapping[str, ArraySpec], layout: Layout
 ) -> tuple[jax.stages.Wrapped, list[dict[str, ArraySpec]]]:
     """The training step (state, batch) -> (state, metrics), its state donated.
@@ -235,7 +235,7 @@ def count_function(step: TrainStep) -> Callable:
     return run
 
 
-def translate_program(
+def partition_translate(
     task: Any, batch: Mapping[str, ArraySpec], layout: Layout, request: Hashable = None
 ) -> tuple[jax.stages.Wrapped, list[dict[str, ArraySpec]]]:
     """Beam search, (theta, batch) -> BeamOutput; every device gets the whole result.
@@ -258,7 +258,7 @@ def translate_program(
     return partitioned(run, args, None, layout), args
 
 
-def init_program(
+def partition_init(
     weights: NestedMap, slots: NestedMap, layout: Layout
 ) -> tuple[jax.stages.Wrapped, dict[str, ArraySpec]]:
     """Seed -> initial state, where each device makes its pieces; the argument is {"seed": int32

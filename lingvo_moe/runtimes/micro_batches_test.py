@@ -149,10 +149,10 @@ def main(name):
     task, step = make(name)
     layout = lowering.Layout(parse_mesh(MODELS[name][0]), task.params.sharding)
     specs = lowering.batch_specs(make_batch())
-    program, args = lowering.train_program(step.on_rungs[0], specs, layout)
+    program, args = lowering.partition_train_step(step.on_rungs[0], specs, layout)
     compiled = program.lower(*lowering.shapes(args)).compile()
     weights = task.weights()
-    initialize, _ = lowering.init_program(weights, step.optimizer.slots(weights), layout)
+    initialize, _ = lowering.partition_init(weights, step.optimizer.slots(weights), layout)
     state = initialize({"seed": np.int32(3)})
     batch = jax.device_put(make_batch(), layout.shardings(specs))
     losses = []

@@ -14,11 +14,11 @@ from lingvo_moe.runtimes.lowering import (
     Layout,
     batch_specs,
     count_function,
-    init_program,
+    partition_init,
+    partition_train_step,
+    partition_translate,
     partitioned,
     state_specs,
-    train_program,
-    translate_program,
     weight_specs,
 )
 from lingvo_moe.runtimes.task import NOTHING, Task, next_size
@@ -63,7 +63,7 @@ class Spmd:
     def initialize(self, seed: int, given: Mapping[str, Any] = NOTHING) -> None:
         """See Local: every device draws its own pieces, and reads its own of what is given."""
         program = self._program(
-            "initialize", lambda: init_program(self._weights, self._slots, self._layout)[0]
+            "initialize", lambda: partition_init(self._weights, self._slots, self._layout)[0]
         )
         self._state = program({"seed": np.int32(seed)})
         self._fill(given, whole=False)
@@ -98,7 +98,9 @@ class Spmd:
             name = ("train", variant)
             with contextlib.nullcontext() if _key(name, specs) in self._programs else compiling():
                 program = self._program(
-                    name, lambda: train_program(self._steps[variant], specs, self._layout)[0], specs
+                    name,
+                    lambda: partition_train_step(self._steps[variant], specs, self._layout)[0],
+                    specs,
                 )
                 self._state, metrics = program(self._state, fed)
             return NestedMap(metrics)
@@ -185,7 +187,7 @@ class Spmd:
             batch["tasks"] = np.pad(tasks, (0, spare))
         output = self._run(
             ("translate", request),
-            lambda specs: translate_program(self._fixed_task, specs, self._layout, request),
+            lambda specs: partition_translate(self._fixed_task, specs, self._layout, request),
             batch,
         )
         return jax.tree.map(lambda x: np.asarray(x)[: len(lengths)], output)

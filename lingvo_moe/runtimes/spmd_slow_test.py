@@ -76,7 +76,7 @@ def main(rung="0", *overrides):
     from lingvo_moe.core.registry import get_params
     from lingvo_moe.data.packing import Packer
     from lingvo_moe.runtimes.hlo import collectives
-    from lingvo_moe.runtimes.lowering import Layout, batch_specs, shapes, train_program
+    from lingvo_moe.runtimes.lowering import Layout, batch_specs, partition_train_step, shapes
     from lingvo_moe.sharding.annotations import parse_mesh
     from lingvo_moe.tasks.training import train_step
     from lingvo_moe.tasks.translation import TranslationTask
@@ -85,7 +85,7 @@ def main(rung="0", *overrides):
     params = override(get_params("tiny.MoE"), changes)
     task = TranslationTask(params, ("a-b", "c-d", "e-f"))
     sizes = params.input.batch_size, params.input.source_length, params.input.target_length
-    program, args = train_program(
+    program, args = partition_train_step(
         train_step(task).on_rungs[int(rung)],
         batch_specs(Packer(*sizes).batch()),
         Layout(parse_mesh("expert:8")),

@@ -168,7 +168,7 @@ def _step(axes, source, target, shape, element_bytes, mesh):
     )
 
 
-def markdown(devices: int, shape: tuple[int, ...] = (8, 8)) -> str:
+def boxing_table(devices: int, shape: tuple[int, ...] = (8, 8)) -> str:
     """The table for one axis: the collective of each pair, and bytes received as parts of n."""
     mesh, size = Mesh(("x",), (devices,)), math.prod(shape)
     kinds: list[Sbp] = [Split(0), B, P]

@@ -20,14 +20,16 @@ def blocks() -> list[str]:
     return [
         _code(draw(types.parse(text), (4, 4), _LINE) for text in ("S(0)", "S(1)", "B", "P")),
         _code(draw(types.parse(text), (4, 4), _GRID) for text in ways),
-        signatures.markdown(signatures.einsum("ab,bc->ac"), 2, ["A", "B", "C"]),
-        signatures.markdown(
+        signatures.signature_table(signatures.einsum("ab,bc->ac"), 2, ["A", "B", "C"]),
+        signatures.signature_table(
             signatures.Gather("vm,bl->blm", "v"), 2, ["table vm", "numbers bl", "rows blm"]
         ),
-        signatures.markdown(signatures.add("bm,m->bm"), 2, ["x", "bias", "x + bias"]),
-        signatures.markdown(signatures.softmax("bm", "m"), 2, ["x", "softmax over m"]),
-        signatures.markdown(signatures.Reshape((8, 6), (4, 2, 6)), 2, ["x [8, 6]", "x [4, 2, 6]"]),
-        boxing.markdown(4),
+        signatures.signature_table(signatures.add("bm,m->bm"), 2, ["x", "bias", "x + bias"]),
+        signatures.signature_table(signatures.softmax("bm", "m"), 2, ["x", "softmax over m"]),
+        signatures.signature_table(
+            signatures.Reshape((8, 6), (4, 2, 6)), 2, ["x [8, 6]", "x [4, 2, 6]"]
+        ),
+        boxing.boxing_table(4),
         _code(
             "\n".join(
                 map(str, boxing.plan(types.parse(source), types.parse(target), (8, 16), 4, _GRID))

@@ -285,7 +285,7 @@ def infer(operator: Operator, operands: Sequence[NdSbp], mesh: Mesh) -> NdSbp:
     return NdSbp(result)
 
 
-def markdown(operator: Operator, devices: int, names: Sequence[str]) -> str:
+def signature_table(operator: Operator, devices: int, names: Sequence[str]) -> str:
     """A table of the signatures, a column for each of the operands and the result."""
     rows = [[str(one) for one in (*s.operands, s.result)] for s in operator.signatures(devices)]
     return Table(names, rows).to_markdown()

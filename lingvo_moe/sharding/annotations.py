@@ -110,7 +110,7 @@ def use_mesh(
     """
     token = _active.set((mesh, rules, rules if at_rest is None else at_rest))
     try:
-        with contextlib.nullcontext() if cut_random else random.elementwise():
+        with contextlib.nullcontext() if cut_random else random.draw_elementwise():
             yield
     finally:
         _active.reset(token)

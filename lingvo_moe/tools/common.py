@@ -12,6 +12,7 @@ from absl import app, flags, logging
 from lingvo_moe.core import console
 from lingvo_moe.core.lines import printable
 from lingvo_moe.core.plugins import import_plugins
+from lingvo_moe.core.progress import report as report  # for the tools
 
 FLAGS = flags.FLAGS
 MODEL_HELP = "Name of a registered model; see lingvo-moe-models."
@@ -30,11 +31,6 @@ _EXPECTED_ERRORS = (
     tf.errors.DataLossError,
     tf.errors.UnavailableError,
 )
-
-
-def report(line: str) -> None:
-    """Prints progress to standard error, because standard output is for results."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def run(main: Callable[[list[str]], None], takes_arguments: bool = False) -> None:

@@ -14,7 +14,13 @@ from lingvo_moe.core.files import check_file, check_output, new_directory
 from lingvo_moe.hardware.chips import NAMES, Efficiency, Hardware, find_hardware
 from lingvo_moe.placement.rates import EFFICIENCY, ExpertShape, efficiency_of, from_hardware
 from lingvo_moe.placement.report import Comparison
-from lingvo_moe.placement.simulate import POLICIES, TRIGGERS, check_skip, replay_all, summarize
+from lingvo_moe.placement.simulate import (
+    POLICIES,
+    TRIGGERS,
+    check_skip,
+    replay_all,
+    summarize_replay,
+)
 from lingvo_moe.placement.traces import SyntheticLoads, Trace
 from lingvo_moe.reporting.page import PAGE_FILE
 from lingvo_moe.tools import common
@@ -86,7 +92,7 @@ def main(argv: list[str]) -> None:
         "slots of a device": FLAGS.slots,
         "expert": f"{expert.model_dim} x {expert.hidden_dim} {expert.dtype}",
     }
-    summaries = tuple(summarize(run, FLAGS.skip) for run in runs)
+    summaries = tuple(summarize_replay(run, FLAGS.skip) for run in runs)
     other_seconds = FLAGS.other_ms / 1e3
     report = Comparison(settings=settings, summaries=summaries, other_seconds=other_seconds)
     print(report.table().to_text())

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from lingvo_moe.hardware.chips import to_json
+from lingvo_moe.hardware.chips import hardware_to_json
 from lingvo_moe.placement.traces import Trace
 from lingvo_moe.testing.commands import error_of, succeed
 from lingvo_moe.testing.placements import calibrated
@@ -42,7 +42,7 @@ def test_a_file_of_calibrate_gives_the_rates(tmp_path):
     seconds = []
     for scale, share in ((1, None), (2, None), (2, 0.5)):
         path, page = tmp_path / "here.json", tmp_path / f"{scale}{share}"
-        path.write_text(json.dumps(to_json(calibrated(scale))))
+        path.write_text(json.dumps(hardware_to_json(calibrated(scale))))
         shares = [f"--{name}_efficiency={share}" for name in ("matmul", "network") if share]
         small = ("--synthetic", "--devices=2", "--steps=3", "--skip=0", "--slots=32")
         succeed("placement", *small, f"--hardware={path}", *shares, f"--output={page}")

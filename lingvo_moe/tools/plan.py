@@ -16,12 +16,11 @@ from absl import flags
 from lingvo_moe.core.files import check_file, check_output, new_directory, write_whole
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
-from lingvo_moe.hardware.chips import NAMES, find_hardware, to_json
+from lingvo_moe.hardware.chips import NAMES, find_hardware, hardware_to_json
 from lingvo_moe.planning import explain
 from lingvo_moe.planning.alternatives import compare_strategies
 from lingvo_moe.planning.plan import make_plan, sweep
-from lingvo_moe.planning.report import format_plan, sweep_table, write_report
-from lingvo_moe.planning.report import to_json as plan_to_json
+from lingvo_moe.planning.report import format_plan, plan_to_json, sweep_table, write_plans
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.sharding.annotations import parse_mesh
 from lingvo_moe.tools import common, runtimes
@@ -77,7 +76,7 @@ def _plan() -> None:
         print(sweep_table(plans).to_text() if FLAGS.sweep else format_plan(plans[0]))
     if FLAGS.output:
         with new_directory(Path(FLAGS.output), MAKER, FLAGS.overwrite) as directory:
-            write_report(plans, directory)
+            write_plans(plans, directory)
         common.report(f"Report: {FLAGS.output}/index.html")
 
 
@@ -88,14 +87,14 @@ def _search() -> None:
     max_sent = None if FLAGS.max_sent_gb is None else 1e9 * FLAGS.max_sent_gb
     found = compare_strategies(params, find_hardware(FLAGS.hardware), FLAGS.devices, max_sent)
     if FLAGS.json:
-        print(json.dumps(explain.to_json(found)))
+        print(json.dumps(explain.search_to_json(found)))
     else:
         print(explain.format_search(FLAGS.model, FLAGS.hardware, FLAGS.devices, found))
     flagfile = explain.flags(FLAGS.model, FLAGS.set, params, found.found.best.strategy)
     if FLAGS.output:
         with new_directory(Path(FLAGS.output), MAKER, FLAGS.overwrite) as directory:
             (directory / "plan.flags").write_text(flagfile)
-            text = json.dumps(explain.to_json(found), indent=1)
+            text = json.dumps(explain.search_to_json(found), indent=1)
             (directory / "search.json").write_text(text + "\n")
         common.report(f"Run it: lingvo-moe-train --flagfile={FLAGS.output}/plan.flags --data=…")
     elif not FLAGS.json:
@@ -113,7 +112,7 @@ def _calibrate(path: Path) -> None:
     hardware = calibrate(common.report)
     interconnect = hardware.interconnect
     assert isinstance(interconnect, Measured)
-    write_whole(path, json.dumps(to_json(hardware), indent=1) + "\n")
+    write_whole(path, json.dumps(hardware_to_json(hardware), indent=1) + "\n")
     print(f"{hardware.description}, all at work")
     rows = [
         *(

@@ -6,7 +6,7 @@ import pytest
 
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
-from lingvo_moe.hardware.chips import to_json
+from lingvo_moe.hardware.chips import hardware_to_json
 from lingvo_moe.placement.rates import Profile
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.placements import calibrated
@@ -41,7 +41,7 @@ def test_the_table_of_hardware(monkeypatch):
 def test_a_file_of_calibrate(monkeypatch, tmp_path):
     """1e12 FLOP/s and 4e9 bytes/s, used as they are."""
     path = tmp_path / "here.json"
-    path.write_text(json.dumps(to_json(calibrated(1))))
+    path.write_text(json.dumps(hardware_to_json(calibrated(1))))
     found = cost(monkeypatch, hardware=str(path))
     np.testing.assert_allclose(found.tokens_per_second, 1e12 / (6 * 2 * 128 * 512))
     assert found.bandwidth[0, 3] == 4e9

@@ -37,7 +37,7 @@ def define_flags() -> None:
 
 
 def define_process_flags() -> None:
-    """The flags of `join_processes`, for tools that run in several processes."""
+    """The flags of `join_by_flags`, for tools that run in several processes."""
     flags.DEFINE_string(
         "coordinator", None, "HOST:PORT of process 0; auto: detect it from the cluster."
     )
@@ -56,7 +56,7 @@ def check_flags() -> None:
 
 
 @contextlib.contextmanager
-def join_processes() -> Iterator[Process]:
+def join_by_flags() -> Iterator[Process]:
     """Connects to the other processes given by the flags or the cluster; all end together."""
     if FLAGS.runtime != "spmd":
         yield ALONE

@@ -29,14 +29,14 @@ def parse(monkeypatch):
 def test_local_is_the_default_and_alone(parse):
     parse()
     assert isinstance(runtimes.make_runtime(None, None), Local)
-    with runtimes.join_processes() as process:
+    with runtimes.join_by_flags() as process:
         assert process.index == 0
 
 
 def test_without_jax_the_message_names_the_cure(parse, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     parse("--runtime=spmd")
-    for call in (runtimes.join_processes().__enter__, lambda: runtimes.make_runtime(None, None)):
+    for call in (runtimes.join_by_flags().__enter__, lambda: runtimes.make_runtime(None, None)):
         with pytest.raises(ValueError, match=r"pip install 'lingvo_moe\[spmd\]'"):
             call()
 

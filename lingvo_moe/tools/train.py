@@ -23,7 +23,7 @@ def main(argv: list[str]) -> None:
     del argv
     rebalancing.check_flags()
     runtimes.check_flags()
-    with runtimes.join_processes() as process:
+    with runtimes.join_by_flags() as process:
         result = _train(process)
     if result.signal:
         sys.exit(exit_code(result.signal))
