@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lingvo_moe.core.params import evolve
+from lingvo_moe.core.params import evolve, text_of
 from lingvo_moe.core.progress import report
 from lingvo_moe.core.registry import get_params, register
 from lingvo_moe.data.corpora import Examples, write_corpus
@@ -359,7 +359,7 @@ def _label(model, name: str | None) -> str:
 def _job(model, data, logdir, set, name, *, init_from=None, report, **options) -> TrainingJob:
     """What to train, for `train` and `train_baselines`."""
     if isinstance(set, Mapping):
-        set = [f"{path}={value!r}" for path, value in set.items()]
+        set = [f"{path}={text_of(value)}" for path, value in set.items()]
     if init_from is not None:
         set = [*set, f"init.logdir={Path(init_from).absolute()}"]
     label, given = _label(model, name), None if isinstance(model, str) else model

@@ -359,21 +359,21 @@ def _leaves(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
     if prefix and dataclasses.is_dataclass(value):
         yield prefix, _class_name(type(value))
     if not dataclasses.is_dataclass(value):
-        yield prefix, _text_of(value)
+        yield prefix, text_of(value)
         return
     for field in dataclasses.fields(value):
         path = f"{prefix}.{field.name}" if prefix else field.name
         yield from _leaves(getattr(value, field.name), path)
 
 
-def _text_of(value: Any) -> str:
-    """A value as the text that `override` reads."""
+def text_of(value: Any) -> str:
+    """A value as the text that `override` reads; classes outside this package have their module."""
     if isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
-        return f"({', '.join(map(_text_of, value))},)"
+        return f"({', '.join(map(text_of, value))},)"
     if not dataclasses.is_dataclass(value):
         return repr(value)
     fields = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
-    return f"{_class_name(type(value))}({', '.join(f'{n}={_text_of(v)}' for n, v in fields)})"
+    return f"{_class_name(type(value))}({', '.join(f'{n}={text_of(v)}' for n, v in fields)})"
 
 
 def foreign_modules(params: Any) -> tuple[str, ...]:

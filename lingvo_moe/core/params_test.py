@@ -5,7 +5,7 @@ import types
 import pytest
 
 from lingvo_moe.core.fields import Params, PositiveInt
-from lingvo_moe.core.params import from_fields, override, to_fields, to_text
+from lingvo_moe.core.params import from_fields, override, text_of, to_fields, to_text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -283,6 +283,9 @@ def test_classes_of_one_name_are_told_apart_by_their_modules():
     again = _subclass("Twin", "mine.b")
     assert type(override(Model(), ["policy=mine.a.Twin"]).policy) is first
     assert type(override(Model(), ["policy=mine.b.Twin(share=0.1)"]).policy) is again is not second
+    for policy in (first(share=0.2), (inner := Around(inner=again()))):
+        assert override(Model(), [f"policy={text_of(policy)}"]).policy == policy
+    assert type(override(Model(), [f"policy={text_of(inner)}"]).policy.inner) is again
     with pytest.raises(ValueError, match=r"policy=Twin: several .* write mine\.a\.Twin or mine\.b"):
         override(Model(), ["policy=Twin"])
 
