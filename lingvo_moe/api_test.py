@@ -112,6 +112,11 @@ class TestTranslate:
             (lambda m: m.translate(["x"], "en", n_best=0), "n_best must be .*, got 0"),
             (lambda m: m.score(["x"], [], "en"), "1 sources and 0 targets"),
             (lambda m: m.score(["x"], ["y"], "de"), "does not translate into 'de'"),
+            (lambda m: m.translate("x y", "en"), "sentences must be a list of texts, got 'x y'"),
+            (lambda m: m.translate(iter(["x"]), "en"), "sentences must be a list of texts, got <"),
+            (lambda m: m.translate(["x", 3], "en"), r"sentences\[1\] must be a text, got 3"),
+            (lambda m: m.score("x", ["y"], "en"), "sources must be a list of texts, got 'x'"),
+            (lambda m: m.score(["x"], "y", "en"), "targets must be a list of texts, got 'y'"),
         ],
     )
     def test_errors(self, model, call, message):
@@ -230,6 +235,7 @@ def test_evaluate(world, tmp_path):
     report = lm.evaluate(world[0], world[1], pairs=["qnu-en"], report=quiet, output=tmp_path / "r")
     assert [score.pair for score in report.pairs] == ["qnu-en"]
     assert (tmp_path / "r" / REPORT_FILE).exists()
+    assert re.search(r"^own_gating\.Tiny, step 2, test\n.*^qnu-en ", str(report), re.M | re.S)
 
 
 @pytest.mark.slow
@@ -246,6 +252,8 @@ def test_export_of_a_model_with_a_gating_from_outside(world, model, tmp_path):
     exported = lm.load(tmp_path / "export")
     texts = [[best.text for best in n] for n in exported.translate(SENTENCES, to="en")]
     assert texts == [[best.text for best in n] for n in model.translate(SENTENCES, to="en")]
+    with pytest.raises(ValueError, match="sentences must be a list of texts, got 'x y'"):
+        exported.translate("x y", to="en")
     with pytest.raises(ValueError, match="is a SavedModel, which has no checkpoint"):
         lm.export(exported, tmp_path / "again")
     with pytest.raises(ValueError, match="overwrite"):
@@ -285,6 +293,9 @@ class TestTrain:
             ([("xxen", "a", "b")], "pair 'xxen' does not have the form SRC-TGT"),
             ([example, ("xx-en", "a\nb", "c")], "Example 2 of train has a line break"),
             ([("xx-en", "a")], r"must be \(pair, source, target\), three strings"),
+            ([], "There are no examples of train; give some"),
+            ({"train": [example], "dev": []}, "There are no examples of dev; .* or leave it out"),
+            ({"train": 7}, "The examples of train must be iterable, got 7"),
             ([("../x-en", "a", "b")], "does not have the form SRC-TGT"),
         ):
             with pytest.raises(ValueError, match=message):

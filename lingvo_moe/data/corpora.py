@@ -236,12 +236,15 @@ def write_corpus(directory: Path, splits: Mapping[str, Examples]) -> None:
         splits: split -> examples, read once, in any order of pairs.
 
     Raises:
-        ValueError: an unknown split, an example that is not three strings, a pair that is not
-            SRC-TGT, or a text with a line break, which would end its line.
+        ValueError: an unknown split, a split without examples, an example that is not three
+            strings, a pair that is not SRC-TGT, or a text with a line break, which would end its
+            line.
     """
     for split, examples in splits.items():
         if split not in SPLITS:
             raise ValueError(f"There is no split {split!r}; the splits are {', '.join(SPLITS)}.")
+        if not isinstance(examples, Iterable):
+            raise ValueError(f"The examples of {split} must be iterable, got {examples!r}.")
         (directory / split).mkdir(parents=True)
         with contextlib.ExitStack() as files:
             sides: dict[str, list[TextIO]] = {}
@@ -261,6 +264,8 @@ def write_corpus(directory: Path, splits: Mapping[str, Examples]) -> None:
                     ]
                 for file, text in zip(sides[pair], texts, strict=True):
                     file.write(f"{text}\n")
+        if not sides:
+            raise ValueError(f"There are no examples of {split}; give some, or leave it out.")
 
 
 def _checked(example, where):

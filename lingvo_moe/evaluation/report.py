@@ -132,6 +132,9 @@ class Report(Params):
         object.__setattr__(self, "pairs", tuple(ordered))
         object.__setattr__(self, "pooled", tuple(self.pooled))
 
+    def __str__(self):
+        return format_table(self)
+
     @property
     def averages(self) -> Mapping[str, Averages]:
         """Means over 'all' pairs, over the thirds of those with training data, and two more groups.

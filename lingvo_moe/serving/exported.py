@@ -20,6 +20,7 @@ from lingvo_moe.tasks.translator import (
     Translation,
     check_source_prefix,
     check_target_prefix,
+    check_texts,
     merge_parts,
 )
 
@@ -128,6 +129,7 @@ class Exported:
             batch_tokens: source tokens that are decoded together, padding included.
             **options: those that the attribute `options` names.
         """
+        check_texts("sentences", sentences)
         search = self.search_with({**options, "n_best": n_best})
         languages = self._check(to, source_language)
         read = self._read(sentences, search)

@@ -11,7 +11,7 @@ from lingvo_moe.core.batching import batches
 from lingvo_moe.data.batching import padded
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.translator import BLOCK
+from lingvo_moe.tasks.translator import BLOCK, check_texts
 
 # (source_ids int32 [B, L], lengths int32 [B], target_ids int32 [B, T], lengths int32 [B],
 #  tasks int32 [B]) -> log-probabilities float32 [B, T]
@@ -40,11 +40,13 @@ class Score(NamedTuple):
 
 
 def check_same_length(sources: Sequence[str], targets: Sequence[str]) -> None:
-    """Checks that there is one target for each source.
+    """Checks that there is one target for each source, in lists of texts.
 
     Raises:
         ValueError: there is not.
     """
+    check_texts("sources", sources)
+    check_texts("targets", targets)
     if len(sources) != len(targets):
         raise ValueError(
             f"There are {len(sources)} sources and {len(targets)} targets; give one target for "

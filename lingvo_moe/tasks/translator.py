@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import logging
 
+from lingvo_moe.core.fields import short_repr
 from lingvo_moe.core.lines import cut_warning, is_blank, one_line
 from lingvo_moe.data.batching import padded_batches
 from lingvo_moe.data.sentences import join_sentences, split_into_parts
@@ -29,6 +30,19 @@ _SPACE, _EOS = "▁", "</s>"  # SentencePiece's
 
 # (source_ids int32 [B, L], lengths int32 [B], tasks int32 [B], request) -> BeamOutput
 TranslateFn = Callable[[np.ndarray, np.ndarray, np.ndarray, Request], BeamOutput]
+
+
+def check_texts(name: str, texts: Any) -> None:
+    """Checks that an argument is a list of texts; a single text would be read letter by letter.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if isinstance(texts, str) or not hasattr(texts, "__len__"):
+        raise ValueError(f"{name} must be a list of texts, got {short_repr(texts)}.")
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"{name}[{i}] must be a text, got {short_repr(text)}.")
 
 
 def max_source_length(params: TranslationParams) -> int:
@@ -275,8 +289,10 @@ class Translator:
 
         Raises:
             ValueError: the model does not know the target language; or it needs the source language
-                and gets none, or one that it was not trained on; or a prefix is too long.
+                and gets none, or one that it was not trained on; or a prefix is too long; or the
+                sentences are not a list of texts.
         """
+        check_texts("sentences", sentences)
         prefix = self.prefix(source_language, target_language)
         task = self.task_id(source_language, target_language)
         if self.request.shortlist and prefix[0] not in self.request.shortlist.tags:
