@@ -258,4 +258,5 @@ if __name__ == "__main__":
 
     from lingvo_moe.planning.tpu_compile import lower_for_devices
 
-    print(lower_for_devices(CERTAIN, {"expert": 1}, jax.devices()[:1]).cost_analysis()["flops"])
+    one = parse_mesh("expert:1")
+    print(lower_for_devices(CERTAIN, one, jax.devices()[:1]).cost_analysis()["flops"])

@@ -7,7 +7,7 @@ from typing import Any
 
 from lingvo_moe.hardware.chips import find_hardware
 from lingvo_moe.planning.alternatives import HAND, SearchReport
-from lingvo_moe.planning.search import ROOM, Found, Priced, Strategy, applied
+from lingvo_moe.planning.search import ROOM, Found, Priced, Strategy, apply_strategy
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.tasks.params import TranslationParams
@@ -19,11 +19,11 @@ _LETTERS = {"heads": "A", "hidden": "H", "vocabulary": "V", "rest": "e"}
 
 
 def overrides(params: TranslationParams, strategy: Strategy) -> list[str]:
-    """The texts of --set that change params to `applied(params, strategy)`."""
+    """The texts of --set that change params to `apply_strategy(params, strategy)`."""
     changed = []
     if strategy.sharding != params.sharding:
         changed.append(f"sharding={_sharding_text(strategy.sharding)}")
-    model = applied(params, strategy).model
+    model = apply_strategy(params, strategy).model
     for name in ("scan", "remat"):
         if getattr(model, name) != getattr(params.model, name):
             changed.append(f"model.{name}={getattr(model, name)}")

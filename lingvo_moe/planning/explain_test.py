@@ -8,7 +8,7 @@ from lingvo_moe.core.registry import get_params
 from lingvo_moe.hardware.chips import HARDWARE
 from lingvo_moe.planning.alternatives import HAND, compare_strategies
 from lingvo_moe.planning.explain import flags, format_search, overrides, search_to_json
-from lingvo_moe.planning.search import BlockChoice, Strategy, applied, make_mesh
+from lingvo_moe.planning.search import BlockChoice, Strategy, apply_strategy, make_mesh
 from lingvo_moe.testing.small_models import MOE, SMALL
 
 
@@ -60,7 +60,7 @@ def strategy(*, cut="", spread="", zero=False, remat=False, sizes=(2, 2, 2)):
 def test_overrides_make_the_same_params(model, given, wanted):
     params = get_params(model)
     assert overrides(params, given) == wanted
-    assert override(params, wanted) == applied(params, given)
+    assert override(params, wanted) == apply_strategy(params, given)
 
 
 def test_a_letter_cut_at_rest_and_in_use_names_both_axes():
@@ -86,7 +86,7 @@ def test_flags(small):
         "--mesh=expert:8",
     ]
     sets = [line.removeprefix("--set=") for line in lines[4:]]
-    assert override(get_params("tiny.MoE"), sets) == applied(params, best)
+    assert override(get_params("tiny.MoE"), sets) == apply_strategy(params, best)
 
 
 def test_text_and_json(small):

@@ -81,7 +81,7 @@ def make_plan(
     compiled = None
     if topology:
         progress(f"Compiling {model} for {topology}: minutes.")
-        compiled = compile_step(model, list(overrides), topology, mesh.sizes, progress, sentences)
+        compiled = compile_step(model, list(overrides), topology, mesh, progress, sentences)
     return Plan(
         model=model,
         overrides=tuple(overrides),

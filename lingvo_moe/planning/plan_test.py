@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from lingvo_moe.core import plugins
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.hardware.chips import HARDWARE, Host
 from lingvo_moe.planning import plan as plan_module
@@ -83,6 +84,24 @@ def test_libtpu_is_asked_for(monkeypatch):
     )
     with pytest.raises(ValueError, match=r"needs libtpu.*pip install 'lingvo_moe\[tpu\]'"):
         compile_step("tiny.MoE", [], "v3:2x2")
+
+
+@pytest.mark.usefixtures("fresh_plugins")
+def test_the_process_that_compiles_imports_plug_ins(tmp_path, monkeypatch):
+    """It reports the unknown topology, or the missing libtpu, and not an unknown model."""
+    file = tmp_path / "my_plans.py"
+    file.write_text(
+        "import lingvo_moe as lm\n"
+        "@lm.register\n"
+        "class Tiny:\n"
+        "    'Mine.'\n"
+        "    def params(self):\n"
+        "        return lm.params('tiny.MoE')\n"
+    )
+    plugins.import_plugins([str(file)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    with pytest.raises(ValueError, match=r"Topology 'v99:2x2': "):
+        compile_step("my_plans.Tiny", [], "v99:2x2")
 
 
 COMPILED = Compiled(

@@ -22,9 +22,9 @@ def draw_sweep(plans: Sequence[Plan]) -> bytes:
     figure = Figure(figsize=(16, 4.8), dpi=110, layout="tight")
     memory, parts, scaling = figure.subplots(1, 3)
     devices = [str(plan.estimate.costs.devices) for plan in plans]
-    _draw_memory(memory, plans, devices)
-    _draw_parts(parts, plans, devices)
-    _draw_scaling(scaling, plans, devices)
+    _draw_memory(memory, plans)
+    _draw_parts(parts, plans)
+    _draw_scaling(scaling, plans)
     for axes in (memory, parts, scaling):
         axes.set_xticks(range(len(plans)), devices)
         axes.set_xlabel("devices, as many experts as devices")
@@ -45,7 +45,7 @@ def _stack(axes: Axes, series: dict[str, list[float]]) -> float:
     return float(bottom.max())
 
 
-def _draw_memory(axes: Axes, plans: Sequence[Plan], devices: list[str]) -> None:
+def _draw_memory(axes: Axes, plans: Sequence[Plan]) -> None:
     kinds = ("weights", "optimizer", "gradients", "activations")
     top = _stack(
         axes, {k: [getattr(p.estimate.costs.memory, k) / 1e9 for p in plans] for k in kinds}
@@ -62,7 +62,7 @@ def _draw_memory(axes: Axes, plans: Sequence[Plan], devices: list[str]) -> None:
     axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
 
 
-def _draw_parts(axes: Axes, plans: Sequence[Plan], devices: list[str]) -> None:
+def _draw_parts(axes: Axes, plans: Sequence[Plan]) -> None:
     parts = [part for part in PARTS if any(part in p.estimate.seconds for p in plans)]
     top = _stack(
         axes, {part: [1e3 * p.estimate.seconds.get(part, 0.0) for p in plans] for part in parts}
@@ -73,7 +73,7 @@ def _draw_parts(axes: Axes, plans: Sequence[Plan], devices: list[str]) -> None:
     axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper left")
 
 
-def _draw_scaling(axes: Axes, plans: Sequence[Plan], devices: list[str]) -> None:
+def _draw_scaling(axes: Axes, plans: Sequence[Plan]) -> None:
     first = plans[0].estimate
     axes.plot(
         range(len(plans)),
@@ -90,5 +90,5 @@ def _draw_scaling(axes: Axes, plans: Sequence[Plan], devices: list[str]) -> None
     other.set_ylabel("parameters (dashed), times those of the first", color=_COLORS[3])
     other.spines["top"].set_visible(False)
     axes.set_ylim(0)
-    axes.set_ylabel(f"step time, times that at {devices[0]} devices", color=_COLORS[0])
+    axes.set_ylabel(f"step time, times that at {first.costs.devices} devices", color=_COLORS[0])
     axes.set_title("Weak scaling")

@@ -217,13 +217,15 @@ def price(params: TranslationParams, strategy: Strategy, hardware: Hardware) -> 
         ValueError: the model cannot be split so.
     """
     costs = count_costs(
-        applied(params, strategy), strategy.mesh, hardware.wire_bytes[params.activation_dtype]
+        apply_strategy(params, strategy),
+        strategy.mesh,
+        hardware.wire_bytes[params.activation_dtype],
     )
     fits = costs.memory.total <= ROOM * hardware.memory
     return Priced(strategy, estimate(costs, hardware, params.activation_dtype), fits)
 
 
-def applied(params: TranslationParams, strategy: Strategy) -> TranslationParams:
+def apply_strategy(params: TranslationParams, strategy: Strategy) -> TranslationParams:
     """The params with this strategy; without rematerialisation scan is set to False."""
     scan = params.model.scan and strategy.remat
     remat = strategy.remat and (params.model.remat or not scan)

@@ -21,7 +21,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lingvo_moe.core.plugins import import_plugins, imported
 from lingvo_moe.runtimes.hlo import Collective, collectives
+from lingvo_moe.sharding.annotations import Mesh, parse_mesh
 
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # otherwise JAX would look for a TPU
@@ -95,7 +97,7 @@ def compile_step(
     model: str,
     overrides: list[str],
     topology: str,
-    mesh: Mapping[str, int] | None = None,
+    mesh: Mesh | None = None,
     progress: Callable[[str], None] = lambda line: None,
     sentences: int | None = None,
 ) -> Compiled:
@@ -105,7 +107,7 @@ def compile_step(
         model: a registered name.
         overrides: as of --set.
         topology: such as "v3:8x8" (chips), "v4:4x4x4", "v5p:2x2x2".
-        mesh: axis -> size; None for one axis "expert" of all devices.
+        mesh: the devices; None for one axis "expert" of all.
         progress: takes a line if another process uses the compiler.
         sentences: batch size of beam search, with input.source_length tokens per sentence; None
             for the training step.
@@ -123,7 +125,8 @@ def compile_step(
         "model": model,
         "overrides": overrides,
         "topology": topology,
-        "mesh": mesh,
+        "mesh": str(mesh) if mesh else None,
+        "imports": imported(),
         "sentences": sentences,
     }
     environment = {k: os.environ[k] for k in _KEPT if k in os.environ} | _ENVIRONMENT
@@ -177,6 +180,7 @@ def _run(job: Mapping[str, Any]) -> Compiled:
     from lingvo_moe.core.params import override
     from lingvo_moe.core.registry import get_params
 
+    import_plugins(job["imports"])
     params = override(get_params(job["model"]), job["overrides"])
     try:
         devices = topologies.get_topology_desc(
@@ -188,7 +192,7 @@ def _run(job: Mapping[str, Any]) -> Compiled:
             f"chips, such as v3:8x8, v4:4x4x4, v5e:4x4 or v5p:2x2x2."
         ) from error
     start = time.monotonic()
-    mesh = job["mesh"] or {"expert": len(devices)}
+    mesh = parse_mesh(job["mesh"]) if job["mesh"] else Mesh(("expert",), (len(devices),))
     lowered = lower_for_devices(params, mesh, devices, job["sentences"])
     lowered_at, lowered_cpu = time.monotonic(), time.process_time()
     compiled = lowered.compile()
@@ -224,7 +228,7 @@ def _run(job: Mapping[str, Any]) -> Compiled:
 
 
 def lower_for_devices(
-    params: Any, mesh: Mapping[str, int], devices: list[Any], sentences: int | None = None
+    params: Any, mesh: Mesh, devices: list[Any], sentences: int | None = None
 ) -> Any:
     """The training step or the beam search of a model, lowered for devices that need not exist.
 
@@ -234,7 +238,7 @@ def lower_for_devices(
 
     Args:
         params: a model's TranslationParams.
-        mesh: axis -> size.
+        mesh: names and sizes of the axes.
         devices: one for each position of the mesh.
         sentences: batch size of beam search; None for the training step.
 
@@ -245,9 +249,8 @@ def lower_for_devices(
     from jax import export
 
     from lingvo_moe.runtimes.lowering import Layout, shapes
-    from lingvo_moe.sharding.annotations import Mesh
 
-    layout = Layout(Mesh(tuple(mesh), tuple(mesh.values())), params.sharding, tuple(devices))
+    layout = Layout(mesh, params.sharding, tuple(devices))
     make = _training if sentences is None else functools.partial(_beam_search, sentences=sentences)
     program, args = make(params, layout)
     checks = export.DisabledSafetyCheck
