@@ -17,7 +17,10 @@ CORPORA = {
     "both": (("tldr", "wikimessages"), {"joint_vocab": True}),
     "both4k": (("tldr", "wikimessages"), {"joint_vocab": True, "source_vocab_size": 4000}),
 }
-_SHORT, _LONG = 2500, 5000  # steps
+_SHORT, _LONG = 2000, 4000  # steps
+_ADAFACTOR = "Adafactor(schedule={schedule})"
+_MUON = "Muon(schedule={schedule},rounds=3)"
+_NO_MODIFIERS = ("input.modifiers=()",)
 _WIDER = (
     "model.model_dim=256",
     "model.hidden_dim=1024",
@@ -50,6 +53,7 @@ class Row:
         overrides: values of `--set`.
         steps: number of training steps; the learning rate falls to 0 over them.
         rate: the largest learning rate.
+        optimizer: the optimizer, as for `--set`, with the place of its schedule.
         data: a key of CORPORA.
         seeds: seeds of weights and batches.
         searches: name -> values of `--set` for the decoding; {} for none.
@@ -64,6 +68,7 @@ class Row:
     overrides: Sequence[str] = ()
     steps: int = _LONG
     rate: float = 0.03
+    optimizer: str = _ADAFACTOR
     data: str = "tldr"
     seeds: Sequence[int] = (1,)
     searches: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=lambda: {"beam": ()})
@@ -73,11 +78,13 @@ class Row:
 
     @property
     def all_overrides(self) -> list[str]:
-        """`overrides` and those of steps and learning rate."""
+        """`overrides` and those of steps and optimizer."""
         warmup = self.steps // 10
+        schedule = (
+            f"Cosine(learning_rate={self.rate},warmup_steps={warmup},total_steps={self.steps})"
+        )
         return [
-            f"optimizer.schedule=Cosine(learning_rate={self.rate},warmup_steps={warmup},"
-            f"total_steps={self.steps})",
+            f"optimizer={self.optimizer.format(schedule=schedule)}",
             f"train.max_steps={self.steps}",
             *self.overrides,
         ]
@@ -93,7 +100,7 @@ class Row:
 
 def _knob(name: str, *overrides: str, **fields: Any) -> Row:
     """small.MoE with half the steps and one thing changed."""
-    half = {"steps": _SHORT, "overrides": overrides, "splits": ("dev",)}
+    half = {"steps": _SHORT, "optimizer": _MUON, "overrides": overrides, "splits": ("dev",)}
     return Row(name=f"knob/{name}", **(half | fields))
 
 
@@ -193,7 +200,7 @@ _TINY = (
 
 def _peers(data: str, ours: Sequence[float], theirs: Sequence[float]) -> list[Row]:
     """Sample efficiency: small.Dense, and the peer of its size, each with several rates."""
-    given = {"model": "small.Dense", "data": data, "searches": {}}
+    given = {"model": "small.Dense", "optimizer": _MUON, "data": data, "searches": {}}
     return [Row(name=f"peer/{data}, ours, rate {rate}", rate=rate, **given) for rate in ours] + [
         Row(name=f"peer/{data}, M2M-100, rate {rate}", peer=Peer(rate), **given) for rate in theirs
     ]
@@ -206,19 +213,20 @@ _PEERS = [
 ]
 
 
+_REAL_TEXT = (*_vocabulary(4000), "model.shared_embedding=True", "input.temperature=2.0")
+
+
 def _tiny_peers(data: str, steps: int, ours: Sequence[float], theirs: Sequence[float]) -> list[Row]:
     """As _peers with a tiny model: a thousand steps have about a million target tokens."""
     name, every = f"tiny_peer/{data}, {steps // 1000}M tokens", f"train.eval_every={steps // 5}"
-    overrides = (
-        *_vocabulary(4000),
-        "model.shared_embedding=True",
-        "input.temperature=2.0",
-        every,
-    )
+    overrides = (*_REAL_TEXT, every)
     given = {"model": "tiny.Dense", "data": f"{data}4k", "steps": steps, "searches": {}}
     given["overrides"] = overrides
-    return [Row(name=f"{name}, ours, rate {rate}", rate=rate, **given) for rate in ours] + [
-        Row(name=f"{name}, M2M-100, rate {rate}", peer=Peer(rate), **given) for rate in theirs
+    with_muon = given | {"optimizer": _MUON}
+    return [
+        *(Row(name=f"{name}, Adafactor, rate {rate}", rate=rate, **given) for rate in ours),
+        *(Row(name=f"{name}, Muon, rate {rate}", rate=rate, **with_muon) for rate in ours),
+        *(Row(name=f"{name}, M2M-100, rate {rate}", peer=Peer(rate), **given) for rate in theirs),
     ]
 
 
@@ -228,17 +236,65 @@ _TINY_PEERS = [
     for steps in (1000, 3000, 10000)
     for row in _tiny_peers(data, steps, (0.015, 0.03, 0.06), (0.001, 0.002, 0.004, 0.008))
 ]
+
+
+def _recipe(name: str, *overrides: str, **fields: Any) -> Row:
+    """tiny.Dense on 38 pairs of real text with one thing changed: minutes on two cores."""
+    given = {"model": "tiny.Dense", "data": "tldr4k", "steps": 1000, "optimizer": _MUON}
+    often = ("train.eval_every=200", "train.checkpoint_every=200")
+    return Row(
+        name=f"recipe/{name}",
+        overrides=(*_REAL_TEXT, *often, *overrides),
+        **(given | {"searches": {}} | fields),
+    )
+
+
+def _copying(share: float, omitted: float = 0.0) -> str:
+    return f"input.modifiers=(Copying(share={share},omitted={omitted}),)"
+
+
+def _muon(factor: float, rounds: int = 3) -> dict[str, str]:
+    """Muon with this matrix_factor."""
+    text = f"Muon(schedule={{schedule}},matrix_factor={factor},rounds={rounds})"
+    return {"optimizer": text}
+
+
+_RECIPES = (
+    _recipe("Adafactor", optimizer=_ADAFACTOR),
+    _recipe("Adafactor, copies 0.2", _copying(0.2), optimizer=_ADAFACTOR),
+    _recipe("Muon, factor 0.25", **_muon(0.25)),
+    _recipe("Muon, factor 0.5"),
+    _recipe("Muon, factor 0.5, 5 rounds", **_muon(0.5, 5)),
+    _recipe("Muon, factor 1", **_muon(1.0)),
+    _recipe("Muon, copies 0.1", _copying(0.1)),
+    _recipe("Muon, copies 0.2", _copying(0.2)),
+    _recipe("Muon, copies 0.4", _copying(0.4)),
+    _recipe("Muon, copies 0.3, 15 % of pieces left out", _copying(0.3, 0.15)),
+    _recipe("Muon, copies 0.2, sinusoids", _copying(0.2), "model.position=Sinusoidal()"),
+    _recipe("Muon, copies 0.2, tiny.MoE", _copying(0.2), model="tiny.MoE"),
+    _recipe("Muon, copies 0.2, finegrained.Tiny", _copying(0.2), model="finegrained.Tiny"),
+)
 _SEEDS = (1, 2, 3)
+
+
+def _small(name: str, *overrides: str, **fields: Any) -> Row:
+    """A model of the size of small.MoE, trained as it is registered."""
+    return Row(name=f"small/{name}", optimizer=_MUON, overrides=overrides, **fields)
+
+
 _SMALL = (
-    Row(name="small/MoE", seeds=_SEEDS, splits=("dev", "test")),
-    Row(name="small/dense", model="small.Dense", seeds=_SEEDS, splits=("dev", "test")),
-    Row(name="small/4 experts", overrides=("model.moe.num_experts=4",)),
-    Row(name="small/16 experts", overrides=("model.moe.num_experts=16",)),
-    Row(name="small/64 experts", overrides=("model.moe.num_experts=64",)),
-    Row(name="small/8 + 4 layers", overrides=_deeper(2)),
-    Row(name="small/12 + 6 layers", overrides=_deeper(3)),
-    Row(name="many/4000 steps", steps=4000, data="both"),
-    Row(name="many/40000 steps", steps=40_000, data="both", splits=("dev", "test")),
+    _small("MoE", seeds=_SEEDS, splits=("dev", "test")),
+    _small("fine-grained", model="finegrained.Small", seeds=_SEEDS, splits=("dev", "test")),
+    _small("dense", model="small.Dense", seeds=_SEEDS, splits=("dev", "test")),
+    _small("4 experts", "model.moe.num_experts=4"),
+    _small("16 experts", "model.moe.num_experts=16"),
+    _small("64 experts", "model.moe.num_experts=64"),
+    _small("8 + 4 layers", *_deeper(2)),
+    _small("12 + 6 layers", *_deeper(3)),
+    Row(name="many/4000 steps", steps=4000, data="both", overrides=_NO_MODIFIERS),
+    Row(
+        name="many/40000 steps", steps=40_000, data="both", optimizer=_MUON, splits=("dev", "test")
+    ),
 )
 
 
@@ -247,6 +303,7 @@ def _until_it_reads(name: str, pairs: Sequence[str] = (), **fields: Any) -> Row:
     given = {"model": "tiny.MoE", "steps": 3000, "data": "tldr4k", "seeds": (1, 2), "searches": {}}
     name = f"{fields.get('model', 'tiny.MoE')}, {name}"
     overrides = (
+        *_NO_MODIFIERS,
         *_vocabulary(4000),
         "input.temperature=2.0",
         "train.eval_every=50",
@@ -269,4 +326,4 @@ _BUDGETS = (
     _until_it_reads("38 pairs", model="small.MoE", seeds=(1,)),
     _until_it_reads("117 pairs", model="small.MoE", data="both4k", seeds=(1,)),
 )
-ROWS = (*_TINY, *_BUDGETS, *_SMALL, *_KNOBS, *_PEERS, *_TINY_PEERS)
+ROWS = (*_TINY, *_RECIPES, *_BUDGETS, *_SMALL, *_KNOBS, *_PEERS, *_TINY_PEERS)

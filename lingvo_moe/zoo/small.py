@@ -7,11 +7,12 @@ pairs of docs/results.md the dev loss is then 2.1 nats per token, and the dev BL
 """
 
 from lingvo_moe.core.registry import register
+from lingvo_moe.data.modifiers.copying import Copying
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.tasks.params import TranslationParams
-from lingvo_moe.training.adafactor import Adafactor
+from lingvo_moe.training.muon import Muon
 from lingvo_moe.training.schedules import Cosine
 from lingvo_moe.training.train_params import TrainParams
 
@@ -20,7 +21,7 @@ class _Small:
     """4 + 2 layers of width 192; a model overrides some of the params."""
 
     num_experts: int | None = None
-    max_steps = 5000
+    max_steps = 4000
     eval_every = 500
     patience: int | None = None
 
@@ -48,11 +49,14 @@ class _Small:
                 # With T 5 pairs with a few dozen lines would have thousands of epochs, and the
                 # largest pair less than two.
                 temperature=2.0,
+                # The model learns sooner to attend to its source.
+                modifiers=(Copying(share=0.15),),
             ),
             # The length of the run is known, so the rate decays to zero, which lowers the final dev
-            # loss most.
-            optimizer=Adafactor(
-                schedule=Cosine(learning_rate=0.03, warmup_steps=500, total_steps=self.max_steps)
+            # loss most. Three rounds of Muon learn as much in a step as five and take less time.
+            optimizer=Muon(
+                schedule=Cosine(learning_rate=0.03, warmup_steps=400, total_steps=self.max_steps),
+                rounds=3,
             ),
             train=TrainParams(
                 max_steps=self.max_steps,
