@@ -20,7 +20,10 @@ from lingvo_moe.training.train_params import TrainParams
 class _Small:
     """4 + 2 layers of width 192; a model overrides some of the params."""
 
+    num_layers = 4, 2  # of encoder and decoder
+    model_dim = 192
     num_experts: int | None = None
+    batch_size = 32
     max_steps = 4000
     eval_every = 500
     patience: int | None = None
@@ -29,11 +32,11 @@ class _Small:
         """The frozen params."""
         return TranslationParams(
             model=TransformerParams(
-                num_encoder_layers=4,
-                num_decoder_layers=2,
-                model_dim=192,
-                hidden_dim=768,
-                num_heads=6,
+                num_encoder_layers=self.num_layers[0],
+                num_decoder_layers=self.num_layers[1],
+                model_dim=self.model_dim,
+                hidden_dim=4 * self.model_dim,
+                num_heads=self.model_dim // 32,
                 head_dim=32,
                 moe=MoEParams(num_experts=self.num_experts) if self.num_experts else None,
                 dropout_rate=0.2,
@@ -43,7 +46,7 @@ class _Small:
             source_vocab_size=8000,
             target_vocab_size=8000,
             input=InputParams(
-                batch_size=32,
+                batch_size=self.batch_size,
                 source_length=96,
                 target_length=64,
                 # With T 5 pairs with a few dozen lines would have thousands of epochs, and the
@@ -86,3 +89,16 @@ class Bilingual(_Small):
     max_steps = 2000
     eval_every = 100
     patience = 3
+
+
+@register
+class BilingualNarrow(Bilingual):
+    """small.Bilingual with 2 + 2 layers of width 128 and half the batch, for pairs with few lines.
+
+    lingvo-moe-baselines --model=small.Bilingual --model=small.BilingualNarrow … trains both sizes
+    for each pair and takes the one with the lower dev loss.
+    """
+
+    num_layers = 2, 2
+    model_dim = 128
+    batch_size = 16
