@@ -1,18 +1,15 @@
-"""Dev loss with and without the moving average of weights, and the time it adds to a step.
+"""Dev loss with and without the moving average of weights; optimizers.py has its time.
 
 python benchmarks/averaging.py --data=build/demo/data [--seeds=5] [--steps=600] [--decay=0.99]
 
 For each seed a small model is trained once. Each evaluation measures the dev loss of the moving
-average and of the weights; the table has the best of each. Step times are CPU times; both variants
-run in turn.
+average and of the weights; the table has the best of each.
 """
 
 import argparse
-import time
 from pathlib import Path
 
 import numpy as np
-from training_step import _full_batch, seconds_in_turn
 
 import lingvo_moe.tools  # noqa: F401  (silences TensorFlow's greeting)
 from lingvo_moe.core import registry
@@ -29,18 +26,14 @@ SIZES = ("model.num_encoder_layers=2", "model.num_decoder_layers=2", "input.batc
 
 
 def main() -> None:
-    """Prints two tables."""
+    """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--every", type=int, default=50)
     parser.add_argument("--decay", type=float, default=0.99)
-    parser.add_argument("--rounds", type=int, default=15)
     flags = parser.parse_args()
-    columns = ("model", "without, s", "with, s", "with / without")
-    times = [_step_times(flags, name) for name in ("tiny.MoE", "small.MoE")]
-    print(Table(columns, times).to_text(), flush=True)
     dataset, rows = Dataset.load(flags.data), []
     for seed in range(1, flags.seeds + 1):
         average, weights = _losses(dataset, flags, seed)
@@ -71,21 +64,6 @@ def _losses(dataset, flags, seed):
                 losses.append(sum(float(m.nll) for m in sums) / sum(float(m.tokens) for m in sums))
             best = np.minimum(best, losses)
     return best
-
-
-def _step_times(flags, name):
-    """CPU seconds of a step without and with the average."""
-    runs = {}
-    for label, text in (("without", "None"), ("with", str(flags.decay))):
-        params = override(registry.get_params(name), [f"optimizer.ema_decay={text}"])
-        task = TranslationTask(params)
-        runtime, batch = Local(task, train_step(task)), _full_batch(params)
-        runtime.initialize(0)
-        runs[label] = lambda r=runtime, b=batch: r.train(b).tokens.numpy()
-    times = seconds_in_turn(runs, flags.rounds, time.process_time)
-    without, average = times["without"], times["with"]
-    ratio = np.median(average / without)
-    return name, f"{np.median(without):.3f}", f"{np.median(average):.3f}", f"{ratio:.3f}"
 
 
 if __name__ == "__main__":

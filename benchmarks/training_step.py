@@ -55,10 +55,10 @@ def _runtime(overrides) -> tuple[Local, NestedMap]:
     task = TranslationTask(params)
     runtime = Local(task, train_step(task))
     runtime.initialize(0)
-    return runtime, _full_batch(params)
+    return runtime, full_batch(params)
 
 
-def _full_batch(params) -> NestedMap:
+def full_batch(params) -> NestedMap:
     rng = np.random.default_rng(0)
     rows, p = params.input.batch_size, params.input
 
