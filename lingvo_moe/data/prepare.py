@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from lingvo_moe.core import lock
 from lingvo_moe.core.files import MANIFEST, check_output, new_directory, read_json
@@ -40,18 +41,16 @@ def prepare_synthetic(
     params: PrepareParams,
     *,
     raw: SyntheticCorpus = _SYNTHETIC,
-    processes: int | None = None,
-    beam: Sequence[str] | None = None,
-    memory_mb: int = 1000,
-    card: bool = False,
     overwrite: bool = False,
     report: Callable[[str], None] = lambda line: None,
+    **options: Any,
 ) -> Dataset:
     """Writes the synthetic corpus beside output, as OUTPUT_raw, and makes a dataset of it.
 
     Args:
-        output, params, processes, beam, memory_mb, card, overwrite, report: as for `prepare`.
+        output, params, overwrite, report: as for `prepare`.
         raw: the corpus.
+        **options: further arguments of `prepare`.
 
     Raises:
         ValueError: output exists, or OUTPUT_raw holds something other than a synthetic corpus.
@@ -60,17 +59,7 @@ def prepare_synthetic(
     corpus = output.with_name(f"{output.name}_raw")
     raw.write(corpus, overwrite=True)
     report(f"Wrote the synthetic corpus to {corpus}.")
-    return prepare(
-        corpus,
-        output,
-        params,
-        processes=processes,
-        beam=beam,
-        memory_mb=memory_mb,
-        card=card,
-        overwrite=overwrite,
-        report=report,
-    )
+    return prepare(corpus, output, params, overwrite=overwrite, report=report, **options)
 
 
 def prepare(

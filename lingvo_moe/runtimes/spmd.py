@@ -176,13 +176,9 @@ class Spmd:
 
         Rows and columns are padded to powers of two, so that few programs are compiled.
         """
-        rows = next_size(len(lengths), self._layout.groups)
-        columns = next_size(source_ids.shape[1], _LEAST_LENGTH)
-        spare = rows - len(lengths)
-        batch = {
-            "source_ids": np.pad(source_ids, [(0, spare), (0, columns - source_ids.shape[1])]),
-            "lengths": np.pad(lengths, (0, spare), constant_values=1),
-        }
+        spare = self._spare_rows(len(lengths))
+        padded_ids, padded_lengths = _pad(source_ids, lengths, spare)
+        batch = {"source_ids": padded_ids, "lengths": padded_lengths}
         if tasks is not None:
             batch["tasks"] = np.pad(tasks, (0, spare))
         output = self._run(
@@ -201,15 +197,12 @@ class Spmd:
         tasks: np.ndarray | None = None,
     ) -> np.ndarray:
         """Log-probabilities of given translations, float32 [B, T]; padded as in `translate`."""
-        rows = next_size(len(source_lengths), self._layout.groups)
-        spare = rows - len(source_lengths)
+        spare = self._spare_rows(len(source_lengths))
         tasks = np.zeros_like(source_lengths) if tasks is None else tasks
         batch = {"tasks": np.pad(tasks, (0, spare))}
         sides = (("source", source_ids, source_lengths), ("target", target_ids, target_lengths))
         for side, ids, lengths in sides:
-            columns = next_size(ids.shape[1], _LEAST_LENGTH)
-            batch[f"{side}_ids"] = np.pad(ids, [(0, spare), (0, columns - ids.shape[1])])
-            batch[f"{side}_lengths"] = np.pad(lengths, (0, spare), constant_values=1)
+            batch[f"{side}_ids"], batch[f"{side}_lengths"] = _pad(ids, lengths, spare)
         task = self._fixed_task
 
         def run(theta, batch):
@@ -217,6 +210,10 @@ class Spmd:
 
         scores = self._call("score", run, batch)
         return np.asarray(scores)[: len(source_lengths), : target_ids.shape[1]]
+
+    def _spare_rows(self, rows):
+        """The number of rows to add to a batch of any size."""
+        return next_size(rows, self._layout.groups) - rows
 
     def _fill(self, tensors, whole):
         """Sets the parts of the state that have a tensor; if `whole`, all must have one."""
@@ -265,6 +262,12 @@ class Spmd:
         """Arrays on the devices; each process sends the parts of its own devices."""
         shardings = self._layout.shardings(specs)
         return {n: _cut(np.asarray(value), specs[n], shardings[n]) for n, value in batch.items()}
+
+
+def _pad(ids, lengths, spare):
+    """[B, L] and [B], padded by spare rows of length 1 and to a power of two of columns."""
+    columns = next_size(ids.shape[1], _LEAST_LENGTH) - ids.shape[1]
+    return np.pad(ids, [(0, spare), (0, columns)]), np.pad(lengths, (0, spare), constant_values=1)
 
 
 def _key(name, specs):

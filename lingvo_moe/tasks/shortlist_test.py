@@ -52,7 +52,7 @@ def test_from_the_tool_to_translations(model_dir, monkeypatch, capsys, tmp_path)
     flags = {"logdir": model_dir.path, "data": tiny_world.dataset().directory}
     flags |= {"candidates": 3, "frequent": 10, "sentences": 500}
     monkeypatch.setattr(tool, "FLAGS", types.SimpleNamespace(**flags))
-    tool.main(["shortlist"])
+    tool.main()
     assert capsys.readouterr().out == f"{model_dir.shortlist_path}\n"
     made = load_shortlist(model_dir)
     options = {"shortlist": True, "tokens": True, "n_best": 2, "target_prefix": "no"}

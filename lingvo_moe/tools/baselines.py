@@ -12,9 +12,8 @@ from lingvo_moe.tools import common
 FLAGS = flags.FLAGS
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     """Flags to api.train_baselines."""
-    del argv
     report = api.train_baselines(
         FLAGS.model,
         FLAGS.data,

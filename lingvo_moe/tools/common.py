@@ -33,14 +33,14 @@ _EXPECTED_ERRORS = (
 )
 
 
-def run(main: Callable[[list[str]], None], takes_arguments: bool = False) -> None:
+def run(main: Callable[..., None], takes_arguments: bool = False) -> None:
     """Parses flags and calls main; an error ends in one line.
 
     The exit status is 1 after an error that the user can fix, and 70 after any other.
 
     Args:
-        main: takes the command line without flags, which begins with the tool's name.
-        takes_arguments: whether the tool accepts arguments that are not flags.
+        main: the tool.
+        takes_arguments: whether `main` takes the list of arguments that are not flags.
     """
     for stream in (sys.stdout, sys.stderr):  # text is UTF-8 in every locale
         if isinstance(stream, io.TextIOWrapper):
@@ -50,10 +50,11 @@ def run(main: Callable[[list[str]], None], takes_arguments: bool = False) -> Non
     def start(argv):
         if not FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)
-        if len(argv) > 1 and not takes_arguments:
-            raise ValueError(f"Unexpected arguments {argv[1:]}; flags begin with --.")
+        arguments = argv[1:]
+        if arguments and not takes_arguments:
+            raise ValueError(f"Unexpected arguments {arguments}; flags begin with --.")
         import_plugins(FLAGS["import"].value or ())
-        main(argv)
+        main(*([arguments] if takes_arguments else []))
 
     exit_with_message(lambda: app.run(start))
 

@@ -141,7 +141,7 @@ def test_a_flag_without_effect_is_an_error(command, flag, needed):
 def test_arguments_that_no_tool_takes(monkeypatch, capsys):
     monkeypatch.setattr(common.app, "run", lambda start: start(["tool", "steps=7"]))
     with pytest.raises(SystemExit):
-        common.run(lambda argv: None)
+        common.run(lambda: None)
     error = capsys.readouterr().err
     assert error == "error: Unexpected arguments ['steps=7']; flags begin with --.\n"
 

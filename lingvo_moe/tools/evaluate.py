@@ -16,9 +16,8 @@ from lingvo_moe.tools import common, runtimes
 FLAGS = flags.FLAGS
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     """Flags to api.evaluate."""
-    del argv
     runtimes.check_flags()
     report = api.evaluate(
         ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(FLAGS.set),

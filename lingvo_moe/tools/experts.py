@@ -23,9 +23,8 @@ FLAGS = flags.FLAGS
 MAKER = "lingvo-moe-experts"
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     """Flags to analyze and write_experts."""
-    del argv
     common.check_effect("with --data", FLAGS.data is not None, "split")
     common.check_effect("with --output", FLAGS.output is not None, "overwrite")
     model_dir = ModelDir.open(Path(FLAGS.logdir))

@@ -31,9 +31,8 @@ from lingvo_moe.tools import common
 FLAGS = flags.FLAGS
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     """Flags to an export."""
-    del argv
     # An export computes nothing on devices, so JAX must not reserve a GPU's memory.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     of_pruning = ("languages", "prune_by", "prune_statistics", "prune_ratio")

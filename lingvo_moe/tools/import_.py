@@ -15,9 +15,8 @@ from lingvo_moe.tools import common
 FLAGS = flags.FLAGS
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     """Flags to import_model."""
-    del argv
     logdir = import_model(Path(str(FLAGS["from"].value)), Path(FLAGS.output), FLAGS.overwrite)
     source, target = logdir.some_languages
     count = count_weights(logdir.task.weights())

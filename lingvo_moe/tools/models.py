@@ -56,9 +56,8 @@ def write_golden(directory: Path) -> None:
         write_whole(directory / f"{name}.txt", to_text(registry.get_params(name)))
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     """Flags to one of the functions above."""
-    del argv
     common.check_effect("with --show", FLAGS.show is not None, "set")
     common.check_effect("without --show and --golden", not (FLAGS.show or FLAGS.golden), "json")
     common.check_effect("without --golden", FLAGS.golden is None, "show")

@@ -33,9 +33,8 @@ _OF_MODELS = (
 )  # fmt: skip
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     """Flags to one of the functions below."""
-    del argv
     common.check_effect("with --calibrate", FLAGS.calibrate is not None, "virtual_devices")
     common.check_effect("without --calibrate", FLAGS.calibrate is None, *_OF_MODELS)
     common.check_effect("with --output", FLAGS.output is not None, "overwrite")

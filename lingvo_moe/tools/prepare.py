@@ -28,12 +28,12 @@ _OF_NEW_VOCABULARIES = (
 _FIELDS = dataclasses.fields(PrepareParams)
 
 
-def main(argv: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Flags to api.prepare."""
-    if argv[1:] and not FLAGS.beam:
+    if arguments and not FLAGS.beam:
         raise ValueError(
-            f"Unexpected arguments {argv[1:]}; flags begin with --, and options of a Beam pipeline "
-            f"need --beam."
+            f"Unexpected arguments {arguments}; flags begin with --, and options of a Beam "
+            f"pipeline need --beam."
         )
     if bool(FLAGS.corpus) == FLAGS.synthetic:
         raise ValueError("Pass either --corpus=DIR or --synthetic.")
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
         raw,
         FLAGS.output,
         processes=FLAGS.processes,
-        beam=argv[1:] if FLAGS.beam else None,
+        beam=arguments if FLAGS.beam else None,
         memory_mb=FLAGS.memory_mb,
         card=FLAGS.card,
         overwrite=FLAGS.overwrite,

@@ -15,9 +15,8 @@ from lingvo_moe.tools import common
 FLAGS = flags.FLAGS
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     """Flags to tasks.replay."""
-    del argv
     found = replay(ModelDir.open(Path(FLAGS.logdir)), Local, common.report, FLAGS.step)
     print(found or "All operations are finite on one device.")
 

@@ -16,9 +16,8 @@ from lingvo_moe.tools import common
 FLAGS = flags.FLAGS
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     """Flags to a server."""
-    del argv
     if importlib.util.find_spec("uvicorn") is None:
         raise ValueError(
             "lingvo-moe-serve needs Starlette and uvicorn, which are not installed: pip install "

@@ -27,7 +27,7 @@ def call(monkeypatch):
         chosen |= {"max_queue": 512, "timeout": 60.0, "max_bytes": 999, "max_sentences": 256}
         chosen |= {"max_characters": 100, "drain": 30.0} | values
         monkeypatch.setattr(serve, "FLAGS", types.SimpleNamespace(**chosen))
-        serve.main(["serve"])
+        serve.main()
         return served.pop()
 
     return call

@@ -16,9 +16,8 @@ from lingvo_moe.tools import common
 FLAGS = flags.FLAGS
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     """Flags to make_shortlist."""
-    del argv
     model_dir, dataset = ModelDir.open(Path(FLAGS.logdir)), Dataset.load(Path(FLAGS.data))
     numbers = FLAGS.candidates, FLAGS.frequent, FLAGS.sentences
     shortlist = make_shortlist(model_dir, dataset, *numbers, common.report)

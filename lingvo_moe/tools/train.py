@@ -18,9 +18,8 @@ from lingvo_moe.training.signals import exit_code
 FLAGS = flags.FLAGS
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     """Flags to api.train."""
-    del argv
     rebalancing.check_flags()
     runtimes.check_flags()
     with runtimes.join_by_flags() as process:

@@ -34,21 +34,21 @@ FLAGS = flags.FLAGS
 _OF_TRANSLATING = ("n_best", "beam_size", "processes", "scores")
 
 
-def main(argv: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Flags to a Model. Errors of flags and input are found before the weights are read."""
     runtimes.check_flags()
     common.check_effect("without --score", FLAGS.score is None, *_OF_TRANSLATING)
     model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(_overrides())
     model_dir.prefix(FLAGS.source_language, FLAGS.to)
     model_dir.task.task_id(FLAGS.source_language, FLAGS.to)
-    if argv[1:] and FLAGS.input:
+    if arguments and FLAGS.input:
         raise ValueError("Give sentences as arguments or in --input, not both.")
     if FLAGS.score is not None:
-        _score_stream(model_dir, argv[1:])
+        _score_stream(model_dir, arguments)
     elif shards := _shards():
         _translate_shards(model_dir, shards)
     else:
-        _translate_stream(model_dir, argv[1:])
+        _translate_stream(model_dir, arguments)
 
 
 def _shards() -> FileShards | DirectoryShards | None:

@@ -41,7 +41,7 @@ def call(logdir, tmp_path, monkeypatch):
         flags = types.SimpleNamespace(**chosen)
         monkeypatch.setattr(translate, "FLAGS", flags)
         monkeypatch.setattr(translate.runtimes, "FLAGS", flags)
-        translate.main(["translate", *arguments])
+        translate.main([*arguments])
 
     return run
 
