@@ -238,6 +238,8 @@ def _is_dotted_name(node: ast.AST) -> bool:
 
 
 def _no_field(cls: type, name: str) -> str:
+    if cls is type(None):
+        return f"{short_repr(name)} is a field of an object that is None; set the object first."
     names = _field_names(cls)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names
     hint = ", ".join(map(repr, near)) or "a shorter path"

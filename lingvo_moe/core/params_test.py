@@ -157,7 +157,7 @@ def test_an_int_for_an_optional_float_becomes_one():
         ("inner.layer=3", r"inner\.layer: Inner has no field 'layer'. Did you mean 'layers'\?"),
         ("iner.layers=3", "Model has no field 'iner'. Did you mean 'inner'"),
         ("zzz=3", "Model has no field 'zzz'. Did you mean 'name', 'inner', 'maybe', 'policy'"),
-        ("maybe.layers=3", "NoneType has no field 'layers'. Did you mean a shorter path"),
+        ("maybe.layers=3", "'layers' is a field of an object that is None; set the object first"),
         ("inner.layers.x=3", "int has no field 'x'"),
         ("inner.layers=2.5", r"inner\.layers=2\.5: '2\.5' is not of type int"),
         ("inner.layers=True", "'True' is not of type int"),
