@@ -1,6 +1,8 @@
-"""Links and commands of the documentation exist, and every page is in the index."""
+"""Links, commands and code of the documentation are right, and every page is in the index."""
 
+import ast
 import functools
+import importlib
 import keyword
 import re
 import shlex
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import lingvo_moe as lm
 from lingvo_moe.core import registry
 from lingvo_moe.core.params import override
 
@@ -111,3 +114,20 @@ def test_rows_of_tables_are_whole(page):
         rows = [re.sub(r"`[^`]*`|\\\|", "", row) for row in table.splitlines()]
         cells = {row.count("|") for row in rows}
         assert len(cells) == 1, f"{page.name}: rows of {cells} cells in\n{table}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_in_pages_can_be_read_and_imports_what_exists(page):
+    """Also attributes of `lm`; `doc_example_test` runs the code of gating.md."""
+    text = page.read_text(encoding="utf-8")
+    for block in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S):
+        tree = ast.parse(block)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lingvo_moe"):
+                if node.module == "lingvo_moe.gatings.sampled":  # the page's own example
+                    continue
+                module = importlib.import_module(node.module)
+                missing = [one.name for one in node.names if not hasattr(module, one.name)]
+                assert not missing, f"{page.name}: {node.module} has no {missing}"
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "lm":
+                assert node.attr in lm.__all__, f"{page.name}: there is no lm.{node.attr}"
