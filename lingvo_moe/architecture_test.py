@@ -137,16 +137,11 @@ def test_a_class_has_its_name_alone():
             for found in re.findall(r"^class ([A-Z]\w*)", path.read_text(), re.MULTILINE):
                 defined[found].add(name)
     assert {name for name, files in defined.items() if len(files) > 1} == {
-        "Batches",  # an input, and what the training loop uses of it
         "Constant",  # an initial value, and a schedule
         "Gather",  # a dispatcher, and an operation of the algebra
         "HuggingFace",  # rules of search, and a format
-        "Language",  # a cleaning rule, and a synthetic language
         "Model",  # in memory, and on the server
-        "Relative",  # positions, and a synthetic clause
-        "Request",  # of a search, and what a runtime uses of it
         "Safetensors",  # a file, and a format
-        "Stage",  # of a curriculum, and of preparation
     }
 
 

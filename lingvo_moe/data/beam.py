@@ -19,7 +19,7 @@ from pathlib import Path
 from lingvo_moe.core.files import MANIFEST, write_whole
 from lingvo_moe.core.pieces import take
 from lingvo_moe.core.plugins import import_plugins, imported
-from lingvo_moe.data.stages import Stage, stages
+from lingvo_moe.data.stages import PreparationStage, stages
 from lingvo_moe.data.work import Work
 
 try:
@@ -156,7 +156,7 @@ class _OfStage(beam.DoFn):
         self._job, self._number = job, number
 
     @property
-    def _stage(self) -> Stage:
+    def _stage(self) -> PreparationStage:
         return stages(self._job.work)[self._number]
 
 

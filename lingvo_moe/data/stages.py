@@ -30,7 +30,7 @@ from lingvo_moe.data.work import Piece, Work
 VOCABULARIES = "training vocabularies"
 
 
-class Stage(NamedTuple):
+class PreparationStage(NamedTuple):
     """A stage.
 
     Attributes:
@@ -46,7 +46,7 @@ class Stage(NamedTuple):
         return itertools.chain.from_iterable(part() for part in self.parts)
 
 
-def run_stage(stage: Stage, progress: Callable[[int], None]) -> None:
+def run_stage(stage: PreparationStage, progress: Callable[[int], None]) -> None:
     """Makes the pieces that no other process makes; at the end all are finished."""
     for piece in stage.pieces():
         take(piece.path, functools.partial(piece.make, progress))
@@ -56,7 +56,7 @@ def run_stage(stage: Stage, progress: Callable[[int], None]) -> None:
         take(piece.path, functools.partial(piece.make, lambda count: None), wait=True)
 
 
-def stages(work: Work) -> list[Stage]:
+def stages(work: Work) -> list[PreparationStage]:
     """The stages in order. `repeats` needs only its own pair, but waits for all checks."""
 
     def each(pieces: Callable[[PairWork], Iterable[Piece]]):
@@ -64,12 +64,12 @@ def stages(work: Work) -> list[Stage]:
         return [lambda pair=pair: pieces(PairWork(work, pair)) for pair in work.pairs]
 
     return [
-        Stage("reading", [lambda: _texts(work)]),
-        Stage("cleaning", each(PairWork.checks)),
-        Stage("finding repeated lines", each(PairWork.repeats)),
-        Stage(VOCABULARIES, [lambda: _models(work)]),
-        Stage("tokenising", each(PairWork.ids)),
-        Stage("writing shards", each(PairWork.shards)),
+        PreparationStage("reading", [lambda: _texts(work)]),
+        PreparationStage("cleaning", each(PairWork.checks)),
+        PreparationStage("finding repeated lines", each(PairWork.repeats)),
+        PreparationStage(VOCABULARIES, [lambda: _models(work)]),
+        PreparationStage("tokenising", each(PairWork.ids)),
+        PreparationStage("writing shards", each(PairWork.shards)),
     ]
 
 

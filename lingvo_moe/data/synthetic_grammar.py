@@ -22,7 +22,7 @@ class NounPhrase(NamedTuple):
     determiner: str | None = None  # the, a, this, that, or a pronoun (the possessor)
     numeral: str | None = None
     adjective: str | None = None
-    relative: "Relative | None" = None
+    relative: "RelativeClause | None" = None
     partner: "NounPhrase | None" = None
 
     @property
@@ -35,7 +35,7 @@ class NounPhrase(NamedTuple):
         return self.plural or self.partner is not None
 
 
-class Relative(NamedTuple):
+class RelativeClause(NamedTuple):
     """Clause about a noun which is its subject: `who sees a dog`."""
 
     verb: str
@@ -263,9 +263,9 @@ def _verb_and_object(rng: random.Random, subject: NounPhrase) -> tuple[str, Noun
 def _with_relative(rng: random.Random, phrase: NounPhrase) -> NounPhrase:
     tense = _tenses(rng)
     if rng.random() < 0.5:
-        return phrase._replace(relative=Relative(_plain(rng), None, tense))
+        return phrase._replace(relative=RelativeClause(_plain(rng), None, tense))
     object_ = _noun_phrase(rng, _things)
-    return phrase._replace(relative=Relative(_handling(rng), object_, tense))
+    return phrase._replace(relative=RelativeClause(_handling(rng), object_, tense))
 
 
 def _adjunct(rng: random.Random) -> tuple[str, NounPhrase]:

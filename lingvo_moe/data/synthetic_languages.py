@@ -30,7 +30,7 @@ import types
 from collections.abc import Mapping
 
 from lingvo_moe.data import synthetic_lexicon as lexicon
-from lingvo_moe.data.synthetic_grammar import Clause, NounPhrase, Relative, Sentence
+from lingvo_moe.data.synthetic_grammar import Clause, NounPhrase, RelativeClause, Sentence
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,7 +57,7 @@ class Family:
 
 
 @dataclasses.dataclass(frozen=True)
-class Language:
+class SyntheticLanguage:
     """A daughter language.
 
     Attributes:
@@ -92,7 +92,9 @@ def _laws(text: str) -> tuple[tuple[str, str], ...]:
 def _language(about: str, family: Family, branch, own: str, markers=types.MappingProxyType({})):
     """A language from its code, name, clause order and phrase order; its own laws come last."""
     code, name, clause_order, phrase_order = about.split()
-    return Language(code, name, family, clause_order, phrase_order, branch + _laws(own), markers)
+    return SyntheticLanguage(
+        code, name, family, clause_order, phrase_order, branch + _laws(own), markers
+    )
 
 
 NORVIC = Family(
@@ -202,7 +204,7 @@ LANGUAGES = (
 _BY_CODE = {language.code: language for language in LANGUAGES}
 
 
-def get_language(code: str) -> Language:
+def get_language(code: str) -> SyntheticLanguage:
     """The language of a code.
 
     Raises:
@@ -258,7 +260,7 @@ def _apply(laws: tuple[tuple[str, str], ...], word: str) -> str:
     return word
 
 
-def pronounce(word: str, language: Language) -> str:
+def pronounce(word: str, language: SyntheticLanguage) -> str:
     """Applies the sound laws of a language, in order, to a word of its proto-language."""
     return _apply(language.laws, word)
 
@@ -266,13 +268,15 @@ def pronounce(word: str, language: Language) -> str:
 # ------------------------------------------------------------------------- the sentences
 
 
-def translate(sentence: Sentence, language: Language) -> str:
+def translate(sentence: Sentence, language: SyntheticLanguage) -> str:
     """A tree in a language: lower-case words separated by spaces."""
     words = proto_sentence(sentence, language, proto_words(language.family)).split()
     return " ".join(pronounce(word, language) for word in words)
 
 
-def proto_sentence(sentence: Sentence, language: Language, roots: Mapping[str, str]) -> str:
+def proto_sentence(
+    sentence: Sentence, language: SyntheticLanguage, roots: Mapping[str, str]
+) -> str:
     """A tree in the grammar of a language, before its sound laws.
 
     Args:
@@ -302,7 +306,7 @@ def _mark(head: str, templates: list[str], before: str = "", after: str = "") ->
 class _SentenceBuilder:
     """Builds sentences of trees in the grammar of one language with given roots."""
 
-    def __init__(self, language: Language, roots: Mapping[str, str]):
+    def __init__(self, language: SyntheticLanguage, roots: Mapping[str, str]):
         self.language = language
         self.roots = roots
 
@@ -368,7 +372,7 @@ class _SentenceBuilder:
             return words
         return f"{words} {self.roots['and']} {self.noun_phrase(phrase.partner, case)}"
 
-    def relative(self, relative: Relative, subject: NounPhrase) -> str:
+    def relative(self, relative: RelativeClause, subject: NounPhrase) -> str:
         """The relative pronoun stands on the side of the noun."""
         parts = {"V": self.verb(relative.verb, relative.tense, subject)}
         if relative.object is not None:

@@ -7,7 +7,7 @@ import sacrebleu
 
 from lingvo_moe.data import synthetic_lexicon as lexicon
 from lingvo_moe.data.synthetic import SPLITS, SyntheticCorpus
-from lingvo_moe.data.synthetic_grammar import Clause, NounPhrase, Relative, Sentence, english
+from lingvo_moe.data.synthetic_grammar import Clause, NounPhrase, RelativeClause, Sentence, english
 from lingvo_moe.data.synthetic_languages import (
     LANGUAGES,
     get_language,
@@ -158,7 +158,7 @@ MAN = Sentence(
             "man",
             determiner="a",
             adjective="old",
-            relative=Relative("take", NounPhrase("book", True, "the"), "past"),
+            relative=RelativeClause("take", NounPhrase("book", True, "the"), "past"),
         ),
         "sleep",
     ),

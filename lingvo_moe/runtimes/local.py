@@ -10,7 +10,7 @@ import tensorflow as tf
 from lingvo_moe.core.gradients import without_gradients
 from lingvo_moe.core.layer import EVALUATION, init_theta
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.runtimes.task import NOTHING, Request, Task
+from lingvo_moe.runtimes.task import NOTHING, SearchRequest, Task
 from lingvo_moe.training.checkpoint import check_tensors
 from lingvo_moe.training.ladder import Ladder
 from lingvo_moe.training.replicas import move_rows, relocate_experts, rounds, tensors_to_move
@@ -148,7 +148,7 @@ class Local:
         source_ids: np.ndarray,
         lengths: np.ndarray,
         tasks: np.ndarray | None = None,
-        request: Request | None = None,
+        request: SearchRequest | None = None,
     ):
         """Decodes a batch of any size: int32 [B, L], [B] and [B]; see the task's `translate`.
 

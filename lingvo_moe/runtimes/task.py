@@ -13,7 +13,7 @@ from lingvo_moe.training.step import Trainable
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class Request(Protocol):
+class SearchRequest(Protocol):
     """How to decode a batch; as decoding.request.Request."""
 
     def __hash__(self) -> int: ...

@@ -58,7 +58,7 @@ class Runtime(Protocol):
     def count_not_finite(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]: ...
 
 
-class Batches(Protocol):
+class BatchSource(Protocol):
     """The part of an input that the loop uses; `state` is that after the last returned batch."""
 
     def next_batch(self) -> Mapping[str, np.ndarray]: ...
@@ -105,7 +105,7 @@ class TrainResult(NamedTuple):
 
 def train(
     runtime: Runtime,
-    batches: Batches,
+    batches: BatchSource,
     params: TrainParams,
     logdir: Path,
     *,
