@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from lingvo_moe.core.fields import NonNegativeFloat, NonNegativeInt, Params, PositiveInt, Rule
+from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveInt, Rule
 from lingvo_moe.core.lines import is_blank
 from lingvo_moe.core.params import evolve
 from lingvo_moe.decoding.cache import ByBeam, Cache
@@ -16,7 +16,20 @@ from lingvo_moe.decoding.sampling import Sampling
 
 MAX_BEAM = 64  # wider beams find no better translations (Koehn and Knowles 2017) and fill memory
 _MAX_TEXTS, _MAX_CHARACTERS = 256, 64
-_Beam = Annotated[int, Rule(f"1 to {MAX_BEAM}", lambda size: 1 <= size <= MAX_BEAM)]
+# The smallest and the largest value of numbers. Without the largest ones the number of steps could
+# be too large for int32 or for memory, and scores too large for float32.
+RANGES = {
+    "beam_size": (1, MAX_BEAM),
+    "n_best": (1, MAX_BEAM),
+    "length_penalty": (0, 10),
+    "length_ratio": (0, 100),
+    "length_offset": (1, 100_000),
+}
+
+
+def _in_range(name: str) -> Rule:
+    least, most = RANGES[name]
+    return Rule(f"{least} to {most}", lambda number: least <= number <= most)
 
 
 def _is_line(text: str) -> bool:
@@ -74,11 +87,11 @@ class BeamSearchParams(Params):
         ValueError: a value breaks a rule, or params cannot be combined.
     """
 
-    beam_size: _Beam = 4
-    n_best: _Beam = 1
-    length_penalty: NonNegativeFloat = 0.6
-    length_ratio: NonNegativeFloat = 1.5
-    length_offset: PositiveInt = 10  # leaves room for EOS
+    beam_size: Annotated[int, _in_range("beam_size")] = 4
+    n_best: Annotated[int, _in_range("n_best")] = 1
+    length_penalty: Annotated[float, _in_range("length_penalty")] = 0.6
+    length_ratio: Annotated[float, _in_range("length_ratio")] = 1.5
+    length_offset: Annotated[int, _in_range("length_offset")] = 10  # leaves room for EOS
     min_length: NonNegativeInt = 0
     no_repeat_ngram: NonNegativeInt = 0
     forbidden: _Texts = ()

@@ -68,7 +68,7 @@ class Trained(TrainedModel):
     options: Sequence[str] = [
         field.name
         for field in dataclasses.fields(BeamSearchParams)
-        if field.name not in ("batch_tokens", "cache")
+        if field.name not in ("batch_tokens", "cache", "rules")
     ]
     scores = explains = True
 

@@ -7,6 +7,7 @@ Models that route by source language also need --source_language=LANGUAGE. --set
 such as --set=beam_size=8 or --set=target_prefix='The cat'; `model.about()` lists all options.
 """
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -80,26 +81,33 @@ class Model:
             if languages[name] is None:
                 raise ValueError(f"This model routes by {name.replace('_', ' ')}; give --{name}.")
         self._languages = {name: languages[name] for name in wanted}
+        self._called: set[str] = set()
         self._defaults = self._model.about().get("options", {})
         self.options = plain(self._defaults)
 
     def sizes(self, sentences):
         """Numbers of tokens."""
-        return plain(self._model.count_pieces(tf.constant(sentences)))
+        return self._call("count_pieces", sentences)
 
     def target_sizes(self, translations):
         """Numbers of tokens."""
-        return plain(self._model.count_target_pieces(tf.constant(translations)))
+        return self._call("count_target_pieces", translations)
 
     def translate(self, sentences, options):
         """The outputs of the graph."""
-        function = self._model.translate_with if options else self._model.translate
         given = {n: tf.constant(v, self._defaults[n].dtype) for n, v in options.items()}
-        return plain(call(function, sentences, **self._languages, **given))
+        name = "translate_with" if options else "translate"
+        return self._call(name, sentences, **self._languages, **given)
 
     def score(self, sentences, translations):
         """The outputs of the graph."""
-        return plain(call(self._model.score, sentences, translations, **self._languages))
+        return self._call("score", sentences, translations, **self._languages)
+
+    def _call(self, name, *texts, **given):
+        """The outputs of a function. In the first call SentencePiece logs its normalization."""
+        with contextlib.nullcontext() if name in self._called else quiet():
+            self._called.add(name)
+            return plain(call(getattr(self._model, name), *texts, **given))
 
 
 def plain(value):

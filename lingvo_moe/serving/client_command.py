@@ -140,8 +140,9 @@ def _value(text, default):
 
 def _translate(service, sentences, args):
     options = options_of(service.options, args.set)
-    if options or args.tokens or args.n_best > 1:
-        options = options_of(service.options, [f"n_best={args.n_best}"]) | options
+    n_best = args.n_best = options.get("n_best", args.n_best)
+    if options or args.tokens or n_best > 1:
+        options |= options_of(service.options, [f"n_best={n_best}"])
     numbers, left_out = itertools.count(1), {}
     for block in _blocks(sentences):
         rows = _rows(
@@ -150,7 +151,7 @@ def _translate(service, sentences, args):
             lambda chosen, block=block: service.translate([block[i] for i in chosen], options),
         )
         for row in rows:
-            for n in range(min(args.n_best, len(row["translations"]))):
+            for n in range(min(n_best, len(row["translations"]))):
                 print(_line(row, n, args))
             number = next(numbers)
             if row["left_out"]:

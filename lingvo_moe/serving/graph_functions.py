@@ -1,35 +1,40 @@
 """Functions of an exported graph, and checks in it."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from lingvo_moe.core.gradients import without_gradients
-from lingvo_moe.decoding.params import MAX_BEAM
+from lingvo_moe.decoding.params import RANGES
 
 
-def checked(value: tf.Tensor, condition: tf.Tensor, message: str) -> tf.Tensor:
-    """The value; if the condition bool [] is false, an InvalidArgumentError with the message."""
+def checked(values: Any, condition: tf.Tensor, message: str) -> Any:
+    """A structure of tensors; if the condition bool [] is false, an InvalidArgumentError.
+
+    What is computed from the result runs after the check, so no other error can come first.
+    """
     # A tf.debugging.assert_… would add two functions to the graph.
     with tf.control_dependencies([tf.raw_ops.Assert(condition=condition, data=[message])]):
-        return tf.identity(value)
+        return tf.nest.map_structure(tf.identity, values)
 
 
-def check_numbers(value: tf.Tensor, numbers: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """The value, `checked` that the numbers of a request keep their rules."""
-    beams = [numbers[name] for name in ("beam_size", "n_best")]
-    fits = [(size >= 1) & (size <= MAX_BEAM) for size in beams]
-    top_p = numbers["top_p"]
-    fits += [numbers["length_offset"] >= 1, (top_p > 0) & (top_p <= 1)]
-    others = ("length_penalty", "length_ratio", "min_length", "no_repeat_ngram", "temperature")
-    fits += [numbers[name] >= 0 for name in (*others, "top_k")]
+def checked_numbers(options: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """The options of a request, `checked` that the numbers keep their rules."""
+    fits = [
+        (options[name] >= least) & (options[name] <= most) for name, (least, most) in RANGES.items()
+    ]
+    fits += [(options["top_p"] > 0) & (options["top_p"] <= 1)]
+    others = ("min_length", "no_repeat_ngram", "temperature", "top_k")
+    fits += [options[name] >= 0 for name in others] + [options["temperature"] < math.inf]
+    ranges = ", ".join(f"{name} {least} to {most}" for name, (least, most) in RANGES.items())
     return checked(
-        value,
+        dict(options),
         tf.reduce_all(fits),
-        f"An option has a wrong value: beam_size and n_best must be 1 to {MAX_BEAM}, length_offset "
-        f">= 1, 0 < top_p <= 1, and other numbers >= 0; correct it.",
+        f"An option has a wrong value: {ranges}, 0 < top_p <= 1, and other numbers >= 0; correct "
+        f"it.",
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lingvo_moe.core.fields import Params, PositiveFloat, PositiveInt, Share
+from lingvo_moe.core.fields import Params, PositiveFloat, PositiveInt, Rate
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import evolve
 from lingvo_moe.evaluation.routing import RoutingRecord
@@ -209,7 +209,7 @@ class Pruning(Params):
         choice: chooses the experts to keep.
     """
 
-    share: Share
+    share: Rate
     languages: tuple[str, ...] = ()
     statistics: Statistics = ByPair()
     choice: Choice = PerLayer()

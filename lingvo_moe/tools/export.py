@@ -86,11 +86,11 @@ def _format() -> Format:
 
 
 def _language_flags(model_dir: ModelDir) -> str:
-    """For a model that must know the source language: flags of two of its languages."""
-    if not model_dir.task.needs_source_language:
-        return ""
+    """Flags of two languages of a model, as far as it needs them."""
     source, target = model_dir.some_languages
-    return f" --source_language={source} --to={target}"
+    if model_dir.task.needs_source_language:
+        return f" --source_language={source} --to={target}"
+    return "" if "en" in model_dir.tags else f" --to={target}"
 
 
 def _pruning() -> Pruning | None:

@@ -8,6 +8,7 @@ exit status 0, or 1 if some were left unanswered.
 """
 
 import importlib.util
+import logging
 
 from absl import flags
 
@@ -51,6 +52,8 @@ def main() -> None:
     with bind(FLAGS.host, FLAGS.port) as listener:
         exports = [(split_name(text)[1] / "saved_model.pb").exists() for text in FLAGS.model]
         common.check_effect("with a logdir", not all(exports), "set", "runtime")
+        # The search is traced once for each set of options, and TensorFlow warns of many traces.
+        logging.getLogger("tensorflow").setLevel(logging.ERROR)
         runtime = RUNTIMES[FLAGS.runtime]
         models = load_all(FLAGS.model, of_options, FLAGS.set, runtime)
         serve(Server(models, limits, batching), listener, FLAGS.drain, common.report)

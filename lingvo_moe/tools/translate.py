@@ -156,13 +156,14 @@ def _load(model_dir: ModelDir) -> Model:
 def _lines(translator: Translator, sentences: Iterable[str], *options) -> Iterator[str]:
     """Translations, one a line; options are those of `Translator.stream`."""
     results = translator.stream(sentences, FLAGS.to, FLAGS.source_language, *options)
-    tokens, scores = translator.decoding.tokens, FLAGS.scores or FLAGS.n_best > 1
+    tokens, n_best = translator.decoding.tokens, translator.decoding.n_best
+    scores = FLAGS.scores or n_best > 1
     return (_format(t, tokens, scores) for translations in results for t in translations)
 
 
 def _overrides() -> list[str]:
     beam_size = [] if FLAGS.beam_size is None else [f"decoding.beam_size={FLAGS.beam_size}"]
-    return [*FLAGS.set, *beam_size, f"decoding.n_best={FLAGS.n_best}"]
+    return [f"decoding.n_best={FLAGS.n_best}", *FLAGS.set, *beam_size]
 
 
 def _sentences(arguments: Sequence[str]) -> tuple[Iterable[str], int | None]:

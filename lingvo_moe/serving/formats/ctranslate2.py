@@ -96,6 +96,13 @@ class CTranslate2(Format):
             "length_offset": model_dir.params.decoding.length_offset,
         }
 
+    def hint(self, output, languages=""):
+        """Translates. The client takes no source language, because the export is for one task."""
+        flags = [flag for flag in languages.split() if flag.startswith("--to=")]
+        if self.task and "-" in self.task:
+            flags = [f"--to={self.task.split('-')[-1]}"]
+        return super().hint(output, "".join(f" {flag}" for flag in flags))
+
     def open(self, path):
         """Loads the model; its scores are NaN."""
         from lingvo_moe.serving import client_ctranslate2  # needs the optional package

@@ -1,6 +1,7 @@
 import dataclasses
 import io
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,6 +103,20 @@ def test_one_network_computes_what_the_experts_of_a_task_compute(by_task, gating
 def test_what_does_not_fit_is_refused_with_the_reason(by_task, overrides, name, message):
     with pytest.raises(ValueError, match=message):
         task_number(changed(by_task, *overrides), name)
+
+
+@pytest.mark.parametrize(
+    ("task", "languages", "flags"),
+    [
+        (None, "", ""),
+        (None, " --to=fr", " --to=fr"),
+        ("de", " --source_language=de --to=en", " --to=en"),
+        ("de-fr", " --source_language=de --to=en", " --to=fr"),
+    ],
+)
+def test_the_hint_has_only_flags_of_the_client(task, languages, flags):
+    hint = CTranslate2(task=task).hint(Path("export"), languages)
+    assert hint == f"python export/translate.py{flags} 'a sentence'"
 
 
 def test_without_the_package_the_message_names_the_cure(by_task, tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from lingvo_moe.serving.compact import compact
 from lingvo_moe.serving.exported import Exported
 from lingvo_moe.serving.formats.base import Format
 from lingvo_moe.serving.formats.storage import FLOAT32, Storage, Stored, variables_of
-from lingvo_moe.serving.graph_functions import check_numbers, checked, function_of
+from lingvo_moe.serving.graph_functions import checked, checked_numbers, function_of
 from lingvo_moe.serving.graph_network import Packed, SharedTransformer
 from lingvo_moe.serving.graph_reader import SentenceEncoder, with_end
 from lingvo_moe.serving.graph_vocabulary import GraphVocabulary, rstrip
@@ -147,9 +147,8 @@ class ServedModel(tf.Module):
         return self._results(read, self._decode(beam_search, read, self._request))
 
     def _translate_with(self, sentences, **given):
-        options = {name: given.pop(name) for name in self._options}
-        prefix = check_numbers(options["source_prefix"], options)
-        read = self._read(sentences, given, prefix, self._max_pieces)
+        options = checked_numbers({name: given.pop(name) for name in self._options})
+        read = self._read(sentences, given, options["source_prefix"], self._max_pieces)
         output = self._decode(beam_search, read, self._request_of(options))
         real = (
             tf.sequence_mask(output.lengths, tf.shape(output.ids)[2]) & ~read.blank[:, None, None]

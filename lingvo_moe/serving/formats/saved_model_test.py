@@ -71,7 +71,7 @@ def test_as_many_lines_as_there_are_and_those_of_the_translator(model_dir, call)
 
 def test_options_of_the_client(model_dir, call):
     expected = lm.load(model_dir.path).translate(LINES[:2], "en", n_best=2, min_length=7)
-    out = call("--n_best=2", "--set=min_length=7", "--batch_tokens=1", *LINES[:2]).out.decode()
+    out = call("--set=n_best=2", "--set=min_length=7", "--batch_tokens=1", *LINES[:2]).out.decode()
     assert out == "".join(f"{t.score:.4f}\t{t.text}\n" for best in expected for t in best)
     without = call("--set=decoding.target_prefix=the ", "--scores", "kara").out.decode()
     assert without.split("\t")[1].startswith("the")
@@ -136,6 +136,10 @@ def test_sentences_as_arguments(call):
         (["--score=/dev/null", "--n_best=2"], b"", r"--score and --n_best cannot be combined"),
         (["--score=/dev/null", "--scores"], b"", r"--score and --scores cannot be combined"),
         (["--set=top_p=2", "kara"], b"", r"wrong value: .* 0 < top_p <= 1, .*$"),
+        (["--set=beam_size=0", "kara"], b"", r"wrong value: beam_size 1 to 64, n_best 1 to 64, "),
+        (["--set=length_ratio=1e30", "kara"], b"", r"wrong value: .* length_ratio 0 to 100, "),
+        (["--set=length_offset=2000000000", "k"], b"", r"wrong value: .* length_offset 1 to 1000"),
+        (["--set=temperature=1e39", "kara"], b"", r"wrong value: "),
         (["--model=/nowhere", "kara"], b"", r"SavedModel file does not exist at: /nowhere"),
     ],
 )
