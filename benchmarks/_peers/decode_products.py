@@ -1,42 +1,68 @@
-"""Peer: only the matrix products with the dense model's weights, in float32.
+"""Peer: only the matrix products with a model's weights, in float32.
 
-A search in float32 cannot be faster than they are. The products of attention are left out.
+python benchmarks/_peers/decode_products.py dense|experts
+
+A search in float32 cannot be faster than they are. The products of attention are left out. The
+model with experts is that of decode_imported.py; its tokens are divided evenly among the experts.
 """
+
+import sys
 
 import tensorflow as tf
 from _serve import SHAPE, STEPS, serve
 
-_M, _H, _V = SHAPE["model_dim"], SHAPE["hidden_dim"], SHAPE["vocab_size"]
+_M, _H = SHAPE["model_dim"], SHAPE["hidden_dim"]
 _ND = SHAPE["num_heads"] * SHAPE["head_dim"]
+_EXPERTS_OF_TOKEN = 2
+_PIECES = 300  # of the model with experts
 # [columns of the rows, columns of the result] of each product of a layer; q, k and v are one.
 _SELF_ATTENTION, _FEED_FORWARD = [(_M, 3 * _ND), (_ND, _M)], [(_M, _H), (_H, _M)]
-_ENCODER = [*_SELF_ATTENTION, *_FEED_FORWARD]
+_CROSS_ATTENTION = [(_M, _ND), (_ND, _M)]
 _MEMORY = [(_M, 2 * _ND)]  # keys and values of the source
-_DECODER = [*_SELF_ATTENTION, (_M, _ND), (_ND, _M), *_FEED_FORWARD]
 
 
 def main() -> None:
     """Answers requests on standard input; see _serve."""
-    once = _products((_ENCODER + _MEMORY) * SHAPE["layers"])
-    each_step = _products([*_DECODER * SHAPE["layers"], (_M, _V)])
+    experts = {"dense": 1, "experts": SHAPE["num_experts"]}[sys.argv[1]]
+    every_n = SHAPE["every_n"] if experts > 1 else SHAPE["layers"] + 1
+    moe_layers = SHAPE["layers"] // every_n
+    dense_layers = SHAPE["layers"] - moe_layers
+    size = _PIECES if experts > 1 else SHAPE["vocab_size"]
+
+    def stack(attention):
+        shapes = attention * SHAPE["layers"] + _FEED_FORWARD * dense_layers
+        return shapes, _FEED_FORWARD * experts * moe_layers
+
+    shapes, of_experts = stack(_SELF_ATTENTION + _MEMORY)
+    once = _products(shapes, of_experts)
+    shapes, of_experts = stack(_SELF_ATTENTION + _CROSS_ATTENTION)
+    each_step = _products([*shapes, (_M, size)], of_experts)
+
+    def rows(count):
+        return _rows(count), _rows(count * _EXPERTS_OF_TOKEN // experts)
 
     def step(batch=1, beam=1):
-        once(_rows(batch * STEPS))
-        rows = _rows(batch * beam)
+        once(*rows(batch * STEPS))
+        of_step = rows(batch * beam)
         for _ in range(STEPS):
-            result = each_step(rows)
-        return float(result[-1][0, 0])
+            result = each_step(*of_step)
+        return float(result[0][0, 0])
 
     serve(step, f"TensorFlow {tf.__version__}, products alone")
 
 
-def _products(shapes):
-    """A function that multiplies rows with weights of these shapes."""
-    weights = [tf.random.stateless_normal(shape, [0, 0]) for shape in shapes]
+def _products(shapes, shapes_of_experts):
+    """A function that multiplies rows, and the rows of an expert, with weights of these shapes."""
+    weights, of_experts = (
+        [tf.random.stateless_normal(shape, [0, 0]) for shape in some]
+        for some in (shapes, shapes_of_experts)
+    )
 
     @tf.function(autograph=False, reduce_retracing=True)
-    def products(rows):
-        return [tf.matmul(rows[weight.shape[0]], weight) for weight in weights]
+    def products(rows, rows_of_expert):
+        pairs = [(rows, weight) for weight in weights]
+        pairs += [(rows_of_expert, weight) for weight in of_experts]
+        return [tf.matmul(some[weight.shape[0]], weight) for some, weight in pairs]
 
     return products
 
