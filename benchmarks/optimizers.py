@@ -19,7 +19,7 @@ from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask
 
-_SCHEDULE = "schedule=Cosine(learning_rate=0.01,total_steps=1000)"
+_SCHEDULE = "schedule=Cosine(learning_rate=0.01,total_steps=1000000)"
 OPTIMIZERS = {
     "Adafactor": f"Adafactor({_SCHEDULE})",
     "Adafactor, EMA": f"Adafactor({_SCHEDULE},ema_decay=0.99)",
