@@ -95,7 +95,14 @@ class Trained(TrainedModel):
         self._checks = _Checks(limits, self.params.decoding, self.max_pieces)
 
     def translator(self, **decoding: Any) -> Translator:
-        """See TrainedModel; all sentences are one batch."""
+        """See TrainedModel; all sentences are one batch.
+
+        Raises:
+            ValueError: also if there is no shortlist. The message has no path of this machine,
+                because it is for clients.
+        """
+        if decoding.get("shortlist") and not self.logdir.shortlist_path.exists():
+            raise ValueError("This model has no shortlist; leave the option shortlist out.")
         return super().translator(**{"n_best": 1, **decoding, "batch_tokens": _NO_LIMIT})
 
     def measure(self, sentences: Sequence[str], **options: Any) -> list[Size]:

@@ -142,6 +142,10 @@ def test_options_of_a_request(model_dir, models):
             refused = await ask(model="export", shortlist=True)
             assert refused.status_code == 422
             assert "shortlist is no option of this export" in refused.json()["error"]
+            refused = await ask(model="logdir", shortlist=True)
+            assert refused.status_code == 422
+            expected = "This model has no shortlist; leave the option shortlist out."
+            assert refused.json()["error"] == expected
             for name in models:
                 long = {"model": name, "sentences": [LONG, "mi"]}
                 split = (await ask(**long, split_long=True, tokens=True)).json()
