@@ -7,7 +7,7 @@ from typing import Any
 
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.server.model import Model, OptionLimits, Size, TooLong
+from lingvo_moe.server.model import Model, NoShortlist, OptionLimits, Size, TooLong
 from lingvo_moe.serving.exported import Exported, is_saved_model
 from lingvo_moe.tasks.model import Model as TrainedModel
 from lingvo_moe.tasks.model_dir import ModelDir
@@ -98,11 +98,13 @@ class Trained(TrainedModel):
         """See TrainedModel; all sentences are one batch.
 
         Raises:
-            ValueError: also if there is no shortlist. The message has no path of this machine,
-                because it is for clients.
+            NoShortlist: the options ask for a shortlist, and there is none, or it is damaged.
         """
-        if decoding.get("shortlist") and not self.logdir.shortlist_path.exists():
-            raise ValueError("This model has no shortlist; leave the option shortlist out.")
+        if decoding.get("shortlist") is True and self._translator.shortlist:
+            try:
+                self._translator.shortlist()
+            except ValueError as error:
+                raise NoShortlist(str(error)) from error
         return super().translator(**{"n_best": 1, **decoding, "batch_tokens": _NO_LIMIT})
 
     def measure(self, sentences: Sequence[str], **options: Any) -> list[Size]:

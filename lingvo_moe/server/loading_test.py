@@ -142,10 +142,17 @@ def test_options_of_a_request(model_dir, models):
             refused = await ask(model="export", shortlist=True)
             assert refused.status_code == 422
             assert "shortlist is no option of this export" in refused.json()["error"]
-            refused = await ask(model="logdir", shortlist=True)
-            assert refused.status_code == 422
-            expected = "This model has no shortlist; leave the option shortlist out."
-            assert refused.json()["error"] == expected
+            for content in (None, b"damaged"):
+                if content is not None:
+                    model_dir.shortlist_path.write_bytes(content)
+                refused = await ask(model="logdir", shortlist=True)
+                assert refused.status_code == 422
+                expected = (
+                    "Model 'logdir' has no shortlist that can be read; leave shortlist out, or "
+                    "make one with lingvo-moe-shortlist."
+                )
+                assert refused.json()["error"] == expected
+            model_dir.shortlist_path.unlink()
             for name in models:
                 long = {"model": name, "sentences": [LONG, "mi"]}
                 split = (await ask(**long, split_long=True, tokens=True)).json()
@@ -166,6 +173,12 @@ def test_options_of_a_request(model_dir, models):
     for best, other in zip(small[::2], expected[:1] * 2, strict=True):
         assert [t.text for t in best] == [t.text for t in other]
     assert answer[1] == [{"text": "", "score": 0.0}] * 2
+
+
+def test_for_the_operator_the_error_names_the_shortlist_s_file(model_dir):
+    message = rf"^{re.escape(str(model_dir.shortlist_path))} holds no shortlist of this model "
+    with pytest.raises(ValueError, match=message):
+        load(model_dir.path, OptionLimits(), ["decoding.shortlist=True"])
 
 
 # LONG is cut to 22 pieces; with the tag and EOS the model reads 24 tokens, and the fixture allows
