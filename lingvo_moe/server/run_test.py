@@ -96,6 +96,14 @@ def ask_in_thread(url, *sentences):
     return thread, answers
 
 
+def text_of(answer):
+    """The only translation of an answer with status 200."""
+    status, fields = answer
+    assert status == 200, answer
+    ((best,),) = fields["translations"]
+    return best["text"]
+
+
 def go_on(process):
     """Lets the model answer."""
     process.stdin.write("\n")
@@ -117,6 +125,34 @@ def test_sigterm_finishes_what_is_at_hand(start):
     assert process.stdout.read() == ""
     with pytest.raises(ConnectionRefusedError), socket.create_connection(_address(url), 60):
         pass
+
+
+def test_sigterm_loses_no_request(start):
+    """Those that wait are answered; those that only just arrive are answered, or refused."""
+    process, url = start()
+    busy, answers = ask_in_thread(url, "wait")
+    assert process.stdout.readline() == "translates wait\n"
+    waiting = [ask_in_thread(url, f"s{n}") for n in range(10)]
+    _wait_for(url, 'lingvo_moe_waiting_sentences{model="m"} 10.0')
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection(_address(url))) for _ in range(20)]
+        for number, client in enumerate(clients):
+            body = json.dumps({"sentences": [f"t{number}"], "to": "en"}).encode()
+            client.sendall(_request(body))
+        process.send_signal(signal.SIGTERM)
+        go_on(process)
+        busy.join()
+        assert [text_of(answer) for answer in answers] == ["wait"]
+        for number, (thread, answers) in enumerate(waiting):
+            thread.join()
+            assert [text_of(answer) for answer in answers] == [f"s{number}"]
+        for number, client in enumerate(clients):
+            response = http.client.HTTPResponse(client)
+            response.begin()
+            answer = response.status, json.loads(response.read())
+            refused = (503, {"error": "The server is shutting down; use another one."})
+            assert answer == refused or text_of(answer) == f"t{number}"
+    assert process.wait(60) == 0
 
 
 def test_sigterm_is_heard_though_nobody_reads_the_report(start):
