@@ -1,5 +1,7 @@
 """Flags of lingvo-moe-export; exports themselves are tested in `serving`."""
 
+import types
+
 import pytest
 
 from lingvo_moe.serving.formats.stablehlo import StableHLO
@@ -26,6 +28,7 @@ def logdir(tmp_path_factory):
         (["--format=onnx"], "--format=onnx: 'onnx' is not of type CTranslate2 or HuggingFace or"),
         (["--format=StableHLO(rows=8)"], "StableHLO has no field 'rows'. Did you mean 'programs'"),
         (["--format=StableHLO(batch_size=0)"], "batch_size must be >= 1, got 0"),
+        (["--logdir=/nowhere", "--prune=1"], "share must be in [0, 1), got 1.0"),
         (
             ["--format=SavedModel(storage=Int8())", "--dtype=bfloat16"],
             "--dtype=bfloat16 and --format=SavedModel(storage=Int8()) both give the storage",
@@ -56,6 +59,26 @@ def test_without_jax_the_message_names_the_cure(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'lingvo_moe\[spmd\]'"):
         StableHLO().check(None, tmp_path, None)
+
+
+@pytest.mark.parametrize(
+    ("pair", "by_source", "flags"),
+    [
+        (("de", "en"), False, ""),
+        (("de", "fr"), False, " --to=fr"),
+        (("de", "en"), True, " --source_language=de --to=en"),
+    ],
+)
+def test_the_printed_command_names_languages_that_the_client_does_not_assume(
+    pair, by_source, flags
+):
+    """The client's default is English."""
+    model_dir = types.SimpleNamespace(
+        some_languages=pair,
+        tags={pair[1]: 4},
+        task=types.SimpleNamespace(needs_source_language=by_source),
+    )
+    assert export._language_flags(model_dir) == flags
 
 
 class Flag(dict):

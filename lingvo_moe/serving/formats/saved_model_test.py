@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import shutil
+import subprocess
 import sys
 
 import numpy as np
@@ -67,6 +68,14 @@ def test_as_many_lines_as_there_are_and_those_of_the_translator(model_dir, call)
     assert out == "".join(f"{text}\n" for text in expected).encode()
     assert err.decode() == f"{warnings[0]}\n"
     assert "cut, 1 in all: line 14 (" in warnings[0]
+
+
+@pytest.mark.parametrize("flags", [[], ["--set=n_best=2"], ["--score=/dev/stdin"]])
+def test_the_client_prints_no_log_of_sentencepiece(exported, tmp_path, flags):
+    command = [sys.executable, str(exported / "translate.py"), *flags, "kara"]
+    result = subprocess.run(command, input="mi\n", capture_output=True, text=True, check=True)
+    assert result.stdout
+    assert "normalizer" not in result.stderr
 
 
 def test_options_of_the_client(model_dir, call):
