@@ -1,4 +1,4 @@
-"""Dev loss with and without the moving average of weights; optimizers.py has its time.
+"""Dev loss with and without the moving average of weights; optimizers.py has step times.
 
 python benchmarks/averaging.py --data=build/demo/data [--seeds=5] [--steps=600] [--decay=0.99]
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-import lingvo_moe.tools  # noqa: F401  (silences TensorFlow's greeting)
+import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
 from lingvo_moe.core import registry
 from lingvo_moe.core.params import override
 from lingvo_moe.data.dataset import Dataset

@@ -19,7 +19,7 @@ CORPORA = {
 }
 _SHORT, _LONG = 2000, 4000  # steps
 _ADAFACTOR = "Adafactor(schedule={schedule})"
-_MUON = "Muon(schedule={schedule},rounds=3)"
+_MUON = "Muon(schedule={schedule},iterations=3)"
 _NO_MODIFIERS = ("input.modifiers=()",)
 _WIDER = (
     "model.model_dim=256",
@@ -78,7 +78,7 @@ class Row:
 
     @property
     def all_overrides(self) -> list[str]:
-        """`overrides` and those of steps and optimizer."""
+        """The optimizer and the steps as `--set` texts, then `overrides`."""
         warmup = self.steps // 10
         schedule = (
             f"Cosine(learning_rate={self.rate},warmup_steps={warmup},total_steps={self.steps})"
@@ -239,7 +239,7 @@ _TINY_PEERS = [
 
 
 def _recipe(name: str, *overrides: str, **fields: Any) -> Row:
-    """tiny.Dense on 38 pairs of real text with one thing changed: minutes on two cores."""
+    """A variant of tiny.Dense on 38 pairs of real text; a run takes minutes on two cores."""
     given = {"model": "tiny.Dense", "data": "tldr4k", "steps": 1000, "optimizer": _MUON}
     often = ("train.eval_every=200", "train.checkpoint_every=200")
     return Row(
@@ -253,9 +253,9 @@ def _copying(share: float, omitted: float = 0.0) -> str:
     return f"input.modifiers=(Copying(share={share},omitted={omitted}),)"
 
 
-def _muon(factor: float, rounds: int = 3) -> dict[str, str]:
+def _muon(factor: float, iterations: int = 3) -> dict[str, str]:
     """Muon with this matrix_factor."""
-    text = f"Muon(schedule={{schedule}},matrix_factor={factor},rounds={rounds})"
+    text = f"Muon(schedule={{schedule}},matrix_factor={factor},iterations={iterations})"
     return {"optimizer": text}
 
 
@@ -264,7 +264,7 @@ _RECIPES = (
     _recipe("Adafactor, copies 0.2", _copying(0.2), optimizer=_ADAFACTOR),
     _recipe("Muon, factor 0.25", **_muon(0.25)),
     _recipe("Muon, factor 0.5"),
-    _recipe("Muon, factor 0.5, 5 rounds", **_muon(0.5, 5)),
+    _recipe("Muon, factor 0.5, 5 iterations", **_muon(0.5, 5)),
     _recipe("Muon, factor 1", **_muon(1.0)),
     _recipe("Muon, copies 0.1", _copying(0.1)),
     _recipe("Muon, copies 0.2", _copying(0.2)),
@@ -278,7 +278,7 @@ _SEEDS = (1, 2, 3)
 
 
 def _small(name: str, *overrides: str, **fields: Any) -> Row:
-    """A model of the size of small.MoE, trained as it is registered."""
+    """A model of the size of small.MoE, with the optimizer and the modifiers of small.MoE."""
     return Row(name=f"small/{name}", optimizer=_MUON, overrides=overrides, **fields)
 
 

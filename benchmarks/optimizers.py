@@ -1,8 +1,8 @@
 """Processor time of a training step with each optimizer, relative to Adafactor.
 
-python benchmarks/optimizers.py [--models=tiny.MoE,small.MoE] [--rounds=12]
+python benchmarks/optimizers.py [--models=tiny.MoE,small.MoE] [--repeats=12]
 
-All optimizers run in turn. The ratio is the median over the rounds.
+All optimizers run in turn. The ratio is the median over the repeats.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import time
 import numpy as np
 from training_step import full_batch, seconds_in_turn
 
-import lingvo_moe.tools  # noqa: F401  (silences TensorFlow's greeting)
+import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
 from lingvo_moe.core import registry
 from lingvo_moe.core.params import override
 from lingvo_moe.reporting.table import Table
@@ -23,8 +23,8 @@ _SCHEDULE = "schedule=Cosine(learning_rate=0.01,total_steps=1000000)"
 OPTIMIZERS = {
     "Adafactor": f"Adafactor({_SCHEDULE})",
     "Adafactor, EMA": f"Adafactor({_SCHEDULE},ema_decay=0.99)",
-    "Muon, 3 rounds": f"Muon({_SCHEDULE},rounds=3)",
-    "Muon, 5 rounds": f"Muon({_SCHEDULE})",
+    "Muon, 3 iterations": f"Muon({_SCHEDULE},iterations=3)",
+    "Muon, 5 iterations": f"Muon({_SCHEDULE})",
     "AdamW": f"AdamW({_SCHEDULE})",
     "Lion": f"Lion({_SCHEDULE})",
 }
@@ -34,12 +34,12 @@ def main() -> None:
     """Prints a table for each model."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default="tiny.MoE,small.MoE")
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--repeats", type=int, default=12)
     flags = parser.parse_args()
     for model in flags.models.split(","):
         times = seconds_in_turn(
             {name: _step(model, text) for name, text in OPTIMIZERS.items()},
-            flags.rounds,
+            flags.repeats,
             time.process_time,
         )
         rows = [

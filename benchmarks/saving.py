@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-import lingvo_moe.tools  # noqa: F401  (silences TensorFlow's greeting)
+import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.training.checkpoint import NO_BEST, Checkpointer, Retention
 from lingvo_moe.training.saver import Saver

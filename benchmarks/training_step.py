@@ -59,6 +59,7 @@ def _runtime(overrides) -> tuple[Local, NestedMap]:
 
 
 def full_batch(params) -> NestedMap:
+    """A batch of random tokens without padding: a sentence per row, all of pair 0."""
     rng = np.random.default_rng(0)
     rows, p = params.input.batch_size, params.input
 

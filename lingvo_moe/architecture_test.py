@@ -129,7 +129,7 @@ def test_what_counts_as_private(source, private):
 
 
 def test_a_class_has_its_name_alone():
-    """Besides registered models, clients that are copied to exports, and these standard terms."""
+    """No two modules have a class of one name, but for registered models and the terms listed."""
     defined = collections.defaultdict(set)
     for path in PACKAGE.rglob("*.py"):
         name = path.relative_to(PACKAGE).as_posix()
@@ -146,9 +146,10 @@ def test_a_class_has_its_name_alone():
 
 
 def test_a_public_function_has_its_name_alone():
-    """Besides `main` and `run` of programs, the API beside what it calls, and clients of exports.
+    """No two modules of the package have a public function of one name, but for those listed.
 
-    The functions listed here are called with the name of their module.
+    Callers of these write the name of the module. `main` and `run` of programs, api.py and the
+    clients that are copied to exports do not count.
     """
     defined = collections.defaultdict(set)
     for path in PACKAGE.rglob("*.py"):

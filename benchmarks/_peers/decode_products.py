@@ -14,7 +14,7 @@ from _serve import SHAPE, STEPS, serve
 _M, _H = SHAPE["model_dim"], SHAPE["hidden_dim"]
 _ND = SHAPE["num_heads"] * SHAPE["head_dim"]
 _EXPERTS_OF_TOKEN = 2
-_PIECES = 300  # of the model with experts
+_PIECES = 300  # size of the vocabulary of the model with experts
 # [columns of the rows, columns of the result] of each product of a layer; q, k and v are one.
 _SELF_ATTENTION, _FEED_FORWARD = [(_M, 3 * _ND), (_ND, _M)], [(_M, _H), (_H, _M)]
 _CROSS_ATTENTION = [(_M, _ND), (_ND, _M)]
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _products(shapes, shapes_of_experts):
-    """A function that multiplies rows, and the rows of an expert, with weights of these shapes."""
+    """A function that does the products: all rows with dense weights, experts with their rows."""
     weights, of_experts = (
         [tf.random.stateless_normal(shape, [0, 0]) for shape in some]
         for some in (shapes, shapes_of_experts)

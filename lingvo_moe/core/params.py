@@ -239,7 +239,9 @@ def _is_dotted_name(node: ast.AST) -> bool:
 
 def _no_field(cls: type, name: str) -> str:
     if cls is type(None):
-        return f"{short_repr(name)} is a field of an object that is None; set the object first."
+        return (
+            f"{short_repr(name)} cannot be set, because its parent is None; set the parent first."
+        )
     names = _field_names(cls)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names
     hint = ", ".join(map(repr, near)) or "a shorter path"
@@ -369,7 +371,7 @@ def _leaves(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def text_of(value: Any) -> str:
-    """A value as the text that `override` reads; classes outside this package have their module."""
+    """A value as the text that `override` reads; foreign classes are written with their module."""
     if isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
         return f"({', '.join(map(text_of, value))},)"
     if not dataclasses.is_dataclass(value):

@@ -157,7 +157,10 @@ def test_an_int_for_an_optional_float_becomes_one():
         ("inner.layer=3", r"inner\.layer: Inner has no field 'layer'. Did you mean 'layers'\?"),
         ("iner.layers=3", "Model has no field 'iner'. Did you mean 'inner'"),
         ("zzz=3", "Model has no field 'zzz'. Did you mean 'name', 'inner', 'maybe', 'policy'"),
-        ("maybe.layers=3", "'layers' is a field of an object that is None; set the object first"),
+        (
+            "maybe.layers=3",
+            "'layers' cannot be set, because its parent is None; set the parent first",
+        ),
         ("inner.layers.x=3", "int has no field 'x'"),
         ("inner.layers=2.5", r"inner\.layers=2\.5: '2\.5' is not of type int"),
         ("inner.layers=True", "'True' is not of type int"),
@@ -278,7 +281,7 @@ def _subclass(name, module):
 
 
 def test_classes_of_one_name_are_told_apart_by_their_modules():
-    """The name alone is that of this package; a class that is defined again replaces the first."""
+    """A name without a module is a class of this package; the last definition of a class counts."""
     first, second = _subclass("Twin", "mine.a"), _subclass("Twin", "mine.b")
     again = _subclass("Twin", "mine.b")
     assert type(override(Model(), ["policy=mine.a.Twin"]).policy) is first

@@ -64,7 +64,7 @@ def source_files() -> list[Path]:
 
 
 def import_name(module: str) -> str:
-    """The name by which `import_plugins` finds a module that is loaded, in another process.
+    """The name by which `import_plugins` of another process can import a module loaded here.
 
     Args:
         module: its name; "__main__" is the running script.

@@ -19,7 +19,7 @@ _LETTERS = {"heads": "A", "hidden": "H", "vocabulary": "V", "rest": "e"}
 
 
 def overrides(params: TranslationParams, strategy: Strategy) -> list[str]:
-    """The texts of --set that change params to `apply_strategy(params, strategy)`."""
+    """The texts of --set that have the effect of `apply_strategy(params, strategy)`."""
     changed = []
     if strategy.sharding != params.sharding:
         changed.append(f"sharding={_sharding_text(strategy.sharding)}")

@@ -90,5 +90,5 @@ def _draw_scaling(axes: Axes, plans: Sequence[Plan]) -> None:
     other.set_ylabel("parameters (dashed), times those of the first", color=_COLORS[3])
     other.spines["top"].set_visible(False)
     axes.set_ylim(0)
-    axes.set_ylabel(f"step time, times that at {first.costs.devices} devices", color=_COLORS[0])
+    axes.set_ylabel(f"step time relative to {first.costs.devices} devices", color=_COLORS[0])
     axes.set_title("Weak scaling")

@@ -265,7 +265,7 @@ class Spmd:
 
 
 def _pad(ids, lengths, spare):
-    """[B, L] and [B], padded by spare rows of length 1 and to a power of two of columns."""
+    """ids [B, L] and lengths [B] with spare rows of length 1; L becomes a power of two."""
     columns = next_size(ids.shape[1], _LEAST_LENGTH) - ids.shape[1]
     return np.pad(ids, [(0, spare), (0, columns)]), np.pad(lengths, (0, spare), constant_values=1)
 

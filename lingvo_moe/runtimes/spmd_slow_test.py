@@ -45,7 +45,7 @@ def test_two_processes_of_four_devices_are_one_device():
     ("mesh", "processes"), [("data:2,expert:2,model:2", 1), ("data:2,expert:4", 2)]
 )
 def test_muon_on_many_devices_is_muon_on_one(mesh, processes):
-    """Its products sum over dimensions that are split; two processes have four devices each."""
+    """Its products sum over sharded dimensions. Two processes have four devices each."""
     muon = "optimizer=Muon(schedule=Constant(learning_rate=0.01),min_dim_size_to_factor=8)"
     _, _, losses = local(STEPS, muon)
     for found in run(mesh, STEPS, muon, devices=8 // processes, processes=processes):

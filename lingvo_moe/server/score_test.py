@@ -21,7 +21,7 @@ async def ask(client, **fields):
     return await client.http.post("/v1/score", json=PAIRS | fields)
 
 
-def refusal(status, message, **settings):
+def assert_refused(status, message, **settings):
     """Asserts that /v1/score refuses `content`."""
     got, error = answer_to(path="/v1/score", **settings)
     assert got == status
@@ -139,7 +139,7 @@ def test_time_is_up():
     ],
 )
 def test_malformed(content, status, message):
-    refusal(status, message, content=content)
+    assert_refused(status, message, content=content)
 
 
 @pytest.mark.parametrize(
@@ -155,14 +155,14 @@ def test_malformed(content, status, message):
 )
 def test_too_large(fields, limits, message):
     content = json.dumps(PAIRS | fields).encode()
-    refusal(413, message, content=content, limits=Limits(**limits))
+    assert_refused(413, message, content=content, limits=Limits(**limits))
 
 
 def test_a_model_that_cannot_score():
     model = Model()
     model.scores = False
     message = "Model 'm' is an export that cannot score; export it again"
-    refusal(422, message, content=json.dumps(PAIRS).encode(), model=model)
+    assert_refused(422, message, content=json.dumps(PAIRS).encode(), model=model)
 
 
 def test_a_logdir_and_its_export(tmp_path):

@@ -12,7 +12,7 @@ from lingvo_moe.decoding.params import RANGES
 
 
 def checked(values: Any, condition: tf.Tensor, message: str) -> Any:
-    """A structure of tensors; if the condition bool [] is false, an InvalidArgumentError.
+    """The tensors; if the condition bool [] is false, the graph ends with InvalidArgumentError.
 
     What is computed from the result runs after the check, so no other error can come first.
     """
@@ -22,7 +22,7 @@ def checked(values: Any, condition: tf.Tensor, message: str) -> Any:
 
 
 def checked_numbers(options: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """The options of a request, `checked` that the numbers keep their rules."""
+    """The options of a request; the graph ends with an error if a number is out of range."""
     fits = [
         (options[name] >= least) & (options[name] <= most) for name, (least, most) in RANGES.items()
     ]
@@ -33,8 +33,7 @@ def checked_numbers(options: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     return checked(
         dict(options),
         tf.reduce_all(fits),
-        f"An option has a wrong value: {ranges}, 0 < top_p <= 1, and other numbers >= 0; correct "
-        f"it.",
+        f"An option is out of range. Allowed: {ranges}, 0 < top_p <= 1, other numbers >= 0.",
     )
 
 

@@ -21,10 +21,19 @@ class Job:
         self.alive = False
 
 
-def test_waiting_ends_with_a_text_or_with_a_process():
-    jobs.wait_for([Job("step 7/"), Job("")], "step 7/", seconds=0)
-    jobs.wait_for_lines([Job("one\nI0101 of TensorFlow\ntwo"), Job("")], 2, seconds=0)
-    jobs.wait_for([Job(""), Job("", alive=False)], "step 7/", seconds=0)
+@pytest.mark.parametrize(
+    ("wait", "awaited", "running"),
+    [
+        (jobs.wait_for, "step 7/", [Job("step 7/"), Job("")]),
+        (jobs.wait_for_lines, 2, [Job("one\nI0101 of TensorFlow\ntwo"), Job("")]),
+        (jobs.wait_for, "step 7/", [Job(""), Job("", alive=False)]),
+    ],
+)
+def test_waiting_ends_with_a_text_or_with_a_process(wait, awaited, running):
+    """At once: with no time left it would raise TimeoutError and kill the jobs."""
+    before = [job.is_alive() for job in running]
+    wait(running, awaited, seconds=0)
+    assert [job.is_alive() for job in running] == before
 
 
 @pytest.mark.parametrize(

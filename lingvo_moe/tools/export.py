@@ -86,7 +86,7 @@ def _format() -> Format:
 
 
 def _language_flags(model_dir: ModelDir) -> str:
-    """Flags of two languages of a model, as far as it needs them."""
+    """Flags for a source and a target language, if the model needs them."""
     source, target = model_dir.some_languages
     if model_dir.task.needs_source_language:
         return f" --source_language={source} --to={target}"

@@ -1,4 +1,4 @@
-"""Muon: every direction of a matrix changes by the same amount."""
+"""Muon: updates of matrices whose singular values are all about equal."""
 
 import dataclasses
 from typing import ClassVar
@@ -10,10 +10,10 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.training.adafactor import Adafactor, rms
 from lingvo_moe.training.optimizer import zeros_like
 
-# Coefficients of x -> (a + b·x² + c·x⁴)·x (Jordan et al. 2024). Five rounds move a singular value
-# in [0.003, 1] to between 0.68 and 1.21.
+# Coefficients of x -> (a + b·x² + c·x⁴)·x (Jordan et al. 2024). Five iterations move a singular
+# value in [0.003, 1] to between 0.68 and 1.21.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
-_SMALLEST_NORM = 1e-20  # of a gradient; a smaller one counts as zero
+_SMALLEST_NORM = 1e-20  # avoids a division by zero
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,16 +31,17 @@ class Muon(Adafactor):
     Slots: `mean` of a matrix, of its shape; those of Adafactor for other weights.
 
     Attributes:
-        momentum: decay of the moving mean, which Nesterov's rule looks ahead of.
-        matrix_factor: the size of a matrix's change as a share of Adafactor's largest one.
-        rounds: number of Newton-Schulz iterations.
+        momentum: decay of the moving mean; as in Nesterov's method, one more step of the mean is
+            used.
+        matrix_factor: the root mean square of a change, relative to the largest one of Adafactor.
+        iterations: number of Newton-Schulz iterations.
         adafactor_dims: letters of dimensions whose weights are updated by Adafactor: the vocabulary
-            and the choice of experts. Their rows or columns are rarely used together.
+            and the gates.
     """
 
     momentum: Rate = 0.95
     matrix_factor: PositiveFloat = 0.5
-    rounds: PositiveInt = 5
+    iterations: PositiveInt = 5
     adafactor_dims: str = "Ve"
 
     takes_stacks: ClassVar[bool] = True
@@ -58,7 +59,7 @@ class Muon(Adafactor):
         axes = self.weight_axes(spec)
         longest = max(spec.shape[axis] for axis in axes)
         size = self.matrix_factor * rate * tf.maximum(rms(weight, axes), self.min_scale)
-        return size * longest**0.5 * orthogonalize(ahead, self.rounds), NestedMap(mean=mean)
+        return size * longest**0.5 * orthogonalize(ahead, self.iterations), NestedMap(mean=mean)
 
     def _is_matrix(self, spec) -> bool:
         """Whether Muon updates the weight: its last two dimensions are one matrix."""
@@ -67,12 +68,12 @@ class Muon(Adafactor):
         return last and not set(self.adafactor_dims) & set(spec.dims)
 
 
-def orthogonalize(matrices: tf.Tensor, rounds: int) -> tf.Tensor:
+def orthogonalize(matrices: tf.Tensor, iterations: int) -> tf.Tensor:
     """Sets the singular values of matrices to about 1, by Newton-Schulz iterations.
 
     Args:
         matrices: [..., R, C].
-        rounds: number of iterations; each has three products of matrices.
+        iterations: number of iterations; each has three products of matrices.
 
     Returns:
         [..., R, C]; a zero matrix stays zero.
@@ -80,7 +81,7 @@ def orthogonalize(matrices: tf.Tensor, rounds: int) -> tf.Tensor:
     rows, columns = matrices.shape[-2:]
     norms = tf.sqrt(tf.reduce_sum(tf.square(matrices), [-2, -1], keepdims=True))
     x = matrices / tf.maximum(norms, _SMALLEST_NORM)  # no singular value is above 1
-    for _ in range(rounds):
+    for _ in range(iterations):
         # The product of the shorter side, x·xᵀ or xᵀ·x, is cheaper.
         inner = tf.matmul(x, x, transpose_a=rows > columns, transpose_b=rows <= columns)
         change = _B * inner + _C * tf.matmul(inner, inner)

@@ -31,13 +31,13 @@ def test_singular_vectors_stay_and_singular_values_become_about_1(shape):
     matrices = np.random.default_rng(0).normal(size=shape) + 10 * np.eye(*shape[-2:])
     left, values, right = np.linalg.svd(matrices, full_matrices=False)
     shares = values / np.sqrt((values**2).sum(-1, keepdims=True))
-    assert shares.min() > 0.003  # see Muon: below, five rounds are too few
+    assert shares.min() > 0.003  # smaller ones need more than five iterations
     found = orthogonalize(tf.constant(matrices, tf.float32), 5).numpy()
     inside = np.swapaxes(left, -1, -2) @ found @ np.swapaxes(right, -1, -2)
     new_values = np.diagonal(inside, axis1=-2, axis2=-1)
     assert new_values.min() > 0.68
     assert new_values.max() < 1.21
-    # Nothing else: the matrix is these values between the same singular vectors.
+    # Only the singular values change; the singular vectors stay.
     np.testing.assert_allclose(found, left * new_values[..., None, :] @ right, atol=1e-5)
 
 
@@ -63,7 +63,7 @@ def test_equals_keras_over_20_steps(shape):
 
 
 def test_the_size_of_a_change_by_hand():
-    """The norm of 7·I is 7·√128: the iterations start at I / √128 and end at v·I."""
+    """The norm of 7·I is 7·√128, so the iterations start at I / √128; each changes one value."""
     spec = NestedMap(w=spec_of((128, 128), "MH"))
     theta, grads = NestedMap(w=tf.fill([128, 128], 0.5)), NestedMap(w=7.0 * tf.eye(128))
     optimizer = Muon(schedule=RATE, matrix_factor=0.3)
@@ -98,7 +98,7 @@ def test_experts_move_as_each_does_alone():
 
 
 def test_which_weights_are_left_to_adafactor():
-    """Vectors, short sides, the vocabulary and the choice of experts; momentum is not for them."""
+    """Vectors, narrow matrices, the embedding and gates; Muon's momentum is not for them."""
     weights = NestedMap(
         embedding=spec_of((300, 128), "VM"),
         gate=spec_of((128, 200), "Me"),

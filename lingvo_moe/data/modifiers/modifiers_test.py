@@ -108,7 +108,7 @@ def test_copying(dataset):
     source, target, example = _change(dataset, Copying())
     assert source == target == TEXTS[3]
     assert example.source[1:].tolist() == example.target.tolist()
-    # Whole pieces are left out, in their order, with the given probability.
+    # Each piece is left out with the given probability; the others keep their order.
     left = [
         _change(dataset, Copying(omitted=0.3), number, seed)[2]
         for number in range(40)
