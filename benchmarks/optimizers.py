@@ -9,15 +9,10 @@ import argparse
 import time
 
 import numpy as np
-from training_step import full_batch, seconds_in_turn
+from training_step import seconds_in_turn, start
 
 import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
-from lingvo_moe.core import registry
-from lingvo_moe.core.params import override
 from lingvo_moe.reporting.table import Table
-from lingvo_moe.runtimes.local import Local
-from lingvo_moe.tasks.training import train_step
-from lingvo_moe.tasks.translation import TranslationTask
 
 _SCHEDULE = "schedule=Cosine(learning_rate=0.01,total_steps=1000000)"
 OPTIMIZERS = {
@@ -52,10 +47,7 @@ def main() -> None:
 
 def _step(model, optimizer):
     """A function that takes one training step."""
-    params = override(registry.get_params(model), [f"optimizer={optimizer}"])
-    task = TranslationTask(params)
-    runtime, batch = Local(task, train_step(task)), full_batch(params)
-    runtime.initialize(0)
+    runtime, batch = start(model, [f"optimizer={optimizer}"])
     return lambda: runtime.train(batch).tokens.numpy()
 
 

@@ -8,7 +8,7 @@ rounds; each round times every variant once.
 
 import argparse
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -50,16 +50,16 @@ def seconds_in_turn(
     return {name: np.array(seconds) for name, seconds in times.items()}
 
 
-def _runtime(overrides) -> tuple[Local, NestedMap]:
-    params = override(registry.get_params("tiny.MoE"), overrides)
+def start(model: str, overrides: Iterable[str]) -> tuple[Local, NestedMap]:
+    """A runtime with initial weights, and a batch of random tokens without padding."""
+    params = override(registry.get_params(model), overrides)
     task = TranslationTask(params)
     runtime = Local(task, train_step(task))
     runtime.initialize(0)
-    return runtime, full_batch(params)
+    return runtime, _full_batch(params)
 
 
-def full_batch(params) -> NestedMap:
-    """A batch of random tokens without padding: a sentence per row, all of pair 0."""
+def _full_batch(params) -> NestedMap:
     rng = np.random.default_rng(0)
     rows, p = params.input.batch_size, params.input
 
@@ -84,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
-    runtimes = {name: _runtime(overrides) for name, overrides in VARIANTS.items()}
+    runtimes = {name: start("tiny.MoE", overrides) for name, overrides in VARIANTS.items()}
     steps = {n: lambda r=r, b=b: r.train(b).tokens.numpy() for n, (r, b) in runtimes.items()}
     seconds = seconds_in_turn(steps, rounds)
     base, batch = next(iter(seconds.values())), next(iter(runtimes.values()))[1]

@@ -6,6 +6,7 @@ A search in float32 cannot be faster than they are. The products of attention ar
 model with experts is that of decode_imported.py; its tokens are divided evenly among the experts.
 """
 
+import functools
 import sys
 
 import tensorflow as tf
@@ -16,9 +17,9 @@ _ND = SHAPE["num_heads"] * SHAPE["head_dim"]
 _EXPERTS_OF_TOKEN = 2
 _PIECES = 300  # size of the vocabulary of the model with experts
 # [columns of the rows, columns of the result] of each product of a layer; q, k and v are one.
-_SELF_ATTENTION, _FEED_FORWARD = [(_M, 3 * _ND), (_ND, _M)], [(_M, _H), (_H, _M)]
-_CROSS_ATTENTION = [(_M, _ND), (_ND, _M)]
-_MEMORY = [(_M, 2 * _ND)]  # keys and values of the source
+_SELF_ATTENTION, _FEED_FORWARD = ((_M, 3 * _ND), (_ND, _M)), ((_M, _H), (_H, _M))
+_CROSS_ATTENTION = ((_M, _ND), (_ND, _M))
+_MEMORY = ((_M, 2 * _ND),)  # keys and values of the source
 
 
 def main() -> None:
@@ -29,23 +30,22 @@ def main() -> None:
     dense_layers = SHAPE["layers"] - moe_layers
     size = _PIECES if experts > 1 else SHAPE["vocab_size"]
 
-    def stack(attention):
-        shapes = attention * SHAPE["layers"] + _FEED_FORWARD * dense_layers
-        return shapes, _FEED_FORWARD * experts * moe_layers
+    @functools.cache
+    def products(attention, output, used):
+        """The products of one step; attention is a tuple."""
+        shapes = [*attention * SHAPE["layers"], *_FEED_FORWARD * dense_layers, *output]
+        return _products(shapes, _FEED_FORWARD * used * moe_layers)
 
-    shapes, of_experts = stack(_SELF_ATTENTION + _MEMORY)
-    once = _products(shapes, of_experts)
-    shapes, of_experts = stack(_SELF_ATTENTION + _CROSS_ATTENTION)
-    each_step = _products([*shapes, (_M, size)], of_experts)
-
-    def rows(count):
-        return _rows(count), _rows(count * _EXPERTS_OF_TOKEN // experts)
+    def run(attention, output, tokens):
+        """The products of some tokens, which are divided evenly among the experts."""
+        choices = tokens * _EXPERTS_OF_TOKEN
+        used = min(experts, choices)
+        return products(attention, output, used)(_rows(tokens), _rows(choices // used))
 
     def step(batch=1, beam=1):
-        once(*rows(batch * STEPS))
-        of_step = rows(batch * beam)
+        run(_SELF_ATTENTION + _MEMORY, (), batch * STEPS)
         for _ in range(STEPS):
-            result = each_step(*of_step)
+            result = run(_SELF_ATTENTION + _CROSS_ATTENTION, ((_M, size),), batch * beam)
         return float(result[0][0, 0])
 
     serve(step, f"TensorFlow {tf.__version__}, products alone")
@@ -67,6 +67,7 @@ def _products(shapes, shapes_of_experts):
     return products
 
 
+@functools.cache
 def _rows(count):
     """For each number of columns, that many rows."""
     return {size: tf.random.stateless_normal([count, size], [0, 0]) for size in {_M, _H, _ND}}

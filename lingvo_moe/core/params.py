@@ -81,7 +81,8 @@ def evolve(params: Any, path: str, value: Any) -> Any:
     try:
         return _evolve(params, path, value)
     except ValueError as error:
-        raise ValueError(f"{shortened(path)}: {error}") from error
+        owner = path.rpartition(".")[0]  # the error names the field
+        raise ValueError(f"{shortened(owner)}: {error}" if owner else str(error)) from error
 
 
 def _evolve(params, path, value):

@@ -43,7 +43,8 @@ def is_moved(name: str) -> bool:
     """Whether a file is gone, but a file of the same name elsewhere has been imported."""
     path = Path(name)
     gone = path.suffix == ".py" and not path.exists()
-    return gone and path.stem in {module.__name__ for module in modules()}
+    script = Path(import_name("__main__")).stem
+    return gone and path.stem in {script, *(module.__name__ for module in modules())}
 
 
 def modules() -> set[ModuleType]:

@@ -47,6 +47,17 @@ def test_the_running_script_is_found_by_its_file_or_module(main, name, monkeypat
     assert plugins.import_name("json") == "json"
 
 
+def test_a_script_that_was_moved_is_found_by_its_name(tmp_path, monkeypatch):
+    """A logdir stores the path that the script had."""
+    main = types.ModuleType("__main__")
+    main.__spec__, main.__file__ = None, str(tmp_path / "mine_s.py")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert plugins.is_moved("/gone/mine_s.py")
+    assert not plugins.is_moved("/gone/other.py")
+    (tmp_path / "mine_s.py").touch()
+    assert not plugins.is_moved(str(tmp_path / "mine_s.py"))
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from lingvo_moe.server.batcher import Batcher, BatchParams, QueueFull
 from lingvo_moe.server.metrics import Metrics
-from lingvo_moe.server.model import Model, NoShortlist, TooLong
+from lingvo_moe.server.model import Model, TooLong
 from lingvo_moe.server.requests import (
     TOO_LARGE,
     WRONG,
@@ -189,14 +189,7 @@ class Server:
     async def _measure_and_translate(self, name, fields):
         """The sizes and the translations of the sentences."""
         measure = functools.partial(self._models[name].measure, **fields.options)
-        try:
-            sizes = await asyncio.to_thread(measure, fields.sentences)
-        except NoShortlist:  # its message has a path of this machine
-            refuse(
-                WRONG,
-                f"Model {name!r} has no shortlist that can be read; leave shortlist out, or make "
-                f"one with lingvo-moe-shortlist.",
-            )
+        sizes = await asyncio.to_thread(measure, fields.sentences)
         options = json.dumps(fields.options, sort_keys=True)
         settings = _Settings(_translate, fields.to, fields.source_language, options)
         tokens = [size.tokens for size in sizes]

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from absl import logging
+
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.server.model import Model, NoShortlist, OptionLimits, Size, TooLong
+from lingvo_moe.server.model import Model, OptionLimits, Size, TooLong
 from lingvo_moe.serving.exported import Exported, is_saved_model
 from lingvo_moe.tasks.model import Model as TrainedModel
 from lingvo_moe.tasks.model_dir import ModelDir
@@ -98,13 +100,19 @@ class Trained(TrainedModel):
         """See TrainedModel; all sentences are one batch.
 
         Raises:
-            NoShortlist: the options ask for a shortlist, and there is none, or it is damaged.
+            ValueError: also if there is no shortlist. It is for clients, so it has no path of this
+                machine; the reason is logged.
         """
-        if decoding.get("shortlist") is True and self._translator.shortlist:
+        if decoding.get("shortlist") is True:
+            assert self._translator.shortlist
             try:
                 self._translator.shortlist()
             except ValueError as error:
-                raise NoShortlist(str(error)) from error
+                logging.log_first_n(logging.WARNING, "%s", 1, error)
+                raise ValueError(
+                    "This model has no shortlist that can be read; leave shortlist out, or make "
+                    "one with lingvo-moe-shortlist."
+                ) from error
         return super().translator(**{"n_best": 1, **decoding, "batch_tokens": _NO_LIMIT})
 
     def measure(self, sentences: Sequence[str], **options: Any) -> list[Size]:

@@ -148,7 +148,7 @@ def test_options_of_a_request(model_dir, models):
                 refused = await ask(model="logdir", shortlist=True)
                 assert refused.status_code == 422
                 expected = (
-                    "Model 'logdir' has no shortlist that can be read; leave shortlist out, or "
+                    "This model has no shortlist that can be read; leave shortlist out, or "
                     "make one with lingvo-moe-shortlist."
                 )
                 assert refused.json()["error"] == expected

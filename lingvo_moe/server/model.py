@@ -32,10 +32,6 @@ class TooLong(ValueError):
     """The options allow longer translations than the server does."""
 
 
-class NoShortlist(ValueError):
-    """A request needs the model's shortlist, and there is none that can be read."""
-
-
 class Size(NamedTuple):
     """The size of a sentence.
 
@@ -84,7 +80,6 @@ class Model(Protocol):
         Raises:
             ValueError: an option that does not exist, or whose value is not allowed.
             TooLong: a translation may be too long.
-            NoShortlist: the options need a shortlist, and there is none.
         """
 
     def translate(

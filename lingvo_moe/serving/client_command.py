@@ -56,7 +56,7 @@ def parser(description: str, unit: str, size: int) -> argparse.ArgumentParser:
     made.add_argument("sentences", nargs="*", help="by default the lines of standard input")
     made.add_argument("--to", default="en", help="target language (default: en)")
     made.add_argument("--source_language", help="for models that need it")
-    made.add_argument("--n_best", type=_positive, default=1, help="translations of a sentence")
+    made.add_argument("--n_best", type=_positive, help="translations of a sentence")
     made.add_argument("--scores", action="store_true", help="print scores too")
     made.add_argument("--tokens", action="store_true", help="print JSON with tokens")
     made.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE")
@@ -139,10 +139,11 @@ def _value(text, default):
 
 
 def _translate(service, sentences, args):
-    options = options_of(service.options, args.set)
-    n_best = args.n_best = options.get("n_best", args.n_best)
-    if options or args.tokens or n_best > 1:
-        options |= options_of(service.options, [f"n_best={n_best}"])
+    texts = [] if args.n_best is None else [f"n_best={args.n_best}"]
+    options = options_of(service.options, [*args.set, *texts])
+    n_best = options.get("n_best", 1)
+    if options or args.tokens:
+        options["n_best"] = n_best
     numbers, left_out = itertools.count(1), {}
     for block in _blocks(sentences):
         rows = _rows(
@@ -152,7 +153,7 @@ def _translate(service, sentences, args):
         )
         for row in rows:
             for n in range(min(n_best, len(row["translations"]))):
-                print(_line(row, n, args))
+                print(_line(row, n, args, n_best > 1))
             number = next(numbers)
             if row["left_out"]:
                 left_out[number] = row["left_out"]
@@ -160,10 +161,10 @@ def _translate(service, sentences, args):
         print(cut_warning(left_out), file=sys.stderr)
 
 
-def _line(row, n, args):
+def _line(row, n, args, several):
     text, score = row["translations"][n], row["scores"][n]
     if not args.tokens:
-        return (f"{score:.4f}\t" if args.scores or args.n_best > 1 else "") + text
+        return (f"{score:.4f}\t" if args.scores or several else "") + text
     pieces = [piece for piece in row["tokens"][n] if piece]
     found = {"text": text, "score": score if math.isfinite(score) else None}
     if pieces:
@@ -175,7 +176,7 @@ def _line(row, n, args):
 
 
 def _score(service, sentences, args):
-    for name, given in (("set", args.set), ("scores", args.scores), ("n_best", args.n_best > 1)):
+    for name, given in (("set", args.set), ("scores", args.scores), ("n_best", args.n_best)):
         if given:
             raise ValueError(f"--score and --{name} cannot be combined; drop one of them.")
     if not service.options:

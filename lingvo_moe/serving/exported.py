@@ -13,7 +13,7 @@ from lingvo_moe.data.sentences import split_into_parts
 from lingvo_moe.decoding.params import MAX_BEAM, BeamSearchParams
 from lingvo_moe.decoding.request import numbers_of, search_of
 from lingvo_moe.serving import client
-from lingvo_moe.tasks.scorer import Score, check_same_length
+from lingvo_moe.tasks.scorer import Score, check_parallel
 from lingvo_moe.tasks.translator import (
     Token,
     TranslatedPart,
@@ -175,7 +175,7 @@ class Exported:
         Args:
             batch_tokens: tokens that are scored together, padding included.
         """
-        check_same_length(sources, targets)
+        check_parallel(sources, targets)
         languages = self._check(to, source_language)
         if not self.scores:
             raise ValueError(f"score {self._cure}")

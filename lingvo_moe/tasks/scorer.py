@@ -39,11 +39,11 @@ class Score(NamedTuple):
         return {"log_prob": self.log_prob, "tokens": tokens}
 
 
-def check_same_length(sources: Sequence[str], targets: Sequence[str]) -> None:
-    """Checks that there is one target for each source, in lists of texts.
+def check_parallel(sources: Sequence[str], targets: Sequence[str]) -> None:
+    """Checks that sources and targets are lists of texts, one target for each source.
 
     Raises:
-        ValueError: there is not.
+        ValueError: they are not.
     """
     check_texts("sources", sources)
     check_texts("targets", targets)
@@ -87,7 +87,7 @@ class Scorer:
             ValueError: there are not as many targets as sources, the model does not know the target
                 language, or it needs the source language and gets none.
         """
-        check_same_length(sources, targets)
+        check_parallel(sources, targets)
         prefix = self.model_dir.prefix(source_language, target_language)
         task = self.model_dir.task.task_id(source_language, target_language)
         vocabulary = self.model_dir.vocabulary("target")

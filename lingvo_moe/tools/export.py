@@ -50,7 +50,7 @@ def main() -> None:
         pairs = [pair for pair in pairs if pair in pruning.pairs(model_dir)]
     options = {"step": FLAGS.step, "overwrite": FLAGS.overwrite, "pruning": pruning}
     step = api.export(model_dir, output, chosen, **options)
-    hint = chosen.hint(output, _language_flags(model_dir))
+    hint = chosen.hint(output, model_dir)
     size = directory_size(output) / 1e6
     common.report(f"Exported step {step} to {output}, {size:,.1f} MB. Try: {hint}")
     if dataset:
@@ -83,14 +83,6 @@ def _format() -> Format:
             f"--dtype={FLAGS.dtype} and --format={FLAGS.format} both give the storage; drop one."
         )
     return dataclasses.replace(chosen, storage=STORAGES[FLAGS.dtype])
-
-
-def _language_flags(model_dir: ModelDir) -> str:
-    """Flags for a source and a target language, if the model needs them."""
-    source, target = model_dir.some_languages
-    if model_dir.task.needs_source_language:
-        return f" --source_language={source} --to={target}"
-    return "" if "en" in model_dir.tags else f" --to={target}"
 
 
 def _pruning() -> Pruning | None:

@@ -1,9 +1,11 @@
 """Flags of lingvo-moe-export; exports themselves are tested in `serving`."""
 
 import types
+from pathlib import Path
 
 import pytest
 
+from lingvo_moe.serving.formats.saved_model import SavedModel
 from lingvo_moe.serving.formats.stablehlo import StableHLO
 from lingvo_moe.serving.prune import AllPairs, ByLanguage, PerLayer, Pruning, Threshold
 from lingvo_moe.testing.commands import error_of
@@ -78,7 +80,8 @@ def test_the_printed_command_names_languages_that_the_client_does_not_assume(
         tags={pair[1]: 4},
         task=types.SimpleNamespace(needs_source_language=by_source),
     )
-    assert export._language_flags(model_dir) == flags
+    expected = f"python export/translate.py{flags} 'a sentence'"
+    assert SavedModel().hint(Path("export"), model_dir) == expected
 
 
 class Flag(dict):

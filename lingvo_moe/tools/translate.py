@@ -163,7 +163,8 @@ def _lines(translator: Translator, sentences: Iterable[str], *options) -> Iterat
 
 def _overrides() -> list[str]:
     beam_size = [] if FLAGS.beam_size is None else [f"decoding.beam_size={FLAGS.beam_size}"]
-    return [f"decoding.n_best={FLAGS.n_best}", *FLAGS.set, *beam_size]
+    n_best = [] if FLAGS.n_best is None else [f"decoding.n_best={FLAGS.n_best}"]
+    return [*FLAGS.set, *beam_size, *n_best]
 
 
 def _sentences(arguments: Sequence[str]) -> tuple[Iterable[str], int | None]:
@@ -240,7 +241,7 @@ def run() -> None:
     flags.DEFINE_integer(
         "worker", 0, "Set by --processes: number of this process, from 0.", lower_bound=0
     )
-    flags.DEFINE_integer("n_best", 1, "Number of translations per sentence.", lower_bound=1)
+    flags.DEFINE_integer("n_best", None, "Number of translations per sentence.", lower_bound=1)
     flags.DEFINE_integer("beam_size", None, "Short for --set=decoding.beam_size=…", lower_bound=1)
     flags.DEFINE_bool("scores", False, "Print each score and a tab before its translation.")
     flags.DEFINE_string(

@@ -32,7 +32,7 @@ def call(logdir, tmp_path, monkeypatch):
         chosen = dict.fromkeys(
             ("model", "source_language", "input", "output", "beam_size", "score", "step")
         )
-        chosen |= {"logdir": logdir, "to": "en", "n_best": 1, "set": [], "runtime": "local"}
+        chosen |= {"logdir": logdir, "to": "en", "n_best": None, "set": [], "runtime": "local"}
         chosen |= {"processes": 1, "worker": 0, "scores": False}
         chosen |= {
             name: value.replace("TMP", str(tmp_path)) if isinstance(value, str) else value

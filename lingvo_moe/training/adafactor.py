@@ -122,6 +122,7 @@ class Adafactor(Optimizer):
         return scale, update_square, NestedMap(row=row, col=col)
 
     def weight_axes(self, spec: WeightSpec) -> list[int]:
+        """The axes of one weight, without those of independent weights."""
         independent = self.batch_dims + STACK
         return [axis for axis, letter in enumerate(spec.dims) if letter not in independent]
 
@@ -133,4 +134,5 @@ class Adafactor(Optimizer):
 
 
 def rms(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
+    """The root mean square over axes, which keep size 1."""
     return tf.sqrt(tf.reduce_mean(tf.square(x), axes, keepdims=True))

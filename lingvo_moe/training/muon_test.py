@@ -94,7 +94,33 @@ def test_experts_move_as_each_does_alone():
             alone,
         )
         np.testing.assert_allclose(moved.w[e], one.w, atol=1e-6)
-    np.testing.assert_array_equal(moved.w[2], start.w[2])  # an expert without tokens stays
+    np.testing.assert_array_equal(moved.w[2], start.w[2])
+
+
+def test_an_expert_without_tokens_stays_also_after_it_had_some():
+    """Its mean is not 0. Without the rule its weight would grow to infinity in 600 steps."""
+    weights = NestedMap(w=spec_of((2, 128, 130), "EMH"))
+    optimizer = Muon(schedule=RATE)
+    update = tf.function(lambda *args: optimizer.update(*args, weights)[:2], autograph=False)
+    theta, slots = run(optimizer, weights, steps=2)
+    before, grads = theta.w, init_theta(weights, 9)
+    grads = grads.map(lambda g: g * tf.constant([1.0, 0.0])[:, None, None])
+    for step in range(2, 5):
+        theta, slots = update(theta, slots, grads, tf.constant(step, tf.int64))
+    np.testing.assert_array_equal(theta.w[1], before[1])
+    assert np.abs(slots.w.mean[1]).max() > 0
+    assert np.abs(theta.w[0] - before[0]).max() > 1e-4
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-17, 1e-20, 1e-21, 1e-30, 1e-38])
+def test_tiny_gradients_never_grow(size):
+    """The squares of numbers below 1e-19 are inexact or 0 in float32."""
+    matrix = tf.random.stateless_normal([128, 160], [0, 0])
+    values = np.linalg.svd(orthogonalize(size * matrix, 5), compute_uv=False)
+    assert np.isfinite(values).all()
+    assert values.max() < 1.21
+    if size >= 1e-12:
+        np.testing.assert_allclose(values, np.linalg.svd(orthogonalize(matrix, 5))[1], rtol=1e-3)
 
 
 def test_which_weights_are_left_to_adafactor():

@@ -18,12 +18,10 @@ from lingvo_moe.layers.gating_dropout import GatingDropout
 from lingvo_moe.layers.vexperts import VExperts
 from lingvo_moe.training.adamw import AdamW
 from lingvo_moe.training.lion import Lion
-from lingvo_moe.training.muon import Muon
 from lingvo_moe.training.schedules import Constant, Cosine
 
 REQUIRED = [Constant(learning_rate=1.0), Cosine(learning_rate=1.0, total_steps=9)]
 REQUIRED += [AdamW(schedule=REQUIRED[0]), Lion(schedule=REQUIRED[0])]
-REQUIRED += [Muon(schedule=REQUIRED[0])]
 REQUIRED += [VExperts(devices=2, slots_per_device=2), OnNode(gating=Top2(), nodes=2)]
 REQUIRED += [GatingDropout(nodes=2), ByNode(nodes=2, kept=1)]
 

@@ -107,11 +107,23 @@ class Format(Params, abc.ABC):
             directory: an empty directory.
         """
 
-    def hint(self, output: Path, languages: str = "") -> str:
-        """A command to try an export; languages are flags such as " --to=en"."""
+    def hint(self, output: Path, model_dir: ModelDir | None = None) -> str:
+        """A command to try an export, with the languages that the model of the logdir needs."""
         if self.client is None:
             return f"ls {output}"
-        return f"python {output}/{self.client_name}{languages} 'a sentence'"
+        return f"python {output}/{self.client_name}{self.flags(model_dir)} 'a sentence'"
+
+    def flags(self, model_dir: ModelDir | None) -> str:
+        """`languages` as text, such as " --to=de"; empty without a model."""
+        languages = self.languages(model_dir) if model_dir else {}
+        return "".join(f" --{name}={language}" for name, language in languages.items())
+
+    def languages(self, model_dir: ModelDir) -> dict[str, str]:
+        """Flags of the client, such as {"to": "de"}: languages for which it has no default."""
+        source, target = model_dir.some_languages
+        if model_dir.task.needs_source_language:
+            return {"source_language": source, "to": target}
+        return {} if "en" in model_dir.tags else {"to": target}
 
     def open(self, path: Path) -> Translate:
         """Loads an export of this format; returns the function that translates with it.

@@ -83,9 +83,8 @@ class CTranslate2(Format):
 
     def _about(self, model_dir):
         """The settings that the client reads."""
-        tags, router = model_dir.tags, model_dir.task.task_router
-        if self.task and router and router.task != "source":
-            tags = {language: tags[language] for language in self.task.split("-")[-1:]}
+        tags, only = model_dir.tags, self._target(model_dir)
+        tags = {only: tags[only]} if only else tags
         source, target = (model_dir.vocabulary(side) for side in SIDES)
         return {
             "tags": {name: source.pieces([tag])[0] for name, tag in tags.items()},
@@ -96,12 +95,18 @@ class CTranslate2(Format):
             "length_offset": model_dir.params.decoding.length_offset,
         }
 
-    def hint(self, output, languages=""):
-        """Translates. The client takes no source language, because the export is for one task."""
-        flags = [flag for flag in languages.split() if flag.startswith("--to=")]
-        if self.task and "-" in self.task:
-            flags = [f"--to={self.task.split('-')[-1]}"]
-        return super().hint(output, "".join(f" {flag}" for flag in flags))
+    def languages(self, model_dir):
+        """Without the source language, because the export is for one task."""
+        target = self._target(model_dir)
+        given = {"to": target} if target else super().languages(model_dir)
+        return {name: language for name, language in given.items() if name == "to"}
+
+    def _target(self, model_dir):
+        """The target language of the task; None if the task does not have one."""
+        router = model_dir.task.task_router
+        return (
+            self.task.split("-")[-1] if self.task and router and router.task != "source" else None
+        )
 
     def open(self, path):
         """Loads the model; its scores are NaN."""

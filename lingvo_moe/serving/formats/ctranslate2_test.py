@@ -1,6 +1,7 @@
 import dataclasses
 import io
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -106,17 +107,24 @@ def test_what_does_not_fit_is_refused_with_the_reason(by_task, overrides, name, 
 
 
 @pytest.mark.parametrize(
-    ("task", "languages", "flags"),
+    ("router", "task", "pair", "to"),
     [
-        (None, "", ""),
-        (None, " --to=fr", " --to=fr"),
-        ("de", " --source_language=de --to=en", " --to=en"),
-        ("de-fr", " --source_language=de --to=en", " --to=fr"),
+        (None, None, ("de", "en"), ""),
+        (None, None, ("de", "fr"), " --to=fr"),
+        ("source", "de", ("de", "en"), " --to=en"),
+        ("target", "fr", ("de", "en"), " --to=fr"),
+        ("pair", "de-fr", ("de", "en"), " --to=fr"),
     ],
 )
-def test_the_hint_has_only_flags_of_the_client(task, languages, flags):
-    hint = CTranslate2(task=task).hint(Path("export"), languages)
-    assert hint == f"python export/translate.py{flags} 'a sentence'"
+def test_the_hint_has_only_flags_of_the_client(router, task, pair, to):
+    """The client takes no source language, and its default target is English."""
+    of_task = types.SimpleNamespace(
+        needs_source_language=router in ("source", "pair"),
+        task_router=types.SimpleNamespace(task=router) if router else None,
+    )
+    model_dir = types.SimpleNamespace(some_languages=pair, tags={pair[1]: 4}, task=of_task)
+    hint = CTranslate2(task=task).hint(Path("export"), model_dir)
+    assert hint == f"python export/translate.py{to} 'a sentence'"
 
 
 def test_without_the_package_the_message_names_the_cure(by_task, tmp_path, monkeypatch):

@@ -68,7 +68,7 @@ class HuggingFace(Format):
             if (model_dir.path / ORIGINAL / name).exists():
                 shutil.copyfile(model_dir.path / ORIGINAL / name, directory / name)
 
-    def hint(self, output, languages=""):
+    def hint(self, output, model_dir=None):
         """Imports it again."""
         return f"lingvo-moe-import --from={output} --output=DIR"
 

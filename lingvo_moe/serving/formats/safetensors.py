@@ -41,9 +41,9 @@ class Safetensors(Format):
         save_weights(directory, weights, step)
         dataclasses.replace(model_dir, path=directory).save()
 
-    def hint(self, output, languages=""):
+    def hint(self, output, model_dir=None):
         """Translates with the tool."""
-        return f"lingvo-moe-translate --logdir={output}{languages} 'a sentence'"
+        return f"lingvo-moe-translate --logdir={output}{self.flags(model_dir)} 'a sentence'"
 
     def open(self, path):
         """Loads the model."""

@@ -80,10 +80,10 @@ class StableHLO(Format):
         with new_export(output, self.client, self.client_name, overwrite) as directory:
             stablehlo.write_untrained(name, params, directory)
 
-    def hint(self, output, languages=""):
+    def hint(self, output, model_dir=None):
         """Translates, or trains if there is only that program."""
         translates = (output / "translate.stablehlo").exists()
-        options = f"{languages} < sentences" if translates else " --steps=10"
+        options = f"{self.flags(model_dir)} < sentences" if translates else " --steps=10"
         return f"python {output}/run.py{options}"
 
     def open(self, path):

@@ -51,9 +51,9 @@ class TFServing(SavedModel):
                 if options:
                     writer.write(prediction_log(inputs | options, WITH_OPTIONS))
 
-    def hint(self, output, languages=""):
+    def hint(self, output, model_dir=None):
         """Asks a server."""
-        return f"{super().hint(output, languages)} --url=URL"
+        return f"{super().hint(output, model_dir)} --url=URL"
 
     def open(self, path):
         """Loads the SavedModel."""
