@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from learning_rows import CORPORA, ROWS, Row
-from learning_run import SEARCH_LENGTH, SEARCH_ROWS, make, missing
+from learning_run import SEARCH_LENGTH, SEARCH_ROWS, is_made, make
 from learning_tables import write_tables
 
 import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
@@ -96,8 +96,7 @@ class Queue:
 
     def make(self, row: Row) -> None:
         """Makes the missing runs of a row on this machine."""
-        wanted = set(missing(self._output, None))
-        runs = [run for run in self._runs(row) if run["name"] in wanted]
+        runs = [run for run in self._runs(row) if not is_made(self._output, run)]
         engine = LocalEngine(self._task(row), row) if runs else None
         for run in runs:
             make(self._output, run, engine)

@@ -10,21 +10,16 @@ from lingvo_moe.core.fields import Params, PositiveFloat
 CORPORA = {
     "synthetic": ((), {"source_vocab_size": 1536, "target_vocab_size": 768}),
     "tldr": (("tldr",), {"joint_vocab": True}),
+    "tldr2k": (("tldr",), {"joint_vocab": True, "source_vocab_size": 2000}),
     "tldr4k": (("tldr",), {"joint_vocab": True, "source_vocab_size": 4000}),
-    "tldr16k": (("tldr",), {"joint_vocab": True, "source_vocab_size": 16000}),
     "wikimessages": (("wikimessages",), {"joint_vocab": True}),
     "wikimessages4k": (("wikimessages",), {"joint_vocab": True, "source_vocab_size": 4000}),
     "both": (("tldr", "wikimessages"), {"joint_vocab": True}),
     "both4k": (("tldr", "wikimessages"), {"joint_vocab": True, "source_vocab_size": 4000}),
 }
-_SHORT, _LONG = 2000, 4000  # steps
+_LONG = 4000  # steps
 _ADAFACTOR, _MUON = "Adafactor()", "Muon(iterations=3)"
 _NO_MODIFIERS = ("input.modifiers=()",)
-_WIDER = (
-    "model.model_dim=256",
-    "model.hidden_dim=1024",
-    "model.num_heads=8",
-)
 
 
 def _vocabulary(size: int) -> tuple[str, str]:
@@ -96,68 +91,18 @@ class Row:
         )
 
 
-def _knob(name: str, *overrides: str, **fields: Any) -> Row:
-    """small.MoE with half the steps and one thing changed."""
-    half = {"steps": _SHORT, "overrides": overrides, "splits": ("dev",)}
-    return Row(name=f"knob/{name}", **(half | fields))
-
-
-def _top_2(second_expert: str) -> str:
-    return f"model.moe.gating=Top2(second_expert='{second_expert}')"
-
-
-_SEARCHES = {
-    "beam": (),
-    "mean": (),
-    "greedy": ("decoding.beam_size=1",),
-    "beam8": ("decoding.beam_size=8",),
-    "alpha0": ("decoding.length_penalty=0.0",),
-    "alpha1": ("decoding.length_penalty=1.0",),
-    "alpha1.5": ("decoding.length_penalty=1.5",),
-}
-
-
 def _deeper(times: int) -> tuple[str, str]:
     return f"model.num_encoder_layers={4 * times}", f"model.num_decoder_layers={2 * times}"
 
 
-_KNOBS = (
-    _knob("base", seeds=(1, 2, 3), searches=_SEARCHES),
-    _knob("temperature1", "input.temperature=1.0"),
-    _knob("temperature5", "input.temperature=5.0"),
-    _knob("dropout0.1", "model.dropout_rate=0.1"),
-    _knob("dropout0.3", "model.dropout_rate=0.3"),
-    _knob("subwords", "input.modifiers=(Copying(share=0.15),Subwords(rate=0.1))"),
-    _knob("vocabulary4k", *_vocabulary(4000), data="tldr4k"),
-    _knob("vocabulary16k", *_vocabulary(16000), data="tldr16k"),
-    _knob("rate0.015", rate=0.015),
-    _knob("rate0.06", rate=0.06),
-    _knob("ema0.999", "optimizer.ema_decay=0.999"),
-    _knob("smoothing0", "label_smoothing=0.0"),
-    _knob("smoothing0.2", "label_smoothing=0.2"),
-    _knob("masking0.2", "model.moe.output_mask_rate=0.2"),
-    _knob("balance0", "model.moe.aux_loss_weight=0.0"),
-    _knob("balance0.1", "model.moe.aux_loss_weight=0.1"),
-    _knob("capacity1", "model.moe.capacity_factor=1.0"),
-    _knob("dropless", "model.moe.capacity_factor=None", "model.moe.dispatcher=Ragged()"),
-    _knob("second_always", _top_2("always")),
-    _knob("second_sampled", _top_2("sampled")),
-    _knob("second_never", _top_2("never")),
-    _knob("rows16", "input.batch_size=16", steps=2 * _SHORT),
-    _knob("rows64", "input.batch_size=64", steps=_SHORT // 2),
-    _knob("width256", *_WIDER),
-    _knob("decoder4", "model.num_decoder_layers=4"),
-    _knob("dense", model="small.Dense"),
-    _knob("wide_dense", "model.hidden_dim=1536", model="small.Dense"),
-)
-
-
-def _tiny(name: str, *overrides: str, **fields: Any) -> Row:
+def _scale(name: str, *overrides: str, **fields: Any) -> Row:
     """A tiny model on the synthetic languages: minutes on two cores."""
-    often = ("train.eval_every=50", "train.checkpoint_every=50")
     given = {"model": "tiny.MoE", "steps": 600, "seeds": (1, 2), "splits": ("dev", "test")}
     return Row(
-        name=f"tiny_{name}", overrides=(*often, *overrides), data="synthetic", **(given | fields)
+        name=f"scale/{name}",
+        overrides=("train.eval_every=50", *overrides),
+        data="synthetic",
+        **(given | fields),
     )
 
 
@@ -165,58 +110,24 @@ def _layers(count: int) -> tuple[str, str]:
     return f"model.num_encoder_layers={count}", f"model.num_decoder_layers={count}"
 
 
-_TINY = (
-    _tiny("scale/8 experts, 2 + 2 layers"),
-    _tiny("scale/4 experts", "model.moe.num_experts=4"),
-    _tiny("scale/16 experts", "model.moe.num_experts=16"),
-    _tiny("scale/64 experts", "model.moe.num_experts=64"),
-    _tiny("scale/4 + 4 layers", *_layers(4)),
-    _tiny("scale/6 + 6 layers", *_layers(6)),
-    _tiny("scale/dense", model="tiny.Dense"),
-    _tiny("scale/dense, H x 1.5: equal FLOPs", "model.hidden_dim=768", model="tiny.Dense"),
-    _tiny("knob/base", searches=_SEARCHES),
-    _tiny("knob/temperature 1", "input.temperature=1.0"),
-    _tiny("knob/temperature 2", "input.temperature=2.0"),
-    _tiny("knob/dropout 0", "model.dropout_rate=0.0"),
-    _tiny("knob/dropout 0.2", "model.dropout_rate=0.2"),
-    _tiny("knob/label smoothing 0", "label_smoothing=0.0"),
-    _tiny("knob/label smoothing 0.2", "label_smoothing=0.2"),
-    _tiny("knob/EMA 0.99", "optimizer.ema_decay=0.99"),
-    _tiny("knob/rate 0.015", rate=0.015),
-    _tiny("knob/rate 0.06", rate=0.06),
-    _tiny("knob/16 rows, 1200 steps", "input.batch_size=16", steps=1200),
-    _tiny("knob/capacity factor 1", "model.moe.capacity_factor=1.0"),
-    _tiny("knob/dropless", "model.moe.capacity_factor=None", "model.moe.dispatcher=Ragged()"),
-    _tiny("knob/second expert always", _top_2("always")),
-    _tiny("knob/second expert never", _top_2("never")),
-    _tiny("knob/balance loss 0", "model.moe.aux_loss_weight=0.0"),
-    _tiny("knob/balance loss 0.1", "model.moe.aux_loss_weight=0.1"),
-    _tiny("knob/output masking 0.2", "model.moe.output_mask_rate=0.2"),
-    _tiny("knob/subwords 0.1", "input.modifiers=(Subwords(rate=0.1),)"),
+_SCALE = (
+    _scale("8 experts, 2 + 2 layers"),
+    _scale("4 experts", "model.moe.num_experts=4"),
+    _scale("16 experts", "model.moe.num_experts=16"),
+    _scale("64 experts", "model.moe.num_experts=64"),
+    _scale("4 + 4 layers", *_layers(4)),
+    _scale("6 + 6 layers", *_layers(6)),
+    _scale("dense", model="tiny.Dense"),
+    _scale("dense, H x 1.5: equal FLOPs", "model.hidden_dim=768", model="tiny.Dense"),
 )
-
-
-def _peers(data: str, ours: Sequence[float], theirs: Sequence[float]) -> list[Row]:
-    """Sample efficiency: small.Dense, and the peer of its size, each with several rates."""
-    given = {"model": "small.Dense", "data": data, "searches": {}}
-    return [Row(name=f"peer/{data}, ours, rate {rate}", rate=rate, **given) for rate in ours] + [
-        Row(name=f"peer/{data}, M2M-100, rate {rate}", peer=Peer(rate), **given) for rate in theirs
-    ]
-
-
-_PEERS = [
-    row
-    for data in ("tldr", "wikimessages", "both")
-    for row in _peers(data, (0.015, 0.03, 0.06), (0.0005, 0.001, 0.002))
-]
 
 
 _REAL_TEXT = (*_vocabulary(4000), "model.shared_embedding=True", "input.temperature=2.0")
 
 
-def _tiny_peers(data: str, steps: int, ours: Sequence[float], theirs: Sequence[float]) -> list[Row]:
-    """As _peers with a tiny model: a thousand steps have about a million target tokens."""
-    name, every = f"tiny_peer/{data}, {steps // 1000}M tokens", f"train.eval_every={steps // 5}"
+def _peers(data: str, steps: int, ours: Sequence[float], theirs: Sequence[float]) -> list[Row]:
+    """tiny.Dense and a peer of its size with several rates; a step has about 1,000 target tokens."""
+    name, every = f"peer/{data}, {steps // 1000}M tokens", f"train.eval_every={steps // 5}"
     overrides = (*_REAL_TEXT, every)
     given = {"model": "tiny.Dense", "data": f"{data}4k", "steps": steps, "searches": {}}
     given["overrides"] = overrides
@@ -228,21 +139,20 @@ def _tiny_peers(data: str, steps: int, ours: Sequence[float], theirs: Sequence[f
     ]
 
 
-_TINY_PEERS = [
+_PEERS = [
     row
     for data in ("tldr", "wikimessages", "both")
     for steps in (1000, 3000, 10000)
-    for row in _tiny_peers(data, steps, (0.015, 0.03, 0.06), (0.001, 0.002, 0.004, 0.008))
+    for row in _peers(data, steps, (0.015, 0.03, 0.06), (0.001, 0.002, 0.004, 0.008))
 ]
 
 
 def _recipe(name: str, *overrides: str, **fields: Any) -> Row:
     """A variant of tiny.Dense on 38 pairs of real text; a run takes minutes on two cores."""
     given = {"model": "tiny.Dense", "data": "tldr4k", "steps": 1000, "optimizer": _MUON}
-    often = ("train.eval_every=200", "train.checkpoint_every=200")
     return Row(
         name=f"recipe/{name}",
-        overrides=(*_REAL_TEXT, *often, *overrides),
+        overrides=(*_REAL_TEXT, "train.eval_every=200", *overrides),
         **(given | {"searches": {}} | fields),
     )
 
@@ -272,6 +182,52 @@ _RECIPES = (
     _recipe("Muon, copies 0.2, finegrained.Tiny", _copying(0.2), model="finegrained.Tiny"),
 )
 _SEEDS = (1, 2, 3)
+
+
+def _knob(name: str, *overrides: str, **fields: Any) -> Row:
+    """tiny.MoE on 38 pairs of real text, with the recipe of small.MoE and one thing changed."""
+    given = {"model": "tiny.MoE", "data": "tldr4k", "steps": 1000, "optimizer": _MUON}
+    always = (*_REAL_TEXT, _copying(0.15), "train.eval_every=200")
+    return Row(name=f"knob/{name}", overrides=(*always, *overrides), **(given | fields))
+
+
+def _top_2(second_expert: str) -> str:
+    return f"model.moe.gating=Top2(second_expert='{second_expert}')"
+
+
+_SEARCHES = {
+    "beam": (),
+    "greedy": ("decoding.beam_size=1",),
+    "beam8": ("decoding.beam_size=8",),
+    "alpha0": ("decoding.length_penalty=0.0",),
+    "alpha1": ("decoding.length_penalty=1.0",),
+    "alpha1.5": ("decoding.length_penalty=1.5",),
+}
+
+
+_KNOBS = (
+    _knob("base", seeds=_SEEDS, searches=_SEARCHES),
+    _knob("temperature 1", "input.temperature=1.0"),
+    _knob("temperature 5", "input.temperature=5.0"),
+    _knob("dropout 0", "model.dropout_rate=0.0"),
+    _knob("dropout 0.2", "model.dropout_rate=0.2"),
+    _knob("label smoothing 0", "label_smoothing=0.0"),
+    _knob("label smoothing 0.2", "label_smoothing=0.2"),
+    _knob("second expert always", _top_2("always")),
+    _knob("second expert never", _top_2("never")),
+    _knob("capacity factor 1", "model.moe.capacity_factor=1.0"),
+    _knob("dropless", "model.moe.capacity_factor=None", "model.moe.dispatcher=Ragged()"),
+    _knob("balance loss 0", "model.moe.aux_loss_weight=0.0"),
+    _knob("balance loss 0.1", "model.moe.aux_loss_weight=0.1"),
+    _knob("output masking 0.2", "model.moe.output_mask_rate=0.2"),
+    _knob("2,000 pieces", *_vocabulary(2000), data="tldr2k"),
+    _knob("8,000 pieces", *_vocabulary(8000), data="tldr"),
+    _knob("EMA 0.99", "optimizer.ema_decay=0.99"),
+    _knob("rate 0.015", rate=0.015),
+    _knob("rate 0.06", rate=0.06),
+    _knob("16 rows, 2,000 steps", "input.batch_size=16", steps=2000),
+    _knob("subwords 0.1", "input.modifiers=(Copying(share=0.15),Subwords(rate=0.1))"),
+)
 
 
 def _small(name: str, *overrides: str, **fields: Any) -> Row:
@@ -322,4 +278,4 @@ _BUDGETS = (
     _until_it_reads("38 pairs", model="small.MoE", seeds=(1,)),
     _until_it_reads("117 pairs", model="small.MoE", data="both4k", seeds=(1,)),
 )
-ROWS = (*_TINY, *_RECIPES, *_BUDGETS, *_SMALL, *_KNOBS, *_PEERS, *_TINY_PEERS)
+ROWS = (*_SCALE, *_RECIPES, *_KNOBS, *_BUDGETS, *_SMALL, *_PEERS)

@@ -11,6 +11,7 @@ the same command again makes the missing runs. After `--minutes`, unfinished run
 import argparse
 import functools
 import gzip
+import itertools
 import json
 import multiprocessing
 import os
@@ -87,11 +88,10 @@ def make(output: Path, run: Mapping[str, Any], engine: Engine) -> dict[str, Any]
     dataset = Dataset.load(output / "data" / run["data"])
     params = from_fields(InputParams, run["input"], "the run")
     dev = SplitBatches.of(dataset, params, _SOURCE_USE_SENTENCES)
-    said, states = _train(run, engine, TrainInput(dataset, params, run["seed"]), dev)
+    said = _train(run, engine, TrainInput(dataset, params, run["seed"]), dev)
     said |= _by_pair(engine, [pair.name for pair in dataset.pairs], dev)
     scores = {}
-    for search, state, split in _searches(run, states):
-        engine.restore(state)
+    for search, split in itertools.product(run["searches"], run["splits"]):
         outputs = _translate(engine, search, dataset, params, split)
         scores[f"{search}.{split}"] = _scores(outputs)
         text = "\n".join(line for one in outputs for line in one.hypotheses)
@@ -106,7 +106,7 @@ def make(output: Path, run: Mapping[str, Any], engine: Engine) -> dict[str, Any]
 
 
 def _train(run, engine, source, dev):
-    """Trains; leaves the best state in the engine. Returns results, and the best and mean state."""
+    """Trains; leaves the best state in the engine. Returns results."""
     every, curve, last, bad, tokens, seconds = run["eval_every"], [], [], 0, 0.0, 0.0
     best: tuple[float, int, State] = (np.inf, 0, {})
     engine.initialize(run["seed"])
@@ -131,19 +131,12 @@ def _train(run, engine, source, dev):
     of_mean = _loss_and_use(engine, dev)[0]
     said = {"dev_loss_of_mean": of_mean, "dev_loss": best[0], "best_step": best[1]}
     engine.restore(best[2])
-    return said | {"curve": curve, "train_seconds": seconds}, {"best": best[2], "mean": mean}
+    return said | {"curve": curve, "train_seconds": seconds}
 
 
 def _weights(state):
     """The names of float weights."""
     return [n for n, x in state.items() if n.startswith("theta/") and x.dtype == np.float32]
-
-
-def _searches(run, states):
-    """(name of a search, state, split); the search "mean" has the mean state, others the best."""
-    for search in run["searches"]:
-        for split in run["splits"]:
-            yield search, states["mean" if search == "mean" else "best"], split
 
 
 def _evaluate(engine, batches):
@@ -337,13 +330,14 @@ def missing(output: Path, only: Sequence[str] | None) -> list[str]:
     """The names of queued runs without results, in order; `only`: whose name has such a text."""
     queue = json.loads((output / "queue.json").read_text())
     names = [name for name in queue if not only or any(text in name for text in only)]
-    return [name for name in names if not _is_made(output, name)]
+    return [name for name in names if not is_made(output, described(output, name))]
 
 
-def _is_made(output, name):
-    """Whether there are results, made with the current description."""
-    path = output / "runs" / f"{name}.json"
-    return path.exists() and json.loads(path.read_text()).items() >= described(output, name).items()
+def is_made(output: Path, run: Mapping[str, Any]) -> bool:
+    """Whether there are results of this run, made with the same description."""
+    path = output / "runs" / f"{run['name']}.json"
+    run = json.loads(json.dumps(run))  # tuples become lists, as in the file
+    return path.exists() and json.loads(path.read_text()).items() >= run.items()
 
 
 def described(output: Path, name: str) -> dict[str, Any]:

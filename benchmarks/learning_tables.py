@@ -19,7 +19,7 @@ from lingvo_moe.reporting.table import Table
 
 Run = dict[str, Any]
 # Study -> dev losses. The table has the number of tokens until each is reached (GShard, table 2).
-_LEVELS = {"tiny_scale": (2.0, 1.0, 0.7), "small": (3.0, 2.5, 2.2)}
+_LEVELS = {"scale": (2.0, 1.0, 0.7), "small": (3.0, 2.5, 2.2)}
 
 
 def write_tables(output: Path, page: Path | None) -> None:
