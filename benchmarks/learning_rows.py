@@ -10,7 +10,6 @@ from lingvo_moe.core.fields import Params, PositiveFloat
 CORPORA = {
     "synthetic": ((), {"source_vocab_size": 1536, "target_vocab_size": 768}),
     "tldr": (("tldr",), {"joint_vocab": True}),
-    "tldr2k": (("tldr",), {"joint_vocab": True, "source_vocab_size": 2000}),
     "tldr4k": (("tldr",), {"joint_vocab": True, "source_vocab_size": 4000}),
     "wikimessages": (("wikimessages",), {"joint_vocab": True}),
     "wikimessages4k": (("wikimessages",), {"joint_vocab": True, "source_vocab_size": 4000}),
@@ -126,7 +125,7 @@ _REAL_TEXT = (*_vocabulary(4000), "model.shared_embedding=True", "input.temperat
 
 
 def _peers(data: str, steps: int, ours: Sequence[float], theirs: Sequence[float]) -> list[Row]:
-    """tiny.Dense and a peer of its size with several rates; a step has about 1,000 target tokens."""
+    """tiny.Dense and a peer of its size; a thousand steps have about a million target tokens."""
     name, every = f"peer/{data}, {steps // 1000}M tokens", f"train.eval_every={steps // 5}"
     overrides = (*_REAL_TEXT, every)
     given = {"model": "tiny.Dense", "data": f"{data}4k", "steps": steps, "searches": {}}
@@ -220,7 +219,6 @@ _KNOBS = (
     _knob("balance loss 0", "model.moe.aux_loss_weight=0.0"),
     _knob("balance loss 0.1", "model.moe.aux_loss_weight=0.1"),
     _knob("output masking 0.2", "model.moe.output_mask_rate=0.2"),
-    _knob("2,000 pieces", *_vocabulary(2000), data="tldr2k"),
     _knob("8,000 pieces", *_vocabulary(8000), data="tldr"),
     _knob("EMA 0.99", "optimizer.ema_decay=0.99"),
     _knob("rate 0.015", rate=0.015),

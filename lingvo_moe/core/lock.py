@@ -36,7 +36,6 @@ def hold(directory: Path, file: str = FILE, wait: bool = False) -> Iterator[None
         OSError: the directory cannot be made or written to.
     """
     made = not directory.exists()
-    directory.mkdir(parents=True, exist_ok=True)
     path = directory / file
     descriptor = _acquire(path, wait)
     try:
@@ -53,7 +52,11 @@ def hold(directory: Path, file: str = FILE, wait: bool = False) -> Iterator[None
 def _acquire(path, wait):
     """The descriptor of the locked file, with this process written to it."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:
+            continue  # another process has removed the directory that it had made
         try:
             _lock(descriptor, path.parent, wait)
             if _is_at(descriptor, path):

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -116,3 +117,19 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch, caplog):
         pass
     found = f"{tmp_path} is on a file system without locks (Operation not supported): make sure"
     assert found in caplog.text
+
+
+def test_one_that_waits_gets_it_when_the_holder_removes_its_empty_directory(tmp_path):
+    held, directory = threading.Event(), tmp_path / "new"
+
+    def hold():
+        with lock.hold(directory):
+            held.set()
+            time.sleep(0.3)  # the other one waits meanwhile
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    with lock.hold(directory, wait=True):
+        assert json.loads((directory / lock.FILE).read_text())["pid"] == os.getpid()
+    holder.join()
