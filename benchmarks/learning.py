@@ -5,7 +5,7 @@ python benchmarks/learning.py OUTPUT --corpora=DIR --export            # or expo
 python benchmarks/learning_run.py OUTPUT                               # makes them on a GPU
 python benchmarks/learning.py OUTPUT --page=docs/results.md            # writes the tables
 
-DIR has a directory for each corpus of learning_rows.py. A run is a row of a study with one seed. It
+DIR has a directory for each corpus of learning_data.py. A run is a row of a study with one seed. It
 trains as `lingvo-moe-train --model=MODEL --set=…` does. Its results are one JSON file in
 OUTPUT/runs; the same command again makes only the missing ones. Rows are compared by dev loss and
 dev BLEU; nothing is chosen on test.
@@ -20,12 +20,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from learning_rows import CORPORA, ROWS, Row
+from learning_data import prepared
+from learning_rows import ROWS, Row
 from learning_run import SEARCH_LENGTH, SEARCH_ROWS, is_made, make
 from learning_tables import write_tables
 
 import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
-from lingvo_moe import api
 from lingvo_moe.core.files import write_whole
 from lingvo_moe.core.layer import EVALUATION
 from lingvo_moe.core.nested_map import NestedMap
@@ -33,7 +33,6 @@ from lingvo_moe.core.params import override, to_fields
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.pipeline import InputParams
-from lingvo_moe.data.prepare import PrepareParams, prepare_synthetic
 from lingvo_moe.decoding.request import Request
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving import stablehlo
@@ -119,14 +118,7 @@ class Queue:
         print(f"{row.name}: exported", flush=True)
 
     def _dataset(self, name: str) -> Dataset:
-        directory = self._output / "data" / name
-        if not directory.exists():
-            sources, options = CORPORA[name]
-            if sources:
-                api.prepare(_merged(self._corpora, sources), directory, card=False, **options)
-            else:
-                prepare_synthetic(directory, PrepareParams(**options))
-        return Dataset.load(directory)
+        return prepared(self._output / "data" / name, self._corpora, name)
 
     def _task(self, row: Row) -> TranslationTask:
         dataset = self._dataset(row.data)
@@ -168,25 +160,6 @@ class Queue:
                 "searches": list(row.searches),
                 "splits": list(row.splits),
             }
-
-
-def _merged(corpora: Path, sources: Sequence[str]) -> Any:
-    """One corpus: a directory, or the lines of several."""
-    if len(sources) == 1:
-        return corpora / sources[0]
-    return {
-        split: [line for source in sources for line in _lines(corpora / source / split)]
-        for split in ("train", "dev", "test")
-    }
-
-
-def _lines(directory: Path) -> Iterator[tuple[str, str, str]]:
-    for path in sorted(directory.glob("*.en")):
-        pair = path.name.removesuffix(".en")
-        if pair.endswith("-en"):
-            source = path.with_name(f"{pair}.{pair.removesuffix('-en')}")
-            lines = (p.read_text("utf-8").split("\n")[:-1] for p in (source, path))
-            yield from ((pair, *both) for both in zip(*lines, strict=True))
 
 
 def params_of(row: Row) -> TranslationParams:

@@ -1,4 +1,4 @@
-"""The runs of learning.py: corpora, and rows of studies."""
+"""The runs of learning.py: the rows of studies."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -6,16 +6,6 @@ from typing import Any
 
 from lingvo_moe.core.fields import Params, PositiveFloat
 
-# name -> (directories of text, options of preparation); without directories the synthetic languages
-CORPORA = {
-    "synthetic": ((), {"source_vocab_size": 1536, "target_vocab_size": 768}),
-    "tldr": (("tldr",), {"joint_vocab": True}),
-    "tldr4k": (("tldr",), {"joint_vocab": True, "source_vocab_size": 4000}),
-    "wikimessages": (("wikimessages",), {"joint_vocab": True}),
-    "wikimessages4k": (("wikimessages",), {"joint_vocab": True, "source_vocab_size": 4000}),
-    "both": (("tldr", "wikimessages"), {"joint_vocab": True}),
-    "both4k": (("tldr", "wikimessages"), {"joint_vocab": True, "source_vocab_size": 4000}),
-}
 _LONG = 4000  # steps
 _ADAFACTOR, _MUON = "Adafactor()", "Muon(iterations=3)"
 _NO_MODIFIERS = ("input.modifiers=()",)
@@ -47,7 +37,7 @@ class Row:
         steps: number of training steps; the learning rate falls to 0 over them.
         rate: the largest learning rate.
         optimizer: as for `--set`, without its schedule; None for that of the model.
-        data: a key of CORPORA.
+        data: a name of learning_data.CORPORA.
         seeds: seeds of weights and batches.
         searches: name -> values of `--set` for the decoding; {} for none.
         splits: the splits to translate.

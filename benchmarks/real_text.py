@@ -1,0 +1,108 @@
+"""A model on real text: trained, compared with bilingual baselines, tables and pictures for docs.
+
+python benchmarks/real_text.py OUTPUT --corpora=DIR [--corpus=tldr] [--page=docs/results.md]
+
+DIR has a directory for each corpus; learning_data.py lists them. The data, the model, the baselines
+and the report are made in OUTPUT/CORPUS, as the tools would. After an interruption the same command
+goes on. The page has places for two tables, `<!-- real_text CORPUS -->` and
+`<!-- real_text CORPUS curve -->`, each with its `<!-- end -->`. The plot of ΔBLEU is copied beside
+it, as CORPUS_delta_bleu.png. Pairs with few test lines have one row, all of them together.
+"""
+
+import argparse
+import dataclasses
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import tensorflow as tf
+from _pages import replace_table
+from learning_data import prepared
+
+from lingvo_moe import api
+from lingvo_moe.evaluation.report import Report, averages_table, pairs_table
+from lingvo_moe.evaluation.scores import RELIABLE_TEST_EXAMPLES
+from lingvo_moe.reporting.table import Table
+
+_CURVE = {"dev/loss": ".2f", "dev/source_use": ".2f", "dev/bleu": ".1f"}
+_MARK = "real_text"
+
+
+def main() -> None:
+    """Makes what is missing, then writes the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--corpora", type=Path, required=True, help="a directory for each corpus")
+    parser.add_argument("--corpus", default="tldr", help="a name of CORPORA in learning_data.py")
+    parser.add_argument("--model", default="finegrained.Small", help="a registered model")
+    parser.add_argument(
+        "--baseline",
+        action="append",
+        default=[],
+        help="a registered bilingual model; of several, each pair has the best on dev",
+    )
+    parser.add_argument("--page", type=Path, help="the page to write the tables into")
+    args = parser.parse_args()
+    here = args.output / args.corpus
+    report = _report(here, args)
+    tables = {args.corpus: _scores(report), f"{args.corpus} curve": _curve(here / "model")}
+    for name, table in tables.items():
+        print(f"{table}\n")
+        if args.page:
+            replace_table(args.page, f"{_MARK} {name}", table)
+    picture = here / "report" / "delta_bleu.png"
+    if args.page and picture.exists():
+        shutil.copyfile(picture, args.page.with_name(f"{args.corpus}_delta_bleu.png"))
+
+
+def _report(here: Path, args: argparse.Namespace) -> Report:
+    """Trains the model and the baselines, and compares them on test."""
+    data = prepared(here / "data", args.corpora, args.corpus)
+    api.train(args.model, data, here / "model", set={"train.dev_bleu_sentences": 300})
+    baselines = here / "baselines" if args.baseline else None
+    if baselines:
+        pairs = [p.name for p in data.pairs if p.examples.get("test", 0) >= RELIABLE_TEST_EXAMPLES]
+        api.train_baselines(
+            args.baseline, data, baselines, pairs=pairs, set={"train.source_use_sentences": 0}
+        )
+    return api.evaluate(
+        here / "model",
+        data,
+        baselines=baselines,
+        output=here / "report",
+        floor=True,
+        overwrite=True,
+    )
+
+
+def _scores(report: Report) -> str:
+    """The averages, then the scores of each pair."""
+    kept = dataclasses.replace(report, pairs=[pair for pair in report.pairs if pair.reliable])
+    tables = (averages_table(kept), pairs_table(kept))
+    return "\n\n".join(table.to_markdown() for table in tables)
+
+
+def _curve(logdir: Path) -> str:
+    """The evaluations of a training run, from what it wrote for TensorBoard."""
+    points: dict[str, dict[int, float]] = {tag: {} for tag in _CURVE}
+    for step, tag, value in _scalars(sorted((logdir / "events").iterdir())):
+        if tag in points:
+            points[tag][step] = value
+    steps = sorted(points["dev/loss"])
+    lines = [
+        [tag.removeprefix("dev/").replace("_", " "), *(format(of[step], form) for step in steps)]
+        for (tag, form), of in zip(_CURVE.items(), points.values(), strict=True)
+    ]
+    return Table(["step", *map(str, steps)], lines).to_markdown()
+
+
+def _scalars(files: Sequence[Path]) -> Iterator[tuple[int, str, float]]:
+    """(step, tag, value), in the order in which they were written."""
+    for record in tf.data.TFRecordDataset([str(file) for file in files]):
+        event = tf.compat.v1.Event.FromString(record.numpy())
+        for value in event.summary.value:
+            yield event.step, value.tag, value.simple_value
+
+
+if __name__ == "__main__":
+    main()
