@@ -240,16 +240,22 @@ _SMALL = (
 def _until_it_reads(name: str, pairs: Sequence[str] = (), **fields: Any) -> Row:
     """A model on real text, until its translations depend on their sources."""
     given = {"model": "tiny.MoE", "steps": 3000, "data": "tldr4k", "seeds": (1, 2), "searches": {}}
-    name = f"{fields.get('model', 'tiny.MoE')}, {name}"
+    given |= {"study": "budget", "modifiers": "()", "optimizer": _ADAFACTOR} | fields
+    name = f"{given.pop('study')}/{given['model']}, {name}"
     overrides = (
-        *_NO_MODIFIERS,
+        f"input.modifiers={given.pop('modifiers')}",
         *_vocabulary(4000),
         "input.temperature=2.0",
         "train.eval_every=50",
         f"input.pairs={tuple(f'{pair}-en' for pair in pairs)}",
     )
-    given["optimizer"] = _ADAFACTOR
-    return Row(name=f"budget/{name}", overrides=overrides, until_source_use=0.5, **(given | fields))
+    return Row(name=name, overrides=overrides, until_source_use=0.5, **given)
+
+
+def _sooner(name: str, pairs: Sequence[str] = (), **fields: Any) -> Row:
+    """The same with the recipe of small.MoE."""
+    given = {"study": "budget_muon", "modifiers": "(Copying(share=0.15),)", "optimizer": _MUON}
+    return _until_it_reads(name, pairs, seeds=(1,), **(given | fields))
 
 
 _LARGEST = ("ko", "es", "zh", "nl", "it", "id", "pt_BR", "ru", "fr", "de")
@@ -265,5 +271,12 @@ _BUDGETS = (
     _until_it_reads("10 pairs", _LARGEST, model="small.MoE", seeds=(1,)),
     _until_it_reads("38 pairs", model="small.MoE", seeds=(1,)),
     _until_it_reads("117 pairs", model="small.MoE", data="both4k", seeds=(1,)),
+    _sooner("1 pair, ko", ("ko",)),
+    _sooner("1 pair, es", ("es",)),
+    _sooner("3 pairs, es, nl and it", ("es", "nl", "it")),
+    _sooner("10 pairs", _LARGEST),
+    _sooner("38 pairs"),
+    _sooner("109 pairs", data="wikimessages4k"),
+    _sooner("117 pairs", data="both4k"),
 )
 ROWS = (*_SCALE, *_RECIPES, *_KNOBS, *_BUDGETS, *_SMALL, *_PEERS)
