@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.baselines import Baselines
 from lingvo_moe.evaluation.hypotheses import write_hypotheses
-from lingvo_moe.evaluation.metrics.base import Metric
+from lingvo_moe.evaluation.metrics.base import Metric, score_of, signature_of
 from lingvo_moe.evaluation.page import page_parts
 from lingvo_moe.evaluation.plot import draw_plot
 from lingvo_moe.evaluation.report import Report, format_model, save_report
@@ -84,7 +84,7 @@ def write_report(
         pooled=_score_pooled(unreliable, baselines, chosen, metrics, bootstrap_samples),
         baseline_model=baselines.report.model if baselines else None,
         pivot=pivot,
-        metrics={metric.column: metric.signature() for metric in metrics},
+        metrics={metric.column: signature_of(metric) for metric in metrics},
     )
     directory.mkdir(parents=True, exist_ok=True)
     for output in outputs:
@@ -139,15 +139,5 @@ def _score_pooled(
 
 
 def _add_metrics(score: PairScore, output: PairOutput, metrics: Sequence[Metric]) -> PairScore:
-    return dataclasses.replace(score, metrics={m.column: _metric(m, output) for m in metrics})
-
-
-def _metric(metric: Metric, output: PairOutput) -> float:
-    try:
-        return metric.score(output)
-    except Exception as error:  # of other packages and plug-ins, of any type
-        cause = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise ValueError(
-            f"{metric.column} of {output.pair} cannot be computed by {metric} ({cause}). Correct "
-            f"the cause, or leave this --metric out."
-        ) from error
+    found = {metric.column: score_of(metric, output) for metric in metrics}
+    return dataclasses.replace(score, metrics=found)

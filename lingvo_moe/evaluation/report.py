@@ -63,6 +63,8 @@ _OPTIONAL = (
     _Optional("off-target %", "off_target", 100, 1),
     _Optional("of refs %", "references_off_target", 100, 1),
 )
+_ALWAYS = ("pair", "train", "test", "BLEU", "baseline", "ΔBLEU", "p", "chrF++")
+COLUMNS = (*_ALWAYS, *(column.name for column in _OPTIONAL), "model")  # all but those of metrics
 _DERIVED = ("delta_bleu", "reliable")
 
 
@@ -238,17 +240,7 @@ def format_table(report: Report) -> str:
 
 def pairs_table(report: Report) -> Table:
     """A row for each pair."""
-    columns = (
-        "pair",
-        "train",
-        "test",
-        "BLEU",
-        "baseline",
-        "ΔBLEU",
-        "p",
-        "chrF++",
-        *(column.name for column in _measured(report)),
-    )
+    columns = (*_ALWAYS, *(column.name for column in _measured(report)))
     rows = [
         (s.pair, *_sizes(s), *_cells(s, format_p_value(s)), *_more_cells(report, s))
         for s in (*report.pairs, *report.pooled)

@@ -3,11 +3,17 @@
 import abc
 import collections
 import dataclasses
-from collections.abc import Sequence
+import math
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from lingvo_moe.core.fields import Params
+from lingvo_moe.core.fields import Params, short_repr
 from lingvo_moe.core.params import parse_policy
+from lingvo_moe.evaluation.report import COLUMNS
 from lingvo_moe.evaluation.scores import PairOutput
+
+_CURE = "Correct the cause, or leave this --metric out."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,8 +50,8 @@ def prepare_metrics(given: Sequence[str | Metric]) -> list[Metric]:
         given: metrics, or texts such as "SpBleu(model='flores200.model')".
 
     Raises:
-        ValueError: a text of another form, an unknown metric, two metrics with the same column, or
-            a metric that cannot be used here.
+        ValueError: a text of another form, an unknown metric, two metrics with the same column, a
+            column that the report has already, or a metric that cannot be used here.
     """
     metrics = [
         one if isinstance(one, Metric) else parse_policy(Metric, one, "--metric") for one in given
@@ -57,5 +63,56 @@ def prepare_metrics(given: Sequence[str | Metric]) -> list[Metric]:
             f" column='{repeated[0]}-2'."
         )
     for metric in metrics:
-        metric.prepare()
+        name = metric.column
+        if name in COLUMNS or not name.strip() or not name.isprintable():
+            raise ValueError(
+                f"column={name!r} cannot be the column of a metric: a name must be printable text, "
+                f"and no column of the report ({', '.join(COLUMNS)}). Give another one, such as "
+                f"column='{type(metric).__name__}'."
+            )
+        _prepare(metric)
     return metrics
+
+
+def score_of(metric: Metric, output: PairOutput) -> float:
+    """The score of a metric, a finite number.
+
+    Raises:
+        ValueError: the metric raises an error, or returns something else.
+    """
+    what = f"{metric.column} of {output.pair} cannot be computed by {metric}"
+    score = _call(lambda: metric.score(output), what)
+    if not isinstance(score, numbers.Real) or isinstance(score, bool) or not math.isfinite(score):
+        raise ValueError(f"{what} (the score is {short_repr(score)}, no finite number). {_CURE}")
+    return float(score)
+
+
+def signature_of(metric: Metric) -> str:
+    """The signature of a metric; raises as `score_of`."""
+    what = f"The signature of {metric} cannot be computed"
+    signature = _call(metric.signature, what)
+    if not isinstance(signature, str):
+        raise ValueError(f"{what} (it is {short_repr(signature)}, no text). {_CURE}")
+    return signature
+
+
+def _prepare(metric: Metric) -> None:
+    try:
+        metric.prepare()
+    except ValueError:  # its text is for users
+        raise
+    except Exception as error:
+        raise ValueError(_error_of(f"The metric {metric} cannot be used", error)) from error
+
+
+def _call(function: Callable[[], Any], what: str) -> Any:
+    """Calls a method of a metric; an error of any type becomes a ValueError."""
+    try:
+        return function()
+    except Exception as error:  # of other packages and plug-ins
+        raise ValueError(_error_of(what, error)) from error
+
+
+def _error_of(what: str, error: Exception) -> str:
+    cause = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return f"{what} ({cause}). {_CURE}"

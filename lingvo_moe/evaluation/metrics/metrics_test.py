@@ -5,6 +5,7 @@ import shutil
 import sys
 import types
 
+import numpy as np
 import pytest
 from sacrebleu.metrics import BLEU
 from sacrebleu.tokenizers import tokenizer_spm
@@ -111,7 +112,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, monkeypatch):
         (["SpBleu(model=a/b.model)"], "'a / b.model' is no .* give the path of one in quotes"),
         (["SpBleu(model=/b.model)"], r"^--metric=SpBleu\(model=/b.model\): write it as SpBleu\("),
         (["SpBleu"], r"^--metric=SpBleu: .* 'model'"),
-        (["Ter"], "^--metric=Ter: 'Ter' is not of type Comet or Exact or SpBleu"),
+        (["Ter"], "^--metric=Ter: 'Ter' is not of type Comet or Exact or Returns or SpBleu"),
         (["Comet(gpu=1)"], "Comet has no field 'gpu'. Did you mean 'gpus'"),
         (["Comet(gpus=-1)"], "gpus must be >= 0"),
         (["Exact", "Exact()"], "Two metrics have the column 'exact'. Give each its own"),
@@ -128,6 +129,85 @@ def test_a_download_that_fails_is_refused_in_one_line(comet, monkeypatch):
     monkeypatch.setattr(sys.modules["comet"], "download_model", fail)
     with pytest.raises(ValueError, match=r"cannot download its model 'y' .*Correct the name"):
         prepare_metrics(["Comet(name='y')"])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Returns(Metric):
+    """Returns or raises what it is given."""
+
+    column: str = "given"
+    value: object = 1.0
+    text: object = "v1"
+    need: object = None
+
+    def prepare(self) -> None:
+        """See Metric."""
+        _returned(self.need)
+
+    def score(self, output: PairOutput) -> float:
+        """See Metric."""
+        return _returned(self.value)
+
+    def signature(self) -> str:
+        """See Metric."""
+        return _returned(self.text)
+
+
+def _returned(value):
+    if isinstance(value, Exception):
+        raise value
+    return value
+
+
+def write(directory, metric):
+    options = {"model": "m", "checkpoint_step": 5, "split": "test", "bootstrap_samples": 2}
+    return write_report([output()], directory, metrics=[metric], **options)
+
+
+@pytest.mark.parametrize(
+    ("given", "cause"),
+    [
+        ({"value": float("nan")}, r"given of aa-en .* \(the score is nan, no finite number\)"),
+        ({"value": float("inf")}, "the score is inf, no finite number"),
+        ({"value": [1.0, 2.0]}, r"the score is \[1.0, 2.0\], no finite number"),
+        ({"value": None}, "the score is None, no finite number"),
+        ({"value": True}, "the score is True, no finite number"),
+        (
+            {"value": KeyError("k")},
+            r"given of aa-en cannot be computed by Returns\(.* \(KeyError: 'k'",
+        ),
+        ({"text": None}, r"The signature of Returns\(.* \(it is None, no text\)"),
+        ({"text": OSError("o")}, r"The signature of Returns\(.* \(OSError: o\)"),
+    ],
+)
+def test_a_wrong_score_names_metric_pair_and_cure_and_writes_nothing(tmp_path, given, cause):
+    with pytest.raises(ValueError, match=cause) as error:
+        write(tmp_path / "report", Returns(**given))
+    assert str(error.value).endswith("). Correct the cause, or leave this --metric out.")
+    assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.parametrize("value", [3, np.float32(3), np.float64(3), np.int64(3)])
+def test_any_finite_number_is_a_score(tmp_path, value):
+    report = write(tmp_path, Returns(value=value))
+    assert report.pairs[0].metrics == {"given": 3.0}
+    assert load_report(tmp_path) == report
+
+
+@pytest.mark.parametrize("column", ["BLEU", "chrF++", "floor", "model", "", " ", "a\nb"])
+def test_a_column_has_a_name_of_its_own(column):
+    message = r"cannot be the column of a metric: .* ΔBLEU, .* such as column='Returns'\.$"
+    with pytest.raises(ValueError, match=message):
+        prepare_metrics([Returns(column=column)])
+
+
+def test_an_error_of_a_plug_in_is_found_before_the_translation():
+    with pytest.raises(
+        ValueError, match=r"^The metric Returns\(.* cannot be used \(KeyError: 'k'\)"
+    ):
+        prepare_metrics([Returns(need=KeyError("k"))])
+    with pytest.raises(ValueError, match=r"^its own text$"):
+        prepare_metrics([Returns(need=ValueError("its own text"))])
 
 
 def test_metrics_are_columns_of_every_form_of_the_report(tmp_path):
