@@ -212,7 +212,7 @@ class TrainInput:
         self._batches += 1
         return batch_of(rows, self._shape._replace(rows=len(rows)))
 
-    def peek(self, examples: int) -> list[NestedMap]:
+    def peek(self, examples: int) -> "NextBatches":
         """The next batches with at least this number of examples; the stream does not advance.
 
         Raises:
@@ -223,10 +223,11 @@ class TrainInput:
         while examples > 0:
             batches.append(self.next_batch())
             examples -= int(batches[-1].target_segment_ids.max(axis=1).sum())
+        new = self.skipped - sum(skipped)
         self.go_to(position)
         for shard, count in zip(self._shards.values(), skipped, strict=True):
             shard.skipped = count
-        return batches
+        return NextBatches(batches, new)
 
     def position(self) -> InputPosition:
         """The position in the stream, of the virtual shards that this process packs."""
@@ -272,6 +273,18 @@ class TrainInput:
         names = [name for name in state if name != "batches"]
         mine = {v: {name: np.asarray(state[name][v]) for name in names} for v in self._shards}
         self.go_to(InputPosition(int(state["batches"]), mine))
+
+
+class NextBatches(NamedTuple):
+    """What an input will give next.
+
+    Attributes:
+        batches: at least one.
+        skipped: number of examples that are drawn for them but are longer than a row.
+    """
+
+    batches: list[NestedMap]
+    skipped: int
 
 
 def stack_states(states: Iterable[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:

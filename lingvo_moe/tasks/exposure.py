@@ -37,7 +37,7 @@ class RunExposure:
     """The data of a training run.
 
     Attributes:
-        steps: of the whole run, from 0.
+        steps: of the whole run, from its first.
         examples, tokens: sentence pairs and target tokens of one step, on average.
         pairs: one entry for each pair and corpus, those with most examples first.
         num_pairs: number of language pairs that are drawn.
@@ -54,27 +54,34 @@ class RunExposure:
         """The forecast of a run on an input; the input does not advance.
 
         Batches are packed, so the number of examples in a batch is measured on the next ones.
+        Examples that are drawn and left out, because they are longer than a row, count for epochs.
 
         Raises:
             ValueError, OSError: the input gives no batch.
         """
-        segments = [batch.target_segment_ids for batch in source.peek(_MEASURED)]
+        following = source.peek(_MEASURED)
+        segments = [batch.target_segment_ids for batch in following.batches]
         examples = np.mean([one.max(axis=1).sum() for one in segments]) / source.packed_share
+        skipped = following.skipped / len(segments) / source.packed_share
         tokens = np.mean([np.count_nonzero(one) for one in segments]) / source.packed_share
         streams, shares = source.curriculum.streams, source.curriculum.shares(steps)
         sizes = {stream.name: stream.size for stream in streams}
-        pairs = expose(sizes, shares, steps * float(examples))
+        pairs = expose(sizes, shares, steps * (float(examples) + skipped))
         drawn = {of.index for of, share in zip(streams, shares, strict=True) if share}
         return RunExposure(steps, float(examples), float(tokens), pairs, len(drawn))
 
-    def lines(self) -> list[str]:
-        """The forecast as text: totals, suggested steps, epochs by pair or by tier, warnings."""
+    def lines(self, suggest: bool = True) -> list[str]:
+        """The forecast as text: totals, epochs by pair or by tier, suggested steps, warnings.
+
+        Args:
+            suggest: whether to suggest steps; the suggestion is for a model without any training.
+        """
         total = (
             f"This run: {self.steps:,} steps of about {self.examples:,.0f} examples and "
             f"{self.tokens:,.0f} target tokens, {self.steps * self.tokens / 1e6:,.2f}M target "
             f"tokens in all."
         )
-        suggested = suggestion(self.steps, self.tokens, self.num_pairs)
+        suggested = suggestion(self.steps, self.tokens, self.num_pairs) if suggest else []
         return [total, *self._table().to_text().splitlines(), *suggested, *self.warnings()]
 
     def warnings(self) -> list[str]:

@@ -74,9 +74,27 @@ def test_what_a_batch_holds_is_measured_and_the_input_stays_where_it_was():
     examples = sum(int(batch.target_segment_ids.max(axis=1).sum()) for batch in batches)
     (seen,) = forecast.pairs
     assert seen.examples == dataset().pair("qna-en").examples["train"]
-    assert seen.epochs == pytest.approx(examples / seen.examples, rel=0.05)
+    drawn = examples + same.skipped
+    assert seen.epochs == pytest.approx(drawn / seen.examples, rel=0.05)
+    assert forecast.examples == pytest.approx(examples / 400, rel=0.05)
     assert forecast.tokens == pytest.approx(
         np.mean([np.count_nonzero(batch.target_ids) for batch in batches]), rel=0.05
     )
     for batch in batches[:3]:
         NestedMap(batch).map(np.testing.assert_array_equal, source.next_batch())
+
+
+def test_epochs_count_the_draws_that_are_left_out():
+    # Rows of 9 target tokens, which many examples do not fit.
+    params = InputParams(batch_size=4, source_length=48, target_length=9, temperature=2.0)
+    source = TrainInput(dataset(), params, seed=3)
+    forecast = RunExposure.of(source, 500)
+    assert source.skipped == 0
+    for _ in range(500):
+        source.next_batch()
+    drawn = source.state()["counters"].sum(axis=0)
+    names = [stream.name for stream in source.curriculum.streams]
+    assert source.skipped > 0.2 * drawn.sum()
+    for one in forecast.pairs:
+        epochs = drawn[names.index(one.pair)] / one.examples
+        assert one.epochs == pytest.approx(epochs, rel=0.1), one.pair

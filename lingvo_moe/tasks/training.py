@@ -184,8 +184,13 @@ class _Start:
 
     def begin(self, source: TrainInput, step: int) -> None:
         """Reports the forecast; the first process writes the logdir, the others wait."""
-        model_dir, steps = self._model_dir, self._model_dir.params.train.max_steps
-        forecast = RunExposure.of(source, steps).lines() if step < steps else []
+        model_dir, params = self._model_dir, self._model_dir.params
+        # With init.optimizer_state the first step of a run is not 0.
+        first = max(0, step - source.position().batches)
+        forecast = []
+        if step < params.train.max_steps:
+            of_run = RunExposure.of(source, params.train.max_steps - first)
+            forecast = of_run.lines(suggest=not params.init.logdir)
         if not self._process.index:
             model_dir.save()
             if self._origins:
