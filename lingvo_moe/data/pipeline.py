@@ -223,11 +223,15 @@ class TrainInput:
         while examples > 0:
             batches.append(self.next_batch())
             examples -= int(batches[-1].target_segment_ids.max(axis=1).sum())
-        new = self.skipped - sum(skipped)
+        drawn = sum(
+            int(shard.state()["draws"] - position.shards[v]["draws"])
+            for v, shard in self._shards.items()
+        )
+        share = (self.skipped - sum(skipped)) / max(drawn, 1)
         self.go_to(position)
         for shard, count in zip(self._shards.values(), skipped, strict=True):
             shard.skipped = count
-        return NextBatches(batches, new)
+        return NextBatches(batches, share)
 
     def position(self) -> InputPosition:
         """The position in the stream, of the virtual shards that this process packs."""
@@ -280,11 +284,11 @@ class NextBatches(NamedTuple):
 
     Attributes:
         batches: at least one.
-        skipped: number of examples that are drawn for them but are longer than a row.
+        skipped: share of the drawn examples that are longer than a row.
     """
 
     batches: list[NestedMap]
-    skipped: int
+    skipped: float
 
 
 def stack_states(states: Iterable[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lingvo_moe.data.curriculum import Curriculum
 from lingvo_moe.data.pipeline import TrainInput
 from lingvo_moe.evaluation.report import thirds
 from lingvo_moe.reporting.table import Table
@@ -14,7 +15,7 @@ from lingvo_moe.tasks.budget import suggestion
 
 FEW, MANY = 1.0, 100.0  # epochs; a pair outside this range gets a warning
 _ROWS = 12  # for more pairs the table has tiers
-_NEVER = 1e-6  # fewer epochs count as never, as with a temperature near 0
+_ENDLESS = 1_000_000_000  # steps; no run has more
 _MEASURED = 4000  # examples that are packed to measure how many fit a batch
 
 
@@ -25,11 +26,14 @@ class Exposure(NamedTuple):
         pair: its name.
         examples: in its training split.
         epochs: how often the run draws each example, on average.
+        once: number of steps for one epoch; None if no number is enough, as for a corpus whose
+            last stage has ended.
     """
 
     pair: str
     examples: int
     epochs: float
+    once: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,13 +66,16 @@ class RunExposure:
         following = source.peek(_MEASURED)
         segments = [batch.target_segment_ids for batch in following.batches]
         examples = np.mean([one.max(axis=1).sum() for one in segments]) / source.packed_share
-        skipped = following.skipped / len(segments) / source.packed_share
         tokens = np.mean([np.count_nonzero(one) for one in segments]) / source.packed_share
         streams, shares = source.curriculum.streams, source.curriculum.shares(steps)
+        drawn = float(examples) / (1 - following.skipped)
         sizes = {stream.name: stream.size for stream in streams}
-        pairs = expose(sizes, shares, steps * (float(examples) + skipped))
-        drawn = {of.index for of, share in zip(streams, shares, strict=True) if share}
-        return RunExposure(steps, float(examples), float(tokens), pairs, len(drawn))
+        once = steps_for_one_epoch(source.curriculum, drawn)
+        pairs = tuple(
+            one._replace(once=once[one.pair]) for one in expose(sizes, shares, steps * drawn)
+        )
+        used = {of.index for of, share in zip(streams, shares, strict=True) if share}
+        return RunExposure(steps, float(examples), float(tokens), pairs, len(used))
 
     def lines(self, suggest: bool = True) -> list[str]:
         """The forecast as text: totals, epochs by pair or by tier, suggested steps, warnings.
@@ -93,7 +100,7 @@ class RunExposure:
             least = min(few, key=lambda one: one.epochs)
             lines.append(
                 f"Warning: {len(few)} {of} less than once, {least.pair} {least.epochs:.2f} times"
-                f"{self._for_once(least)}. Raise train.max_steps."
+                f"{_cure(least)}"
             )
         if many:
             most = max(many, key=lambda one: one.epochs)
@@ -103,12 +110,6 @@ class RunExposure:
                 f"input.temperature or train.max_steps."
             )
         return lines
-
-    def _for_once(self, one):
-        """The number of steps for one epoch of a pair, if it is finite."""
-        if one.epochs < _NEVER:
-            return ""
-        return f": {math.ceil(self.steps / one.epochs):,} steps are one epoch of it"
 
     def _table(self):
         if len(self.pairs) <= _ROWS:
@@ -141,6 +142,36 @@ def expose(
         for (pair, size), probability in zip(sizes.items(), probabilities, strict=True)
     ]
     return tuple(sorted(seen, key=lambda one: (-one.examples, one.pair)))
+
+
+def steps_for_one_epoch(curriculum: Curriculum, drawn: float) -> dict[str, int | None]:
+    """Name of a stream -> number of steps until all its examples are drawn; None for never.
+
+    Args:
+        curriculum: the streams, and their probabilities in each stage.
+        drawn: examples of one step.
+    """
+    ends = [*curriculum.starts[1:], _ENDLESS]
+    stages = list(zip(curriculum.starts, ends, curriculum.probabilities, strict=True))
+    found: dict[str, int | None] = {}
+    for i, stream in enumerate(curriculum.streams):
+        left, found[stream.name] = float(stream.size), None
+        for start, end, probabilities in stages:
+            rate = float(probabilities[i]) * drawn
+            if left <= rate * (end - start):
+                found[stream.name] = start + math.ceil(left / rate)
+                break
+            left -= rate * (end - start)
+    return found
+
+
+def _cure(one: Exposure) -> str:
+    if one.once is None:
+        return (
+            ". More steps do not change this: raise its share by input.temperature, "
+            "input.pair_factors or the weights of corpora."
+        )
+    return f": {one.once:,} steps are one epoch of it. Raise train.max_steps."
 
 
 def _range(values, form):

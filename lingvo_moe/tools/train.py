@@ -48,9 +48,8 @@ def _train(process):
     )
     if result.finished:
         report(
-            f"Done at step {result.step}; best dev loss {result.best_loss:.3f} at step "
-            f"{result.best_step}. Next: lingvo-moe-evaluate --model={FLAGS.model} "
-            f"--logdir={FLAGS.logdir} --data={FLAGS.data} --output=DIR"
+            f"Done at step {result.step}; {result.best}. Next: lingvo-moe-evaluate "
+            f"--model={FLAGS.model} --logdir={FLAGS.logdir} --data={FLAGS.data} --output=DIR"
         )
     return result
 

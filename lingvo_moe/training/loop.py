@@ -102,6 +102,13 @@ class TrainResult(NamedTuple):
     best_loss: float
     signal: int | None
 
+    @property
+    def best(self) -> str:
+        """The best evaluation as text."""
+        if self.best_step is None:
+            return "no dev loss was measured"
+        return f"best dev loss {self.best_loss:.3f} at step {self.best_step}"
+
 
 def train(
     runtime: Runtime,

@@ -16,7 +16,7 @@ from lingvo_moe.training import loop, meter
 from lingvo_moe.training.checkpoint import ALONE, Checkpointer, Process
 from lingvo_moe.training.goodput import Goodput
 from lingvo_moe.training.interruption import Interruption
-from lingvo_moe.training.loop import Evaluation, train
+from lingvo_moe.training.loop import Evaluation, TrainResult, train
 from lingvo_moe.training.meter import NO_RECORDER, Recorder
 from lingvo_moe.training.recovery import NotFiniteError
 from lingvo_moe.training.train_params import TrainParams
@@ -432,3 +432,8 @@ def test_a_recorder_sees_each_step_once_and_saves_with_checkpoints(tmp_path):
     seen.clear()
     _train(tmp_path, max_steps=9, **every)
     assert seen == [*sums[7:9], "save"]
+
+
+def test_the_best_evaluation_as_text():
+    assert TrainResult(9, True, 6, 1.25, None).best == "best dev loss 1.250 at step 6"
+    assert TrainResult(9, True, None, math.inf, None).best == "no dev loss was measured"
