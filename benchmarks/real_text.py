@@ -24,7 +24,11 @@ from lingvo_moe.evaluation.report import Report, averages_table, pairs_table
 from lingvo_moe.evaluation.scores import RELIABLE_TEST_EXAMPLES
 from lingvo_moe.reporting.table import Table
 
-_CURVE = {"dev/loss": ".2f", "dev/source_use": ".2f", "dev/bleu": ".1f"}
+_CURVE = {  # tag of TensorBoard -> name and format
+    "dev/loss": ("dev loss", ".2f"),
+    "dev/source_use": ("source use", ".2f"),
+    "dev/bleu": ("dev BLEU", ".1f"),
+}
 _MARK = "real_text"
 
 
@@ -90,8 +94,8 @@ def _curve(logdir: Path) -> str:
             points[tag][step] = value
     steps = sorted(points["dev/loss"])
     lines = [
-        [tag.removeprefix("dev/").replace("_", " "), *(format(of[step], form) for step in steps)]
-        for (tag, form), of in zip(_CURVE.items(), points.values(), strict=True)
+        [name, *(format(points[tag][step], form) for step in steps)]
+        for tag, (name, form) in _CURVE.items()
     ]
     return Table(["step", *map(str, steps)], lines).to_markdown()
 

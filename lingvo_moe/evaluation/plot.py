@@ -76,19 +76,14 @@ def _draw_sizes(axes: Axes, sizes: Sequence[int]) -> None:
 
 
 def _draw_scores(axes: Axes, values: Sequence[float | None], model: str, color: str) -> None:
-    points = [(i, value) for i, value in enumerate(values) if value is not None]
-    axes.plot(
-        [i for i, _ in points],
-        [value for _, value in points],
-        "o",
-        color=color,
-        markersize=4,
-        alpha=0.75,
-    )
+    known = [i for i, value in enumerate(values) if value is not None]
+    points = [values[i] for i in known]
+    axes.plot(known, points, "o", color=color, markersize=4, alpha=0.75)
     # With few pairs a window of ten would be too smooth.
     window = max(3, min(WINDOW, len(values) // 3))
     trend = moving_average(values, window)
-    axes.plot(range(len(values)), trend, color=color, linewidth=2, label=legible(model, _LONGEST))
+    line = range(known[0], known[-1] + 1) if known else range(0)
+    axes.plot(line, trend[line], color=color, linewidth=2, label=legible(model, _LONGEST))
 
 
 def _label(

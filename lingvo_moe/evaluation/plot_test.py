@@ -43,6 +43,14 @@ def test_the_better_is_drawn_higher():
     assert first < second - 100
 
 
+def test_the_trend_ends_at_the_last_pair_with_a_value():
+    scores = [(f"x{i}-en", 1000 - i, 30.0, 20.0 if i < 9 else None) for i in range(18)]
+    drawn = inked(draw_plot([make_report(*(make_score(*score) for score in scores))]), COLORS[0])
+    left, right = np.array_split(drawn, 2, axis=1)
+    assert left.any()
+    assert not right.any()
+
+
 def test_a_system_without_baseline_may_stand_beside_one_with():
     with_baseline = make_report(make_score("a-en", 9, 30.0, 20.0), make_score("b-en", 0, 9.0, 3.0))
     without = make_report(make_score("a-en", 9, 30.0))
