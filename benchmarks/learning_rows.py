@@ -195,7 +195,8 @@ _SEARCHES = {
 
 
 _KNOBS = (
-    _knob("base", seeds=_SEEDS, searches=_SEARCHES),
+    _knob("base", searches=_SEARCHES),
+    _knob("the same, seeds 2 and 3", seeds=(2, 3)),
     _knob("temperature 1", "input.temperature=1.0"),
     _knob("temperature 5", "input.temperature=5.0"),
     _knob("dropout 0", "model.dropout_rate=0.0"),
