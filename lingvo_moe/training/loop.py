@@ -1,6 +1,7 @@
 """The training loop: steps, progress, evaluation, checkpoints, signals."""
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -174,6 +175,7 @@ class _Loop:
         self.meter = Meter(recorder)
         self.step, self.saved_step, self.best = 0, None, NO_BEST
         self.skips = SkippedSteps(params.skip_limit, params.most_returns)
+        self.evaluation_seconds = 0.0  # of the last evaluation and its checkpoint
 
     def draw(self) -> int:
         """Draws all weights."""
@@ -350,10 +352,18 @@ class _Loop:
             speed = scalars["tokens"] / seconds
             text = f"loss {scalars['loss']:.3f}  {speed:,.0f} tokens/s"
             scalars |= {"steps_per_second": rate, "tokens_per_second": speed}
-        eta = hours((self.params.max_steps - self.step) / rate)
+        eta = hours(self._seconds_left(rate))
         self.report(f"step {self.step}/{self.params.max_steps}  {text}{skipped}  ETA {eta}")
         points = {f"train/{tag}": value for tag, value in scalars.items()}
         self.events.scalars(self.step, points | self._goodput_scalars())
+
+    def _seconds_left(self, steps_per_second):
+        """Of steps and evaluations, if each evaluation takes as long as the last one."""
+        last, every = self.params.max_steps, self.params.eval_every
+        # That of this step, if it is due, comes after the line of progress.
+        evaluations = math.ceil(last / every) - math.ceil(self.step / every) + 1
+        steps = (last - self.step) / steps_per_second
+        return steps + evaluations * self.evaluation_seconds
 
     def _goodput_scalars(self):
         shares = self.goodput.shares().items()
@@ -377,7 +387,8 @@ class _Loop:
                 since = self.best.evaluations_since + 1
                 self.best = self.best._replace(evaluations_since=since)
         self._save()
-        self.meter.leave_out(time.monotonic() - start)
+        self.evaluation_seconds = time.monotonic() - start
+        self.meter.leave_out(self.evaluation_seconds)
 
     def _save(self):
         self.meter.record()

@@ -154,6 +154,26 @@ def test_the_time_left_is_without_compiling(tmp_path, monkeypatch):
     assert lines[2].endswith("  0 tokens/s  ETA 0:00:30")
 
 
+def test_the_time_left_includes_evaluations_after_the_first(tmp_path, monkeypatch):
+    """Evaluations, after steps 5, 10 and 12, take 7 s each."""
+    clock = _slow(monkeypatch)
+
+    def losses():
+        while True:
+            clock[0] += 7
+            yield 1.0
+
+    _, _, lines = _train(tmp_path, losses=losses(), max_steps=12, log_every=1)
+    left = {
+        found[1]: found[2] for line in lines if (found := re.search(r"^step (\d+)/.* (\S+)$", line))
+    }
+    assert left["5"] == "0:00:07"  # 7 steps; no evaluation was measured
+    assert left["8"] == "0:00:18"  # 4 steps and two evaluations
+    assert left["10"] == "0:00:16"  # 2 steps and two evaluations, one of them of this step
+    assert left["11"] == "0:00:08"
+    assert left["12"] == "0:00:07"
+
+
 def test_a_second_program_compiles_too(tmp_path, monkeypatch):
     """Steps 3 and 7 are of a second program: 10 s of steps, twice 29 s of compiling."""
     clock = _slow(monkeypatch)
