@@ -20,6 +20,7 @@ from lingvo_moe.reporting.table import Table
 Run = dict[str, Any]
 # Study -> dev losses. The table has the number of tokens until each is reached (GShard, table 2).
 _LEVELS = {"scale": (2.0, 1.0, 0.7), "small": (3.0, 2.5, 2.2)}
+_AFTER = {"peer": (1, 3, 10)}  # millions of tokens; the table has the dev loss after so many
 
 
 def write_tables(output: Path, page: Path | None) -> None:
@@ -56,6 +57,9 @@ def _cells(study: str, seeds: Sequence[Run]) -> Iterator[tuple[str, str]]:
     for level in _LEVELS.get(study, ()):
         tokens = [_until(_losses(run), level) for run in seeds]
         yield f"M tokens to {level}", "" if None in tokens else f"{np.mean(tokens) / 1e6:.2f}"
+    for millions in _AFTER.get(study, ()):
+        losses = [_after(run, 1e6 * millions) for run in seeds]
+        yield f"dev loss after {millions}M", _mean(losses)
     if seeds[0]["until_source_use"]:
         use = seeds[0]["until_source_use"]
         yield f"steps to source use {use}", _mean([_when_it_reads(run, 0) for run in seeds], ".0f")
@@ -99,6 +103,12 @@ def _when_it_reads(run, column):
     """
     unused = [(point[column], -point[3]) for point in run["curve"]]
     return _until(unused, -run["until_source_use"]) or np.nan
+
+
+def _after(run, tokens):
+    """The dev loss of the evaluation after about so many target tokens; None if there is none."""
+    found = [loss for count, loss in _losses(run) if abs(count / tokens - 1) < 0.1]
+    return found[0] if found else None
 
 
 def _until(points, level):
