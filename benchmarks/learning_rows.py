@@ -193,6 +193,10 @@ _SEARCHES = {
 }
 
 
+def _longer(name: str, *overrides: str) -> Row:
+    return _knob(f"4,000 steps, {name}", "train.eval_every=1000", *overrides, steps=4000)
+
+
 _KNOBS = (
     _knob("base", searches=_SEARCHES),
     _knob("the same, seeds 2 and 3", seeds=(2, 3)),
@@ -215,6 +219,10 @@ _KNOBS = (
     _knob("rate 0.06", rate=0.06),
     _knob("16 rows, 2,000 steps", "input.batch_size=16", steps=2000),
     _knob("subwords 0.1", "input.modifiers=(Copying(share=0.15),Subwords(rate=0.1))"),
+    _longer("base"),
+    _longer("dropout 0", "model.dropout_rate=0.0"),
+    _longer("dropout 0.2", "model.dropout_rate=0.2"),
+    _longer("temperature 1", "input.temperature=1.0"),
 )
 
 

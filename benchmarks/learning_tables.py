@@ -43,10 +43,18 @@ def write_tables(output: Path, page: Path | None) -> None:
 
 
 def study_table(study: str, rows: Sequence[Sequence[Run]]) -> str:
-    """A line for each row: means over its seeds. Columns without values are left out."""
-    lines = [dict(_cells(study, seeds)) for seeds in rows]
-    columns = [name for name in lines[0] if any(line[name] for line in lines)]
-    return Table(columns, [[line[name] for name in columns] for line in lines]).to_markdown()
+    """A line for each row, means over its seeds, and below it one for each further search.
+
+    Columns without values are left out.
+    """
+    lines = []
+    for seeds in rows:
+        lines.append(dict(_cells(study, seeds)))
+        for search in seeds[0]["searches"]:
+            if search != "beam":
+                lines.append({"": f"{_label(seeds)}, {search}"} | dict(_bleu(seeds, search)))
+    columns = [name for name in lines[0] if any(line.get(name) for line in lines)]
+    return Table(columns, [[line.get(n, "") for n in columns] for line in lines]).to_markdown()
 
 
 def _cells(study: str, seeds: Sequence[Run]) -> Iterator[tuple[str, str]]:
@@ -66,16 +74,18 @@ def _cells(study: str, seeds: Sequence[Run]) -> Iterator[tuple[str, str]]:
         tokens = [_when_it_reads(run, 1) / 1e6 for run in seeds]
         yield f"M tokens to source use {use}", _mean(tokens, ".2f")
     yield "source use at the end", _mean([run.get("source_use") for run in seeds], ".2f")
-    for split in ("dev", "test"):
-        for search in seeds[0]["searches"]:
-            scores = [run["scores"].get(f"{search}.{split}") for run in seeds]
-            if all(scores):
-                name = "" if search == "beam" else f", {search}"
-                yield f"{split} BLEU{name}", _mean([s["bleu"] for s in scores], ".1f")
+    yield from _bleu(seeds, "beam")
     tests = [run["scores"].get("beam.test") for run in seeds]
     for tier, third in (("high", 0), ("low", -1)):
         found = [_tier(scores, third) for scores in tests if scores]
         yield f"{tier} third", _mean(found, ".1f") if found else ""
+
+
+def _bleu(seeds: Sequence[Run], search: str) -> Iterator[tuple[str, str]]:
+    """The mean BLEU of a search on each split."""
+    for split in ("dev", "test"):
+        scores = [run["scores"].get(f"{search}.{split}") for run in seeds]
+        yield f"{split} BLEU", _mean([s and s["bleu"] for s in scores], ".1f")
 
 
 def _label(seeds):
