@@ -214,6 +214,7 @@ _KNOBS = (
     _knob("balance loss 0.1", "model.moe.aux_loss_weight=0.1"),
     _knob("output masking 0.2", "model.moe.output_mask_rate=0.2"),
     _knob("8,000 pieces", *_vocabulary(8000), data="tldr"),
+    _knob("16,000 pieces", *_vocabulary(16000), data="tldr16k"),
     _knob("EMA 0.99", "optimizer.ema_decay=0.99"),
     _knob("rate 0.015", rate=0.015),
     _knob("rate 0.06", rate=0.06),
