@@ -193,10 +193,6 @@ _SEARCHES = {
 }
 
 
-def _longer(name: str, *overrides: str) -> Row:
-    return _knob(f"4,000 steps, {name}", "train.eval_every=1000", *overrides, steps=4000)
-
-
 _KNOBS = (
     _knob("base", searches=_SEARCHES),
     _knob("the same, seeds 2 and 3", seeds=(2, 3)),
@@ -220,10 +216,12 @@ _KNOBS = (
     _knob("rate 0.06", rate=0.06),
     _knob("16 rows, 2,000 steps", "input.batch_size=16", steps=2000),
     _knob("subwords 0.1", "input.modifiers=(Copying(share=0.15),Subwords(rate=0.1))"),
-    _longer("base"),
-    _longer("dropout 0", "model.dropout_rate=0.0"),
-    _longer("dropout 0.2", "model.dropout_rate=0.2"),
-    _longer("temperature 1", "input.temperature=1.0"),
+    _knob("base, 4,000 steps", "train.eval_every=1000", steps=4000),
+    _knob(
+        "16,000 pieces, dropout 0, temperature 1",
+        *(*_vocabulary(16000), "model.dropout_rate=0.0", "input.temperature=1.0"),
+        data="tldr16k",
+    ),
 )
 
 

@@ -60,8 +60,9 @@ def study_table(study: str, rows: Sequence[Sequence[Run]]) -> str:
 def _cells(study: str, seeds: Sequence[Run]) -> Iterator[tuple[str, str]]:
     yield "", _label(seeds)
     yield "seeds", str(len(seeds))
-    yield "dev loss", _mean([run["dev_loss"] for run in seeds], spread=True)
-    yield "dev loss, last 5 weights averaged", _mean([run["dev_loss_of_mean"] for run in seeds])
+    if study not in _AFTER:
+        yield "dev loss", _mean([run["dev_loss"] for run in seeds], spread=True)
+        yield "dev loss, last 5 weights averaged", _mean([run["dev_loss_of_mean"] for run in seeds])
     for level in _LEVELS.get(study, ()):
         tokens = [_until(_losses(run), level) for run in seeds]
         yield f"M tokens to {level}", "" if None in tokens else f"{np.mean(tokens) / 1e6:.2f}"
