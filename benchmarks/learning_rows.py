@@ -216,7 +216,7 @@ _KNOBS = (
     _knob("rate 0.06", rate=0.06),
     _knob("16 rows, 2,000 steps", "input.batch_size=16", steps=2000),
     _knob("subwords 0.1", "input.modifiers=(Copying(share=0.15),Subwords(rate=0.1))"),
-    _knob("base, 4,000 steps", "train.eval_every=1000", steps=4000),
+    _knob("4,000 steps, base", "train.eval_every=1000", steps=4000),
     _knob(
         "16,000 pieces, dropout 0, temperature 1",
         *(*_vocabulary(16000), "model.dropout_rate=0.0", "input.temperature=1.0"),
