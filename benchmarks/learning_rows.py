@@ -244,46 +244,58 @@ _SMALL = (
 )
 
 
-def _until_it_reads(name: str, pairs: Sequence[str] = (), **fields: Any) -> Row:
-    """A model on real text, until its translations depend on their sources."""
-    given = {"model": "tiny.MoE", "steps": 3000, "data": "tldr4k", "seeds": (1, 2), "searches": {}}
-    given |= {"study": "budget", "modifiers": "()", "optimizer": _ADAFACTOR} | fields
-    name = f"{given.pop('study')}/{given['model']}, {name}"
+_LARGEST = ("ko", "es", "zh", "nl", "it", "id", "pt_BR", "ru", "fr", "de")
+# name -> (the languages of its pairs, () for all; a name of learning_data.CORPORA)
+_TEXTS = {
+    "1 pair, ko": (("ko",), "tldr4k"),
+    "1 pair, es": (("es",), "tldr4k"),
+    "3 pairs, es, nl and it": (("es", "nl", "it"), "tldr4k"),
+    "10 pairs": (_LARGEST, "tldr4k"),
+    "38 pairs": ((), "tldr4k"),
+    "109 pairs": ((), "wikimessages4k"),
+    "117 pairs": ((), "both4k"),
+}
+
+
+def _until_it_reads(
+    text: str,
+    study: str = "budget",
+    model: str = "tiny.MoE",
+    optimizer: str = _ADAFACTOR,
+    modifiers: str = "()",
+    seeds: Sequence[int] = (1,),
+) -> Row:
+    """A model on one of _TEXTS, until its translations depend on their sources."""
+    languages, data = _TEXTS[text]
     overrides = (
-        f"input.modifiers={given.pop('modifiers')}",
+        f"input.modifiers={modifiers}",
         *_vocabulary(4000),
         "input.temperature=2.0",
         "train.eval_every=50",
-        f"input.pairs={tuple(f'{pair}-en' for pair in pairs)}",
+        f"input.pairs={tuple(f'{language}-en' for language in languages)}",
     )
-    return Row(name=name, overrides=overrides, until_source_use=0.5, **given)
+    return Row(
+        name=f"{study}/{model}, {text}",
+        model=model,
+        overrides=overrides,
+        steps=3000,
+        optimizer=optimizer,
+        data=data,
+        seeds=seeds,
+        searches={},
+        until_source_use=0.5,
+    )
 
 
-def _sooner(name: str, pairs: Sequence[str] = (), **fields: Any) -> Row:
-    """The same with the recipe of small.MoE."""
-    given = {"study": "budget_muon", "modifiers": "(Copying(share=0.15),)", "optimizer": _MUON}
-    return _until_it_reads(name, pairs, seeds=(1,), **(given | fields))
-
-
-_LARGEST = ("ko", "es", "zh", "nl", "it", "id", "pt_BR", "ru", "fr", "de")
 _BUDGETS = (
-    _until_it_reads("1 pair, ko", ("ko",)),
-    _until_it_reads("1 pair, es", ("es",)),
-    _until_it_reads("3 pairs, es, nl and it", ("es", "nl", "it")),
-    _until_it_reads("10 pairs", _LARGEST),
-    _until_it_reads("38 pairs"),
-    _until_it_reads("109 pairs", data="wikimessages4k"),
-    _until_it_reads("117 pairs", data="both4k"),
-    _until_it_reads("1 pair, ko", ("ko",), model="small.MoE", seeds=(1,)),
-    _until_it_reads("10 pairs", _LARGEST, model="small.MoE", seeds=(1,)),
-    _until_it_reads("38 pairs", model="small.MoE", seeds=(1,)),
-    _until_it_reads("117 pairs", model="small.MoE", data="both4k", seeds=(1,)),
-    _sooner("1 pair, ko", ("ko",)),
-    _sooner("1 pair, es", ("es",)),
-    _sooner("3 pairs, es, nl and it", ("es", "nl", "it")),
-    _sooner("10 pairs", _LARGEST),
-    _sooner("38 pairs"),
-    _sooner("109 pairs", data="wikimessages4k"),
-    _sooner("117 pairs", data="both4k"),
+    *(_until_it_reads(text, seeds=(1, 2)) for text in _TEXTS),
+    *(
+        _until_it_reads(text, model="small.MoE")
+        for text in ("1 pair, ko", "10 pairs", "38 pairs", "117 pairs")
+    ),
+    *(
+        _until_it_reads(text, "budget_muon", optimizer=_MUON, modifiers="(Copying(share=0.15),)")
+        for text in _TEXTS
+    ),
 )
 ROWS = (*_SCALE, *_RECIPES, *_KNOBS, *_BUDGETS, *_SMALL, *_PEERS)

@@ -12,11 +12,10 @@ it, as CORPUS_delta_bleu.png. Pairs with few test lines have one row, all of the
 import argparse
 import dataclasses
 import shutil
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import tensorflow as tf
-from _pages import replace_table
+from _pages import check_places, replace_table
 from learning_data import prepared
 
 from lingvo_moe import api
@@ -29,7 +28,6 @@ _CURVE = {  # tag of TensorBoard -> name and format
     "dev/source_use": ("source use", ".2f"),
     "dev/bleu": ("dev BLEU", ".1f"),
 }
-_MARK = "real_text"
 
 
 def main() -> None:
@@ -48,12 +46,14 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="the page to write the tables into")
     args = parser.parse_args()
     here = args.output / args.corpus
+    marks = [f"real_text {args.corpus}", f"real_text {args.corpus} curve"]
+    if args.page:
+        check_places(args.page, marks)  # the error must come before hours of training
     report = _report(here, args)
-    tables = {args.corpus: _scores(report), f"{args.corpus} curve": _curve(here / "model")}
-    for name, table in tables.items():
+    for mark, table in zip(marks, (_scores(report), _curve(here / "model")), strict=True):
         print(f"{table}\n")
         if args.page:
-            replace_table(args.page, f"{_MARK} {name}", table)
+            replace_table(args.page, mark, table)
     picture = here / "report" / "delta_bleu.png"
     if args.page and picture.exists():
         shutil.copyfile(picture, args.page.with_name(f"{args.corpus}_delta_bleu.png"))
@@ -89,23 +89,17 @@ def _scores(report: Report) -> str:
 def _curve(logdir: Path) -> str:
     """The evaluations of a training run, from what it wrote for TensorBoard."""
     points: dict[str, dict[int, float]] = {tag: {} for tag in _CURVE}
-    for step, tag, value in _scalars(sorted((logdir / "events").iterdir())):
-        if tag in points:
-            points[tag][step] = value
+    for path in sorted((logdir / "events").iterdir()):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                if value.tag in points:
+                    points[value.tag][event.step] = value.simple_value
     steps = sorted(points["dev/loss"])
     lines = [
         [name, *(format(points[tag][step], form) for step in steps)]
         for tag, (name, form) in _CURVE.items()
     ]
     return Table(["step", *map(str, steps)], lines).to_markdown()
-
-
-def _scalars(files: Sequence[Path]) -> Iterator[tuple[int, str, float]]:
-    """(step, tag, value), in the order in which they were written."""
-    for record in tf.data.TFRecordDataset([str(file) for file in files]):
-        event = tf.compat.v1.Event.FromString(record.numpy())
-        for value in event.summary.value:
-            yield event.step, value.tag, value.simple_value
 
 
 if __name__ == "__main__":
