@@ -1,4 +1,4 @@
-"""A model on real text: trained, compared with bilingual baselines, tables and pictures for docs.
+"""Trains a model on real text, compares it with bilingual baselines, and writes tables for docs.
 
 python benchmarks/real_text.py OUTPUT --corpora=DIR [--corpus=tldr] [--page=docs/results.md]
 
@@ -6,7 +6,7 @@ DIR has a directory for each corpus; learning_data.py lists them. The data, the 
 and the report are made in OUTPUT/CORPUS, as the tools would. After an interruption the same command
 goes on. The page has places for two tables, `<!-- real_text CORPUS -->` and
 `<!-- real_text CORPUS curve -->`, each with its `<!-- end -->`. The plot of ΔBLEU is copied beside
-it, as CORPUS_delta_bleu.png. Pairs with few test lines have one row, all of them together.
+it, as CORPUS_delta_bleu.png. Pairs with few test lines are combined in one row.
 """
 
 import argparse
