@@ -41,6 +41,7 @@ from lingvo_moe.training.train_params import TrainParams
 from lingvo_moe.training.watchdog import Watchdog
 
 _INPUT = "input/"
+_TIMED_STEPS = 10  # after them a line says how long the run takes
 
 
 class Runtime(Protocol):
@@ -174,6 +175,7 @@ class _Loop:
         self.recorder, self.interruption = recorder, Interruption(process)
         self.meter = Meter(recorder)
         self.step, self.saved_step, self.best = 0, None, NO_BEST
+        self.started_at = 0  # step
         self.skips = SkippedSteps(params.skip_limit, params.most_returns)
         self.evaluation_seconds = 0.0  # of the last evaluation and its checkpoint
 
@@ -192,7 +194,7 @@ class _Loop:
         signal = None
         self._start(initialize, self._restore)
         started(self.step)
-        started_at = self.step
+        self.started_at = self.step
         self.events = SummaryWriter(
             None if self.process.index else self.logdir / "events", self.report
         )
@@ -205,7 +207,7 @@ class _Loop:
             self.saver.check()
             self._after_step(initialize)
         self._finish(finished)
-        if self.step > started_at:
+        if self.step > self.started_at:
             self.report(self.goodput.line())
         if not finished:
             where = "there" if self.saved_step == self.step else f"step {self.saved_step or 0}"
@@ -277,6 +279,8 @@ class _Loop:
     def _after_step(self, initialize):
         """Does what is due: a line, an evaluation, a save; or the return to a checkpoint."""
         p, last = self.params, self.step == self.params.max_steps
+        if not last and self.step - self.started_at == _TIMED_STEPS < p.log_every:
+            self._tell_hours()
         log, evaluate, save = (
             last or self.step % every == 0
             for every in (p.log_every, p.eval_every, p.checkpoint_every)
@@ -356,6 +360,15 @@ class _Loop:
         self.report(f"step {self.step}/{self.params.max_steps}  {text}{skipped}  ETA {eta}")
         points = {f"train/{tag}": value for tag, value in scalars.items()}
         self.events.scalars(self.step, points | self._goodput_scalars())
+
+    def _tell_hours(self):
+        """How long the run takes, before the first line of progress."""
+        left = self.params.max_steps - self.step
+        time_left = hours(left / self.meter.steps_per_second())
+        self.report(
+            f"The other {left:,} steps will take {time_left} at the speed of the first "
+            f"{_TIMED_STEPS}; evaluations come in addition."
+        )
 
     def _seconds_left(self, steps_per_second):
         """Of steps and evaluations, if each evaluation takes as long as the last one."""
