@@ -9,11 +9,10 @@ import lingvo_moe as lm
 
 
 def my_params():
-    """small.MoE with a smaller model_dim, 16 experts and twice as many steps."""
+    """small.MoE with more hidden units, 16 experts and 10,000 steps."""
     params = lm.params("small.MoE")
-    params = lm.evolve(params, "model.model_dim", 192)
+    params = lm.evolve(params, "model.hidden_dim", 1024)
     params = lm.evolve(params, "model.moe.num_experts", 16)
-    params = lm.evolve(params, "optimizer.schedule.total_steps", 10_000)
     return lm.evolve(params, "train.max_steps", 10_000)
 
 

@@ -369,7 +369,7 @@ class TestExamples:
         assert params.model.moe.num_experts == 16
         assert params.model.shared_embedding
         whole = runpy.run_path(str(EXAMPLES / "own_size.py"))["my_params"]()
-        assert (whole.model.model_dim, whole.train.max_steps) == (192, 10_000)
+        assert (whole.model.hidden_dim, whole.train.max_steps) == (1024, 10_000)
 
     @pytest.mark.slow
     def test_own_data(self, run, tmp_path):

@@ -73,15 +73,16 @@ class TrainingJob:
 def train_step(task: TranslationTask) -> TrainStep:
     """The step that a runtime compiles."""
     params = task.params
-    end, max_steps = params.optimizer.schedule.end, params.train.max_steps
-    if end is not None and end < max_steps:
+    max_steps = params.train.max_steps
+    schedule = params.optimizer.schedule.over(max_steps)
+    if (end := schedule.end) is not None and end < max_steps:
         raise ValueError(
             f"train.max_steps={max_steps} is beyond step {end}, where the schedule's learning "
             f"rate ends at 0; pass --set=optimizer.schedule.total_steps={max_steps}."
         )
     return TrainStep(
         task=task,
-        optimizer=params.optimizer,
+        optimizer=dataclasses.replace(params.optimizer, schedule=schedule),
         clip_norm=params.train.clip_norm,
         micro_batches=params.train.micro_batches,
         late_sums=params.sharding.late_sums,
@@ -355,7 +356,8 @@ class _Evaluator:
     def _is_due(self, step):
         """Whether low source use gives a warning: at the end of the warm-up and of training."""
         params = self._model_dir.params
-        return step >= min(params.optimizer.schedule.warmup_steps, params.train.max_steps)
+        last = params.train.max_steps
+        return step >= min(params.optimizer.schedule.over(last).warmup_steps or 0, last)
 
     @staticmethod
     def _draw(record):

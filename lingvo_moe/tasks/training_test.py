@@ -315,6 +315,12 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"max_steps=6 is beyond step 5, .*total_steps=6"):
             _train(tmp_path, "train.max_steps=6", schedule)
 
+    def test_fewer_steps_than_the_warm_up(self, tmp_path):
+        schedule = "optimizer.schedule=Cosine(learning_rate=1.0,warmup_steps=9)"
+        with pytest.raises(ValueError, match=r"must be > warmup_steps, got 6, 9\. Lower "):
+            _train(tmp_path, "train.max_steps=6", schedule)
+        assert not any(tmp_path.iterdir())
+
     def test_a_vocabulary_too_large_for_the_model(self, tmp_path):
         with pytest.raises(ValueError, match=r"Pass --set=target_vocab_size="):
             _train(tmp_path, "target_vocab_size=40")

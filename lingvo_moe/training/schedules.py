@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import math
+from typing import Self
 
 import tensorflow as tf
 
@@ -15,16 +16,22 @@ class Schedule(Params, abc.ABC):
 
     Attributes:
         learning_rate: the scale of all values.
-        warmup_steps: length of the warm-up, which a subclass defines.
+        warmup_steps: length of the warm-up, which a subclass defines; None for a tenth of the
+            steps of training.
     """
 
     learning_rate: NonNegativeFloat
-    warmup_steps: NonNegativeInt = 0
+    warmup_steps: NonNegativeInt | None = 0
 
     @property
     def end(self) -> int | None:
         """The first step with a learning rate of zero; None if there is none."""
         return None
+
+    def over(self, max_steps: int) -> Self:
+        """The schedule of a run of max_steps, without fields that depend on the run."""
+        given = self.warmup_steps
+        return dataclasses.replace(self, warmup_steps=max_steps // 10 if given is None else given)
 
     @abc.abstractmethod
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
@@ -32,7 +39,7 @@ class Schedule(Params, abc.ABC):
 
     def _warmup(self, step):
         """Climbs linearly to 1 at warmup_steps."""
-        return tf.minimum(step / max(self.warmup_steps, 1), 1.0)
+        return tf.minimum(step / (self.warmup_steps or 1), 1.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,12 +54,12 @@ class InverseSquareRoot(Schedule):
     """
 
     learning_rate: NonNegativeFloat = 1.0
-    warmup_steps: NonNegativeInt = 10_000
+    warmup_steps: NonNegativeInt | None = 10_000
     linear_warmup: bool = False
 
     def __call__(self, step):
         step = tf.cast(step, tf.float32)
-        rate = self.learning_rate * tf.math.rsqrt(tf.maximum(step, max(self.warmup_steps, 1)))
+        rate = self.learning_rate * tf.math.rsqrt(tf.maximum(step, self.warmup_steps or 1))
         return rate * self._warmup(step) if self.linear_warmup else rate
 
 
@@ -69,25 +76,34 @@ class Cosine(Schedule):
     """A linear rise to learning_rate, then half a cosine wave down (Loshchilov & Hutter 2017).
 
     Attributes:
-        total_steps: end of the wave; the rate is constant afterwards.
+        total_steps: end of the wave; the rate is constant afterwards. None for the last step of
+            training, train.max_steps.
         final_fraction: the final rate divided by learning_rate.
     """
 
-    total_steps: PositiveInt
+    total_steps: PositiveInt | None = None
     final_fraction: Share = 0.0
 
     def __post_init__(self):
         super().__post_init__()
-        if self.total_steps <= self.warmup_steps:
+        total, warmup = self.total_steps, self.warmup_steps or 0
+        if total is not None and total <= warmup:
             raise ValueError(
-                f"total_steps must be > warmup_steps, got {self.total_steps}, {self.warmup_steps}."
+                f"total_steps must be > warmup_steps, got {total}, {warmup}. Lower warmup_steps; "
+                f"None is a tenth of the steps of training."
             )
 
     @property
     def end(self):
         return None if self.final_fraction else self.total_steps
 
+    def over(self, max_steps):
+        total_steps = self.total_steps or max_steps
+        return dataclasses.replace(super().over(max_steps), total_steps=total_steps)
+
     def __call__(self, step):
+        if self.total_steps is None or self.warmup_steps is None:
+            raise ValueError("The schedule depends on the run; call over(max_steps) before.")
         step = tf.cast(step, tf.float32)
         done = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
         wave = 0.5 + 0.5 * tf.cos(math.pi * tf.clip_by_value(done, 0.0, 1.0))

@@ -1,6 +1,7 @@
 import math
 
 import pytest
+import tensorflow as tf
 
 from lingvo_moe.training.schedules import Constant, Cosine, InverseSquareRoot
 
@@ -43,10 +44,23 @@ def test_cosine():
     assert Cosine(learning_rate=1.0, total_steps=7).end == 7
 
 
+def test_schedules_as_long_as_the_run():
+    as_long = Cosine(learning_rate=1.0, warmup_steps=None)
+    assert as_long.over(110) == Cosine(learning_rate=1.0, warmup_steps=11, total_steps=110)
+    assert as_long.over(5) == Cosine(learning_rate=1.0, total_steps=5)
+    fixed = Cosine(learning_rate=1.0, warmup_steps=3, total_steps=7)
+    assert fixed.over(9) == fixed
+    assert Constant(learning_rate=1.0, warmup_steps=None).over(90).warmup_steps == 9
+    with pytest.raises(ValueError, match=r"total_steps must be > warmup_steps, got 9, 10\. Lower "):
+        Cosine(learning_rate=1.0, warmup_steps=10).over(9)
+    with pytest.raises(ValueError, match=r"depends on the run; call over\(max_steps\)"):
+        as_long(tf.constant(1))
+
+
 def test_bad_values():
     with pytest.raises(ValueError, match=r"learning_rate must be >= 0, got -1\.0"):
         Constant(learning_rate=-1.0)
-    with pytest.raises(ValueError, match="warmup_steps must be >= 0, got -1"):
+    with pytest.raises(ValueError, match="warmup_steps must be >= 0 or None, got -1"):
         InverseSquareRoot(warmup_steps=-1)
     with pytest.raises(ValueError, match="total_steps must be > warmup_steps, got 10, 10"):
         Cosine(learning_rate=1.0, warmup_steps=10, total_steps=10)

@@ -88,7 +88,7 @@ def test_no_field_takes_a_value_of_another_type_or_a_number_that_is_none(params)
         ("source_vocab_size=-5", "source_vocab_size must be >= 1, got -5"),
         ("activation_dtype=float16", "activation_dtype must be in ('float32', 'bfloat16'), got 'f"),
         ("optimizer.schedule.learning_rate=1e999", "learning_rate must be finite in float32"),
-        ("optimizer.schedule.warmup_steps=-1", "warmup_steps must be >= 0, got -1"),
+        ("optimizer.schedule.warmup_steps=-1", "warmup_steps must be >= 0 or None, got -1"),
         ("optimizer.weight_decay=-0.1", "weight_decay must be >= 0, got -0.1"),
         ("optimizer=Adafactor(clip_threshold=0)", "clip_threshold must be > 0, got 0.0"),
         ("optimizer=AdamW(schedule=Constant(learning_rate=1), epsilon=0)", "epsilon must be > 0"),
