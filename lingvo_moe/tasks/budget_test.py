@@ -16,7 +16,7 @@ def test_runs_are_near_the_fit(pairs):
 
 def test_a_run_of_a_tenth_of_the_suggested_steps_is_warned():
     suggested, *warnings = suggestion(4400, 2000.0, 117)
-    assert suggested.startswith("Suggested for real text: 3,800 to 5,700 steps or more. Models")
+    assert suggested.startswith("Suggested for real text: 3,800 to 5,700 steps or more. By a fit")
     assert not warnings
     _, warning = suggestion(440, 2000.0, 117)
     assert warning.startswith("Warning: 440 steps may be too few for translations to depend on")
@@ -28,4 +28,4 @@ def test_nothing_is_suggested_for_batches_that_were_not_measured(tokens):
 
 
 def test_one_pair_is_named_in_the_singular():
-    assert " Models of 1 pair began to " in suggestion(1000, 2000.0, 1)[0]
+    assert " a model of 1 pair begins to " in suggestion(1000, 2000.0, 1)[0]
