@@ -13,10 +13,11 @@ CORPORA = {
     "synthetic": ((), {"source_vocab_size": 1536, "target_vocab_size": 768}),
     "tldr": (("tldr",), {"joint_vocab": True}),
     "tldr4k": (("tldr",), {"joint_vocab": True, "source_vocab_size": 4000}),
-    "tldr16k": (("tldr",), {"joint_vocab": True, "source_vocab_size": 16000}),
+    "tldr8k": (("tldr",), {"joint_vocab": True, "source_vocab_size": 8000}),
     "wikimessages": (("wikimessages",), {"joint_vocab": True}),
     "wikimessages4k": (("wikimessages",), {"joint_vocab": True, "source_vocab_size": 4000}),
     "both": (("tldr", "wikimessages"), {"joint_vocab": True}),
+    "both8k": (("tldr", "wikimessages"), {"joint_vocab": True, "source_vocab_size": 8000}),
     "both4k": (("tldr", "wikimessages"), {"joint_vocab": True, "source_vocab_size": 4000}),
 }
 

@@ -43,6 +43,12 @@ def main() -> None:
         default=[],
         help="a registered bilingual model; of several, each pair has the best on dev",
     )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        help="as for lingvo-moe-train, for the model and the baselines",
+    )
     parser.add_argument("--page", type=Path, help="the page to write the tables into")
     args = parser.parse_args()
     here = args.output / args.corpus
@@ -62,13 +68,12 @@ def main() -> None:
 def _report(here: Path, args: argparse.Namespace) -> Report:
     """Trains the model and the baselines, and compares them on test."""
     data = prepared(here / "data", args.corpora, args.corpus)
-    api.train(args.model, data, here / "model", set={"train.dev_bleu_sentences": 300})
+    api.train(args.model, data, here / "model", set=[*args.set, "train.dev_bleu_sentences=300"])
     baselines = here / "baselines" if args.baseline else None
     if baselines:
         pairs = [p.name for p in data.pairs if p.examples.get("test", 0) >= RELIABLE_TEST_EXAMPLES]
-        api.train_baselines(
-            args.baseline, data, baselines, pairs=pairs, set={"train.source_use_sentences": 0}
-        )
+        changes = [*args.set, "train.source_use_sentences=0"]
+        api.train_baselines(args.baseline, data, baselines, pairs=pairs, set=changes)
     return api.evaluate(
         here / "model",
         data,

@@ -55,8 +55,8 @@ class PrepareParams(Params):
         ValueError: a value is out of range.
     """
 
-    source_vocab_size: _Size = 8000
-    target_vocab_size: _Size = 4000
+    source_vocab_size: _Size = 16_000
+    target_vocab_size: _Size = 16_000
     source_normalization: Normalization = "nmt_nfkc"
     target_normalization: Normalization = "identity"
     extend: str = ""
