@@ -76,8 +76,8 @@ class Small(small.MoE):
 
     lingvo-moe-train --model=finegrained.Small --data=DATA --logdir=LOGDIR
 
-    10.7M weights, 4,000 steps, about an hour on two cores. On the 38 language pairs of
-    docs/results.md the dev loss is then 1.77 nats per token, and BLEU 23.9.
+    12.2M weights, 4,000 steps, about an hour on two cores. On the 38 language pairs of
+    docs/results.md the dev loss is then 1.83 nats per token, and BLEU 27.9.
     """
 
     def params(self) -> TranslationParams:
