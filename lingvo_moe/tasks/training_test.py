@@ -292,6 +292,12 @@ def test_a_shard_damaged_during_training_loses_nothing(tmp_path, monkeypatch, wh
     _assert_same_weights(tmp_path, whole)
 
 
+def test_a_schedule_follows_the_length_of_the_run():
+    params = override(get_params("small.Dense"), ["train.max_steps=60"])
+    schedule = train_step(TranslationTask(params, ("de-en",), 9)).optimizer.schedule
+    assert (schedule.warmup_steps, schedule.end) == (6, 60)
+
+
 class TestBadInput:
     """Each ends in a message that says what to do."""
 

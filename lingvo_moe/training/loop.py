@@ -41,7 +41,7 @@ from lingvo_moe.training.train_params import TrainParams
 from lingvo_moe.training.watchdog import Watchdog
 
 _INPUT = "input/"
-_TIMED_STEPS = 10  # after them a line says how long the run takes
+_FIRST_LINE = 10  # steps until a line of progress, whose ETA says how long the run takes
 
 
 class Runtime(Protocol):
@@ -279,12 +279,11 @@ class _Loop:
     def _after_step(self, initialize):
         """Does what is due: a line, an evaluation, a save; or the return to a checkpoint."""
         p, last = self.params, self.step == self.params.max_steps
-        if not last and self.step - self.started_at == _TIMED_STEPS < p.log_every:
-            self._tell_hours()
         log, evaluate, save = (
             last or self.step % every == 0
             for every in (p.log_every, p.eval_every, p.checkpoint_every)
         )
+        log = log or self.step - self.started_at == _FIRST_LINE < p.log_every
         if not (log or evaluate or save):
             return
         self.skips.add(self.meter.new_skips())
@@ -360,15 +359,6 @@ class _Loop:
         self.report(f"step {self.step}/{self.params.max_steps}  {text}{skipped}  ETA {eta}")
         points = {f"train/{tag}": value for tag, value in scalars.items()}
         self.events.scalars(self.step, points | self._goodput_scalars())
-
-    def _tell_hours(self):
-        """How long the run takes, before the first line of progress."""
-        left = self.params.max_steps - self.step
-        time_left = hours(left / self.meter.steps_per_second())
-        self.report(
-            f"The other {left:,} steps will take {time_left} at the speed of the first "
-            f"{_TIMED_STEPS}; evaluations come in addition."
-        )
 
     def _seconds_left(self, steps_per_second):
         """Of steps and evaluations, if each evaluation takes as long as the last one."""

@@ -89,21 +89,12 @@ class Meter:
         first, *others = self._metrics
         count = 1 + len(others)
         summed = first.map(lambda *xs: sum(np.asarray(x) for x in xs), *others)
-        seconds = self._seconds()
+        elapsed = time.monotonic() - self._since
+        # The compiling time includes the step itself, so a single step would have no time left.
+        seconds = max(elapsed - self._compiling, elapsed / count, 1e-9)
         useful = count - round(float(summed.skipped_steps))
         self.start(self._step + count)
         return Reading(NestedMap(summed, steps=useful), seconds, count / seconds)
-
-    def steps_per_second(self) -> float:
-        """The speed of the steps since the last `read`, at least one; waits for the device."""
-        np.asarray(self._metrics[-1].skipped_steps)
-        return len(self._metrics) / self._seconds()
-
-    def _seconds(self):
-        """Time since the last `read`, without compiling."""
-        elapsed = time.monotonic() - self._since
-        # The compiling time includes the step itself, so a single step would have no time left.
-        return max(elapsed - self._compiling, elapsed / len(self._metrics), 1e-9)
 
 
 def _is_skipped(metrics):

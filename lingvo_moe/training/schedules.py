@@ -30,8 +30,9 @@ class Schedule(Params, abc.ABC):
 
     def over(self, max_steps: int) -> Self:
         """The schedule of a run of max_steps, without fields that depend on the run."""
-        given = self.warmup_steps
-        return dataclasses.replace(self, warmup_steps=max_steps // 10 if given is None else given)
+        if self.warmup_steps is not None:
+            return self
+        return dataclasses.replace(self, warmup_steps=max_steps // 10)
 
     @abc.abstractmethod
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
