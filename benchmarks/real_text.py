@@ -3,10 +3,11 @@
 python benchmarks/real_text.py OUTPUT --corpora=DIR [--corpus=tldr] [--page=docs/results.md]
 
 DIR has a directory for each corpus; learning_data.py lists them. The data, the model, the baselines
-and the report are made in OUTPUT/CORPUS, as the tools would. After an interruption the same command
-goes on. The page has places for two tables, `<!-- real_text CORPUS -->` and
-`<!-- real_text CORPUS curve -->`, each with its `<!-- end -->`. The plot of ΔBLEU is copied beside
-it, as CORPUS_delta_bleu.png. Pairs with few test lines are combined in one row.
+and the report are made in OUTPUT/CORPUS. After an interruption the same command goes on. The page
+has two marked places: `<!-- real_text CORPUS -->` for the tables of averages and pairs, and
+`<!-- real_text CORPUS curve -->` for the evaluations during training. Each ends with
+`<!-- end -->`. The plot of ΔBLEU is copied into the directory of the page, as
+CORPUS_delta_bleu.png. Pairs with fewer than 30 test lines are combined in one row.
 """
 
 import argparse

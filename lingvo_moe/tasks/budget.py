@@ -50,7 +50,7 @@ def suggestion(steps: int, tokens: float, pairs: int) -> list[str]:
     (low, high), (least, most) = READING.range(pairs), READING.range(pairs, _ENOUGH)
     of_pairs = "1 pair" if pairs == 1 else f"{pairs} pairs"
     lines = [
-        f"Suggested for real text: {least:,} to {most:,} steps or more. By a fit over such runs, "
+        f"Suggested for real text: {least:,} to {most:,} steps or more. From measured runs: "
         f"a model of {of_pairs} begins to use its sources after about {low:,} to {high:,} steps."
     ]
     if steps < high:

@@ -16,7 +16,9 @@ def test_runs_are_near_the_fit(pairs):
 
 def test_a_run_of_a_tenth_of_the_suggested_steps_is_warned():
     suggested, *warnings = suggestion(4400, 2000.0, 117)
-    assert suggested.startswith("Suggested for real text: 3,800 to 5,700 steps or more. By a fit")
+    assert suggested.startswith(
+        "Suggested for real text: 3,800 to 5,700 steps or more. From measured "
+    )
     assert not warnings
     _, warning = suggestion(440, 2000.0, 117)
     assert warning.startswith("Warning: 440 steps may be too few for translations to depend on")

@@ -15,9 +15,9 @@ class Schedule(Params, abc.ABC):
     """The learning rate as a function of the step.
 
     Attributes:
-        learning_rate: the scale of all values.
-        warmup_steps: length of the warm-up, which a subclass defines; None for a tenth of the
-            steps of training.
+        learning_rate: a factor of all values.
+        warmup_steps: number of steps of the warm-up; the subclass says what the rate does in them.
+            None means a tenth of train.max_steps.
     """
 
     learning_rate: NonNegativeFloat
@@ -29,7 +29,7 @@ class Schedule(Params, abc.ABC):
         return None
 
     def over(self, max_steps: int) -> Self:
-        """The schedule of a run of max_steps, without fields that depend on the run."""
+        """This schedule, with numbers for a run of max_steps instead of fields that are None."""
         if self.warmup_steps is not None:
             return self
         return dataclasses.replace(self, warmup_steps=max_steps // 10)
@@ -39,7 +39,7 @@ class Schedule(Params, abc.ABC):
         """The learning rate, float32 [], of the step-th step; step is any number [], from 1."""
 
     def _warmup(self, step):
-        """Climbs linearly to 1 at warmup_steps."""
+        """A factor that rises linearly to 1 at warmup_steps, and is 1 afterwards."""
         return tf.minimum(step / (self.warmup_steps or 1), 1.0)
 
 
@@ -77,8 +77,8 @@ class Cosine(Schedule):
     """A linear rise to learning_rate, then half a cosine wave down (Loshchilov & Hutter 2017).
 
     Attributes:
-        total_steps: end of the wave; the rate is constant afterwards. None for the last step of
-            training, train.max_steps.
+        total_steps: last step of the wave; the rate is constant afterwards. None means
+            train.max_steps.
         final_fraction: the final rate divided by learning_rate.
     """
 
@@ -90,8 +90,8 @@ class Cosine(Schedule):
         total, warmup = self.total_steps, self.warmup_steps or 0
         if total is not None and total <= warmup:
             raise ValueError(
-                f"total_steps must be > warmup_steps, got {total}, {warmup}. Lower warmup_steps; "
-                f"None is a tenth of the steps of training."
+                f"total_steps must be > warmup_steps, got {total}, {warmup}. Lower warmup_steps, "
+                f"or set it to None, which means a tenth of train.max_steps."
             )
 
     @property
@@ -104,7 +104,7 @@ class Cosine(Schedule):
 
     def __call__(self, step):
         if self.total_steps is None or self.warmup_steps is None:
-            raise ValueError("The schedule depends on the run; call over(max_steps) before.")
+            raise ValueError("The schedule depends on the run; call over(max_steps) first.")
         step = tf.cast(step, tf.float32)
         done = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
         wave = 0.5 + 0.5 * tf.cos(math.pi * tf.clip_by_value(done, 0.0, 1.0))

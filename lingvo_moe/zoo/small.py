@@ -49,7 +49,7 @@ class _Small:
                 batch_size=self.batch_size,
                 source_length=96,
                 target_length=64,
-                # Larger values draw small pairs hundreds of times, and the largest too rarely.
+                # Higher ones repeat small pairs hundreds of times, and draw the largest too rarely.
                 temperature=1.5,
                 # The model learns sooner to attend to its source.
                 modifiers=(Copying(share=0.15),),
