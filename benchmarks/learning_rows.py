@@ -129,7 +129,7 @@ def _peers(data: str, steps: int, ours: Sequence[float], theirs: Sequence[float]
 _PEERS = [
     row
     for data in ("tldr", "wikimessages", "both")
-    for steps in (1000, 10_000)
+    for steps in (1000, 3000, 10_000)
     for row in _peers(data, steps, (0.015, 0.03, 0.06), (0.001, 0.002, 0.004, 0.008))
 ]
 
