@@ -30,11 +30,11 @@ from lingvo_moe.reporting.table import Table
 _LEFT_OUT = {
     "empty": "a side is blank (also in dev and test)",
     "duplicates": "the same as an earlier line",
-    "held_out_in_train": "the source is in dev or test",
+    "held_out_in_train": "the source, or with held_out_targets the target, is in dev or test",
     "too_long": "more than max_length tokens",
 }
 _COUNTED = {
-    "targets_in_train": "lines of dev and test whose target is in train",
+    "targets_in_train": "lines of dev and test whose target is in train of any pair",
     "targets_changed": "lines of dev and test whose target the vocabulary cannot write exactly",
 }
 _ABOUT_TOKENS = (

@@ -1,11 +1,12 @@
 """The pieces of one pair: its text, checks, repeated lines, ids and shards; see `data.stages`."""
 
+import collections
 import dataclasses
 import functools
 import io
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from lingvo_moe.data.corpora import CorpusPair, SentencePair
 from lingvo_moe.data.dataset import SIDES, SPLITS, Example, shard_bounds, write_shard
 from lingvo_moe.data.encoded import count_changed, encode_lines
 from lingvo_moe.data.language_tags import OnBothSides, OnSource
-from lingvo_moe.data.repeats import repeated_lines, sorted_keys
+from lingvo_moe.data.repeats import hashes, repeated_lines, sorted_keys
 from lingvo_moe.data.vocabulary import UNK
 from lingvo_moe.data.work import Piece, Work
 
@@ -96,8 +97,11 @@ class PairWork:
                 self._write_keys(number, lines, np.flatnonzero(verdicts == KEPT))
                 key = self.work.params.duplicates.key
                 for i in np.flatnonzero(verdicts == KEPT):
-                    if key(lines[i].source) in self._held_out["source"]:
+                    if key(lines[i].source) in self._held_sources:
                         verdicts[i] = HELD_OUT
+                if self.work.params.held_out_targets:
+                    held = np.isin(self._target_hashes(lines), self._held_targets)
+                    verdicts[(verdicts == KEPT) & held] = HELD_OUT
             write_whole(self._path("checks", split, number), verdicts.tobytes())
 
         return make
@@ -109,15 +113,26 @@ class PairWork:
         _save(self._path("keys", "train", number), sorted_keys(texts, kept))
 
     @functools.cached_property
-    def _held_out(self) -> dict[str, dict[str, int]]:
-        """Side -> keys of the texts of dev and test -> their numbers."""
+    def _held_sources(self) -> set[str]:
+        """The keys of the sources of dev and test."""
         key = self.work.params.duplicates.key
-        found: dict[str, dict[str, int]] = {side: {} for side in SIDES}
-        for lines in map(self._filled, SPLITS[1:]):
-            for line in lines:
-                for side, numbers in found.items():
-                    numbers.setdefault(key(getattr(line, side)), len(numbers))
-        return found
+        return {key(line.source) for line in self._held_out()}
+
+    @functools.cached_property
+    def _held_targets(self) -> np.ndarray:
+        """The hashes of the targets of dev and test, of all pairs with this target language."""
+        return np.load(held_targets_path(self.work, self.pair.target))
+
+    def held_target_hashes(self) -> np.ndarray:
+        """The hash of the target of each line of dev and test."""
+        return self._target_hashes(list(self._held_out()))
+
+    def _target_hashes(self, lines: Sequence[SentencePair]) -> np.ndarray:
+        key = self.work.params.duplicates.key
+        return hashes(key(line.target).encode() for line in lines)
+
+    def _held_out(self) -> Iterator[SentencePair]:
+        return itertools.chain.from_iterable(map(self._filled, SPLITS[1:]))
 
     def _filled(self, split: str) -> list[SentencePair]:
         """The lines of dev or test without blank sides."""
@@ -208,9 +223,8 @@ class PairWork:
             both = tags.get(self.pair.source, UNK), tags[self.pair.target]
             longest = params.max_length if split == "train" else None
             arrays = encode_lines(lines, vocabularies, layout, both, longest)
-            held = self._held_out["target"] if split == "train" else {}
-            found = {held[k] for line in lines if (k := params.duplicates.key(line.target)) in held}
-            arrays["held_targets"] = np.array(sorted(found), np.int64)
+            found = np.isin(self._held_targets, self._target_hashes(lines))
+            arrays["held_targets"] = np.flatnonzero(found if split == "train" else ())
             scored = [] if split == "train" else [line.target for line in lines]
             arrays["changed"] = np.array(count_changed(vocabularies[1], scored))
             npz.save(self._path("ids", split, number), compress=False, **arrays)
@@ -283,26 +297,32 @@ class PairWork:
 
     # Counts
 
-    def summary(self) -> dict[str, int]:
-        """The counts of the checks, by kind."""
+    def held_targets_in_train(self) -> np.ndarray:
+        """The hashes of targets of dev and test of any pair that are in this pair's train."""
+        blocks = range(len(self.block_lines("train")))
+        numbers = (self.load_ids("train", number, "held_targets")[0] for number in blocks)
+        return self._held_targets[np.unique(np.concatenate([*numbers, np.empty(0, np.int64)]))]
+
+    def summary(self, targets_in_train: np.ndarray) -> dict[str, int]:
+        """The counts of the checks, by kind.
+
+        Args:
+            targets_in_train: `held_targets_in_train` of all pairs with this target language.
+        """
         counts = np.zeros(256, np.int64)
-        too_long, changed, found = 0, 0, set()
+        too_long, changed = 0, 0
         for split in self.pair.files:
             for number in range(len(self.block_lines(split))):
                 counts += np.bincount(self.verdicts(split, number), minlength=256)
-                names = "fits", "held_targets", "changed"
-                fits, targets, changed_here = self.load_ids(split, number, *names)
+                fits, changed_here = self.load_ids(split, number, "fits", "changed")
                 changed += int(changed_here)
                 too_long += int(np.sum(~fits))
-                found.update(targets.tolist())
-        held = self._held_out["target"]
-        key = self.work.params.duplicates.key
-        held_out = itertools.chain.from_iterable(map(self._filled, SPLITS[1:]))
+        in_train = np.isin(self.held_target_hashes(), targets_in_train)
         return {
             **{rule.name: int(counts[code]) for code, rule in enumerate(self.rules, 1)},
             "duplicates": int(counts[REPEATED]),
             "held_out_in_train": int(counts[HELD_OUT]),
-            "targets_in_train": sum(held[key(line.target)] in found for line in held_out),
+            "targets_in_train": int(np.sum(in_train)),
             "targets_changed": changed,
             "too_long": too_long,
         }
@@ -314,6 +334,25 @@ class PairWork:
 def each_pair(work: Work) -> Iterator[PairWork]:
     """The work on each pair, in order."""
     return (PairWork(work, pair) for pair in work.pairs)
+
+
+def held_targets(work: Work) -> Iterator[Piece]:
+    """Pieces: for each target language the hashes of the targets of dev and test, sorted."""
+    by_language: dict[str, list[PairWork]] = collections.defaultdict(list)
+    for pair in each_pair(work):
+        by_language[pair.pair.target].append(pair)
+    for language, pairs in by_language.items():
+        path = held_targets_path(work, language)
+        yield Piece(path, functools.partial(_save_held_targets, path, pairs))
+
+
+def _save_held_targets(path: Path, pairs: Sequence[PairWork], progress) -> None:
+    _save(path, np.unique(np.concatenate([pair.held_target_hashes() for pair in pairs])))
+
+
+def held_targets_path(work: Work, language: str) -> Path:
+    """The file of `held_targets` of a language."""
+    return work.directory / "held_out" / f"{language}.npy"
 
 
 def _save(path: Path, array: np.ndarray) -> None:

@@ -1,5 +1,6 @@
 """Makes a dataset from raw parallel text: cleaning, vocabularies, tokenising, shards."""
 
+import collections
 import contextlib
 import functools
 import hashlib
@@ -8,6 +9,8 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from lingvo_moe.core import lock
 from lingvo_moe.core.files import MANIFEST, check_output, new_directory, read_json
@@ -222,6 +225,7 @@ def _assemble(
     tags = {language: source.tag(language) for language in work.tagged}
     infos: list[PairInfo] = []
     checks = {}
+    in_train = _held_targets_in_train(work)
     shards: dict[str, Path] = {}
     for pair in each_pair(work):
         name = pair.pair.name
@@ -235,12 +239,18 @@ def _assemble(
         names = {split: list(found) for split, found in paths.items()}
         languages = pair.pair.source, pair.pair.target
         infos.append(PairInfo(name, *languages, len(infos), examples, names))
-        checks[name] = pair.summary()
+        checks[name] = pair.summary(in_train[pair.pair.target])
         report(f"{name}: {examples.get('train', 0)} training examples")
     if changed := sum(counts["targets_changed"] for counts in checks.values()):
         report(
             f"warning: a model cannot write {changed} targets of dev and test exactly: the target "
             f"vocabulary replaces some of their characters; see targets_changed in docs/data.md."
+        )
+    if repeated := sum(counts["targets_in_train"] for counts in checks.values()):
+        total = sum(info.examples.get(split, 0) for info in infos for split in SPLITS[1:])
+        report(
+            f"warning: targets of dev and test that are also in train: {repeated} of {total}, so "
+            f"scores may be too high. --set=held_out_targets=True leaves such lines out of train."
         )
     hashes = {"source": source.sha256, "target": target.sha256}
     both = work.params.tags_on_both_sides
@@ -255,6 +265,14 @@ def _assemble(
         if card and any(info.examples.get("train") for info in infos):
             write_card(partial / "card", work, dataset)
     return Dataset.load(output)
+
+
+def _held_targets_in_train(work: Work) -> dict[str, np.ndarray]:
+    """Target language -> the hashes of targets of dev and test that are in train of any pair."""
+    found: dict[str, list[np.ndarray]] = collections.defaultdict(list)
+    for pair in each_pair(work):
+        found[pair.pair.target].append(pair.held_targets_in_train())
+    return {language: np.unique(np.concatenate(parts)) for language, parts in found.items()}
 
 
 def format_dataset(dataset: Dataset) -> str:

@@ -44,6 +44,9 @@ class PrepareParams(Params):
         cleaning: rules that leave out lines of train, in order; see data.cleaning. Blank sides are
             always left out.
         duplicates: which texts count as the same, for repeated lines and for held-out text.
+        held_out_targets: whether to leave out lines of train whose target is in dev or test of any
+            pair with the same target language. Lines whose source is in dev or test of their own
+            pair are always left out.
         max_length: longer training examples, in tokens of either side, are left out and counted.
         tags_on_both_sides: whether each side begins with its language's tag, as models that were
             imported read and write; see data.language_tags.
@@ -67,6 +70,7 @@ class PrepareParams(Params):
     character_coverage: _Coverage = 0.9995
     cleaning: tuple[CleaningRule, ...] = (Damaged(),)
     duplicates: Sameness = Exact()
+    held_out_targets: bool = False
     max_length: _Length = 256
     tags_on_both_sides: bool = False
     both_directions: bool = False

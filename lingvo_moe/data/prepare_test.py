@@ -68,7 +68,20 @@ def test_counts_shards_and_checks(corpus, tmp_path):
         "training vocabularies on 12 sentence pairs",
         "de-en: 3 training examples",
         "eo-en: 9 training examples",
+        "warning: targets of dev and test that are also in train: 1 of 3, so scores may be too "
+        "high. --set=held_out_targets=True leaves such lines out of train.",
     ]
+
+
+def test_held_out_targets_are_left_out_of_train_of_every_pair(corpus, tmp_path):
+    (corpus / "train/eo-en.en").write_text("".join(f"{t}\n" for t in ["the bird", *"abcdefgh"]))
+    counted = prepare(corpus, tmp_path / "counted", PARAMS)
+    assert [c["targets_in_train"] for c in counted.checks.values()] == [2, 0]
+    params = dataclasses.replace(PARAMS, held_out_targets=True)
+    dataset = prepare(corpus, tmp_path / "data", params)
+    assert [pair.examples["train"] for pair in dataset.pairs] == [2, 8]
+    assert [c["held_out_in_train"] for c in dataset.checks.values()] == [2, 1]
+    assert [c["targets_in_train"] for c in dataset.checks.values()] == [0, 0]
 
 
 def test_examples_are_tagged_and_end(corpus, tmp_path):

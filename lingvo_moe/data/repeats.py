@@ -8,6 +8,12 @@ import numpy as np
 _KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("line", "<u4")])
 
 
+def hashes(texts: Iterable[bytes]) -> np.ndarray:
+    """The 128-bit hash of each text, as S16: 16 bytes."""
+    digests = (hashlib.blake2b(text, digest_size=16).digest() for text in texts)
+    return np.frombuffer(b"".join(digests), "S16")
+
+
 def sorted_keys(texts: Iterable[bytes], lines: np.ndarray) -> np.ndarray:
     """The hash and the number of each line of a block, sorted by hash, then by number.
 
@@ -15,10 +21,9 @@ def sorted_keys(texts: Iterable[bytes], lines: np.ndarray) -> np.ndarray:
         texts: the bytes of the lines.
         lines: their numbers in the block, ascending.
     """
-    digests = b"".join(hashlib.blake2b(text, digest_size=16).digest() for text in texts)
-    hashes = np.frombuffer(digests, "<u8").reshape(-1, 2)
+    numbers = hashes(texts).view("<u8").reshape(-1, 2)
     keys = np.empty(len(lines), _KEY)
-    keys["high"], keys["low"], keys["line"] = hashes[:, 0], hashes[:, 1], lines
+    keys["high"], keys["low"], keys["line"] = numbers[:, 0], numbers[:, 1], lines
     return keys[np.lexsort((keys["low"], keys["high"]))]
 
 

@@ -1,6 +1,7 @@
 """The stages of preparation, in pieces on disk, so that memory does not grow with the corpus.
 
     text      the lines of each split, in blocks
+    held_out  for each target language: the hashes of the targets of dev and test
     checks    for each block: the rule that drops each line; in train also the hashes of the lines
     repeats   for each pair and range of hashes: the line numbers of repeated lines
     models    the vocabularies
@@ -23,7 +24,7 @@ from lingvo_moe.core.pieces import take
 from lingvo_moe.data.blocks import Block, Texts
 from lingvo_moe.data.dataset import SIDES
 from lingvo_moe.data.extension import extend_vocabulary
-from lingvo_moe.data.pair_work import PairWork, each_pair
+from lingvo_moe.data.pair_work import PairWork, each_pair, held_targets
 from lingvo_moe.data.vocabulary import Vocabulary, train_vocabulary
 from lingvo_moe.data.work import Piece, Work
 
@@ -65,6 +66,7 @@ def stages(work: Work) -> list[PreparationStage]:
 
     return [
         PreparationStage("reading", [lambda: _texts(work)]),
+        PreparationStage("reading held-out text", [lambda: held_targets(work)]),
         PreparationStage("cleaning", each(PairWork.checks)),
         PreparationStage("finding repeated lines", each(PairWork.repeats)),
         PreparationStage(VOCABULARIES, [lambda: _models(work)]),

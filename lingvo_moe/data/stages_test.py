@@ -1,5 +1,6 @@
 """Preparation in pieces against a slow function that keeps everything in memory."""
 
+import collections
 import os
 import random
 import signal
@@ -23,19 +24,33 @@ from lingvo_moe.testing.files import contents
 SIZES = {"source_vocab_size": 330, "target_vocab_size": 320}
 
 
-def slow_clean(splits):
-    """Kept lines by split, and counts: Python's dicts and sets of whole texts."""
+def slow_clean(corpora, held_out_targets=False):
+    """By pair: kept lines by split, and counts. With Python's dicts and sets of whole texts."""
+    held = collections.defaultdict(set)  # by target language
+    for name, splits in corpora.items():
+        lines = splits["dev"] + splits["test"]
+        held[name[3:]] |= {target for source, target in lines if source.strip() and target.strip()}
+    none = collections.defaultdict(set)
+    cleaned = {
+        name: _slow_clean_pair(splits, (held if held_out_targets else none)[name[3:]])
+        for name, splits in corpora.items()
+    }
+    for name, (lines, counts) in cleaned.items():
+        same = [kept["train"] for other, (kept, _) in cleaned.items() if other[3:] == name[3:]]
+        targets = {target for train in same for _, target in train}
+        counts["targets_in_train"] = sum(t in targets for _, t in lines["dev"] + lines["test"])
+    return cleaned
+
+
+def _slow_clean_pair(splits, held_targets):
     filled = {s: [p for p in lines if all(map(str.strip, p))] for s, lines in splits.items()}
-    held_out = filled["dev"] + filled["test"]
     unique = list(dict.fromkeys(filled["train"]))
-    sources = {source for source, _ in held_out}
-    kept = [pair for pair in unique if pair[0] not in sources]
-    targets = {target for _, target in kept}
+    sources = {source for source, _ in filled["dev"] + filled["test"]}
+    kept = [p for p in unique if p[0] not in sources and p[1] not in held_targets]
     counts = {
         "empty": sum(map(len, splits.values())) - sum(map(len, filled.values())),
         "duplicates": len(filled["train"]) - len(unique),
         "held_out_in_train": len(unique) - len(kept),
-        "targets_in_train": sum(target in targets for _, target in held_out),
     }
     return {**filled, "train": kept}, counts
 
@@ -61,15 +76,20 @@ def _write(corpus, name, splits):
             path.write_text("".join(f"{text}\n" for text in texts))
 
 
-@pytest.mark.parametrize("both", [False, True])
-def test_blocks_and_ranges_of_hashes_give_what_memory_gives(tmp_path, monkeypatch, both):
+@pytest.mark.parametrize(
+    ("both", "held_out_targets"), [(False, False), (True, False), (True, True)]
+)
+def test_blocks_and_ranges_of_hashes_give_what_memory_gives(
+    tmp_path, monkeypatch, both, held_out_targets
+):
     """Seven lines a block, and so little memory that each pair has ten ranges of hashes."""
     monkeypatch.setattr(blocks, "_BLOCK_LINES", 7)
     monkeypatch.setattr(pair_work, "_BYTES_PER_KEY", 1 << 17)
     corpora = {"de-en": _random_splits(1, 90), "fi-en": _random_splits(2, 71)}
     for name, splits in corpora.items():
         _write(tmp_path / "corpus", name, splits)
-    params = PrepareParams(**SIZES, shard_size=4, both_directions=both)
+    changed = {"both_directions": both, "held_out_targets": held_out_targets}
+    params = PrepareParams(**SIZES, shard_size=4, **changed)
     dataset = prepare(tmp_path / "corpus", tmp_path / "data", params, processes=1, memory_mb=1)
     if both:
         for name, splits in list(corpora.items()):
@@ -78,9 +98,9 @@ def test_blocks_and_ranges_of_hashes_give_what_memory_gives(tmp_path, monkeypatc
     assert {pair.name for pair in dataset.pairs} == set(corpora)
     decode = dataset.source_vocabulary.decode, dataset.target_vocabulary.decode
     texts = {"source": {}, "target": {}}
-    for name, splits in sorted(corpora.items()):
-        lines, counts = slow_clean(splits)
-        assert min(counts.values()) > 0
+    for name, (lines, counts) in sorted(slow_clean(corpora, held_out_targets).items()):
+        assert min(counts[kind] for kind in ("empty", "duplicates", "held_out_in_train")) > 0
+        assert (counts["targets_in_train"] == 0) == held_out_targets
         assert dataset.checks[name] == {**counts, "damaged": 0, "targets_changed": 0, "too_long": 0}
         for split in SPLITS:
             examples = dataset.examples(split, name)

@@ -11,7 +11,7 @@ from lingvo_moe.data.dataset import SIDES
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.vocabulary import Vocabulary
 
-STAGES = ("text", "checks", "keys", "repeats", "models", "ids", "shards")  # directories
+STAGES = ("text", "held_out", "checks", "keys", "repeats", "models", "ids", "shards")  # directories
 
 
 class Piece(NamedTuple):
