@@ -4,9 +4,9 @@ python benchmarks/real_text.py OUTPUT --corpora=DIR [--corpus=tldr] [--page=docs
 
 DIR has a directory for each corpus; learning_data.py lists them. The data, the model, the baselines
 and the report are made in OUTPUT/CORPUS. After an interruption the same command goes on. The page
-has two marked places: `<!-- real_text CORPUS -->` for the tables of averages and pairs, and
-`<!-- real_text CORPUS curve -->` for the evaluations during training. Each ends with
-`<!-- end -->`. The plot of ΔBLEU is copied into the directory of the page, as
+has three marked places: `<!-- real_text CORPUS averages -->` and `<!-- real_text CORPUS pairs -->`
+for the scores, and `<!-- real_text CORPUS curve -->` for the evaluations during training. Each ends
+with `<!-- end -->`. The plot of ΔBLEU is copied into the directory of the page, as
 CORPUS_delta_bleu.png. Pairs with fewer than 30 test lines are combined in one row.
 """
 
@@ -53,11 +53,13 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="the page to write the tables into")
     args = parser.parse_args()
     here = args.output / args.corpus
-    marks = [f"real_text {args.corpus}", f"real_text {args.corpus} curve"]
+    marks = [f"real_text {args.corpus} {table}" for table in ("averages", "pairs", "curve")]
     if args.page:
         check_places(args.page, marks)  # the error must come before hours of training
     report = _report(here, args)
-    for mark, table in zip(marks, (_scores(report), _curve(here / "model")), strict=True):
+    reliable = dataclasses.replace(report, pairs=[pair for pair in report.pairs if pair.reliable])
+    tables = averages_table(reliable), pairs_table(reliable), _curve(here / "model")
+    for mark, table in zip(marks, (table.to_markdown() for table in tables), strict=True):
         print(f"{table}\n")
         if args.page:
             replace_table(args.page, mark, table)
@@ -85,14 +87,7 @@ def _report(here: Path, args: argparse.Namespace) -> Report:
     )
 
 
-def _scores(report: Report) -> str:
-    """The averages, then the scores of each pair."""
-    kept = dataclasses.replace(report, pairs=[pair for pair in report.pairs if pair.reliable])
-    tables = (averages_table(kept), pairs_table(kept))
-    return "\n\n".join(table.to_markdown() for table in tables)
-
-
-def _curve(logdir: Path) -> str:
+def _curve(logdir: Path) -> Table:
     """The evaluations of a training run, from what it wrote for TensorBoard."""
     points: dict[str, dict[int, float]] = {tag: {} for tag in _CURVE}
     for path in sorted((logdir / "events").iterdir()):
@@ -105,7 +100,7 @@ def _curve(logdir: Path) -> str:
         [name, *(format(points[tag][step], form) for step in steps)]
         for tag, (name, form) in _CURVE.items()
     ]
-    return Table(["step", *map(str, steps)], lines).to_markdown()
+    return Table(["step", *map(str, steps)], lines)
 
 
 if __name__ == "__main__":

@@ -223,8 +223,8 @@ class PairWork:
             both = tags.get(self.pair.source, UNK), tags[self.pair.target]
             longest = params.max_length if split == "train" else None
             arrays = encode_lines(lines, vocabularies, layout, both, longest)
-            found = np.isin(self._held_targets, self._target_hashes(lines))
-            arrays["held_targets"] = np.flatnonzero(found if split == "train" else ())
+            targets = self._target_hashes(lines if split == "train" else [])
+            arrays["held_targets"] = np.flatnonzero(np.isin(self._held_targets, targets))
             scored = [] if split == "train" else [line.target for line in lines]
             arrays["changed"] = np.array(count_changed(vocabularies[1], scored))
             npz.save(self._path("ids", split, number), compress=False, **arrays)
