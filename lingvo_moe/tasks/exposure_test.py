@@ -37,8 +37,8 @@ def test_few_pairs_are_a_table_with_warnings():
         "----------------------",
         "a-en    40,000     0.4",
         "b-en        20   200.0",
-        "Suggested for real text: 1,000 to 1,500 steps or more. From measured runs: a "
-        "model of 2 pairs begins to use its sources after about 200 to 300 steps.",
+        "Suggested for real text: 1,200 to 1,700 steps or more. From measured runs: a "
+        "model of 2 pairs begins to use its sources after about 150 to 210 steps.",
         "Warning: 1 of 2 pairs will be seen less than once, a-en 0.40 times: 2,500 steps are "
         "one epoch of it. Raise train.max_steps.",
         "Warning: 1 of 2 pairs will be seen more than 100 times, b-en 200 times: the model may "
