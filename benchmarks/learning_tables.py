@@ -74,7 +74,7 @@ def _cells(study: str, seeds: Sequence[Run]) -> Iterator[tuple[str, str]]:
         yield f"steps to source use {use}", _mean([_when_it_reads(run, 0) for run in seeds], ".0f")
         tokens = [_when_it_reads(run, 1) / 1e6 for run in seeds]
         yield f"M tokens to source use {use}", _mean(tokens, ".2f")
-    yield "source use at the end", _mean([run.get("source_use") for run in seeds], ".2f")
+    yield "source use", _mean([run.get("source_use") for run in seeds], ".2f")
     yield from _bleu(seeds, "beam")
     tests = [run["scores"].get("beam.test") for run in seeds]
     for tier, third in (("high", 0), ("low", -1)):
