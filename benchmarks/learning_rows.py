@@ -59,6 +59,16 @@ class Row:
     until_source_use: float | None = None
 
     @property
+    def study(self) -> str:
+        """The first part of the name."""
+        return self.name.partition("/")[0]
+
+    @property
+    def label(self) -> str:
+        """The second part of the name."""
+        return self.name.partition("/")[2]
+
+    @property
     def all_overrides(self) -> list[str]:
         """The optimizer and the steps as `--set` texts, then `overrides`."""
         warmup = self.steps // 10

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _pages import replace_table
+from _pages import merge_table
 from learning_rows import ROWS
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
@@ -26,23 +26,25 @@ _AFTER = {"peer": (1, 3, 10)}  # millions of tokens; the table has the dev loss 
 def write_tables(output: Path, page: Path | None) -> None:
     """Prints a table for each study, and draws its curves as OUTPUT/STUDY.png.
 
-    A table is also written into the page if the page has a place for it.
+    A table is also written into the page if the page has a place for it; rows of the page whose
+    runs are not in output stay.
     """
     paths = [output / "runs" / f"{row.name}.{seed}.json" for row in ROWS for seed in row.seeds]
     runs = [json.loads(path.read_text()) for path in paths if path.exists()]
-    for study, of in itertools.groupby(runs, key=lambda run: run["row"].split("/")[0]):
+    for study, of in itertools.groupby(runs, key=lambda run: run["row"].partition("/")[0]):
         of = list(of)
         rows = [list(seeds) for _, seeds in itertools.groupby(of, key=lambda run: run["row"])]
         table = study_table(study, rows)
-        print(f"{study}\n{table}\n")
+        print(f"{study}\n{table.to_markdown()}\n")
         if all(seeds[0]["until_source_use"] for seeds in rows):
             print("steps = {:.0f} · pairs^{:.2f}, × or ÷ {:.2f}\n".format(*fit_of_budgets(of)))
         (output / f"{study}.png").write_bytes(to_png(draw_curves(rows)))
         if page and f"<!-- learning {study} -->" in page.read_text("utf-8"):
-            replace_table(page, f"learning {study}", table)
+            labels = [row.label for row in ROWS if row.study == study]
+            merge_table(page, f"learning {study}", table, labels)
 
 
-def study_table(study: str, rows: Sequence[Sequence[Run]]) -> str:
+def study_table(study: str, rows: Sequence[Sequence[Run]]) -> Table:
     """A line for each row, means over its seeds, and below it one for each further search.
 
     Columns without values are left out.
@@ -54,7 +56,7 @@ def study_table(study: str, rows: Sequence[Sequence[Run]]) -> str:
             if search != "beam":
                 lines.append({"": f"{_label(seeds)}, {search}"} | dict(_bleu(seeds, search)))
     columns = [name for name in lines[0] if any(line.get(name) for line in lines)]
-    return Table(columns, [[line.get(n, "") for n in columns] for line in lines]).to_markdown()
+    return Table(columns, [[line.get(n, "") for n in columns] for line in lines])
 
 
 def _cells(study: str, seeds: Sequence[Run]) -> Iterator[tuple[str, str]]:

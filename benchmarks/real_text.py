@@ -4,26 +4,30 @@ python benchmarks/real_text.py OUTPUT --corpora=DIR [--corpus=tldr] [--page=docs
 
 DIR has a directory for each corpus; learning_data.py lists them. The data, the model, the baselines
 and the report are made in OUTPUT/CORPUS. After an interruption the same command goes on. The page
-has three marked places: `<!-- real_text CORPUS averages -->` and `<!-- real_text CORPUS pairs -->`
-for the scores, and `<!-- real_text CORPUS curve -->` for the evaluations during training. Each ends
-with `<!-- end -->`. The plot of ΔBLEU is copied into the directory of the page, as
+has marked places: `<!-- real_text CORPUS averages -->` and `<!-- real_text CORPUS pairs -->` for
+the scores, `<!-- real_text CORPUS seeds -->` for those of each seed, where rows of other seeds
+stay, and `<!-- real_text CORPUS curve -->` for the evaluations during training. Each ends with
+`<!-- end -->`. The plot of ΔBLEU is copied into the directory of the page, as
 CORPUS_delta_bleu.png. Pairs with fewer than 30 test lines are combined in one row.
 """
 
 import argparse
 import dataclasses
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import tensorflow as tf
-from _pages import check_places, replace_table
+from _pages import check_places, merge_table, replace_table
 from learning_data import prepared
 
 from lingvo_moe import api
+from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.report import Report, averages_table, pairs_table
 from lingvo_moe.evaluation.scores import RELIABLE_TEST_EXAMPLES
 from lingvo_moe.reporting.table import Table
 
+MANY_LINES = 4000
 _CURVE = {  # tag of TensorBoard -> name and format
     "dev/loss": ("dev loss", ".2f"),
     "dev/source_use": ("source use", ".2f"),
@@ -45,6 +49,13 @@ def main() -> None:
         help="a registered bilingual model; of several, each pair has the best on dev",
     )
     parser.add_argument(
+        "--large_baseline",
+        action="append",
+        default=[],
+        help=f"the same, only for pairs with at least {MANY_LINES} train lines",
+    )
+    parser.add_argument("--seed", type=int, default=1, help="train.seed of the model")
+    parser.add_argument(
         "--set",
         action="append",
         default=[],
@@ -53,16 +64,25 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="the page to write the tables into")
     args = parser.parse_args()
     here = args.output / args.corpus
-    marks = [f"real_text {args.corpus} {table}" for table in ("averages", "pairs", "curve")]
+    names = ("averages", "pairs", "curve", "seeds")
+    marks = {name: f"real_text {args.corpus} {name}" for name in names}
     if args.page:
-        check_places(args.page, marks)  # the error must come before hours of training
+        check_places(args.page, list(marks.values()))  # errors must come before hours of training
     report = _report(here, args)
     reliable = dataclasses.replace(report, pairs=[pair for pair in report.pairs if pair.reliable])
-    tables = averages_table(reliable), pairs_table(reliable), _curve(here / "model")
-    for mark, table in zip(marks, (table.to_markdown() for table in tables), strict=True):
-        print(f"{table}\n")
+    tables = {
+        "averages": averages_table(reliable),
+        "pairs": pairs_table(reliable),
+        "curve": _curve(_logdir(here, args)),
+    }
+    for name, table in tables.items():
+        print(f"{table.to_markdown()}\n")
         if args.page:
-            replace_table(args.page, mark, table)
+            replace_table(args.page, marks[name], table.to_markdown())
+    seeds = _of_seed(reliable, args.seed)
+    if args.page:
+        seeds = merge_table(args.page, marks["seeds"], seeds)
+    print(seeds.to_markdown())
     picture = here / "report" / "delta_bleu.png"
     if args.page and picture.exists():
         shutil.copyfile(picture, args.page.with_name(f"{args.corpus}_delta_bleu.png"))
@@ -71,20 +91,48 @@ def main() -> None:
 def _report(here: Path, args: argparse.Namespace) -> Report:
     """Trains the model and the baselines, and compares them on test."""
     data = prepared(here / "data", args.corpora, args.corpus)
-    api.train(args.model, data, here / "model", set=[*args.set, "train.dev_bleu_sentences=300"])
-    baselines = here / "baselines" if args.baseline else None
-    if baselines:
-        pairs = [p.name for p in data.pairs if p.examples.get("test", 0) >= RELIABLE_TEST_EXAMPLES]
-        changes = [*args.set, "train.source_use_sentences=0"]
-        api.train_baselines(args.baseline, data, baselines, pairs=pairs, set=changes)
+    logdir = _logdir(here, args)
+    changes = [*args.set, "train.dev_bleu_sentences=300", f"train.seed={args.seed}"]
+    api.train(args.model, data, logdir, set=changes)
     return api.evaluate(
-        here / "model",
+        logdir,
         data,
-        baselines=baselines,
+        baselines=list(_baselines(here, data, args)),
         output=here / "report",
         floor=True,
         overwrite=True,
     )
+
+
+def _logdir(here: Path, args: argparse.Namespace) -> Path:
+    return here / f"model.{args.seed}"
+
+
+def _baselines(here: Path, data: Dataset, args: argparse.Namespace) -> Iterator[Path]:
+    """Trains the baselines; their directories."""
+    changes = [*args.set, "train.source_use_sentences=0"]
+    tested = [p for p in data.pairs if p.examples.get("test", 0) >= RELIABLE_TEST_EXAMPLES]
+    many = [pair.name for pair in tested if pair.examples["train"] >= MANY_LINES]
+    few = [pair.name for pair in tested if pair.examples["train"] < MANY_LINES]
+    both = [*args.large_baseline, *args.baseline]
+    for name, models, pairs in (("baselines", args.baseline, few), ("large", both, many)):
+        if models and pairs:
+            output = here / name
+            api.train_baselines(models, data, output, pairs=pairs, own_vocabulary=True, set=changes)
+            yield output
+
+
+def _of_seed(report: Report, seed: int) -> Table:
+    """The mean scores of the pairs, as the row of this seed."""
+    groups = report.averages
+    cells = {
+        "seed": str(seed),
+        "pairs": str(groups["all"].of),
+        **{f"BLEU, {name}": f"{average.bleu:.2f}" for name, average in groups.items()},
+        "chrF++": f"{groups['all'].chrf:.2f}",
+        "source use": f"{groups['all'].source_use:.2f}",
+    }
+    return Table(list(cells), [list(cells.values())])
 
 
 def _curve(logdir: Path) -> Table:

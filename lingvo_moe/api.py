@@ -198,6 +198,7 @@ def train_baselines(
     *,
     pairs: Sequence[str] = (),
     split: str = "test",
+    own_vocabulary: bool = False,
     set: Mapping[str, Any] | Sequence[str] = (),
     name: str | None = None,
     input_workers: int = 0,
@@ -206,13 +207,15 @@ def train_baselines(
     """Trains and scores a bilingual model for each pair, to compare others with, or resumes.
 
     Args:
-        model: as for `train`; or names of several models, of which each pair gets the one with the
-            lowest dev loss.
+        model: as for `train`; or names of several models, of which each pair gets the best one on
+            dev, by the param train.best_by.
         data, set, name, report: as for `train`.
         output: directory for a logdir of each pair and for `report`. `evaluate` takes it as
             baselines.
         pairs: such as ["de-en"]; () for all that have lines in the split.
         split: to score on, "dev" or "test".
+        own_vocabulary: whether each pair has a vocabulary of its own, of the model's sizes, instead
+            of that of data.
         input_workers: number of processes that pack batches.
 
     Raises:
@@ -227,14 +230,14 @@ def train_baselines(
         jobs.append(_job(one, dataset, Path(output), set, name, **options))
     if not jobs:
         raise ValueError("model is empty; name one or more models, such as small.Bilingual.")
-    return bilingual.train_baselines(jobs, pairs, split)
+    return bilingual.train_baselines(jobs, pairs, split, own_vocabulary)
 
 
 def evaluate(
     model: "Model | Exported | ModelDir | str | Path",
     data: Dataset | str | Path,
     *,
-    baselines: str | Path | None = None,
+    baselines: str | Path | Sequence[str | Path] | None = None,
     output: str | Path | None = None,
     step: int | None = None,
     make_runtime: RuntimeFn = Local,
@@ -248,7 +251,8 @@ def evaluate(
             SavedModel.
         data: a directory made by `prepare`, or what it returned.
         baselines: a report to compare with: its directory, its JSON, or the output of
-            `train_baselines`.
+            `train_baselines`; or several, of which each pair is compared with the first that has
+            it.
         output: directory for the report with its page and plot; None for none.
         step: the step of a logdir's checkpoint; None for the best on dev.
         make_runtime: makes the runtime of a logdir's model: `Local`, `Xla` or another RuntimeFn.
@@ -260,6 +264,7 @@ def evaluate(
         ValueError, OSError: the model is a SavedModel, or as `tasks.evaluation.evaluate`.
     """
     logdir, step = _checkpoint(model, step)
+    several = [baselines] if isinstance(baselines, str | Path) else baselines or ()
     if isinstance(model, Model):
         make_runtime = model.make_runtime
     with tempfile.TemporaryDirectory(prefix="lingvo_moe_") as scratch:
@@ -270,7 +275,7 @@ def evaluate(
             make_runtime,
             report,
             step=step,
-            baselines=Path(baselines) if baselines else None,
+            baselines=[Path(path) for path in several],
             **options,
         )
 

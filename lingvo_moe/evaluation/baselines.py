@@ -1,4 +1,4 @@
-"""The report of baselines for comparison with a new report; checked before translation."""
+"""Reports of baselines for comparison with a new report; checked before translation."""
 
 import dataclasses
 import pathlib
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.hypotheses import hypotheses_path, read_hypotheses
-from lingvo_moe.evaluation.report import REPORT_FILE, Report, load_report
+from lingvo_moe.evaluation.report import REPORT_FILE, load_report
 from lingvo_moe.evaluation.scores import PairOutput, PairScore, file_line
 
 IN_OUTPUT = "report"  # where lingvo-moe-baselines leaves its report, beside the logdirs of pairs
@@ -14,44 +14,56 @@ IN_OUTPUT = "report"  # where lingvo-moe-baselines leaves its report, beside the
 
 @dataclasses.dataclass(frozen=True)
 class Baselines:
-    """The scores and translations of baselines.
+    """The scores and translations of baselines, of one or more reports.
 
     Attributes:
-        home: the directory of their report.
-        report: the report.
-        outputs: pair -> their translations, for pairs with translations in that directory.
+        homes: the directory of each report.
+        model: the names of their models.
+        scores: pair -> its score.
+        outputs: pair -> its translations, for pairs with translations in the report's directory.
     """
 
-    home: pathlib.Path
-    report: Report
+    homes: Sequence[pathlib.Path]
+    model: str
+    scores: Mapping[str, PairScore]
     outputs: Mapping[str, PairOutput]
 
     @staticmethod
-    def load(path: pathlib.Path, split: str, pairs: Sequence[str]) -> "Baselines":
-        """Reads a report and the translations in its directory.
+    def load(paths: Sequence[pathlib.Path], split: str, pairs: Sequence[str]) -> "Baselines":
+        """Reads reports and the translations in their directories.
 
         Args:
-            path: a report.json, the directory it is in, or the output of lingvo-moe-baselines,
-                whose report is in the directory `report`.
-            split: the split it must be of.
-            pairs: what is to be compared; it must have some of them.
+            paths: each is a report.json, the directory it is in, or the output of
+                lingvo-moe-baselines, whose report is in the directory `report`. Each pair has the
+                baseline of the first report that has it.
+            split: the split they must be of.
+            pairs: what is to be compared; each report must have some of them.
 
         Raises:
             FileNotFoundError: there is no report.
             ValueError: it is no report, of another split, or of other pairs.
         """
-        if (path / IN_OUTPUT / REPORT_FILE).exists():
-            path = path / IN_OUTPUT
-        report = load_report(path, split=split)
-        home = path if path.is_dir() else path.parent
-        known = {score.pair for score in report.pairs}
-        if known.isdisjoint(pairs):
-            raise ValueError(
-                f"The baselines of {path} are for {', '.join(sorted(known))}; none is for"
-                f" {', '.join(pairs)}. Name baselines of these pairs."
-            )
-        at_hand = [p for p in pairs if p in known and hypotheses_path(home, split, p).exists()]
-        return Baselines(home, report, {p: read_hypotheses(home, split, p) for p in at_hand})
+        homes, models = [], []
+        scores: dict[str, PairScore] = {}
+        outputs: dict[str, PairOutput] = {}
+        for path in paths:
+            if (path / IN_OUTPUT / REPORT_FILE).exists():
+                path = path / IN_OUTPUT
+            report = load_report(path, split=split)
+            known = {score.pair: score for score in report.pairs}
+            if known.keys().isdisjoint(pairs):
+                raise ValueError(
+                    f"The baselines of {path} are for {', '.join(sorted(known))}; none is for"
+                    f" {', '.join(pairs)}. Name baselines of these pairs."
+                )
+            homes.append(path if path.is_dir() else path.parent)
+            models.append(report.model)
+            new = [pair for pair in known if pair not in scores]
+            scores |= {pair: known[pair] for pair in new}
+            for pair in set(new).intersection(pairs):
+                if hypotheses_path(homes[-1], split, pair).exists():
+                    outputs[pair] = read_hypotheses(homes[-1], split, pair)
+        return Baselines(homes, ", ".join(dict.fromkeys(models)), scores, outputs)
 
     def check(
         self, references: Mapping[str, Sequence[str]], chosen_tokenizers: Mapping[str, str]
@@ -77,7 +89,7 @@ class Baselines:
 
     def check_not_in(self, directory: pathlib.Path) -> None:
         """Raises ValueError if a new report in that directory would replace the baselines."""
-        if self.home.resolve() == directory.resolve():
+        if directory.resolve() in [home.resolve() for home in self.homes]:
             raise ValueError(
                 f"The baselines are in {directory}, where the report is to be written. Choose"
                 " another output directory."
@@ -85,7 +97,7 @@ class Baselines:
 
     def score(self, pair: str) -> PairScore | None:
         """Their score of a pair."""
-        return next((score for score in self.report.pairs if score.pair == pair), None)
+        return self.scores.get(pair)
 
     def hypotheses(self, pair: str) -> Sequence[str] | None:
         """Their translations of a pair, if there are any."""
@@ -95,8 +107,9 @@ class Baselines:
         theirs = self.outputs[pair].references
         if theirs != ours:
             raise ValueError(
-                f"{pair}: the baseline in {self.home} was scored on other references than these"
-                f" ({len(theirs)} and {len(ours)} lines). Evaluate both on the same data."
+                f"{pair}: the baseline in {' or '.join(map(str, self.homes))} was scored on other"
+                f" references than these ({len(theirs)} and {len(ours)} lines). Evaluate both on"
+                f" the same data."
             )
 
 

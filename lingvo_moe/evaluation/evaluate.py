@@ -51,8 +51,8 @@ def write_report(
         model: name of the model that translated.
         checkpoint_step: training steps of its checkpoint; None if there are several models.
         split: such as 'test'.
-        baselines: an earlier report to compare with. Pairs that it lacks get no ΔBLEU, and p-values
-            need its hypotheses. None for no comparison.
+        baselines: earlier reports to compare with. Pairs that they lack get no ΔBLEU, and p-values
+            need their hypotheses. None for no comparison.
         pivot: the language through which zero-shot pairs were translated; None for none.
         chosen_tokenizers: pair -> sacreBLEU's name of a tokenizer for BLEU; None for the default of
             each target language.
@@ -82,7 +82,7 @@ def write_report(
         split=split,
         pairs=scores,
         pooled=_score_pooled(unreliable, baselines, chosen, metrics, bootstrap_samples),
-        baseline_model=baselines.report.model if baselines else None,
+        baseline_model=baselines.model if baselines else None,
         pivot=pivot,
         metrics={metric.column: signature_of(metric) for metric in metrics},
     )

@@ -36,7 +36,7 @@ def evaluate(outputs, directory, **options):
     options = {"model": "m", "checkpoint_step": 5, "split": "test"} | options
     if "baselines" in options:
         pairs = [output.pair for output in outputs]
-        options["baselines"] = Baselines.load(options["baselines"], options["split"], pairs)
+        options["baselines"] = Baselines.load([options["baselines"]], options["split"], pairs)
     return write_report(outputs, directory, bootstrap_samples=200, **options)
 
 
@@ -65,6 +65,33 @@ def test_against_baselines(tmp_path, baselines):
     assert [score.significant for score in report.pairs] == [True, True, False, False]
     theirs = read_hypotheses(baselines, "test", "aa-en").hypotheses[0]
     assert theirs in (tmp_path / "report" / "index.html").read_text("utf-8")
+
+
+def test_a_pair_is_compared_with_the_first_baselines_that_have_it(tmp_path):
+    few, many = tmp_path / "few", tmp_path / "many"
+    evaluate(make_outputs(0.5)[:1], few, model="large")
+    evaluate(make_outputs(0.7), many, model="small")
+    first, *others = make_outputs(0.1)
+    pairs = [first.pair, *(output.pair for output in others)]
+    found = Baselines.load([few, many], "test", pairs)
+    assert found.model == "large, small"
+    theirs = {score.pair: score.bleu for score in load_report(many).pairs}
+    theirs |= {score.pair: score.bleu for score in load_report(few).pairs}
+    report = write_report(
+        [first, *others],
+        tmp_path / "report",
+        model="m",
+        checkpoint_step=5,
+        split="test",
+        baselines=found,
+        bootstrap_samples=200,
+    )
+    assert {s.pair: s.baseline_bleu for s in report.pairs} == pytest.approx(theirs)
+    assert report.baseline_model == "large, small"
+    assert found.hypotheses(first.pair) == read_hypotheses(few, "test", first.pair).hypotheses
+    for home in (few, many):
+        with pytest.raises(ValueError, match="Choose another output directory"):
+            found.check_not_in(home)
 
 
 def test_the_same_input_gives_the_same_bytes(tmp_path, baselines):

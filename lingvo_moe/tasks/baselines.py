@@ -1,23 +1,36 @@
 """Bilingual baselines: a model for each pair, trained and scored, for comparison.
 
-DIRECTORY/PAIR          the logdir of a pair's model
-DIRECTORY/MODEL/PAIR    the same, where each pair has the best of several models
-DIRECTORY/report        their report, which `evaluate` compares with
+DIRECTORY/PAIR           the logdir of a pair's model
+DIRECTORY/MODEL/PAIR     the same, where each pair has the best of several models
+DIRECTORY/data-KEY/PAIR  a pair's data with its own vocabulary; KEY is of the data and the sizes
+DIRECTORY/report         their report, which `evaluate` compares with
 """
 
 import dataclasses
+import hashlib
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from lingvo_moe.core import lock
 from lingvo_moe.core.files import check_output, new_directory
+from lingvo_moe.core.params import text_of
+from lingvo_moe.data.corpora import write_corpus
+from lingvo_moe.data.dataset import FILE as DATASET_FILE
+from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset
+from lingvo_moe.data.prepare import prepare
+from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.evaluation.baselines import IN_OUTPUT
 from lingvo_moe.evaluation.evaluate import write_report
 from lingvo_moe.evaluation.report import Report
 from lingvo_moe.tasks.evaluation import load_translator, references_of, translate_split
+from lingvo_moe.tasks.floor import train_texts
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.training import TrainingJob, run_training, train_step
+from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tasks.translator import Translator
 from lingvo_moe.training.signals import exit_code
 
@@ -25,112 +38,222 @@ MAKER = "lingvo-moe-baselines"
 
 
 def train_baselines(
-    jobs: Sequence[TrainingJob], pairs: Sequence[str] = (), split: str = "test"
+    jobs: Sequence[TrainingJob],
+    pairs: Sequence[str] = (),
+    split: str = "test",
+    own_vocabulary: bool = False,
 ) -> Report:
     """Trains and scores a bilingual model for each pair; the same call resumes.
 
-    With several jobs each pair is trained with the model of each, and the one with the lowest dev
-    loss is scored. All arguments are checked before the training starts. An earlier report is
-    replaced.
+    With several jobs each pair is trained with the model of each, and the best one on dev, by
+    `train.best_by`, is scored. All arguments are checked before the training starts. An earlier
+    report is replaced.
 
     Args:
         jobs: what to train; they differ in the model, and their logdir is the DIRECTORY above.
         pairs: to train; () for all with training examples and lines in the split.
         split: to score on, "dev" or "test".
+        own_vocabulary: whether each pair has a vocabulary that is trained on its text alone, with
+            the model's sizes, instead of that of the dataset.
 
     Raises:
         ValueError, OSError: an unknown or repeated pair, one without training examples, no lines
-            in the split, models whose dev losses cannot be compared, files in DIRECTORY/report that
-            this did not make, or as `train_model`.
+            in the split, models whose results on dev cannot be compared, files in DIRECTORY/report
+            that this did not make, or as `train_model`.
         SystemExit: a signal stopped the training.
     """
     dataset, report, output = jobs[0].dataset, jobs[0].report, jobs[0].logdir / IN_OUTPUT
     check_output(output, MAKER, overwrite=True)
     pairs = pairs or [pair.name for pair in dataset.pairs if pair.examples.get("train")]
     pairs = list(references_of(dataset, split, pairs, report))
+    models = _checked(jobs, pairs, own_vocabulary)
+    chosen = _best_of_each([(model, _train(model)) for model in models], pairs, report)
+    outputs = translate_split(_translators(chosen), dataset, split, report)
+    outputs = [_told(one, chosen[one.pair], len(models) > 1) for one in outputs]
+    names = [model.name for model in models]
+    name = f"best of {', '.join(names)}" if len(models) > 1 else names[0]
+    with new_directory(output, MAKER, overwrite=True) as directory:
+        return write_report(outputs, directory, model=name, checkpoint_step=None, split=split)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Model:
+    """One of the models that each pair is trained with.
+
+    Attributes:
+        name: of the model.
+        label: the begin of its lines of progress.
+        params: of its runs, which differ only in the pair.
+        runs: pair -> its training.
+    """
+
+    name: str
+    label: str
+    params: TranslationParams
+    runs: Mapping[str, TrainingJob]
+
+
+def _checked(
+    jobs: Sequence[TrainingJob], pairs: Sequence[str], own_vocabulary: bool
+) -> list[_Model]:
+    """The models; raises the errors that must come before hours of training."""
     names, several = [job.model for job in jobs], len(jobs) > 1
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"--model must name a model once; repeated: {', '.join(repeated)}.")
+    models = [_model(job, pairs, several) for job in jobs]
     if several:
-        jobs = [dataclasses.replace(job, logdir=job.logdir / job.model) for job in jobs]
-    found = [_check(job, pairs) for job in jobs]  # errors must come before hours of training
-    if several:
-        _check_comparable(jobs, found, pairs)
-    losses = [_train(job, pairs, f"{job.model} " if several else "") for job in jobs]
-    chosen = {pair: min(range(len(jobs)), key=lambda i: losses[i][pair]) for pair in pairs}
-    outputs = translate_split(_translators(jobs, chosen), dataset, split, report)
-    outputs = [
-        dataclasses.replace(one, train_examples=_trained_on(jobs[chosen[one.pair]], one.pair))
-        for one in outputs
+        _check_comparable(models, jobs[0].dataset, pairs)
+    if own_vocabulary:
+        models = [_with_own_data(of, one.logdir) for of, one in zip(models, jobs, strict=True)]
+    else:
+        _check_room(models, jobs[0].dataset)
+    for model in models:
+        for run in model.runs.values():
+            _model_dir(run).params.input.curriculum(run.dataset)
+    return models
+
+
+def _model(job: TrainingJob, pairs: Sequence[str], several: bool) -> _Model:
+    """A job's model, trained on the job's data."""
+    home, label = (job.logdir / job.model, f"{job.model} ") if several else (job.logdir, "")
+    runs = {
+        pair: dataclasses.replace(
+            job, logdir=home / pair, overrides=[*job.overrides, f"input.pairs=({pair!r},)"]
+        )
+        for pair in pairs
+    }
+    params = [
+        ModelDir.params_for_training(run.logdir, run.model, run.overrides, run.params)
+        for run in runs.values()
     ]
-    if several:
-        _report_choice(names, losses, chosen, report)
-        outputs = [dataclasses.replace(one, model=names[chosen[one.pair]]) for one in outputs]
-    model = f"best of {', '.join(names)}" if several else names[0]
-    with new_directory(output, MAKER, overwrite=True) as directory:
-        return write_report(outputs, directory, model=model, checkpoint_step=None, split=split)
+    return _Model(job.model, label, params[-1], runs)
 
 
-def _report_choice(names, losses, chosen, report):
-    for pair, i in chosen.items():
-        tried = (f"{name} {loss[pair]:.3f}" for name, loss in zip(names, losses, strict=True))
-        report(f"{pair}: {names[i]} is chosen by dev loss ({', '.join(tried)})")
+def _with_own_data(model: _Model, output: Path) -> _Model:
+    """The model, trained on data in output with vocabularies of each pair's own."""
+    sizes = PrepareParams(
+        source_vocab_size=model.params.source_vocab_size,
+        target_vocab_size=model.params.target_vocab_size,
+        joint_vocab=model.params.model.shared_embedding,
+        cleaning=(),  # the text is that of a dataset
+    )
+    runs = {}
+    for pair, run in model.runs.items():
+        key = hashlib.sha256(f"{run.dataset.sha256} {sizes}".encode()).hexdigest()[:12]
+        directory = output / f"data-{key}" / pair
+        if not (directory / DATASET_FILE).exists():
+            run.report(f"{pair}: a dataset with a vocabulary of its own")
+            _prepare_alone(run.dataset, pair, directory, sizes)
+        runs[pair] = dataclasses.replace(run, dataset=Dataset.load(directory))
+    return dataclasses.replace(model, runs=runs)
 
 
-def _model_dir(job, pair):
-    overrides = [*job.overrides, f"input.pairs=({pair!r},)"]
-    return ModelDir.for_training(job.logdir / pair, job.model, overrides, job.dataset, job.params)
+def _check_room(models, dataset):
+    """Raises ValueError if a model has fewer pieces than the dataset."""
+    for model in models:
+        for side in SIDES:
+            room = getattr(model.params, f"{side}_vocab_size")
+            if (size := getattr(dataset, f"{side}_vocabulary").size) > room:
+                raise ValueError(
+                    f"The dataset's {side} vocabulary has {size} pieces; {model.name} has room for"
+                    f" {room}. Pass --own_vocabulary, which trains a vocabulary of this size for"
+                    f" each pair, or --set={side}_vocab_size={size}."
+                )
 
 
-def _check(job, pairs):
-    """Checks that every logdir can be trained in; returns the params of the last."""
+def _prepare_alone(dataset, pair, directory, params):
+    """Makes a dataset of one pair of a dataset."""
+    splits = [split for split in SPLITS if dataset.pair(pair).examples.get(split)]
+    with tempfile.TemporaryDirectory(prefix="lingvo_moe_") as scratch:
+        corpus = Path(scratch) / "corpus"
+        write_corpus(corpus, {split: _texts(dataset, split, pair) for split in splits})
+        prepare(corpus, directory, params, card=False, report=lambda line: None)
+
+
+def _texts(dataset, split, pair) -> Iterator[tuple[str, str, str]]:
+    """(pair, source, target) of each example, as the dataset's vocabularies write them."""
+    examples = dataset.examples(split, pair)
+    if split == SPLITS[0]:
+        texts = (train_texts(dataset, examples, side) for side in SIDES)
+        yield from ((pair, *both) for both in zip(*texts, strict=True))
+    else:
+        yield from ((pair, one.source_text, one.target_text) for one in examples)
+
+
+def _best_of_each(trained, pairs, report) -> dict[str, tuple[str, TrainingJob]]:
+    """pair -> (name of its best model, the training).
+
+    Args:
+        trained: (model, pair -> what train.best_by minimizes) of each model.
+        pairs: to choose for.
+        report: takes a line for each pair, if there are several models.
+    """
+    chosen = {}
     for pair in pairs:
-        params = _model_dir(job, pair).params
-        params.input.curriculum(job.dataset)
-    return params
+        best, _ = min(trained, key=lambda one: one[1][pair])
+        chosen[pair] = best.name, best.runs[pair]
+        if len(trained) > 1:
+            by = best.params.train.best_by
+            tried = ", ".join(f"{model.name} {by.text(losses[pair])}" for model, losses in trained)
+            report(f"{pair}: {best.name} is chosen by {by.name} ({tried})")
+    return chosen
 
 
-def _trained_on(job, pair) -> int:
-    """Number of sentence pairs of all corpora that the model of a pair was trained on."""
-    return _model_dir(job, pair).params.input.curriculum(job.dataset).examples[pair]
+def _told(output, chosen, several):
+    """A pair's translations with the number of its training examples and the chosen model."""
+    name, run = chosen
+    params = _model_dir(run).params
+    count = params.input.curriculum(run.dataset).examples[output.pair]
+    told = dataclasses.replace(output, train_examples=count)
+    return dataclasses.replace(told, model=name) if several else told
 
 
-def _check_comparable(jobs, params, pairs):
-    """Raises ValueError if the best model of a pair cannot be chosen by dev loss."""
-    lengths = [(one.input.source_length, one.input.target_length) for one in params]
-    if len(set(lengths)) > 1:
+def _model_dir(run):
+    return ModelDir.for_training(run.logdir, run.model, run.overrides, run.dataset, run.params)
+
+
+def _check_comparable(models, dataset, pairs):
+    """Raises ValueError if the best model of a pair cannot be chosen on dev."""
+    names, params = ", ".join(m.name for m in models), [model.params for model in models]
+    criteria = [one.train.best_by for one in params]
+    if len(set(criteria)) > 1:
         raise ValueError(
-            f"{', '.join(job.model for job in jobs)} have rows of {', '.join(map(str, lengths))}"
+            f"{names} have train.best_by={', '.join(map(text_of, criteria))}, whose values cannot"
+            f' be compared. Pass --set="train.best_by={text_of(criteria[0])}".'
+        )
+    lengths = [(one.input.source_length, one.input.target_length) for one in params]
+    if len(set(lengths)) > 1 and not criteria[0].needs_translations:
+        raise ValueError(
+            f"{names} have rows of {', '.join(map(str, lengths))}"
             " source and target tokens. Longer dev lines are skipped, so their dev losses are over"
             " different lines and cannot be compared. Pass"
             f" --set=input.source_length={max(lengths)[0]}"
             f" --set=input.target_length={max(length for _, length in lengths)}."
         )
-    if without := [p for p in pairs if not jobs[0].dataset.pair(p).examples.get("dev")]:
+    if without := [p for p in pairs if not dataset.pair(p).examples.get("dev")]:
         raise ValueError(
-            f"The best of several models is chosen by dev loss; no dev lines: {', '.join(without)}."
-            " Choose other pairs with --pairs, or give one --model."
+            f"The best of several models is chosen by {criteria[0].name}; no dev lines:"
+            f" {', '.join(without)}. Choose other pairs with --pairs, or give one --model."
         )
 
 
-def _train(job, pairs, label) -> dict[str, float]:
-    """Trains the unfinished models under job.logdir/PAIR; returns their best dev losses by pair.
+def _train(model: _Model) -> dict[str, float]:
+    """Trains the unfinished runs; returns by pair the lowest value that train.best_by found.
 
-    All pairs share the compiled step: only the data and the initial state change. Lines of progress
-    begin with the label.
+    Pairs with equal vocabularies share the compiled step: only the data and the initial state
+    change.
     """
-    runtime, losses = None, {}
-    for i, pair in enumerate(pairs):
-        prefix = f"[{label}{i + 1}/{len(pairs)} {pair}] "
-        with lock.hold(job.logdir / pair):
-            model_dir = _model_dir(job, pair)
-            runtime = runtime or job.make_runtime(model_dir.task, train_step(model_dir.task))
+    losses, runtimes = {}, _Runtimes(train_step)
+    for i, (pair, run) in enumerate(model.runs.items()):
+        prefix = f"[{model.label}{i + 1}/{len(model.runs)} {pair}] "
+        with lock.hold(run.logdir):
+            model_dir = _model_dir(run)
             result = run_training(
                 model_dir,
-                job.dataset,
-                runtime,
-                lambda line, prefix=prefix: job.report(prefix + line),
-                input_workers=job.input_workers,
+                run.dataset,
+                runtimes.of(run, model_dir.task),
+                lambda line, prefix=prefix, run=run: run.report(prefix + line),
+                input_workers=run.input_workers,
             )
         if result.signal:
             sys.exit(exit_code(result.signal))
@@ -138,11 +261,24 @@ def _train(job, pairs, label) -> dict[str, float]:
     return losses
 
 
-def _translators(jobs, chosen) -> Iterator[tuple[str, Translator]]:
-    """(pair, its translator); the pairs of a job use one runtime, one after another."""
-    runtimes: dict[int, Any] = {}
-    for pair, i in chosen.items():
-        model_dir = ModelDir.open(jobs[i].logdir / pair)
-        if i not in runtimes:
-            runtimes[i] = jobs[i].make_runtime(model_dir.task, None)
-        yield pair, load_translator(model_dir, runtimes[i])[0]
+def _translators(chosen) -> Iterator[tuple[str, Translator]]:
+    """(pair, its translator); pairs of equal models use one runtime, one after another."""
+    runtimes = _Runtimes(lambda task: None)
+    for pair, (_, run) in chosen.items():
+        model_dir = ModelDir.open(run.logdir)
+        yield pair, load_translator(model_dir, runtimes.of(run, model_dir.task))[0]
+
+
+class _Runtimes:
+    """Runtimes, one for all runs that can share its compiled functions."""
+
+    def __init__(self, step):
+        """`step` makes the step of a task."""
+        self._step, self._made = step, {}
+
+    def of(self, run: TrainingJob, task: TranslationTask) -> Any:
+        """The runtime of a run."""
+        key = run.model, task.num_pieces, len(task.pairs)
+        if key not in self._made:
+            self._made[key] = run.make_runtime(task, self._step(task))
+        return self._made[key]

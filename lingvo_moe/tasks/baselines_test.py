@@ -7,6 +7,7 @@ import pytest
 
 from lingvo_moe import api
 from lingvo_moe.data import input_workers
+from lingvo_moe.data.dataset import SPLITS, Dataset
 from lingvo_moe.data.pipeline import Prefetcher
 from lingvo_moe.evaluation.baselines import Baselines
 from lingvo_moe.tasks import baselines, training
@@ -49,8 +50,8 @@ def test_they_resume_and_their_report_serves_as_baseline(tmp_path, monkeypatch):
         ("qta-en", 20),
     ]
     assert (tmp_path / "index.html").read_text() == "mine"
-    found = Baselines.load(tmp_path, "test", pairs)
-    assert found.report == again
+    found = Baselines.load([tmp_path], "test", pairs)
+    assert found.scores == {score.pair: score for score in again.pairs}
     assert len(found.hypotheses("qta-en")) == 20
 
 
@@ -133,8 +134,8 @@ def test_each_pair_gets_the_model_with_the_lowest_dev_loss(tmp_path, pretended):
     assert {score.pair: score.model for score in report.pairs} == chosen
     sizes = {pair: 2 * dataset().pair(pair).examples["train"] for pair in pairs}
     assert {score.pair: score.train_examples for score in report.pairs} == sizes
-    found = Baselines.load(tmp_path, "test", pairs)
-    assert found.report == report
+    found = Baselines.load([tmp_path], "test", pairs)
+    assert found.scores == {score.pair: score for score in report.pairs}
     assert {p: found.hypotheses(p)[0] for p in pairs} == {p: f"{chosen[p]} {p}" for p in pairs}
     assert "[tiny.Dense 2/3 qta-en] trained" in lines
     assert (
@@ -142,10 +143,65 @@ def test_each_pair_gets_the_model_with_the_lowest_dev_loss(tmp_path, pretended):
     )
 
 
+def test_each_pair_gets_the_model_with_the_highest_dev_bleu(tmp_path, pretended):
+    pretended.update({(MODELS[0], "qna-en"): -7.5, (MODELS[1], "qna-en"): -8.25})
+    by_bleu = ("train.best_by=DevBleu()", "train.dev_bleu_sentences=9")
+    lines: list[str] = []
+    jobs = [
+        dataclasses.replace(
+            job, make_runtime=lambda *_, model=job.model: model, report=lines.append
+        )
+        for job in _several(tmp_path, *by_bleu)
+    ]
+    report = train_baselines(jobs, ["qna-en"])
+    assert report.pairs[0].model == "tiny.Dense"
+    assert "qna-en: tiny.Dense is chosen by dev BLEU (tiny.Bilingual 7.5, tiny.Dense 8.2)" in lines
+
+
+def test_vocabularies_of_each_pairs_own(tmp_path):
+    lines: list[str] = []
+    sizes = ("source_vocab_size=310", "target_vocab_size=300", "train.max_steps=1")
+    job = training_job(tmp_path, *sizes, model="tiny.Bilingual", report=lines.append)
+    pairs = ["qna-en", "qta-en"]
+    with pytest.raises(ValueError, match=r"Pass --own_vocabulary, .* or --set=source_vocab_size="):
+        train_baselines([job], pairs)  # the vocabulary of the dataset is larger
+    report = train_baselines([job], pairs, own_vocabulary=True)
+    (data,) = tmp_path.glob("data-*")
+    assert sorted(os.listdir(data)) == pairs
+    assert len([line for line in lines if "vocabulary of its own" in line]) == 2
+    vocabularies = set()
+    for score in report.pairs:
+        own, home = Dataset.load(data / score.pair), tmp_path / score.pair
+        assert [pair.name for pair in own.pairs] == [score.pair]
+        for split in SPLITS:  # the text is the same
+            texts, expected = (
+                sorted(baselines._texts(of, split, score.pair)) for of in (own, dataset())
+            )
+            assert texts == expected
+        assert own.source_vocabulary.size <= 310
+        assert (home / "source.model").read_bytes() == (
+            data / score.pair / "source.model"
+        ).read_bytes()
+        vocabularies.add(own.hashes["source"])
+        assert score.train_examples == dataset().pair(score.pair).examples["train"]
+    assert len(vocabularies) == 2
+    lines.clear()
+    assert train_baselines([job], pairs, own_vocabulary=True) == report
+    assert not any("vocabulary of its own" in line or "loss" in line for line in lines)
+    wider = dataclasses.replace(job, overrides=[*job.overrides, "source_vocab_size=320"])
+    with pytest.raises(ValueError, match="source_vocab_size=310, but --set gives 320"):
+        train_baselines([wider], pairs, own_vocabulary=True)
+    assert list(tmp_path.glob("data-*")) == [data]
+
+
 def test_models_among_which_dev_loss_cannot_choose_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(baselines, "run_training", None)
     short, _ = _several(tmp_path / "a")
     twice = [short, short]
+    by_bleu = [
+        short,
+        _several(tmp_path / "a", "train.best_by=DevBleu()", "train.dev_bleu_sentences=9")[1],
+    ]
     longer = [short, _several(tmp_path / "a", "input.target_length=40")[1]]
     no_dev = dataclasses.replace(
         dataset(),
@@ -156,6 +212,7 @@ def test_models_among_which_dev_loss_cannot_choose_are_refused(tmp_path, monkeyp
     )
     for jobs, message in (
         (twice, "--model must name a model once; repeated: tiny.Bilingual"),
+        (by_bleu, r'best_by=DevLoss\(\), DevBleu\(\), .* Pass --set="train.best_by=DevLoss\(\)"'),
         (longer, r"--set=input.source_length=48 --set=input.target_length=40\.$"),
         (_several(tmp_path / "a", dataset=no_dev), "no dev lines: qna-en. Choose other pairs"),
     ):

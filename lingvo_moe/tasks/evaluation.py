@@ -40,7 +40,7 @@ def evaluate(
     split: str = "test",
     pairs: Sequence[str] = (),
     step: int | None = None,
-    baselines: Path | None = None,
+    baselines: Sequence[Path] = (),
     bleu_tokenizers: Sequence[str] = (),
     pivot: str | None = None,
     floor: bool = False,
@@ -61,7 +61,8 @@ def evaluate(
         split: "dev" or "test".
         pairs: to score; () for all pairs of the model.
         step: of the checkpoint; None for the best on dev.
-        baselines: a report to compare with: its directory or its JSON.
+        baselines: reports to compare with, each by its directory or its JSON; a pair is compared
+            with the first that has it.
         bleu_tokenizers: texts PAIR=NAME; see evaluation.tokenizers.
         pivot: a language; pairs that the model was not trained on are translated into it, and from
             it into their target. None for a direct translation.

@@ -77,7 +77,8 @@ def translated(monkeypatch):
     return asked
 
 
-def evaluate(output, data=None, report=lambda line: None, **options):
+def evaluate(output, data=None, report=lambda line: None, baselines=None, **options):
+    options["baselines"] = [baselines] if baselines else []
     return module.evaluate(
         MODEL, data or dataset(), output, lambda task, step: Reader(), report, **options
     )

@@ -188,6 +188,11 @@ class TestGoingOn:
         assert f"Logdir {logdir} has a model with {values}" in str(error.value)
         assert _contents(logdir) == before
 
+    def test_what_is_best_may_not_change(self, logdir):
+        texts = ["train.best_by=DevBleu()", "train.dev_bleu_sentences=9"]
+        with pytest.raises(ValueError, match=r"train\.best_by=DevLoss, but --set gives DevBleu"):
+            train_model(training_job(logdir, *texts))
+
     def test_sizes_of_experts_may_not_change_though_their_dispatcher_may(self, tmp_path):
         few = ["model.moe.num_experts=3", "model.moe.capacity_factor=None"]
         sizes = "model.moe.dispatcher=Dropless(expert_sizes={})"

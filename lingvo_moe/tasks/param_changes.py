@@ -9,6 +9,7 @@ from lingvo_moe.core.params import to_fields
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.training.train_params import TrainParams
 
+_FIXED = ("seed", "best_by")  # fields of TrainParams; others may change
 _NEVER = ("model.moe.dispatcher.expert_sizes", "input.pairs")
 
 
@@ -67,7 +68,7 @@ RESUMING = Changeable(
         "averaging*",
         "decoding*",
         "optimizer.*",
-        *(f"train.{f.name}" for f in dataclasses.fields(TrainParams) if f.name != "seed"),
+        *(f"train.{f.name}" for f in dataclasses.fields(TrainParams) if f.name not in _FIXED),
     ),
     "when training resumes",
 )

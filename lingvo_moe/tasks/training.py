@@ -351,7 +351,7 @@ class _Evaluator:
         if self._sample:
             scalars["dev/bleu"] = self._bleu()
             text += f"  dev BLEU {scalars['dev/bleu']:.1f}"
-        return Evaluation(loss, scalars, text, images, warnings)
+        return Evaluation(scalars, text, images, warnings)
 
     def _is_due(self, step):
         """Whether low source use gives a warning: at the end of the warm-up and of training."""

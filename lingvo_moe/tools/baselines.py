@@ -20,6 +20,7 @@ def main() -> None:
         FLAGS.output,
         pairs=FLAGS.pairs,
         split=FLAGS.split,
+        own_vocabulary=FLAGS.own_vocabulary,
         set=FLAGS.set,
         input_workers=FLAGS.input_workers,
         report=common.report,
@@ -33,7 +34,7 @@ def run() -> None:
     flags.DEFINE_multi_string(
         "model",
         None,
-        f"{common.MODEL_HELP} May be repeated: each pair gets the model with the lowest dev loss.",
+        f"{common.MODEL_HELP} May be repeated: each pair gets the model that is best on dev.",
         required=True,
     )
     flags.DEFINE_string("data", None, "Directory made by lingvo-moe-prepare.", required=True)
@@ -41,6 +42,11 @@ def run() -> None:
         "output", None, "Directory for a logdir of each pair, and the report.", required=True
     )
     flags.DEFINE_enum("split", "test", ["dev", "test"], "Split to score the baselines on.")
+    flags.DEFINE_bool(
+        "own_vocabulary",
+        False,
+        "Train a vocabulary of the model's size on each pair's text; else that of --data is used.",
+    )
     flags.DEFINE_list("pairs", [], "Pairs to train, such as de-en,fr-en; by default all.")
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
     common.define_input_workers()

@@ -47,7 +47,12 @@ def run() -> None:
     flags.DEFINE_string("model", None, "Check that the logdir is of this model.")
     flags.DEFINE_enum("split", "test", ["dev", "test"], "Split to translate and score.")
     flags.DEFINE_list("pairs", [], "Pairs to score, such as de-en,fr-en; by default all.")
-    flags.DEFINE_string("baselines", None, "A report to compare with: its directory or its JSON.")
+    flags.DEFINE_multi_string(
+        "baselines",
+        [],
+        "A report to compare with: its directory or its JSON. May be repeated; each pair is "
+        "compared with the first report that has it.",
+    )
     flags.DEFINE_multi_string(
         "bleu_tokenizer",
         [],

@@ -56,7 +56,8 @@ class Best(NamedTuple):
 
     Attributes:
         step: its step; None before the first evaluation.
-        loss: its dev loss, nats per token; infinite before the first evaluation.
+        loss: what train.best_by minimizes, such as its dev loss in nats per token; infinite before
+            the first evaluation.
         evaluations_since: number of evaluations after it.
     """
 

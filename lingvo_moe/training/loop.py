@@ -23,6 +23,7 @@ from lingvo_moe.training.checkpoint import (
     Process,
     Retention,
 )
+from lingvo_moe.training.criteria import Criterion, DevLoss
 from lingvo_moe.training.goodput import Goodput
 from lingvo_moe.training.interruption import Interruption
 from lingvo_moe.training.meter import NO_RECORDER, Meter, Recorder
@@ -74,14 +75,12 @@ class Evaluation(NamedTuple):
     """The result of an evaluation.
 
     Attributes:
-        dev_loss: nats per token, lower is better.
-        scalars: by TensorBoard tag.
+        scalars: by TensorBoard tag; "dev/loss" and what train.best_by needs are among them.
         text: for the progress line.
         images: PNG by TensorBoard tag.
         warnings: lines to report.
     """
 
-    dev_loss: float
     scalars: dict[str, float]
     text: str
     images: Mapping[str, bytes] = MappingProxyType({})
@@ -94,8 +93,10 @@ class TrainResult(NamedTuple):
     Attributes:
         step: number of steps taken.
         finished: false if a signal stopped training early.
-        best_step, best_loss: of the best evaluation.
+        best_step: of the best evaluation; None without one.
+        best_loss: what the criterion minimizes, at the best evaluation.
         signal: number of the signal that any process received; None without one.
+        criterion: train.best_by.
     """
 
     step: int
@@ -103,13 +104,15 @@ class TrainResult(NamedTuple):
     best_step: int | None
     best_loss: float
     signal: int | None
+    criterion: Criterion = DevLoss()
 
     @property
     def best(self) -> str:
         """The best evaluation as text."""
+        name = self.criterion.name
         if self.best_step is None:
-            return "no dev loss was measured"
-        return f"best dev loss {self.best_loss:.3f} at step {self.best_step}"
+            return f"no {name} was measured"
+        return f"best {name} {self.criterion.text(self.best_loss)} at step {self.best_step}"
 
 
 def train(
@@ -212,9 +215,8 @@ class _Loop:
         if not finished:
             where = "there" if self.saved_step == self.step else f"step {self.saved_step or 0}"
             self.report(f"Interrupted at step {self.step}; the same command resumes from {where}.")
-        return TrainResult(
-            self.step, finished, self.best.step, self.best.loss, signal or received()
-        )
+        best, signal = self.best, signal or received()
+        return TrainResult(self.step, finished, best.step, best.loss, signal, self.params.best_by)
 
     def _start(self, initialize, restore):
         checkpoint = self.checkpoints.resume(restore)
@@ -384,8 +386,8 @@ class _Loop:
             self.events.scalars(self.step, evaluation.scalars)
             for tag, png in evaluation.images.items():
                 self.events.image(self.step, tag, png)
-            if evaluation.dev_loss < self.best.loss:
-                self.best = Best(self.step, evaluation.dev_loss)
+            if (loss := self.params.best_by.loss(evaluation.scalars)) < self.best.loss:
+                self.best = Best(self.step, loss)
             else:
                 since = self.best.evaluations_since + 1
                 self.best = self.best._replace(evaluations_since=since)
@@ -406,9 +408,10 @@ class _Loop:
     def _finish(self, finished):
         """Waits for the last checkpoint."""
         if self._out_of_patience():
+            since, p = self.best.evaluations_since, self.params
             self.report(
-                f"No better dev loss in {self.best.evaluations_since} evaluations "
-                f"(train.patience={self.params.patience}): training ends at step {self.step}."
+                f"No better {p.best_by.name} in {since} evaluations (train.patience={p.patience}): "
+                f"training ends at step {self.step}."
             )
         if self.step != self.saved_step and (finished or self._may_save()):
             self._save()

@@ -14,6 +14,7 @@ import tensorflow as tf
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.training import loop, meter
 from lingvo_moe.training.checkpoint import ALONE, Checkpointer, Process
+from lingvo_moe.training.criteria import DevBleu
 from lingvo_moe.training.goodput import Goodput
 from lingvo_moe.training.interruption import Interruption
 from lingvo_moe.training.loop import Evaluation, TrainResult, train
@@ -86,10 +87,19 @@ class Counting:
 
 
 def _train(
-    logdir, *, batches=None, losses=None, recorder=NO_RECORDER, report=None, process=ALONE, **params
+    logdir,
+    *,
+    batches=None,
+    losses=None,
+    bleu=None,
+    recorder=NO_RECORDER,
+    report=None,
+    process=ALONE,
+    **params,
 ):
     runtime, lines = Sum(), []
-    losses = iter(losses or [])
+    tag, values = ("dev/bleu", bleu) if bleu else ("dev/loss", losses or ())
+    found = ({tag: value} for value in values)
     result = train(
         runtime,
         batches or Counting(),
@@ -98,8 +108,8 @@ def _train(
         summarize=lambda m: {"loss": float(m.nll / m.tokens), "tokens": float(m.tokens)},
         evaluate=lambda step: next(
             (
-                Evaluation(x, {"dev/loss": x}, f"dev loss {x}", warnings=[f"at {step}"])
-                for x in losses
+                Evaluation(x, f"dev loss {x.get('dev/loss')}", warnings=[f"at {step}"])
+                for x in found
             ),
             None,
         ),
@@ -113,7 +123,7 @@ def _train(
 def test_a_whole_run(tmp_path):
     total, result, lines = _train(tmp_path, losses=[3.0, 4.0])
     assert total == 55  # 1 + 2 + … + 10
-    assert result == (10, True, 5, 3.0, None)
+    assert result == TrainResult(10, True, 5, 3.0, None)
     assert Checkpointer(tmp_path / "checkpoints").best() == 5
     # The line of step 2 averages losses 1 and 3 over 2 tokens each: (1 + 3) / 4.
     assert lines[0] == "Compiling the step …"
@@ -284,9 +294,17 @@ def test_patience_ends_training_and_outlives_a_restart(tmp_path):
     assert lines[-2] == (
         "No better dev loss in 2 evaluations (train.patience=2): training ends at step 3."
     )
-    assert result == (3, True, 1, 1.0, None)
+    assert result == TrainResult(3, True, 1, 1.0, None)
     _, result, _ = _train(tmp_path, losses=[0.5], eval_every=1, patience=2)
-    assert result == (3, True, 1, 1.0, None)
+    assert result == TrainResult(3, True, 1, 1.0, None)
+
+
+def test_the_best_by_bleu(tmp_path):
+    params = {"best_by": DevBleu(), "dev_bleu_sentences": 9, "eval_every": 1, "patience": 2}
+    _, result, lines = _train(tmp_path, bleu=[0.0, 7.5, 7.5, 7.0], **params)
+    assert (result.step, result.best) == (4, "best dev BLEU 7.5 at step 2")
+    assert Checkpointer(tmp_path / "checkpoints").best() == 2
+    assert lines[-2].startswith("No better dev BLEU in 2 evaluations (train.patience=2)")
 
 
 def _negative(*numbers):
@@ -437,6 +455,10 @@ def test_the_best_survives_a_fallback_to_an_older_checkpoint(tmp_path):
         ({"patience": 0}, r"patience must be >= 1 or None, got 0\."),
         ({"clip_norm": -1.0}, r"clip_norm must be > 0 or None, got -1.0\."),
         ({"clip_norm": math.nan}, r"clip_norm must be > 0 or None, got nan\."),
+        (
+            {"best_by": DevBleu()},
+            r"^best_by=DevBleu\(\) .* Set dev_bleu_sentences=300, or best_by=",
+        ),
         ({"dev_bleu_sentences": -1}, r"dev_bleu_sentences must be >= 0, got -1\."),
         ({"seed": -1}, r"seed must be >= 0, got -1\."),
         ({"seed": 3_000_000_000}, r"seed must be a whole number of 32 bits, got 3000000000\."),
@@ -465,3 +487,5 @@ def test_a_recorder_sees_each_step_once_and_saves_with_checkpoints(tmp_path):
 def test_the_best_evaluation_as_text():
     assert TrainResult(9, True, 6, 1.25, None).best == "best dev loss 1.250 at step 6"
     assert TrainResult(9, True, None, math.inf, None).best == "no dev loss was measured"
+    none = TrainResult(9, True, None, math.inf, None, DevBleu())
+    assert none.best == "no dev BLEU was measured"

@@ -3,6 +3,7 @@
 import dataclasses
 
 from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveFloat, PositiveInt
+from lingvo_moe.training.criteria import Criterion, DevLoss
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,9 @@ class TrainParams(Params):
         keep_every_hours: one checkpoint is kept forever every so many hours; None for none.
         stall_seconds: a longer wait for the input, a step or a save is reported, with the stack
             traces of all threads; None for no report.
-        patience: stop after this number of evaluations without a better dev loss; None for never.
+        best_by: which evaluation is the best; its checkpoint is used after training.
+        patience: stop after this number of evaluations that are not the best so far; None for
+            never.
         dev_bleu_sentences: dev sentences, spread over the pairs, to translate for BLEU at each
             evaluation; 0 for none.
         source_use_sentences: dev sentences, spread over the pairs, whose loss is measured a second
@@ -44,6 +47,7 @@ class TrainParams(Params):
     keep_every_steps: PositiveInt | None = None
     keep_every_hours: PositiveFloat | None = None
     stall_seconds: PositiveFloat | None = 600.0
+    best_by: Criterion = DevLoss()
     patience: PositiveInt | None = None
     dev_bleu_sentences: NonNegativeInt = 0
     source_use_sentences: NonNegativeInt = 1000
@@ -52,3 +56,11 @@ class TrainParams(Params):
     most_returns: NonNegativeInt = 2
     micro_batches: PositiveInt = 1
     seed: NonNegativeInt = 1
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.best_by.needs_translations and not self.dev_bleu_sentences:
+            raise ValueError(
+                f"best_by={self.best_by} needs translations of dev, and dev_bleu_sentences is 0. "
+                f"Set dev_bleu_sentences=300, or best_by=DevLoss()."
+            )

@@ -1,0 +1,64 @@
+"""Criteria: policies that say which of a run's evaluations is the best."""
+
+import abc
+import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
+
+from lingvo_moe.core.fields import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Criterion(Params, abc.ABC):
+    """What makes one evaluation better than another.
+
+    It chooses the checkpoint that is used after training, ends training by `train.patience`, and
+    chooses among the baselines of a pair.
+
+    Attributes:
+        name: of the measure, for messages.
+        needs_translations: whether evaluations must have the dev BLEU.
+    """
+
+    name: ClassVar[str]
+    needs_translations: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def loss(self, scalars: Mapping[str, float]) -> float:
+        """What is to be minimized; `scalars` are an evaluation's, by TensorBoard tag."""
+
+    @abc.abstractmethod
+    def text(self, loss: float) -> str:
+        """The value of the measure as people read it, without its name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DevLoss(Criterion):
+    """The lowest loss on dev, nats per target token."""
+
+    name = "dev loss"
+
+    def loss(self, scalars):
+        return scalars["dev/loss"]
+
+    def text(self, loss):
+        return f"{loss:.3f}"
+
+
+@dataclasses.dataclass(frozen=True)
+class DevBleu(Criterion):
+    """The highest BLEU of the dev sentences that are translated at each evaluation.
+
+    A model of little data may translate better for a long time after its dev loss has begun to
+    rise: it becomes too sure of its errors, but makes fewer of them. Needs
+    `train.dev_bleu_sentences`.
+    """
+
+    name = "dev BLEU"
+    needs_translations = True
+
+    def loss(self, scalars):
+        return -scalars["dev/bleu"]
+
+    def text(self, loss):
+        return f"{-loss:.1f}"
