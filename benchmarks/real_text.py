@@ -5,9 +5,9 @@ python benchmarks/real_text.py OUTPUT --corpora=DIR [--corpus=tldr] [--page=docs
 DIR has a directory for each corpus; learning_data.py lists them. The data, the model, the baselines
 and the report are made in OUTPUT/CORPUS. After an interruption the same command goes on. The page
 has marked places: `<!-- real_text CORPUS averages -->` and `<!-- real_text CORPUS pairs -->` for
-the scores, `<!-- real_text CORPUS seeds -->` for those of each seed, where rows of other seeds
-stay, and `<!-- real_text CORPUS curve -->` for the evaluations during training. Each ends with
-`<!-- end -->`. The plot of ΔBLEU is copied into the directory of the page, as
+the scores, `<!-- real_text CORPUS curve -->` for the evaluations during training, and, if wanted,
+`<!-- real_text CORPUS seeds -->` for the means of each seed, where rows of other seeds stay. Each
+ends with `<!-- end -->`. The plot of ΔBLEU is copied into the directory of the page, as
 CORPUS_delta_bleu.png. Pairs with fewer than 30 test lines are combined in one row.
 """
 
@@ -64,8 +64,8 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="the page to write the tables into")
     args = parser.parse_args()
     here = args.output / args.corpus
-    names = ("averages", "pairs", "curve", "seeds")
-    marks = {name: f"real_text {args.corpus} {name}" for name in names}
+    marks = {name: f"real_text {args.corpus} {name}" for name in ("averages", "pairs", "curve")}
+    seeds_mark = f"real_text {args.corpus} seeds"
     if args.page:
         check_places(args.page, list(marks.values()))  # errors must come before hours of training
     report = _report(here, args)
@@ -80,8 +80,8 @@ def main() -> None:
         if args.page:
             replace_table(args.page, marks[name], table.to_markdown())
     seeds = _of_seed(reliable, args.seed)
-    if args.page:
-        seeds = merge_table(args.page, marks["seeds"], seeds)
+    if args.page and f"<!-- {seeds_mark} -->" in args.page.read_text("utf-8"):
+        seeds = merge_table(args.page, seeds_mark, seeds)
     print(seeds.to_markdown())
     picture = here / "report" / "delta_bleu.png"
     if args.page and picture.exists():
@@ -128,8 +128,8 @@ def _of_seed(report: Report, seed: int) -> Table:
     cells = {
         "seed": str(seed),
         "pairs": str(groups["all"].of),
-        **{f"BLEU, {name}": f"{average.bleu:.2f}" for name, average in groups.items()},
-        "chrF++": f"{groups['all'].chrf:.2f}",
+        **{f"BLEU, {name}": f"{average.bleu:.1f}" for name, average in groups.items()},
+        "chrF++": f"{groups['all'].chrf:.1f}",
         "source use": f"{groups['all'].source_use:.2f}",
     }
     return Table(list(cells), [list(cells.values())])
