@@ -172,12 +172,13 @@ def _prepare_alone(dataset, pair, directory, params):
 
 def _texts(dataset, split, pair) -> Iterator[tuple[str, str, str]]:
     """(pair, source, target) of each example, as the dataset's vocabularies write them."""
-    examples = dataset.examples(split, pair)
-    if split == SPLITS[0]:
-        texts = (train_texts(dataset, examples, side) for side in SIDES)
-        yield from ((pair, *both) for both in zip(*texts, strict=True))
-    else:
-        yield from ((pair, one.source_text, one.target_text) for one in examples)
+    for shard in dataset.pair(pair).shards.get(split, ()):
+        examples = list(dataset.read_shard(shard))
+        if split == SPLITS[0]:
+            texts = (train_texts(dataset, examples, side) for side in SIDES)
+            yield from ((pair, *both) for both in zip(*texts, strict=True))
+        else:
+            yield from ((pair, one.source_text, one.target_text) for one in examples)
 
 
 def _best_of_each(trained, pairs, report) -> dict[str, tuple[str, TrainingJob]]:
@@ -217,9 +218,10 @@ def _check_comparable(models, dataset, pairs):
     names, params = ", ".join(m.name for m in models), [model.params for model in models]
     criteria = [one.train.best_by for one in params]
     if len(set(criteria)) > 1:
+        simplest = min(criteria, key=lambda criterion: criterion.needs_translations)
         raise ValueError(
             f"{names} have train.best_by={', '.join(map(text_of, criteria))}, whose values cannot"
-            f' be compared. Pass --set="train.best_by={text_of(criteria[0])}".'
+            f' be compared. Pass --set="train.best_by={text_of(simplest)}".'
         )
     lengths = [(one.input.source_length, one.input.target_length) for one in params]
     if len(set(lengths)) > 1 and not criteria[0].needs_translations:
