@@ -27,7 +27,6 @@ from lingvo_moe.evaluation.report import Report, averages_table, pairs_table
 from lingvo_moe.evaluation.scores import RELIABLE_TEST_EXAMPLES
 from lingvo_moe.reporting.table import Table
 
-MANY_LINES = 4000
 _CURVE = {  # tag of TensorBoard -> name and format
     "dev/loss": ("dev loss", ".2f"),
     "dev/source_use": ("source use", ".2f"),
@@ -52,8 +51,9 @@ def main() -> None:
         "--large_baseline",
         action="append",
         default=[],
-        help=f"the same, only for pairs with at least {MANY_LINES} train lines",
+        help="a further one, only for pairs with at least --large_from train lines",
     )
+    parser.add_argument("--large_from", type=int, default=4000, help="see --large_baseline")
     parser.add_argument("--seed", type=int, default=1, help="train.seed of the model")
     parser.add_argument(
         "--set",
@@ -112,8 +112,8 @@ def _baselines(here: Path, data: Dataset, args: argparse.Namespace) -> Iterator[
     """Trains the baselines; their directories."""
     changes = [*args.set, "train.source_use_sentences=0"]
     tested = [p for p in data.pairs if p.examples.get("test", 0) >= RELIABLE_TEST_EXAMPLES]
-    many = [pair.name for pair in tested if pair.examples["train"] >= MANY_LINES]
-    few = [pair.name for pair in tested if pair.examples["train"] < MANY_LINES]
+    many = [pair.name for pair in tested if pair.examples["train"] >= args.large_from]
+    few = [pair.name for pair in tested if pair.examples["train"] < args.large_from]
     both = [*args.large_baseline, *args.baseline]
     for name, models, pairs in (("baselines", args.baseline, few), ("large", both, many)):
         if models and pairs:
