@@ -7,8 +7,9 @@ and the report are made in OUTPUT/CORPUS. After an interruption the same command
 has marked places: `<!-- real_text CORPUS averages -->` and `<!-- real_text CORPUS pairs -->` for
 the scores, `<!-- real_text CORPUS curve -->` for the evaluations during training, and, if wanted,
 `<!-- real_text CORPUS seeds -->` for the means of each seed, where rows of other seeds stay. Each
-ends with `<!-- end -->`. The plot of ΔBLEU is copied into the directory of the page, as
-CORPUS_delta_bleu.png. Pairs with fewer than 30 test lines are combined in one row.
+ends with `<!-- end -->`. The other tables are those of the seed that ran last. The plot of ΔBLEU is
+copied into the directory of the page, as CORPUS_delta_bleu.png. Pairs with fewer than 30 test lines
+are combined in one row.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from learning_data import prepared
 
 from lingvo_moe import api
 from lingvo_moe.data.dataset import Dataset
-from lingvo_moe.evaluation.report import Report, averages_table, pairs_table
+from lingvo_moe.evaluation.report import Report, averages_table, format_score, pairs_table
 from lingvo_moe.evaluation.scores import RELIABLE_TEST_EXAMPLES
 from lingvo_moe.reporting.table import Table
 
@@ -66,8 +67,9 @@ def main() -> None:
     here = args.output / args.corpus
     marks = {name: f"real_text {args.corpus} {name}" for name in ("averages", "pairs", "curve")}
     seeds_mark = f"real_text {args.corpus} seeds"
-    if args.page:
-        check_places(args.page, list(marks.values()))  # errors must come before hours of training
+    has_seeds = args.page and f"<!-- {seeds_mark} -->" in args.page.read_text("utf-8")
+    if args.page:  # errors must come before hours of training
+        check_places(args.page, [*marks.values(), *([seeds_mark] if has_seeds else [])])
     report = _report(here, args)
     reliable = dataclasses.replace(report, pairs=[pair for pair in report.pairs if pair.reliable])
     tables = {
@@ -80,10 +82,10 @@ def main() -> None:
         if args.page:
             replace_table(args.page, marks[name], table.to_markdown())
     seeds = _of_seed(reliable, args.seed)
-    if args.page and f"<!-- {seeds_mark} -->" in args.page.read_text("utf-8"):
-        seeds = merge_table(args.page, seeds_mark, seeds)
+    if has_seeds:
+        seeds = merge_table(args.page, seeds_mark, seeds, [str(i) for i in range(100)])
     print(seeds.to_markdown())
-    picture = here / "report" / "delta_bleu.png"
+    picture = _report_of(here, args) / "delta_bleu.png"
     if args.page and picture.exists():
         shutil.copyfile(picture, args.page.with_name(f"{args.corpus}_delta_bleu.png"))
 
@@ -98,7 +100,7 @@ def _report(here: Path, args: argparse.Namespace) -> Report:
         logdir,
         data,
         baselines=list(_baselines(here, data, args)),
-        output=here / "report",
+        output=_report_of(here, args),
         floor=True,
         overwrite=True,
     )
@@ -108,10 +110,18 @@ def _logdir(here: Path, args: argparse.Namespace) -> Path:
     return here / f"model.{args.seed}"
 
 
+def _report_of(here: Path, args: argparse.Namespace) -> Path:
+    return here / f"report.{args.seed}"
+
+
 def _baselines(here: Path, data: Dataset, args: argparse.Namespace) -> Iterator[Path]:
     """Trains the baselines; their directories."""
     changes = [*args.set, "train.source_use_sentences=0"]
-    tested = [p for p in data.pairs if p.examples.get("test", 0) >= RELIABLE_TEST_EXAMPLES]
+    tested = [
+        pair
+        for pair in data.pairs
+        if pair.examples.get("train") and pair.examples.get("test", 0) >= RELIABLE_TEST_EXAMPLES
+    ]
     many = [pair.name for pair in tested if pair.examples["train"] >= args.large_from]
     few = [pair.name for pair in tested if pair.examples["train"] < args.large_from]
     both = [*args.large_baseline, *args.baseline]
@@ -128,9 +138,8 @@ def _of_seed(report: Report, seed: int) -> Table:
     cells = {
         "seed": str(seed),
         "pairs": str(groups["all"].of),
-        **{f"BLEU, {name}": f"{average.bleu:.1f}" for name, average in groups.items()},
-        "chrF++": f"{groups['all'].chrf:.1f}",
-        "source use": f"{groups['all'].source_use:.2f}",
+        **{f"BLEU, {name}": format_score(average.bleu) for name, average in groups.items()},
+        "chrF++": format_score(groups["all"].chrf),
     }
     return Table(list(cells), [list(cells.values())])
 

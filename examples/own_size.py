@@ -19,4 +19,4 @@ def my_params():
 if __name__ == "__main__":
     data, logdir = sys.argv[1:]
     result = lm.train(my_params(), data=data, logdir=logdir)
-    print(f"best dev loss {result.best_loss:.3f} at step {result.best_step}")
+    print(result.best)

@@ -1,6 +1,7 @@
 """The Python API: the functions behind the tools. docs/api.md has examples."""
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -264,7 +265,7 @@ def evaluate(
         ValueError, OSError: the model is a SavedModel, or as `tasks.evaluation.evaluate`.
     """
     logdir, step = _checkpoint(model, step)
-    several = [baselines] if isinstance(baselines, str | Path) else baselines or ()
+    several = [baselines] if isinstance(baselines, str | os.PathLike) else baselines or ()
     if isinstance(model, Model):
         make_runtime = model.make_runtime
     with tempfile.TemporaryDirectory(prefix="lingvo_moe_") as scratch:
@@ -275,7 +276,7 @@ def evaluate(
             make_runtime,
             report,
             step=step,
-            baselines=[Path(path) for path in several],
+            baselines=[Path(path) for path in several if path],
             **options,
         )
 

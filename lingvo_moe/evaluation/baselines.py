@@ -17,13 +17,13 @@ class Baselines:
     """The scores and translations of baselines, of one or more reports.
 
     Attributes:
-        homes: the directory of each report.
+        homes: pair -> the directory of its report.
         model: the names of their models.
         scores: pair -> its score.
         outputs: pair -> its translations, for pairs with translations in the report's directory.
     """
 
-    homes: Sequence[pathlib.Path]
+    homes: Mapping[str, pathlib.Path]
     model: str
     scores: Mapping[str, PairScore]
     outputs: Mapping[str, PairOutput]
@@ -37,33 +37,33 @@ class Baselines:
                 lingvo-moe-baselines, whose report is in the directory `report`. Each pair has the
                 baseline of the first report that has it.
             split: the split they must be of.
-            pairs: what is to be compared; each report must have some of them.
+            pairs: what is to be compared; the reports must have some of them.
 
         Raises:
             FileNotFoundError: there is no report.
             ValueError: it is no report, of another split, or of other pairs.
         """
-        homes, models = [], []
+        homes: dict[str, pathlib.Path] = {}
+        models: list[str] = []
         scores: dict[str, PairScore] = {}
         outputs: dict[str, PairOutput] = {}
         for path in paths:
             if (path / IN_OUTPUT / REPORT_FILE).exists():
                 path = path / IN_OUTPUT
-            report = load_report(path, split=split)
-            known = {score.pair: score for score in report.pairs}
-            if known.keys().isdisjoint(pairs):
-                raise ValueError(
-                    f"The baselines of {path} are for {', '.join(sorted(known))}; none is for"
-                    f" {', '.join(pairs)}. Name baselines of these pairs."
-                )
-            homes.append(path if path.is_dir() else path.parent)
-            models.append(report.model)
-            new = [pair for pair in known if pair not in scores]
-            scores |= {pair: known[pair] for pair in new}
-            for pair in set(new).intersection(pairs):
-                if hypotheses_path(homes[-1], split, pair).exists():
-                    outputs[pair] = read_hypotheses(homes[-1], split, pair)
-        return Baselines(homes, ", ".join(dict.fromkeys(models)), scores, outputs)
+            report, home = load_report(path, split=split), path if path.is_dir() else path.parent
+            new = {s.pair: s for s in report.pairs if s.pair in pairs and s.pair not in scores}
+            scores |= new
+            homes |= dict.fromkeys(new, home)
+            models += [report.model] * bool(new)
+            for pair in new:
+                if hypotheses_path(home, split, pair).exists():
+                    outputs[pair] = read_hypotheses(home, split, pair)
+        if not scores:
+            raise ValueError(
+                f"The baselines of {', '.join(map(str, paths))} are for other pairs; none is for"
+                f" {', '.join(pairs)}. Name baselines of these pairs."
+            )
+        return Baselines(homes, "; ".join(dict.fromkeys(models)), scores, outputs)
 
     def check(
         self, references: Mapping[str, Sequence[str]], chosen_tokenizers: Mapping[str, str]
@@ -89,7 +89,7 @@ class Baselines:
 
     def check_not_in(self, directory: pathlib.Path) -> None:
         """Raises ValueError if a new report in that directory would replace the baselines."""
-        if directory.resolve() in [home.resolve() for home in self.homes]:
+        if directory.resolve() in {home.resolve() for home in self.homes.values()}:
             raise ValueError(
                 f"The baselines are in {directory}, where the report is to be written. Choose"
                 " another output directory."
@@ -107,7 +107,7 @@ class Baselines:
         theirs = self.outputs[pair].references
         if theirs != ours:
             raise ValueError(
-                f"{pair}: the baseline in {' or '.join(map(str, self.homes))} was scored on other"
+                f"{pair}: the baseline in {self.homes[pair]} was scored on other"
                 f" references than these ({len(theirs)} and {len(ours)} lines). Evaluate both on"
                 f" the same data."
             )

@@ -74,7 +74,7 @@ def test_a_pair_is_compared_with_the_first_baselines_that_have_it(tmp_path):
     first, *others = make_outputs(0.1)
     pairs = [first.pair, *(output.pair for output in others)]
     found = Baselines.load([few, many], "test", pairs)
-    assert found.model == "large, small"
+    assert found.model == "large; small"
     theirs = {score.pair: score.bleu for score in load_report(many).pairs}
     theirs |= {score.pair: score.bleu for score in load_report(few).pairs}
     report = write_report(
@@ -87,7 +87,7 @@ def test_a_pair_is_compared_with_the_first_baselines_that_have_it(tmp_path):
         bootstrap_samples=200,
     )
     assert {s.pair: s.baseline_bleu for s in report.pairs} == pytest.approx(theirs)
-    assert report.baseline_model == "large, small"
+    assert report.baseline_model == "large; small"
     assert found.hypotheses(first.pair) == read_hypotheses(few, "test", first.pair).hypotheses
     for home in (few, many):
         with pytest.raises(ValueError, match="Choose another output directory"):

@@ -36,7 +36,7 @@ def page(tmp_path):
         for score in report.pairs
     ]
     theirs = dataclasses.replace(outputs[0], hypotheses=["theirs <i>"] * 4)
-    baselines = Baselines([tmp_path], report.model, {}, {"a-en": theirs})
+    baselines = Baselines({"a-en": tmp_path}, report.model, {}, {"a-en": theirs})
     write_page(tmp_path, format_model(report), page_parts(report, outputs, baselines, PNG), {})
     return (tmp_path / "index.html").read_text("utf-8")
 

@@ -22,6 +22,7 @@ from lingvo_moe.data.dataset import FILE as DATASET_FILE
 from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset
 from lingvo_moe.data.prepare import prepare
 from lingvo_moe.data.prepare_params import PrepareParams
+from lingvo_moe.data.vocabulary import NORMALIZATIONS, Vocabulary
 from lingvo_moe.evaluation.baselines import IN_OUTPUT
 from lingvo_moe.evaluation.evaluate import write_report
 from lingvo_moe.evaluation.report import Report
@@ -35,6 +36,8 @@ from lingvo_moe.tasks.translator import Translator
 from lingvo_moe.training.signals import exit_code
 
 MAKER = "lingvo-moe-baselines"
+_ANY_LENGTH = 100_000  # tokens; rows of batches have their own limit
+_BY_BLEU = '--set="train.best_by=DevBleu()" --set=train.dev_bleu_sentences=300'
 
 
 def train_baselines(
@@ -83,13 +86,13 @@ class _Model:
     Attributes:
         name: of the model.
         label: the begin of its lines of progress.
-        params: of its runs, which differ only in the pair.
+        params: pair -> params; those of a logdir that exists may differ from the others.
         runs: pair -> its training.
     """
 
     name: str
     label: str
-    params: TranslationParams
+    params: Mapping[str, TranslationParams]
     runs: Mapping[str, TrainingJob]
 
 
@@ -102,14 +105,14 @@ def _checked(
         raise ValueError(f"--model must name a model once; repeated: {', '.join(repeated)}.")
     models = [_model(job, pairs, several) for job in jobs]
     if several:
-        _check_comparable(models, jobs[0].dataset, pairs)
+        for pair in pairs:
+            _check_comparable(models, jobs[0].dataset, pair, own_vocabulary)
     if own_vocabulary:
         models = [_with_own_data(of, one.logdir) for of, one in zip(models, jobs, strict=True)]
     else:
         _check_room(models, jobs[0].dataset)
-    for model in models:
-        for run in model.runs.values():
-            _model_dir(run).params.input.curriculum(run.dataset)
+    for run in (run for model in models for run in model.runs.values()):
+        _check_logdir(run, own_vocabulary)
     return models
 
 
@@ -122,52 +125,99 @@ def _model(job: TrainingJob, pairs: Sequence[str], several: bool) -> _Model:
         )
         for pair in pairs
     }
-    params = [
-        ModelDir.params_for_training(run.logdir, run.model, run.overrides, run.params)
-        for run in runs.values()
-    ]
-    return _Model(job.model, label, params[-1], runs)
+    params = {
+        pair: ModelDir.params_for_training(run.logdir, run.model, run.overrides, run.params)
+        for pair, run in runs.items()
+    }
+    return _Model(job.model, label, params, runs)
 
 
 def _with_own_data(model: _Model, output: Path) -> _Model:
     """The model, trained on data in output with vocabularies of each pair's own."""
-    sizes = PrepareParams(
-        source_vocab_size=model.params.source_vocab_size,
-        target_vocab_size=model.params.target_vocab_size,
-        joint_vocab=model.params.model.shared_embedding,
-        cleaning=(),  # the text is that of a dataset
-    )
+    for pair, params in model.params.items():
+        if params.input.corpora:
+            raise ValueError(
+                f"{pair}: with --own_vocabulary a model has no further corpora, because they have"
+                f" another vocabulary. Pass --set=input.corpora=() or leave out --own_vocabulary."
+            )
     runs = {}
     for pair, run in model.runs.items():
-        key = hashlib.sha256(f"{run.dataset.sha256} {sizes}".encode()).hexdigest()[:12]
-        directory = output / f"data-{key}" / pair
-        if not (directory / DATASET_FILE).exists():
-            run.report(f"{pair}: a dataset with a vocabulary of its own")
-            _prepare_alone(run.dataset, pair, directory, sizes)
-        runs[pair] = dataclasses.replace(run, dataset=Dataset.load(directory))
+        wanted = _preparation(run.dataset, model.params[pair])
+        key = hashlib.sha256(f"{run.dataset.sha256} {wanted}".encode()).hexdigest()[:12]
+        home = output / f"data-{key}"
+        with lock.hold(home, f".{pair}.lock", wait=True):
+            if not (home / pair / DATASET_FILE).exists():
+                _prepare_alone(run, pair, home / pair, wanted)
+        runs[pair] = dataclasses.replace(run, dataset=Dataset.load(home / pair))
     return dataclasses.replace(model, runs=runs)
+
+
+def _preparation(dataset: Dataset, params: TranslationParams) -> PrepareParams:
+    """How a pair of the dataset is prepared for a model."""
+    known: dict[str, Any] = {  # imported vocabularies may have a normalization of their own
+        f"{side}_normalization": rule
+        for side in SIDES
+        if (rule := getattr(dataset, f"{side}_vocabulary").normalization) in NORMALIZATIONS
+    }
+    return PrepareParams(
+        source_vocab_size=params.source_vocab_size,
+        target_vocab_size=params.target_vocab_size,
+        joint_vocab=params.model.shared_embedding,
+        tags_on_both_sides=dataset.tags_on_both_sides,
+        cleaning=(),  # the text is that of a dataset
+        max_length=_ANY_LENGTH,
+        **known,
+    )
 
 
 def _check_room(models, dataset):
     """Raises ValueError if a model has fewer pieces than the dataset."""
+    sizes = {side: getattr(dataset, f"{side}_vocabulary").size for side in SIDES}
     for model in models:
-        for side in SIDES:
-            room = getattr(model.params, f"{side}_vocab_size")
-            if (size := getattr(dataset, f"{side}_vocabulary").size) > room:
+        for params in model.params.values():
+            rooms = {side: getattr(params, f"{side}_vocab_size") for side in SIDES}
+            if any(sizes[side] > rooms[side] for side in SIDES):
+                flags = " ".join(f"--set={side}_vocab_size={sizes[side]}" for side in SIDES)
                 raise ValueError(
-                    f"The dataset's {side} vocabulary has {size} pieces; {model.name} has room for"
-                    f" {room}. Pass --own_vocabulary, which trains a vocabulary of this size for"
-                    f" each pair, or --set={side}_vocab_size={size}."
+                    f"The vocabularies of the dataset have {sizes['source']} and"
+                    f" {sizes['target']} pieces; {model.name} has room for {rooms['source']} and"
+                    f" {rooms['target']}. Pass --own_vocabulary, which trains vocabularies for"
+                    f" each pair that fit the model, or {flags}."
                 )
 
 
-def _prepare_alone(dataset, pair, directory, params):
-    """Makes a dataset of one pair of a dataset."""
+def _check_logdir(run, own_vocabulary):
+    """Raises ValueError if the run cannot be trained, or resumed in its logdir."""
+    try:
+        _model_dir(run).params.input.curriculum(run.dataset)
+    except ValueError as error:
+        begun = run.logdir / "source.model"
+        if begun.exists() and Vocabulary.load(begun).sha256 != run.dataset.hashes["source"]:
+            raise ValueError(
+                f"{run.logdir} was begun with another vocabulary than now, with"
+                f" --{'' if own_vocabulary else 'no'}own_vocabulary. Keep this flag and the data"
+                f" as they were, or give another --output. {error}"
+            ) from None
+        raise
+
+
+def _prepare_alone(run, pair, directory, params):
+    """Makes a dataset of one pair of the run's dataset."""
+    dataset = run.dataset
+    run.report(f"{pair}: a dataset with a vocabulary of its own")
     splits = [split for split in SPLITS if dataset.pair(pair).examples.get(split)]
     with tempfile.TemporaryDirectory(prefix="lingvo_moe_") as scratch:
         corpus = Path(scratch) / "corpus"
         write_corpus(corpus, {split: _texts(dataset, split, pair) for split in splits})
-        prepare(corpus, directory, params, card=False, report=lambda line: None)
+        made = prepare(
+            corpus, directory, params, card=False, overwrite=True, report=lambda line: None
+        )
+    before, after = (of.pair(pair).examples[SPLITS[0]] for of in (dataset, made))
+    if after < before:
+        run.report(
+            f"{pair}: {before - after} of {before} train lines are left out; after normalization"
+            f" they repeat others, or sources of dev and test."
+        )
 
 
 def _texts(dataset, split, pair) -> Iterator[tuple[str, str, str]]:
@@ -194,7 +244,7 @@ def _best_of_each(trained, pairs, report) -> dict[str, tuple[str, TrainingJob]]:
         best, _ = min(trained, key=lambda one: one[1][pair])
         chosen[pair] = best.name, best.runs[pair]
         if len(trained) > 1:
-            by = best.params.train.best_by
+            by = best.params[pair].train.best_by
             tried = ", ".join(f"{model.name} {by.text(losses[pair])}" for model, losses in trained)
             report(f"{pair}: {best.name} is chosen by {by.name} ({tried})")
     return chosen
@@ -213,29 +263,48 @@ def _model_dir(run):
     return ModelDir.for_training(run.logdir, run.model, run.overrides, run.dataset, run.params)
 
 
-def _check_comparable(models, dataset, pairs):
+def _check_comparable(models, dataset, pair, own_vocabulary):
     """Raises ValueError if the best model of a pair cannot be chosen on dev."""
-    names, params = ", ".join(m.name for m in models), [model.params for model in models]
+    names, params = ", ".join(m.name for m in models), [m.params[pair] for m in models]
     criteria = [one.train.best_by for one in params]
     if len(set(criteria)) > 1:
-        simplest = min(criteria, key=lambda criterion: criterion.needs_translations)
         raise ValueError(
             f"{names} have train.best_by={', '.join(map(text_of, criteria))}, whose values cannot"
-            f' be compared. Pass --set="train.best_by={text_of(simplest)}".'
+            f" be compared. Pass {_BY_BLEU}."
         )
+    if criteria[0].needs_translations:
+        _check_equal_sentences(names, [one.train.dev_bleu_sentences for one in params])
+    else:
+        _check_equal_lines(names, params)
+        if own_vocabulary and len({_preparation(dataset, one) for one in params}) > 1:
+            raise ValueError(
+                f"{names} have vocabularies of other sizes, and their dev losses per piece cannot"
+                f" be compared. Pass {_BY_BLEU}."
+            )
+    if not dataset.pair(pair).examples.get("dev"):
+        raise ValueError(
+            f"The best of several models is chosen by {criteria[0].name}; no dev lines: {pair}."
+            " Choose other pairs with --pairs, or give one --model."
+        )
+
+
+def _check_equal_sentences(names, counts):
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"{names} have train.dev_bleu_sentences={', '.join(map(str, counts))}, so their BLEU"
+            f" is of different lines. Pass --set=train.dev_bleu_sentences={max(counts)}."
+        )
+
+
+def _check_equal_lines(names, params):
     lengths = [(one.input.source_length, one.input.target_length) for one in params]
-    if len(set(lengths)) > 1 and not criteria[0].needs_translations:
+    if len(set(lengths)) > 1:
         raise ValueError(
             f"{names} have rows of {', '.join(map(str, lengths))}"
             " source and target tokens. Longer dev lines are skipped, so their dev losses are over"
             " different lines and cannot be compared. Pass"
             f" --set=input.source_length={max(lengths)[0]}"
             f" --set=input.target_length={max(length for _, length in lengths)}."
-        )
-    if without := [p for p in pairs if not dataset.pair(p).examples.get("dev")]:
-        raise ValueError(
-            f"The best of several models is chosen by {criteria[0].name}; no dev lines:"
-            f" {', '.join(without)}. Choose other pairs with --pairs, or give one --model."
         )
 
 
@@ -246,7 +315,7 @@ def _train(model: _Model) -> dict[str, float]:
     change.
     """
     losses, runtimes = {}, _Runtimes(train_step)
-    for i, (pair, run) in enumerate(model.runs.items()):
+    for i, (pair, run) in enumerate(_by_vocabulary(model.runs.items())):
         prefix = f"[{model.label}{i + 1}/{len(model.runs)} {pair}] "
         with lock.hold(run.logdir):
             model_dir = _model_dir(run)
@@ -266,21 +335,27 @@ def _train(model: _Model) -> dict[str, float]:
 def _translators(chosen) -> Iterator[tuple[str, Translator]]:
     """(pair, its translator); pairs of equal models use one runtime, one after another."""
     runtimes = _Runtimes(lambda task: None)
-    for pair, (_, run) in chosen.items():
+    for pair, run in _by_vocabulary((pair, run) for pair, (_, run) in chosen.items()):
         model_dir = ModelDir.open(run.logdir)
         yield pair, load_translator(model_dir, runtimes.of(run, model_dir.task))[0]
 
 
 class _Runtimes:
-    """Runtimes, one for all runs that can share its compiled functions."""
+    """Runtimes, one for runs in a row that can share its compiled functions."""
 
     def __init__(self, step):
         """`step` makes the step of a task."""
-        self._step, self._made = step, {}
+        self._step, self._key, self._made = step, None, None
 
     def of(self, run: TrainingJob, task: TranslationTask) -> Any:
-        """The runtime of a run."""
+        """The runtime of a run; the one before is freed if it is another."""
         key = run.model, task.num_pieces, len(task.pairs)
-        if key not in self._made:
-            self._made[key] = run.make_runtime(task, self._step(task))
-        return self._made[key]
+        if key != self._key:
+            self._made = None
+            self._key, self._made = key, run.make_runtime(task, self._step(task))
+        return self._made
+
+
+def _by_vocabulary(runs):
+    """(pair, run), those with equal models and sizes of vocabularies in a row."""
+    return sorted(runs, key=lambda one: (one[1].model, -one[1].dataset.target_vocabulary.size))

@@ -7,6 +7,7 @@ import pytest
 
 from lingvo_moe import api
 from lingvo_moe.data import input_workers
+from lingvo_moe.data import prepare as stages
 from lingvo_moe.data.dataset import SPLITS, Dataset
 from lingvo_moe.data.pipeline import Prefetcher
 from lingvo_moe.evaluation.baselines import Baselines
@@ -191,7 +192,48 @@ def test_vocabularies_of_each_pairs_own(tmp_path):
     wider = dataclasses.replace(job, overrides=[*job.overrides, "source_vocab_size=320"])
     with pytest.raises(ValueError, match="source_vocab_size=310, but --set gives 320"):
         train_baselines([wider], pairs, own_vocabulary=True)
+    corpora = f"input.corpora=(Corpus(name='again',data={str(dataset().directory)!r}),)"
+    further = dataclasses.replace(
+        job, overrides=[*job.overrides, corpora], logdir=tmp_path / "further"
+    )
+    with pytest.raises(ValueError, match="has no further corpora"):
+        train_baselines([further], pairs, own_vocabulary=True)
     assert list(tmp_path.glob("data-*")) == [data]
+
+
+def test_a_logdir_keeps_its_kind_of_vocabulary(tmp_path):
+    for own in (True, False):
+        job = training_job(tmp_path / str(own), model="tiny.Bilingual")
+        train_baselines([job], ["qto-en"], own_vocabulary=own)
+        flag = "--noown_vocabulary" if own else "--own_vocabulary"
+        with pytest.raises(ValueError, match=f"another vocabulary than now, with {flag}"):
+            train_baselines([job], ["qto-en"], own_vocabulary=not own)
+
+
+def test_a_killed_preparation_is_done_again(tmp_path, monkeypatch):
+    job = training_job(tmp_path, model="tiny.Bilingual")
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, "run_stage", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train_baselines([job], ["qto-en"], own_vocabulary=True)
+    assert train_baselines([job], ["qto-en"], own_vocabulary=True).pairs
+
+
+def _interrupted(*_):
+    raise KeyboardInterrupt
+
+
+def test_results_on_dev_that_cannot_be_compared_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(baselines, "run_training", None)
+    by_bleu = ("train.best_by=DevBleu()", "train.dev_bleu_sentences=9")
+    for first, second, message in (
+        ((), ("target_vocab_size=400",), r"vocabularies of other sizes, .*best_by=DevBleu\(\)"),
+        (by_bleu, (*by_bleu, "train.dev_bleu_sentences=8"), r"=9, 8, .*dev_bleu_sentences=9\.$"),
+    ):
+        jobs = [_several(tmp_path, *first)[0], _several(tmp_path, *second)[1]]
+        with pytest.raises(ValueError, match=message):
+            train_baselines(jobs, ["qna-en"], own_vocabulary=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_models_among_which_dev_loss_cannot_choose_are_refused(tmp_path, monkeypatch):
@@ -212,7 +254,7 @@ def test_models_among_which_dev_loss_cannot_choose_are_refused(tmp_path, monkeyp
     )
     for jobs, message in (
         (twice, "--model must name a model once; repeated: tiny.Bilingual"),
-        (by_bleu, r'best_by=DevLoss\(\), DevBleu\(\), .* Pass --set="train.best_by=DevLoss\(\)"'),
+        (by_bleu, r'best_by=DevLoss\(\), DevBleu\(\), .* Pass --set="train.best_by=DevBleu\(\)"'),
         (longer, r"--set=input.source_length=48 --set=input.target_length=40\.$"),
         (_several(tmp_path / "a", dataset=no_dev), "no dev lines: qna-en. Choose other pairs"),
     ):

@@ -131,6 +131,13 @@ class ModelDir:
     def _params_to_resume(self, overrides, params):
         wanted = override(params or self.params, overrides)
         RESUMING.check(self.path, self.params, wanted)
+        old, new = (one.train.dev_bleu_sentences for one in (self.params, wanted))
+        if wanted.train.best_by.needs_translations and old != new:
+            raise ValueError(
+                f"Logdir {self.path} has train.dev_bleu_sentences={old}, but --set gives {new}. "
+                f"BLEU of other lines cannot be compared with the best so far. Leave out this "
+                f"--set."
+            )
         return wanted
 
     @staticmethod

@@ -193,6 +193,12 @@ class TestGoingOn:
         with pytest.raises(ValueError, match=r"train\.best_by=DevLoss, but --set gives DevBleu"):
             train_model(training_job(logdir, *texts))
 
+    def test_bleu_of_other_lines_is_not_compared(self, tmp_path):
+        by_bleu = "train.best_by=DevBleu()"
+        train_model(training_job(tmp_path, by_bleu, "train.dev_bleu_sentences=4"))
+        with pytest.raises(ValueError, match=r"dev_bleu_sentences=4, but --set gives 5\."):
+            train_model(training_job(tmp_path, by_bleu, "train.dev_bleu_sentences=5"))
+
     def test_sizes_of_experts_may_not_change_though_their_dispatcher_may(self, tmp_path):
         few = ["model.moe.num_experts=3", "model.moe.capacity_factor=None"]
         sizes = "model.moe.dispatcher=Dropless(expert_sizes={})"

@@ -16,12 +16,15 @@ class Criterion(Params, abc.ABC):
     chooses among the baselines of a pair.
 
     Attributes:
-        name: of the measure, for messages.
         needs_translations: whether evaluations must have the dev BLEU.
     """
 
-    name: ClassVar[str]
     needs_translations: ClassVar[bool] = False
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """The name of the measure, for messages."""
 
     @abc.abstractmethod
     def loss(self, scalars: Mapping[str, float]) -> float:

@@ -23,7 +23,7 @@ class TrainParams(Params):
         stall_seconds: a longer wait for the input, a step or a save is reported, with the stack
             traces of all threads; None for no report.
         best_by: which evaluation is the best; its checkpoint is used after training.
-        patience: stop after this number of evaluations that are not the best so far; None for
+        patience: stop after this number of evaluations in a row without a new best one; None for
             never.
         dev_bleu_sentences: dev sentences, spread over the pairs, to translate for BLEU at each
             evaluation; 0 for none.

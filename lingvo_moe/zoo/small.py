@@ -79,8 +79,8 @@ class Bilingual(_Small):
 
     lingvo-moe-baselines --model=small.Bilingual --own_vocabulary …
 
-    With little data the dev loss rises after a few hundred steps, while BLEU goes on rising with
-    each step. So BLEU chooses the checkpoint, and ends the training.
+    With little data the dev loss rises after a few hundred steps, while BLEU often rises for much
+    longer. So BLEU chooses the checkpoint, and ends the training.
     """
 
     vocab_size = 4000
