@@ -24,7 +24,13 @@ from learning_data import prepared
 
 from lingvo_moe import api
 from lingvo_moe.data.dataset import Dataset
-from lingvo_moe.evaluation.report import Report, averages_table, format_score, pairs_table
+from lingvo_moe.evaluation.report import (
+    Report,
+    averages_table,
+    format_score,
+    pairs_table,
+    shown_averages,
+)
 from lingvo_moe.evaluation.scores import RELIABLE_TEST_EXAMPLES
 from lingvo_moe.reporting.table import Table
 
@@ -134,7 +140,7 @@ def _baselines(here: Path, data: Dataset, args: argparse.Namespace) -> Iterator[
 
 def _of_seed(report: Report, seed: int) -> Table:
     """The mean scores of the pairs, as the row of this seed."""
-    groups = report.averages
+    groups = shown_averages(report)
     cells = {
         "seed": str(seed),
         "pairs": str(groups["all"].of),
