@@ -74,6 +74,17 @@ def test_one_fails_at_an_evaluation_and_the_same_command_goes_on(tmp_path):
     assert not list(tmp_path.rglob("*partial*"))
 
 
+def test_dev_bleu_ends_both_processes_at_the_same_step(tmp_path):
+    pytest.importorskip("jax")
+    # A model of a few steps has BLEU 0 each time, so its first evaluation stays the best.
+    texts = ("max_steps=8", "dev_bleu_sentences=4", "best_by=DevBleu()", "patience=1")
+    done = run_two(tmp_path, *(f"--set=train.{text}" for text in texts))
+    assert [code for code, _ in done] == [0, 0], done[0][1] + done[1][1]
+    assert "No better dev BLEU in 1 evaluations (train.patience=1)" in done[0][1]
+    assert "Done at step 4; best dev BLEU 0.0 at step 2." in done[0][1]
+    assert ModelDir.open(tmp_path).checkpoints.best() == 2
+
+
 def test_two_start_from_a_dense_model(tmp_path):
     """Each packs its rows and reads its experts; half of the model is frozen. The step and the
     input are those of one device.
