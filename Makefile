@@ -5,12 +5,16 @@ BIN := $(VENV)/bin
 DEMO := build/demo
 PEERS := build/peers
 TRAINED_ON := --data=$(DEMO)/data
+RESULTS := build/results
+CORPORA ?= corpora
+REAL_TEXT = $(BIN)/python benchmarks/real_text.py $(RESULTS)/real --corpora=$(CORPORA) --page=docs/results.md
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -ec
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint format golden bench bench-decode clean
+.PHONY: help setup demo test test-slow lint format golden bench bench-decode clean \
+  results results-learning results-tldr results-both
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -82,6 +86,24 @@ bench: setup $(PEERS)/.ready  ## measure training speed: the tables of docs/benc
 
 bench-decode: setup $(PEERS)/.ready $(PEERS)/.ctranslate2  ## measure decoding speed, with CTranslate2 and Hugging Face
 	$(BIN)/python benchmarks/decode.py
+
+# Runs that are complete are not repeated, so after an interruption the same command goes on. With
+# `make -k results` an error in one part does not stop the other parts.
+results: results-learning results-tldr results-both  ## all runs and tables of docs/results.md but the demo's (days; CORPORA=DIR)
+
+results-learning: setup $(PEERS)/.ready
+	$(BIN)/python benchmarks/learning.py $(RESULTS) --corpora=$(CORPORA) \
+	  --only=scale/ --only=rates/ --only=peer/ --only=budget --only=recipe/ --only=knob/
+	PYTHONPATH=$(PEERS)/transformers5 $(PEERS)/.venv/bin/python benchmarks/learning_run.py $(RESULTS) --only=M2M-100 --workers=1
+	$(BIN)/python benchmarks/learning.py $(RESULTS) --page=docs/results.md
+
+# The tables of pairs are those of the seed that ran last.
+results-tldr: setup
+	for seed in 1 3 2; do $(REAL_TEXT) --seed=$$seed --baseline=small.BilingualNarrow \
+	  --large_baseline=small.Bilingual --large_from=4300 --set=activation_dtype=bfloat16 || exit 1; done
+
+results-both: setup
+	$(REAL_TEXT) --corpus=both --set=activation_dtype=bfloat16
 
 clean:  ## remove all generated files, also .venv
 	rm -rf build $(VENV) .pytest_cache .ruff_cache .mypy_cache *.egg-info

@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import traceback
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -30,7 +31,6 @@ from lingvo_moe.core.files import write_whole
 from lingvo_moe.core.layer import EVALUATION
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import override, to_fields
-from lingvo_moe.core.registry import get_params
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.decoding.request import Request
@@ -64,15 +64,21 @@ def main() -> None:
         write_tables(args.output, args.page)
         return
     rows = [r for r in ROWS if not args.only or any(text in r.name for text in args.only)]
-    queue = Queue(args.output, args.corpora)
+    queue, failed = Queue(args.output, args.corpora), []
     queue.write(rows)
     for row in rows:
-        if row.peer:
-            print(f"{row.name}: run learning_run.py, with PyTorch and transformers")
-        elif args.export:
-            queue.export(row, args.platform)
-        else:
-            queue.make(row)
+        try:
+            if row.peer:
+                print(f"{row.name}: run learning_run.py, with PyTorch and transformers")
+            elif args.export:
+                queue.export(row, args.platform)
+            else:
+                queue.make(row)
+        except Exception:  # the other rows go on
+            traceback.print_exc()
+            failed.append(row.name)
+    if failed:
+        raise SystemExit(f"{len(failed)} rows failed, their errors are above: {', '.join(failed)}.")
 
 
 class Queue:
@@ -123,7 +129,7 @@ class Queue:
     def _task(self, row: Row) -> TranslationTask:
         dataset = self._dataset(row.data)
         pairs = tuple(pair.name for pair in dataset.pairs)
-        return TranslationTask(params_of(row), pairs, dataset.target_vocabulary.size)
+        return TranslationTask(row.params, pairs, dataset.target_vocabulary.size)
 
     def _directory(self, row: Row) -> Path:
         """The directory of the programs; rows that differ only in their data share it."""
@@ -140,12 +146,13 @@ class Queue:
 
     def _runs(self, row: Row) -> Iterator[dict[str, Any]]:
         """The descriptions of a row's runs."""
-        params, dataset = params_of(row), self._dataset(row.data)
+        params, dataset = row.params, self._dataset(row.data)
         for seed in row.seeds:
             yield {
                 "name": f"{row.name}.{seed}",
                 "row": row.name,
                 "command": row.command,
+                "params": to_fields(params),
                 "data": row.data,
                 "num_pairs": len(dataset.pairs),
                 "seed": seed,
@@ -160,11 +167,6 @@ class Queue:
                 "searches": list(row.searches),
                 "splits": list(row.splits),
             }
-
-
-def params_of(row: Row) -> TranslationParams:
-    """The params of a row."""
-    return override(get_params(row.model), row.all_overrides)
 
 
 def _sizes(params: TranslationParams) -> dict[str, Any]:

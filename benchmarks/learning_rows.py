@@ -5,6 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_moe.core.fields import Params, PositiveFloat
+from lingvo_moe.core.params import override
+from lingvo_moe.core.registry import get_params
+from lingvo_moe.tasks.params import TranslationParams
 
 _LONG = 4000  # steps
 _ADAFACTOR, _MUON = "Adafactor()", "Muon(iterations=3)"
@@ -81,6 +84,11 @@ class Row:
         ]
 
     @property
+    def params(self) -> TranslationParams:
+        """The params of the model and its training."""
+        return override(get_params(self.model), self.all_overrides)
+
+    @property
     def command(self) -> str:
         """The command that trains the same model."""
         return " ".join(
@@ -95,7 +103,8 @@ def _deeper(times: int) -> tuple[str, str]:
 
 def _scale(name: str, *overrides: str, **fields: Any) -> Row:
     """A tiny model on the synthetic languages: minutes on two cores."""
-    given = {"model": "tiny.MoE", "steps": 600, "seeds": (1, 2), "splits": ("dev", "test")}
+    given = {"model": "tiny.MoE", "optimizer": _MUON, "steps": 600}
+    given |= {"seeds": (1, 2), "splits": ("dev", "test")}
     return Row(
         name=f"scale/{name}",
         overrides=("train.eval_every=50", *overrides),
@@ -118,30 +127,65 @@ _SCALE = (
     _scale("dense", model="tiny.Dense"),
     _scale("dense, H x 1.5: equal FLOPs", "model.hidden_dim=768", model="tiny.Dense"),
 )
+# Whether another learning rate is better for a model of another depth.
+_RATES = [
+    dataclasses.replace(
+        _scale(f"{count} + {count} layers, rate {rate}", *_layers(count)),
+        name=f"rates/{count} + {count} layers, rate {rate}",
+        rate=rate,
+        seeds=(1,),
+        splits=("dev",),
+    )
+    for count in (2, 6)
+    for rate in (0.015, 0.06)
+]
 
 
 _REAL_TEXT = (*_vocabulary(4000), "model.shared_embedding=True", "input.temperature=2.0")
 
 
-def _peers(data: str, steps: int, ours: Sequence[float], theirs: Sequence[float]) -> list[Row]:
-    """tiny.Dense and a peer of its size; a thousand steps have about a million target tokens."""
-    name = f"peer/{data}, {steps // 1000}M tokens"
-    given = {"model": "tiny.Dense", "data": f"{data}4k", "steps": steps, "searches": {}}
-    given["overrides"] = (*_REAL_TEXT, f"train.eval_every={min(1000, steps // 5)}")
-    with_muon = given | {"optimizer": _MUON}
-    return [
-        *(Row(name=f"{name}, Adafactor, rate {rate}", rate=rate, **given) for rate in ours),
-        *(Row(name=f"{name}, Muon, rate {rate}", rate=rate, **with_muon) for rate in ours),
-        *(Row(name=f"{name}, M2M-100, rate {rate}", peer=Peer(rate), **given) for rate in theirs),
-    ]
+_PEER = "M2M-100"
+# Corpus, millions of target tokens, optimizer or peer -> largest learning rates.
+_RATES_BESIDE_PEER = {
+    ("tldr", 1, "Adafactor"): (0.015, 0.03, 0.06),
+    ("tldr", 1, "Muon"): (0.015, 0.03, 0.06),
+    ("tldr", 1, _PEER): (0.001, 0.002, 0.004),
+    ("tldr", 3, "Muon"): (0.03,),
+    ("tldr", 3, _PEER): (0.002,),
+    ("tldr", 10, "Muon"): (0.03,),
+    ("tldr", 10, _PEER): (0.002,),
+    ("wikimessages", 1, "Muon"): (0.015, 0.03),
+    ("wikimessages", 1, _PEER): (0.002, 0.004),
+    ("wikimessages", 3, "Muon"): (0.03,),
+    ("wikimessages", 3, _PEER): (0.002, 0.004),
+    ("wikimessages", 10, "Muon"): (0.03,),
+    ("wikimessages", 10, _PEER): (0.002,),
+    ("both", 1, "Muon"): (0.03,),
+    ("both", 1, _PEER): (0.002, 0.004),
+    ("both", 3, "Muon"): (0.03,),
+    ("both", 3, _PEER): (0.002,),
+    ("both", 10, "Muon"): (0.03,),
+    ("both", 10, _PEER): (0.002,),
+}
 
 
-_PEERS = [
-    row
-    for data in ("tldr", "wikimessages", "both")
-    for steps in (1000, 3000, 10_000)
-    for row in _peers(data, steps, (0.015, 0.03, 0.06), (0.001, 0.002, 0.004, 0.008))
-]
+def _beside_peer(data: str, millions: int, learner: str, rate: float) -> Row:
+    """tiny.Dense or a peer of its size; a thousand steps have about a million target tokens."""
+    steps = 1000 * millions
+    given = {"peer": Peer(rate)} if learner == _PEER else {"rate": rate}
+    return Row(
+        name=f"peer/{data}, {millions}M tokens, {learner}, rate {rate}",
+        model="tiny.Dense",
+        data=f"{data}4k",
+        steps=steps,
+        optimizer=_MUON if learner == "Muon" else None,
+        overrides=(*_REAL_TEXT, f"train.eval_every={min(1000, steps // 5)}"),
+        searches={},
+        **given,
+    )
+
+
+_PEERS = [_beside_peer(*case, rate) for case, rates in _RATES_BESIDE_PEER.items() for rate in rates]
 
 
 def _recipe(name: str, *overrides: str, **fields: Any) -> Row:
@@ -188,6 +232,9 @@ def _knob(name: str, *overrides: str, **fields: Any) -> Row:
     return Row(name=f"knob/{name}", overrides=(*always, *overrides), **(given | fields))
 
 
+_FEW_EVALUATIONS = ("train.eval_every=1000",)
+
+
 def _top_2(second_expert: str) -> str:
     return f"model.moe.gating=Top2(second_expert='{second_expert}')"
 
@@ -225,7 +272,9 @@ _KNOBS = (
     _knob("rate 0.06", rate=0.06),
     _knob("16 rows, 2,000 steps", "input.batch_size=16", steps=2000),
     _knob("subwords 0.1", "input.modifiers=(Copying(share=0.15),Subwords(rate=0.1))"),
-    _knob("4,000 steps, base", "train.eval_every=1000", steps=4000),
+    _knob("4,000 steps, base", *_FEW_EVALUATIONS, steps=4000),
+    _knob("4,000 steps, dense", *_FEW_EVALUATIONS, steps=4000, model="tiny.Dense"),
+    _knob("4,000 steps, fine-grained", *_FEW_EVALUATIONS, steps=4000, model="finegrained.Tiny"),
     _knob(
         "16,000 pieces, dropout 0, temperature 1",
         *(*_vocabulary(16000), "model.dropout_rate=0.0", "input.temperature=1.0"),
@@ -314,4 +363,4 @@ _BUDGETS = (
         for text in _TEXTS
     ),
 )
-ROWS = (*_SCALE, *_RECIPES, *_KNOBS, *_BUDGETS, *_SMALL, *_PEERS)
+ROWS = (*_SCALE, *_RATES, *_RECIPES, *_KNOBS, *_BUDGETS, *_SMALL, *_PEERS)

@@ -16,6 +16,7 @@ import json
 import multiprocessing
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -83,7 +84,8 @@ def make(output: Path, run: Mapping[str, Any], engine: Engine) -> dict[str, Any]
     Returns:
         The description with device, versions, source use and scores; "curve", (step, target
         tokens, dev loss, source use) of each evaluation; "dev_loss", the best of these;
-        "dev_loss_of_mean", the dev loss with the mean of the weights of the last evaluations.
+        "dev_loss_of_mean", the dev loss with the mean of the weights of the last evaluations, None
+        for an optimizer with a moving average.
     """
     dataset = Dataset.load(output / "data" / run["data"])
     params = from_fields(InputParams, run["input"], "the run")
@@ -126,10 +128,11 @@ def _train(run, engine, source, dev):
             best = min(best, (loss, step, state), key=lambda one: one[0])
             if bad == run["patience"] or use >= (run["until_source_use"] or np.inf):
                 break
-    mean = best[2] | {n: sum(s[n] for s in last) / np.float32(len(last)) for n in _weights(state)}
-    engine.restore(mean)
-    of_mean = _loss_and_use(engine, dev)[0]
-    said = {"dev_loss_of_mean": of_mean, "dev_loss": best[0], "best_step": best[1]}
+    said = {"dev_loss_of_mean": None, "dev_loss": best[0], "best_step": best[1]}
+    if not any(name.endswith("/ema") for name in state):  # otherwise evaluations do not use theta
+        means = {n: sum(s[n] for s in last) / np.float32(len(last)) for n in _weights(state)}
+        engine.restore(best[2] | means)
+        said["dev_loss_of_mean"] = _loss_and_use(engine, dev)[0]
     engine.restore(best[2])
     return said | {"curve": curve, "train_seconds": seconds}
 
@@ -355,6 +358,7 @@ def engine(output: Path, run: Mapping[str, Any]) -> Engine:
 
 
 def _work(output: Path, waiting: Any) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     for name in iter(waiting.get, None):
         run, start = described(output, name), time.monotonic()
         try:
@@ -363,6 +367,12 @@ def _work(output: Path, waiting: Any) -> None:
             traceback.print_exc()
             continue
         print(f"{name}: {said['dev_loss']:.3f}, {time.monotonic() - start:.0f} s", flush=True)
+
+
+def _end_with_parent() -> None:
+    """Ends this process when the one that started it ends, even if that was killed."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -12,25 +12,26 @@ from learning_rows import ROWS
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from lingvo_moe.core.params import from_fields
+from lingvo_moe.core.files import write_whole
+from lingvo_moe.core.params import from_fields, to_fields
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.reporting.figure import to_png
 from lingvo_moe.reporting.table import Table
 
 Run = dict[str, Any]
 # Study -> dev losses. The table has the number of tokens until each is reached (GShard, table 2).
-_LEVELS = {"scale": (2.0, 1.0, 0.7), "small": (3.0, 2.5, 2.2)}
+_LEVELS = {"scale": (2.0, 1.0, 0.5), "small": (3.0, 2.5, 2.2)}
 _AFTER = {"peer": (1, 3, 10)}  # millions of tokens; the table has the dev loss after so many
+_PICTURES = {"scale": "width_and_depth.png"}  # study -> the curves, beside the page
 
 
 def write_tables(output: Path, page: Path | None) -> None:
     """Prints a table for each study, and draws its curves as OUTPUT/STUDY.png.
 
     A table is also written into the page if the page has a place for it; rows of the page whose
-    runs are not in output stay.
+    runs are not in output stay. The pictures of _PICTURES are also written beside the page.
     """
-    paths = [output / "runs" / f"{row.name}.{seed}.json" for row in ROWS for seed in row.seeds]
-    runs = [json.loads(path.read_text()) for path in paths if path.exists()]
+    runs = list(_runs(output))
     for study, of in itertools.groupby(runs, key=lambda run: run["row"].partition("/")[0]):
         of = list(of)
         rows = [list(seeds) for _, seeds in itertools.groupby(of, key=lambda run: run["row"])]
@@ -38,10 +39,25 @@ def write_tables(output: Path, page: Path | None) -> None:
         print(f"{study}\n{table.to_markdown()}\n")
         if all(seeds[0]["until_source_use"] for seeds in rows):
             print("steps = {:.0f} · pairs^{:.2f}, × or ÷ {:.2f}\n".format(*fit_of_budgets(of)))
-        (output / f"{study}.png").write_bytes(to_png(draw_curves(rows)))
+        picture = to_png(draw_curves(rows))
+        write_whole(output / f"{study}.png", picture)
+        if page and study in _PICTURES:
+            write_whole(page.with_name(_PICTURES[study]), picture)
         if page and f"<!-- learning {study} -->" in page.read_text("utf-8"):
             labels = [row.label for row in ROWS if row.study == study]
             merge_table(page, f"learning {study}", table, labels)
+
+
+def _runs(output: Path) -> Iterator[Run]:
+    """The results of all rows; those that were made with other params are only named."""
+    for row in ROWS:
+        fields = to_fields(row.params)
+        for seed in row.seeds:
+            path = output / "runs" / f"{row.name}.{seed}.json"
+            if path.exists() and (run := json.loads(path.read_text()))["params"] == fields:
+                yield run
+            elif path.exists():
+                print(f"{path} was made with other params, and is left out. Run learning.py again.")
 
 
 def study_table(study: str, rows: Sequence[Sequence[Run]]) -> Table:

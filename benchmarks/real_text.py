@@ -7,23 +7,25 @@ and the report are made in OUTPUT/CORPUS. After an interruption the same command
 has marked places: `<!-- real_text CORPUS averages -->` and `<!-- real_text CORPUS pairs -->` for
 the scores, `<!-- real_text CORPUS curve -->` for the evaluations during training, and, if wanted,
 `<!-- real_text CORPUS seeds -->` for the means of each seed, where rows of other seeds stay. Each
-ends with `<!-- end -->`. The other tables are those of the seed that ran last. The plot of ΔBLEU is
-copied into the directory of the page, as CORPUS_delta_bleu.png. Pairs with fewer than 30 test lines
-are combined in one row.
+ends with `<!-- end -->`. The other tables are those of the seed that ran last. Plots are written
+beside the page: CORPUS_curve.png with the evaluations during training, and CORPUS_delta_bleu.png if
+there are baselines. Pairs with fewer than 30 test lines are combined in one row.
 """
 
 import argparse
 import dataclasses
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import tensorflow as tf
 from _pages import check_places, merge_table, replace_table
 from learning_data import prepared
+from matplotlib.figure import Figure
 
 from lingvo_moe import api
+from lingvo_moe.core.files import write_whole
 from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.evaluation.plot import draw_plot
 from lingvo_moe.evaluation.report import (
     Report,
     averages_table,
@@ -32,6 +34,7 @@ from lingvo_moe.evaluation.report import (
     shown_averages,
 )
 from lingvo_moe.evaluation.scores import RELIABLE_TEST_EXAMPLES
+from lingvo_moe.reporting.figure import COLORS, to_png
 from lingvo_moe.reporting.table import Table
 
 _CURVE = {  # tag of TensorBoard -> name and format
@@ -68,6 +71,9 @@ def main() -> None:
         default=[],
         help="as for lingvo-moe-train, for the model and the baselines",
     )
+    parser.add_argument(
+        "--metric", action="append", default=[], help="as for lingvo-moe-evaluate, such as Comet"
+    )
     parser.add_argument("--page", type=Path, help="the page to write the tables into")
     args = parser.parse_args()
     here = args.output / args.corpus
@@ -78,10 +84,11 @@ def main() -> None:
         check_places(args.page, [*marks.values(), *([seeds_mark] if has_seeds else [])])
     report = _report(here, args)
     reliable = dataclasses.replace(report, pairs=[pair for pair in report.pairs if pair.reliable])
+    curve = curve_table(_logdir(here, args))
     tables = {
         "averages": averages_table(reliable),
         "pairs": pairs_table(reliable),
-        "curve": _curve(_logdir(here, args)),
+        "curve": curve,
     }
     for name, table in tables.items():
         print(f"{table.to_markdown()}\n")
@@ -91,9 +98,10 @@ def main() -> None:
     if has_seeds:
         seeds = merge_table(args.page, seeds_mark, seeds, [str(i) for i in range(100)])
     print(seeds.to_markdown())
-    picture = _report_of(here, args) / "delta_bleu.png"
-    if args.page and picture.exists():
-        shutil.copyfile(picture, args.page.with_name(f"{args.corpus}_delta_bleu.png"))
+    if args.page:
+        write_whole(args.page.with_name(f"{args.corpus}_curve.png"), to_png(draw_curve(curve)))
+    if args.page and reliable.baseline_model:
+        write_whole(args.page.with_name(f"{args.corpus}_delta_bleu.png"), draw_plot([reliable]))
 
 
 def _report(here: Path, args: argparse.Namespace) -> Report:
@@ -108,6 +116,7 @@ def _report(here: Path, args: argparse.Namespace) -> Report:
         baselines=list(_baselines(here, data, args)),
         output=_report_of(here, args),
         floor=True,
+        metrics=args.metric,
         overwrite=True,
     )
 
@@ -150,8 +159,12 @@ def _of_seed(report: Report, seed: int) -> Table:
     return Table(list(cells), [list(cells.values())])
 
 
-def _curve(logdir: Path) -> Table:
-    """The evaluations of a training run, from what it wrote for TensorBoard."""
+def curve_table(logdir: Path) -> Table:
+    """The evaluations of a training run, from what it wrote for TensorBoard.
+
+    Returns:
+        A row for each of _CURVE that was measured, and a column for each evaluation.
+    """
     points: dict[str, dict[int, float]] = {tag: {} for tag in _CURVE}
     for path in sorted((logdir / "events").iterdir()):
         for event in tf.compat.v1.train.summary_iterator(str(path)):
@@ -160,10 +173,25 @@ def _curve(logdir: Path) -> Table:
                     points[value.tag][event.step] = value.simple_value
     steps = sorted(points["dev/loss"])
     lines = [
-        [name, *(format(points[tag][step], form) for step in steps)]
+        [name, *(format(points[tag][step], form) if step in points[tag] else "" for step in steps)]
         for tag, (name, form) in _CURVE.items()
+        if points[tag]
     ]
     return Table(["step", *map(str, steps)], lines)
+
+
+def draw_curve(table: Table) -> Figure:
+    """A plot for each row of a curve_table, over the steps."""
+    steps = [int(step) for step in table.columns[1:]]
+    figure = Figure((3.2 * len(table.rows), 2.8), layout="constrained")
+    for axes, (name, *cells), color in zip(
+        figure.subplots(1, len(table.rows), squeeze=False)[0], table.rows, COLORS, strict=False
+    ):
+        points = [(step, float(cell)) for step, cell in zip(steps, cells, strict=True) if cell]
+        axes.plot(*zip(*points, strict=True), "o-", color=color, markersize=4)
+        axes.set(xlabel="step", ylabel=name)
+        axes.grid(alpha=0.3)
+    return figure
 
 
 if __name__ == "__main__":

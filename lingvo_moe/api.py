@@ -406,8 +406,9 @@ def _dataset(
         data,
         directory,
         report=report,
-        joint_vocab=params.model.shared_embedding,
+        joint_vocab=params.joint_vocab,
         source_vocab_size=params.source_vocab_size,
         target_vocab_size=params.target_vocab_size,
         extend=params.init.logdir,
+        tags_on_both_sides=params.language_tags.on_target,
     )

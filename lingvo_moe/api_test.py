@@ -15,7 +15,9 @@ import lingvo_moe as lm
 from lingvo_moe import api
 from lingvo_moe.core import plugins, registry
 from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.data.language_tags import OnBothSides
 from lingvo_moe.evaluation.report import REPORT_FILE
+from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing import tiny_world
 from lingvo_moe.testing.forks import Fork
 from lingvo_moe.testing.logdirs import SMALLEST
@@ -285,6 +287,15 @@ class TestTrain:
         other = lm.evolve(params, "model.hidden_dim", 64)
         with pytest.raises(ValueError, match=r"model\.hidden_dim=32, but --set gives 64"):
             lm.train(other, tmp_path / "m" / "data", tmp_path / "m", name="mine", report=quiet)
+
+    def test_examples_are_prepared_for_tags_on_both_sides(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(api, "train_model", lambda job: job)
+        numbers = runpy.run_path(str(EXAMPLES / "own_data.py"))["examples"]
+        params = lm.evolve(lm.params("tiny.Dense"), "language_tags", OnBothSides())
+        splits = {"train": numbers(0, 200), "dev": numbers(200, 203)}
+        job = lm.train(params, splits, tmp_path / "m", report=quiet)
+        made = ModelDir.for_training(job.logdir, job.model, job.overrides, job.dataset, job.params)
+        assert made.params.language_tags.on_target
 
     def test_prepare_takes_examples_and_says_what_is_wrong_with_them(self, tmp_path):
         example = ("xx-en", "ein\u2028Satz", "a line")

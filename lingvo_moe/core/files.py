@@ -167,11 +167,16 @@ def check_output(path: Path, maker: str, overwrite: bool = False) -> None:
     _check_writable(path)
 
 
-def check_file(path: Path) -> None:
+def check_file(path: Path, *sources: Path) -> None:
     """Checks, before any work, that `write_whole` can write a file.
+
+    Args:
+        path: the file.
+        *sources: files that are read; those that do not exist do not count.
 
     Raises:
         OSError: it is a directory, or no file can be made there.
+        ValueError: it is one of the sources, perhaps through a link.
     """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory; give the name of a file in it.")
@@ -180,6 +185,12 @@ def check_file(path: Path) -> None:
     writable = path if path.exists() and not path.is_file() else path.resolve().parent
     if not os.access(writable, os.W_OK):
         raise PermissionError(f"{path} cannot be made: {writable} is not writable.")
+    for source in sources:
+        if path.is_file() and source.exists() and path.samefile(source):
+            raise ValueError(
+                f"The output {path} is the same file as the input {source}, which it would "
+                f"replace. Give another output."
+            )
 
 
 @contextlib.contextmanager

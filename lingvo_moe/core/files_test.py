@@ -202,6 +202,20 @@ def test_where_no_file_can_be_written(tmp_path):
             check_file(tmp_path / place)
 
 
+def test_an_output_is_not_one_of_the_sources(tmp_path):
+    source, other = tmp_path / "source", tmp_path / "other"
+    source.touch()
+    (tmp_path / "link").symlink_to(source)
+    (tmp_path / "hard").hardlink_to(source)
+    for name in ("source", "link", "hard"):
+        for path, read in ((tmp_path / name, source), (source, tmp_path / name)):
+            with pytest.raises(ValueError, match=rf"output {path} is the same .* input {read}, wh"):
+                check_file(path, other, read)
+    other.touch()
+    check_file(other, source, tmp_path / "missing")
+    check_file(Path("/dev/null"), Path("/dev/null"))
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [

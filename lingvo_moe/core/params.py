@@ -198,8 +198,15 @@ def _to_float(number: int) -> float:
 
 
 def _unquote(text: str) -> str:
+    """The string of a Python literal such as 'a\\n'; any other text as it is."""
     quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
-    return text[1:-1] if quoted else text
+    if not quoted:
+        return text
+    try:
+        value = ast.literal_eval(text)
+    except _UNREADABLE:
+        value = None
+    return value if isinstance(value, str) else text[1:-1]
 
 
 def _policy(cls: type, text: str, path: str) -> Any:

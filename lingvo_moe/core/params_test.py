@@ -71,6 +71,13 @@ def test_tuples_of_policies():
     assert from_fields(Model, to_fields(Model()), "x") == Model()
 
 
+@pytest.mark.parametrize("text", ['it\'s "b"', r"\d+\t", "a\tb\u3000c", "'quoted'", ""])
+def test_texts_are_read_as_they_were_written(text):
+    model = Model(name=text, policies=(Fixed(mode=text),), policy=Fixed(mode=text))
+    assert from_fields(Model, to_fields(model), "x") == model
+    assert override(Model(), [f"policies={text_of(model.policies)}"]).policies == model.policies
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -105,6 +112,9 @@ def test_override_replaces_and_leaves_the_original():
     ("assignment", "path", "value"),
     [
         ("name='quoted'", "name", "quoted"),
+        (r"name='a\tb'", "name", "a\tb"),
+        (r"name=a\tb", "name", r"a\tb"),
+        ("name='a' and 'b'", "name", "a' and 'b"),
         ("name=a=b", "name", "a=b"),
         ("name=None", "name", "None"),
         ("inner.limit=2.5", "inner.limit", 2.5),

@@ -4,6 +4,7 @@ P language pairs.
 """
 
 import dataclasses
+import itertools
 import math
 import queue
 import threading
@@ -71,6 +72,17 @@ class InputParams(Params):
         weights = {MAIN: 1.0} | {corpus.name: corpus.weight for corpus in self.corpora}
         first = Mixture(self.pairs, self.temperature, self.pair_factors, weights)
         return Curriculum.of(dataset, self.corpora, first, self.stages)
+
+    @property
+    def trained_pairs(self) -> tuple[str, ...]:
+        """The pairs of all stages, in the order in which they are named first; () for all."""
+        given = [self.pairs, *(one.pairs for one in self.stages if one.pairs is not None)]
+        return tuple(dict.fromkeys(itertools.chain(*given))) if all(given) else ()
+
+    def with_pairs(self, pairs: Sequence[str]) -> "InputParams":
+        """The same input with these pairs in all stages."""
+        stages = tuple(dataclasses.replace(stage, pairs=None) for stage in self.stages)
+        return dataclasses.replace(self, pairs=tuple(pairs), stages=stages)
 
     @property
     def num_virtual_shards(self) -> int:
@@ -322,8 +334,11 @@ class RowShard:
 
 
 def eval_batches(dataset: Dataset, split: str, params: InputParams) -> Iterator[NestedMap]:
-    """Every example of a split that fits a row, once, in order, in batches of the train shape."""
-    pairs = [dataset.pair(name) for name in params.pairs] or dataset.pairs
+    """Every example of a split that fits a row, once, in order, in batches of the train shape.
+
+    The pairs are those of all stages of training.
+    """
+    pairs = [dataset.pair(name) for name in params.trained_pairs] or dataset.pairs
     return pack(
         ((example, p.index) for p in pairs for example in dataset.examples(split, p.name)), params
     )

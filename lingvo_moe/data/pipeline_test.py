@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.data import virtual_shard
-from lingvo_moe.data.curriculum import sampling_probabilities
+from lingvo_moe.data.curriculum import Stage, sampling_probabilities
 from lingvo_moe.data.dataset import Dataset, Example, PairInfo, shard_bounds, write_shard
 from lingvo_moe.data.packing import Shape
 from lingvo_moe.data.pipeline import (
@@ -344,6 +344,32 @@ def test_eval_batches_hold_every_example_once(tmp_path):
     assert {batch.source_ids.shape for batch in batches} == {(3, 12)}
     assert {batch.target_ids.shape for batch in batches} == {(3, 10)}
     assert list(eval_batches(dataset, "test", PARAMS)) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "union"),
+    [
+        (("a-b", "c-d"), (), ("a-b", "c-d")),
+        (("a-b", "c-d"), (("e-f", "a-b"), None, ("g-h",)), ("a-b", "c-d", "e-f", "g-h")),
+        (("a-b",), (None,), ("a-b",)),
+        (("a-b",), (("c-d",), ()), ()),  # the last stage has all pairs of the data
+        ((), (("a-b",),), ()),
+    ],
+)
+def test_pairs_of_all_stages(first, later, union):
+    stages = tuple(Stage(from_step=i + 1, pairs=pairs) for i, pairs in enumerate(later))
+    params = InputParams(pairs=first, stages=stages)
+    assert params.trained_pairs == union
+    assert params.with_pairs(["x-y"]).trained_pairs == ("x-y",)
+    assert len(params.with_pairs(["x-y"]).stages) == len(stages)
+
+
+def test_eval_batches_have_the_pairs_of_all_stages(tmp_path):
+    dataset = _make(tmp_path, [5, 1, 6], split="dev")
+    stages = (Stage(from_step=7, pairs=("x2-en",)),)
+    params = dataclasses.replace(PARAMS, pairs=("x0-en",), stages=stages)
+    pairs = [pair for batch in eval_batches(dataset, "dev", params) for pair, *_ in _unpack(batch)]
+    assert sorted(pairs) == [0] * 5 + [2] * 6
 
 
 def test_prefetcher_gives_the_same_batches_and_the_state_of_the_last_taken(tmp_path):

@@ -24,7 +24,7 @@ from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset, PairInfo
 from lingvo_moe.data.pair_work import each_pair
 from lingvo_moe.data.prepare_helper import helpers
 from lingvo_moe.data.prepare_params import PrepareParams
-from lingvo_moe.data.stages import VOCABULARIES, run_stage, stages
+from lingvo_moe.data.stages import VOCABULARIES, check_tags, run_stage, stages
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.data.work import STAGES, Work
@@ -56,8 +56,10 @@ def prepare_synthetic(
         **options: further arguments of `prepare`.
 
     Raises:
-        ValueError: output exists, or OUTPUT_raw holds something other than a synthetic corpus.
+        ValueError: output exists, or OUTPUT_raw holds something other than a synthetic corpus; or
+            as `prepare`.
     """
+    check_tags(params)
     check_output(output, MAKER, overwrite)
     corpus = output.with_name(f"{output.name}_raw")
     raw.write(corpus, overwrite=True)
@@ -96,7 +98,7 @@ def prepare(
 
     Raises:
         ValueError: something is wrong with the corpus, or output exists, or OUTPUT.parts belongs to
-            another call.
+            another call; or there are tags on both sides, and not one vocabulary for both.
         OSError: something cannot be read or written, or the pipeline has failed.
         ImportError: `beam` is given, but apache-beam is not installed.
     """
@@ -106,9 +108,11 @@ def prepare(
             f"pipeline are given too. Leave processes out; the number of workers is an option of "
             f"the pipeline's runner."
         )
-    processes = 1 if beam is not None else processes or len(os.sched_getaffinity(0))
+    if processes is None:
+        processes = 1 if beam is not None else len(os.sched_getaffinity(0))
     if processes < 1 or memory_mb < 1:
         raise ValueError(f"processes and memory_mb must be >= 1, got {processes} and {memory_mb}.")
+    check_tags(params)
     run = _on_this_machine(processes, report) if beam is None else _in_a_pipeline(beam)
     _check_apart(corpus, output)
     pairs = _directions(find_pairs(corpus, report, not params.extend), params.both_directions)

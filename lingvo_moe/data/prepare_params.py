@@ -49,7 +49,7 @@ class PrepareParams(Params):
             pair are always left out.
         max_length: longer training examples, in tokens of either side, are left out and counted.
         tags_on_both_sides: whether each side begins with its language's tag, as models that were
-            imported read and write; see data.language_tags.
+            imported read and write; see data.language_tags. It needs one vocabulary for both sides.
         both_directions: whether to add the reverse of each pair that the corpus does not have.
         shard_size: largest number of examples in a file of records.
         seed: of sampling for the vocabularies.

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import os
 import resource
 import shutil
@@ -105,6 +106,23 @@ def test_joint_vocabulary(corpus, tmp_path):
     assert dataset.hashes["source"] == dataset.hashes["target"]
     example = dataset.examples("train", "de-en")[0]
     assert dataset.source_vocabulary.decode([example.target.tolist()]) == ["the cat"]
+
+
+def test_tags_on_both_sides_need_one_vocabulary(corpus, tmp_path):
+    params = dataclasses.replace(PARAMS, tags_on_both_sides=True)
+    for make in (functools.partial(prepare, corpus), prepare_synthetic):
+        with pytest.raises(ValueError, match=r"one vocabulary for both sides\. .*joint_vocab"):
+            make(tmp_path / "data", params)
+    assert os.listdir(tmp_path) == ["corpus"]
+    separate = prepare(corpus, tmp_path / "separate", PARAMS).directory
+    with pytest.raises(ValueError, match="separate' has two; extend a directory with one"):
+        prepare(corpus, tmp_path / "data", dataclasses.replace(params, extend=str(separate)))
+    joint = prepare(corpus, tmp_path / "joint", PrepareParams(joint_vocab=True)).directory
+    params = dataclasses.replace(params, extend=str(joint))
+    dataset = prepare(corpus, tmp_path / "data", params)
+    example, tags = dataset.examples("train", "de-en")[0], dataset.source_vocabulary.tags
+    assert (example.source[0], example.target[0]) == (tags["de"], tags["en"])
+    assert dataset.target_vocabulary.tags == tags
 
 
 def test_both_directions(corpus, tmp_path):
@@ -318,7 +336,7 @@ def test_two_commands_cannot_make_one_dataset(corpus, tmp_path):
         prepare(corpus, tmp_path / "data", PARAMS)
 
 
-@pytest.mark.parametrize("options", [{"processes": -1}, {"memory_mb": 0}])
+@pytest.mark.parametrize("options", [{"processes": -1}, {"processes": 0}, {"memory_mb": 0}])
 def test_processes_and_memory_are_positive(corpus, tmp_path, options):
     with pytest.raises(ValueError, match="processes and memory_mb must be >= 1, got "):
         prepare(corpus, tmp_path / "data", PARAMS, **options)

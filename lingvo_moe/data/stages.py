@@ -25,6 +25,7 @@ from lingvo_moe.data.blocks import Block, Texts
 from lingvo_moe.data.dataset import SIDES
 from lingvo_moe.data.extension import extend_vocabulary
 from lingvo_moe.data.pair_work import PairWork, each_pair, held_targets
+from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.vocabulary import Vocabulary, train_vocabulary
 from lingvo_moe.data.work import Piece, Work
 
@@ -91,17 +92,32 @@ def _texts(work: Work) -> list[Piece]:
 
 
 def _models(work: Work) -> list[Piece]:
-    both = [(side,) for side in SIDES] if _separate(work) else [SIDES]
+    both = [(side,) for side in SIDES] if _separate(work.params) else [SIDES]
     return [Piece(work.model_path(sides[0]), _model(work, sides)) for sides in both]
 
 
-def _separate(work: Work) -> bool:
-    if not work.params.extend:
-        return not work.params.joint_vocab
-    old = [Vocabulary.load(Path(work.params.extend) / f"{side}.model") for side in SIDES]
-    if old[0] != old[1] and work.params.joint_vocab:
+def check_tags(params: PrepareParams) -> None:
+    """Checks that both vocabularies have the tags that `tags_on_both_sides` writes.
+
+    Raises:
+        ValueError: there are two vocabularies; the target's has no tags.
+    """
+    if params.tags_on_both_sides and _separate(params):
+        cure = (
+            f"extend={params.extend!r} has two; extend a directory with one."
+            if params.extend
+            else "Pass --joint_vocab."
+        )
+        raise ValueError(f"tags_on_both_sides needs one vocabulary for both sides. {cure}")
+
+
+def _separate(params: PrepareParams) -> bool:
+    if not params.extend:
+        return not params.joint_vocab
+    old = [Vocabulary.load(Path(params.extend) / f"{side}.model") for side in SIDES]
+    if old[0] != old[1] and params.joint_vocab:
         raise ValueError(
-            f"{work.params.extend} has two vocabularies, which cannot be extended as one; "
+            f"{params.extend} has two vocabularies, which cannot be extended as one; "
             f"leave joint_vocab out."
         )
     return old[0] != old[1]

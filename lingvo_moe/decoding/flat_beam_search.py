@@ -15,7 +15,7 @@ from lingvo_moe.core.smart_cond import size_of, smart_cond
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.decoding.cache import of_parents, own_positions
 from lingvo_moe.decoding.choices import best_choices
-from lingvo_moe.decoding.constraints import Constraints, given
+from lingvo_moe.decoding.constraints import Constraints
 from lingvo_moe.decoding.hugging_face import search_like
 from lingvo_moe.decoding.params import MAX_BEAM
 from lingvo_moe.decoding.request import Request
@@ -112,11 +112,8 @@ def beam_search(
         ValueError: options of the request that are not supported together with `first`.
     """
     params = request.params
-    if first is not None and (request.shortlist or given(request.prefix)):
-        raise ValueError(
-            "decoding.target_prefix and decoding.shortlist are not supported where translations "
-            "begin with the tag of their language (language_tags=OnBothSides()); leave them out."
-        )
+    if first is not None:
+        request.check_after_tag()
     source = NestedMap(encoded=model.encode(laid_out, source_ids, source_lengths, tasks))
     ratio = params.length_ratio * tf.cast(source_lengths, tf.float32)
     max_lengths = tf.cast(tf.math.ceil(ratio), tf.int32) + params.length_offset

@@ -64,6 +64,19 @@ class Request:
         """Number of hypotheses that share a cache."""
         return self.params.cache.sharing(self.params.beam_size)
 
+    def check_after_tag(self) -> None:
+        """Checks the request for a model whose translations begin with the tag of their language.
+
+        Raises:
+            ValueError: it has an option that is not supported there.
+        """
+        if self.shortlist or given(self.prefix):
+            raise ValueError(
+                "decoding.target_prefix and decoding.shortlist are not supported where "
+                "translations begin with the tag of their language "
+                "(language_tags=OnBothSides()); leave them out."
+            )
+
     @property
     def graph(self) -> "Request":
         """The part that a graph depends on: equal for requests that differ only in their inputs."""

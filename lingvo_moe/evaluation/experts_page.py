@@ -33,18 +33,21 @@ _COLUMNS = (
 )
 
 
-def write_experts(experts: ExpertStatistics, directory: str | pathlib.Path, title: str) -> None:
+def write_experts(
+    experts: ExpertStatistics, directory: str | pathlib.Path, title: str, split: str = "dev"
+) -> None:
     """Writes the page, its pictures and the JSON.
 
     Args:
         experts: the numbers.
         directory: made if missing; files of an earlier page are overwritten.
         title: of the page, such as the model's name.
+        split: of the tokens that were counted.
     """
     pictures = draw_all(experts)
     parts = [
-        _introduction(experts),
-        _summary(experts),
+        _introduction(experts, split),
+        _summary(experts, split),
         *(part for side in experts.sides for part in _side(experts, side, pictures)),
         _nearest(experts),
         *(part for layer in experts.layers for part in _layer(layer, pictures)),
@@ -187,20 +190,21 @@ def _coactivation_order(lift: np.ndarray) -> list[int]:
     return list(average_linkage(distances).order)
 
 
-def _introduction(experts: ExpertStatistics) -> str:
-    silent = f" No tokens in dev: {escape(', '.join(experts.silent))}." if experts.silent else ""
+def _introduction(experts: ExpertStatistics, split: str) -> str:
+    names = escape(", ".join(experts.silent))
+    silent = f" No tokens in {split}: {names}." if experts.silent else ""
     return (
         f"<p>{len(experts.languages)} languages, {len(experts.layers)} Mixture-of-Experts layers; "
-        f"choices of the last evaluation on dev.{silent}</p>"
+        f"choices of the tokens of {split}.{silent}</p>"
     )
 
 
-def _summary(experts: ExpertStatistics) -> str:
+def _summary(experts: ExpertStatistics, split: str) -> str:
     note = (
         '<p class="mark">Entropy of the load: 1 is balance, 0 a single busy expert. '
         "Language–expert bits: mutual information between the expert and the language of a choice. "
         "By chance: the mean of as many choices that are independent of the language. The "
-        "measured value can be lower if all pairs have the same dev sentences.</p>"
+        f"measured value can be lower if all pairs have the same {split} sentences.</p>"
     )
     return _table(experts).to_html() + note
 

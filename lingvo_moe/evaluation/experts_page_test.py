@@ -18,8 +18,8 @@ from lingvo_moe.testing.pages import parse_page
 from lingvo_moe.testing.reports import families, make_record
 
 
-def _write(record, directory, title="my<model>"):
-    write_experts(analyze(record), directory, title)
+def _write(record, directory, title="my<model>", **split):
+    write_experts(analyze(record), directory, title, **split)
     text = (directory / "index.html").read_text("utf-8")
     checker = parse_page(text)
     assert all(link.startswith("data:image/png;base64,") for link in checker.links)
@@ -91,12 +91,20 @@ def test_silent_pairs_and_empty_layers(tmp_path):
         [[[3.0, 1], [0, 0], [2, 2]], [[0, 0], [0, 0], [0, 0]]], pairs=["a-en", "b<-en", "c-en"]
     )
     text, checker, numbers = _write(record, tmp_path)
-    assert "No tokens in dev: b<." in text
+    assert "choices of the tokens of dev. No tokens in dev: b<." in text
     assert "–" in text
     assert "b<" not in checker.tags
     assert numbers["without_tokens"] == ["b<"]
     assert numbers["layers"][1]["entropy"] is None
     assert numbers["sides"]["decoder"]["similarity"] == [[None, None], [None, None]]
+
+
+def test_the_page_tells_the_split(tmp_path):
+    record = make_record([[[3.0, 1], [0, 0]]], pairs=["a-en", "b-en"])
+    text, _, _ = _write(record, tmp_path, split="test")
+    assert "choices of the tokens of test. No tokens in test: b." in text
+    assert "all pairs have the same test sentences" in text
+    assert "dev" not in text
 
 
 def test_one_language_and_one_expert(tmp_path):

@@ -97,7 +97,8 @@ def _label(
         [legible(pair, _LONGEST) for pair in pairs], rotation=30 if upright else 90, fontsize=size
     )
     axes.set_xlabel("language pairs, from most to least training data")
-    against = legible(reports[0].baseline_model or "the baselines", _LONGEST)
+    against = reports[0].baseline_model or ""
+    against = legible(against) if 0 < len(against) <= _LONGEST else "the baselines"
     axes.set_ylabel(f"ΔBLEU against {against}" if has_baselines else "BLEU")
     axes.grid(axis="y", color="#eceff2", linewidth=0.8)
     axes.spines["top"].set_visible(False)

@@ -249,6 +249,7 @@ def test_an_explanation_has_the_score_and_the_experts(model_dir, models):
     )
     (one, other) = model.explain(["kara mi", "mira"], [best.text, "a b c"], "en")
     (alone,) = model.explain(["kara mi"], [best.text], "en")
+    assert model.explain([], [], "en") == model.translate([], "en") == []
     # Without the tag and the ends; the target's vocabulary has shorter pieces for source text.
     texts = ["mira mi kara so", "kara mi"], ["mira mi kara so", best.text]
     for name in models:

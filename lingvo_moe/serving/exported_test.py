@@ -15,6 +15,7 @@ from lingvo_moe.serving.formats.base import read_theta
 from lingvo_moe.serving.formats.saved_model import SavedModel, ServedModel
 from lingvo_moe.serving.formats.tf_serving import TFServing
 from lingvo_moe.tasks.evaluation import load_translator
+from lingvo_moe.tasks.model import Model
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
 SENTENCES = ["kara mi", "", "ka\u2028ra", "mi " * 40, "mira so"]
@@ -60,6 +61,14 @@ def test_translations_are_those_of_the_logdir(model_dir, exported):
     assert "line 4" in cut[0]
     best_alone = exported.translate(SENTENCES, "en", warn=cut.append)
     assert [best[0].text for best in got] == [best.text for (best,) in best_alone]
+
+
+def test_its_pairs_are_those_of_all_stages(tmp_path):
+    stage = "input.stages=(Stage(from_step=5,pairs=('qta-en',)),)"
+    staged = _random(tmp_path, "input.pairs=('qna-en',)", stage)
+    assert Model(staged, Local).pairs == ("qna-en", "qta-en")
+    about = ServedModel(staged, read_theta(staged)[0]).about()
+    assert about["pairs"].numpy().tolist() == [b"qna-en", b"qta-en"]
 
 
 def test_it_knows_its_model(model_dir, exported):

@@ -220,7 +220,7 @@ class Pruning(Params):
         Raises:
             ValueError: a language or pair that the model was not trained on.
         """
-        trained = model_dir.params.input.pairs or model_dir.pairs
+        trained = model_dir.params.input.trained_pairs or model_dir.pairs
         if not trained:  # an imported model
             trained = RoutingRecord.load(model_dir.routing_path).pairs
         known = {name for pair in trained for name in (pair, *pair.split("-"))}
@@ -309,7 +309,7 @@ class Pruning(Params):
         sources, targets = map(set, zip(*(pair.split("-") for pair in pairs), strict=True))
         known = targets | (sources if model_dir.task.needs_source_language else set())
         tags = {language: tag for language, tag in model_dir.tags.items() if language in known}
-        params = evolve(params, "input.pairs", pairs)
+        params = evolve(params, "input", params.input.with_pairs(pairs))
         pruned = dataclasses.replace(model_dir, params=params, tags=tags)
         return pruned, NestedMap.unflatten(weights)
 

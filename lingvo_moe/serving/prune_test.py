@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_moe.data.curriculum import Stage
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.gatings.hashed import Hash
 from lingvo_moe.gatings.node_limited import NodeLimited
@@ -391,3 +392,14 @@ def test_languages_name_pairs(model_dir):
 
     assert pairs() == model_dir.pairs == pairs("en")
     assert pairs("qna") == pairs("qna-en") == ("qna-en",)
+
+
+def test_pairs_of_all_stages_are_kept(model_dir):
+    stage = Stage(from_step=9, pairs=("qta-en", "qto-en"))
+    inputs = dataclasses.replace(model_dir.params.input, pairs=("qna-en",), stages=(stage,))
+    staged = dataclasses.replace(
+        model_dir, params=dataclasses.replace(model_dir.params, input=inputs)
+    )
+    assert Pruning(share=0.5).pairs(staged) == ("qna-en", "qta-en", "qto-en")
+    pruned, _, _ = read_model(staged, None, Pruning(share=0.5, languages=("qto",)))
+    assert pruned.params.input.trained_pairs == ("qto-en",)

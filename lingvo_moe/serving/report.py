@@ -2,7 +2,7 @@
 
 import dataclasses
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,31 @@ from lingvo_moe.tasks.evaluation import Translate, translate_pair
 from lingvo_moe.tasks.model_dir import ModelDir
 
 
-def check_comparable(model_dir: ModelDir, dataset: Dataset, split: str) -> list[str]:
-    """The pairs of the model that have lines in a split.
+def check_comparable(
+    model_dir: ModelDir, dataset: Dataset, split: str, exported: Collection[str] | None = None
+) -> list[str]:
+    """The exported pairs that have lines in a split and, if the model routes by task, experts.
+
+    Args:
+        model_dir: the model.
+        dataset: prepared data.
+        split: "dev" or "test".
+        exported: names of pairs; None for all pairs of the model.
 
     Raises:
         ValueError: the dataset does not fit the model, or there are none.
     """
-    known = model_dir.for_dataset(dataset).pairs
+    model_dir = model_dir.for_dataset(dataset)
+    known = [name for name in model_dir.pairs if model_dir.task.has_experts_for(name)]
     pairs = [name for name in known if dataset.pair(name).examples.get(split)]
+    if exported is not None:
+        pairs = [name for name in pairs if name in exported]
     if not pairs:
-        raise ValueError(f"{dataset.directory} has no {split} lines; nothing to compare.")
+        of = "" if exported is None else f" of the exported pairs {', '.join(exported)}"
+        raise ValueError(
+            f"{dataset.directory} has no {split} lines{of}; nothing to compare. Give other data or "
+            f"another split, or export without a report."
+        )
     return pairs
 
 

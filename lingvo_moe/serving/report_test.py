@@ -23,6 +23,7 @@ def translator(texts):
 
 REFERENCES = [e.target_text for e in tiny_world.dataset().examples("test", PAIR)]
 WRONG = ["nothing of it"] * len(REFERENCES)
+TASK = types.SimpleNamespace(has_experts_for=lambda name: name != "qno-en")
 
 
 def test_a_row_for_each_pair_and_the_mean():
@@ -38,10 +39,25 @@ def test_a_dataset_without_lines_is_refused():
     dataset = types.SimpleNamespace(
         directory="data", pair=lambda name: types.SimpleNamespace(examples={"train": 5})
     )
-    model_dir = types.SimpleNamespace(pairs=(PAIR,))
+    model_dir = types.SimpleNamespace(pairs=(PAIR,), task=TASK)
     model_dir.for_dataset = lambda _: model_dir
     with pytest.raises(ValueError, match="data has no dev lines; nothing to compare"):
         check_comparable(model_dir, dataset, "dev")
+
+
+def test_an_export_of_pairs_without_lines_is_refused():
+    examples = {"qna-en": {"test": 5}, "qne-en": {"dev": 5}, "qni-en": {"test": 5}}
+    examples["qno-en"] = {"test": 5}  # without experts
+    dataset = types.SimpleNamespace(
+        directory="data", pair=lambda name: types.SimpleNamespace(examples=examples[name])
+    )
+    model_dir = types.SimpleNamespace(pairs=tuple(examples))
+    model_dir.task = TASK
+    model_dir.for_dataset = lambda _: model_dir
+    assert check_comparable(model_dir, dataset, "test") == ["qna-en", "qni-en"]
+    assert check_comparable(model_dir, dataset, "test", ("qne-en", "qni-en")) == ["qni-en"]
+    with pytest.raises(ValueError, match="no test lines of the exported pairs qne-en; nothing to"):
+        check_comparable(model_dir, dataset, "test", ("qne-en",))
 
 
 def test_directory_size(tmp_path):

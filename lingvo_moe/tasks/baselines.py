@@ -1,7 +1,6 @@
 """Bilingual baselines: a model for each pair, trained and scored, for comparison.
 
-DIRECTORY/PAIR           the logdir of a pair's model
-DIRECTORY/MODEL/PAIR     the same, where each pair has the best of several models
+DIRECTORY/MODEL/PAIR     the logdir of a pair's model; earlier versions had DIRECTORY/PAIR
 DIRECTORY/data-KEY/PAIR  a pair's data with its own vocabulary; KEY is of the data and the sizes
 DIRECTORY/report         their report, which `evaluate` compares with
 """
@@ -16,7 +15,7 @@ from typing import Any
 
 from lingvo_moe.core import lock
 from lingvo_moe.core.files import check_output, new_directory
-from lingvo_moe.core.params import text_of
+from lingvo_moe.core.params import override, text_of
 from lingvo_moe.data.corpora import write_corpus
 from lingvo_moe.data.dataset import FILE as DATASET_FILE
 from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset
@@ -118,10 +117,12 @@ def _checked(
 
 def _model(job: TrainingJob, pairs: Sequence[str], several: bool) -> _Model:
     """A job's model, trained on the job's data."""
-    home, label = (job.logdir / job.model, f"{job.model} ") if several else (job.logdir, "")
+    label = f"{job.model} " if several else ""
     runs = {
         pair: dataclasses.replace(
-            job, logdir=home / pair, overrides=[*job.overrides, f"input.pairs=({pair!r},)"]
+            job,
+            logdir=_logdir(job, pair),
+            overrides=[*job.overrides, *_alone(job, pair)],
         )
         for pair in pairs
     }
@@ -130,6 +131,30 @@ def _model(job: TrainingJob, pairs: Sequence[str], several: bool) -> _Model:
         for pair, run in runs.items()
     }
     return _Model(job.model, label, params, runs)
+
+
+def _logdir(job: TrainingJob, pair: str) -> Path:
+    """Where a pair's model is trained. A logdir of an earlier version stays where it is.
+
+    Raises:
+        ValueError: the pair has two logdirs of this model.
+    """
+    logdir, earlier = job.logdir / job.model / pair, job.logdir / pair
+    if ModelDir.model_of(earlier) != job.model:
+        return logdir
+    if ModelDir.model_of(logdir) is not None:
+        raise ValueError(
+            f"{earlier} and {logdir} are both logdirs of {job.model}; a pair can have one. Move the"
+            f" one that is not to be used out of {job.logdir}."
+        )
+    return earlier
+
+
+def _alone(job: TrainingJob, pair: str) -> list[str]:
+    """The `--set` texts that train on one pair alone, in all stages."""
+    params = job.params or ModelDir.params_for_training(_logdir(job, pair), job.model, [])
+    alone = override(params, job.overrides).input.with_pairs([pair])
+    return [f"input.pairs={alone.pairs!r}", f"input.stages={text_of(alone.stages)}"]
 
 
 def _with_own_data(model: _Model, output: Path) -> _Model:
@@ -162,7 +187,7 @@ def _preparation(dataset: Dataset, params: TranslationParams) -> PrepareParams:
     return PrepareParams(
         source_vocab_size=params.source_vocab_size,
         target_vocab_size=params.target_vocab_size,
-        joint_vocab=params.model.shared_embedding,
+        joint_vocab=params.joint_vocab,
         tags_on_both_sides=dataset.tags_on_both_sides,
         cleaning=(),  # the text is that of a dataset
         max_length=_ANY_LENGTH,
@@ -311,8 +336,8 @@ def _check_equal_lines(names, params):
 def _train(model: _Model) -> dict[str, float]:
     """Trains the unfinished runs; returns by pair the lowest value that train.best_by found.
 
-    Pairs with equal vocabularies share the compiled step: only the data and the initial state
-    change.
+    Pairs with vocabularies of equal size and equal params share the compiled step: only the data
+    and the initial state change.
     """
     losses, runtimes = {}, _Runtimes(train_step)
     for i, (pair, run) in enumerate(_by_vocabulary(model.runs.items())):
@@ -341,7 +366,10 @@ def _translators(chosen) -> Iterator[tuple[str, Translator]]:
 
 
 class _Runtimes:
-    """Runtimes, one for runs in a row that can share its compiled functions."""
+    """Runtimes, one for runs in a row that can share its compiled functions.
+
+    Their params differ at most in the pair.
+    """
 
     def __init__(self, step):
         """`step` makes the step of a task."""
@@ -349,7 +377,9 @@ class _Runtimes:
 
     def of(self, run: TrainingJob, task: TranslationTask) -> Any:
         """The runtime of a run; the one before is freed if it is another."""
-        key = run.model, task.num_pieces, len(task.pairs)
+        params = task.params
+        alike = dataclasses.replace(params, input=dataclasses.replace(params.input, pairs=()))
+        key = run.model, task.num_pieces, len(task.pairs), alike
         if key != self._key:
             self._made = None
             self._key, self._made = key, run.make_runtime(task, self._step(task))

@@ -13,6 +13,7 @@ from lingvo_moe.data.pipeline import Prefetcher
 from lingvo_moe.evaluation.baselines import Baselines
 from lingvo_moe.tasks import baselines, training
 from lingvo_moe.tasks.baselines import train_baselines
+from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing.logdirs import training_job
 from lingvo_moe.testing.tiny_world import SHRINK, dataset
 from lingvo_moe.training.loop import TrainResult
@@ -84,7 +85,7 @@ def test_a_signal_ends_all_of_it(tmp_path, monkeypatch):
     with pytest.raises(SystemExit) as end:
         train_baselines([_job(tmp_path)], ["qna-en", "qta-en"])
     assert end.value.code == 143
-    assert [path.name for path in tmp_path.iterdir()] == ["qna-en"]
+    assert [path.name for path in tmp_path.glob("*/*")] == ["qna-en"]
 
 
 MODELS = ("tiny.Bilingual", "tiny.Dense")
@@ -159,6 +160,79 @@ def test_each_pair_gets_the_model_with_the_highest_dev_bleu(tmp_path, pretended)
     assert "qna-en: tiny.Dense is chosen by dev BLEU (tiny.Bilingual 7.5, tiny.Dense 8.2)" in lines
 
 
+def test_a_pair_with_other_params_has_a_runtime_of_its_own(tmp_path, monkeypatch):
+    used = []
+
+    def train(model_dir, data, runtime, report, input_workers):
+        model_dir.save()
+        used.append(("train", model_dir.path.name, runtime))
+        return TrainResult(step=9, finished=True, best_step=5, best_loss=1.0, signal=None)
+
+    def translator(model_dir, runtime):
+        used.append(("translate", model_dir.path.name, runtime))
+        return lambda sources, *_, **__: [[types.SimpleNamespace(text="a")] for _ in sources], 5
+
+    monkeypatch.setattr(baselines, "run_training", train)
+    monkeypatch.setattr(baselines, "load_translator", translator)
+    made = []
+
+    def make_runtime(task, step):
+        made.append(task.params.label_smoothing)
+        return made[-1]
+
+    job = _job(tmp_path, make_runtime=make_runtime)
+    smoother = dataclasses.replace(job, overrides=[*job.overrides, "label_smoothing=0.3"])
+    train_baselines([smoother], ["qna-en"])
+    used.clear()
+    made.clear()
+    train_baselines([job], ["qna-en", "qta-en", "qto-en"])
+    pairs = {"qna-en": 0.3, "qta-en": 0.1, "qto-en": 0.1}
+    assert used == [(what, *one) for what in ("train", "translate") for one in pairs.items()]
+    assert made == [0.3, 0.1] * 2  # pairs with equal params share a runtime
+
+
+def test_a_pair_is_trained_alone_in_all_stages(tmp_path, pretended):
+    pretended.update({(MODELS[0], pair): 1.0 for pair in ("qna-en", "qta-en")})
+    stages = "input.stages=(Stage(from_step=5,pairs=()),Stage(from_step=9,temperature=1.0))"
+    (job, _) = _several(tmp_path, stages, make_runtime=lambda *_: MODELS[0])
+    for _ in range(2):  # the second call goes on
+        train_baselines([job], ["qna-en", "qta-en"])
+    for pair in ("qna-en", "qta-en"):
+        params = ModelDir.open(tmp_path / MODELS[0] / pair).params.input
+        assert params.trained_pairs == (pair,)
+        assert params.curriculum(dataset()).examples.keys() == {pair}
+        assert [stage.temperature for stage in params.stages] == [None, 1.0]
+
+
+def test_another_model_trains_no_pair_again(tmp_path, pretended):
+    """Nor does a version whose logdirs were in OUTPUT/PAIR."""
+    pretended.update({(model, pair): 1.0 for model in MODELS for pair in ("qna-en", "qta-en")})
+    jobs = [
+        dataclasses.replace(job, make_runtime=lambda *_, model=job.model: model)
+        for job in _several(tmp_path)
+    ]
+    first, second = (tmp_path / model for model in MODELS)
+    train_baselines(jobs[:1], ["qna-en", "qta-en"])
+    (first / "qna-en").rename(tmp_path / "qna-en")
+    seen = _files(tmp_path)
+    for models in (jobs, jobs[:1], jobs[1:]):
+        train_baselines(models, ["qna-en", "qta-en"])
+        assert os.listdir(first) == ["qta-en"]
+        assert sorted(os.listdir(second)) == ["qna-en", "qta-en"]
+        assert seen.items() <= _files(tmp_path).items()
+    (second / "qna-en").rename(first / "qna-en")
+    (first / "qna-en" / "model.json").write_bytes((tmp_path / "qna-en" / "model.json").read_bytes())
+    message = f"{tmp_path}/qna-en and {first}/qna-en are both logdirs of tiny.Bilingual"
+    with pytest.raises(ValueError, match=message):
+        train_baselines(jobs, ["qna-en"])
+
+
+def _files(output):
+    """File of a logdir -> its bytes and when it was written."""
+    files = output.rglob("*.model*")
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files if path.is_file()}
+
+
 def test_vocabularies_of_each_pairs_own(tmp_path):
     lines: list[str] = []
     sizes = ("source_vocab_size=310", "target_vocab_size=300", "train.max_steps=1")
@@ -172,7 +246,7 @@ def test_vocabularies_of_each_pairs_own(tmp_path):
     assert len([line for line in lines if "vocabulary of its own" in line]) == 2
     vocabularies = set()
     for score in report.pairs:
-        own, home = Dataset.load(data / score.pair), tmp_path / score.pair
+        own, home = Dataset.load(data / score.pair), tmp_path / "tiny.Bilingual" / score.pair
         assert [pair.name for pair in own.pairs] == [score.pair]
         for split in SPLITS:  # the text is the same
             texts, expected = (

@@ -29,5 +29,12 @@ def test_nothing_is_suggested_for_batches_that_were_not_measured(tokens):
     assert suggestion(10, tokens, 5) == []
 
 
+def test_more_pairs_than_were_measured_are_named():
+    assert (
+        "From runs with at most 117 pairs: a model of 1,200 pairs " in suggestion(9e4, 1e3, 1200)[0]
+    )
+    assert "From measured runs: a model of 117 pairs " in suggestion(9e4, 1e3, 117)[0]
+
+
 def test_one_pair_is_named_in_the_singular():
     assert " a model of 1 pair begins to " in suggestion(1000, 2000.0, 1)[0]

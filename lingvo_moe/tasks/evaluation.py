@@ -65,16 +65,16 @@ def evaluate(
             with the first that has it.
         bleu_tokenizers: texts PAIR=NAME; see evaluation.tokenizers.
         pivot: a language; pairs that the model was not trained on are translated into it, and from
-            it into their target. None for a direct translation.
+            it into their target, unless it is a side of the pair. None for a direct translation.
         floor: whether to report the BLEU of the targets of the most similar training sentences.
         metrics: further scores; see evaluation.metrics.
         overwrite: whether an earlier report may be replaced.
 
     Raises:
-        ValueError, OSError: an unknown or repeated pair, no test lines, baselines that are not
-            comparable, a metric that cannot be used, an output that cannot be made, or
-            translations in OUTPUT.parts of another model, data or options; or another evaluation
-            has the same output.
+        ValueError, OSError: an unknown or repeated pair, no test lines, a task that the router
+            ByTask was not trained on, baselines that are not comparable, a metric that cannot be
+            used, an output that cannot be made, or translations in OUTPUT.parts of another model,
+            data or options; or another evaluation has the same output.
     """
     check_output(output, MAKER, overwrite)
     check_free(output)
@@ -88,18 +88,13 @@ def evaluate(
         against.check(references, chosen)
     if pivot is not None:
         model_dir.tag(pivot)
-    task = model_dir.task
-    for name in references:  # raises if the model was not trained on the task
-        task.task_id(dataset.pair(name).source, dataset.pair(name).target)
+    task, trained_on = model_dir.task, count_trained_on(model_dir, dataset, report)
+    pivots = {name: None if trained_on.get(name) else pivot for name in references}
+    _check_tasks(task, dataset, pivots)
     copies = _copies(dataset, split, list(references), report) if floor else {}
     runtime = make_runtime(task, None)
     translator, step = load_translator(model_dir, runtime, step)
-    indirect = pivot and through(translator, pivot)
-    trained_on = count_trained_on(model_dir, dataset, report)
-    translators = [
-        (name, translator if trained_on.get(name) else indirect or translator)
-        for name in references
-    ]
+    translators = [(name, through(translator, via)) for name, via in pivots.items()]
     job = {
         "maker": MAKER,
         "data": dataset.sha256,
@@ -179,14 +174,47 @@ def count_trained_on(
     return {pair.name: pair.examples.get("train", 0) for pair in dataset.pairs}
 
 
-def through(translator: Translate, pivot: str) -> Translate:
-    """Translates into a pivot language first, and from it into the target."""
+def through(translator: Translate, pivot: str | None) -> Translate:
+    """Translates into a pivot language first, and from it into the target; see `directions`."""
 
     def translate(sentences, to, source_language, **options):
-        middle = translator(sentences, pivot, source_language, **options)
-        return translator([best[0].text for best in middle], to, pivot, **options)
+        *first, (source, target) = directions(source_language, to, pivot)
+        for language, middle in first:
+            found = translator(sentences, middle, language, **options)
+            sentences = [best[0].text for best in found]
+        return translator(sentences, target, source, **options)
 
     return translate
+
+
+def directions(source: str, target: str, pivot: str | None) -> list[tuple[str, str]]:
+    """The translations of a pair, (source, target) of each: one, or two through a pivot language.
+
+    It is one without a pivot, and if the pivot is a side of the pair.
+    """
+    if pivot is None or pivot in (source, target):
+        return [(source, target)]
+    return [(source, pivot), (pivot, target)]
+
+
+def _check_tasks(task, dataset, pivots) -> None:
+    """Raises ValueError if a translation has a task that the router ByTask was not trained on.
+
+    Args:
+        task: the model's.
+        dataset: prepared data.
+        pivots: pair -> the pivot that it is translated through; None for none.
+    """
+    for name, pivot in pivots.items():
+        pair = dataset.pair(name)
+        try:
+            for source, target in directions(pair.source, pair.target, pivot):
+                task.task_id(source, target)
+        except ValueError as error:
+            raise ValueError(
+                f"Pair {name}: {error} Leave it out with --pairs, or give a --pivot that the model "
+                f"was trained to translate from and into."
+            ) from error
 
 
 def translate_pair(
@@ -365,7 +393,7 @@ def _source_use(model_dir, runtime, dataset, split, pairs, report) -> Mapping[st
     params = model_dir.params
     batches = SplitBatches.of(
         dataset,
-        dataclasses.replace(params.input, pairs=pairs),
+        params.input.with_pairs(pairs),
         params.train.source_use_sentences,
         split,
     )

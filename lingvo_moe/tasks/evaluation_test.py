@@ -113,6 +113,32 @@ def test_pairs_without_training_text_go_through_the_pivot(tmp_path, translated):
     assert hypotheses.startswith("the the ")
 
 
+def test_a_pivot_that_is_a_side_of_the_pair_is_no_detour(tmp_path, translated, monkeypatch):
+    inputs = dataclasses.replace(MODEL.params.input, pairs=("qna-en",))  # qta-en is zero-shot
+    monkeypatch.setattr(MODEL.params, "input", inputs)
+    monkeypatch.setattr(MODEL, "tag", lambda language: 4)
+    for pivot in ("en", "qta"):
+        evaluate(tmp_path / pivot, pivot=pivot)
+    assert translated == list(PAIRS) * 2
+
+
+def test_the_tasks_are_those_of_the_translations_that_are_made(tmp_path, translated, monkeypatch):
+    def task_id(source, target):
+        if f"{source}-{target}" not in ("qna-en", "qta-qna"):
+            raise ValueError(f"This model has no experts for '{source}-{target}'.")
+
+    monkeypatch.setattr(MODEL, "task", types.SimpleNamespace(task_id=task_id))
+    inputs = dataclasses.replace(MODEL.params.input, pairs=("qna-en",))
+    monkeypatch.setattr(MODEL.params, "input", inputs)
+    message = r"^Pair qta-en: .* no experts for 'qta-en'\. Leave it out with --pairs, or give a --p"
+    for pivot in (None, "en"):
+        with pytest.raises(ValueError, match=message):
+            evaluate(tmp_path / "r", pivot=pivot)
+    assert translated == []
+    evaluate(tmp_path / "r", pivot="qna")
+    assert translated == ["qna-en", "qta-qna", "qna-en"]
+
+
 def test_the_column_train_counts_what_the_model_was_trained_on(tmp_path, translated, monkeypatch):
     shutil.copytree(dataset().directory, tmp_path / "mined")
     mined = Corpus(name="mined", data=str(tmp_path / "mined"))

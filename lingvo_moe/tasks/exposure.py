@@ -106,10 +106,17 @@ class RunExposure:
             most = max(many, key=lambda one: one.epochs)
             lines.append(
                 f"Warning: {len(many)} {of} more than {MANY:.0f} times, {most.pair} "
-                f"{most.epochs:,.0f} times: the model may memorise them. Lower "
-                f"input.temperature or train.max_steps."
+                f"{most.epochs:,.0f} times: the model may memorise them. If their dev scores get "
+                f"worse, lower {self._lower(most)}."
             )
         return lines
+
+    def _lower(self, most):
+        """What makes the epochs of a pair fewer; the temperature only if the pair is favoured."""
+        size = sum(one.examples for one in self.pairs)
+        mean = sum(one.epochs * one.examples for one in self.pairs) / size
+        favoured = most.epochs > 1.01 * mean
+        return "input.temperature or train.max_steps" if favoured else "train.max_steps"
 
     def _table(self):
         if len(self.pairs) <= _ROWS:

@@ -42,8 +42,17 @@ def test_few_pairs_are_a_table_with_warnings():
         "Warning: 1 of 2 pairs will be seen less than once, a-en 0.40 times: 2,500 steps are "
         "one epoch of it. Raise train.max_steps.",
         "Warning: 1 of 2 pairs will be seen more than 100 times, b-en 200 times: the model may "
-        "memorise them. Lower input.temperature or train.max_steps.",
+        "memorise them. If their dev scores get worse, lower input.temperature or "
+        "train.max_steps.",
     ]
+
+
+def test_the_temperature_is_named_only_where_it_helps():
+    # Drawn in proportion to its size, a pair cannot be drawn less often by a lower temperature.
+    pairs = [Exposure("a-en", 40, 200.0), Exposure("b-en", 20, 200.0)]
+    for some in (pairs, pairs[:1]):
+        (line,) = RunExposure(1000, 20.0, 400.0, some, len(some)).warnings()
+        assert line.endswith("If their dev scores get worse, lower train.max_steps.")
 
 
 def test_many_pairs_are_a_table_by_tier_and_once_to_a_hundred_times_is_right():

@@ -14,7 +14,7 @@ from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.scorer import Score, Scorer
 from lingvo_moe.tasks.translation import RuntimeFn
-from lingvo_moe.tasks.translator import Translation, Translator
+from lingvo_moe.tasks.translator import Translation, Translator, encode_sources
 
 
 class RoutedToken(NamedTuple):
@@ -77,7 +77,7 @@ class Model:
         self._translator, self.step = load_translator(logdir, self._runtime, step)
         self.scorer = Scorer(logdir, self._runtime.score, logdir.params.decoding.batch_tokens)
         self.languages: Sequence[str] = sorted(logdir.tags)
-        self.pairs: Sequence[str] = logdir.params.input.pairs or logdir.pairs
+        self.pairs: Sequence[str] = logdir.params.input.trained_pairs or logdir.pairs
         self.needs_source_language = logdir.task.needs_source_language
         self.max_pieces = self._translator.max_pieces
 
@@ -178,11 +178,13 @@ class Model:
         Raises:
             ValueError: as for `translate`.
         """
-        scores = self.scorer(sources, targets, to, source_language)
+        if not (scores := self.scorer(sources, targets, to, source_language)):
+            return []
         read, written = (self.logdir.vocabulary(side) for side in ("source", "target"))
         prefix = self.logdir.prefix(source_language, to)
         task = self.logdir.task.task_id(source_language, to)
-        ids = [[*prefix, *pieces, EOS] for pieces in read.encode(list(sources))]
+        encoded = encode_sources(read, self.params.decoding, sources)
+        ids = [[*prefix, *pieces, EOS] for pieces in encoded]
         given = (*padded(ids), *padded([[*p, EOS] for p in written.encode(list(targets))]))
         routes = self._runtime.routes(*given, np.full(len(ids), task, np.int32))
         unread = int(self.logdir.params.language_tags.on_target)  # tags for the decoder

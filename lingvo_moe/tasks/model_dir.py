@@ -16,7 +16,7 @@ from lingvo_moe.data.curriculum import identity
 from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.tasks.model_weights import WEIGHTS, read_weights
-from lingvo_moe.tasks.param_changes import AFTER_TRAINING, RESUMING
+from lingvo_moe.tasks.param_changes import AFTER_TRAINING, RESUMING, RESUMING_BY_BLEU
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer, Retention
@@ -29,10 +29,11 @@ _HINTS = {
     "tags": dict[str, int],
     "vocabularies": dict[str, str],
     "dataset": str,
+    "seen_pairs": list[str],
     "params": dict[str, str],
 }
 # Format 1 has the model's name and its `--set` texts, and the params in params.txt.
-_HINTS_1 = {name: _HINTS[name] for name in ("model", "pairs", "tags", "vocabularies")}
+_HINTS_1 = {name: _HINTS[name] for name in ("model", "pairs", "tags", "vocabularies", "seen_pairs")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +51,8 @@ class ModelDir:
         imports: modules and files outside this package that define the model or its policies; they
             are imported when the logdir is opened.
         format: of the model.json that was read; FORMAT if there is none yet.
+        seen_pairs: pairs with training text, and those of init.logdir, whose tasks are copied; ()
+            if unknown, as in logdirs of earlier versions.
     """
 
     path: Path
@@ -61,6 +64,7 @@ class ModelDir:
     data: str | None
     imports: tuple[str, ...] = ()
     format: int = FORMAT
+    seen_pairs: tuple[str, ...] = ()
 
     @staticmethod
     def for_training(
@@ -101,6 +105,9 @@ class ModelDir:
                 imports=tuple(dict.fromkeys((*kept, *_plugins_of(wanted)))),
             )
         params = ModelDir.params_for_training(path, model, overrides, params)
+        seen = list(params.input.curriculum(dataset).examples)
+        if params.init.logdir:
+            seen += ModelDir.open(Path(params.init.logdir)).task.trained_pairs
         made = ModelDir(
             path,
             model,
@@ -110,6 +117,7 @@ class ModelDir:
             {side: getattr(dataset, f"{side}_vocabulary") for side in SIDES},
             identity(dataset, params.input.corpora),
             _plugins_of(params),
+            seen_pairs=tuple(dict.fromkeys(seen)),
         )
         made._check_vocabularies()
         made._check_tags(dataset)
@@ -130,14 +138,9 @@ class ModelDir:
 
     def _params_to_resume(self, overrides, params):
         wanted = override(params or self.params, overrides)
-        RESUMING.check(self.path, self.params, wanted)
-        old, new = (one.train.dev_bleu_sentences for one in (self.params, wanted))
-        if wanted.train.best_by.needs_translations and old != new:
-            raise ValueError(
-                f"Logdir {self.path} has train.dev_bleu_sentences={old}, but --set gives {new}. "
-                f"BLEU of other lines cannot be compared with the best so far. Leave out this "
-                f"--set."
-            )
+        by_bleu = self.params.train.best_by.needs_translations
+        changeable = RESUMING_BY_BLEU if by_bleu else RESUMING
+        changeable.check(self.path, self.params, wanted)
         return wanted
 
     @staticmethod
@@ -146,6 +149,11 @@ class ModelDir:
         made = ModelDir.for_training(path, model, overrides, dataset)
         made.save()
         return made
+
+    @staticmethod
+    def model_of(path: Path) -> str | None:
+        """The name of a logdir's model; None if path is no logdir."""
+        return read_json(path / _FILE).get("model") if (path / _FILE).exists() else None
 
     @staticmethod
     def open(path: Path, model: str | None = None) -> "ModelDir":
@@ -158,7 +166,7 @@ class ModelDir:
         file = path / _FILE
         if not file.exists():
             raise ValueError(f"{path} is no logdir: it has no {_FILE}. Train a model there first.")
-        fields = read_json(file)
+        fields = {"seen_pairs": []} | read_json(file)
         version = fields.get("format", 1)
         if version not in (1, FORMAT):
             raise ValueError(
@@ -188,14 +196,14 @@ class ModelDir:
             "tags": self.tags,
             "vocabularies": self.hashes,
             "dataset": self.data or "",
+            "seen_pairs": self.seen_pairs,
             "imports": self.imports,
             "params": to_fields(self.params),
         }
         text = json.dumps(fields, indent=1, ensure_ascii=False)
         contents = {f"{side}.model": v.model_bytes for side, v in self.vocabularies.items()}
-        contents[_FILE] = text.encode(
-            "utf-8"
-        )  # last, because this file makes the directory a logdir
+        # The last one, because this file makes the directory a logdir.
+        contents[_FILE] = text.encode("utf-8")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             for name, content in contents.items():
@@ -256,7 +264,8 @@ class ModelDir:
     @property
     def task(self) -> TranslationTask:
         """The model's task."""
-        return TranslationTask(self.params, self.pairs, self.vocabulary("target").size)
+        pieces = self.vocabulary("target").size
+        return TranslationTask(self.params, self.pairs, pieces, seen_pairs=self.seen_pairs)
 
     @property
     def checkpoints(self) -> Checkpointer:
@@ -296,7 +305,7 @@ class ModelDir:
     @property
     def some_languages(self) -> tuple[str, str]:
         """Source and target languages that the model translates."""
-        pairs = self.params.input.pairs or self.pairs
+        pairs = self.params.input.trained_pairs or self.pairs
         source, target = pairs[0].split("-") if pairs else (min(self.tags), max(self.tags))
         return source, target
 
@@ -425,7 +434,7 @@ class ModelDir:
 
 def _opened(path: Path, fields: dict[str, Any], params: TranslationParams, version: int):
     """The ModelDir for the fields of model.json, after checks of values."""
-    for pair in fields["pairs"]:
+    for pair in (*fields["pairs"], *fields["seen_pairs"]):
         check_pair_name(pair)
     check_fields(fields["vocabularies"], dict.fromkeys(SIDES, str), f"{path / _FILE}: vocabularies")
     vocabularies = {
@@ -448,6 +457,7 @@ def _opened(path: Path, fields: dict[str, Any], params: TranslationParams, versi
         fields.get("dataset") or None,
         tuple(fields.get("imports", ())),
         version,
+        tuple(fields["seen_pairs"]),
     )
 
 

@@ -85,7 +85,8 @@ class TestWhatIsRead:
         _make_format_1(logdir)
         _register_another_default(monkeypatch)
         before = _contents(logdir)
-        assert ModelDir.open(logdir) == dataclasses.replace(made, data=None, format=1)
+        expected = dataclasses.replace(made, data=None, format=1, seen_pairs=())
+        assert ModelDir.open(logdir) == expected
         assert _contents(logdir) == before
         monkeypatch.undo()
         (logdir / "params.txt").unlink()
@@ -104,6 +105,7 @@ class TestWhatIsRead:
             ("model.moe=None", r"model\.moe=MoEParams, but --set gives None"),
             ("source_vocab_size=600", r"source_vocab_size=512"),
             ("input.pairs=('qna-en',)", r"input\.pairs=\(\), but"),
+            ("input.stages=(Stage(from_step=1,pairs=('qna-en',)),)", r"input\.stages=\(\), but"),
         ],
     )
     def test_the_trained_function_may_not(self, logdir, text, path):
@@ -124,6 +126,8 @@ class TestWhatIsRead:
             ({"model": 3}, "'model' must be str, got 3"),
             ({"pairs": "de-en"}, r"'pairs' must be list\[str\]"),
             ({"pairs": ["../../x-en"]}, "cannot name a language pair"),
+            ({"seen_pairs": "de-en"}, r"'seen_pairs' must be list\[str\]"),
+            ({"seen_pairs": ["../../x-en"]}, "cannot name a language pair"),
             ({"tags": {"en": 100_000}}, r"the tag of 'en' is 100000; the source vocabulary has"),
             ({"vocabularies": {}}, "vocabularies has no field 'source'"),
             ({"params": []}, r"'params' must be dict\[str, str\]"),
@@ -144,6 +148,50 @@ class TestWhatIsRead:
         (logdir / "target.model").write_bytes(other if content is None else content)
         with pytest.raises(ValueError, match=rf"target\.model .*{message}"):
             ModelDir.open(logdir)
+
+
+class TestSeenPairs:
+    """The pairs with training text."""
+
+    ROUTER = "model.moe.router=ByTask(task='pair')"
+
+    def _zero_shot(self, *names):
+        """The dataset with dev and test alone of some pairs."""
+        pairs = (
+            dataclasses.replace(pair, examples=pair.examples | {"train": 0})
+            if pair.name in names
+            else pair
+            for pair in dataset().pairs
+        )
+        return dataclasses.replace(dataset(), pairs=tuple(pairs))
+
+    def test_a_router_by_task_has_experts_for_them_alone(self, tmp_path):
+        made = ModelDir.create(
+            tmp_path, "tiny.MoE", [*SHRINK, self.ROUTER], self._zero_shot("qta-en")
+        )
+        assert ModelDir.open(tmp_path) == made
+        assert made.pairs == ("qna-en", "qnu-en", "qta-en", "qto-en")
+        assert made.task.trained_tasks == {"qna-en": 0, "qnu-en": 1, "qto-en": 3}
+
+    def test_a_logdir_of_an_earlier_version_does_not_have_them(self, tmp_path):
+        ModelDir.create(tmp_path, "tiny.MoE", [*SHRINK, self.ROUTER], self._zero_shot("qta-en"))
+        fields = json.loads((tmp_path / "model.json").read_text())
+        del fields["seen_pairs"]
+        (tmp_path / "model.json").write_text(json.dumps(fields))
+        assert len(ModelDir.open(tmp_path).task.trained_tasks) == 4
+
+    def test_those_of_the_model_that_training_starts_from_count(self, tmp_path):
+        texts = [*SHRINK, self.ROUTER]
+        ModelDir.create(tmp_path / "old", "tiny.MoE", texts, self._zero_shot("qto-en"))
+        texts.append(f"init.logdir={tmp_path / 'old'}")
+        data = self._zero_shot("qna-en", "qto-en")
+        new = ModelDir.for_training(tmp_path / "new", "tiny.MoE", texts, data)
+        assert new.task.trained_tasks == {"qna-en": 0, "qnu-en": 1, "qta-en": 2}
+
+    def test_the_languages_of_an_example_are_of_a_stage(self, tmp_path):
+        texts = ["input.pairs=('qto-en',)", "input.stages=(Stage(from_step=5,pairs=()),)"]
+        made = ModelDir.create(tmp_path, "tiny.MoE", [*SHRINK, *texts], dataset())
+        assert made.some_languages == ("qna", "en")  # a stage has all pairs
 
 
 class TestGoingOn:
@@ -196,8 +244,20 @@ class TestGoingOn:
     def test_bleu_of_other_lines_is_not_compared(self, tmp_path):
         by_bleu = "train.best_by=DevBleu()"
         train_model(training_job(tmp_path, by_bleu, "train.dev_bleu_sentences=4"))
-        with pytest.raises(ValueError, match=r"dev_bleu_sentences=4, but --set gives 5\."):
+        with pytest.raises(ValueError, match="dev_bleu_sentences=4, but --set gives 5;"):
             train_model(training_job(tmp_path, by_bleu, "train.dev_bleu_sentences=5"))
+
+    def test_bleu_of_another_search_is_not_compared(self, tmp_path):
+        by_bleu = ("train.best_by=DevBleu()", "train.dev_bleu_sentences=4")
+        ModelDir.create(tmp_path, "tiny.MoE", [*SHRINK, *by_bleu], dataset())
+        for option, change in (("beam_size", "4, but --set gives 1"), ("rules", "None, but")):
+            value = {"beam_size": "1", "rules": "HuggingFace()"}[option]
+            with pytest.raises(ValueError, match=rf"decoding\.{option}={change}.* translations\."):
+                ModelDir.create(tmp_path, "tiny.MoE", [f"decoding.{option}={value}"], dataset())
+        same = ["batch_tokens=9", "cache=Flat()", "n_best=2", "tokens=True"]
+        texts = [f"decoding.{text}" for text in same]
+        ModelDir.create(tmp_path, "tiny.MoE", [*texts, "train.max_steps=9"], dataset())
+        assert ModelDir.open(tmp_path).params.decoding.n_best == 2
 
     def test_sizes_of_experts_may_not_change_though_their_dispatcher_may(self, tmp_path):
         few = ["model.moe.num_experts=3", "model.moe.capacity_factor=None"]

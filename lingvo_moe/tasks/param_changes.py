@@ -10,7 +10,7 @@ from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.training.train_params import TrainParams
 
 _FIXED = ("seed", "best_by")  # fields of TrainParams; others may change
-_NEVER = ("model.moe.dispatcher.expert_sizes", "input.pairs")
+_NEVER = ("model.moe.dispatcher.expert_sizes", "input.pairs", "input.stages")
 
 
 class Changeable(NamedTuple):
@@ -61,16 +61,21 @@ _DEVICES = (
     "model.moe.gating_dropout*",
 )
 
-# Data, their order and the loss stay the same.
-RESUMING = Changeable(
-    (
-        *_DEVICES,
-        "averaging*",
-        "decoding*",
-        "optimizer.*",
-        *(f"train.{f.name}" for f in dataclasses.fields(TrainParams) if f.name not in _FIXED),
-    ),
-    "when training resumes",
+
+def _resuming(decoding: tuple[str, ...], fixed: tuple[str, ...], when: str) -> Changeable:
+    """Data, their order and the loss stay the same; `fixed` are fields of TrainParams."""
+    train = (f.name for f in dataclasses.fields(TrainParams) if f.name not in fixed)
+    of_train = (f"train.{name}" for name in train)
+    return Changeable((*_DEVICES, "averaging*", *decoding, "optimizer.*", *of_train), when)
+
+
+RESUMING = _resuming(("decoding*",), _FIXED, "when training resumes")
+
+# With a criterion that needs translations: of decoding what does not change the best translation.
+RESUMING_BY_BLEU = _resuming(
+    ("decoding.batch_tokens", "decoding.cache*", "decoding.n_best", "decoding.tokens"),
+    (*_FIXED, "dev_bleu_sentences"),
+    "when training resumes with a train.best_by that compares translations",
 )
 
 # For decoding, evaluation and export also params that are used only in training may change.

@@ -5,12 +5,12 @@ import pytest
 
 from lingvo_moe.core import registry
 from lingvo_moe.core.params import override, to_fields
-from lingvo_moe.tasks.param_changes import AFTER_TRAINING, RESUMING
+from lingvo_moe.tasks.param_changes import AFTER_TRAINING, RESUMING, RESUMING_BY_BLEU
 
 PARAMS = registry.get_params("tiny.MoE")
 
 
-@pytest.mark.parametrize("changeable", [RESUMING, AFTER_TRAINING])
+@pytest.mark.parametrize("changeable", [RESUMING, RESUMING_BY_BLEU, AFTER_TRAINING])
 def test_every_pattern_is_of_a_param(changeable):
     paths = list(to_fields(PARAMS))
     assert [text for text in changeable.patterns if not fnmatch.filter(paths, text)] == []

@@ -50,6 +50,11 @@ class TranslationParams(Params):
     label_smoothing: Rate = 0.1
     activation_dtype: Literal["float32", "bfloat16"] = "float32"
 
+    @property
+    def joint_vocab(self) -> bool:
+        """Whether both sides of the data need one vocabulary: for one table, or tags of one id."""
+        return self.model.shared_embedding or self.language_tags.on_target
+
     def with_moe(self, **changes: Any) -> "TranslationParams":
         """The same model with other values of these fields of MoEParams.
 

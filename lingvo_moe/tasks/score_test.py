@@ -9,7 +9,10 @@ from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.core.tokens import BOS
 from lingvo_moe.layers.tokens import Tokens
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.tasks.model import Model
 from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 from lingvo_moe.testing.tiny_world import SHRINK
 
 PIECES = 50
@@ -59,3 +62,14 @@ def test_equals_a_sum_row_by_row_without_padding():
         expected = [log_probs[place, token] for place, token in enumerate(target)]
         np.testing.assert_allclose(scores[row, : lengths[row]], expected, atol=1e-4)
         assert not np.any(scores[row, lengths[row] :])
+
+
+def test_the_source_prefix_is_in_front_as_in_translation(tmp_path):
+    logdir = random_logdir(tmp_path, SMALLEST)
+    plain = Model(logdir, Local)
+    other = Model(logdir.with_overrides(["decoding.source_prefix='so '"]), Local)
+    for call in ("translate", "score", "explain"):
+        targets = () if call == "translate" else (["the dog"],)
+        found = getattr(other, call)(["kara mi"], *targets)
+        assert found == getattr(plain, call)(["so kara mi"], *targets)
+        assert found != getattr(plain, call)(["kara mi"], *targets)

@@ -11,7 +11,7 @@ from lingvo_moe.core.batching import batches
 from lingvo_moe.data.batching import padded
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.translator import BLOCK, check_texts
+from lingvo_moe.tasks.translator import BLOCK, check_texts, encode_sources
 
 # (source_ids int32 [B, L], lengths int32 [B], target_ids int32 [B, T], lengths int32 [B],
 #  tasks int32 [B]) -> log-probabilities float32 [B, T]
@@ -91,9 +91,9 @@ class Scorer:
         prefix = self.model_dir.prefix(source_language, target_language)
         task = self.model_dir.task.task_id(source_language, target_language)
         vocabulary = self.model_dir.vocabulary("target")
-        source_ids = [
-            [*prefix, *ids, EOS] for ids in self.model_dir.vocabulary("source").encode(sources)
-        ]
+        decoding = self.model_dir.params.decoding
+        read = encode_sources(self.model_dir.vocabulary("source"), decoding, sources)
+        source_ids = [[*prefix, *ids, EOS] for ids in read]
         target_ids = [[*ids, EOS] for ids in vocabulary.encode(targets)]
         scores: dict[int, Score] = {}
         longer = [max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)]

@@ -57,8 +57,8 @@ class FileShards:
         return self.output.with_name(f"{self.output.name}.parts")
 
     def check(self) -> None:
-        """Raises OSError if the output cannot be written."""
-        check_file(self.output)
+        """Raises OSError if the output cannot be written, ValueError if it is the input."""
+        check_file(self.output, self.input)
 
     def __iter__(self) -> Iterator[TextShard]:
         left = read_lines(self.input)

@@ -111,6 +111,15 @@ class TestFile:
             translate(source, tmp_path / "output", notes, hang=True)
         assert not (tmp_path / "output").exists()
 
+    @pytest.mark.parametrize("make", ["symlink_to", "hardlink_to"])
+    def test_the_input_is_no_output(self, tmp_path, source, notes, make):
+        getattr(tmp_path / "link", make)(source)
+        for output in (source, tmp_path / "link"):
+            with pytest.raises(ValueError, match=rf"output {output} is the same file as the input"):
+                translate(source, output, notes)
+        assert source.read_text().startswith("a\nb\n")
+        assert not notes.exists()
+
     def test_the_user_s_files_stay(self, tmp_path, source, notes):
         parts = tmp_path / "output.parts"
         parts.mkdir()
@@ -221,6 +230,7 @@ class TestDirectory:
             (("a.gz", "a.zst"), "output", "a.gz and .*source/a.zst have the same output"),
             ((), "output", "has no files to translate"),
             (("a",), "source/output", "is inside --input"),
+            (("a",), "link", "is inside --input"),
             (("a", "b/c"), "output", "source/b is not a file"),
             (("a",), "file", "file is a file; give a directory"),
         ],
@@ -229,6 +239,7 @@ class TestDirectory:
         source = tmp_path / "source"
         source.mkdir()
         (tmp_path / "file").write_text("mine")
+        (tmp_path / "link").symlink_to("source")
         for name in files:
             (source / name).parent.mkdir(exist_ok=True)
             (source / name).write_text("")

@@ -12,7 +12,7 @@ from lingvo_moe.decoding.shortlist import Shortlist
 from lingvo_moe.tasks.model_dir import ModelDir
 
 _BLOCK = 4_000_000  # co-occurrences that are counted together
-_CURE = "Make it with lingvo-moe-shortlist."
+_CURE = "Make it with lingvo-moe-shortlist, or leave out decoding.shortlist=True."
 
 
 def make_shortlist(
@@ -34,23 +34,31 @@ def make_shortlist(
         dataset: what it was trained on.
         candidates: target pieces for each source piece.
         frequent: target pieces for each target language.
-        sentences: sentence pairs to count, at most, equally many of each language pair.
+        sentences: sentence pairs to count, at most, equally many of each language pair and at
+            least one.
         report: takes a line of progress for each language pair.
 
     Raises:
-        ValueError, OSError: the dataset is another, or a shard is damaged.
+        ValueError, OSError: the dataset is another or has no text for training, or a shard is
+            damaged.
     """
     model_dir = model_dir.for_dataset(dataset)
     sizes = [model_dir.vocabulary(side).size for side in ("source", "target")]
     count = _Counts(*sizes)
     by_tag = {tag: np.zeros(sizes[1], np.int64) for tag in model_dir.tags.values()}
+    each = max(1, sentences // len(dataset.pairs))
     for pair in dataset.pairs:
-        examples = dataset.first_examples("train", pair.name, sentences // len(dataset.pairs))
+        examples = dataset.first_examples("train", pair.name, each)
         of_language = by_tag[model_dir.tags[pair.target]]
         for example in examples:
             of_language[count.add(example)] += 1
         report(f"{pair.name}: counted")
     known = {tag: counts for tag, counts in by_tag.items() if counts.any()}
+    if not known:
+        raise ValueError(
+            f"{dataset.directory} has no target pieces in train; a shortlist counts them. Give the "
+            f"data that the model was trained on."
+        )
     return Shortlist(
         count.best(candidates),
         np.stack([_most_frequent(counts, frequent) for counts in known.values()]),

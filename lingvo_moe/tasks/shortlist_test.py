@@ -7,6 +7,7 @@ import pytest
 
 import lingvo_moe as lm
 from lingvo_moe.core.tokens import PAD, UNK
+from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.serving.formats.saved_model import SavedModel
 from lingvo_moe.tasks.shortlist import load_shortlist, make_shortlist
 from lingvo_moe.testing import tiny_world
@@ -43,6 +44,19 @@ def test_candidates_have_the_largest_dice_coefficients(model_dir):
             counts[sorted(target)] += language == tag
         counts[: UNK + 1] = 0
         assert counts[row[row > 0]].tolist() == sorted(counts[counts > 0].tolist())[::-1][:30]
+
+
+def test_one_sentence_of_each_pair_is_counted_at_least(model_dir):
+    lines = []
+    made = make_shortlist(model_dir, tiny_world.dataset(), 5, 30, 1, lines.append)
+    assert len(lines) == len(tiny_world.dataset().pairs) > 1
+    assert set(made.tags) == {model_dir.tag(pair.target) for pair in tiny_world.dataset().pairs}
+
+
+def test_without_text_for_training_there_is_no_shortlist(model_dir, monkeypatch):
+    monkeypatch.setattr(Dataset, "first_examples", lambda *args: iter(()))
+    with pytest.raises(ValueError, match=r"has no target pieces in train; .* Give the data that"):
+        make_shortlist(model_dir, tiny_world.dataset(), 5, 30, 100, lambda line: None)
 
 
 def test_from_the_tool_to_translations(model_dir, monkeypatch, capsys, tmp_path):

@@ -41,21 +41,24 @@ class SplitBatches(NamedTuple):
 
         Args:
             dataset: prepared data.
-            params: pairs, and the shape of a batch.
-            sentences: largest sample, spread over the pairs, with at least two sentences per pair;
-                0 for none. A pair with one example has no other source and is not sampled.
+            params: pairs, those of all stages, and the shape of a batch.
+            sentences: size of the sample, spread evenly over the pairs; 0 for none. A pair has at
+                least as many sentences as have about 200 target tokens, so that it can be named in
+                a warning. A pair with one example has no other source and is not sampled.
             split: "dev" or "test".
 
         Raises:
             OSError: a shard is missing or damaged.
         """
-        names = params.pairs or [pair.name for pair in dataset.pairs]
-        share = max(2, math.ceil(sentences / len(names))) if sentences else 0
+        names = params.trained_pairs or [pair.name for pair in dataset.pairs]
+        share = math.ceil(sentences / len(names))
         row = Packer(1, params.source_length, params.target_length)
         sampled, foreign, rest = [], [], []
         for pair in map(dataset.pair, names):
             examples = [e for e in dataset.examples(split, pair.name) if row.fits_empty_row(e)]
-            chosen = spread(len(examples), share)
+            tokens = sum(len(example.target) for example in examples)
+            least = math.ceil(2 * _LEAST_TOKENS * len(examples) / tokens) if tokens else 0
+            chosen = spread(len(examples), max(share, least) if share else 0)
             own = [examples[i] for i in chosen]
             sampled += [(example, pair.index) for example in own]
             foreign += [(example, pair.index) for example in exchange_sources(own)]

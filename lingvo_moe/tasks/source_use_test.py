@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.data.curriculum import Stage
 from lingvo_moe.data.dataset import Example
 from lingvo_moe.data.pipeline import InputParams, eval_batches
 from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, exchange_sources, spread
@@ -74,3 +75,24 @@ def test_dev_is_cut_in_two_and_sources_are_exchanged_within_a_pair():
     none = SplitBatches.of(dataset(), params, 0)
     assert (none.sampled, none.foreign) == ([], [])
     assert _examples(none.rest) == dev
+
+
+def test_each_pair_has_enough_tokens_for_a_warning_of_its_own():
+    params = InputParams(batch_size=4, source_length=48, target_length=32)
+    sampled = _examples(
+        SplitBatches.of(dataset(), params, 4).sampled
+    )  # one line of each of 4 pairs
+    for pair in range(4):
+        tokens = [len(target) for index, _, target in sampled if index == pair]
+        assert 150 < sum(tokens) < 300
+
+
+def test_the_pairs_are_those_of_all_stages():
+    first, later = ("qna-en",), (Stage(from_step=9, pairs=("qta-en",)),)
+    params = InputParams(
+        batch_size=4, source_length=48, target_length=32, pairs=first, stages=later
+    )
+    batches = SplitBatches.of(dataset(), params, 20)
+    indices = {dataset().pair(name).index for name in ("qna-en", "qta-en")}
+    assert {x[0] for x in _examples(batches.sampled)} == indices
+    assert {x[0] for x in _examples(batches.rest)} == indices

@@ -304,17 +304,36 @@ class _Evaluator:
         params, self._process = model_dir.params, process
         self._runtime, self._model_dir, self._pairs = runtime, model_dir, model_dir.pairs
         self._dev = SplitBatches.of(dataset, params.input, params.train.source_use_sentences)
-        self._sample = self._choose(dataset, params.input.pairs, params.train.dev_bleu_sentences)
+        self._sample = self._choose(dataset, params.train.dev_bleu_sentences)
         self._translator = Translator.of(model_dir, runtime.translate)
+        if self._sample:
+            self._check_translates(params.train)
 
-    def _choose(self, dataset, pairs, count):
+    def _check_translates(self, params):
+        """Raises ValueError if the sample can never be translated, before the first step."""
+        try:
+            self._model_dir.task.check_request(self._translator.request)
+        except ValueError as error:
+            by_bleu = params.best_by.needs_translations
+            by_loss = ' --set="train.best_by=DevLoss()"' if by_bleu else ""
+            raise ValueError(
+                f"train.dev_bleu_sentences={params.dev_bleu_sentences} needs translations at each "
+                f"evaluation, and this model cannot make them. {error} Or train without dev BLEU: "
+                f"--set=train.dev_bleu_sentences=0{by_loss}."
+            ) from None
+
+    def _choose(self, dataset, count):
         """The first dev lines of each pair, `count` in total, grouped for a Translator.
+
+        Pairs whose task the router ByTask does not learn are left out: it cannot translate them.
 
         Returns:
             (target language, source language if it is needed) -> (sources, references).
         """
-        pairs = [p for p in dataset.pairs if not pairs or p.name in pairs]
-        needs_source = self._model_dir.task.needs_source_language
+        task, wanted = self._model_dir.task, self._model_dir.params.input.trained_pairs
+        pairs = [p for p in dataset.pairs if not wanted or p.name in wanted]
+        pairs = [p for p in pairs if task.has_experts_for(p.name)]
+        needs_source = task.needs_source_language
         sample: dict[tuple[str, str | None], tuple[list[str], list[str]]] = {}
         for pair in pairs:
             languages = pair.target, pair.source if needs_source else None

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from lingvo_moe.data.pipeline import Prefetcher, TrainInput, eval_batches
 from lingvo_moe.layers import dispatch
 from lingvo_moe.placement.traces import Trace
 from lingvo_moe.runtimes.local import Local
+from lingvo_moe.tasks import training
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import check_no_lost_choices, summarize, train_model, train_step
@@ -298,6 +300,35 @@ def test_a_schedule_follows_the_length_of_the_run():
     assert (schedule.warmup_steps, schedule.end) == (6, 60)
 
 
+class TestDevPairs:
+    """The pairs of the dev loss, the source use and the dev BLEU."""
+
+    def _evaluator(self, logdir, data, *overrides):
+        texts = [*SHRINK, *overrides, "train.dev_bleu_sentences=8"]
+        model_dir = ModelDir.create(logdir, "tiny.MoE", texts, data)
+        runtime = types.SimpleNamespace(translate=None)
+        return training._Evaluator(model_dir, data, runtime, None)
+
+    def test_they_are_those_of_all_stages_from_the_first_step(self, tmp_path):
+        pairs, later = "input.pairs=('qna-en',)", "Stage(from_step=9,pairs=('qta-en',))"
+        router = "model.moe.router=ByTask(task='source')"
+        evaluator = self._evaluator(tmp_path, dataset(), pairs, f"input.stages=({later},)", router)
+        assert evaluator._sample.keys() == {("en", "qna"), ("en", "qta")}
+        ids = np.unique(np.stack([batch.target_pair_ids for batch in evaluator._dev.sampled]))
+        assert ids.tolist() == [0, 2]  # qna-en (and padding), and qta-en
+
+    def test_a_pair_without_experts_is_not_in_dev_bleu(self, tmp_path):
+        pairs = tuple(
+            dataclasses.replace(pair, examples=pair.examples | {"train": 0})
+            if pair.name == "qta-en"
+            else pair
+            for pair in dataset().pairs
+        )
+        data = dataclasses.replace(dataset(), pairs=pairs)
+        evaluator = self._evaluator(tmp_path, data, "model.moe.router=ByTask(task='pair')")
+        assert evaluator._sample.keys() == {("en", "qna"), ("en", "qnu"), ("en", "qto")}
+
+
 class TestBadInput:
     """Each ends in a message that says what to do."""
 
@@ -320,6 +351,31 @@ class TestBadInput:
         schedule = "optimizer.schedule=Cosine(learning_rate=1.0,total_steps=5)"
         with pytest.raises(ValueError, match=r"max_steps=6 is beyond step 5, .*total_steps=6"):
             _train(tmp_path, "train.max_steps=6", schedule)
+
+    @pytest.mark.parametrize(
+        ("overrides", "message"),
+        [
+            (
+                ("model.moe.gating=ExpertChoice()", "model.moe.eval_capacity_factor=1.0"),
+                r"batch-independent gating, got ExpertChoice.*=train\.dev_bleu_sentences=0\.$",
+            ),
+            (
+                ("decoding.shortlist=True", "train.best_by=DevBleu()"),
+                r"holds no shortlist .*or leave out decoding\.shortlist=True\. .*"
+                r'dev_bleu_sentences=0 --set="train\.best_by=DevLoss\(\)"\.$',
+            ),
+            (
+                ("language_tags=OnBothSides()", "decoding.target_prefix='the'"),
+                r"target_prefix and decoding\.shortlist are not supported .* leave them out\. Or",
+            ),
+        ],
+    )
+    def test_dev_bleu_that_can_never_be_computed(self, tmp_path, overrides, message):
+        both = any("OnBothSides" in text for text in overrides)
+        data = dataclasses.replace(dataset(), tags_on_both_sides=both)
+        with pytest.raises(ValueError, match=r"dev_bleu_sentences=4 needs .*" + message):
+            _train(tmp_path / "logdir", "train.dev_bleu_sentences=4", *overrides, dataset=data)
+        assert not (tmp_path / "logdir").exists()
 
     def test_fewer_steps_than_the_warm_up(self, tmp_path):
         schedule = "optimizer.schedule=Cosine(learning_rate=1.0,warmup_steps=9)"

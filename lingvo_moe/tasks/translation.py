@@ -38,6 +38,7 @@ class TranslationTask:
         pairs: P names of the dataset's language pairs; per-pair metrics are in this order.
         num_pieces: pieces of the dataset's target vocabulary; None for target_vocab_size.
         group_loads: whether training counts the choices of each expert in each group of tokens.
+        seen_pairs: the pairs with training text; () if unknown. See ModelDir.
 
     Raises:
         ValueError: a gating that needs a capacity has none for evaluation, VExperts in a scan, or
@@ -48,6 +49,7 @@ class TranslationTask:
     pairs: tuple[str, ...] = ("source-target",)
     num_pieces: int | None = None
     group_loads: bool = False
+    seen_pairs: tuple[str, ...] = ()
 
     def __post_init__(self):
         moe = self.params.model.moe
@@ -263,18 +265,25 @@ class TranslationTask:
         return by_task or self.params.language_tags.needs_source_language
 
     @property
+    def trained_pairs(self) -> tuple[str, ...]:
+        """The pairs that the weights were trained on, as far as that is known."""
+        wanted = self.params.input.trained_pairs or self.seen_pairs or self.pairs
+        return tuple(pair for pair in wanted if pair in (self.seen_pairs or wanted))
+
+    @property
     def trained_tasks(self) -> dict[str, int]:
         """The tasks of training, by name such as "de", with their numbers; see ByTask."""
         router = self.task_router
         if router is None:
             return {}
         names, numbers = router.task_names(self.pairs), router.task_ids(self.pairs)
-        trained = self.params.input.pairs or self.pairs
-        return {
-            name: number
-            for pair, name, number in zip(self.pairs, names, numbers, strict=True)
-            if pair in trained
-        }
+        trained = router.task_names(self.trained_pairs)
+        return {n: number for n, number in zip(names, numbers, strict=True) if n in trained}
+
+    def has_experts_for(self, pair: str) -> bool:
+        """Whether a pair such as "de-en" has a task of training; True without the router ByTask."""
+        router = self.task_router
+        return router is None or router.task_names([pair])[0] in self.trained_tasks
 
     def task_id(self, source_language: str | None, target_language: str) -> int:
         """The task of sentences of one language pair; 0 if the model does not route by task.
@@ -323,7 +332,8 @@ class TranslationTask:
             The n best hypotheses of each sentence.
 
         Raises:
-            ValueError: the gating is not batch independent.
+            ValueError: the gating is not batch independent, or the request has an option that is
+                not supported with the language tags.
         """
         return self.decode(self.lay_out(theta), source_ids, lengths, tasks, request)
 
@@ -333,13 +343,26 @@ class TranslationTask:
         Raises:
             ValueError: the gating is not batch independent.
         """
+        self._check_gating()
+        return self.transformer.lay_out(self._to_compute_dtype(theta), self.num_pieces)
+
+    def check_request(self, request: Request) -> None:
+        """Checks, without weights, that `translate` supports a request.
+
+        Raises:
+            ValueError: as `translate`.
+        """
+        self._check_gating()
+        if self.params.language_tags.on_target:
+            request.check_after_tag()
+
+    def _check_gating(self):
         moe = self.params.model.moe
         if moe is not None and not moe.gating.batch_independent:
             raise ValueError(
                 f"Decoding needs a batch-independent gating, got {moe.gating}: a translation would "
                 f"depend on its batch. Train a model with another model.moe.gating, such as Top2()."
             )
-        return self.transformer.lay_out(self._to_compute_dtype(theta), self.num_pieces)
 
     def decode(
         self,

@@ -88,6 +88,13 @@ def check_target_prefix(tokens: int, room: int) -> None:
         )
 
 
+def encode_sources(
+    source: Vocabulary, decoding: BeamSearchParams, texts: Sequence[str]
+) -> list[list[int]]:
+    """The ids of texts behind the source prefix, without language tags and EOS."""
+    return source.encode([decoding.source_prefix + text for text in texts])
+
+
 def request_of(decoding: BeamSearchParams, target: Vocabulary, longest: int) -> Request:
     """How to search, with the texts of the target side in ids.
 
@@ -211,7 +218,7 @@ def merge_parts(parts: Sequence[TranslatedPart], penalty: Callable[[int], float]
     log_prob = sum(part.translation.score * penalty(part.length) for part in parts)
     starts = itertools.accumulate((len(t.source) for t in translations), initial=0)
     tokens = (
-        token._replace(source=start + token.source)
+        token._replace(source=start + token.source) if token.source >= 0 else token
         for translation, start in zip(translations, starts, strict=False)
         for token in translation.tokens
     )
@@ -378,8 +385,7 @@ class Translator:
         ]
 
     def _encode(self, texts):
-        """The ids of texts behind the source prefix."""
-        return self.source.encode([self.decoding.source_prefix + text for text in texts])
+        return encode_sources(self.source, self.decoding, texts)
 
     def _reading(self, text, ids):
         room, parts = self.max_pieces, [ids]

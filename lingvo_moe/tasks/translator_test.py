@@ -7,7 +7,13 @@ from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.decoding.flat_beam_search import BeamOutput
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.tasks import translator
-from lingvo_moe.tasks.translator import Token, Translation, Translator
+from lingvo_moe.tasks.translator import (
+    Token,
+    TranslatedPart,
+    Translation,
+    Translator,
+    merge_parts,
+)
 from lingvo_moe.testing import tiny_world
 
 
@@ -102,6 +108,16 @@ def test_words_are_aligned_by_what_their_tokens_looked_at():
     tokens = tuple(Token(text, -0.1, place) for text, place in written)
     translation = Translation("He sees ice cream", -0.5, tokens, ("▁ka", "▁ra", "mi", "▁so"))
     assert translation.alignment == [(0, 0), (1, 1), (2, 2), (2, 3)]
+
+
+def test_in_merged_parts_what_looked_at_nothing_is_aligned_to_nothing():
+    parts = []
+    for word, piece in (("a", "▁ka"), ("b", "▁mi")):
+        tokens = (Token(f"▁{word}", -0.1, 0), Token("▁x", -0.1, -1), Token("</s>", -0.1, -1))
+        parts.append(TranslatedPart(Translation(f"{word} x", -0.3, tokens, (piece,)), 3))
+    merged = merge_parts(parts, lambda length: length)
+    assert (merged.text, merged.source) == ("a x b x", ("▁ka", "▁mi"))
+    assert [token.source for token in merged.tokens] == [0, -1, -1, 1, -1, -1]
 
 
 SENTENCES = ["kara mi.", "mi kara so!", "ti"]

@@ -35,16 +35,21 @@ def main() -> None:
             f"Logdir {FLAGS.logdir} is of {model_dir.model}, a dense model: it has no experts. "
             f"Give the logdir of a Mixture-of-Experts model."
         )
-    if FLAGS.data:
-        dataset = Dataset.load(Path(FLAGS.data))
-        record = record_routing(model_dir, dataset, Local, FLAGS.split)
-        record.save(model_dir.routing_path)
-        common.report(f"Wrote the counts of the experts: {model_dir.routing_path}")
-    experts = analyze(RoutingRecord.load(model_dir.routing_path))
+    experts = analyze(_record(model_dir))
     with new_directory(output, MAKER, overwrite) as directory:
-        write_experts(experts, directory, model_dir.model)
+        write_experts(experts, directory, model_dir.model, FLAGS.split)
     print(format_experts(experts))
     common.report(f"Page: {output / PAGE_FILE}")
+
+
+def _record(model_dir: ModelDir) -> RoutingRecord:
+    if not FLAGS.data:
+        return RoutingRecord.load(model_dir.routing_path)
+    record = record_routing(model_dir, Dataset.load(Path(FLAGS.data)), Local, FLAGS.split)
+    if FLAGS.split == "dev":  # pruning reads the counts of dev
+        record.save(model_dir.routing_path)
+        common.report(f"Wrote the counts of the experts: {model_dir.routing_path}")
+    return record
 
 
 def run() -> None:
@@ -53,8 +58,9 @@ def run() -> None:
     flags.DEFINE_string(
         "data",
         None,
-        "Prepared data: count how many of its tokens choose each expert, and write the counts to "
-        "LOGDIR/routing.npz. By default the counts of training's last evaluation are used.",
+        "Prepared data: count how many of its tokens choose each expert, and write the counts of "
+        "dev to LOGDIR/routing.npz. By default the counts in that file are used; each evaluation "
+        "of a training writes it.",
     )
     flags.DEFINE_enum("split", "dev", ["dev", "test"], "Which lines of --data to count.")
     flags.DEFINE_string(

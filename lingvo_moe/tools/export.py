@@ -45,9 +45,10 @@ def main() -> None:
         return
     model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(FLAGS.set)
     dataset = Dataset.load(Path(FLAGS.report_data)) if FLAGS.report_data else None
-    pairs = check_comparable(model_dir, dataset, FLAGS.report_split) if dataset else []
-    if pairs and pruning:
-        pairs = [pair for pair in pairs if pair in pruning.pairs(model_dir)]
+    pairs = []
+    if dataset:
+        kept = pruning.pairs(model_dir) if pruning else None
+        pairs = check_comparable(model_dir, dataset, FLAGS.report_split, kept)
     options = {"step": FLAGS.step, "overwrite": FLAGS.overwrite, "pruning": pruning}
     step = api.export(model_dir, output, chosen, **options)
     hint = chosen.hint(output, model_dir)

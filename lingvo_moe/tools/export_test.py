@@ -1,13 +1,16 @@
 """Flags of lingvo-moe-export; exports themselves are tested in `serving`."""
 
+import dataclasses
 import types
 from pathlib import Path
 
 import pytest
 
+from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.serving.formats.saved_model import SavedModel
 from lingvo_moe.serving.formats.stablehlo import StableHLO
 from lingvo_moe.serving.prune import AllPairs, ByLanguage, PerLayer, Pruning, Threshold
+from lingvo_moe.testing import tiny_world
 from lingvo_moe.testing.commands import error_of
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 from lingvo_moe.tools import export
@@ -54,6 +57,24 @@ def test_what_stablehlo_cannot_hold(logdir, given, message, tmp_path):
     pytest.importorskip("jax")
     flags = (f"--logdir={logdir}", f"--output={tmp_path / 'x'}", "--format=stablehlo", given)
     assert message in error_of("export", *flags)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_report_without_lines_of_the_exported_pairs_is_refused_before_the_export(
+    logdir, monkeypatch, tmp_path
+):
+    first, *others = tiny_world.dataset().pairs
+    silent = dataclasses.replace(first, examples=first.examples | {"test": 0})
+    data = dataclasses.replace(tiny_world.dataset(), pairs=(silent, *others))
+    monkeypatch.setattr(Dataset, "load", lambda path: data)
+    given = dict.fromkeys(("model", "dtype", "step", "prune_by", "prune_statistics", "prune_ratio"))
+    given |= {"logdir": logdir, "output": tmp_path / "x", "format": "saved_model", "set": []}
+    given |= {"prune": 0.5, "languages": [first.name], "overwrite": False}
+    given |= {"report_data": "data", "report_split": "test"}
+    monkeypatch.setattr(export, "FLAGS", Flag(given))
+    message = f"no test lines of the exported pairs {first.name}; nothing to compare. Give other"
+    with pytest.raises(ValueError, match=message):
+        export.main()
     assert not list(tmp_path.iterdir())
 
 

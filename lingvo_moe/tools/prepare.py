@@ -93,7 +93,8 @@ def run() -> None:
     flags.DEFINE_bool(
         "tags_on_both_sides",
         d.tags_on_both_sides,
-        "Begin each side with its language's tag, as imported models do: docs/pretrained.md.",
+        "Begin each side with its language's tag, as imported models do: docs/pretrained.md. It "
+        "needs --joint_vocab.",
     )
     flags.DEFINE_integer("new_pieces", d.new_pieces, "Pieces that --extend adds at most.")
     flags.DEFINE_bool(

@@ -30,7 +30,9 @@ def run() -> None:
     flags.DEFINE_string("data", None, "The dataset that it was trained on.", required=True)
     flags.DEFINE_integer("candidates", 50, "Target pieces for each source piece.", 1)
     flags.DEFINE_integer("frequent", 200, "Most frequent target pieces of each language.", 1)
-    flags.DEFINE_integer("sentences", 2_000_000, "Sentence pairs to count, at most.", 1)
+    flags.DEFINE_integer(
+        "sentences", 2_000_000, "Sentence pairs to count: at most, but one of each pair.", 1
+    )
     common.run(main)
 
 

@@ -59,6 +59,24 @@ class TestTaskId:
         with pytest.raises(ValueError, match=r"routes by source .*'qna'; it was trained on qnu, q"):
             task.task_id("qna", "en")
 
+    def test_pairs_of_a_later_stage_are_trained_too(self):
+        some = "input.pairs=('qnu-en','qto-en')"
+        more = "input.stages=(Stage(from_step=5,pairs=('qta-en',)),)"
+        assert task_of("source", some, more).trained_tasks == {"qnu": 1, "qta": 2, "qto": 3}
+        everything = "input.stages=(Stage(from_step=5,pairs=()),)"
+        assert len(task_of("source", some, everything).trained_tasks) == 4
+
+    def test_a_pair_without_training_text_is_not_trained(self):
+        pairs = ("de-en", "en-fr", "de-fr")  # de-fr has lines of dev and test only
+        task = dataclasses.replace(task_of("pair"), pairs=pairs, seen_pairs=pairs[:2])
+        assert task.trained_tasks == {"de-en": 0, "en-fr": 2}
+        assert [task.has_experts_for(pair) for pair in pairs] == [True, True, False]
+        with pytest.raises(ValueError, match=r"no experts for 'de-fr'; it was trained on de-en, e"):
+            task.task_id("de", "fr")
+        by_target = dataclasses.replace(task_of("target"), pairs=pairs, seen_pairs=pairs[:2])
+        assert by_target.has_experts_for("de-fr")
+        assert by_target.trained_tasks == {"en": 0, "fr": 1}
+
     @pytest.mark.parametrize("kind", ["source", "pair"])
     def test_the_source_is_required(self, kind):
         with pytest.raises(ValueError, match=rf"routes by {kind}; give source_language.*qna.*qt"):

@@ -114,7 +114,7 @@ def _share_machine(index: int, count: int) -> None:
 
 
 def _translate_stream(model_dir: ModelDir, arguments: Sequence[str]) -> None:
-    output = _output()
+    output = _output(FLAGS.input)
     sentences, total = _sentences(arguments)
     translator = _load(model_dir).translator()
     lines = _lines(translator, sentences, Progress(common.report, total), common.report)
@@ -125,7 +125,7 @@ def _score_stream(model_dir: ModelDir, arguments: Sequence[str]) -> None:
     for name in ("input", "score"):
         if Path(getattr(FLAGS, name) or os.devnull).is_dir():
             raise ValueError(f"--{name}={getattr(FLAGS, name)} is a directory; give a file.")
-    output = _output()
+    output = _output(FLAGS.input, FLAGS.score)
     pairs, total = _pairs(arguments)
     scores = _load(model_dir).scorer.stream(
         pairs, FLAGS.to, FLAGS.source_language, Progress(common.report, total)
@@ -134,11 +134,11 @@ def _score_stream(model_dir: ModelDir, arguments: Sequence[str]) -> None:
     _write(output, (_format_score(text, score, tokens) for text, score in scores))
 
 
-def _output() -> Path | None:
-    """The file to write, checked; None for standard output."""
+def _output(*sources: str | None) -> Path | None:
+    """The file to write, checked, also against those that are read; None for standard output."""
     output = Path(FLAGS.output) if FLAGS.output else None
     if output:
-        check_file(output)
+        check_file(output, *(Path(source) for source in sources if source))
     return output
 
 

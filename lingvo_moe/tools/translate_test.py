@@ -69,6 +69,12 @@ def call(logdir, tmp_path, monkeypatch):
         ({"score": "TMP/two_lines"}, "the input has 1 lines and .*two_lines has more; give one"),
         ({"score": "TMP"}, "--score=.* is a directory; give a file"),
         ({"score": "TMP/two_lines", "input": "TMP", "arguments": ()}, "--input=.* is a directory;"),
+        ({"input": "TMP/two_lines", "output": "TMP/link", "arguments": ()}, "link is the same"),
+        ({"score": "TMP/two_lines", "output": "TMP/two_lines"}, "two_lines is the same file as"),
+        (
+            {"score": "TMP/x", "input": "TMP/two_lines", "output": "TMP/link", "arguments": ()},
+            "link is the same file as the input .*two_lines, which it would replace. Give another",
+        ),
         ({"processes": 2}, "--processes needs --input and --output, files or directories"),
         ({"input": "TMP/missing", "arguments": ()}, "No such file or directory"),
         ({"arguments": ["mi", "ka\udcff"]}, "the arguments, line 2: not UTF-8"),
@@ -79,6 +85,7 @@ def test_errors(call, tmp_path, values, message):
     """What is wrong is found before the weights are read: the logdir here has none."""
     (tmp_path / "no_lines").touch()
     (tmp_path / "two_lines").write_text("a\nb\n")
+    (tmp_path / "link").symlink_to("two_lines")
     values = dict(values)
     arguments = values.pop("arguments", ["kara"])
     with pytest.raises((ValueError, OSError), match=message):

@@ -144,13 +144,17 @@ class Checkpointer:
     keep: Retention = Retention()
     process: Process = ALONE
 
-    def save(self, step: int, tensors: Mapping[str, Any], best: Best = NO_BEST) -> Path:
+    def save(
+        self, step: int, tensors: Mapping[str, Any], best: Best = NO_BEST, only: bool = False
+    ) -> Path:
         """Writes a checkpoint and removes old ones.
 
         Args:
-            step: number of steps trained; a checkpoint of this step must not exist.
+            step: number of steps trained; without `only`, a checkpoint of it must not exist.
             tensors: by name: arrays, tensors, or jax.Arrays in shards over devices.
             best: the best evaluation so far; that of the first process is used.
+            only: whether to remove all others, of any step, once this one is complete. One whose
+                info.json is damaged stays.
 
         Raises:
             FloatingPointError: a tensor has NaN or infinity; nothing is saved.
@@ -161,9 +165,9 @@ class Checkpointer:
         partial = final.with_name(final.name + ".partial")
         first = self.process.index == 0
         stages = (
-            (first, lambda: self._prepare(partial, final)),
+            (first, lambda: self._prepare(partial, final, only)),
             (True, lambda: self._write(partial, tensors)),
-            (first, lambda: self._publish(partial, final, set(tensors), best)),
+            (first, lambda: self._publish(partial, final, set(tensors), best, only)),
         )
         try:
             for mine, stage in stages:
@@ -173,7 +177,7 @@ class Checkpointer:
                 shutil.rmtree(partial, ignore_errors=True)
             raise
         if first:
-            self._remove_old()
+            self._remove_old(final if only else None)
         return final
 
     def steps(self) -> list[int]:
@@ -316,14 +320,17 @@ class Checkpointer:
                     "%s cannot be used and was renamed to %s; you may delete it.", path, aside.name
                 )
 
-    def _prepare(self, partial, final):
-        """Removes the files of crashed saves, of any step and any process."""
-        if final.exists():
+    def _prepare(self, partial, final, only):
+        if final.exists() and not (only and _is_ours(final)):
             raise FileExistsError(f"{final} exists already, and checkpoints are never overwritten")
+        self._clear()
+        partial.mkdir(parents=True)
+
+    def _clear(self):
+        """Removes the files of crashed saves, of any step and any process."""
         for path in self.directory.glob("step_*.partial"):
             if _SCRATCH.fullmatch(path.name):
                 _discard(path)
-        partial.mkdir(parents=True)
 
     def _write(self, partial, tensors):
         if not partial.is_dir():
@@ -334,7 +341,7 @@ class Checkpointer:
         index = self.process.index
         write_pieces(partial / f"process-{index:05d}", _finite(local_pieces(tensors, index)))
 
-    def _publish(self, partial, final, names, best):
+    def _publish(self, partial, final, names, best, only):
         pieces = sorted(path.with_suffix("") for path in partial.glob("process-*.index"))
         merge_bundles(pieces, partial / _PREFIX)
         if missing := names - set(open_bundle(partial / _PREFIX)):
@@ -344,19 +351,27 @@ class Checkpointer:
         info["sha256"] = _digest(info)
         (partial / _INFO).write_text(json.dumps(info, indent=1))
         sync_tree(partial)
+        if only and final.exists():
+            os.rename(final, _hidden(final))
         os.rename(partial, final)
         sync_directory(self.directory)
 
-    def _remove_old(self):
+    def _remove_old(self, only):
         """Removes checkpoints that are not kept. An error is only logged: no data is lost."""
         try:
-            self._remove_all_but_kept()
+            self._remove_all_but(only) if only else self._remove_all_but_kept()
         except OSError as error:
             logging.warning(
                 "Old checkpoints in %s could not be removed (%s); the next save tries again.",
                 self.directory,
                 error,
             )
+
+    def _remove_all_but(self, only):
+        self._clear()  # the replaced one of the same step
+        for _, path in self._entries():
+            if path != only and _is_ours(path):
+                _discard(path)
 
     def _remove_all_but_kept(self):
         steps = self.steps()
@@ -438,6 +453,15 @@ def _read_best(path: Path) -> Best:
     raise OSError(f"{file} is damaged: {best}.")
 
 
+def _is_ours(path: Path) -> bool:
+    """Whether its info.json proves that a Checkpointer made a directory."""
+    try:
+        _read_best(path)
+    except OSError:
+        return False
+    return True
+
+
 def _digest(info: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(info, sort_keys=True).encode()).hexdigest()
 
@@ -450,9 +474,13 @@ def _saved(path: Path) -> float:
         return (path / _INFO).stat().st_mtime
 
 
+def _hidden(path: Path) -> Path:
+    return path.with_name(path.name + ".removed.partial")
+
+
 def _discard(path: Path) -> None:
     """Deletes a checkpoint, also an incomplete one, after hiding it from readers."""
-    hidden = path if path.suffix == ".partial" else path.with_name(path.name + ".removed.partial")
+    hidden = path if path.suffix == ".partial" else _hidden(path)
     try:
         os.rename(path, hidden)
         shutil.rmtree(hidden)

@@ -109,6 +109,15 @@ def test_if_one_fails_all_raise_and_nothing_is_lost(
     _assert_holds(Checkpointer(tmp_path).read(2), _expected(100))
 
 
+@pytest.mark.parametrize("step", [2, 3])
+def test_processes_replace_all_checkpoints_by_one(tmp_path, step):
+    _save(tmp_path, 3, _states(2))
+    states = _states(2, offset=1)
+    paths = _each([tmp_path] * 2, lambda c, i: c.save(step, states[i], only=True))
+    assert paths == [*tmp_path.iterdir()] * 2
+    _assert_holds(Checkpointer(tmp_path).read(), _expected(offset=1))
+
+
 def test_what_crashed_saves_left_is_cleared_away(tmp_path):
     stale = tmp_path / "step_00000001.partial"
     _save(tmp_path, 1, _states(4, offset=100))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lingvo_moe.training.checkpoint import Checkpointer, Process, Retention
+from lingvo_moe.training.checkpoint import Checkpointer, Process
 
 DIRECTORY = "not_finite"  # in a logdir
 BATCH = "batch/"
@@ -73,7 +73,9 @@ def save_for_replay(
     batch: Mapping[str, Any],
     process: Process,
 ) -> Path:
-    """Saves a skipped step for tasks.replay, the state before it and its batch; keeps one step.
+    """Saves a skipped step for tasks.replay, the state before it and its batch.
+
+    Steps that were saved before, the same step too, are removed once this one is complete.
 
     Args:
         logdir: the logdir of the run.
@@ -85,12 +87,9 @@ def save_for_replay(
     Returns:
         The directory of the saved step.
     """
-    checkpoints = Checkpointer(logdir / DIRECTORY, Retention(1), process)
-    checkpoints.resume()
-    if process.minimum(int(step in checkpoints.steps())):
-        return checkpoints.index(step).parent  # an earlier run saved the same step
+    checkpoints = Checkpointer(logdir / DIRECTORY, process=process)
     tensors = {f"{BATCH}{name}": value for name, value in batch.items()}
-    return checkpoints.save(step, {**state, **tensors})
+    return checkpoints.save(step, {**state, **tensors}, only=True)
 
 
 def describe_not_finite(counts: Mapping[str, Any]) -> str:

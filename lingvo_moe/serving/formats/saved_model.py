@@ -134,9 +134,10 @@ class ServedModel(tf.Module):
         compact(directory)
 
     def _about(self):
+        pairs = self._task.params.input.trained_pairs or self._model_dir.pairs
         return {
             "languages": tf.constant(sorted(self._model_dir.tags)),
-            "pairs": tf.constant(self._task.params.input.pairs or self._model_dir.pairs, tf.string),
+            "pairs": tf.constant(pairs, tf.string),
             "n_best": tf.constant(self._task.params.decoding.n_best),
             "max_pieces": tf.constant(self._max_pieces),
             "options": self._options,

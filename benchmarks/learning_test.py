@@ -1,0 +1,147 @@
+"""Tests of the tables of real_text.py and learning.py, with numbers by hand."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from _pages import check_places, merge_table
+from learning_rows import ROWS
+from learning_tables import fit_of_budgets, study_table, write_tables
+from real_text import curve_table, draw_curve
+
+from lingvo_moe.core.params import to_fields
+from lingvo_moe.reporting.figure import to_png
+from lingvo_moe.reporting.table import Table
+from lingvo_moe.training.summaries import SummaryWriter
+
+_PAGE = Path(__file__).parents[1] / "docs" / "results.md"
+_LABELS = {study: [r.label for r in ROWS if r.study == study] for study in {r.study for r in ROWS}}
+
+
+def _run(row, seed=1, **fields):
+    """The results of a run, as learning_run.make writes them."""
+    return {
+        "row": row.name,
+        "seed": seed,
+        "params": to_fields(row.params),
+        "input": to_fields(row.params.input),
+        "num_pairs": 12,
+        "until_source_use": row.until_source_use,
+        "dev_loss": 2.0,
+        "dev_loss_of_mean": 2.25,
+        "curve": [[50, 5e4, 3.0, 0.2], [100, 1e5, 2.0, 0.8]],
+        "searches": list(row.searches),
+        "scores": {},
+    } | fields
+
+
+def _row(name):
+    (row,) = (row for row in ROWS if row.name == name)
+    return row
+
+
+def test_rows_have_different_names_and_params_that_exist():
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    for row in ROWS:
+        assert row.params.train.max_steps == row.steps
+
+
+def _table_of_page(mark):
+    check_places(_PAGE, [mark])
+    (text,) = re.findall(f"<!-- {mark} -->\n(.*?)<!-- end -->", _PAGE.read_text("utf-8"), re.S)
+    return [line.split("|")[1].strip() for line in text.splitlines()[2:]]
+
+
+@pytest.mark.parametrize("study", re.findall("<!-- learning (.*) -->", _PAGE.read_text("utf-8")))
+def test_a_table_of_the_page_has_only_rows_that_the_command_makes(study):
+    for label in _table_of_page(f"learning {study}"):
+        assert label in _LABELS[study] or label.rpartition(", ")[0] in _LABELS[study]
+
+
+def test_commands_of_the_page_choose_rows():
+    commands = re.findall(r"^python benchmarks/learning\w*\.py .*", _PAGE.read_text("utf-8"), re.M)
+    texts = [
+        word.removeprefix("--only=")
+        for command in commands
+        for word in shlex.split(command, comments=True)
+        if word.startswith("--only=")
+    ]
+    assert texts
+    for text in texts:
+        assert any(text in row.name for row in ROWS), text
+
+
+def test_rows_of_the_page_stay_and_new_ones_are_put_in_order(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- t -->\n|  | x |\n| --- | --- |\n| two | 2 |\n<!-- end -->\nb\n")
+    table = Table(["", "x", "y"], [["one", "1", "7"], ["two, more", "3", "9"]])
+    merge_table(page, "t", table, ["one", "two"])
+    assert page.read_text().splitlines()[2:-2] == [
+        "|  | x | y |",
+        "| --- | --- | --- |",
+        "| one | 1 | 7 |",
+        "| two | 2 |  |",
+        "| two, more | 3 | 9 |",
+    ]
+    with pytest.raises(SystemExit, match="has 0 places for the table 'other', expected 1"):
+        merge_table(page, "other", table)
+
+
+def test_a_row_is_the_mean_of_its_seeds():
+    row = _row("scale/dense")
+    table = study_table("scale", [[_run(row), _run(row, 2, dev_loss=2.5, dev_loss_of_mean=2.75)]])
+    (cells,) = table.to_json()
+    # The dev loss falls from 3 to 2 between 50,000 and 100,000 tokens: it is 2 after 0.1M.
+    assert cells == {
+        "": "dense",
+        "seeds": "2",
+        "dev loss": "2.250 ± 0.354",
+        "dev loss, last 5 weights averaged": "2.500",
+        "M tokens to 2.0": "0.10",
+    }
+
+
+def test_without_a_mean_of_weights_the_cell_is_empty():
+    rows = [[_run(_row(f"knob/{name}"))] for name in ("temperature 1", "EMA 0.99")]
+    rows[1][0]["dev_loss_of_mean"] = None
+    assert [row[3] for row in study_table("knob", rows).rows] == ["2.250", ""]
+
+
+def test_the_fit_finds_the_power():
+    # The source use is 0.5 half-way between 0.2 and 0.8 on a logarithmic scale of steps.
+    rows = {1: "1 pair, ko", 3: "3 pairs, es, nl and it", 10: "10 pairs"}
+    runs = []
+    for pairs, name in rows.items():
+        steps = 100 * pairs**0.5
+        curve = [[steps / 2, 0, 3.0, 0.2], [steps * 2, 0, 2.0, 0.8]]
+        runs.append(_run(_row(f"budget_muon/tiny.MoE, {name}"), curve=curve))
+    assert fit_of_budgets(runs) == pytest.approx((100, 0.5, 1.0))
+
+
+def test_runs_with_other_params_are_left_out(tmp_path, capsys):
+    row = _row("knob/temperature 1")
+    path = tmp_path / "runs" / f"{row.name}.1.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(_run(row)))
+    write_tables(tmp_path, None)
+    assert "| temperature 1 | 1 | 2.000 |" in capsys.readouterr().out
+    other = to_fields(row.params) | {"input.temperature": "2.0"}
+    path.write_text(json.dumps(_run(row, params=other)))
+    write_tables(tmp_path, None)
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{path} was made with other params")
+    assert "temperature 1 |" not in printed
+
+
+def test_the_curve_has_what_was_measured(tmp_path):
+    writer = SummaryWriter(tmp_path / "events", print)
+    writer.scalars(500, {"dev/loss": 3.125})
+    writer.scalars(1000, {"dev/loss": 2.5, "dev/bleu": 12.25})
+    writer.close()
+    table = curve_table(tmp_path)
+    assert table.columns == ["step", "500", "1000"]
+    assert table.rows == [["dev loss", "3.12", "2.50"], ["dev BLEU", "", "12.2"]]
+    assert np.frombuffer(to_png(draw_curve(table))[:4], np.uint8).tolist() == [0x89, 80, 78, 71]

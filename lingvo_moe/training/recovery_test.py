@@ -1,0 +1,43 @@
+"""The step that is saved for a replay is the one that ended training last."""
+
+import numpy as np
+import pytest
+
+from lingvo_moe.training.checkpoint import ALONE, Checkpointer
+from lingvo_moe.training.recovery import DIRECTORY, save_for_replay
+
+
+def _save(logdir, step, x):
+    return save_for_replay(logdir, step, {"w": np.float32(2)}, {"x": np.float32(x)}, ALONE)
+
+
+@pytest.mark.parametrize("step", [4500, 4999, 5500])
+def test_the_newest_save_replaces_one_of_any_step(tmp_path, step):
+    _save(tmp_path, 4999, x=1)
+    saved = _save(tmp_path, step, x=3)
+    assert list((tmp_path / DIRECTORY).iterdir()) == [saved]
+    checkpoint = Checkpointer(tmp_path / DIRECTORY).read()
+    assert (checkpoint.path, checkpoint.step) == (saved, step)
+    assert [float(np.asarray(checkpoint.tensors[n])) for n in ("w", "batch/x")] == [2, 3]
+
+
+@pytest.mark.parametrize("step", [4500, 4999])
+def test_a_save_that_fails_leaves_the_one_before(tmp_path, step):
+    saved = _save(tmp_path, 4999, x=1)
+    with pytest.raises(FloatingPointError, match=r"'batch/x' has NaN or infinity"):
+        _save(tmp_path, step, x=np.nan)
+    assert list((tmp_path / DIRECTORY).iterdir()) == [saved]
+    assert float(np.asarray(Checkpointer(saved.parent).read(4999).tensors["batch/x"])) == 1
+
+
+def test_what_nothing_proves_to_be_a_saved_step_stays(tmp_path):
+    damaged = _save(tmp_path, 4999, x=1)
+    (damaged / "info.json").write_text("{}")
+    mine = tmp_path / DIRECTORY / "step_00000001" / "notes"
+    mine.parent.mkdir()
+    mine.touch()
+    saved = _save(tmp_path, 4500, x=3)
+    assert {*saved.parent.iterdir()} == {saved, damaged, mine.parent}
+    with pytest.raises(OSError, match=r"step_00000001 exists already, and checkpoints are never"):
+        _save(tmp_path, 1, x=3)
+    assert mine.exists()
