@@ -136,8 +136,7 @@ _RATES = [
         seeds=(1,),
         splits=("dev",),
     )
-    for count in (2, 6)
-    for rate in (0.015, 0.06)
+    for count, rate in ((2, 0.015), (2, 0.06), (4, 0.06))
 ]
 
 

@@ -26,6 +26,7 @@ from lingvo_moe.tasks import baselines as bilingual
 from lingvo_moe.tasks import evaluation
 from lingvo_moe.tasks.model import Model
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.new_logdir import check_new_logdir
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.scorer import Score
 from lingvo_moe.tasks.training import TrainingJob, train_model
@@ -146,6 +147,7 @@ def train(
     init_from: str | Path | None = None,
     set: Mapping[str, Any] | Sequence[str] = (),
     name: str | None = None,
+    max_steps: int | None = None,
     make_runtime: RuntimeFn = Local,
     report: Callable[[str], None] = report,
     **options: Any,
@@ -163,6 +165,8 @@ def train(
         set: dotted path -> value, for fields of the params to change, such as
             {"train.max_steps": 500, "model.moe.gating": TopK(k=4)}; or `--set` texts.
         name: the name of a model that is given as params; None for "custom".
+        max_steps: the last step, short for the path train.max_steps in set; None for that of the
+            params.
         make_runtime: makes the runtime of the steps: `Local`, `Xla` or another RuntimeFn.
         report: takes lines of progress.
         **options: further fields of `tasks.training.TrainingJob`: input_workers, the number of
@@ -173,10 +177,11 @@ def train(
         The state of training: step, best_step, best_loss, finished.
 
     Raises:
-        ValueError: model, data and logdir do not fit together.
+        ValueError: model, data and logdir do not fit together, or logdir holds other files.
         FloatingPointError: the loss is not finite.
         OSError: something cannot be read or written.
     """
+    check_new_logdir(Path(logdir))
     return train_model(
         _job(
             model,
@@ -185,6 +190,7 @@ def train(
             set,
             name,
             init_from=init_from,
+            max_steps=max_steps,
             make_runtime=make_runtime,
             report=report,
             **options,
@@ -362,12 +368,16 @@ def _label(model, name: str | None) -> str:
     return str(model)
 
 
-def _job(model, data, logdir, set, name, *, init_from=None, report, **options) -> TrainingJob:
+def _job(
+    model, data, logdir, set, name, *, init_from=None, max_steps=None, report, **options
+) -> TrainingJob:
     """What to train, for `train` and `train_baselines`."""
     if isinstance(set, Mapping):
         set = [f"{path}={text_of(value)}" for path, value in set.items()]
     if init_from is not None:
         set = [*set, f"init.logdir={Path(init_from).absolute()}"]
+    if max_steps is not None:
+        set = [*set, f"train.max_steps={max_steps}"]
     label, given = _label(model, name), None if isinstance(model, str) else model
 
     def wanted() -> TranslationParams:

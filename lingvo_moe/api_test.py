@@ -41,7 +41,10 @@ def world(tmp_path_factory):
     data = tiny_world.dataset()
     with forgotten_plugins():
         plugins.import_plugins([str(EXAMPLES / "own_gating.py")])
-        result = lm.train("own_gating.Tiny", data, directory / "logdir", set=SET, report=quiet)
+        more = SET | {"train.max_steps": 9}
+        result = lm.train(
+            "own_gating.Tiny", data, directory / "logdir", set=more, max_steps=2, report=quiet
+        )
         assert (result.step, result.finished) == (2, True)
         yield directory / "logdir", data
 
@@ -117,6 +120,30 @@ class TestTranslate:
             (lambda m: m.translate("x y", "en"), "sentences must be a list of texts, got 'x y'"),
             (lambda m: m.translate(iter(["x"]), "en"), "sentences must be a list of texts, got <"),
             (lambda m: m.translate(["x", 3], "en"), r"sentences\[1\] must be a text, got 3"),
+            (
+                lambda m: m.translate(["x", "y\ud800"], "en"),
+                r"pair in sentences\[1\], at char.* 2;",
+            ),
+            (
+                lambda m: m.score(["x"], ["\udc00"], "en"),
+                r"half a surrogate .* targets\[0\], at",
+            ),
+            (
+                lambda m: m.explain(["\udc00"], ["x"], "en"),
+                r"half a surrogate .* sources\[0\], at",
+            ),
+            (
+                lambda m: m.translate(["x"], "en", source_language="xx"),
+                "does not translate from 'xx'; it knows .* Give one of them, or leave it out",
+            ),
+            (
+                lambda m: m.score(["x"], ["y"], "en", source_language="xx"),
+                "does not translate from 'xx'",
+            ),
+            (
+                lambda m: m.explain(["x"], ["y"], "en", source_language="xx"),
+                "does not translate from 'xx'",
+            ),
             (lambda m: m.score("x", ["y"], "en"), "sources must be a list of texts, got 'x'"),
             (lambda m: m.score(["x"], "y", "en"), "targets must be a list of texts, got 'y'"),
         ],

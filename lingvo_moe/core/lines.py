@@ -33,6 +33,24 @@ def is_blank(text: str) -> bool:
     return all(unicodedata.category(character) in INVISIBLE for character in text)
 
 
+def check_utf8(text: str, name: str) -> None:
+    """Checks that text can be encoded; half a surrogate pair, such as "\\ud800", cannot.
+
+    Args:
+        text: any text.
+        name: of the text in the error.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"There is half a surrogate pair in {name}, at character {error.start + 1}; remove it."
+        ) from error
+
+
 def one_line(text: str) -> str:
     """The text with a space in place of each line end, Unicode's other line ends included.
 

@@ -251,9 +251,11 @@ def _no_field(cls: type, name: str) -> str:
             f"{short_repr(name)} cannot be set, because its parent is None; set the parent first."
         )
     names = _field_names(cls)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names
-    hint = ", ".join(map(repr, near)) or "a shorter path"
-    return f"{cls.__name__} has no field {short_repr(name)}. Did you mean {hint}?"
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    start = f"{cls.__name__} has no field {short_repr(name)}."
+    if names and not near:
+        return f"{start} It has: {', '.join(names)}."
+    return f"{start} Did you mean {', '.join(map(repr, near)) or 'a shorter path'}?"
 
 
 def _field_names(cls: type) -> list[str]:

@@ -166,7 +166,7 @@ def test_an_int_for_an_optional_float_becomes_one():
         ("=3", "must read dotted"),
         ("inner.layer=3", r"inner\.layer: Inner has no field 'layer'. Did you mean 'layers'\?"),
         ("iner.layers=3", "Model has no field 'iner'. Did you mean 'inner'"),
-        ("zzz=3", "Model has no field 'zzz'. Did you mean 'name', 'inner', 'maybe', 'policy'"),
+        ("zzz=3", "Model has no field 'zzz'. It has: name, inner, maybe, policy"),
         (
             "maybe.layers=3",
             "'layers' cannot be set, because its parent is None; set the parent first",

@@ -95,6 +95,10 @@ class Dataset:
             ValueError: the file is missing, has another format, or contradicts itself.
         """
         path = directory / FILE
+        if not path.exists():
+            raise ValueError(
+                f"{directory} holds no dataset: it has no {FILE}. Make one with lingvo-moe-prepare."
+            )
         try:
             fields = read_json(path)
         except ValueError as error:

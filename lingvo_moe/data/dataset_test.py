@@ -163,6 +163,12 @@ def test_fewer_examples_than_described(dataset):
         Dataset.load(dataset.directory).examples("test", "de-en")
 
 
+def test_no_description_at_all(tmp_path):
+    message = r"none holds no dataset: it has no dataset\.json\. Make one with lingvo-moe-prepare"
+    with pytest.raises(ValueError, match=message):
+        Dataset.load(tmp_path / "none")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"text"', "[" * 100_000])
 def test_no_description(dataset, text):
     (dataset.directory / "dataset.json").write_text(text)

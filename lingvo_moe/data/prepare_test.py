@@ -108,6 +108,19 @@ def test_joint_vocabulary(corpus, tmp_path):
     assert dataset.source_vocabulary.decode([example.target.tolist()]) == ["the cat"]
 
 
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_vocabulary_that_is_too_small_is_named_by_its_flag(side, corpus, tmp_path):
+    file = corpus / "train" / ("de-en.de" if side == "source" else "de-en.en")
+    letters = "".join(map(chr, range(0x410, 0x450)))  # 64 letters, and 256 pieces are bytes
+    file.write_text(f"{letters}\n" + file.read_text("utf-8"), encoding="utf-8")
+    other = corpus / "train" / ("de-en.en" if side == "source" else "de-en.de")
+    other.write_text("a b\n" + other.read_text("utf-8"), encoding="utf-8")
+    params = dataclasses.replace(PARAMS, character_coverage=1.0)
+    message = f"pieces from .* Give a larger --{side}_vocab_size or a lower --character_coverage"
+    with pytest.raises(ValueError, match=message):
+        prepare(corpus, tmp_path / "data", params)
+
+
 def test_tags_on_both_sides_need_one_vocabulary(corpus, tmp_path):
     params = dataclasses.replace(PARAMS, tags_on_both_sides=True)
     for make in (functools.partial(prepare, corpus), prepare_synthetic):

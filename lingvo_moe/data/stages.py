@@ -142,9 +142,14 @@ def _trained(work: Work, sides: Sequence[str]) -> Vocabulary:
     if params.extend:
         old = Vocabulary.load(Path(params.extend) / f"{sides[0]}.model")
         return extend_vocabulary(old, texts, params.new_pieces, **options)
-    size = getattr(params, f"{sides[0]}_vocab_size")
-    normalization = getattr(params, f"{sides[-1]}_normalization")
-    return train_vocabulary(texts, size, normalization=normalization, **options)
+    size_name = f"{sides[0]}_vocab_size"
+    return train_vocabulary(
+        texts,
+        getattr(params, size_name),
+        normalization=getattr(params, f"{sides[-1]}_normalization"),
+        size_name=f"--{size_name}",
+        **options,
+    )
 
 
 def _kept_texts(work: Work, sides: Sequence[str]) -> dict[str, Texts]:

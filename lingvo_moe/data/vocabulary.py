@@ -223,6 +223,7 @@ def train_vocabulary(
     normalization: str = "identity",
     model_type: Literal["unigram", "bpe"] = "unigram",
     seed: int = 1,
+    size_name: str = "size",
 ) -> Vocabulary:
     """Trains a SentencePiece model with byte fallback; the same input gives the same bytes.
 
@@ -238,6 +239,7 @@ def train_vocabulary(
             spaces at its ends, except U+2581, which SentencePiece uses for spaces.
         model_type: how SentencePiece cuts a text.
         seed: of the sampling.
+        size_name: of the size in errors, such as "--source_vocab_size".
 
     Raises:
         ValueError: no text, or a size too small for the characters.
@@ -278,7 +280,7 @@ def train_vocabulary(
         reason = f"its characters, tags and bytes alone are {needed[1]}" if needed else error
         raise ValueError(
             f"SentencePiece could not make a vocabulary of {size} pieces from {len(sample)} "
-            f"sentences: {reason}. Give a larger size or a lower character coverage."
+            f"sentences: {reason}. Give a larger {size_name} or a lower --character_coverage."
         ) from error
     return Vocabulary(model.getvalue())
 

@@ -179,8 +179,9 @@ def test_too_small_for_its_characters():
     message = (
         r"vocabulary of 100 pieces from 62 sentences: its characters, tags and bytes alone are 278"
     )
+    message += r"\. Give a larger --target_vocab_size or a lower --character_coverage\."
     with pytest.raises(ValueError, match=message):
-        train_vocabulary(TEXTS, 100)
+        train_vocabulary(TEXTS, 100, size_name="--target_vocab_size")
 
 
 def test_ctrl_c_is_heard_while_pieces_are_trained(monkeypatch):

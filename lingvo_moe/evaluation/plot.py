@@ -40,6 +40,8 @@ def draw_plot(reports: Sequence[Report]) -> bytes:
         _draw_scores(axes, [scores.get(pair) for pair in pairs], report.model, color)
     if has_baselines:
         axes.axhline(0.0, color="black", linewidth=0.8)
+    else:
+        axes.set_ylim(0.0, max(1.0, axes.get_ylim()[1]))  # BLEU, with room if each is 0
     _label(axes, pairs, reports, has_baselines)
     return to_png(figure)
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from lingvo_moe.evaluation import plot
 from lingvo_moe.evaluation.plot import draw_plot, moving_average
-from lingvo_moe.reporting.figure import COLORS
+from lingvo_moe.reporting.figure import COLORS, to_png
 from lingvo_moe.testing.pictures import ink, inked, pixels
 from lingvo_moe.testing.reports import make_report, make_score
 
@@ -73,3 +74,19 @@ def test_names_that_are_no_labels_are_drawn_as_they_stand():
     report = make_report(*scores, model="$\\bad{", baseline_model="_^{$")
     plain = make_report(*(make_score(f"x{i}-en", 9, 30.0, 20.0) for i in range(len(names))))
     assert ink(draw_plot([report]), COLORS[0]) > ink(draw_plot([plain]), COLORS[0]) / 2
+
+
+def test_bleu_begins_at_zero(monkeypatch):
+    limits = []
+
+    def keep(figure):
+        limits.append(figure.axes[0].get_ylim())
+        return to_png(figure)
+
+    monkeypatch.setattr(plot, "to_png", keep)
+    for bleu, baseline in ((0.0, None), (40.0, None), (40.0, 41.0)):
+        draw_plot([make_report(make_score("a-en", 9, bleu, baseline), make_score("b-en", 1, bleu))])
+    assert limits[0] == (0.0, 1.0)
+    assert limits[1][0] == 0.0
+    assert limits[1][1] > 40.0
+    assert limits[2][0] < -1.0  # ΔBLEU

@@ -378,7 +378,10 @@ def _is_off_target(report: Report) -> bool:
 
 
 def _sizes(score: PairScore) -> tuple[str, str]:
-    return f"{score.train_examples:,}", f"{score.test_examples:,}{'' if score.reliable else '?'}"
+    return (
+        f"{score.train_examples:,}{'' if score.train_examples else ZERO_SHOT}",
+        f"{score.test_examples:,}{'' if score.reliable else '?'}",
+    )
 
 
 def _cells(scores: PairScore | Averages, p_value: str = "") -> Sequence[str]:

@@ -8,6 +8,7 @@ import pytest
 from lingvo_moe.evaluation.report import (
     format_table,
     load_report,
+    pairs_table,
     save_report,
     shown_averages,
 )
@@ -240,3 +241,14 @@ def test_a_column_of_rates_off_target_that_are_all_0_is_left_out(rate, shown):
     score = dataclasses.replace(score, off_target=rate, references_off_target=0.0)
     table = format_table(make_report(make_score("b-en", 9, 2.5), score))
     assert ("off-target" in table, "of refs" in table) == (shown, shown)
+
+
+def test_the_mark_of_zero_shot_pairs_is_in_the_column_of_training_lines():
+    # With one target language there is no matrix, whose cells have the mark too.
+    report = make_report(make_score("a-en", 1200, 30.0), make_score("b-en", 0, 2.0))
+    sizes = [row[1] for row in pairs_table(report).rows]
+    assert sizes == ["1,200", "0°"]
+    assert format_table(report).endswith("° zero-shot: a pair without training data")
+    assert "| 0° |" in pairs_table(report).to_markdown()
+    html = pairs_table(report).to_html()
+    assert "<td>0°</td>" in html

@@ -75,7 +75,7 @@ def test_a_damaged_file_is_one_clear_error(tmp_path, damage):
 
 
 def test_no_file_and_a_file_of_other_fields(tmp_path):
-    with pytest.raises(ValueError, match=r"No such file .*train.eval_every"):
+    with pytest.raises(ValueError, match=r"routing \(there is no such file\)\. .*train.eval_every"):
         RoutingRecord.load(tmp_path / "routing.npz")
     np.savez(tmp_path / "other.npz", x=1)
     with pytest.raises(ValueError, match=r"other.npz holds no record of routing \('layers"):

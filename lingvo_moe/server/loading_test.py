@@ -1,6 +1,7 @@
 """Logdirs and exports behind a server translate as lingvo-moe-translate does, to the byte."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import re
@@ -41,6 +42,18 @@ def models(model_dir):
     return load_all(texts, OptionLimits(n_best=3, beam_size=8, output_tokens=50))
 
 
+@contextlib.asynccontextmanager
+async def _client_of(models):
+    """A client of a server with these models, in this process."""
+    server = Server(models)
+    transport = httpx.ASGITransport(server.asgi)
+    async with (
+        server.asgi.router.lifespan_context(server.asgi),
+        httpx.AsyncClient(transport=transport, base_url="http://test") as http,
+    ):
+        yield http
+
+
 def test_what_they_say_of_themselves(model_dir, models):
     assert list(models) == ["logdir", "export"]
     for model in models.values():
@@ -64,12 +77,7 @@ def test_alone_and_together_as_the_translator(model_dir, models):
         return [best[0]["text"] for best in answer["translations"]], answer["left_out"]
 
     async def test():
-        server = Server(models)
-        transport = httpx.ASGITransport(server.asgi)
-        async with (
-            server.asgi.router.lifespan_context(server.asgi),
-            httpx.AsyncClient(transport=transport, base_url="http://test") as http,
-        ):
+        async with _client_of(models) as http:
             for name in models:
                 together, left_out = await ask(http, name, *LINES)
                 alone = await asyncio.gather(*(ask(http, name, line) for line in LINES))
@@ -77,6 +85,23 @@ def test_alone_and_together_as_the_translator(model_dir, models):
                 assert [texts[0] for texts, _ in alone] == expected
                 assert [count[0] for _, count in alone] == left_out
                 assert [bool(count) for count in left_out] == [n == 12 for n in range(14)]
+
+    asyncio.run(test())
+
+
+def test_an_unknown_source_language_is_refused(models):
+    async def test():
+        async with _client_of(models) as http:
+            common = {"to": "en", "source_language": "xx"}
+            texts = {"translate": {"sentences": ["kara"]}}
+            texts["score"] = {"sources": ["kara"], "targets": ["the"]}
+            for name, (path, given) in itertools.product(models, texts.items()):
+                question = {"model": name, **given, **common}
+                answer = await http.post(f"/v1/{path}", json=question)
+                assert answer.status_code == 422
+                assert "does not translate from 'xx'; it knows" in answer.json()["error"]
+                answer = await http.post(f"/v1/{path}", json=question | {"source_language": "qna"})
+                assert answer.status_code == 200
 
     asyncio.run(test())
 
@@ -123,12 +148,7 @@ def test_options_of_a_request(model_dir, models):
     }
 
     async def test():
-        server = Server(models)
-        transport = httpx.ASGITransport(server.asgi)
-        async with (
-            server.asgi.router.lifespan_context(server.asgi),
-            httpx.AsyncClient(transport=transport, base_url="http://test") as http,
-        ):
+        async with _client_of(models) as http:
 
             async def ask(**fields):
                 question = {"sentences": ["mi kara", ""], "to": "en"} | fields
@@ -221,12 +241,7 @@ def test_other_clients_are_answered_while_options_are_checked(models, monkeypatc
         return spellings(vocabulary, text)
 
     async def test():
-        server = Server(models)
-        transport = httpx.ASGITransport(server.asgi)
-        async with (
-            server.asgi.router.lifespan_context(server.asgi),
-            httpx.AsyncClient(transport=transport, base_url="http://test") as http,
-        ):
+        async with _client_of(models) as http:
             question = {"sentences": ["mi"], "to": "en"}
             asking = asyncio.create_task(
                 http.post("/v1/translate", json=question | {"forbidden": ["dog"]})

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from starlette.exceptions import HTTPException
 
 from lingvo_moe.core.fields import Params, PositiveFloat, PositiveInt, conforms
+from lingvo_moe.core.lines import check_utf8
 
 MALFORMED, TOO_LARGE, WRONG = 400, 413, 422
 
@@ -183,9 +184,6 @@ def _check_text(text, name, limits):
     if "\0" in text:
         refuse(WRONG, f"There is a NUL character in {name}; remove it.")
     try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        refuse(
-            WRONG,
-            f"There is half a surrogate pair in {name}, at character {error.start + 1}; remove it.",
-        )
+        check_utf8(text, name)
+    except ValueError as error:
+        refuse(WRONG, str(error))

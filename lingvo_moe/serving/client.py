@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lingvo_moe.core.console import install, quiet
 from lingvo_moe.serving.client_command import parser, run
+from lingvo_moe.tasks.languages import check_source_language
 
 if __name__ == "__main__":
     install((ImportError, OSError, ValueError))  # one-line errors, also during imports
@@ -80,9 +81,12 @@ class Model:
         for name in sorted(wanted):
             if languages[name] is None:
                 raise ValueError(f"This model routes by {name.replace('_', ' ')}; give --{name}.")
+        about = self._model.about()
+        known = plain(about.get("source_languages", []))
+        check_source_language(languages["source_language"], known, needed=False)
         self._languages = {name: languages[name] for name in wanted}
         self._called: set[str] = set()
-        self._defaults = self._model.about().get("options", {})
+        self._defaults = about.get("options", {})
         self.options = plain(self._defaults)
 
     def sizes(self, sentences):

@@ -20,6 +20,7 @@ from lingvo_moe.core.lines import cut_warning, decode_lines, paired, read_lines
 
 _BLOCK = 4096  # lines that are read at a time, which bounds memory
 _INT32 = range(-(1 << 31), 1 << 31)
+_OF_SAMPLING = ("top_k", "top_p", "seed")
 
 
 class Service(Protocol):
@@ -103,7 +104,8 @@ def options_of(defaults: Mapping[str, Any], texts: Iterable[str]) -> dict[str, A
         texts: OPTION=VALUE.
 
     Raises:
-        ValueError: the model has no such option, or the value is of another type.
+        ValueError: the model has no such option, the value is of another type, or the option has no
+            effect without a temperature.
     """
     options = {}
     for text in texts:
@@ -116,6 +118,13 @@ def options_of(defaults: Mapping[str, Any], texts: Iterable[str]) -> dict[str, A
         except (ValueError, TypeError, SyntaxError) as error:
             kind = _KINDS[type(defaults[name])]
             raise ValueError(f"--set={text}: {name} must be {kind}.") from error
+    sampling = options.get("temperature", defaults.get("temperature"))
+    for name in _OF_SAMPLING:
+        if name in options and not sampling:
+            raise ValueError(
+                f"--set={name}={options[name]}: {name} needs temperature, because without it "
+                f"nothing is sampled; give --set=temperature=1 too."
+            )
     return options
 
 

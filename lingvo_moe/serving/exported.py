@@ -13,6 +13,7 @@ from lingvo_moe.data.sentences import split_into_parts
 from lingvo_moe.decoding.params import MAX_BEAM, BeamSearchParams
 from lingvo_moe.decoding.request import numbers_of, search_of
 from lingvo_moe.serving import client
+from lingvo_moe.tasks.languages import check_source_language
 from lingvo_moe.tasks.scorer import Score, check_parallel
 from lingvo_moe.tasks.translator import (
     Token,
@@ -88,6 +89,8 @@ class Exported:
         about = self._model.about()
         self.languages: Sequence[str] = [name.decode() for name in about["languages"].numpy()]
         self.pairs: Sequence[str] = tuple(pair.decode() for pair in about["pairs"].numpy())
+        sources = about["source_languages"].numpy() if "source_languages" in about else ()
+        self._sources: Sequence[str] = [name.decode() for name in sources]
         self.needs_source_language = "source_language" in self._wanted
         self.max_pieces, n_best = int(about["max_pieces"]), int(about["n_best"])
         self._names = frozenset(about.get("options", ()))
@@ -277,6 +280,7 @@ class Exported:
                 "This model routes by source language; give "
                 f"source_language. It was trained on {', '.join(self.pairs)}."
             )
+        check_source_language(source_language, self._sources, self.needs_source_language)
         given = {"target_language": to, "source_language": source_language}
         return {name: client.tf.constant(given[name]) for name in self._wanted}
 

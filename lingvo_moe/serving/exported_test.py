@@ -85,6 +85,7 @@ def test_it_knows_its_model(model_dir, exported):
     ("arguments", "message"),
     [
         ({"to": "xx"}, "does not translate into 'xx'; it knows .*en"),
+        ({"source_language": "xx"}, "does not translate from 'xx'; it knows .*qna.* Give one of"),
         ({"n_best": 65}, "n_best must be 1 to 64, got 65"),
         ({"beam": 2}, "has no field 'beam'. Did you mean 'beam_size'"),
         ({"shortlist": True}, "shortlist is no option of this export; leave it out, or"),
@@ -223,7 +224,7 @@ def test_a_model_that_routes_by_source_language_is_told_it(tmp_path):
     with pytest.raises(ValueError, match="routes by source language; give source_language"):
         exported.translate(["kara"])
     with pytest.raises(ValueError, match="has no experts for that source"):
-        exported.translate(["kara"], source_language="xx")
+        exported.translate(["kara"], source_language="en")
 
 
 def test_what_is_no_export_is_refused(tmp_path):

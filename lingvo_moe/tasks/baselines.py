@@ -28,6 +28,7 @@ from lingvo_moe.evaluation.report import Report
 from lingvo_moe.tasks.evaluation import load_translator, references_of, translate_split
 from lingvo_moe.tasks.floor import train_texts
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.new_logdir import check_new_logdir
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.training import TrainingJob, run_training, train_step
 from lingvo_moe.tasks.translation import TranslationTask
@@ -66,7 +67,7 @@ def train_baselines(
     """
     dataset, report, output = jobs[0].dataset, jobs[0].report, jobs[0].logdir / IN_OUTPUT
     check_output(output, MAKER, overwrite=True)
-    pairs = pairs or [pair.name for pair in dataset.pairs if pair.examples.get("train")]
+    pairs = pairs or _with_train_lines(dataset, report)
     pairs = list(references_of(dataset, split, pairs, report))
     models = _checked(jobs, pairs, own_vocabulary)
     chosen = _best_of_each([(model, _train(model)) for model in models], pairs, report)
@@ -76,6 +77,17 @@ def train_baselines(
     name = f"best of {', '.join(names)}" if len(models) > 1 else names[0]
     with new_directory(output, MAKER, overwrite=True) as directory:
         return write_report(outputs, directory, model=name, checkpoint_step=None, split=split)
+
+
+def _with_train_lines(dataset: Dataset, report) -> list[str]:
+    """The pairs with training examples; `report` takes a line for each of the others."""
+    pairs = []
+    for pair in dataset.pairs:
+        if pair.examples.get("train"):
+            pairs.append(pair.name)
+        else:
+            report(f"{pair.name}: no train lines, skipped")
+    return pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,12 +118,13 @@ def _checked(
     if several:
         for pair in pairs:
             _check_comparable(models, jobs[0].dataset, pair, own_vocabulary)
+        _check_dev_lines(models[0], jobs[0].dataset)
     if own_vocabulary:
         models = [_with_own_data(of, one.logdir) for of, one in zip(models, jobs, strict=True)]
     else:
         _check_room(models, jobs[0].dataset)
     for run in (run for model in models for run in model.runs.values()):
-        _check_logdir(run, own_vocabulary)
+        _check_logdir(run, jobs[0], own_vocabulary)
     return models
 
 
@@ -126,6 +139,8 @@ def _model(job: TrainingJob, pairs: Sequence[str], several: bool) -> _Model:
         )
         for pair in pairs
     }
+    for run in runs.values():
+        check_new_logdir(run.logdir)
     params = {
         pair: ModelDir.params_for_training(run.logdir, run.model, run.overrides, run.params)
         for pair, run in runs.items()
@@ -211,19 +226,41 @@ def _check_room(models, dataset):
                 )
 
 
-def _check_logdir(run, own_vocabulary):
-    """Raises ValueError if the run cannot be trained, or resumed in its logdir."""
+def _check_logdir(run, job, own_vocabulary):
+    """Raises ValueError if the run of a job cannot be trained, or resumed in its logdir."""
     try:
         _model_dir(run).params.input.curriculum(run.dataset)
     except ValueError as error:
         begun = run.logdir / "source.model"
         if begun.exists() and Vocabulary.load(begun).sha256 != run.dataset.hashes["source"]:
-            raise ValueError(
-                f"{run.logdir} was begun with another vocabulary than now, with"
-                f" --{'' if own_vocabulary else 'no'}own_vocabulary. Keep this flag and the data"
-                f" as they were, or give another --output. {error}"
-            ) from None
+            raise ValueError(_begun_otherwise(begun, job, own_vocabulary)) from error
         raise
+
+
+def _begun_otherwise(begun: Path, job: TrainingJob, own_vocabulary: bool) -> str:
+    """What to do about a logdir whose vocabulary is another one than now.
+
+    Args:
+        begun: the logdir's source vocabulary.
+        job: whose logdir holds those of the pairs.
+        own_vocabulary: whether the pair has a vocabulary of its own now.
+    """
+    flags = "--noown_vocabulary", "--own_vocabulary"
+    if own_vocabulary:
+        others = [job.dataset.source_vocabulary.model_bytes]
+    else:
+        found = job.logdir.glob(f"data-*/{begun.parent.name}/{begun.name}")
+        others = [path.read_bytes() for path in found]
+    if begun.read_bytes() in others:
+        now, then = flags[own_vocabulary], flags[not own_vocabulary]
+        return (
+            f"{begun.parent} was begun with {then}, and now the call has {now}. Pass {then} again,"
+            f" or give another --output."
+        )
+    return (
+        f"{begun.parent} was begun with another vocabulary than now: its data were others. Give"
+        f" the --data that it was begun with, or another --output."
+    )
 
 
 def _prepare_alone(run, pair, directory, params):
@@ -306,10 +343,18 @@ def _check_comparable(models, dataset, pair, own_vocabulary):
                 f"{names} have vocabularies of other sizes, and their dev losses per piece cannot"
                 f" be compared. Pass {_BY_BLEU}."
             )
-    if not dataset.pair(pair).examples.get("dev"):
+
+
+def _check_dev_lines(model, dataset):
+    """Raises ValueError if a pair has no dev lines to choose its best model by."""
+    pairs = {pair: bool(dataset.pair(pair).examples.get("dev")) for pair in model.params}
+    without = [pair for pair, has_dev in pairs.items() if not has_dev]
+    if without:
+        by = model.params[without[0]].train.best_by.name
+        rest = ",".join(pair for pair, has_dev in pairs.items() if has_dev)
         raise ValueError(
-            f"The best of several models is chosen by {criteria[0].name}; no dev lines: {pair}."
-            " Choose other pairs with --pairs, or give one --model."
+            f"The best of several models is chosen by {by}; no dev lines: {', '.join(without)}."
+            f" {f'Pass --pairs={rest}, or give' if rest else 'Give'} one --model."
         )
 
 

@@ -1,5 +1,6 @@
 import dataclasses
 import os
+import shutil
 import signal
 import types
 
@@ -227,6 +228,32 @@ def test_another_model_trains_no_pair_again(tmp_path, pretended):
         train_baselines(jobs, ["qna-en"])
 
 
+def _without(split, *names, of=None):
+    """The dataset, or another one, in which these pairs have no lines of a split."""
+    of = of or dataset()
+    pairs = tuple(
+        dataclasses.replace(pair, examples=pair.examples | {split: 0})
+        if pair.name in names
+        else pair
+        for pair in of.pairs
+    )
+    return dataclasses.replace(of, pairs=pairs)
+
+
+def test_pairs_that_are_left_out_are_named(tmp_path):
+    others, lines = ("qnu-en", "qta-en", "qto-en"), []
+    data = _without("train", "qna-en", of=_without("test", *others))
+    job = _job(tmp_path / "out", dataset=data, report=lines.append)
+    message = "No pair of qnu-en, qta-en, qto-en has test lines; nothing to evaluate. Choose"
+    with pytest.raises(ValueError, match=message):
+        train_baselines([job])
+    assert lines == [
+        "qna-en: no train lines, skipped",
+        *(f"{pair}: no test lines, skipped" for pair in others),
+    ]
+    assert not (tmp_path / "out").exists()
+
+
 def _files(output):
     """File of a logdir -> its bytes and when it was written."""
     files = output.rglob("*.model*")
@@ -279,9 +306,13 @@ def test_a_logdir_keeps_its_kind_of_vocabulary(tmp_path):
     for own in (True, False):
         job = training_job(tmp_path / str(own), model="tiny.Bilingual")
         train_baselines([job], ["qto-en"], own_vocabulary=own)
-        flag = "--noown_vocabulary" if own else "--own_vocabulary"
-        with pytest.raises(ValueError, match=f"another vocabulary than now, with {flag}"):
+        flag = "--own_vocabulary" if own else "--noown_vocabulary"
+        with pytest.raises(ValueError, match=f"was begun with {flag}, .* Pass {flag} again, or"):
             train_baselines([job], ["qto-en"], own_vocabulary=not own)
+    shutil.rmtree(next((tmp_path / "True").glob("data-*")))  # nothing is known of its vocabulary
+    job = training_job(tmp_path / "True", model="tiny.Bilingual")
+    with pytest.raises(ValueError, match=r"begun with another vocabulary .* Give the --data that"):
+        train_baselines([job], ["qto-en"])
 
 
 def test_a_killed_preparation_is_done_again(tmp_path, monkeypatch):
@@ -319,21 +350,19 @@ def test_models_among_which_dev_loss_cannot_choose_are_refused(tmp_path, monkeyp
         _several(tmp_path / "a", "train.best_by=DevBleu()", "train.dev_bleu_sentences=9")[1],
     ]
     longer = [short, _several(tmp_path / "a", "input.target_length=40")[1]]
-    no_dev = dataclasses.replace(
-        dataset(),
-        pairs=tuple(
-            dataclasses.replace(pair, examples=pair.examples | {"dev": 0})
-            for pair in dataset().pairs
-        ),
-    )
+    no_dev = _without("dev", *(pair.name for pair in dataset().pairs))
     for jobs, message in (
         (twice, "--model must name a model once; repeated: tiny.Bilingual"),
         (by_bleu, r'best_by=DevLoss\(\), DevBleu\(\), .* Pass --set="train.best_by=DevBleu\(\)"'),
         (longer, r"--set=input.source_length=48 --set=input.target_length=40\.$"),
-        (_several(tmp_path / "a", dataset=no_dev), "no dev lines: qna-en. Choose other pairs"),
+        (_several(tmp_path / "a", dataset=no_dev), r"no dev lines: qna-en\. Give one --model\.$"),
     ):
         with pytest.raises(ValueError, match=message):
             train_baselines(jobs, ["qna-en"])
     assert not (tmp_path / "a").exists()
+    one = _several(tmp_path / "a", dataset=_without("dev", "qna-en", "qnu-en"))
+    message = r"no dev lines: qna-en, qnu-en\. Pass --pairs=qta-en,qto-en, or give one --model\.$"
+    with pytest.raises(ValueError, match=message):
+        train_baselines(one)
     with pytest.raises(ValueError, match="model is empty; name one or more models"):
         api.train_baselines([], dataset(), tmp_path / "a")

@@ -94,7 +94,8 @@ def evaluate(
     copies = _copies(dataset, split, list(references), report) if floor else {}
     runtime = make_runtime(task, None)
     translator, step = load_translator(model_dir, runtime, step)
-    translators = [(name, through(translator, via)) for name, via in pivots.items()]
+    translate = _with_known_sources(translator, model_dir)
+    translators = [(name, through(translate, via)) for name, via in pivots.items()]
     job = {
         "maker": MAKER,
         "data": dataset.sha256,
@@ -132,8 +133,10 @@ def references_of(
         report: takes a line for each pair without lines.
 
     Raises:
-        ValueError: an unknown or repeated pair, or no lines at all.
+        ValueError: pairs is a text, an unknown or repeated pair, or no lines at all.
     """
+    if isinstance(pairs, str):
+        raise ValueError(f"pairs must be a list of names, got {pairs!r}; write [{pairs!r}].")
     if repeated := sorted({name for name in pairs if pairs.count(name) > 1}):
         raise ValueError(f"--pairs must name a pair once; repeated: {', '.join(repeated)}.")
     known = [dataset.pair(name) for name in pairs]
@@ -147,8 +150,29 @@ def references_of(
         if pair.examples.get(split)
     }
     if not found:
-        raise ValueError(f"No pair has {split} lines; nothing to evaluate.")
+        raise ValueError(
+            f"No pair of {', '.join(pairs)} has {split} lines; nothing to evaluate. Choose another "
+            f"split or other pairs."
+        )
     return found
+
+
+def next_command(model: str, logdir: Path, dataset: Dataset) -> str:
+    """What to do with a trained model: score it, or translate if the dataset has no lines for it.
+
+    Args:
+        model: its name.
+        logdir: of the model.
+        dataset: that it was trained on.
+    """
+    for split, flag in (("test", ""), ("dev", " --split=dev")):
+        if any(pair.examples.get(split) for pair in dataset.pairs):
+            return (
+                f"lingvo-moe-evaluate --model={model} --logdir={logdir} --data={dataset.directory} "
+                f"--output=DIR{flag}"
+            )
+    to = dataset.pairs[0].target
+    return f"lingvo-moe-translate --logdir={logdir} --to={to} 'a sentence'"
 
 
 def count_trained_on(
@@ -172,6 +196,20 @@ def count_trained_on(
         cause = str(error)
     report(f"The column 'train' counts the training lines of {dataset.directory} only: {cause}")
     return {pair.name: pair.examples.get("train", 0) for pair in dataset.pairs}
+
+
+def _with_known_sources(translator: Translate, model_dir: ModelDir) -> Translate:
+    """Leaves out source languages that the model does not know, if it does not need them.
+
+    The data may have zero-shot pairs of further languages.
+    """
+    known, needed = model_dir.source_languages, model_dir.task.needs_source_language
+
+    def translate(sentences, to, source_language, **options):
+        source = source_language if needed or source_language in known else None
+        return translator(sentences, to, source, **options)
+
+    return translate
 
 
 def through(translator: Translate, pivot: str | None) -> Translate:

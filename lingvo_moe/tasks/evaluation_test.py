@@ -59,7 +59,8 @@ MODEL = types.SimpleNamespace(
     for_dataset=lambda data: MODEL,
     fingerprint=lambda step: {"step": str(step)},
     tag=_tag,
-    task=types.SimpleNamespace(task_id=_task_id),
+    task=types.SimpleNamespace(task_id=_task_id, needs_source_language=False),
+    source_languages=["en", "qna", "qta", "qto"],
 )
 
 
@@ -113,6 +114,16 @@ def test_pairs_without_training_text_go_through_the_pivot(tmp_path, translated):
     assert hypotheses.startswith("the the ")
 
 
+def test_a_model_is_not_told_a_language_that_it_does_not_know(tmp_path, translated, monkeypatch):
+    """Test data may have zero-shot pairs of further languages."""
+    monkeypatch.setattr(MODEL, "source_languages", ["en", "qna"])
+    evaluate(tmp_path / "r")
+    assert translated == ["qna-en", "None-en"]
+    monkeypatch.setattr(MODEL.task, "needs_source_language", True)
+    evaluate(tmp_path / "needed")
+    assert translated[2:] == list(PAIRS)
+
+
 def test_a_pivot_that_is_a_side_of_the_pair_is_no_detour(tmp_path, translated, monkeypatch):
     inputs = dataclasses.replace(MODEL.params.input, pairs=("qna-en",))  # qta-en is zero-shot
     monkeypatch.setattr(MODEL.params, "input", inputs)
@@ -127,7 +138,7 @@ def test_the_tasks_are_those_of_the_translations_that_are_made(tmp_path, transla
         if f"{source}-{target}" not in ("qna-en", "qta-qna"):
             raise ValueError(f"This model has no experts for '{source}-{target}'.")
 
-    monkeypatch.setattr(MODEL, "task", types.SimpleNamespace(task_id=task_id))
+    monkeypatch.setattr(MODEL.task, "task_id", task_id)
     inputs = dataclasses.replace(MODEL.params.input, pairs=("qna-en",))
     monkeypatch.setattr(MODEL.params, "input", inputs)
     message = r"^Pair qta-en: .* no experts for 'qta-en'\. Leave it out with --pairs, or give a --p"
@@ -218,6 +229,7 @@ def test_what_is_wrong_is_found_before_anything_is_translated(tmp_path, translat
         ({"output": full, "overwrite": True}, "was not made by lingvo-moe-evaluate"),
         ({"output": file / "report"}, "file is a file"),
         ({"pairs": ["qna-en", "qna-en"]}, "--pairs must name a pair once; repeated: qna-en"),
+        ({"pairs": "qna-en"}, r"pairs must be a list of names, got 'qna-en'; write \['qna-en'\]"),
         ({"pairs": ["qna-fr"]}, "Unknown pair 'qna-fr'"),
         ({"pairs": [""]}, "Unknown pair ''"),
         ({"pairs": ["qto-en"]}, "no experts for 'qto'"),
@@ -344,3 +356,21 @@ def test_an_evaluation_that_fails_before_a_translation_leaves_nothing(
     with pytest.raises(OSError, match="No space left"):
         evaluate(tmp_path / "report")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_command_is_one_that_can_be_run(tmp_path):
+    def without(*splits):
+        pairs = (
+            dataclasses.replace(pair, examples=pair.examples | dict.fromkeys(splits, 0))
+            for pair in dataset().pairs
+        )
+        return module.next_command(
+            "m", tmp_path, dataclasses.replace(dataset(), pairs=tuple(pairs))
+        )
+
+    scored = f"lingvo-moe-evaluate --model=m --logdir={tmp_path} --data={dataset().directory}"
+    assert without() == f"{scored} --output=DIR"
+    assert without("test") == f"{scored} --output=DIR --split=dev"
+    assert (
+        without("test", "dev") == f"lingvo-moe-translate --logdir={tmp_path} --to=en 'a sentence'"
+    )

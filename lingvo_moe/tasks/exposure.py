@@ -14,6 +14,7 @@ from lingvo_moe.reporting.table import Table
 from lingvo_moe.tasks.budget import suggestion
 
 FEW, MANY = 1.0, 100.0  # epochs; a pair outside this range gets a warning
+TOO_LONG = 0.01  # share of the draws; more that do not fit a row give a warning
 _ROWS = 12  # for more pairs the table has tiers
 _ENDLESS = 1_000_000_000  # steps; no run has more
 _MEASURED = 4000  # examples that are packed to measure how many fit a batch
@@ -45,6 +46,7 @@ class RunExposure:
         examples, tokens: sentence pairs and target tokens of one step, on average.
         pairs: one entry for each pair and corpus, those with most examples first.
         num_pairs: number of language pairs that are drawn.
+        too_long: share of the draws that are left out, because they are longer than a row.
     """
 
     steps: int
@@ -52,6 +54,7 @@ class RunExposure:
     tokens: float
     pairs: Sequence[Exposure]
     num_pairs: int
+    too_long: float = 0.0
 
     @staticmethod
     def of(source: TrainInput, steps: int) -> "RunExposure":
@@ -75,7 +78,9 @@ class RunExposure:
             one._replace(once=once[one.pair]) for one in expose(sizes, shares, steps * drawn)
         )
         used = {of.index for of, share in zip(streams, shares, strict=True) if share}
-        return RunExposure(steps, float(examples), float(tokens), pairs, len(used))
+        return RunExposure(
+            steps, float(examples), float(tokens), pairs, len(used), following.skipped
+        )
 
     def lines(self, suggest: bool = True) -> list[str]:
         """The forecast as text: totals, epochs by pair or by tier, suggested steps, warnings.
@@ -92,24 +97,35 @@ class RunExposure:
         return [total, *self._table().to_text().splitlines(), *suggested, *self.warnings()]
 
     def warnings(self) -> list[str]:
-        """A line on pairs that are drawn too rarely, and one on pairs that are drawn too often."""
+        """Lines on pairs drawn too rarely or too often, and on examples that are too long."""
         few = [one for one in self.pairs if one.epochs < FEW]
         many = [one for one in self.pairs if one.epochs > MANY]
-        lines, of = [], f"of {len(self.pairs)} pairs will be seen"
+        lines: list[str] = []
         if few:
             least = min(few, key=lambda one: one.epochs)
             lines.append(
-                f"Warning: {len(few)} {of} less than once, {least.pair} {least.epochs:.2f} times"
+                f"Warning: {self._count(few)} less than once, {least.pair} {least.epochs:.2f} times"
                 f"{_cure(least)}"
             )
         if many:
             most = max(many, key=lambda one: one.epochs)
             lines.append(
-                f"Warning: {len(many)} {of} more than {MANY:.0f} times, {most.pair} "
+                f"Warning: {self._count(many)} more than {MANY:.0f} times, {most.pair} "
                 f"{most.epochs:,.0f} times: the model may memorise them. If their dev scores get "
                 f"worse, lower {self._lower(most)}."
             )
+        if self.too_long >= TOO_LONG:
+            lines.append(
+                f"Warning: about {self.too_long:.0%} of the drawn examples are longer than a row "
+                f"and will be left out. Raise input.source_length or input.target_length in a new "
+                f"logdir; they cannot change later."
+            )
         return lines
+
+    def _count(self, some):
+        if len(self.pairs) == 1:
+            return "the pair will be seen"
+        return f"{len(some)} of {len(self.pairs)} pairs will be seen"
 
     def _lower(self, most):
         """What makes the epochs of a pair fewer; the temperature only if the pair is favoured."""

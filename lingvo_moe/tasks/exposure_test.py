@@ -47,6 +47,17 @@ def test_few_pairs_are_a_table_with_warnings():
     ]
 
 
+def test_one_pair_and_draws_that_are_left_out():
+    (few, long) = RunExposure(10, 1, 1, [Exposure("a-en", 40, 0.4, 25)], 1, 0.2).warnings()
+    assert few.startswith("Warning: the pair will be seen less than once, a-en 0.40 times: ")
+    assert long == (
+        "Warning: about 20% of the drawn examples are longer than a row and will be left out. "
+        "Raise input.source_length or input.target_length in a new logdir; they cannot change "
+        "later."
+    )
+    assert RunExposure(10, 1, 1, [Exposure("a-en", 40, 1.0)], 1, 0.009).warnings() == []
+
+
 def test_the_temperature_is_named_only_where_it_helps():
     # Drawn in proportion to its size, a pair cannot be drawn less often by a lower temperature.
     pairs = [Exposure("a-en", 40, 200.0), Exposure("b-en", 20, 200.0)]
@@ -120,6 +131,7 @@ def test_epochs_count_the_draws_that_are_left_out():
     drawn = source.state()["counters"].sum(axis=0)
     names = [stream.name for stream in source.curriculum.streams]
     assert source.skipped > 0.2 * drawn.sum()
+    assert forecast.too_long == pytest.approx(source.skipped / drawn.sum(), abs=0.03)
     for one in forecast.pairs:
         epochs = drawn[names.index(one.pair)] / one.examples
         assert one.epochs == pytest.approx(epochs, rel=0.05), one.pair

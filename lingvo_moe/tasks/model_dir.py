@@ -3,37 +3,24 @@
 import dataclasses
 import hashlib
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lingvo_moe.core import plugins, registry
 from lingvo_moe.core.files import check_fields, read_json, write_whole
-from lingvo_moe.core.lines import read_lines
-from lingvo_moe.core.params import foreign_modules, from_fields, override, to_fields
+from lingvo_moe.core.params import override, to_fields
 from lingvo_moe.data.curriculum import identity
 from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
 from lingvo_moe.data.vocabulary import Vocabulary
+from lingvo_moe.tasks.languages import check_source_language, source_languages
+from lingvo_moe.tasks.model_json import FILE, FORMAT, plugins_of, read_fields, read_params
 from lingvo_moe.tasks.model_weights import WEIGHTS, read_weights
+from lingvo_moe.tasks.new_logdir import check_new_logdir
 from lingvo_moe.tasks.param_changes import AFTER_TRAINING, RESUMING, RESUMING_BY_BLEU
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer, Retention
-
-FORMAT = 2
-_FILE = "model.json"
-_HINTS = {
-    "model": str,
-    "pairs": list[str],
-    "tags": dict[str, int],
-    "vocabularies": dict[str, str],
-    "dataset": str,
-    "seen_pairs": list[str],
-    "params": dict[str, str],
-}
-# Format 1 has the model's name and its `--set` texts, and the params in params.txt.
-_HINTS_1 = {name: _HINTS[name] for name in ("model", "pairs", "tags", "vocabularies", "seen_pairs")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,10 +72,10 @@ class ModelDir:
             params: of the model; None for those of the registered model.
 
         Raises:
-            ValueError: the logdir is of another model, params or data, or the dataset's
-                vocabularies do not fit the model.
+            ValueError: the logdir is of another model, params or data, the dataset's
+                vocabularies do not fit the model, or path holds other files than a logdir.
         """
-        if (path / _FILE).exists():
+        if (path / FILE).exists():
             there = ModelDir.open(path, model)
             if there.weights_path.exists():
                 raise ValueError(
@@ -102,7 +89,7 @@ class ModelDir:
                 there,
                 params=wanted,
                 data=there._identity(dataset),
-                imports=tuple(dict.fromkeys((*kept, *_plugins_of(wanted)))),
+                imports=tuple(dict.fromkeys((*kept, *plugins_of(wanted)))),
             )
         params = ModelDir.params_for_training(path, model, overrides, params)
         seen = list(params.input.curriculum(dataset).examples)
@@ -116,11 +103,12 @@ class ModelDir:
             dict(dataset.tags),
             {side: getattr(dataset, f"{side}_vocabulary") for side in SIDES},
             identity(dataset, params.input.corpora),
-            _plugins_of(params),
+            plugins_of(params),
             seen_pairs=tuple(dict.fromkeys(seen)),
         )
         made._check_vocabularies()
         made._check_tags(dataset)
+        check_new_logdir(path, made.vocabularies)
         return made
 
     @staticmethod
@@ -132,7 +120,7 @@ class ModelDir:
         Raises:
             ValueError: as `for_training`.
         """
-        if (path / _FILE).exists():
+        if (path / FILE).exists():
             return ModelDir.open(path, model)._params_to_resume(overrides, params)
         return override(params or registry.get_params(model), overrides)
 
@@ -153,7 +141,7 @@ class ModelDir:
     @staticmethod
     def model_of(path: Path) -> str | None:
         """The name of a logdir's model; None if path is no logdir."""
-        return read_json(path / _FILE).get("model") if (path / _FILE).exists() else None
+        return read_json(path / FILE).get("model") if (path / FILE).exists() else None
 
     @staticmethod
     def open(path: Path, model: str | None = None) -> "ModelDir":
@@ -163,25 +151,8 @@ class ModelDir:
             ValueError: it is not a logdir, it is damaged, or it is of another model than the one
                 named.
         """
-        file = path / _FILE
-        if not file.exists():
-            raise ValueError(f"{path} is no logdir: it has no {_FILE}. Train a model there first.")
-        fields = {"seen_pairs": []} | read_json(file)
-        version = fields.get("format", 1)
-        if version not in (1, FORMAT):
-            raise ValueError(
-                f"{file} is of format {version!r}; this version of lingvo_moe reads 1 and "
-                f"{FORMAT}. Use the version that wrote it."
-            )
-        check_fields(fields, _HINTS if version == FORMAT else _HINTS_1, str(file))
-        if model is not None and fields["model"] != model:
-            raise ValueError(
-                f"Logdir {path} is of model {fields['model']!r}, not {model!r}; give another "
-                f"--logdir or --model={fields['model']}."
-            )
-        _import_plugins(file, fields.get("imports", []))
-        params = _read_params(path, fields, version)
-        return _opened(path, fields, params, version)
+        fields = read_fields(path, model)
+        return _opened(path, fields, read_params(path, fields))
 
     def save(self) -> None:
         """Writes vocabularies and model.json; existing files stay unchanged.
@@ -203,7 +174,7 @@ class ModelDir:
         text = json.dumps(fields, indent=1, ensure_ascii=False)
         contents = {f"{side}.model": v.model_bytes for side, v in self.vocabularies.items()}
         # The last one, because this file makes the directory a logdir.
-        contents[_FILE] = text.encode("utf-8")
+        contents[FILE] = text.encode("utf-8")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             for name, content in contents.items():
@@ -303,6 +274,11 @@ class ModelDir:
         return self.tags[language]
 
     @property
+    def source_languages(self) -> list[str]:
+        """The languages that a source can have; [] if they are unknown."""
+        return source_languages((*self.pairs, *self.seen_pairs), self.tags)
+
+    @property
     def some_languages(self) -> tuple[str, str]:
         """Source and target languages that the model translates."""
         pairs = self.params.input.trained_pairs or self.pairs
@@ -321,12 +297,9 @@ class ModelDir:
         """
         tags = self.params.language_tags
         target = source = self.tag(target_language)
+        check_source_language(source_language, self.source_languages, tags.needs_source_language)
         if tags.needs_source_language:
-            if source_language is None:
-                raise ValueError(
-                    "This model must know the language of what it reads: give source_language."
-                )
-            source = self.tag(source_language)
+            source = self.tag(source_language or "")
         return tags.prefix(source, target)
 
     def vocabulary(self, side: str) -> Vocabulary:
@@ -351,8 +324,13 @@ class ModelDir:
             checkpoint = read_weights(self.weights_path, step)
             use(checkpoint)
             return checkpoint
-        if not self.checkpoints.steps():
+        if not (steps := self.checkpoints.steps()):
             raise ValueError(f"{self.path} has no checkpoint yet; train the model first.")
+        if step is not None and step not in steps:
+            raise ValueError(
+                f"{self.path} has no checkpoint of step {step}; there are those of "
+                f"{', '.join(map(str, steps))}."
+            )
         return self._averaged(step, use)
 
     def _averaged(self, step, use):
@@ -432,11 +410,11 @@ class ModelDir:
                 )
 
 
-def _opened(path: Path, fields: dict[str, Any], params: TranslationParams, version: int):
+def _opened(path: Path, fields: dict[str, Any], params: TranslationParams) -> ModelDir:
     """The ModelDir for the fields of model.json, after checks of values."""
     for pair in (*fields["pairs"], *fields["seen_pairs"]):
         check_pair_name(pair)
-    check_fields(fields["vocabularies"], dict.fromkeys(SIDES, str), f"{path / _FILE}: vocabularies")
+    check_fields(fields["vocabularies"], dict.fromkeys(SIDES, str), f"{path / FILE}: vocabularies")
     vocabularies = {
         side: Vocabulary.load(path / f"{side}.model", fields["vocabularies"][side])
         for side in SIDES
@@ -444,7 +422,7 @@ def _opened(path: Path, fields: dict[str, Any], params: TranslationParams, versi
     for language, tag in fields["tags"].items():
         if not 0 <= tag < vocabularies["source"].size:
             raise ValueError(
-                f"{path / _FILE}: the tag of {language!r} is {tag}; the source vocabulary has ids "
+                f"{path / FILE}: the tag of {language!r} is {tag}; the source vocabulary has ids "
                 f"0 to {vocabularies['source'].size - 1}. Restore the file."
             )
     return ModelDir(
@@ -456,42 +434,9 @@ def _opened(path: Path, fields: dict[str, Any], params: TranslationParams, versi
         vocabularies,
         fields.get("dataset") or None,
         tuple(fields.get("imports", ())),
-        version,
+        fields["format"],
         tuple(fields["seen_pairs"]),
     )
-
-
-def _read_params(path: Path, fields: dict[str, Any], version: int) -> TranslationParams:
-    if version == FORMAT:
-        return from_fields(TranslationParams, fields["params"], str(path / _FILE))
-    text = path / "params.txt"
-    if not text.exists():
-        check_fields(fields, {"overrides": list[str]}, str(path / _FILE))
-        return override(registry.get_params(fields["model"]), fields["overrides"])
-    parts = (line.partition(" : ") for line in read_lines(text))
-    return from_fields(TranslationParams, {name: value for name, _, value in parts}, str(text))
-
-
-def _plugins_of(params: TranslationParams) -> tuple[str, ...]:
-    """The modules and files that must be imported before these params can be read again.
-
-    A class of a notebook cannot be imported later. Opening the logdir in another process is then an
-    error that names the class.
-    """
-    loaded = {sys.modules[name] for name in foreign_modules(params) if name in sys.modules}
-    names = {plugins.import_name(module.__name__) for module in loaded - plugins.modules()}
-    return (*plugins.imported(), *sorted(names - {"__main__"}))
-
-
-def _import_plugins(file: Path, names: Any) -> None:
-    check_fields({"imports": names}, {"imports": list[str]}, str(file))
-    try:
-        plugins.import_plugins(name for name in names if not plugins.is_moved(name))
-    except ValueError as error:
-        raise ValueError(
-            f"{file} names a module that the model needs. {error} If the file was moved, pass "
-            f"--import with its new path."
-        ) from error
 
 
 def _write_new(path: Path, content: bytes) -> None:

@@ -354,3 +354,9 @@ def test_a_fingerprint_has_all_that_translations_depend_on(logdir):
     assert found == {"step": "1"} | model.checksums(1) | to_fields(model.params)
     wider = model.with_overrides(["decoding.beam_size=7"]).fingerprint(1)
     assert wider == found | {"decoding.beam_size": "7"} != found
+
+
+def test_a_step_that_it_does_not_have(made):
+    with pytest.raises(ValueError, match=r"has no checkpoint of step 5; there are those of 1\.$"):
+        ModelDir.open(made).read_checkpoint(5)
+    assert ModelDir.open(made).read_checkpoint(1).step == 1

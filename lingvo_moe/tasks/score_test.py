@@ -10,8 +10,11 @@ from lingvo_moe.core.registry import get_params
 from lingvo_moe.core.tokens import BOS
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.runtimes.local import Local
+from lingvo_moe.tasks import scorer
 from lingvo_moe.tasks.model import Model
+from lingvo_moe.tasks.scorer import Scorer
 from lingvo_moe.tasks.translation import TranslationTask
+from lingvo_moe.tasks.translator import max_pieces
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 from lingvo_moe.testing.tiny_world import SHRINK
 
@@ -73,3 +76,33 @@ def test_the_source_prefix_is_in_front_as_in_translation(tmp_path):
         found = getattr(other, call)(["kara mi"], *targets)
         assert found == getattr(plain, call)(["so kara mi"], *targets)
         assert found != getattr(plain, call)(["kara mi"], *targets)
+
+
+def test_a_sentence_that_is_too_long_is_refused_before_anything_is_computed(tmp_path, monkeypatch):
+    logdir = random_logdir(tmp_path, SMALLEST)
+
+    def never(*batch):
+        raise AssertionError("nothing may be computed")
+
+    long = "kara " * 4097  # a token or more each
+    for side, texts in (("source", [long, "the"]), ("target", ["kara", long])):
+        message = rf"^Line 2: the {side} has \d+,\d+ tokens, and at most 4,096 can be scored\. Sp"
+        pairs = [("kara", "the"), tuple(texts)]
+        with pytest.raises(ValueError, match=message):
+            Scorer(logdir, never)(*zip(*pairs, strict=True), "en")
+        with pytest.raises(ValueError, match=message):
+            list(Scorer(logdir, never).stream(pairs, "en"))
+    # Line 3 is the first of the second block.
+    monkeypatch.setattr(scorer, "BLOCK", 2)
+    model = Model(logdir, Local)
+    with pytest.raises(ValueError, match=r"^Line 3: the source"):
+        list(model.scorer.stream([("kara", "the"), ("mi", "a"), (long, "the")], "en"))
+    # What the model reads of a sentence to translate can be scored in any case.
+    monkeypatch.setattr(scorer, "MAX_TOKENS", 0)
+    room = max_pieces(logdir.params)
+    (pieces,) = logdir.vocabulary("source").encode([long])
+    text = logdir.vocabulary("source").decode([pieces[:room]])[0]
+    assert len(logdir.vocabulary("source").encode([text])[0]) <= room
+    assert model.score([text], ["the"], "en")
+    with pytest.raises(ValueError, match=f"at most {room} can be scored"):
+        model.score([text], ["the " * (room + 1)], "en")

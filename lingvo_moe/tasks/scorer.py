@@ -11,7 +11,9 @@ from lingvo_moe.core.batching import batches
 from lingvo_moe.data.batching import padded
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.translator import BLOCK, check_texts, encode_sources
+from lingvo_moe.tasks.translator import BLOCK, check_texts, encode_sources, max_pieces
+
+MAX_TOKENS = 4096  # of a side; attention within a sentence needs memory by the square of its tokens
 
 # (source_ids int32 [B, L], lengths int32 [B], target_ids int32 [B, T], lengths int32 [B],
 #  tasks int32 [B]) -> log-probabilities float32 [B, T]
@@ -74,6 +76,7 @@ class Scorer:
         targets: Sequence[str],
         target_language: str,
         source_language: str | None = None,
+        first_line: int = 1,
     ) -> list[Score]:
         """Scores each target as the translation of the source with the same index.
 
@@ -82,10 +85,12 @@ class Scorer:
             targets: their translations, as many.
             target_language: the language of the targets.
             source_language: of the sources; needed only by models that route by it.
+            first_line: number of the first pair, for errors.
 
         Raises:
-            ValueError: there are not as many targets as sources, the model does not know the target
-                language, or it needs the source language and gets none.
+            ValueError: there are not as many targets as sources, the model does not know a
+                language, or it needs the source language and gets none; or a sentence has more than
+                MAX_TOKENS, and more than the model reads of a sentence to translate.
         """
         check_parallel(sources, targets)
         prefix = self.model_dir.prefix(source_language, target_language)
@@ -93,8 +98,11 @@ class Scorer:
         vocabulary = self.model_dir.vocabulary("target")
         decoding = self.model_dir.params.decoding
         read = encode_sources(self.model_dir.vocabulary("source"), decoding, sources)
+        written = vocabulary.encode(targets)
+        self._check_lengths("source", read, first_line)
+        self._check_lengths("target", written, first_line)
         source_ids = [[*prefix, *ids, EOS] for ids in read]
-        target_ids = [[*ids, EOS] for ids in vocabulary.encode(targets)]
+        target_ids = [[*ids, EOS] for ids in written]
         scores: dict[int, Score] = {}
         longer = [max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)]
         for indices in batches(longer, self.batch_tokens):
@@ -128,9 +136,19 @@ class Scorer:
         Raises:
             ValueError: as a call.
         """
-        left = iter(pairs)
+        left, first_line = iter(pairs), 1
         while block := list(itertools.islice(left, BLOCK)):
             sources, targets = zip(*block, strict=True)
-            scores = self(sources, targets, target_language, source_language)
+            scores = self(sources, targets, target_language, source_language, first_line)
+            first_line += len(block)
             progress(len(block))
             yield from zip(targets, scores, strict=True)
+
+    def _check_lengths(self, side, sentences, first_line):
+        most = max(MAX_TOKENS, max_pieces(self.model_dir.params))
+        for number, ids in enumerate(sentences, start=first_line):
+            if len(ids) > most:
+                raise ValueError(
+                    f"Line {number}: the {side} has {len(ids):,} tokens, and at most {most:,} can "
+                    f"be scored. Split it, on both sides, and add log P of the parts."
+                )

@@ -140,7 +140,7 @@ class SourceUse(NamedTuple):
         if not low and self.overall >= NEAR_ZERO:
             return []
         of = f"for {len(low)} of {len(self.reliable)} pairs" if low else "over all pairs"
-        names = ", ".join(f"{pair} {use:.2f}" for use, pair in low[:_NAMED])
+        names = ", ".join(f"{pair} {use:z.2f}" for use, pair in low[:_NAMED])
         more = ", …" if len(low) > _NAMED else ""
         named = f" ({names}{more})" if low else ""
         return [

@@ -43,6 +43,8 @@ def test_a_pair_of_few_tokens_gives_no_warning_of_its_own():
     assert SourceUse(0.5, {"a-en": 0.6, "b-en": -0.2}, frozenset({"a-en"})).warnings() == []
     (line,) = SourceUse(0.05, {"b-en": 0.05}, frozenset()).warnings()
     assert "below 0.1 nats per token over all pairs: translations" in line
+    (line,) = SourceUse(0.05, {"a-en": -0.001}, frozenset({"a-en"})).warnings()
+    assert "(a-en 0.00)" in line
 
 
 def _examples(batches):

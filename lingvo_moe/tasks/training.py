@@ -143,6 +143,9 @@ def run_training(
     part = Part.of(rows, process.index, params.input.num_virtual_shards)
     source = TrainInput(dataset, params.input, params.train.seed, part)
     layers = model_dir.task.moe_layers
+    evaluator = _Evaluator(model_dir, dataset, runtime, process)
+    for line in evaluator.warnings():
+        report(line)
     start = _Start(model_dir, runtime, process, report)
     with packed_by(input_workers, source) as packed, Prefetcher(packed) as batches:
         result = train(
@@ -153,7 +156,7 @@ def run_training(
             summarize=lambda metrics: summarize(
                 check_no_lost_choices(metrics, params), model_dir.pairs, layers
             ),
-            evaluate=_Evaluator(model_dir, dataset, runtime, process),
+            evaluate=evaluator,
             initialize=start.initialize,
             started=lambda step: start.begin(source, step),
             report=report,
@@ -308,6 +311,23 @@ class _Evaluator:
         self._translator = Translator.of(model_dir, runtime.translate)
         if self._sample:
             self._check_translates(params.train)
+        elif params.train.best_by.needs_translations:
+            raise ValueError(
+                f"train.best_by={params.train.best_by} compares translations of dev, and "
+                f"{dataset.directory} has no dev lines of the model's pairs. Prepare data with "
+                f"dev lines, or pass --set=train.best_by='DevLoss()' in a new logdir: the last "
+                f"checkpoint is then the best."
+            )
+
+    def warnings(self) -> list[str]:
+        """A line if there is nothing to evaluate."""
+        if self._dev.sampled or self._dev.rest:
+            return []
+        patience = self._model_dir.params.train.patience
+        ends = f", and train.patience={patience} has no effect" if patience else ""
+        return [
+            f"Warning: no dev lines fit a row: the last checkpoint is used after training{ends}."
+        ]
 
     def _check_translates(self, params):
         """Raises ValueError if the sample can never be translated, before the first step."""
@@ -365,7 +385,7 @@ class _Evaluator:
         if sampled:
             use = SourceUse.of(sampled, foreign, self._pairs)
             scalars |= use.scalars()
-            text += f"  source use {use.overall:.2f}"
+            text += f"  source use {use.overall:z.2f}"
             warnings = use.warnings() if self._is_due(step) else []
         if self._sample:
             scalars["dev/bleu"] = self._bleu()

@@ -328,9 +328,43 @@ class TestDevPairs:
         evaluator = self._evaluator(tmp_path, data, "model.moe.router=ByTask(task='pair')")
         assert evaluator._sample.keys() == {("en", "qna"), ("en", "qnu"), ("en", "qto")}
 
+    def _without_dev(self):
+        pairs = tuple(
+            dataclasses.replace(pair, examples=pair.examples | {"dev": 0}, shards={})
+            for pair in dataset().pairs
+        )
+        return dataclasses.replace(dataset(), pairs=pairs)
+
+    def test_without_dev_lines_bleu_cannot_choose(self, tmp_path):
+        message = (
+            r"best_by=DevBleu\(\) compares translations of dev, and .* has no dev lines of the"
+        )
+        with pytest.raises(ValueError, match=message):
+            self._evaluator(tmp_path, self._without_dev(), "train.best_by=DevBleu()")
+
+    def test_without_dev_lines_the_last_checkpoint_is_used_with_a_warning(self, tmp_path):
+        assert self._evaluator(tmp_path / "dev", dataset()).warnings() == []
+        evaluator = self._evaluator(tmp_path / "none", self._without_dev(), "train.patience=3")
+        assert evaluator.warnings() == [
+            "Warning: no dev lines fit a row: the last checkpoint is used after training, and "
+            "train.patience=3 has no effect."
+        ]
+
 
 class TestBadInput:
     """Each ends in a message that says what to do."""
+
+    def test_a_failed_start_leaves_nothing(self, tmp_path):
+        message = "do not fit rows of 1 and 32 tokens; raise input.source_length and input.target"
+        (tmp_path / "empty").mkdir()
+        for name in ("new", "empty"):
+            lines = []
+            with pytest.raises(ValueError, match=message):
+                _train(tmp_path / name, "input.source_length=1", report=lines.append)
+            assert lines == [
+                "Warning: no dev lines fit a row: the last checkpoint is used after training."
+            ]
+        assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
 
     def test_a_logdir_of_another_model(self, whole):
         with pytest.raises(ValueError, match=r"is of model 'tiny.MoE', not 'tiny.Dense'"):

@@ -11,7 +11,7 @@ import numpy as np
 from absl import logging
 
 from lingvo_moe.core.fields import short_repr
-from lingvo_moe.core.lines import cut_warning, is_blank, one_line
+from lingvo_moe.core.lines import check_utf8, cut_warning, is_blank, one_line
 from lingvo_moe.data.batching import padded_batches
 from lingvo_moe.data.sentences import join_sentences, split_into_parts
 from lingvo_moe.data.vocabulary import EOS, Vocabulary
@@ -36,13 +36,14 @@ def check_texts(name: str, texts: Any) -> None:
     """Checks that an argument is a list of texts; a single text would be read letter by letter.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is not, or a text cannot be encoded.
     """
     if isinstance(texts, str) or not hasattr(texts, "__len__"):
         raise ValueError(f"{name} must be a list of texts, got {short_repr(texts)}.")
     for i, text in enumerate(texts):
         if not isinstance(text, str):
             raise ValueError(f"{name}[{i}] must be a text, got {short_repr(text)}.")
+        check_utf8(text, f"{name}[{i}]")
 
 
 def max_source_length(params: TranslationParams) -> int:
@@ -285,7 +286,7 @@ class Translator:
             sentences: in any languages the model knows.
             target_language: the language to translate into.
             source_language: the language of all sentences; needed by models with its tag and
-                models that route by it, ignored by others.
+                models that route by it. Others only check that it is known.
             progress: called with the number of sentences done since the last call.
             warn: takes a line about sentences that are too long, before they are translated.
             first_line: number of the first sentence, for that line.
@@ -295,7 +296,7 @@ class Translator:
             last are empty with score -inf.
 
         Raises:
-            ValueError: the model does not know the target language; or it needs the source language
+            ValueError: the model does not know a language; or it needs the source language
                 and gets none, or one that it was not trained on; or a prefix is too long; or the
                 sentences are not a list of texts.
         """

@@ -199,7 +199,9 @@ def test_evaluation_gives_each_pair_its_task(model_of):
 def test_a_translator_says_what_it_needs(model_of):
     with pytest.raises(ValueError, match=r"give source_language\. It was trained on qna, qnu, qta"):
         _translate(model_of("source")[1], ["kara"], None)
-    with pytest.raises(ValueError, match=r"no experts for 'fr'; it was trained on qna, "):
+    with pytest.raises(ValueError, match=r"no experts for 'en'; it was trained on qna, "):
+        _translate(model_of("source")[1], ["kara"], "en")
+    with pytest.raises(ValueError, match=r"does not translate from 'fr'; it knows en, qna, "):
         _translate(model_of("source")[1], ["kara"], "fr")
 
 

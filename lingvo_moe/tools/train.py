@@ -12,6 +12,8 @@ from pathlib import Path
 from absl import flags
 
 from lingvo_moe import api
+from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.tasks.evaluation import next_command
 from lingvo_moe.tools import common, rebalancing, runtimes
 from lingvo_moe.training.signals import exit_code
 
@@ -29,16 +31,14 @@ def main() -> None:
 
 
 def _train(process):
-    overrides = list(FLAGS.set)
-    if FLAGS.max_steps is not None:
-        overrides.append(f"train.max_steps={FLAGS.max_steps}")
     report = common.report if process.index == 0 else lambda line: None
     result = api.train(
         FLAGS.model,
         FLAGS.data,
         FLAGS.logdir,
         init_from=FLAGS.init_from,
-        set=overrides,
+        set=FLAGS.set,
+        max_steps=FLAGS.max_steps,
         make_runtime=runtimes.make_runtime,
         report=report,
         process=process,
@@ -47,10 +47,8 @@ def _train(process):
         input_workers=FLAGS.input_workers,
     )
     if result.finished:
-        report(
-            f"Done at step {result.step}; {result.best}. Next: lingvo-moe-evaluate "
-            f"--model={FLAGS.model} --logdir={FLAGS.logdir} --data={FLAGS.data} --output=DIR"
-        )
+        command = next_command(FLAGS.model, Path(FLAGS.logdir), Dataset.load(Path(FLAGS.data)))
+        report(f"Done at step {result.step}; {result.best}. Next: {command}")
     return result
 
 

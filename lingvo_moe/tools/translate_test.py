@@ -51,6 +51,7 @@ def call(logdir, tmp_path, monkeypatch):
     [
         ({"to": "xx"}, "does not translate into 'xx'; it knows .*en"),
         ({"to": ""}, "does not translate into ''"),
+        ({"source_language": "xx"}, "does not translate from 'xx'; it knows .*qna.* Give one of"),
         ({"model": "tiny.Mo"}, "is of model 'tiny.MoE', not 'tiny.Mo'"),
         ({"beam_size": "10000"}, "beam_size must be 1 to 64, got 10000"),
         ({"n_best": "65"}, "n_best must be 1 to 64, got 65"),

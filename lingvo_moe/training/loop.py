@@ -195,8 +195,18 @@ class _Loop:
     ) -> TrainResult:
         """The loop itself."""
         signal = None
-        self._start(initialize, self._restore)
-        started(self.step)
+        try:
+            self._start(initialize, self._restore)
+            started(self.step)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.checkpoints.directory.rmdir()  # if it is empty: a failed start leaves nothing
+            raise
+        if self.step > self.params.max_steps:
+            self.report(
+                f"{self.logdir} has {self.step} steps already, more than train.max_steps="
+                f"{self.params.max_steps}: nothing is trained. Raise train.max_steps to train on."
+            )
         self.started_at = self.step
         self.events = SummaryWriter(
             None if self.process.index else self.logdir / "events", self.report
@@ -365,6 +375,8 @@ class _Loop:
     def _seconds_left(self, steps_per_second):
         """Of steps and evaluations, if each evaluation takes as long as the last one."""
         last, every = self.params.max_steps, self.params.eval_every
+        if self.step >= last:
+            return 0.0
         # That of this step, if it is due, comes after the line of progress.
         evaluations = math.ceil(last / every) - math.ceil(self.step / every) + 1
         steps = (last - self.step) / steps_per_second

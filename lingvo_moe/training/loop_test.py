@@ -189,7 +189,7 @@ def test_the_time_left_includes_evaluations_after_the_first(tmp_path, monkeypatc
     assert left["8"] == "0:00:18"  # 4 steps and two evaluations
     assert left["10"] == "0:00:16"  # 2 steps and two evaluations, one of them of this step
     assert left["11"] == "0:00:08"
-    assert left["12"] == "0:00:07"
+    assert left["12"] == "0:00:00"
 
 
 def test_a_second_program_compiles_too(tmp_path, monkeypatch):
@@ -220,6 +220,14 @@ def test_a_signal_saves_and_the_same_call_resumes_exactly(tmp_path, number, caps
     total, result, lines = _train(tmp_path)
     assert lines[0] == "Resuming from step 4."
     assert (total, result.step, result.finished, result.signal) == (55, 10, True, None)
+
+
+def test_fewer_steps_than_were_taken(tmp_path):
+    _train(tmp_path)
+    total, result, lines = _train(tmp_path, max_steps=4)
+    assert (total, result.step) == (55, 10)
+    nothing = "has 10 steps already, more than train.max_steps=4: nothing is trained. Raise "
+    assert lines[1] == f"{tmp_path} {nothing}train.max_steps to train on."
 
 
 def test_a_signal_at_the_last_step_is_told_too(tmp_path):

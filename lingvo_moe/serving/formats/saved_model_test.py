@@ -132,6 +132,7 @@ def test_sentences_as_arguments(call):
             b"",
             r"does not know that language; it knows (\w+, )*en(, \w+)*\.$",
         ),
+        (["--source_language=xx", "kara"], b"", r"does not translate from 'xx'; it knows .*qna"),
         ([], b"kara\nka\xff\n", r"standard input, line 2: not UTF-8"),
         (["kara", "ka\udcff"], b"", r"the arguments, line 2: not UTF-8"),
         (["--set=beam=2", "kara"], b"", r"unknown option 'beam'. This export has .*beam_size"),
@@ -144,7 +145,13 @@ def test_sentences_as_arguments(call):
         (["--score=/dev/null", "kara"], b"", r"/dev/null has 0 lines and the input has more; give"),
         (["--score=/dev/null", "--n_best=2"], b"", r"--score and --n_best cannot be combined"),
         (["--score=/dev/null", "--scores"], b"", r"--score and --scores cannot be combined"),
-        (["--set=top_p=2", "kara"], b"", r"Allowed: .* 0 < top_p <= 1, .*$"),
+        (
+            ["--set=top_p=2", "--set=temperature=1", "kara"],
+            b"",
+            r"Allowed: .* 0 < top_p <= 1, .*$",
+        ),
+        (["--set=top_p=0.9", "kara"], b"", r"--set=top_p=0\.9: top_p needs temperature, .* give"),
+        (["--set=seed=3", "--set=temperature=0", "kara"], b"", r"seed needs temperature"),
         (["--set=beam_size=0", "kara"], b"", r"Allowed: beam_size 1 to 64, n_best 1 to 64, "),
         (["--set=length_ratio=1e30", "kara"], b"", r"Allowed: .* length_ratio 0 to 100, "),
         (["--set=length_offset=2000000000", "k"], b"", r"Allowed: .* length_offset 1 to 1000"),
@@ -203,7 +210,14 @@ class TestOutput:
         assert sorted(exported.rglob("*")) == before
 
     def test_the_program_imports_nothing_of_this_package(self, exported):
-        modules = ("batching.py", "client_command.py", "console.py", "lines.py", "translate.py")
+        modules = (
+            "batching.py",
+            "client_command.py",
+            "console.py",
+            "languages.py",
+            "lines.py",
+            "translate.py",
+        )
         assert tuple(sorted(path.name for path in exported.glob("*.py"))) == modules
         for name in modules:
             assert "import lingvo_moe" not in (exported / name).read_text()

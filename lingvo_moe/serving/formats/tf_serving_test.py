@@ -182,7 +182,11 @@ def test_the_exported_program_needs_only_python(exported, url):
         (["--to=xx"], r"does not know that language.* \(status 400\)$"),
         (["--name=nothing"], r"Servable not found .* \(status 404\)$"),
         (["--name=other"], r"is no export of lingvo-moe: its answer"),
-        (["--set=top_p=2"], r"out of range.* 0 < top_p <= 1, .* \(status 400\)$"),
+        (["--set=top_k=2"], r"top_k needs temperature, because without it nothing is sampled; gi"),
+        (
+            ["--set=top_p=2", "--set=temperature=1"],
+            r"out of range.* 0 < top_p <= 1, .* \(status 400\)$",
+        ),
         (["--set=beam=2"], r"unknown option 'beam'. This export has .*beam_size"),
         (["--set=beam_size=x"], r"--set=beam_size=x: beam_size must be an integer\.$"),
         (["--score=/dev/null"], r"/dev/null has 0 lines and the input has more; give"),

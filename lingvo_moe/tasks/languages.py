@@ -1,0 +1,41 @@
+"""Which source languages a model takes.
+
+Exports contain a copy of this file, so it imports only the standard library.
+"""
+
+from collections.abc import Iterable, Sequence
+
+
+def source_languages(pairs: Iterable[str], tags: Iterable[str]) -> list[str]:
+    """The languages that a source can have, sorted; [] if they are unknown.
+
+    They are unknown without pairs, as in most imported models.
+
+    Args:
+        pairs: the model's language pairs, such as "de-en".
+        tags: the languages with a tag; a pivot translates out of them too.
+    """
+    sources = {pair.rpartition("-")[0] for pair in pairs}
+    return sorted(sources.union(tags)) if sources else []
+
+
+def check_source_language(language: str | None, known: Sequence[str], needed: bool) -> None:
+    """Checks the source language of a request, also if the model does not use it.
+
+    Args:
+        language: None if it is not given.
+        known: `source_languages`.
+        needed: whether it must be given.
+
+    Raises:
+        ValueError: it is not known, or it is needed and not given.
+    """
+    if needed and language is None:
+        raise ValueError(
+            "This model must know the language of what it reads: give source_language."
+        )
+    if language is not None and known and language not in known:
+        raise ValueError(
+            f"source_language: this model does not translate from {language!r}; it knows "
+            f"{', '.join(known)}. Give one of them, or leave it out if the model does not need it."
+        )

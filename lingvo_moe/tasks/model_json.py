@@ -1,0 +1,99 @@
+"""model.json, the file that makes a directory a logdir: its fields, and their params."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from lingvo_moe.core import plugins, registry
+from lingvo_moe.core.files import check_fields, read_json
+from lingvo_moe.core.lines import read_lines
+from lingvo_moe.core.params import foreign_modules, from_fields, override
+from lingvo_moe.tasks.params import TranslationParams
+
+FORMAT = 2
+FILE = "model.json"
+_HINTS = {
+    "model": str,
+    "pairs": list[str],
+    "tags": dict[str, int],
+    "vocabularies": dict[str, str],
+    "dataset": str,
+    "seen_pairs": list[str],
+    "params": dict[str, str],
+}
+# Format 1 has the model's name and its `--set` texts, and the params in params.txt.
+_HINTS_1 = {name: _HINTS[name] for name in ("model", "pairs", "tags", "vocabularies", "seen_pairs")}
+
+
+def read_fields(path: Path, model: str | None = None) -> dict[str, Any]:
+    """The fields of a logdir's model.json, after checks of their types.
+
+    "format" and "seen_pairs" are there also where an earlier version wrote none.
+
+    Args:
+        path: the logdir.
+        model: the name that it must have; None for any.
+
+    Raises:
+        ValueError: path is not a logdir, it is damaged, or it is of another model.
+    """
+    file = path / FILE
+    if not file.exists():
+        raise ValueError(f"{path} is no logdir: it has no {FILE}. Train a model there first.")
+    fields = {"format": 1, "seen_pairs": []} | read_json(file)
+    version = fields["format"]
+    if version not in (1, FORMAT):
+        raise ValueError(
+            f"{file} is of format {version!r}; this version of lingvo_moe reads 1 and "
+            f"{FORMAT}. Use the version that wrote it."
+        )
+    check_fields(fields, _HINTS if version == FORMAT else _HINTS_1, str(file))
+    if model is not None and fields["model"] != model:
+        raise ValueError(
+            f"Logdir {path} is of model {fields['model']!r}, not {model!r}; give another "
+            f"--logdir or --model={fields['model']}."
+        )
+    return fields
+
+
+def read_params(path: Path, fields: dict[str, Any]) -> TranslationParams:
+    """The params of a logdir, whose plugins are imported first.
+
+    Args:
+        path: the logdir.
+        fields: of `read_fields`.
+
+    Raises:
+        ValueError: a module cannot be imported, or the params cannot be read.
+    """
+    _import_plugins(path / FILE, fields.get("imports", []))
+    if fields["format"] == FORMAT:
+        return from_fields(TranslationParams, fields["params"], str(path / FILE))
+    text = path / "params.txt"
+    if not text.exists():
+        check_fields(fields, {"overrides": list[str]}, str(path / FILE))
+        return override(registry.get_params(fields["model"]), fields["overrides"])
+    parts = (line.partition(" : ") for line in read_lines(text))
+    return from_fields(TranslationParams, {name: value for name, _, value in parts}, str(text))
+
+
+def plugins_of(params: TranslationParams) -> tuple[str, ...]:
+    """The modules and files that must be imported before these params can be read again.
+
+    A class of a notebook cannot be imported later. Opening the logdir in another process is then an
+    error that names the class.
+    """
+    loaded = {sys.modules[name] for name in foreign_modules(params) if name in sys.modules}
+    names = {plugins.import_name(module.__name__) for module in loaded - plugins.modules()}
+    return (*plugins.imported(), *sorted(names - {"__main__"}))
+
+
+def _import_plugins(file: Path, names: Any) -> None:
+    check_fields({"imports": names}, {"imports": list[str]}, str(file))
+    try:
+        plugins.import_plugins(name for name in names if not plugins.is_moved(name))
+    except ValueError as error:
+        raise ValueError(
+            f"{file} names a module that the model needs. {error} If the file was moved, pass "
+            f"--import with its new path."
+        ) from error

@@ -1,0 +1,62 @@
+"""Whether training may make a logdir at a path: nothing else may be there."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from lingvo_moe.data.dataset import FILE as DATASET_FILE
+from lingvo_moe.data.vocabulary import Vocabulary
+from lingvo_moe.tasks.model_json import FILE
+
+_NAMED = 5  # number of names in an error
+_LOGS = (
+    ".log",
+    ".out",
+    ".err",
+)  # what a shell or a cluster writes into a directory before training
+
+
+def check_new_logdir(path: Path, vocabularies: Mapping[str, Vocabulary] | None = None) -> None:
+    """Checks that a path is a logdir, or holds nothing that a logdir would mix with or replace.
+
+    A first start that was interrupted leaves an empty `checkpoints`, vocabularies, and the dataset
+    that `lm.train` made of examples; these may be there. Hidden files and the output of commands,
+    such as train.log, do not count.
+
+    Args:
+        path: of the logdir.
+        vocabularies: "source" and "target" -> that of the model; vocabularies with other contents
+            are refused. None if the data are not read yet: then the contents do not count.
+
+    Raises:
+        ValueError: other files are there.
+        NotADirectoryError: path is a file.
+    """
+    if (path / FILE).exists() or not path.exists():
+        return
+    if not path.is_dir():
+        raise NotADirectoryError(f"{path} is a file; give another --logdir.")
+    others = [one.name for one in sorted(path.iterdir()) if not _is_left(one, vocabularies)]
+    if others:
+        named = ", ".join(others[:_NAMED]) + (", …" if len(others) > _NAMED else "")
+        raise ValueError(
+            f"{path} is no logdir: it has no {FILE}, and it is not empty ({named}). Give the name "
+            f"of a new directory as --logdir."
+        )
+
+
+def _is_left(file: Path, vocabularies: Mapping[str, Vocabulary] | None) -> bool:
+    """Whether an interrupted first start may have left this."""
+    if file.name.startswith(".") or file.name in ("data.parts", "lost+found"):
+        return True
+    if file.suffix in _LOGS:
+        return file.is_file()
+    if file.name == "checkpoints":
+        return file.is_dir() and not any(file.iterdir())
+    if file.name == "data":
+        return (file / DATASET_FILE).exists()
+    side, _, suffix = file.name.partition(".")
+    if suffix != "model" or side not in ("source", "target"):
+        return False
+    return vocabularies is None or (
+        file.is_file() and file.read_bytes() == vocabularies[side].model_bytes
+    )

@@ -1,0 +1,78 @@
+"""A logdir is made only where nothing else is."""
+
+import shutil
+
+import pytest
+
+from lingvo_moe import api
+from lingvo_moe.tasks.baselines import train_baselines
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.new_logdir import check_new_logdir
+from lingvo_moe.testing.logdirs import training_job
+from lingvo_moe.testing.tiny_world import SHRINK, dataset
+
+
+def _contents(directory):
+    """File -> its bytes; all other paths -> None."""
+    return {one: one.read_bytes() if one.is_file() else None for one in directory.rglob("*")}
+
+
+def _refused_by(call, path):
+    before = _contents(path)
+    with pytest.raises(ValueError, match=r"is no logdir: it has no model\.json.*\. Give the name"):
+        call()
+    assert _contents(path) == before
+
+
+def test_a_prepared_dataset_is_left_alone(tmp_path):
+    data = tmp_path / "other"
+    shutil.copytree(dataset().directory, data)
+    _refused_by(lambda: api.train("tiny.MoE", dataset(), data, set=SHRINK), data)
+    _refused_by(lambda: ModelDir.for_training(data, "tiny.MoE", SHRINK, dataset()), data)
+
+
+def test_a_corpus_is_left_alone(tmp_path):
+    corpus = {"train": [("qna-en", "kara", "the dog")]}
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "qna-en.tsv").write_text("kara\tthe dog")
+    _refused_by(lambda: api.train("tiny.MoE", corpus, tmp_path), tmp_path)
+
+
+def test_no_baseline_is_trained_in_another_directory(tmp_path):
+    logdir = tmp_path / "tiny.Bilingual" / "qna-en"
+    logdir.mkdir(parents=True)
+    (logdir / "thesis.tex").write_text("mine")
+    job = training_job(tmp_path, model="tiny.Bilingual")
+    for own in (True, False):
+        _refused_by(lambda own=own: train_baselines([job], ["qna-en"], own_vocabulary=own), logdir)
+        assert [path.name for path in tmp_path.iterdir()] == ["tiny.Bilingual"]
+
+
+def test_what_an_interrupted_start_leaves_may_be_there(tmp_path):
+    made = ModelDir.create(tmp_path / "whole", "tiny.MoE", SHRINK, dataset())
+    logdir = tmp_path / "logdir"
+    for name in ("checkpoints", "data.parts"):
+        (logdir / name).mkdir(parents=True)
+    for name in (".lock", ".source.model.partial-x", "train.log", "slurm-7.out"):
+        (logdir / name).write_text("")
+    shutil.copytree(dataset().directory, logdir / "data")
+    for side in ("source", "target"):
+        shutil.copy(made.path / f"{side}.model", logdir)
+    assert ModelDir.for_training(logdir, "tiny.MoE", SHRINK, dataset()).hashes == made.hashes
+    (logdir / "target.model").write_text("of the user")
+    check_new_logdir(logdir)  # the data are not known yet
+    with pytest.raises(ValueError, match=r"it is not empty \(target\.model\)\. Give"):
+        ModelDir.for_training(logdir, "tiny.MoE", SHRINK, dataset())
+    (logdir / "target.model").unlink()
+    (logdir / "checkpoints" / "mine.pt").write_text("")
+    with pytest.raises(ValueError, match=r"it is not empty \(checkpoints\)\. Give"):
+        check_new_logdir(logdir)
+
+
+def test_few_names_are_enough_and_a_file_is_no_directory(tmp_path):
+    for number in range(7):
+        (tmp_path / f"{number}").write_text("")
+    with pytest.raises(ValueError, match=r"\(0, 1, 2, 3, 4, …\)"):
+        check_new_logdir(tmp_path)
+    with pytest.raises(NotADirectoryError, match="is a file; give another --logdir"):
+        check_new_logdir(tmp_path / "0")
