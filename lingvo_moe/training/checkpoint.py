@@ -95,7 +95,7 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Retention:
-    """Which checkpoints are kept, besides the best ones.
+    """Which checkpoints are kept, besides the best ones and the one that was saved last.
 
     Attributes:
         newest: number of newest ones.
@@ -114,7 +114,7 @@ class Retention:
         Args:
             times: step, ascending -> when it was saved, in seconds.
         """
-        kept = set(list(times)[-self.newest :])
+        kept = set(list(reversed(times))[: self.newest])
         if self.steps:
             kept |= {step for step in times if step % self.steps == 0}
         due = -math.inf
@@ -136,7 +136,7 @@ class Checkpointer:
 
     Attributes:
         directory: of the checkpoints, on a file system that all processes share.
-        keep: which checkpoints to keep; the best is always kept too.
+        keep: which checkpoints to keep; the best and the one just saved are always kept too.
         process: this process. All processes call `save` and `resume` together.
     """
 
@@ -145,16 +145,15 @@ class Checkpointer:
     process: Process = ALONE
 
     def save(
-        self, step: int, tensors: Mapping[str, Any], best: Best = NO_BEST, only: bool = False
+        self, step: int, tensors: Mapping[str, Any], best: Best = NO_BEST, replace: bool = False
     ) -> Path:
         """Writes a checkpoint and removes old ones.
 
         Args:
-            step: number of steps trained; without `only`, a checkpoint of it must not exist.
+            step: number of steps trained; without `replace`, a checkpoint of it must not exist.
             tensors: by name: arrays, tensors, or jax.Arrays in shards over devices.
             best: the best evaluation so far; that of the first process is used.
-            only: whether to remove all others, of any step, once this one is complete. One whose
-                info.json is damaged stays.
+            replace: whether the new checkpoint, once it is complete, replaces one of this step.
 
         Raises:
             FloatingPointError: a tensor has NaN or infinity; nothing is saved.
@@ -165,9 +164,9 @@ class Checkpointer:
         partial = final.with_name(final.name + ".partial")
         first = self.process.index == 0
         stages = (
-            (first, lambda: self._prepare(partial, final, only)),
+            (first, lambda: self._prepare(partial, final, replace)),
             (True, lambda: self._write(partial, tensors)),
-            (first, lambda: self._publish(partial, final, set(tensors), best, only)),
+            (first, lambda: self._publish(partial, final, set(tensors), best)),
         )
         try:
             for mine, stage in stages:
@@ -177,7 +176,7 @@ class Checkpointer:
                 shutil.rmtree(partial, ignore_errors=True)
             raise
         if first:
-            self._remove_old(final if only else None)
+            self._remove_old(step)
         return final
 
     def steps(self) -> list[int]:
@@ -320,17 +319,14 @@ class Checkpointer:
                     "%s cannot be used and was renamed to %s; you may delete it.", path, aside.name
                 )
 
-    def _prepare(self, partial, final, only):
-        if final.exists() and not (only and _is_ours(final)):
-            raise FileExistsError(f"{final} exists already, and checkpoints are never overwritten")
-        self._clear()
-        partial.mkdir(parents=True)
-
-    def _clear(self):
+    def _prepare(self, partial, final, replace):
         """Removes the files of crashed saves, of any step and any process."""
+        if final.exists() and not (replace and (final / _INFO).is_file()):
+            raise FileExistsError(f"{final} exists already, and checkpoints are never overwritten")
         for path in self.directory.glob("step_*.partial"):
             if _SCRATCH.fullmatch(path.name):
                 _discard(path)
+        partial.mkdir(parents=True)
 
     def _write(self, partial, tensors):
         if not partial.is_dir():
@@ -341,7 +337,7 @@ class Checkpointer:
         index = self.process.index
         write_pieces(partial / f"process-{index:05d}", _finite(local_pieces(tensors, index)))
 
-    def _publish(self, partial, final, names, best, only):
+    def _publish(self, partial, final, names, best):
         pieces = sorted(path.with_suffix("") for path in partial.glob("process-*.index"))
         merge_bundles(pieces, partial / _PREFIX)
         if missing := names - set(open_bundle(partial / _PREFIX)):
@@ -351,15 +347,15 @@ class Checkpointer:
         info["sha256"] = _digest(info)
         (partial / _INFO).write_text(json.dumps(info, indent=1))
         sync_tree(partial)
-        if only and final.exists():
+        if final.exists():
             os.rename(final, _hidden(final))
         os.rename(partial, final)
         sync_directory(self.directory)
 
-    def _remove_old(self, only):
+    def _remove_old(self, saved):
         """Removes checkpoints that are not kept. An error is only logged: no data is lost."""
         try:
-            self._remove_all_but(only) if only else self._remove_all_but_kept()
+            self._remove_all_but_kept(saved)
         except OSError as error:
             logging.warning(
                 "Old checkpoints in %s could not be removed (%s); the next save tries again.",
@@ -367,15 +363,9 @@ class Checkpointer:
                 error,
             )
 
-    def _remove_all_but(self, only):
-        self._clear()  # the replaced one of the same step
-        for _, path in self._entries():
-            if path != only and _is_ours(path):
-                _discard(path)
-
-    def _remove_all_but_kept(self):
+    def _remove_all_but_kept(self, saved):
         steps = self.steps()
-        kept = self.keep({step: _saved(self._path(step)) for step in steps})
+        kept = self.keep({step: _saved(self._path(step)) for step in steps}) | {saved}
         for step in list(kept):
             try:
                 best = _read_best(self._path(step)).step
@@ -383,9 +373,10 @@ class Checkpointer:
                     kept.add(best)
             except OSError as error:  # no run resumes from it
                 logging.warning("%s", error)
-        for step in steps:
-            if step not in kept:
-                _discard(self._path(step))
+        replaced = _hidden(self._path(saved))
+        for path in (replaced, *(self._path(step) for step in steps if step not in kept)):
+            if path.exists():
+                _discard(path)
 
     def _path(self, step):
         return self.directory / f"step_{step:08d}"
@@ -451,15 +442,6 @@ def _read_best(path: Path) -> Best:
         reason = f"{type(error).__name__}: {error}"
         raise OSError(f"{file} is missing or damaged ({reason}).") from error
     raise OSError(f"{file} is damaged: {best}.")
-
-
-def _is_ours(path: Path) -> bool:
-    """Whether its info.json proves that a Checkpointer made a directory."""
-    try:
-        _read_best(path)
-    except OSError:
-        return False
-    return True
 
 
 def _digest(info: Mapping[str, Any]) -> str:

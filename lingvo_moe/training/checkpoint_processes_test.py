@@ -1,5 +1,6 @@
 """Several processes that save and restore together, simulated by threads."""
 
+import dataclasses
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.testing.shards import Barrier, Sharded
-from lingvo_moe.training.checkpoint import Best, Checkpointer, Process
+from lingvo_moe.training.checkpoint import Best, Checkpointer, Process, Retention
 
 MATRIX = np.arange(24, dtype=np.float32).reshape(4, 6)
 VECTOR = np.arange(8, dtype=np.float64)
@@ -113,7 +114,12 @@ def test_if_one_fails_all_raise_and_nothing_is_lost(
 def test_processes_replace_all_checkpoints_by_one(tmp_path, step):
     _save(tmp_path, 3, _states(2))
     states = _states(2, offset=1)
-    paths = _each([tmp_path] * 2, lambda c, i: c.save(step, states[i], only=True))
+
+    def save(checkpointer, index):
+        alone = dataclasses.replace(checkpointer, keep=Retention(newest=0))
+        return alone.save(step, states[index], replace=True)
+
+    paths = _each([tmp_path] * 2, save)
     assert paths == [*tmp_path.iterdir()] * 2
     _assert_holds(Checkpointer(tmp_path).read(), _expected(offset=1))
 

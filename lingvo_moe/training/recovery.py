@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lingvo_moe.training.checkpoint import Checkpointer, Process
+from lingvo_moe.training.checkpoint import Checkpointer, Process, Retention
 
 DIRECTORY = "not_finite"  # in a logdir
 BATCH = "batch/"
@@ -75,7 +75,7 @@ def save_for_replay(
 ) -> Path:
     """Saves a skipped step for tasks.replay, the state before it and its batch.
 
-    Steps that were saved before, the same step too, are removed once this one is complete.
+    It replaces the steps that were saved before, also the same step, once it is complete.
 
     Args:
         logdir: the logdir of the run.
@@ -87,9 +87,9 @@ def save_for_replay(
     Returns:
         The directory of the saved step.
     """
-    checkpoints = Checkpointer(logdir / DIRECTORY, process=process)
+    checkpoints = Checkpointer(logdir / DIRECTORY, Retention(newest=0), process)
     tensors = {f"{BATCH}{name}": value for name, value in batch.items()}
-    return checkpoints.save(step, {**state, **tensors}, only=True)
+    return checkpoints.save(step, {**state, **tensors}, replace=True)
 
 
 def describe_not_finite(counts: Mapping[str, Any]) -> str:
