@@ -15,14 +15,13 @@ import itertools
 import re
 import unicodedata
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 INVISIBLE = ("Zs", "Zl", "Zp", "Cc", "Cf")  # Unicode's separators, control and format characters
 LINE_ENDS = "[\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029]"  # a regular expression
-_NAMED = 10  # number of lines that a warning names
 
 
 def is_blank(text: str) -> bool:
@@ -59,6 +58,11 @@ def one_line(text: str) -> str:
     return re.sub(LINE_ENDS, " ", text)
 
 
+def first_of(texts: Sequence[str], most: int = 5) -> str:
+    """The first texts of a list for a message, with "…" if there are more."""
+    return ", ".join([*texts[:most], *(["…"] if len(texts) > most else [])])
+
+
 def cut_warning(left_out: Mapping[int, int]) -> str:
     """A warning about sentences that are longer than a model can read.
 
@@ -66,10 +70,9 @@ def cut_warning(left_out: Mapping[int, int]) -> str:
         left_out: number of the line, from 1 -> number of tokens at its end that are not read.
     """
     lines = [f"line {n} ({count:,} tokens left out)" for n, count in sorted(left_out.items())]
-    named = ", ".join(lines[:_NAMED]) + (", …" if len(lines) > _NAMED else "")
     return (
-        f"warning: sentences too long for the model are cut, {len(lines)} in all: {named}. Split "
-        f"them into shorter ones."
+        f"warning: sentences too long for the model are cut, {len(lines)} in all: "
+        f"{first_of(lines, 10)}. Split them into shorter ones."
     )
 
 

@@ -16,7 +16,7 @@ from lingvo_moe.tasks import baselines, training
 from lingvo_moe.tasks.baselines import train_baselines
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing.logdirs import training_job
-from lingvo_moe.testing.tiny_world import SHRINK, dataset
+from lingvo_moe.testing.tiny_world import SHRINK, dataset, without
 from lingvo_moe.training.loop import TrainResult
 
 
@@ -228,21 +228,9 @@ def test_another_model_trains_no_pair_again(tmp_path, pretended):
         train_baselines(jobs, ["qna-en"])
 
 
-def _without(split, *names, of=None):
-    """The dataset, or another one, in which these pairs have no lines of a split."""
-    of = of or dataset()
-    pairs = tuple(
-        dataclasses.replace(pair, examples=pair.examples | {split: 0})
-        if pair.name in names
-        else pair
-        for pair in of.pairs
-    )
-    return dataclasses.replace(of, pairs=pairs)
-
-
 def test_pairs_that_are_left_out_are_named(tmp_path):
     others, lines = ("qnu-en", "qta-en", "qto-en"), []
-    data = _without("train", "qna-en", of=_without("test", *others))
+    data = without("train", "qna-en", of=without("test", *others))
     job = _job(tmp_path / "out", dataset=data, report=lines.append)
     message = "No pair of qnu-en, qta-en, qto-en has test lines; nothing to evaluate. Choose"
     with pytest.raises(ValueError, match=message):
@@ -350,7 +338,7 @@ def test_models_among_which_dev_loss_cannot_choose_are_refused(tmp_path, monkeyp
         _several(tmp_path / "a", "train.best_by=DevBleu()", "train.dev_bleu_sentences=9")[1],
     ]
     longer = [short, _several(tmp_path / "a", "input.target_length=40")[1]]
-    no_dev = _without("dev", *(pair.name for pair in dataset().pairs))
+    no_dev = without("dev", *(pair.name for pair in dataset().pairs))
     for jobs, message in (
         (twice, "--model must name a model once; repeated: tiny.Bilingual"),
         (by_bleu, r'best_by=DevLoss\(\), DevBleu\(\), .* Pass --set="train.best_by=DevBleu\(\)"'),
@@ -360,7 +348,7 @@ def test_models_among_which_dev_loss_cannot_choose_are_refused(tmp_path, monkeyp
         with pytest.raises(ValueError, match=message):
             train_baselines(jobs, ["qna-en"])
     assert not (tmp_path / "a").exists()
-    one = _several(tmp_path / "a", dataset=_without("dev", "qna-en", "qnu-en"))
+    one = _several(tmp_path / "a", dataset=without("dev", "qna-en", "qnu-en"))
     message = r"no dev lines: qna-en, qnu-en\. Pass --pairs=qta-en,qto-en, or give one --model\.$"
     with pytest.raises(ValueError, match=message):
         train_baselines(one)

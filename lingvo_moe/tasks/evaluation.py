@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from lingvo_moe.core.files import check_output, new_directory
+from lingvo_moe.core.lines import first_of
 from lingvo_moe.data.curriculum import identity
 from lingvo_moe.data.dataset import SIDES, Dataset
 from lingvo_moe.data.pipeline import eval_batches
@@ -151,7 +152,7 @@ def references_of(
     }
     if not found:
         raise ValueError(
-            f"No pair of {', '.join(pairs)} has {split} lines; nothing to evaluate. Choose another "
+            f"No pair of {first_of(pairs)} has {split} lines; nothing to evaluate. Choose another "
             f"split or other pairs."
         )
     return found

@@ -19,7 +19,7 @@ from lingvo_moe.evaluation.metrics.sp_bleu import SpBleu
 from lingvo_moe.evaluation.report import load_report
 from lingvo_moe.tasks import evaluation as module
 from lingvo_moe.tasks.floor import nearest_targets
-from lingvo_moe.testing.tiny_world import dataset
+from lingvo_moe.testing.tiny_world import dataset, without
 from lingvo_moe.training.train_params import TrainParams
 
 PAIRS = ("qna-en", "qta-en")
@@ -101,13 +101,7 @@ def test_a_report_appears_whole_and_serves_as_baselines_of_the_next(tmp_path, tr
 
 
 def test_pairs_without_training_text_go_through_the_pivot(tmp_path, translated):
-    pairs = tuple(
-        dataclasses.replace(pair, examples=pair.examples | {"train": 0})
-        if pair.name == "qta-en"
-        else pair
-        for pair in dataset().pairs
-    )
-    report = evaluate(tmp_path / "r", data=dataclasses.replace(dataset(), pairs=pairs), pivot="qna")
+    report = evaluate(tmp_path / "r", data=without("train", "qta-en"), pivot="qna")
     assert translated == ["qna-en", "qta-qna", "qna-en"]
     assert (report.pivot, report.averages["zero-shot"].of) == ("qna", 1)
     hypotheses = (tmp_path / "r" / "hypotheses" / "test" / "qta-en.hyp").read_text()
@@ -359,18 +353,12 @@ def test_an_evaluation_that_fails_before_a_translation_leaves_nothing(
 
 
 def test_the_next_command_is_one_that_can_be_run(tmp_path):
-    def without(*splits):
-        pairs = (
-            dataclasses.replace(pair, examples=pair.examples | dict.fromkeys(splits, 0))
-            for pair in dataset().pairs
-        )
-        return module.next_command(
-            "m", tmp_path, dataclasses.replace(dataset(), pairs=tuple(pairs))
-        )
+    def command(data):
+        return module.next_command("m", tmp_path, data)
 
     scored = f"lingvo-moe-evaluate --model=m --logdir={tmp_path} --data={dataset().directory}"
-    assert without() == f"{scored} --output=DIR"
-    assert without("test") == f"{scored} --output=DIR --split=dev"
-    assert (
-        without("test", "dev") == f"lingvo-moe-translate --logdir={tmp_path} --to=en 'a sentence'"
-    )
+    no_test = without("test")
+    assert command(dataset()) == f"{scored} --output=DIR"
+    assert command(no_test) == f"{scored} --output=DIR --split=dev"
+    translate = f"lingvo-moe-translate --logdir={tmp_path} --to=en 'a sentence'"
+    assert command(without("dev", of=no_test)) == translate

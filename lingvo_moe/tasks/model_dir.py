@@ -299,7 +299,8 @@ class ModelDir:
         target = source = self.tag(target_language)
         check_source_language(source_language, self.source_languages, tags.needs_source_language)
         if tags.needs_source_language:
-            source = self.tag(source_language or "")
+            assert source_language is not None  # as was checked
+            source = self.tag(source_language)
         return tags.prefix(source, target)
 
     def vocabulary(self, side: str) -> Vocabulary:

@@ -12,7 +12,7 @@ from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import train_model, train_step
 from lingvo_moe.testing.logdirs import random_logdir, training_job
-from lingvo_moe.testing.tiny_world import SHRINK, dataset
+from lingvo_moe.testing.tiny_world import SHRINK, dataset, without
 
 LINES = ["klices nolek", "kara", "nolek kara klices"]
 
@@ -155,26 +155,16 @@ class TestSeenPairs:
 
     ROUTER = "model.moe.router=ByTask(task='pair')"
 
-    def _zero_shot(self, *names):
-        """The dataset with dev and test alone of some pairs."""
-        pairs = (
-            dataclasses.replace(pair, examples=pair.examples | {"train": 0})
-            if pair.name in names
-            else pair
-            for pair in dataset().pairs
-        )
-        return dataclasses.replace(dataset(), pairs=tuple(pairs))
-
     def test_a_router_by_task_has_experts_for_them_alone(self, tmp_path):
         made = ModelDir.create(
-            tmp_path, "tiny.MoE", [*SHRINK, self.ROUTER], self._zero_shot("qta-en")
+            tmp_path, "tiny.MoE", [*SHRINK, self.ROUTER], without("train", "qta-en")
         )
         assert ModelDir.open(tmp_path) == made
         assert made.pairs == ("qna-en", "qnu-en", "qta-en", "qto-en")
         assert made.task.trained_tasks == {"qna-en": 0, "qnu-en": 1, "qto-en": 3}
 
     def test_a_logdir_of_an_earlier_version_does_not_have_them(self, tmp_path):
-        ModelDir.create(tmp_path, "tiny.MoE", [*SHRINK, self.ROUTER], self._zero_shot("qta-en"))
+        ModelDir.create(tmp_path, "tiny.MoE", [*SHRINK, self.ROUTER], without("train", "qta-en"))
         fields = json.loads((tmp_path / "model.json").read_text())
         del fields["seen_pairs"]
         (tmp_path / "model.json").write_text(json.dumps(fields))
@@ -182,9 +172,9 @@ class TestSeenPairs:
 
     def test_those_of_the_model_that_training_starts_from_count(self, tmp_path):
         texts = [*SHRINK, self.ROUTER]
-        ModelDir.create(tmp_path / "old", "tiny.MoE", texts, self._zero_shot("qto-en"))
+        ModelDir.create(tmp_path / "old", "tiny.MoE", texts, without("train", "qto-en"))
         texts.append(f"init.logdir={tmp_path / 'old'}")
-        data = self._zero_shot("qna-en", "qto-en")
+        data = without("train", "qna-en", "qto-en")
         new = ModelDir.for_training(tmp_path / "new", "tiny.MoE", texts, data)
         assert new.task.trained_tasks == {"qna-en": 0, "qnu-en": 1, "qta-en": 2}
 

@@ -3,16 +3,13 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from lingvo_moe.core.lines import first_of
 from lingvo_moe.data.dataset import FILE as DATASET_FILE
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.tasks.model_json import FILE
 
-_NAMED = 5  # number of names in an error
-_LOGS = (
-    ".log",
-    ".out",
-    ".err",
-)  # what a shell or a cluster writes into a directory before training
+# What a shell or a cluster writes into a directory before training.
+_LOGS = (".log", ".out", ".err")
 
 
 def check_new_logdir(path: Path, vocabularies: Mapping[str, Vocabulary] | None = None) -> None:
@@ -37,10 +34,9 @@ def check_new_logdir(path: Path, vocabularies: Mapping[str, Vocabulary] | None =
         raise NotADirectoryError(f"{path} is a file; give another --logdir.")
     others = [one.name for one in sorted(path.iterdir()) if not _is_left(one, vocabularies)]
     if others:
-        named = ", ".join(others[:_NAMED]) + (", …" if len(others) > _NAMED else "")
         raise ValueError(
-            f"{path} is no logdir: it has no {FILE}, and it is not empty ({named}). Give the name "
-            f"of a new directory as --logdir."
+            f"{path} is no logdir: it has no {FILE}, and it is not empty ({first_of(others)}). "
+            f"Give the name of a new directory as --logdir."
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lingvo_moe.core.lines import first_of
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.dataset import Dataset, Example
 from lingvo_moe.data.packing import Packer
@@ -17,7 +18,6 @@ from lingvo_moe.data.pipeline import InputParams, pack
 
 NEAR_ZERO = 0.1  # nats per token; lower values give a warning
 _LEAST_TOKENS = 100  # a warning names no pair with fewer tokens, because of noise
-_NAMED = 5  # number of pairs in a warning, lowest first
 
 
 class SplitBatches(NamedTuple):
@@ -140,9 +140,8 @@ class SourceUse(NamedTuple):
         if not low and self.overall >= NEAR_ZERO:
             return []
         of = f"for {len(low)} of {len(self.reliable)} pairs" if low else "over all pairs"
-        names = ", ".join(f"{pair} {use:z.2f}" for use, pair in low[:_NAMED])
-        more = ", …" if len(low) > _NAMED else ""
-        named = f" ({names}{more})" if low else ""
+        names = first_of([f"{pair} {use:z.2f}" for use, pair in low])
+        named = f" ({names})" if low else ""
         return [
             f"Warning: source use is below {NEAR_ZERO} nats per token {of}{named}: translations "
             f"hardly depend on their sources. Train longer, or with more text; see docs/guide.md."

@@ -315,8 +315,8 @@ class _Evaluator:
             raise ValueError(
                 f"train.best_by={params.train.best_by} compares translations of dev, and "
                 f"{dataset.directory} has no dev lines of the model's pairs. Prepare data with "
-                f"dev lines, or pass --set=train.best_by='DevLoss()' in a new logdir: the last "
-                f"checkpoint is then the best."
+                f'dev lines, or train in a new logdir with --set="train.best_by=DevLoss()"; the '
+                f"last checkpoint is then used."
             )
 
     def warnings(self) -> list[str]:
@@ -326,7 +326,8 @@ class _Evaluator:
         patience = self._model_dir.params.train.patience
         ends = f", and train.patience={patience} has no effect" if patience else ""
         return [
-            f"Warning: no dev lines fit a row: the last checkpoint is used after training{ends}."
+            f"Warning: there are no dev lines that fit a row, so the last checkpoint is used after "
+            f"training{ends}."
         ]
 
     def _check_translates(self, params):

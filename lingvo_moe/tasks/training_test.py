@@ -24,7 +24,7 @@ from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import check_no_lost_choices, summarize, train_model, train_step
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.logdirs import training_job
-from lingvo_moe.testing.tiny_world import SHRINK, dataset
+from lingvo_moe.testing.tiny_world import SHRINK, dataset, without
 
 # One layer a side, which has experts.
 SMALL = ("model.num_encoder_layers=1", "model.num_decoder_layers=1", "model.moe.every_n=1")
@@ -318,36 +318,23 @@ class TestDevPairs:
         assert ids.tolist() == [0, 2]  # qna-en (and padding), and qta-en
 
     def test_a_pair_without_experts_is_not_in_dev_bleu(self, tmp_path):
-        pairs = tuple(
-            dataclasses.replace(pair, examples=pair.examples | {"train": 0})
-            if pair.name == "qta-en"
-            else pair
-            for pair in dataset().pairs
-        )
-        data = dataclasses.replace(dataset(), pairs=pairs)
+        data = without("train", "qta-en")
         evaluator = self._evaluator(tmp_path, data, "model.moe.router=ByTask(task='pair')")
         assert evaluator._sample.keys() == {("en", "qna"), ("en", "qnu"), ("en", "qto")}
-
-    def _without_dev(self):
-        pairs = tuple(
-            dataclasses.replace(pair, examples=pair.examples | {"dev": 0}, shards={})
-            for pair in dataset().pairs
-        )
-        return dataclasses.replace(dataset(), pairs=pairs)
 
     def test_without_dev_lines_bleu_cannot_choose(self, tmp_path):
         message = (
             r"best_by=DevBleu\(\) compares translations of dev, and .* has no dev lines of the"
         )
         with pytest.raises(ValueError, match=message):
-            self._evaluator(tmp_path, self._without_dev(), "train.best_by=DevBleu()")
+            self._evaluator(tmp_path, without("dev"), "train.best_by=DevBleu()")
 
     def test_without_dev_lines_the_last_checkpoint_is_used_with_a_warning(self, tmp_path):
         assert self._evaluator(tmp_path / "dev", dataset()).warnings() == []
-        evaluator = self._evaluator(tmp_path / "none", self._without_dev(), "train.patience=3")
+        evaluator = self._evaluator(tmp_path / "none", without("dev"), "train.patience=3")
         assert evaluator.warnings() == [
-            "Warning: no dev lines fit a row: the last checkpoint is used after training, and "
-            "train.patience=3 has no effect."
+            "Warning: there are no dev lines that fit a row, so the last checkpoint is used after "
+            "training, and train.patience=3 has no effect."
         ]
 
 
@@ -362,7 +349,8 @@ class TestBadInput:
             with pytest.raises(ValueError, match=message):
                 _train(tmp_path / name, "input.source_length=1", report=lines.append)
             assert lines == [
-                "Warning: no dev lines fit a row: the last checkpoint is used after training."
+                "Warning: there are no dev lines that fit a row, so the last checkpoint is used "
+                "after training."
             ]
         assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
 

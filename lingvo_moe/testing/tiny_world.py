@@ -1,5 +1,6 @@
 """A dataset and params so small that a training step takes milliseconds."""
 
+import dataclasses
 import functools
 import tempfile
 from pathlib import Path
@@ -28,3 +29,25 @@ def dataset() -> Dataset:
     """The committed sample of the synthetic corpus, prepared; made once a process."""
     output = Path(tempfile.mkdtemp(prefix="lingvo_moe_")) / "data"
     return prepare(CORPUS, output, PrepareParams(source_vocab_size=400, target_vocab_size=300))
+
+
+def without(split: str, *names: str, of: Dataset | None = None) -> Dataset:
+    """The dataset, or another one, in which some pairs have no lines of a split.
+
+    Args:
+        split: "train", "dev" or "test".
+        *names: the pairs; all if none is given.
+        of: the other dataset.
+    """
+    of = of or dataset()
+    pairs = (
+        dataclasses.replace(
+            pair,
+            examples=pair.examples | {split: 0},
+            shards={name: files for name, files in pair.shards.items() if name != split},
+        )
+        if not names or pair.name in names
+        else pair
+        for pair in of.pairs
+    )
+    return dataclasses.replace(of, pairs=tuple(pairs))

@@ -114,7 +114,7 @@ class Retention:
         Args:
             times: step, ascending -> when it was saved, in seconds.
         """
-        kept = set(list(reversed(times))[: self.newest])
+        kept = set(sorted(times, reverse=True)[: self.newest])
         if self.steps:
             kept |= {step for step in times if step % self.steps == 0}
         due = -math.inf
