@@ -127,7 +127,7 @@ _SCALE = (
     _scale("dense", model="tiny.Dense"),
     _scale("dense, H x 1.5: equal FLOPs", "model.hidden_dim=768", model="tiny.Dense"),
 )
-# Whether another learning rate is better for a model of another depth.
+# Whether the best learning rate depends on the depth of the model.
 _RATES = [
     dataclasses.replace(
         _scale(f"{count} + {count} layers, rate {rate}", *_layers(count)),
@@ -144,7 +144,7 @@ _REAL_TEXT = (*_vocabulary(4000), "model.shared_embedding=True", "input.temperat
 
 
 _PEER = "M2M-100"
-# Corpus, millions of target tokens, optimizer or peer -> largest learning rates.
+# Corpus, millions of target tokens, optimizer or peer -> the largest learning rates of the runs.
 _RATES_BESIDE_PEER = {
     ("tldr", 1, "Adafactor"): (0.015, 0.03, 0.06),
     ("tldr", 1, "Muon"): (0.015, 0.03, 0.06),

@@ -22,7 +22,7 @@ Run = dict[str, Any]
 # Study -> dev losses. The table has the number of tokens until each is reached (GShard, table 2).
 _LEVELS = {"scale": (2.0, 1.0, 0.5), "small": (3.0, 2.5, 2.2)}
 _AFTER = {"peer": (1, 3, 10)}  # millions of tokens; the table has the dev loss after so many
-_PICTURES = {"scale": "width_and_depth.png"}  # study -> the curves, beside the page
+_PICTURES = {"scale": "width_and_depth.png"}  # study -> the file of its curves, beside the page
 
 
 def write_tables(output: Path, page: Path | None) -> None:
@@ -49,7 +49,7 @@ def write_tables(output: Path, page: Path | None) -> None:
 
 
 def _runs(output: Path) -> Iterator[Run]:
-    """The results of all rows; those that were made with other params are only named."""
+    """The results of all rows. Those whose params are not those of their row now are left out."""
     for row in ROWS:
         fields = to_fields(row.params)
         for seed in row.seeds:
@@ -57,7 +57,7 @@ def _runs(output: Path) -> Iterator[Run]:
             if path.exists() and (run := json.loads(path.read_text()))["params"] == fields:
                 yield run
             elif path.exists():
-                print(f"{path} was made with other params, and is left out. Run learning.py again.")
+                print(f"{path} is left out: its row has other params now. Run learning.py again.")
 
 
 def study_table(study: str, rows: Sequence[Sequence[Run]]) -> Table:

@@ -122,15 +122,15 @@ class TestTranslate:
             (lambda m: m.translate(["x", 3], "en"), r"sentences\[1\] must be a text, got 3"),
             (
                 lambda m: m.translate(["x", "y\ud800"], "en"),
-                r"pair in sentences\[1\], at char.* 2;",
+                r"sentences\[1\] is no valid Unicode: character 2 is half a surrogate pair\. Rem",
             ),
             (
                 lambda m: m.score(["x"], ["\udc00"], "en"),
-                r"half a surrogate .* targets\[0\], at",
+                r"targets\[0\] is no valid Unicode: ",
             ),
             (
                 lambda m: m.explain(["\udc00"], ["x"], "en"),
-                r"half a surrogate .* sources\[0\], at",
+                r"sources\[0\] is no valid Unicode: ",
             ),
             (
                 lambda m: m.translate(["x"], "en", source_language="xx"),

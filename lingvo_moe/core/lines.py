@@ -37,16 +37,17 @@ def check_utf8(text: str, name: str) -> None:
 
     Args:
         text: any text.
-        name: of the text in the error.
+        name: what the error calls the text.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: the text cannot be encoded.
     """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"There is half a surrogate pair in {name}, at character {error.start + 1}; remove it."
+            f"{name} is no valid Unicode: character {error.start + 1} is half a surrogate pair. "
+            f"Remove it."
         ) from error
 
 

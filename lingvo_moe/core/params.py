@@ -198,7 +198,10 @@ def _to_float(number: int) -> float:
 
 
 def _unquote(text: str) -> str:
-    """The string of a Python literal such as 'a\\n'; any other text as it is."""
+    """The value of a quoted text such as 'a\\n'.
+
+    A text without quotes stays as it is. One that Python cannot read only loses its quotes.
+    """
     quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
     if not quoted:
         return text
@@ -255,7 +258,9 @@ def _no_field(cls: type, name: str) -> str:
     start = f"{cls.__name__} has no field {short_repr(name)}."
     if names and not near:
         return f"{start} It has: {', '.join(names)}."
-    return f"{start} Did you mean {', '.join(map(repr, near)) or 'a shorter path'}?"
+    if not names:
+        return f"{start} It has no fields; end the path before {short_repr(name)}."
+    return f"{start} Did you mean {', '.join(map(repr, near))}?"
 
 
 def _field_names(cls: type) -> list[str]:

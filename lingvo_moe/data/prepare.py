@@ -98,7 +98,7 @@ def prepare(
 
     Raises:
         ValueError: something is wrong with the corpus, or output exists, or OUTPUT.parts belongs to
-            another call; or there are tags on both sides, and not one vocabulary for both.
+            another call; or tags_on_both_sides is set and the sides have vocabularies of their own.
         OSError: something cannot be read or written, or the pipeline has failed.
         ImportError: `beam` is given, but apache-beam is not installed.
     """

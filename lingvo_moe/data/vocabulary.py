@@ -239,7 +239,7 @@ def train_vocabulary(
             spaces at its ends, except U+2581, which SentencePiece uses for spaces.
         model_type: how SentencePiece cuts a text.
         seed: of the sampling.
-        size_name: of the size in errors, such as "--source_vocab_size".
+        size_name: what errors call the size, such as "--source_vocab_size".
 
     Raises:
         ValueError: no text, or a size too small for the characters.

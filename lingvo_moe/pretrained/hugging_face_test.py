@@ -82,7 +82,7 @@ def test_a_model_is_used_as_any_other(imported):
     np.testing.assert_allclose(
         [one.score for one in first], [one.score for one in alone], atol=1e-5
     )
-    with pytest.raises(ValueError, match="must know the language of what it reads"):
+    with pytest.raises(ValueError, match="needs the language of its sources"):
         model.translate(texts, writes)
     with pytest.raises(ValueError, match="does not translate into 'xx'"):
         model.translate(texts, "xx", source_language=reads)

@@ -11,7 +11,7 @@ from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.formats.hugging_face import HuggingFace
 from lingvo_moe.serving.formats.safetensors import Safetensors
 from lingvo_moe.serving.prune import Pruning
-from lingvo_moe.serving.report import check_comparable, compare
+from lingvo_moe.serving.report import comparable_pairs, compare
 from lingvo_moe.tasks.evaluation import record_routing
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing import hugging_face as testing
@@ -132,7 +132,7 @@ def test_an_export_to_the_format_it_came_in_is_compared_with_the_model(world, tm
     imported, data, _ = world
     HuggingFace().export(imported, tmp_path / "export")
     trained, exported = lm.load(imported.path).translator(), HuggingFace().open(tmp_path / "export")
-    pairs = check_comparable(imported, data, "dev")
+    pairs = comparable_pairs(imported, data, "dev")
     table = compare(trained, exported, data, "dev", pairs, lambda line: None)
     (pair, lines, ours, theirs, delta), mean = table.rows[0], table.more_rows[0]
     assert (pair, lines, delta, mean[-1]) == ("eng_Latn-fra_Latn", "2", "+0.00", "+0.00")

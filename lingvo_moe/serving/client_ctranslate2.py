@@ -25,7 +25,8 @@ class Model:
     """An export in memory.
 
     Attributes:
-        about: `tags`, language -> its tag; `max_pieces`, the number of pieces to which longer
+        about: `tags`, language -> its tag; `source_languages`, the languages that a source can
+            have, [] if they are unknown; `max_pieces`, the number of pieces to which longer
             sentences are cut; `task`, the task of the experts, or None; `no_words`, pieces that no
             translation has; `length_ratio` and `length_offset`: a translation has at most ratio ·
             source length + offset tokens, with tag and EOS, as in the model's own search.

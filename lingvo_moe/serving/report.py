@@ -15,10 +15,12 @@ from lingvo_moe.tasks.evaluation import Translate, translate_pair
 from lingvo_moe.tasks.model_dir import ModelDir
 
 
-def check_comparable(
+def comparable_pairs(
     model_dir: ModelDir, dataset: Dataset, split: str, exported: Collection[str] | None = None
 ) -> list[str]:
-    """The exported pairs that have lines in a split and, if the model routes by task, experts.
+    """The exported pairs that can be compared.
+
+    They have lines in the split, and if the model routes by task, it has experts for them.
 
     Args:
         model_dir: the model.
@@ -27,7 +29,7 @@ def check_comparable(
         exported: names of pairs; None for all pairs of the model.
 
     Raises:
-        ValueError: the dataset does not fit the model, or there are none.
+        ValueError: the dataset does not fit the model, or no pair is left.
     """
     model_dir = model_dir.for_dataset(dataset)
     known = [name for name in model_dir.pairs if model_dir.task.has_experts_for(name)]
@@ -35,10 +37,11 @@ def check_comparable(
     if exported is not None:
         pairs = [name for name in pairs if name in exported]
     if not pairs:
-        of = "" if exported is None else f" of the exported pairs {', '.join(exported)}"
+        of = "a pair" if exported is None else f"the exported pairs {', '.join(exported)}"
         raise ValueError(
-            f"{dataset.directory} has no {split} lines{of}; nothing to compare. Give other data or "
-            f"another split, or export without a report."
+            f"{dataset.directory} has no {split} lines of {of} that the model can translate, so "
+            f"there is nothing to compare. Give other data or another split, or export without a "
+            f"report."
         )
     return pairs
 

@@ -5,7 +5,7 @@ import pytest
 from lingvo_moe.serving.formats import base as formats
 from lingvo_moe.serving.formats.base import Format, directory_size
 from lingvo_moe.serving.formats.storage import STORAGES
-from lingvo_moe.serving.report import check_comparable, compare, compare_sizes
+from lingvo_moe.serving.report import comparable_pairs, compare, compare_sizes
 from lingvo_moe.tasks.translator import Translation
 from lingvo_moe.testing import tiny_world
 
@@ -42,7 +42,7 @@ def test_a_dataset_without_lines_is_refused():
     model_dir = types.SimpleNamespace(pairs=(PAIR,), task=TASK)
     model_dir.for_dataset = lambda _: model_dir
     with pytest.raises(ValueError, match="data has no dev lines; nothing to compare"):
-        check_comparable(model_dir, dataset, "dev")
+        comparable_pairs(model_dir, dataset, "dev")
 
 
 def test_an_export_of_pairs_without_lines_is_refused():
@@ -54,10 +54,10 @@ def test_an_export_of_pairs_without_lines_is_refused():
     model_dir = types.SimpleNamespace(pairs=tuple(examples))
     model_dir.task = TASK
     model_dir.for_dataset = lambda _: model_dir
-    assert check_comparable(model_dir, dataset, "test") == ["qna-en", "qni-en"]
-    assert check_comparable(model_dir, dataset, "test", ("qne-en", "qni-en")) == ["qni-en"]
-    with pytest.raises(ValueError, match="no test lines of the exported pairs qne-en; nothing to"):
-        check_comparable(model_dir, dataset, "test", ("qne-en",))
+    assert comparable_pairs(model_dir, dataset, "test") == ["qna-en", "qni-en"]
+    assert comparable_pairs(model_dir, dataset, "test", ("qne-en", "qni-en")) == ["qni-en"]
+    with pytest.raises(ValueError, match="no test lines of the exported pairs qne-en that"):
+        comparable_pairs(model_dir, dataset, "test", ("qne-en",))
 
 
 def test_directory_size(tmp_path):

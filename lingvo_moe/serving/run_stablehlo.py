@@ -13,6 +13,7 @@ from pathlib import Path
 
 from lingvo_moe.core.console import install
 from lingvo_moe.core.lines import cut_warning, decode_lines, is_blank, one_line
+from lingvo_moe.tasks.languages import check_source_language
 
 install((ImportError, OSError, ValueError))  # one-line errors, also during imports
 
@@ -86,6 +87,7 @@ def translate(lines, languages):
     """
     import sentencepiece
 
+    check_source_language(languages["source"], MANIFEST["source_languages"], needed=False)
     run, theta, eos = program("translate"), initial("translate"), MANIFEST["eos"]
     source, target = (
         sentencepiece.SentencePieceProcessor(model_file=str(HERE / f"{side}.model"))

@@ -189,6 +189,7 @@ def write_trained(
             for side, sha256 in model_dir.hashes.items()
         },
         tags=model_dir.tags,
+        source_languages=model_dir.source_languages,
         in_front=task.params.language_tags.in_front,
         eos=EOS,
         tasks=task.trained_tasks,

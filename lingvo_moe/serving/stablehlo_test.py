@@ -118,6 +118,15 @@ def test_a_vocabulary_s_unknown_language(exported):
     assert "error: --to must be one of en" in result.stderr
 
 
+def test_an_unknown_source_language(exported):
+    """The model does not use it; a wrong one is an error anyway."""
+    result = run_bare(exported, "--source_language=xx")
+    assert result.returncode == 1
+    assert "error: source_language: this model does not translate from 'xx'; it knows" in (
+        result.stderr
+    )
+
+
 def test_errors(model_dir, tmp_path):
     wide = override(model_dir.params, ["model.model_dim=32"])
     with pytest.raises(ValueError, match=r"is \(512, 16\) in the checkpoint and \(512, 32\) in"):

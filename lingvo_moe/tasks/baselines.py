@@ -233,16 +233,16 @@ def _check_logdir(run, job, own_vocabulary):
     except ValueError as error:
         begun = run.logdir / "source.model"
         if begun.exists() and Vocabulary.load(begun).sha256 != run.dataset.hashes["source"]:
-            raise ValueError(_begun_otherwise(begun, job, own_vocabulary)) from error
+            raise ValueError(_other_vocabulary(begun, job, own_vocabulary)) from error
         raise
 
 
-def _begun_otherwise(begun: Path, job: TrainingJob, own_vocabulary: bool) -> str:
-    """What to do about a logdir whose vocabulary is another one than now.
+def _other_vocabulary(begun: Path, job: TrainingJob, own_vocabulary: bool) -> str:
+    """The error about a logdir that was begun with another vocabulary than the run has.
 
     Args:
         begun: the logdir's source vocabulary.
-        job: whose logdir holds those of the pairs.
+        job: the run of all pairs; the logdirs of the pairs are in its logdir.
         own_vocabulary: whether the pair has a vocabulary of its own now.
     """
     flags = "--noown_vocabulary", "--own_vocabulary"
@@ -258,8 +258,8 @@ def _begun_otherwise(begun: Path, job: TrainingJob, own_vocabulary: bool) -> str
             f" or give another --output."
         )
     return (
-        f"{begun.parent} was begun with another vocabulary than now: its data were others. Give"
-        f" the --data that it was begun with, or another --output."
+        f"{begun.parent} was begun with another vocabulary, from other data. Give the --data that"
+        f" it was begun with, or another --output."
     )
 
 
@@ -411,9 +411,10 @@ def _translators(chosen) -> Iterator[tuple[str, Translator]]:
 
 
 class _Runtimes:
-    """Runtimes, one for runs in a row that can share its compiled functions.
+    """Gives each run a runtime. Consecutive runs share one, and so its compiled functions.
 
-    Their params differ at most in the pair.
+    They share it if their models, the sizes of their vocabularies and their params are equal,
+    except for `input.pairs`.
     """
 
     def __init__(self, step):

@@ -290,21 +290,22 @@ def test_vocabularies_of_each_pairs_own(tmp_path):
     assert list(tmp_path.glob("data-*")) == [data]
 
 
-def test_a_logdir_keeps_its_kind_of_vocabulary(tmp_path):
+def test_a_logdir_keeps_its_kind_of_vocabulary(tmp_path, pretended):
+    pretended[MODELS[0], "qto-en"] = 1.0
     for own in (True, False):
-        job = training_job(tmp_path / str(own), model="tiny.Bilingual")
+        job = _job(tmp_path / str(own), make_runtime=lambda *_: MODELS[0])
         train_baselines([job], ["qto-en"], own_vocabulary=own)
         flag = "--own_vocabulary" if own else "--noown_vocabulary"
         with pytest.raises(ValueError, match=f"was begun with {flag}, .* Pass {flag} again, or"):
             train_baselines([job], ["qto-en"], own_vocabulary=not own)
     shutil.rmtree(next((tmp_path / "True").glob("data-*")))  # nothing is known of its vocabulary
-    job = training_job(tmp_path / "True", model="tiny.Bilingual")
     with pytest.raises(ValueError, match=r"begun with another vocabulary .* Give the --data that"):
-        train_baselines([job], ["qto-en"])
+        train_baselines([_job(tmp_path / "True")], ["qto-en"])
 
 
-def test_a_killed_preparation_is_done_again(tmp_path, monkeypatch):
-    job = training_job(tmp_path, model="tiny.Bilingual")
+def test_a_killed_preparation_is_done_again(tmp_path, pretended, monkeypatch):
+    pretended[MODELS[0], "qto-en"] = 1.0
+    job = _job(tmp_path, make_runtime=lambda *_: MODELS[0])
     with monkeypatch.context() as patch:
         patch.setattr(stages, "run_stage", _interrupted)
         with pytest.raises(KeyboardInterrupt):

@@ -65,8 +65,8 @@ def evaluate(
         baselines: reports to compare with, each by its directory or its JSON; a pair is compared
             with the first that has it.
         bleu_tokenizers: texts PAIR=NAME; see evaluation.tokenizers.
-        pivot: a language; pairs that the model was not trained on are translated into it, and from
-            it into their target, unless it is a side of the pair. None for a direct translation.
+        pivot: a language through which the pairs are translated that the model was not trained on;
+            see `directions`. None for direct translations.
         floor: whether to report the BLEU of the targets of the most similar training sentences.
         metrics: further scores; see evaluation.metrics.
         overwrite: whether an earlier report may be replaced.
@@ -159,12 +159,15 @@ def references_of(
 
 
 def next_command(model: str, logdir: Path, dataset: Dataset) -> str:
-    """What to do with a trained model: score it, or translate if the dataset has no lines for it.
+    """The command to suggest after training.
+
+    It scores the model on test lines, or on dev lines if there are none. Without either it
+    translates a sentence.
 
     Args:
-        model: its name.
-        logdir: of the model.
-        dataset: that it was trained on.
+        model: the model's name.
+        logdir: its logdir.
+        dataset: the data that it was trained on.
     """
     for split, flag in (("test", ""), ("dev", " --split=dev")):
         if any(pair.examples.get(split) for pair in dataset.pairs):
@@ -200,9 +203,9 @@ def count_trained_on(
 
 
 def _with_known_sources(translator: Translate, model_dir: ModelDir) -> Translate:
-    """Leaves out source languages that the model does not know, if it does not need them.
+    """A translator that is not given source languages which the model neither knows nor needs.
 
-    The data may have zero-shot pairs of further languages.
+    The data may have zero-shot pairs of such languages, and a translator refuses them.
     """
     known, needed = model_dir.source_languages, model_dir.task.needs_source_language
 
@@ -227,9 +230,10 @@ def through(translator: Translate, pivot: str | None) -> Translate:
 
 
 def directions(source: str, target: str, pivot: str | None) -> list[tuple[str, str]]:
-    """The translations of a pair, (source, target) of each: one, or two through a pivot language.
+    """The steps that translate a pair, (source, target) of each.
 
-    It is one without a pivot, and if the pivot is a side of the pair.
+    There are two steps through a pivot. There is one without a pivot, or if the pivot is the source
+    or the target.
     """
     if pivot is None or pivot in (source, target):
         return [(source, target)]

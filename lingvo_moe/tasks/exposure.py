@@ -14,7 +14,7 @@ from lingvo_moe.reporting.table import Table
 from lingvo_moe.tasks.budget import suggestion
 
 FEW, MANY = 1.0, 100.0  # epochs; a pair outside this range gets a warning
-TOO_LONG = 0.01  # share of the draws; more that do not fit a row give a warning
+TOO_LONG = 0.01  # share of the drawn examples that do not fit a row; from it on there is a warning
 _ROWS = 12  # for more pairs the table has tiers
 _ENDLESS = 1_000_000_000  # steps; no run has more
 _MEASURED = 4000  # examples that are packed to measure how many fit a batch
@@ -97,7 +97,7 @@ class RunExposure:
         return [total, *self._table().to_text().splitlines(), *suggested, *self.warnings()]
 
     def warnings(self) -> list[str]:
-        """Lines on pairs drawn too rarely or too often, and on examples that are too long."""
+        """Warnings: pairs that are drawn too rarely or too often, examples that are too long."""
         few = [one for one in self.pairs if one.epochs < FEW]
         many = [one for one in self.pairs if one.epochs > MANY]
         lines: list[str] = []
@@ -112,7 +112,7 @@ class RunExposure:
             lines.append(
                 f"Warning: {self._count(many)} more than {MANY:.0f} times, {most.pair} "
                 f"{most.epochs:,.0f} times: the model may memorise them. If their dev scores get "
-                f"worse, lower {self._lower(most)}."
+                f"worse, lower {self._settings_to_lower(most)}."
             )
         if self.too_long >= TOO_LONG:
             lines.append(
@@ -127,8 +127,11 @@ class RunExposure:
             return "the pair will be seen"
         return f"{len(some)} of {len(self.pairs)} pairs will be seen"
 
-    def _lower(self, most):
-        """What makes the epochs of a pair fewer; the temperature only if the pair is favoured."""
+    def _settings_to_lower(self, most):
+        """What to lower so that a pair is seen less often.
+
+        The temperature is named only if the pair is seen more often than the average example.
+        """
         size = sum(one.examples for one in self.pairs)
         mean = sum(one.epochs * one.examples for one in self.pairs) / size
         favoured = most.epochs > 1.01 * mean

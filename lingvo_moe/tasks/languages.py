@@ -13,7 +13,7 @@ def source_languages(pairs: Iterable[str], tags: Iterable[str]) -> list[str]:
 
     Args:
         pairs: the model's language pairs, such as "de-en".
-        tags: the languages with a tag; a pivot translates out of them too.
+        tags: the languages with a tag. Each can be a pivot, and then it is a source too.
     """
     sources = {pair.rpartition("-")[0] for pair in pairs}
     return sorted(sources.union(tags)) if sources else []
@@ -31,9 +31,7 @@ def check_source_language(language: str | None, known: Sequence[str], needed: bo
         ValueError: it is not known, or it is needed and not given.
     """
     if needed and language is None:
-        raise ValueError(
-            "This model must know the language of what it reads: give source_language."
-        )
+        raise ValueError("This model needs the language of its sources: give source_language.")
     if language is not None and known and language not in known:
         raise ValueError(
             f"source_language: this model does not translate from {language!r}; it knows "

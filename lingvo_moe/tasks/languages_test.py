@@ -16,5 +16,5 @@ def test_only_an_unknown_language_is_refused():
     message = "does not translate from 'xx'; it knows de, en. Give one of them, or leave it out"
     with pytest.raises(ValueError, match=message):
         check_source_language("xx", ["de", "en"], needed=False)
-    with pytest.raises(ValueError, match="must know the language of what it reads: give source_la"):
+    with pytest.raises(ValueError, match="needs the language of its sources: give source_la"):
         check_source_language(None, ["de"], needed=True)

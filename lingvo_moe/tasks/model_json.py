@@ -1,4 +1,4 @@
-"""model.json, the file that makes a directory a logdir: its fields, and their params."""
+"""model.json, the file that makes a directory a logdir: its fields, and the model's params."""
 
 import sys
 from pathlib import Path
@@ -61,7 +61,7 @@ def read_params(path: Path, fields: dict[str, Any]) -> TranslationParams:
 
     Args:
         path: the logdir.
-        fields: of `read_fields`.
+        fields: the result of `read_fields`.
 
     Raises:
         ValueError: a module cannot be imported, or the params cannot be read.
@@ -80,7 +80,7 @@ def read_params(path: Path, fields: dict[str, Any]) -> TranslationParams:
 def plugins_of(params: TranslationParams) -> tuple[str, ...]:
     """The modules and files that must be imported before these params can be read again.
 
-    A class of a notebook cannot be imported later. Opening the logdir in another process is then an
+    A class that a notebook defines cannot be imported. To open the logdir in another process is an
     error that names the class.
     """
     loaded = {sys.modules[name] for name in foreign_modules(params) if name in sys.modules}
@@ -94,6 +94,6 @@ def _import_plugins(file: Path, names: Any) -> None:
         plugins.import_plugins(name for name in names if not plugins.is_moved(name))
     except ValueError as error:
         raise ValueError(
-            f"{file} names a module that the model needs. {error} If the file was moved, pass "
-            f"--import with its new path."
+            f"{file} names a module that the model needs and that cannot be imported. {error} If "
+            f"the module's file was moved, pass --import with its new path."
         ) from error

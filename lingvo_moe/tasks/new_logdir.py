@@ -1,4 +1,4 @@
-"""Whether training may make a logdir at a path: nothing else may be there."""
+"""Checks that training may make a logdir at a path."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,16 +13,16 @@ _LOGS = (".log", ".out", ".err")
 
 
 def check_new_logdir(path: Path, vocabularies: Mapping[str, Vocabulary] | None = None) -> None:
-    """Checks that a path is a logdir, or holds nothing that a logdir would mix with or replace.
+    """Checks that a path is a logdir, or has no files that do not belong to one.
 
-    A first start that was interrupted leaves an empty `checkpoints`, vocabularies, and the dataset
-    that `lm.train` made of examples; these may be there. Hidden files and the output of commands,
-    such as train.log, do not count.
+    Allowed is what an interrupted first start leaves: an empty `checkpoints`, vocabularies, and the
+    dataset that `lm.train` makes from examples, perhaps unfinished. Hidden files, lost+found, and
+    logs such as train.log are allowed too.
 
     Args:
         path: of the logdir.
         vocabularies: "source" and "target" -> that of the model; vocabularies with other contents
-            are refused. None if the data are not read yet: then the contents do not count.
+            are refused. None if the data are not read yet: then the contents are not compared.
 
     Raises:
         ValueError: other files are there.
@@ -32,7 +32,7 @@ def check_new_logdir(path: Path, vocabularies: Mapping[str, Vocabulary] | None =
         return
     if not path.is_dir():
         raise NotADirectoryError(f"{path} is a file; give another --logdir.")
-    others = [one.name for one in sorted(path.iterdir()) if not _is_left(one, vocabularies)]
+    others = [one.name for one in sorted(path.iterdir()) if not _may_be_there(one, vocabularies)]
     if others:
         raise ValueError(
             f"{path} is no logdir: it has no {FILE}, and it is not empty ({first_of(others)}). "
@@ -40,8 +40,8 @@ def check_new_logdir(path: Path, vocabularies: Mapping[str, Vocabulary] | None =
         )
 
 
-def _is_left(file: Path, vocabularies: Mapping[str, Vocabulary] | None) -> bool:
-    """Whether an interrupted first start may have left this."""
+def _may_be_there(file: Path, vocabularies: Mapping[str, Vocabulary] | None) -> bool:
+    """Whether this is allowed in a new logdir."""
     if file.name.startswith(".") or file.name in ("data.parts", "lost+found"):
         return True
     if file.suffix in _LOGS:

@@ -63,7 +63,7 @@ _DEVICES = (
 
 
 def _resuming(decoding: tuple[str, ...], fixed: tuple[str, ...], when: str) -> Changeable:
-    """Data, their order and the loss stay the same; `fixed` are fields of TrainParams."""
+    """What does not change the data, their order or the loss; `fixed`: fields of TrainParams."""
     train = (f.name for f in dataclasses.fields(TrainParams) if f.name not in fixed)
     of_train = (f"train.{name}" for name in train)
     return Changeable((*_DEVICES, "averaging*", *decoding, "optimizer.*", *of_train), when)
@@ -71,7 +71,8 @@ def _resuming(decoding: tuple[str, ...], fixed: tuple[str, ...], when: str) -> C
 
 RESUMING = _resuming(("decoding*",), _FIXED, "when training resumes")
 
-# With a criterion that needs translations: of decoding what does not change the best translation.
+# If train.best_by compares translations, only params of decoding that do not change the best
+# translation may change.
 RESUMING_BY_BLEU = _resuming(
     ("decoding.batch_tokens", "decoding.cache*", "decoding.n_best", "decoding.tokens"),
     (*_FIXED, "dev_bleu_sentences"),

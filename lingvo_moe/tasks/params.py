@@ -52,7 +52,10 @@ class TranslationParams(Params):
 
     @property
     def joint_vocab(self) -> bool:
-        """Whether both sides of the data need one vocabulary: for one table, or tags of one id."""
+        """Whether source and target need one vocabulary.
+
+        They share an embedding table, or a language's tag has the same id on both sides.
+        """
         return self.model.shared_embedding or self.language_tags.on_target
 
     def with_moe(self, **changes: Any) -> "TranslationParams":

@@ -34,13 +34,13 @@ def make_shortlist(
         dataset: what it was trained on.
         candidates: target pieces for each source piece.
         frequent: target pieces for each target language.
-        sentences: sentence pairs to count, at most, equally many of each language pair and at
-            least one.
+        sentences: largest number of sentence pairs to count, divided equally among the language
+            pairs; at least one of each language pair is counted.
         report: takes a line of progress for each language pair.
 
     Raises:
-        ValueError, OSError: the dataset is another or has no text for training, or a shard is
-            damaged.
+        ValueError, OSError: the dataset does not fit the model or has no text for training, or a
+            shard is damaged.
     """
     model_dir = model_dir.for_dataset(dataset)
     sizes = [model_dir.vocabulary(side).size for side in ("source", "target")]
@@ -56,8 +56,8 @@ def make_shortlist(
     known = {tag: counts for tag, counts in by_tag.items() if counts.any()}
     if not known:
         raise ValueError(
-            f"{dataset.directory} has no target pieces in train; a shortlist counts them. Give the "
-            f"data that the model was trained on."
+            f"{dataset.directory} has no target text in train, and a shortlist counts its pieces. "
+            f"Give the data that the model was trained on."
         )
     return Shortlist(
         count.best(candidates),

@@ -55,7 +55,7 @@ def test_one_sentence_of_each_pair_is_counted_at_least(model_dir):
 
 def test_without_text_for_training_there_is_no_shortlist(model_dir, monkeypatch):
     monkeypatch.setattr(Dataset, "first_examples", lambda *args: iter(()))
-    with pytest.raises(ValueError, match=r"has no target pieces in train; .* Give the data that"):
+    with pytest.raises(ValueError, match=r"has no target text in train, .* Give the data that"):
         make_shortlist(model_dir, tiny_world.dataset(), 5, 30, 100, lambda line: None)
 
 

@@ -41,10 +41,11 @@ class SplitBatches(NamedTuple):
 
         Args:
             dataset: prepared data.
-            params: pairs, those of all stages, and the shape of a batch.
-            sentences: size of the sample, spread evenly over the pairs; 0 for none. A pair has at
-                least as many sentences as have about 200 target tokens, so that it can be named in
-                a warning. A pair with one example has no other source and is not sampled.
+            params: the pairs of all stages, and the shape of a batch.
+            sentences: size of the sample, spread evenly over the pairs; 0 for none. Of each pair
+                at least about 200 target tokens are sampled, if it has them, because a warning
+                names only pairs with 100. A pair with one example has no other source and is not
+                sampled.
             split: "dev" or "test".
 
         Raises:

@@ -315,19 +315,19 @@ class _Evaluator:
             raise ValueError(
                 f"train.best_by={params.train.best_by} compares translations of dev, and "
                 f"{dataset.directory} has no dev lines of the model's pairs. Prepare data with "
-                f'dev lines, or train in a new logdir with --set="train.best_by=DevLoss()"; the '
-                f"last checkpoint is then used."
+                f'dev lines. Or train in a new logdir with --set="train.best_by=DevLoss()": '
+                f"without dev lines it uses the last checkpoint."
             )
 
     def warnings(self) -> list[str]:
-        """A line if there is nothing to evaluate."""
+        """A warning if there are no dev lines to evaluate."""
         if self._dev.sampled or self._dev.rest:
             return []
         patience = self._model_dir.params.train.patience
         ends = f", and train.patience={patience} has no effect" if patience else ""
         return [
-            f"Warning: there are no dev lines that fit a row, so the last checkpoint is used after "
-            f"training{ends}."
+            f"Warning: there are no dev lines, or all are longer than a row, so the last "
+            f"checkpoint is used after training{ends}."
         ]
 
     def _check_translates(self, params):
@@ -346,7 +346,8 @@ class _Evaluator:
     def _choose(self, dataset, count):
         """The first dev lines of each pair, `count` in total, grouped for a Translator.
 
-        Pairs whose task the router ByTask does not learn are left out: it cannot translate them.
+        Pairs that the router ByTask is not trained on are left out: the model cannot translate
+        them.
 
         Returns:
             (target language, source language if it is needed) -> (sources, references).

@@ -333,8 +333,8 @@ class TestDevPairs:
         assert self._evaluator(tmp_path / "dev", dataset()).warnings() == []
         evaluator = self._evaluator(tmp_path / "none", without("dev"), "train.patience=3")
         assert evaluator.warnings() == [
-            "Warning: there are no dev lines that fit a row, so the last checkpoint is used after "
-            "training, and train.patience=3 has no effect."
+            "Warning: there are no dev lines, or all are longer than a row, so the last checkpoint "
+            "is used after training, and train.patience=3 has no effect."
         ]
 
 
@@ -349,8 +349,8 @@ class TestBadInput:
             with pytest.raises(ValueError, match=message):
                 _train(tmp_path / name, "input.source_length=1", report=lines.append)
             assert lines == [
-                "Warning: there are no dev lines that fit a row, so the last checkpoint is used "
-                "after training."
+                "Warning: there are no dev lines, or all are longer than a row, so the last "
+                "checkpoint is used after training."
             ]
         assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
 

@@ -38,7 +38,7 @@ class TranslationTask:
         pairs: P names of the dataset's language pairs; per-pair metrics are in this order.
         num_pieces: pieces of the dataset's target vocabulary; None for target_vocab_size.
         group_loads: whether training counts the choices of each expert in each group of tokens.
-        seen_pairs: the pairs with training text; () if unknown. See ModelDir.
+        seen_pairs: the pairs that have training text; () if unknown. See ModelDir.
 
     Raises:
         ValueError: a gating that needs a capacity has none for evaluation, VExperts in a scan, or
@@ -266,7 +266,7 @@ class TranslationTask:
 
     @property
     def trained_pairs(self) -> tuple[str, ...]:
-        """The pairs that the weights were trained on, as far as that is known."""
+        """The pairs that the model is trained on, without those known to have no training text."""
         wanted = self.params.input.trained_pairs or self.seen_pairs or self.pairs
         return tuple(pair for pair in wanted if pair in (self.seen_pairs or wanted))
 
@@ -281,7 +281,7 @@ class TranslationTask:
         return {n: number for n, number in zip(names, numbers, strict=True) if n in trained}
 
     def has_experts_for(self, pair: str) -> bool:
-        """Whether a pair such as "de-en" has a task of training; True without the router ByTask."""
+        """Whether the router ByTask was trained on a pair such as "de-en"; True without it."""
         router = self.task_router
         return router is None or router.task_names([pair])[0] in self.trained_tasks
 

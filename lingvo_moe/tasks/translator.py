@@ -285,8 +285,8 @@ class Translator:
         Args:
             sentences: in any languages the model knows.
             target_language: the language to translate into.
-            source_language: the language of all sentences; needed by models with its tag and
-                models that route by it. Others only check that it is known.
+            source_language: the language of all sentences; needed only by models that have its tag
+                or route by it. Others check that they know it.
             progress: called with the number of sentences done since the last call.
             warn: takes a line about sentences that are too long, before they are translated.
             first_line: number of the first sentence, for that line.

@@ -23,7 +23,7 @@ from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.formats.base import Format, directory_size
 from lingvo_moe.serving.formats.storage import FLOAT32, STORAGES
 from lingvo_moe.serving.prune import CHOICES, STATISTICS, Pruning
-from lingvo_moe.serving.report import check_comparable, compare, compare_sizes
+from lingvo_moe.serving.report import comparable_pairs, compare, compare_sizes
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common
@@ -48,7 +48,7 @@ def main() -> None:
     pairs = []
     if dataset:
         kept = pruning.pairs(model_dir) if pruning else None
-        pairs = check_comparable(model_dir, dataset, FLAGS.report_split, kept)
+        pairs = comparable_pairs(model_dir, dataset, FLAGS.report_split, kept)
     options = {"step": FLAGS.step, "overwrite": FLAGS.overwrite, "pruning": pruning}
     step = api.export(model_dir, output, chosen, **options)
     hint = chosen.hint(output, model_dir)

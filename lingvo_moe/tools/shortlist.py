@@ -31,7 +31,11 @@ def run() -> None:
     flags.DEFINE_integer("candidates", 50, "Target pieces for each source piece.", 1)
     flags.DEFINE_integer("frequent", 200, "Most frequent target pieces of each language.", 1)
     flags.DEFINE_integer(
-        "sentences", 2_000_000, "Sentence pairs to count: at most, but one of each pair.", 1
+        "sentences",
+        2_000_000,
+        "Most sentence pairs to count, divided equally among the language pairs; at least one of "
+        "each language pair is counted.",
+        1,
     )
     common.run(main)
 

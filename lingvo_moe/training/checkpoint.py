@@ -150,10 +150,10 @@ class Checkpointer:
         """Writes a checkpoint and removes old ones.
 
         Args:
-            step: number of steps trained; without `replace`, a checkpoint of it must not exist.
+            step: number of trained steps; without `replace` it must not have a checkpoint yet.
             tensors: by name: arrays, tensors, or jax.Arrays in shards over devices.
             best: the best evaluation so far; that of the first process is used.
-            replace: whether the new checkpoint, once it is complete, replaces one of this step.
+            replace: whether an earlier checkpoint of this step is deleted when this is complete.
 
         Raises:
             FloatingPointError: a tensor has NaN or infinity; nothing is saved.

@@ -200,12 +200,12 @@ class _Loop:
             started(self.step)
         except BaseException:
             with contextlib.suppress(OSError):
-                self.checkpoints.directory.rmdir()  # if it is empty: a failed start leaves nothing
+                self.checkpoints.directory.rmdir()  # if empty; a failed start leaves nothing
             raise
         if self.step > self.params.max_steps:
             self.report(
                 f"{self.logdir} has {self.step} steps already, more than train.max_steps="
-                f"{self.params.max_steps}: nothing is trained. Raise train.max_steps to train on."
+                f"{self.params.max_steps}: nothing is trained. Raise train.max_steps to go on."
             )
         self.started_at = self.step
         self.events = SummaryWriter(

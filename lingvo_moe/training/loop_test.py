@@ -227,7 +227,7 @@ def test_fewer_steps_than_were_taken(tmp_path):
     total, result, lines = _train(tmp_path, max_steps=4)
     assert (total, result.step) == (55, 10)
     nothing = "has 10 steps already, more than train.max_steps=4: nothing is trained. Raise "
-    assert lines[1] == f"{tmp_path} {nothing}train.max_steps to train on."
+    assert lines[1] == f"{tmp_path} {nothing}train.max_steps to go on."
 
 
 def test_a_signal_at_the_last_step_is_told_too(tmp_path):

@@ -73,9 +73,9 @@ def save_for_replay(
     batch: Mapping[str, Any],
     process: Process,
 ) -> Path:
-    """Saves a skipped step for tasks.replay, the state before it and its batch.
+    """Saves what tasks.replay needs to repeat a skipped step: the state before it, and its batch.
 
-    It replaces the steps that were saved before, also the same step, once it is complete.
+    Once it is complete, it replaces what was saved before, also of the same step.
 
     Args:
         logdir: the logdir of the run.

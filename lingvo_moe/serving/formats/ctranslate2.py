@@ -26,6 +26,7 @@ from lingvo_moe.layers.holding import EachOnce
 from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.serving.formats.base import Format
 from lingvo_moe.serving.prune import unrolled
+from lingvo_moe.tasks.languages import check_source_language
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translator import Translation, max_pieces
 
@@ -83,11 +84,12 @@ class CTranslate2(Format):
 
     def _about(self, model_dir):
         """The settings that the client reads."""
-        tags, only = model_dir.tags, self._target(model_dir)
+        tags, (only_source, only) = model_dir.tags, self._languages_of_task(model_dir)
         tags = {only: tags[only]} if only else tags
         source, target = (model_dir.vocabulary(side) for side in SIDES)
         return {
             "tags": {name: source.pieces([tag])[0] for name, tag in tags.items()},
+            "source_languages": [only_source] if only_source else model_dir.source_languages,
             "max_pieces": max_pieces(model_dir.params),
             "task": self.task,
             "no_words": target.pieces([PAD, BOS]),
@@ -97,16 +99,18 @@ class CTranslate2(Format):
 
     def languages(self, model_dir):
         """Without the source language, because the export is for one task."""
-        target = self._target(model_dir)
+        _, target = self._languages_of_task(model_dir)
         given = {"to": target} if target else super().languages(model_dir)
         return {name: language for name, language in given.items() if name == "to"}
 
-    def _target(self, model_dir):
-        """The target language of the task; None if the task does not have one."""
+    def _languages_of_task(self, model_dir):
+        """Source and target of the task; None for a language that the task does not set."""
         router = model_dir.task.task_router
-        return (
-            self.task.split("-")[-1] if self.task and router and router.task != "source" else None
-        )
+        if not self.task or not router:
+            return None, None
+        source, _, target = self.task.rpartition("-")
+        of = {"source": (self.task, None), "target": (None, self.task), "pair": (source, target)}
+        return of[router.task]
 
     def open(self, path):
         """Loads the model; its scores are NaN."""
@@ -115,7 +119,8 @@ class CTranslate2(Format):
         model = client_ctranslate2.Model(path)
 
         def translate(sentences, target_language, source_language, warn):
-            del source_language
+            known = model.about.get("source_languages", [])  # earlier exports do not have them
+            check_source_language(source_language, known, needed=False)
             texts = model.translate(sentences, target_language, warn=warn)
             return [[Translation(text, math.nan)] for text in texts]
 

@@ -176,6 +176,10 @@ class TestTranslations:
         assert lines[2] == ""
         with pytest.raises(ValueError, match=r"does not translate into 'xx'; it knows .*en"):
             client_ctranslate2.Model(output).translate(["kara"], "xx")
+        opened = CTranslate2().open(output)
+        assert len(opened(["kara mi"], "en", "qna", warn=pytest.fail)) == 1
+        with pytest.raises(ValueError, match=r"does not translate from 'qnu'; it knows qna\."):
+            opened(["kara mi"], "en", "qnu", warn=pytest.fail)  # its experts are not exported
 
     def test_pruning_is_refused(self, by_task, tmp_path):
         with pytest.raises(ValueError, match="only the experts of one task; drop --prune"):
