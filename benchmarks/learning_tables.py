@@ -54,7 +54,7 @@ def _runs(output: Path) -> Iterator[Run]:
         fields = to_fields(row.params)
         for seed in row.seeds:
             path = output / "runs" / f"{row.name}.{seed}.json"
-            if path.exists() and (run := json.loads(path.read_text()))["params"] == fields:
+            if path.exists() and (run := json.loads(path.read_text())).get("params") == fields:
                 yield run
             elif path.exists():
                 print(f"{path} is left out: its row has other params now. Run learning.py again.")

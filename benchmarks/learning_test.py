@@ -132,7 +132,7 @@ def test_runs_with_other_params_are_left_out(tmp_path, capsys):
     path.write_text(json.dumps(_run(row, params=other)))
     write_tables(tmp_path, None)
     printed = capsys.readouterr().out
-    assert printed.startswith(f"{path} was made with other params")
+    assert printed.startswith(f"{path} is left out: its row has other params now")
     assert "temperature 1 |" not in printed
 
 

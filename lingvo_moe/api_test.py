@@ -250,7 +250,7 @@ class TestResume:
         given = str(script), str(logdir), str(world[1].directory)
         without = Fork(*given).wait()
         assert "own_gating.py: there is no such file" in without.stderr
-        assert "If the file was moved, pass --import with its new path." in without.stderr
+        assert "If the module's file was moved, pass --import with its new path." in without.stderr
         done = Fork(*given, moved).wait()
         assert done.stdout == f"{moved}\n", done.stderr
 

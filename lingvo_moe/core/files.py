@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lingvo_moe.core.fields import conforms
+from lingvo_moe.core.lines import first_of
 
 MANIFEST = ".lingvo_moe.json"
 
@@ -297,8 +298,7 @@ def _check_ours(path, maker, overwrite):
     if changed:
         raise ValueError(
             f"{path} holds files that {maker} did not make or that have changed since: "
-            f"{', '.join(changed[:5])}{' …' if len(changed) > 5 else ''}. Move them away or give "
-            f"another output."
+            f"{first_of(changed)}. Move them away or give another output."
         )
 
 

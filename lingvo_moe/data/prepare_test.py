@@ -128,7 +128,9 @@ def test_tags_on_both_sides_need_one_vocabulary(corpus, tmp_path):
             make(tmp_path / "data", params)
     assert os.listdir(tmp_path) == ["corpus"]
     separate = prepare(corpus, tmp_path / "separate", PARAMS).directory
-    with pytest.raises(ValueError, match="separate' has two; extend a directory with one"):
+    with pytest.raises(
+        ValueError, match="separate, which is extended, has two; extend a model or data w"
+    ):
         prepare(corpus, tmp_path / "data", dataclasses.replace(params, extend=str(separate)))
     joint = prepare(corpus, tmp_path / "joint", PrepareParams(joint_vocab=True)).directory
     params = dataclasses.replace(params, extend=str(joint))

@@ -104,7 +104,7 @@ def check_tags(params: PrepareParams) -> None:
     """
     if params.tags_on_both_sides and _separate(params):
         cure = (
-            f"extend={params.extend!r} has two; extend a directory with one."
+            f"{params.extend}, which is extended, has two; extend a model or data with one."
             if params.extend
             else "Pass --joint_vocab."
         )

@@ -146,7 +146,11 @@ class TestRefused:
             (b'{"sentences": [], "to": "en", "n_best": 0}', 422, "n_best must be 1 to 2, got 0"),
             (b'{"sentences": [], "to": "en", "n_best": 3}', 422, "n_best must be 1 to 2, got 3"),
             (b'{"sentences": ["a", "\\u0000"], "to": "en"}', 422, "NUL character in sentence 2"),
-            (b'{"sentences": ["a\\ud800"], "to": "en"}', 422, "sentence 1, at character 2"),
+            (
+                b'{"sentences": ["a\\ud800"], "to": "en"}',
+                422,
+                "sentence 1 is no valid Unicode: character 2",
+            ),
             (b'{"sentences": ["a"], "to": "xx"}', 422, "not translate into 'xx'; it knows de, en"),
             (b'{"sentences": ["a"], "to": "en", "model": "n"}', 404, "no model 'n'; there are m"),
         ],

@@ -220,7 +220,7 @@ class Pruning(Params):
         Raises:
             ValueError: a language or pair that the model was not trained on.
         """
-        trained = model_dir.params.input.trained_pairs or model_dir.pairs
+        trained = model_dir.translated_pairs
         if not trained:  # an imported model
             trained = RoutingRecord.load(model_dir.routing_path).pairs
         known = {name for pair in trained for name in (pair, *pair.split("-"))}

@@ -32,7 +32,8 @@ def comparable_pairs(
         ValueError: the dataset does not fit the model, or no pair is left.
     """
     model_dir = model_dir.for_dataset(dataset)
-    known = [name for name in model_dir.pairs if model_dir.task.has_experts_for(name)]
+    task = model_dir.task
+    known = [name for name in model_dir.pairs if task.has_experts_for(name)]
     pairs = [name for name in known if dataset.pair(name).examples.get(split)]
     if exported is not None:
         pairs = [name for name in pairs if name in exported]

@@ -41,7 +41,7 @@ def test_a_dataset_without_lines_is_refused():
     )
     model_dir = types.SimpleNamespace(pairs=(PAIR,), task=TASK)
     model_dir.for_dataset = lambda _: model_dir
-    with pytest.raises(ValueError, match="data has no dev lines; nothing to compare"):
+    with pytest.raises(ValueError, match="data has no dev lines of a pair that the model can tr"):
         comparable_pairs(model_dir, dataset, "dev")
 
 

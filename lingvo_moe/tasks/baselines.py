@@ -36,6 +36,7 @@ from lingvo_moe.tasks.translator import Translator
 from lingvo_moe.training.signals import exit_code
 
 MAKER = "lingvo-moe-baselines"
+_DATA = "data-"  # the begin of the names of directories of data, beside those of models
 _ANY_LENGTH = 100_000  # tokens; rows of batches have their own limit
 _BY_BLEU = '--set="train.best_by=DevBleu()" --set=train.dev_bleu_sentences=300'
 
@@ -87,6 +88,11 @@ def _with_train_lines(dataset: Dataset, report) -> list[str]:
             pairs.append(pair.name)
         else:
             report(f"{pair.name}: no train lines, skipped")
+    if not pairs:
+        raise ValueError(
+            f"{dataset.directory} has no train lines, so no baseline can be trained. Prepare text "
+            f"for training."
+        )
     return pairs
 
 
@@ -114,6 +120,12 @@ def _checked(
     names, several = [job.model for job in jobs], len(jobs) > 1
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"--model must name a model once; repeated: {', '.join(repeated)}.")
+    for name in names:
+        if name in (IN_OUTPUT, ".", "..") or "/" in name or name.startswith(_DATA):
+            raise ValueError(
+                f"name={name!r} cannot be the name of a directory beside {IN_OUTPUT} and {_DATA}*. "
+                f"Give another name."
+            )
     models = [_model(job, pairs, several) for job in jobs]
     if several:
         for pair in pairs:
@@ -184,7 +196,7 @@ def _with_own_data(model: _Model, output: Path) -> _Model:
     for pair, run in model.runs.items():
         wanted = _preparation(run.dataset, model.params[pair])
         key = hashlib.sha256(f"{run.dataset.sha256} {wanted}".encode()).hexdigest()[:12]
-        home = output / f"data-{key}"
+        home = output / f"{_DATA}{key}"
         with lock.hold(home, f".{pair}.lock", wait=True):
             if not (home / pair / DATASET_FILE).exists():
                 _prepare_alone(run, pair, home / pair, wanted)
@@ -249,7 +261,7 @@ def _other_vocabulary(begun: Path, job: TrainingJob, own_vocabulary: bool) -> st
     if own_vocabulary:
         others = [job.dataset.source_vocabulary.model_bytes]
     else:
-        found = job.logdir.glob(f"data-*/{begun.parent.name}/{begun.name}")
+        found = job.logdir.glob(f"{_DATA}*/{begun.parent.name}/{begun.name}")
         others = [path.read_bytes() for path in found]
     if begun.read_bytes() in others:
         now, then = flags[own_vocabulary], flags[not own_vocabulary]

@@ -239,6 +239,17 @@ def test_pairs_that_are_left_out_are_named(tmp_path):
         "qna-en: no train lines, skipped",
         *(f"{pair}: no test lines, skipped" for pair in others),
     ]
+    nothing = _job(tmp_path / "out", dataset=without("train"))
+    with pytest.raises(ValueError, match="has no train lines, so no baseline can be trained"):
+        train_baselines([nothing])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["report", "data-x", "..", "a/b"])
+def test_a_name_that_cannot_be_a_directory(name, tmp_path):
+    job = dataclasses.replace(_job(tmp_path / "out"), model=name)
+    with pytest.raises(ValueError, match=r"name='.*' cannot be the name of a directory beside rep"):
+        train_baselines([job], ["qna-en"])
     assert not (tmp_path / "out").exists()
 
 
@@ -299,7 +310,7 @@ def test_a_logdir_keeps_its_kind_of_vocabulary(tmp_path, pretended):
         with pytest.raises(ValueError, match=f"was begun with {flag}, .* Pass {flag} again, or"):
             train_baselines([job], ["qto-en"], own_vocabulary=not own)
     shutil.rmtree(next((tmp_path / "True").glob("data-*")))  # nothing is known of its vocabulary
-    with pytest.raises(ValueError, match=r"begun with another vocabulary .* Give the --data that"):
+    with pytest.raises(ValueError, match=r"begun with another vocabulary, .* Give the --data that"):
         train_baselines([_job(tmp_path / "True")], ["qto-en"])
 
 

@@ -82,16 +82,18 @@ def evaluate(
     ready = prepare_metrics(metrics)
     model_dir = model_dir.for_dataset(dataset)
     references = references_of(dataset, split, pairs or model_dir.pairs, report)
+    if pivot is not None:
+        model_dir.tag(pivot)
+    task, trained_on = model_dir.task, count_trained_on(model_dir, dataset, report)
+    pivots = {name: None if trained_on.get(name) else pivot for name in references}
+    for name in _without_experts(task, dataset, pivots, bool(pairs)):
+        report(f"{name}: the model has no experts for it, skipped")
+        del references[name], pivots[name]
     chosen = tokenizers.choose(list(references), bleu_tokenizers)
     against = Baselines.load(baselines, split, list(references)) if baselines else None
     if against:
         against.check_not_in(output)
         against.check(references, chosen)
-    if pivot is not None:
-        model_dir.tag(pivot)
-    task, trained_on = model_dir.task, count_trained_on(model_dir, dataset, report)
-    pivots = {name: None if trained_on.get(name) else pivot for name in references}
-    _check_tasks(task, dataset, pivots)
     copies = _copies(dataset, split, list(references), report) if floor else {}
     runtime = make_runtime(task, None)
     translator, step = load_translator(model_dir, runtime, step)
@@ -158,25 +160,26 @@ def references_of(
     return found
 
 
-def next_command(model: str, logdir: Path, dataset: Dataset) -> str:
+def next_command(model_dir: ModelDir, dataset: Dataset) -> str:
     """The command to suggest after training.
 
     It scores the model on test lines, or on dev lines if there are none. Without either it
     translates a sentence.
 
     Args:
-        model: the model's name.
-        logdir: its logdir.
+        model_dir: the trained model.
         dataset: the data that it was trained on.
     """
+    logdir, trained = f"--logdir={model_dir.path}", model_dir.translated_pairs
     for split, flag in (("test", ""), ("dev", " --split=dev")):
-        if any(pair.examples.get(split) for pair in dataset.pairs):
+        if any(pair.examples.get(split) for pair in dataset.pairs if pair.name in trained):
             return (
-                f"lingvo-moe-evaluate --model={model} --logdir={logdir} --data={dataset.directory} "
-                f"--output=DIR{flag}"
+                f"lingvo-moe-evaluate --model={model_dir.model} {logdir} --data={dataset.directory}"
+                f" --output=DIR{flag}"
             )
-    to = dataset.pairs[0].target
-    return f"lingvo-moe-translate --logdir={logdir} --to={to} 'a sentence'"
+    source, target = model_dir.some_languages
+    of = f" --source_language={source}" if model_dir.task.needs_source_language else ""
+    return f"lingvo-moe-translate {logdir}{of} --to={target} 'a sentence'"
 
 
 def count_trained_on(
@@ -240,24 +243,33 @@ def directions(source: str, target: str, pivot: str | None) -> list[tuple[str, s
     return [(source, pivot), (pivot, target)]
 
 
-def _check_tasks(task, dataset, pivots) -> None:
-    """Raises ValueError if a translation has a task that the router ByTask was not trained on.
+def _without_experts(task, dataset, pivots, named) -> list[str]:
+    """The pairs whose translation has a task that the router ByTask was not trained on.
 
     Args:
         task: the model's.
         dataset: prepared data.
         pivots: pair -> the pivot that it is translated through; None for none.
+        named: whether the user named the pairs.
+
+    Raises:
+        ValueError: there is such a pair and the user named it, or there is no other pair.
     """
+    errors = {}
     for name, pivot in pivots.items():
         pair = dataset.pair(name)
         try:
             for source, target in directions(pair.source, pair.target, pivot):
                 task.task_id(source, target)
         except ValueError as error:
-            raise ValueError(
-                f"Pair {name}: {error} Leave it out with --pairs, or give a --pivot that the model "
-                f"was trained to translate from and into."
-            ) from error
+            errors[name] = error
+    if errors and (named or len(errors) == len(pivots)):
+        name, cause = next(iter(errors.items()))
+        raise ValueError(
+            f"Pair {name}: {cause} Name other pairs with --pairs, or give a --pivot that the model "
+            f"was trained to translate from and into."
+        ) from cause
+    return list(errors)
 
 
 def translate_pair(

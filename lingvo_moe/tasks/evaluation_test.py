@@ -19,6 +19,7 @@ from lingvo_moe.evaluation.metrics.sp_bleu import SpBleu
 from lingvo_moe.evaluation.report import load_report
 from lingvo_moe.tasks import evaluation as module
 from lingvo_moe.tasks.floor import nearest_targets
+from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing.tiny_world import dataset, without
 from lingvo_moe.training.train_params import TrainParams
 
@@ -135,11 +136,21 @@ def test_the_tasks_are_those_of_the_translations_that_are_made(tmp_path, transla
     monkeypatch.setattr(MODEL.task, "task_id", task_id)
     inputs = dataclasses.replace(MODEL.params.input, pairs=("qna-en",))
     monkeypatch.setattr(MODEL.params, "input", inputs)
-    message = r"^Pair qta-en: .* no experts for 'qta-en'\. Leave it out with --pairs, or give a --p"
-    for pivot in (None, "en"):
+    message = r"^Pair qta-en: .* no experts for 'qta-en'\. Name other pairs with --pairs, or give a"
+    for pivot, pairs in ((None, PAIRS), ("en", PAIRS), (None, ("qta-en",))):
         with pytest.raises(ValueError, match=message):
-            evaluate(tmp_path / "r", pivot=pivot)
+            evaluate(tmp_path / "r", pivot=pivot, pairs=pairs)
+    monkeypatch.setattr(MODEL, "pairs", ("qta-en",))
+    with pytest.raises(ValueError, match=message):  # it would evaluate nothing
+        evaluate(tmp_path / "r")
     assert translated == []
+    monkeypatch.setattr(MODEL, "pairs", PAIRS)
+    lines = []
+    report = evaluate(tmp_path / "skipped", report=lines.append)
+    assert [score.pair for score in report.pairs] == ["qna-en"]
+    assert "qta-en: the model has no experts for it, skipped" in lines
+    assert translated == ["qna-en"]
+    translated.clear()
     evaluate(tmp_path / "r", pivot="qna")
     assert translated == ["qna-en", "qta-qna", "qna-en"]
 
@@ -353,12 +364,20 @@ def test_an_evaluation_that_fails_before_a_translation_leaves_nothing(
 
 
 def test_the_next_command_is_one_that_can_be_run(tmp_path):
-    def command(data):
-        return module.next_command("m", tmp_path, data)
+    def command(data, *overrides):
+        made = ModelDir.create(tmp_path / f"{len(overrides)}", "tiny.MoE", overrides, dataset())
+        return module.next_command(made, data)
 
-    scored = f"lingvo-moe-evaluate --model=m --logdir={tmp_path} --data={dataset().directory}"
+    scored = f"lingvo-moe-evaluate --model=tiny.MoE --logdir={tmp_path}/0"
+    scored += f" --data={dataset().directory} --output=DIR"
     no_test = without("test")
-    assert command(dataset()) == f"{scored} --output=DIR"
-    assert command(no_test) == f"{scored} --output=DIR --split=dev"
-    translate = f"lingvo-moe-translate --logdir={tmp_path} --to=en 'a sentence'"
-    assert command(without("dev", of=no_test)) == translate
+    assert command(dataset()) == scored
+    assert command(no_test) == f"{scored} --split=dev"
+    neither = without("dev", of=no_test)
+    assert command(neither) == f"lingvo-moe-translate --logdir={tmp_path}/0 --to=en 'a sentence'"
+    # Lines of other pairs cannot be scored, and a router by source needs the language.
+    some = without("dev", "qto-en", of=without("test", "qto-en"))
+    router = "model.moe.router=ByTask(task='source')"
+    assert command(some, "input.pairs=('qto-en',)", router) == (
+        f"lingvo-moe-translate --logdir={tmp_path}/2 --source_language=qto --to=en 'a sentence'"
+    )

@@ -338,7 +338,7 @@ WRONG = [
         r"wi is \(16, 16, 32\), but .* set model.moe.num_experts=8, or draw experts and routers: .*"
         r"init.redraw=\('experts/','gate\$'\)",
     ),
-    ("init.step=9", "has no checkpoint of step 9; there are those of 1"),
+    ("init.step=9", "has no checkpoint of step 9. Give one of its steps: 1"),
     ("init.logdir=/no/such", "/no/such is no logdir: it has no model.json"),
     (
         ("optimizer=Lion(schedule=Constant(learning_rate=0.1))", "init.optimizer_state=True"),

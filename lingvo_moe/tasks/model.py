@@ -77,7 +77,7 @@ class Model:
         self._translator, self.step = load_translator(logdir, self._runtime, step)
         self.scorer = Scorer(logdir, self._runtime.score, logdir.params.decoding.batch_tokens)
         self.languages: Sequence[str] = sorted(logdir.tags)
-        self.pairs: Sequence[str] = logdir.params.input.trained_pairs or logdir.pairs
+        self.pairs: Sequence[str] = logdir.translated_pairs
         self.needs_source_language = logdir.task.needs_source_language
         self.max_pieces = self._translator.max_pieces
 

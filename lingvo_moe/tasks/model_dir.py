@@ -279,9 +279,15 @@ class ModelDir:
         return source_languages((*self.pairs, *self.seen_pairs), self.tags)
 
     @property
+    def translated_pairs(self) -> tuple[str, ...]:
+        """The pairs of training, without those that a router by task has no experts for."""
+        pairs, task = self.params.input.trained_pairs or self.pairs, self.task
+        return tuple(pair for pair in pairs if task.has_experts_for(pair))
+
+    @property
     def some_languages(self) -> tuple[str, str]:
         """Source and target languages that the model translates."""
-        pairs = self.params.input.trained_pairs or self.pairs
+        pairs = self.translated_pairs
         source, target = pairs[0].split("-") if pairs else (min(self.tags), max(self.tags))
         return source, target
 
@@ -329,7 +335,7 @@ class ModelDir:
             raise ValueError(f"{self.path} has no checkpoint yet; train the model first.")
         if step is not None and step not in steps:
             raise ValueError(
-                f"{self.path} has no checkpoint of step {step}; there are those of "
+                f"{self.path} has no checkpoint of step {step}. Give one of its steps: "
                 f"{', '.join(map(str, steps))}."
             )
         return self._averaged(step, use)

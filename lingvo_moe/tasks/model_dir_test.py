@@ -162,6 +162,13 @@ class TestSeenPairs:
         assert ModelDir.open(tmp_path) == made
         assert made.pairs == ("qna-en", "qnu-en", "qta-en", "qto-en")
         assert made.task.trained_tasks == {"qna-en": 0, "qnu-en": 1, "qto-en": 3}
+        assert made.translated_pairs == ("qna-en", "qnu-en", "qto-en")
+
+    def test_an_example_is_of_a_pair_with_experts(self, tmp_path):
+        data = without("train", "qna-en")  # the first pair
+        made = ModelDir.create(tmp_path, "tiny.MoE", [*SHRINK, self.ROUTER], data)
+        assert made.some_languages == ("qnu", "en")
+        assert made.task.task_id(*made.some_languages) == 1
 
     def test_a_logdir_of_an_earlier_version_does_not_have_them(self, tmp_path):
         ModelDir.create(tmp_path, "tiny.MoE", [*SHRINK, self.ROUTER], without("train", "qta-en"))
@@ -347,6 +354,6 @@ def test_a_fingerprint_has_all_that_translations_depend_on(logdir):
 
 
 def test_a_step_that_it_does_not_have(made):
-    with pytest.raises(ValueError, match=r"has no checkpoint of step 5; there are those of 1\.$"):
+    with pytest.raises(ValueError, match=r"no checkpoint of step 5\. Give one of its steps: 1\.$"):
         ModelDir.open(made).read_checkpoint(5)
     assert ModelDir.open(made).read_checkpoint(1).step == 1

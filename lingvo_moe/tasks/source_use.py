@@ -59,7 +59,7 @@ class SplitBatches(NamedTuple):
             examples = [e for e in dataset.examples(split, pair.name) if row.fits_empty_row(e)]
             tokens = sum(len(example.target) for example in examples)
             least = math.ceil(2 * _LEAST_TOKENS * len(examples) / tokens) if tokens else 0
-            chosen = spread(len(examples), max(share, least) if share else 0)
+            chosen = spread(len(examples), max(2, share, least) if share else 0)
             own = [examples[i] for i in chosen]
             sampled += [(example, pair.index) for example in own]
             foreign += [(example, pair.index) for example in exchange_sources(own)]

@@ -7,6 +7,7 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.curriculum import Stage
 from lingvo_moe.data.dataset import Example
 from lingvo_moe.data.pipeline import InputParams, eval_batches
+from lingvo_moe.tasks import source_use
 from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, exchange_sources, spread
 from lingvo_moe.testing.tiny_world import dataset
 
@@ -87,6 +88,14 @@ def test_each_pair_has_enough_tokens_for_a_warning_of_its_own():
     for pair in range(4):
         tokens = [len(target) for index, _, target in sampled if index == pair]
         assert 150 < sum(tokens) < 300
+
+
+def test_of_each_pair_there_are_two_lines_at_least(monkeypatch):
+    """A source can only be exchanged with another one."""
+    monkeypatch.setattr(source_use, "_LEAST_TOKENS", 1)  # as if each line had enough tokens
+    params = InputParams(batch_size=4, source_length=48, target_length=32)
+    sampled = _examples(SplitBatches.of(dataset(), params, 4).sampled)
+    assert sorted(pair for pair, *_ in sampled) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_the_pairs_are_those_of_all_stages():

@@ -314,9 +314,9 @@ class _Evaluator:
         elif params.train.best_by.needs_translations:
             raise ValueError(
                 f"train.best_by={params.train.best_by} compares translations of dev, and "
-                f"{dataset.directory} has no dev lines of the model's pairs. Prepare data with "
-                f'dev lines. Or train in a new logdir with --set="train.best_by=DevLoss()": '
-                f"without dev lines it uses the last checkpoint."
+                f"{dataset.directory} has no dev lines of pairs that the model is trained on. "
+                f"Prepare data with dev lines. Or train in a new logdir with "
+                f'--set="train.best_by=DevLoss()": without dev lines it uses the last checkpoint.'
             )
 
     def warnings(self) -> list[str]:

@@ -323,9 +323,7 @@ class TestDevPairs:
         assert evaluator._sample.keys() == {("en", "qna"), ("en", "qnu"), ("en", "qto")}
 
     def test_without_dev_lines_bleu_cannot_choose(self, tmp_path):
-        message = (
-            r"best_by=DevBleu\(\) compares translations of dev, and .* has no dev lines of the"
-        )
+        message = r"best_by=DevBleu\(\) compares translations of dev, and .* has no dev lines of"
         with pytest.raises(ValueError, match=message):
             self._evaluator(tmp_path, without("dev"), "train.best_by=DevBleu()")
 

@@ -4,6 +4,7 @@ B rows, L source length, T target length, V vocabulary, P language pairs, E expe
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -268,16 +269,17 @@ class TranslationTask:
     def trained_pairs(self) -> tuple[str, ...]:
         """The pairs that the model is trained on, without those known to have no training text."""
         wanted = self.params.input.trained_pairs or self.seen_pairs or self.pairs
-        return tuple(pair for pair in wanted if pair in (self.seen_pairs or wanted))
+        known = set(self.seen_pairs or wanted)
+        return tuple(pair for pair in wanted if pair in known)
 
-    @property
+    @functools.cached_property
     def trained_tasks(self) -> dict[str, int]:
         """The tasks of training, by name such as "de", with their numbers; see ByTask."""
         router = self.task_router
         if router is None:
             return {}
         names, numbers = router.task_names(self.pairs), router.task_ids(self.pairs)
-        trained = router.task_names(self.trained_pairs)
+        trained = set(router.task_names(self.trained_pairs))
         return {n: number for n, number in zip(names, numbers, strict=True) if n in trained}
 
     def has_experts_for(self, pair: str) -> bool:

@@ -47,7 +47,7 @@ def main() -> None:
     dataset = Dataset.load(Path(FLAGS.report_data)) if FLAGS.report_data else None
     pairs = []
     if dataset:
-        kept = pruning.pairs(model_dir) if pruning else None
+        kept = pruning.pairs(model_dir) if pruning else chosen.pairs(model_dir)
         pairs = comparable_pairs(model_dir, dataset, FLAGS.report_split, kept)
     options = {"step": FLAGS.step, "overwrite": FLAGS.overwrite, "pruning": pruning}
     step = api.export(model_dir, output, chosen, **options)

@@ -14,6 +14,7 @@ from absl import flags
 from lingvo_moe import api
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.tasks.evaluation import next_command
+from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common, rebalancing, runtimes
 from lingvo_moe.training.signals import exit_code
 
@@ -47,7 +48,8 @@ def _train(process):
         input_workers=FLAGS.input_workers,
     )
     if result.finished:
-        command = next_command(FLAGS.model, Path(FLAGS.logdir), Dataset.load(Path(FLAGS.data)))
+        trained = ModelDir.open(Path(FLAGS.logdir), FLAGS.model)
+        command = next_command(trained, Dataset.load(Path(FLAGS.data)))
         report(f"Done at step {result.step}; {result.best}. Next: {command}")
     return result
 

@@ -321,8 +321,10 @@ class Checkpointer:
 
     def _prepare(self, partial, final, replace):
         """Removes the files of crashed saves, of any step and any process."""
-        if final.exists() and not (replace and (final / _INFO).is_file()):
+        if final.exists() and not replace:
             raise FileExistsError(f"{final} exists already, and checkpoints are never overwritten")
+        if final.exists() and not (final / _INFO).is_file():
+            raise FileExistsError(f"{final} is no complete checkpoint; move it away")
         for path in self.directory.glob("step_*.partial"):
             if _SCRATCH.fullmatch(path.name):
                 _discard(path)
@@ -347,9 +349,15 @@ class Checkpointer:
         info["sha256"] = _digest(info)
         (partial / _INFO).write_text(json.dumps(info, indent=1))
         sync_tree(partial)
-        if final.exists():
+        replaced = final.exists()
+        if replaced:
             os.rename(final, _hidden(final))
-        os.rename(partial, final)
+        try:
+            os.rename(partial, final)
+        except OSError:
+            if replaced:
+                os.rename(_hidden(final), final)
+            raise
         sync_directory(self.directory)
 
     def _remove_old(self, saved):

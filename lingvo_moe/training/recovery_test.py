@@ -1,5 +1,7 @@
 """The step that is saved for a replay is the one that ended training last."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -30,12 +32,28 @@ def test_a_save_that_fails_leaves_the_one_before(tmp_path, step):
     assert float(np.asarray(Checkpointer(saved.parent).read(4999).tensors["batch/x"])) == 1
 
 
+def test_if_the_new_one_cannot_be_put_in_place_the_old_one_is(tmp_path, monkeypatch):
+    saved, rename = _save(tmp_path, 4999, x=1), os.rename
+
+    def full(source, target):
+        if str(source).endswith("4999.partial"):
+            raise OSError("No space left")
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", full)
+        with pytest.raises(OSError, match="No space left"):
+            _save(tmp_path, 4999, x=3)
+    assert list((tmp_path / DIRECTORY).iterdir()) == [saved]
+    assert float(np.asarray(Checkpointer(saved.parent).read(4999).tensors["batch/x"])) == 1
+
+
 def test_what_is_no_saved_step_stays(tmp_path):
     mine = tmp_path / DIRECTORY / "step_00000001" / "notes"
     mine.parent.mkdir(parents=True)
     mine.touch()
     saved = _save(tmp_path, 4500, x=3)
     assert {*saved.parent.iterdir()} == {saved, mine.parent}
-    with pytest.raises(OSError, match=r"step_00000001 exists already, and checkpoints are never"):
+    with pytest.raises(OSError, match=r"step_00000001 is no complete checkpoint; move it away"):
         _save(tmp_path, 1, x=3)
     assert mine.exists()

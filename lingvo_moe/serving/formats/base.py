@@ -118,6 +118,11 @@ class Format(Params, abc.ABC):
         languages = self.languages(model_dir) if model_dir else {}
         return "".join(f" --{name}={language}" for name, language in languages.items())
 
+    def pairs(self, model_dir: ModelDir) -> tuple[str, ...] | None:
+        """The pairs that an export translates; None for all pairs of the model."""
+        del model_dir
+        return None
+
     def languages(self, model_dir: ModelDir) -> dict[str, str]:
         """Flags of the client, such as {"to": "de"}: languages for which it has no default."""
         source, target = model_dir.some_languages

@@ -97,6 +97,14 @@ class CTranslate2(Format):
             "length_offset": model_dir.params.decoding.length_offset,
         }
 
+    def pairs(self, model_dir):
+        """Those of the task."""
+        router = model_dir.task.task_router
+        if self.task and router:
+            tasks = zip(model_dir.pairs, router.task_names(model_dir.pairs), strict=True)
+            return tuple(pair for pair, task in tasks if task == self.task)
+        return None
+
     def languages(self, model_dir):
         """Without the source language, because the export is for one task."""
         _, target = self._languages_of_task(model_dir)

@@ -127,6 +127,11 @@ def test_the_hint_has_only_flags_of_the_client(router, task, pair, to):
     assert hint == f"python export/translate.py{to} 'a sentence'"
 
 
+def test_an_export_translates_the_pairs_of_its_task(by_task):
+    assert CTranslate2(task="qna").pairs(by_task) == ("qna-en",)
+    assert CTranslate2().pairs(by_task) is None
+
+
 def test_without_the_package_the_message_names_the_cure(by_task, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     with pytest.raises(ValueError, match=r"pip install 'lingvo_moe\[ctranslate2\]'"):

@@ -135,11 +135,10 @@ class ServedModel(tf.Module):
 
     def _about(self):
         model_dir = self._model_dir
-        pairs = self._task.params.input.trained_pairs or model_dir.pairs
         return {
             "languages": tf.constant(sorted(model_dir.tags)),
             "source_languages": tf.constant(model_dir.source_languages, tf.string),
-            "pairs": tf.constant(pairs, tf.string),
+            "pairs": tf.constant(model_dir.translated_pairs, tf.string),
             "n_best": tf.constant(self._task.params.decoding.n_best),
             "max_pieces": tf.constant(self._max_pieces),
             "options": self._options,
