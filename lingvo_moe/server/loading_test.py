@@ -1,13 +1,11 @@
 """Logdirs and exports behind a server translate as lingvo-moe-translate does, to the byte."""
 
 import asyncio
-import contextlib
 import itertools
 import json
 import re
 import threading
 
-import httpx
 import numpy as np
 import pytest
 
@@ -15,12 +13,12 @@ import lingvo_moe as lm
 from lingvo_moe.core.lines import is_blank
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.runtimes.local import Local
-from lingvo_moe.server.app import Server
 from lingvo_moe.server.loading import Trained, load, load_all, split_name
 from lingvo_moe.server.model import OptionLimits, TooLong
 from lingvo_moe.serving.formats.saved_model import SavedModel
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.scorer import Scorer
+from lingvo_moe.testing import served
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
 LINES = [
@@ -40,18 +38,6 @@ def models(model_dir):
     SavedModel().export(model_dir.with_overrides(["decoding.n_best=2"]), model_dir.path / "export")
     texts = [f"logdir={model_dir.path}", str(model_dir.path / "export")]
     return load_all(texts, OptionLimits(n_best=3, beam_size=8, output_tokens=50))
-
-
-@contextlib.asynccontextmanager
-async def _client_of(models):
-    """A client of a server with these models, in this process."""
-    server = Server(models)
-    transport = httpx.ASGITransport(server.asgi)
-    async with (
-        server.asgi.router.lifespan_context(server.asgi),
-        httpx.AsyncClient(transport=transport, base_url="http://test") as http,
-    ):
-        yield http
 
 
 def test_what_they_say_of_themselves(model_dir, models):
@@ -76,34 +62,34 @@ def test_alone_and_together_as_the_translator(model_dir, models):
         answer = (await http.post("/v1/translate", json=question)).json()
         return [best[0]["text"] for best in answer["translations"]], answer["left_out"]
 
-    async def test():
-        async with _client_of(models) as http:
-            for name in models:
-                together, left_out = await ask(http, name, *LINES)
-                alone = await asyncio.gather(*(ask(http, name, line) for line in LINES))
-                assert together == expected
-                assert [texts[0] for texts, _ in alone] == expected
-                assert [count[0] for _, count in alone] == left_out
-                assert [bool(count) for count in left_out] == [n == 12 for n in range(14)]
+    async def test(client):
+        http = client.http
+        for name in models:
+            together, left_out = await ask(http, name, *LINES)
+            alone = await asyncio.gather(*(ask(http, name, line) for line in LINES))
+            assert together == expected
+            assert [texts[0] for texts, _ in alone] == expected
+            assert [count[0] for _, count in alone] == left_out
+            assert [bool(count) for count in left_out] == [n == 12 for n in range(14)]
 
-    asyncio.run(test())
+    served.run(test, models=models)
 
 
 def test_an_unknown_source_language_is_refused(models):
-    async def test():
-        async with _client_of(models) as http:
-            common = {"to": "en", "source_language": "xx"}
-            texts = {"translate": {"sentences": ["kara"]}}
-            texts["score"] = {"sources": ["kara"], "targets": ["the"]}
-            for name, (path, given) in itertools.product(models, texts.items()):
-                question = {"model": name, **given, **common}
-                answer = await http.post(f"/v1/{path}", json=question)
-                assert answer.status_code == 422
-                assert "does not translate from 'xx'; it knows" in answer.json()["error"]
-                answer = await http.post(f"/v1/{path}", json=question | {"source_language": "qna"})
-                assert answer.status_code == 200
+    async def test(client):
+        http = client.http
+        common = {"to": "en", "source_language": "xx"}
+        texts = {"translate": {"sentences": ["kara"]}}
+        texts["score"] = {"sources": ["kara"], "targets": ["the"]}
+        for name, (path, given) in itertools.product(models, texts.items()):
+            question = {"model": name, **given, **common}
+            answer = await http.post(f"/v1/{path}", json=question)
+            assert answer.status_code == 422
+            assert "does not translate from 'xx'; it knows" in answer.json()["error"]
+            answer = await http.post(f"/v1/{path}", json=question | {"source_language": "qna"})
+            assert answer.status_code == 200
 
-    asyncio.run(test())
+    served.run(test, models=models)
 
 
 OPTIONS = [
@@ -147,41 +133,41 @@ def test_options_of_a_request(model_dir, models):
         "sampling": {"seed": 3},
     }
 
-    async def test():
-        async with _client_of(models) as http:
+    async def test(client):
+        http = client.http
 
-            async def ask(**fields):
-                question = {"sentences": ["mi kara", ""], "to": "en"} | fields
-                content, kind = json.dumps(question), {"Content-Type": "application/json"}
-                return await http.post("/v1/translate", content=content, headers=kind)
+        async def ask(**fields):
+            question = {"sentences": ["mi kara", ""], "to": "en"} | fields
+            content, kind = json.dumps(question), {"Content-Type": "application/json"}
+            return await http.post("/v1/translate", content=content, headers=kind)
 
-            for name, (options, message) in itertools.product(models, OPTIONS):
-                answer = await ask(model=name, **options)
-                assert answer.status_code == 422
-                assert re.search(message, answer.json()["error"]), answer.json()
-            refused = await ask(model="export", shortlist=True)
+        for name, (options, message) in itertools.product(models, OPTIONS):
+            answer = await ask(model=name, **options)
+            assert answer.status_code == 422
+            assert re.search(message, answer.json()["error"]), answer.json()
+        refused = await ask(model="export", shortlist=True)
+        assert refused.status_code == 422
+        assert "shortlist is no option of this export" in refused.json()["error"]
+        for content in (None, b"damaged"):
+            if content is not None:
+                model_dir.shortlist_path.write_bytes(content)
+            refused = await ask(model="logdir", shortlist=True)
             assert refused.status_code == 422
-            assert "shortlist is no option of this export" in refused.json()["error"]
-            for content in (None, b"damaged"):
-                if content is not None:
-                    model_dir.shortlist_path.write_bytes(content)
-                refused = await ask(model="logdir", shortlist=True)
-                assert refused.status_code == 422
-                expected = (
-                    "This model has no shortlist that can be read; leave shortlist out, or "
-                    "make one with lingvo-moe-shortlist."
-                )
-                assert refused.json()["error"] == expected
-            model_dir.shortlist_path.unlink()
-            for name in models:
-                long = {"model": name, "sentences": [LONG, "mi"]}
-                split = (await ask(**long, split_long=True, tokens=True)).json()
-                assert split["left_out"] == [0, 0]
-                assert "".join(split["translations"][0][0]["source"]) == "▁kara▁mi<0x2E>" * 10
-                assert (await ask(**long)).json()["left_out"][0] > 0
-            return [(await ask(model=name, **given)).json()["translations"] for name in models]
+            expected = (
+                "This model has no shortlist that can be read; leave shortlist out, or "
+                "make one with lingvo-moe-shortlist."
+            )
+            assert refused.json()["error"] == expected
+        model_dir.shortlist_path.unlink()
+        for name in models:
+            long = {"model": name, "sentences": [LONG, "mi"]}
+            split = (await ask(**long, split_long=True, tokens=True)).json()
+            assert split["left_out"] == [0, 0]
+            assert "".join(split["translations"][0][0]["source"]) == "▁kara▁mi<0x2E>" * 10
+            assert (await ask(**long)).json()["left_out"][0] > 0
+        return [(await ask(model=name, **given)).json()["translations"] for name in models]
 
-    answer, exported = asyncio.run(test())
+    answer, exported = served.run(test, models=models)
     assert rounded(exported) == rounded(answer)
     expected = lm.load(model_dir.path).translate(["mi kara", ""], "en", **given)
     assert answer == [[json.loads(json.dumps(t.as_json())) for t in best] for best in expected]
@@ -240,21 +226,21 @@ def test_other_clients_are_answered_while_options_are_checked(models, monkeypatc
         assert answered.wait(10)
         return spellings(vocabulary, text)
 
-    async def test():
-        async with _client_of(models) as http:
-            question = {"sentences": ["mi"], "to": "en"}
-            asking = asyncio.create_task(
-                http.post("/v1/translate", json=question | {"forbidden": ["dog"]})
-            )
-            while not begun.is_set():
-                await asyncio.sleep(0.001)
-            assert (await http.get("/health")).status_code == 200
-            assert (await http.post("/v1/translate", json=question)).status_code == 200
-            answered.set()
-            assert (await asking).status_code == 200
+    async def test(client):
+        http = client.http
+        question = {"sentences": ["mi"], "to": "en"}
+        asking = asyncio.create_task(
+            http.post("/v1/translate", json=question | {"forbidden": ["dog"]})
+        )
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        assert (await http.get("/health")).status_code == 200
+        assert (await http.post("/v1/translate", json=question)).status_code == 200
+        answered.set()
+        assert (await asking).status_code == 200
 
     monkeypatch.setattr(Vocabulary, "spellings", slow)
-    asyncio.run(test())
+    served.run(test, models=models)
 
 
 def test_an_explanation_has_the_score_and_the_experts(model_dir, models):

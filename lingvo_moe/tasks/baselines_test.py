@@ -15,6 +15,7 @@ from lingvo_moe.evaluation.baselines import Baselines
 from lingvo_moe.tasks import baselines, training
 from lingvo_moe.tasks.baselines import train_baselines
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.testing.files import contents
 from lingvo_moe.testing.logdirs import training_job
 from lingvo_moe.testing.tiny_world import SHRINK, dataset, without
 from lingvo_moe.training.loop import TrainResult
@@ -195,8 +196,8 @@ def test_a_pair_with_other_params_has_a_runtime_of_its_own(tmp_path, monkeypatch
 def test_a_pair_is_trained_alone_in_all_stages(tmp_path, pretended):
     pretended.update({(MODELS[0], pair): 1.0 for pair in ("qna-en", "qta-en")})
     stages = "input.stages=(Stage(from_step=5,pairs=()),Stage(from_step=9,temperature=1.0))"
-    (job, _) = _several(tmp_path, stages, make_runtime=lambda *_: MODELS[0])
-    for _ in range(2):  # the second call goes on
+    job = training_job(tmp_path, stages, model=MODELS[0], make_runtime=lambda *_: MODELS[0])
+    for _ in range(2):  # the second call opens the logdirs
         train_baselines([job], ["qna-en", "qta-en"])
     for pair in ("qna-en", "qta-en"):
         params = ModelDir.open(tmp_path / MODELS[0] / pair).params.input
@@ -205,8 +206,8 @@ def test_a_pair_is_trained_alone_in_all_stages(tmp_path, pretended):
         assert [stage.temperature for stage in params.stages] == [None, 1.0]
 
 
-def test_another_model_trains_no_pair_again(tmp_path, pretended):
-    """Nor does a version whose logdirs were in OUTPUT/PAIR."""
+def test_another_model_leaves_the_logdirs_that_there_are(tmp_path, pretended):
+    """Also those of an earlier version, in OUTPUT/PAIR."""
     pretended.update({(model, pair): 1.0 for model in MODELS for pair in ("qna-en", "qta-en")})
     jobs = [
         dataclasses.replace(job, make_runtime=lambda *_, model=job.model: model)
@@ -215,12 +216,15 @@ def test_another_model_trains_no_pair_again(tmp_path, pretended):
     first, second = (tmp_path / model for model in MODELS)
     train_baselines(jobs[:1], ["qna-en", "qta-en"])
     (first / "qna-en").rename(tmp_path / "qna-en")
-    seen = _files(tmp_path)
+    for logdir in (tmp_path / "qna-en", first / "qta-en"):
+        (logdir / "checkpoints").mkdir()
+        (logdir / "checkpoints" / "step").write_text("trained")
+    seen = {p: c for p, c in contents(tmp_path).items() if p.parts[0] != "report"}
     for models in (jobs, jobs[:1], jobs[1:]):
         train_baselines(models, ["qna-en", "qta-en"])
         assert os.listdir(first) == ["qta-en"]
         assert sorted(os.listdir(second)) == ["qna-en", "qta-en"]
-        assert seen.items() <= _files(tmp_path).items()
+        assert seen.items() <= contents(tmp_path).items()
     (second / "qna-en").rename(first / "qna-en")
     (first / "qna-en" / "model.json").write_bytes((tmp_path / "qna-en" / "model.json").read_bytes())
     message = f"{tmp_path}/qna-en and {first}/qna-en are both logdirs of tiny.Bilingual"
@@ -251,12 +255,6 @@ def test_a_name_that_cannot_be_a_directory(name, tmp_path):
     with pytest.raises(ValueError, match=r"name='.*' cannot be the name of a directory beside rep"):
         train_baselines([job], ["qna-en"])
     assert not (tmp_path / "out").exists()
-
-
-def _files(output):
-    """File of a logdir -> its bytes and when it was written."""
-    files = output.rglob("*.model*")
-    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files if path.is_file()}
 
 
 def test_vocabularies_of_each_pairs_own(tmp_path):

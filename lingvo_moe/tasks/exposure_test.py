@@ -55,7 +55,9 @@ def test_one_pair_and_draws_that_are_left_out():
         "Raise input.source_length or input.target_length in a new logdir; they cannot change "
         "later."
     )
-    assert RunExposure(10, 1, 1, [Exposure("a-en", 40, 1.0)], 1, 0.009).warnings() == []
+    for share, count in ((0.01, 1), (0.009, 0)):
+        run = RunExposure(10, 1, 1, [Exposure("a-en", 40, 1.0)], 1, share)
+        assert len(run.warnings()) == count
 
 
 def test_the_temperature_is_named_only_where_it_helps():
@@ -64,6 +66,10 @@ def test_the_temperature_is_named_only_where_it_helps():
     for some in (pairs, pairs[:1]):
         (line,) = RunExposure(1000, 20.0, 400.0, some, len(some)).warnings()
         assert line.endswith("If their dev scores get worse, lower train.max_steps.")
+    # The mean is (40 · 190 + 20 · 210) / 60 = 196.7 epochs: b-en is drawn more often for its size.
+    pairs = [Exposure("a-en", 40, 190.0), Exposure("b-en", 20, 210.0)]
+    (line,) = RunExposure(1000, 20.0, 400.0, pairs, 2).warnings()
+    assert line.endswith("lower input.temperature or train.max_steps.")
 
 
 def test_many_pairs_are_a_table_by_tier_and_once_to_a_hundred_times_is_right():

@@ -1,5 +1,6 @@
 """A logdir is made only where nothing else is."""
 
+import contextlib
 import shutil
 
 import pytest
@@ -62,7 +63,7 @@ def test_what_an_interrupted_start_leaves_may_be_there(tmp_path):
     shutil.copytree(dataset().directory, logdir / "data")
     for side in ("source", "target"):
         shutil.copy(made.path / f"{side}.model", logdir)
-    assert ModelDir.for_training(logdir, "tiny.MoE", SHRINK, dataset()).hashes == made.hashes
+    ModelDir.for_training(logdir, "tiny.MoE", SHRINK, dataset())  # raises nothing
     (logdir / "target.model").write_text("of the user")
     check_new_logdir(logdir)  # the data are not known yet
     with pytest.raises(ValueError, match=r"it is not empty \(target\.model\)\. Give"):
@@ -71,6 +72,23 @@ def test_what_an_interrupted_start_leaves_may_be_there(tmp_path):
     (logdir / "checkpoints" / "mine.pt").write_text("")
     with pytest.raises(ValueError, match=r"it is not empty \(checkpoints\)\. Give"):
         check_new_logdir(logdir)
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("train.err", True),
+        ("lost+found/", True),
+        ("train.log/", False),
+        ("data/", False),  # without dataset.json
+        ("notes.txt", False),
+    ],
+)
+def test_what_may_be_in_a_new_logdir(tmp_path, name, allowed):
+    (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).touch()
+    refused = contextlib.nullcontext() if allowed else pytest.raises(ValueError, match=_REFUSED)
+    with refused:
+        check_new_logdir(tmp_path)
 
 
 def test_few_names_are_enough_and_a_file_is_no_directory(tmp_path):

@@ -16,6 +16,13 @@ def test_every_pattern_is_of_a_param(changeable):
     assert [text for text in changeable.patterns if not fnmatch.filter(paths, text)] == []
 
 
+def test_of_decoding_only_what_keeps_the_best_translation_may_change_with_dev_bleu():
+    paths = [path for path in to_fields(PARAMS) if path.startswith("decoding.")]
+    fields = {path.split(".")[1] for path in paths if RESUMING_BY_BLEU._includes(path)}
+    assert fields == {"batch_tokens", "cache", "n_best", "tokens"}
+    assert all(RESUMING._includes(path) for path in paths)
+
+
 def test_the_error_has_both_values_and_the_time():
     new = override(PARAMS, ["train.seed=77"])
     AFTER_TRAINING.check(Path("there"), PARAMS, new)

@@ -67,20 +67,40 @@ def test_equals_a_sum_row_by_row_without_padding():
         assert not np.any(scores[row, lengths[row] :])
 
 
-def test_the_source_prefix_is_in_front_as_in_translation(tmp_path):
-    logdir = random_logdir(tmp_path, SMALLEST)
-    plain = Model(logdir, Local)
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory):
+    return random_logdir(tmp_path_factory.mktemp("scored"), SMALLEST)
+
+
+def _zeros(ids, lengths, targets, target_lengths, tasks):
+    return np.zeros(targets.shape, np.float32)
+
+
+def test_the_source_prefix_is_in_front_as_in_translation(logdir):
+    def sources(model_dir, text):
+        """The source ids that are scored."""
+        seen = []
+
+        def record(ids, *others):
+            seen.extend(ids.tolist())
+            return _zeros(ids, *others)
+
+        Scorer(model_dir, record)([text], ["the dog"], "en")
+        return seen
+
+    other = logdir.with_overrides(["decoding.source_prefix='so '"])
+    assert sources(other, "kara mi") == sources(logdir, "so kara mi")
+    assert sources(other, "kara mi") != sources(logdir, "kara mi")
+
+
+def test_explain_reads_the_source_prefix(logdir):
     other = Model(logdir.with_overrides(["decoding.source_prefix='so '"]), Local)
-    for call in ("translate", "score", "explain"):
-        targets = () if call == "translate" else (["the dog"],)
-        found = getattr(other, call)(["kara mi"], *targets)
-        assert found == getattr(plain, call)(["so kara mi"], *targets)
-        assert found != getattr(plain, call)(["kara mi"], *targets)
+    (found,) = other.explain(["kara mi"], ["the dog"])
+    prefix, text = "".join(token.text for token in found.source).split("▁")[1:3], "so kara"
+    assert " ".join(prefix) == text
 
 
-def test_a_sentence_that_is_too_long_is_refused_before_anything_is_computed(tmp_path, monkeypatch):
-    logdir = random_logdir(tmp_path, SMALLEST)
-
+def test_a_sentence_that_is_too_long_is_refused_before_anything_is_computed(logdir):
     def never(*batch):
         raise AssertionError("nothing may be computed")
 
@@ -92,17 +112,22 @@ def test_a_sentence_that_is_too_long_is_refused_before_anything_is_computed(tmp_
             Scorer(logdir, never)(*zip(*pairs, strict=True), "en")
         with pytest.raises(ValueError, match=message):
             list(Scorer(logdir, never).stream(pairs, "en"))
-    # Line 3 is the first of the second block.
+
+
+def test_the_line_that_is_too_long_is_counted_over_all_blocks(logdir, monkeypatch):
     monkeypatch.setattr(scorer, "BLOCK", 2)
-    model = Model(logdir, Local)
+    lines = [("kara", "the"), ("mi", "a"), ("kara " * 4097, "the")]
     with pytest.raises(ValueError, match=r"^Line 3: the source"):
-        list(model.scorer.stream([("kara", "the"), ("mi", "a"), (long, "the")], "en"))
-    # What the model reads of a sentence to translate can be scored in any case.
+        list(Scorer(logdir, _zeros).stream(lines, "en"))
+
+
+def test_what_the_model_can_translate_can_be_scored(logdir, monkeypatch):
     monkeypatch.setattr(scorer, "MAX_TOKENS", 0)
-    room = max_pieces(logdir.params)
-    (pieces,) = logdir.vocabulary("source").encode([long])
-    text = logdir.vocabulary("source").decode([pieces[:room]])[0]
-    assert len(logdir.vocabulary("source").encode([text])[0]) <= room
-    assert model.score([text], ["the"], "en")
+    room, vocabulary = max_pieces(logdir.params), logdir.vocabulary("source")
+    (pieces,) = vocabulary.encode(["kara " * 4097])
+    text = vocabulary.decode([pieces[:room]])[0]
+    assert len(vocabulary.encode([text])[0]) <= room
+    score = Scorer(logdir, _zeros)
+    assert score([text], ["the"], "en")
     with pytest.raises(ValueError, match=f"at most {room} can be scored"):
-        model.score([text], ["the " * (room + 1)], "en")
+        score([text], ["the " * (room + 1)], "en")

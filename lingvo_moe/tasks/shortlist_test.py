@@ -7,7 +7,6 @@ import pytest
 
 import lingvo_moe as lm
 from lingvo_moe.core.tokens import PAD, UNK
-from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.serving.formats.saved_model import SavedModel
 from lingvo_moe.tasks.shortlist import load_shortlist, make_shortlist
 from lingvo_moe.testing import tiny_world
@@ -47,16 +46,19 @@ def test_candidates_have_the_largest_dice_coefficients(model_dir):
 
 
 def test_one_sentence_of_each_pair_is_counted_at_least(model_dir):
-    lines = []
-    made = make_shortlist(model_dir, tiny_world.dataset(), 5, 30, 1, lines.append)
-    assert len(lines) == len(tiny_world.dataset().pairs) > 1
-    assert set(made.tags) == {model_dir.tag(pair.target) for pair in tiny_world.dataset().pairs}
+    dataset = tiny_world.dataset()
+    made = make_shortlist(model_dir, dataset, 5, 30, 1, lambda line: None)
+    counted = {piece for piece, row in enumerate(made.by_piece) if row.any()}
+    firsts = [dataset.first_examples("train", pair.name, 1) for pair in dataset.pairs]
+    sources = [set(example.source.tolist()) for (example,) in map(list, firsts)]
+    assert counted == set().union(*sources) - set(range(UNK + 1))
+    assert len(sources) == 4
 
 
-def test_without_text_for_training_there_is_no_shortlist(model_dir, monkeypatch):
-    monkeypatch.setattr(Dataset, "first_examples", lambda *args: iter(()))
+def test_without_text_for_training_there_is_no_shortlist(model_dir):
+    nothing = tiny_world.without("train")
     with pytest.raises(ValueError, match=r"has no target text in train, .* Give the data that"):
-        make_shortlist(model_dir, tiny_world.dataset(), 5, 30, 100, lambda line: None)
+        make_shortlist(model_dir, nothing, 5, 30, 100, lambda line: None)
 
 
 def test_from_the_tool_to_translations(model_dir, monkeypatch, capsys, tmp_path):

@@ -310,12 +310,12 @@ class TestDevPairs:
         return training._Evaluator(model_dir, data, runtime, None)
 
     def test_they_are_those_of_all_stages_from_the_first_step(self, tmp_path):
-        pairs, later = "input.pairs=('qna-en',)", "Stage(from_step=9,pairs=('qta-en',))"
+        pairs, later = "input.pairs=('qto-en',)", "Stage(from_step=9,pairs=('qta-en',))"
         router = "model.moe.router=ByTask(task='source')"
         evaluator = self._evaluator(tmp_path, dataset(), pairs, f"input.stages=({later},)", router)
-        assert evaluator._sample.keys() == {("en", "qna"), ("en", "qta")}
+        assert evaluator._sample.keys() == {("en", "qto"), ("en", "qta")}
         ids = np.unique(np.stack([batch.target_pair_ids for batch in evaluator._dev.sampled]))
-        assert ids.tolist() == [0, 2]  # qna-en (and padding), and qta-en
+        assert ids.tolist() == [0, 2, 3]  # padding, qta-en, qto-en
 
     def test_a_pair_without_experts_is_not_in_dev_bleu(self, tmp_path):
         data = without("train", "qta-en")

@@ -100,7 +100,7 @@ def run(test, model=None, limits=None, models=None, **batching):
     async def main():
         params = BatchParams(**{"max_wait": 0, **batching})
         server = Server(models or {"m": model}, limits or Limits(), params)
-        async with server.asgi.router.lifespan_context(server.asgi), asyncio.timeout(60):
+        async with server.asgi.router.lifespan_context(server.asgi), asyncio.timeout(600):
             client = Client(server, model)
             try:
                 return await test(client)
