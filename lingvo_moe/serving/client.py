@@ -83,7 +83,7 @@ class Model:
                 raise ValueError(f"This model routes by {name.replace('_', ' ')}; give --{name}.")
         about = self._model.about()
         known = plain(about.get("source_languages", []))
-        check_source_language(languages["source_language"], known, needed=False)
+        check_source_language(languages["source_language"], known)
         self._languages = {name: languages[name] for name in wanted}
         self._called: set[str] = set()
         self._defaults = about.get("options", {})

@@ -280,7 +280,7 @@ class Exported:
                 "This model routes by source language; give "
                 f"source_language. It was trained on {', '.join(self.pairs)}."
             )
-        check_source_language(source_language, self._sources, self.needs_source_language)
+        check_source_language(source_language, self._sources)
         given = {"target_language": to, "source_language": source_language}
         return {name: client.tf.constant(given[name]) for name in self._wanted}
 

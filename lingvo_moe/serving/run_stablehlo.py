@@ -87,7 +87,7 @@ def translate(lines, languages):
     """
     import sentencepiece
 
-    check_source_language(languages["source"], MANIFEST["source_languages"], needed=False)
+    check_source_language(languages["source"], MANIFEST["source_languages"])
     run, theta, eos = program("translate"), initial("translate"), MANIFEST["eos"]
     source, target = (
         sentencepiece.SentencePieceProcessor(model_file=str(HERE / f"{side}.model"))

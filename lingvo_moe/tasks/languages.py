@@ -19,19 +19,16 @@ def source_languages(pairs: Iterable[str], tags: Iterable[str]) -> list[str]:
     return sorted(sources.union(tags)) if sources else []
 
 
-def check_source_language(language: str | None, known: Sequence[str], needed: bool) -> None:
+def check_source_language(language: str | None, known: Sequence[str]) -> None:
     """Checks the source language of a request, also if the model does not use it.
 
     Args:
         language: None if it is not given.
         known: `source_languages`.
-        needed: whether it must be given.
 
     Raises:
-        ValueError: it is not known, or it is needed and not given.
+        ValueError: it is given and not known.
     """
-    if needed and language is None:
-        raise ValueError("This model needs the language of its sources: give source_language.")
     if language is not None and known and language not in known:
         raise ValueError(
             f"source_language: this model does not translate from {language!r}; it knows "

@@ -303,9 +303,12 @@ class ModelDir:
         """
         tags = self.params.language_tags
         target = source = self.tag(target_language)
-        check_source_language(source_language, self.source_languages, tags.needs_source_language)
+        check_source_language(source_language, self.source_languages)
         if tags.needs_source_language:
-            assert source_language is not None  # as was checked
+            if source_language is None:
+                raise ValueError(
+                    "This model needs the language of its sources: give source_language."
+                )
             source = self.tag(source_language)
         return tags.prefix(source, target)
 

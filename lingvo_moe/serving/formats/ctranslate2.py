@@ -128,7 +128,7 @@ class CTranslate2(Format):
 
         def translate(sentences, target_language, source_language, warn):
             known = model.about.get("source_languages", [])  # earlier exports do not have them
-            check_source_language(source_language, known, needed=False)
+            check_source_language(source_language, known)
             texts = model.translate(sentences, target_language, warn=warn)
             return [[Translation(text, math.nan)] for text in texts]
 
