@@ -30,7 +30,7 @@ $(DEMO)/data/dataset.json: | setup
 	$(BIN)/lingvo-moe-prepare --synthetic --output=$(DEMO)/data --source_vocab_size=1536 --target_vocab_size=768
 
 # After an interruption, `make demo` again continues where it stopped.
-demo: setup $(DEMO)/data/dataset.json  ## raw text to a trained and exported translator (4 to 8 minutes): build/demo
+demo: setup $(DEMO)/data/dataset.json  ## raw text to a trained and exported translator (4 to 13 minutes): build/demo
 	$(BIN)/lingvo-moe-train --model=tiny.MoE $(TRAINED_ON) --logdir=$(DEMO)/models/tiny.MoE
 	$(BIN)/lingvo-moe-baselines --model=tiny.Bilingual $(TRAINED_ON) --output=$(DEMO)/baselines
 	$(BIN)/lingvo-moe-evaluate --model=tiny.MoE $(TRAINED_ON) --logdir=$(DEMO)/models/tiny.MoE \
@@ -43,7 +43,7 @@ demo: setup $(DEMO)/data/dataset.json  ## raw text to a trained and exported tra
 	  | paste $(DEMO)/three.txt - || (cat $(DEMO)/client.log; false)
 	@echo 'Open $(DEMO)/report/index.html'
 
-test: lint  ## lint, then the tests (6 to 8 minutes)
+test: lint  ## lint, then the tests (8 to 18 minutes)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: setup  ## the slow tests
