@@ -87,8 +87,9 @@ def translate(lines, languages):
     """
     import sentencepiece
 
+    run = program("translate")  # raises an error if the export only trains
     check_source_language(languages["source"], MANIFEST["source_languages"])
-    run, theta, eos = program("translate"), initial("translate"), MANIFEST["eos"]
+    theta, eos = initial("translate"), MANIFEST["eos"]
     source, target = (
         sentencepiece.SentencePieceProcessor(model_file=str(HERE / f"{side}.model"))
         for side in ("source", "target")
