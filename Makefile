@@ -89,7 +89,7 @@ bench-decode: setup $(PEERS)/.ready $(PEERS)/.ctranslate2  ## measure decoding s
 
 # Runs that are complete are not repeated, so after an interruption the same command goes on. With
 # `make -k results` an error in one part does not stop the other parts.
-results: results-learning results-tldr results-both  ## the tables of docs/results.md on real text and "Width and depth" (days; CORPORA=DIR)
+results: results-learning results-tldr results-both  ## the tables of docs/results.md on real text and "Width and depth" (takes days; needs CORPORA=DIR)
 
 results-learning: setup $(PEERS)/.ready
 	$(BIN)/python benchmarks/learning.py $(RESULTS) --corpora=$(CORPORA) \

@@ -144,7 +144,7 @@ _REAL_TEXT = (*_vocabulary(4000), "model.shared_embedding=True", "input.temperat
 
 
 _PEER = "M2M-100"
-# Corpus, millions of target tokens, optimizer or peer -> the largest learning rates of the runs.
+# (corpus, millions of target tokens, optimizer or peer) -> the largest learning rate of each run.
 _RATES_BESIDE_PEER = {
     ("tldr", 1, "Adafactor"): (0.015, 0.03, 0.06),
     ("tldr", 1, "Muon"): (0.015, 0.03, 0.06),

@@ -129,7 +129,7 @@ def _train(run, engine, source, dev):
             if bad == run["patience"] or use >= (run["until_source_use"] or np.inf):
                 break
     said = {"dev_loss_of_mean": None, "dev_loss": best[0], "best_step": best[1]}
-    # With a moving average ("/ema") evaluations do not use theta, so a mean of theta has no effect.
+    # With a moving average ("/ema") evaluations do not use the weights, so no mean is made of them.
     if not any(name.endswith("/ema") for name in state):
         means = {n: sum(s[n] for s in last) / np.float32(len(last)) for n in _weights(state)}
         engine.restore(best[2] | means)

@@ -49,7 +49,7 @@ def write_tables(output: Path, page: Path | None) -> None:
 
 
 def _runs(output: Path) -> Iterator[Run]:
-    """The results of all rows. Those whose params are not those of their row now are left out."""
+    """The results of all rows, without those that were made before the params of a row changed."""
     for row in ROWS:
         fields = to_fields(row.params)
         for seed in row.seeds:

@@ -122,15 +122,15 @@ class TestTranslate:
             (lambda m: m.translate(["x", 3], "en"), r"sentences\[1\] must be a text, got 3"),
             (
                 lambda m: m.translate(["x", "y\ud800"], "en"),
-                r"sentences\[1\] is no valid Unicode: character 2 is half a surrogate pair\. Rem",
+                r"sentences\[1\] is not valid Unicode: character 2 is half a surrogate pair\. Rem",
             ),
             (
                 lambda m: m.score(["x"], ["\udc00"], "en"),
-                r"targets\[0\] is no valid Unicode: ",
+                r"targets\[0\] is not valid Unicode: ",
             ),
             (
                 lambda m: m.explain(["\udc00"], ["x"], "en"),
-                r"sources\[0\] is no valid Unicode: ",
+                r"sources\[0\] is not valid Unicode: ",
             ),
             (
                 lambda m: m.translate(["x"], "en", source_language="xx"),

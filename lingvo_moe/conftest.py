@@ -51,6 +51,6 @@ def _free_memory(request):
         if hasattr(value, "cache_clear"):
             value.cache_clear()
     gc.collect()
-    gc.freeze()  # otherwise each file searches what all files before it have left
+    gc.freeze()  # otherwise each collection also scans what earlier files have left
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)

@@ -15,6 +15,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,25 @@ def check_fields(value: Any, hints: Mapping[str, Any], source: str) -> None:
         if not conforms(value[name], hint):
             kind = hint.__name__ if hint in (str, int, dict, list) else hint
             raise ValueError(f"{source}: {name!r} must be {kind}, got {value[name]!r:.60}.")
+
+
+def check_file_name(name: str, what: str, example: str) -> None:
+    """Checks that a file or a directory can have a name.
+
+    Args:
+        name: the name.
+        what: what has the name, for the error, such as "a language pair".
+        example: a good name, for the error.
+
+    Raises:
+        ValueError: it has a slash or a control character, begins with a dot, or is too long.
+    """
+    bad = any(unicodedata.category(c) in ("Cc", "Cs") or c == "/" for c in name)
+    if bad or not name or name[0] == "." or len(name.encode()) > 200:
+        raise ValueError(
+            f"{name!r:.60} cannot name {what}: files are named after it. Use at most 200 bytes, no "
+            f"slash or control character, and no dot in front, such as {example}."
+        )
 
 
 def check_output(path: Path, maker: str, overwrite: bool = False) -> None:

@@ -46,8 +46,8 @@ def check_utf8(text: str, name: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"{name} is no valid Unicode: character {error.start + 1} is half a surrogate pair. "
-            f"Remove it."
+            f"{name} is not valid Unicode: character {error.start + 1} is half a surrogate pair. "
+            f"Remove this character."
         ) from error
 
 

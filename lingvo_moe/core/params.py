@@ -200,7 +200,8 @@ def _to_float(number: int) -> float:
 def _unquote(text: str) -> str:
     """The value of a quoted text such as 'a\\n'.
 
-    A text without quotes stays as it is. One that Python cannot read only loses its quotes.
+    A text without quotes stays as it is. If Python cannot read a quoted text, only the quotes are
+    removed.
     """
     quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
     if not quoted:
@@ -259,7 +260,7 @@ def _no_field(cls: type, name: str) -> str:
     if names and not near:
         return f"{start} It has: {', '.join(names)}."
     if not names:
-        return f"{start} It has no fields; end the path before {short_repr(name)}."
+        return f"{start} It has no fields; leave out {short_repr(name)} and what follows."
     return f"{start} Did you mean {', '.join(map(repr, near))}?"
 
 

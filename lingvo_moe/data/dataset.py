@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from lingvo_moe.core.files import check_fields, read_json, write_whole
+from lingvo_moe.core.files import check_fields, check_file_name, read_json, write_whole
 from lingvo_moe.data.records import Example, Records, write_records
 from lingvo_moe.data.vocabulary import Vocabulary
 
@@ -57,12 +57,7 @@ def check_pair_name(name: str) -> None:
     Raises:
         ValueError: it has a slash or a control character, begins with a dot, or is too long.
     """
-    bad = any(unicodedata.category(c) in ("Cc", "Cs") or c == "/" for c in name)
-    if bad or not name or name[0] == "." or len(name.encode()) > 200:
-        raise ValueError(
-            f"{name!r:.60} cannot name a language pair: files are named after it. Use at most 200 "
-            f"bytes, no slash or control character, and no dot in front, such as de-en."
-        )
+    check_file_name(name, "a language pair", "de-en")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -104,7 +104,7 @@ def check_tags(params: PrepareParams) -> None:
     """
     if params.tags_on_both_sides and _separate(params):
         cure = (
-            f"{params.extend}, which is extended, has two; extend a model or data with one."
+            f"{params.extend} has two. Extend a model or a dataset that has one for both sides."
             if params.extend
             else "Pass --joint_vocab."
         )

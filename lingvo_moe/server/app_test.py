@@ -149,7 +149,7 @@ class TestRefused:
             (
                 b'{"sentences": ["a\\ud800"], "to": "en"}',
                 422,
-                "sentence 1 is no valid Unicode: character 2",
+                "sentence 1 is not valid Unicode: character 2",
             ),
             (b'{"sentences": ["a"], "to": "xx"}', 422, "not translate into 'xx'; it knows de, en"),
             (b'{"sentences": ["a"], "to": "en", "model": "n"}', 404, "no model 'n'; there are m"),

@@ -133,7 +133,7 @@ def test_time_is_up():
         (
             b'{"to": "en", "sources": ["\\udc00"], "targets": ["a"]}',
             422,
-            "source 1 is no valid Unicode: character",
+            "source 1 is not valid Unicode: character",
         ),
         (b'{"to": "en", "sources": [], "targets": [], "model": "n"}', 404, "no model 'n'"),
     ],

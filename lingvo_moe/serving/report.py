@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from lingvo_moe.core.lines import first_of
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.scores import score_pair
 from lingvo_moe.reporting.table import Table
@@ -20,7 +21,7 @@ def comparable_pairs(
 ) -> list[str]:
     """The exported pairs that can be compared.
 
-    They have lines in the split, and if the model routes by task, it has experts for them.
+    The model translates them, and they have lines in the split.
 
     Args:
         model_dir: the model.
@@ -31,18 +32,15 @@ def comparable_pairs(
     Raises:
         ValueError: the dataset does not fit the model, or no pair is left.
     """
-    model_dir = model_dir.for_dataset(dataset)
-    task = model_dir.task
-    known = [name for name in model_dir.pairs if task.has_experts_for(name)]
-    pairs = [name for name in known if dataset.pair(name).examples.get(split)]
+    translated = model_dir.for_dataset(dataset).translated_pairs
     if exported is not None:
-        pairs = [name for name in pairs if name in exported]
+        translated = tuple(name for name in translated if name in exported)
+    pairs = [name for name in translated if dataset.pair(name).examples.get(split)]
     if not pairs:
-        of = "a pair" if exported is None else f"the exported pairs {', '.join(exported)}"
         raise ValueError(
-            f"{dataset.directory} has no {split} lines of {of} that the model can translate, so "
-            f"there is nothing to compare. Give other data or another split, or export without a "
-            f"report."
+            f"{dataset.directory} has no {split} lines of the exported pairs"
+            f" ({first_of(translated)}), so there is nothing to compare. Give other data or another"
+            f" split, or export without a report."
         )
     return pairs
 

@@ -23,7 +23,6 @@ def translator(texts):
 
 REFERENCES = [e.target_text for e in tiny_world.dataset().examples("test", PAIR)]
 WRONG = ["nothing of it"] * len(REFERENCES)
-TASK = types.SimpleNamespace(has_experts_for=lambda name: name != "qno-en")
 
 
 def test_a_row_for_each_pair_and_the_mean():
@@ -39,24 +38,22 @@ def test_a_dataset_without_lines_is_refused():
     dataset = types.SimpleNamespace(
         directory="data", pair=lambda name: types.SimpleNamespace(examples={"train": 5})
     )
-    model_dir = types.SimpleNamespace(pairs=(PAIR,), task=TASK)
+    model_dir = types.SimpleNamespace(translated_pairs=(PAIR,))
     model_dir.for_dataset = lambda _: model_dir
-    with pytest.raises(ValueError, match="data has no dev lines of a pair that the model can tr"):
+    with pytest.raises(ValueError, match=rf"no dev lines of the exported pairs \({PAIR}\), so"):
         comparable_pairs(model_dir, dataset, "dev")
 
 
 def test_an_export_of_pairs_without_lines_is_refused():
     examples = {"qna-en": {"test": 5}, "qne-en": {"dev": 5}, "qni-en": {"test": 5}}
-    examples["qno-en"] = {"test": 5}  # without experts
     dataset = types.SimpleNamespace(
         directory="data", pair=lambda name: types.SimpleNamespace(examples=examples[name])
     )
-    model_dir = types.SimpleNamespace(pairs=tuple(examples))
-    model_dir.task = TASK
+    model_dir = types.SimpleNamespace(translated_pairs=tuple(examples))
     model_dir.for_dataset = lambda _: model_dir
     assert comparable_pairs(model_dir, dataset, "test") == ["qna-en", "qni-en"]
     assert comparable_pairs(model_dir, dataset, "test", ("qne-en", "qni-en")) == ["qni-en"]
-    with pytest.raises(ValueError, match="no test lines of the exported pairs qne-en that"):
+    with pytest.raises(ValueError, match=r"no test lines of the exported pairs \(qne-en\), so"):
         comparable_pairs(model_dir, dataset, "test", ("qne-en",))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lingvo_moe.core import lock
-from lingvo_moe.core.files import check_output, new_directory
+from lingvo_moe.core.files import check_file_name, check_output, new_directory
 from lingvo_moe.core.params import override, text_of
 from lingvo_moe.data.corpora import write_corpus
 from lingvo_moe.data.dataset import FILE as DATASET_FILE
@@ -36,7 +36,7 @@ from lingvo_moe.tasks.translator import Translator
 from lingvo_moe.training.signals import exit_code
 
 MAKER = "lingvo-moe-baselines"
-_DATA = "data-"  # the begin of the names of directories of data, beside those of models
+_DATA = "data-"  # prefix of the directories of data, which are beside those of models
 _ANY_LENGTH = 100_000  # tokens; rows of batches have their own limit
 _BY_BLEU = '--set="train.best_by=DevBleu()" --set=train.dev_bleu_sentences=300'
 
@@ -121,10 +121,11 @@ def _checked(
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"--model must name a model once; repeated: {', '.join(repeated)}.")
     for name in names:
-        if name in (IN_OUTPUT, ".", "..") or "/" in name or name.startswith(_DATA):
+        check_file_name(name, "a bilingual model", "small.Bilingual")
+        if name == IN_OUTPUT or name.startswith(_DATA):
             raise ValueError(
-                f"name={name!r} cannot be the name of a directory beside {IN_OUTPUT} and {_DATA}*. "
-                f"Give another name."
+                f"{name!r} cannot name a bilingual model, because {IN_OUTPUT} and {_DATA}* beside "
+                f"the models are the report and data. Give another name."
             )
     models = [_model(job, pairs, several) for job in jobs]
     if several:
@@ -250,11 +251,11 @@ def _check_logdir(run, job, own_vocabulary):
 
 
 def _other_vocabulary(begun: Path, job: TrainingJob, own_vocabulary: bool) -> str:
-    """The error about a logdir that was begun with another vocabulary than the run has.
+    """The message of an error: a logdir was begun with another vocabulary than that of the run.
 
     Args:
         begun: the logdir's source vocabulary.
-        job: the run of all pairs; the logdirs of the pairs are in its logdir.
+        job: the job of all pairs; its logdir contains the logdirs of the pairs.
         own_vocabulary: whether the pair has a vocabulary of its own now.
     """
     flags = "--noown_vocabulary", "--own_vocabulary"
@@ -423,10 +424,10 @@ def _translators(chosen) -> Iterator[tuple[str, Translator]]:
 
 
 class _Runtimes:
-    """Gives each run a runtime. Consecutive runs share one, and so its compiled functions.
+    """Gives each run a runtime.
 
-    They share it if their models, the sizes of their vocabularies and their params are equal,
-    except for `input.pairs`.
+    Consecutive runs share a runtime, and so its compiled functions, if their models, the sizes of
+    their vocabularies and their params are equal, except for `input.pairs`.
     """
 
     def __init__(self, step):

@@ -97,26 +97,40 @@ def _several(logdir, *overrides, **fields):
     return [training_job(logdir, *overrides, model=model, **fields) for model in MODELS]
 
 
-@pytest.fixture
-def pretended(monkeypatch):
-    """Training and translation by name: dev losses by (model, pair)."""
-    losses = {}
+class Pretended(dict):
+    """Dev losses by (model, pair), for training and translation that only note their calls.
 
-    def train(model_dir, data, runtime, report, input_workers):
-        del data, runtime, input_workers
+    Attributes:
+        calls: ("train" or "translate", model, pair, runtime) of each.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def train(self, model_dir, data, runtime, report, input_workers):
+        del data, input_workers
         model_dir.save()
         report("trained")
-        loss = losses[model_dir.model, model_dir.path.name]
+        self._note("train", model_dir, runtime)
+        loss = self[model_dir.model, model_dir.path.name]
         return TrainResult(step=9, finished=True, best_step=5, best_loss=loss, signal=None)
 
-    def translator(model_dir, runtime):
-        assert runtime == model_dir.model  # the pairs of one model share its runtime
+    def translator(self, model_dir, runtime):
+        self._note("translate", model_dir, runtime)
         text = f"{model_dir.model} {model_dir.path.name}"
         return lambda sources, *_, **__: [[types.SimpleNamespace(text=text)] for _ in sources], 5
 
-    monkeypatch.setattr(baselines, "run_training", train)
-    monkeypatch.setattr(baselines, "load_translator", translator)
-    return losses
+    def _note(self, what, model_dir, runtime):
+        self.calls.append((what, model_dir.model, model_dir.path.name, runtime))
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    made = Pretended()
+    monkeypatch.setattr(baselines, "run_training", made.train)
+    monkeypatch.setattr(baselines, "load_translator", made.translator)
+    return made
 
 
 def test_each_pair_gets_the_model_with_the_lowest_dev_loss(tmp_path, pretended):
@@ -131,6 +145,7 @@ def test_each_pair_gets_the_model_with_the_lowest_dev_loss(tmp_path, pretended):
     ]
     pairs = ["qna-en", "qta-en", "qto-en"]
     report = train_baselines(jobs, pairs)
+    assert all(runtime == model for _, model, _, runtime in pretended.calls)
     assert sorted(os.listdir(tmp_path)) == ["report", "tiny.Bilingual", "tiny.Dense"]
     assert sorted(os.listdir(tmp_path / "tiny.Dense")) == pairs
     assert report.model == "best of tiny.Bilingual, tiny.Dense"
@@ -162,20 +177,8 @@ def test_each_pair_gets_the_model_with_the_highest_dev_bleu(tmp_path, pretended)
     assert "qna-en: tiny.Dense is chosen by dev BLEU (tiny.Bilingual 7.5, tiny.Dense 8.2)" in lines
 
 
-def test_a_pair_with_other_params_has_a_runtime_of_its_own(tmp_path, monkeypatch):
-    used = []
-
-    def train(model_dir, data, runtime, report, input_workers):
-        model_dir.save()
-        used.append(("train", model_dir.path.name, runtime))
-        return TrainResult(step=9, finished=True, best_step=5, best_loss=1.0, signal=None)
-
-    def translator(model_dir, runtime):
-        used.append(("translate", model_dir.path.name, runtime))
-        return lambda sources, *_, **__: [[types.SimpleNamespace(text="a")] for _ in sources], 5
-
-    monkeypatch.setattr(baselines, "run_training", train)
-    monkeypatch.setattr(baselines, "load_translator", translator)
+def test_a_pair_with_other_params_has_a_runtime_of_its_own(tmp_path, pretended):
+    pretended.update({(MODELS[0], pair): 1.0 for pair in ("qna-en", "qta-en", "qto-en")})
     made = []
 
     def make_runtime(task, step):
@@ -185,10 +188,11 @@ def test_a_pair_with_other_params_has_a_runtime_of_its_own(tmp_path, monkeypatch
     job = _job(tmp_path, make_runtime=make_runtime)
     smoother = dataclasses.replace(job, overrides=[*job.overrides, "label_smoothing=0.3"])
     train_baselines([smoother], ["qna-en"])
-    used.clear()
+    pretended.calls.clear()
     made.clear()
     train_baselines([job], ["qna-en", "qta-en", "qto-en"])
     pairs = {"qna-en": 0.3, "qta-en": 0.1, "qto-en": 0.1}
+    used = [(what, pair, runtime) for what, _, pair, runtime in pretended.calls]
     assert used == [(what, *one) for what in ("train", "translate") for one in pairs.items()]
     assert made == [0.3, 0.1] * 2  # pairs with equal params share a runtime
 
@@ -252,7 +256,7 @@ def test_pairs_that_are_left_out_are_named(tmp_path):
 @pytest.mark.parametrize("name", ["report", "data-x", "..", "a/b"])
 def test_a_name_that_cannot_be_a_directory(name, tmp_path):
     job = dataclasses.replace(_job(tmp_path / "out"), model=name)
-    with pytest.raises(ValueError, match=r"name='.*' cannot be the name of a directory beside rep"):
+    with pytest.raises(ValueError, match=r"'.*' cannot name a bilingual model"):
         train_baselines([job], ["qna-en"])
     assert not (tmp_path / "out").exists()
 

@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 _BATCHES = 250, 8000  # target tokens; larger and smaller ones are too far from the measured ones
-_MOST_PAIRS = 117  # the largest number of a measured run
+_MOST_PAIRS = 117  # the largest number of pairs of a measured run
 _ENOUGH = 8  # times as many steps; with 38 pairs nearly the best dev BLEU of a run
 
 
@@ -53,7 +53,7 @@ def suggestion(steps: int, tokens: float, pairs: int) -> list[str]:
     of_pairs = "1 pair" if pairs == 1 else f"{pairs:,} pairs"
     runs = "measured runs" if pairs <= _MOST_PAIRS else f"runs with at most {_MOST_PAIRS} pairs"
     lines = [
-        f"Suggested for real text: at least {least:,} to {most:,} steps. From {runs}: "
+        f"Suggested minimum for real text: between {least:,} and {most:,} steps. From {runs}: "
         f"a model of {of_pairs} begins to use its sources after about {low:,} to {high:,} steps."
     ]
     if steps < high:

@@ -17,7 +17,7 @@ def test_runs_are_near_the_fit(pairs):
 def test_a_run_of_a_tenth_of_the_suggested_steps_is_warned():
     suggested, *warnings = suggestion(4000, 2000.0, 117)
     assert suggested.startswith(
-        "Suggested for real text: at least 4,000 to 5,400 steps. From measured "
+        "Suggested minimum for real text: between 4,000 and 5,400 steps. From measured "
     )
     assert not warnings
     _, warning = suggestion(400, 2000.0, 117)

@@ -65,8 +65,8 @@ def evaluate(
         baselines: reports to compare with, each by its directory or its JSON; a pair is compared
             with the first that has it.
         bleu_tokenizers: texts PAIR=NAME; see evaluation.tokenizers.
-        pivot: a language through which the pairs are translated that the model was not trained on;
-            see `directions`. None for direct translations.
+        pivot: pairs that the model was not trained on are translated through this language; see
+            `directions`. None to translate them directly.
         floor: whether to report the BLEU of the targets of the most similar training sentences.
         metrics: further scores; see evaluation.metrics.
         overwrite: whether an earlier report may be replaced.
@@ -206,9 +206,9 @@ def count_trained_on(
 
 
 def _with_known_sources(translator: Translate, model_dir: ModelDir) -> Translate:
-    """A translator that is not given source languages which the model neither knows nor needs.
+    """Omits the source language if the model neither knows nor needs it.
 
-    The data may have zero-shot pairs of such languages, and a translator refuses them.
+    The data may have zero-shot pairs from such a language, which the translator would refuse.
     """
     known, needed = model_dir.source_languages, model_dir.task.needs_source_language
 
@@ -233,10 +233,10 @@ def through(translator: Translate, pivot: str | None) -> Translate:
 
 
 def directions(source: str, target: str, pivot: str | None) -> list[tuple[str, str]]:
-    """The steps that translate a pair, (source, target) of each.
+    """The steps that translate a pair, each as (source, target).
 
-    There are two steps through a pivot. There is one without a pivot, or if the pivot is the source
-    or the target.
+    There are two steps through a pivot. Without a pivot, or if the pivot is the source or the
+    target, there is one.
     """
     if pivot is None or pivot in (source, target):
         return [(source, target)]
@@ -244,7 +244,7 @@ def directions(source: str, target: str, pivot: str | None) -> list[tuple[str, s
 
 
 def _without_experts(task, dataset, pivots, named) -> list[str]:
-    """The pairs whose translation has a task that the router ByTask was not trained on.
+    """The pairs with a step that needs a task which the router ByTask was not trained on.
 
     Args:
         task: the model's.
@@ -253,7 +253,7 @@ def _without_experts(task, dataset, pivots, named) -> list[str]:
         named: whether the user named the pairs.
 
     Raises:
-        ValueError: there is such a pair and the user named it, or there is no other pair.
+        ValueError: the user named such a pair, or all pairs are such pairs.
     """
     errors = {}
     for name, pivot in pivots.items():

@@ -14,7 +14,7 @@ from lingvo_moe.reporting.table import Table
 from lingvo_moe.tasks.budget import suggestion
 
 FEW, MANY = 1.0, 100.0  # epochs; a pair outside this range gets a warning
-TOO_LONG = 0.01  # share of the drawn examples that do not fit a row; from it on there is a warning
+TOO_LONG = 0.01  # there is a warning if at least this share of the draws does not fit a row
 _ROWS = 12  # for more pairs the table has tiers
 _ENDLESS = 1_000_000_000  # steps; no run has more
 _MEASURED = 4000  # examples that are packed to measure how many fit a batch
@@ -130,7 +130,8 @@ class RunExposure:
     def _settings_to_lower(self, most):
         """What to lower so that a pair is seen less often.
 
-        The temperature is named only if the pair is seen more often than the average example.
+        The temperature is named only if the examples of the pair are seen more often than the
+        average example of all pairs.
         """
         size = sum(one.examples for one in self.pairs)
         mean = sum(one.epochs * one.examples for one in self.pairs) / size

@@ -37,7 +37,7 @@ def test_few_pairs_are_a_table_with_warnings():
         "----------------------",
         "a-en    40,000     0.4",
         "b-en        20   200.0",
-        "Suggested for real text: at least 1,200 to 1,700 steps. From measured runs: a "
+        "Suggested minimum for real text: between 1,200 and 1,700 steps. From measured runs: a "
         "model of 2 pairs begins to use its sources after about 150 to 210 steps.",
         "Warning: 1 of 2 pairs will be seen less than once, a-en 0.40 times: 2,500 steps are "
         "one epoch of it. Raise train.max_steps.",

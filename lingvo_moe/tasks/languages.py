@@ -13,7 +13,7 @@ def source_languages(pairs: Iterable[str], tags: Iterable[str]) -> list[str]:
 
     Args:
         pairs: the model's language pairs, such as "de-en".
-        tags: the languages with a tag. Each can be a pivot, and then it is a source too.
+        tags: the languages with a tag. Each can be a pivot, which is the source of a second step.
     """
     sources = {pair.rpartition("-")[0] for pair in pairs}
     return sorted(sources.union(tags)) if sources else []
@@ -24,10 +24,10 @@ def check_source_language(language: str | None, known: Sequence[str]) -> None:
 
     Args:
         language: None if it is not given.
-        known: `source_languages`.
+        known: `source_languages`; [] allows each language.
 
     Raises:
-        ValueError: it is given and not known.
+        ValueError: a language is given that is not in `known`.
     """
     if language is not None and known and language not in known:
         raise ValueError(

@@ -280,7 +280,10 @@ class ModelDir:
 
     @property
     def translated_pairs(self) -> tuple[str, ...]:
-        """The pairs of training, without those that a router by task has no experts for."""
+        """The pairs of `input.pairs` and all stages, or all pairs of the model if these name none.
+
+        Pairs that a router by task has no experts for are left out.
+        """
         pairs, task = self.params.input.trained_pairs or self.pairs, self.task
         return tuple(pair for pair in pairs if task.has_experts_for(pair))
 

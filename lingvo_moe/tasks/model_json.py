@@ -1,4 +1,4 @@
-"""model.json, the file that makes a directory a logdir: its fields, and the model's params."""
+"""Reads the fields and the params in model.json, the file that makes a directory a logdir."""
 
 import sys
 from pathlib import Path
@@ -80,8 +80,8 @@ def read_params(path: Path, fields: dict[str, Any]) -> TranslationParams:
 def plugins_of(params: TranslationParams) -> tuple[str, ...]:
     """The modules and files that must be imported before these params can be read again.
 
-    A class that a notebook defines cannot be imported. To open the logdir in another process is an
-    error that names the class.
+    A class that a notebook defines cannot be imported, so another process that opens the logdir
+    gets an error that names the class.
     """
     loaded = {sys.modules[name] for name in foreign_modules(params) if name in sys.modules}
     names = {plugins.import_name(module.__name__) for module in loaded - plugins.modules()}

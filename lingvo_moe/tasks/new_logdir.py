@@ -22,7 +22,7 @@ def check_new_logdir(path: Path, vocabularies: Mapping[str, Vocabulary] | None =
     Args:
         path: of the logdir.
         vocabularies: "source" and "target" -> that of the model; vocabularies with other contents
-            are refused. None if the data are not read yet: then the contents are not compared.
+            are refused. None if the data are not read yet: then contents are not compared.
 
     Raises:
         ValueError: other files are there.

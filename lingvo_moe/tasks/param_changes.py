@@ -63,7 +63,13 @@ _DEVICES = (
 
 
 def _resuming(decoding: tuple[str, ...], fixed: tuple[str, ...], when: str) -> Changeable:
-    """What does not change the data, their order or the loss; `fixed`: fields of TrainParams."""
+    """The params without effect on the data, their order or the loss.
+
+    Args:
+        decoding: patterns of the params of decoding that may change.
+        fixed: the fields of TrainParams that may not.
+        when: see Changeable.
+    """
     train = (f.name for f in dataclasses.fields(TrainParams) if f.name not in fixed)
     of_train = (f"train.{name}" for name in train)
     return Changeable((*_DEVICES, "averaging*", *decoding, "optimizer.*", *of_train), when)
@@ -71,8 +77,8 @@ def _resuming(decoding: tuple[str, ...], fixed: tuple[str, ...], when: str) -> C
 
 RESUMING = _resuming(("decoding*",), _FIXED, "when training resumes")
 
-# If train.best_by compares translations, only params of decoding that do not change the best
-# translation may change.
+# If train.best_by compares translations, a param of decoding may change only if the best
+# translation of a sentence does not depend on it.
 RESUMING_BY_BLEU = _resuming(
     ("decoding.batch_tokens", "decoding.cache*", "decoding.n_best", "decoding.tokens"),
     (*_FIXED, "dev_bleu_sentences"),

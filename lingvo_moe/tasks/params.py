@@ -52,9 +52,10 @@ class TranslationParams(Params):
 
     @property
     def joint_vocab(self) -> bool:
-        """Whether source and target need one vocabulary.
+        """Whether source and target need a common vocabulary.
 
-        They share an embedding table, or a language's tag has the same id on both sides.
+        They do if they share an embedding table, or if the tag of a language has the same id on
+        both sides.
         """
         return self.model.shared_embedding or self.language_tags.on_target
 

@@ -13,7 +13,7 @@ from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translator import BLOCK, check_texts, encode_sources, max_pieces
 
-MAX_TOKENS = 4096  # of a side; the memory of attention grows with the square of a sentence's tokens
+MAX_TOKENS = 4096  # for each side; the memory of attention grows with the square of their number
 
 # (source_ids int32 [B, L], lengths int32 [B], target_ids int32 [B, T], lengths int32 [B],
 #  tasks int32 [B]) -> log-probabilities float32 [B, T]
@@ -90,8 +90,8 @@ class Scorer:
         Raises:
             ValueError: there are not as many targets as sources, the model does not know a
                 language, or it needs the source language and gets none; or a sentence has too many
-                tokens. The limit is MAX_TOKENS, or the longest sentence that the model can
-                translate if that has more.
+                tokens. The limit is MAX_TOKENS or the number that the model can translate,
+                whichever is larger.
         """
         check_parallel(sources, targets)
         prefix = self.model_dir.prefix(source_language, target_language)
@@ -151,5 +151,5 @@ class Scorer:
             if len(ids) > most:
                 raise ValueError(
                     f"Line {number}: the {side} has {len(ids):,} tokens, and at most {most:,} can "
-                    f"be scored. Split both sides into parts, and add log P of the parts."
+                    f"be scored. Split both sides into matching parts, and score each."
                 )

@@ -35,7 +35,7 @@ def make_shortlist(
         candidates: target pieces for each source piece.
         frequent: target pieces for each target language.
         sentences: largest number of sentence pairs to count, divided equally among the language
-            pairs; at least one of each language pair is counted.
+            pairs; at least one sentence pair of each language pair is counted.
         report: takes a line of progress for each language pair.
 
     Raises:

@@ -41,11 +41,11 @@ class SplitBatches(NamedTuple):
 
         Args:
             dataset: prepared data.
-            params: the pairs of all stages, and the shape of a batch.
-            sentences: size of the sample, spread evenly over the pairs; 0 for none. Of each pair
-                at least about 200 target tokens are sampled, if it has them, because a warning
-                names only pairs with 100. A pair with one example has no other source and is not
-                sampled.
+            params: they give the pairs of all stages and the shape of a batch.
+            sentences: size of the sample, spread evenly over the pairs; 0 for no sample. Of each
+                pair at least about 200 target tokens are sampled, if it has them: a warning names
+                only pairs with at least 100. A pair with one example is not sampled, because it has
+                no other source.
             split: "dev" or "test".
 
         Raises:

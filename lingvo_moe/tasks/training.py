@@ -315,8 +315,8 @@ class _Evaluator:
             raise ValueError(
                 f"train.best_by={params.train.best_by} compares translations of dev, and "
                 f"{dataset.directory} has no dev lines of pairs that the model is trained on. "
-                f"Prepare data with dev lines. Or train in a new logdir with "
-                f'--set="train.best_by=DevLoss()": without dev lines it uses the last checkpoint.'
+                f"Prepare data with dev lines, or train in a new logdir with "
+                f'--set="train.best_by=DevLoss()", which then uses the last checkpoint.'
             )
 
     def warnings(self) -> list[str]:
@@ -352,10 +352,8 @@ class _Evaluator:
         Returns:
             (target language, source language if it is needed) -> (sources, references).
         """
-        task, wanted = self._model_dir.task, self._model_dir.params.input.trained_pairs
-        pairs = [p for p in dataset.pairs if not wanted or p.name in wanted]
-        pairs = [p for p in pairs if task.has_experts_for(p.name)]
-        needs_source = task.needs_source_language
+        pairs = [dataset.pair(name) for name in self._model_dir.translated_pairs]
+        needs_source = self._model_dir.task.needs_source_language
         sample: dict[tuple[str, str | None], tuple[list[str], list[str]]] = {}
         for pair in pairs:
             languages = pair.target, pair.source if needs_source else None

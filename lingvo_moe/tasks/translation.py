@@ -283,7 +283,10 @@ class TranslationTask:
         return {n: number for n, number in zip(names, numbers, strict=True) if n in trained}
 
     def has_experts_for(self, pair: str) -> bool:
-        """Whether the router ByTask was trained on a pair such as "de-en"; True without it."""
+        """Whether ByTask was trained on the task of a pair such as "de-en".
+
+        True if the model has another router.
+        """
         router = self.task_router
         return router is None or router.task_names([pair])[0] in self.trained_tasks
 

@@ -286,7 +286,7 @@ class Translator:
             sentences: in any languages the model knows.
             target_language: the language to translate into.
             source_language: the language of all sentences; needed only by models that have its tag
-                or route by it. Others check that they know it.
+                or route by it. Other models refuse a language that they do not know.
             progress: called with the number of sentences done since the last call.
             warn: takes a line about sentences that are too long, before they are translated.
             first_line: number of the first sentence, for that line.

@@ -32,12 +32,12 @@ def dataset() -> Dataset:
 
 
 def without(split: str, *names: str, of: Dataset | None = None) -> Dataset:
-    """The dataset, or another one, in which some pairs have no lines of a split.
+    """A copy of a dataset in which some pairs have no lines of a split.
 
     Args:
         split: "train", "dev" or "test".
         *names: the pairs; all if none is given.
-        of: the other dataset.
+        of: the dataset; None for `dataset()`.
     """
     of = of or dataset()
     pairs = (

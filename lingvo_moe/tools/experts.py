@@ -46,7 +46,7 @@ def _record(model_dir: ModelDir) -> RoutingRecord:
     if not FLAGS.data:
         return RoutingRecord.load(model_dir.routing_path)
     record = record_routing(model_dir, Dataset.load(Path(FLAGS.data)), Local, FLAGS.split)
-    if FLAGS.split == "dev":  # which pruning reads
+    if FLAGS.split == "dev":  # pruning reads the counts of dev
         record.save(model_dir.routing_path)
         common.report(f"Wrote the counts of the experts: {model_dir.routing_path}")
     return record
@@ -58,9 +58,9 @@ def run() -> None:
     flags.DEFINE_string(
         "data",
         None,
-        "Prepared data: count how many of its tokens choose each expert. The counts of dev are "
-        "also written to LOGDIR/routing.npz. Without this flag the counts in that file are used, "
-        "which each evaluation during training writes.",
+        "Directory of prepared data, to count how many of its tokens choose each expert. The "
+        "counts of dev are also written to LOGDIR/routing.npz. Without this flag the counts in "
+        "that file are used; each evaluation during training writes them.",
     )
     flags.DEFINE_enum("split", "dev", ["dev", "test"], "Which lines of --data to count.")
     flags.DEFINE_string(

@@ -70,7 +70,7 @@ def test_a_report_without_lines_of_the_exported_pairs_is_refused_before_the_expo
     given |= {"prune": 0.5, "languages": [first.name], "overwrite": False}
     given |= {"report_data": "data", "report_split": "test"}
     monkeypatch.setattr(export, "FLAGS", Flag(given))
-    message = f"no test lines of the exported pairs {first.name} that the model can translate, so"
+    message = rf"no test lines of the exported pairs \({first.name}\), so there is nothing to"
     with pytest.raises(ValueError, match=message):
         export.main()
     assert not list(tmp_path.iterdir())

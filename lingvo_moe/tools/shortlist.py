@@ -33,8 +33,8 @@ def run() -> None:
     flags.DEFINE_integer(
         "sentences",
         2_000_000,
-        "Most sentence pairs to count, divided equally among the language pairs; at least one of "
-        "each language pair is counted.",
+        "Largest number of sentence pairs to count, divided equally among the language pairs; at "
+        "least one sentence pair of each language pair is counted.",
         1,
     )
     common.run(main)

@@ -153,7 +153,7 @@ class Checkpointer:
             step: number of trained steps; without `replace` it must not have a checkpoint yet.
             tensors: by name: arrays, tensors, or jax.Arrays in shards over devices.
             best: the best evaluation so far; that of the first process is used.
-            replace: whether an earlier checkpoint of this step is deleted when this is complete.
+            replace: whether an earlier checkpoint of this step is deleted once the new is complete.
 
         Raises:
             FloatingPointError: a tensor has NaN or infinity; nothing is saved.

@@ -200,7 +200,7 @@ class _Loop:
             started(self.step)
         except BaseException:
             with contextlib.suppress(OSError):
-                self.checkpoints.directory.rmdir()  # if empty; a failed start leaves nothing
+                self.checkpoints.directory.rmdir()  # fails if not empty
             raise
         if self.step > self.params.max_steps:
             self.report(

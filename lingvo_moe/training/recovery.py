@@ -75,7 +75,7 @@ def save_for_replay(
 ) -> Path:
     """Saves what tasks.replay needs to repeat a skipped step: the state before it, and its batch.
 
-    Once it is complete, it replaces what was saved before, also of the same step.
+    A complete save replaces the one before it, also one of the same step.
 
     Args:
         logdir: the logdir of the run.

@@ -119,7 +119,7 @@ class Format(Params, abc.ABC):
         return "".join(f" --{name}={language}" for name, language in languages.items())
 
     def pairs(self, model_dir: ModelDir) -> tuple[str, ...] | None:
-        """The pairs that an export translates; None for all pairs of the model."""
+        """The pairs that an export translates; None for all that the model translates."""
         del model_dir
         return None
 

@@ -84,12 +84,12 @@ class CTranslate2(Format):
 
     def _about(self, model_dir):
         """The settings that the client reads."""
-        tags, (only_source, only) = model_dir.tags, self._languages_of_task(model_dir)
-        tags = {only: tags[only]} if only else tags
+        tags, (task_source, task_target) = model_dir.tags, self._languages_of_task(model_dir)
+        tags = {task_target: tags[task_target]} if task_target else tags
         source, target = (model_dir.vocabulary(side) for side in SIDES)
         return {
             "tags": {name: source.pieces([tag])[0] for name, tag in tags.items()},
-            "source_languages": [only_source] if only_source else model_dir.source_languages,
+            "source_languages": [task_source] if task_source else model_dir.source_languages,
             "max_pieces": max_pieces(model_dir.params),
             "task": self.task,
             "no_words": target.pieces([PAD, BOS]),
@@ -98,7 +98,7 @@ class CTranslate2(Format):
         }
 
     def pairs(self, model_dir):
-        """Those of the task."""
+        """The pairs of the exported task; all pairs without a task."""
         router = model_dir.task.task_router
         if self.task and router:
             tasks = zip(model_dir.pairs, router.task_names(model_dir.pairs), strict=True)
@@ -112,7 +112,7 @@ class CTranslate2(Format):
         return {name: language for name, language in given.items() if name == "to"}
 
     def _languages_of_task(self, model_dir):
-        """Source and target of the task; None for a language that the task does not set."""
+        """(source, target) of the exported task; None for a language that it does not fix."""
         router = model_dir.task.task_router
         if not self.task or not router:
             return None, None
