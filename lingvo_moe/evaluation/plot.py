@@ -104,4 +104,4 @@ def _label(
     axes.set_ylabel(f"ΔBLEU against {against}" if has_baselines else "BLEU")
     axes.grid(axis="y", color="#eceff2", linewidth=0.8)
     axes.spines["top"].set_visible(False)
-    axes.legend(frameon=False, loc="upper left")
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1))  # above all points

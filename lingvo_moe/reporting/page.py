@@ -19,11 +19,11 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 table { border-collapse: collapse; } caption { text-align: left; opacity: .7; }
-th, td { padding: .18rem .8rem; text-align: right; border-bottom: 1px solid #8884; }
-th:first-child, td:first-child { text-align: left; }
+th, td { padding: .18rem .6rem; text-align: right; border-bottom: 1px solid #8884; }
+th:first-child, td:first-child { text-align: left; white-space: nowrap; }
 .better { color: #1a7f37; } .worse { color: #c03221; }
-.texts td { text-align: left; vertical-align: top; }
-.texts td:first-child { opacity: .65; }
+.texts th, .texts td { text-align: left; vertical-align: top; }
+.texts td:first-child { opacity: .65; white-space: normal; }
 img { max-width: 100%; background: white; border-radius: 4px; }
 code { font-size: .85em; } .mark { opacity: .65; }
 """
