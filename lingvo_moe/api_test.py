@@ -332,6 +332,8 @@ class TestTrain:
             ({"valid": [example]}, "no split 'valid'"),
             ([("xxen", "a", "b")], "pair 'xxen' does not have the form SRC-TGT"),
             ([example, ("xx-en", "a\nb", "c")], "Example 2 of train has a line break"),
+            ([example, ("xx-en", "a\0", "c")], "Example 2 of train has a NUL character"),
+            ([example, ("xx-en", "a\ud800", "c")], "Example 2 of train is not valid Unicode"),
             ([("xx-en", "a")], r"must be \(pair, source, target\), three strings"),
             ([], "There are no examples of train; give some"),
             ({"train": [example], "dev": []}, "There are no examples of dev; .* or leave it out"),

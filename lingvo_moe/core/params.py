@@ -22,10 +22,8 @@ from lingvo_moe.core.fields import (
     shortened,
     type_name,
 )
+from lingvo_moe.core.lines import UNREADABLE, unquoted
 from lingvo_moe.core.plugins import module_name
-
-# All exceptions of Python's parser, also for hostile texts; parsing runs no code.
-_UNREADABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 
 
 def override(params: Any, assignments: Iterable[str]) -> Any:
@@ -33,6 +31,7 @@ def override(params: Any, assignments: Iterable[str]) -> Any:
 
     A value is a Python literal (`3`, `0.5`, `None`, `('de-en',)`), bare text for a str field, or,
     for a field that holds a policy, the policy's class with its arguments: `Top2(second='always')`.
+    Spaces at the ends of bare text are part of it.
 
     Args:
         params: a frozen dataclass, possibly with dataclasses inside.
@@ -105,7 +104,7 @@ def _split(assignment: str) -> tuple[str, str]:
     path, equals, value = assignment.partition("=")
     if not equals or not all(path.split(".")):
         raise ValueError(f"--set={short_repr(assignment)} must read dotted.path=value.")
-    return path.strip(), value.strip()
+    return path.strip(), value
 
 
 def _replace(params: Any, owner: list[str], texts: Mapping[str, str]) -> Any:
@@ -136,15 +135,18 @@ def _check_field(params: Any, name: str, path: str) -> None:
 
 
 def _parse(text: str, hint: Any, path: str) -> Any:
-    if hint is str or is_literal(hint):
-        return _unquote(text)
+    if hint is str:
+        return unquoted(text)
+    text = text.strip()
+    if is_literal(hint):
+        return unquoted(text)
     if (element := _policy_of_tuple(hint)) is not None:
         return tuple(_parse(one, element, path) for one in _elements(text, element, path))
     if policy := _class_named(text.partition("(")[0].strip(), hint, _given(path, text)):
         return _policy(policy, text, path)
     try:
         value = ast.literal_eval(text)
-    except _UNREADABLE:
+    except UNREADABLE:
         value = text
     if not conforms(value, hint):
         wanted = _choices(hint) or type_name(hint)
@@ -181,7 +183,7 @@ def _elements(text: str, element: Any, path: str) -> list[str]:
     """The text of each policy in `(A(field=value, …), B())`, or of the only one in `A()`."""
     try:
         tree = ast.parse(text, mode="eval").body
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise ValueError(
             f"{_given(path, text)}: write it as (NAME(field=value, …), …); NAME is "
             f"{_choices(element)}."
@@ -195,22 +197,6 @@ def _to_float(number: int) -> float:
         return float(number)
     except OverflowError:
         return math.inf if number > 0 else -math.inf
-
-
-def _unquote(text: str) -> str:
-    """The value of a quoted text such as 'a\\n'.
-
-    A text without quotes stays as it is. If Python cannot read a quoted text, only the quotes are
-    removed.
-    """
-    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
-    if not quoted:
-        return text
-    try:
-        value = ast.literal_eval(text)
-    except _UNREADABLE:
-        value = None
-    return value if isinstance(value, str) else text[1:-1]
 
 
 def _policy(cls: type, text: str, path: str) -> Any:
@@ -238,7 +224,7 @@ def _arguments(cls: type, text: str, path: str) -> dict[str, str]:
             arguments = {word.arg: ast.unparse(word.value) for word in call.keywords if word.arg}
             if len(arguments) == len(call.keywords):
                 return arguments
-    except _UNREADABLE:
+    except UNREADABLE:
         pass
     raise ValueError(f"{_given(path, text)}: write it as {cls.__name__}(field=value, …).")
 
@@ -367,7 +353,7 @@ def _value(path, hint, remaining, source):
         raise ValueError(f"{source}: {path} is of the unknown class {text}; {cure}.")
     try:
         value = ast.literal_eval(text)
-    except _UNREADABLE:
+    except UNREADABLE:
         value = ...  # no field has the type of Ellipsis
     if not conforms(value, hint):
         wanted = _choices(hint) or type_name(hint)

@@ -117,6 +117,8 @@ def test_override_replaces_and_leaves_the_original():
         ("name='a' and 'b'", "name", "a' and 'b"),
         ("name=a=b", "name", "a=b"),
         ("name=None", "name", "None"),
+        ("name= a ", "name", " a "),
+        ("name=' a '", "name", " a "),
         ("inner.limit=2.5", "inner.limit", 2.5),
         ("inner.limit=None", "inner.limit", None),
         (" inner.layers = 3 ", "inner.layers", 3),

@@ -9,6 +9,7 @@ import difflib
 import importlib
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,8 +22,9 @@ def import_plugins(names: Iterable[str]) -> None:
     """Imports modules for the models and policies that they define; each is imported once.
 
     Args:
-        names: `my.module`, searched in the current directory too, or a file such as
-            `models/mine.py`, which becomes the module `mine`. The running script is left out.
+        names: `my.module`, searched in the current directory too, or a file: `models/mine.py`
+            becomes the module `mine`, and `my-gates.py` becomes `my_gates`. The running script is
+            left out.
 
     Raises:
         ValueError: there is no such module or file, another module has its name, or its import
@@ -43,8 +45,8 @@ def is_moved(name: str) -> bool:
     """Whether a file is gone, but a file of the same name elsewhere has been imported."""
     path = Path(name)
     gone = path.suffix == ".py" and not path.exists()
-    script = Path(import_name("__main__")).stem
-    return gone and path.stem in {script, *(module.__name__ for module in modules())}
+    script = _module_of(Path(import_name("__main__")))
+    return gone and _module_of(path) in {script, *(module.__name__ for module in modules())}
 
 
 def modules() -> set[ModuleType]:
@@ -86,7 +88,12 @@ def import_name(module: str) -> str:
 def module_name(cls: type) -> str:
     """The module of a class, with the name that it has when it is imported."""
     name = import_name(cls.__module__)
-    return Path(name).stem if name.endswith(".py") else name
+    return _module_of(Path(name)) if name.endswith(".py") else name
+
+
+def _module_of(path: Path) -> str:
+    """The name of the module of a file; other characters would not be a name in `--set` texts."""
+    return re.sub(r"\W|^(?=\d)", "_", path.stem)
 
 
 def _absolute(name: str) -> str:
@@ -98,7 +105,7 @@ def _import(name: str) -> ModuleType:
         return _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
     except ValueError:
         raise
-    except Exception as error:  # whatever the module does at import
+    except (Exception, SystemExit) as error:  # whatever the module does at import
         raise ValueError(
             f"--import={name} failed: {type(error).__name__}: {error}. Correct the module."
         ) from error
@@ -124,7 +131,7 @@ def _import_file(path: Path) -> ModuleType:
         near = difflib.get_close_matches(path.name, beside, n=1)
         hint = f" Did you mean {path.with_name(near[0])}?" if near else ""
         raise ValueError(f"--import={path}: there is no such file.{hint}")
-    module_name = path.stem
+    module_name = _module_of(path)
     loaded = sys.modules.get(module_name)
     if loaded is not None:
         if getattr(loaded, "__file__", None) == str(path):

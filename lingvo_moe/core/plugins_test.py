@@ -5,6 +5,8 @@ import types
 import pytest
 
 from lingvo_moe.core import plugins
+from lingvo_moe.core.params import parse_policy, text_of
+from lingvo_moe.gatings.base import Gating
 
 pytestmark = pytest.mark.usefixtures("fresh_plugins")
 
@@ -16,6 +18,20 @@ def test_a_file_is_a_module_and_is_imported_once(tmp_path, monkeypatch):
     plugins.import_plugins(["mine_a.py", str(path)])
     assert sys.modules["mine_a"].count == 1
     assert plugins.imported() == (str(path),)
+
+
+def test_a_file_of_any_name_is_a_module(tmp_path, fresh_plugins):
+    (tmp_path / "2-gates.py").write_text(
+        "import dataclasses\n"
+        "from lingvo_moe.gatings.top_2 import Top2\n"
+        "@dataclasses.dataclass(frozen=True)\n"
+        "class Mine(Top2): pass\n"
+    )
+    plugins.import_plugins([str(tmp_path / "2-gates.py")])
+    mine = sys.modules["_2_gates"].Mine()
+    assert text_of(mine).startswith("_2_gates.Mine(")
+    assert parse_policy(Gating, text_of(mine), "--gating") == mine
+    assert plugins.is_moved("/gone/2-gates.py")
 
 
 def test_a_module_is_looked_for_in_the_current_directory(tmp_path, monkeypatch):
@@ -69,6 +85,7 @@ def test_a_script_that_was_moved_is_found_by_its_name(tmp_path, monkeypatch):
         ("json.py", "", r"a module named 'json' is loaded already \(.*Rename the file"),
         ("bad_a.py", "1 +", r"--import=.*/bad_a\.py failed: SyntaxError: "),
         ("bad_b.py", "1 / 0", r"--import=.*/bad_b\.py failed: ZeroDivisionError: "),
+        ("bad_d.py", "import sys; sys.exit(0)", r"--import=.*/bad_d\.py failed: SystemExit: 0\."),
         ("bad_c.py", "import no_such_module_", r"bad_c\.py failed: ModuleNotFoundError: "),
         ("no_such.module_", None, r"there is no module 'no_such'\. Install it, or give the path"),
     ],
@@ -81,4 +98,4 @@ def test_what_cannot_be_imported_is_one_clear_error(name, text, message, tmp_pat
     with pytest.raises(ValueError, match=message):
         plugins.import_plugins([name])
     assert plugins.imported() == ()
-    assert not {"bad_a", "bad_b", "bad_c"} & set(sys.modules)
+    assert not {"bad_a", "bad_b", "bad_c", "bad_d"} & set(sys.modules)

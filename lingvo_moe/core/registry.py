@@ -3,8 +3,10 @@
 import difflib
 import importlib
 import pkgutil
+import traceback
 from typing import Any
 
+from lingvo_moe.core.fields import Params, short_repr
 from lingvo_moe.core.plugins import module_name
 
 _PACKAGE = "lingvo_moe.zoo"
@@ -19,7 +21,8 @@ def register(cls: type) -> type:
     same cell of a notebook before.
 
     Raises:
-        ValueError: a class of another module has the name, or the docstring is missing.
+        ValueError: a class of another module has the name, or the docstring or the method is
+            missing.
     """
     name = f"{module_name(cls).rpartition('.')[2]}.{cls.__name__}"
     if name in _registered and _registered[name].__module__ != cls.__module__:
@@ -29,6 +32,8 @@ def register(cls: type) -> type:
         )
     if not (cls.__dict__.get("__doc__") or "").strip():
         raise ValueError(f"Model {name!r} needs a docstring: its first line is its description.")
+    if not callable(getattr(cls, "params", None)):
+        raise ValueError(f"Model {name!r} needs a method params(), which returns its params.")
     _registered[name] = cls
     return cls
 
@@ -51,8 +56,26 @@ def find_model(name: str) -> type:
 
 
 def get_params(name: str) -> Any:
-    """The frozen params of a registered model."""
-    return find_model(name)().params()
+    """The frozen params of a registered model.
+
+    Raises:
+        ValueError: no such model, or its method `params` fails or returns something else.
+    """
+    cls = find_model(name)
+    try:
+        params = cls().params()
+    except Exception as error:  # whatever the module does
+        line = traceback.extract_tb(error.__traceback__)[-1]
+        raise ValueError(
+            f"Model {name!r} is wrong: {type(error).__name__}: {error} ({line.filename}:"
+            f"{line.lineno})"
+        ) from error
+    if not isinstance(params, Params):
+        raise ValueError(
+            f"Model {name!r} is wrong: its params() returns {short_repr(params)}, expected its "
+            f"params, such as those of TranslationParams(…)."
+        )
+    return params
 
 
 def describe(name: str) -> str:

@@ -5,7 +5,13 @@ import pytest
 from lingvo_moe.core import registry
 
 MODEL = '''
+import dataclasses
+from lingvo_moe.core.fields import Params
 from lingvo_moe.core.registry import register
+
+@dataclasses.dataclass(frozen=True)
+class Named(Params):
+    name: str
 
 @register
 class {name}:
@@ -15,7 +21,7 @@ class {name}:
     """
 
     def params(self):
-        return "{name} of " + __name__
+        return Named("{name} of " + __name__)
 '''
 
 
@@ -39,7 +45,7 @@ def zoo(tmp_path, monkeypatch):
 
 
 def test_lookup_imports_one_module(zoo):
-    assert registry.get_params("cats.Lion") == "Lion of menagerie.cats"
+    assert registry.get_params("cats.Lion").name == "Lion of menagerie.cats"
     assert registry.describe("cats.Lion") == "A big cat."
     assert zoo() == ["menagerie.cats"]
 
@@ -69,7 +75,7 @@ def test_unknown_names(zoo, name, message):
 
 
 def make(module, doc):
-    return type("Lion", (), {"__module__": module, "__doc__": doc})
+    return type("Lion", (), {"__module__": module, "__doc__": doc, "params": lambda self: {"a": 1}})
 
 
 def test_duplicates(zoo):
@@ -94,3 +100,20 @@ def test_a_docstring_is_not_inherited(zoo):
 
     with pytest.raises(ValueError, match="needs a docstring"):
         registry.register(type("Lion", (Base,), {"__module__": "menagerie.cats"}))
+
+
+def test_a_model_needs_params(zoo):
+    with pytest.raises(ValueError, match=r"'cats\.Lion' needs a method params\(\)"):
+        registry.register(type("Lion", (), {"__module__": "menagerie.cats", "__doc__": "One."}))
+
+
+def test_params_that_fail_are_an_error_of_the_model(zoo, tmp_path):
+    (tmp_path / "menagerie" / "mice.py").write_text(
+        MODEL.format(name="Vole", doc="Digs.").replace("return Named", "return dict(a=1) or Named")
+        + MODEL.format(name="Mouse", doc="Small.").replace("return Named(", "return Named(1 / 0, ")
+    )
+    with pytest.raises(ValueError, match=r"'mice\.Vole' is wrong: its params\(\) returns {'a': 1}"):
+        registry.get_params("mice.Vole")
+    message = r"'mice\.Mouse' is wrong: ZeroDivisionError: division by zero \(.*mice\.py:\d+\)"
+    with pytest.raises(ValueError, match=message):
+        registry.get_params("mice.Mouse")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from lingvo_moe.core.lines import read_lines
+from lingvo_moe.core.lines import check_utf8, read_lines
 from lingvo_moe.data.dataset import SPLITS
 from lingvo_moe.data.tmx import read_tmx
 
@@ -277,4 +277,7 @@ def _checked(example, where):
     for text in texts:
         if "\n" in text:
             raise ValueError(f"{where} has a line break in {text!r}; give one sentence a text.")
+        if "\0" in text:
+            raise ValueError(f"{where} has a NUL character in {text!r}; remove it.")
+        check_utf8(text, where)
     return example

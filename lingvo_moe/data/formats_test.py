@@ -41,6 +41,32 @@ def test_tmx(tmp_path, suffix):
     assert list(pair.reverse().read("train")) == [line[::-1] for line in expected]
 
 
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("pt_BR-pt_PT", [("b", "p")]),
+        ("pt-pt_BR", [("p", "b"), ("p", "b2")]),  # never one text on both sides
+        ("pt_BR-pt_AO", [("b", "p"), ("b2", "p")]),
+        ("pt_BR-fr", [("b", "f"), ("p", "f")]),
+    ],
+)
+def test_tmx_of_two_variants_of_a_language(tmp_path, name, lines):
+    def unit(**texts):
+        sides = (
+            f'<tuv xml:lang="{code.replace("_", "-")}"><seg>{text}</seg></tuv>'
+            for code, text in texts.items()
+        )
+        return f"<tu>{''.join(sides)}</tu>"
+
+    units = unit(pt_BR="b", pt_PT="p"), unit(pt_BR="b", fr="f"), unit(pt_PT="p", fr="f")
+    swapped = unit(pt_PT="p", pt_BR="b2")
+    data = TMX[: TMX.index("<tu>")] + "".join(units) + "</body></tmx>"
+    if "2" in str(lines):
+        data = data.replace("</body>", f"{swapped}</body>")
+    pair = _pair(tmp_path, f"{name}.tmx", data.encode())
+    assert list(pair.read("train")) == lines
+
+
 def test_tmx_in_another_encoding(tmp_path):
     data = TMX.replace("UTF-8", "UTF-16").encode("utf-16")
     assert len(list(_pair(tmp_path, "de-en.tmx", data).read("train"))) == 2

@@ -15,7 +15,7 @@ def read_tmx(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
     """Reads the translation units that have both languages: (source, target), stripped.
 
     `xml:lang` may be in any case, with "-" or "_". If a unit does not have "pt_BR", its first text
-    in any "pt" is used. Line ends in a segment become spaces.
+    in any other "pt" is used, but no text is both sides. Line ends in a segment become spaces.
 
     Raises:
         ValueError: the file is not well-formed XML, declares entities, has no unit with both
@@ -87,20 +87,21 @@ class _Reader:
         elif name in _CODES:
             self._codes -= 1
         elif name == "tu":
-            source, target = (self._side(language) for language in self._languages)
-            if source is not None and target is not None:
-                self._found.append((source, target))
+            first, second = self._languages
+            source, target = self._held(first, but=second), self._held(second, but=first)
+            if source and target and source != target:
+                self._found.append((self._unit[source], self._unit[target]))
 
     def _add(self, text):
         if self._text is not None and not self._codes:
             self._text.append(text)
 
-    def _side(self, language: str) -> str | None:
-        """The text of a language in the current unit; None if it has none."""
+    def _held(self, language: str, but: str) -> str | None:
+        """The language of the current unit that serves as a language; None if there is none."""
         if language in self._unit:
-            return self._unit[language]
+            return language
         main = language.partition("_")[0]
-        return next((t for c, t in self._unit.items() if c.partition("_")[0] == main), None)
+        return next((c for c in self._unit if c.partition("_")[0] == main and c != but), None)
 
 
 def _code(language: str) -> str:

@@ -31,7 +31,7 @@ def default_tokenizer(language: str) -> str:
         language: such as 'zh', 'cmn', 'zho_Hans' or 'zh-TW', in upper or lower case. If the code
             names a script, the script decides: 'zho_Latn' has spaces.
     """
-    code, *subtags = re.split("[-_]", language.lower())
+    code, *subtags = re.split("[-_@]", language.lower())
     script = next((tag for tag in subtags if len(tag) == 4 and tag.isalpha()), code)
     return next(filter(_is_installed, _BY_CODE.get(script, ())), "13a")
 

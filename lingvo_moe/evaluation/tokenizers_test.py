@@ -35,7 +35,7 @@ def test_chinese_scores_the_same_by_any_code_and_says_so():
         texts = {"sources": ["x"], "hypotheses": ["我喜欢猫"], "references": ["我喜欢狗"]}
         return score_pair(PairOutput(pair=pair, train_examples=1, **texts))
 
-    scores = [score(f"en-{code}") for code in ("zh", "ZH", "cmn", "zho_Hans")]
+    scores = [score(f"en-{code}") for code in ("zh", "ZH", "cmn", "zho_Hans", "zh@TW")]
     assert len({score.bleu for score in scores}) == 1
     assert scores[0].bleu > 30  # by 13a it is one wrong word: 0
     assert all("tok:zh" in score.signature for score in scores)

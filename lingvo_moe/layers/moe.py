@@ -48,8 +48,10 @@ class MoEParams(Params):
         gating: the policy that chooses experts by the scores.
         num_groups: G in training; must divide the tokens of a batch.
         capacity_factor: C = ceil(capacity_factor · S / E) in training; None for no capacity.
-        eval_capacity_factor: the same in evaluation and decoding. With None (the default) no token
-            is dropped and a translation does not depend on the other sentences of its batch.
+        eval_capacity_factor: the same in evaluation and decoding, where batches have a fixed shape:
+            for the dev loss, and in programs that XLA compiles. Elsewhere, as in decoding on one
+            machine, and with None (the default), no token is dropped and a translation does not
+            depend on the other sentences of its batch.
         eval_num_groups: G in evaluation and decoding if eval_capacity_factor is None; otherwise G
             is num_groups there too.
         dispatcher: moves tokens to experts in training.
@@ -234,12 +236,7 @@ class MoE(Layer):
         """
         p = self.params
         dispatcher = p.dispatcher if context.training else p.eval_dispatcher
-        factor = p.capacity_factor if context.training else p.eval_capacity_factor
-        if factor is not None and not inputs.shape.is_fully_defined():
-            raise ValueError(
-                f"A capacity factor ({factor}) needs a static shape, got {inputs.shape}; set it to "
-                f"None or fix the shape of the batch."
-            )
+        factor = self._capacity_factor(inputs, context.training)
         if context.training and p.gating_dropout:
             p.gating_dropout.check_mesh(p.num_groups)
         bounded = context.training or factor is not None
@@ -304,6 +301,18 @@ class MoE(Layer):
             gate = tf.where(draw >= rate, gate, 0.0)
         gate = tf.cast(gate, tokens.dtype)[..., None]
         return (1.0 - gate) * self._shared_outputs(theta, tokens, context) + gate * outputs
+
+    def _capacity_factor(self, inputs, training):
+        p = self.params
+        factor = p.capacity_factor if training else p.eval_capacity_factor
+        if factor is None or inputs.shape.is_fully_defined():
+            return factor
+        if training or not p.gating.batch_independent:
+            raise ValueError(
+                f"A capacity factor ({factor}) needs a static shape, got {inputs.shape}; set it to "
+                f"None or fix the shape of the batch."
+            )
+        return None
 
     def _to_groups(self, inputs, tokens, groups):
         if inputs.shape.is_fully_defined():

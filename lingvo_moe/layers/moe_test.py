@@ -117,6 +117,18 @@ def test_a_capacity_needs_a_static_shape():
         train.get_concrete_function()
 
 
+def test_evaluation_drops_nothing_where_the_shape_is_not_static():
+    theta = init_theta(layer().weights(), 0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None, MODEL])], autograph=False)
+    def evaluate(inputs):
+        mask = tf.ones(tf.shape(inputs)[:2], tf.bool)
+        limited = layer(eval_capacity_factor=1.0)
+        return limited.fprop(theta, inputs, tokens_of(mask), EVALUATION).stats.drop_rate
+
+    assert evaluate(tf.tile(random_inputs(1, 1)[0], [1, 8, 1])) == 0
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -133,15 +133,16 @@ class TraceRecorder:
     A resumed run continues the file: steps from the resumed one on are recorded again.
     """
 
-    def __init__(self, path: Path, layers: Sequence[str]):
+    def __init__(self, path: Path, layers: Sequence[str], shape: tuple[int, int]):
         """Opens a recording.
 
         Args:
             path: the file that `save` writes; its earlier contents are kept. Its directory is made.
             layers: names of the L layers.
+            shape: (D, E) of each step.
 
         Raises:
-            ValueError: the file is of other layers.
+            ValueError: the file is of other layers or another shape.
             OSError: no file can be written there.
         """
         self._path, self._layers = Path(path), tuple(layers)
@@ -153,6 +154,11 @@ class TraceRecorder:
             if known.layers != self._layers:
                 raise ValueError(
                     f"{path} is a trace of layers {known.layers}, not {self._layers}; "
+                    f"record to another file."
+                )
+            if known.loads.shape[2:] != shape:
+                raise ValueError(
+                    f"{path} is of (groups, experts) {known.loads.shape[2:]}, not {shape}; "
                     f"record to another file."
                 )
             self._loads = dict(zip(known.steps.tolist(), known.loads, strict=True))

@@ -72,14 +72,14 @@ def test_splitting_keeps_tokens_and_sizes():
 
 def test_the_recorder_resumes(tmp_path):
     path = tmp_path / "loads.npz"
-    recorder = TraceRecorder(path, ["a"])
+    recorder = TraceRecorder(path, ["a"], (2, 2))
     recorder.save()
     assert not path.exists()
     for step in (0, 10, 20):
         recorder.add(step, np.full((1, 2, 2), step + 0.1))
     recorder.save()
     # A run that resumes from step 10 records 10 anew; what came later is forgotten.
-    recorder = TraceRecorder(path, ["a"])
+    recorder = TraceRecorder(path, ["a"], (2, 2))
     recorder.add(10, np.full((1, 2, 2), 7))
     recorder.add(20, np.full((1, 2, 2), 8))
     recorder.save()
@@ -87,17 +87,19 @@ def test_the_recorder_resumes(tmp_path):
     assert trace.steps.tolist() == [0, 10, 20]
     assert trace.loads[:, 0, 0, 0].tolist() == [0, 7, 8]
     with pytest.raises(ValueError, match=r"is a trace of layers \('a',\), not \('b',\)"):
-        TraceRecorder(path, ["b"])
+        TraceRecorder(path, ["b"], (2, 2))
+    with pytest.raises(ValueError, match=r"is of .groups, experts. .2, 2., not .4, 2."):
+        TraceRecorder(path, ["a"], (4, 2))
     with pytest.raises(ValueError, match=r"Loads of step 30 are \(1, 2, 3\)"):
         recorder.add(30, np.zeros((1, 2, 3)))
 
 
 def test_a_recording_that_cannot_be_written_is_refused_at_the_start(tmp_path):
     with pytest.raises(IsADirectoryError, match=rf"{tmp_path} is a directory; give the name of a"):
-        TraceRecorder(tmp_path, ["a"])
+        TraceRecorder(tmp_path, ["a"], (2, 2))
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
-        TraceRecorder(tmp_path / "file" / "loads.npz", ["a"])
+        TraceRecorder(tmp_path / "file" / "loads.npz", ["a"], (2, 2))
 
 
 def test_the_generator_is_as_skewed_as_the_paper_says_and_drifts_smoothly():

@@ -244,9 +244,13 @@ class _Counter:
         yield from self._product(kind.count, "RH,HM->RM", n * m, again=not ends)
 
     def _shape(self, kind):
-        """E, C, and of a device the slots [E, G, C] and the rows that an AllToAll sends."""
+        """E, C, and of a device the slots [E, G, C] and the rows that an AllToAll sends.
+
+        Each micro-batch has all G groups, of fewer tokens; its slots and rows are added up.
+        """
         moe, inputs = kind.layer.feed_forward.params, self.params.input
-        size, groups = inputs.batch_size * kind.length // moe.num_groups, moe.num_groups
+        groups = moe.num_groups * self.blocks.micro_batches
+        size = inputs.batch_size * kind.length // groups
         capacity = expert_capacity(moe.capacity_factor or _WITHOUT_CAPACITY, size, moe.num_experts)
         moe.dispatcher.check_pieces(self.cut("E"))
         rows = moe.num_experts * capacity, moe.dispatcher.rows_sent(moe, size, capacity)

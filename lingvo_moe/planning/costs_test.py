@@ -176,10 +176,21 @@ def test_bytes_are_those_that_the_compiler_sends():
 
 
 def test_micro_batches_shrink_activations():
-    whole = count_costs(MOE, FOUR, 2)
-    parts = count_costs(override(MOE, ["train.micro_batches=2"]), FOUR, 2)
+    gather = "model.moe.dispatcher=Gather()"
+    whole = count_costs(override(MOE, [gather]), FOUR, 2)
+    parts = count_costs(override(MOE, [gather, "train.micro_batches=2"]), FOUR, 2)
     assert parts.memory.activations == whole.memory.activations / 2
     assert parts.flops == whole.flops
+
+
+def test_micro_batches_shrink_the_capacity():
+    """With Einsum a token has E · C one-hot numbers, and C is of a micro-batch's tokens."""
+    whole, parts = (
+        by_part(count_costs(override(MOE, [f"train.micro_batches={n}"]), FOUR, 2), "flops")
+        for n in (1, 2)
+    )
+    assert parts["dispatch"] == whole["dispatch"] / 2
+    assert parts["experts"] == whole["experts"]
 
 
 def test_gradients_stay_partial_across_micro_batches_or_take_less_memory():

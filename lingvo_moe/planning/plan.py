@@ -9,6 +9,7 @@ from lingvo_moe.core.registry import get_params
 from lingvo_moe.hardware.chips import find_hardware
 from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.planning.estimate import Estimate, HostTimes, estimate, host_times
+from lingvo_moe.planning.search import Space
 from lingvo_moe.planning.tpu_compile import Compiled, compile_step
 from lingvo_moe.sharding.annotations import Mesh
 from lingvo_moe.tasks.params import TranslationParams
@@ -33,6 +34,7 @@ class Plan:
         mesh: the devices.
         estimate: of the analytic model.
         hosts: the times of input and saving.
+        unmet: why the model cannot be trained on this mesh as it is; "" if it can.
         compiled: the TPU compiler's numbers; None without compilation.
     """
 
@@ -42,6 +44,7 @@ class Plan:
     mesh: Mesh
     estimate: Estimate
     hosts: HostTimes
+    unmet: str = ""
     compiled: Compiled | None = None
 
 
@@ -89,6 +92,7 @@ def make_plan(
         mesh=mesh,
         estimate=estimate(costs, device, params.activation_dtype),
         hosts=host_times(costs, device, params.train.checkpoint_every),
+        unmet=Space(params, device).unmet(mesh),
         compiled=compiled,
     )
 

@@ -191,3 +191,19 @@ def test_sweep_report(tmp_path, monkeypatch):
     assert "<summary>16 devices</summary>" in page
     assert "<td>10.000</td>" in page  # the compiler's numbers of the second
     assert "compiler" not in sweep_table(plans).to_text()
+
+
+@pytest.mark.parametrize(
+    ("mesh", "overrides", "fits"),
+    [
+        (Mesh(("expert",), (3,)), ["model.moe.num_groups=3", "input.batch_size=3"], False),
+        (Mesh(("expert",), (4,)), [], False),  # of the one group
+        (Mesh(("expert",), (4,)), ["model.moe.num_groups=4"], True),
+        (Mesh(("expert",), (1,)), ["train.micro_batches=5"], False),
+        (Mesh(("expert",), (1,)), [], True),
+    ],
+)
+def test_a_mesh_that_does_not_fit_the_model_has_a_warning(mesh, overrides, fits):
+    plan = make_plan("tiny.MoE", overrides, "h100", mesh)
+    warning = "Warning: this mesh does not fit the model: input.batch_size / train.micro_batches"
+    assert (warning not in format_plan(plan)) == fits == (plan_to_json(plan)["unmet"] == "")

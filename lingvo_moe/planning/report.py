@@ -61,7 +61,8 @@ def format_plan(plan: Plan) -> str:
         tables.append(Table(columns, rows, texts=2))
     if plan.compiled:
         tables += _compiled_tables(plan.compiled)
-    return "\n\n".join([title, *(table.to_text() for table in tables)])
+    warning = [f"Warning: this mesh does not fit the model: {plan.unmet}"] if plan.unmet else []
+    return "\n\n".join([title, *warning, *(table.to_text() for table in tables)])
 
 
 def _hosts_table(plan: Plan) -> Table:
@@ -160,6 +161,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "overrides": list(plan.overrides),
         "hardware": plan.hardware,
         "mesh": plan.mesh.sizes,
+        "unmet": plan.unmet,
         "devices": costs.devices,
         "parameters": costs.parameters,
         "tokens_per_step": costs.tokens,

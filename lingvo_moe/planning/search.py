@@ -284,13 +284,18 @@ class Space:
 
     def refuses(self, mesh: Mesh, choices: tuple[BlockChoice, ...], zero: bool) -> str:
         """The reason why a strategy is not in the space; "" if it is."""
-        sizes = mesh.sizes
-        if not self.divides(sizes.get("data", 1), sizes.get("expert", 1)):
-            return self.needs(math.prod(mesh.shape))
+        if unmet := self.unmet(mesh):
+            return unmet
         for choice in choices:
             if choice not in self.options(mesh, choice.group, zero):
                 return f"weights or slots of {choice.group!r} cannot be split into equal pieces"
         return ""
+
+    def unmet(self, mesh: Mesh) -> str:
+        """Why rows, groups or experts cannot be split over a mesh; "" if they can."""
+        sizes = mesh.sizes
+        divides = self.divides(sizes.get("data", 1), sizes.get("expert", 1))
+        return "" if divides else self.needs(math.prod(mesh.shape))
 
     def needs(self, devices: int) -> str:
         """The conditions that a mesh of this number of devices has for the model."""

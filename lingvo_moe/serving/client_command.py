@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lingvo_moe.core.batching import batches
-from lingvo_moe.core.lines import cut_warning, decode_lines, paired, read_lines
+from lingvo_moe.core.lines import cut_warning, decode_lines, paired, read_lines, unquoted
 
 _BLOCK = 4096  # lines that are read at a time, which bounds memory
 _INT32 = range(-(1 << 31), 1 << 31)
@@ -134,7 +134,7 @@ _KINDS = {int: "an integer", float: "a number", list: "a list of texts, such as 
 def _value(text, default):
     """The value of a text, of the type of the default; else an error without a message."""
     if isinstance(default, str):
-        return text
+        return unquoted(text)
     value = ast.literal_eval(text)
     if isinstance(default, list):
         fits = isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)

@@ -28,8 +28,11 @@ class Model:
         about: `tags`, language -> its tag; `source_languages`, the languages that a source can
             have, [] if they are unknown; `max_pieces`, the number of pieces to which longer
             sentences are cut; `task`, the task of the experts, or None; `no_words`, pieces that no
-            translation has; `length_ratio` and `length_offset`: a translation has at most ratio ·
-            source length + offset tokens, with tag and EOS, as in the model's own search.
+            translation has; `beam_size`; `length_ratio` and `length_offset`: a translation has at
+            most ratio · source length + offset tokens, with tag and EOS; `min_length`, its least
+            number of tokens, with EOS; `no_repeat_ngram`, n if no sequence of n tokens may occur
+            twice, or 0. These are as in the model's own search. Earlier exports have no
+            `beam_size`, `min_length` and `no_repeat_ngram`.
     """
 
     def __init__(self, directory, threads=0):
@@ -41,8 +44,10 @@ class Model:
             for side in ("source", "target")
         )
 
-    def translate(self, sentences, to="en", beam_size=4, warn=print):
+    def translate(self, sentences, to="en", beam_size=None, warn=print):
         """The best translation of each sentence, each one line.
+
+        Without a beam_size the search has that of the model at export.
 
         Raises:
             ValueError: the model does not know the language.
@@ -64,14 +69,17 @@ class Model:
         for i, row in zip(places, pieces, strict=True):
             by_length.setdefault(min(len(row), room), []).append((i, [tags[to], *row[:room]]))
         for length, rows in by_length.items():
+            longest, least = self._longest(length + 2), self.about.get("min_length", 0)
             outputs = self._translator.translate_batch(
                 [row for _, row in rows],
-                beam_size=beam_size,
+                beam_size=beam_size or self.about.get("beam_size", 4),
+                no_repeat_ngram_size=self.about.get("no_repeat_ngram", 0),
                 disable_unk=True,
                 suppress_sequences=[[piece] for piece in self.about["no_words"]],
                 max_batch_size=2048,
                 batch_type="tokens",
-                max_decoding_length=self._longest(length + 2) - 1,  # which does not count EOS
+                max_decoding_length=longest - 1,  # which does not count EOS
+                min_decoding_length=max(0, min(least, longest) - 1),
             )
             for (i, _), output in zip(rows, outputs, strict=True):
                 results[i] = one_line(self._target.decode(output.hypotheses[0]))
@@ -88,9 +96,9 @@ def main():
     parser.add_argument("sentences", nargs="*")
     parser.add_argument("--to", default="en", help="target language (default: en)")
     parser.add_argument("--model", default=str(Path(__file__).resolve().parent))
-    parser.add_argument("--beam_size", type=int, default=4)
+    parser.add_argument("--beam_size", type=int, help="default: that of the model at export")
     args = parser.parse_args()
-    if args.beam_size < 1:
+    if args.beam_size is not None and args.beam_size < 1:
         parser.error(f"--beam_size must be >= 1, got {args.beam_size}")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")

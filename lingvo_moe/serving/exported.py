@@ -133,8 +133,14 @@ class Exported:
             **options: those that the attribute `options` names.
         """
         check_texts("sentences", sentences)
+        sentences = list(sentences)  # indices of a pandas.Series are labels
         search = self.search_with({**options, "n_best": n_best})
         languages = self._check(to, source_language)
+        tags = int("target_prefix" not in self._names)  # in front of a translation
+
+        def penalty(length):
+            return search.penalty(tags + length)
+
         read = self._read(sentences, search)
         if left_out := {i: one.left_out for i, one in enumerate(read, 1) if one.left_out}:
             warn(cut_warning(left_out))
@@ -156,7 +162,7 @@ class Exported:
                 progress(0 if later else len(batch))
         return [
             [
-                merge_parts(parts, search.penalty)
+                merge_parts(parts, penalty)
                 for parts in zip(*(found[i, n] for n in range(len(one.parts))), strict=True)
             ]
             if one.parts
@@ -179,6 +185,7 @@ class Exported:
             batch_tokens: tokens that are scored together, padding included.
         """
         check_parallel(sources, targets)
+        sources, targets = list(sources), list(targets)
         languages = self._check(to, source_language)
         if not self.scores:
             raise ValueError(f"score {self._cure}")

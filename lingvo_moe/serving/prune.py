@@ -237,7 +237,7 @@ class Pruning(Params):
 
         Raises:
             ValueError: it has no experts, a dispatcher, gating or router that cannot be pruned so,
-                or no record of routing.
+                or no record of routing; or a layer would keep fewer experts than a token needs.
         """
         moe = model_dir.params.model.moe
         if moe is None:
@@ -262,7 +262,12 @@ class Pruning(Params):
                 f"moe.router={moe.router} uses the experts of one task on both sides, so they "
                 f"cannot be chosen by language. Pass --prune_statistics=pair."
             )
-        self.kept(model_dir)
+        for layer, experts in self.kept(model_dir).items():
+            if isinstance(moe.gating, TopK) and len(experts) < moe.gating.k:
+                raise ValueError(
+                    f"--prune={self.share} leaves {len(experts)} experts in {layer}, and a token "
+                    f"needs {moe.gating.k} (moe.gating={moe.gating}). Pass a smaller --prune."
+                )
 
     def kept(self, model_dir: ModelDir) -> dict[str, np.ndarray]:
         """The experts that each layer keeps.

@@ -365,6 +365,11 @@ def test_layers_of_a_scan_are_pruned_each_by_itself(tmp_path):
             "needs equal blocks of experts, which",
         ),
         (
+            {"gating": TopK(k=3)},
+            Pruning(share=0.75),
+            r"leaves 2 experts in encoder/layer_00, and a token needs 3 .* Pass a smaller --prune",
+        ),
+        (
             {"router": ByTask()},
             Pruning(share=0.5, statistics=ByLanguage()),
             "on both sides.* Pass --prune_statistics=pair",

@@ -47,7 +47,8 @@ def initial(program_name):
     """The first argument: read from the file, or drawn for an export without weights."""
     state = MANIFEST["state"]
     if "file" in state:
-        return arrays(state["file"], program_name, 0)
+        averaged = program_name == "translate" and state.get("weights")
+        return arrays(averaged or state["file"], program_name, 0)
     return program(state["program"])({"seed": np.int32(state["seed"])})
 
 

@@ -48,7 +48,7 @@ from lingvo_moe.training.checkpoint import check_tensors
 PLATFORMS = ("cpu", "cuda")
 TRAIN, TRANSLATE = "train", "translate"
 _INITIALIZE = "initialize"
-_STATE, _BATCH, _MANIFEST = "state.npz", "batch.npz", "manifest.json"
+_STATE, _WEIGHTS, _BATCH, _MANIFEST = "state.npz", "weights.npz", "batch.npz", "manifest.json"
 _FORMAT = 1
 
 
@@ -166,14 +166,14 @@ def write_trained(
         made[TRAIN] = train_program(task)
     if TRANSLATE in programs:
         made[TRANSLATE] = translate_program(task, rows, length, request)
-    specs = next(iter(made.values())).arguments[0]
-    state: dict[str, Any] = {}
-    if TRAIN in programs:
-        model_dir.read_checkpoint(step, lambda found: state.update(_read(found.tensors, specs)))
-    else:
-        state = _read(dict(NestedMap(theta=theta).flatten()), specs)
+    sources: dict[str, Mapping[str, Any]] = {
+        TRANSLATE: dict(NestedMap(theta=theta).flatten())  # perhaps averages
+    }
+    if TRAIN in programs:  # training goes on from the weights themselves
+        sources[TRAIN] = model_dir.checkpoints.read(step).tensors
+    arrays = {name: _read(sources[name], made[name].arguments[0]) for name in made}
     described = _write_programs(made, output)
-    npz.save(output / _STATE, compress=False, **state)
+    state = {"file": _STATE, "step": step} | _write_arrays(arrays, output)
     for side in model_dir.hashes:
         model_dir.vocabulary(side).save(output / f"{side}.model")
     _write_rest(
@@ -182,7 +182,7 @@ def write_trained(
         model=model_dir.model,
         params=to_fields(model_dir.params),
         pairs=model_dir.pairs,
-        state={"file": _STATE, "step": step},
+        state=state,
         programs=described,
         vocabularies={
             side: {"file": f"{side}.model", "sha256": sha256}
@@ -294,6 +294,17 @@ def _description(array) -> dict[str, Any]:
 def _read(tensors: Mapping[str, Any], specs: Mapping[str, ArraySpec]) -> dict[str, np.ndarray]:
     check_tensors(tensors, {name: spec.shape for name, spec in specs.items()})
     return {name: np.asarray(tensors[name]).astype(spec.dtype) for name, spec in specs.items()}
+
+
+def _write_arrays(arrays: Mapping[str, Mapping[str, np.ndarray]], output: Path) -> dict[str, str]:
+    """Writes the first argument of each program; {"weights": file} if TRANSLATE has its own."""
+    first, *others = arrays.values()
+    npz.save(output / _STATE, compress=False, **first)
+    for weights in others:
+        if any(np.any(first[name] != weight) for name, weight in weights.items()):
+            npz.save(output / _WEIGHTS, compress=False, **weights)
+            return {"weights": _WEIGHTS}
+    return {}
 
 
 def _write_rest(task: TranslationTask, output: Path, **manifest: Any) -> None:

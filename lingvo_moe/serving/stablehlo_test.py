@@ -62,6 +62,19 @@ def test_a_trained_model_goes_on_training_as_it_would_here(model_dir, exported):
     assert_trains_as_here(model_dir, exported)
 
 
+def test_training_goes_on_from_the_weights_and_translation_uses_their_averages(tmp_path):
+    model_dir = trained(tmp_path / "model", "optimizer.ema_decay=0.9")
+    output = tmp_path / "export"
+    StableHLO(batch_size=3).export(model_dir, output)
+    held, averaged = model_dir.checkpoints.read().tensors, model_dir.read_checkpoint().tensors
+    name = "theta/encoder/embedding/table"
+    assert np.any(np.asarray(held[name]) != np.asarray(averaged[name]))
+    for file, tensors in (("state.npz", held), ("weights.npz", averaged)):
+        with np.load(output / file) as arrays:
+            np.testing.assert_array_equal(arrays[name], tensors[name])
+    assert manifest(output)["state"]["weights"] == "weights.npz"
+
+
 @pytest.mark.slow
 def test_so_does_one_that_drops_nothing(model_dir, tmp_path):
     """Rows of experts here, blocks in the program."""

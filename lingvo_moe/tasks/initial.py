@@ -145,6 +145,8 @@ def initialize(
         runtime.initialize(params.train.seed)
         return 0, ""
     old = ModelDir.open(Path(params.init.logdir))
+    if params.init.optimizer_state:  # training goes on from the weights themselves
+        old = old.with_overrides(["averaging=Raw()"])
     _check_relatives(model_dir, old)
     states: list[InitialState] = []
 

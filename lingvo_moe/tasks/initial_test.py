@@ -170,6 +170,27 @@ class TestByName:
             np.testing.assert_array_equal(old[name], value, err_msg=name)
         assert text[-1].split()[:4] == ["optimizer", "state", "and", "step"]
 
+    def test_averages_without_a_copy_start_as_their_weights(self, tmp_path):
+        made = random_logdir(tmp_path / "old", SHRINK)
+        takes = ("init.optimizer_state=True", "optimizer.ema_decay=0.9", "init.redraw=('gate$',)")
+        _, state, _ = start(made.path, *takes)
+        averages = [name for name in state if name.endswith("/ema")]
+        assert len(averages) == sum(name.startswith("theta/") for name in state)
+        for name in averages:
+            weight = name.replace("slots/", "theta/").removesuffix("/ema")
+            np.testing.assert_array_equal(state[name], state[weight], err_msg=name)
+
+    def test_with_optimizer_state_weights_are_not_averaged(self, tmp_path):
+        ema = "optimizer.ema_decay=0.9"
+        made = random_logdir(tmp_path / "old", (*SHRINK, ema))
+        old = {name: np.asarray(value) for name, value in made.checkpoints.read().tensors.items()}
+        for takes in ((), ("init.optimizer_state=True",)):
+            _, state, _ = start(made.path, ema, *takes)
+            table = "encoder/embedding/table"
+            first = f"theta/{table}" if takes else f"slots/{table}/ema"
+            np.testing.assert_array_equal(state[f"theta/{table}"], old[first])
+            assert np.any(old[f"theta/{table}"] != old[f"slots/{table}/ema"])
+
     def test_the_forecast_counts_new_steps_and_suggests_none(self, tmp_path):
         small = (*SMALL, "input.batch_size=16")
         made = random_logdir(tmp_path / "old", small)

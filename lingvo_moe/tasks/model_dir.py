@@ -373,10 +373,18 @@ class ModelDir:
         """SHA-256 of the files, other than model.json, that translations depend on, by name.
 
         Args:
-            step: of the checkpoint; its index has a checksum of each tensor.
+            step: of the checkpoint; its index, and that of others that are averaged with it, has a
+                checksum of each tensor.
+
+        Raises:
+            ValueError: params.averaging needs checkpoints that are not there.
         """
-        weights = self.weights_path
-        files = {"weights": weights if weights.exists() else self.checkpoints.index(step)}
+        if self.weights_path.exists():
+            files = {"weights": self.weights_path}
+        else:
+            averaged = self.params.averaging.steps(self.checkpoints.steps(), step)
+            files = {f"weights-{other}": self.checkpoints.index(other) for other in averaged[:-1]}
+            files["weights"] = self.checkpoints.index(step)
         if self.params.decoding.shortlist and self.shortlist_path.exists():
             files["shortlist"] = self.shortlist_path
         digests = {}

@@ -333,6 +333,9 @@ def test_checksums_tell_weights_and_shortlists_apart(tmp_path):
     runtime.initialize(6)  # the other is of seed 5
     one.checkpoints.save(2, runtime.state())
     assert one.checksums(2) != one.checksums(1)
+    averaged = one.with_overrides(["averaging=Last(n=2)"])
+    found = averaged.checksums(2)
+    assert found == one.checksums(2) | {"weights-1": one.checksums(1)["weights"]}
     listed = one.with_overrides(["decoding.shortlist=True"])
     listed.shortlist_path.write_bytes(b"one")
     before = listed.checksums(1)

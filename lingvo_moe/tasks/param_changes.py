@@ -10,7 +10,12 @@ from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.training.train_params import TrainParams
 
 _FIXED = ("seed", "best_by")  # fields of TrainParams; others may change
-_NEVER = ("model.moe.dispatcher.expert_sizes", "input.pairs", "input.stages")
+_NEVER = (
+    "model.moe.dispatcher.expert_sizes",
+    "input.pairs",
+    "input.stages",
+    "optimizer.ema_decay",  # without it the averages would be lost
+)
 
 
 class Changeable(NamedTuple):
@@ -97,6 +102,7 @@ AFTER_TRAINING = Changeable(
         "label_smoothing",
         "model.dropout_rate",
         "model.moe.capacity_factor",
+        "model.moe.eval_capacity_factor",
         "model.moe.aux_loss_weight",
         "model.moe.z_loss_weight",
         "model.moe.expert_dropout_rate",

@@ -34,3 +34,9 @@ def test_the_error_has_both_values_and_the_time():
     with pytest.raises(ValueError, match="Logdir there has") as caught:
         RESUMING.check(Path("there"), PARAMS, new)
     assert str(caught.value) == message
+
+
+def test_averages_are_not_lost():
+    with_averages = override(PARAMS, ["optimizer.ema_decay=0.9"])
+    with pytest.raises(ValueError, match=r"optimizer\.ema_decay=0\.9, but --set gives None"):
+        RESUMING.check(Path("there"), with_averages, PARAMS)

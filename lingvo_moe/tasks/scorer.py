@@ -94,6 +94,7 @@ class Scorer:
                 whichever is larger.
         """
         check_parallel(sources, targets)
+        sources, targets = list(sources), list(targets)  # indices of a pandas.Series are labels
         prefix = self.model_dir.prefix(source_language, target_language)
         task = self.model_dir.task.task_id(source_language, target_language)
         vocabulary = self.model_dir.vocabulary("target")

@@ -12,6 +12,7 @@ import numpy as np
 from lingvo_moe.core import lock
 from lingvo_moe.core.files import write_whole
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.params import to_fields
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.input_workers import packed_by
 from lingvo_moe.data.pipeline import Part, Prefetcher, TrainInput
@@ -26,6 +27,7 @@ from lingvo_moe.tasks.model_dir import FORMAT, ModelDir
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.routing_metrics import max_vio
 from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, add_metrics, evaluate_batches
+from lingvo_moe.tasks.together import check_equal
 from lingvo_moe.tasks.translation import RuntimeFn, TranslationTask
 from lingvo_moe.tasks.translator import Translator
 from lingvo_moe.training.checkpoint import ALONE, Process
@@ -98,7 +100,8 @@ def train_model(job: TrainingJob) -> TrainResult:
 
     Raises:
         ValueError: logdir, dataset and model do not fit together, another process trains in
-            logdir, or there are no loads to record or no VExperts to move.
+            logdir, processes that train together differ, or there are no loads to record or no
+            VExperts to move.
     """
     with contextlib.nullcontext() if job.process.index else lock.hold(job.logdir):
         return _train(job)
@@ -107,7 +110,10 @@ def train_model(job: TrainingJob) -> TrainResult:
 def _train(job):
     process = job.process
     model_dir = ModelDir.for_training(job.logdir, job.model, job.overrides, job.dataset, job.params)
-    task = dataclasses.replace(model_dir.task, group_loads=job.record_loads is not None)
+    records = job.record_loads is not None
+    others = {"data": str(model_dir.data), "record_loads": str(records)}
+    check_equal(to_fields(model_dir.params) | others, process)
+    task = dataclasses.replace(model_dir.task, group_loads=records)
     runtime = job.make_runtime(task, train_step(task))
     if job.make_scheduler is not None:
         if not task.placements:
@@ -118,7 +124,10 @@ def _train(job):
         runtime = Rebalanced(runtime, task.placements, job.make_scheduler(task))
     recorder = NO_RECORDER
     if job.record_loads is not None and not process.index:
-        trace = TraceRecorder(job.record_loads, task.moe_layers)
+        moe = task.params.model.moe
+        assert moe, "a task with loads has experts"
+        shape = moe.num_groups, max(task.layer_experts)
+        trace = TraceRecorder(job.record_loads, task.moe_layers, shape)
         recorder = Recorder(lambda step, metrics: trace.add(step, metrics.group_load), trace.save)
     return run_training(
         model_dir, job.dataset, runtime, job.report, process, recorder, job.input_workers

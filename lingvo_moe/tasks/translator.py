@@ -181,7 +181,7 @@ class Translation(NamedTuple):
 
 def _word_numbers(pieces: Sequence[str]) -> list[int]:
     """The number of the word that each piece is in."""
-    starts = [i > 0 and piece.startswith(_SPACE) for i, piece in enumerate(pieces)]
+    starts = [int(i > 0 and piece.startswith(_SPACE)) for i, piece in enumerate(pieces)]
     return list(itertools.accumulate(starts))
 
 
@@ -246,6 +246,7 @@ class Translator:
         max_pieces: largest number of pieces; longer sentences are split or cut.
         decoding: how to search.
         shortlist: gives the model's Shortlist, always the same object; None if there is none.
+        tags: number of language tags in front of a translation; the score counts them.
     """
 
     translate_ids: TranslateFn
@@ -256,6 +257,7 @@ class Translator:
     max_pieces: int
     decoding: BeamSearchParams
     shortlist: Callable[[], Shortlist] | None = None
+    tags: int = 0
 
     @staticmethod
     def of(model_dir: ModelDir, translate_ids: TranslateFn) -> "Translator":
@@ -269,6 +271,7 @@ class Translator:
             max_pieces(model_dir.params),
             model_dir.params.decoding,
             functools.cache(lambda: load_shortlist(model_dir)),
+            int(model_dir.params.language_tags.on_target),
         )
 
     def __call__(
@@ -301,6 +304,7 @@ class Translator:
                 sentences are not a list of texts.
         """
         check_texts("sentences", sentences)
+        sentences = list(sentences)  # indices of a pandas.Series are labels
         prefix = self.prefix(source_language, target_language)
         task = self.task_id(source_language, target_language)
         if self.request.shortlist and prefix[0] not in self.request.shortlist.tags:
@@ -329,7 +333,7 @@ class Translator:
                 progress(sum(number == 0 for _, number in places))
         for i, reading in zip(filled, read, strict=True):
             hypotheses = zip(*(found[i, n] for n in range(len(reading.parts))), strict=True)
-            results[i] = [merge_parts(parts, self.decoding.penalty) for parts in hypotheses]
+            results[i] = [merge_parts(parts, self._penalty) for parts in hypotheses]
         return results
 
     def stream(
@@ -356,6 +360,9 @@ class Translator:
         while block := list(itertools.islice(left, BLOCK)):
             yield from self(block, target_language, source_language, progress, warn, first_line)
             first_line += len(block)
+
+    def _penalty(self, length):
+        return self.decoding.penalty(self.tags + length)
 
     @property
     def request(self) -> Request:

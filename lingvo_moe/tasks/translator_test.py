@@ -107,7 +107,7 @@ def test_words_are_aligned_by_what_their_tokens_looked_at():
     written = [("▁He", 0), ("▁s", 1), ("ees", 2), ("▁ice", 3), ("▁cream", 3), ("</s>", 0)]
     tokens = tuple(Token(text, -0.1, place) for text, place in written)
     translation = Translation("He sees ice cream", -0.5, tokens, ("▁ka", "▁ra", "mi", "▁so"))
-    assert translation.alignment == [(0, 0), (1, 1), (2, 2), (2, 3)]
+    assert repr(translation.alignment) == "[(0, 0), (1, 1), (2, 2), (2, 3)]"  # no False, no True
 
 
 def test_in_merged_parts_what_looked_at_nothing_is_aligned_to_nothing():
@@ -152,6 +152,41 @@ def test_long_sentences_are_split_at_ends_of_sentences_and_merged():
     assert sorted(requests) == sorted([(2, prefix), (parts - 1, ())])
     assert sum(done) == 2
     assert not warnings
+
+
+def test_the_score_of_merged_parts_counts_one_tag():
+    """Each part has a tag, "a" and EOS; the search's score counts the tag."""
+    model = dataclasses.replace(translator_of(saying("a"), max_pieces=7), tags=1)
+    model = dataclasses.replace(model, decoding=BeamSearchParams(split_long=True))
+    ((merged,),) = model([TEXT], "en")
+    parts = merged.text.count("a")
+    assert parts > 1
+    log_prob = parts * -0.5 * model.decoding.penalty(1 + 2)
+    assert merged.score == pytest.approx(log_prob / model.decoding.penalty(1 + 2 * parts))
+
+
+def test_a_series_by_labels_is_read_in_its_order():
+    """As pandas.Series: it has a length, and its indices are labels."""
+
+    class Series:
+        def __init__(self, texts):
+            self._by_label = dict(zip((2, 3, 0, 1), texts, strict=True))
+
+        def __len__(self):
+            return len(self._by_label)
+
+        def __iter__(self):
+            return iter(self._by_label.values())
+
+        def __getitem__(self, label):
+            return self._by_label[label]
+
+    def by_length(ids, lengths, tasks, request):
+        return saying("a")(ids, lengths, tasks, request)._replace(scores=-lengths[:, None] / 1.0)
+
+    model, texts = translator_of(by_length), ["mi", "kara mi", "kara kara mi so", "ti ra mi so so"]
+    assert model(Series(texts), "en") == model(texts, "en")
+    assert len({best[0].score for best in model(texts, "en")}) > 2
 
 
 def test_a_part_that_is_too_long_still_is_cut_with_a_warning():

@@ -77,7 +77,7 @@ def train_here(runtime, directory):
 def assert_trains_as_here(model_dir, directory):
     """The exported steps of a model that is `trained` give the losses of the same steps here."""
     runtime = Local(model_dir.task, train_step(model_dir.task))
-    runtime.restore(model_dir.read_checkpoint().tensors)
+    runtime.restore(model_dir.checkpoints.read().tensors)
     steps, losses = losses_of(directory)
     assert steps == [4, 5, 6]
     expected = train_here(runtime, directory)

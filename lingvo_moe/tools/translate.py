@@ -41,6 +41,7 @@ def main(arguments: list[str]) -> None:
     model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(_overrides())
     model_dir.prefix(FLAGS.source_language, FLAGS.to)
     model_dir.task.task_id(FLAGS.source_language, FLAGS.to)
+    _check_name_of_output()
     if arguments and FLAGS.input:
         raise ValueError("Give sentences as arguments or in --input, not both.")
     if FLAGS.score is not None:
@@ -49,6 +50,15 @@ def main(arguments: list[str]) -> None:
         _translate_shards(model_dir, shards)
     else:
         _translate_stream(model_dir, arguments)
+
+
+def _check_name_of_output() -> None:
+    output = Path(FLAGS.output or "")
+    if output.suffix in (".gz", ".zst") and not output.is_dir():
+        raise ValueError(
+            f"--output={output}: what is written is not compressed. Give {output.with_suffix('')}, "
+            f"and compress it afterwards."
+        )
 
 
 def _shards() -> FileShards | DirectoryShards | None:

@@ -58,6 +58,7 @@ def call(logdir, tmp_path, monkeypatch):
         ({"set": ["decoding.forbidden=('',)"]}, "forbidden must be at most 256 words or phrases"),
         ({"output": "TMP"}, "is a directory; give the name of a file in it"),
         ({"output": "TMP/missing/file"}, "missing is not a directory"),
+        ({"output": "TMP/o.txt.gz"}, r"o\.txt\.gz: what is written is not .* Give .*o\.txt, and"),
         ({"input": "TMP"}, "Give sentences as arguments or in --input, not both"),
         ({"input": "TMP", "arguments": ()}, "is a directory and needs --output=DIR"),
         ({"input": "TMP", "output": "TMP/in", "arguments": ()}, "is inside --input"),

@@ -24,6 +24,7 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.patterns import Pattern, check_found
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.training.lazy import Copies, Lazy, Slice, Stacked
+from lingvo_moe.training.optimizer import EMA
 
 KEPT = "copied"
 _THETA, _SLOTS = "theta/", "slots/"
@@ -45,7 +46,7 @@ class InitParams(Params):
             those of the known one. Other new tags start as the mean of all tags; other new tasks
             are drawn.
         optimizer_state: whether to copy also the number of steps and the optimizer's slots of
-            copied weights.
+            copied weights. A moving average without a copy starts as its weight, other slots at 0.
     """
 
     logdir: str = ""
@@ -203,9 +204,15 @@ def initial_state(
             f"{', '.join(sorted(theirs)[:3])}. Start from another model, or set init.rename."
         )
     state = {_THETA + path: tensor for path, tensor in taken.items()}
-    if params.optimizer_state:
-        state |= _optimizer_state(params, slots, tensors, paths, found)
-    return InitialState(state, _table(found, theirs, len(state) - len(taken)))
+    if not params.optimizer_state:
+        return InitialState(state, _table(found, theirs, 0))
+    copied = _optimizer_state(params, slots, tensors, paths, found)
+    for path, _ in slots.flatten():
+        weight, _, slot = path.rpartition("/")
+        if slot == EMA and _SLOTS + path not in copied:  # after so many steps it would stay near 0
+            drawn = Drawn(weight, specs[weight], seed)
+            state[_SLOTS + path] = taken.get(weight, drawn)
+    return InitialState(state | copied, _table(found, theirs, len(copied)))
 
 
 def _origin(params, transfers, path, spec, theirs) -> InitialValue | None:

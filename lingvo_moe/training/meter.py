@@ -52,7 +52,7 @@ class Meter:
         self._step = step
         self._metrics: list[NestedMap] = []
         self._counted = self._recorded = 0  # numbers of these metrics
-        self._since, self._compiling = time.monotonic(), 0.0
+        self._since, self._compiling, self._compiled = time.monotonic(), 0.0, 0
 
     @property
     def is_empty(self) -> bool:
@@ -64,8 +64,9 @@ class Meter:
         self._metrics.append(metrics)
 
     def compiled(self, seconds: float) -> None:
-        """Excludes the seconds of compiling."""
+        """Excludes a step that took so many seconds, because its program was compiled."""
         self._compiling += seconds
+        self._compiled += 1
 
     def leave_out(self, seconds: float) -> None:
         """Excludes seconds that were not spent in steps."""
@@ -89,12 +90,17 @@ class Meter:
         first, *others = self._metrics
         count = 1 + len(others)
         summed = first.map(lambda *xs: sum(np.asarray(x) for x in xs), *others)
-        elapsed = time.monotonic() - self._since
-        # The compiling time includes the step itself, so a single step would have no time left.
-        seconds = max(elapsed - self._compiling, elapsed / count, 1e-9)
+        seconds = max(self._seconds(count), 1e-9)
         useful = count - round(float(summed.skipped_steps))
         self.start(self._step + count)
         return Reading(NestedMap(summed, steps=useful), seconds, count / seconds)
+
+    def _seconds(self, count):
+        """The time of `count` steps without compiling; with it, if each of them compiled."""
+        elapsed, measured = time.monotonic() - self._since, count - self._compiled
+        if measured <= 0:
+            return elapsed
+        return (elapsed - self._compiling) * count / measured
 
 
 def _is_skipped(metrics):

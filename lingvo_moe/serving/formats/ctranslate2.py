@@ -15,10 +15,13 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core.fields import short_repr
 from lingvo_moe.core.layer import EVALUATION
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.params import text_of
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.data.dataset import SIDES
+from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.gatings.base import Extras
 from lingvo_moe.gatings.hashed import Hash
 from lingvo_moe.layers.activation import GEGLU, GELU, ReLU, SwiGLU
@@ -44,13 +47,18 @@ _DEFAULT_ALONE = (
     "decoder_head_dim",
 )
 
+# Params of decoding that the client carries out; its length penalty is that of CTranslate2.
+_CARRIED_OUT = ("beam_size", "length_ratio", "length_offset", "min_length", "no_repeat_ngram")
+# Those that change no best translation.
+_WITHOUT_EFFECT = ("length_penalty", "n_best", "batch_tokens", "cache")
+
 
 @dataclasses.dataclass(frozen=True)
 class CTranslate2(Format):
     """A model for CTranslate2 and `translate.py`, a client.
 
     The model must have no experts, or a router by task. Then only the experts of one task are
-    exported.
+    exported. The search is CTranslate2's: it divides log P by length^1, without `length_penalty`.
 
     Attributes:
         task: the task to export, such as "de"; None for a model without experts.
@@ -64,6 +72,7 @@ class CTranslate2(Format):
         """Checks that CTranslate2 is installed and can compute this model."""
         _import()
         task_number(model_dir, self.task)
+        _check_decoding(model_dir.params.decoding)
         if pruning:
             raise ValueError(
                 "--format=ctranslate2 keeps only the experts of one task; drop --prune."
@@ -93,8 +102,7 @@ class CTranslate2(Format):
             "max_pieces": max_pieces(model_dir.params),
             "task": self.task,
             "no_words": target.pieces([PAD, BOS]),
-            "length_ratio": model_dir.params.decoding.length_ratio,
-            "length_offset": model_dir.params.decoding.length_offset,
+            **{name: getattr(model_dir.params.decoding, name) for name in _CARRIED_OUT},
         }
 
     def pairs(self, model_dir):
@@ -224,6 +232,17 @@ def _import():
             "pip install 'lingvo_moe[ctranslate2]'."
         ) from error
     return specs
+
+
+def _check_decoding(decoding: BeamSearchParams) -> None:
+    for field in dataclasses.fields(decoding):
+        value = getattr(decoding, field.name)
+        if field.name not in (*_CARRIED_OUT, *_WITHOUT_EFFECT) and value != field.default:
+            raise ValueError(
+                f"CTranslate2 cannot carry out decoding.{field.name}={short_repr(value)}. Pass "
+                f"--set=decoding.{field.name}={text_of(field.default)}, or export with "
+                f"--format=saved_model."
+            )
 
 
 def _check_layers(model: TransformerParams) -> None:

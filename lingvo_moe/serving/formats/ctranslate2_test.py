@@ -168,6 +168,43 @@ class TestTranslations:
         ours, theirs = self.both(model_dir, tmp_path / "export", storage=STORAGES["float32"])
         assert theirs == ours
 
+    @pytest.mark.parametrize("least", [5, 99])
+    def test_with_the_params_of_decoding(self, by_task, tmp_path, least):
+        overrides = [f"decoding.min_length={least}", "decoding.no_repeat_ngram=1"]
+        searched = by_task.with_overrides(overrides)
+        ours, theirs = self.both(searched, tmp_path / "export", task="qna")
+        assert theirs == ours
+        assert ours != self.both(by_task, tmp_path / "plain", task="qna")[0]
+
+    def test_the_beam_of_the_client_is_that_of_the_model(self, by_task, tmp_path):
+        from lingvo_moe.serving import client_ctranslate2
+
+        output = tmp_path / "export"
+        CTranslate2(task="qna").export(by_task.with_overrides(["decoding.beam_size=1"]), output)
+        model = client_ctranslate2.Model(output)
+        assert model.translate(LINES) == model.translate(LINES, beam_size=1)
+        assert model.translate(LINES) != model.translate(LINES, beam_size=4)
+
+    @pytest.mark.parametrize(
+        ("option", "default"),
+        [
+            ("forbidden=('the',)", r"forbidden=\(\)"),
+            ("source_prefix=<2xx> ", "source_prefix=''"),
+            ("target_prefix=a", "target_prefix=''"),
+            ("tokens=True", "tokens=False"),
+            ("split_long=True", "split_long=False"),
+            ("shortlist=True", "shortlist=False"),
+            ("sampling=Sampling()", "sampling=None"),
+            ("rules=HuggingFace()", "rules=None"),
+        ],
+    )
+    def test_params_of_decoding_that_it_lacks_are_refused(self, by_task, tmp_path, option, default):
+        searched = by_task.with_overrides([f"decoding.{option}"])
+        message = rf"cannot carry out decoding\.{option[:5]}.* Pass --set=decoding\.{default}, or"
+        with pytest.raises(ValueError, match=message):
+            CTranslate2(task="qna").export(searched, tmp_path / "export")
+        assert not list(tmp_path.iterdir())
+
     def test_the_client(self, by_task, tmp_path, monkeypatch, capsys):
         from lingvo_moe.serving import client_ctranslate2
 

@@ -21,9 +21,9 @@ class StableHLO(Format):
     """Programs for CPU and CUDA, and `run.py`, which runs them with JAX.
 
     The directory holds manifest.json, which describes the programs; for each program NAME.stablehlo
-    (jax.export) and NAME.mlir, the same as text; state.npz and batch.npz, arrays by name; and the
-    SentencePiece models. An untrained model has only its training step and a program that draws the
-    initial state on the device.
+    (jax.export) and NAME.mlir, the same as text; state.npz and batch.npz, arrays by name, and
+    weights.npz if translation uses averages; and the SentencePiece models. An untrained model has
+    only its training step and a program that draws the initial state on the device.
 
     Attributes:
         programs: "train", "translate" or both; () for both, or only "translate" for a model without

@@ -1,0 +1,37 @@
+"""Processes that train together must have the same model and the same data."""
+
+import hashlib
+from collections.abc import Mapping
+
+from lingvo_moe.core.fields import shortened
+from lingvo_moe.training.checkpoint import Process
+
+
+def check_equal(values: Mapping[str, str], process: Process) -> None:
+    """Checks that all processes call this with equal values; waits for them.
+
+    Each process compiles its own program with its params as constants, so different ones would
+    make copies of one weight differ, or one process wait for another without end.
+
+    Args:
+        values: name -> text, such as a param and its value.
+        process: this process.
+
+    Raises:
+        ValueError: a value differs; in all processes, each with its own value.
+    """
+
+    def differs(text):
+        number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:3])
+        return process.minimum(number) != -process.minimum(-number)
+
+    names = sorted(values)
+    if not differs(repr([(name, values[name]) for name in names])):
+        return
+    # All processes must go through the same comparisons, so the names must be equal.
+    different = [] if differs(repr(names)) else [n for n in names if differs(values[n])]
+    given = ", ".join(f"{name}={shortened(values[name])}" for name in different)
+    raise ValueError(
+        f"Processes that train together must have the same model, params and data; they differ"
+        f"{f'. This one has {given}' if given else ' in their models'}. Give all the same flags."
+    )
