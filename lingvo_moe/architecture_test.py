@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import functools
 import re
 from pathlib import Path
 
@@ -18,6 +19,7 @@ def table() -> dict[str, set[str]]:
     return {name: set(imports.split(", ")) - {"–"} for name, imports in rows[1:]}  # below the head
 
 
+@functools.cache
 def modules(path: Path) -> set[str]:
     """The modules that a file imports, and what it imports of them."""
     names = set()

@@ -178,12 +178,12 @@ def test_the_best_choices_of_many_are_those_of_a_sort(kind, max_count):
 @pytest.mark.parametrize(
     ("cache", "beam_size", "alpha"),
     [
-        *[(Flat(), 1, 0.6), (Flat(), 2, 0.0), (Flat(), 4, 0.6), (Flat(), 8, 1.0)],
-        *[(Reordered(), 1, 0.6), (Reordered(), 3, 1.0), (Reordered(), 8, 0.0)],
+        *[(Flat(), 1, 0.6), (Flat(), 4, 0.0), (Flat(), 8, 1.0)],
+        *[(Reordered(), 3, 1.0), (Reordered(), 8, 0.0)],
         *[
             pytest.param(cache, *of, marks=pytest.mark.slow)
             for cache in (Flat(), Reordered())
-            for of in [(3, 0.6), (4, 1.0), (5, 0.0), (6, 0.6), (7, 1.0)]
+            for of in [(1, 1.0), (2, 0.0), (3, 0.6), (4, 1.0), (5, 0.0), (6, 0.6), (7, 1.0)]
         ],
     ],
 )
@@ -272,6 +272,7 @@ def test_steps_score_like_teacher_forcing(fairseq):
             np.testing.assert_allclose(logits[:, k, :12], expected[:, t], atol=2e-4)
 
 
+@pytest.mark.slow
 def test_lives_in_a_saved_model(tmp_path):
     request = request_of((5,), ((6,),), beam_size=2)
     module = tf.Module()

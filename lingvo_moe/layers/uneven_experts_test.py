@@ -213,6 +213,7 @@ def test_expert_dropout_is_trainings_alone():
     assert np.abs(trained - evaluated).max() > 0.01
 
 
+@pytest.mark.slow
 def test_xla_gives_the_same_and_copies_no_weights():
     moe = moe_of(dispatcher=dataclasses.replace(UNEVEN, block_size=2))
     theta, inputs = init_theta(moe.weights(), 0), random_inputs(4, 12)

@@ -191,6 +191,7 @@ class TestByName:
             np.testing.assert_array_equal(state[f"theta/{table}"], old[first])
             assert np.any(old[f"theta/{table}"] != old[f"slots/{table}/ema"])
 
+    @pytest.mark.slow
     def test_the_forecast_counts_new_steps_and_suggests_none(self, tmp_path):
         small = (*SMALL, "input.batch_size=16")
         made = random_logdir(tmp_path / "old", small)

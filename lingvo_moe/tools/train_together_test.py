@@ -28,8 +28,15 @@ STEPS = ("max_steps=4", "eval_every=2", "checkpoint_every=1", "log_every=2")
 CAUSE = "the disk of this host is gone"
 
 
-def run_two(logdir, *flags, failing="nobody"):
-    """(exit code, stderr) of each of two processes that train together."""
+def run_two(logdir, *flags, failing="nobody", second=()):
+    """(exit code, stderr) of each of two processes that train together.
+
+    Args:
+        logdir: of both.
+        *flags: further ones.
+        failing: the index of the process that raises at an evaluation.
+        second: further flags of the second process alone.
+    """
     address = free_address()
     texts = (*SHRINK, *(f"train.{text}" for text in STEPS), "model.moe.num_groups=2")
     command = [
@@ -41,7 +48,10 @@ def run_two(logdir, *flags, failing="nobody"):
     variables = environment(1) | {"TF_CPP_MIN_LOG_LEVEL": "2"}
     processes = [
         subprocess.Popen(
-            [*command, f"--process_index={i}"], stderr=subprocess.PIPE, text=True, env=variables
+            [*command, *(second if i else ()), f"--process_index={i}"],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=variables,
         )
         for i in range(2)
     ]
@@ -72,6 +82,16 @@ def test_one_fails_at_an_evaluation_and_the_same_command_goes_on(tmp_path):
     with np.load(model_dir.routing_path) as record:  # two layers of eight experts
         assert record["pair_load"].shape[::2] == (2, 8)
     assert not list(tmp_path.rglob("*partial*"))
+
+
+def test_other_params_end_both_before_the_first_step(tmp_path):
+    pytest.importorskip("jax")
+    failed = run_two(tmp_path / "logdir", second=("--set=train.seed=7",))
+    assert [code for code, _ in failed] == [1, 1]
+    for _, errors in failed:  # its own error, or that of the other if it was faster
+        assert re.search(r"they differ\. This one has train\.seed=[17]\. Give all the same", errors)
+        assert "Compiling" not in errors
+    assert not (tmp_path / "logdir").exists()
 
 
 def test_dev_bleu_ends_both_processes_at_the_same_step(tmp_path):
