@@ -7,7 +7,6 @@ of parallel files. A byte order mark at the beginning of a file is not part of i
 Exported models contain a copy of this file, so it imports only the standard library.
 """
 
-import ast
 import codecs
 import contextlib
 import gzip
@@ -21,8 +20,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-# All exceptions of Python's parser, also for hostile texts; parsing runs no code.
-UNREADABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 INVISIBLE = ("Zs", "Zl", "Zp", "Cc", "Cf")  # Unicode's separators, control and format characters
 LINE_ENDS = "[\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029]"  # a regular expression
 
@@ -52,22 +49,6 @@ def check_utf8(text: str, name: str) -> None:
             f"{name} is not valid Unicode: character {error.start + 1} is half a surrogate pair. "
             f"Remove this character."
         ) from error
-
-
-def unquoted(text: str) -> str:
-    """The value of a quoted text such as 'a\\n'.
-
-    A text without quotes stays as it is. If Python cannot read a quoted text, only the quotes are
-    removed.
-    """
-    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
-    if not quoted:
-        return text
-    try:
-        value = ast.literal_eval(text)
-    except UNREADABLE:
-        value = None
-    return value if isinstance(value, str) else text[1:-1]
 
 
 def one_line(text: str) -> str:

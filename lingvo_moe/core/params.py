@@ -22,7 +22,7 @@ from lingvo_moe.core.fields import (
     shortened,
     type_name,
 )
-from lingvo_moe.core.lines import UNREADABLE, unquoted
+from lingvo_moe.core.literals import UNREADABLE, unquoted
 from lingvo_moe.core.plugins import module_name
 
 
@@ -61,7 +61,7 @@ def parse_policy(base: type, text: str, flag: str) -> Any:
             broken rule; the message begins with the flag and the text.
     """
     try:
-        return _parse(text.strip(), base, flag.removeprefix("--"))
+        return _parse(text, base, flag.removeprefix("--"))
     except ValueError as error:
         raise ValueError(f"--{str(error).removeprefix('--set=')}") from error
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lingvo_moe.core.batching import batches
-from lingvo_moe.core.lines import cut_warning, decode_lines, paired, read_lines, unquoted
+from lingvo_moe.core.lines import cut_warning, decode_lines, paired, read_lines
+from lingvo_moe.core.literals import unquoted
 
 _BLOCK = 4096  # lines that are read at a time, which bounds memory
 _INT32 = range(-(1 << 31), 1 << 31)

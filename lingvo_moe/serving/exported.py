@@ -136,7 +136,8 @@ class Exported:
         sentences = list(sentences)  # indices of a pandas.Series are labels
         search = self.search_with({**options, "n_best": n_best})
         languages = self._check(to, source_language)
-        tags = int("target_prefix" not in self._names)  # in front of a translation
+        # An export whose translations begin with a tag has no option target_prefix.
+        tags = int("target_prefix" not in self._names)
 
         def penalty(length):
             return search.penalty(tags + length)

@@ -155,7 +155,7 @@ def initialize(
         runtime.initialize(params.train.seed, states[-1].tensors)
 
     step = old.read_checkpoint(params.init.step, use).step
-    if process.minimum(step) != -process.minimum(-step):
+    if not process.all_have(step):
         raise ValueError(
             f"Processes found different checkpoints in {old.path}; pass --set=init.step={step}."
         )

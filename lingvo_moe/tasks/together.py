@@ -21,15 +21,14 @@ def check_equal(values: Mapping[str, str], process: Process) -> None:
         ValueError: a value differs; in all processes, each with its own value.
     """
 
-    def differs(text):
-        number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:3])
-        return process.minimum(number) != -process.minimum(-number)
+    def are_equal(text):
+        return process.all_have(int.from_bytes(hashlib.sha256(text.encode()).digest()[:3]))
 
     names = sorted(values)
-    if not differs(repr([(name, values[name]) for name in names])):
+    if are_equal(repr([(name, values[name]) for name in names])):
         return
-    # All processes must go through the same comparisons, so the names must be equal.
-    different = [] if differs(repr(names)) else [n for n in names if differs(values[n])]
+    # Only with equal names do all processes go through the same comparisons.
+    different = [n for n in names if not are_equal(values[n])] if are_equal(repr(names)) else []
     given = ", ".join(f"{name}={shortened(values[name])}" for name in different)
     raise ValueError(
         f"Processes that train together must have the same model, params and data; they differ"

@@ -1,34 +1,24 @@
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from lingvo_moe.tasks.together import check_equal
+from lingvo_moe.testing.shards import Barrier
 from lingvo_moe.training.checkpoint import ALONE, Process
 
 
 def errors_of(*values):
     """The error of each of several processes, here threads; None without one."""
-    barrier, given, errors = threading.Barrier(len(values)), {}, [None] * len(values)
+    barrier = Barrier(len(values))
 
     def run(i):
-        def minimum(value):
-            given[i] = value
-            barrier.wait(10)
-            least = min(given.values())
-            barrier.wait(10)
-            return least
-
         try:
-            check_equal(values[i], Process(i, minimum))
+            check_equal(values[i], Process(i, barrier.minimum_of(i)))
         except ValueError as error:
-            errors[i] = str(error)
+            return str(error)
 
-    threads = [threading.Thread(target=run, args=[i]) for i in range(len(values))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    return errors
+    with ThreadPoolExecutor(len(values)) as threads:
+        return list(threads.map(run, range(len(values))))
 
 
 def test_equal_values_and_a_process_alone():

@@ -47,6 +47,10 @@ class Process:
     minimum: Callable[[int], int] = lambda value: value
     background: Callable[[int], int] | None = None
 
+    def all_have(self, value: int) -> bool:
+        """Whether every process calls this with the same value; waits for them."""
+        return self.minimum(value) == -self.minimum(-value)
+
 
 ALONE = Process()
 

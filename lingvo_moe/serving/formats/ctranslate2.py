@@ -47,10 +47,10 @@ _DEFAULT_ALONE = (
     "decoder_head_dim",
 )
 
-# Params of decoding that the client carries out; its length penalty is that of CTranslate2.
+# Params of decoding that the client carries out.
 _CARRIED_OUT = ("beam_size", "length_ratio", "length_offset", "min_length", "no_repeat_ngram")
-# Those that change no best translation.
-_WITHOUT_EFFECT = ("length_penalty", "n_best", "batch_tokens", "cache")
+# CTranslate2 has a length penalty of its own; the others do not change the best translation.
+_NOT_NEEDED = ("length_penalty", "n_best", "batch_tokens", "cache")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,7 +237,7 @@ def _import():
 def _check_decoding(decoding: BeamSearchParams) -> None:
     for field in dataclasses.fields(decoding):
         value = getattr(decoding, field.name)
-        if field.name not in (*_CARRIED_OUT, *_WITHOUT_EFFECT) and value != field.default:
+        if field.name not in (*_CARRIED_OUT, *_NOT_NEEDED) and value != field.default:
             raise ValueError(
                 f"CTranslate2 cannot carry out decoding.{field.name}={short_repr(value)}. Pass "
                 f"--set=decoding.{field.name}={text_of(field.default)}, or export with "

@@ -216,6 +216,7 @@ class TestOutput:
             "console.py",
             "languages.py",
             "lines.py",
+            "literals.py",
             "translate.py",
         )
         assert tuple(sorted(path.name for path in exported.glob("*.py"))) == modules

@@ -172,7 +172,8 @@ def test_the_exported_program_needs_only_python(exported, url):
     result = run_bare(exported, f"--url={url}", *ours, program="translate.py")
     assert result.returncode == 0, result.stderr
     assert result.stdout == f"{best.text}\n"
-    copied = ("batching.py", "client_command.py", "console.py", "lines.py", "translate.py")
+    modules = "batching", "client_command", "console", "lines", "literals", "translate"
+    copied = tuple(f"{name}.py" for name in modules)
     assert tuple(sorted(path.name for path in exported.glob("*.py"))) == copied
 
 
