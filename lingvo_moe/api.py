@@ -33,6 +33,7 @@ from lingvo_moe.tasks.training import TrainingJob, train_model
 from lingvo_moe.tasks.translation import RuntimeFn
 from lingvo_moe.tasks.translator import Translation
 from lingvo_moe.training.loop import TrainResult
+from lingvo_moe.training.signals import Stopped
 
 __all__ = [
     "Exported",
@@ -174,15 +175,17 @@ def train(
             record the loads of experts; make_scheduler, to move experts between devices.
 
     Returns:
-        The state of training: step, best_step, best_loss, finished.
+        The state of training: step, best_step, best_loss.
 
     Raises:
+        SystemExit: Ctrl-C or SIGTERM stopped the training; the step is saved, and the same call
+            resumes it. So a script ends too, and its next lines do not use an unfinished model.
         ValueError: model, data and logdir do not fit together, or logdir holds other files.
         FloatingPointError: the loss is not finite.
         OSError: something cannot be read or written.
     """
     check_new_logdir(Path(logdir))
-    return train_model(
+    result = train_model(
         _job(
             model,
             data,
@@ -196,6 +199,9 @@ def train(
             **options,
         )
     )
+    if result.signal:
+        raise Stopped(result.signal)
+    return result
 
 
 def train_baselines(
@@ -227,7 +233,7 @@ def train_baselines(
 
     Raises:
         ValueError, OSError: as `tasks.baselines.train_baselines`.
-        SystemExit: a signal stopped the training; the same call resumes it.
+        SystemExit: as `train`.
     """
     models = [model] if isinstance(model, str | TranslationParams) else list(model)
     jobs: list[TrainingJob] = []

@@ -18,6 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from lingvo_moe.training.signals import Stopped
+
 _FAILED, _INTERRUPTED = 1, 128 + signal.SIGINT  # exit codes
 _MEET_SECONDS = 60.0
 _KEEP_ALIVE_SECONDS = 60
@@ -34,7 +36,7 @@ def end_together(
 
     If one of them raises or dies in the block, the others print its error as "error: …" and end at
     once with exit code 1. The process that raised continues to raise; it ends without waiting, with
-    exit code 1 or, after Ctrl-C, 130.
+    exit code 1 or, after Ctrl-C, 130. `Stopped` is raised by all, so it is no failure.
 
     Args:
         index: the number of this process; all processes enter the block.
@@ -47,8 +49,12 @@ def end_together(
     """
     members = _accept(count, exchange) if index == 0 else [_connect(index, host, exchange)]
     watch = _Watch(members)
+    stopped = None
     try:
-        yield
+        try:
+            yield
+        except Stopped as signal_after_a_step:
+            stopped = signal_after_a_step
         watch.wait_for_all(first=index == 0)
     except BaseException as error:
         time.sleep(_SYMPTOM_SECONDS)
@@ -59,6 +65,8 @@ def end_together(
         raise
     finally:
         watch.close()
+    if stopped:
+        raise stopped
 
 
 @contextlib.contextmanager

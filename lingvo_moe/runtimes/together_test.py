@@ -14,6 +14,7 @@ import pytest
 
 from lingvo_moe.runtimes.together import end_together, start_together
 from lingvo_moe.testing.waiting import wait_until
+from lingvo_moe.training.signals import Stopped
 
 COUNT = 3
 
@@ -92,6 +93,12 @@ def test_ctrl_c_in_one_ends_all(tmp_path):
         assert errors == f"error: {name(processes, 1)}: KeyboardInterrupt\n"
 
 
+def test_a_signal_that_stopped_all_is_no_failure(tmp_path):
+    """Each ends with the status of the signal, and without a message."""
+    results = finish(start(tmp_path, ["stopped"] * COUNT))
+    assert results == [(128 + signal.SIGTERM, "", "")] * COUNT
+
+
 def test_one_that_fails_while_others_wait_at_the_end(tmp_path):
     processes = start(tmp_path, ["end", "end", "fail late"])
     results = finish(processes)
@@ -163,6 +170,8 @@ def main(directory, index, *roles):
             raise ValueError("no room on the disk")
         if role == "interrupted":
             signal.raise_signal(signal.SIGINT)
+        if role == "stopped":
+            raise Stopped(signal.SIGTERM)
         if role == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if role == "busy":

@@ -7,7 +7,6 @@ DIRECTORY/report         their report, which `evaluate` compares with
 
 import dataclasses
 import hashlib
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +32,7 @@ from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.training import TrainingJob, run_training, train_step
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tasks.translator import Translator
-from lingvo_moe.training.signals import exit_code
+from lingvo_moe.training.signals import Stopped
 
 MAKER = "lingvo-moe-baselines"
 _DATA = "data-"  # prefix of the directories of data, which are beside those of models
@@ -410,7 +409,7 @@ def _train(model: _Model) -> dict[str, float]:
                 input_workers=run.input_workers,
             )
         if result.signal:
-            sys.exit(exit_code(result.signal))
+            raise Stopped(result.signal)
         losses[pair] = result.best_loss
     return losses
 

@@ -6,7 +6,6 @@ lingvo-moe-train --model=tiny.MoE --data=build/demo/data --logdir=/tmp/tiny8 --r
     --set="model.moe.dispatcher=Einsum()"    # see docs/distributed.md
 """
 
-import sys
 from pathlib import Path
 
 from absl import flags
@@ -16,7 +15,6 @@ from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.tasks.evaluation import next_command
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tools import common, rebalancing, runtimes
-from lingvo_moe.training.signals import exit_code
 
 FLAGS = flags.FLAGS
 
@@ -26,9 +24,7 @@ def main() -> None:
     rebalancing.check_flags()
     runtimes.check_flags()
     with runtimes.join_by_flags() as process:
-        result = _train(process)
-    if result.signal:
-        sys.exit(exit_code(result.signal))
+        _train(process)
 
 
 def _train(process):
@@ -47,11 +43,9 @@ def _train(process):
         make_scheduler=rebalancing.make_scheduler if FLAGS.hardware else None,
         input_workers=FLAGS.input_workers,
     )
-    if result.finished:
-        trained = ModelDir.open(Path(FLAGS.logdir), FLAGS.model)
-        command = next_command(trained, Dataset.load(Path(FLAGS.data)))
-        report(f"Done at step {result.step}; {result.best}. Next: {command}")
-    return result
+    trained = ModelDir.open(Path(FLAGS.logdir), FLAGS.model)
+    command = next_command(trained, Dataset.load(Path(FLAGS.data)))
+    report(f"Done at step {result.step}; {result.best}. Next: {command}")
 
 
 def run() -> None:

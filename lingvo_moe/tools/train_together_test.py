@@ -3,7 +3,9 @@
 Runs itself as the two processes.
 """
 
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -28,19 +30,19 @@ STEPS = ("max_steps=4", "eval_every=2", "checkpoint_every=1", "log_every=2")
 CAUSE = "the disk of this host is gone"
 
 
-def run_two(logdir, *flags, failing="nobody", second=()):
+def run_two(logdir, *flags, deed="none", second=()):
     """(exit code, stderr) of each of two processes that train together.
 
     Args:
         logdir: of both.
         *flags: further ones.
-        failing: the index of the process that raises at an evaluation.
+        deed: what the second process does at its first evaluation: "fail", "stop" or "none".
         second: further flags of the second process alone.
     """
     address = free_address()
     texts = (*SHRINK, *(f"train.{text}" for text in STEPS), "model.moe.num_groups=2")
     command = [
-        *(sys.executable, __file__, failing, "--model=tiny.MoE", f"--data={dataset().directory}"),
+        *(sys.executable, __file__, deed, "--model=tiny.MoE", f"--data={dataset().directory}"),
         *(f"--logdir={logdir}", "--runtime=spmd", "--mesh=expert:2", f"--coordinator={address}"),
         *("--process_count=2", "--set=model.moe.dispatcher=Einsum()"),
         *(*(f"--set={text}" for text in texts), *flags),
@@ -65,7 +67,7 @@ def run_two(logdir, *flags, failing="nobody", second=()):
 
 def test_one_fails_at_an_evaluation_and_the_same_command_goes_on(tmp_path):
     pytest.importorskip("jax")
-    failed = run_two(tmp_path, failing="1")
+    failed = run_two(tmp_path, deed="fail")
     assert [code for code, _ in failed] == [1, 1]
     assert re.search(rf"^error: process 1 \(pid \d+ on .*\): {CAUSE}$", failed[0][1], re.M)
     assert re.search(rf"^error: {CAUSE}$", failed[1][1], re.M)
@@ -82,6 +84,17 @@ def test_one_fails_at_an_evaluation_and_the_same_command_goes_on(tmp_path):
     with np.load(model_dir.routing_path) as record:  # two layers of eight experts
         assert record["pair_load"].shape[::2] == (2, 8)
     assert not list(tmp_path.rglob("*partial*"))
+
+
+def test_a_signal_to_one_stops_both_after_the_same_step(tmp_path):
+    pytest.importorskip("jax")
+    stopped = run_two(tmp_path, "--set=train.max_steps=50", deed="stop")
+    assert [code for code, _ in stopped] == [143, 143]
+    [step] = re.findall(r"Interrupted at step (\d+); the same command resumes", stopped[0][1])
+    for _, errors in stopped:
+        assert "error" not in errors
+        assert "Traceback" not in errors
+    assert ModelDir.open(tmp_path).checkpoints.steps()[-1] == int(step) < 50
 
 
 def test_other_params_end_both_before_the_first_step(tmp_path):
@@ -149,17 +162,20 @@ def test_what_is_saved_for_a_replay_has_the_rows_of_both(tmp_path):
         np.testing.assert_array_equal(saved[f"{BATCH}{name}"], value, err_msg=name)
 
 
-def main(failing):
-    """One of the processes; at an evaluation the failing one raises."""
+def main(deed):
+    """One of the processes; the second one does the deed at its first evaluation."""
     evaluate = training._Evaluator.__call__
 
-    def fail(self, step):
-        if sys.argv[-1] == f"--process_index={failing}":
+    def act(self, step):
+        if sys.argv[-1] == "--process_index=1":
             print(f"at {time.time()}", file=sys.stderr, flush=True)
-            raise OSError(CAUSE)
+            if deed == "fail":
+                raise OSError(CAUSE)
+            if deed == "stop" and step == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
         return evaluate(self, step)
 
-    training._Evaluator.__call__ = fail
+    training._Evaluator.__call__ = act
     train.run()
 
 

@@ -44,8 +44,18 @@ def deferred() -> Iterator[Callable[[], int | None]]:
         reader.close()
 
 
-def exit_code(number: int) -> int:
-    """The exit code that a shell gives to a process ended by this signal."""
+class Stopped(SystemExit):
+    """A signal stopped the training, after the same step in all processes; the step is saved.
+
+    Its code is the exit status that a shell reports for this signal: 143 for SIGTERM, 130 for
+    SIGINT (Ctrl-C).
+    """
+
+    def __init__(self, number: int):
+        super().__init__(_exit_status(number))
+
+
+def _exit_status(number):
     return 128 + number
 
 
@@ -60,7 +70,7 @@ def _listen(reader):
         name = signal.Signals(number).name
         if heard > 1:
             print(f"{name} again: ending now, without saving.", file=sys.stderr, flush=True)
-            os._exit(exit_code(number))
+            os._exit(_exit_status(number))
         print(
             f"{name}: saving after the current step or evaluation, then ending. A second signal "
             f"ends at once, without saving.",
