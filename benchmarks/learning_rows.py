@@ -152,7 +152,7 @@ _RATES_BESIDE_PEER = {
     ("tldr", 3, "Muon"): (0.03,),
     ("tldr", 3, _PEER): (0.002, 0.004),
     ("tldr", 10, "Muon"): (0.03,),
-    ("tldr", 10, _PEER): (0.002,),
+    ("tldr", 10, _PEER): (0.002, 0.004),
     ("wikimessages", 1, "Muon"): (0.015, 0.03),
     ("wikimessages", 1, _PEER): (0.002, 0.004),
     ("wikimessages", 3, "Muon"): (0.03,),
