@@ -1,12 +1,12 @@
 """Reads, checks and cleans raw parallel text."""
 
-import contextlib
+import collections
 import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 from lingvo_moe.core.lines import check_utf8, read_lines
 from lingvo_moe.data.dataset import SPLITS
@@ -19,6 +19,7 @@ _LANGUAGE = re.compile(r"[^\W_][\w@]{0,31}")
 _FILE_NAMES = "SRC-TGT.SRC and SRC-TGT.TGT, SRC-TGT.tsv or SRC-TGT.tmx, plain, .gz or .zst"
 _WHOLE = ("tsv", "tmx")  # files with both sides
 _COMPRESSED = (".gz", ".zst")
+_LINES_AT_ONCE = 20_000
 # Other common names of the splits; a directory with such a name is an error.
 _OTHER_NAMES = {
     "train": ("training",),
@@ -246,37 +247,48 @@ def write_corpus(directory: Path, splits: Mapping[str, Examples]) -> None:
         if not isinstance(examples, Iterable):
             raise ValueError(f"The examples of {split} must be iterable, got {examples!r}.")
         (directory / split).mkdir(parents=True)
-        with contextlib.ExitStack() as files:
-            sides: dict[str, list[TextIO]] = {}
-            for number, example in enumerate(examples, start=1):
-                pair, *texts = _checked(example, f"Example {number} of {split}")
-                if pair not in sides:
-                    sides[pair] = [
-                        files.enter_context(
-                            open(
-                                directory / split / f"{pair}.{side}",
-                                "w",
-                                encoding="utf-8",
-                                newline="",
-                            )
-                        )
-                        for side in pair.split("-")
-                    ]
-                for file, text in zip(sides[pair], texts, strict=True):
-                    file.write(f"{text}\n")
-        if not sides:
+        lines: dict[Path, list[str]] = collections.defaultdict(list)
+        number = 0
+        for number, example in enumerate(examples, start=1):
+            pair, *texts = _checked(example, f"Example {number} of {split}")
+            for name, line in _file_lines(pair, texts):
+                lines[directory / split / name].append(f"{line}\n")
+            if number % _LINES_AT_ONCE == 0:
+                _append(lines)
+        _append(lines)
+        if not number:
             raise ValueError(f"There are no examples of {split}; give some, or leave it out.")
+
+
+def _file_lines(pair, texts) -> list[tuple[str, str]]:
+    """(name of a file, its line) of an example; a pair of one language has both in one file."""
+    source, target = pair.split("-")
+    if source == target:
+        return [(f"{pair}.tsv", "\t".join(texts))]
+    return [(f"{pair}.{side}", text) for side, text in zip((source, target), texts, strict=True)]
+
+
+def _append(lines):
+    """Appends lines to their files, one file after another: there may be thousands of files."""
+    for path, texts in lines.items():
+        with path.open("a", encoding="utf-8", newline="") as file:
+            file.writelines(texts)
+    lines.clear()
 
 
 def _checked(example, where):
     if not (isinstance(example, Sequence) and [*map(type, example)] == [str] * 3):
         raise ValueError(f"{where} must be (pair, source, target), three strings; got {example!r}.")
     pair, *texts = example
-    if not _is_pair(pair) or len(set(pair.split("-"))) == 1:
+    if not _is_pair(pair):
         raise ValueError(f"{where}: pair {pair!r} does not have the form SRC-TGT, such as de-en.")
     for text in texts:
         if "\n" in text:
             raise ValueError(f"{where} has a line break in {text!r}; give one sentence a text.")
+        if "\t" in text and len(set(pair.split("-"))) == 1:
+            raise ValueError(
+                f"{where} has a tab in {text!r}; replace it, for text in one language."
+            )
         if "\0" in text:
             raise ValueError(f"{where} has a NUL character in {text!r}; remove it.")
         check_utf8(text, where)

@@ -1,9 +1,11 @@
 import gzip
 import os
+import resource
 
 import pytest
 
-from lingvo_moe.data.corpora import SentencePair, find_pairs
+from lingvo_moe.data import corpora
+from lingvo_moe.data.corpora import SentencePair, find_pairs, write_corpus
 
 
 def _write(path, text):
@@ -145,6 +147,24 @@ def test_one_language_rewritten(tmp_path):
     _write(tmp_path / "train/en-en.tsv", "i goes\tI go\n")
     (pair,) = find_pairs(tmp_path)
     assert list(pair.read("train")) == [("i goes", "I go")]
+    write_corpus(tmp_path / "again", {"train": [("en-en", "i goes", "I go")]})
+    (again,) = find_pairs(tmp_path / "again")
+    assert list(again.read("train")) == [("i goes", "I go")]
+    with pytest.raises(ValueError, match=r"Example 1 of dev has a tab in 'a\\tb'; replace it"):
+        write_corpus(tmp_path / "tab", {"dev": [("en-en", "a\tb", "c")]})
+
+
+def test_thousands_of_pairs_are_written_with_few_open_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpora, "_LINES_AT_ONCE", 3)
+    examples = [(f"l{i}-en", f"{i} {k}", "x") for k in range(2) for i in range(5)]
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, before[1]))
+    try:
+        write_corpus(tmp_path / "c", {"train": iter(examples)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    for i, pair in enumerate(find_pairs(tmp_path / "c")):
+        assert list(pair.read("train")) == [(f"{i} 0", "x"), (f"{i} 1", "x")]
 
 
 @pytest.mark.parametrize(

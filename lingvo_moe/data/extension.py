@@ -3,7 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 from lingvo_moe.data.model_file import CONTROL, MODEL_TYPES, NORMAL, ModelFile
-from lingvo_moe.data.vocabulary import SPACE, Vocabulary, tag_piece, train_vocabulary
+from lingvo_moe.data.vocabulary import (
+    SPACE,
+    Vocabulary,
+    is_trained_on,
+    tag_piece,
+    train_vocabulary,
+)
 
 _FIRST = 260  # pieces that every vocabulary has: four symbols and the single bytes
 
@@ -41,7 +47,7 @@ def extend_vocabulary(
     foreign = {
         language: lines
         for language, sentences in texts.items()
-        if (lines := [line for line in sentences if set(line) - known])
+        if (lines := [line for line in sentences if set(line) - known and is_trained_on(line)])
     }
     if new_pieces and foreign:
         kind = MODEL_TYPES[model.trainer_spec.model_type]

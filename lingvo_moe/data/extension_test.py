@@ -26,6 +26,11 @@ def test_words_of_a_new_script_become_pieces(kind):
     assert extend_vocabulary(new, NEW, 40, tags=["ka"]) is new
 
 
+def test_lines_that_are_too_long_for_training_add_nothing():
+    old = train_vocabulary({"en": ENGLISH}, 330)
+    assert extend_vocabulary(old, {"en": [*ENGLISH, "haus 😀 " * 900]}, 40) is old
+
+
 def test_too_few_pieces_for_the_characters():
     old = train_vocabulary({"en": ENGLISH}, 330)
     with pytest.raises(ValueError, match=r"12 characters that .* lacks, but new_pieces=5; raise"):

@@ -67,6 +67,30 @@ def test_tmx_of_two_variants_of_a_language(tmp_path, name, lines):
     assert list(pair.read("train")) == lines
 
 
+@pytest.mark.parametrize(
+    ("wanted", "codes", "found"),
+    [
+        ("sr_Latn", ("sr-Cyrl-RS", "sr-Latn-RS"), "sr-Latn-RS"),
+        ("sr_Latn", ("sr-Cyrl-RS",), None),
+        ("sr_Latn", ("sr-RS",), "sr-RS"),
+        ("zh_TW", ("zh-Hans-CN", "zh-Hant-TW"), "zh-Hant-TW"),
+        ("pt_BR", ("pt-PT",), "pt-PT"),
+    ],
+)
+def test_tmx_of_longer_codes(tmp_path, wanted, codes, found):
+    sides = "".join(
+        f'<tuv xml:lang="{code}"><seg>{code}</seg></tuv>' for code in (*codes, "en", "fr")
+    )
+    other = '<tu><tuv xml:lang="xx"><seg>x</seg></tuv></tu>'
+    data = f"{TMX[: TMX.index('<tu>')]}<tu>{sides}</tu>{other}</body></tmx>"
+    pair = _pair(tmp_path, f"{wanted}-en.tmx", data.encode())
+    if found:
+        assert list(pair.read("train")) == [(found, "en")]
+    else:
+        with pytest.raises(ValueError, match="no unit with both sr_latn and en"):
+            list(pair.read("train"))
+
+
 def test_tmx_in_another_encoding(tmp_path):
     data = TMX.replace("UTF-8", "UTF-16").encode("utf-16")
     assert len(list(_pair(tmp_path, "de-en.tmx", data).read("train"))) == 2
@@ -79,6 +103,10 @@ def test_tmx_in_another_encoding(tmp_path):
         (
             TMX.replace('"tmx14.dtd"', '"x" [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;">]'),
             "declares the XML entity 'a', which is not allowed",
+        ),
+        (
+            TMX.replace("</seg>", "&nbsp;</seg>", 1),
+            r"has the XML entity &nbsp;, which it does not define\. Replace the entity by its text",
         ),
         (TMX.replace('"de', '"fr'), r"no unit with both de and en; it has en_us, fr"),
         (TMX.replace("UTF-8", "klingon"), r"de-en\.tmx is not well-formed XML"),

@@ -25,6 +25,7 @@ from lingvo_moe.data.work import Piece, Work
 
 KEPT, REPEATED, HELD_OUT = 0, 254, 255  # verdicts on lines; other values are numbers of rules
 _BYTES_PER_KEY = 80  # memory for sorting
+_REPEATS, _HELD_OUT_IN_TRAIN = "duplicates", "held_out_in_train"  # in `summary`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +187,14 @@ class PairWork:
                 verdicts[lines[first:last] - start] = REPEATED
         return verdicts
 
+    def train_verdicts(self) -> dict[str, int]:
+        """The number of train lines by what leaves them out, as in `summary`; "" for kept ones."""
+        names = {KEPT: "", REPEATED: _REPEATS, HELD_OUT: _HELD_OUT_IN_TRAIN}
+        names |= {code: rule.name for code, rule in enumerate(self.rules, 1)}
+        blocks = (self.verdicts("train", n) for n in range(len(self.block_lines("train"))))
+        counts = collections.Counter(code for block in blocks for code in block.tolist())
+        return {names[code]: count for code, count in counts.items()}
+
     @functools.cached_property
     def kept_counts(self) -> list[int]:
         """The number of kept lines of each block of train."""
@@ -320,8 +329,8 @@ class PairWork:
         in_train = np.isin(self.held_target_hashes(), targets_in_train)
         return {
             **{rule.name: int(counts[code]) for code, rule in enumerate(self.rules, 1)},
-            "duplicates": int(counts[REPEATED]),
-            "held_out_in_train": int(counts[HELD_OUT]),
+            _REPEATS: int(counts[REPEATED]),
+            _HELD_OUT_IN_TRAIN: int(counts[HELD_OUT]),
             "targets_in_train": int(np.sum(in_train)),
             "targets_changed": changed,
             "too_long": too_long,

@@ -109,7 +109,7 @@ def test_a_vocabulary_that_is_too_small_is_named_by_its_flag(side, corpus, tmp_p
     other = corpus / "train" / ("de-en.en" if side == "source" else "de-en.de")
     other.write_text("a b\n" + other.read_text("utf-8"), encoding="utf-8")
     params = dataclasses.replace(PARAMS, character_coverage=1.0)
-    message = f"pieces from .* Give a larger --{side}_vocab_size or a lower --character_coverage"
+    message = f"pieces from .* Give a larger {side}_vocab_size or a lower character_coverage"
     with pytest.raises(ValueError, match=message):
         prepare(corpus, tmp_path / "data", params)
 
@@ -400,8 +400,21 @@ def test_empty_corpus(tmp_path):
     (tmp_path / "corpus/train").mkdir(parents=True)
     for side in ("de", "en"):
         (tmp_path / f"corpus/train/de-en.{side}").touch()
-    with pytest.raises(ValueError, match="no text to train a vocabulary on; is the train split"):
+    with pytest.raises(ValueError, match="There are no train lines, so no vocabulary can be"):
         prepare(tmp_path / "corpus", tmp_path / "data", PARAMS)
+
+
+def test_when_no_line_is_kept_the_reasons_are_told(corpus, tmp_path):
+    lines = ["a\tb", "\ufffd\tc", "d\t"]
+    for path in (corpus / "train").iterdir():
+        path.unlink()
+    (corpus / "train/fr-en.tsv").write_text("\n".join(lines) + "\n")
+    (corpus / "dev").mkdir(exist_ok=True)
+    (corpus / "dev/fr-en.tsv").write_text("a\tx\n")
+    message = r"All 3 train lines are left out \((1 by [a-z_]+(, )?){3}\), so no vocabulary"
+    with pytest.raises(ValueError, match=message) as error:
+        prepare(corpus, tmp_path / "data", PARAMS)
+    assert all(f"1 by {name}" in str(error.value) for name in ("empty", "held_out_in_train"))
 
 
 def test_codes_in_any_script(corpus, tmp_path):

@@ -142,12 +142,14 @@ def _trained(work: Work, sides: Sequence[str]) -> Vocabulary:
     if params.extend:
         old = Vocabulary.load(Path(params.extend) / f"{sides[0]}.model")
         return extend_vocabulary(old, texts, params.new_pieces, **options)
+    if not any(map(len, texts.values())):
+        raise ValueError(_nothing_kept(work))
     size_name = f"{sides[0]}_vocab_size"
     return train_vocabulary(
         texts,
         getattr(params, size_name),
         normalization=getattr(params, f"{sides[-1]}_normalization"),
-        size_name=f"--{size_name}",
+        size_name=size_name,
         **options,
     )
 
@@ -159,3 +161,17 @@ def _kept_texts(work: Work, sides: Sequence[str]) -> dict[str, Texts]:
         for pair in each_pair(work):
             blocks[getattr(pair.pair, side)] += pair.kept_texts(SIDES.index(side))
     return {language: Texts(parts) for language, parts in blocks.items()}
+
+
+def _nothing_kept(work: Work) -> str:
+    """The message of an error: no line of train is left."""
+    verdicts: collections.Counter[str] = collections.Counter()
+    for pair in each_pair(work):
+        verdicts.update(pair.train_verdicts())
+    if not verdicts:
+        return "There are no train lines, so no vocabulary can be trained. Give text for training."
+    left_out = ", ".join(f"{count:,} by {name}" for name, count in verdicts.items())
+    return (
+        f"All {verdicts.total():,} train lines are left out ({left_out}), so no vocabulary can be "
+        f"trained. Give other text, or change the rules of cleaning."
+    )

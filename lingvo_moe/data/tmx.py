@@ -14,12 +14,13 @@ _CODES = {"bpt", "ept", "it", "ph", "ut"}  # elements of a segment whose content
 def read_tmx(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
     """Reads the translation units that have both languages: (source, target), stripped.
 
-    `xml:lang` may be in any case, with "-" or "_". If a unit does not have "pt_BR", its first text
-    in any other "pt" is used, but no text is both sides. Line ends in a segment become spaces.
+    `xml:lang` may be in any case, with "-" or "_". If a unit does not have "sr_Latn", its first
+    text in a longer code such as "sr_Latn_RS" is used, or else in any "sr" that names no other
+    script. No text is both sides. Line ends in a segment become spaces.
 
     Raises:
-        ValueError: the file is not well-formed XML, declares entities, has no unit with both
-            languages, or is compressed and damaged.
+        ValueError: the file is not well-formed XML, has entities that XML itself does not define,
+            has no unit with both languages, or is compressed and damaged.
         OSError: the file cannot be read.
     """
     reader = _Reader(path, source, target)
@@ -41,6 +42,7 @@ class _Reader:
         parser = expat.ParserCreate()
         parser.buffer_text = True
         parser.EntityDeclHandler = self._refuse
+        parser.SkippedEntityHandler = self._refuse_unknown  # expat leaves it out of the text
         parser.StartElementHandler = self._start
         parser.EndElementHandler = self._end
         parser.CharacterDataHandler = self._add
@@ -67,6 +69,13 @@ class _Reader:
             f"{self._path} declares the XML entity {name!r:.60}, which is not allowed. Replace "
             f"the entity by its text."
         )
+
+    def _refuse_unknown(self, name, is_parameter):
+        if not is_parameter:
+            raise ValueError(
+                f"{self._path} has the XML entity &{name:.60};, which it does not define. Replace "
+                f"the entity by its text."
+            )
 
     def _start(self, name, attributes):
         if name == "tu":
@@ -100,9 +109,19 @@ class _Reader:
         """The language of the current unit that serves as a language; None if there is none."""
         if language in self._unit:
             return language
-        main = language.partition("_")[0]
-        return next((c for c in self._unit if c.partition("_")[0] == main and c != but), None)
+        main, *parts = language.split("_")
+        codes = [c for c in self._unit if c.partition("_")[0] == main and c != but]
+        longer = [c for c in codes if {*parts} <= {*c.split("_")}]
+        alike = [
+            c for c in codes if not _script(language) or _script(c) in (None, _script(language))
+        ]
+        return next(iter([*longer, *alike]), None)
 
 
 def _code(language: str) -> str:
     return language.replace("-", "_").replace("@", "_").casefold()
+
+
+def _script(code: str) -> str | None:
+    """The script that a language's code names, such as "latn"; None without one."""
+    return next((part for part in code.split("_")[1:] if len(part) == 4 and part.isalpha()), None)

@@ -27,6 +27,7 @@ __all__ = [
     "UNK",
     "Normalization",
     "Vocabulary",
+    "is_trained_on",
     "tag_piece",
     "train_vocabulary",
 ]
@@ -47,6 +48,11 @@ _MAX_BYTES = 4192  # SentencePiece ignores longer sentences in training
 def tag_piece(language: str) -> str:
     """The control symbol of a target language: `<2en>`."""
     return f"<2{language}>"
+
+
+def is_trained_on(sentence: str) -> bool:
+    """Whether SentencePiece reads a sentence in training: one of at most 4,192 bytes."""
+    return len(sentence.encode()) <= _MAX_BYTES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,18 +245,17 @@ def train_vocabulary(
             spaces at its ends, except U+2581, which SentencePiece uses for spaces.
         model_type: how SentencePiece cuts a text.
         seed: of the sampling.
-        size_name: what errors call the size, such as "--source_vocab_size".
+        size_name: what errors call the size, such as "source_vocab_size".
 
     Raises:
         ValueError: no text, or a size too small for the characters.
     """
     rng = np.random.default_rng(seed)
-    drawn = _sample(texts, temperature, max_sentences, rng)
-    sample = [sentence for sentence in drawn if len(sentence.encode()) <= _MAX_BYTES]
+    sample = list(filter(is_trained_on, _sample(texts, temperature, max_sentences, rng)))
     if not sample:
         raise ValueError(
-            f"There is no text to train a vocabulary on; is the train split empty, or every line "
-            f"of it longer than {_MAX_BYTES} bytes?"
+            f"There is no text to train a vocabulary on: no lines, or none of at most {_MAX_BYTES} "
+            f"bytes. Give text for training, or split longer lines."
         )
     model = io.BytesIO()
     try:
@@ -280,7 +285,7 @@ def train_vocabulary(
         reason = f"its characters, tags and bytes alone are {needed[1]}" if needed else error
         raise ValueError(
             f"SentencePiece could not make a vocabulary of {size} pieces from {len(sample)} "
-            f"sentences: {reason}. Give a larger {size_name} or a lower --character_coverage."
+            f"sentences: {reason}. Give a larger {size_name} or a lower character_coverage."
         ) from error
     return Vocabulary(model.getvalue())
 

@@ -32,7 +32,7 @@ def draw_plot(reports: Sequence[Report]) -> bytes:
     has_baselines = any(s.delta_bleu is not None for report in reports for s in report.pairs)
     figure = Figure(figsize=(min(6 + 0.16 * len(pairs), 20), 4.6), dpi=120, layout="tight")
     axes = figure.add_subplot()
-    _draw_sizes(axes.twinx(), [score.train_examples for score in reports[0].pairs])
+    _draw_sizes(axes.twinx(), [score.train_examples or 0 for score in reports[0].pairs])
     axes.set_zorder(2)
     axes.patch.set_visible(False)
     for report, color in zip(reports, itertools.cycle(COLORS), strict=False):
@@ -66,7 +66,7 @@ def moving_average(values: Sequence[float | None], window: int = WINDOW) -> np.n
     return result
 
 
-def _draw_sizes(axes: Axes, sizes: Sequence[int]) -> None:
+def _draw_sizes(axes: Axes, sizes: Sequence[float]) -> None:
     axes.bar(range(len(sizes)), sizes, width=0.8, color=_BARS, zorder=0)
     axes.set_yscale("log" if any(sizes) else "linear")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")

@@ -130,7 +130,7 @@ class Report(Params):
         names = [score.pair for score in self.pairs]
         if len(set(names)) < len(names):
             raise ValueError(f"pairs must be different, got {names}.")
-        ordered = sorted(self.pairs, key=lambda score: (-score.train_examples, score.pair))
+        ordered = sorted(self.pairs, key=lambda score: (-(score.train_examples or 0), score.pair))
         object.__setattr__(self, "pairs", tuple(ordered))
         object.__setattr__(self, "pooled", tuple(self.pooled))
 
@@ -141,7 +141,8 @@ class Report(Params):
     def averages(self) -> Mapping[str, Averages]:
         """Means over 'all' pairs, over the thirds of those with training data, and two more groups.
 
-        The thirds are those of `thirds`. 'zero-shot' are the pairs without training data, and
+        The thirds are those of `thirds`; pairs with an unknown number of training lines are in none
+        of them. 'zero-shot' are the pairs without training data, and
         'reliable' those with enough test lines. If only some pairs of a group have baselines, its
         averages are over these.
         """
@@ -149,7 +150,7 @@ class Report(Params):
         groups = {
             "all": self.pairs,
             **thirds(trained),
-            "zero-shot": [score for score in self.pairs if not score.train_examples],
+            "zero-shot": [score for score in self.pairs if score.zero_shot],
             "reliable": [score for score in self.pairs if score.reliable],
         }
         return {name: _average(scores) for name, scores in groups.items()}
@@ -264,7 +265,7 @@ def matrix_table(report: Report) -> Table | None:
 def _matrix_cell(score: PairScore | None) -> str:
     if score is None:
         return ""
-    return format_score(score.bleu) + ("" if score.train_examples else ZERO_SHOT)
+    return format_score(score.bleu) + (ZERO_SHOT if score.zero_shot else "")
 
 
 def averages_table(report: Report) -> Table:
@@ -378,8 +379,9 @@ def _is_off_target(report: Report) -> bool:
 
 
 def _sizes(score: PairScore) -> tuple[str, str]:
+    train = "–" if score.train_examples is None else f"{score.train_examples:,}"
     return (
-        f"{score.train_examples:,}{'' if score.train_examples else ZERO_SHOT}",
+        f"{train}{ZERO_SHOT if score.zero_shot else ''}",
         f"{score.test_examples:,}{'' if score.reliable else '?'}",
     )
 
@@ -409,7 +411,7 @@ def column_notes(report: Report) -> list[str]:
     notes = []
     if any(score.floor is not None for score in report.pairs):
         notes.append("floor: BLEU of the target of the most similar training sentence")
-    if any(not score.train_examples for score in report.pairs):
+    if any(score.zero_shot for score in report.pairs):
         through = f", translated through {report.pivot}" if report.pivot else ""
         notes.append(f"{ZERO_SHOT} zero-shot: a pair without training data{through}")
     if _is_off_target(report):

@@ -243,6 +243,17 @@ def test_a_column_of_rates_off_target_that_are_all_0_is_left_out(rate, shown):
     assert ("off-target" in table, "of refs" in table) == (shown, shown)
 
 
+def test_pairs_with_an_unknown_number_of_lines_are_not_zero_shot(tmp_path):
+    """And in no third; a number of lines may have more than 32 bits."""
+    sizes = {"a-en": 5 * 2**31, "b-en": 0, "c-en": None}
+    report = make_report(*(make_score(pair, size, 30.0) for pair, size in sizes.items()))
+    assert [row[1] for row in pairs_table(report).rows] == ["10,737,418,240", "0°", "–"]
+    of = {name: average.of for name, average in report.averages.items()}
+    assert (of["all"], of["high"], of["mid"], of["low"], of["zero-shot"]) == (3, 0, 1, 0, 1)
+    save_report(report, tmp_path)
+    assert load_report(tmp_path) == report
+
+
 def test_the_mark_of_zero_shot_pairs_is_in_the_column_of_training_lines():
     # With one target language there is no matrix, whose cells have the mark too.
     report = make_report(make_score("a-en", 1200, 30.0), make_score("b-en", 0, 2.0))

@@ -36,7 +36,8 @@ class PairOutput:
 
     Attributes:
         pair: 'SOURCE-TARGET', such as 'sw-en'.
-        train_examples: sentence pairs of this language pair that the model was trained on.
+        train_examples: sentence pairs of this language pair that the model was trained on; None if
+            they are not known.
         sources: the sentences to translate.
         hypotheses: the system's translations.
         references: the human translations.
@@ -55,7 +56,7 @@ class PairOutput:
     """
 
     pair: str
-    train_examples: int
+    train_examples: int | None
     sources: Sequence[str]
     hypotheses: Sequence[str]
     references: Sequence[str]
@@ -86,7 +87,7 @@ class PairScore(Params):
 
     Attributes:
         pair: 'SOURCE-TARGET'; '*-TARGET' for pairs scored as one.
-        train_examples: sentence pairs trained on.
+        train_examples: sentence pairs trained on; they may exceed 32 bits. None: as of PairOutput.
         test_examples: lines scored.
         bleu: corpus BLEU, 0 to 100.
         chrf: corpus chrF++ (character 6-grams and word bigrams), 0 to 100.
@@ -102,7 +103,7 @@ class PairScore(Params):
     """
 
     pair: str
-    train_examples: NonNegativeInt
+    train_examples: NonNegativeFloat | None
     test_examples: NonNegativeInt
     bleu: NonNegativeFloat
     chrf: NonNegativeFloat
@@ -121,6 +122,11 @@ class PairScore(Params):
     def delta_bleu(self) -> float | None:
         """BLEU - BLEU of the baseline; None without a baseline."""
         return None if self.baseline_bleu is None else self.bleu - self.baseline_bleu
+
+    @property
+    def zero_shot(self) -> bool:
+        """Whether the model was not trained on the pair."""
+        return self.train_examples == 0
 
     @property
     def reliable(self) -> bool:
@@ -204,9 +210,11 @@ def score_pair(
 
 def pool(outputs: Sequence[PairOutput]) -> PairOutput:
     """Several pairs with the same target language as one, '*-TARGET', their lines in turn."""
+    counts = [output.train_examples for output in outputs]
+    known = [count for count in counts if count is not None]
     return PairOutput(
         pair=f"*-{outputs[0].pair.rpartition('-')[2]}",
-        train_examples=sum(output.train_examples for output in outputs),
+        train_examples=sum(known) if len(known) == len(counts) else None,
         sources=[line for output in outputs for line in output.sources],
         hypotheses=[line for output in outputs for line in output.hypotheses],
         references=[line for output in outputs for line in output.references],

@@ -5,6 +5,7 @@ DIRECTORY/data-KEY/PAIR  a pair's data with its own vocabulary; KEY is of the da
 DIRECTORY/report         their report, which `evaluate` compares with
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import tempfile
@@ -14,16 +15,18 @@ from typing import Any
 
 from lingvo_moe.core import lock
 from lingvo_moe.core.files import check_file_name, check_output, new_directory
+from lingvo_moe.core.lines import first_of
 from lingvo_moe.core.params import override, text_of
 from lingvo_moe.data.corpora import write_corpus
 from lingvo_moe.data.dataset import FILE as DATASET_FILE
 from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset
+from lingvo_moe.data.packing import Shape
 from lingvo_moe.data.prepare import prepare
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.vocabulary import NORMALIZATIONS, Vocabulary
 from lingvo_moe.evaluation.baselines import IN_OUTPUT
 from lingvo_moe.evaluation.evaluate import write_report
-from lingvo_moe.evaluation.report import Report
+from lingvo_moe.evaluation.report import REPORT_FILE, Report, load_report
 from lingvo_moe.tasks.evaluation import load_translator, references_of, translate_split
 from lingvo_moe.tasks.floor import train_texts
 from lingvo_moe.tasks.model_dir import ModelDir
@@ -50,7 +53,7 @@ def train_baselines(
 
     With several jobs each pair is trained with the model of each, and the best one on dev, by
     `train.best_by`, is scored. All arguments are checked before the training starts. An earlier
-    report is replaced.
+    report of these pairs is replaced.
 
     Args:
         jobs: what to train; they differ in the model, and their logdir is the DIRECTORY above.
@@ -60,15 +63,17 @@ def train_baselines(
             the model's sizes, instead of that of the dataset.
 
     Raises:
-        ValueError, OSError: an unknown or repeated pair, one without training examples, no lines
-            in the split, models whose results on dev cannot be compared, files in DIRECTORY/report
-            that this did not make, or as `train_model`.
+        ValueError, OSError: an unknown or repeated pair, one without training examples that fit a
+            row, no lines in the split, no dev lines to choose the best by, models whose results on
+            dev cannot be compared, files in DIRECTORY/report that this did not make or a report of
+            further pairs, a vocabulary that cannot be trained, or as `train_model`.
         SystemExit: a signal stopped the training.
     """
     dataset, report, output = jobs[0].dataset, jobs[0].report, jobs[0].logdir / IN_OUTPUT
     check_output(output, MAKER, overwrite=True)
-    pairs = pairs or _with_train_lines(dataset, report)
+    pairs = pairs or _with_train_lines(jobs[0], report)
     pairs = list(references_of(dataset, split, pairs, report))
+    _check_earlier_report(output, pairs)
     models = _checked(jobs, pairs, own_vocabulary)
     chosen = _best_of_each([(model, _train(model)) for model in models], pairs, report)
     outputs = translate_split(_translators(chosen), dataset, split, report)
@@ -79,20 +84,28 @@ def train_baselines(
         return write_report(outputs, directory, model=name, checkpoint_step=None, split=split)
 
 
-def _with_train_lines(dataset: Dataset, report) -> list[str]:
-    """The pairs with training examples; `report` takes a line for each of the others."""
-    pairs = []
-    for pair in dataset.pairs:
-        if pair.examples.get("train"):
-            pairs.append(pair.name)
-        else:
-            report(f"{pair.name}: no train lines, skipped")
-    if not pairs:
+def _with_train_lines(job: TrainingJob, report) -> list[str]:
+    """The pairs with training examples, also in further corpora; `report` takes the others."""
+    params = ModelDir.params_for_training(job.logdir, job.model, job.overrides, job.params)
+    trained = params.input.with_pairs([]).curriculum(job.dataset).examples
+    names = [pair.name for pair in job.dataset.pairs]
+    for name in names:
+        if name not in trained:
+            report(f"{name}: no train lines, skipped")
+    return [name for name in names if name in trained]
+
+
+def _check_earlier_report(output: Path, pairs: Sequence[str]) -> None:
+    """Raises ValueError if the report would lose scores of pairs that were trained before."""
+    if not (output / REPORT_FILE).exists():
+        return
+    earlier = [score.pair for score in load_report(output).pairs]
+    if lost := [pair for pair in earlier if pair not in pairs]:
         raise ValueError(
-            f"{dataset.directory} has no train lines, so no baseline can be trained. Prepare text "
-            f"for training."
+            f"{output} has scores of {first_of(lost)}, which would be lost. Name all pairs (those "
+            f"that are trained are only scored again), give another --output, or remove {output}. "
+            f"lingvo-moe-evaluate takes several --baselines."
         )
-    return pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,13 +143,14 @@ def _checked(
     if several:
         for pair in pairs:
             _check_comparable(models, jobs[0].dataset, pair, own_vocabulary)
-        _check_dev_lines(models[0], jobs[0].dataset)
+    _check_dev_lines(models, jobs[0].dataset)
     if own_vocabulary:
         models = [_with_own_data(of, one.logdir) for of, one in zip(models, jobs, strict=True)]
     else:
         _check_room(models, jobs[0].dataset)
-    for run in (run for model in models for run in model.runs.values()):
+    for pair, run in (one for model in models for one in model.runs.items()):
         _check_logdir(run, jobs[0], own_vocabulary)
+        _check_row(run, pair)
     return models
 
 
@@ -187,6 +201,7 @@ def _alone(job: TrainingJob, pair: str) -> list[str]:
 def _with_own_data(model: _Model, output: Path) -> _Model:
     """The model, trained on data in output with vocabularies of each pair's own."""
     for pair, params in model.params.items():
+        _check_normalization(model.runs[pair].dataset, model.name, params)
         if params.input.corpora:
             raise ValueError(
                 f"{pair}: with --own_vocabulary a model has no further corpora, because they have"
@@ -199,9 +214,33 @@ def _with_own_data(model: _Model, output: Path) -> _Model:
         home = output / f"{_DATA}{key}"
         with lock.hold(home, f".{pair}.lock", wait=True):
             if not (home / pair / DATASET_FILE).exists():
-                _prepare_alone(run, pair, home / pair, wanted)
+                with _named(pair):
+                    _prepare_alone(run, pair, home / pair, wanted)
         runs[pair] = dataclasses.replace(run, dataset=Dataset.load(home / pair))
     return dataclasses.replace(model, runs=runs)
+
+
+def _check_normalization(dataset, name, params):
+    """Raises ValueError if a vocabulary for both sides would not read sources as they are tested.
+
+    Train sources are known only as the dataset's source vocabulary normalized them.
+    """
+    rules = [getattr(dataset, f"{side}_vocabulary").normalization for side in SIDES]
+    if params.joint_vocab and len(set(rules)) > 1:
+        raise ValueError(
+            f"{name} has one vocabulary for both sides, but in {dataset.directory} sources have"
+            f" the normalization {rules[0]} and targets {rules[1]}. Prepare the text with"
+            f" --joint_vocab, or leave out --own_vocabulary."
+        )
+
+
+@contextlib.contextmanager
+def _named(pair: str) -> Iterator[None]:
+    """Errors in the block begin with the pair."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{pair}: {error} Or leave the pair out, with --pairs.") from error
 
 
 def _preparation(dataset: Dataset, params: TranslationParams) -> PrepareParams:
@@ -247,6 +286,22 @@ def _check_logdir(run, job, own_vocabulary):
         if begun.exists() and Vocabulary.load(begun).sha256 != run.dataset.hashes["source"]:
             raise ValueError(_other_vocabulary(begun, job, own_vocabulary)) from error
         raise
+
+
+def _check_row(run: TrainingJob, pair: str) -> None:
+    """Raises ValueError if no training example of the pair fits a row."""
+    given = _model_dir(run).params.input
+    shape = Shape(given.batch_size, given.source_length, given.target_length)
+    if not any(
+        shape.has_room(stream.with_tag(stream.example(i)))
+        for stream in given.curriculum(run.dataset).streams
+        for i in range(stream.size)
+    ):
+        raise ValueError(
+            f"{pair}: no train example fits rows of {shape.source_length} and "
+            f"{shape.target_length} tokens. Raise input.source_length and input.target_length, or "
+            f"leave the pair out, with --pairs."
+        )
 
 
 def _other_vocabulary(begun: Path, job: TrainingJob, own_vocabulary: bool) -> str:
@@ -357,17 +412,21 @@ def _check_comparable(models, dataset, pair, own_vocabulary):
             )
 
 
-def _check_dev_lines(model, dataset):
-    """Raises ValueError if a pair has no dev lines to choose its best model by."""
-    pairs = {pair: bool(dataset.pair(pair).examples.get("dev")) for pair in model.params}
-    without = [pair for pair, has_dev in pairs.items() if not has_dev]
-    if without:
-        by = model.params[without[0]].train.best_by.name
-        rest = ",".join(pair for pair, has_dev in pairs.items() if has_dev)
-        raise ValueError(
-            f"The best of several models is chosen by {by}; no dev lines: {', '.join(without)}."
-            f" {f'Pass --pairs={rest}, or give' if rest else 'Give'} one --model."
-        )
+def _check_dev_lines(models, dataset):
+    """Raises ValueError if a pair has no dev lines, by which its model or checkpoint is chosen."""
+    has_dev = {pair: bool(dataset.pair(pair).examples.get("dev")) for pair in models[0].params}
+    without = [pair for pair, has in has_dev.items() if not has]
+    by_bleu = [p.train.best_by.needs_translations for m in models for p in m.params.values()]
+    if not without or (len(models) == 1 and not any(by_bleu)):
+        return
+    rest = [pair for pair, has in has_dev.items() if has]
+    alone = ["one --model"] if len(models) > 1 else []
+    alone += ['--set="train.best_by=DevLoss()"'] if any(by_bleu) else []
+    cures = [*([f"--pairs={','.join(rest)}"] if rest else []), " and ".join(alone)]
+    raise ValueError(
+        f"The best is chosen on dev, and there are no dev lines of {', '.join(without)}. Pass "
+        f"{', or '.join(cures)}: then the last checkpoint is taken."
+    )
 
 
 def _check_equal_sentences(names, counts):

@@ -233,7 +233,7 @@ def test_another_model_leaves_the_logdirs_that_there_are(tmp_path, pretended):
     (first / "qna-en" / "model.json").write_bytes((tmp_path / "qna-en" / "model.json").read_bytes())
     message = f"{tmp_path}/qna-en and {first}/qna-en are both logdirs of tiny.Bilingual"
     with pytest.raises(ValueError, match=message):
-        train_baselines(jobs, ["qna-en"])
+        train_baselines(jobs, ["qna-en", "qta-en"])
 
 
 def test_pairs_that_are_left_out_are_named(tmp_path):
@@ -248,7 +248,7 @@ def test_pairs_that_are_left_out_are_named(tmp_path):
         *(f"{pair}: no test lines, skipped" for pair in others),
     ]
     nothing = _job(tmp_path / "out", dataset=without("train"))
-    with pytest.raises(ValueError, match="has no train lines, so no baseline can be trained"):
+    with pytest.raises(ValueError, match="There are no training examples for any pair in"):
         train_baselines([nothing])
     assert not (tmp_path / "out").exists()
 
@@ -330,6 +330,63 @@ def _interrupted(*_):
     raise KeyboardInterrupt
 
 
+def test_a_report_keeps_the_pairs_that_it_has(tmp_path, pretended):
+    pretended.update({(MODELS[0], pair): 1.0 for pair in ("qna-en", "qta-en")})
+    job = _job(tmp_path, make_runtime=lambda *_: MODELS[0])
+    train_baselines([job], ["qna-en"])
+    with pytest.raises(ValueError, match=r"report has scores of qna-en, which would be lost\."):
+        train_baselines([job], ["qta-en"])
+    found = train_baselines([job], ["qna-en", "qta-en"])
+    assert [score.pair for score in found.pairs] == ["qna-en", "qta-en"]
+
+
+def test_pairs_that_cannot_be_trained_are_named_before_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(baselines, "run_training", None)
+    pairs, by_bleu = ["qna-en", "qta-en"], ("train.best_by=DevBleu()", "train.dev_bleu_sentences=4")
+
+    def job(*overrides, **fields):
+        return training_job(tmp_path / "out", *overrides, model="tiny.Bilingual", **fields)
+
+    no_dev = job(*by_bleu, dataset=without("dev", "qta-en"))
+    cure = r'no dev lines of qta-en\. Pass --pairs=qna-en, or --set="train\.best_by=DevLoss\(\)"'
+    with pytest.raises(ValueError, match=cure):
+        train_baselines([no_dev], pairs)
+    with pytest.raises(ValueError, match=r"qna-en: no train example fits rows of 2 and 32 tokens"):
+        train_baselines([job("input.source_length=2")], pairs)
+    too_few = "SentencePiece could not make a vocabulary"
+    monkeypatch.setattr(baselines, "prepare", lambda *_, **__: _raise(ValueError(too_few)))
+    with pytest.raises(ValueError, match=f"^qna-en: {too_few} Or leave the pair out, with --pairs"):
+        train_baselines([job()], pairs, own_vocabulary=True)
+
+
+def _raise(error):
+    raise error
+
+
+def test_sources_are_trained_on_as_they_are_tested(tmp_path, monkeypatch):
+    """A vocabulary for both sides cannot have the normalization of each."""
+    monkeypatch.setattr(baselines, "run_training", None)
+    job = training_job(tmp_path / "out", "model.shared_embedding=True", model="tiny.Bilingual")
+    with pytest.raises(
+        ValueError, match=r"nmt_nfkc and targets identity\. Prepare .* --joint_voca"
+    ):
+        train_baselines([job], ["qna-en"], own_vocabulary=True)
+
+
+def test_pairs_with_text_only_in_a_further_corpus_are_trained(tmp_path, pretended):
+    pretended[MODELS[0], "qna-en"] = 1.0
+    corpus = f"Corpus(name='mined', data={str(dataset().directory)!r})"
+    data = without("train", "qna-en", of=without("test", "qnu-en", "qta-en", "qto-en"))
+    job = training_job(
+        tmp_path,
+        f"input.corpora=({corpus},)",
+        model=MODELS[0],
+        dataset=data,
+        make_runtime=lambda *_: MODELS[0],
+    )
+    assert [score.pair for score in train_baselines([job]).pairs] == ["qna-en"]
+
+
 def test_results_on_dev_that_cannot_be_compared_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(baselines, "run_training", None)
     by_bleu = ("train.best_by=DevBleu()", "train.dev_bleu_sentences=9")
@@ -357,13 +414,16 @@ def test_models_among_which_dev_loss_cannot_choose_are_refused(tmp_path, monkeyp
         (twice, "--model must name a model once; repeated: tiny.Bilingual"),
         (by_bleu, r'best_by=DevLoss\(\), DevBleu\(\), .* Pass --set="train.best_by=DevBleu\(\)"'),
         (longer, r"--set=input.source_length=48 --set=input.target_length=40\.$"),
-        (_several(tmp_path / "a", dataset=no_dev), r"no dev lines: qna-en\. Give one --model\.$"),
+        (
+            _several(tmp_path / "a", dataset=no_dev),
+            r"no dev lines of qna-en\. Pass one --model: then",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             train_baselines(jobs, ["qna-en"])
     assert not (tmp_path / "a").exists()
     one = _several(tmp_path / "a", dataset=without("dev", "qna-en", "qnu-en"))
-    message = r"no dev lines: qna-en, qnu-en\. Pass --pairs=qta-en,qto-en, or give one --model\.$"
+    message = r"no dev lines of qna-en, qnu-en\. Pass --pairs=qta-en,qto-en, or one --model: then"
     with pytest.raises(ValueError, match=message):
         train_baselines(one)
     with pytest.raises(ValueError, match="model is empty; name one or more models"):

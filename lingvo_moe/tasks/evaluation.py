@@ -85,7 +85,7 @@ def evaluate(
     if pivot is not None:
         model_dir.tag(pivot)
     task, trained_on = model_dir.task, count_trained_on(model_dir, dataset, report)
-    pivots = {name: None if trained_on.get(name) else pivot for name in references}
+    pivots = {name: pivot if trained_on[name] == 0 else None for name in references}
     for name in _without_experts(task, dataset, pivots, bool(pairs)):
         report(f"{name}: the model has no experts for it, skipped")
         del references[name], pivots[name]
@@ -184,25 +184,30 @@ def next_command(model_dir: ModelDir, dataset: Dataset) -> str:
 
 def count_trained_on(
     model_dir: ModelDir, dataset: Dataset, report: Callable[[str], None]
-) -> dict[str, int]:
+) -> dict[str, int | None]:
     """Pair -> number of sentence pairs that a model was trained on, in the dataset and in corpora.
 
     If it was trained on other data, or a corpus is not there, the numbers are those of the dataset.
+    None: the model was trained on the pair, but not on lines that can be counted here.
 
     Args:
         model_dir: the model.
         dataset: prepared data.
         report: takes a line if the numbers are those of the dataset.
     """
-    inputs = model_dir.params.input
+    inputs, cause = model_dir.params.input, "the model was trained on other data"
+    counts = {pair.name: pair.examples.get("train", 0) for pair in dataset.pairs}
     try:
         if identity(dataset, inputs.corpora) == model_dir.data:
-            return inputs.curriculum(dataset).examples
-        cause = "the model was trained on other data"
+            counts, cause = inputs.curriculum(dataset).examples, ""
     except ValueError as error:
         cause = str(error)
-    report(f"The column 'train' counts the training lines of {dataset.directory} only: {cause}")
-    return {pair.name: pair.examples.get("train", 0) for pair in dataset.pairs}
+    if cause:
+        report(f"The column 'train' counts the training lines of {dataset.directory} only: {cause}")
+    return {
+        pair.name: counts.get(pair.name) or (None if pair.name in model_dir.seen_pairs else 0)
+        for pair in dataset.pairs
+    }
 
 
 def _with_known_sources(translator: Translate, model_dir: ModelDir) -> Translate:
@@ -418,7 +423,7 @@ def _measured(outputs, dataset, trained_on, use, copies) -> list[PairOutput]:
     Args:
         outputs: the translations.
         dataset: prepared data.
-        trained_on: pair -> number of its training examples.
+        trained_on: as of `count_trained_on`.
         use: pair -> source use, nats per token.
         copies: pair -> targets of the most similar training sentences.
     """
@@ -426,7 +431,7 @@ def _measured(outputs, dataset, trained_on, use, copies) -> list[PairOutput]:
     return [
         dataclasses.replace(
             one,
-            train_examples=trained_on.get(one.pair, 0),
+            train_examples=trained_on[one.pair],
             nearest=copies.get(one.pair),
             source_use=use.get(one.pair),
             off_target=_off_target(identify, one.hypotheses, one.pair),

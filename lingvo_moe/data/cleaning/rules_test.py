@@ -44,6 +44,10 @@ LONG = "this is a sentence"
         (Script(), False, ("это GNU да нет", "this is GNU"), "ru-en"),
         (Script(), False, ("whatever это", "x"), "xyz-en"),
         (Script(), True, ("whatever", "x"), "sr_Cyrl-en"),
+        (Script(), True, ("whatever", "x"), "sr_cyrl_RS-en"),
+        (Script(), False, ("это", "x"), "sr_CYRL-en"),
+        (Script(), True, ("not Greek", "x"), "ell_Grek-en"),
+        (Script(), False, ("ᠮᠣᠩᠭᠣᠯ", "x"), "mn_Mong-en"),  # a script that is not known
         (Script(), False, ("12 - 3 !", "12"), "ru-en"),
         (Script(), False, ("ＡＢＣ", "x"), "de-en"),
         (Language(), True, ("Das ist ein deutscher Satz über das Wetter.", LONG), "fr-en"),

@@ -44,13 +44,34 @@ _OF_LANGUAGE = {
     language: {script} for script, codes in _LANGUAGES.items() for language in codes.split()
 } | {"ja": {"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"}}
 # Scripts in the codes of some languages, such as sr_Cyrl (ISO 15924).
-_SUFFIXES: Mapping[str, set[str]] = {
+_CODES: Mapping[str, set[str]] = {
     "Arab": {"ARABIC"},
+    "Armn": {"ARMENIAN"},
+    "Beng": {"BENGALI"},
     "Cyrl": {"CYRILLIC"},
     "Deva": {"DEVANAGARI"},
+    "Ethi": {"ETHIOPIC"},
+    "Geor": {"GEORGIAN"},
+    "Grek": {"GREEK"},
+    "Gujr": {"GUJARATI"},
+    "Guru": {"GURMUKHI"},
+    "Hang": {"HANGUL"},
     "Hans": {"CJK"},
     "Hant": {"CJK"},
+    "Hebr": {"HEBREW"},
+    "Jpan": {"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"},
+    "Khmr": {"KHMER"},
+    "Knda": {"KANNADA"},
+    "Laoo": {"LAO"},
     "Latn": {"LATIN"},
+    "Mlym": {"MALAYALAM"},
+    "Mymr": {"MYANMAR"},
+    "Orya": {"ORIYA"},
+    "Sinh": {"SINHALA"},
+    "Taml": {"TAMIL"},
+    "Telu": {"TELUGU"},
+    "Thai": {"THAI"},
+    "Tibt": {"TIBETAN"},
 }
 
 
@@ -76,10 +97,12 @@ class Script(CleaningRule):
 
 @functools.cache
 def scripts(language: str) -> frozenset[str]:
-    """The scripts of a language's code; none if they are not known."""
+    """The scripts of a language's code, in any case; none if they are not known."""
     name, *parts = language.replace("@", "_").split("_")
-    named = [_SUFFIXES[part] for part in parts if part in _SUFFIXES]
-    return frozenset(named[0] if named else _OF_LANGUAGE.get(name, ()))
+    named = [part.title() for part in parts if len(part) == 4 and part.isalpha()]
+    if named:  # a script that is not known must not count as the usual one of the language
+        return frozenset(_CODES.get(named[0], ()))
+    return frozenset(_OF_LANGUAGE.get(name.lower(), ()))
 
 
 @functools.lru_cache(1 << 16)
