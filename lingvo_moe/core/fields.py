@@ -61,6 +61,15 @@ class Params:
             rule = _broken_rule(value, annotated)
             if rule is not None:
                 raise ValueError(f"{name} must be {rule}, got {short_repr(value)}.")
+            object.__setattr__(self, name, _plain(value))
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy as one of Python, which a file can hold; also in tuples."""
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(map(_plain, value))
+    is_number = isinstance(value, numbers.Number) and hasattr(value, "item")
+    return value.item() if is_number else value
 
 
 def conforms(value: Any, hint: Any) -> bool:

@@ -3,6 +3,7 @@ import dataclasses
 import math
 from typing import Literal
 
+import numpy as np
 import pytest
 
 from lingvo_moe.core.fields import (
@@ -117,3 +118,9 @@ def test_conforms():
     assert not conforms([1], tuple[int, ...])
     assert not conforms(True, float)
     assert not conforms(None, int)
+
+
+def test_numbers_of_numpy_become_numbers_of_python():
+    """Files hold only these; the values of a sweep are often NumPy's."""
+    made = Model(layers=np.int64(3), sizes=(np.int32(2), 4), share=np.float64(0.5))
+    assert repr((made.layers, made.sizes, made.share)) == "(3, (2, 4), 0.5)"

@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -16,7 +16,15 @@ from lingvo_moe.core.nested_map import NestedMap
 
 @dataclasses.dataclass(frozen=True)
 class Initializer(abc.ABC):
-    """The initial values of a weight: a policy with one method."""
+    """The initial values of a weight: a policy."""
+
+    @property
+    def shares(self) -> Sequence[float] | None:
+        """Of a weight whose parts along its first axis are added up: the share of each part.
+
+        A copy of the whole weight in each part is multiplied by it. None: parts are not added up.
+        """
+        return None
 
     @abc.abstractmethod
     def __call__(self, shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:

@@ -73,6 +73,14 @@ class Gating(Params, abc.ABC):
         """Whether, without a capacity, a token's experts depend on that token alone."""
         return True
 
+    def check(self, num_experts: int) -> None:
+        """Checks that the policy can choose among so many experts.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        del num_experts
+
     def state(self, num_experts: int) -> NestedMap:
         """StateSpecs of values that the policy keeps from step to step; most policies have none."""
         del num_experts

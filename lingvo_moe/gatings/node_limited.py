@@ -21,7 +21,7 @@ class NodeLimited(Params):
         kept: number of nodes that a token may use.
 
     Raises:
-        ValueError: kept > nodes, or, in `limit`, numbers that do not fit.
+        ValueError: kept > nodes, or, in `check`, numbers that do not fit.
     """
 
     nodes: PositiveInt = 8
@@ -32,17 +32,16 @@ class NodeLimited(Params):
         if self.kept > self.nodes:
             raise ValueError(f"kept={self.kept} nodes of {self.nodes}; lower kept or raise nodes.")
 
-    def limit(self, order: tf.Tensor, k: int) -> tf.Tensor:
-        """The order of experts, -inf on nodes that a token may not use.
+    def check(self, num_experts: int, k: int) -> None:
+        """Checks that a token finds its experts on the nodes that it may use.
 
         Args:
-            order: float32 [G, S, E].
+            num_experts: E.
             k: K, choices of a token.
 
         Raises:
             ValueError: nodes do not divide E, or the kept ones have fewer than K experts.
         """
-        num_experts = order.shape[-1]
         if num_experts % self.nodes:
             raise ValueError(
                 f"{num_experts} experts cannot be split into nodes={self.nodes} equal blocks; "
@@ -54,6 +53,20 @@ class NodeLimited(Params):
                 f"kept={self.kept} nodes of {size} experts have fewer than k={k}; raise "
                 f"NodeLimited.kept or lower k."
             )
+
+    def limit(self, order: tf.Tensor, k: int) -> tf.Tensor:
+        """The order of experts, -inf on nodes that a token may not use.
+
+        Args:
+            order: float32 [G, S, E].
+            k: K, choices of a token.
+
+        Raises:
+            ValueError: as `check`.
+        """
+        num_experts = order.shape[-1]
+        self.check(num_experts, k)
+        size = num_experts // self.nodes
         shape = tf.concat([tf.shape(order)[:2], [self.nodes, size]], axis=0)
         by_node = tf.reshape(order, shape)  # [G, S, N, E / N]
         best = tf.math.top_k(by_node, min(size, math.ceil(k / self.kept))).values

@@ -31,6 +31,16 @@ class OnNode(Gating):
     def batch_independent(self):
         return self.gating.batch_independent
 
+    def check(self, num_experts):
+        """See Gating: that of the policy, among the experts of a node."""
+        try:
+            self.gating.check(num_experts // self.nodes)
+        except ValueError as error:
+            raise ValueError(
+                f"In a local step of GatingDropout(nodes={self.nodes}) a token has the experts of "
+                f"its node, {num_experts // self.nodes} of {num_experts}: {error}"
+            ) from error
+
     def state(self, num_experts):
         """See Gating: that of the policy."""
         return self.gating.state(num_experts)

@@ -48,6 +48,16 @@ class TopK(Gating):
     limit: NodeLimited | None = None
     balance: BalanceLoss = BY_GROUP
 
+    def check(self, num_experts):
+        """See Gating: k, and the nodes of `limit`."""
+        if self.k > num_experts:
+            raise ValueError(
+                f"k={self.k} must not exceed the number of experts, {num_experts}; lower k or "
+                f"raise moe.num_experts."
+            )
+        if self.limit:
+            self.limit.check(num_experts, self.k)
+
     def state(self, num_experts):
         """See Gating: the bias, and the state of the balance loss."""
         state = NestedMap(self.balance.state(num_experts))
@@ -57,12 +67,7 @@ class TopK(Gating):
 
     def route(self, logits, mask, capacity, context, extras=NOTHING):
         del context
-        num_experts = logits.shape[-1]
-        if self.k > num_experts:
-            raise ValueError(
-                f"k={self.k} must not exceed the number of experts, {num_experts}; lower k or "
-                f"raise moe.num_experts."
-            )
+        self.check(logits.shape[-1])
         scores = self.scores(logits)  # [G, S, E]
         weight, expert = top_choices(scores, self.k, self._order(scores, extras.state))
         if self.normalize:

@@ -72,8 +72,8 @@ class GatingDropout(Params):
             )
 
     def gating(self, gating: Gating) -> Gating:
-        """The policy of a local step."""
-        return OnNode(gating=gating, nodes=self.nodes)
+        """The policy of a local step; one that is local already stays as it is."""
+        return gating if isinstance(gating, OnNode) else OnNode(gating=gating, nodes=self.nodes)
 
     def dispatcher(self, dispatcher: Dispatcher) -> Dispatcher:
         """The dispatcher of a local step.

@@ -174,7 +174,7 @@ def test_evaluation_is_that_of_the_model_without_it():
     values, segments = inputs()
     tokens = Tokens(segments, segments)
     plain = MoEParams(num_experts=EXPERTS, gating=TopK(k=2))
-    dropped = dataclasses.replace(plain, num_groups=8, gating_dropout=GatingDropout(nodes=8))
+    dropped = dataclasses.replace(plain, num_groups=8, gating_dropout=GatingDropout(nodes=4))
     outputs = [
         MoE(model_dim=MODEL, hidden_dim=8, params=p)
         .fprop(theta(), tf.constant(values), tokens, EVALUATION)
@@ -202,6 +202,14 @@ def test_what_cannot_be_local(changes, message):
     given = {"num_experts": 8, "num_groups": 4, "gating_dropout": GatingDropout(nodes=4)}
     with pytest.raises(ValueError, match=message):
         MoEParams(**{**given, **changes})
+
+
+def test_a_node_with_too_few_experts_fails_before_any_step():
+    given = {"num_experts": 8, "num_groups": 4, "gating_dropout": GatingDropout(nodes=4)}
+    layer = MoE(model_dim=4, hidden_dim=8, params=MoEParams(gating=TopK(k=3), **given))
+    message = r"local step of GatingDropout\(nodes=4\) .* its node, 2 of 8: k=3 must not exceed"
+    with pytest.raises(ValueError, match=message):
+        layer.weights()
 
 
 def test_a_mesh_with_other_nodes_fails():

@@ -83,8 +83,9 @@ class ColumnBlocks(Holding):
 
         def in_column_blocks(spec):
             shape = (sum(self.sizes), *spec.shape[1:])
-            fan_in_is_hidden = spec.dims == "EHM"
-            init = _WholeFanIn(spec.init, self.sizes) if fan_in_is_hidden else spec.init
+            init = spec.init
+            if spec.dims[-1] == "M":  # of the outputs, which are summed over the blocks
+                init = _OfOutputs(init, self.sizes)
             return dataclasses.replace(spec, shape=shape, init=init)
 
         return NestedMap(experts=experts.map(in_column_blocks))
@@ -163,20 +164,27 @@ class Slots(Holding):
 
 
 @dataclasses.dataclass(frozen=True)
-class _WholeFanIn(Initializer):
-    """Initial values with the fan-in of a whole expert, n times that of one column block.
+class _OfOutputs(Initializer):
+    """Initial values of the weights of outputs, which are the sum of an expert's column blocks.
+
+    The fan-in is that of the whole expert, n times that of one block.
 
     Attributes:
         init: of an expert of size 1.
-        expert_sizes: n of each expert.
+        sizes: n of each expert.
     """
 
     init: Initializer
-    expert_sizes: tuple[int, ...]
+    sizes: tuple[int, ...]
 
     def __call__(self, shape, seed):
-        size = np.repeat(self.expert_sizes, self.expert_sizes)  # [C]
-        return self.init(shape, seed) * tf.constant(size[:, None, None] ** -0.5, tf.float32)
+        scale = tf.constant(np.sqrt(self.shares), tf.float32)
+        return self.init(shape, seed) * tf.reshape(scale, [-1, *([1] * (len(shape) - 1))])
+
+    @property
+    def shares(self):
+        """See Initializer: 1 / n for each block of an expert of size n."""
+        return 1.0 / np.repeat(self.sizes, self.sizes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -201,8 +201,14 @@ class MoE(Layer):
         """Theta: the router's gate, experts in the dispatcher's layout, and optional parts.
 
         `gating`, the policy's state; `shared`, the shared network; `shared_gate` [M], its gate.
+
+        Raises:
+            ValueError: the policy cannot choose among so many experts, also in a local step.
         """
         p = self.params
+        p.gating.check(p.num_experts)
+        if p.gating_dropout:
+            p.gating_dropout.gating(p.gating).check(p.num_experts)
         gate = p.router.weights(self.model_dim, p.num_experts)
         weights = NestedMap(gate, **p.dispatcher.holding.weights(self.experts.weights()))
         if state := p.gating.state(p.num_experts):

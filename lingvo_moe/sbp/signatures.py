@@ -220,7 +220,12 @@ def softmax(dims: str, over: str) -> Lettered:
     Args:
         dims: one letter a dimension.
         over: the letters of the dimensions along which it works.
+
+    Raises:
+        ValueError: a letter of over is not in dims.
     """
+    if unknown := sorted({*over} - {*dims}):
+        raise ValueError(f"over={over!r} has {', '.join(unknown)}, which dims={dims!r} lacks.")
     return Lettered(f"{dims}->{dims}", Linear.NOT, whole=over)
 
 

@@ -255,6 +255,7 @@ def test_infer():
         (lambda: signatures.einsum("ab->ac"), "a letter that no operand has"),
         (lambda: signatures.einsum("a->aa"), "a letter twice"),
         (lambda: signatures.add("ab,b->b"), "lacks 'a', which an elementwise operator"),
+        (lambda: signatures.softmax("BTE", "e"), "over='e' has e, which dims='BTE' lacks"),
         (lambda: signatures.Gather("vm,bl->blm", "b"), "must be a letter of the table alone"),
     ],
 )

@@ -27,6 +27,7 @@ from lingvo_moe.data.vocabulary import NORMALIZATIONS, Vocabulary
 from lingvo_moe.evaluation.baselines import IN_OUTPUT
 from lingvo_moe.evaluation.evaluate import write_report
 from lingvo_moe.evaluation.report import REPORT_FILE, Report, load_report
+from lingvo_moe.tasks.choice_on_dev import check_comparable, check_dev_lines
 from lingvo_moe.tasks.evaluation import load_translator, references_of, translate_split
 from lingvo_moe.tasks.floor import train_texts
 from lingvo_moe.tasks.model_dir import ModelDir
@@ -40,7 +41,6 @@ from lingvo_moe.training.signals import Stopped
 MAKER = "lingvo-moe-baselines"
 _DATA = "data-"  # prefix of the directories of data, which are beside those of models
 _ANY_LENGTH = 100_000  # tokens; rows of batches have their own limit
-_BY_BLEU = '--set="train.best_by=DevBleu()" --set=train.dev_bleu_sentences=300'
 
 
 def train_baselines(
@@ -142,8 +142,11 @@ def _checked(
     models = [_model(job, pairs, several) for job in jobs]
     if several:
         for pair in pairs:
-            _check_comparable(models, jobs[0].dataset, pair, own_vocabulary)
-    _check_dev_lines(models, jobs[0].dataset)
+            given = [model.params[pair] for model in models]
+            prepared = {_preparation(jobs[0].dataset, params) for params in given}
+            check_comparable(names, given, not own_vocabulary or len(prepared) == 1)
+    every = [params for model in models for params in model.params.values()]
+    check_dev_lines(jobs[0].dataset, pairs, every, several)
     if own_vocabulary:
         models = [_with_own_data(of, one.logdir) for of, one in zip(models, jobs, strict=True)]
     else:
@@ -390,63 +393,6 @@ def _told(output, chosen, several):
 
 def _model_dir(run):
     return ModelDir.for_training(run.logdir, run.model, run.overrides, run.dataset, run.params)
-
-
-def _check_comparable(models, dataset, pair, own_vocabulary):
-    """Raises ValueError if the best model of a pair cannot be chosen on dev."""
-    names, params = ", ".join(m.name for m in models), [m.params[pair] for m in models]
-    criteria = [one.train.best_by for one in params]
-    if len(set(criteria)) > 1:
-        raise ValueError(
-            f"{names} have train.best_by={', '.join(map(text_of, criteria))}, whose values cannot"
-            f" be compared. Pass {_BY_BLEU}."
-        )
-    if criteria[0].needs_translations:
-        _check_equal_sentences(names, [one.train.dev_bleu_sentences for one in params])
-    else:
-        _check_equal_lines(names, params)
-        if own_vocabulary and len({_preparation(dataset, one) for one in params}) > 1:
-            raise ValueError(
-                f"{names} have vocabularies of other sizes, and their dev losses per piece cannot"
-                f" be compared. Pass {_BY_BLEU}."
-            )
-
-
-def _check_dev_lines(models, dataset):
-    """Raises ValueError if a pair has no dev lines, by which its model or checkpoint is chosen."""
-    has_dev = {pair: bool(dataset.pair(pair).examples.get("dev")) for pair in models[0].params}
-    without = [pair for pair, has in has_dev.items() if not has]
-    by_bleu = [p.train.best_by.needs_translations for m in models for p in m.params.values()]
-    if not without or (len(models) == 1 and not any(by_bleu)):
-        return
-    rest = [pair for pair, has in has_dev.items() if has]
-    alone = ["one --model"] if len(models) > 1 else []
-    alone += ['--set="train.best_by=DevLoss()"'] if any(by_bleu) else []
-    cures = [*([f"--pairs={','.join(rest)}"] if rest else []), " and ".join(alone)]
-    raise ValueError(
-        f"The best is chosen on dev, and there are no dev lines of {', '.join(without)}. Pass "
-        f"{', or '.join(cures)}: then the last checkpoint is taken."
-    )
-
-
-def _check_equal_sentences(names, counts):
-    if len(set(counts)) > 1:
-        raise ValueError(
-            f"{names} have train.dev_bleu_sentences={', '.join(map(str, counts))}, so their BLEU"
-            f" is of different lines. Pass --set=train.dev_bleu_sentences={max(counts)}."
-        )
-
-
-def _check_equal_lines(names, params):
-    lengths = [(one.input.source_length, one.input.target_length) for one in params]
-    if len(set(lengths)) > 1:
-        raise ValueError(
-            f"{names} have rows of {', '.join(map(str, lengths))}"
-            " source and target tokens. Longer dev lines are skipped, so their dev losses are over"
-            " different lines and cannot be compared. Pass"
-            f" --set=input.source_length={max(lengths)[0]}"
-            f" --set=input.target_length={max(length for _, length in lengths)}."
-        )
 
 
 def _train(model: _Model) -> dict[str, float]:

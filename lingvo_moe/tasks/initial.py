@@ -137,7 +137,8 @@ def initialize(
         The number of steps, and a table of the sources of weights; "" if all are drawn.
 
     Raises:
-        ValueError: there is no such model or checkpoint, or it does not fit; see `initial_state`.
+        ValueError: there is no such model or checkpoint, it does not fit, or it has no fewer steps
+            than this run; see `initial_state`.
         OSError: the checkpoint is damaged.
     """
     params = model_dir.params
@@ -158,6 +159,11 @@ def initialize(
     if not process.all_have(step):
         raise ValueError(
             f"Processes found different checkpoints in {old.path}; pass --set=init.step={step}."
+        )
+    if params.init.optimizer_state and step >= params.train.max_steps:
+        raise ValueError(
+            f"With init.optimizer_state=True training goes on from step {step} of {old.path}, and "
+            f"train.max_steps={params.train.max_steps} is not above it. Raise train.max_steps."
         )
     text = f"Initial weights, from step {step} of {old.path}:\n{states[-1].table.to_text()}\n"
     report(text.rstrip())

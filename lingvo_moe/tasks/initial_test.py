@@ -8,6 +8,7 @@ from lingvo_moe import api
 from lingvo_moe.core.layer import EVALUATION, init_theta
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.dataset import Dataset
+from lingvo_moe.data.pipeline import Prefetcher
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.initial import initialize
@@ -95,6 +96,12 @@ class TestUpcycling:
             "drawn",
         ] in words
 
+    def test_the_function_with_experts_of_different_sizes(self, dense):
+        """An expert's outputs are the sum of its column blocks, each a copy of the dense layer."""
+        sizes = "model.moe.dispatcher=Dropless(expert_sizes=(2,3,1))"
+        new, state, _ = start(dense.path, "model.moe.num_experts=3", sizes)
+        np.testing.assert_allclose(logits(new, state), logits(dense, stored(dense)), atol=1e-5)
+
     def test_a_scan_becomes_layers_and_layers_a_scan(self, dense, tmp_path):
         scan = random_logdir(tmp_path / "scan", (*DENSE, "model.scan=True"))
         expected = logits(scan, stored(scan))
@@ -169,6 +176,22 @@ class TestByName:
         for name, value in state.items():
             np.testing.assert_array_equal(old[name], value, err_msg=name)
         assert text[-1].split()[:4] == ["optimizer", "state", "and", "step"]
+        message = r"goes on from step 7 of .*, and train\.max_steps=7 is not above it\. Raise"
+        with pytest.raises(ValueError, match=message):
+            start(tmp_path / "old", *takes, "train.max_steps=7", path="end")
+
+    def test_without_a_step_nothing_is_saved(self, tmp_path, monkeypatch):
+        """If the first batch fails, though the run begins at a later step than 0."""
+
+        def fail(self):
+            raise OSError("The shard is damaged.")
+
+        made = random_logdir(tmp_path / "old", SHRINK)
+        monkeypatch.setattr(Prefetcher, "next_batch", fail)
+        takes = (f"init.logdir={made.path}", "init.optimizer_state=True", "train.max_steps=9")
+        with pytest.raises(OSError, match="The shard is damaged"):
+            train_model(training_job(tmp_path / "new", *takes))
+        assert ModelDir.open(tmp_path / "new").checkpoints.steps() == []
 
     def test_averages_without_a_copy_start_as_their_weights(self, tmp_path):
         made = random_logdir(tmp_path / "old", SHRINK)

@@ -24,10 +24,13 @@ class Changeable(NamedTuple):
     Attributes:
         patterns: of their dotted paths, with * for any text.
         when: the time, for the error.
+        kept: paths that may change only if training keeps no averages of weights: a frozen weight
+            has none, and its average would be lost.
     """
 
     patterns: tuple[str, ...]
     when: str
+    kept: tuple[str, ...] = ()
 
     def check(self, logdir: Path, old: TranslationParams, new: TranslationParams) -> None:
         """Checks that only these params differ.
@@ -43,11 +46,13 @@ class Changeable(NamedTuple):
         here, there = to_fields(new), to_fields(old)
         for path in dict.fromkeys((*here, *there)):
             ours, theirs = here.get(path, "None"), there.get(path, "None")
-            if ours != theirs and not self._includes(path):
+            averaged = path in self.kept and old.optimizer.ema_decay is not None
+            if ours != theirs and (averaged or not self._includes(path)):
+                why = " with optimizer.ema_decay" if averaged else ""
                 raise ValueError(
                     f"Logdir {logdir} has a model with {path}={theirs}, but --set gives {ours}; it "
-                    f"cannot change {self.when}. Leave out this --set, or train another model in "
-                    f"another --logdir."
+                    f"cannot change {self.when}{why}. Leave out this --set, or train another model "
+                    f"in another --logdir."
                 )
 
     def _includes(self, path: str) -> bool:
@@ -77,7 +82,8 @@ def _resuming(decoding: tuple[str, ...], fixed: tuple[str, ...], when: str) -> C
     """
     train = (f.name for f in dataclasses.fields(TrainParams) if f.name not in fixed)
     of_train = (f"train.{name}" for name in train)
-    return Changeable((*_DEVICES, "averaging*", *decoding, "optimizer.*", *of_train), when)
+    patterns = (*_DEVICES, "averaging*", *decoding, "optimizer.*", *of_train)
+    return Changeable(patterns, when, ("optimizer.rate_factors",))
 
 
 RESUMING = _resuming(("decoding*",), _FIXED, "when training resumes")

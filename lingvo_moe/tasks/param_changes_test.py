@@ -40,3 +40,7 @@ def test_averages_are_not_lost():
     with_averages = override(PARAMS, ["optimizer.ema_decay=0.9"])
     with pytest.raises(ValueError, match=r"optimizer\.ema_decay=0\.9, but --set gives None"):
         RESUMING.check(Path("there"), with_averages, PARAMS)
+    frozen = ["optimizer.rate_factors=(('encoder',0.0),)"]
+    RESUMING.check(Path("there"), PARAMS, override(PARAMS, frozen))
+    with pytest.raises(ValueError, match=r"when training resumes with optimizer\.ema_decay\. Leav"):
+        RESUMING.check(Path("there"), with_averages, override(with_averages, frozen))

@@ -116,7 +116,8 @@ class Upcycle(Transfer):
         if axis < 0 or there in tensors or dense not in tensors:
             return None
         stored, count = tensors[dense], spec.shape[axis]
-        copies = Copies(stored, axis, count, self._noise_of(path, stored) if self.noise else None)
+        noise = self._noise_of(path, stored) if self.noise else None
+        copies = Copies(stored, axis, count, noise, spec.init.shares)
         return InitialValue(f"{count} copies of {dense}", copies, dense)
 
     def _noise_of(self, path, stored):

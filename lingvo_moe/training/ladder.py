@@ -67,10 +67,12 @@ class Ladder:
         """Restores `state`.
 
         Args:
-            tensors: a checkpoint. Without "ladder" in it, the ladder starts on the lowest rung.
+            tensors: a checkpoint. Without "ladder" in it, the ladder starts on the lowest rung. A
+                rung that there is no longer becomes the highest one.
         """
         stood = np.asarray(tensors[_NAME]) if self._rungs > 1 and _NAME in tensors else (0, 0, 0)
-        self.rung, self._calm, self._needed = map(int, stood)
+        rung, self._calm, needed = map(int, stood)
+        self.rung, self._needed = (min(one, self._rungs - 1) for one in (rung, needed))
 
     def _settle(self, needed):
         """Goes down if the last `patience` steps all fit a lower rung."""

@@ -54,6 +54,13 @@ def test_a_restored_ladder_goes_on_as_the_old_one():
     assert take(new, 0, 0)[0] == take(old, 0, 0)[0] == [4, 2]
 
 
+def test_fewer_rungs_than_before_go_on_at_the_highest():
+    old, new = Ladder(5), Ladder(2)
+    take(old, 4, 3)
+    new.restore(old.state())
+    assert take(new, 0)[0] == [1]
+
+
 @pytest.mark.parametrize("tensors", [{}, {"step": 3}])
 def test_a_checkpoint_without_a_ladder_starts_at_the_bottom(tensors):
     ladder = Ladder(3)

@@ -81,21 +81,39 @@ class Rows(Lazy):
 
 
 class Copies(Lazy):
-    """Copies of a stored tensor along a new axis, each with its own noise."""
+    """Copies of a stored tensor along a new axis, each with its own noise and factor."""
 
     def __init__(
-        self, stored: Any, axis: int, count: int, noise: Callable[[int], np.ndarray] | None = None
+        self,
+        stored: Any,
+        axis: int,
+        count: int,
+        noise: Callable[[int], np.ndarray] | None = None,
+        factors: Sequence[float] | None = None,
     ):
-        """noise: number of a copy -> what is added to it, of the stored shape; None for nothing."""
-        self._stored, self._axis, self._count, self._noise = stored, axis, count, noise
+        """Nothing is read yet.
+
+        Args:
+            stored: the tensor.
+            axis: the new one.
+            count: number of copies.
+            noise: number of a copy -> what is added to it, of the stored shape; None for nothing.
+            factors: what each copy is then multiplied by; None for 1.
+        """
+        self._stored, self._axis, self._count = stored, axis, count
+        self._noise, self._factors = noise, factors
         self.shape = (*stored.shape[:axis], count, *stored.shape[axis:])
 
     def read(self, index):
         rest = (*index[: self._axis], *index[self._axis + 1 :])
-        part, noise = np.asarray(self._stored[rest]), self._noise
+        part = np.asarray(self._stored[rest])
         which = range(self._count)[index[self._axis]]
-        copies = [part if noise is None else part + noise(copy)[rest] for copy in which]
-        return np.stack(copies, self._axis)
+        return np.stack([self._copy(part, number, rest) for number in which], self._axis)
+
+    def _copy(self, part, number, index):
+        if self._noise is not None:
+            part = part + self._noise(number)[index]
+        return part if self._factors is None else part * part.dtype.type(self._factors[number])
 
 
 class Slice(Lazy):

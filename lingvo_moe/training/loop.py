@@ -182,6 +182,11 @@ class _Loop:
         self.skips = SkippedSteps(params.skip_limit, params.most_returns)
         self.evaluation_seconds = 0.0  # of the last evaluation and its checkpoint
 
+    @property
+    def last_saved(self) -> int:
+        """The step of the newest checkpoint; without one, that of the initial state."""
+        return self.started_at if self.saved_step is None else self.saved_step
+
     def draw(self) -> int:
         """Draws all weights."""
         self.runtime.initialize(self.params.seed)
@@ -223,7 +228,7 @@ class _Loop:
         if self.step > self.started_at:
             self.report(self.goodput.line())
         if not finished:
-            where = "there" if self.saved_step == self.step else f"step {self.saved_step or 0}"
+            where = "there" if self.saved_step == self.step else f"step {self.last_saved}"
             self.report(f"Interrupted at step {self.step}; the same command resumes from {where}.")
         best, signal = self.best, signal or received()
         return TrainResult(self.step, finished, best.step, best.loss, signal, self.params.best_by)
@@ -266,7 +271,7 @@ class _Loop:
         except Exception:
             # With several processes, others may be at a later step. A single process saves a
             # checkpoint.
-            if self.process is ALONE and self.step > (self.saved_step or 0) and self._may_save():
+            if self.process is ALONE and self.step > self.last_saved and self._may_save():
                 self._save()
                 self.saver.wait()
                 self.report(f"The input failed; step {self.step} is saved.")
@@ -327,7 +332,7 @@ class _Loop:
             self._give_up()
         self.report(
             f"The last {count} steps, up to step {step}, were not finite and were skipped. "
-            f"Training goes back to step {self.saved_step or 0} and continues with other data."
+            f"Training goes back to step {self.last_saved} and continues with other data."
         )
         self.goodput.went_back()
         with self._phase(goodput.STARTING, "reading a checkpoint", watched=False):
@@ -351,7 +356,7 @@ class _Loop:
         raise NotFiniteError(
             f"Training ends at step {self.step}: the last {self.skips.in_a_row} steps were not "
             f"finite, also after going back {self.skips.returns} times to step "
-            f"{self.saved_step or 0}. In the last batch: {found}. {replay} {CURE}",
+            f"{self.last_saved}. In the last batch: {found}. {replay} {CURE}",
             self.step,
         )
 
