@@ -84,15 +84,37 @@ def evolve(params: Any, path: str, value: Any) -> Any:
         raise ValueError(f"{shortened(owner)}: {error}" if owner else str(error)) from error
 
 
+def evolve_all(params: Any, values: Mapping[str, Any]) -> Any:
+    """Returns params with several of its own fields replaced at once.
+
+    Args:
+        params: a frozen dataclass.
+        values: field -> its new value.
+
+    Raises:
+        ValueError: as `evolve`.
+    """
+    cls = type(params)
+    for name in values:
+        if name not in _field_names(cls):
+            raise ValueError(_no_field(cls, name))
+    hints = typing.get_type_hints(cls)
+    return dataclasses.replace(
+        params,
+        **{
+            name: _to_float(value)
+            if type(value) is int and float in alternatives(hints[name])
+            else value
+            for name, value in values.items()
+        },
+    )
+
+
 def _evolve(params, path, value):
     head, _, rest = path.partition(".")
-    if head not in _field_names(type(params)):
-        raise ValueError(_no_field(type(params), head))
-    if rest:
+    if rest and head in _field_names(type(params)):
         value = _evolve(getattr(params, head), rest, value)
-    elif type(value) is int and float in alternatives(typing.get_type_hints(type(params))[head]):
-        value = _to_float(value)
-    return dataclasses.replace(params, **{head: value})
+    return evolve_all(params, {head: value})
 
 
 def _given(path: str, text: str) -> str:

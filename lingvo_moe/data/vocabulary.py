@@ -41,6 +41,7 @@ NORMALIZATIONS = get_args(Normalization)
 
 SPACE = "\u2581"  # a space in a piece
 
+_IN_WORDS = ("Lu", "Ll", "Lt", "Nd")  # in the middle of a word these begin no other word
 _FEW_SENTENCES = 50_000
 _MAX_BYTES = 4192  # SentencePiece ignores longer sentences in training
 
@@ -124,21 +125,27 @@ class Vocabulary:
     def spellings(self, text: str) -> list[tuple[int, int, int]]:
         """All ways in which pieces spell a text from the beginning of a word on, as a lattice.
 
-        Where the text begins with a letter of a script without cases, of which many write no
-        spaces, these are all ways to spell it anywhere.
+        Where the text begins with a sign, which needs no space in front, or with a letter of a
+        script without cases, of which many write no spaces, these are all ways to spell it
+        anywhere.
 
         Args:
             text: it is normalised first, and spaces at its ends are removed; U+2581, which no
                 translation contains, is a space.
 
         Returns:
-            (start, end, id): bytes start to end of a space and the text are the piece of that id.
-            All paths from 0 to the largest end are spellings. [] if no text is left.
+            (start, end, id): bytes start to end of a space and the text are the piece of that id;
+            BOS, with which every translation begins, is as good as the space.
+            All paths from 0 to the largest end are spellings. [] if no text is left, or if it has
+            characters that the vocabulary cannot write.
         """
-        (text,) = self.decode(self.encode([text]))
+        ids = self.encode([text])
+        if UNK in ids[0]:  # no spelling has what is unknown
+            return []
+        (text,) = self.decode(ids)
         if not (text := text.strip()):
             return []
-        content, anywhere = f" {text}".encode(), unicodedata.category(text[0]) == "Lo"
+        content, anywhere = f" {text}".encode(), unicodedata.category(text[0]) not in _IN_WORDS
         longest = max(map(len, self.ids_by_content))
         lattice = [
             (start, end, piece)
@@ -146,8 +153,10 @@ class Vocabulary:
             for end in range(start + 1, min(start + longest, len(content)) + 1)
             for piece in self.ids_by_content.get(content[start:end], ())
         ]
-        return lattice + [
-            (0, end, piece) for start, end, piece in lattice if anywhere and start == 1
+        return [
+            *lattice,
+            *((0, end, piece) for start, end, piece in lattice if anywhere and start == 1),
+            (0, 1, BOS),
         ]
 
     @functools.cached_property

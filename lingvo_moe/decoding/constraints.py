@@ -10,7 +10,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from lingvo_moe.core.smart_cond import smart_cond
-from lingvo_moe.core.tokens import PAD
+from lingvo_moe.core.tokens import BOS, PAD
 
 START, WRITTEN = 0, 1
 
@@ -70,12 +70,12 @@ class Constraints(NamedTuple):
         return tf.shape(self.prefix)[0] if given(self.prefix) else 0
 
     def start(self, batch: int | tf.Tensor, beams: int) -> tf.Tensor | tuple[()]:
-        """bool [B, K, S]: the positions in forbidden texts of empty hypotheses."""
+        """bool [B, K, S]: the positions in forbidden texts of empty hypotheses, after BOS."""
         if not given(self.forbidden):
             return ()
-        return tf.broadcast_to(
-            tf.range(self._num_places) == START, [batch, beams, self._num_places]
-        )
+        shape = [batch, beams, self._num_places]
+        before = tf.broadcast_to(tf.range(self._num_places) == START, shape)
+        return self.after(before, tf.fill([batch, beams], BOS))
 
     def after(self, places: tf.Tensor | tuple[()], token: tf.Tensor) -> tf.Tensor | tuple[()]:
         """The places after one more token, int32 [B, K], of each hypothesis."""

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION
-from lingvo_moe.core.tokens import BOS, EOS
-from lingvo_moe.decoding.constraints import join_lattices
+from lingvo_moe.core.tokens import BOS, EOS, PAD
+from lingvo_moe.decoding.constraints import Constraints, join_lattices
 from lingvo_moe.decoding.flat_beam_search import search
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.request import Request
@@ -155,3 +155,13 @@ def looked_at(source, inputs):
         scores = np.exp((x @ query) @ (memory @ key).T)
         attention += scores / scores.sum(axis=1, keepdims=True)
     return (attention[:, 1:-1].argmax(axis=1) + 1).tolist()
+
+
+def test_a_translation_begins_as_after_a_space():
+    lattice = [(0, 1, 7), (1, 2, 5), (0, 2, 6), (0, 1, BOS)]  # a space, then token 5; or token 6
+    constraints = Constraints(0, (), join_lattices([lattice]))
+    ids, places = tf.zeros([1, 1, 4], tf.int32), constraints.start(1, 1)
+    for step, last, banned in ((0, None, [5, 6]), (1, 8, [6]), (1, 7, [5, 6])):
+        now = places if last is None else constraints.after(places, tf.constant([[last]]))
+        logits = constraints.allowed(tf.zeros([1, 1, 9]), ids, tf.constant(step), now)
+        assert {*np.flatnonzero(np.isneginf(logits)).tolist()} - {PAD} == {*banned}

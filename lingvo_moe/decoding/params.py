@@ -1,7 +1,6 @@
 """The params of a search, for a model or for one request."""
 
 import dataclasses
-import functools
 import math
 import unicodedata
 from collections.abc import Mapping
@@ -9,7 +8,7 @@ from typing import Annotated, Any
 
 from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveInt, Rule
 from lingvo_moe.core.lines import is_blank
-from lingvo_moe.core.params import evolve
+from lingvo_moe.core.params import evolve_all
 from lingvo_moe.decoding.cache import ByBeam, Cache
 from lingvo_moe.decoding.hugging_face import HuggingFace
 from lingvo_moe.decoding.sampling import Sampling
@@ -113,6 +112,7 @@ class BeamSearchParams(Params):
                 "the other sentences of its batch. Leave one of them out."
             )
         others = (
+            "min_length",
             "no_repeat_ngram",
             "forbidden",
             "target_prefix",
@@ -124,6 +124,11 @@ class BeamSearchParams(Params):
             raise ValueError(
                 f"rules={self.rules} and {', '.join(given)} cannot be combined. Leave one of them "
                 f"out."
+            )
+        if self.rules and self.n_best > self.beam_size:
+            raise ValueError(
+                f"With rules={self.rules} n_best={self.n_best} must not exceed beam_size="
+                f"{self.beam_size}. Change one of them."
             )
 
     def longest(self, source_tokens: int) -> int:
@@ -139,17 +144,18 @@ class BeamSearchParams(Params):
         """The params with other values of some fields.
 
         Args:
-            options: field -> value. As in JSON, a tuple may be a list, and `sampling` the fields of
-                a Sampling by name.
+            options: field -> value; only all of them together must be valid. As in JSON, a tuple
+                may be a list, and `sampling` some fields of a Sampling by name; the others are
+                those of these params.
 
         Raises:
             ValueError: there is no such field, or a value is of the wrong type or breaks a rule.
         """
 
-        def changed(params, option):
-            name, value = option
+        values = dict(options)
+        for name, value in values.items():
             if name == "sampling" and isinstance(value, Mapping):
-                value = functools.reduce(changed, value.items(), Sampling())
-            return evolve(params, name, tuple(value) if isinstance(value, list) else value)
-
-        return functools.reduce(changed, options.items(), self)
+                values[name] = evolve_all(self.sampling or Sampling(), value)
+            elif isinstance(value, list):
+                values[name] = tuple(value)
+        return evolve_all(self, values)

@@ -78,7 +78,8 @@ def _model(**changes):
 def address():
     """The URL of a server in a thread."""
     two = _model(needs_source_language=True, languages=["it"], explains=False)
-    models = {"one": _model(), "two": two}
+    imported = _model(needs_source_language=True, pairs=[])
+    models = {"one": _model(), "two": two, "imported": imported}
     config = uvicorn.Config(Server(models).asgi, log_level="warning", lifespan="on")
     server = uvicorn.Server(config)
     with bind("127.0.0.1", 0) as listener:
@@ -123,6 +124,14 @@ def test_type_choose_and_see(page):
     page.run("document.getElementById('to').value = 'de'")
     _ask(page, "un")
     assert _texts(page, ".translation .text") == ["un in de"]
+
+
+def test_an_imported_model_translates_between_all_its_languages(page):
+    page.run("document.getElementById('model').value = 'imported'")
+    page.run("document.getElementById('model').dispatchEvent(new Event('change'))")
+    assert _texts(page, "#source option") == ["de", "en"]
+    _ask(page, "un")
+    assert _texts(page, ".translation .text") == ["un in en"]
 
 
 def test_tokens_and_experts(page):

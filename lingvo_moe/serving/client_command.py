@@ -22,6 +22,10 @@ from lingvo_moe.core.literals import unquoted
 _BLOCK = 4096  # lines that are read at a time, which bounds memory
 _INT32 = range(-(1 << 31), 1 << 31)
 _OF_SAMPLING = ("top_k", "top_p", "seed")
+_NO_OPTIONS = (
+    "This export has no options: its model has decoding.rules, or an earlier version of lingvo_moe "
+    "made it. Translate with the logdir, or export it again."
+)
 
 
 class Service(Protocol):
@@ -112,8 +116,8 @@ def options_of(defaults: Mapping[str, Any], texts: Iterable[str]) -> dict[str, A
     for text in texts:
         name, _, value = text.removeprefix("decoding.").partition("=")
         if name not in defaults:
-            names = ", ".join(sorted(defaults)) or "none: export again with a newer lingvo_moe"
-            raise ValueError(f"--set={text}: unknown option {name!r}. This export has {names}.")
+            names = f"This export has {', '.join(sorted(defaults))}." if defaults else _NO_OPTIONS
+            raise ValueError(f"--set={text}: unknown option {name!r}. {names}")
         try:
             options[name] = _value(value, defaults[name])
         except (ValueError, TypeError, SyntaxError) as error:
@@ -149,9 +153,11 @@ def _value(text, default):
 
 
 def _translate(service, sentences, args):
-    texts = [] if args.n_best is None else [f"n_best={args.n_best}"]
+    texts = [f"n_best={args.n_best}"] if args.n_best and service.options else []
     options = options_of(service.options, [*args.set, *texts])
-    n_best = options.get("n_best", 1)
+    n_best = options.get("n_best", args.n_best or 1)
+    if args.tokens and not service.options:
+        raise ValueError(f"--tokens: {_NO_OPTIONS}")
     if options or args.tokens:
         options["n_best"] = n_best
     numbers, left_out = itertools.count(1), {}
@@ -162,7 +168,10 @@ def _translate(service, sentences, args):
             lambda chosen, block=block: service.translate([block[i] for i in chosen], options),
         )
         for row in rows:
-            for n in range(min(n_best, len(row["translations"]))):
+            found = len(row["translations"])
+            if found < n_best and not service.options:
+                raise ValueError(f"--n_best={n_best}: this export makes {found}. Give fewer.")
+            for n in range(min(n_best, found)):
                 print(_line(row, n, args, n_best > 1))
             number = next(numbers)
             if row["left_out"]:
@@ -190,7 +199,7 @@ def _score(service, sentences, args):
         if given:
             raise ValueError(f"--score and --{name} cannot be combined; drop one of them.")
     if not service.options:
-        raise ValueError("This export cannot score: export again with a newer lingvo_moe.")
+        raise ValueError(f"--score: {_NO_OPTIONS}")
     for block in _blocks(paired(sentences, read_lines(Path(args.score)), args.score)):
         sides = [list(side) for side in zip(*block, strict=True)]
         sizes = map(max, service.sizes(sides[0]), service.target_sizes(sides[1]))

@@ -14,7 +14,7 @@ from lingvo_moe.decoding.params import MAX_BEAM, BeamSearchParams
 from lingvo_moe.decoding.request import numbers_of, search_of
 from lingvo_moe.serving import client
 from lingvo_moe.tasks.languages import check_source_language
-from lingvo_moe.tasks.scorer import Score, check_parallel
+from lingvo_moe.tasks.scorer import Score, check_lengths, check_parallel
 from lingvo_moe.tasks.translator import (
     Token,
     TranslatedPart,
@@ -22,7 +22,7 @@ from lingvo_moe.tasks.translator import (
     check_source_prefix,
     check_target_prefix,
     check_texts,
-    merge_parts,
+    merge_hypotheses,
 )
 
 # Fields of BeamSearchParams: those that are texts, and those that no export has as options.
@@ -162,10 +162,7 @@ class Exported:
                 found |= {places[p]: one for p, one in zip(batch, results, strict=True)}
                 progress(0 if later else len(batch))
         return [
-            [
-                merge_parts(parts, penalty)
-                for parts in zip(*(found[i, n] for n in range(len(one.parts))), strict=True)
-            ]
+            merge_hypotheses([found[i, n] for n in range(len(one.parts))], penalty)
             if one.parts
             else [Translation("", 0.0)] * n_best
             for i, one in enumerate(read)
@@ -191,8 +188,10 @@ class Exported:
         if not self.scores:
             raise ValueError(f"score {self._cure}")
         scores: list[Score] = [Score(0.0, (), ())] * len(sources)
-        counts = map(max, self.count_pieces(sources), self.count_target_pieces(targets))
-        for batch in batches(list(counts), batch_tokens):
+        counts = self.count_pieces(sources), self.count_target_pieces(targets)
+        for side, lengths in zip(("source", "target"), counts, strict=True):
+            check_lengths(side, lengths, self.max_pieces)
+        for batch in batches(list(map(max, *counts)), batch_tokens):
             texts = [[side[i] for i in batch] for side in (sources, targets)]
             output = client.call(self._model.score, *texts, **languages)
             tokens, log_probs = (output[name].numpy() for name in ("tokens", "log_probs"))

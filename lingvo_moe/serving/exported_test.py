@@ -168,6 +168,8 @@ def test_scores_of_given_translations(model_dir, exported):
         np.testing.assert_allclose(ours.log_prob, theirs.log_prob, atol=1e-3)
     with pytest.raises(ValueError, match="There are 2 sources and 1 targets"):
         exported.score(["a", "b"], ["c"])
+    with pytest.raises(ValueError, match=r"Line 2: the source has .*, and at most 4,096 can be"):
+        exported.score(["kara", "kara " * 4000], ["so", "ti"])
 
 
 def test_options_are_arguments_of_a_function_in_the_export(model_dir, exported):

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core.tokens import BOS, UNK
 from lingvo_moe.data.vocabulary import SPACE, Vocabulary
 from lingvo_moe.decoding.constraints import START, WRITTEN
 
@@ -91,11 +92,13 @@ class GraphVocabulary:
 
         Edges are in another order, and positions have other numbers.
         """
-        texts = strip(self.decode(self.encode(texts)))
+        ids = self.encode(texts)
+        unknown = tf.reduce_any(ids == UNK, axis=1)  # no spelling has what is unknown
+        texts = tf.where(unknown, "", strip(self.decode(ids)))
         content = tf.strings.join([" ", texts])
         length = tf.strings.length(content)  # in bytes
         text, start, end, ids = tf.unstack(self._pieces_in(content, length), axis=1)
-        anywhere = tf.strings.regex_full_match(texts, r"\p{Lo}(?s:.*)")
+        anywhere = tf.strings.regex_full_match(texts, r"[^\p{Lu}\p{Ll}\p{Lt}\p{Nd}](?s:.*)")
         free = tf.cumsum(length - 1, exclusive=True) + 1
 
         def number(position):
@@ -106,7 +109,9 @@ class GraphVocabulary:
         edges = tf.stack([number(start), number(end), ids], axis=1)
         begins = tf.gather(anywhere, text) & (start == 1)
         from_start = tf.boolean_mask(edges, begins) * [0, 1, 1] + [START, 0, 0]
-        return tf.concat([edges, from_start], axis=0)
+        of_bos = tf.stack([tf.fill(tf.shape(free), one) for one in (START, 0, BOS)], axis=1)
+        of_bos = tf.boolean_mask(of_bos + free[:, None] * [0, 1, 0] + [0, 1, 0], length > 1)
+        return tf.concat([edges, from_start, of_bos], axis=0)
 
     def _pieces_in(self, content, length):
         """int32 [E, 4]: text, start, end and id of each piece in the texts string [F]."""

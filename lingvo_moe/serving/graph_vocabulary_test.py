@@ -8,7 +8,22 @@ from lingvo_moe.decoding.constraints import START, WRITTEN, join_lattices
 from lingvo_moe.serving.graph_vocabulary import GraphVocabulary, rstrip, strip
 
 TEXTS = ["the cat sat", "der Hund", "ab ab abc", "漢字かな", "x"]
-WORDS = ["cat", " the  cat ", "ab", "abc d", "漢字", "é", "<s>", "</s>", "<0x41>", "A", "<2en>"]
+WORDS = [
+    "cat",
+    " the  cat ",
+    "ab",
+    "abc d",
+    "漢字",
+    "é",
+    "<s>",
+    "</s>",
+    "<0x41>",
+    "A",
+    "<2en>",
+    "?",
+    "5",
+    "😀!",
+]
 WITH_SPACES = ["▁cat", "cat ▁", "▁ ▁漢", "ab▁cat", "a▁ b", "\u3000cat\xa0"]
 SPACES = ["▁", "▁ ▁"]
 

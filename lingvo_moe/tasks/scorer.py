@@ -101,8 +101,9 @@ class Scorer:
         decoding = self.model_dir.params.decoding
         read = encode_sources(self.model_dir.vocabulary("source"), decoding, sources)
         written = vocabulary.encode(targets)
-        self._check_lengths("source", read, first_line)
-        self._check_lengths("target", written, first_line)
+        longest = max_pieces(self.model_dir.params)
+        for side, sentences in (("source", read), ("target", written)):
+            check_lengths(side, map(len, sentences), longest, first_line)
         source_ids = [[*prefix, *ids, EOS] for ids in read]
         target_ids = [[*ids, EOS] for ids in written]
         scores: dict[int, Score] = {}
@@ -146,11 +147,23 @@ class Scorer:
             progress(len(block))
             yield from zip(targets, scores, strict=True)
 
-    def _check_lengths(self, side, sentences, first_line):
-        most = max(MAX_TOKENS, max_pieces(self.model_dir.params))
-        for number, ids in enumerate(sentences, start=first_line):
-            if len(ids) > most:
-                raise ValueError(
-                    f"Line {number}: the {side} has {len(ids):,} tokens, and at most {most:,} can "
-                    f"be scored. Split both sides into matching parts, and score each."
-                )
+
+def check_lengths(side: str, lengths: Iterable[int], longest: int, first_line: int = 1) -> None:
+    """Checks that sentences are short enough to be scored.
+
+    Args:
+        side: "source" or "target", for the error.
+        lengths: tokens of each sentence.
+        longest: tokens of the longest sentence that the model translates.
+        first_line: number of the first sentence.
+
+    Raises:
+        ValueError: one has more than MAX_TOKENS and than `longest` tokens.
+    """
+    most = max(MAX_TOKENS, longest)
+    for number, length in enumerate(lengths, start=first_line):
+        if length > most:
+            raise ValueError(
+                f"Line {number}: the {side} has {length:,} tokens, and at most {most:,} can be "
+                f"scored. Split both sides into matching parts, and score each."
+            )

@@ -180,9 +180,17 @@ class Translation(NamedTuple):
 
 
 def _word_numbers(pieces: Sequence[str]) -> list[int]:
-    """The number of the word that each piece is in."""
-    starts = [int(i > 0 and piece.startswith(_SPACE)) for i, piece in enumerate(pieces)]
-    return list(itertools.accumulate(starts))
+    """The number of the word that each piece is in; spaces are in the word that follows."""
+    numbers, word, after_space = [], -1, True
+    for piece in pieces:
+        if not piece.strip(_SPACE):
+            after_space = True
+            numbers.append(word + 1)
+            continue
+        word += after_space or piece.startswith(_SPACE)
+        after_space = piece.endswith(_SPACE)
+        numbers.append(word)
+    return [min(number, max(word, 0)) for number in numbers]  # no word follows the last spaces
 
 
 class EncodedSource(NamedTuple):
@@ -229,6 +237,33 @@ def merge_parts(parts: Sequence[TranslatedPart], penalty: Callable[[int], float]
         tuple(tokens),
         tuple(piece for t in translations for piece in t.source),
     )
+
+
+def merge_hypotheses(
+    parts: Sequence[Sequence[TranslatedPart]], penalty: Callable[[int], float]
+) -> list[Translation]:
+    """The N translations of a sentence, best first, from the N hypotheses of each of its parts.
+
+    The k-th is made of the hypothesis of each part with the k-th largest log P, or the last one
+    that was found.
+
+    Args:
+        parts: in order; each has N hypotheses.
+        penalty: as of `merge_parts`.
+    """
+    if len(parts) == 1:
+        return [hypothesis.translation for hypothesis in parts[0]]
+    found = [
+        sorted(
+            (one for one in hypotheses if one.length),
+            key=lambda one: -one.translation.score * penalty(one.length),
+        )
+        for hypotheses in parts
+    ]
+    count = max(map(len, found)) if all(found) else 0
+    ranked = [[one[min(k, len(one) - 1)] for one in found] for k in range(count)]
+    merged = sorted((merge_parts(one, penalty) for one in ranked), key=lambda one: -one.score)
+    return [*merged, *[Translation("", -math.inf)] * (len(parts[0]) - count)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,8 +367,8 @@ class Translator:
                 found |= dict(zip(places, self._found(output, sources), strict=True))
                 progress(sum(number == 0 for _, number in places))
         for i, reading in zip(filled, read, strict=True):
-            hypotheses = zip(*(found[i, n] for n in range(len(reading.parts))), strict=True)
-            results[i] = [merge_parts(parts, self._penalty) for parts in hypotheses]
+            parts = [found[i, n] for n in range(len(reading.parts))]
+            results[i] = merge_hypotheses(parts, self._penalty)
         return results
 
     def stream(

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from lingvo_moe.tasks.translator import (
     TranslatedPart,
     Translation,
     Translator,
+    merge_hypotheses,
     merge_parts,
 )
 from lingvo_moe.testing import tiny_world
@@ -108,6 +110,32 @@ def test_words_are_aligned_by_what_their_tokens_looked_at():
     tokens = tuple(Token(text, -0.1, place) for text, place in written)
     translation = Translation("He sees ice cream", -0.5, tokens, ("▁ka", "▁ra", "mi", "▁so"))
     assert repr(translation.alignment) == "[(0, 0), (1, 1), (2, 2), (2, 3)]"  # no False, no True
+
+
+def test_spaces_of_their_own_are_in_the_word_that_follows():
+    pieces = ["▁ein", "▁", "▁", "S", "atz", "▁", "hier", "▁"]
+    tokens = tuple(Token(piece, -0.1, place) for place, piece in enumerate(pieces))
+    translation = Translation("ein  Satz hier", -0.5, tokens, tuple(pieces))
+    assert translation.alignment == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_merged_hypotheses_are_ordered_by_their_scores():
+    """A part that found fewer hypotheses gives its last one to the others."""
+
+    def part(*found):
+        made = [TranslatedPart(Translation(text, score), size) for text, score, size in found]
+        return [*made, *[TranslatedPart(Translation("", -math.inf), 0)] * (3 - len(made))]
+
+    # log P is the score times the length here: -2, -1.5 and -3; -1.
+    parts = [part(("a", -0.5, 4), ("b", -0.75, 2), ("c", -1.0, 3)), part(("x", -0.5, 2))]
+    merged = merge_hypotheses(parts, lambda length: length)
+    assert [(one.text, one.score) for one in merged] == [
+        ("a x", pytest.approx(-3 / 6)),
+        ("b x", pytest.approx(-2.5 / 4)),
+        ("c x", pytest.approx(-4 / 5)),
+    ]
+    nothing = merge_hypotheses([parts[0], part()], lambda length: length)
+    assert nothing == [Translation("", -math.inf)] * 3
 
 
 def test_in_merged_parts_what_looked_at_nothing_is_aligned_to_nothing():

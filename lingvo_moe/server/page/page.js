@@ -34,7 +34,9 @@ async function ask(path, question) {
 
 function showModel() {
   const model = models.find(({ name }) => name === byId("model").value);
-  const sources = [...new Set(model.pairs.map((pair) => pair.split("-")[0]))].sort();
+  // An imported model has no list of pairs: it translates between all of its languages.
+  const known = model.pairs.length ? model.pairs.map((pair) => pair.split("-")[0]) : model.languages;
+  const sources = [...new Set(known)].sort();
   const any = model.needs_source_language ? [] : [["", "any language"]];
   fill(byId("source"), [...any, ...sources.map((s) => [s, s])], byId("source").value);
   fill(byId("to"), model.languages.map((to) => [to, to]), byId("to").value || "en");
