@@ -20,7 +20,7 @@ class Initializer(abc.ABC):
 
     @property
     def shares(self) -> Sequence[float] | None:
-        """Of a weight whose parts along its first axis are added up: the share of each part.
+        """Of a weight whose parts along the axis of experts are added up: the share of each part.
 
         A copy of the whole weight in each part is multiplied by it. None: parts are not added up.
         """

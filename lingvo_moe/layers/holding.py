@@ -85,7 +85,7 @@ class ColumnBlocks(Holding):
             shape = (sum(self.sizes), *spec.shape[1:])
             init = spec.init
             if spec.dims[-1] == "M":  # of the outputs, which are summed over the blocks
-                init = _OfOutputs(init, self.sizes)
+                init = _OfOutputs(init, self.sizes, len(spec.dims) - 1)
             return dataclasses.replace(spec, shape=shape, init=init)
 
         return NestedMap(experts=experts.map(in_column_blocks))
@@ -172,14 +172,16 @@ class _OfOutputs(Initializer):
     Attributes:
         init: of an expert of size 1.
         sizes: n of each expert.
+        rest: number of dimensions after that of the column blocks; a scan has one in front too.
     """
 
     init: Initializer
     sizes: tuple[int, ...]
+    rest: int
 
     def __call__(self, shape, seed):
         scale = tf.constant(np.sqrt(self.shares), tf.float32)
-        return self.init(shape, seed) * tf.reshape(scale, [-1, *([1] * (len(shape) - 1))])
+        return self.init(shape, seed) * tf.reshape(scale, [-1, *[1] * self.rest])
 
     @property
     def shares(self):

@@ -73,9 +73,19 @@ class TrainingJob:
 
 
 def train_step(task: TranslationTask) -> TrainStep:
-    """The step that a runtime compiles."""
+    """The step that a runtime compiles.
+
+    Raises:
+        ValueError: the schedule ends before train.max_steps, or train.micro_batches does not divide
+            the rows.
+    """
     params = task.params
-    max_steps = params.train.max_steps
+    max_steps, rows = params.train.max_steps, params.input.batch_size
+    if rows % params.train.micro_batches:
+        raise ValueError(
+            f"input.batch_size={rows} rows cannot be divided into train.micro_batches="
+            f"{params.train.micro_batches}; change one of them."
+        )
     schedule = params.optimizer.schedule.over(max_steps)
     if (end := schedule.end) is not None and end < max_steps:
         raise ValueError(

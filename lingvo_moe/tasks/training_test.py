@@ -434,8 +434,9 @@ class TestBadInput:
 
 
 def test_uneven_micro_batches(tmp_path):
-    with pytest.raises(ValueError, match="4 rows cannot be split into 3 micro-batches; change"):
-        _train(tmp_path, "train.max_steps=1", "train.micro_batches=3")
+    with pytest.raises(ValueError, match=r"=4 rows cannot be divided into train\.micro_batches=3;"):
+        _train(tmp_path / "new", "train.max_steps=1", "train.micro_batches=3")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.slow

@@ -259,11 +259,6 @@ class TrainStep:
 
         So the rows of a device stay on this device.
         """
-        if rows.shape[0] % self.micro_batches:
-            raise ValueError(
-                f"{rows.shape[0]} rows cannot be split into {self.micro_batches} micro-batches; "
-                f"change input.batch_size or train.micro_batches."
-            )
         return tf.reshape(rows, [-1, self.micro_batches, *rows.shape[1:]])
 
     def _count(self, theta, fixed, batch, denominator, seed, i):
