@@ -25,7 +25,6 @@ from lingvo_moe.data.work import Piece, Work
 
 KEPT, REPEATED, HELD_OUT = 0, 254, 255  # verdicts on lines; other values are numbers of rules
 _BYTES_PER_KEY = 80  # memory for sorting
-_REPEATS, _HELD_OUT_IN_TRAIN = "duplicates", "held_out_in_train"  # in `summary`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,13 +186,15 @@ class PairWork:
                 verdicts[lines[first:last] - start] = REPEATED
         return verdicts
 
-    def train_verdicts(self) -> dict[str, int]:
-        """The number of train lines by what leaves them out, as in `summary`; "" for kept ones."""
-        names = {KEPT: "", REPEATED: _REPEATS, HELD_OUT: _HELD_OUT_IN_TRAIN}
-        names |= {code: rule.name for code, rule in enumerate(self.rules, 1)}
-        blocks = (self.verdicts("train", n) for n in range(len(self.block_lines("train"))))
-        counts = collections.Counter(code for block in blocks for code in block.tolist())
-        return {names[code]: count for code, count in counts.items()}
+    def left_out(self, splits: Sequence[str]) -> dict[str, int]:
+        """The number of lines of these splits that are left out, by the rule or other reason."""
+        counts = np.zeros(256, np.int64)
+        for split in splits:
+            for number in range(len(self.block_lines(split))):
+                counts += np.bincount(self.verdicts(split, number), minlength=256)
+        codes = {rule.name: code for code, rule in enumerate(self.rules, 1)}
+        codes |= {"duplicates": REPEATED, "held_out_in_train": HELD_OUT}
+        return {name: int(counts[code]) for name, code in codes.items()}
 
     @functools.cached_property
     def kept_counts(self) -> list[int]:
@@ -318,19 +319,15 @@ class PairWork:
         Args:
             targets_in_train: `held_targets_in_train` of all pairs with this target language.
         """
-        counts = np.zeros(256, np.int64)
         too_long, changed = 0, 0
         for split in self.pair.files:
             for number in range(len(self.block_lines(split))):
-                counts += np.bincount(self.verdicts(split, number), minlength=256)
                 fits, changed_here = self.load_ids(split, number, "fits", "changed")
                 changed += int(changed_here)
                 too_long += int(np.sum(~fits))
         in_train = np.isin(self.held_target_hashes(), targets_in_train)
         return {
-            **{rule.name: int(counts[code]) for code, rule in enumerate(self.rules, 1)},
-            _REPEATS: int(counts[REPEATED]),
-            _HELD_OUT_IN_TRAIN: int(counts[HELD_OUT]),
+            **self.left_out(list(self.pair.files)),
             "targets_in_train": int(np.sum(in_train)),
             "targets_changed": changed,
             "too_long": too_long,

@@ -165,13 +165,13 @@ def _kept_texts(work: Work, sides: Sequence[str]) -> dict[str, Texts]:
 
 def _nothing_kept(work: Work) -> str:
     """The message of an error: no line of train is left."""
-    verdicts: collections.Counter[str] = collections.Counter()
+    reasons: collections.Counter[str] = collections.Counter()
     for pair in each_pair(work):
-        verdicts.update(pair.train_verdicts())
-    if not verdicts:
+        reasons.update(pair.left_out(["train"]))
+    if not reasons.total():
         return "There are no train lines, so no vocabulary can be trained. Give text for training."
-    left_out = ", ".join(f"{count:,} by {name}" for name, count in verdicts.items())
+    counts = ", ".join(f"{count:,} by {name}" for name, count in reasons.items() if count)
     return (
-        f"All {verdicts.total():,} train lines are left out ({left_out}), so no vocabulary can be "
+        f"All {reasons.total():,} train lines are left out ({counts}), so no vocabulary can be "
         f"trained. Give other text, or change the rules of cleaning."
     )

@@ -109,9 +109,9 @@ class GraphVocabulary:
         edges = tf.stack([number(start), number(end), ids], axis=1)
         begins = tf.gather(anywhere, text) & (start == 1)
         from_start = tf.boolean_mask(edges, begins) * [0, 1, 1] + [START, 0, 0]
-        of_bos = tf.stack([tf.fill(tf.shape(free), one) for one in (START, 0, BOS)], axis=1)
-        of_bos = tf.boolean_mask(of_bos + free[:, None] * [0, 1, 0] + [0, 1, 0], length > 1)
-        return tf.concat([edges, from_start, of_bos], axis=0)
+        zero = tf.zeros_like(free)
+        of_bos = tf.stack([zero + START, free + 1, zero + BOS], axis=1)
+        return tf.concat([edges, from_start, tf.boolean_mask(of_bos, length > 1)], axis=0)
 
     def _pieces_in(self, content, length):
         """int32 [E, 4]: text, start, end and id of each piece in the texts string [F]."""
