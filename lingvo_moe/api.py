@@ -33,7 +33,6 @@ from lingvo_moe.tasks.training import TrainingJob, train_model
 from lingvo_moe.tasks.translation import RuntimeFn
 from lingvo_moe.tasks.translator import Translation
 from lingvo_moe.training.loop import TrainResult
-from lingvo_moe.training.signals import Stopped
 
 __all__ = [
     "Exported",
@@ -185,7 +184,7 @@ def train(
         OSError: something cannot be read or written.
     """
     check_new_logdir(Path(logdir))
-    result = train_model(
+    return train_model(
         _job(
             model,
             data,
@@ -199,9 +198,6 @@ def train(
             **options,
         )
     )
-    if result.signal:
-        raise Stopped(result.signal)
-    return result
 
 
 def train_baselines(

@@ -36,7 +36,6 @@ from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.training import TrainingJob, run_training, train_step
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tasks.translator import Translator
-from lingvo_moe.training.signals import Stopped
 
 MAKER = "lingvo-moe-baselines"
 _DATA = "data-"  # prefix of the directories of data, which are beside those of models
@@ -413,8 +412,6 @@ def _train(model: _Model) -> dict[str, float]:
                 lambda line, prefix=prefix, run=run: run.report(prefix + line),
                 input_workers=run.input_workers,
             )
-        if result.signal:
-            raise Stopped(result.signal)
         losses[pair] = result.best_loss
     return losses
 

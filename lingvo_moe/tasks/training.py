@@ -33,6 +33,7 @@ from lingvo_moe.tasks.translator import Translator
 from lingvo_moe.training.checkpoint import ALONE, Process
 from lingvo_moe.training.loop import Evaluation, TrainResult, train
 from lingvo_moe.training.meter import NO_RECORDER, Recorder
+from lingvo_moe.training.signals import Stopped
 from lingvo_moe.training.step import TrainStep
 
 ORIGINS = "init.txt"  # in a logdir: what the initial weights were made of
@@ -156,6 +157,10 @@ def run_training(
     """As `train_model`, with a given logdir and compiled runtime.
 
     The logdir is written after the dataset and the checkpoint to resume from have been checked.
+
+    Raises:
+        Stopped: Ctrl-C or SIGTERM stopped the training, in all processes after the same step, which
+            is saved.
     """
     params = model_dir.params
     rows = runtime.batch_rows(params.input.batch_size)
@@ -187,6 +192,8 @@ def run_training(
             f"{packed.skipped} drawn examples were longer than a row and left out; raise "
             f"input.source_length or input.target_length to train on them."
         )
+    if result.signal:
+        raise Stopped(result.signal)
     return result
 
 
