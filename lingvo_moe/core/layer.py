@@ -20,9 +20,10 @@ class Initializer(abc.ABC):
 
     @property
     def shares(self) -> Sequence[float] | None:
-        """Of a weight whose parts along the axis of experts are added up: the share of each part.
+        """For each part of the weight along the axis of experts, its share of a sum.
 
-        A copy of the whole weight in each part is multiplied by it. None: parts are not added up.
+        If parts are added up, and each begins as a copy of a dense weight, the copy is multiplied
+        by its share: so the sum is the dense weight. None: parts are not added up.
         """
         return None
 

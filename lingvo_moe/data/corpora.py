@@ -287,7 +287,8 @@ def _checked(example, where):
             raise ValueError(f"{where} has a line break in {text!r}; give one sentence a text.")
         if "\t" in text and len(set(pair.split("-"))) == 1:
             raise ValueError(
-                f"{where} has a tab in {text!r}; replace it, for text in one language."
+                f"{where} has a tab in {text!r}; replace the tab, because it separates the sides "
+                f"of a pair of one language."
             )
         if "\0" in text:
             raise ValueError(f"{where} has a NUL character in {text!r}; remove it.")

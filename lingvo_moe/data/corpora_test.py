@@ -150,7 +150,7 @@ def test_one_language_rewritten(tmp_path):
     write_corpus(tmp_path / "again", {"train": [("en-en", "i goes", "I go")]})
     (again,) = find_pairs(tmp_path / "again")
     assert list(again.read("train")) == [("i goes", "I go")]
-    with pytest.raises(ValueError, match=r"Example 1 of dev has a tab in 'a\\tb'; replace it"):
+    with pytest.raises(ValueError, match=r"Example 1 of dev has a tab in 'a\\tb'; replace the tab"):
         write_corpus(tmp_path / "tab", {"dev": [("en-en", "a\tb", "c")]})
 
 

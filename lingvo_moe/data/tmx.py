@@ -14,9 +14,10 @@ _CODES = {"bpt", "ept", "it", "ph", "ut"}  # elements of a segment whose content
 def read_tmx(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
     """Reads the translation units that have both languages: (source, target), stripped.
 
-    `xml:lang` may be in any case, with "-" or "_". If a unit does not have "sr_Latn", its first
-    text in a longer code such as "sr_Latn_RS" is used, or else in any "sr" that names no other
-    script. No text is both sides. Line ends in a segment become spaces.
+    `xml:lang` may be in any case, with "-" or "_". If a unit has no text with the code
+    "sr_Latn", the first one with a longer code, such as "sr_Latn_RS", is used. If there is none,
+    the first one with a code of "sr" that names no other script is used. The same text is never
+    both source and target. Line ends in a segment become spaces.
 
     Raises:
         ValueError: the file is not well-formed XML, has entities that XML itself does not define,

@@ -41,7 +41,7 @@ NORMALIZATIONS = get_args(Normalization)
 
 SPACE = "\u2581"  # a space in a piece
 
-_IN_WORDS = ("Lu", "Ll", "Lt", "Nd")  # in the middle of a word these begin no other word
+_IN_WORDS = ("Lu", "Ll", "Lt", "Nd")  # a text that begins with these is a word
 _FEW_SENTENCES = 50_000
 _MAX_BYTES = 4192  # SentencePiece ignores longer sentences in training
 
@@ -125,17 +125,16 @@ class Vocabulary:
     def spellings(self, text: str) -> list[tuple[int, int, int]]:
         """All ways in which pieces spell a text from the beginning of a word on, as a lattice.
 
-        Where the text begins with a sign, which needs no space in front, or with a letter of a
-        script without cases, of which many write no spaces, these are all ways to spell it
-        anywhere.
+        If the text begins with a sign, or with a letter of a script without upper and lower case,
+        these are also the ways to spell it without a space in front.
 
         Args:
             text: it is normalised first, and spaces at its ends are removed; U+2581, which no
                 translation contains, is a space.
 
         Returns:
-            (start, end, id): bytes start to end of a space and the text are the piece of that id;
-            BOS, with which every translation begins, is as good as the space.
+            (start, end, id): the piece of that id is the bytes from start to end of a space and the
+            text. BOS, with which every translation begins, may replace the space.
             All paths from 0 to the largest end are spellings. [] if no text is left, or if it has
             characters that the vocabulary cannot write.
         """

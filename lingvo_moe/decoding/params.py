@@ -145,8 +145,8 @@ class BeamSearchParams(Params):
 
         Args:
             options: field -> value; only all of them together must be valid. As in JSON, a tuple
-                may be a list, and `sampling` some fields of a Sampling by name; the others are
-                those of these params.
+                may be a list, and `sampling` some fields of a Sampling by name; the others keep
+                their values.
 
         Raises:
             ValueError: there is no such field, or a value is of the wrong type or breaks a rule.

@@ -87,7 +87,8 @@ class PairScore(Params):
 
     Attributes:
         pair: 'SOURCE-TARGET'; '*-TARGET' for pairs scored as one.
-        train_examples: sentence pairs trained on; they may exceed 32 bits. None: as of PairOutput.
+        train_examples: number of sentence pairs trained on, which may need more than 32 bits; None
+            as in PairOutput.
         test_examples: lines scored.
         bleu: corpus BLEU, 0 to 100.
         chrf: corpus chrF++ (character 6-grams and word bigrams), 0 to 100.

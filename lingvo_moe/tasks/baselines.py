@@ -64,8 +64,9 @@ def train_baselines(
     Raises:
         ValueError, OSError: an unknown or repeated pair, one without training examples that fit a
             row, no lines in the split, no dev lines to choose the best by, models whose results on
-            dev cannot be compared, files in DIRECTORY/report that this did not make or a report of
-            further pairs, a vocabulary that cannot be trained, or as `train_model`.
+            dev cannot be compared, files in DIRECTORY/report that this function did not make, a
+            report there with pairs that are not in pairs, a vocabulary that cannot be trained, or
+            as `train_model`.
         SystemExit: a signal stopped the training.
     """
     dataset, report, output = jobs[0].dataset, jobs[0].report, jobs[0].logdir / IN_OUTPUT
@@ -225,7 +226,7 @@ def _with_own_data(model: _Model, output: Path) -> _Model:
 def _check_normalization(dataset, name, params):
     """Raises ValueError if a vocabulary for both sides would not read sources as they are tested.
 
-    Train sources are known only as the dataset's source vocabulary normalized them.
+    The dataset has train sources only in normalized form, so they cannot be normalized otherwise.
     """
     rules = [getattr(dataset, f"{side}_vocabulary").normalization for side in SIDES]
     if params.joint_vocab and len(set(rules)) > 1:

@@ -60,10 +60,10 @@ def check_dev_lines(
     rest = [pair for pair in pairs if pair not in without]
     alone = ["one --model"] if several else []
     alone += ['--set="train.best_by=DevLoss()"'] if by_bleu else []
-    cures = [*([f"--pairs={','.join(rest)}"] if rest else []), " and ".join(alone)]
+    others = f"Leave them out, with --pairs={','.join(rest)}, or pass" if rest else "Pass"
     raise ValueError(
-        f"The best is chosen on dev, and there are no dev lines of {', '.join(without)}. Pass "
-        f"{', or '.join(cures)}: then the last checkpoint is taken."
+        f"There are no dev lines, by which the best model or checkpoint is chosen, of "
+        f"{', '.join(without)}. {others} {' and '.join(alone)}, which takes the last checkpoint."
     )
 
 

@@ -137,8 +137,8 @@ def initialize(
         The number of steps, and a table of the sources of weights; "" if all are drawn.
 
     Raises:
-        ValueError: there is no such model or checkpoint, it does not fit, or it has no fewer steps
-            than this run; see `initial_state`.
+        ValueError: there is no such model or checkpoint, it does not fit, or its step is not below
+            train.max_steps; see `initial_state`.
         OSError: the checkpoint is damaged.
     """
     params = model_dir.params

@@ -244,8 +244,8 @@ def merge_hypotheses(
 ) -> list[Translation]:
     """The N translations of a sentence, best first, from the N hypotheses of each of its parts.
 
-    The k-th is made of the hypothesis of each part with the k-th largest log P, or the last one
-    that was found.
+    Candidate k joins, from each part, the hypothesis with the k-th largest log P; a part with fewer
+    than k gives its last one. Then the candidates are sorted by score.
 
     Args:
         parts: in order; each has N hypotheses.

@@ -209,7 +209,9 @@ def test_a_model_with_other_rules_of_search_has_no_options(tmp_path, monkeypatch
     (tmp_path / "options.json").write_text("{}")
     for argument in ("--score=/dev/null", "--set=min_length=2", "--tokens"):
         monkeypatch.setattr(sys, "argv", ["translate.py", argument, "kara"])
-        message = "This export has no options: its model has decoding.rules, or an earlier version"
+        message = (
+            "takes no options but --n_best: its model has decoding.rules, or an earlier version"
+        )
         with pytest.raises(ValueError, match=message):
             client_tf_serving.main()
 
