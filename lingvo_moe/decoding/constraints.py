@@ -58,11 +58,13 @@ class Constraints(NamedTuple):
         no_repeat_ngram: n, an int or int32 []; 0 allows all repetitions.
         prefix: int32 [P], the first tokens; () for none.
         forbidden: int32 [E, 3], edges of `join_lattices`; () for none.
+        after_tag: whether the first token is the tag of the language, and the text begins after it.
     """
 
     no_repeat_ngram: int | tf.Tensor
     prefix: tf.Tensor | tuple[int, ...]
     forbidden: tf.Tensor | tuple[Edge, ...]
+    after_tag: bool = False
 
     @property
     def forced(self) -> int | tf.Tensor:
@@ -75,12 +77,23 @@ class Constraints(NamedTuple):
             return ()
         shape = [batch, beams, self._num_places]
         before = tf.broadcast_to(tf.range(self._num_places) == START, shape)
-        return self.after(before, tf.fill([batch, beams], BOS))
+        return self._after(before, tf.fill([batch, beams], BOS))
 
-    def after(self, places: tf.Tensor | tuple[()], token: tf.Tensor) -> tf.Tensor | tuple[()]:
-        """The places after one more token, int32 [B, K], of each hypothesis."""
+    def after(
+        self, places: tf.Tensor | tuple[()], token: tf.Tensor, step: tf.Tensor
+    ) -> tf.Tensor | tuple[()]:
+        """The places after one more token, int32 [B, K], of each hypothesis.
+
+        Args:
+            places: of `start` and `after`.
+            token: int32 [B, K].
+            step: int32 [], the number of tokens before it.
+        """
         if not given(self.forbidden):
             return ()
+        return self._after(places, tf.where(step == 0, BOS, token) if self.after_tag else token)
+
+    def _after(self, places, token):
         start, end, tokens = self._edges
         taken = tf.gather(places, start, axis=2) & (token[..., None] == tokens)  # [B, K, E]
         by_edge = tf.transpose(tf.cast(taken, tf.int32), [2, 0, 1])

@@ -7,7 +7,7 @@ import tensorflow as tf
 from lingvo_moe.core.layer import EVALUATION
 from lingvo_moe.core.tokens import BOS, EOS, PAD
 from lingvo_moe.decoding.constraints import Constraints, join_lattices
-from lingvo_moe.decoding.flat_beam_search import search
+from lingvo_moe.decoding.flat_beam_search import beam_search, search
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.request import Request
 from lingvo_moe.decoding.sampling import Sampling
@@ -157,11 +157,34 @@ def looked_at(source, inputs):
     return (attention[:, 1:-1].argmax(axis=1) + 1).tolist()
 
 
-def test_a_translation_begins_as_after_a_space():
-    lattice = [(0, 1, 7), (1, 2, 5), (0, 2, 6), (0, 1, BOS)]  # a space, then token 5; or token 6
-    constraints = Constraints(0, (), join_lattices([lattice]))
-    ids, places = tf.zeros([1, 1, 4], tf.int32), constraints.start(1, 1)
-    for step, last, banned in ((0, None, [5, 6]), (1, 8, [6]), (1, 7, [5, 6])):
-        now = places if last is None else constraints.after(places, tf.constant([[last]]))
-        logits = constraints.allowed(tf.zeros([1, 1, 9]), ids, tf.constant(step), now)
-        assert {*np.flatnonzero(np.isneginf(logits)).tolist()} - {PAD} == {*banned}
+SPACE, TAG = 7, 11
+
+
+@pytest.mark.parametrize("before", [(), (TAG,)])
+@pytest.mark.parametrize(
+    ("written", "banned"), [((), {5, 6}), ((9,), {6}), ((SPACE,), {5, 6}), ((9, SPACE), {5, 6})]
+)
+def test_a_translation_begins_as_after_a_space(before, written, banned):
+    """Also after the tag of its language."""
+    lattice = [(0, 1, SPACE), (1, 2, 5), (0, 2, 6), (0, 1, BOS)]  # a space, then 5; or 6
+    constraints = Constraints(0, (), join_lattices([lattice]), after_tag=bool(before))
+    places = constraints.start(1, 1)
+    for step, last in enumerate((*before, *written)):
+        places = constraints.after(places, tf.constant([[last]]), tf.constant(step))
+    ids, step = tf.zeros([1, 1, 4], tf.int32), tf.constant(len(before + written))
+    logits = constraints.allowed(tf.zeros([1, 1, 12]), ids, step, places)
+    assert {*np.flatnonzero(np.isneginf(logits)).tolist()} - {PAD} == banned
+
+
+def test_the_first_word_after_a_given_tag_can_be_forbidden():
+    model, theta = tiny().model, tiny().theta
+
+    def first_token(*lattices):
+        params = BeamSearchParams(no_repeat_ngram=1, min_length=3)
+        request = Request(params, (), join_lattices(lattices))
+        given = tf.constant(sentences([4])), tf.constant([4]), request
+        found = beam_search(model, model.lay_out(theta), *given, first=tf.constant([TAG]))
+        return int(found.ids[0, 0, 0])
+
+    free = first_token()
+    assert TAG != free != first_token([(0, 1, BOS), (1, 2, free)])

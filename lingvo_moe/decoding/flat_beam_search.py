@@ -4,6 +4,7 @@ B sentences, K unfinished ("living") hypotheses, N best translations, T steps, V
 C caches with P positions, each of Q hypotheses; see decoding/cache.py.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -114,6 +115,7 @@ def beam_search(
     params = request.params
     if first is not None:
         request.check_after_tag()
+        request = dataclasses.replace(request, after_tag=True)
     source = NestedMap(encoded=model.encode(laid_out, source_ids, source_lengths, tasks))
     ratio = params.length_ratio * tf.cast(source_lengths, tf.float32)
     max_lengths = tf.cast(tf.math.ceil(ratio), tf.int32) + params.length_offset
@@ -245,7 +247,8 @@ def search(
 
 
 def _constraints(request):
-    return Constraints(request.params.no_repeat_ngram, request.prefix, request.forbidden)
+    n = request.params.no_repeat_ngram
+    return Constraints(n, request.prefix, request.forbidden, request.after_tag)
 
 
 def _output(best):
@@ -293,7 +296,7 @@ def _advance(step_fn, step, rows, request):
     hopeless |= _bound(living.log_probs, rows.max_length, request.params) <= best.scores[:, -1]
     living = living._replace(
         log_probs=tf.where(hopeless[:, None], _IMPOSSIBLE, living.log_probs),
-        places=constraints.after(living.places, living.newest),
+        places=constraints.after(living.places, living.newest, step),
     )
     return rows._replace(caches=caches, living=living, best=best)
 

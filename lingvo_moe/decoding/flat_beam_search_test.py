@@ -304,7 +304,7 @@ def test_samples_are_as_frequent_as_they_are_likely():
     np.testing.assert_allclose(share_of_a(), 2 / 3, atol=0.06)
     # Squared: 4 to 1.
     np.testing.assert_allclose(share_of_a(temperature=0.5), 0.8, atol=0.05)
-    assert share_of_a(top_k=1) == 1.0
+    assert share_of_a(top_k=1) == share_of_a(temperature=1e-37) == 1.0
     # A alone has 2/3 of what can be drawn: enough for 0.6, not for 0.7.
     assert share_of_a(top_p=0.6) == 1.0
     assert share_of_a(top_p=0.7) < 0.8

@@ -41,6 +41,7 @@ class Request:
         shortlist: which tokens translations may have; None for all.
         sampling: whether params.sampling applies, if it is set; a tensor bool [] in an exported
             graph, which serves all requests.
+        after_tag: whether translations begin after the tag of their language, which is given.
     """
 
     params: BeamSearchParams = BeamSearchParams()
@@ -48,6 +49,7 @@ class Request:
     forbidden: tuple[Edge, ...] = ()
     shortlist: Shortlist | None = None
     sampling: bool | tf.Tensor = True
+    after_tag: bool = False
 
     @property
     def samples(self) -> bool | tf.Tensor:

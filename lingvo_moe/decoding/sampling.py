@@ -11,6 +11,7 @@ from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveFloat, Rule
 from lingvo_moe.core.smart_cond import smart_cond
 
 _Mass = Annotated[float, Rule("in (0, 1]", lambda p: 0 < p <= 1)]
+_LEAST_TEMPERATURE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,8 @@ class Sampling(Params):
     sentences of its batch. The same sentence and seed give the same samples.
 
     Attributes:
-        temperature: logits are divided by it.
+        temperature: logits are divided by it. Below 1e-6 it counts as 1e-6, so that quotients stay
+            finite; the likeliest token is drawn then.
         top_k: number of best tokens to draw from; 0 for all.
         top_p: draws only from the smallest set of best tokens with at least this total probability
             (Holtzman et al. 2020, arXiv 1904.09751); 1 for all.
@@ -40,7 +42,7 @@ class Sampling(Params):
             logits: float32 [B, K, V]; -inf for tokens that must not be drawn.
             step: int32 [], different for each draw.
         """
-        logits = self._kept(logits / self.temperature)
+        logits = self._kept(logits / tf.maximum(self.temperature, _LEAST_TEMPERATURE))
         seed = random.fold_in(tf.stack([self.seed, 0]), step)
         uniform = random.uniform(tf.shape(logits)[1:], seed, low=1e-20)
         # The token with the largest logit plus Gumbel noise is a sample of the softmax.

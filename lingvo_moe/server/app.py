@@ -330,13 +330,16 @@ def _translate(model, sentences, settings):
 
 
 def _score(model, pairs, settings):
-    sources, targets = zip(*pairs, strict=True)
-    return model.score(sources, targets, settings.to, source_language=settings.source_language)
+    return _of_pairs(model.score, pairs, settings)
 
 
 def _explain(model, pairs, settings):
-    sources, targets = zip(*pairs, strict=True)
-    return model.explain(sources, targets, settings.to, source_language=settings.source_language)
+    return _of_pairs(model.explain, pairs, settings)
+
+
+def _of_pairs(compute, pairs, settings):
+    sides = ([pair[side] for pair in pairs] for side in (0, 1))
+    return compute(*sides, settings.to, source_language=settings.source_language)
 
 
 async def _body(request, limit):

@@ -78,7 +78,9 @@ class TestTranslate:
         async def test(client):
             answer = (await client.translate()).json()
             assert answer == {"model": "m", "translations": [], "left_out": []}
-            assert client.model.batches == []
+            answer = await client.translate(to="xx")
+            assert answer.status_code == 422
+            assert "into 'xx'" in answer.json()["error"]
 
         run(test)
 

@@ -120,8 +120,8 @@ class Batcher:
             QueueFull: the queue has no room for all of them.
             Exception: an error of `translate` for a batch with one of them.
         """
-        if not sentences:
-            return []
+        if not sentences:  # translate checks the settings
+            return await self._answers([], settings)
         if self.waiting + len(sentences) > self._params.max_queue:
             raise QueueFull(self.waiting, max(1, math.ceil(self.waiting * self._pace)))
         request, now = _Request(len(sentences)), time.monotonic()
@@ -145,12 +145,9 @@ class Batcher:
             self._thread.shutdown(wait=False)
 
     async def _work(self, batch):
-        start, loop = time.monotonic(), asyncio.get_running_loop()
-        sentences = [one.sentence for one in batch]
+        start = time.monotonic()
         try:
-            answers = await loop.run_in_executor(
-                self._thread, self._translate, sentences, batch[0].settings
-            )
+            answers = await self._answers([one.sentence for one in batch], batch[0].settings)
             answered = list(zip(batch, answers, strict=True))
         except Exception as error:
             failed = {one.request for one in batch}
@@ -163,6 +160,10 @@ class Batcher:
         seconds = time.monotonic() - start
         self._pace = _SMOOTHING * self._pace + (1 - _SMOOTHING) * seconds / len(batch)
         self._observe(len(batch), seconds)
+
+    async def _answers(self, sentences, settings):
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._translate, sentences, settings)
 
     async def _next_batch(self):
         """Waits for a batch and removes it from the queue."""

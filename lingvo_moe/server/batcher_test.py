@@ -152,7 +152,7 @@ class TestRequests:
     def test_nothing_to_translate(self):
         async def test(batcher, model):
             assert await submit(batcher, "") == []
-            assert model.batches == []
+            assert model.batches == [([], EN)], "the model checks the language"
 
         run(test)
 

@@ -181,9 +181,12 @@ def test_a_logdir_and_its_export(tmp_path):
                 log_probs = [token["log_prob"] for token in one["tokens"]]
                 np.testing.assert_allclose(log_probs, score.token_log_probs, atol=1e-4)
                 np.testing.assert_allclose(one["log_prob"], score.log_prob, atol=1e-3)
-            answer = await ask(client, **pairs, to="xx")
-            assert answer.status_code == 422
-            assert "'xx'" in answer.json()["error"]
+            nothing = {"model": name, "sources": [], "targets": []}
+            assert (await ask(client, **nothing)).json()["scores"] == []
+            for asked in (pairs, nothing):
+                answer = await ask(client, **asked, to="xx")
+                assert answer.status_code == 422
+                assert "'xx'" in answer.json()["error"]
             answer = await ask(client, **pairs, experts=True)
             if not model.explains:
                 assert answer.status_code == 422

@@ -12,7 +12,6 @@ from lingvo_moe.serving.graph_vocabulary import GraphVocabulary
 from lingvo_moe.tasks.translation import TranslationTask
 
 _BLANK = "[" + "".join(f"\\p{{{category}}}" for category in INVISIBLE) + "]*"  # see is_blank
-_NO_LIMIT = (1 << 31) - 1
 
 
 class Read(NamedTuple):
@@ -61,7 +60,8 @@ class SentenceEncoder:
         sentences: tf.Tensor,
         languages: Mapping[str, tf.Tensor],
         source_prefix: str | tf.Tensor = "",
-        limit: int = _NO_LIMIT,
+        *,
+        limit: int,
     ) -> Read:
         """Encodes sentences.
 

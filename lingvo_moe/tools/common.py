@@ -60,22 +60,30 @@ def run(main: Callable[..., None], takes_arguments: bool = False) -> None:
 
 
 def check_effect(needed: str, holds: bool, *names: str) -> None:
-    """Checks that flags are given only where they have an effect.
+    """Checks that flags, and fields of --set, are given only where they have an effect.
 
     Args:
         needed: when they have one, such as "with --prune".
         holds: whether this is so.
-        names: the flags; those that the tool does not define are left out.
+        names: of flags or fields; those that the tool does not define are left out.
 
     Raises:
         ValueError: one of them is given in vain.
     """
-    for name in names:
-        if not holds and name in FLAGS and FLAGS[name].present:
-            given = FLAGS[name].serialize().splitlines()[0]
-            raise ValueError(
-                f"{given} has an effect only {needed}; drop it, or give the command {needed}."
-            )
+    given = [] if holds else [text for name in names for text in _given(name)]
+    if given:
+        raise ValueError(
+            f"{given[0]} has an effect only {needed}; drop it, or give the command {needed}."
+        )
+
+
+def _given(name):
+    """How the flag or the field of --set of this name is given."""
+    if name in FLAGS and FLAGS[name].present:
+        yield FLAGS[name].serialize().splitlines()[0]
+    for text in FLAGS.set if "set" in FLAGS else ():
+        if text.partition("=")[0].strip() == name:
+            yield f"--set={text}"
 
 
 def define_input_workers() -> None:

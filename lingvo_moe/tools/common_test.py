@@ -99,6 +99,7 @@ def test_every_error_is_one_line(error, status, line, monkeypatch, capsys):
         ("translate --logdir=x --score=x", "--n_best=2", "without --score"),
         ("translate --logdir=x --score=x", "--beam_size=2", "without --score"),
         ("translate --logdir=x --score=x", "--processes=2", "without --score"),
+        ("translate --logdir=x --score=x", "--set=decoding.n_best=2", "without --score"),
         ("translate --logdir=x --score=x", "--scores", "without --score"),
         ("export --logdir=x --output=x", "--languages=de,fr", "with --prune"),
         ("export --logdir=x --output=x", "--prune_by=global", "with --prune"),
@@ -113,6 +114,11 @@ def test_every_error_is_one_line(error, status, line, monkeypatch, capsys):
         (
             "prepare --synthetic --output=x --joint_vocab",
             "--target_vocab_size=5",
+            "without --joint",
+        ),
+        (
+            "prepare --synthetic --output=x --joint_vocab",
+            "--set=target_vocab_size=5",
             "without --joint",
         ),
         ("experts --logdir=x", "--split=test", "with --data"),

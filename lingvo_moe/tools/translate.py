@@ -32,12 +32,15 @@ from lingvo_moe.tools import common, runtimes
 
 FLAGS = flags.FLAGS
 _OF_TRANSLATING = ("n_best", "beam_size", "processes", "scores")
+_OF_SCORING = ("decoding.tokens", "decoding.source_prefix", "decoding.batch_tokens")
 
 
 def main(arguments: list[str]) -> None:
     """Flags to a Model. Errors of flags and input are found before the weights are read."""
     runtimes.check_flags()
-    common.check_effect("without --score", FLAGS.score is None, *_OF_TRANSLATING)
+    fields = {text.partition("=")[0].strip() for text in FLAGS.set}
+    of_search = [f for f in sorted(fields - {*_OF_SCORING}) if f.startswith("decoding.")]
+    common.check_effect("without --score", FLAGS.score is None, *_OF_TRANSLATING, *of_search)
     model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(_overrides())
     model_dir.prefix(FLAGS.source_language, FLAGS.to)
     model_dir.task.task_id(FLAGS.source_language, FLAGS.to)

@@ -25,6 +25,7 @@ from lingvo_moe.serving.graph_reader import SentenceEncoder, with_end
 from lingvo_moe.serving.graph_vocabulary import GraphVocabulary, rstrip
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.params import TranslationParams
+from lingvo_moe.tasks.scorer import MAX_TOKENS
 from lingvo_moe.tasks.sides import split_request
 from lingvo_moe.tasks.translator import export_request, max_pieces
 
@@ -150,7 +151,7 @@ class ServedModel(tf.Module):
 
     def _translate_with(self, sentences, **given):
         options = checked_numbers({name: given.pop(name) for name in self._options})
-        read = self._read(sentences, given, options["source_prefix"], self._max_pieces)
+        read = self._read(sentences, given, options["source_prefix"], limit=self._max_pieces)
         output = self._decode(beam_search, read, self._request_of(options))
         real = (
             tf.sequence_mask(output.lengths, tf.shape(output.ids)[2]) & ~read.blank[:, None, None]
@@ -175,8 +176,16 @@ class ServedModel(tf.Module):
         return Request.of_tensors(options | ids, self._task.params.decoding.cache)
 
     def _score(self, sentences, translations, **languages):
-        read, pieces = self._read(sentences, languages), self._target.encode(translations)
+        most = max(MAX_TOKENS, self._max_pieces)
+        read = self._read(sentences, languages, limit=most)
+        pieces = self._target.encode(translations)
         lengths = tf.cast(pieces.row_lengths(), tf.int32)
+        lengths = checked(
+            lengths,
+            tf.reduce_all((read.left_out == 0) & (lengths <= most)),
+            f"A source or a target has more than {most:,} tokens, the limit of what can be scored. "
+            f"Split both sides into matching parts, and score each.",
+        )
         ids = with_end(pieces.to_tensor(), lengths)
         real = tf.sequence_mask(lengths + 1, tf.shape(ids)[1])
         log_probs = self._decode(score_given, read, ids)

@@ -118,6 +118,14 @@ def test_scores_of_given_translations(model_dir, call, tmp_path):
         np.testing.assert_allclose(row["log_prob"], score.log_prob, atol=1e-3)
 
 
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_what_is_too_long_to_be_scored_is_refused(call, tmp_path, side):
+    sentences = {"source": "kara", "target": "so", side: "mi " * 5000}
+    (tmp_path / "targets").write_text(f"{sentences['target']}\n")
+    with pytest.raises(ValueError, match=r"^A source or a target has more than 4,096 tokens, "):
+        call(f"--score={tmp_path / 'targets'}", sentences["source"])
+
+
 def test_sentences_as_arguments(call):
     out = call("kara mi", "\u3000").out
     assert out == call(stdin="kara mi\n\u3000".encode()).out
