@@ -9,7 +9,7 @@ import pytest
 from _pages import check_places, merge_table
 from learning_rows import ROWS
 from learning_tables import fit_of_budgets, study_table, write_tables
-from real_text import curve_table, draw_curve
+from real_text import curve_table, draw_curve, sizes_table
 
 from lingvo_moe.core.params import to_fields
 from lingvo_moe.reporting.table import Table
@@ -148,3 +148,16 @@ def test_the_curve_has_what_was_measured(tmp_path):
     assert table.rows == [["dev loss", "3.13", "2.50"], ["dev BLEU", "", "12.3"]]
     lines = [axes.lines[0].get_xydata().tolist() for axes in draw_curve(table).axes]
     assert lines == [[[500, 3.13], [1000, 2.5]], [[1000, 12.3]]]
+
+
+def test_each_pair_with_several_baselines_has_the_highest_dev_bleu_of_each(tmp_path):
+    for model, values in {"wide": (1.0, 9.26, 8.0), "narrow": (10.0,)}.items():
+        writer = SummaryWriter(tmp_path / model / "de-en" / "events", print)
+        for step, bleu in enumerate(values):
+            writer.scalars(step, {"dev/bleu": bleu})
+        writer.close()
+    (tmp_path / "narrow" / "fr-en").mkdir()
+    table = sizes_table(tmp_path, ["wide", "narrow"], ["fr-en", "de-en"])
+    assert table.columns == ["pair", "dev BLEU, wide", "dev BLEU, narrow"]
+    assert table.rows == [["de-en", "9.3", "10.0"]]
+    assert sizes_table(tmp_path, ["narrow"], ["de-en"]).rows == []

@@ -6,15 +6,17 @@ DIR has a directory for each corpus; learning_data.py lists them. The data, the 
 and the report are made in OUTPUT/CORPUS. After an interruption the same command goes on. The page
 has marked places: `<!-- real_text CORPUS averages -->` and `<!-- real_text CORPUS pairs -->` for
 the scores, `<!-- real_text CORPUS curve -->` for the evaluations during training, and, if wanted,
-`<!-- real_text CORPUS seeds -->` for the means of each seed, where rows of other seeds stay. Each
-ends with `<!-- end -->`. The other tables are those of the seed that ran last. Plots are written
-beside the page: CORPUS_curve.png with the evaluations during training, and CORPUS_delta_bleu.png if
-there are baselines. Pairs with fewer than 30 test lines are combined in one row.
+`<!-- real_text CORPUS seeds -->` for the means of each seed, and `<!-- real_text CORPUS sizes -->`
+for the dev BLEU of the baselines of pairs with several. Rows of other seeds and pairs stay there.
+Each ends with `<!-- end -->`. The other tables are those of the seed that ran last. Plots are
+written beside the page: CORPUS_curve.png with the evaluations during training, and
+CORPUS_delta_bleu.png if there are baselines. Pairs with fewer than 30 test lines are combined in
+one row.
 """
 
 import argparse
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import tensorflow as tf
@@ -42,6 +44,7 @@ _CURVE = {  # tag of TensorBoard -> name and format
     "dev/source_use": ("source use", ".2f"),
     "dev/bleu": ("dev BLEU", ".1f"),
 }
+_LARGE = "large"  # the directory of pairs with several baselines
 
 
 def main() -> None:
@@ -78,10 +81,8 @@ def main() -> None:
     args = parser.parse_args()
     here = args.output / args.corpus
     marks = {name: f"real_text {args.corpus} {name}" for name in ("averages", "pairs", "curve")}
-    seeds_mark = f"real_text {args.corpus} seeds"
-    has_seeds = args.page and f"<!-- {seeds_mark} -->" in args.page.read_text("utf-8")
     if args.page:  # errors must come before hours of training
-        check_places(args.page, [*marks.values(), *([seeds_mark] if has_seeds else [])])
+        check_places(args.page, [*marks.values(), *_optional_marks(args).values()])
     report = _report(here, args)
     reliable = dataclasses.replace(report, pairs=[pair for pair in report.pairs if pair.reliable])
     curve = curve_table(_logdir(here, args))
@@ -94,14 +95,27 @@ def main() -> None:
         print(f"{table.to_markdown()}\n")
         if args.page:
             replace_table(args.page, marks[name], table.to_markdown())
-    seeds = _of_seed(reliable, args.seed)
-    if has_seeds:
-        seeds = merge_table(args.page, seeds_mark, seeds, [str(i) for i in range(100)])
-    print(seeds.to_markdown())
+    names = [pair.pair for pair in reliable.pairs]
+    merged = {
+        "seeds": (_of_seed(reliable, args.seed), [str(i) for i in range(100)]),
+        "sizes": (sizes_table(here / _LARGE, _of_large(args), names), names),
+    }
+    optional = _optional_marks(args) if args.page else {}
+    for name, (table, order) in merged.items():
+        if name in optional and table.rows:
+            table = merge_table(args.page, optional[name], table, order)
+        print(f"{table.to_markdown()}\n")
     if args.page:
         write_whole(args.page.with_name(f"{args.corpus}_curve.png"), to_png(draw_curve(curve)))
     if args.page and reliable.baseline_model:
         write_whole(args.page.with_name(f"{args.corpus}_delta_bleu.png"), draw_plot([reliable]))
+
+
+def _optional_marks(args: argparse.Namespace) -> dict[str, str]:
+    """Table -> its mark, of those whose rows are merged, if the page has their places."""
+    text = args.page.read_text("utf-8")
+    marks = {name: f"real_text {args.corpus} {name}" for name in ("seeds", "sizes")}
+    return {name: mark for name, mark in marks.items() if f"<!-- {mark} -->" in text}
 
 
 def _report(here: Path, args: argparse.Namespace) -> Report:
@@ -139,12 +153,19 @@ def _baselines(here: Path, data: Dataset, args: argparse.Namespace) -> Iterator[
     ]
     many = [pair.name for pair in tested if pair.examples["train"] >= args.large_from]
     few = [pair.name for pair in tested if pair.examples["train"] < args.large_from]
-    both = [*args.large_baseline, *args.baseline]
-    for name, models, pairs in (("baselines", args.baseline, few), ("large", both, many)):
+    for name, models, pairs in (
+        ("baselines", args.baseline, few),
+        (_LARGE, _of_large(args), many),
+    ):
         if models and pairs:
             output = here / name
             api.train_baselines(models, data, output, pairs=pairs, own_vocabulary=True, set=changes)
             yield output
+
+
+def _of_large(args: argparse.Namespace) -> list[str]:
+    """The baselines of pairs with many train lines."""
+    return [*args.large_baseline, *args.baseline]
 
 
 def _of_seed(report: Report, seed: int) -> Table:
@@ -159,18 +180,30 @@ def _of_seed(report: Report, seed: int) -> Table:
     return Table(list(cells), [list(cells.values())])
 
 
+def sizes_table(baselines: Path, models: Sequence[str], pairs: Sequence[str]) -> Table:
+    """The highest dev BLEU of the baselines of each pair that has several.
+
+    Args:
+        baselines: their directory, with a logdir MODEL/PAIR for each.
+        models: their names.
+        pairs: names of pairs.
+    """
+    rows = []
+    for pair in pairs:
+        logdirs = [baselines / model / pair for model in models]
+        if len(models) > 1 and all(logdir.exists() for logdir in logdirs):
+            best = [max(scalars(logdir)["dev/bleu"].values()) for logdir in logdirs]
+            rows.append([pair, *(f"{bleu:.1f}" for bleu in best)])
+    return Table(["pair", *(f"dev BLEU, {model}" for model in models)], rows)
+
+
 def curve_table(logdir: Path) -> Table:
     """The evaluations of a training run, from what it wrote for TensorBoard.
 
     Returns:
         A row for each of _CURVE that was measured, and a column for each evaluation.
     """
-    points: dict[str, dict[int, float]] = {tag: {} for tag in _CURVE}
-    for path in sorted((logdir / "events").iterdir()):
-        for event in tf.compat.v1.train.summary_iterator(str(path)):
-            for value in event.summary.value:
-                if value.tag in points:
-                    points[value.tag][event.step] = value.simple_value
+    points = scalars(logdir)
     steps = sorted(points["dev/loss"])
     lines = [
         [name, *(format(points[tag][step], form) if step in points[tag] else "" for step in steps)]
@@ -178,6 +211,17 @@ def curve_table(logdir: Path) -> Table:
         if points[tag]
     ]
     return Table(["step", *map(str, steps)], lines)
+
+
+def scalars(logdir: Path) -> dict[str, dict[int, float]]:
+    """Each tag of _CURVE -> step -> value, of the events for TensorBoard in a logdir."""
+    points: dict[str, dict[int, float]] = {tag: {} for tag in _CURVE}
+    for path in sorted((logdir / "events").iterdir()):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                if value.tag in points:
+                    points[value.tag][event.step] = value.simple_value
+    return points
 
 
 def draw_curve(table: Table) -> Figure:

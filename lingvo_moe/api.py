@@ -155,8 +155,9 @@ def train(
     """Trains a model, or resumes from the newest checkpoint of the logdir.
 
     Args:
-        model: a registered model's name, or params. If the logdir exists, its own params are used;
-            a name is only compared with the logdir's, and may be registered no longer.
+        model: a registered model's name, or params. If the logdir exists, a name is only compared
+            with the logdir's, whose params are used; it may be registered no longer. Params, with
+            `set`, are used also then, and may differ only where training can resume.
         data: a directory made by `prepare` or what it returned; or examples, in any form that
             `prepare` takes, which are prepared under LOGDIR/data when the logdir is new.
         logdir: directory for checkpoints and events.
@@ -262,7 +263,8 @@ def evaluate(
         baselines: a report to compare with: its directory, its JSON, or the output of
             `train_baselines`; or several, of which each pair is compared with the first that has
             it.
-        output: directory for the report with its page and plot; None for none.
+        output: directory for the report with its page and plot; None for none. Only with an output
+            the same call goes on after an error.
         step: the step of a logdir's checkpoint; None for the best on dev.
         make_runtime: makes the runtime of a logdir's model: `Local`, `Xla` or another RuntimeFn.
         report: takes lines of progress.
@@ -285,6 +287,7 @@ def evaluate(
             report,
             step=step,
             baselines=[Path(path) for path in several if path],
+            keep=output is not None,
             **options,
         )
 

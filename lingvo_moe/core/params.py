@@ -229,12 +229,30 @@ def _policy(cls: type, text: str, path: str) -> Any:
         if name not in _field_names(cls):
             raise ValueError(f"{_given(path, text)}: {_no_field(cls, name)}")
         values[name] = _parse(value, hints[name], f"{path}.{name}")
+    if missing := [name for name in _required(cls) if name not in values]:
+        choices = " and ".join(
+            f"{name} ({_choices(hints[name]) or type_name(hints[name])})" for name in missing
+        )
+        raise ValueError(
+            f"{_given(path, text)}: {cls.__name__} needs {choices}; write it as "
+            f"{cls.__name__}({', '.join(f'{name}=…' for name in missing)})."
+        )
     try:
         return cls(**values)
-    except TypeError as error:  # a field without a default, or an abstract class
+    except TypeError as error:  # an abstract class
         raise ValueError(f"{_given(path, text)}: {error}.") from error
     except ValueError as error:
         raise ValueError(f"{_given(path, text)}: {error}") from error
+
+
+def _required(cls: type) -> list[str]:
+    """The fields without a default."""
+    given = dataclasses.MISSING
+    return [
+        field.name
+        for field in dataclasses.fields(cls)
+        if field.init and field.default is given and field.default_factory is given
+    ]
 
 
 def _arguments(cls: type, text: str, path: str) -> dict[str, str]:

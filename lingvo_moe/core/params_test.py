@@ -187,7 +187,10 @@ def test_an_int_for_an_optional_float_becomes_one():
         ("policy=Fixed(mode=", r"write it as Fixed\(field=value, …\)"),
         ("policy=Fixed(shares=1)", r"Fixed has no field 'shares'. Did you mean 'share'"),
         ("policy=Fixed(share='x')", r"policy\.share='x': \"'x'\" is not of type float"),
-        ("policy=Around()", "missing 1 required keyword-only argument: 'inner'"),
+        (
+            "policy=Around()",
+            r"Around needs inner \(Around or Fixed\); write it as Around\(inner=…\)\.",
+        ),
         ("policy=Policy()", "abstract class"),
         ("inner.layers=0", r"^--set=inner\.layers=0: layers must be >= 1, got 0\.$"),
         ("maybe=Inner(layers=0)", r"^--set=maybe=Inner\(layers=0\): layers must be >= 1, got 0\.$"),

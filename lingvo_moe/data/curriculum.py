@@ -292,7 +292,10 @@ def _load(corpus: Corpus) -> Dataset:
     try:
         return Dataset.load(Path(corpus.data))
     except ValueError as error:
-        raise ValueError(f"Corpus {corpus.name}: {error}") from error
+        raise ValueError(
+            f"Corpus {corpus.name}: {error} If it was moved, give its place in "
+            f'--set="input.corpora=(Corpus(name={corpus.name!r},data=…),)".'
+        ) from error
 
 
 def _probabilities(streams, dataset, mixture, step) -> np.ndarray:
@@ -312,8 +315,9 @@ def _probabilities(streams, dataset, mixture, step) -> np.ndarray:
             continue
         factors = [first_match(mixture.pair_factors, streams[i].pair.name, 1.0) for i in here]
         sizes = [streams[i].size for i in here]
-        shares = np.array(factors) * sampling_probabilities(sizes, mixture.temperature)
-        found[here] = weight * shares / (shares.sum() or 1.0)
+        found[here] = (
+            weight * np.array(factors) * sampling_probabilities(sizes, mixture.temperature)
+        )
     if not found.any():
         raise ValueError(
             f"{where}.pair_factors={mixture.pair_factors} with weights {mixture.weights} leaves "

@@ -67,6 +67,14 @@ def test_a_named_pair_may_have_text_in_a_further_corpus_alone(tmp_path):
         only.curriculum(dataset)
 
 
+def test_a_factor_counts_also_for_a_pair_that_is_alone_in_its_corpus(tmp_path):
+    dataset = _make(tmp_path / "main", {"de-en": 0, "fr-en": 10})
+    _make(tmp_path / "mined", {"de-en": 10})
+    mined = Corpus(name="mined", data=str(tmp_path / "mined"))
+    params = InputParams(corpora=(mined,), pair_factors=(("de", 3.0),))
+    assert _at(params, dataset, 0) == pytest.approx({"fr-en": 0.25, "de-en (mined)": 0.75})
+
+
 def test_all_text_may_be_in_a_further_corpus(tmp_path):
     dataset = _make(tmp_path / "main", {"de-en": 0})
     _make(tmp_path / "mined", {"de-en": 10})

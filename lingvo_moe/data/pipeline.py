@@ -6,6 +6,7 @@ P language pairs.
 import dataclasses
 import itertools
 import math
+import os
 import queue
 import threading
 from collections import Counter
@@ -83,6 +84,17 @@ class InputParams(Params):
         """The same input with these pairs in all stages."""
         stages = tuple(dataclasses.replace(stage, pairs=None) for stage in self.stages)
         return dataclasses.replace(self, pairs=tuple(pairs), stages=stages)
+
+    def with_absolute_paths(self) -> "InputParams":
+        """The same input, whose corpora are found from every working directory."""
+        here = [dataclasses.replace(c, data=os.path.abspath(c.data)) for c in self.corpora]
+        return dataclasses.replace(self, corpora=tuple(here))
+
+    def with_corpora_at(self, corpora: Sequence[Corpus]) -> "InputParams":
+        """The same input, with the directories that corpora of the same names have."""
+        places = {corpus.name: corpus.data for corpus in corpora}
+        moved = [dataclasses.replace(c, data=places.get(c.name, c.data)) for c in self.corpora]
+        return dataclasses.replace(self, corpora=tuple(moved))
 
     @property
     def num_virtual_shards(self) -> int:

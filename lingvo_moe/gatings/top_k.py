@@ -52,8 +52,8 @@ class TopK(Gating):
         """See Gating: k, and the nodes of `limit`."""
         if self.k > num_experts:
             raise ValueError(
-                f"k={self.k} must not exceed the number of experts, {num_experts}; lower k or "
-                f"raise moe.num_experts."
+                f"k={self.k} must not exceed the number of experts, {num_experts}; lower k, "
+                f"or raise moe.num_experts (or moe.decoder_num_experts, where it is set)."
             )
         if self.limit:
             self.limit.check(num_experts, self.k)

@@ -64,7 +64,7 @@ def test_third_choices_queue_last():
 
 def test_more_choices_than_experts_fail():
     with pytest.raises(
-        ValueError, match=r"k=5 must not exceed .* experts, 4; lower k or raise moe.num_e"
+        ValueError, match=r"k=5 must not exceed .* experts, 4; lower k, or raise moe.num_e"
     ):
         TopK(k=5).route(tf.zeros([1, 2, 4]), tf.ones([1, 2], tf.bool), None, TRAINING)
 

@@ -1,6 +1,7 @@
 """Mixture-of-Experts layer.  G groups, S tokens/group, E experts, K choices, M model, H hidden."""
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -53,7 +54,8 @@ class MoEParams(Params):
             machine, and with None (the default), no token is dropped and a translation does not
             depend on the other sentences of its batch.
         eval_num_groups: G in evaluation and decoding if eval_capacity_factor is None; otherwise G
-            is num_groups there too.
+            is num_groups there too. If the tokens do not divide into so many groups, there are
+            fewer.
         dispatcher: moves tokens to experts in training.
         eval_dispatcher: the same in evaluation and decoding. Programs that XLA compiles use
             Einsum() instead.
@@ -247,6 +249,8 @@ class MoE(Layer):
             p.gating_dropout.check_mesh(p.num_groups)
         bounded = context.training or factor is not None
         groups = p.num_groups if bounded else p.eval_num_groups
+        if not context.training:
+            groups = _fitting(inputs.shape, groups)
         grouped, tokens = self._to_groups(inputs, tokens, groups)
         mask = tokens.mask
         scores = p.router.fprop(theta, grouped, tokens, context.fold("router"))
@@ -334,6 +338,14 @@ class MoE(Layer):
         grouped = tf.reshape(inputs, [groups, size, self.model_dim])
         parts = (None if part is None else tf.reshape(part, [groups, size]) for part in tokens)
         return annotate(grouped, "GSM"), Tokens(*parts)
+
+
+def _fitting(shape: tf.TensorShape, groups: int) -> int:
+    """The largest number of groups that divides `groups` and the tokens [B, T] of this shape.
+
+    Decoding has as few tokens as there are sentences. One group, if the shape is not static.
+    """
+    return math.gcd(groups, shape[0] * shape[1]) if shape.is_fully_defined() else 1
 
 
 def _confidence(logits: tf.Tensor, expert: tf.Tensor) -> tf.Tensor:

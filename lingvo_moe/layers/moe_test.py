@@ -105,6 +105,25 @@ def test_uneven_groups_fail():
         uneven.fprop(theta, inputs, tokens_of(mask), TRAINING)
 
 
+@pytest.mark.parametrize("options", [{"eval_num_groups": 8}, {"eval_capacity_factor": 4.0}])
+@pytest.mark.parametrize("is_static", [True, False])
+def test_evaluation_has_no_more_groups_than_divide_the_tokens(options, is_static):
+    """A step of decoding may have 3 tokens."""
+    inputs, mask = random_inputs(3, 1)
+    theta = init_theta(layer().weights(), 0)
+
+    def outputs(inputs, mask, **options):
+        return layer(num_groups=8, **options).fprop(theta, inputs, tokens_of(mask), EVALUATION)
+
+    shape = inputs.shape if is_static else [None, None, MODEL]
+    signature = [tf.TensorSpec(shape), tf.TensorSpec(shape[:2], tf.bool)]
+    traced = tf.function(
+        lambda *x: outputs(*x, **options).outputs, input_signature=signature, autograph=False
+    )
+    expected = outputs(inputs, mask).outputs
+    np.testing.assert_allclose(traced(inputs, mask), expected, atol=1e-6)
+
+
 def test_a_capacity_needs_a_static_shape():
     theta = init_theta(layer().weights(), 0)
 

@@ -187,7 +187,9 @@ def check_skip(skip: int, steps: int) -> None:
         ValueError: no step is left.
     """
     if not 0 <= skip < steps:
-        raise ValueError(f"Cannot skip {skip} of {steps} steps: at least one must count.")
+        raise ValueError(
+            f"--skip={skip} leaves none of {steps} steps; give a smaller number, or more steps."
+        )
 
 
 def speed_up(ours: Summary, theirs: Summary, other_seconds: float = 0.0) -> tuple[float, float]:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from lingvo_moe.core import plugins
 from lingvo_moe.hardware.chips import find_hardware
 from lingvo_moe.planning.alternatives import HAND, SearchReport
 from lingvo_moe.planning.search import ROOM, Found, Priced, Strategy, apply_strategy
@@ -41,6 +42,7 @@ def flags(model: str, given: Sequence[str], params: TranslationParams, strategy:
     """
     lines = [
         "--undefok=runtime",  # lingvo-moe-plan has no such flag
+        *(f"--import={name}" for name in plugins.imported()),
         f"--model={model}",
         "--runtime=spmd",
         f"--mesh={strategy.mesh}",
@@ -163,4 +165,8 @@ def search_to_json(report: SearchReport) -> list[dict[str, Any]]:
                 "sent": dict(costs.sent),
             }
         )
+        if priced is report.found.best:
+            most = report.found.max_sent
+            limit = {"bytes": most if math.isfinite(most) else None, "within": report.found.within}
+            result[-1]["sent_limit"] = limit
     return result

@@ -3,6 +3,7 @@ import math
 
 import pytest
 
+from lingvo_moe.core import plugins
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
 from lingvo_moe.hardware.chips import HARDWARE
@@ -89,6 +90,13 @@ def test_flags(small):
     assert override(get_params("tiny.MoE"), sets) == apply_strategy(params, best)
 
 
+def test_flags_name_the_plug_ins(small, monkeypatch):
+    params, found = small
+    monkeypatch.setattr(plugins, "imported", lambda: ("mine", "/there/gates.py"))
+    lines = flags("mine.Model", [], params, found.found.best.strategy).splitlines()
+    assert lines[1:4] == ["--import=mine", "--import=/there/gates.py", "--model=mine.Model"]
+
+
 def test_text_and_json(small):
     _, found = small
     lines = format_search("tiny.MoE", "cpu", 8, found).splitlines()
@@ -100,6 +108,7 @@ def test_text_and_json(small):
     assert [row["name"] for row in as_json] == names
     assert as_json[0]["step_seconds"] == found.found.best.seconds
     assert as_json[0]["fits"]
+    assert as_json[0]["sent_limit"] == {"bytes": None, "within": True}
 
 
 def test_a_limit_of_what_is_sent_is_named(small):
@@ -112,6 +121,8 @@ def test_a_limit_of_what_is_sent_is_named(small):
     squeezed = compare_strategies(params, HARDWARE["cpu"], 8, found.found.best.sent / 100)
     lines = format_search("tiny.MoE", "cpu", 8, squeezed).splitlines()
     assert lines[1].endswith("or less; none of them fits, so the one that sends least")
+    limit = {"bytes": found.found.best.sent / 100, "within": False}
+    assert search_to_json(squeezed)[0]["sent_limit"] == limit
 
 
 def test_what_is_not_possible_says_why():

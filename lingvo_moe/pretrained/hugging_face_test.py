@@ -1,5 +1,6 @@
 """Imported checkpoints compute what transformers computes, and damaged ones are refused."""
 
+import dataclasses
 import json
 import shutil
 
@@ -144,6 +145,12 @@ def pickle_only(directory):
     (directory / WEIGHTS).rename(directory / "pytorch_model.bin")
 
 
+def tokenizer_with(*tokens):
+    """Writes a tokenizer.json with these tokens, and a language."""
+    added = [{"id": 323, "content": "eng_Latn"}, *tokens]
+    return lambda d: (d / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+
+
 DAMAGES = {
     "truncated": ("nllb", lambda d: truncate(d / WEIGHTS), "is damaged"),
     "a header that lies": ("nllb", lambda d: lie(d / WEIGHTS), "is damaged"),
@@ -234,6 +241,28 @@ DAMAGES = {
         ),
         "has 'eng_Latn' and '.*' for the id 9",
     ),
+    "tokens of texts": (
+        "nllb",
+        tokenizer_with({"id": 324, "content": "covid", "special": False}),
+        r"'covid' was added as a part of texts \(special=false\), which .* Remove the token",
+    ),
+    "a token twice": (
+        "nllb",
+        tokenizer_with({"id": 324, "content": "<x>"}, {"id": 325, "content": "<x>"}),
+        "has '<x>' twice, as the ids 324 and 325; one of its files is damaged",
+    ),
+    "tokens that are none": (
+        "nllb",
+        lambda d: (d / "tokenizer.json").write_text('{"added_tokens": null}'),
+        "tokenizer.json: 'added_tokens' must be list, got None",
+    ),
+    "an id that is none": (
+        "nllb",
+        lambda d: (d / "tokenizer_config.json").write_text(
+            json.dumps({"added_tokens_decoder": {"x": {"content": "eng_Latn"}}})
+        ),
+        "tokenizer_config.json: a token that was added has no field 'id'",
+    ),
 }
 
 
@@ -278,3 +307,20 @@ def test_what_was_not_imported_is_not_exported(imported, tmp_path):
     with pytest.raises(ValueError, match=r"has no huggingface/config\.json"):
         HuggingFace().export(type(model_dir).open(tmp_path / "logdir"), tmp_path / "output")
     assert not (tmp_path / "output").exists()
+
+
+def test_a_changed_function_is_not_exported(imported, tmp_path):
+    model_dir = imported[1]
+    params = lm.evolve(model_dir.params, "model.scale_embedding", False)
+    changed = dataclasses.replace(model_dir, params=params)
+    message = r"model\.scale_embedding=False was True in the imported model.* --format=safetensors"
+    with pytest.raises(ValueError, match=message):
+        HuggingFace().export(changed, tmp_path / "output")
+
+
+def test_the_share_of_masked_outputs_is_exported(tmp_path):
+    model_dir = import_model(testing.FIXTURES / "nllb_moe", tmp_path / "logdir")
+    params = lm.evolve(model_dir.params, "model.moe.output_mask_rate", 0.0)
+    HuggingFace().export(dataclasses.replace(model_dir, params=params), tmp_path / "output")
+    moe = import_model(tmp_path / "output", tmp_path / "again").params.model.moe
+    assert moe.output_mask_rate == 0.0

@@ -54,6 +54,7 @@ def read_vocabulary(directory: Path, size: int) -> Vocabulary:
                     f"id {index}; one of its files is of another model. Get the files again."
                 )
             pieces[index] = _control(name)
+    _check_different(pieces, directory)
     if max(pieces) >= size:
         raise ValueError(
             f"{directory}: the tokenizer has ids up to {max(pieces)}, the embedding {size} rows; "
@@ -150,12 +151,15 @@ def _m2m100(directory: Path, model: Any) -> dict[int, Any]:
 def _added(directory: Path, first: int, m2m100: bool) -> dict[int, str]:
     """Id -> name of the tokens that are no pieces, of the first file that says so."""
     if (path := directory / _TOKENIZER).exists():
-        tokens = read_json(path).get("added_tokens", [])
-        found = {token["id"]: token["content"] for token in _checked(tokens, path)}
+        found = _names_of(read_json(path).get("added_tokens", []), path)
     elif (path := directory / _SETTINGS).exists():
         tokens = read_json(path).get("added_tokens_decoder", {})
-        listed = [{**_mapping(token), "id": int(i)} for i, token in _mapping(tokens).items()]
-        found = {token["id"]: token["content"] for token in _checked(listed, path)}
+        check_fields({"added_tokens_decoder": tokens}, {"added_tokens_decoder": dict}, str(path))
+        listed = [
+            {**token, "id": int(i)} if isinstance(token, dict) and i.isdecimal() else token
+            for i, token in tokens.items()
+        ]
+        found = _names_of(listed, path)
     else:
         found = {}
     if any(_LANGUAGE.fullmatch(name) for name in found.values()):
@@ -164,11 +168,32 @@ def _added(directory: Path, first: int, m2m100: bool) -> dict[int, str]:
     return dict(enumerate(names, first))
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
+def _names_of(tokens: Any, path: Path) -> dict[int, str]:
+    """Id -> name of a list of added tokens.
 
-
-def _checked(tokens: Any, path: Path) -> list[dict[str, Any]]:
+    Raises:
+        ValueError: the list is damaged, or has a token that texts contain.
+    """
+    check_fields({"added_tokens": tokens}, {"added_tokens": list}, str(path))
     for token in tokens:
         check_fields(token, {"id": int, "content": str}, f"{path}: a token that was added")
-    return tokens
+        is_special = token.get("special") is not False or _LANGUAGE.fullmatch(token["content"])
+        if token["id"] > UNK and not is_special:
+            raise ValueError(
+                f"{path}: the token {token['content']!r} was added as a part of texts "
+                f"(special=false), which this version of lingvo_moe cannot read. Remove the token "
+                f"from the file; then such texts are cut into other pieces."
+            )
+    return {token["id"]: token["content"] for token in tokens}
+
+
+def _check_different(pieces: Mapping[int, Any], directory: Path) -> None:
+    ids: dict[str, int] = {}
+    for index, piece in sorted(pieces.items()):
+        if piece.piece in ids:
+            raise ValueError(
+                f"{directory}: the tokenizer has {piece.piece!r} twice, as the ids "
+                f"{ids[piece.piece]} and {index}; one of its files is damaged or of another model. "
+                f"Get the files again."
+            )
+        ids[piece.piece] = index

@@ -1,5 +1,6 @@
 """Evaluates a trained model on a split: checks everything, translates, writes the report."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -47,11 +48,12 @@ def evaluate(
     floor: bool = False,
     metrics: Sequence[str | Metric] = (),
     overwrite: bool = False,
+    keep: bool = True,
 ) -> Report:
     """Translates a split, scores it, and writes a report, which appears when it is complete.
 
     All arguments are checked before the translation starts. Until the report is complete, finished
-    translations are in OUTPUT.parts; the same call goes on from there.
+    translations are in OUTPUT.parts, if they are kept; the same call goes on from there.
 
     Args:
         model_dir: the model.
@@ -70,6 +72,7 @@ def evaluate(
         floor: whether to report the BLEU of the targets of the most similar training sentences.
         metrics: further scores; see evaluation.metrics.
         overwrite: whether an earlier report may be replaced.
+        keep: whether to keep finished translations until the report is complete.
 
     Raises:
         ValueError, OSError: an unknown or repeated pair, no test lines, a task that the router
@@ -86,6 +89,9 @@ def evaluate(
         model_dir.tag(pivot)
     task, trained_on = model_dir.task, count_trained_on(model_dir, dataset, report)
     pivots = {name: pivot if trained_on[name] == 0 else None for name in references}
+    unknown = [name for name in references if trained_on[name] is None]
+    if pivot is not None and unknown and not model_dir.seen_pairs:
+        report(f"Not through {pivot}, because they may have been trained on: {first_of(unknown)}")
     for name in _without_experts(task, dataset, pivots, bool(pairs)):
         report(f"{name}: the model has no experts for it, skipped")
         del references[name], pivots[name]
@@ -106,7 +112,8 @@ def evaluate(
         "pivot": str(pivot),
         **model_dir.fingerprint(step),
     }
-    with keep_translations(output, job, overwrite, report) as kept:
+    keeping = keep_translations(output, job, overwrite, report)
+    with keeping if keep else contextlib.nullcontext() as kept:
         outputs = translate_split(translators, dataset, split, report, kept)
         use = _source_use(model_dir, runtime, dataset, split, tuple(references), report)
         outputs = _measured(outputs, dataset, trained_on, use, copies)
@@ -187,8 +194,9 @@ def count_trained_on(
 ) -> dict[str, int | None]:
     """Pair -> number of sentence pairs that a model was trained on, in the dataset and in corpora.
 
-    If it was trained on other data, or a corpus is not there, the numbers are those of the dataset.
-    None: the model was trained on the pair, but not on lines that can be counted here.
+    If it was trained on other data, or a corpus is not there, the numbers are those of the dataset,
+    but 0 for pairs that the model is known not to have been trained on. None: it was trained on the
+    pair, or may have been (as an imported model), but not on lines that can be counted here.
 
     Args:
         model_dir: the model.
@@ -202,10 +210,13 @@ def count_trained_on(
             counts, cause = inputs.curriculum(dataset).examples, ""
     except ValueError as error:
         cause = str(error)
+    seen: Sequence[str] = model_dir.seen_pairs
     if cause:
         report(f"The column 'train' counts the training lines of {dataset.directory} only: {cause}")
+        seen = seen or list(counts)  # of an imported model it is not known
+        counts = {name: count for name, count in counts.items() if name in seen}
     return {
-        pair.name: counts.get(pair.name) or (None if pair.name in model_dir.seen_pairs else 0)
+        pair.name: counts.get(pair.name) or (None if pair.name in seen else 0)
         for pair in dataset.pairs
     }
 

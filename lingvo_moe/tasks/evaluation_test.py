@@ -102,7 +102,21 @@ def test_a_report_appears_whole_and_serves_as_baselines_of_the_next(tmp_path, tr
     assert sorted(os.listdir(tmp_path)) == ["new", "second"]
 
 
-def test_pairs_without_training_text_go_through_the_pivot(tmp_path, translated):
+@pytest.mark.parametrize("keep", [True, False])
+def test_translations_are_kept_if_that_is_wanted(tmp_path, translated, monkeypatch, keep):
+    def fail(*args, **fields):
+        raise ValueError("a metric fails")
+
+    lines = []
+    monkeypatch.setattr(module, "write_report", fail)
+    with pytest.raises(ValueError, match="a metric fails"):
+        evaluate(tmp_path / "r", report=lines.append, keep=keep)
+    assert (tmp_path / "r.parts").exists() == keep
+    assert any("keeps the translations" in line for line in lines) == keep
+
+
+def test_pairs_without_training_text_go_through_the_pivot(tmp_path, translated, monkeypatch):
+    monkeypatch.setattr(MODEL, "seen_pairs", ("qna-en",))
     report = evaluate(tmp_path / "r", data=without("train", "qta-en"), pivot="qna")
     assert translated == ["qna-en", "qta-qna", "qna-en"]
     assert (report.pivot, report.averages["zero-shot"].of) == ("qna", 1)
@@ -185,6 +199,33 @@ def test_the_column_train_counts_what_the_model_was_trained_on(tmp_path, transla
     assert counts() == sizes
     assert translated == list(PAIRS)
     assert f"{dataset().directory} only: Corpus mined: " in "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected", "asked"),
+    [
+        (
+            PAIRS[:1],
+            [dataset().pair("qna-en").examples["train"], 0],
+            ["qna-en", "qta-qna", "qna-en"],
+        ),  # the second is zero-shot
+        (
+            (),
+            [dataset().pair("qna-en").examples["train"], None],
+            list(PAIRS),
+        ),  # unknown, as of an imported model
+    ],
+)
+def test_of_a_model_of_other_data_it_may_be_known_what_it_was_trained_on(
+    tmp_path, translated, monkeypatch, seen, expected, asked
+):
+    monkeypatch.setattr(MODEL, "data", None)
+    monkeypatch.setattr(MODEL, "seen_pairs", seen)
+    lines, of_one = [], without("train", "qta-en")
+    report = evaluate(tmp_path / "r", of_one, report=lines.append, pivot="qna")
+    assert [score.train_examples for score in report.pairs] == expected
+    assert translated == asked
+    assert any("Not through qna, because" in line for line in lines) == (not seen)
 
 
 def test_the_column_train_counts_the_dataset_if_the_model_is_of_other_data(

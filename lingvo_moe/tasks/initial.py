@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lingvo_moe.core.layer import WeightSpec
+from lingvo_moe.data.dataset import SIDES
 from lingvo_moe.data.extension import find_parents
 from lingvo_moe.layers.dispatch import Gather
 from lingvo_moe.tasks.model_dir import ModelDir
@@ -146,6 +147,12 @@ def initialize(
         runtime.initialize(params.train.seed)
         return 0, ""
     old = ModelDir.open(Path(params.init.logdir))
+    if params.init.optimizer_state and params.input.stages:
+        raise ValueError(
+            "init.optimizer_state=True goes on with the number of steps of the other model, and "
+            "input.stages count the steps of this run, so stages would begin too late. Leave out "
+            "one of them."
+        )
     if params.init.optimizer_state:  # training goes on from the weights themselves
         old = old.with_overrides(["averaging=Raw()"])
     _check_relatives(model_dir, old)
@@ -175,11 +182,12 @@ def _initial_state(new: ModelDir, old: ModelDir, checkpoint: Checkpoint) -> Init
     if task.vexperts:
         task = task.with_moe(dispatcher=Gather())  # the runtime puts experts into slots
     seed, weights, old_weights = params.train.seed, task.weights(), old_task.weights()
+    moe = params.model.moe
     transfers = (
         VocabularyRows(seed, new, old),
         TaskRows(seed, task, old_task),
         Keep(),
-        Upcycle(params.init.expert_noise, seed),
+        Upcycle(params.init.expert_noise, seed, bool(moe and moe.shared_expert)),
     )
     if params.init.optimizer_state and type(params.optimizer) is not type(old.params.optimizer):
         raise ValueError(
@@ -193,14 +201,25 @@ def _initial_state(new: ModelDir, old: ModelDir, checkpoint: Checkpoint) -> Init
 
 
 def _check_relatives(new: ModelDir, old: ModelDir) -> None:
+    tags = _tags(new), _tags(old)
     for pair in new.params.init.relatives:
-        for language, model_dir in zip(pair, (new, old), strict=True):
-            known = sorted({part for name in model_dir.pairs for part in name.split("-")})
+        for language, model_dir, known in zip(pair, (new, old), tags, strict=True):
+            known = known.union(*(name.split("-") for name in model_dir.pairs))
             if language not in known:
                 raise ValueError(
                     f"init.relatives={pair}: {language!r} is no language of {model_dir.path}; it "
-                    f"has {', '.join(known)}."
+                    f"has {', '.join(sorted(known))}."
                 )
+        if pair[0] not in tags[0] - tags[1] and not new.task.task_router:
+            raise ValueError(
+                f"init.relatives={pair}: {pair[0]!r} has no new tag and no router by task, so no "
+                f"weight starts as one of {pair[1]!r}. Leave the pair out."
+            )
+
+
+def _tags(model_dir: ModelDir) -> set[str]:
+    """The languages with a tag in a vocabulary."""
+    return {language for side in SIDES for language in model_dir.vocabulary(side).tags}
 
 
 def _side(path: str) -> str:

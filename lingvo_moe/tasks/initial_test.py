@@ -76,6 +76,7 @@ class TestUpcycling:
             "model.scan=True",
             "model.moe.dispatcher=VExperts(devices=4,slots_per_device=3)",
             "model.moe.every_n=1",
+            "model.moe.shared_expert=True",
         ],
     )
     def test_the_function_is_that_of_the_dense_model(self, dense, override):
@@ -144,7 +145,7 @@ class TestByName:
         assert not any(word in "".join(text) for word in ("drawn", "left out", "copies"))
 
     def test_another_number_of_experts_is_drawn(self, moe):
-        redraw = "init.redraw=('experts/','gate$')"
+        redraw = "init.redraw=('experts/','/gat')"
         _, state, (_, *text) = start(moe.path, "model.moe.num_experts=4", redraw)
         assert state[f"theta/encoder/layer_01/{EXPERTS}/wi"].shape == (4, 16, 32)
         assert [line.split()[0] for line in text if line.endswith("drawn")] == [
@@ -377,14 +378,28 @@ WRONG = [
     ),
     ("init.rename=(('^','other/'),)", "has none of this model's weights, such as 'decoder/emb"),
     ("init.relatives=(('qxx','en'),)", "'qxx' is no language of .*; it has en, qna, qnu, qta, qto"),
+    (
+        "init.rename=(('decoder/layer_01/','decoder/layer_1/'),)",
+        r"makes 'decoder/layer_1/\S+' of 'decoder/layer_01/\S+', .* name there is 'decoder/layer_",
+    ),
+    ("init.relatives=(('qto','qna'),)", "'qto' has no new tag and no router by task, so no weight"),
+    ("init.expert_noise=0.5", "init.expert_noise=0.5 has an effect only on experts that are copie"),
     ("model.moe.hidden_dim=48", r"wi is \(8, 16, 48\), but from .* Give the model the same sizes"),
     (
         "model.moe.num_experts=16",
-        r"wi is \(16, 16, 32\), but .* set model.moe.num_experts=8, or draw experts and routers: .*"
-        r"init.redraw=\('experts/','gate\$'\)",
+        r"wi is \(16, 16, 32\), but .* set model.moe.num_experts=8 \(.*, or draw experts and "
+        r"routers: .*init.redraw=\('experts/','/gat'\)",
+    ),
+    (
+        "model.moe.decoder_num_experts=4",
+        r"model.moe.decoder_num_experts=8, if the encoder has others\), or draw",
     ),
     ("init.step=9", "has no checkpoint of step 9. Give one of its steps: 1"),
     ("init.logdir=/no/such", "/no/such is no logdir: it has no model.json"),
+    (
+        ("init.optimizer_state=True", "input.stages=(Stage(from_step=4,temperature=1),)"),
+        "input.stages count the steps of this run, so stages would begin too late. Leave out one",
+    ),
     (
         ("optimizer=Lion(schedule=Constant(learning_rate=0.1))", "init.optimizer_state=True"),
         "takes the state of Adafactor, and this model trains with Lion; set it to False",
@@ -397,6 +412,24 @@ def test_what_does_not_fit(moe, override, message):
     overrides = (override,) if isinstance(override, str) else override
     with pytest.raises((ValueError, OSError), match=message):
         start(moe.path, *overrides)
+
+
+@pytest.mark.parametrize(
+    "text", ["optimizer_state=True", "redraw=('gate',)", "expert_noise=0.5", "step=3"]
+)
+def test_without_another_model_nothing_else_is_set(text, tmp_path):
+    with pytest.raises(ValueError, match=r"init\.\w+=.* has an effect only .*: pass --init_from"):
+        ModelDir.for_training(tmp_path / "x", "tiny.MoE", [*SHRINK, f"init.{text}"], dataset())
+
+
+def test_a_bias_for_balance_is_drawn_with_its_router(tmp_path):
+    today = (*SHRINK, "model.moe.gating=TopK(k=2,bias=LossFree())")
+    old = random_logdir(tmp_path / "old", today)
+    few = (*today, "model.moe.num_experts=4")
+    with pytest.raises(ValueError, match=r"set model\.moe\.num_experts=8.*'experts/','/gat'\)"):
+        start(old.path, *few, "init.redraw=('experts/','gate$')")
+    _, state, _ = start(old.path, *few, "init.redraw=('experts/','/gat')")
+    assert state["theta/encoder/layer_01/feed_forward/gating/bias"].shape == (4,)
 
 
 class TestTraining:

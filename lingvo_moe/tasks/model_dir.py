@@ -9,7 +9,7 @@ from typing import Any
 
 from lingvo_moe.core import plugins, registry
 from lingvo_moe.core.files import check_fields, read_json, write_whole
-from lingvo_moe.core.params import override, to_fields
+from lingvo_moe.core.params import evolve, override, to_fields
 from lingvo_moe.data.curriculum import identity
 from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
 from lingvo_moe.data.vocabulary import Vocabulary
@@ -82,16 +82,17 @@ class ModelDir:
                     f"{path} has the weights of an export ({WEIGHTS}), but no checkpoint to "
                     f"resume from; give another --logdir for training."
                 )
-            there._check_same_data(dataset)
             wanted = there._params_to_resume(overrides, params)
+            there = dataclasses.replace(there, params=wanted)
+            there._check_same_data(dataset)
             kept = (name for name in there.imports if not plugins.is_moved(name))
             return dataclasses.replace(
                 there,
-                params=wanted,
                 data=there._identity(dataset),
                 imports=tuple(dict.fromkeys((*kept, *plugins_of(wanted)))),
             )
         params = ModelDir.params_for_training(path, model, overrides, params)
+        params.init.check_effect()
         seen = list(params.input.curriculum(dataset).examples)
         if params.init.logdir:
             seen += ModelDir.open(Path(params.init.logdir)).task.trained_pairs
@@ -122,13 +123,16 @@ class ModelDir:
         """
         if (path / FILE).exists():
             return ModelDir.open(path, model)._params_to_resume(overrides, params)
-        return override(params or registry.get_params(model), overrides)
+        made = override(params or registry.get_params(model), overrides)
+        return evolve(made, "input", made.input.with_absolute_paths())
 
     def _params_to_resume(self, overrides, params):
         wanted = override(params or self.params, overrides)
+        wanted = evolve(wanted, "input", wanted.input.with_absolute_paths())
         by_bleu = self.params.train.best_by.needs_translations
         changeable = RESUMING_BY_BLEU if by_bleu else RESUMING
-        changeable.check(self.path, self.params, wanted)
+        moved = self.params.input.with_corpora_at(wanted.input.corpora)
+        changeable.check(self.path, evolve(self.params, "input", moved), wanted)
         return wanted
 
     @staticmethod

@@ -70,6 +70,23 @@ def _translations(path, *overrides):
 
 
 class TestWhatIsRead:
+    @pytest.mark.parametrize(
+        ("name", "cure"),
+        [
+            (
+                "config.json",
+                "If it is a model of Hugging Face, make a logdir of it: lingvo-moe-imp",
+            ),
+            ("saved_model.pb", "It is a SavedModel. Give the logdir that was exported, or export"),
+            ("dataset.json", "It is a dataset of lingvo-moe-prepare, for --data"),
+            ("x", "Train a model there first"),
+        ],
+    )
+    def test_a_directory_that_is_no_logdir(self, tmp_path, name, cure):
+        (tmp_path / name).touch()
+        with pytest.raises(ValueError, match=f"is no logdir: it has no model.json. {cure}"):
+            ModelDir.open(tmp_path)
+
     def test_params_hold_whatever_the_registry_says_later(self, logdir, monkeypatch):
         params, translations = ModelDir.open(logdir).params, _translations(logdir)
         _register_another_default(monkeypatch)
@@ -318,6 +335,31 @@ class TestData:
     def test_pairs_in_another_order(self, logdir):
         other = dataclasses.replace(dataset(), pairs=dataset().pairs[::-1])
         self._assert_refused(logdir, other, "has pairs .*; .* was trained on")
+
+    def test_a_further_corpus_is_known_by_its_contents_and_may_move(self, tmp_path, monkeypatch):
+        shutil.copytree(dataset().directory, tmp_path / "mined")
+        monkeypatch.chdir(tmp_path)
+
+        def made(*texts):
+            texts = [*SHRINK, *(f"input.corpora=(Corpus(name='mined',data='{t}'),)" for t in texts)]
+            return ModelDir.create(tmp_path / "logdir", "tiny.MoE", texts, dataset())
+
+        made("mined")
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert made("../mined").params.input.corpora[0].data == str(tmp_path / "mined")
+        (tmp_path / "mined").rename(tmp_path / "moved")
+        with pytest.raises(
+            ValueError, match=r"no dataset.json.* If it was moved, give its place in"
+        ):
+            made()
+        assert made("../moved").params.input.corpora[0].data == str(tmp_path / "moved")
+        assert made().params.input.corpora[0].data == str(tmp_path / "moved")
+        card = json.loads((tmp_path / "moved" / "dataset.json").read_text())
+        card["checksums"] = dict.fromkeys(card["checksums"], "0" * 64)
+        (tmp_path / "moved" / "dataset.json").write_text(json.dumps(card))
+        with pytest.raises(ValueError, match=r"is not the one that .* was trained on"):
+            made()
 
     def test_data_without_checksums_is_known_by_its_shards(self, logdir):
         old = dataclasses.replace(dataset(), checksums={})

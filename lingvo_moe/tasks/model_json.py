@@ -11,6 +11,13 @@ from lingvo_moe.core.params import foreign_modules, from_fields, override
 from lingvo_moe.tasks.params import TranslationParams
 
 FORMAT = 2
+# A file of another format -> what to do.
+_OTHERS = {
+    "saved_model.pb": "It is a SavedModel. Give the logdir that was exported, or export that with "
+    "--format=safetensors.",
+    "config.json": "If it is a model of Hugging Face, make a logdir of it: lingvo-moe-import.",
+    "dataset.json": "It is a dataset of lingvo-moe-prepare, for --data.",
+}
 FILE = "model.json"
 _HINTS = {
     "model": str,
@@ -39,7 +46,10 @@ def read_fields(path: Path, model: str | None = None) -> dict[str, Any]:
     """
     file = path / FILE
     if not file.exists():
-        raise ValueError(f"{path} is no logdir: it has no {FILE}. Train a model there first.")
+        cure = next((cure for other, cure in _OTHERS.items() if (path / other).exists()), "")
+        raise ValueError(
+            f"{path} is no logdir: it has no {FILE}. {cure or 'Train a model there first.'}"
+        )
     fields = {"format": 1, "seen_pairs": []} | read_json(file)
     version = fields["format"]
     if version not in (1, FORMAT):

@@ -47,7 +47,7 @@ class Changeable(NamedTuple):
         for path in dict.fromkeys((*here, *there)):
             ours, theirs = here.get(path, "None"), there.get(path, "None")
             averaged = path in self.kept and old.optimizer.ema_decay is not None
-            if ours != theirs and (averaged or not self._includes(path)):
+            if ours != theirs and (averaged or not self.includes(path)):
                 why = " with optimizer.ema_decay" if averaged else ""
                 raise ValueError(
                     f"Logdir {logdir} has a model with {path}={theirs}, but --set gives {ours}; it "
@@ -55,7 +55,8 @@ class Changeable(NamedTuple):
                     f"in another --logdir."
                 )
 
-    def _includes(self, path: str) -> bool:
+    def includes(self, path: str) -> bool:
+        """Whether the param may change."""
         return path not in _NEVER and any(fnmatch.fnmatchcase(path, p) for p in self.patterns)
 
 

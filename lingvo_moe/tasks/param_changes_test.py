@@ -18,9 +18,9 @@ def test_every_pattern_is_of_a_param(changeable):
 
 def test_of_decoding_only_what_keeps_the_best_translation_may_change_with_dev_bleu():
     paths = [path for path in to_fields(PARAMS) if path.startswith("decoding.")]
-    fields = {path.split(".")[1] for path in paths if RESUMING_BY_BLEU._includes(path)}
+    fields = {path.split(".")[1] for path in paths if RESUMING_BY_BLEU.includes(path)}
     assert fields == {"batch_tokens", "cache", "n_best", "tokens"}
-    assert all(RESUMING._includes(path) for path in paths)
+    assert all(RESUMING.includes(path) for path in paths)
 
 
 def test_the_error_has_both_values_and_the_time():

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -236,6 +236,24 @@ class _Start:
             self._report(line)
 
 
+def spread(count: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Spreads a number of sentences over pairs, as evenly as their sizes allow.
+
+    Args:
+        count: the number.
+        sizes: pair -> its sentences.
+
+    Returns:
+        Pair -> its part. The parts sum to count, or to all sentences if there are fewer.
+    """
+    parts: dict[str, int] = {}
+    for done, name in enumerate(sorted(sizes, key=sizes.__getitem__)):
+        parts[name] = min(
+            sizes[name], math.ceil((count - sum(parts.values())) / (len(sizes) - done))
+        )
+    return parts
+
+
 def check_no_lost_choices(metrics: NestedMap, params: TranslationParams) -> NestedMap:
     """Checks that a model without a capacity computed every choice; returns the metrics.
 
@@ -379,12 +397,13 @@ class _Evaluator:
             (target language, source language if it is needed) -> (sources, references).
         """
         pairs = [dataset.pair(name) for name in self._model_dir.translated_pairs]
+        shares = spread(count, {pair.name: pair.examples.get("dev", 0) for pair in pairs})
         needs_source = self._model_dir.task.needs_source_language
         sample: dict[tuple[str, str | None], tuple[list[str], list[str]]] = {}
         for pair in pairs:
             languages = pair.target, pair.source if needs_source else None
             sources, references = sample.setdefault(languages, ([], []))
-            for example in dataset.examples("dev", pair.name)[: math.ceil(count / len(pairs))]:
+            for example in dataset.examples("dev", pair.name)[: shares[pair.name]]:
                 sources.append(example.source_text)
                 references.append(example.target_text)
         return {languages: texts for languages, texts in sample.items() if texts[0]}

@@ -302,6 +302,16 @@ def test_a_schedule_follows_the_length_of_the_run():
     assert (schedule.warmup_steps, schedule.end) == (6, 60)
 
 
+def test_a_number_of_sentences_is_spread_evenly():
+    assert training.spread(10, {"a": 100, "b": 1, "c": 0, "d": 100}) == {
+        "c": 0,
+        "b": 1,
+        "a": 5,
+        "d": 4,
+    }
+    assert training.spread(7, {"a": 2, "b": 3}) == {"a": 2, "b": 3}
+
+
 class TestDevPairs:
     """The pairs of the dev loss, the source use and the dev BLEU."""
 
@@ -318,6 +328,11 @@ class TestDevPairs:
         assert evaluator._sample.keys() == {("en", "qto"), ("en", "qta")}
         ids = np.unique(np.stack([batch.target_pair_ids for batch in evaluator._dev.sampled]))
         assert ids.tolist() == [0, 2, 3]  # padding, qta-en, qto-en
+
+    def test_pairs_with_few_lines_leave_their_share_to_others(self, tmp_path):
+        data = without("dev", "qta-en", "qto-en", "qnu-en")
+        sample = self._evaluator(tmp_path, data)._sample
+        assert [len(sources) for sources, _ in sample.values()] == [8]
 
     def test_a_pair_without_experts_is_not_in_dev_bleu(self, tmp_path):
         data = without("train", "qta-en")

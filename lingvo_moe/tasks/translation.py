@@ -54,6 +54,11 @@ class TranslationTask:
 
     def __post_init__(self):
         moe = self.params.model.moe
+        if moe and not self.moe_layers:
+            raise ValueError(
+                f"model.moe.every_n={moe.every_n} leaves no layer with experts, because no side has"
+                f" as many layers; lower it, or pass --set=model.moe=None."
+            )
         if self.vexperts and self.params.model.scan:
             raise ValueError("Layers in a scan cannot use VExperts; pass --set=model.scan=False.")
         if self.group_loads and not (moe and moe.gating.batch_independent):

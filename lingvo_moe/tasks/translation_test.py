@@ -51,6 +51,12 @@ GATINGS = [
 ]
 
 
+def test_experts_in_no_layer_are_refused():
+    params = override(get_params("tiny.MoE"), ["model.moe.every_n=3"])
+    with pytest.raises(ValueError, match=r"model\.moe\.every_n=3 leaves no layer with experts"):
+        TranslationTask(params, ("qna-en",), 9)
+
+
 def test_a_dense_model_has_no_experts_to_change():
     with pytest.raises(ValueError, match="num_experts, z_loss_weight cannot be set: this model is"):
         get_params("small.Dense").with_moe(num_experts=4, z_loss_weight=0.1)

@@ -18,7 +18,7 @@ def main() -> None:
         FLAGS.model,
         FLAGS.data,
         FLAGS.output,
-        pairs=FLAGS.pairs,
+        pairs=common.pairs(),
         split=FLAGS.split,
         own_vocabulary=FLAGS.own_vocabulary,
         set=FLAGS.set,

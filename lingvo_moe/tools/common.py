@@ -86,6 +86,17 @@ def _given(name):
             yield f"--set={text}"
 
 
+def pairs() -> list[str]:
+    """The pairs of --pairs; [] if the flag is not given.
+
+    Raises:
+        ValueError: the flag names none, as with an empty variable of a shell.
+    """
+    if FLAGS["pairs"].present and not FLAGS.pairs:
+        raise ValueError("--pairs= names no pair; name some, or leave the flag out for all.")
+    return FLAGS.pairs
+
+
 def define_input_workers() -> None:
     """Defines --input_workers, for tools that train."""
     flags.DEFINE_integer(

@@ -34,6 +34,12 @@ def new_flags():
         delattr(common.FLAGS, name)
 
 
+@pytest.mark.parametrize("tool", ["evaluate --logdir=x", "baselines --model=tiny.Bilingual"])
+def test_an_empty_list_of_pairs_is_not_all_pairs(tool):
+    message = error_of(*tool.split(), "--data=x", "--output=x", "--pairs=")
+    assert "error: --pairs= names no pair; name some, or leave the flag out for all." in message
+
+
 def test_the_tools_are_found():
     assert {"train", "translate", "export", "models", "prepare"} <= set(TOOLS)
     assert "common" not in TOOLS

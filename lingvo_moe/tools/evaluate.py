@@ -18,6 +18,7 @@ FLAGS = flags.FLAGS
 
 def main() -> None:
     """Flags to api.evaluate."""
+    pairs = common.pairs()
     runtimes.check_flags()
     report = api.evaluate(
         ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(FLAGS.set),
@@ -28,7 +29,7 @@ def main() -> None:
         make_runtime=runtimes.make_runtime,
         report=common.report,
         split=FLAGS.split,
-        pairs=FLAGS.pairs,
+        pairs=pairs,
         bleu_tokenizers=FLAGS.bleu_tokenizer,
         pivot=FLAGS.pivot,
         floor=FLAGS.floor,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from absl import flags
 
-from lingvo_moe.core.files import new_directory
+from lingvo_moe.core.files import check_output, new_directory
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.experts import analyze
 from lingvo_moe.evaluation.experts_page import format_experts, write_experts
@@ -35,6 +35,7 @@ def main() -> None:
             f"Logdir {FLAGS.logdir} is of {model_dir.model}, a dense model: it has no experts. "
             f"Give the logdir of a Mixture-of-Experts model."
         )
+    check_output(output, MAKER, overwrite)
     experts = analyze(_record(model_dir))
     with new_directory(output, MAKER, overwrite) as directory:
         write_experts(experts, directory, model_dir.model, FLAGS.split)

@@ -4,6 +4,7 @@ import json
 import types
 
 import numpy as np
+import pytest
 
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.tasks.model_dir import ModelDir
@@ -58,6 +59,8 @@ def test_only_the_counts_of_dev_are_kept_for_pruning(tmp_path, monkeypatch):
     assert not model_dir.routing_path.exists()
     assert "choices of the tokens of dev." in page("dev", "two")
     counts = model_dir.routing_path.read_bytes()
+    with pytest.raises(ValueError, match="two is not empty"):
+        page("dev", "two")
     page("test", "three")
     assert model_dir.routing_path.read_bytes() == counts
     json_of = [(tmp_path / name / "experts.json").read_text() for name in ("one", "two", "three")]

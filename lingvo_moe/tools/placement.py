@@ -41,6 +41,12 @@ def _trace() -> Trace:
         trace = Trace.load(Path(FLAGS.trace))
         trace = trace.on_devices(trace.num_devices if FLAGS.devices is None else FLAGS.devices)
         return trace.scaled(FLAGS.choices) if FLAGS.choices is not None else trace
+    least = math.ceil(SyntheticLoads.top / SyntheticLoads.top_share)
+    if FLAGS.experts < least:
+        raise ValueError(
+            f"--experts must be at least {least} with --synthetic, because {SyntheticLoads.top} "
+            f"of them take {SyntheticLoads.top_share:.0%} of the load; got {FLAGS.experts}."
+        )
     loads = SyntheticLoads(
         devices=64 if FLAGS.devices is None else FLAGS.devices,
         experts=FLAGS.experts,
@@ -74,10 +80,16 @@ def main() -> None:
         check_file(Path(FLAGS.save_trace))
     trace = _trace()
     check_skip(FLAGS.skip, len(trace.steps))
+    hardware = find_hardware(FLAGS.hardware)
+    if FLAGS.slots * trace.num_devices < trace.num_experts:
+        raise ValueError(
+            f"{trace.num_experts} experts need as many slots, and {trace.num_devices} devices with "
+            f"--slots={FLAGS.slots} have {FLAGS.slots * trace.num_devices}. Raise --slots to at "
+            f"least {math.ceil(trace.num_experts / trace.num_devices)}, or --devices."
+        )
     if FLAGS.save_trace:
         trace.save(Path(FLAGS.save_trace))
     expert = ExpertShape(model_dim=FLAGS.model_dim, hidden_dim=FLAGS.hidden_dim, dtype=FLAGS.dtype)
-    hardware = find_hardware(FLAGS.hardware)
     cost = from_hardware(hardware, trace.num_devices, expert, _efficiency(hardware))
     runs = replay_all(trace, cost, FLAGS.slots, COMPARISONS[FLAGS.compare], _progress)
     settings = {

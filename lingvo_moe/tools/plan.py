@@ -9,6 +9,7 @@ lingvo-moe-plan --calibrate=here.json                      # measures the device
 """
 
 import json
+import math
 from pathlib import Path
 
 from absl import flags
@@ -16,7 +17,7 @@ from absl import flags
 from lingvo_moe.core.files import check_file, check_output, new_directory, write_whole
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
-from lingvo_moe.hardware.chips import NAMES, find_hardware, hardware_to_json
+from lingvo_moe.hardware.chips import HARDWARE, NAMES, find_hardware, hardware_to_json
 from lingvo_moe.planning import explain
 from lingvo_moe.planning.alternatives import compare_strategies
 from lingvo_moe.planning.plan import make_plan, sweep
@@ -54,14 +55,14 @@ def main() -> None:
 
 def _plan() -> None:
     if FLAGS.sweep:
-        plans = sweep(FLAGS.model, FLAGS.set, FLAGS.hardware, FLAGS.compile, progress=common.report)
+        plans = sweep(FLAGS.model, FLAGS.set, _hardware(), FLAGS.compile, progress=common.report)
     else:
         mesh = parse_mesh(FLAGS.mesh) if FLAGS.mesh else None
         plans = [
             make_plan(
                 FLAGS.model,
                 FLAGS.set,
-                FLAGS.hardware,
+                _hardware(),
                 mesh,
                 FLAGS.compile,
                 common.report,
@@ -79,10 +80,25 @@ def _plan() -> None:
         common.report(f"Report: {FLAGS.output}/index.html")
 
 
+def _hardware() -> str:
+    """The kind of device: that of --compile, where it is known."""
+    compiled = f"tpu_{(FLAGS.compile or '').partition(':')[0]}"
+    if compiled not in HARDWARE:
+        return FLAGS.hardware
+    if FLAGS["hardware"].present and FLAGS.hardware != compiled:
+        raise ValueError(
+            f"--compile={FLAGS.compile} is for {compiled}, and --hardware={FLAGS.hardware} is "
+            f"another device; leave out --hardware."
+        )
+    return compiled
+
+
 def _search() -> None:
     if not FLAGS.devices:
         raise ValueError("--search needs --devices, such as --devices=64.")
     params = override(get_params(FLAGS.model), FLAGS.set)
+    if math.isnan(FLAGS.max_sent_gb or 0.0):
+        raise ValueError("--max_sent_gb must be a number of GB or inf, got nan.")
     max_sent = None if FLAGS.max_sent_gb is None else 1e9 * FLAGS.max_sent_gb
     found = compare_strategies(params, find_hardware(FLAGS.hardware), FLAGS.devices, max_sent)
     if FLAGS.json:

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from lingvo_moe.testing.commands import error_of, succeed
 
 MODEL = (
@@ -10,6 +12,20 @@ MODEL = (
     "--set=model.moe.dispatcher=Einsum()",
     "--hardware=cpu",
 )
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ("--search", "--devices=8", "--max_sent_gb=nan"),
+            "must be a number of GB or inf, got nan",
+        ),
+        (("--compile=v5p:2x2x2", "--hardware=tpu_v3"), "is for tpu_v5p, and --hardware=tpu_v3 is"),
+    ],
+)
+def test_errors_in_one_line(flags, message):
+    assert message in error_of("plan", "--model=tiny.MoE", *flags)
 
 
 def test_a_search_writes_flags_that_plan_takes(tmp_path):

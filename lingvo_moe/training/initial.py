@@ -8,6 +8,7 @@ E experts, Y equal blocks of layers.
 
 import abc
 import dataclasses
+import difflib
 import functools
 import re
 import zlib
@@ -56,6 +57,21 @@ class InitParams(Params):
     expert_noise: NonNegativeFloat = 0.0
     relatives: tuple[tuple[str, str], ...] = ()
     optimizer_state: bool = False
+
+    def check_effect(self) -> None:
+        """Checks that without a logdir nothing else is set.
+
+        Raises:
+            ValueError: something is, in vain.
+        """
+        unset = InitParams()
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not self.logdir and value != getattr(unset, field.name):
+                raise ValueError(
+                    f"init.{field.name}={value!r} has an effect only on weights from another "
+                    f"model: pass --init_from (init.logdir), or leave it out."
+                )
 
 
 class InitialValue(NamedTuple):
@@ -106,12 +122,17 @@ class Upcycle(Transfer):
     Attributes:
         noise: see InitParams.expert_noise.
         seed: of the noise.
+        shared: whether the shared network, which the experts are mixed with, is a copy too.
     """
 
     noise: float
     seed: int
+    shared: bool = False
 
     def origin(self, path, there, spec, tensors):
+        if self.shared and (dense := there.replace("/shared/", "/")) != there:
+            copied = there not in tensors and dense in tensors
+            return InitialValue(f"a copy of {dense}", tensors[dense], dense) if copied else None
         dense, axis = there.replace("/experts/", "/"), spec.dims.find("E")
         if axis < 0 or there in tensors or dense not in tensors:
             return None
@@ -179,8 +200,9 @@ def initial_state(
         seed: of drawn weights.
 
     Raises:
-        ValueError: a pattern matches no path, a weight has a shape that no transfer gives, or the
-            other model has none of the weights.
+        ValueError: a pattern matches no path, a weight has a shape that no transfer gives, the
+            other model has none of the weights or of those that a pattern of init.rename matches,
+            or there are no copies for init.expert_noise.
     """
     specs = dict(weights.flatten())
     paths = _by_layer(specs, _spec_of_layer)
@@ -204,6 +226,13 @@ def initial_state(
             f"{params.logdir} has none of this model's weights, such as {names[0]!r}; it has "
             f"{', '.join(sorted(theirs)[:3])}. Start from another model, or set init.rename."
         )
+    _check_renamed(params, found, theirs)
+    copies = any(o is not None and isinstance(o.tensor, Copies) for _, o in found.values())
+    if params.expert_noise and not copies:
+        raise ValueError(
+            f"init.expert_noise={params.expert_noise} has an effect only on experts that are copies"
+            f" of a dense layer, and this model has none. Leave it out."
+        )
     state = {_THETA + path: tensor for path, tensor in taken.items()}
     if not params.optimizer_state:
         return InitialState(state, _table(found, theirs, 0))
@@ -218,14 +247,7 @@ def initial_state(
 
 def _origin(params, transfers, path, spec, theirs) -> InitialValue | None:
     """The initial value of one weight; None if it is drawn."""
-    there = path
-    for pattern, replacement in params.rename:
-        try:
-            there = re.sub(pattern, replacement, there)
-        except (re.error, IndexError) as error:
-            raise ValueError(
-                f"init.rename: {replacement!r} cannot replace {pattern!r} ({error}); correct it."
-            ) from error
+    there = _renamed(params, path)
     if any(re.search(pattern, path) for pattern in params.redraw):
         return None
     for transfer in transfers:
@@ -236,15 +258,44 @@ def _origin(params, transfers, path, spec, theirs) -> InitialValue | None:
     return None
 
 
+def _renamed(params, path):
+    """The path in the other model."""
+    for pattern, replacement in params.rename:
+        try:
+            path = re.sub(pattern, replacement, path)
+        except (re.error, IndexError) as error:
+            raise ValueError(
+                f"init.rename: {replacement!r} cannot replace {pattern!r} ({error}); correct it."
+            ) from error
+    return path
+
+
+def _check_renamed(params, found, theirs):
+    """Raises ValueError if of the weights that a pattern of init.rename matches none is found."""
+    for pattern, _ in params.rename:
+        matched = [path for path in found if re.search(pattern, path)]
+        if not any(found[path][1] for path in matched):
+            there = _renamed(params, matched[0])
+            near = difflib.get_close_matches(there, theirs, n=1, cutoff=0.0)
+            raise ValueError(
+                f"init.rename: {pattern!r} makes {there!r} of {matched[0]!r}, which "
+                f"{params.logdir} does not have, and finds no other weight either. The most "
+                f"similar name there is {near[0]!r}. Correct the replacement."
+            )
+
+
 def _misfit(path: str, spec: WeightSpec, origin: InitialValue, logdir: str) -> str:
     """The rule and the cure for a weight of another shape."""
     shape = tuple(origin.tensor.shape)
     text = f"Weight {path} is {spec.shape}, but from {origin.path} in {logdir} it would be {shape}."
-    axis = spec.dims.find("E")
+    axis = max(spec.dims.find(letter) for letter in "Ee")
     if axis >= 0 and _without(shape, axis) == _without(spec.shape, axis):
+        of_decoder = f" (model.moe.decoder_num_experts={shape[axis]}, if the encoder has others)"
+        of_decoder = of_decoder if path.startswith("decoder/") else ""
         return (
-            f"{text} Only all experts are copied: set model.moe.num_experts={shape[axis]}, or draw "
-            f"experts and routers: --set=\"init.redraw=('experts/','gate$')\"."
+            f"{text} Only all experts are copied: set model.moe.num_experts={shape[axis]}"
+            f"{of_decoder}, or draw experts and routers: "
+            f"--set=\"init.redraw=('experts/','/gat')\"."
         )
     return (
         f"{text} Give the model the same sizes, or draw the weight: "

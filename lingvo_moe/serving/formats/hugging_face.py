@@ -12,6 +12,7 @@ import numpy as np
 
 from lingvo_moe.core import safetensors
 from lingvo_moe.core.files import read_json
+from lingvo_moe.core.params import to_fields
 from lingvo_moe.core.safetensors import InParts
 from lingvo_moe.pretrained import config as configs
 from lingvo_moe.pretrained import tensors, tokenizer
@@ -23,7 +24,12 @@ from lingvo_moe.serving.formats.storage import Storage
 from lingvo_moe.serving.prune import unrolled
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.param_changes import AFTER_TRAINING
+from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.translation import TranslationTask
+
+# Params of the model without effect on its weights in this format.
+_OTHERS = ("scan", "moe.decoder_num_experts")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +53,6 @@ class HuggingFace(Format):
         """Writes config.json, the weights and the tokenizer files."""
         config = _config(model_dir)
         model_dir, theta = unrolled(model_dir, theta)
-        if moe := model_dir.params.model.moe:
-            config["num_experts"] = moe.num_experts
         weights = {path: np.asarray(weight) for path, weight in theta.flatten()}
         task = TranslationTask(configs.to_params(config))
         _check_shapes(model_dir, task, weights)
@@ -94,7 +98,23 @@ def _config(model_dir: ModelDir) -> dict[str, Any]:
             f"The vocabulary of {model_dir.path} is not that of the tokenizer in {original}; a "
             f"vocabulary that was extended cannot be exported to this format."
         )
-    return read_json(original / configs.FILE)
+    config = read_json(original / configs.FILE)
+    if moe := model_dir.params.model.moe:
+        config |= {"num_experts": moe.num_experts, "moe_token_dropout": moe.output_mask_rate}
+    _check_function(model_dir, configs.to_params(config))
+    return config
+
+
+def _check_function(model_dir: ModelDir, imported: TranslationParams) -> None:
+    """Raises ValueError if the model computes another function than config.json says."""
+    ours, theirs = (to_fields(params.model) for params in (model_dir.params, imported))
+    for path in dict.fromkeys((*ours, *theirs)):
+        here, there = ours.get(path, "None"), theirs.get(path, "None")
+        if here != there and not AFTER_TRAINING.includes(f"model.{path}") and path not in _OTHERS:
+            raise ValueError(
+                f"{model_dir.path}: model.{path}={here} was {there} in the imported model, and the "
+                f"format cannot hold it. Export the model with --format=safetensors."
+            )
 
 
 def _is_headless(config: dict[str, Any]) -> bool:
