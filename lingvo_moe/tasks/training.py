@@ -236,7 +236,7 @@ class _Start:
             self._report(line)
 
 
-def spread(count: int, sizes: Mapping[str, int]) -> dict[str, int]:
+def share_out(count: int, sizes: Mapping[str, int]) -> dict[str, int]:
     """Spreads a number of sentences over pairs, as evenly as their sizes allow.
 
     Args:
@@ -397,7 +397,7 @@ class _Evaluator:
             (target language, source language if it is needed) -> (sources, references).
         """
         pairs = [dataset.pair(name) for name in self._model_dir.translated_pairs]
-        shares = spread(count, {pair.name: pair.examples.get("dev", 0) for pair in pairs})
+        shares = share_out(count, {pair.name: pair.examples.get("dev", 0) for pair in pairs})
         needs_source = self._model_dir.task.needs_source_language
         sample: dict[tuple[str, str | None], tuple[list[str], list[str]]] = {}
         for pair in pairs:

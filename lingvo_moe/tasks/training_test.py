@@ -303,13 +303,13 @@ def test_a_schedule_follows_the_length_of_the_run():
 
 
 def test_a_number_of_sentences_is_spread_evenly():
-    assert training.spread(10, {"a": 100, "b": 1, "c": 0, "d": 100}) == {
+    assert training.share_out(10, {"a": 100, "b": 1, "c": 0, "d": 100}) == {
         "c": 0,
         "b": 1,
         "a": 5,
         "d": 4,
     }
-    assert training.spread(7, {"a": 2, "b": 3}) == {"a": 2, "b": 3}
+    assert training.share_out(7, {"a": 2, "b": 3}) == {"a": 2, "b": 3}
 
 
 class TestDevPairs:
