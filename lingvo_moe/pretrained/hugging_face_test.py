@@ -151,6 +151,12 @@ def tokenizer_with(*tokens):
     return lambda d: (d / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
 
 
+def settings_with(index):
+    """Writes a tokenizer_config.json with a language at this id."""
+    text = json.dumps({"added_tokens_decoder": {index: {"content": "eng_Latn"}}})
+    return lambda d: (d / "tokenizer_config.json").write_text(text)
+
+
 DAMAGES = {
     "truncated": ("nllb", lambda d: truncate(d / WEIGHTS), "is damaged"),
     "a header that lies": ("nllb", lambda d: lie(d / WEIGHTS), "is damaged"),
@@ -229,16 +235,12 @@ DAMAGES = {
     ),
     "more ids than rows": (
         "nllb",
-        lambda d: (d / "tokenizer_config.json").write_text(
-            json.dumps({"added_tokens_decoder": {"999": {"content": "eng_Latn"}}})
-        ),
+        settings_with("999"),
         "ids up to 999, the embedding 326 rows",
     ),
     "ids that clash": (
         "nllb",
-        lambda d: (d / "tokenizer_config.json").write_text(
-            json.dumps({"added_tokens_decoder": {"9": {"content": "eng_Latn"}}})
-        ),
+        settings_with("9"),
         "has 'eng_Latn' and '.*' for the id 9",
     ),
     "tokens of texts": (
@@ -258,9 +260,7 @@ DAMAGES = {
     ),
     "an id that is none": (
         "nllb",
-        lambda d: (d / "tokenizer_config.json").write_text(
-            json.dumps({"added_tokens_decoder": {"x": {"content": "eng_Latn"}}})
-        ),
+        settings_with("x"),
         "tokenizer_config.json: a token that was added has no field 'id'",
     ),
 }
