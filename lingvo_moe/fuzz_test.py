@@ -72,7 +72,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def logdir(tmp_path_factory):
     path = tmp_path_factory.mktemp("fuzz") / "logdir"
-    texts = ("model.num_encoder_layers=1", "model.num_decoder_layers=1")
+    texts = ("model.num_encoder_layers=1", "model.num_decoder_layers=1", "model.moe.every_n=1")
     return random_logdir(path, (*SHRINK, *texts)).path
 
 
