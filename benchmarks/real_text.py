@@ -102,7 +102,9 @@ def main() -> None:
     }
     optional = _optional_marks(args) if args.page else {}
     for name, (table, order) in merged.items():
-        if name in optional and table.rows:
+        if not table.rows:
+            continue
+        if name in optional:
             table = merge_table(args.page, optional[name], table, order)
         print(f"{table.to_markdown()}\n")
     if args.page:

@@ -204,16 +204,8 @@ def test_the_column_train_counts_what_the_model_was_trained_on(tmp_path, transla
 @pytest.mark.parametrize(
     ("seen", "expected", "asked"),
     [
-        (
-            PAIRS[:1],
-            [dataset().pair("qna-en").examples["train"], 0],
-            ["qna-en", "qta-qna", "qna-en"],
-        ),  # the second is zero-shot
-        (
-            (),
-            [dataset().pair("qna-en").examples["train"], None],
-            list(PAIRS),
-        ),  # unknown, as of an imported model
+        (PAIRS[:1], 0, ["qna-en", "qta-qna", "qna-en"]),  # the second is zero-shot
+        ((), None, list(PAIRS)),  # unknown, as of an imported model
     ],
 )
 def test_of_a_model_of_other_data_it_may_be_known_what_it_was_trained_on(
@@ -223,7 +215,8 @@ def test_of_a_model_of_other_data_it_may_be_known_what_it_was_trained_on(
     monkeypatch.setattr(MODEL, "seen_pairs", seen)
     lines, of_one = [], without("train", "qta-en")
     report = evaluate(tmp_path / "r", of_one, report=lines.append, pivot="qna")
-    assert [score.train_examples for score in report.pairs] == expected
+    lines_of_one = dataset().pair("qna-en").examples["train"]
+    assert [score.train_examples for score in report.pairs] == [lines_of_one, expected]
     assert translated == asked
     assert any("Not through qna, because" in line for line in lines) == (not seen)
 

@@ -1,5 +1,8 @@
 """Models that start from another: from its weights, as experts, with more languages."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -346,6 +349,16 @@ class TestMoreLanguages:
         assert several > more - 15  # digits and "?" are single bytes
         kept = f"rows {512 - several} kept, {several} means of several, 8 drawn"
         assert kept in "\n".join(text)
+
+    def test_a_relative_may_be_a_language_of_a_model_without_pairs(self, moe, extended, tmp_path):
+        """An imported model has no pairs, only tags."""
+        old = shutil.copytree(moe.path, tmp_path / "old")
+        fields = json.loads((old / "model.json").read_text())
+        (old / "model.json").write_text(json.dumps(fields | {"pairs": [], "seen_pairs": []}))
+        relatives = "init.relatives=(('qgr','en'),)"
+        _, state, _ = start(old, *self.ROOM, relatives, data=extended)
+        name, tag = "theta/encoder/embedding/table", moe.vocabulary("source").tag("en")
+        np.testing.assert_array_equal(state[name][extended.tags["qgr"]], stored(moe)[name][tag])
 
     def test_without_a_relative_a_tag_is_the_mean_of_all(self, moe, extended):
         _, state, _ = start(moe.path, *self.ROOM, data=extended, path="grown")
