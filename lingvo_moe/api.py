@@ -263,8 +263,8 @@ def evaluate(
         baselines: a report to compare with: its directory, its JSON, or the output of
             `train_baselines`; or several, of which each pair is compared with the first that has
             it.
-        output: directory for the report with its page and plot; None for none. Only with an output
-            the same call goes on after an error.
+        output: directory for the report with its page and plot; None for none. With an
+            output, finished translations are saved: after a failure the same call goes on there.
         step: the step of a logdir's checkpoint; None for the best on dev.
         make_runtime: makes the runtime of a logdir's model: `Local`, `Xla` or another RuntimeFn.
         report: takes lines of progress.

@@ -246,7 +246,7 @@ DAMAGES = {
     "tokens of texts": (
         "nllb",
         tokenizer_with({"id": 324, "content": "covid", "special": False}),
-        r"'covid' was added as a part of texts \(special=false\), which .* Remove the token",
+        r"'covid' is ordinary text \(special=false\), which .* Remove the token",
     ),
     "a token twice": (
         "nllb",

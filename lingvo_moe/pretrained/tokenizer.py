@@ -180,9 +180,9 @@ def _names_of(tokens: Any, path: Path) -> dict[int, str]:
         is_special = token.get("special") is not False or _LANGUAGE.fullmatch(token["content"])
         if token["id"] > UNK and not is_special:
             raise ValueError(
-                f"{path}: the token {token['content']!r} was added as a part of texts "
-                f"(special=false), which this version of lingvo_moe cannot read. Remove the token "
-                f"from the file; then such texts are cut into other pieces."
+                f"{path}: the added token {token['content']!r} is ordinary text (special=false), "
+                f"which this version of lingvo_moe cannot read. Remove the token from the file; "
+                f"then its text is cut into other pieces, which the model knows less well."
             )
     return {token["id"]: token["content"] for token in tokens}
 

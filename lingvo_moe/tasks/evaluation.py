@@ -91,7 +91,10 @@ def evaluate(
     pivots = {name: pivot if trained_on[name] == 0 else None for name in references}
     unknown = [name for name in references if trained_on[name] is None]
     if pivot is not None and unknown and not model_dir.seen_pairs:
-        report(f"Not through {pivot}, because they may have been trained on: {first_of(unknown)}")
+        report(
+            f"Translated directly, not through {pivot}, because the model may have been trained on "
+            f"these pairs: {first_of(unknown)}"
+        )
     for name in _without_experts(task, dataset, pivots, bool(pairs)):
         report(f"{name}: the model has no experts for it, skipped")
         del references[name], pivots[name]

@@ -218,7 +218,7 @@ def test_of_a_model_of_other_data_it_may_be_known_what_it_was_trained_on(
     lines_of_one = dataset().pair("qna-en").examples["train"]
     assert [score.train_examples for score in report.pairs] == [lines_of_one, expected]
     assert translated == asked
-    assert any("Not through qna, because" in line for line in lines) == (not seen)
+    assert any("not through qna, because" in line for line in lines) == (not seen)
 
 
 def test_the_column_train_counts_the_dataset_if_the_model_is_of_other_data(

@@ -393,7 +393,7 @@ WRONG = [
     ("init.relatives=(('qxx','en'),)", "'qxx' is no language of .*; it has en, qna, qnu, qta, qto"),
     (
         "init.rename=(('decoder/layer_01/','decoder/layer_1/'),)",
-        r"makes 'decoder/layer_1/\S+' of 'decoder/layer_01/\S+', .* name there is 'decoder/layer_",
+        r"changes 'decoder/layer_01/\S+' to 'decoder/layer_1/\S+'. .* there is 'decoder/layer_",
     ),
     ("init.relatives=(('qto','qna'),)", "'qto' has no new tag and no router by task, so no weight"),
     ("init.expert_noise=0.5", "init.expert_noise=0.5 has an effect only on experts that are copie"),
@@ -405,7 +405,7 @@ WRONG = [
     ),
     (
         "model.moe.decoder_num_experts=4",
-        r"model.moe.decoder_num_experts=8, if the encoder has others\), or draw",
+        r"if the encoder has another number, decoder_num_experts=8\), or draw",
     ),
     ("init.step=9", "has no checkpoint of step 9. Give one of its steps: 1"),
     ("init.logdir=/no/such", "/no/such is no logdir: it has no model.json"),

@@ -44,8 +44,9 @@ def _trace() -> Trace:
     least = math.ceil(SyntheticLoads.top / SyntheticLoads.top_share)
     if FLAGS.experts < least:
         raise ValueError(
-            f"--experts must be at least {least} with --synthetic, because {SyntheticLoads.top} "
-            f"of them take {SyntheticLoads.top_share:.0%} of the load; got {FLAGS.experts}."
+            f"--experts must be at least {least} with --synthetic, got {FLAGS.experts}: "
+            f"{SyntheticLoads.top} busy experts take {SyntheticLoads.top_share:.0%} of the load, "
+            f"and each of the others must take less."
         )
     loads = SyntheticLoads(
         devices=64 if FLAGS.devices is None else FLAGS.devices,

@@ -62,7 +62,7 @@ def test_errors_in_one_line():
     )
     assert line.endswith("Raise --slots to at least 8, or --devices.")
     line = error_of("placement", *few, "--experts=13")
-    assert line.startswith("error: --experts must be at least 14 with --synthetic, because 10 of ")
+    assert line.startswith("error: --experts must be at least 14 with --synthetic, got 13: 10 ")
     line = error_of("placement", "--synthetic", "--devices=2", "--hardware=a1000")
     assert "Unknown hardware 'a1000'; choose one of tpu_v3, " in line
     assert line.endswith("or a .json file of lingvo-moe-plan --calibrate.")

@@ -62,7 +62,7 @@ class InitParams(Params):
         """Checks that without a logdir nothing else is set.
 
         Raises:
-            ValueError: something is, in vain.
+            ValueError: another field is set, which has no effect without a logdir.
         """
         unset = InitParams()
         for field in dataclasses.fields(self):
@@ -122,7 +122,7 @@ class Upcycle(Transfer):
     Attributes:
         noise: see InitParams.expert_noise.
         seed: of the noise.
-        shared: whether the shared network, which the experts are mixed with, is a copy too.
+        shared: whether a network that all tokens use (MoEParams.shared_expert) is a copy too.
     """
 
     noise: float
@@ -271,16 +271,16 @@ def _renamed(params, path):
 
 
 def _check_renamed(params, found, theirs):
-    """Raises ValueError if of the weights that a pattern of init.rename matches none is found."""
+    """Raises ValueError if no name that a pattern of init.rename makes is in the other model."""
     for pattern, _ in params.rename:
         matched = [path for path in found if re.search(pattern, path)]
         if not any(found[path][1] for path in matched):
             there = _renamed(params, matched[0])
             near = difflib.get_close_matches(there, theirs, n=1, cutoff=0.0)
             raise ValueError(
-                f"init.rename: {pattern!r} makes {there!r} of {matched[0]!r}, which "
-                f"{params.logdir} does not have, and finds no other weight either. The most "
-                f"similar name there is {near[0]!r}. Correct the replacement."
+                f"init.rename: {pattern!r} changes {matched[0]!r} to {there!r}. Neither this "
+                f"name nor another one that it makes is in {params.logdir}; the most similar "
+                f"name there is {near[0]!r}. Correct the replacement."
             )
 
 
@@ -290,10 +290,11 @@ def _misfit(path: str, spec: WeightSpec, origin: InitialValue, logdir: str) -> s
     text = f"Weight {path} is {spec.shape}, but from {origin.path} in {logdir} it would be {shape}."
     axis = max(spec.dims.find(letter) for letter in "Ee")
     if axis >= 0 and _without(shape, axis) == _without(spec.shape, axis):
-        of_decoder = f" (model.moe.decoder_num_experts={shape[axis]}, if the encoder has others)"
+        of_decoder = f" (if the encoder has another number, decoder_num_experts={shape[axis]})"
         of_decoder = of_decoder if path.startswith("decoder/") else ""
         return (
-            f"{text} Only all experts are copied: set model.moe.num_experts={shape[axis]}"
+            f"{text} Experts are copied only if their number is equal: set "
+            f"model.moe.num_experts={shape[axis]}"
             f"{of_decoder}, or draw experts and routers: "
             f"--set=\"init.redraw=('experts/','/gat')\"."
         )
