@@ -99,8 +99,8 @@ results-learning: setup $(PEERS)/.ready
 
 # The tables of pairs are those of the seed that ran last.
 results-tldr: setup
-	for seed in 1 2 3; do $(REAL_TEXT) --seed=$$seed --baseline=small.BilingualNarrow \
-	  --large_baseline=small.Bilingual --large_from=2600 --set=activation_dtype=bfloat16 || exit 1; done
+	for seed in 1 2 3; do $(REAL_TEXT) --seed=$$seed --baseline=small.Bilingual --baseline=small.BilingualNarrow \
+	  --set=activation_dtype=bfloat16 || exit 1; done
 
 results-both: setup
 	$(REAL_TEXT) --corpus=both --set=activation_dtype=bfloat16

@@ -16,7 +16,7 @@ one row.
 
 import argparse
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import tensorflow as tf
@@ -44,7 +44,7 @@ _CURVE = {  # tag of TensorBoard -> name and format
     "dev/source_use": ("source use", ".2f"),
     "dev/bleu": ("dev BLEU", ".1f"),
 }
-_LARGE = "large"  # the directory of pairs with several baselines
+_BASELINES = "baselines"
 
 
 def main() -> None:
@@ -60,13 +60,6 @@ def main() -> None:
         default=[],
         help="a registered bilingual model; of several, each pair has the best on dev",
     )
-    parser.add_argument(
-        "--large_baseline",
-        action="append",
-        default=[],
-        help="a further one, only for pairs with at least --large_from train lines",
-    )
-    parser.add_argument("--large_from", type=int, default=4000, help="see --large_baseline")
     parser.add_argument("--seed", type=int, default=1, help="train.seed of the model")
     parser.add_argument(
         "--set",
@@ -98,7 +91,7 @@ def main() -> None:
     names = [pair.pair for pair in reliable.pairs]
     merged = {
         "seeds": (_of_seed(reliable, args.seed), [str(i) for i in range(100)]),
-        "sizes": (sizes_table(here / _LARGE, _of_large(args), names), names),
+        "sizes": (sizes_table(here / _BASELINES, args.baseline, names), names),
     }
     optional = _optional_marks(args) if args.page else {}
     for name, (table, order) in merged.items():
@@ -129,7 +122,7 @@ def _report(here: Path, args: argparse.Namespace) -> Report:
     return api.evaluate(
         logdir,
         data,
-        baselines=list(_baselines(here, data, args)),
+        baselines=_baselines(here, data, args),
         output=_report_of(here, args),
         floor=True,
         metrics=args.metric,
@@ -145,29 +138,19 @@ def _report_of(here: Path, args: argparse.Namespace) -> Path:
     return here / f"report.{args.seed}"
 
 
-def _baselines(here: Path, data: Dataset, args: argparse.Namespace) -> Iterator[Path]:
-    """Trains the baselines; their directories."""
-    changes = [*args.set, "train.source_use_sentences=0"]
-    tested = [
-        pair
+def _baselines(here: Path, data: Dataset, args: argparse.Namespace) -> list[Path]:
+    """Trains the baselines; their directory, if there are any."""
+    if not args.baseline:
+        return []
+    pairs = [
+        pair.name
         for pair in data.pairs
         if pair.examples.get("train") and pair.examples.get("test", 0) >= RELIABLE_TEST_EXAMPLES
     ]
-    many = [pair.name for pair in tested if pair.examples["train"] >= args.large_from]
-    few = [pair.name for pair in tested if pair.examples["train"] < args.large_from]
-    for name, models, pairs in (
-        ("baselines", args.baseline, few),
-        (_LARGE, _of_large(args), many),
-    ):
-        if models and pairs:
-            output = here / name
-            api.train_baselines(models, data, output, pairs=pairs, own_vocabulary=True, set=changes)
-            yield output
-
-
-def _of_large(args: argparse.Namespace) -> list[str]:
-    """The baselines of pairs with many train lines."""
-    return [*args.large_baseline, *args.baseline]
+    output = here / _BASELINES
+    changes = [*args.set, "train.source_use_sentences=0"]
+    api.train_baselines(args.baseline, data, output, pairs=pairs, own_vocabulary=True, set=changes)
+    return [output]
 
 
 def _of_seed(report: Report, seed: int) -> Table:

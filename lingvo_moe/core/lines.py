@@ -97,6 +97,8 @@ def open_bytes(path: Path) -> Iterator[BinaryIO]:
         ValueError: the block reads a compressed file that is damaged.
         OSError, ImportError: as `read_lines`.
     """
+    if path.suffix == ".gz" and path.is_file() and not path.stat().st_size:
+        raise ValueError(f"{path} is not a whole gzip file (it has no bytes); fetch it again.")
     damage: tuple[type[Exception], ...] = (gzip.BadGzipFile, EOFError, zlib.error)
     opener: Any = {".gz": gzip.open}.get(path.suffix, open)
     if path.suffix == ".zst":

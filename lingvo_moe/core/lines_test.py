@@ -32,9 +32,10 @@ def test_other_encodings_are_errors_with_a_place_and_a_cure(data, message):
         list(decode_lines(data.splitlines(keepends=True), "text"))
 
 
-def test_a_damaged_gzip_file_is_named(tmp_path):
+@pytest.mark.parametrize("length", [0, 9, -9])
+def test_a_damaged_gzip_file_is_named(length, tmp_path):
     path = tmp_path / "text.gz"
-    path.write_bytes(gzip.compress(b"one\n" * 1000)[:-9])
+    path.write_bytes(gzip.compress(b"one\n" * 1000)[:length])
     with pytest.raises(ValueError, match=r"text\.gz is not a whole gzip file"):
         list(read_lines(path))
 

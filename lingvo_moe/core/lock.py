@@ -27,7 +27,8 @@ def hold(directory: Path, file: str = FILE, wait: bool = False) -> Iterator[None
     warning and no lock.
 
     Args:
-        directory: made if it does not exist, and removed at the end if it is still empty.
+        directory: made if it does not exist, with its parents; those that were made are removed at
+            the end if they are still empty.
         file: name of the file, for locks on parts of a directory.
         wait: whether to wait until no other process holds it.
 
@@ -35,7 +36,7 @@ def hold(directory: Path, file: str = FILE, wait: bool = False) -> Iterator[None
         HeldError: another process holds it; the message names the process, its host and the time.
         OSError: the directory cannot be made or written to.
     """
-    made = not directory.exists()
+    made = [path for path in (directory, *directory.parents) if not path.exists()]
     path = directory / file
     descriptor = _acquire(path, wait)
     try:
@@ -44,9 +45,9 @@ def hold(directory: Path, file: str = FILE, wait: bool = False) -> Iterator[None
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # while the lock is still held
         os.close(descriptor)
-        if made:
-            with contextlib.suppress(OSError):
-                directory.rmdir()
+        with contextlib.suppress(OSError):
+            for path in made:
+                path.rmdir()
 
 
 def _acquire(path, wait):

@@ -90,6 +90,9 @@ def test_an_error_within_frees_it_and_leaves_no_new_directory(tmp_path):
     with lock.hold(tmp_path / "new"):
         (tmp_path / "new" / "file").write_text("kept")
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["file"]
+    with lock.hold(tmp_path / "deep" / "new"):
+        pass
+    assert not (tmp_path / "deep").exists()
 
 
 def test_a_file_removed_between_opening_and_locking_is_no_lock(tmp_path, monkeypatch):

@@ -43,14 +43,14 @@ class CorpusPair:
         name: "de-en".
         source, target: its languages.
         files: split -> (source file, target file), or (TSV or TMX file,).
-        turned: whether the pair is the reverse of its files: their first side is the target.
+        turned: the splits whose files are those of the reverse: their first side is the target.
     """
 
     name: str
     source: str
     target: str
     files: dict[str, tuple[Path, ...]]
-    turned: bool = False
+    turned: frozenset[str] = frozenset()
 
     def read(self, split: str) -> Iterator[SentencePair]:
         """Reads the lines of a split, stripped, one at a time; none without files for the split.
@@ -62,21 +62,29 @@ class CorpusPair:
         files = self.files.get(split, ())
         if not files:
             return
-        for pair in self._read(*files):
-            yield SentencePair(*reversed(pair)) if self.turned else pair
+        turned = split in self.turned
+        for pair in self._read(turned, *files):
+            yield SentencePair(*reversed(pair)) if turned else pair
 
-    def _read(self, *files):
+    def _read(self, turned, *files):
         if len(files) == 2:
             return _aligned_pairs(*files)
         if _plain_name(*files).endswith(".tsv"):
             return _tsv_pairs(*files)
-        languages = (self.source, self.target)[:: -1 if self.turned else 1]
+        languages = (self.source, self.target)[:: -1 if turned else 1]
         return itertools.starmap(SentencePair, read_tmx(*files, *languages))
 
     def reverse(self) -> "CorpusPair":
         """The same text in the other direction."""
         name = f"{self.target}-{self.source}"
-        return CorpusPair(name, self.target, self.source, self.files, not self.turned)
+        turned = frozenset(self.files) - self.turned
+        return CorpusPair(name, self.target, self.source, self.files, turned)
+
+    def completed(self, other: "CorpusPair") -> "CorpusPair":
+        """This pair, with the splits of another one of these languages that it lacks."""
+        files = {split: other.files[split] for split in other.files if split not in self.files}
+        turned = self.turned | (other.turned & files.keys())
+        return dataclasses.replace(self, files=self.files | files, turned=turned)
 
 
 def find_pairs(

@@ -185,6 +185,11 @@ def test_the_data_s_identity_has_all_corpora(dataset, mined, tmp_path):
             {"stages": (Stage(from_step=9, weights=(("minde", 1.0),)),)},
             r"no corpus is named 'minde'; give one of \['data'\]",
         ),
+        (
+            {"stages": (Stage(from_step=9, weights=(("data", 1.0), ("data", 2.0))),)},
+            r"each corpus has one weight, got \(\('data', 1.0\), \('data', 2.0\)\) from step 9",
+        ),
+        ({"corpora": (Corpus(name="m", data="x", tag=" "),)}, "the tag ' ' of m has only spaces"),
     ],
 )
 def test_bad_params(fields, message):
@@ -212,7 +217,7 @@ def test_corpora_that_do_not_fit(dataset, tmp_path):
             InputParams(corpora=(corpus,)).curriculum(dataset)
 
     refused(tmp_path / "none", "Corpus mined: .*none holds no dataset")
-    _make(tmp_path / "pair", {"it-en": 3})
+    _make(tmp_path / "pair", {"it-en": 3}, word="dog and bird")  # a tag more is another vocabulary
     refused(tmp_path / "pair", r"has pair it-en, which .*main does not have\. Prepare that")
     _make(tmp_path / "words", {"de-en": 3}, word="dog and bird")
     refused(tmp_path / "words", r"another source vocabulary than .*main\. Prepare it with --extend")

@@ -1,14 +1,16 @@
 """Extends vocabularies: new pieces follow the old ones, which keep their ids."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
 
 from lingvo_moe.data.model_file import CONTROL, MODEL_TYPES, NORMAL, ModelFile
 from lingvo_moe.data.vocabulary import (
     SPACE,
     Vocabulary,
-    is_trained_on,
     tag_piece,
     train_vocabulary,
+    trained_part,
 )
 
 _FIRST = 260  # pieces that every vocabulary has: four symbols and the single bytes
@@ -32,7 +34,7 @@ def extend_vocabulary(
         new_pieces: largest number of new pieces, without tags: single characters first, then by
             score.
         tags: target languages that need a tag.
-        **options: temperature, character_coverage and seed of `train_vocabulary`.
+        **options: temperature, max_sentences, character_coverage and seed of `train_vocabulary`.
 
     Returns:
         The extended vocabulary; `old` itself if there is nothing to add.
@@ -47,7 +49,7 @@ def extend_vocabulary(
     foreign = {
         language: lines
         for language, sentences in texts.items()
-        if (lines := [line for line in sentences if set(line) - known and is_trained_on(line)])
+        if len(lines := _LinesWithOthers(sentences, known))
     }
     if new_pieces and foreign:
         kind = MODEL_TYPES[model.trainer_spec.model_type]
@@ -63,9 +65,31 @@ def extend_vocabulary(
     return Vocabulary(model.SerializeToString())
 
 
-def _pieces_for(texts, known, count, options):
+class _LinesWithOthers(Sequence):
+    """The sentences with characters that are not known; only their numbers are in memory."""
+
+    def __init__(self, sentences: Sequence[str], known: set[str]):
+        self._sentences = sentences
+        self.characters: set[str] = set()  # of these sentences
+
+        def numbers() -> Iterator[int]:
+            for number, sentence in enumerate(sentences):
+                if not known.issuperset(found := set(trained_part(sentence))):
+                    self.characters |= found
+                    yield number
+
+        self._numbers = np.fromiter(numbers(), np.int64)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index):
+        return self._sentences[self._numbers[index]]
+
+
+def _pieces_for(texts: Mapping[str, _LinesWithOthers], known, count, options):
     """The new pieces of a vocabulary of these texts, single characters first."""
-    characters = {c for lines in texts.values() for line in lines for c in line}
+    characters = set[str]().union(*(lines.characters for lines in texts.values()))
     trained = train_vocabulary(texts, _FIRST + len(characters) + count, **options)
     pieces = ModelFile.FromString(trained.model_bytes).pieces
     new = [p for p in pieces if p.type == NORMAL and set(p.piece) - known]

@@ -1,3 +1,6 @@
+import collections.abc
+import tracemalloc
+
 import pytest
 
 from lingvo_moe.data.extension import extend_vocabulary, find_parents
@@ -26,9 +29,38 @@ def test_words_of_a_new_script_become_pieces(kind):
     assert extend_vocabulary(new, NEW, 40, tags=["ka"]) is new
 
 
-def test_lines_that_are_too_long_for_training_add_nothing():
+def test_of_lines_that_are_too_long_for_training_the_beginning_counts():
     old = train_vocabulary({"en": ENGLISH}, 330)
-    assert extend_vocabulary(old, {"en": [*ENGLISH, "haus 😀 " * 900]}, 40) is old
+    line = "cat " * 500 + "😀 " * 900
+    assert extend_vocabulary(old, {"en": [*ENGLISH, line]}, 40) is old
+    new = extend_vocabulary(old, {"en": [*ENGLISH, "😀 " + line]}, 40)
+    assert "😀" in new.pieces(range(old.size, new.size))
+
+
+class _Lines(collections.abc.Sequence):
+    """Lines that are made when they are read."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        if index >= self.count:
+            raise IndexError
+        return f"{GEORGIAN[index % len(GEORGIAN)]} {index}"
+
+
+def test_memory_does_not_grow_with_the_text():
+    old = train_vocabulary({"en": ENGLISH}, 330)
+    peaks = []
+    for count in (2_000, 20_000):
+        tracemalloc.start()
+        extend_vocabulary(old, {"ka": _Lines(count)}, 40, max_sentences=500)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] - peaks[0] < 20 * 18_000  # bytes a line; the text has about 70
 
 
 def test_too_few_pieces_for_the_characters():

@@ -16,12 +16,13 @@ from lingvo_moe.core.files import new_file, write_whole
 from lingvo_moe.data.blocks import Block, split_into_blocks
 from lingvo_moe.data.cleaning.base import Empty
 from lingvo_moe.data.corpora import CorpusPair, SentencePair
-from lingvo_moe.data.dataset import SIDES, SPLITS, Example, shard_bounds, write_shard
+from lingvo_moe.data.dataset import FILE, SIDES, SPLITS, Dataset, Example, shard_bounds, write_shard
 from lingvo_moe.data.encoded import count_changed, encode_lines
 from lingvo_moe.data.language_tags import OnBothSides, OnSource
+from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.repeats import hashes, repeated_lines, sorted_keys
 from lingvo_moe.data.vocabulary import UNK
-from lingvo_moe.data.work import Piece, Work
+from lingvo_moe.data.work import Piece, Work, read_piece
 
 KEPT, REPEATED, HELD_OUT = 0, 254, 255  # verdicts on lines; other values are numbers of rules
 _BYTES_PER_KEY = 80  # memory for sorting
@@ -38,13 +39,15 @@ class PairWork:
 
     def text_path(self, split: str) -> Path:
         """The directory of the blocks of a split, which both directions share."""
-        forward = self.pair.reverse() if self.pair.turned else self.pair
-        return self.work.directory / "text" / split / forward.name
+        return self.work.directory / "text" / split / self._forward(split).name
+
+    def _forward(self, split: str) -> CorpusPair:
+        """The pair in the direction of the files of a split."""
+        return self.pair.reverse() if split in self.pair.turned else self.pair
 
     def cut(self, split: str) -> Callable:
         """Returns a function that writes a split in blocks, and their numbers of lines."""
-        forward = self.pair.reverse() if self.pair.turned else self.pair
-        path = self.text_path(split)
+        forward, path = self._forward(split), self.text_path(split)
 
         def make(progress):
             counts = []
@@ -59,16 +62,26 @@ class PairWork:
 
     def block_lines(self, split: str) -> list[int]:
         """The number of lines of each block."""
-        if split not in self.pair.files:
-            return []
-        return json.loads((self.text_path(split) / "lines.json").read_text())
+        return self._block_lines[split] if split in self.pair.files else []
+
+    @functools.cached_property
+    def _block_lines(self) -> dict[str, list[int]]:
+        paths = {split: self.text_path(split) / "lines.json" for split in self.pair.files}
+        return {split: read_piece(path, _read_counts) for split, path in paths.items()}
 
     def block(self, split: str, number: int) -> list[SentencePair]:
         """The lines of a block."""
-        content = (self.text_path(split) / f"{number:06}").read_bytes()
-        lines = content.decode("utf-8").split("\n")  # "\r" can be part of a line
-        sides = lines[:-1:2], lines[1::2]
-        return list(map(SentencePair, *(sides[::-1] if self.pair.turned else sides)))
+        path, count = self.text_path(split) / f"{number:06}", self.block_lines(split)[number]
+
+        def read(path):
+            lines = path.read_bytes().decode("utf-8").split("\n")  # "\r" can be part of a line
+            if len(lines) != 2 * count + 1:
+                raise ValueError(f"{len(lines)} lines, not {2 * count + 1}")
+            return lines[:-1:2], lines[1::2]
+
+        # Its directory, because only without lines.json the text is cut again.
+        sides = read_piece(path, read, path.parent)
+        return list(map(SentencePair, *(sides[::-1] if split in self.pair.turned else sides)))
 
     # Checks
 
@@ -91,7 +104,15 @@ class PairWork:
             verdicts = np.zeros(len(lines), np.uint8)
             for code, rule in enumerate(self.rules if split == "train" else self.rules[:1], 1):
                 for i in np.flatnonzero(verdicts == KEPT):
-                    if rule.drops(lines[i], languages):
+                    try:
+                        dropped = rule.drops(lines[i], languages)
+                    except Exception as error:  # a user's rule
+                        line = sum(self.block_lines(split)[:number]) + i + 1
+                        raise ValueError(
+                            f"The cleaning rule {rule.name} failed on line {line} of {split} of "
+                            f"{self.pair.name}: {error!r}. Mend the rule, or leave it out."
+                        ) from error
+                    if dropped:
                         verdicts[i] = code
             if split == "train":
                 self._write_keys(number, lines, np.flatnonzero(verdicts == KEPT))
@@ -116,16 +137,19 @@ class PairWork:
     def _held_sources(self) -> set[str]:
         """The keys of the sources of dev and test."""
         key = self.work.params.duplicates.key
-        return {key(line.source) for line in self._held_out()}
+        own = self._held_out()
+        return {key(line.source) for line in itertools.chain(own, self._held_out_before())}
 
     @functools.cached_property
     def _held_targets(self) -> np.ndarray:
         """The hashes of the targets of dev and test, of all pairs with this target language."""
-        return np.load(held_targets_path(self.work, self.pair.target))
+        return read_piece(held_targets_path(self.work, self.pair.target), np.load)
 
     def held_target_hashes(self) -> np.ndarray:
-        """The hash of the target of each line of dev and test."""
-        return self._target_hashes(list(self._held_out()))
+        """The hash of the target of each line of dev and test, and of further ones before."""
+        own = self._target_hashes(list(self._held_out()))
+        before = np.setdiff1d(self._target_hashes(list(self._held_out_before())), own)
+        return np.concatenate([own, before])
 
     def _target_hashes(self, lines: Sequence[SentencePair]) -> np.ndarray:
         key = self.work.params.duplicates.key
@@ -133,6 +157,17 @@ class PairWork:
 
     def _held_out(self) -> Iterator[SentencePair]:
         return itertools.chain.from_iterable(map(self._filled, SPLITS[1:]))
+
+    def _held_out_before(self) -> Iterator[SentencePair]:
+        """The dev and test lines of this pair in the dataset that is extended, if it is one.
+
+        Models are trained on both datasets together, and measured on these lines.
+        """
+        dataset = extended_dataset(self.work.params)
+        if dataset and self.pair.name in {pair.name for pair in dataset.pairs}:
+            for split in SPLITS[1:]:
+                for example in dataset.examples(split, self.pair.name):
+                    yield SentencePair(example.source_text, example.target_text)
 
     def _filled(self, split: str) -> list[SentencePair]:
         """The lines of dev or test without blank sides."""
@@ -161,11 +196,14 @@ class PairWork:
 
     def _find_repeats(self, path, part):
         def make(progress):
-            paths = (self._path("keys", "train", number) for number in range(len(self._starts)))
-            blocks = (np.load(path, mmap_mode="r") for path in paths)
+            blocks = (self._keys(number) for number in range(len(self._starts)))
             _save(path, repeated_lines(blocks, self._starts, part, len(self._repeats_paths)))
 
         return make
+
+    def _keys(self, number) -> np.ndarray:
+        path, checks = (self._path(stage, "train", number) for stage in ("keys", "checks"))
+        return read_piece(path, _map, checks)  # one step makes both; it begins with the keys
 
     @functools.cached_property
     def _starts(self) -> np.ndarray:
@@ -174,11 +212,19 @@ class PairWork:
 
     @functools.cached_property
     def _repeated(self) -> list[np.ndarray]:
-        return [np.load(path, mmap_mode="r") for path in self._repeats_paths]
+        return [read_piece(path, _map) for path in self._repeats_paths]
 
     def verdicts(self, split: str, number: int) -> np.ndarray:
         """uint8 [lines of the block]: KEPT, REPEATED, HELD_OUT, or the number of a rule."""
-        verdicts = np.fromfile(self._path("checks", split, number), np.uint8)
+        count = self.block_lines(split)[number]
+
+        def read(path):
+            verdicts = np.fromfile(path, np.uint8)
+            if len(verdicts) != count:
+                raise ValueError(f"{len(verdicts)} bytes, not {count}")
+            return verdicts
+
+        verdicts = read_piece(self._path("checks", split, number), read)
         if split == "train":
             start = self._starts[number]
             for lines in self._repeated:
@@ -233,7 +279,8 @@ class PairWork:
             both = tags.get(self.pair.source, UNK), tags[self.pair.target]
             longest = params.max_length if split == "train" else None
             arrays = encode_lines(lines, vocabularies, layout, both, longest)
-            targets = self._target_hashes(lines if split == "train" else [])
+            fitting = np.flatnonzero(arrays["fits"]) if split == "train" else ()
+            targets = self._target_hashes([lines[i] for i in fitting])
             arrays["held_targets"] = np.flatnonzero(np.isin(self._held_targets, targets))
             scored = [] if split == "train" else [line.target for line in lines]
             arrays["changed"] = np.array(count_changed(vocabularies[1], scored))
@@ -337,6 +384,16 @@ class PairWork:
         return self.work.directory / stage / split / self.pair.name / f"{number:06}"
 
 
+def extended_dataset(params: PrepareParams) -> Dataset | None:
+    """The dataset that is extended; None if nothing is extended, or a model.
+
+    Raises:
+        ValueError: as `Dataset.load`.
+    """
+    directory = Path(params.extend)
+    return Dataset.load(directory) if params.extend and (directory / FILE).exists() else None
+
+
 def each_pair(work: Work) -> Iterator[PairWork]:
     """The work on each pair, in order."""
     return (PairWork(work, pair) for pair in work.pairs)
@@ -359,6 +416,17 @@ def _save_held_targets(path: Path, pairs: Sequence[PairWork], progress) -> None:
 def held_targets_path(work: Work, language: str) -> Path:
     """The file of `held_targets` of a language."""
     return work.directory / "held_out" / f"{language}.npy"
+
+
+def _read_counts(path: Path) -> list[int]:
+    counts = json.loads(path.read_text("utf-8"))
+    if not isinstance(counts, list) or not all(type(count) is int for count in counts):
+        raise ValueError("no list of numbers")
+    return counts
+
+
+def _map(path: Path) -> np.ndarray:
+    return np.load(path, mmap_mode="r")
 
 
 def _save(path: Path, array: np.ndarray) -> None:

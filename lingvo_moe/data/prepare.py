@@ -21,10 +21,10 @@ from lingvo_moe.core.progress import Progress
 from lingvo_moe.data.card import write_card
 from lingvo_moe.data.corpora import CorpusPair, find_pairs
 from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset, PairInfo
-from lingvo_moe.data.pair_work import each_pair
+from lingvo_moe.data.pair_work import each_pair, extended_dataset
 from lingvo_moe.data.prepare_helper import helpers
 from lingvo_moe.data.prepare_params import PrepareParams
-from lingvo_moe.data.stages import VOCABULARIES, check_tags, run_stage, stages
+from lingvo_moe.data.stages import VOCABULARIES, check_tags, nothing_kept, run_stage, stages
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.data.work import STAGES, Work
@@ -153,6 +153,8 @@ def _job(corpus: Path, pairs: Sequence[CorpusPair], params: PrepareParams) -> di
     if params.extend:
         vocabularies = (Vocabulary.load(Path(params.extend) / f"{side}.model") for side in SIDES)
         used["--extend"] = " and ".join(vocabulary.sha256 for vocabulary in vocabularies)
+        if dataset := extended_dataset(params):
+            used["--extend, its dev and test"] = dataset.sha256
     for path in source_files():  # of the user's own rules of cleaning
         used[f"--import {path}"] = hashlib.sha256(path.read_bytes()).hexdigest()
     return {"maker": MAKER, "format": "1", "corpus": digest.hexdigest(), **used, **given}
@@ -209,8 +211,11 @@ def _in_a_pipeline(options: Sequence[str]) -> Callable[[Work], None]:
 
 
 def _check_examples(work):
-    given = any("train" in pair.files for pair in work.pairs)
-    if given and not any(sum(pair.counts.get("train", ())) for pair in each_pair(work)):
+    pairs = list(each_pair(work))
+    given = any("train" in pair.pair.files for pair in pairs)
+    if given and not any(sum(pair.kept_counts) for pair in pairs):
+        raise ValueError(nothing_kept(work))
+    if given and not any(sum(pair.counts.get("train", ())) for pair in pairs):
         raise ValueError(
             f"No training example is left: all are longer than "
             f"max_length={work.params.max_length}. Raise it, or give lines of single sentences."
@@ -251,7 +256,7 @@ def _assemble(
             f"vocabulary replaces some of their characters; see targets_changed in docs/data.md."
         )
     if repeated := sum(counts["targets_in_train"] for counts in checks.values()):
-        total = sum(info.examples.get(split, 0) for info in infos for split in SPLITS[1:])
+        total = sum(len(pair.held_target_hashes()) for pair in each_pair(work))
         report(
             f"warning: targets of dev and test that are also in train: {repeated} of {total}, so "
             f"scores may be too high. --set=held_out_targets=True leaves such lines out of train."
@@ -295,8 +300,9 @@ def format_dataset(dataset: Dataset) -> str:
 
 
 def _directions(pairs: Sequence[CorpusPair], both: bool) -> list[CorpusPair]:
-    if not both:
-        return list(pairs)
-    names = {pair.name for pair in pairs}
-    reversed_pairs = [turned for pair in pairs if (turned := pair.reverse()).name not in names]
-    return sorted([*pairs, *reversed_pairs], key=lambda pair: pair.name)
+    """The pairs in order of name; with `both` also each one's reverse, split by split."""
+    found = {pair.name: pair for pair in pairs}
+    for pair in pairs if both else ():
+        turned = pair.reverse()
+        found[turned.name] = found.get(turned.name, turned).completed(turned)
+    return [found[name] for name in sorted(found)]

@@ -15,6 +15,15 @@ from lingvo_moe.data.cleaning.damaged import Damaged
 from lingvo_moe.data.cleaning.sameness import Exact, Sameness
 from lingvo_moe.data.vocabulary import Normalization
 
+# Names of counts that are not of a rule.
+OTHER_COUNTS = (
+    "duplicates",
+    "held_out_in_train",
+    "targets_in_train",
+    "targets_changed",
+    "too_long",
+)
+
 _Size = Annotated[
     int,
     Rule("from 300 to 1000000, 256 of them single bytes", lambda size: 300 <= size <= 1_000_000),
@@ -84,4 +93,9 @@ class PrepareParams(Params):
             raise ValueError(
                 f"cleaning must have each rule at most once; with the one that is always in use "
                 f"it has {', '.join(names)}."
+            )
+        if taken := set(names) & set(OTHER_COUNTS):
+            raise ValueError(
+                f"cleaning: a rule cannot have the name {taken.pop()!r}, because other counts of "
+                f"preparation are named {', '.join(OTHER_COUNTS)}. Give it another name."
             )

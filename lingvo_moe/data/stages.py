@@ -143,7 +143,7 @@ def _trained(work: Work, sides: Sequence[str]) -> Vocabulary:
         old = Vocabulary.load(Path(params.extend) / f"{sides[0]}.model")
         return extend_vocabulary(old, texts, params.new_pieces, **options)
     if not any(map(len, texts.values())):
-        raise ValueError(_nothing_kept(work))
+        raise ValueError(nothing_kept(work))
     size_name = f"{sides[0]}_vocab_size"
     return train_vocabulary(
         texts,
@@ -163,15 +163,15 @@ def _kept_texts(work: Work, sides: Sequence[str]) -> dict[str, Texts]:
     return {language: Texts(parts) for language, parts in blocks.items()}
 
 
-def _nothing_kept(work: Work) -> str:
+def nothing_kept(work: Work) -> str:
     """The message of an error: no line of train is left."""
     reasons: collections.Counter[str] = collections.Counter()
     for pair in each_pair(work):
         reasons.update(pair.left_out(["train"]))
     if not reasons.total():
-        return "There are no train lines, so no vocabulary can be trained. Give text for training."
+        return "There are no train lines. Give text for training."
     counts = ", ".join(f"{count:,} by {name}" for name, count in reasons.items() if count)
     return (
-        f"All {reasons.total():,} train lines are left out ({counts}), so no vocabulary can be "
-        f"trained. Give other text, or change the rules of cleaning."
+        f"All {reasons.total():,} train lines are left out ({counts}). Give other text, or change "
+        f"the rules of cleaning."
     )

@@ -27,9 +27,9 @@ __all__ = [
     "UNK",
     "Normalization",
     "Vocabulary",
-    "is_trained_on",
     "tag_piece",
     "train_vocabulary",
+    "trained_part",
 ]
 
 # Changes of a text before it is split into pieces. `identity` changes nothing. The others are
@@ -51,9 +51,12 @@ def tag_piece(language: str) -> str:
     return f"<2{language}>"
 
 
-def is_trained_on(sentence: str) -> bool:
-    """Whether SentencePiece reads a sentence in training: one of at most 4,192 bytes."""
-    return len(sentence.encode()) <= _MAX_BYTES
+def trained_part(sentence: str) -> str:
+    """The part of a sentence that a vocabulary is trained on: of a long one the beginning.
+
+    SentencePiece leaves out sentences of more than 4,192 bytes.
+    """
+    return sentence if len(sentence.encode()) <= _MAX_BYTES else sentence[: _MAX_BYTES // 4]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,11 +262,10 @@ def train_vocabulary(
         ValueError: no text, or a size too small for the characters.
     """
     rng = np.random.default_rng(seed)
-    sample = list(filter(is_trained_on, _sample(texts, temperature, max_sentences, rng)))
+    sample = list(map(trained_part, _sample(texts, temperature, max_sentences, rng)))
     if not sample:
         raise ValueError(
-            f"There is no text to train a vocabulary on: no lines, or none of at most {_MAX_BYTES} "
-            f"bytes. Give text for training, or split longer lines."
+            "There is no text to train a vocabulary on: no lines. Give text for training."
         )
     model = io.BytesIO()
     try:

@@ -4,12 +4,14 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from lingvo_moe.data.corpora import CorpusPair
 from lingvo_moe.data.dataset import SIDES
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.vocabulary import Vocabulary
+
+T = TypeVar("T")
 
 STAGES = ("text", "held_out", "checks", "keys", "repeats", "models", "ids", "shards")  # directories
 
@@ -63,4 +65,24 @@ class Work:
     def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
         """The trained vocabularies, of sources and of targets."""
         source, target = map(self.model_path, SIDES)
-        return Vocabulary.load(source), Vocabulary.load(target if target.exists() else source)
+        of_target = target if target.exists() else source
+        return read_piece(source, Vocabulary.load), read_piece(of_target, Vocabulary.load)
+
+
+def read_piece(path: Path, read: Callable[[Path], T], remove: Path | None = None) -> T:
+    """Reads a finished piece.
+
+    Args:
+        path: its file.
+        read: reads it; a ValueError or EOFError means damage.
+        remove: what to remove, so that the piece is made again; by default the file.
+
+    Raises:
+        OSError: the file is damaged. (A ValueError would mean that the corpus is wrong.)
+    """
+    try:
+        return read(path)
+    except (ValueError, EOFError) as error:
+        raise OSError(
+            f"{path} is damaged ({error}). Remove {remove or path} and prepare the data again."
+        ) from error

@@ -15,10 +15,10 @@ from lingvo_moe.sharding.annotations import Mesh
 from lingvo_moe.tasks.params import TranslationParams
 
 SWEEP = tuple(2**i for i in range(3, 12))
-# Topologies of libtpu, by generation and number of devices; a v3 or v4 chip has two devices.
+# Topologies of libtpu, by generation and number of devices; a v3 chip has two devices.
 _TOPOLOGIES = {
     "v3": {8: "2x2", 32: "4x4", 128: "8x8", 512: "16x16", 2048: "32x32"},
-    "v4": {8: "2x2x1", 64: "4x4x2", 512: "4x8x8", 2048: "8x8x16"},
+    "v4": {8: "2x2x2", 64: "4x4x4", 512: "8x8x8", 2048: "8x16x16"},
     "v5p": {8: "2x2x2", 64: "4x4x4", 512: "8x8x8", 2048: "8x16x16"},
 }
 

@@ -1,8 +1,9 @@
 """Compiles full-size training steps and beam searches with the TPU compiler, without a TPU.
 
-libtpu can describe any pod ("v3:32x32": 32 x 32 chips of a TPU v3, two cores each). Compiling for
-its devices is ordinary ahead-of-time compilation from shapes, without weights. libtpu allows one
-process at a time and reads its settings when it is loaded, so a separate process does the work:
+libtpu can describe any pod ("v3:32x32": 32 x 32 chips of a TPU v3, two cores each). A device is
+what JAX calls one on the real machine: a core of a v3 chip, a whole chip of v4 or v5p. Compiling
+for its devices is ordinary ahead-of-time compilation from shapes, without weights. libtpu allows
+one process at a time and reads its settings when it is loaded, so a separate process does the work:
 `python -m lingvo_moe.planning.tpu_compile`.
 """
 
@@ -174,7 +175,6 @@ def _reason(process: subprocess.CompletedProcess) -> str:
 def _run(job: Mapping[str, Any]) -> Compiled:
     """The work, in the process that holds libtpu."""
     import jax
-    from jax.experimental import topologies
 
     import lingvo_moe.zoo  # noqa: F401  registers the models
     from lingvo_moe.core.params import override
@@ -182,15 +182,7 @@ def _run(job: Mapping[str, Any]) -> Compiled:
 
     import_plugins(job["imports"])
     params = override(get_params(job["model"]), job["overrides"])
-    try:
-        devices = topologies.get_topology_desc(
-            topology_name=job["topology"], platform="tpu"
-        ).devices
-    except Exception as error:  # XlaRuntimeError, which has no public type
-        raise ValueError(
-            f"Topology {job['topology']!r}: {str(error).splitlines()[0]} Give a generation and its "
-            f"chips, such as v3:8x8, v4:4x4x4, v5e:4x4 or v5p:2x2x2."
-        ) from error
+    devices = devices_of(job["topology"])
     start = time.monotonic()
     mesh = parse_mesh(job["mesh"]) if job["mesh"] else Mesh(("expert",), (len(devices),))
     lowered = lower_for_devices(params, mesh, devices, job["sentences"])
@@ -225,6 +217,27 @@ def _run(job: Mapping[str, Any]) -> Compiled:
         compile_cpu_seconds=compiled_cpu - lowered_cpu,
         host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
+
+
+def devices_of(topology: str) -> list[Any]:
+    """The devices of a topology, such as "v3:8x8".
+
+    Raises:
+        ValueError: libtpu does not know it.
+    """
+    from jax.experimental import topologies
+
+    # Both cores of a v4 chip run as one device, unless libtpu is told otherwise.
+    config = "megacore" if topology.startswith("v4:") else "default"
+    try:
+        return topologies.get_topology_desc(
+            topology_name=topology, platform="tpu", chip_config_name=config
+        ).devices
+    except Exception as error:  # XlaRuntimeError, which has no public type
+        raise ValueError(
+            f"Topology {topology!r}: {str(error).splitlines()[0]} Give a generation and its chips, "
+            f"such as v3:8x8, v4:4x4x4, v5e:4x4 or v5p:2x2x2."
+        ) from error
 
 
 def lower_for_devices(

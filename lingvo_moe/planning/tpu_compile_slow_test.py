@@ -67,10 +67,10 @@ def test_topologies_of_a_sweep_have_the_devices_they_stand_for():
     table = json.dumps(plan._TOPOLOGIES)
     program = f"""
 import json
-from jax.experimental.topologies import get_topology_desc
+from lingvo_moe.planning.tpu_compile import devices_of
 for generation, shapes in json.loads({table!r}).items():
     for devices, shape in shapes.items():
-        found = get_topology_desc(topology_name=f"{{generation}}:{{shape}}", platform="tpu").devices
+        found = devices_of(f"{{generation}}:{{shape}}")
         assert len(found) == int(devices), (generation, shape, len(found))
 """
     environment = os.environ | tpu_compile._ENVIRONMENT

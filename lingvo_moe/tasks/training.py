@@ -11,6 +11,7 @@ import numpy as np
 
 from lingvo_moe.core import lock
 from lingvo_moe.core.files import write_whole
+from lingvo_moe.core.lines import first_of
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import to_fields
 from lingvo_moe.data.dataset import Dataset
@@ -21,7 +22,7 @@ from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.placement.rebalance import Rebalanced
 from lingvo_moe.placement.scheduler import Scheduler
 from lingvo_moe.placement.traces import TraceRecorder
-from lingvo_moe.tasks.exposure import RunExposure
+from lingvo_moe.tasks.exposure import TOO_LONG, RunExposure
 from lingvo_moe.tasks.initial import initialize
 from lingvo_moe.tasks.model_dir import FORMAT, ModelDir
 from lingvo_moe.tasks.params import TranslationParams
@@ -364,14 +365,27 @@ class _Evaluator:
             )
 
     def warnings(self) -> list[str]:
-        """A warning if there are no dev lines to evaluate."""
+        """Warnings about dev lines that are longer than a row, or if there is none to evaluate."""
         if self._dev.sampled or self._dev.rest:
-            return []
+            return self._too_long()
         patience = self._model_dir.params.train.patience
         ends = f", and train.patience={patience} has no effect" if patience else ""
         return [
             f"Warning: there are no dev lines, or all are longer than a row, so the last "
             f"checkpoint is used after training{ends}."
+        ]
+
+    def _too_long(self):
+        counts = self._dev.fitting
+        given, fitting = (sum(column) for column in zip(*counts.values(), strict=True))
+        without = [pair for pair, (of, here) in counts.items() if of and not here]
+        if not without and given - fitting < TOO_LONG * given:
+            return []
+        none = f" Of {first_of(without)} no line is left." if without else ""
+        return [
+            f"Warning: {given - fitting:,} of {given:,} dev lines are longer than a row, and the "
+            f"dev loss leaves them out.{none} Raise input.source_length or input.target_length in "
+            f"a new logdir; they cannot change later."
         ]
 
     def _check_translates(self, params):
@@ -409,7 +423,7 @@ class _Evaluator:
         return {languages: texts for languages, texts in sample.items() if texts[0]}
 
     def __call__(self, step: int) -> Evaluation | None:
-        sampled, foreign, rest = (evaluate_batches(self._runtime, b) for b in self._dev)
+        sampled, foreign, rest = (evaluate_batches(self._runtime, b) for b in self._dev[:3])
         total = add_metrics([metrics for metrics in (sampled, rest) if metrics])
         if not total:
             return None

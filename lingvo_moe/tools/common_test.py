@@ -116,15 +116,20 @@ def test_every_error_is_one_line(error, status, line, monkeypatch, capsys):
         ("export --model=tiny.MoE --output=x", "--step=3", "with --logdir"),
         ("prepare --corpus=x --output=x", "--zero_shot=a-b", "with --synthetic"),
         ("prepare --corpus=x --output=x", "--new_pieces=5", "with --extend"),
-        ("prepare --corpus=x --output=x --extend=x", "--source_vocab_size=5", "without --extend"),
+        ("prepare --corpus=x --output=x --extend=x", "--source_vocab_size=500", "without --extend"),
         (
             "prepare --synthetic --output=x --joint_vocab",
-            "--target_vocab_size=5",
+            "--target_vocab_size=500",
             "without --joint",
         ),
         (
             "prepare --synthetic --output=x --joint_vocab",
-            "--set=target_vocab_size=5",
+            "--set=target_vocab_size=500",
+            "without --joint",
+        ),
+        (
+            "prepare --synthetic --output=x --set=joint_vocab=True",
+            "--target_vocab_size=500",
             "without --joint",
         ),
         ("experts --logdir=x", "--split=test", "with --data"),

@@ -38,14 +38,14 @@ def main(arguments: list[str]) -> None:
     if bool(FLAGS.corpus) == FLAGS.synthetic:
         raise ValueError("Pass either --corpus=DIR or --synthetic.")
     common.check_effect("with --synthetic", FLAGS.synthetic, "zero_shot")
-    common.check_effect("with --extend", bool(FLAGS.extend), "new_pieces")
-    common.check_effect("without --extend", not FLAGS.extend, *_OF_NEW_VOCABULARIES)
-    of_two = ("target_vocab_size", "source_normalization")
-    common.check_effect("without --joint_vocab", not FLAGS.joint_vocab, *of_two)
     options: dict[str, Any] = {
         field.name: FLAGS[field.name].value for field in _FIELDS if field.name in FLAGS
     }
     params = override(PrepareParams(**options), FLAGS.set)
+    common.check_effect("with --extend", bool(params.extend), "new_pieces")
+    common.check_effect("without --extend", not params.extend, *_OF_NEW_VOCABULARIES)
+    of_two = ("target_vocab_size", "source_normalization")
+    common.check_effect("without --joint_vocab", not params.joint_vocab, *of_two)
     raw = SyntheticCorpus(zero_shot=tuple(FLAGS.zero_shot)) if FLAGS.synthetic else FLAGS.corpus
     dataset = api.prepare(
         raw,

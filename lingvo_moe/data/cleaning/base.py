@@ -14,9 +14,18 @@ class CleaningRule(Params, abc.ABC):
 
     Attributes:
         name: the name of its count in `dataset.json` and in reports.
+
+    Raises:
+        ValueError: the class has no name, or a field is out of range.
     """
 
     name: ClassVar[str]
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not isinstance(getattr(self, "name", None), str):
+            kind = type(self).__name__
+            raise ValueError(f'The cleaning rule {kind} has no name; give its class: name = "…".')
 
     @abc.abstractmethod
     def drops(self, texts: tuple[str, str], languages: tuple[str, str]) -> bool:

@@ -1,0 +1,172 @@
+"""Tests of the pieces of a pair: damage, and text that is held out of train."""
+
+import dataclasses
+
+import pytest
+
+from lingvo_moe.data.cleaning.base import CleaningRule
+from lingvo_moe.data.cleaning.damaged import Damaged
+from lingvo_moe.data.prepare import PrepareParams, prepare
+from lingvo_moe.testing.files import contents
+
+PARAMS = PrepareParams(source_vocab_size=330, target_vocab_size=320)
+TRAIN = [(f"katze {i}", f"cat {i}") for i in range(8)]
+
+
+def _corpus(directory, **splits):
+    """Writes a corpus.
+
+    Args:
+        directory: its directory.
+        **splits: split -> pair, such as "de_en" -> lines of (source, target).
+    """
+    for split, pairs in splits.items():
+        for pair, lines in pairs.items():
+            path = directory / split / f"{pair.replace('_', '-')}.tsv"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(f"{a}\t{b}\n" for a, b in lines), encoding="utf-8")
+    return directory
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    held = {"dev": {"de_en": [("hund", "dog")]}, "test": {"de_en": [("maus", "mouse")]}}
+    return _corpus(tmp_path / "corpus", train={"de_en": TRAIN}, **held)
+
+
+def _interrupted(corpus, output, monkeypatch, params=PARAMS):
+    """Prepares until the shards, and is then interrupted."""
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("lingvo_moe.data.pair_work.write_shard", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(corpus, output, params)
+
+
+@pytest.mark.parametrize(
+    ("damaged", "removed"),
+    [
+        ("text/train/de-en/000000", "text/train/de-en"),
+        ("text/train/de-en/lines.json", ""),
+        ("checks/train/de-en/000000", ""),
+        ("keys/train/de-en/000000", "checks/train/de-en/000000"),
+        ("repeats/de-en/00000-of-00001.npy", ""),
+        ("held_out/en.npy", ""),
+        ("models/source.model", ""),
+    ],
+)
+def test_a_damaged_piece_is_named_and_the_others_stay(
+    damaged, removed, corpus, tmp_path, monkeypatch
+):
+    prepare(corpus, tmp_path / "whole", PARAMS)
+    _interrupted(corpus, tmp_path / "data", monkeypatch)
+    parts = tmp_path / "data.parts"
+    if damaged.startswith("keys"):  # they are read only to find repeated lines
+        (parts / "repeats/de-en/00000-of-00001.npy").unlink()
+    elif not damaged.startswith("models"):
+        (parts / "ids/train/de-en/000000").unlink()
+    if damaged.startswith("repeats"):
+        (parts / "ids/dev/de-en/000000").unlink()
+    path = parts / damaged
+    path.write_bytes(path.read_bytes()[:-3])
+    before = contents(parts)
+    cure = parts / (removed or damaged)
+    with pytest.raises(OSError, match=rf"{path} is damaged \(.*Remove {cure} and prepare the data"):
+        prepare(corpus, tmp_path / "data", PARAMS)
+    after = contents(parts)
+    assert all(after[name] == content for name, content in before.items())
+    for file in [*cure.iterdir()] if cure.is_dir() else [cure]:
+        file.unlink()
+    prepare(corpus, tmp_path / "data", PARAMS)
+    assert contents(tmp_path / "data") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("targets", "left_out"), [(False, 2), (True, 3)])
+def test_held_out_text_of_the_extended_dataset_is_held_out_too(targets, left_out, corpus, tmp_path):
+    """Models are trained on both together."""
+    base = prepare(corpus, tmp_path / "base", PARAMS)
+    lines = [*TRAIN, ("hund", "a dog"), ("maus", "a mouse"), ("die maus", "mouse")]
+    mined = _corpus(tmp_path / "mined", train={"de_en": lines})
+    params = PrepareParams(extend=str(base.directory), new_pieces=0, held_out_targets=targets)
+    messages = []
+    dataset = prepare(mined, tmp_path / "data", params, report=messages.append)
+    assert dataset.pair("de-en").examples == {"train": len(lines) - left_out}
+    assert dataset.checks["de-en"]["held_out_in_train"] == left_out
+    assert dataset.checks["de-en"]["targets_in_train"] == (0 if targets else 1)
+    assert any("also in train: 1 of 2" in line for line in messages) != targets
+
+
+def test_another_dataset_to_extend_is_other_work(corpus, tmp_path, monkeypatch):
+    base = prepare(corpus, tmp_path / "base", PARAMS)
+    params = PrepareParams(extend=str(base.directory), new_pieces=0)
+    more = _corpus(tmp_path / "more", train={"de_en": TRAIN})
+    _interrupted(more, tmp_path / "data", monkeypatch, params)
+    _corpus(corpus, dev={"de_en": [("huhn", "dog"), ("hahn", "dog")]})
+    prepare(corpus, tmp_path / "base", PARAMS, overwrite=True)
+    with pytest.raises(ValueError, match="was started with --extend, its dev and test="):
+        prepare(more, tmp_path / "data", params)
+
+
+def test_when_nothing_is_kept_the_reasons_are_told_also_with_extend(corpus, tmp_path):
+    base = prepare(corpus, tmp_path / "base", PARAMS)
+    more = _corpus(tmp_path / "more", train={"de_en": [("hund", "x")]})
+    params = PrepareParams(extend=str(base.directory), new_pieces=0)
+    message = r"All 1 train lines are left out \(1 by held_out_in_train\)\. Give other text"
+    with pytest.raises(ValueError, match=message):
+        prepare(more, tmp_path / "data", params)
+
+
+def test_both_directions_complete_each_split(tmp_path):
+    """As in WMT's corpora, each direction has a test set of its own."""
+    tests = {"de_en": [("eins", "one")], "en_de": [("two", "zwei")]}
+    dev = {"de_en": [("drei", "three")]}
+    corpus = _corpus(tmp_path / "corpus", train={"de_en": TRAIN}, dev=dev, test=tests)
+    params = dataclasses.replace(PARAMS, both_directions=True)
+    dataset = prepare(corpus, tmp_path / "data", params)
+    for pair in dataset.pairs:
+        assert pair.examples == {"train": 8, "dev": 1, "test": 1}
+    (example,) = dataset.examples("test", "en-de")
+    assert (example.source_text, example.target_text) == ("two", "zwei")
+    (example,) = dataset.examples("dev", "en-de")
+    assert (example.source_text, example.target_text) == ("three", "drei")
+    first = dataset.examples("train", "en-de")[0]
+    assert dataset.source_vocabulary.decode([first.source.tolist()]) == ["cat 0"]
+
+
+def test_targets_of_lines_that_are_too_long_are_not_in_train(corpus, tmp_path):
+    _corpus(corpus, train={"de_en": [*TRAIN, ("lang " * 300, "mouse")]})
+    checks = prepare(corpus, tmp_path / "data", PARAMS).checks["de-en"]
+    assert (checks["too_long"], checks["targets_in_train"]) == (1, 0)
+
+
+def test_a_rule_of_cleaning_has_the_name_of_no_other_count():
+    class Long(Damaged):
+        name = "too_long"
+
+    with pytest.raises(ValueError, match="cannot have the name 'too_long', because other counts"):
+        PrepareParams(cleaning=(Long(),))
+
+
+def test_a_rule_of_cleaning_needs_a_name():
+    class Nameless(CleaningRule):
+        def drops(self, texts, languages):
+            return False
+
+    with pytest.raises(ValueError, match="cleaning rule Nameless has no name; give its class"):
+        Nameless()
+
+
+def test_a_rule_of_cleaning_that_fails_is_named_with_the_line(corpus, tmp_path):
+    class OddNumbers(CleaningRule):
+        name = "odd"
+
+        def drops(self, texts, languages):
+            return int(texts[0].removeprefix("katze ").replace("5", "five")) % 2 == 1
+
+    params = dataclasses.replace(PARAMS, cleaning=(OddNumbers(),))
+    message = "The cleaning rule odd failed on line 6 of train of de-en: ValueError.*five"
+    with pytest.raises(ValueError, match=message):
+        prepare(corpus, tmp_path / "data", params)
