@@ -90,6 +90,8 @@ _TPU_HOP = 1 * US
 # A step of a ring by NVLink in NCCL's own model (src/graph/tuning.cc); ten microseconds by network
 # are assumed.
 _GPU_HOPS = {"local_hop": 3.4 * US, "remote_hop": 10 * US}
+# Four chips, each one device (cloud.google.com/tpu/docs/v4 and v5p).
+_TPU_HOST = Host(devices=4)
 # Every GPU has its own PCIe link of 16 lanes: 31.5 GB/s for PCIe 4, 63 for PCIe 5. Programs reach
 # 80 % of it.
 _PCIE_4, _PCIE_5 = Host(copy=25 * GB), Host(copy=50 * GB)
@@ -117,6 +119,7 @@ HARDWARE = {
         bandwidth=1200 * GB,
         interconnect=Torus(dims=3, link=50 * GB, hop=_TPU_HOP),
         wire_bytes=_TPU_WIRE,
+        host=_TPU_HOST,
     ),
     # cloud.google.com/tpu/docs/v5p: 459 TFLOP/s, 95 GB, 2765 GB/s, 4800 Gbit/s of six links in a
     # 3-D torus, so 100 GB/s a link and direction.
@@ -127,6 +130,7 @@ HARDWARE = {
         bandwidth=2765 * GB,
         interconnect=Torus(dims=3, link=100 * GB, hop=_TPU_HOP),
         wire_bytes=_TPU_WIRE,
+        host=_TPU_HOST,
     ),
     # NVIDIA A100 80GB SXM data sheet: 312 TFLOP/s bfloat16, 156 TF32 (what TensorFlow makes of
     # float32 products), 2039 GB/s, NVLink 600 GB/s both directions together. DGX A100: a 200 Gbit/s

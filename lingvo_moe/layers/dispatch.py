@@ -57,6 +57,28 @@ class Dispatcher(Params, abc.ABC):
             ValueError: it does not fit.
         """
 
+    def check_mesh(self, moe: Any, pieces: int, places: int) -> None:
+        """Checks that a mesh divides the experts and groups of a layer into equal pieces.
+
+        Args:
+            moe: the layer's MoEParams.
+            pieces: number of pieces of the experts, letter E.
+            places: number of pieces of the groups while experts are split, letter g.
+
+        Raises:
+            ValueError: it does not, or as `check_pieces`.
+        """
+        self.check_pieces(pieces)
+        for name, number, into in (
+            ("number of experts", moe.num_experts, pieces),
+            ("moe.num_groups", moe.num_groups, pieces * places),
+        ):
+            if number % into:
+                raise ValueError(
+                    f"{name}={number} must be a multiple of {into}, the pieces into which the mesh "
+                    f"splits it; change the number, or the mesh."
+                )
+
     def rows_sent(self, moe: Any, group_size: int, capacity: int) -> int:
         """Rows that a group sends in each AllToAll: E · C, used or not.
 

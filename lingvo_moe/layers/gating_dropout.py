@@ -8,7 +8,7 @@ from lingvo_moe.gatings.base import Gating
 from lingvo_moe.gatings.on_node import OnNode
 from lingvo_moe.layers.dispatch import Dispatcher, Einsum, Gather, Ragged
 from lingvo_moe.layers.local_gather import LocalGather
-from lingvo_moe.sharding.annotations import active, num_pieces
+from lingvo_moe.sharding.annotations import Mesh, active, num_pieces
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,14 +60,19 @@ class GatingDropout(Params):
         Raises:
             ValueError: the mesh has another number of nodes or groups.
         """
-        if (here := active()) is None:
-            return
-        mesh, _ = here
-        found, devices = num_pieces("E"), num_pieces("G")
-        if (found, devices) != (self.nodes, num_groups):
+        if here := active():
+            self.check_pieces(num_groups, num_pieces("E"), num_pieces("G"), here[0])
+
+    def check_pieces(self, num_groups: int, pieces: int, devices: int, mesh: Mesh) -> None:
+        """Checks a mesh that splits experts into `pieces`, and groups over `devices`.
+
+        Raises:
+            ValueError: as `check_mesh`.
+        """
+        if (pieces, devices) != (self.nodes, num_groups):
             raise ValueError(
                 f"GatingDropout(nodes={self.nodes}) and moe.num_groups={num_groups} do not fit the "
-                f"mesh {mesh}; set nodes={found}, as experts are split, and moe.num_groups="
+                f"mesh {mesh}; set nodes={pieces}, as experts are split, and moe.num_groups="
                 f"{devices}, one per device."
             )
 

@@ -155,10 +155,18 @@ class VExperts(Laddered):
 
     def _places(self, groups):
         """A and X."""
-        places, cut = num_pieces("g"), num_pieces("E")
-        if self.devices % cut:
+        places, pieces = num_pieces("g"), num_pieces("E")
+        self._check_mesh(groups, pieces, places)
+        return places, places * self.devices
+
+    def check_mesh(self, moe, pieces, places):
+        """See Dispatcher; the experts are in slots, so their number may be any."""
+        self._check_mesh(moe.num_groups, pieces, places)
+
+    def _check_mesh(self, groups, pieces, places):
+        if self.devices % pieces:
             raise ValueError(
-                f"VExperts has devices={self.devices}, which must be a multiple of the {cut} "
+                f"VExperts has devices={self.devices}, which must be a multiple of the {pieces} "
                 f"pieces into which the mesh splits experts; change devices, or the mesh."
             )
         if groups % (places * self.devices):
@@ -166,7 +174,6 @@ class VExperts(Laddered):
                 f"{groups} groups do not divide evenly into {places * self.devices} sources "
                 f"({places} along data, {self.devices} devices); set moe.num_groups to a multiple."
             )
-        return places, places * self.devices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

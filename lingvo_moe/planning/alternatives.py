@@ -52,8 +52,12 @@ def compare_strategies(
         ValueError: as `search`.
     """
     space = Space(params, hardware)
-    expert = max(n for n in divisors(devices) if n == 1 or space.divides(1, n))
-    model = max(n for n in divisors(devices) if params.model.num_heads % n == 0)
+    expert = max(
+        n
+        for n in divisors(devices)
+        if n == 1 or (params.model.moe and not space.unmet(make_mesh(devices // n, n, 1)))
+    )
+    model = max(n for n in divisors(devices) if space.heads % n == 0)
     # GShard splits experts and batch over all devices. Its T(96L) was a pipeline, which this
     # package does not have; data parallelism replaces it.
     named = {

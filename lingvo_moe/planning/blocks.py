@@ -18,6 +18,7 @@ from lingvo_moe.core.layer import WeightSpec
 from lingvo_moe.gatings.base import expert_capacity
 from lingvo_moe.layers.dispatch import Einsum
 from lingvo_moe.layers.dropless import Dropless
+from lingvo_moe.layers.holding import Slots
 from lingvo_moe.planning import flow
 from lingvo_moe.planning.share import BlockCost, Communication, Computation
 from lingvo_moe.planning.weights import FLOAT32, Rules, WeightCosts
@@ -287,6 +288,15 @@ class _Counter:
         )
         yield from self._product(times * (1 + gated), "EgCM,EMH->EgCH", slots * m)
         yield from self._product(times, "EgCH,EHM->EgCM", slots * m)
+        if isinstance(own.params.dispatcher.holding, Slots):
+            # The gradients of slots are added up to those of experts (training.replicas).
+            yield Communication(
+                part="gradients",
+                kind="all-reduce",
+                bytes=times * FLOAT32 * experts * matrices * m * h,
+                axes=self.rules.get("E", ()),
+                count=times,
+            )
         # To the experts and back, forward and backward, and again if rematerialised.
         there = flow.exchanges("eGCM", self._held("eGCM"), self._held("EgCM"), self.mesh)
         yield from self._transfers("all_to_all", there, (4 + 2 * self.remat) * times, sent * m)

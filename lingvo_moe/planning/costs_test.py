@@ -117,6 +117,18 @@ def test_gradients_of_all_but_experts_are_summed():
     assert costs.parameters == common + experts
 
 
+def test_gradients_of_experts_in_slots_are_summed_over_all_devices():
+    """Those of all experts, also without replicas, because the program is static."""
+
+    def sums(*changes):
+        changes = ["model.moe.capacity_factor=None", *changes]
+        return count_costs(override(MOE, changes), FOUR, 4).sent["all-reduce"]
+
+    more = sums("model.moe.dispatcher=VExperts(devices=4,slots_per_device=1)") - sums()
+    layers, experts = 2, 4  # every second layer of two and two
+    assert more == layers * experts * 2 * 128 * 512 * 4
+
+
 @pytest.mark.parametrize("batches", [1, 2])
 def test_frozen_weights_have_no_gradient(batches):
     frozen = "optimizer.rate_factors=(('encoder/|embedding',0),)"

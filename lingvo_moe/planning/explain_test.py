@@ -129,8 +129,8 @@ def test_what_is_not_possible_says_why():
     params = override(get_params("tiny.MoE"), [*SMALL, *MOE, "model.moe.num_groups=4"])
     found = compare_strategies(params, HARDWARE["cpu"], 8)
     refused = found.alternatives["data parallel"]
-    assert "model.moe.num_groups must be multiples of data · expert" in refused
-    assert "data parallel is not possible: input.batch" in format_search(
+    assert "moe.num_groups=4 must be a multiple of 8, the pieces" in refused
+    assert "data parallel is not possible: moe.num_groups=4" in format_search(
         "tiny.MoE", "cpu", 8, found
     )
     tiny_memory = dataclasses.replace(HARDWARE["cpu"], memory=found.found.best.bytes / 0.9 + 1)

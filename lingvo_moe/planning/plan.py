@@ -11,7 +11,7 @@ from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.planning.estimate import Estimate, HostTimes, estimate, host_times
 from lingvo_moe.planning.search import Space
 from lingvo_moe.planning.tpu_compile import Compiled, compile_step
-from lingvo_moe.sharding.annotations import Mesh
+from lingvo_moe.sharding.annotations import Mesh, assignment
 from lingvo_moe.tasks.params import TranslationParams
 
 SWEEP = tuple(2**i for i in range(3, 12))
@@ -92,9 +92,28 @@ def make_plan(
         mesh=mesh,
         estimate=estimate(costs, device, params.activation_dtype),
         hosts=host_times(costs, device, params.train.checkpoint_every),
-        unmet=Space(params, device).unmet(mesh),
+        unmet=_unmet(Space(params, device), mesh),
         compiled=compiled,
     )
+
+
+def _unmet(space: Space, mesh: Mesh) -> str:
+    """Why the model cannot be trained on a mesh with its sharding params; "" if it can."""
+    sharding = space.params.sharding
+    if reason := space.unmet(mesh):
+        return reason
+    heads, pieces = space.heads, mesh.size(sharding.compute_rules(mesh).get("N", ()))
+    if heads % pieces:
+        return f"the numbers of heads must be multiples of {pieces}, the pieces of letter N."
+    stored = sharding.storage_rules(mesh)
+    for group in space.blocks.groups:
+        for dims, shape in (*space.blocks.weights[group], *space.blocks.slots[group]):
+            axes = assignment(dims, shape, mesh, stored)
+            try:
+                mesh.piece_shape(shape, axes, dims, f"a weight of shape {shape}")
+            except ValueError as error:
+                return str(error)
+    return ""
 
 
 def sweep(
@@ -126,6 +145,7 @@ def sweep(
     for devices in SWEEP:
         shape = [
             f"model.moe.num_experts={devices}",
+            "model.moe.decoder_num_experts=None",
             f"model.moe.num_groups={devices}",
             f"input.batch_size={rows * devices}",
         ]
@@ -133,5 +153,9 @@ def sweep(
         topology = f"{generation}:{torus}" if torus else None
         mesh = Mesh(("expert",), (devices,))
         plan = make_plan(model, [*overrides, *shape], hardware_name, mesh, topology, progress)
+        if plan.unmet:
+            raise ValueError(
+                f"--sweep: {rows} rows a device on {devices} devices do not fit: {plan.unmet}"
+            )
         plans.append(plan)
     return plans

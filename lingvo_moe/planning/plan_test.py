@@ -21,7 +21,15 @@ from lingvo_moe.planning.report import (
 )
 from lingvo_moe.planning.tpu_compile import Compiled, compile_step
 from lingvo_moe.runtimes.hlo import Collective
+from lingvo_moe.sharding.annotations import parse_mesh
 from lingvo_moe.testing.pictures import ink
+
+MOE = "model.moe"
+GROUPS = [f"{MOE}.num_groups=24", "input.batch_size=96"]
+SLOTS = [*GROUPS, f"{MOE}.dispatcher=VExperts(devices=4,slots_per_device=2)"]
+SLOTS += [f"{MOE}.num_experts=6", f"{MOE}.capacity_factor=None"]
+HEADS = ["model.position=Sinusoidal()", "model.num_heads=8", "model.decoder_num_heads=2"]
+LOCAL = [f"{MOE}.num_groups=8", f"{MOE}.gating_dropout=GatingDropout(nodes=8)"]
 
 # The paper's Table 3: steps a second on TPU v3, a core an expert.
 TABLE_3 = {
@@ -194,16 +202,52 @@ def test_sweep_report(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "overrides", "fits"),
+    ("model", "mesh", "overrides", "reason"),
     [
-        (Mesh(("expert",), (3,)), ["model.moe.num_groups=3", "input.batch_size=3"], False),
-        (Mesh(("expert",), (4,)), [], False),  # of the one group
-        (Mesh(("expert",), (4,)), ["model.moe.num_groups=4"], True),
-        (Mesh(("expert",), (1,)), ["train.micro_batches=5"], False),
-        (Mesh(("expert",), (1,)), [], True),
+        ("tiny.MoE", "expert:3", [*GROUPS, "input.batch_size=24"], "number of experts=8 must be a"),
+        ("tiny.MoE", "expert:4", ["model.moe.num_groups=1"], "moe.num_groups=1 must be a"),
+        ("tiny.MoE", "expert:4", GROUPS, ""),
+        ("tiny.MoE", "expert:1", ["train.micro_batches=5"], "input.batch_size / train.micro_b"),
+        ("tiny.MoE", "expert:1", [], ""),
+        ("tiny.MoE", "data:4", [*GROUPS, f"{MOE}.dispatcher=Dropless()"], f"{MOE}.dispatcher=Drop"),
+        ("tiny.MoE", "data:4", [*GROUPS, f"{MOE}.dispatcher=Gather()"], ""),
+        ("tiny.MoE", "expert:4", SLOTS, ""),  # six experts in eight slots
+        ("tiny.MoE", "data:8,expert:4", SLOTS, "24 groups do not divide evenly into 32 sources"),
+        (
+            "tiny.MoE",
+            "model:8",
+            [*LOCAL, *HEADS[:2]],
+            "GatingDropout(nodes=8) and moe.num_groups=8 do not fit",
+        ),
+        ("tiny.MoE", "expert:8", LOCAL, ""),
+        ("tiny.Dense", "expert:8", [], ""),
+        ("tiny.Dense", "data:5", [], "input.batch_size / train.micro_batches (32) must be a mul"),
+        ("tiny.Dense", "model:3", [], "the numbers of heads must be multiples of 3"),
+        ("tiny.Dense", "model:4", HEADS, "the numbers of heads must be multiples of 4"),
+        ("tiny.Dense", "data:3", ["input.batch_size=48", "sharding=ZeRO()"], "Dimension 'M' of a"),
     ],
 )
-def test_a_mesh_that_does_not_fit_the_model_has_a_warning(mesh, overrides, fits):
-    plan = make_plan("tiny.MoE", overrides, "h100", mesh)
-    warning = "Warning: this mesh does not fit the model: input.batch_size / train.micro_batches"
-    assert (warning not in format_plan(plan)) == fits == (plan_to_json(plan)["unmet"] == "")
+def test_a_mesh_that_does_not_fit_the_model_has_a_warning(model, mesh, overrides, reason):
+    plan = make_plan(model, overrides, "h100", parse_mesh(mesh))
+    assert plan_to_json(plan)["unmet"].startswith(reason)
+    assert bool(plan.unmet) == bool(reason)
+    warning = f"Warning: this mesh does not fit the model: {reason}"
+    assert (warning in format_plan(plan)) == bool(reason)
+
+
+def test_a_sweep_that_does_not_fit_is_an_error():
+    with pytest.raises(ValueError, match=r"--sweep: 2 rows a device on 8 devices do not fit: inp"):
+        sweep("tiny.MoE", [f"{MOE}.num_experts=24", "train.micro_batches=8"], "h100")
+
+
+def test_a_sweep_has_as_many_experts_in_the_decoder(monkeypatch):
+    monkeypatch.setattr(plan_module, "SWEEP", (16,))
+    fewer = ["model.moe.dispatcher=Einsum()", "model.moe.decoder_num_experts=8"]
+    one, other = (sweep("tiny.MoE", changes, "h100") for changes in (fewer[:1], fewer))
+    assert one[0].estimate == other[0].estimate
+
+
+def test_hosts_of_four_chips():
+    """Twice as many hosts pack the batch as if a host had eight devices."""
+    eight, four = (make_plan("m4.MoE128E12L", [], kind).hosts for kind in ("tpu_v3", "tpu_v4"))
+    assert four.packing == pytest.approx(eight.packing / 2)

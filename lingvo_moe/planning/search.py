@@ -259,28 +259,16 @@ class Space:
         """Lists the model's blocks, once."""
         self.params, self.hardware = params, hardware
         self.blocks = ModelBlocks(params, hardware.wire_bytes[params.activation_dtype])
-        moe = params.model.moe
-        self.experts = [moe.num_experts, moe.of_decoder().num_experts] if moe else []
+        model = params.model
+        self.heads = math.gcd(model.num_heads, model.of_decoder().num_heads)
 
     def meshes(self, devices: int) -> Iterator[Mesh]:
         """The meshes over which rows and experts can be split; without axes of size 1."""
         for data, expert in itertools.product(divisors(devices), repeat=2):
-            if devices % (data * expert) == 0 and self.divides(data, expert):
-                yield make_mesh(data, expert, devices // (data * expert))
-
-    def divides(self, data: int, expert: int) -> bool:
-        """Whether rows, groups and experts divide into equal pieces on axes of these sizes."""
-        moe, rows = self.params.model.moe, data * expert
-        rows_of_part = rows * self.params.train.micro_batches
-        if self.params.input.batch_size % rows_of_part or (moe and moe.num_groups % rows):
-            return False
-        if not moe:
-            return expert == 1
-        try:
-            moe.dispatcher.check_pieces(expert)
-        except ValueError:
-            return False
-        return all(n % expert == 0 for n in self.experts)
+            if devices % (data * expert) == 0 and (expert == 1 or self.params.model.moe):
+                mesh = make_mesh(data, expert, devices // (data * expert))
+                if not self.unmet(mesh):
+                    yield mesh
 
     def refuses(self, mesh: Mesh, choices: tuple[BlockChoice, ...], zero: bool) -> str:
         """The reason why a strategy is not in the space; "" if it is."""
@@ -293,28 +281,43 @@ class Space:
 
     def unmet(self, mesh: Mesh) -> str:
         """Why rows, groups or experts cannot be split over a mesh; "" if they can."""
-        sizes = mesh.sizes
-        divides = self.divides(sizes.get("data", 1), sizes.get("expert", 1))
-        return "" if divides else self.needs(math.prod(mesh.shape))
+        moe, devices = self.params.model.moe, math.prod(mesh.shape)
+        data, expert = (mesh.sizes.get(axis, 1) for axis in ("data", "expert"))
+        if self.params.input.batch_size % (data * expert * self.params.train.micro_batches):
+            return self.needs(devices)
+        if not moe or devices == 1:
+            return ""
+        try:
+            if isinstance(moe.dispatcher, Ragged | Dropless):
+                _check_dispatcher(self.params, devices)
+            for one in (moe, moe.of_decoder()):
+                one.dispatcher.check_mesh(one, expert, data)
+            if moe.gating_dropout:
+                moe.gating_dropout.check_pieces(moe.num_groups, expert, data * expert, mesh)
+        except ValueError as error:
+            return str(error)
+        return ""
 
     def needs(self, devices: int) -> str:
         """The conditions that a mesh of this number of devices has for the model."""
         rows = self.params.input.batch_size / self.params.train.micro_batches
+        groups = experts = ""
+        if self.params.model.moe:
+            groups, experts = " and model.moe.num_groups", " experts of expert,"
         return (
-            f"input.batch_size / train.micro_batches ({rows:g}) and model.moe.num_groups must be "
-            f"multiples of data · expert, experts of expert, and heads, hidden_dim or both "
-            f"vocabularies of model; data · expert · model = {devices}."
+            f"input.batch_size / train.micro_batches ({rows:g}){groups} must be a multiple of "
+            f"data · expert,{experts} and heads, hidden_dim or both vocabularies of model; "
+            f"data · expert · model = {devices}."
         )
 
     def options(self, mesh: Mesh, group: str, zero: bool) -> list[BlockChoice]:
         """The choices for a group: all pieces of its weights and slots must be equal."""
-        heads = self.params.model.num_heads
         found = []
         for cut, spread in itertools.product((False, True), repeat=2):
             choice = BlockChoice(group, cut, spread)
             if cut and ("model" not in mesh.axes or group == "rest"):
                 continue
-            if cut and group == "heads" and heads % mesh.size(("model",)):
+            if cut and group == "heads" and self.heads % mesh.size(("model",)):
                 continue
             if spread and ("expert" not in mesh.axes or group == "hidden"):
                 continue  # experts are split along "expert" already
