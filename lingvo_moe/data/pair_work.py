@@ -138,7 +138,7 @@ class PairWork:
         """The keys of the sources of dev and test."""
         key = self.work.params.duplicates.key
         own = self._held_out()
-        return {key(line.source) for line in itertools.chain(own, self._held_out_before())}
+        return {key(line.source) for line in itertools.chain(own, self._held_out_in_extended())}
 
     @functools.cached_property
     def _held_targets(self) -> np.ndarray:
@@ -146,10 +146,10 @@ class PairWork:
         return read_piece(held_targets_path(self.work, self.pair.target), np.load)
 
     def held_target_hashes(self) -> np.ndarray:
-        """The hash of the target of each line of dev and test, and of further ones before."""
+        """The hashes of the targets of dev and test, also of those of the extended dataset."""
         own = self._target_hashes(list(self._held_out()))
-        before = np.setdiff1d(self._target_hashes(list(self._held_out_before())), own)
-        return np.concatenate([own, before])
+        others = self._target_hashes(list(self._held_out_in_extended()))
+        return np.concatenate([own, np.setdiff1d(others, own)])
 
     def _target_hashes(self, lines: Sequence[SentencePair]) -> np.ndarray:
         key = self.work.params.duplicates.key
@@ -158,7 +158,7 @@ class PairWork:
     def _held_out(self) -> Iterator[SentencePair]:
         return itertools.chain.from_iterable(map(self._filled, SPLITS[1:]))
 
-    def _held_out_before(self) -> Iterator[SentencePair]:
+    def _held_out_in_extended(self) -> Iterator[SentencePair]:
         """The dev and test lines of this pair in the dataset that is extended, if it is one.
 
         Models are trained on both datasets together, and measured on these lines.
