@@ -117,8 +117,7 @@ def beam_search(
         request.check_after_tag()
         request = dataclasses.replace(request, after_tag=True)
     source = NestedMap(encoded=model.encode(laid_out, source_ids, source_lengths, tasks))
-    ratio = params.length_ratio * tf.cast(source_lengths, tf.float32)
-    max_lengths = tf.cast(tf.math.ceil(ratio), tf.int32) + params.length_offset
+    max_lengths = params.longest(source_lengths)
     dtype = laid_out.decoder.embedding.table.dtype
 
     if params.tokens:

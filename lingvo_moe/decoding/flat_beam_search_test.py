@@ -1,4 +1,5 @@
 import dataclasses
+import math
 import re
 
 import numpy as np
@@ -305,9 +306,21 @@ def test_samples_are_as_frequent_as_they_are_likely():
     # Squared: 4 to 1.
     np.testing.assert_allclose(share_of_a(temperature=0.5), 0.8, atol=0.05)
     assert share_of_a(top_k=1) == share_of_a(temperature=1e-37) == 1.0
+    tie = tf.constant([[[0.0, 2.0, 2.0, 1.0]]])
+    kept = {Sampling(top_k=1, seed=seed).draw(tie, 0).numpy().item() for seed in range(9)}
+    kept |= {Sampling(top_p=0.3, seed=seed).draw(tie, 0).numpy().item() for seed in range(9)}
+    assert kept == {1}  # of equal ones the lowest
     # A alone has 2/3 of what can be drawn: enough for 0.6, not for 0.7.
     assert share_of_a(top_p=0.6) == 1.0
     assert share_of_a(top_p=0.7) < 0.8
+
+
+@pytest.mark.parametrize("length", [15, 20, 25, 30, 50, 85, 100])
+@pytest.mark.parametrize("ratio", [0.6, 1.2, 2.2, 1.5])
+def test_the_longest_length_is_the_same_in_the_graph(ratio, length):
+    params = BeamSearchParams(length_ratio=ratio, length_offset=1)
+    exact = math.ceil(round(ratio * length, 4)) + 1
+    assert params.longest(length) == params.longest(tf.constant([length])).numpy()[0] == exact
 
 
 def test_samples_have_the_model_s_own_scores():

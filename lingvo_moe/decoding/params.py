@@ -6,6 +6,8 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+import tensorflow as tf
+
 from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveInt, Rule
 from lingvo_moe.core.lines import is_blank
 from lingvo_moe.core.params import evolve_all
@@ -14,6 +16,7 @@ from lingvo_moe.decoding.hugging_face import HuggingFace
 from lingvo_moe.decoding.sampling import Sampling
 
 MAX_BEAM = 64  # wider beams find no better translations (Koehn and Knowles 2017) and fill memory
+_ROUNDING = 1e-6  # more than the relative error of a product in float32
 _MAX_TEXTS, _MAX_CHARACTERS = 256, 64
 # The smallest and the largest value of numbers. Without the largest ones the number of steps could
 # be too large for int32 or for memory, and scores too large for float32.
@@ -131,9 +134,20 @@ class BeamSearchParams(Params):
                 f"{self.beam_size}. Change one of them."
             )
 
-    def longest(self, source_tokens: int) -> int:
-        """Largest number of tokens, with EOS, of a translation of so many source tokens."""
-        return math.ceil(self.length_ratio * source_tokens) + self.length_offset
+    def longest(self, source_tokens: Any) -> Any:
+        """Largest number of tokens, with EOS, of a translation of so many source tokens.
+
+        Rounding errors do not count: 0.6 · 25 is 15, in float32 too.
+
+        Args:
+            source_tokens: a number, or int32 of any shape, for a tensor of that shape.
+        """
+        if isinstance(source_tokens, int):
+            exact = self.length_ratio * source_tokens
+            return math.ceil(exact - _ROUNDING * max(exact, 1.0)) + self.length_offset
+        exact = self.length_ratio * tf.cast(source_tokens, tf.float32)
+        rounded = tf.math.ceil(exact - _ROUNDING * tf.maximum(exact, 1.0))
+        return tf.cast(rounded, tf.int32) + self.length_offset
 
     def penalty(self, length: Any) -> Any:
         """The divisor of log P for a number of tokens with EOS; a float or a tensor."""

@@ -55,11 +55,24 @@ class Sampling(Params):
 
     def _best_k(self, logits):
         least = min if isinstance(self.top_k, int) else tf.minimum
-        best = tf.math.top_k(logits, least(self.top_k, logits.shape[-1])).values
-        return tf.where(logits < best[..., -1:], -math.inf, logits)
+        best = tf.math.top_k(logits, least(self.top_k, logits.shape[-1]))
+        return _only(best.indices, best.values, logits)
 
     def _likeliest(self, logits):
-        best = tf.math.top_k(logits, logits.shape[-1]).values
-        ahead = tf.cumsum(tf.nn.softmax(best), axis=-1, exclusive=True)
-        least = tf.reduce_min(tf.where(ahead < self.top_p, best, math.inf), -1, keepdims=True)
-        return tf.where(logits < least, -math.inf, logits)
+        best = tf.math.top_k(logits, logits.shape[-1])
+        ahead = tf.cumsum(tf.nn.softmax(best.values), axis=-1, exclusive=True)
+        kept = tf.where(ahead < self.top_p, best.values, -math.inf)
+        return _only(best.indices, kept, logits)
+
+
+def _only(tokens, values, logits):
+    """Values [B, K, n] at tokens int32 [B, K, n], -inf for all others; by rank, so that of equal
+    logits at the limit the lowest tokens are kept."""
+    size = logits.shape[-1]
+    rows = tf.reshape(tokens, [-1, tf.shape(tokens)[-1]])
+    places = tf.range(tf.shape(rows)[0])[:, None] * size + rows
+    found = tf.fill([tf.size(logits)], -math.inf)
+    found = tf.tensor_scatter_nd_update(
+        found, tf.reshape(places, [-1, 1]), tf.reshape(values, [-1])
+    )
+    return tf.reshape(found, tf.shape(logits))

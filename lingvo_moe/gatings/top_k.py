@@ -37,7 +37,8 @@ class TopK(Gating):
         balance: the balance loss, with the weight moe.aux_loss_weight.
 
     Raises:
-        ValueError: k < 1, or, in `route`, k > E, or a limit that leaves fewer than k.
+        ValueError: k < 1, or, in `check` and `route`, k > E, or a limit that leaves fewer than k;
+            in `check` k = 1 with normalize and several experts.
     """
 
     k: PositiveInt = 2
@@ -50,6 +51,14 @@ class TopK(Gating):
 
     def check(self, num_experts):
         """See Gating: k, and the nodes of `limit`."""
+        if self.k == 1 and self.normalize and num_experts > 1:
+            raise ValueError(
+                "k=1 with normalize=True gives each choice the weight 1, so the router would have "
+                "no gradient; set normalize=False, or use Switch()."
+            )
+        self._check_choices(num_experts)
+
+    def _check_choices(self, num_experts):
         if self.k > num_experts:
             raise ValueError(
                 f"k={self.k} must not exceed the number of experts, {num_experts}; lower k, "
@@ -67,7 +76,7 @@ class TopK(Gating):
 
     def route(self, logits, mask, capacity, context, extras=NOTHING):
         del context
-        self.check(logits.shape[-1])
+        self._check_choices(logits.shape[-1])
         scores = self.scores(logits)  # [G, S, E]
         weight, expert = top_choices(scores, self.k, self._order(scores, extras.state))
         if self.normalize:

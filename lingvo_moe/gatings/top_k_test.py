@@ -179,3 +179,8 @@ def test_nodes_that_do_not_fit(limit, message):
         TopK(k=2, limit=NodeLimited(**limit)).route(
             tf.zeros([1, 2, 4]), tf.ones([1, 2], tf.bool), None, TRAINING
         )
+
+
+def test_one_choice_with_the_weight_1_would_have_no_gradient():
+    with pytest.raises(ValueError, match="gives each choice the weight 1, so the router would"):
+        TopK(k=1, bias=LossFree()).check(4)

@@ -103,7 +103,15 @@ def test_a_loop_over_tokens_gives_the_same(num_experts, routing):
 
 @pytest.mark.parametrize(
     "gating",
-    [Top2(), Top2(second_expert="always"), TopK(k=1), TopK(k=4), Switch(), Hash(), Balanced()],
+    [
+        Top2(),
+        Top2(second_expert="always"),
+        TopK(k=1, normalize=False),
+        TopK(k=4),
+        Switch(),
+        Hash(),
+        Balanced(),
+    ],
     ids=str,
 )
 def test_every_gating_trains_as_with_slots_for_all(gating):

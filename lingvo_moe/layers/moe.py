@@ -146,10 +146,10 @@ class MoEOutput(NamedTuple):
         outputs: [B, T, M].
         loss: float32 [], the weighted sum of the layer's losses, to be added to the objective.
         stats: NestedMap of float32 statistics: `capacity` [], C; Routing's `load` and `choices`
-            [E] and `drop_rate` [], the router's `importance` [E] and `entropy` [], `unused` [], the
-            number of experts without a token, and the unweighted losses `aux_loss`, `z_loss` and,
-            with a shared expert, `shared_gate_loss` [], besides `shared_gate` [], the mean g; in
-            training those of the dispatcher, such as `rung` (see layers.fitted).
+            [E] and `drop_rate` [], the router's `importance` [E] and `entropy` [], and the
+            unweighted losses `aux_loss`, `z_loss` and, with a shared expert, `shared_gate_loss`
+            [], besides `shared_gate` [], the mean g; in training those of the dispatcher, such as
+            `rung` (see layers.fitted).
         routing: the experts of each token, before expert output masking.
     """
 
@@ -262,7 +262,6 @@ class MoE(Layer):
         routing = chosen = routing._replace(confidence=_confidence(scores.logits, routing.expert))
         stats = NestedMap(routing.stats | scores.stats, aux_loss=routing.aux_loss)
         stats.capacity = tf.cast(capacity or tf.shape(mask)[1], tf.float32)
-        stats.unused = _unused(routing, num_experts)
         loss = p.aux_loss_weight * stats.aux_loss + p.z_loss_weight * stats.z_loss
         routing = self._mask_outputs(routing, context.fold("output_mask"))
 
@@ -352,11 +351,3 @@ def _confidence(logits: tf.Tensor, expert: tf.Tensor) -> tf.Tensor:
     """float32 [G, S]: the gate of each token's first choice, among logits [G, S, E]."""
     is_first = tf.one_hot(expert[..., 0], logits.shape[-1])
     return tf.reduce_sum(tf.nn.softmax(logits) * is_first, axis=-1)
-
-
-def _unused(routing: Routing, num_experts: int) -> tf.Tensor:
-    """float32 []: the number of experts without a dispatched choice."""
-    dispatched = tf.cast(tf.reshape(routing.dispatched, [-1]), tf.float32)
-    expert = tf.reshape(routing.expert, [-1])
-    counts = tf.math.unsorted_segment_sum(dispatched, expert, num_experts)
-    return tf.reduce_sum(tf.cast(counts == 0, tf.float32))

@@ -30,7 +30,6 @@ WEIGHTS_SUM_TO_ONE = [
     Top2(second_expert="sampled"),
     TopK(k=2),
     TopK(k=3),
-    TopK(k=1),
     Hash(),
 ]
 GATINGS = [

@@ -56,18 +56,18 @@ def test_the_loss_is_the_weighted_sum():
     np.testing.assert_allclose(plain.loss, 0.01 * plain.stats.aux_loss, rtol=1e-6)
 
 
-def test_unused_experts_by_hand():
-    # A gate of zeros: ties go to the lowest experts, so all tokens choose experts 0 and 1.
+def test_statistics_of_a_gate_of_zeros_by_hand():
+    # Ties go to the lowest experts, so all tokens choose experts 0 and 1.
     moe = layer()
     theta = init_theta(moe.weights(), 0)
     theta.gate = tf.zeros_like(theta.gate)
     stats = run(moe, EVALUATION, theta).stats
-    assert stats.unused == 2.0
+    np.testing.assert_array_equal(stats.choices > 0, [True, True, False, False])
     np.testing.assert_allclose(stats.importance, [0.25] * 4)
     np.testing.assert_allclose(stats.entropy, np.log(4), rtol=1e-6)
     inputs, _ = random_batch()
     padding = moe.fprop(theta, inputs, tokens_of(tf.zeros([4, 8], tf.bool)), EVALUATION)
-    assert padding.stats.unused == 4.0
+    np.testing.assert_array_equal(padding.stats.choices, [0] * 4)
     assert all(np.all(np.isfinite(value)) for _, value in padding.stats.flatten())
 
 

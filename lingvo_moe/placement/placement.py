@@ -112,6 +112,10 @@ class Move(abc.ABC):
     def touched(self) -> tuple[int, ...]:
         """The slots of the table that it reads or writes."""
 
+    def experts(self, placement: Placement) -> set[int]:
+        """The experts whose number of replicas it changes, or that it moves."""
+        return {placement.expert_at(slot) for slot in self.touched} - {EMPTY}
+
     @abc.abstractmethod
     def apply(self, placement: Placement) -> Placement:
         """The placement after the move; the argument is unchanged.
@@ -137,6 +141,10 @@ class Expand(_OfOneSlot):
 
     expert: int
     slot: int
+
+    def experts(self, placement):
+        """See Move."""
+        return super().experts(placement) | {self.expert}
 
     def apply(self, placement):
         held = placement.expert_at(self.slot)
@@ -170,6 +178,10 @@ class Replace(_OfOneSlot):
 
     expert: int
     slot: int
+
+    def experts(self, placement):
+        """See Move."""
+        return super().experts(placement) | {self.expert}
 
     def apply(self, placement):
         return Expand(self.expert, self.slot).apply(Shrink(self.slot).apply(placement))

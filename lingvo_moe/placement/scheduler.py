@@ -115,8 +115,8 @@ class MoveQueue:
 
         Moves are taken in order as long as the time of all copies together is within the budget.
         The first valid move is always taken, so that a small budget does not block the queue. A
-        move waits if an earlier waiting move uses the same slot or must come first. An invalid move
-        is dropped.
+        move waits if an earlier waiting move uses the same slot, or the same expert, whose last
+        replica it may be. An invalid move is dropped.
 
         Args:
             placement: the current one.
@@ -129,23 +129,29 @@ class MoveQueue:
         after, price = placement, 0.0
         taken: list[Move] = []
         left: list[Move] = []
-        waiting: set[int] = set()
+        slots: set[int] = set()  # of the moves that wait
+        experts: set[int] = set()
+
+        def wait(move):
+            left.append(move)
+            slots.update(move.touched)
+            experts.update(move.experts(after))
+
         for move in self.moves:
             try:
                 candidate = move.apply(after)
             except ValueError:
                 if left:  # an earlier waiting move may make it valid
-                    left.append(move)
-                    waiting.update(move.touched)
+                    wait(move)
                 continue
-            blocked = not waiting.isdisjoint(move.touched)
+            free = slots.isdisjoint(move.touched) and experts.isdisjoint(move.experts(after))
+            blocked = not free
             if not blocked and budget < math.inf:
                 seconds = cost.adjustment_seconds(placement, candidate)
                 blocked = bool(taken) and seconds > max(budget, price)
                 price = price if blocked else seconds
             if blocked:
-                left.append(move)
-                waiting.update(move.touched)
+                wait(move)
             else:
                 after = candidate
                 taken.append(move)

@@ -5,8 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from lingvo_moe.hardware.links import Switched
+from lingvo_moe.placement.cost import CostModel
 from lingvo_moe.placement.placement import Expand, Migrate, Placement, Replace, Shrink
 from lingvo_moe.placement.policy_maker import PolicyMaker
+from lingvo_moe.placement.rebuild import find_moves
 from lingvo_moe.placement.scheduler import (
     IntervalTrigger,
     MaxTrigger,
@@ -87,12 +90,11 @@ def test_the_queue_merges_what_fits_the_budget():
 
 
 def test_the_queue_keeps_the_order_of_what_shares_a_slot():
-    # The far expansion waits, and so does what comes after it in its slot; what frees a slot of its
-    # own need not.
+    # The far expansion waits, and so does what comes after it in its slot, or has the same expert.
     moves = (Replace(0, 3), Replace(0, 5), Migrate(5, 6), Shrink(7))
     rest, after, taken = MoveQueue(moves).take(START, make_cost(), 3.0)
-    assert taken == (Replace(0, 3), Shrink(7))
-    assert rest.moves == (Replace(0, 5), Migrate(5, 6))
+    assert taken == moves[:1]
+    assert rest.moves == moves[1:]
     rest, after, _ = rest.take(after, make_cost(), 99.0)
     in_order = START
     for move in moves:
@@ -111,9 +113,29 @@ def test_the_queue_drops_what_has_become_invalid_and_keeps_what_waits_for_anothe
     moves = (Replace(3, 4), Replace(1, 7), Shrink(2), Shrink(3))
     assert MoveQueue(moves).take(START, cost, 8.0)[2] == moves
     rest, after, taken = MoveQueue(moves).take(START, cost, 1.0)
-    assert taken == (Replace(3, 4), Shrink(2))
-    assert rest.moves == (Replace(1, 7), Shrink(3))
+    assert taken == moves[:1]
+    assert rest.moves == moves[1:]
     assert rest.take(after, cost, 1.0)[2] == rest.moves
+
+
+def test_the_queue_ends_where_the_plan_does_whatever_the_budget():
+    """Here each of three replicas of expert 3 moves, and one of them must not be the last."""
+    before = Placement(np.array([[3, 3], [0, 2], [3, 1]]), 4)
+    planned = Placement(np.array([[2, 0], [1, 2], [1, 3]]), 4)
+    links = Switched(node=3, local=1e9, remote=1e8)
+    cost = CostModel(
+        tokens_per_second=1e5,
+        bandwidth=links.bandwidth(3),
+        wires=links,
+        token_bytes=1.0,
+        gradient_bytes=1.0,
+        state_bytes=1e6,
+    )
+    for budget in (1e-9, 1.1e-3, 2.1e-3):
+        queue, placement = MoveQueue(find_moves(before, planned)), before
+        while queue.moves:
+            queue, placement, _ = queue.take(placement, cost, budget)
+        assert placement == planned
 
 
 def test_a_copy_within_the_time_of_another_needs_no_budget():

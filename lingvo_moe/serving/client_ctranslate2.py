@@ -86,8 +86,8 @@ class Model:
         return results
 
     def _longest(self, source_length):
-        about = self.about
-        return math.ceil(about["length_ratio"] * source_length) + about["length_offset"]
+        exact = round(self.about["length_ratio"] * source_length, 6)  # 1.1 · 100 is 110, not 110+ε
+        return math.ceil(exact) + self.about["length_offset"]
 
 
 def main():

@@ -247,6 +247,11 @@ class Pruning(Params):
                 f"moe.dispatcher={moe.dispatcher} has its own layout of experts, which --prune "
                 f"does not support; drop --prune."
             )
+        if not moe.gating.batch_independent:
+            raise ValueError(
+                f"moe.gating={moe.gating} has no first choices, so the importance of its experts "
+                f"is not known. Drop --prune."
+            )
         if isinstance(moe.gating, Hash):
             raise ValueError(
                 "moe.gating=Hash chooses experts by a hash of the token, so none can "

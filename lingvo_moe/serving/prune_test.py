@@ -335,7 +335,7 @@ def test_pruned_weights_are_a_model_of_fewer_experts(model_dir, tmp_path):
 
 def test_layers_of_a_scan_are_pruned_each_by_itself(tmp_path):
     overrides = (*SMALLEST, "model.num_encoder_layers=2", "model.num_decoder_layers=2")
-    overrides += ("model.scan=True", "model.moe.gating=TopK(k=1,bias=LossFree())")
+    overrides += ("model.scan=True", "model.moe.gating=TopK(k=1,normalize=False,bias=LossFree())")
     made = random_logdir(tmp_path, overrides)
     theta, _ = read_theta(made)
     bias = np.arange(16.0).reshape(2, 8)  # [Y, E]

@@ -14,7 +14,7 @@ from lingvo_moe.layers.transformer_layer import StackOutput
 # The counts are E x E for each layer; for more experts they would be larger than all others.
 MOST_EXPERTS_FOR_COACTIVATION = 512
 
-_PER_LAYER = ("drop_rate", "entropy", "unused", "capacity")
+_PER_LAYER = ("entropy", "capacity")
 _PER_EXPERT = ("load", "importance")
 
 
@@ -43,7 +43,7 @@ def routing_metrics(
 
     Returns:
         float32, weighted by tokens: `aux_loss` and `z_loss` [], unweighted, averaged over layers;
-        for each layer a row of `drop_rate`, `entropy`, `unused`, `capacity`, `num_experts` and, if
+        for each layer a row of `entropy`, `capacity`, `num_experts` and, if
         there is one, `shared_gate` [layers]; `load` and `importance` [layers, E], with zeros at the
         end of a
         layer of fewer experts. Counts: `choices` [layers, E], number of choices of each expert
@@ -135,6 +135,16 @@ def max_vio(choices: tf.Tensor, num_experts: Sequence[int]) -> tf.Tensor:
     total = tf.reduce_sum(choices, axis=1)
     most = tf.reduce_max(choices, axis=1) * tf.constant(num_experts, tf.float32)
     return tf.math.divide_no_nan(most - total, total)
+
+
+def unused_experts(choices: tf.Tensor, num_experts: Sequence[int]) -> tf.Tensor:
+    """The number of experts that no token chose, of each layer, float32 [layers].
+
+    Args:
+        choices, num_experts: as for `max_vio`.
+    """
+    used = tf.math.count_nonzero(choices, axis=1, dtype=tf.int32)
+    return tf.cast(tf.constant(num_experts, tf.int32) - used, tf.float32)
 
 
 def needed_rung(output: StackOutput) -> tf.Tensor | None:

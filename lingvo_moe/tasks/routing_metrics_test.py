@@ -10,6 +10,7 @@ from lingvo_moe.tasks.routing_metrics import (
     group_load,
     pair_load,
     routing_metrics,
+    unused_experts,
 )
 
 # Four tokens in two groups, two choices each; the last choice of token 1 found no room, token 3 is
@@ -54,7 +55,7 @@ def test_load_by_group_by_hand():
 
 def metrics(training, num_experts=3, group_loads=False):
     stats = NestedMap(
-        {name: tf.constant(2.0) for name in ("drop_rate", "entropy", "unused", "capacity")},
+        {name: tf.constant(2.0) for name in ("entropy", "capacity")},
         aux_loss=tf.constant(1.0),
         z_loss=tf.constant(3.0),
         load=tf.zeros([num_experts]),
@@ -86,3 +87,8 @@ def test_dear_counts_are_left_out_in_training_and_of_very_many_experts():
     many = metrics(training=False, num_experts=513)
     assert many.pair_load.shape == (1, 2, 513)
     assert "coactivation" not in many
+
+
+def test_unused_experts_by_hand():
+    choices = tf.constant([[3.0, 0.0, 1.0], [0.0, 2.0, 0.0]])
+    np.testing.assert_array_equal(unused_experts(choices, [3, 2]), [1, 1])

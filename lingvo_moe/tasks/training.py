@@ -320,11 +320,14 @@ def _summarize_experts(metrics, tokens, layers):
     scalars = {name: float(metrics[name]) / tokens for name in ("aux_loss", "z_loss")}
     for row, layer in enumerate(layers):
         num_experts = round(float(metrics.num_experts[row] / tokens))
-        for name in ("drop_rate", "capacity", "entropy", "unused", "shared_gate"):
+        wanted, dropped = (metrics[name][row].sum() for name in ("pair_wanted", "pair_dropped"))
+        scalars[f"drop_rate/{layer}"] = float(dropped / wanted) if wanted else 0.0
+        for name in ("capacity", "entropy", "shared_gate"):
             if name in metrics:
                 scalars[f"{name}/{layer}"] = float(metrics[name][row]) / tokens
         for name in (
             "max_vio",
+            "unused",
             "lost",
             "balance_ratio",
             "moves",

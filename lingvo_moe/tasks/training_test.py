@@ -210,17 +210,16 @@ def test_summaries_by_hand():
             aux_loss=np.float32(1.5 * tokens),
             z_loss=np.float32(4 * tokens),
             num_experts=np.array([3.0, 2.0]) * tokens,
-            drop_rate=np.array([drop, 0.0]) * tokens,
             entropy=np.array([1.0, 0.5]) * tokens,
-            unused=np.array([0.0, 1.0]) * tokens,
+            unused=np.array([0.0, 1.0]),
             capacity=np.array([7.0, 7.0]) * tokens,
             pair_wanted=np.array([[20.0, 0.0], [30.0, 0.0]]),
-            pair_dropped=np.array([[5.0 * (drop > 0), 0.0], [0.0, 0.0]]),
-            max_vio=np.array([0.75 if drop else 0.25, 1.0]),
+            pair_dropped=np.array([[5.0 * dropped, 0.0], [0.0, 0.0]]),
+            max_vio=np.array([0.75 if dropped else 0.25, 1.0]),
             load=np.array([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]]) * tokens,
             importance=np.array([[0.4, 0.3, 0.3], [0.75, 0.25, 0.0]]) * tokens,
         )
-        for tokens, drop in [(10, 0.4), (30, 0.0)]
+        for tokens, dropped in [(10, True), (30, False)]
     ]
     scalars = summarize(
         NestedMap(steps[0].map(np.add, steps[1]), steps=2), ["a-b", "c-d"], ["x", "y"]
@@ -232,7 +231,7 @@ def test_summaries_by_hand():
         "aux_loss": 1.5,
         "z_loss": 4.0,
         "pair_drop_rate/a-b": 0.05,  # 5 of 2 · (20 + 30) choices
-        "drop_rate/x": 0.1,  # 0.4 of 10 and 0 of 30 tokens
+        "drop_rate/x": 0.125,  # 5 of 2 · 20 choices
         "drop_rate/y": 0.0,
         "capacity/x": 7.0,
         "capacity/y": 7.0,

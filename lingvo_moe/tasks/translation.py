@@ -24,7 +24,13 @@ from lingvo_moe.layers.transformer import Transformer
 from lingvo_moe.layers.vexperts import VExperts
 from lingvo_moe.sharding import copies
 from lingvo_moe.tasks.params import TranslationParams
-from lingvo_moe.tasks.routing_metrics import choices_of, max_vio, needed_rung, routing_metrics
+from lingvo_moe.tasks.routing_metrics import (
+    choices_of,
+    max_vio,
+    needed_rung,
+    routing_metrics,
+    unused_experts,
+)
 from lingvo_moe.tasks.sides import sides_of, split_request
 from lingvo_moe.tasks.whole_batch import whole_batch
 from lingvo_moe.training.step import LossOutput, TrainStep
@@ -228,7 +234,8 @@ class TranslationTask:
             metrics: of the whole batch.
 
         Returns:
-            The state after the step, and the metrics with `max_vio` [layers] for MoE models.
+            The state after the step, and the metrics with `max_vio` and `unused` [layers] for MoE
+            models.
         """
         if not self.moe_layers:
             return state, metrics
@@ -237,7 +244,8 @@ class TranslationTask:
             path: specs[path].after_step(value, choices_of(path, self.moe_layers, metrics.choices))
             for path, value in state.flatten()
         }
-        metrics = NestedMap(metrics, max_vio=max_vio(metrics.choices, self.layer_experts))
+        of = metrics.choices, self.layer_experts
+        metrics = NestedMap(metrics, max_vio=max_vio(*of), unused=unused_experts(*of))
         return NestedMap.unflatten(after), metrics
 
     def _sides(self, batch):

@@ -89,7 +89,7 @@ def tiny(vocab_size=12, seed=3):
 
 def reference_search(model, source, params, prefix=(), forbidden=()):
     """The same search in plain Python: a list of prefixes, no cache, no early end."""
-    longest = int(np.ceil(params.length_ratio * len(source))) + params.length_offset
+    longest = int(np.ceil(round(params.length_ratio * len(source), 4))) + params.length_offset
     longest = max(longest, len(prefix) + 1)
     living: list[tuple[Any, Any]] = [((), 0.0)]
     finished = []
