@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -180,11 +181,12 @@ def next_command(model_dir: ModelDir, dataset: Dataset) -> str:
         model_dir: the trained model.
         dataset: the data that it was trained on.
     """
-    logdir, trained = f"--logdir={model_dir.path}", model_dir.translated_pairs
+    logdir, data = (shlex.quote(str(path)) for path in (model_dir.path, dataset.directory))
+    logdir, trained = f"--logdir={logdir}", model_dir.translated_pairs
     for split, flag in (("test", ""), ("dev", " --split=dev")):
         if any(pair.examples.get(split) for pair in dataset.pairs if pair.name in trained):
             return (
-                f"lingvo-moe-evaluate --model={model_dir.model} {logdir} --data={dataset.directory}"
+                f"lingvo-moe-evaluate --model={model_dir.model} {logdir} --data={data}"
                 f" --output=DIR{flag}"
             )
     source, target = model_dir.some_languages

@@ -418,6 +418,8 @@ def test_the_next_command_is_one_that_can_be_run(tmp_path):
     assert command(no_test) == f"{scored} --split=dev"
     neither = without("dev", of=no_test)
     assert command(neither) == f"lingvo-moe-translate --logdir={tmp_path}/0 --to=en 'a sentence'"
+    spaces = ModelDir.create(tmp_path / "my model", "tiny.MoE", (), dataset())
+    assert f"--logdir='{tmp_path}/my model' " in module.next_command(spaces, dataset())
     # Lines of other pairs cannot be scored, and a router by source needs the language.
     some = without("dev", "qto-en", of=without("test", "qto-en"))
     router = "model.moe.router=ByTask(task='source')"

@@ -34,6 +34,7 @@ from lingvo_moe.tasks.translator import Translator
 from lingvo_moe.training.checkpoint import ALONE, Process
 from lingvo_moe.training.loop import Evaluation, TrainResult, train
 from lingvo_moe.training.meter import NO_RECORDER, Recorder
+from lingvo_moe.training.recovery import CURE
 from lingvo_moe.training.signals import Stopped
 from lingvo_moe.training.step import TrainStep
 
@@ -439,7 +440,9 @@ class _Evaluator:
         if layers:
             balance = max_vio(total.choices, self._model_dir.task.layer_experts).numpy()
             scalars |= {f"dev/max_vio/{y}": float(b) for y, b in zip(layers, balance, strict=True)}
-        if layers and not self._process.index:
+        sure = total.pair_confidence if layers else 0.0
+        finite = math.isfinite(loss) and bool(np.all(np.isfinite(sure)))
+        if layers and finite and not self._process.index:
             record = RoutingRecord.of_metrics(total, layers, self._pairs)
             record.save(self._model_dir.routing_path)
             images = self._draw(record)
@@ -448,7 +451,9 @@ class _Evaluator:
             use = SourceUse.of(sampled, foreign, self._pairs)
             scalars |= use.scalars()
             text += f"  source use {use.overall:z.2f}"
-            warnings = use.warnings() if self._is_due(step) else []
+            warnings = use.warnings() if finite and self._is_due(step) else []
+        if not finite:
+            warnings = [f"Warning: the evaluation at step {step} is not finite. {CURE}"]
         if self._sample:
             scalars["dev/bleu"] = self._bleu()
             text += f"  dev BLEU {scalars['dev/bleu']:.1f}"

@@ -311,6 +311,17 @@ def test_a_number_of_sentences_is_spread_evenly():
     assert training.share_out(7, {"a": 2, "b": 3}) == {"a": 2, "b": 3}
 
 
+def test_an_evaluation_that_is_not_finite_is_a_warning_and_training_goes_on(tmp_path):
+    lines = []
+    rate = "optimizer=AdamW(schedule=Constant(learning_rate=1e18))"
+    often = ("train.max_steps=3", "train.eval_every=1", "train.checkpoint_every=1")
+    more = (*often, "train.source_use_sentences=24", "train.skip_limit=9")
+    _train(tmp_path, rate, *more, report=lines.append)
+    told = [line for line in lines if line.startswith("Warning: the evaluation at step ")]
+    assert told[0].endswith("activation_dtype='float32'.")
+    assert not any("source use is below" in line for line in lines)
+
+
 class TestDevPairs:
     """The pairs of the dev loss, the source use and the dev BLEU."""
 

@@ -353,10 +353,12 @@ class _Loop:
             )
         except (OSError, FloatingPointError) as error:  # the diagnosis matters more
             replay = f"The step could not be saved for a replay: {error}"
+        returns = self.skips.returns
+        times = "once" if returns == 1 else f"{returns} times"
+        back = f", also after going back {times} to step {self.last_saved}" if returns else ""
         raise NotFiniteError(
             f"Training ends at step {self.step}: the last {self.skips.in_a_row} steps were not "
-            f"finite, also after going back {self.skips.returns} times to step "
-            f"{self.last_saved}. In the last batch: {found}. {replay} {CURE}",
+            f"finite{back}. In the last batch: {found}. {replay} {CURE}",
             self.step,
         )
 
