@@ -184,7 +184,7 @@ def run_training(
             ),
             evaluate=evaluator,
             initialize=start.initialize,
-            started=lambda step: start.begin(source, step),
+            started=lambda step: start.begin(source, step, evaluator.too_long()),
             report=report,
             process=process,
             recorder=recorder,
@@ -214,15 +214,16 @@ class _Start:
         )
         return step
 
-    def begin(self, source: TrainInput, step: int) -> None:
-        """Reports the forecast; the first process writes the logdir, the others wait."""
+    def begin(self, source: TrainInput, step: int, warnings: Sequence[str]) -> None:
+        """Reports the forecast and the warnings if steps are left; the first process writes the
+        logdir, the others wait."""
         model_dir, params = self._model_dir, self._model_dir.params
         # With init.optimizer_state the first step of a run is not 0.
         first = max(0, step - source.position().batches)
         forecast = []
         if step < params.train.max_steps:
             of_run = RunExposure.of(source, params.train.max_steps - first)
-            forecast = of_run.lines(suggest=not params.init.logdir)
+            forecast = [*of_run.lines(suggest=not params.init.logdir), *warnings]
         if not self._process.index:
             model_dir.save()
             if self._origins:
@@ -369,9 +370,9 @@ class _Evaluator:
             )
 
     def warnings(self) -> list[str]:
-        """Warnings about dev lines that are longer than a row, or if there is none to evaluate."""
+        """A warning if there are no dev lines to evaluate."""
         if self._dev.sampled or self._dev.rest:
-            return self._too_long()
+            return []
         patience = self._model_dir.params.train.patience
         ends = f", and train.patience={patience} has no effect" if patience else ""
         return [
@@ -379,11 +380,12 @@ class _Evaluator:
             f"checkpoint is used after training{ends}."
         ]
 
-    def _too_long(self):
+    def too_long(self) -> list[str]:
+        """A warning if many dev lines are longer than a row, or all of a pair."""
         counts = self._dev.fitting
         given, fitting = (sum(column) for column in zip(*counts.values(), strict=True))
         without = [pair for pair, (of, here) in counts.items() if of and not here]
-        if not without and given - fitting < TOO_LONG * given:
+        if not fitting or (not without and given - fitting < TOO_LONG * given):
             return []
         none = f" Of {first_of(without)} no line is left." if without else ""
         return [

@@ -348,10 +348,10 @@ class TestDevPairs:
         evaluator = self._evaluator(tmp_path, dataset(), "input.target_length=32")
         given, fitting = map(sum, zip(*evaluator._dev.fitting.values(), strict=True))
         assert 0 < fitting < given
-        (line,) = evaluator.warnings()
+        (line,) = evaluator.too_long()
         assert line.startswith(f"Warning: {given - fitting} of {given} dev lines are longer than a")
         evaluator._dev.fitting["qta-en"] = given, 0
-        assert " Of qta-en no line is left. Raise input.source_" in evaluator.warnings()[0]
+        assert " Of qta-en no line is left. Raise input.source_" in evaluator.too_long()[0]
 
     def test_a_pair_without_experts_is_not_in_dev_bleu(self, tmp_path):
         data = without("train", "qta-en")
@@ -364,8 +364,7 @@ class TestDevPairs:
             self._evaluator(tmp_path, without("dev"), "train.best_by=DevBleu()")
 
     def test_without_dev_lines_the_last_checkpoint_is_used_with_a_warning(self, tmp_path):
-        rows = "input.target_length=64", "input.source_length=64"
-        assert self._evaluator(tmp_path / "dev", dataset(), *rows).warnings() == []
+        assert self._evaluator(tmp_path / "dev", dataset()).warnings() == []
         evaluator = self._evaluator(tmp_path / "none", without("dev"), "train.patience=3")
         assert evaluator.warnings() == [
             "Warning: there are no dev lines, or all are longer than a row, so the last checkpoint "
