@@ -8,6 +8,7 @@ from lingvo_moe.data.cleaning.base import CleaningRule
 from lingvo_moe.data.cleaning.damaged import Damaged
 from lingvo_moe.data.prepare import PrepareParams, prepare
 from lingvo_moe.testing.files import contents
+from lingvo_moe.testing.interrupted import interrupt
 
 PARAMS = PrepareParams(source_vocab_size=330, target_vocab_size=320)
 TRAIN = [(f"katze {i}", f"cat {i}") for i in range(8)]
@@ -34,18 +35,6 @@ def corpus(tmp_path):
     return _corpus(tmp_path / "corpus", train={"de_en": TRAIN}, **held)
 
 
-def _interrupted(corpus, output, monkeypatch, params=PARAMS):
-    """Prepares until the shards, and is then interrupted."""
-
-    def interrupt(*args):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("lingvo_moe.data.pair_work.write_shard", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(corpus, output, params)
-
-
 @pytest.mark.parametrize(
     ("damaged", "removed"),
     [
@@ -62,7 +51,7 @@ def test_a_damaged_piece_is_named_and_the_others_stay(
     damaged, removed, corpus, tmp_path, monkeypatch
 ):
     prepare(corpus, tmp_path / "whole", PARAMS)
-    _interrupted(corpus, tmp_path / "data", monkeypatch)
+    interrupt(corpus, tmp_path / "data", PARAMS, monkeypatch)
     parts = tmp_path / "data.parts"
     if damaged.startswith("keys"):  # they are read only to find repeated lines
         (parts / "repeats/de-en/00000-of-00001.npy").unlink()
@@ -103,7 +92,7 @@ def test_another_dataset_to_extend_is_other_work(corpus, tmp_path, monkeypatch):
     base = prepare(corpus, tmp_path / "base", PARAMS)
     params = PrepareParams(extend=str(base.directory), new_pieces=0)
     more = _corpus(tmp_path / "more", train={"de_en": TRAIN})
-    _interrupted(more, tmp_path / "data", monkeypatch, params)
+    interrupt(more, tmp_path / "data", params, monkeypatch)
     _corpus(corpus, dev={"de_en": [("huhn", "dog"), ("hahn", "dog")]})
     prepare(corpus, tmp_path / "base", PARAMS, overwrite=True)
     with pytest.raises(ValueError, match="was started with --extend, its dev and test="):

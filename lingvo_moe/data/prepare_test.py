@@ -14,6 +14,7 @@ from lingvo_moe.data.prepare import PrepareParams, format_dataset, prepare, prep
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.testing.files import contents
+from lingvo_moe.testing.interrupted import interrupt
 
 PARAMS = PrepareParams(source_vocab_size=320, target_vocab_size=310, shard_size=4)
 
@@ -267,20 +268,10 @@ def test_ctrl_c_keeps_the_finished_pieces(corpus, tmp_path, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == ["corpus", "data", "whole"]
 
 
-def _interrupt(corpus, output, params, monkeypatch):
-    def interrupted(*args):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("lingvo_moe.data.pair_work.write_shard", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(corpus, output, params)
-
-
 def test_other_vocabularies_to_extend_are_other_work(corpus, tmp_path, monkeypatch):
     old = prepare(corpus, tmp_path / "old", PARAMS)
     params = dataclasses.replace(PARAMS, extend=str(old.directory), new_pieces=0)
-    _interrupt(corpus, tmp_path / "data", params, monkeypatch)
+    interrupt(corpus, tmp_path / "data", params, monkeypatch)
     shutil.copy(old.directory / "target.model", old.directory / "source.model")
     with pytest.raises(ValueError, match=r"was started with --extend=[0-9a-f]{64} and [0-9a-f]"):
         prepare(corpus, tmp_path / "data", params)
@@ -290,7 +281,7 @@ def test_a_changed_plugin_is_other_work(corpus, tmp_path, monkeypatch, fresh_plu
     plugin = tmp_path / "own_rule_of_prepare_test.py"
     plugin.write_text("RULE = 1\n")
     plugins.import_plugins([str(plugin)])
-    _interrupt(corpus, tmp_path / "data", PARAMS, monkeypatch)
+    interrupt(corpus, tmp_path / "data", PARAMS, monkeypatch)
     plugin.write_text("RULE = 2\n")
     with pytest.raises(ValueError, match=f"was started with --import {plugin}="):
         prepare(corpus, tmp_path / "data", PARAMS)

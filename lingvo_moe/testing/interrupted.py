@@ -1,0 +1,17 @@
+"""A preparation of data that is interrupted."""
+
+import pytest
+
+from lingvo_moe.data.prepare import PrepareParams, prepare
+
+
+def interrupt(corpus, output, params: PrepareParams, monkeypatch) -> None:
+    """Prepares until the shards, and is then interrupted as by Ctrl-C; the pieces stay."""
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("lingvo_moe.data.pair_work.write_shard", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(corpus, output, params)
