@@ -58,7 +58,7 @@ class Dispatcher(Params, abc.ABC):
         """
 
     def check_mesh(self, moe: Any, pieces: int, places: int) -> None:
-        """Checks that a mesh divides the experts and groups of a layer into equal pieces.
+        """Checks that a layer can be trained on a mesh of several devices.
 
         Args:
             moe: the layer's MoEParams.
@@ -66,7 +66,7 @@ class Dispatcher(Params, abc.ABC):
             places: number of pieces of the groups while experts are split, letter g.
 
         Raises:
-            ValueError: it does not, or as `check_pieces`.
+            ValueError: the experts or groups do not divide into equal pieces, or as `check_pieces`.
         """
         self.check_pieces(pieces)
         for name, number, into in (
@@ -172,6 +172,10 @@ class Ragged(Dispatcher):
     there). It ignores capacity: every choice that the routing dispatched is computed.
     """
 
+    def check_mesh(self, moe, pieces, places):
+        """See Dispatcher: only one device."""
+        raise ValueError(one_device(self))
+
     def dispatch(self, inputs, routing, capacity, experts):
         del capacity
         num_experts, model_dim = experts.num_experts, inputs.shape[-1]
@@ -209,6 +213,14 @@ _WEIGHT_ROWS = 10  # rows whose compute time equals the time to read an expert's
 # oneDNN compiles a bfloat16 product for each new shape, which takes as long as computing hundreds
 # of rows. So the number of rows is rounded up, to have few shapes.
 _ROW_MULTIPLE = {tf.bfloat16: 32}
+
+
+def one_device(dispatcher: Dispatcher) -> str:
+    """The message of an error: the dispatcher cannot train on several devices."""
+    return (
+        f"model.moe.dispatcher={type(dispatcher).__name__}() is for one device; over many set "
+        f"Einsum() or LocalGather(), and model.moe.num_groups to a multiple of the devices."
+    )
 
 
 def faster_together(sizes: tf.Tensor, separate_rows: int) -> tf.Tensor:

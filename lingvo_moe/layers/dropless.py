@@ -21,6 +21,7 @@ from lingvo_moe.layers.dispatch import (
     combine,
     inverse,
     lost,
+    one_device,
     permute,
 )
 from lingvo_moe.layers.feed_forward import Products
@@ -70,6 +71,10 @@ class Dropless(Dispatcher):
     @property
     def holding(self):
         return ColumnBlocks(self.expert_sizes) if self.expert_sizes else EachOnce()
+
+    def check_mesh(self, moe, pieces, places):
+        """See Dispatcher: only one device."""
+        raise ValueError(one_device(self))
 
     def dispatch(self, inputs, routing, capacity, experts):
         """See Dispatcher.

@@ -23,7 +23,7 @@ import math
 from collections.abc import Iterator
 
 from lingvo_moe.hardware.chips import Hardware
-from lingvo_moe.layers.dispatch import Gather, Ragged
+from lingvo_moe.layers.dispatch import Gather, Ragged, one_device
 from lingvo_moe.layers.dropless import Dropless
 from lingvo_moe.planning.blocks import GROUPS, ModelBlocks
 from lingvo_moe.planning.costs import count_costs, memory_of
@@ -288,8 +288,6 @@ class Space:
         if not moe or devices == 1:
             return ""
         try:
-            if isinstance(moe.dispatcher, Ragged | Dropless):
-                _check_dispatcher(self.params, devices)
             for one in (moe, moe.of_decoder()):
                 one.dispatcher.check_mesh(one, expert, data)
             if moe.gating_dropout:
@@ -437,10 +435,7 @@ def _within(one: "Quick | Priced", max_sent: float) -> bool:
 def _check_dispatcher(params, devices):
     moe = params.model.moe
     if devices > 1 and moe and isinstance(moe.dispatcher, Gather | Ragged | Dropless):
-        raise ValueError(
-            f"model.moe.dispatcher={type(moe.dispatcher).__name__}() is for one device; over many "
-            f"set Einsum() or LocalGather(), and model.moe.num_groups to a multiple of the devices."
-        )
+        raise ValueError(one_device(moe.dispatcher))
 
 
 def divisors(n: int) -> list[int]:
