@@ -43,7 +43,7 @@ class CorpusPair:
         name: "de-en".
         source, target: its languages.
         files: split -> (source file, target file), or (TSV or TMX file,).
-        turned: the splits whose files are those of the reverse: their first side is the target.
+        turned: the splits that are read from files of the reverse pair: the target comes first.
     """
 
     name: str
@@ -81,7 +81,7 @@ class CorpusPair:
         return CorpusPair(name, self.target, self.source, self.files, turned)
 
     def completed(self, other: "CorpusPair") -> "CorpusPair":
-        """This pair, with the splits of another one of these languages that it lacks."""
+        """This pair, with the splits that it lacks from another pair of its languages."""
         files = {split: other.files[split] for split in other.files if split not in self.files}
         turned = self.turned | (other.turned & files.keys())
         return dataclasses.replace(self, files=self.files | files, turned=turned)

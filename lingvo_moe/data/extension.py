@@ -66,7 +66,7 @@ def extend_vocabulary(
 
 
 class _LinesWithOthers(Sequence):
-    """The sentences with characters that are not known; only their numbers are in memory."""
+    """The sentences with characters that are not known; only their line numbers are in memory."""
 
     def __init__(self, sentences: Sequence[str], known: set[str]):
         self._sentences = sentences

@@ -110,7 +110,7 @@ class PairWork:
                         line = sum(self.block_lines(split)[:number]) + i + 1
                         raise ValueError(
                             f"The cleaning rule {rule.name} failed on line {line} of {split} of "
-                            f"{self.pair.name}: {error!r}. Mend the rule, or leave it out."
+                            f"{self.pair.name}: {error!r}. Correct the rule, or leave it out."
                         ) from error
                     if dropped:
                         verdicts[i] = code

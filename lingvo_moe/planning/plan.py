@@ -104,7 +104,10 @@ def _unmet(space: Space, mesh: Mesh) -> str:
         return reason
     heads, pieces = space.heads, mesh.size(sharding.compute_rules(mesh).get("N", ()))
     if heads % pieces:
-        return f"the numbers of heads must be multiples of {pieces}, the pieces of letter N."
+        return (
+            f"the numbers of heads must be multiples of {pieces}, because the mesh splits them "
+            f"into so many pieces."
+        )
     stored = sharding.storage_rules(mesh)
     for group in space.blocks.groups:
         for dims, shape in (*space.blocks.weights[group], *space.blocks.slots[group]):

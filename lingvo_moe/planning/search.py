@@ -301,11 +301,11 @@ class Space:
         rows = self.params.input.batch_size / self.params.train.micro_batches
         groups = experts = ""
         if self.params.model.moe:
-            groups, experts = " and model.moe.num_groups", " experts of expert,"
+            groups, experts = " and model.moe.num_groups", " the number of experts of E,"
         return (
             f"input.batch_size / train.micro_batches ({rows:g}){groups} must be a multiple of "
-            f"data · expert,{experts} and heads, hidden_dim or both vocabularies of model; "
-            f"data · expert · model = {devices}."
+            f"D · E,{experts} and heads, hidden_dim or both vocabulary sizes of M, on a mesh "
+            f"data:D,expert:E,model:M with D · E · M = {devices}."
         )
 
     def options(self, mesh: Mesh, group: str, zero: bool) -> list[BlockChoice]:

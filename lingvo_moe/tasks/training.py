@@ -387,7 +387,7 @@ class _Evaluator:
         without = [pair for pair, (of, here) in counts.items() if of and not here]
         if not fitting or (not without and given - fitting < TOO_LONG * given):
             return []
-        none = f" Of {first_of(without)} no line is left." if without else ""
+        none = f" No dev line of {first_of(without)} is left." if without else ""
         return [
             f"Warning: {given - fitting:,} of {given:,} dev lines are longer than a row, and the "
             f"dev loss leaves them out.{none} Raise input.source_length or input.target_length in "
@@ -455,7 +455,9 @@ class _Evaluator:
             text += f"  source use {use.overall:z.2f}"
             warnings = use.warnings() if finite and self._is_due(step) else []
         if not finite:
-            warnings = [f"Warning: the evaluation at step {step} is not finite. {CURE}"]
+            warnings = [
+                f"Warning: the evaluation at step {step} has values that are not finite. {CURE}"
+            ]
         if self._sample:
             scalars["dev/bleu"] = self._bleu()
             text += f"  dev BLEU {scalars['dev/bleu']:.1f}"

@@ -351,7 +351,7 @@ class TestDevPairs:
         (line,) = evaluator.too_long()
         assert line.startswith(f"Warning: {given - fitting} of {given} dev lines are longer than a")
         evaluator._dev.fitting["qta-en"] = given, 0
-        assert " Of qta-en no line is left. Raise input.source_" in evaluator.too_long()[0]
+        assert " No dev line of qta-en is left. Raise input.source_" in evaluator.too_long()[0]
 
     def test_a_pair_without_experts_is_not_in_dev_bleu(self, tmp_path):
         data = without("train", "qta-en")
