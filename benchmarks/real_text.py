@@ -60,6 +60,12 @@ def main() -> None:
         default=[],
         help="a registered bilingual model; of several, each pair has the best on dev",
     )
+    parser.add_argument(
+        "--baseline_every",
+        type=int,
+        default=1,
+        help="of the pairs by number of train lines, only each such has baselines: 4 for a quarter",
+    )
     parser.add_argument("--seed", type=int, default=1, help="train.seed of the model")
     parser.add_argument(
         "--set",
@@ -142,11 +148,12 @@ def _baselines(here: Path, data: Dataset, args: argparse.Namespace) -> list[Path
     """Trains the baselines; their directory, if there are any."""
     if not args.baseline:
         return []
-    pairs = [
-        pair.name
-        for pair in data.pairs
+    reliable = [
+        pair
+        for pair in sorted(data.pairs, key=lambda pair: -pair.examples.get("train", 0))
         if pair.examples.get("train") and pair.examples.get("test", 0) >= RELIABLE_TEST_EXAMPLES
     ]
+    pairs = [pair.name for pair in reliable[:: args.baseline_every]]
     output = here / _BASELINES
     changes = [*args.set, "train.source_use_sentences=0"]
     api.train_baselines(args.baseline, data, output, pairs=pairs, own_vocabulary=True, set=changes)

@@ -164,7 +164,8 @@ def train(
         init_from: a logdir, or an export with weights, for the initial weights of a new logdir; the
             params init.* say how they are taken.
         set: dotted path -> value, for fields of the params to change, such as
-            {"train.max_steps": 500, "model.moe.gating": TopK(k=4)}; or `--set` texts.
+            {"train.max_steps": 500, "model.moe.gating": TopK(k=4)}; or `--set` texts. Numbers of
+            NumPy, paths and lists are taken as numbers, texts and tuples.
         name: the name of a model that is given as params; None for "custom".
         max_steps: the last step, short for the path train.max_steps in set; None for that of the
             params.

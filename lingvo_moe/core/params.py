@@ -12,7 +12,10 @@ import pkgutil
 import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import PurePath
 from typing import Any
+
+import numpy as np
 
 from lingvo_moe.core.fields import (
     alternatives,
@@ -164,8 +167,9 @@ def _parse(text: str, hint: Any, path: str) -> Any:
         return unquoted(text)
     if (element := _policy_of_tuple(hint)) is not None:
         return tuple(_parse(one, element, path) for one in _elements(text, element, path))
-    if policy := _class_named(text.partition("(")[0].strip(), hint, _given(path, text)):
-        return _policy(policy, text, path)
+    described = unquoted(text)  # in Python a policy may be given as its text
+    if policy := _class_named(described.partition("(")[0].strip(), hint, _given(path, text)):
+        return _policy(policy, described, path)
     try:
         value = ast.literal_eval(text)
     except UNREADABLE:
@@ -413,11 +417,18 @@ def _leaves(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def text_of(value: Any) -> str:
-    """A value as the text that `override` reads; foreign classes are written with their module."""
-    if isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
-        return f"({', '.join(map(text_of, value))},)"
+    """A value as the text that `override` reads; foreign classes are written with their module.
+
+    Numbers of NumPy, paths and lists are written as numbers, texts and tuples. A class is written
+    as an object with its defaults.
+    """
+    if isinstance(value, type):
+        return _class_name(value)
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(text_of, value))}{',' if len(value) == 1 else ''})"
     if not dataclasses.is_dataclass(value):
-        return repr(value)
+        plain = value.item() if isinstance(value, np.generic) else value
+        return repr(str(plain) if isinstance(plain, PurePath) else plain)
     fields = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
     return f"{_class_name(type(value))}({', '.join(f'{n}={text_of(v)}' for n, v in fields)})"
 

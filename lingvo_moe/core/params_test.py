@@ -1,7 +1,10 @@
 import abc
 import dataclasses
+import operator
 import types
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lingvo_moe.core.fields import Params, PositiveInt
@@ -76,6 +79,26 @@ def test_texts_are_read_as_they_were_written(text):
     model = Model(name=text, policies=(Fixed(mode=text),), policy=Fixed(mode=text))
     assert from_fields(Model, to_fields(model), "x") == model
     assert override(Model(), [f"policies={text_of(model.policies)}"]).policies == model.policies
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "read"),
+    [
+        ("inner.layers", np.int64(3), 3),
+        ("inner.rate", np.float64(0.25), 0.25),
+        ("inner.tied", np.bool_(False), False),
+        ("name", Path("/a/it's"), "/a/it's"),
+        ("pairs", ["de-en", np.str_("fr-en")], ("de-en", "fr-en")),
+        ("size", [1, np.float32(0.5)], (1, 0.5)),
+        ("policy", Fixed, Fixed()),
+        ("policy", "Around(inner=Fixed(share=0.1))", Around(inner=Fixed(share=0.1))),
+        ("policies", [Fixed, Around(inner=Fixed())], (Fixed(), Around(inner=Fixed()))),
+    ],
+)
+def test_values_of_python_programs_are_read_as_they_are_meant(path, value, read):
+    found = operator.attrgetter(path)(override(Model(), [f"{path}={text_of(value)}"]))
+    assert found == read
+    assert type(found) is type(read)
 
 
 @pytest.mark.parametrize(
