@@ -154,7 +154,7 @@ class Part(NamedTuple):
     def state(self, position: "InputPosition") -> dict[str, Any]:
         """The state to save; see `TrainInput.state`."""
         batches, states = {"batches": np.asarray(position.batches, np.int64)}, position.shards
-        if self.packed.all():
+        if self.saved.all():
             return batches | stack_states(states.values())
         numbers = np.flatnonzero(self.saved).tolist()
         return batches | {
@@ -276,7 +276,7 @@ class TrainInput:
 
         Returns:
             batches []; draws [V], counters [V, P] and waiting [V, W, 3]: arrays of int64, or
-            `ProcessRows` of those if this process packs only some shards.
+            `ProcessRows` of those if other processes save some of the shards.
         """
         return self.part.state(self.position())
 

@@ -194,6 +194,18 @@ def test_rows_that_several_processes_read_are_saved_by_one():
     assert [part.saved.tolist() for part in parts] == [[1, 1], [0, 0], [0, 0]]
 
 
+def test_a_process_may_pack_all_shards_and_save_one(tmp_path):
+    """Of three processes the second reads rows of both shards; each shard is saved once."""
+    dataset = _make(tmp_path, [7, 40])
+    params = InputParams(batch_size=12, source_length=12, target_length=10, virtual_shards=2)
+    rows = np.repeat(np.eye(3, dtype=bool), 4, axis=1)
+    whole = TrainInput(dataset, params, 5)
+    parts = [TrainInput(dataset, params, 5, Part.of(rows, i, 2)) for i in range(3)]
+    for one in [whole, *parts]:
+        one.next_batch()
+    assert _equal(_joined([one.state() for one in parts]), whole.state())
+
+
 @pytest.mark.parametrize("pairs", [(), ("x1-en",)])
 def test_resuming_anywhere_gives_the_same_batches(tmp_path, pairs):
     dataset = _make(tmp_path, [1, 7, 40], shards=3)

@@ -23,7 +23,8 @@ from lingvo_moe.sharding.annotations import Mesh, assignment
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.shards import Barrier, Shard, Sharded
 from lingvo_moe.training import checkpoint as checkpoint_module
-from lingvo_moe.training.checkpoint import Checkpointer, Process
+from lingvo_moe.training.checkpoint import Checkpointer
+from lingvo_moe.training.process import Process
 
 pytestmark = pytest.mark.slow
 

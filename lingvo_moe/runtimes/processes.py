@@ -14,13 +14,13 @@ from jax._src import distributed  # its key-value store has no public name
 from jax.experimental import multihost_utils
 
 from lingvo_moe.runtimes.together import end_together
-from lingvo_moe.training.checkpoint import ALONE, Process
+from lingvo_moe.training.process import ALONE, Process
 
 AUTO = "auto"
 _SILENCE_SECONDS = 30
 _MEET_SECONDS = 300
 _MOST_MILLISECONDS = 7 * 24 * 3600 * 1000
-_KEY, _BACKGROUND = "lingvo_moe/end_together", "lingvo_moe/background"
+_KEY, _TEXTS, _COUNT = (f"lingvo_moe/{name}" for name in ("end_together", "texts", "count"))
 
 
 @contextlib.contextmanager
@@ -54,9 +54,9 @@ def join_processes(
     met = distributed.global_state
     host = met.coordinator_address.rpartition(":")[0].strip("[]")
     with end_together(met.process_id, met.num_processes, host, _exchange):
-        yield Process(
-            met.process_id, _minimum, Background(met.client, met.process_id, met.num_processes)
-        )
+        _check_count(met)
+        exchange = TextExchange(met.client, met.process_id, met.num_processes)
+        yield Process(met.process_id, _minimum, exchange)
 
 
 def _wait_for_processes(coordinator, index, count):
@@ -136,13 +136,30 @@ def _exchange(text: str | None) -> str:
         raise OSError(f"Process 0 does not answer: {error}") from error
 
 
+def _check_count(met):
+    """Raises ValueError if this process was given another number of processes than the first.
+
+    JAX takes the number of process 0.
+    """
+    if met.process_id == 0:
+        met.client.key_value_set(_COUNT, str(met.num_processes))
+    first = int(met.client.blocking_key_value_get(_COUNT, 1000 * _MEET_SECONDS))
+    if first != met.num_processes:
+        raise ValueError(
+            f"--process_count={met.num_processes} in process {met.process_id}, and {first} in "
+            f"process 0; give all processes the same."
+        )
+
+
 def _in_a_cluster() -> bool:
-    tasks = int(os.environ.get("SLURM_NTASKS", "1"))
-    return tasks > 1 or "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
+    # The other variables are those of a task. A shell of salloc has only the number of tasks.
+    task = all(name in os.environ for name in ("SLURM_PROCID", "SLURM_STEP_NODELIST"))
+    several = os.environ.get("SLURM_NTASKS", "1") not in ("", "1")
+    return (task and several) or "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
 
 
-class Background:
-    """The minimum over processes by JAX's key-value store, without the devices.
+class TextExchange:
+    """Gives each process the texts of all, by JAX's key-value store, without the devices.
 
     A thread may use it while another runs programs. Collectives of two threads could start in
     another order in each process, and then wait for each other forever.
@@ -153,20 +170,20 @@ class Background:
         self._client, self._index, self._count = client, index, count
         self._round = 0
 
-    def __call__(self, value: int) -> int:
-        """Waits for the same call in every process; returns the smallest of their values."""
+    def __call__(self, text: str) -> list[str]:
+        """Waits for the same call in every process; returns their texts, by index."""
         self._round += 1
-        key = f"{_BACKGROUND}/{self._round}"
-        self._client.key_value_set(f"{key}/{self._index}", str(value))
+        key = f"{_TEXTS}/{self._round}"
+        self._client.key_value_set(f"{key}/{self._index}", text)
         # The limit is longer than any write of a checkpoint. If a process fails, all end.
         self._client.wait_at_barrier(key, _MOST_MILLISECONDS)
-        values = self._client.key_value_dir_get(key)
-        if len(values) != self._count:
-            raise RuntimeError(f"Only {len(values)} of {self._count} processes answered in {key}.")
-        # Every process is in this round, so it has read the values of the round before.
+        texts = {int(name.rpartition("/")[2]): t for name, t in self._client.key_value_dir_get(key)}
+        if len(texts) != self._count:
+            raise RuntimeError(f"Only {len(texts)} of {self._count} processes answered in {key}.")
+        # Every process is in this round, so it has read the texts of the round before.
         if self._index == 0 and self._round > 1:
-            self._client.key_value_delete(f"{_BACKGROUND}/{self._round - 1}")
-        return min(int(text) for _, text in values)
+            self._client.key_value_delete(f"{_TEXTS}/{self._round - 1}")
+        return [texts[index] for index in sorted(texts)]
 
 
 def _minimum(value: int) -> int:

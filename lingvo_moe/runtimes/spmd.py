@@ -35,6 +35,9 @@ class Spmd:
 
     The interface is that of runtimes.local.Local. Every process makes the same calls with batches
     of the same shape; its devices use only their rows, see `batch_rows`.
+
+    Attributes:
+        mesh: of the devices.
     """
 
     def __init__(self, task: Task, step: TrainStep | None, layout: Layout):
@@ -50,6 +53,7 @@ class Spmd:
                 by these rules.
         """
         self._task, self._step, self._layout = task, step, layout
+        self.mesh = layout.mesh
         self._fixed_task = task.for_xla(layout.groups)
         self._weights = task.weights()
         self._slots = step.optimizer.slots(self._weights) if step else NestedMap()

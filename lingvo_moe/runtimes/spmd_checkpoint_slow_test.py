@@ -19,7 +19,8 @@ from lingvo_moe.tasks.training import train_step
 from lingvo_moe.testing.devices import environment, free_address
 from lingvo_moe.testing.training_on_mesh import MESH, TOLERANCE, make_batch, make_task
 from lingvo_moe.training import checkpoint as checkpoint_module
-from lingvo_moe.training.checkpoint import ALONE, Checkpointer
+from lingvo_moe.training.checkpoint import Checkpointer
+from lingvo_moe.training.process import ALONE
 
 pytestmark = pytest.mark.slow
 

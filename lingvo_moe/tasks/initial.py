@@ -15,7 +15,7 @@ from lingvo_moe.data.extension import find_parents
 from lingvo_moe.layers.dispatch import Gather
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translation import TranslationTask
-from lingvo_moe.training.checkpoint import Checkpoint, Process
+from lingvo_moe.training.checkpoint import Checkpoint
 from lingvo_moe.training.initial import (
     KEPT,
     Drawn,
@@ -27,6 +27,7 @@ from lingvo_moe.training.initial import (
     initial_state,
 )
 from lingvo_moe.training.lazy import Rows
+from lingvo_moe.training.process import Process
 from lingvo_moe.training.replicas import experts_once
 
 

@@ -19,7 +19,7 @@ from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import train_model, train_step
 from lingvo_moe.testing.logdirs import random_logdir, training_job
 from lingvo_moe.testing.tiny_world import CORPUS, SHRINK, dataset
-from lingvo_moe.training.checkpoint import ALONE
+from lingvo_moe.training.process import ALONE
 
 DENSE = (*SHRINK, "model.moe=None", "model.dropout_rate=0.0")
 EXPERTS = "feed_forward/experts"

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping
 
 from lingvo_moe.core.fields import shortened
-from lingvo_moe.training.checkpoint import Process
+from lingvo_moe.training.process import Process
 
 
 def check_equal(values: Mapping[str, str], process: Process) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from lingvo_moe.tasks.together import check_equal
 from lingvo_moe.testing.shards import Barrier
-from lingvo_moe.training.checkpoint import ALONE, Process
+from lingvo_moe.training.process import ALONE, Process
 
 
 def errors_of(*values):

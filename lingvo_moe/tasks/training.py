@@ -31,9 +31,9 @@ from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, add_metrics, ev
 from lingvo_moe.tasks.together import check_equal
 from lingvo_moe.tasks.translation import RuntimeFn, TranslationTask
 from lingvo_moe.tasks.translator import Translator
-from lingvo_moe.training.checkpoint import ALONE, Process
 from lingvo_moe.training.loop import Evaluation, TrainResult, train
 from lingvo_moe.training.meter import NO_RECORDER, Recorder
+from lingvo_moe.training.process import ALONE, Process
 from lingvo_moe.training.recovery import CURE
 from lingvo_moe.training.signals import Stopped
 from lingvo_moe.training.step import TrainStep
@@ -124,10 +124,12 @@ def _train(job):
     process = job.process
     model_dir = ModelDir.for_training(job.logdir, job.model, job.overrides, job.dataset, job.params)
     records = job.record_loads is not None
-    others = {"data": str(model_dir.data), "record_loads": str(records)}
+    moves = job.make_scheduler is not None
+    others = {"data": str(model_dir.data), "record_loads": str(records), "moves": str(moves)}
     check_equal(to_fields(model_dir.params) | others, process)
     task = dataclasses.replace(model_dir.task, group_loads=records)
     runtime = job.make_runtime(task, train_step(task))
+    check_equal({"mesh": str(getattr(runtime, "mesh", None))}, process)
     if job.make_scheduler is not None:
         if not task.placements:
             raise ValueError(

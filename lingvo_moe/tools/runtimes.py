@@ -13,7 +13,7 @@ from lingvo_moe.runtimes.xla import Xla
 from lingvo_moe.sharding.annotations import Mesh, parse_mesh
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tools import common
-from lingvo_moe.training.checkpoint import ALONE, Process
+from lingvo_moe.training.process import ALONE, Process
 from lingvo_moe.training.step import TrainStep
 
 FLAGS = flags.FLAGS

@@ -97,12 +97,15 @@ def test_a_signal_to_one_stops_both_after_the_same_step(tmp_path):
     assert ModelDir.open(tmp_path).checkpoints.steps()[-1] == int(step) < 50
 
 
-def test_other_params_end_both_before_the_first_step(tmp_path):
+@pytest.mark.parametrize(
+    ("flag", "own"), [("--set=train.seed=7", r"train\.seed=[17]"), ("--mesh=data:2", "mesh=.*:2")]
+)
+def test_other_params_end_both_before_the_first_step(flag, own, tmp_path):
     pytest.importorskip("jax")
-    failed = run_two(tmp_path / "logdir", second=("--set=train.seed=7",))
+    failed = run_two(tmp_path / "logdir", second=(flag,))
     assert [code for code, _ in failed] == [1, 1]
     for _, errors in failed:  # its own error, or that of the other if it was faster
-        assert re.search(r"they differ\. This one has train\.seed=[17]\. Give all the same", errors)
+        assert re.search(rf"they differ\. This one has {own}\. Give all the same", errors)
         assert "Compiling" not in errors
     assert not (tmp_path / "logdir").exists()
 

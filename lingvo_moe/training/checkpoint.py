@@ -25,34 +25,13 @@ from lingvo_moe.training.bundle import (
     open_bundle,
     write_pieces,
 )
+from lingvo_moe.training.process import ALONE, Process
 
 _PREFIX = "state"
 _INFO = "info.json"
 # Results of resuming from a checkpoint: an error, damage, or success.
 _FAILED, _DAMAGED, _USED = range(3)
 _SCRATCH = re.compile(r"step_\d{8,}(\.removed)?\.partial")
-
-
-@dataclasses.dataclass(frozen=True)
-class Process:
-    """One of the processes that train together and share the directory of checkpoints.
-
-    Attributes:
-        index: the number of this process, from 0.
-        minimum: waits until every process has called it, and returns the smallest of their values.
-        background: as `minimum`, for use in another thread while steps run; None for `minimum`.
-    """
-
-    index: int = 0
-    minimum: Callable[[int], int] = lambda value: value
-    background: Callable[[int], int] | None = None
-
-    def all_have(self, value: int) -> bool:
-        """Whether every process calls this with the same value; waits for them."""
-        return self.minimum(value) == -self.minimum(-value)
-
-
-ALONE = Process()
 
 
 class Best(NamedTuple):
@@ -293,11 +272,12 @@ class Checkpointer:
                 error = exception
         if self.process.minimum(int(error is None)):
             return
+        cause = self.process.cause(error)
         if error is not None and not isinstance(error, (OSError, tf.errors.OpError)):
             raise error
         raise OSError(
-            f"{failed}: {error or 'another process failed, see its log'}. Earlier checkpoints are "
-            f"untouched. Remove the cause and run the same command again."
+            f"{failed}: {cause}. Earlier checkpoints are untouched. Remove the cause and run the "
+            f"same command again."
         ) from error
 
     def _open(self, step):

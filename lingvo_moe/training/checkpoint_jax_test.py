@@ -15,7 +15,8 @@ from pathlib import Path
 import jax, numpy as np, ml_dtypes
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from lingvo_moe.training.checkpoint import Checkpointer, Process
+from lingvo_moe.training.checkpoint import Checkpointer
+from lingvo_moe.training.process import Process
 
 directory, process = Path(sys.argv[1]), int(sys.argv[2])
 rng = np.random.default_rng(1)

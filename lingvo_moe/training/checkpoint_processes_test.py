@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.testing.shards import Barrier, Sharded
-from lingvo_moe.training.checkpoint import Best, Checkpointer, Process, Retention
+from lingvo_moe.training.checkpoint import Best, Checkpointer, Retention
+from lingvo_moe.training.process import Process
 
 MATRIX = np.arange(24, dtype=np.float32).reshape(4, 6)
 VECTOR = np.arange(8, dtype=np.float64)

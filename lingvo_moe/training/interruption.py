@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from lingvo_moe.training.checkpoint import ALONE, Process
+from lingvo_moe.training.process import ALONE, Process
 
 _NOTICE_SECONDS = 5.0
 

@@ -14,19 +14,12 @@ import numpy as np
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.progress import hours
 from lingvo_moe.training import goodput
-from lingvo_moe.training.checkpoint import (
-    ALONE,
-    NO_BEST,
-    Best,
-    Checkpoint,
-    Checkpointer,
-    Process,
-    Retention,
-)
+from lingvo_moe.training.checkpoint import NO_BEST, Best, Checkpoint, Checkpointer, Retention
 from lingvo_moe.training.criteria import Criterion, DevLoss
 from lingvo_moe.training.goodput import Goodput
 from lingvo_moe.training.interruption import Interruption
 from lingvo_moe.training.meter import NO_RECORDER, Meter, Recorder
+from lingvo_moe.training.process import ALONE, Process
 from lingvo_moe.training.recovery import (
     CURE,
     NotFiniteError,
@@ -172,7 +165,7 @@ class _Loop:
         keep = Retention(params.keep_checkpoints, params.keep_every_steps, params.keep_every_hours)
         self.checkpoints = Checkpointer(logdir / "checkpoints", keep, process)
         self.saver = Saver(self.checkpoints, params.background_saves)
-        self.watchdog = Watchdog(params.stall_seconds, report)
+        self.watchdog = Watchdog(params.stall_seconds, process.warns(report))
         self.goodput = Goodput(None if process.index else logdir / goodput.FILE)
         self.logdir, self.process = logdir, process
         self.recorder, self.interruption = recorder, Interruption(process)

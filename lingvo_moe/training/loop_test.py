@@ -13,12 +13,13 @@ import tensorflow as tf
 
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.training import loop, meter
-from lingvo_moe.training.checkpoint import ALONE, Checkpointer, Process
+from lingvo_moe.training.checkpoint import Checkpointer
 from lingvo_moe.training.criteria import DevBleu
 from lingvo_moe.training.goodput import Goodput
 from lingvo_moe.training.interruption import Interruption
 from lingvo_moe.training.loop import Evaluation, TrainResult, train
 from lingvo_moe.training.meter import NO_RECORDER, Recorder
+from lingvo_moe.training.process import ALONE, Process
 from lingvo_moe.training.recovery import NotFiniteError
 from lingvo_moe.training.train_params import TrainParams
 from lingvo_moe.training.watchdog import Watchdog
@@ -382,9 +383,9 @@ def test_before_the_first_checkpoint_training_goes_back_to_the_start(tmp_path):
 def test_a_signal_is_noticed_as_soon_after_going_back(tmp_path):
     """The processes ask each other before steps 0, 1, 2 and 6, and then after 4 more: step 1."""
     stop = {8: lambda: -1.0, 9: lambda: -1.0, 10: lambda: os.kill(os.getpid(), signal.SIGTERM)}
-    process = Process(0, lambda value: min(value, 4))
     given = {"log_every": 1, "eval_every": 20, "skip_limit": 2}
-    _, result, lines = _train(tmp_path, batches=Counting(stop), process=process, **given)
+    given["process"] = Process(0, lambda value: min(value, 4))
+    _, result, lines = _train(tmp_path, batches=Counting(stop), **given)
     assert any("Training goes back to step 0" in line for line in lines)
     assert (result.step, result.finished) == (1, False)
 
@@ -413,8 +414,7 @@ def test_if_that_does_not_help_training_ends_and_saves_the_step_for_a_replay(tmp
         with pytest.raises(NotFiniteError, match=message):
             _train(tmp_path, batches=_negative(*range(6, 99)), log_every=1, skip_limit=2)
     saved = Checkpointer(tmp_path / "not_finite").read(6).tensors
-    names = ("batch/x", "theta/total", "step")
-    assert [float(np.asarray(saved[name])) for name in names] == [-1, 15, 6]
+    assert [float(np.asarray(saved[n])) for n in ("batch/x", "theta/total", "step")] == [-1, 15, 6]
     assert Checkpointer(tmp_path / "checkpoints").steps() == [5]
 
 

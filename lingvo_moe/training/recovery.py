@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lingvo_moe.training.checkpoint import Checkpointer, Process, Retention
+from lingvo_moe.training.checkpoint import Checkpointer, Retention
+from lingvo_moe.training.process import Process
 
 DIRECTORY = "not_finite"  # in a logdir
 BATCH = "batch/"

@@ -5,7 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from lingvo_moe.training.checkpoint import ALONE, Checkpointer
+from lingvo_moe.training.checkpoint import Checkpointer
+from lingvo_moe.training.process import ALONE
 from lingvo_moe.training.recovery import DIRECTORY, save_for_replay
 
 

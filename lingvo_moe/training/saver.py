@@ -79,9 +79,9 @@ class Saver:
             background: False to write in the calling thread.
         """
         process = checkpoints.process
-        if background and process.background is not None:
-            process = dataclasses.replace(process, minimum=process.background)
-        self._checkpoints = dataclasses.replace(checkpoints, process=process)
+        self._checkpoints = dataclasses.replace(
+            checkpoints, process=process.background if background else process
+        )
         self._background = background
         self._copies = HostCopies()
         self._thread: threading.Thread | None = None
@@ -145,6 +145,3 @@ class Saver:
             done()
         except BaseException as error:  # raised by the main thread
             self._error = error
-            if self._checkpoints.process.background is not None:
-                # The main thread may wait for another process and never raise the error.
-                logging.error("%s", error)
