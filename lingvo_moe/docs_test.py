@@ -76,7 +76,7 @@ def _flags(tool: str) -> set[str]:
     shared = ("common", "runtimes", "rebalancing")
     used = {"common", *re.findall(rf"\b({'|'.join(shared)})\b", sources[0])}
     sources += [(TOOLS / f"{module}.py").read_text(encoding="utf-8") for module in used]
-    names = re.findall(r"DEFINE_\w+\(\s*f?\"([\w{}]+)\"", "".join(sources))
+    names = re.findall(r"(?:DEFINE_\w+|define_names)\(\s*f?\"([\w{}]+)\"", "".join(sources))
     by_side = {name.replace("{side}", side) for name in names for side in ("source", "target")}
     return {*by_side, "flagfile", "help", "helpshort"}
 

@@ -114,6 +114,12 @@ class Vocabulary:
         return sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
 
     @functools.cached_property
+    def keeps_first_spaces(self) -> bool:
+        """Whether decoding keeps all spaces before the first word but one."""
+        rules = ModelFile.FromString(self.model_bytes).normalizer_spec
+        return rules.add_dummy_prefix and not rules.remove_extra_whitespaces
+
+    @functools.cached_property
     def is_byte(self) -> np.ndarray:
         """bool [size]: whether a piece is a byte; bytes spell characters that have no piece."""
         return np.array([self._processor.is_byte(i) for i in range(self.size)], bool)

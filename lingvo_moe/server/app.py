@@ -201,7 +201,12 @@ class Server:
         fields = await self._read(request, read_score)
         name, model = self._model(fields.model)
         if not model.scores:
-            refuse(WRONG, f"Model {name!r} is an export that cannot score; export it again.")
+            refuse(
+                WRONG,
+                f"Model {name!r} is an export that cannot score. If the model has decoding.rules, "
+                f"serve its logdir; if an earlier version of lingvo_moe made the export, export it "
+                f"again.",
+            )
         if fields.experts and not model.explains:
             refuse(WRONG, f"Model {name!r} is an export; experts need a logdir. Leave experts out.")
         with self._answering():

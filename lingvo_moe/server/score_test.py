@@ -161,7 +161,7 @@ def test_too_large(fields, limits, message):
 def test_a_model_that_cannot_score():
     model = Model()
     model.scores = False
-    message = "Model 'm' is an export that cannot score; export it again"
+    message = "Model 'm' is an export that cannot score. If the model has decoding.rules, serve its"
     assert_refused(422, message, content=json.dumps(PAIRS).encode(), model=model)
 
 

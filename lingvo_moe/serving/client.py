@@ -44,7 +44,13 @@ def load(directory):
         # Keras, and Keras imports JAX if that is installed: 2 seconds and 260 MB.
         import tensorflow_text  # noqa: F401
 
-        model = tf.saved_model.load(directory)
+        try:
+            model = tf.saved_model.load(directory)
+        except (tf.errors.OpError, IndexError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ValueError(
+                f"{directory} is damaged ({reason}). Copy it again, or export the model again."
+            ) from error
     signature = getattr(model, "signatures", {}).get("serving_default")
     if not hasattr(model, "translate") or signature is None:
         raise ValueError(f"{directory} is a SavedModel that lingvo-moe-export did not make.")

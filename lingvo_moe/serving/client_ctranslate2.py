@@ -76,6 +76,7 @@ class Model:
                 no_repeat_ngram_size=self.about.get("no_repeat_ngram", 0),
                 disable_unk=True,
                 suppress_sequences=[[piece] for piece in self.about["no_words"]],
+                max_input_length=0,  # the rows are cut already
                 max_batch_size=2048,
                 batch_type="tokens",
                 max_decoding_length=longest - 1,  # which does not count EOS

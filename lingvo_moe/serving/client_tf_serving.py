@@ -7,6 +7,7 @@ python translate.py [--url=URL] [--name=MODEL] --to=LANGUAGE --score=TRANSLATION
 --set gives an option, such as --set=beam_size=8; options.json lists all with their defaults.
 """
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -70,16 +71,20 @@ class Model:
         address = self._address
         # The columnar format ("inputs"), because all sentences have the same languages.
         body = {"signature_name": signature, "inputs": {**inputs, **self._languages}}
-        request = urllib.request.Request(
-            address, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
+        sent = json.dumps(body).encode(), {"Content-Type": "application/json"}
         try:
+            request = urllib.request.Request(address, *sent)
             with urllib.request.urlopen(request, timeout=self._timeout) as response:
                 answer = json.load(response)
         except urllib.error.HTTPError as error:
             raise ValueError(f"{address}: {_reason(error)}") from error
         except urllib.error.URLError as error:
             raise OSError(f"{address} cannot be reached ({error.reason}).") from error
+        except http.client.HTTPException as error:
+            raise OSError(
+                f"{address} gives no answer in HTTP ({type(error).__name__}: {error}). Give the "
+                f"address of the server's REST API, such as --url=http://localhost:8501."
+            ) from error
         outputs = answer.get("outputs") if isinstance(answer, dict) else None
         count = len(inputs["sentences"])
         if not isinstance(outputs, dict) or len(outputs.get(result, ())) != count:

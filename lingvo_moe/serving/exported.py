@@ -231,9 +231,9 @@ class Exported:
                 f"options are {', '.join(self.options)}."
             )
         return (
-            f"needs an export with options, and {self.path} has none. If an earlier version of "
-            f"lingvo_moe made it, export the model again; if the model has decoding.rules, use the "
-            f"logdir."
+            "needs an export with options, and this one has none. If an earlier version of "
+            "lingvo_moe made it, export the model again; if the model has decoding.rules, use the "
+            "logdir."
         )
 
     def _read(self, sentences, search):

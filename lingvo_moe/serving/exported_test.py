@@ -1,5 +1,7 @@
 """An export in memory gives the same translations as the logdir."""
 
+import os
+import shutil
 import types
 
 import numpy as np
@@ -207,7 +209,7 @@ def test_an_export_without_options(monkeypatch, exported):
     model = Exported("old")
     assert model.translate(SENTENCES, n_best=2) == exported.translate(SENTENCES, n_best=2)
     assert (model.n_best, model.options) == (2, ["n_best"])
-    cure = "needs an export with options, and old has none. .* export the model again"
+    cure = "needs an export with options, and this one has none. .* export the model again"
     for use in (
         lambda: model.translate(["kara"], n_best=3),
         lambda: model.translate(["kara"], beam_size=8),
@@ -237,6 +239,17 @@ def test_what_is_no_export_is_refused(tmp_path):
     tf.saved_model.save(other, str(tmp_path / "other"), signatures=other.translate)
     with pytest.raises(ValueError, match="earlier version of lingvo_moe; export the model again"):
         Exported(tmp_path / "other")
+
+
+def test_damaged_weights_are_said(exported, tmp_path):
+    shutil.copytree(exported.path, tmp_path / "cut")
+    (data,) = (tmp_path / "cut/variables").glob("*.data*")
+    os.truncate(data, 1000)
+    with pytest.raises(ValueError, match=r"cut is damaged \(.*\)\. Copy it again, or export"):
+        Exported(tmp_path / "cut")
+    data.unlink()
+    with pytest.raises(ValueError, match="cut is damaged"):
+        Exported(tmp_path / "cut")
 
 
 @pytest.mark.parametrize("name", ["a[1]", "what?", "st*r", "back\\slash"])

@@ -1,5 +1,6 @@
 """A vocabulary inside a graph.  F texts, R rows, E edges, V pieces, N positions in a text."""
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +49,11 @@ class GraphVocabulary:
             name: no other vocabulary of the graph may have it.
         """
         self._vocabulary, self._name = vocabulary, name
+        self._mark = next(
+            (content, ids[0])
+            for content, ids in sorted(vocabulary.ids_by_content.items())
+            if not content.startswith(b" ") and not vocabulary.is_byte[ids[0]]
+        )
         self._all = tf.function(
             self._compute, autograph=False, input_signature=[_STRINGS, _IDS, _SPLITS]
         )
@@ -61,13 +67,28 @@ class GraphVocabulary:
             model=self._vocabulary.model_bytes, out_type=tf.int32, name=self._name
         )
         ids = tf.minimum(ids, self._vocabulary.size - 1)  # a larger one would end the process
-        rows = tf.RaggedTensor.from_row_splits(ids, splits, validate=False)
+        rows = tf.RaggedTensor.from_row_splits(ids[: splits[-1]], splits, validate=False)
         return _Results(
             tokenizer.tokenize(texts),
             tokenizer.string_to_id(texts),
-            tokenizer.detokenize(rows),
+            self._detokenize(tokenizer, rows),
             tokenizer.id_to_string(ids),
         )
+
+    def _detokenize(self, tokenizer, rows):
+        """The text of each row. SentencePiece removes the space of the first piece; the tokenizer
+        removes all spaces there, so a known piece is put before them.
+        """
+        if not self._vocabulary.keeps_first_spaces:
+            return tokenizer.detokenize(rows)
+        rows = tf.ragged.boolean_mask(rows, tf.gather(self._is_shown(), rows))
+        content, piece = self._mark
+        marks = tf.fill([rows.nrows(), 1], piece)
+        texts = tokenizer.detokenize(tf.concat([marks, rows], axis=1))
+        texts = tf.strings.substr(texts, len(content), tf.int32.max)
+        first = tokenizer.id_to_string(rows[:, :1].to_tensor(piece, shape=[None, 1])[:, 0])
+        spaced = tf.strings.regex_full_match(first, f"{SPACE}.*")
+        return tf.where(spaced, tf.strings.regex_replace(texts, "^ ", ""), texts)
 
     def encode(self, texts: tf.Tensor) -> tf.RaggedTensor:
         """The ids int32 [F, …] of texts string [F]."""
@@ -137,8 +158,15 @@ class GraphVocabulary:
     def _is_text(self):
         """bool [V]: whether a piece is text, and not a byte or a control symbol."""
         is_byte, contents = self._vocabulary.is_byte, self._vocabulary.ids_by_content.values()
-        text = {i for ids in contents for i in ids if not is_byte[i]}
-        others = np.array(sorted(set(range(self._vocabulary.size)) - text), np.int32)
+        return self._is_one_of({i for ids in contents for i in ids if not is_byte[i]})
+
+    def _is_shown(self):
+        """bool [V]: whether a piece has a text, and is not a control symbol."""
+        return self._is_one_of({UNK, *itertools.chain(*self._vocabulary.ids_by_content.values())})
+
+    def _is_one_of(self, pieces):
+        """bool [V]; the graph stores only those that are not, because they are few."""
+        others = np.array(sorted(set(range(self._vocabulary.size)) - pieces), np.int32)
         size = [self._vocabulary.size]
         return tf.scatter_nd(others[:, None], tf.ones_like(others), size) == 0
 

@@ -1,8 +1,11 @@
 """A vocabulary in a graph does what the Vocabulary does."""
 
+import re
+
 import pytest
 import tensorflow as tf
 
+from lingvo_moe.core.tokens import BOS, EOS, UNK
 from lingvo_moe.data.vocabulary import train_vocabulary
 from lingvo_moe.decoding.constraints import START, WRITTEN, join_lattices
 from lingvo_moe.serving.graph_vocabulary import GraphVocabulary, rstrip, strip
@@ -83,6 +86,14 @@ def test_ids_and_pieces(vocabulary, graph):
     assert graph.count(tf.constant(TEXTS)).numpy().tolist() == [len(row) for row in ids.to_list()]
     decoded = [text.decode() for text in tf.function(graph.decode)(ids).numpy()]
     assert decoded == vocabulary.decode(ids.to_list())
+    contents = vocabulary.ids_by_content
+    byte, space = contents[b" "]
+    the = next(ids[0] for content, ids in contents.items() if re.match(rb" \w", content))
+    lists = [[], [space], [space, the], [space, space, the], [the, space], [BOS, space, the, EOS]]
+    lists += [[byte, the], [the, byte, space], [UNK, the], [BOS], [BOS, BOS, space, space]]
+    rows = tf.ragged.constant(lists, dtype=tf.int32)
+    decoded = [text.decode() for text in tf.function(graph.decode)(rows).numpy()]
+    assert decoded == vocabulary.decode(rows.to_list())
     pieces = tf.function(graph.pieces)(tf.constant([[3, 5], [270, 9999]])).numpy().tolist()
     flat = [piece.decode() for row in pieces for piece in row]
     assert flat == vocabulary.pieces([3, 5, 270, vocabulary.size - 1])

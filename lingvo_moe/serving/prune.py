@@ -316,12 +316,26 @@ class Pruning(Params):
         most.setdefault("encoder", params.model.moe.num_experts)
         params = evolve(params, "model.moe.num_experts", most["encoder"])
         params = evolve(params, "model.moe.decoder_num_experts", most.get("decoder"))
+        pruned = self.narrow(dataclasses.replace(model_dir, params=params), pairs)
+        return pruned, NestedMap.unflatten(weights)
+
+    def narrow(self, model_dir: ModelDir, pairs: Sequence[str] = ()) -> ModelDir:
+        """The model with the pairs and the languages that an export keeps, and all its experts.
+
+        Args:
+            model_dir: the trained model.
+            pairs: that it keeps; () for `pairs` of the model.
+
+        Raises:
+            ValueError: as `pairs`.
+        """
+        pairs = pairs or self.pairs(model_dir)
         sources, targets = map(set, zip(*(pair.split("-") for pair in pairs), strict=True))
         known = targets | (sources if model_dir.task.needs_source_language else set())
         tags = {language: tag for language, tag in model_dir.tags.items() if language in known}
-        params = evolve(params, "input", params.input.with_pairs(pairs))
-        pruned = dataclasses.replace(model_dir, params=params, tags=tags)
-        return pruned, NestedMap.unflatten(weights)
+        given = model_dir.params.input.with_pairs(pairs)
+        params = evolve(model_dir.params, "input", given)
+        return dataclasses.replace(model_dir, params=params, tags=tags)
 
 
 def unrolled(model_dir: ModelDir, theta: NestedMap) -> tuple[ModelDir, NestedMap]:

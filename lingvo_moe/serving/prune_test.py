@@ -408,3 +408,4 @@ def test_pairs_of_all_stages_are_kept(model_dir):
     assert Pruning(share=0.5).pairs(staged) == ("qna-en", "qta-en", "qto-en")
     pruned, _, _ = read_model(staged, None, Pruning(share=0.5, languages=("qto",)))
     assert pruned.params.input.trained_pairs == ("qto-en",)
+    assert Pruning(share=0.5, languages=("qto",)).narrow(staged).some_languages == ("qto", "en")

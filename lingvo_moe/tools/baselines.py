@@ -18,7 +18,7 @@ def main() -> None:
         FLAGS.model,
         FLAGS.data,
         FLAGS.output,
-        pairs=common.pairs(),
+        pairs=FLAGS.pairs,
         split=FLAGS.split,
         own_vocabulary=FLAGS.own_vocabulary,
         set=FLAGS.set,
@@ -47,7 +47,7 @@ def run() -> None:
         False,
         "Train a vocabulary of the model's size on each pair's text; else that of --data is used.",
     )
-    flags.DEFINE_list("pairs", [], "Pairs to train, such as de-en,fr-en; by default all.")
+    common.define_names("pairs", "Pairs to train, such as de-en,fr-en; by default all.")
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
     common.define_input_workers()
     common.run(main)

@@ -1,6 +1,7 @@
 """Common parts of the tools: flags, help, and errors in one line."""
 
 import io
+import itertools
 import sys
 import traceback
 from collections.abc import Callable
@@ -86,15 +87,30 @@ def _given(name):
             yield f"--set={text}"
 
 
-def pairs() -> list[str]:
-    """The pairs of --pairs; [] if the flag is not given.
+def define_names(flag: str, text: str) -> None:
+    """Defines a flag whose value is a list of names; they have commas between them.
 
-    Raises:
-        ValueError: the flag names none, as with an empty variable of a shell.
+    Repeated flags add up. A flag without a name, as with an empty variable of a shell, is an error.
+
+    Args:
+        flag: its name.
+        text: for `--help`.
     """
-    if FLAGS["pairs"].present and not FLAGS.pairs:
-        raise ValueError("--pairs= names no pair; name some, or leave the flag out for all.")
-    return FLAGS.pairs
+    help_text = f"{text} May be repeated."
+    flags.DEFINE_flag(_Names(_NamesParser(), flags.ArgumentSerializer(), flag, [], help_text))
+
+
+class _NamesParser(flags.ListParser):
+    def parse(self, argument):
+        """See flags.ListParser."""
+        if not argument:
+            raise ValueError("it names nothing; give names, or leave the flag out")
+        return super().parse(argument)
+
+
+class _Names(flags.MultiFlag):
+    def _parse(self, arguments):
+        return list(itertools.chain(*super()._parse(arguments)))
 
 
 def define_input_workers() -> None:

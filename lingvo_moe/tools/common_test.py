@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from absl import app
 
-from lingvo_moe.testing.commands import error_of
+from lingvo_moe.testing.commands import error_of, run_tool
 from lingvo_moe.tools import common
 
 # As setup.py finds what becomes a console script.
@@ -34,10 +34,25 @@ def new_flags():
         delattr(common.FLAGS, name)
 
 
-@pytest.mark.parametrize("tool", ["evaluate --logdir=x", "baselines --model=tiny.Bilingual"])
-def test_an_empty_list_of_pairs_is_not_all_pairs(tool):
-    message = error_of(*tool.split(), "--data=x", "--output=x", "--pairs=")
-    assert "error: --pairs= names no pair; name some, or leave the flag out for all." in message
+@pytest.mark.parametrize(
+    ("tool", "flag"), [("evaluate --logdir=x", "pairs"), ("export --prune=0.5", "languages")]
+)
+def test_an_empty_list_is_not_all(tool, flag):
+    result = run_tool(*tool.split(), "--data=x", "--output=x", f"--{flag}=")
+    assert result.returncode == 1
+    assert f"flag --{flag}=: it names nothing; give names, or leave the flag" in result.stderr
+
+
+def test_names_of_a_repeated_flag_add_up(new_flags):
+    def parsed(*arguments):
+        values = common.flags.FlagValues()
+        values["people"] = common.FLAGS["people"]
+        values(["tool", *arguments])
+        return values.people
+
+    assert new_flags(lambda: common.define_names("people", "Some.")) == {"people"}
+    assert parsed() == []
+    assert parsed("--people=ada,bob", "--people=eve") == ["ada", "bob", "eve"]
 
 
 def test_the_tools_are_found():
@@ -107,7 +122,7 @@ def test_every_error_is_one_line(error, status, line, monkeypatch, capsys):
         ("translate --logdir=x --score=x", "--processes=2", "without --score"),
         ("translate --logdir=x --score=x", "--set=decoding.n_best=2", "without --score"),
         ("translate --logdir=x --score=x", "--scores", "without --score"),
-        ("export --logdir=x --output=x", "--languages=de,fr", "with --prune"),
+        ("export --logdir=x --output=x", "--languages=de", "with --prune"),
         ("export --logdir=x --output=x", "--prune_by=global", "with --prune"),
         ("export --logdir=x --output=x", "--prune_statistics=pair", "with --prune"),
         ("export --logdir=x --output=x", "--prune_ratio=3.0", "with --prune"),

@@ -18,7 +18,7 @@ FLAGS = flags.FLAGS
 
 def main() -> None:
     """Flags to api.evaluate."""
-    pairs = common.pairs()
+    pairs = FLAGS.pairs
     runtimes.check_flags()
     report = api.evaluate(
         ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(FLAGS.set),
@@ -47,7 +47,7 @@ def run() -> None:
     flags.DEFINE_string("output", None, "Directory for the report.", required=True)
     flags.DEFINE_string("model", None, "Check that the logdir is of this model.")
     flags.DEFINE_enum("split", "test", ["dev", "test"], "Split to translate and score.")
-    flags.DEFINE_list("pairs", [], "Pairs to score, such as de-en,fr-en; by default all.")
+    common.define_names("pairs", "Pairs to score, such as de-en,fr-en; by default all.")
     flags.DEFINE_multi_string(
         "baselines",
         [],

@@ -51,7 +51,7 @@ def main() -> None:
         pairs = comparable_pairs(model_dir, dataset, FLAGS.report_split, kept)
     options = {"step": FLAGS.step, "overwrite": FLAGS.overwrite, "pruning": pruning}
     step = api.export(model_dir, output, chosen, **options)
-    hint = chosen.hint(output, model_dir)
+    hint = chosen.hint(output, pruning.narrow(model_dir) if pruning else model_dir)
     size = directory_size(output) / 1e6
     common.report(f"Exported step {step} to {output}, {size:,.1f} MB. Try: {hint}")
     if dataset:
@@ -124,9 +124,8 @@ def run() -> None:
     flags.DEFINE_float(
         "prune", None, "Remove this share of the experts, those with least importance on dev."
     )
-    flags.DEFINE_list(
+    common.define_names(
         "languages",
-        [],
         "With --prune: languages (de: all pairs that have it) or pairs (de-en) of the "
         "export; by default all.",
     )

@@ -71,8 +71,8 @@ def run() -> None:
         "each may be compressed (.gz, .zst).",
     )
     flags.DEFINE_bool("synthetic", False, "Use the embedded synthetic languages instead.")
-    flags.DEFINE_list(
-        "zero_shot", [], "With --synthetic: pairs such as qna-qka with dev and test text only."
+    common.define_names(
+        "zero_shot", "With --synthetic: pairs such as qna-qka with dev and test text only."
     )
     flags.DEFINE_string("output", None, "Directory for the dataset.", required=True)
     for side, size in (("source", d.source_vocab_size), ("target", d.target_vocab_size)):

@@ -168,6 +168,25 @@ class TestTranslations:
         ours, theirs = self.both(model_dir, tmp_path / "export", storage=STORAGES["float32"])
         assert theirs == ours
 
+    def test_of_sentences_longer_than_its_limit(self, tmp_path):
+        """CTranslate2 by itself reads 1,024 pieces of a source, without a word."""
+        from lingvo_moe.serving import client_ctranslate2
+
+        model_dir = trained(tmp_path / "long", "model.moe=None", "input.source_length=300")
+        CTranslate2().export(model_dir, tmp_path / "export")
+        model = client_ctranslate2.Model(tmp_path / "export")
+        translator, seen = model._translator, []
+
+        def translate_batch(rows, **options):
+            seen.append((len(rows[0]), options["max_input_length"]))
+            return translator.translate_batch(rows, **options)
+
+        model._translator = types.SimpleNamespace(translate_batch=translate_batch)
+        long = "kara mi " * 290
+        model.translate([long], "en", 1, pytest.fail)
+        assert seen == [(len(model._source.encode(long)) + 1, 0)]
+        assert seen[0][0] > 1024
+
     @pytest.mark.parametrize("least", [5, 99])
     def test_with_the_params_of_decoding(self, by_task, tmp_path, least):
         overrides = [f"decoding.min_length={least}", "decoding.no_repeat_ngram=1"]

@@ -121,7 +121,7 @@ def variables_of(structure: Any) -> tuple[list[tf.Variable], Callable[[], Any]]:
 
     def read():
         parts = {
-            dtype: iter(tf.split(variable, [array.size for array in group]))
+            dtype: iter(tf.split(variable, tf.constant([a.size for a in group], tf.int64)))
             for variable, (dtype, group) in zip(variables, groups.items(), strict=True)
         }
 

@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.layer import Constant, WeightSpec
-from lingvo_moe.serving.formats.storage import STORAGES
+from lingvo_moe.serving.formats.storage import STORAGES, variables_of
 
 MATRIX = np.array([[1.0, -0.5], [0.25, 127.0]], np.float32)
 
@@ -55,3 +55,11 @@ def test_gates_norms_and_biases_stay_float32(name, dims):
 def test_tables_stay_integers():
     table = np.array([[0, -1]], np.int32)
     assert STORAGES["int8"].pack(table, spec("e.")).unpack().dtype == tf.int32
+
+
+def test_places_in_a_variable_may_be_larger_than_int32():
+    """TensorFlow ends the process if the places of large parts are computed in int32."""
+    _, read = variables_of([np.ones([3], np.int8), np.zeros([2], np.int8)])
+    graph = tf.function(read).get_concrete_function().graph
+    (split,) = [op for op in graph.get_operations() if op.type == "SplitV"]
+    assert split.inputs[1].dtype == tf.int64

@@ -1,10 +1,12 @@
 """The layout, the warm-up requests and the client, against a server that answers as documented."""
 
+import contextlib
 import http.server
 import io
 import itertools
 import json
 import math
+import socket
 import sys
 import threading
 
@@ -202,6 +204,40 @@ def test_errors_are_a_line(call, arguments, message):
 def test_no_server_is_said(call):
     with pytest.raises(OSError, match=r"http://127.0.0.1:1/v1/.* cannot be reached"):
         call("--url=http://127.0.0.1:1", "kara")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://localhost:abc", "InvalidURL"),
+        ("http://local host:8501", "InvalidURL"),
+        (b"\x00\x00\x12\x04", "BadStatusLine"),  # as of a gRPC port
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", "IncompleteRead"),
+    ],
+)
+def test_an_address_or_answer_that_is_not_http_is_a_line(call, url, said):
+    with contextlib.ExitStack() as stack:
+        if isinstance(url, bytes):
+            url = stack.enter_context(_answering(url))
+        with pytest.raises(OSError, match=rf"gives no answer in HTTP \({said}: .*REST API"):
+            call(f"--url={url}", "kara")
+
+
+@contextlib.contextmanager
+def _answering(content):
+    """The address of a server that answers one request with these bytes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(content)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        thread.join()
 
 
 def test_a_model_with_other_rules_of_search_has_no_options(tmp_path, monkeypatch):
