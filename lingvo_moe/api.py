@@ -1,12 +1,14 @@
 """The Python API: the functions behind the tools. docs/api.md has examples."""
 
 import contextlib
+import dataclasses
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lingvo_moe.core.fields import short_repr
 from lingvo_moe.core.params import evolve, text_of
 from lingvo_moe.core.progress import report
 from lingvo_moe.core.registry import get_params, register
@@ -54,6 +56,8 @@ __all__ = [
 Corpus = str | Path | Mapping[str, Examples] | Examples
 
 _SAVED_MODEL = SavedModel()
+# Fields of TrainingJob that have arguments of `train`.
+_OWN_ARGUMENTS = {"model", "params", "overrides", "dataset", "logdir", "report"}
 
 
 def params(name: str) -> TranslationParams:
@@ -119,7 +123,7 @@ def prepare(
     """
     wanted = PrepareParams()
     for name, value in options.items():
-        wanted = evolve(wanted, name, value)
+        wanted = evolve(wanted, name, str(value) if isinstance(value, os.PathLike) else value)
     settings: dict[str, Any] = {
         "processes": processes,
         "beam": beam,
@@ -136,6 +140,8 @@ def prepare(
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="lingvo_moe_"))
             corpus = Path(directory) / "corpus"
             write_corpus(corpus, splits)
+            if "train" not in splits and not wanted.extend:
+                raise ValueError("There are no examples of train; add them to the mapping.")
         return prepare_corpus(Path(corpus), Path(output), wanted, **settings)
 
 
@@ -233,7 +239,7 @@ def train_baselines(
         ValueError, OSError: as `tasks.baselines.train_baselines`.
         SystemExit: as `train`.
     """
-    models = [model] if isinstance(model, str | TranslationParams) else list(model)
+    models: Any = [model] if isinstance(model, str) or not isinstance(model, Sequence) else model
     jobs: list[TrainingJob] = []
     options = {"make_runtime": Local, "report": report, "input_workers": input_workers}
     for one in models:
@@ -276,21 +282,37 @@ def evaluate(
         ValueError, OSError: the model is a SavedModel, or as `tasks.evaluation.evaluate`.
     """
     logdir, step = _checkpoint(model, step)
-    several = [baselines] if isinstance(baselines, str | os.PathLike) else baselines or ()
     if isinstance(model, Model):
         make_runtime = model.make_runtime
     with tempfile.TemporaryDirectory(prefix="lingvo_moe_") as scratch:
         return evaluation.evaluate(
             logdir,
             data if isinstance(data, Dataset) else Dataset.load(Path(data)),
-            Path(output) if output else Path(scratch) / "report",
+            Path(scratch) / "report" if output is None else Path(output),
             make_runtime,
             report,
             step=step,
-            baselines=[Path(path) for path in several if path],
+            baselines=_reports(baselines),
             keep=output is not None,
             **options,
         )
+
+
+def _reports(baselines) -> list[Path]:
+    """The paths of the reports to compare with.
+
+    Raises:
+        ValueError: one is no path, or it is empty, as with an empty variable of a shell.
+    """
+    several = [baselines] if isinstance(baselines, str | os.PathLike | Report) else baselines
+    found = list(() if several is None else several)
+    for path in found:
+        if not isinstance(path, str | os.PathLike) or path == "":
+            raise ValueError(
+                f"baselines must name the directory of a report, such as the output of "
+                f"train_baselines; got {short_repr(path)}."
+            )
+    return [Path(path) for path in found]
 
 
 def export(
@@ -320,8 +342,13 @@ def export(
         The step of the exported checkpoint; 0 for an untrained model.
 
     Raises:
-        ValueError, OSError: the model is a SavedModel, or as `Format.export`.
+        ValueError, OSError: the model is a SavedModel, format is no Format, or as `Format.export`.
     """
+    if not isinstance(format, Format):
+        raise ValueError(
+            f"format must be an object of a class in lingvo_moe.serving.formats, such as "
+            f"SavedModel(); got {short_repr(format)}."
+        )
     label = _label(model, name)
     if isinstance(model, TranslationParams):
         if step is not None or pruning is not None:
@@ -377,7 +404,22 @@ def _label(model, name: str | None) -> str:
 def _job(
     model, data, logdir, set, name, *, init_from=None, max_steps=None, report, **options
 ) -> TrainingJob:
-    """What to train, for `train` and `train_baselines`."""
+    """What to train, for `train` and `train_baselines`.
+
+    Raises:
+        ValueError: model is neither a name nor params, or an option is unknown.
+    """
+    if not isinstance(model, str | TranslationParams):
+        raise ValueError(
+            f"model must be the name of a registered model, such as 'small.MoE', or params; got "
+            f"{short_repr(model)}."
+        )
+    known = {field.name for field in dataclasses.fields(TrainingJob)} - _OWN_ARGUMENTS
+    if unknown := sorted({*options} - known):
+        raise ValueError(
+            f"There is no option {unknown[0]!r}. The options are {', '.join(sorted(known))}; "
+            f"max_steps gives the last step, and set changes other params."
+        )
     if isinstance(set, Mapping):
         set = [f"{path}={text_of(value)}" for path, value in set.items()]
     if init_from is not None:

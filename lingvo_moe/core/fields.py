@@ -15,7 +15,7 @@ import itertools
 import numbers
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, NamedTuple
 
 from lingvo_moe.core.lines import printable
@@ -128,6 +128,22 @@ def short_repr(value: Any) -> str:
         return shortened(repr(value))
     except ValueError:  # Python cannot format numbers of more than 4300 digits
         return "a number of thousands of digits"
+
+
+def list_of(values: Any, name: str) -> list[Any]:
+    """The elements of an argument that must be a list, a tuple, an array or the like.
+
+    Args:
+        values: the argument.
+        name: of the argument, for errors.
+
+    Raises:
+        ValueError: it is a single text or object.
+    """
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        given = short_repr(values)
+        raise ValueError(f"{name} must be a list, got {given}; write [{given}].")
+    return list(values)
 
 
 def shortened(text: str) -> str:

@@ -188,6 +188,11 @@ def check_output(path: Path, maker: str, overwrite: bool = False) -> None:
     _check_writable(path)
 
 
+def maker_of(path: Path) -> str | None:
+    """The tool that made a directory of results; None if it is no such directory."""
+    return read_json(path / MANIFEST).get("maker") if (path / MANIFEST).is_file() else None
+
+
 def check_file(path: Path, *sources: Path) -> None:
     """Checks, before any work, that `write_whole` can write a file.
 

@@ -78,8 +78,11 @@ def evolve(params: Any, path: str, value: Any) -> Any:
         value: its new value, a policy object for instance.
 
     Raises:
-        ValueError: there is no such field, or the value is of the wrong type or breaks a rule.
+        ValueError: params is no dataclass, there is no such field, or the value is of the wrong
+            type or breaks a rule.
     """
+    if not dataclasses.is_dataclass(params):
+        raise ValueError(f"params must be an object such as lm.params('small.MoE'), got {params!r}")
     try:
         return _evolve(params, path, value)
     except ValueError as error:

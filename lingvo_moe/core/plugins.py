@@ -112,6 +112,10 @@ def _import(name: str) -> ModuleType:
 
 
 def _import_module(name: str) -> ModuleType:
+    if not all(name.split(".")):
+        raise ValueError(
+            f"--import={name} names no module; write it as package.module, or give a file's path."
+        )
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # console scripts do not look in the current directory
     try:

@@ -44,6 +44,8 @@ def find_model(name: str) -> type:
     Raises:
         ValueError: no such model; the message offers the nearest names.
     """
+    if not isinstance(name, str):
+        raise ValueError(f"A model's name is a text such as 'small.MoE', got {name!r:.100}.")
     if name not in _registered:
         module = name.partition(".")[0]
         if module in _modules():

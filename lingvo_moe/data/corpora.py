@@ -285,7 +285,8 @@ def _append(lines):
 
 
 def _checked(example, where):
-    if not (isinstance(example, Sequence) and [*map(type, example)] == [str] * 3):
+    of_texts = isinstance(example, Sequence) and all(isinstance(one, str) for one in example)
+    if not of_texts or isinstance(example, str) or len(example) != 3:
         raise ValueError(f"{where} must be (pair, source, target), three strings; got {example!r}.")
     pair, *texts = example
     if not _is_pair(pair):

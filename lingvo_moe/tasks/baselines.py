@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from lingvo_moe.core import lock
-from lingvo_moe.core.files import check_file_name, check_output, new_directory
+from lingvo_moe.core.fields import list_of
+from lingvo_moe.core.files import check_file_name, check_output, maker_of, new_directory
 from lingvo_moe.core.lines import first_of
 from lingvo_moe.core.params import override, text_of
 from lingvo_moe.data.corpora import write_corpus
@@ -62,16 +63,18 @@ def train_baselines(
             the model's sizes, instead of that of the dataset.
 
     Raises:
-        ValueError, OSError: an unknown or repeated pair, one without training examples that fit a
-            row, no lines in the split, no dev lines to choose the best by, models whose results on
-            dev cannot be compared, files in DIRECTORY/report that this function did not make, a
-            report there with pairs that are not in pairs, a vocabulary that cannot be trained, or
-            as `train_model`.
+        ValueError, OSError: a DIRECTORY that another tool made, an unknown or repeated pair, one
+            without training examples that fit a row, no lines in the split, no dev lines to choose
+            the best by, models whose results on dev cannot be compared, files in DIRECTORY/report
+            that this function did not make, a report there with pairs that are not in pairs, a
+            vocabulary that cannot be trained, or as `train_model`.
         SystemExit: a signal stopped the training.
     """
     dataset, report, output = jobs[0].dataset, jobs[0].report, jobs[0].logdir / IN_OUTPUT
     check_output(output, MAKER, overwrite=True)
-    pairs = pairs or _with_train_lines(jobs[0], report)
+    if (maker := maker_of(output.parent)) is not None:
+        raise ValueError(f"{output.parent} was made by {maker}; give another output.")
+    pairs = list_of(pairs, "pairs") or _with_train_lines(jobs[0], report)
     pairs = list(references_of(dataset, split, pairs, report))
     _check_earlier_report(output, pairs)
     models = _checked(jobs, pairs, own_vocabulary)
@@ -131,7 +134,10 @@ def _checked(
     """The models; raises the errors that must come before hours of training."""
     names, several = [job.model for job in jobs], len(jobs) > 1
     if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"--model must name a model once; repeated: {', '.join(repeated)}.")
+        raise ValueError(
+            f"--model must name a model once; repeated: {', '.join(repeated)}. Of several models, "
+            f"give the names of registered ones, not params."
+        )
     for name in names:
         check_file_name(name, "a bilingual model", "small.Bilingual")
         if name == IN_OUTPUT or name.startswith(_DATA):

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from lingvo_moe.core.fields import list_of
 from lingvo_moe.core.files import check_output, new_directory
 from lingvo_moe.core.lines import first_of
 from lingvo_moe.data.curriculum import identity
@@ -27,6 +28,7 @@ from lingvo_moe.tasks.translation import RuntimeFn
 from lingvo_moe.tasks.translator import Translation, Translator
 
 MAKER = "lingvo-moe-evaluate"
+_WITH_TEXT = "dev", "test"
 # (sentences, target language, source language, warn=…) -> n best translations of each; such as a
 # Translator.
 Translate = Callable[..., list[list[Translation]]]
@@ -85,6 +87,7 @@ def evaluate(
     check_free(output)
     ready = prepare_metrics(metrics)
     model_dir = model_dir.for_dataset(dataset)
+    pairs = list_of(pairs, "pairs")
     references = references_of(dataset, split, pairs or model_dir.pairs, report)
     if pivot is not None:
         model_dir.tag(pivot)
@@ -147,10 +150,13 @@ def references_of(
         report: takes a line for each pair without lines.
 
     Raises:
-        ValueError: pairs is a text, an unknown or repeated pair, or no lines at all.
+        ValueError: another split, an unknown or repeated pair, or no lines at all.
     """
-    if isinstance(pairs, str):
-        raise ValueError(f"pairs must be a list of names, got {pairs!r}; write [{pairs!r}].")
+    if split not in _WITH_TEXT:
+        raise ValueError(
+            f"split must be {' or '.join(map(repr, _WITH_TEXT))}, got {split!r}; of other splits a "
+            f"dataset has no text."
+        )
     if repeated := sorted({name for name in pairs if pairs.count(name) > 1}):
         raise ValueError(f"--pairs must name a pair once; repeated: {', '.join(repeated)}.")
     known = [dataset.pair(name) for name in pairs]

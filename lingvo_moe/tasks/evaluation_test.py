@@ -277,7 +277,7 @@ def test_what_is_wrong_is_found_before_anything_is_translated(tmp_path, translat
         ({"output": full, "overwrite": True}, "was not made by lingvo-moe-evaluate"),
         ({"output": file / "report"}, "file is a file"),
         ({"pairs": ["qna-en", "qna-en"]}, "--pairs must name a pair once; repeated: qna-en"),
-        ({"pairs": "qna-en"}, r"pairs must be a list of names, got 'qna-en'; write \['qna-en'\]"),
+        ({"pairs": "qna-en"}, r"pairs must be a list, got 'qna-en'; write \['qna-en'\]"),
         ({"pairs": ["qna-fr"]}, "Unknown pair 'qna-fr'"),
         ({"pairs": [""]}, "Unknown pair ''"),
         ({"pairs": ["qto-en"]}, "no experts for 'qto'"),

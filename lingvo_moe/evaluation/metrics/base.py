@@ -8,7 +8,7 @@ import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lingvo_moe.core.fields import Params, short_repr
+from lingvo_moe.core.fields import Params, list_of, short_repr
 from lingvo_moe.core.params import parse_policy
 from lingvo_moe.evaluation.report import COLUMNS
 from lingvo_moe.evaluation.scores import PairOutput
@@ -43,6 +43,17 @@ class Metric(Params, abc.ABC):
         """All that another person needs to compute the same score."""
 
 
+def _metric(given):
+    if isinstance(given, Metric):
+        return given
+    if not isinstance(given, str):
+        raise ValueError(
+            f"A metric must be an object such as SpBleu(model='flores200.model'), or its text; got "
+            f"{given!r}."
+        )
+    return parse_policy(Metric, given, "--metric")
+
+
 def prepare_metrics(given: Sequence[str | Metric]) -> list[Metric]:
     """Metrics that are ready to use.
 
@@ -53,9 +64,7 @@ def prepare_metrics(given: Sequence[str | Metric]) -> list[Metric]:
         ValueError: a text of another form, an unknown metric, two metrics with the same column, a
             column that the report has already, or a metric that cannot be used here.
     """
-    metrics = [
-        one if isinstance(one, Metric) else parse_policy(Metric, one, "--metric") for one in given
-    ]
+    metrics = [_metric(one) for one in list_of(given, "metrics")]
     counts = collections.Counter(metric.column for metric in metrics)
     if repeated := [column for column, count in counts.items() if count > 1]:
         raise ValueError(
