@@ -103,7 +103,8 @@ results-tldr: setup
 	  --set=activation_dtype=bfloat16 || exit 1; done
 
 results-both: setup
-	$(REAL_TEXT) --corpus=both --set=activation_dtype=bfloat16
+	$(REAL_TEXT) --corpus=both --set=activation_dtype=bfloat16 --baseline=small.BilingualNarrow \
+	  --baseline_set=input.batch_size=8 --baseline_set=train.max_steps=600
 
 clean:  ## remove all generated files, also .venv
 	rm -rf build $(VENV) .pytest_cache .ruff_cache .mypy_cache *.egg-info

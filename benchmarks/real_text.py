@@ -60,18 +60,15 @@ def main() -> None:
         default=[],
         help="a registered bilingual model; of several, each pair has the best on dev",
     )
-    parser.add_argument(
-        "--baseline_every",
-        type=int,
-        default=1,
-        help="of the pairs by number of train lines, only each such has baselines: 4 for a quarter",
-    )
     parser.add_argument("--seed", type=int, default=1, help="train.seed of the model")
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         help="as for lingvo-moe-train, for the model and the baselines",
+    )
+    parser.add_argument(
+        "--baseline_set", action="append", default=[], help="further ones, for the baselines alone"
     )
     parser.add_argument(
         "--metric", action="append", default=[], help="as for lingvo-moe-evaluate, such as Comet"
@@ -148,14 +145,13 @@ def _baselines(here: Path, data: Dataset, args: argparse.Namespace) -> list[Path
     """Trains the baselines; their directory, if there are any."""
     if not args.baseline:
         return []
-    reliable = [
-        pair
-        for pair in sorted(data.pairs, key=lambda pair: -pair.examples.get("train", 0))
+    pairs = [
+        pair.name
+        for pair in data.pairs
         if pair.examples.get("train") and pair.examples.get("test", 0) >= RELIABLE_TEST_EXAMPLES
     ]
-    pairs = [pair.name for pair in reliable[:: args.baseline_every]]
     output = here / _BASELINES
-    changes = [*args.set, "train.source_use_sentences=0"]
+    changes = [*args.set, *args.baseline_set, "train.source_use_sentences=0"]
     api.train_baselines(args.baseline, data, output, pairs=pairs, own_vocabulary=True, set=changes)
     return [output]
 
