@@ -140,6 +140,9 @@ class _Arrays(Mapping[str, np.ndarray]):
 
 def _open(path: Path, first: int, size: int, entry: Any) -> Callable[[], np.ndarray]:
     """Maps an array into memory, once what the header says of it has been checked."""
+    if isinstance(entry["dtype"], str) and entry["dtype"] not in _DTYPES:
+        known = ", ".join(_DTYPES)
+        raise ValueError(f"tensors of {entry['dtype']:.20}; those that can be read are {known}")
     dtype, shape, (start, end) = (
         _DTYPES[entry["dtype"]],
         entry["shape"],

@@ -96,7 +96,7 @@ def to_params(config: Mapping[str, Any], source: str = FILE) -> TranslationParam
                 decoder_hidden_dim=_other(config["decoder_ffn_dim"], config["encoder_ffn_dim"]),
                 decoder_num_heads=_other(heads[1], heads[0]),
                 decoder_head_dim=_other(model_dim // heads[1], model_dim // heads[0]),
-                moe=_moe(config, source) if moe else None,
+                moe=_moe(config) if moe else None,
                 dropout_rate=config.get("dropout", 0.1),
                 shared_embedding=True,
                 norm=LayerNorm(epsilon=1e-5),
@@ -123,12 +123,13 @@ def to_params(config: Mapping[str, Any], source: str = FILE) -> TranslationParam
         raise ValueError(f"{source}: {error}") from error
 
 
-def _moe(config, source) -> MoEParams:
+def _moe(config) -> MoEParams:
     steps = [config[name] for name in _MOE_SIZES[1:]]
-    if steps[0] != steps[1] or steps[0] < 1:
+    most = max(config["encoder_layers"], config["decoder_layers"])
+    if steps[0] != steps[1] or not 1 <= steps[0] <= most:
         raise ValueError(
-            f"{source}: encoder_sparse_step={steps[0]} and decoder_sparse_step={steps[1]} must be "
-            f"equal and at least 1."
+            f"encoder_sparse_step={steps[0]} and decoder_sparse_step={steps[1]} must be equal, and "
+            f"from 1 to {most}, the number of layers."
         )
     return MoEParams(
         num_experts=config["num_experts"],

@@ -85,7 +85,13 @@ def _reader(source: Path, of_weights: Mapping[str, Origin]) -> _Read:
             one is unknown, or copies of the embedding differ.
     """
     stored = tensors.Tensors(source)
-    names = {name.removeprefix(tensors.PREFIX): name for name in stored}
+    names: dict[str, str] = {}
+    for name in stored:
+        if (other := names.setdefault(name.removeprefix(tensors.PREFIX), name)) != name:
+            raise ValueError(
+                f"{source} has the tensors {short_repr(other)} and {short_repr(name)}, which are "
+                f"one weight; take all files from one model."
+            )
     wanted = {name: origin.shape for origin in of_weights.values() for name in origin.names}
     aliases = [name for name in _ALIASES if name in names]
     if aliases:

@@ -15,6 +15,7 @@ from lingvo_moe.decoding.cache import Flat, Reordered
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.pretrained.hugging_face import import_model
 from lingvo_moe.serving.formats.hugging_face import HuggingFace
+from lingvo_moe.serving.prune import PerLayer, Pruning, Threshold
 from lingvo_moe.testing import hugging_face as testing
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -141,6 +142,10 @@ def unlist(directory):
     edit(directory / INDEX, weight_map=index["weight_map"])
 
 
+def add_tokens(directory, **ids):
+    (directory / "added_tokens.json").write_text(json.dumps(ids))
+
+
 def pickle_only(directory):
     (directory / WEIGHTS).rename(directory / "pytorch_model.bin")
 
@@ -171,6 +176,18 @@ DAMAGES = {
         "nllb",
         lambda d: resave(d / WEIGHTS, lambda a: a.update({"model.extra": np.zeros(2, np.float32)})),
         "has the tensor 'model.extra', which no model with its config.json has",
+    ),
+    "one tensor with and without the prefix": (
+        "nllb",
+        lambda d: resave(
+            d / WEIGHTS, lambda a: a.update({"shared.weight": 2 * a["model.shared.weight"]})
+        ),
+        "has the tensors '.*shared.weight' and '.*shared.weight', which are one weight",
+    ),
+    "languages after the source": (
+        "nllb",
+        lambda d: (d / "tokenizer_config.json").write_text('{"legacy_behaviour": true}'),
+        "tokenizer_config.json: with legacy_behaviour=true the language stands after the source",
     ),
     "no tensor": (
         "nllb",
@@ -215,6 +232,11 @@ DAMAGES = {
         "nllb_moe",
         lambda d: edit(d / "config.json", decoder_sparse_step=1),
         "encoder_sparse_step=2 and decoder_sparse_step=1 must be equal",
+    ),
+    "fewer layers than a sparse step": (
+        "nllb_moe",
+        lambda d: edit(d / "config.json", encoder_sparse_step=5, decoder_sparse_step=5),
+        r"config\.json: encoder_sparse_step=5 and .*equal, and from 1 to 2, the number of layers",
     ),
     "no size": ("nllb", lambda d: edit(d / "config.json", d_model=None), "has no field 'd_model'"),
     "no config": ("nllb", lambda d: (d / "config.json").unlink(), "config.json cannot be read"),
@@ -283,6 +305,40 @@ def test_ids_of_languages_come_from_the_tokenizer_s_files(tmp_path):
     (source / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
     tags = import_model(source, tmp_path / "logdir").tags
     assert tags == {"eng_Latn": 325, "tyv_Cyrl": 324}
+
+
+def test_languages_of_early_versions_are_in_a_file_of_their_own(tmp_path):
+    """Tokenizers of transformers before 4.34 list added tokens only there."""
+    source = copy_of("nllb", tmp_path / "source")
+    (source / "tokenizer.json").unlink(missing_ok=True)
+    (source / "tokenizer_config.json").unlink(missing_ok=True)
+    add_tokens(source, eng_Latn=325, tyv_Cyrl=324)
+    assert import_model(source, tmp_path / "a").tags == {"eng_Latn": 325, "tyv_Cyrl": 324}
+    tokenizer_with()(source)  # this file comes first
+    assert import_model(source, tmp_path / "b").tags == {"eng_Latn": 323}
+    (source / "tokenizer.json").write_text("{}")  # without languages
+    assert import_model(source, tmp_path / "c").tags == {"eng_Latn": 325, "tyv_Cyrl": 324}
+
+
+def test_an_index_may_list_copies_of_the_embedding_that_no_shard_has(tmp_path):
+    source = copy_of("nllb_moe", tmp_path / "source")
+    index = json.loads((source / INDEX).read_text())
+    (shard,) = {f for name, f in index["weight_map"].items() if name.endswith("shared.weight")}
+    copies = dict.fromkeys(("lm_head.weight", "model.encoder.embed_tokens.weight"), shard)
+    edit(source / INDEX, weight_map=index["weight_map"] | copies)
+    tensors = import_model(source, tmp_path / "a").read_checkpoint().tensors
+    same = import_model(testing.FIXTURES / "nllb_moe", tmp_path / "b").read_checkpoint().tensors
+    for name, value in same.items():
+        np.testing.assert_array_equal(tensors[name], value)
+
+
+@pytest.mark.parametrize("choice", [PerLayer(ratio=3.0), Threshold(least=1)])
+def test_one_number_of_experts_for_each_layer_is_exported(choice, tmp_path, monkeypatch):
+    model_dir = import_model(testing.FIXTURES / "nllb_moe", tmp_path / "logdir")
+    layers = {"encoder/layer_01": np.arange(3), "decoder/layer_01": np.arange(2)}
+    monkeypatch.setattr(Pruning, "kept", lambda *_: layers)
+    with pytest.raises(ValueError, match=r"one number of experts for all layers\. Drop --prune_r"):
+        HuggingFace().check(model_dir, tmp_path / "x", Pruning(share=0.25, choice=choice))
 
 
 def test_names_of_one_embedding_are_all_known(tmp_path):

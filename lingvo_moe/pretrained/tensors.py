@@ -76,14 +76,14 @@ def _open_shards(index: Path) -> dict[str, Mapping[str, np.ndarray]]:
             )
         opened[name] = safetensors.load(index.parent / name).arrays
     found = {(name, file) for file, arrays in opened.items() for name in arrays}
-    if differ := sorted(found ^ set(file_of.items())):
+    if differ := sorted(found - set(file_of.items())):
         name, file = differ[0]
-        where = "lists" if (name, file) not in found else "does not list"
         raise ValueError(
-            f"{index} {where} the tensor {name!r:.100} in {file}, and the file is not so; there "
-            f"are {len(differ)} such. Get the files again."
+            f"{index} does not list the tensor {name!r:.100} in {file}; there are {len(differ)} "
+            f"such. Get the files again."
         )
-    return {name: opened[file] for name, file in file_of.items()}
+    # Converters leave out copies of the embedding, but list them.
+    return {name: opened[file] for name, file in file_of.items() if (name, file) in found}
 
 
 def write(directory: Path, tensors: Mapping[str, safetensors.InParts]) -> None:

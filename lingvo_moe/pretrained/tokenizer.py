@@ -19,6 +19,7 @@ from lingvo_moe.pretrained import languages
 
 MODEL, PIECES = "sentencepiece.bpe.model", "vocab.json"
 _TOKENIZER, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
+_ADDED = "added_tokens.json"
 # What is copied along, to be exported again.
 FILES = (
     MODEL,
@@ -26,7 +27,7 @@ FILES = (
     _TOKENIZER,
     _SETTINGS,
     "special_tokens_map.json",
-    "added_tokens.json",
+    _ADDED,
     "generation_config.json",
 )
 _NAMES = {PAD: "<pad>", BOS: "<s>", EOS: "</s>", UNK: "<unk>"}
@@ -44,6 +45,12 @@ def read_vocabulary(directory: Path, size: int) -> Vocabulary:
         ValueError: a file is missing or damaged, or they do not agree with each other or the size.
     """
     model = _read_model(directory / MODEL)
+    settings = directory / _SETTINGS
+    if settings.exists() and read_json(settings).get("legacy_behaviour") is True:
+        raise ValueError(
+            f"{settings}: with legacy_behaviour=true the language stands after the source, which "
+            f"lingvo_moe cannot do. If the model was trained without it, set the field to false."
+        )
     pieces = (_m2m100 if (directory / PIECES).exists() else _nllb)(directory, model)
     added = _added(directory, len(pieces), (directory / PIECES).exists())
     for index, name in added.items():
@@ -149,23 +156,37 @@ def _m2m100(directory: Path, model: Any) -> dict[int, Any]:
 
 
 def _added(directory: Path, first: int, m2m100: bool) -> dict[int, str]:
-    """Id -> name of the tokens that are no pieces, of the first file that says so."""
-    if (path := directory / _TOKENIZER).exists():
-        found = _names_of(read_json(path).get("added_tokens", []), path)
-    elif (path := directory / _SETTINGS).exists():
-        tokens = read_json(path).get("added_tokens_decoder", {})
-        check_fields({"added_tokens_decoder": tokens}, {"added_tokens_decoder": dict}, str(path))
-        listed = [
-            {**token, "id": int(i)} if isinstance(token, dict) and i.isdecimal() else token
-            for i, token in tokens.items()
-        ]
-        found = _names_of(listed, path)
-    else:
-        found = {}
-    if any(_LANGUAGE.fullmatch(name) for name in found.values()):
-        return found
+    """Id -> name of the tokens that are no pieces, of the first file that has languages."""
+    for name, tokens in _LISTS.items():
+        path = directory / name
+        found = _names_of(tokens(read_json(path), path), path) if path.exists() else {}
+        if any(_LANGUAGE.fullmatch(token) for token in found.values()):
+            return found
     names = [f"__{code}__" for code in languages.M2M100] if m2m100 else languages.NLLB
     return dict(enumerate(names, first))
+
+
+def _of_tokenizer(fields: dict, path: Path) -> Any:
+    del path
+    return fields.get("added_tokens", [])
+
+
+def _of_settings(fields: dict, path: Path) -> list:
+    tokens = fields.get("added_tokens_decoder", {})
+    check_fields({"added_tokens_decoder": tokens}, {"added_tokens_decoder": dict}, str(path))
+    return [
+        {**token, "id": int(i)} if isinstance(token, dict) and i.isdecimal() else token
+        for i, token in tokens.items()
+    ]
+
+
+def _of_early_versions(fields: dict, path: Path) -> list:
+    check_fields({"ids": fields}, {"ids": dict[str, int]}, str(path))
+    return [{"id": index, "content": name} for name, index in fields.items()]
+
+
+# A file with added tokens, and what reads their list from it.
+_LISTS = {_TOKENIZER: _of_tokenizer, _SETTINGS: _of_settings, _ADDED: _of_early_versions}
 
 
 def _names_of(tokens: Any, path: Path) -> dict[int, str]:

@@ -145,12 +145,13 @@ class TestByName:
         for name, value in stored(moe).items():
             if name.startswith("theta/"):
                 np.testing.assert_array_equal(state[name], value, err_msg=name)
-        assert not any(word in "".join(text) for word in ("drawn", "left out", "copies"))
+        assert not any(word in "".join(text) for word in ("drawn", "left out", "copies", "differ"))
 
     def test_another_number_of_experts_is_drawn(self, moe):
         redraw = "init.redraw=('experts/','/gat')"
         _, state, (_, *text) = start(moe.path, "model.moe.num_experts=4", redraw)
         assert state[f"theta/encoder/layer_01/{EXPERTS}/wi"].shape == (4, 16, 32)
+        assert text[-1] == "The models differ in: model.moe.num_experts=4 (before 8)."
         assert [line.split()[0] for line in text if line.endswith("drawn")] == [
             f"{side}/layer_*/feed_forward/{name}"
             for side in ("decoder", "encoder")

@@ -431,7 +431,8 @@ class ModelDir:
                 raise ValueError(
                     f"The dataset's {side} vocabulary has {vocabulary.size} pieces; {self.model} "
                     f"has room for {room}. Pass --set={side}_vocab_size={vocabulary.size}, or "
-                    f"prepare the data with --{side}_vocab_size={room}."
+                    f"prepare the data with --{side}_vocab_size={room} (with --extend, a smaller "
+                    f"--new_pieces)."
                 )
 
 

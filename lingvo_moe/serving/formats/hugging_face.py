@@ -43,6 +43,11 @@ class HuggingFace(Format):
     def check(self, model_dir, output, pruning):
         """Checks that the model was imported, and that the storage is float32 or bfloat16."""
         _config(model_dir)
+        if pruning and len(set(map(len, pruning.kept(model_dir).values()))) > 1:
+            raise ValueError(
+                "--format=huggingface has one number of experts for all layers. Drop --prune_ratio "
+                "and --prune_by, or pass --format=safetensors or saved_model."
+            )
         if self.storage.name not in ("float32", "bfloat16"):
             raise ValueError(
                 f"--format=huggingface cannot store {self.storage.name}; pass --dtype=bfloat16, "
