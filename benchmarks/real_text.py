@@ -68,7 +68,7 @@ def main() -> None:
         help="as for lingvo-moe-train, for the model and the baselines",
     )
     parser.add_argument(
-        "--baseline_set", action="append", default=[], help="further ones, for the baselines alone"
+        "--baseline_set", action="append", default=[], help="as --set, for the baselines alone"
     )
     parser.add_argument(
         "--metric", action="append", default=[], help="as for lingvo-moe-evaluate, such as Comet"

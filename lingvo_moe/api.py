@@ -304,8 +304,8 @@ def _reports(baselines) -> list[Path]:
     Raises:
         ValueError: one is no path, or it is empty, as with an empty variable of a shell.
     """
-    several = [baselines] if isinstance(baselines, str | os.PathLike | Report) else baselines
-    found = list(() if several is None else several)
+    single = isinstance(baselines, str | os.PathLike | Report)
+    found = [baselines] if single else list(baselines or ())
     for path in found:
         if not isinstance(path, str | os.PathLike) or path == "":
             raise ValueError(

@@ -15,7 +15,7 @@ from lingvo_moe.decoding.cache import Flat, Reordered
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.pretrained.hugging_face import import_model
 from lingvo_moe.serving.formats.hugging_face import HuggingFace
-from lingvo_moe.serving.prune import PerLayer, Pruning, Threshold
+from lingvo_moe.serving.prune import Pruning
 from lingvo_moe.testing import hugging_face as testing
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -332,13 +332,12 @@ def test_an_index_may_list_copies_of_the_embedding_that_no_shard_has(tmp_path):
         np.testing.assert_array_equal(tensors[name], value)
 
 
-@pytest.mark.parametrize("choice", [PerLayer(ratio=3.0), Threshold(least=1)])
-def test_one_number_of_experts_for_each_layer_is_exported(choice, tmp_path, monkeypatch):
+def test_layers_of_different_numbers_of_experts_are_not_exported(tmp_path, monkeypatch):
     model_dir = import_model(testing.FIXTURES / "nllb_moe", tmp_path / "logdir")
     layers = {"encoder/layer_01": np.arange(3), "decoder/layer_01": np.arange(2)}
     monkeypatch.setattr(Pruning, "kept", lambda *_: layers)
     with pytest.raises(ValueError, match=r"one number of experts for all layers\. Drop --prune_r"):
-        HuggingFace().check(model_dir, tmp_path / "x", Pruning(share=0.25, choice=choice))
+        HuggingFace().check(model_dir, tmp_path / "x", Pruning(share=0.25))
 
 
 def test_names_of_one_embedding_are_all_known(tmp_path):

@@ -49,11 +49,6 @@ class GraphVocabulary:
             name: no other vocabulary of the graph may have it.
         """
         self._vocabulary, self._name = vocabulary, name
-        self._mark = next(
-            (content, ids[0])
-            for content, ids in sorted(vocabulary.ids_by_content.items())
-            if not content.startswith(b" ") and not vocabulary.is_byte[ids[0]]
-        )
         self._all = tf.function(
             self._compute, autograph=False, input_signature=[_STRINGS, _IDS, _SPLITS]
         )
@@ -82,7 +77,11 @@ class GraphVocabulary:
         if not self._vocabulary.keeps_first_spaces:
             return tokenizer.detokenize(rows)
         rows = tf.ragged.boolean_mask(rows, tf.gather(self._is_shown(), rows))
-        content, piece = self._mark
+        content, piece = min(
+            (content, ids[0])
+            for content, ids in self._vocabulary.ids_by_content.items()
+            if not content.startswith(b" ") and not self._vocabulary.is_byte[ids[0]]
+        )
         marks = tf.fill([rows.nrows(), 1], piece)
         texts = tokenizer.detokenize(tf.concat([marks, rows], axis=1))
         texts = tf.strings.substr(texts, len(content), tf.int32.max)

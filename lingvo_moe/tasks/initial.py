@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from lingvo_moe.core.layer import WeightSpec
-from lingvo_moe.core.params import to_fields
 from lingvo_moe.data.dataset import SIDES
 from lingvo_moe.data.extension import find_parents
 from lingvo_moe.layers.dispatch import Gather
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.param_changes import AFTER_TRAINING
+from lingvo_moe.tasks.param_changes import function_changes
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.training.checkpoint import Checkpoint
 from lingvo_moe.training.initial import (
@@ -176,24 +175,11 @@ def initialize(
             f"train.max_steps={params.train.max_steps} is not above it. Raise train.max_steps."
         )
     text = f"Initial weights, from step {step} of {old.path}:\n{states[-1].table.to_text()}\n"
-    if differences := _differences(old, model_dir):
-        text += f"The models differ in: {', '.join(differences)}.\n"
+    if changes := function_changes(old.params, params):
+        both = (f"{path}={now} (before {was})" for path, (was, now) in changes.items())
+        text += f"The models differ in: {', '.join(both)}.\n"
     report(text.rstrip())
     return step if params.init.optimizer_state else 0, text
-
-
-def _differences(old: ModelDir, new: ModelDir) -> list[str]:
-    """The params that change what the copied weights compute, with both values."""
-    before, after = to_fields(old.params.model), to_fields(new.params.model)
-    differences: list[str] = []
-    differing: list[str] = []
-    for path in dict.fromkeys((*before, *after)):
-        was, now = before.get(path, "None"), after.get(path, "None")
-        inside = any(path.startswith(f"{other}.") for other in differing)
-        if was != now and not inside and not AFTER_TRAINING.includes(f"model.{path}"):
-            differing.append(path)
-            differences.append(f"model.{path}={now} (before {was})")
-    return differences
 
 
 def _initial_state(new: ModelDir, old: ModelDir, checkpoint: Checkpoint) -> InitialState:

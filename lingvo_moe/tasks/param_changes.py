@@ -9,6 +9,7 @@ from lingvo_moe.core.params import to_fields
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.training.train_params import TrainParams
 
+_Both = tuple[str, str]
 _FIXED = ("seed", "best_by")  # fields of TrainParams; others may change
 _NEVER = (
     "model.moe.dispatcher.expert_sizes",
@@ -43,17 +44,26 @@ class Changeable(NamedTuple):
         Raises:
             ValueError: another param differs.
         """
-        here, there = to_fields(new), to_fields(old)
-        for path in dict.fromkeys((*here, *there)):
-            ours, theirs = here.get(path, "None"), there.get(path, "None")
-            averaged = path in self.kept and old.optimizer.ema_decay is not None
-            if ours != theirs and (averaged or not self.includes(path)):
-                why = " with optimizer.ema_decay" if averaged else ""
-                raise ValueError(
-                    f"Logdir {logdir} has a model with {path}={theirs}, but --set gives {ours}; it "
-                    f"cannot change {self.when}{why}. Leave out this --set, or train another model "
-                    f"in another --logdir."
-                )
+        for path, (was, now) in self.forbidden(old, new).items():
+            why = " with optimizer.ema_decay" if self._keeps(path, old) else ""
+            raise ValueError(
+                f"Logdir {logdir} has a model with {path}={was}, but --set gives {now}; it cannot "
+                f"change {self.when}{why}. Leave out this --set, or train another model in another "
+                f"--logdir."
+            )
+
+    def forbidden(self, old: TranslationParams, new: TranslationParams) -> dict[str, _Both]:
+        """The params that differ and may not: path -> the texts of the old and the new value."""
+        before, after = to_fields(old), to_fields(new)
+        both = {p: (before.get(p, "None"), after.get(p, "None")) for p in {**after, **before}}
+        return {
+            path: (was, now)
+            for path, (was, now) in both.items()
+            if was != now and (self._keeps(path, old) or not self.includes(path))
+        }
+
+    def _keeps(self, path: str, old: TranslationParams) -> bool:
+        return path in self.kept and old.optimizer.ema_decay is not None
 
     def includes(self, path: str) -> bool:
         """Whether the param may change."""
@@ -116,3 +126,18 @@ AFTER_TRAINING = Changeable(
     ),
     "after training",
 )
+
+
+def function_changes(old: TranslationParams, new: TranslationParams) -> dict[str, _Both]:
+    """The params in which two models differ so that the same weights compute something else.
+
+    Returns:
+        Path such as "model.num_heads" -> the texts of the old and the new value. If the values are
+        objects of different classes, their fields are left out.
+    """
+    found: dict[str, _Both] = {}
+    for path, both in AFTER_TRAINING.forbidden(old, new).items():
+        inside = any(path.startswith(f"{other}.") for other in found)
+        if path.startswith("model.") and not inside:
+            found[path] = both
+    return found

@@ -18,7 +18,6 @@ FLAGS = flags.FLAGS
 
 def main() -> None:
     """Flags to api.evaluate."""
-    pairs = FLAGS.pairs
     runtimes.check_flags()
     report = api.evaluate(
         ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(FLAGS.set),
@@ -29,7 +28,7 @@ def main() -> None:
         make_runtime=runtimes.make_runtime,
         report=common.report,
         split=FLAGS.split,
-        pairs=pairs,
+        pairs=FLAGS.pairs,
         bleu_tokenizers=FLAGS.bleu_tokenizer,
         pivot=FLAGS.pivot,
         floor=FLAGS.floor,

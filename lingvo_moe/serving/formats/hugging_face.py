@@ -12,7 +12,6 @@ import numpy as np
 
 from lingvo_moe.core import safetensors
 from lingvo_moe.core.files import read_json
-from lingvo_moe.core.params import to_fields
 from lingvo_moe.core.safetensors import InParts
 from lingvo_moe.pretrained import config as configs
 from lingvo_moe.pretrained import tensors, tokenizer
@@ -24,12 +23,12 @@ from lingvo_moe.serving.formats.storage import Storage
 from lingvo_moe.serving.prune import unrolled
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.param_changes import AFTER_TRAINING
+from lingvo_moe.tasks.param_changes import function_changes
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.translation import TranslationTask
 
 # Params of the model without effect on its weights in this format.
-_OTHERS = ("scan", "moe.decoder_num_experts")
+_OTHERS = ("model.scan", "model.moe.decoder_num_experts")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,13 +111,11 @@ def _config(model_dir: ModelDir) -> dict[str, Any]:
 
 def _check_function(model_dir: ModelDir, imported: TranslationParams) -> None:
     """Raises ValueError if the model computes another function than config.json says."""
-    ours, theirs = (to_fields(params.model) for params in (model_dir.params, imported))
-    for path in dict.fromkeys((*ours, *theirs)):
-        here, there = ours.get(path, "None"), theirs.get(path, "None")
-        if here != there and not AFTER_TRAINING.includes(f"model.{path}") and path not in _OTHERS:
+    for path, (was, now) in function_changes(imported, model_dir.params).items():
+        if path not in _OTHERS:
             raise ValueError(
-                f"{model_dir.path}: model.{path}={here} was {there} in the imported model, and the "
-                f"format cannot hold it. Export the model with --format=safetensors."
+                f"{model_dir.path}: {path}={now} was {was} in the imported model, and the format "
+                f"cannot hold it. Export the model with --format=safetensors."
             )
 
 
