@@ -76,7 +76,7 @@ def test_export(given, logdir, tmp_path):
         (lambda *a: lm.train_baselines(3, *a), "model must be the name of a registered model"),
         (
             lambda *a: lm.train_baselines([lm.params("tiny.Bilingual")] * 2, *a),
-            "Of several models, give the names of registered ones, not params",
+            "give names of registered models, not params",
         ),
     ],
 )

@@ -189,7 +189,7 @@ def check_output(path: Path, maker: str, overwrite: bool = False) -> None:
 
 
 def maker_of(path: Path) -> str | None:
-    """The tool that made a directory of results; None if it is no such directory."""
+    """The tool that made a directory of results; None if the path is no directory of results."""
     return read_json(path / MANIFEST).get("maker") if (path / MANIFEST).is_file() else None
 
 

@@ -301,11 +301,12 @@ class Space:
         rows = self.params.input.batch_size / self.params.train.micro_batches
         groups = experts = ""
         if self.params.model.moe:
-            groups, experts = " and model.moe.num_groups", " the number of experts of E,"
+            groups = " and model.moe.num_groups"
+            experts = "The number of experts must be a multiple of E. "
         return (
             f"input.batch_size / train.micro_batches ({rows:g}){groups} must be a multiple of "
-            f"D · E,{experts} and heads, hidden_dim or both vocabulary sizes of M, on a mesh "
-            f"data:D,expert:E,model:M with D · E · M = {devices}."
+            f"D · E. {experts}At least one of heads, hidden_dim and both vocabulary sizes must be "
+            f"a multiple of M. The mesh is data:D,expert:E,model:M with D · E · M = {devices}."
         )
 
     def options(self, mesh: Mesh, group: str, zero: bool) -> list[BlockChoice]:

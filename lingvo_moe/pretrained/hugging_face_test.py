@@ -187,7 +187,7 @@ DAMAGES = {
     "languages after the source": (
         "nllb",
         lambda d: (d / "tokenizer_config.json").write_text('{"legacy_behaviour": true}'),
-        "tokenizer_config.json: with legacy_behaviour=true the language stands after the source",
+        "tokenizer_config.json: legacy_behaviour=true puts the language after the source",
     ),
     "no tensor": (
         "nllb",

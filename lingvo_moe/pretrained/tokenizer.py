@@ -48,8 +48,9 @@ def read_vocabulary(directory: Path, size: int) -> Vocabulary:
     settings = directory / _SETTINGS
     if settings.exists() and read_json(settings).get("legacy_behaviour") is True:
         raise ValueError(
-            f"{settings}: with legacy_behaviour=true the language stands after the source, which "
-            f"lingvo_moe cannot do. If the model was trained without it, set the field to false."
+            f"{settings}: legacy_behaviour=true puts the language after the source text, which "
+            f"lingvo_moe cannot do. If the model was trained with the language in front, set "
+            f"legacy_behaviour to false."
         )
     pieces = (_m2m100 if (directory / PIECES).exists() else _nllb)(directory, model)
     added = _added(directory, len(pieces), (directory / PIECES).exists())

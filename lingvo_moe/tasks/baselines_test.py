@@ -411,7 +411,7 @@ def test_models_among_which_dev_loss_cannot_choose_are_refused(tmp_path, monkeyp
     longer = [short, _several(tmp_path / "a", "input.target_length=40")[1]]
     no_dev = without("dev", *(pair.name for pair in dataset().pairs))
     for jobs, message in (
-        (twice, "--model must name a model once; repeated: tiny.Bilingual"),
+        (twice, "Each --model must be different; repeated: tiny.Bilingual"),
         (by_bleu, r'best_by=DevLoss\(\), DevBleu\(\), .* Pass --set="train.best_by=DevBleu\(\)"'),
         (longer, r"--set=input.source_length=48 --set=input.target_length=40\.$"),
         (

@@ -33,10 +33,10 @@ class Process:
         return dataclasses.replace(self, minimum=lambda value: min(map(int, share(str(value)))))
 
     def cause(self, error: Exception | None) -> str:
-        """Why a stage failed that all processes took; each calls it with its error, if it has one.
+        """Why a common stage failed. Every process must call this.
 
         Args:
-            error: of this process.
+            error: of this process; None if it had none.
         """
         mine = "" if error is None else str(error) or type(error).__name__
         texts = self.share(mine) if self.share else ()
