@@ -17,3 +17,11 @@ def test_if_one_does_not_end_none_is_left_running(tmp_path, monkeypatch):
     for fork in started:
         fork._process.join(60)
         assert not fork.is_alive()
+
+
+def test_an_error_is_printed_before_exit_functions_end_the_process(tmp_path):
+    script = tmp_path / "fail.py"
+    script.write_text("import atexit, os; atexit.register(os._exit, 1); raise OSError('full disk')")
+    ended = forks.Fork(str(script)).wait()
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("OSError: full disk\n")
