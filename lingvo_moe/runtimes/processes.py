@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import numpy as np
 from jax._src import distributed  # its key-value store has no public name
 from jax.experimental import multihost_utils
 
+from lingvo_moe.runtimes.roll_call import call_roll
 from lingvo_moe.runtimes.together import end_together
 from lingvo_moe.training.process import ALONE, Process
 
@@ -20,7 +20,7 @@ AUTO = "auto"
 _SILENCE_SECONDS = 30
 _MEET_SECONDS = 300
 _MOST_MILLISECONDS = 7 * 24 * 3600 * 1000
-_KEY, _TEXTS, _COUNT = (f"lingvo_moe/{name}" for name in ("end_together", "texts", "count"))
+_KEY, _TEXTS = (f"lingvo_moe/{name}" for name in ("end_together", "texts"))
 
 
 @contextlib.contextmanager
@@ -44,7 +44,8 @@ def join_processes(
 
     Raises:
         ValueError: an argument is missing or wrong.
-        OSError: the address cannot be used, or other processes do not connect.
+        OSError: the address cannot be used, other processes do not connect, or their index or
+            count does not fit.
     """
     _check(coordinator, index, count)
     if coordinator is None and not _in_a_cluster():
@@ -54,7 +55,6 @@ def join_processes(
     met = distributed.global_state
     host = met.coordinator_address.rpartition(":")[0].strip("[]")
     with end_together(met.process_id, met.num_processes, host, _exchange):
-        _check_count(met)
         exchange = TextExchange(met.client, met.process_id, met.num_processes)
         yield Process(met.process_id, _minimum, exchange)
 
@@ -62,9 +62,9 @@ def join_processes(
 def _wait_for_processes(coordinator, index, count):
     """Waits for all processes; JAX would abort with a stack trace if some are missing."""
     where = coordinator or "the cluster's address"
-    if coordinator and index == 0:
-        _check_free(coordinator)
     print(f"Waiting for the other processes at {where} …", file=sys.stderr, flush=True)
+    if coordinator:
+        call_roll(coordinator, index, count, _MEET_SECONDS)
     timer = threading.Timer(_MEET_SECONDS, _exit_unconnected, (where,))
     timer.start()
     try:
@@ -87,19 +87,6 @@ def _exit_unconnected(where):
         flush=True,
     )
     os._exit(1)
-
-
-def _check_free(coordinator):
-    """Raises OSError if the port is in use; JAX would crash."""
-    port = int(coordinator.rpartition(":")[2])
-    try:
-        socket.create_server(("", port)).close()
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else error
-        raise OSError(
-            f"Port {port} of this host cannot be used ({reason}); give "
-            f"another in --coordinator to all processes."
-        ) from error
 
 
 def _check(coordinator, index, count):
@@ -134,21 +121,6 @@ def _exchange(text: str | None) -> str:
         return client.blocking_key_value_get(_KEY, 1000 * _MEET_SECONDS)
     except RuntimeError as error:
         raise OSError(f"Process 0 does not answer: {error}") from error
-
-
-def _check_count(met):
-    """Raises ValueError if this process was given another number of processes than the first.
-
-    JAX takes the number of process 0.
-    """
-    if met.process_id == 0:
-        met.client.key_value_set(_COUNT, str(met.num_processes))
-    first = int(met.client.blocking_key_value_get(_COUNT, 1000 * _MEET_SECONDS))
-    if first != met.num_processes:
-        raise ValueError(
-            f"--process_count={met.num_processes} in process {met.process_id}, and {first} in "
-            f"process 0; give all processes the same."
-        )
 
 
 def _in_a_cluster() -> bool:

@@ -1,6 +1,7 @@
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -18,18 +19,13 @@ with processes.join_processes(sys.argv[1], int(sys.argv[2]), 2):
 def test_others_that_never_come():
     """Neither for the first process nor for another."""
     addresses = free_address(), free_address()
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    lonely = [
-        subprocess.Popen(
-            [sys.executable, "-c", LONELY, address, str(i)], env=environment(1), **pipes
-        )
-        for i, address in enumerate(addresses)
-    ]
-    for process, address in zip(lonely, addresses, strict=True):
+    lonely = [_start(LONELY, address, str(i)) for i, address in enumerate(addresses)]
+    reasons = ("missing: 1", "process 0: Connection refused")
+    for process, address, reason in zip(lonely, addresses, reasons, strict=True):
         out, errors = process.communicate(timeout=120)
         assert (process.returncode, out) == (1, "")
-        assert errors.splitlines()[-1].startswith(
-            f"error: Not all processes connected to {address} within 2 s. Start all of them"
+        assert (
+            f"Not all processes connected to {address} within 2 s ({reason}). Start all" in errors
         )
 
 
@@ -46,30 +42,63 @@ with processes.join_processes(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])) a
 def test_another_number_of_processes():
     """Both end at once, with the cause."""
     cause = "--process_count=3 in process 1, and 2 in process 0; give all processes the same."
-    for code, out, errors in _meet(2, 3):
+    for code, out, errors in _meet((0, 2), (1, 3)):
         assert (code, out) == (1, "")
         assert cause in errors
 
 
+def test_two_processes_with_one_index():
+    """All end at once, with the cause; JAX would abort one and let the others wait."""
+    for code, out, errors in _meet((0, 3), (1, 3), (1, 3)):
+        assert (code, out) == (1, "")
+        assert "Two processes have --process_index=1: pid " in errors
+
+
 def test_texts_and_numbers_of_all():
-    for code, out, errors in _meet(2, 2):
+    for code, out, errors in _meet((0, 2), (1, 2)):
         assert (code, out) == (0, "['of 0', 'of 1'] 5\n"), errors
 
 
-def _meet(*counts):
-    """(exit code, output, errors) of processes, each with the number of processes given to it."""
+def test_a_process_that_starts_again_and_others_that_connect():
+    """The first process 1 ends before all are here; a port scan is no process."""
     address = free_address()
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", MEETING, address, str(i), str(count)],
-            env=environment(1),
-            **pipes,
-        )
-        for i, count in enumerate(counts)
-    ]
+    host, port = address.split(":")
+    first = _start(MEETING, address, "0", "3")
+    stopped = _start(MEETING, address, "1", "3")
+    with _connection(host, int(port)) as scan:
+        scan.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert stopped.stderr.readline().startswith("Waiting for the other processes")
+        time.sleep(0.5)  # until it has reported
+        stopped.kill()
+        stopped.communicate()
+        others = [_start(MEETING, address, str(i), "3") for i in (1, 2)]
+        for process in [first, *others]:
+            out, errors = process.communicate(timeout=120)
+            assert (process.returncode, out) == (0, "['of 0', 'of 1', 'of 2'] 5\n"), errors
+
+
+def _connection(host, port):
+    """To a process that begins to listen."""
+    while True:
+        try:
+            return socket.create_connection((host, port))
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+
+
+def _meet(*processes):
+    """(exit code, output, errors) of processes with these indexes and counts."""
+    address = free_address()
+    started = [_start(MEETING, address, str(i), str(count)) for i, count in processes]
     ended = [process.communicate(timeout=120) for process in started]
     return [(p.returncode, *texts) for p, texts in zip(started, ended, strict=True)]
+
+
+def _start(program, *arguments):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], env=environment(1), **pipes
+    )
 
 
 @pytest.mark.parametrize(
