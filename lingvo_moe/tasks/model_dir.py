@@ -2,7 +2,9 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -358,12 +360,27 @@ class ModelDir:
         def average(newest):
             nonlocal found
             steps = averaging.steps(checkpoints.steps(), newest.step)
+            self._warn_of_gaps(steps)
             before = [checkpoints.read(other).tensors for other in steps[:-1]]
             found = dataclasses.replace(newest, tensors=averaging([*before, newest.tensors]))
             use(found)
 
         checkpoints.read(step, average)
         return found
+
+    def _warn_of_gaps(self, steps):
+        """A logdir keeps some checkpoints longer than those between them."""
+        train = self.params.train
+        every = min(train.checkpoint_every, train.eval_every)
+        if any(later - earlier > every for earlier, later in itertools.pairwise(steps)):
+            logging.warning(
+                "averaging=%s averages the checkpoints of steps %s. Training saved one every %s "
+                "steps, but some between them are removed. Give a smaller n, or train with a "
+                "larger train.keep_checkpoints.",
+                self.params.averaging,
+                ", ".join(map(str, steps)),
+                every,
+            )
 
     def fingerprint(self, step: int) -> dict[str, str]:
         """Name -> value of everything that translations depend on: step, checksums and params.

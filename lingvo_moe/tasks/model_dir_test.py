@@ -386,6 +386,18 @@ def test_checksums_tell_weights_and_shortlists_apart(tmp_path):
     assert "shortlist" not in one.checksums(1)
 
 
+def test_an_average_over_removed_checkpoints_is_reported(tmp_path, caplog):
+    made = random_logdir(tmp_path / "made", [*SHRINK, "train.checkpoint_every=1"])
+    runtime = Local(made.task, train_step(made.task))
+    runtime.initialize(6)
+    averaged = made.with_overrides(["averaging=Last(n=2)"])
+    for step in (2, 9):
+        averaged.checkpoints.save(step, runtime.state())
+        averaged.read_checkpoint(step)
+    assert len(caplog.messages) == 1
+    assert "averages the checkpoints of steps 2, 9. Training saved one every 1 steps" in caplog.text
+
+
 def test_a_fingerprint_has_all_that_translations_depend_on(logdir):
     model = ModelDir.open(logdir)
     found = model.fingerprint(1)
