@@ -280,7 +280,8 @@ def _advance(step_fn, step, rows, request):
     living, constraints, sharing = rows.living, _constraints(request), request.sharing
     visible = living.visible | own_positions(step, living.visible, sharing)
     by_cache = tf.reshape(visible, [-1, sharing, tf.shape(visible)[2]])
-    logits, caches, sources = step_fn(living.newest, step, rows.caches, by_cache, rows.source)
+    newest = tf.where(living.log_probs > _IMPOSSIBLE, living.newest, PAD)
+    logits, caches, sources = step_fn(newest, step, rows.caches, by_cache, rows.source)
     least = tf.maximum(request.params.min_length, constraints.forced + 1)
     may_end = (step + 1 >= least) | (step + 1 >= rows.max_length)
     allowed = constraints.allowed(logits, living.written["ids"], step, living.places)

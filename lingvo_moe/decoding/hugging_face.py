@@ -93,7 +93,8 @@ def search_like(
     def advance(step, caches, opened, kept):
         visible = opened.visible | own_positions(step, opened.visible, sharing)
         by_cache = tf.reshape(visible, [-1, sharing, tf.shape(visible)[2]])
-        logits, caches, _ = step_fn(opened.newest, step, caches, by_cache, source)
+        newest = tf.where(opened.log_probs > _IMPOSSIBLE, opened.newest, PAD)
+        logits, caches, _ = step_fn(newest, step, caches, by_cache, source)
         beam, token, scores = _best(opened.log_probs[..., None] + tf.nn.log_softmax(logits), beams)
         ids = tf.gather(opened.ids, beam, batch_dims=1)
         ids = tf.where(tf.range(tf.shape(ids)[2]) == step, token[..., None], ids)

@@ -12,6 +12,7 @@ from lingvo_moe.core.fields import PositiveInt
 from lingvo_moe.core.layer import EVALUATION, Context, Layer, dropout, layer_names, stacked
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.smart_cond import size_of
+from lingvo_moe.core.tokens import PAD
 from lingvo_moe.core.zeros import runtime_zeros
 from lingvo_moe.layers.attention import (
     FORBIDDEN,
@@ -389,7 +390,8 @@ class Transformer(Layer):
 
         Args:
             laid_out: of `lay_out`.
-            token_ids: int32 [B, K], the newest token of each hypothesis.
+            token_ids: int32 [B, K], the newest token of each hypothesis; PAD if it cannot live, so
+                that it takes no expert's capacity.
             step: int32 [], its position t.
             caches: layer -> keys and values [C, N, P, D], P = steps · Q.
             visible: bool [C, Q, P], the positions of the tokens of each hypothesis, with the
@@ -406,7 +408,8 @@ class Transformer(Layer):
         x = self.params.position.encode(decoder.embedding.lookup(own.embedding, token_ids), step)
         x = tf.reshape(x, [-1, self.params.model_dim])
         bias = self._step_bias(own, step, visible)
-        tokens = Tokens(token_ids, tf.ones_like(token_ids), _spread(source.get("tasks"), token_ids))
+        living = tf.cast(token_ids != PAD, tf.int32)
+        tokens = Tokens(token_ids, living, _spread(source.get("tasks"), token_ids))
         new_caches, attentions = {}, []
         for name, layer in decoder.layers.items():
             x, new_caches[name], attention = layer.step(

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.layer import EVALUATION, Context, count_weights, init_theta
+from lingvo_moe.core.tokens import PAD
 from lingvo_moe.gatings.top_2 import Top2
 from lingvo_moe.layers.activation import GELU, SwiGLU
 from lingvo_moe.layers.moe import MoEParams
@@ -247,6 +248,24 @@ def test_bfloat16_activations_are_close():
     half = logits(rows, theta=THETA.map(lambda w: tf.cast(w, tf.bfloat16)))
     assert half.dtype == tf.float32
     assert np.abs(half - logits(rows))[0, :9].mean() < 0.05
+
+
+def test_hypotheses_that_cannot_live_take_no_capacity():
+    """Two sentences with one living hypothesis of four; an expert has room for both."""
+    moe = dataclasses.replace(PARAMS.moe, eval_capacity_factor=1.0)
+
+    def next_token(model, token_ids):
+        laid_out = model.lay_out(THETA)
+        lengths = tf.constant([3, 3])
+        source = MODEL.encode(laid_out, tf.constant([[5, 6, 2], [7, 8, 2]]), lengths)
+        caches = model.empty_caches(lengths, 4, tf.float32)
+        own = tf.tile(tf.eye(4)[None] > 0, [2, 1, 1])
+        return model.step(laid_out, token_ids, tf.constant(0), caches, own, source)[0]
+
+    for token in range(4, TARGET_VOCAB):
+        beam = tf.constant([[token, PAD, PAD, PAD]] * 2)
+        found = next_token(transformer(moe=moe), beam)[:, 0]
+        np.testing.assert_allclose(found, next_token(MODEL, beam)[:, 0], atol=1e-5)
 
 
 @pytest.mark.parametrize(
