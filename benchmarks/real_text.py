@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 
 from lingvo_moe import api
 from lingvo_moe.core.files import write_whole
+from lingvo_moe.core.params import override
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.evaluation.plot import draw_plot
 from lingvo_moe.evaluation.report import (
@@ -38,6 +39,7 @@ from lingvo_moe.evaluation.report import (
 from lingvo_moe.evaluation.scores import RELIABLE_TEST_EXAMPLES
 from lingvo_moe.reporting.figure import COLORS, to_png
 from lingvo_moe.reporting.table import Table
+from lingvo_moe.tasks.params import TranslationParams
 
 _CURVE = {  # tag of TensorBoard -> name and format
     "dev/loss": ("dev loss", ".2f"),
@@ -68,7 +70,10 @@ def main() -> None:
         help="as for lingvo-moe-train, for the model and the baselines",
     )
     parser.add_argument(
-        "--baseline_set", action="append", default=[], help="as --set, for the baselines alone"
+        "--baseline_set",
+        action="append",
+        default=[],
+        help="as --set, for the baselines alone; MODEL:param=value for one of them",
     )
     parser.add_argument(
         "--metric", action="append", default=[], help="as for lingvo-moe-evaluate, such as Comet"
@@ -79,7 +84,7 @@ def main() -> None:
     marks = {name: f"real_text {args.corpus} {name}" for name in ("averages", "pairs", "curve")}
     if args.page:  # errors must come before hours of training
         check_places(args.page, [*marks.values(), *_optional_marks(args).values()])
-    report = _report(here, args)
+    report = _report(here, args, _baseline_models(args))
     reliable = dataclasses.replace(report, pairs=[pair for pair in report.pairs if pair.reliable])
     curve = curve_table(_logdir(here, args))
     tables = {
@@ -116,7 +121,30 @@ def _optional_marks(args: argparse.Namespace) -> dict[str, str]:
     return {name: mark for name, mark in marks.items() if f"<!-- {mark} -->" in text}
 
 
-def _report(here: Path, args: argparse.Namespace) -> Report:
+def _baseline_models(args: argparse.Namespace) -> dict[str, TranslationParams]:
+    """The params of each bilingual model."""
+    changes = [*args.set, "train.source_use_sentences=0"]
+    return {
+        name: override(
+            api.params(name), [*changes, *_of_model(args.baseline_set, name, args.baseline)]
+        )
+        for name in args.baseline
+    }
+
+
+def _of_model(changes: Sequence[str], model: str, models: Sequence[str]) -> list[str]:
+    """Of "param=value" and "MODEL:param=value", those for a model, without its name."""
+    found = []
+    for text in changes:
+        name, *_ = text.partition("=")[0].rpartition(":")
+        if name and name not in models:
+            raise SystemExit(f"--baseline_set={text} is of none of {', '.join(models)}.")
+        if name in ("", model):
+            found.append(text.removeprefix(f"{name}:"))
+    return found
+
+
+def _report(here: Path, args: argparse.Namespace, models: dict[str, TranslationParams]) -> Report:
     """Trains the model and the baselines, and compares them on test."""
     data = prepared(here / "data", args.corpora, args.corpus)
     logdir = _logdir(here, args)
@@ -125,7 +153,7 @@ def _report(here: Path, args: argparse.Namespace) -> Report:
     return api.evaluate(
         logdir,
         data,
-        baselines=_baselines(here, data, args),
+        baselines=_baselines(here, data, models),
         output=_report_of(here, args),
         floor=True,
         metrics=args.metric,
@@ -141,9 +169,9 @@ def _report_of(here: Path, args: argparse.Namespace) -> Path:
     return here / f"report.{args.seed}"
 
 
-def _baselines(here: Path, data: Dataset, args: argparse.Namespace) -> list[Path]:
+def _baselines(here: Path, data: Dataset, models: dict[str, TranslationParams]) -> list[Path]:
     """Trains the baselines; their directory, if there are any."""
-    if not args.baseline:
+    if not models:
         return []
     pairs = [
         pair.name
@@ -151,8 +179,7 @@ def _baselines(here: Path, data: Dataset, args: argparse.Namespace) -> list[Path
         if pair.examples.get("train") and pair.examples.get("test", 0) >= RELIABLE_TEST_EXAMPLES
     ]
     output = here / _BASELINES
-    changes = [*args.set, *args.baseline_set, "train.source_use_sentences=0"]
-    api.train_baselines(args.baseline, data, output, pairs=pairs, own_vocabulary=True, set=changes)
+    api.train_baselines(models, data, output, pairs=pairs, own_vocabulary=True)
     return [output]
 
 

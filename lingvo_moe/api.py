@@ -209,7 +209,7 @@ def train(
 
 
 def train_baselines(
-    model: str | TranslationParams | Sequence[str],
+    model: str | TranslationParams | Sequence[str] | Mapping[str, TranslationParams],
     data: Corpus | Dataset,
     output: str | Path,
     *,
@@ -224,8 +224,8 @@ def train_baselines(
     """Trains and scores a bilingual model for each pair, to compare others with, or resumes.
 
     Args:
-        model: as for `train`; or names of several models, of which each pair gets the best one on
-            dev, by the param train.best_by.
+        model: as for `train`; or names of several models, or name -> params, of which each pair
+            gets the best one on dev, by the param train.best_by.
         data, set, name, report: as for `train`.
         output: directory for a logdir of each pair and for `report`. `evaluate` takes it as
             baselines.
@@ -239,12 +239,11 @@ def train_baselines(
         ValueError, OSError: as `tasks.baselines.train_baselines`.
         SystemExit: as `train`.
     """
-    models: Any = [model] if isinstance(model, str) or not isinstance(model, Sequence) else model
     jobs: list[TrainingJob] = []
     options = {"make_runtime": Local, "report": report, "input_workers": input_workers}
-    for one in models:
+    for one, label in _named_models(model, name):
         dataset = jobs[0].dataset if jobs else data
-        jobs.append(_job(one, dataset, Path(output), set, name, **options))
+        jobs.append(_job(one, dataset, Path(output), set, label, **options))
     if not jobs:
         raise ValueError("model is empty; name one or more models, such as small.Bilingual.")
     return bilingual.train_baselines(jobs, pairs, split, own_vocabulary)
@@ -392,13 +391,25 @@ def _label(model, name: str | None) -> str:
     """The name of a model: a registered one's own, or the name given for params.
 
     Raises:
-        ValueError: a name is given for a model that is not params.
+        ValueError: the name is no text, or given for a model that is not params.
     """
     if isinstance(model, TranslationParams):
+        if not isinstance(name, str | None):
+            raise ValueError(f"name must be a text such as 'mine', got {short_repr(name)}.")
         return name or "custom"
     if name is not None:
         raise ValueError(f"name={name!r} is for a model given as params; leave it out.")
     return str(model)
+
+
+def _named_models(model, name) -> list[tuple[Any, str | None]]:
+    """The models of `train_baselines`, each with the name given for it."""
+    if isinstance(model, Mapping):
+        if name is not None:
+            raise ValueError(f"name={name!r} is for one model; the keys of model are the names.")
+        return [(params, key) for key, params in model.items()]
+    several = isinstance(model, Sequence) and not isinstance(model, str)
+    return [(one, name) for one in (model if several else [model])]
 
 
 def _job(

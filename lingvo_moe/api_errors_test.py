@@ -76,7 +76,15 @@ def test_export(given, logdir, tmp_path):
         (lambda *a: lm.train_baselines(3, *a), "model must be the name of a registered model"),
         (
             lambda *a: lm.train_baselines([lm.params("tiny.Bilingual")] * 2, *a),
-            "give names of registered models, not params",
+            r"Several params need names: model=\{'a': …, 'b': …\}",
+        ),
+        (
+            lambda *a: lm.train_baselines({"a": lm.params("tiny.Bilingual")}, *a, name="b"),
+            "name='b' is for one model; the keys of model are the names",
+        ),
+        (
+            lambda *a: lm.train_baselines({3: lm.params("tiny.Bilingual")}, *a),
+            "name must be a text such as 'mine', got 3",
         ),
     ],
 )

@@ -7,6 +7,7 @@ import types
 import pytest
 
 from lingvo_moe import api
+from lingvo_moe.core.params import override
 from lingvo_moe.data import input_workers
 from lingvo_moe.data import prepare as stages
 from lingvo_moe.data.dataset import SPLITS, Dataset
@@ -175,6 +176,22 @@ def test_each_pair_gets_the_model_with_the_highest_dev_bleu(tmp_path, pretended)
     report = train_baselines(jobs, ["qna-en"])
     assert report.pairs[0].model == "tiny.Dense"
     assert "qna-en: tiny.Dense is chosen by dev BLEU (tiny.Bilingual 7.5, tiny.Dense 8.2)" in lines
+
+
+def test_several_params_have_names(tmp_path, pretended):
+    """A logdir that was made by the name of the registered model is used again."""
+    pretended.update({("tiny.Bilingual", "qna-en"): 2.0, ("shorter", "qna-en"): 1.5})
+    longer = override(api.params("tiny.Bilingual"), [*SHRINK, "train.max_steps=9"])
+    models = {"tiny.Bilingual": longer, "shorter": override(longer, ["train.max_steps=5"])}
+    given = {"output": tmp_path, "pairs": ["qna-en"], "set": ["train.log_every=1"]}
+    api.train_baselines(
+        "tiny.Bilingual", dataset(), **given | {"set": [*SHRINK, "train.max_steps=9"]}
+    )
+    report = api.train_baselines(models, dataset(), **given)
+    assert report.pairs[0].model == "shorter"
+    for name, model in models.items():
+        made = ModelDir.open(tmp_path / name / "qna-en").params.train
+        assert (made.max_steps, made.log_every) == (model.train.max_steps, 1)
 
 
 def test_a_pair_with_other_params_has_a_runtime_of_its_own(tmp_path, pretended):
