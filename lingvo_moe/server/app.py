@@ -5,7 +5,7 @@ import contextlib
 import functools
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from lingvo_moe.server.requests import (
 
 _CLIENT_CLOSED = 499  # nginx's status if the client closed the connection
 _TRY_ANOTHER = {"Retry-After": "1", "Connection": "close"}
+_UNREAD_SECONDS, _UNREAD_BYTES = 2.0, 1 << 26  # of a refused body
 _PAGE = Path(__file__).parent / "page"
 _PAGE_FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -64,6 +65,7 @@ class Server:
 
     Attributes:
         names: of the models.
+        limits: of a request.
         asgi: the application.
         metrics: its counters.
     """
@@ -85,17 +87,13 @@ class Server:
             ValueError: a request may have more sentences than the queue holds.
         """
         self._models, self.names = dict(models), tuple(models)
-        self._limits, batching = limits or Limits(), batching or BatchParams()
-        if self._limits.max_sentences > batching.max_queue:
-            raise ValueError(
-                f"A request may have {self._limits.max_sentences} sentences, but only "
-                f"{batching.max_queue} may wait in the queue; raise --max_queue."
-            )
+        self.limits, batching = limits or Limits(), batching or BatchParams()
+        check_queue(self.limits, batching)
         self.metrics = Metrics()
         self._batchers = {name: self._batcher(name, batching) for name in models}
         options = dict.fromkeys(name for model in models.values() for name in model.options)
         self._read_translate = functools.partial(read_translate, options=tuple(options))
-        self._draining, self._open, self._over = False, 0, asyncio.Event()
+        self._draining, self._open, self._over = asyncio.Event(), 0, asyncio.Event()
         self._workers: list[asyncio.Task] = []
         self.asgi = Starlette(
             routes=self._routes(),
@@ -106,9 +104,10 @@ class Server:
                 Exception: _as_json,
             },
         )
+        self.asgi.router.redirect_slashes = False  # other paths do not exist
 
     async def drain(self, seconds: float) -> int:
-        """Refuses new requests and waits for the open ones.
+        """Refuses new requests, and those whose body has not arrived, and waits for the others.
 
         Args:
             seconds: limit of the wait; requests that are then open are refused too.
@@ -116,7 +115,8 @@ class Server:
         Returns:
             The number of unanswered requests.
         """
-        self._draining, end = True, time.monotonic() + seconds
+        self._draining.set()
+        end = time.monotonic() + seconds
         while self._open and time.monotonic() < end:
             await asyncio.sleep(0.02)
         self._over.set()
@@ -179,9 +179,11 @@ class Server:
         with self._answering():
             work = self._measure_and_translate(name, fields)
             sizes, found = await self._until_disconnect(request, work)
+        # Those of blank sentences have no tokens.
+        none: dict[str, Any] = {"tokens": [], "source": []} if fields.options.get("tokens") else {}
         answer = {
             "model": name,
-            "translations": [[translation.as_json() for translation in best] for best in found],
+            "translations": [[none | one.as_json() for one in best] for best in found],
             "left_out": [size.left_out for size in sizes],
         }
         return JSONResponse(answer)
@@ -268,7 +270,7 @@ class Server:
         return name, self._models[name]
 
     def _refuse_if_draining(self):
-        if self._draining:
+        if self._draining.is_set():
             refuse(503, "The server is shutting down; use another one.", _TRY_ANOTHER)
 
     async def _read(self, request, read):
@@ -276,14 +278,15 @@ class Server:
         self._refuse_if_draining()
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
+            await _read_on(request.stream())
             refuse(415, f"Content-Type must be application/json, got {kind!r:.60}.")
-        try:
-            async with asyncio.timeout(self._limits.timeout):
-                body = await _body(request, self._limits.max_bytes)
-        except TimeoutError:
-            refuse(408, f"The body did not arrive within {self._limits.timeout:g} s.")
-        self._refuse_if_draining()
-        return read(body, self._limits)
+        seconds, body = self.limits.timeout, _body(request, self.limits.max_bytes)
+        with self._answering():
+            async with _first_done(body, self._draining.wait(), seconds=seconds) as (arrived, _):
+                self._refuse_if_draining()
+                if not arrived.done():
+                    refuse(408, f"The body did not arrive within {seconds:g} s.")
+                return read(arrived.result(), self.limits)
 
     @contextlib.contextmanager
     def _answering(self):
@@ -296,28 +299,47 @@ class Server:
 
     async def _until_disconnect(self, request, work):
         """The result of work; an error if the client disconnects or the time is up."""
-        work = asyncio.create_task(work)
-        gone = asyncio.create_task(_disconnected(request))
-        over = asyncio.create_task(self._over.wait())
-        tasks, seconds = (work, gone, over), self._limits.timeout
+        seconds, ends = self.limits.timeout, (_disconnected(request), self._over.wait())
         try:
-            await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                return work.result()
-            if gone.done():
-                raise ClientDisconnect
-            if over.done():
-                refuse(503, "The server shut down before the answer; ask another.", _TRY_ANOTHER)
-            refuse(504, f"No answer within {seconds:g} s; send fewer sentences, or retry later.")
+            async with _first_done(work, *ends, seconds=seconds) as (answered, gone, over):
+                if answered.done():
+                    return answered.result()
+                if gone.done():
+                    raise ClientDisconnect
+                if over.done():
+                    refuse(
+                        503, "The server shut down before the answer; ask another.", _TRY_ANOTHER
+                    )
+                refuse(
+                    504, f"No answer within {seconds:g} s; send fewer sentences, or retry later."
+                )
         except QueueFull as busy:
             refuse(429, str(busy), {"Retry-After": str(busy.seconds)})
         except TooLong as error:
             refuse(TOO_LARGE, str(error))
         except ValueError as error:
             refuse(WRONG, str(error))
-        finally:
-            for task in tasks:
-                task.cancel()
+
+
+def check_queue(limits: Limits, batching: BatchParams) -> None:
+    """Raises ValueError if a request may have more sentences than the queue holds."""
+    if limits.max_sentences > batching.max_queue:
+        raise ValueError(
+            f"A request may have {limits.max_sentences} sentences, but only {batching.max_queue} "
+            f"may wait in the queue; raise --max_queue, or lower --max_sentences."
+        )
+
+
+@contextlib.asynccontextmanager
+async def _first_done(*work: Coroutine, seconds: float) -> AsyncIterator[list[asyncio.Task]]:
+    """Tasks, once one of them is done or the time is up; they are cancelled at the end."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def _compute(model, items, settings):
@@ -349,17 +371,33 @@ def _of_pairs(compute, pairs, settings):
 
 async def _body(request, limit):
     """The body; refused if it is too long."""
-    declared, body = request.headers.get("content-length", ""), bytearray()
+    declared, body, parts = request.headers.get("content-length", ""), bytearray(), request.stream()
     too_large = declared.isdecimal() and int(declared) > limit
     if not too_large:
-        async for part in request.stream():
+        async for part in parts:
             body += part
             too_large = len(body) > limit
             if too_large:
                 break
     if too_large:
+        await _read_on(parts)
         refuse(TOO_LARGE, f"A body may have {limit:,} bytes; send fewer sentences at a time.")
     return bytes(body)
+
+
+async def _read_on(parts):
+    """Reads the rest of a refused body.
+
+    A connection that is closed before its data is read is reset, and the client may lose the
+    answer.
+    """
+    size = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_UNREAD_SECONDS):
+            async for part in parts:
+                size += len(part)
+                if size > _UNREAD_BYTES:
+                    break
 
 
 async def _disconnected(request):

@@ -136,6 +136,11 @@ class TestRefused:
                 400,
                 "an object has 'to' more than once",
             ),
+            (
+                f"""{{{", ".join(f'"{n}": 0' for n in range(80_000))}, "7": 0}}""".encode(),
+                400,
+                "an object has '7' more than once",
+            ),
             (b'{"n_best": NaN}', 400, "NaN is no JSON number"),
             (b'{"n_best": ' + b"9" * 5000 + b"}", 400, "not JSON: .*digits"),
             (b"[]", 422, r"must be a JSON object, got \[\]"),
@@ -185,7 +190,7 @@ class TestRefused:
     def test_too_large_though_it_does_not_say_so(self):
         async def endless():
             while True:
-                yield b" " * 64
+                yield b" " * (1 << 20)
 
         status, error = answer_to(endless(), limits=Limits(max_bytes=1000))
         assert status == 413
@@ -236,7 +241,10 @@ class TestRefused:
 
     def test_other_paths_and_methods(self):
         async def test(client):
-            assert (await client.http.get("/v1/nothing")).json() == {"error": "Not Found"}
+            for path in ("/v1/nothing", "/v1/languages/"):
+                response = await client.http.get(path)
+                assert response.status_code == 404
+                assert response.json() == {"error": "Not Found"}
             assert (await client.http.get("/v1/translate")).status_code == 405
 
         run(test)

@@ -16,7 +16,6 @@ from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translation import RuntimeFn
 from lingvo_moe.tasks.translator import Translator
 
-_NO_LIMIT = (1 << 31) - 1
 _TAG_AND_EOS = 2
 
 
@@ -25,7 +24,7 @@ class _Checks:
 
     def __init__(self, limits: OptionLimits, own: BeamSearchParams, max_pieces: int):
         """Makes the checks; own are the model's options, which are always allowed."""
-        self._max_pieces = max_pieces
+        self._own = own
         self._largest = {
             "n_best": limits.n_best,
             "beam_size": max(limits.beam_size, own.beam_size),
@@ -45,23 +44,26 @@ class _Checks:
                     f"give a smaller value."
                 )
 
-    def size(self, number: int, pieces: int, left_out: int, search: BeamSearchParams) -> Size:
-        """The size of a sentence of a request.
+    def size(
+        self, number: int, parts: Sequence[int], left_out: int, search: BeamSearchParams
+    ) -> Size:
+        """The size of a sentence of a request; parts are the pieces of each part.
 
         Raises:
             TooLong: its translation may be too long.
         """
-        if not pieces:  # blank
-            return Size(0, left_out, 0)
-        longest = search.longest(min(pieces, self._max_pieces) + _TAG_AND_EOS)
-        if longest > self._longest:
+        longest, own = (
+            sum(params.longest(pieces + _TAG_AND_EOS) for pieces in parts)
+            for params in (search, self._own)
+        )
+        if longest > (allowed := max(self._longest, own)):
             raise TooLong(
                 f"With length_ratio={search.length_ratio:g} and length_offset="
                 f"{search.length_offset} the translation of sentence {number} may have {longest:,} "
-                f"tokens, but at most {self._longest:,} are allowed; give smaller values, or raise "
+                f"tokens, but at most {allowed:,} are allowed; give smaller values, or raise "
                 f"--max_output_tokens of the server."
             )
-        return Size(pieces, left_out, longest)
+        return Size(sum(parts), left_out, longest)
 
 
 class Trained(TrainedModel):
@@ -95,9 +97,11 @@ class Trained(TrainedModel):
         super().__init__(ModelDir.open(path).with_overrides(overrides), make_runtime)
         self.n_best = limits.n_best
         self._checks = _Checks(limits, self.params.decoding, self.max_pieces)
+        # The server counts pieces alone; with tag and EOS its batches have at most twice as much.
+        self._batch_tokens = 2 * limits.batch_tokens
 
     def translator(self, **decoding: Any) -> Translator:
-        """See TrainedModel; all sentences are one batch.
+        """See TrainedModel; the sentences of a batch of the server are one batch.
 
         Raises:
             ValueError: also if there is no shortlist. It is for clients, so it has no path of this
@@ -113,14 +117,14 @@ class Trained(TrainedModel):
                     "This model has no shortlist that can be read; leave shortlist out, or make "
                     "one with lingvo-moe-shortlist."
                 ) from error
-        return super().translator(**{"n_best": 1, **decoding, "batch_tokens": _NO_LIMIT})
+        return super().translator(**{"n_best": 1, **decoding, "batch_tokens": self._batch_tokens})
 
     def measure(self, sentences: Sequence[str], **options: Any) -> list[Size]:
         """See Model."""
         translator = self.translator(**options)
         self._checks.check(translator.decoding)
         return [
-            self._checks.size(number, sum(map(len, parts)), left_out, translator.decoding)
+            self._checks.size(number, [*map(len, parts)], left_out, translator.decoding)
             for number, (parts, left_out) in enumerate(translator.read(sentences), start=1)
         ]
 
@@ -154,7 +158,7 @@ class Served(Exported):
         return [
             self._checks.size(
                 number,
-                sum(min(count, self.max_pieces) for count in reading.counts),
+                [min(count, self.max_pieces) for count in reading.counts],
                 reading.left_out,
                 search,
             )

@@ -21,11 +21,14 @@ class OptionLimits(Params):
         n_best: number of translations of a sentence.
         beam_size: of a search.
         output_tokens: of the longest translation that the options allow for a sentence.
+        batch_tokens: of a batch with padding; of a longer sentence, parts are translated one batch
+            after another, if the option split_long is set.
     """
 
     n_best: PositiveInt = 4
     beam_size: PositiveInt = 8
     output_tokens: PositiveInt = 1024
+    batch_tokens: PositiveInt = 4096
 
 
 class TooLong(ValueError):
@@ -33,7 +36,7 @@ class TooLong(ValueError):
 
 
 class Size(NamedTuple):
-    """The size of a sentence.
+    """The size of a sentence; of one that is split, of all its parts together.
 
     Attributes:
         pieces: number of pieces that are read.

@@ -123,10 +123,11 @@ def _parsed(body):
 
 
 def _unique(pairs):
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"an object has {max(names, key=names.count)!r:.60} more than once")
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in fields:
+            raise ValueError(f"an object has {name!r:.60} more than once")
+        fields[name] = value
     return fields
 
 

@@ -11,6 +11,7 @@ from typing import NoReturn
 import uvicorn
 
 from lingvo_moe.server.app import Server
+from lingvo_moe.server.connections import BACKLOG, protocol
 
 _IDLE_SECONDS = 75  # of a connection; longer than in proxies, so that they close it first
 _SECONDS_TO_SEND = 5  # for clients to read their last answers
@@ -50,11 +51,14 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        raise OSError(
-            f"Cannot listen on {host}, port {port} ({error.strerror}); give another --host or "
-            f"--port."
-        ) from error
+        raise _cannot_listen(host, port, error) from error
     return listener
+
+
+def _cannot_listen(host, port, error):
+    return OSError(
+        f"Cannot listen on {host}, port {port} ({error.strerror}); give another --host or --port."
+    )
 
 
 def url(listener: socket.socket) -> str:
@@ -78,7 +82,15 @@ def serve(
         drain: seconds to answer the open requests.
         report: takes a line when clients can connect, when a signal arrives, and at the end if
             requests were left unanswered.
+
+    Raises:
+        OSError: another process has begun to listen at the address since `bind`.
     """
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        raise _cannot_listen(host, port, error) from error
     # asyncio.run would wait for threads.
     unanswered = asyncio.new_event_loop().run_until_complete(
         _serve(server, listener, drain, report)
@@ -92,6 +104,8 @@ def serve(
 async def _serve(server, listener, drain, report):
     config = uvicorn.Config(
         server.asgi,
+        http=protocol(server.limits.timeout),
+        backlog=BACKLOG,
         lifespan="on",
         log_level="warning",
         access_log=False,

@@ -7,6 +7,7 @@ standard input.
 import contextlib
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -17,13 +18,15 @@ import urllib.request
 
 import pytest
 
-from lingvo_moe.server.run import bind
+from lingvo_moe.server.app import Server
+from lingvo_moe.server.run import bind, serve
 from lingvo_moe.testing.waiting import wait_until
 
 _PROGRAM = """
 import sys, types
 from lingvo_moe.server.app import Server
 from lingvo_moe.server.model import Size
+from lingvo_moe.server.requests import Limits
 from lingvo_moe.server.run import bind, serve
 def translate(sentences, to, **rest):
     print("translates", *sentences, flush=True)
@@ -43,18 +46,20 @@ model = types.SimpleNamespace(
 )
 listener = bind("127.0.0.1", 0)
 say = lambda line: print(line, flush=True)
-serve(Server({"m": model}), listener, float(sys.argv[1]), say)
+drain, timeout = map(float, sys.argv[1:])
+serve(Server({"m": model}, Limits(timeout=timeout)), listener, drain, say)
 """
 
 
 @pytest.fixture
 def start():
-    """Starts a server that drains for so many seconds; gives the process and its URL."""
+    """Starts a server with these seconds and open files; gives the process and its URL."""
     started = []
 
-    def start(drain=60):
+    def start(drain=60, timeout=60, files=1024):
+        program = [sys.executable, "-c", _PROGRAM, str(drain), str(timeout)]
         process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(drain)],
+            ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -213,6 +218,76 @@ def test_a_client_that_hangs_up_is_forgotten(start):
     assert process.stdout.readline() == "translates a\n"  # and not what nobody waits for
 
 
+def test_sigterm_does_not_wait_for_a_body(start):
+    process, url = start()
+    with socket.create_connection(_address(url)) as client:
+        client.sendall(_request(b'{"sentences": ["a"], "to": "en"}')[:-9])
+        assert ask(url, "b")[0] == 200
+        process.send_signal(signal.SIGTERM)
+        response = http.client.HTTPResponse(client)
+        response.begin()
+        assert response.status == 503
+        assert json.load(response) == {"error": "The server is shutting down; use another one."}
+    assert process.wait(30) == 0
+
+
+def test_a_connection_without_a_complete_head_is_closed(start):
+    """Also after a request; one that waits for its answer, or for another request, stays open."""
+    _, url = start(timeout=2)
+
+    def is_healthy(connection):
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        return response.read() == b'{"status":"ok"}'
+
+    with contextlib.ExitStack() as stack:
+        silent, partial, idle, after = (
+            stack.enter_context(socket.create_connection(_address(url))) for _ in range(4)
+        )
+        partial.sendall(b"GET /health HTTP/1.1\r\nHost:")
+        assert all(map(is_healthy, (idle, after)))
+        after.sendall(b"GET /hea")
+        for one in (silent, partial, after):
+            one.settimeout(60)
+            assert one.recv(1000) == b""
+        assert is_healthy(idle)
+
+
+def test_many_connections_leave_room_for_others(start):
+    """Those beyond the limit are closed; there are always descriptors to accept with."""
+    process, url = start(files=300)
+    with contextlib.ExitStack() as stack:
+        for _ in range(400):
+            stack.enter_context(socket.create_connection(_address(url)))
+        wait_until(lambda: _open_files(process.pid) < 100, "closed connections")
+    wait_until(lambda: _answers(url), "an answer")
+
+
+def _open_files(pid):
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def _answers(url):
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        return ask(url, "a")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [("application/json", 413), ("text/plain", 415)], ids=["large", "kind"]
+)
+def test_a_client_that_sends_too_much_gets_the_answer(start, kind, status):
+    """It closes the connection after the answer, as urllib does."""
+    _, url = start()
+    request = urllib.request.Request(
+        f"{url}v1/translate", b" " * (12 << 20), {"Content-Type": kind}
+    )
+    with pytest.raises(urllib.error.HTTPError) as raised, urllib.request.urlopen(request):
+        pass
+    assert raised.value.code == status
+    raised.value.close()
+
+
 def _request(body):
     """The bytes of a request to translate."""
     head = f"POST /v1/translate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
@@ -235,6 +310,15 @@ def test_an_address_that_is_taken():
             bind("127.0.0.1", port)
     with pytest.raises(OSError, match=r"Cannot listen on 192\.0\.2\.1, port 80 "):
         bind("192.0.2.1", 80)  # reserved for documentation: of no machine
+
+
+def test_an_address_that_is_taken_while_the_models_load():
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with bind("127.0.0.1", port) as other:
+            other.listen()
+            with pytest.raises(OSError, match=f"127.0.0.1, port {port} .*in use.*give another --h"):
+                serve(Server({}), listener, 1, print)
 
 
 def _address(url):

@@ -280,7 +280,8 @@ class Exported:
         """The language arguments of the SavedModel."""
         if to not in self.languages:
             raise ValueError(
-                f"This model does not translate into {to!r}; it knows {', '.join(self.languages)}."
+                f"This model does not translate into {to!r:.60}; it knows "
+                f"{', '.join(self.languages)}."
             )
         if self.needs_source_language and source_language is None:
             raise ValueError(

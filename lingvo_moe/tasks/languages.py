@@ -31,6 +31,6 @@ def check_source_language(language: str | None, known: Sequence[str]) -> None:
     """
     if language is not None and known and language not in known:
         raise ValueError(
-            f"source_language: this model does not translate from {language!r}; it knows "
+            f"source_language: this model does not translate from {language!r:.60}; it knows "
             f"{', '.join(known)}. Give one of them, or leave it out if the model does not need it."
         )

@@ -274,7 +274,7 @@ class ModelDir:
         """
         if language not in self.tags:
             raise ValueError(
-                f"This model does not translate into {language!r}; it knows "
+                f"This model does not translate into {language!r:.60}; it knows "
                 f"{', '.join(sorted(self.tags))}."
             )
         return self.tags[language]

@@ -24,7 +24,7 @@ def main() -> None:
             "lingvo-moe-serve needs Starlette and uvicorn, which are not installed: pip install "
             "'lingvo_moe[serve]'."
         )
-    from lingvo_moe.server.app import Server
+    from lingvo_moe.server.app import Server, check_queue
     from lingvo_moe.server.batcher import BatchParams
     from lingvo_moe.server.loading import load_all, split_name
     from lingvo_moe.server.model import OptionLimits
@@ -42,6 +42,7 @@ def main() -> None:
         n_best=FLAGS.n_best,
         beam_size=FLAGS.beam_size,
         output_tokens=FLAGS.max_output_tokens,
+        batch_tokens=FLAGS.max_batch_tokens,
     )
     batching = BatchParams(
         max_tokens=FLAGS.max_batch_tokens,
@@ -49,6 +50,7 @@ def main() -> None:
         max_wait=FLAGS.max_wait_ms / 1000,
         max_queue=FLAGS.max_queue,
     )
+    check_queue(limits, batching)
     with bind(FLAGS.host, FLAGS.port) as listener:
         exports = [(split_name(text)[1] / "saved_model.pb").exists() for text in FLAGS.model]
         common.check_effect("with a logdir", not all(exports), "set", "runtime")
