@@ -7,6 +7,8 @@ import tensorflow as tf
 from lingvo_moe.core.layer import Initializer, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
 
+PLACEMENT, EXPERTS = "placement", "experts"  # names of a table of experts and of their weights
+
 
 @dataclasses.dataclass(frozen=True)
 class StateSpec(WeightSpec):

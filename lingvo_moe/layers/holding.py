@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import Initializer, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.tables import Fixed, TableSpec
+from lingvo_moe.core.tables import EXPERTS, PLACEMENT, Fixed, TableSpec
 from lingvo_moe.gatings.base import Routing
 
 
@@ -151,9 +151,9 @@ class Slots(Holding):
 
         # The letter e is that of the routers' weights: never split, never cast.
         placement = TableSpec(
-            table.shape, Fixed(tuple(map(tuple, table.tolist()))), "e.", "experts", num_experts
+            table.shape, Fixed(tuple(map(tuple, table.tolist()))), "e.", EXPERTS, num_experts
         )
-        return NestedMap(experts=experts.map(in_slots), placement=placement)
+        return NestedMap({EXPERTS: experts.map(in_slots), PLACEMENT: placement})
 
     def to_expert_index(self, routing, theta):
         """See Holding: all tokens of an expert go to its first slot."""

@@ -82,7 +82,7 @@ def home_devices(devices: int, experts: int) -> np.ndarray:
     if experts % devices and devices % experts:
         raise ValueError(
             f"Static expert parallelism of {experts} experts on {devices} devices needs that one "
-            f"number divides the other."
+            f"number divides the other; give another --devices."
         )
     if experts >= devices:
         return np.tile(np.arange(experts) * devices // experts, (devices, 1))

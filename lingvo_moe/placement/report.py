@@ -97,7 +97,7 @@ class Comparison:
         write_page(directory, "Expert placement", parts, pictures, {"placement": self.to_json()})
 
     def _draw(self, trace: Trace, runs: Sequence[Replay]) -> dict[str, bytes]:
-        loads = trace.loads[:, 0].sum(axis=1, dtype=np.int64)
+        loads = trace.of_layer(0).sum(axis=1, dtype=np.int64)
         shares = loads / np.maximum(loads.sum(axis=1, keepdims=True), 1)
         shown = next((run for run in runs if run.moves.any()), runs[0])
         layer = trace.layers[0]

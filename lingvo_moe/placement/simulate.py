@@ -114,15 +114,15 @@ def replay_trace(
             f"{cost.num_devices}; see Trace.on_devices."
         )
     count, layers = trace.loads.shape[:2]
-    states = [policy.start(cost, slots, trace.num_experts) for _ in range(layers)]
+    states = [policy.start(cost, slots, experts) for experts in trace.layer_experts]
+    loads = [trace.of_layer(layer) for layer in range(layers)]
     names = ("seconds", "adjustment_seconds", "moves", "ratio", "rows", "handled")
     table = {name: np.zeros((count, layers)) for name in names}
     parts = np.zeros((count, layers, 3))
-    replicas = np.zeros((count, trace.num_experts), np.int64)
+    replicas = np.zeros((count, trace.layer_experts[0]), np.int64)
     for step in range(count):
         for layer in range(layers):
-            loads = trace.loads[step, layer]
-            states[layer], outcome = policy.step(cost, states[layer], loads)
+            states[layer], outcome = policy.step(cost, states[layer], loads[layer][step])
             seconds = cost.of_flow(outcome.flow, outcome.counts)
             busiest = int(seconds.total.sum(axis=0).argmax())
             rows = outcome.flow.sum(axis=(0, 1))

@@ -7,7 +7,13 @@ import pytest
 
 from lingvo_moe.placement.policies import Flex, Oracle, Shadowing, StaticExpertParallel
 from lingvo_moe.placement.scheduler import MaxTrigger
-from lingvo_moe.placement.simulate import replay_all, replay_trace, speed_up, summarize_replay
+from lingvo_moe.placement.simulate import (
+    POLICIES,
+    replay_all,
+    replay_trace,
+    speed_up,
+    summarize_replay,
+)
 from lingvo_moe.placement.traces import SyntheticLoads, Trace
 from lingvo_moe.testing.placements import make_cost
 
@@ -45,6 +51,24 @@ def test_capacity_by_hand():
     # 0.66 / 0.48 faster a step, less by 13 / 16 if dropped choices have to be made up for.
     assert speed_up(mean, other) == pytest.approx((0.66 / 0.48, 0.66 / 0.48 * 13 / 16))
     assert speed_up(mean, other, 1.0)[0] == pytest.approx(1.66 / 1.48)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_a_layer_of_fewer_experts_is_replayed_with_its_own(policy):
+    rng = np.random.default_rng(0)
+    loads = rng.integers(1, 99, (4, 2, 2, 4), dtype=np.int32)
+    loads[:, 0, :, 2:] = 0
+    steps, layers = np.arange(4), ("a", "b")
+    both = Trace(loads=loads, steps=steps, layers=layers, experts=(2, 4))
+    cost = make_cost(2)
+    found = replay_trace(both, policy, cost, 2)
+    for layer, experts in enumerate(both.experts):
+        own = Trace(loads=loads[:, [layer], :, :experts], steps=steps, layers=("c",))
+        alone = replay_trace(own, policy, cost, 2)
+        for name in ("seconds", "moves", "ratio", "rows", "handled"):
+            result, expected = getattr(found, name)[:, layer], getattr(alone, name)[:, 0]
+            np.testing.assert_array_equal(result, expected)
+    assert found.replicas.shape == (4, 2)
 
 
 def test_layers_add_up():

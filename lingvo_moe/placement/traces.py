@@ -29,11 +29,13 @@ class Trace:
         loads: int32 [S, L, D, E], choices of each expert made on each source device.
         steps: int64 [S], numbers of the training steps, ascending.
         layers: names of the L layers.
+        experts: number of experts of each layer; the loads of others are 0. () for E of all layers.
     """
 
     loads: np.ndarray
     steps: np.ndarray
     layers: tuple[str, ...]
+    experts: tuple[int, ...] = ()
 
     def __post_init__(self):
         shape = (len(self.steps), len(self.layers))
@@ -46,6 +48,14 @@ class Trace:
             raise ValueError(f"Loads must be counts, integers from 0 on; got {self.loads.dtype}.")
         if np.any(np.diff(self.steps) <= 0):
             raise ValueError("Steps of a trace must ascend.")
+        if len(self.layer_experts) != len(self.layers) or any(
+            not 0 < experts <= self.loads.shape[3] or self.loads[:, layer, :, experts:].any()
+            for layer, experts in enumerate(self.layer_experts)
+        ):
+            raise ValueError(
+                f"Each of the {len(self.layers)} layers needs a number of experts, and others must "
+                f"have no loads; got {self.experts}."
+            )
 
     @property
     def num_devices(self) -> int:
@@ -53,13 +63,23 @@ class Trace:
         return self.loads.shape[2]
 
     @property
-    def num_experts(self) -> int:
-        """E."""
-        return self.loads.shape[3]
+    def layer_experts(self) -> tuple[int, ...]:
+        """The number of experts of each layer."""
+        return self.experts or (self.loads.shape[3],) * len(self.layers)
+
+    def of_layer(self, layer: int) -> np.ndarray:
+        """The loads of a layer's own experts, int [S, D, experts of the layer]."""
+        return self.loads[:, layer, :, : self.layer_experts[layer]]
 
     def save(self, path: Path) -> None:
         """Writes an .npz file, which appears when it is complete."""
-        npz.save(path, loads=self.loads, steps=self.steps, layers=np.array(self.layers, str))
+        npz.save(
+            path,
+            loads=self.loads,
+            steps=self.steps,
+            layers=np.array(self.layers, str),
+            experts=np.array(self.layer_experts),
+        )
 
     @staticmethod
     def load(path: Path) -> "Trace":
@@ -74,6 +94,7 @@ class Trace:
                 loads=fields["loads"],
                 steps=fields["steps"],
                 layers=tuple(map(str, fields["layers"])),
+                experts=tuple(map(int, fields.get("experts", ()))),
             )
 
         cure = (
@@ -98,8 +119,8 @@ class Trace:
             )
         shape = self.loads.shape
         if devices <= now:
-            merged = self.loads.reshape(*shape[:2], devices, -1, shape[3]).sum(axis=3)
-            return dataclasses.replace(self, loads=merged.astype(self.loads.dtype))
+            merged = self.loads.reshape(*shape[:2], devices, -1, shape[3])
+            return self._with(merged.sum(axis=3, dtype=np.int64), "Give more devices.")
         parts = devices // now
         # Token q of a source, experts one after another, goes to part q mod parts.
         ends = np.cumsum(self.loads, axis=3, dtype=np.int64)[:, :, :, None, :]
@@ -124,7 +145,15 @@ class Trace:
         if not self.loads.any():
             raise ValueError("The trace has no choices; there is nothing to multiply.")
         factor = choices * np.prod(self.loads.shape[:3]) / self.loads.sum(dtype=np.int64)
-        return dataclasses.replace(self, loads=np.rint(self.loads * factor).astype(np.int32))
+        return self._with(np.rint(self.loads * factor), "Give fewer choices.")
+
+    def _with(self, loads, cure):
+        """The same with other loads, which must fit into int32."""
+        if loads.max() >= 2**31:
+            raise ValueError(
+                f"The largest load would be {loads.max():,.0f}, above 2^31 - 1. {cure}"
+            )
+        return dataclasses.replace(self, loads=loads.astype(np.int32))
 
 
 class TraceRecorder:
@@ -133,19 +162,26 @@ class TraceRecorder:
     A resumed run continues the file: steps from the resumed one on are recorded again.
     """
 
-    def __init__(self, path: Path, layers: Sequence[str], shape: tuple[int, int]):
+    def __init__(
+        self,
+        path: Path,
+        layers: Sequence[str],
+        shape: tuple[int, int],
+        experts: Sequence[int] = (),
+    ):
         """Opens a recording.
 
         Args:
             path: the file that `save` writes; its earlier contents are kept. Its directory is made.
             layers: names of the L layers.
             shape: (D, E) of each step.
+            experts: as of a Trace.
 
         Raises:
             ValueError: the file is of other layers or another shape.
             OSError: no file can be written there.
         """
-        self._path, self._layers = Path(path), tuple(layers)
+        self._path, self._layers, self._experts = Path(path), tuple(layers), tuple(experts)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         check_file(self._path)
         self._loads: dict[int, np.ndarray] = {}
@@ -190,6 +226,7 @@ class TraceRecorder:
                 loads=np.stack(list(self._loads.values())),
                 steps=np.array(list(self._loads), np.int64),
                 layers=self._layers,
+                experts=self._experts,
             ).save(self._path)
 
 

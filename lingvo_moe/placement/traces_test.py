@@ -24,6 +24,27 @@ def test_a_file_and_back(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["loads.npz"]
 
 
+def test_numbers_of_experts(tmp_path):
+    loads = np.array([[[[1, 2, 0]], [[3, 4, 5]]]])
+    trace = _trace(loads, layers=("a", "b"), experts=(2, 3))
+    trace.save(tmp_path / "loads.npz")
+    assert Trace.load(tmp_path / "loads.npz").layer_experts == (2, 3)
+    assert trace.of_layer(0).tolist() == [[[1, 2]]]
+    for wrong in ((1, 3), (2,), (2, 4), (0, 3)):
+        with pytest.raises(ValueError, match="Each of the 2 layers needs a number of experts"):
+            _trace(loads, layers=("a", "b"), experts=wrong)
+    np.savez(tmp_path / "earlier.npz", loads=loads, steps=[0], layers=["a", "b"])
+    assert Trace.load(tmp_path / "earlier.npz").layer_experts == (3, 3)
+
+
+def test_loads_beyond_32_bits():
+    trace = _trace(np.full((1, 1, 4, 2), 2**30, np.int32))
+    with pytest.raises(ValueError, match=r"would be 2,147,483,648, above 2\^31 - 1. Give more dev"):
+        trace.on_devices(2)
+    with pytest.raises(ValueError, match=r"would be 2,147,483,650, above .* Give fewer choices"):
+        _trace(np.array([[[[1, 0]], [[0, 0]]]]).reshape(2, 1, 1, 2)).scaled(2**30 + 1)
+
+
 def test_no_file_and_another_file(tmp_path):
     with pytest.raises(ValueError, match="holds no trace of expert loads"):
         Trace.load(tmp_path / "none.npz")

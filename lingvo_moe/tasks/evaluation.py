@@ -99,6 +99,11 @@ def evaluate(
             f"Translated directly, not through {pivot}, because the model may have been trained on "
             f"these pairs: {first_of(unknown)}"
         )
+    if lost := _untrained_steps(dataset, pivots, model_dir.seen_pairs):
+        report(
+            f"The model was not trained on {first_of(lost)}, needed to translate through {pivot}: "
+            f"expect poor translations."
+        )
     for name in _without_experts(task, dataset, pivots, bool(pairs)):
         report(f"{name}: the model has no experts for it, skipped")
         del references[name], pivots[name]
@@ -268,6 +273,18 @@ def directions(source: str, target: str, pivot: str | None) -> list[tuple[str, s
     if pivot is None or pivot in (source, target):
         return [(source, target)]
     return [(source, pivot), (pivot, target)]
+
+
+def _untrained_steps(
+    dataset: Dataset, pivots: Mapping[str, str | None], seen: Sequence[str]
+) -> list[str]:
+    """The pairs that a pivot needs and that the model was not trained on, if that is known."""
+    steps: dict[str, None] = {}
+    for name, pivot in pivots.items():
+        pair = dataset.pair(name)
+        if len(both := directions(pair.source, pair.target, pivot)) > 1:
+            steps |= dict.fromkeys(f"{source}-{target}" for source, target in both)
+    return [step for step in steps if seen and step not in seen]
 
 
 def _without_experts(task, dataset, pivots, named) -> list[str]:

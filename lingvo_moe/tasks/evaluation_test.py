@@ -117,7 +117,10 @@ def test_translations_are_kept_if_that_is_wanted(tmp_path, translated, monkeypat
 
 def test_pairs_without_training_text_go_through_the_pivot(tmp_path, translated, monkeypatch):
     monkeypatch.setattr(MODEL, "seen_pairs", ("qna-en",))
-    report = evaluate(tmp_path / "r", data=without("train", "qta-en"), pivot="qna")
+    data, lines = without("train", "qta-en"), []
+    report = evaluate(tmp_path / "r", data=data, pivot="qna", report=lines.append)
+    lost = "The model was not trained on qta-qna, needed to translate through qna: expect poor"
+    assert any(line.startswith(lost) for line in lines)
     assert translated == ["qna-en", "qta-qna", "qna-en"]
     assert (report.pivot, report.averages["zero-shot"].of) == ("qna", 1)
     hypotheses = (tmp_path / "r" / "hypotheses" / "test" / "qta-en.hyp").read_text()

@@ -49,7 +49,7 @@ class Changeable(NamedTuple):
             raise ValueError(
                 f"Logdir {logdir} has a model with {path}={was}, but --set gives {now}; it cannot "
                 f"change {self.when}{why}. Leave out this --set, or train another model in another "
-                f"--logdir."
+                f"--logdir; --init_from={logdir} takes the weights of this one."
             )
 
     def forbidden(self, old: TranslationParams, new: TranslationParams) -> dict[str, _Both]:

@@ -1,7 +1,11 @@
 """Processes that train together must have the same model and the same data."""
 
 import hashlib
+import sys
 from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 
 from lingvo_moe.core.fields import shortened
 from lingvo_moe.training.process import Process
@@ -34,3 +38,9 @@ def check_equal(values: Mapping[str, str], process: Process) -> None:
         f"Processes that train together must have the same model, params and data; they differ"
         f"{f'. This one has {given}' if given else ' in their models'}. Give all the same flags."
     )
+
+
+def in_full(value: Any) -> str:
+    """The text of a value for `check_equal`, with all digits of all numbers of its arrays."""
+    with np.printoptions(threshold=sys.maxsize, precision=17):
+        return repr(value)

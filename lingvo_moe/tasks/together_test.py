@@ -1,8 +1,12 @@
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
-from lingvo_moe.tasks.together import check_equal
+from lingvo_moe.placement.policy_maker import PolicyMaker
+from lingvo_moe.placement.scheduler import Scheduler
+from lingvo_moe.tasks.together import check_equal, in_full
+from lingvo_moe.testing.placements import make_cost
 from lingvo_moe.testing.shards import Barrier
 from lingvo_moe.training.process import ALONE, Process
 
@@ -39,3 +43,12 @@ def test_each_process_says_what_it_has():
 def test_other_params(other):
     for error in errors_of({"a": "1", "b": "2"}, other):
         assert "they differ in their models. Give all" in error
+
+
+def test_texts_of_schedulers_that_plan_otherwise_differ():
+    def text(rate):
+        cost = make_cost(64)
+        cost.bandwidth[40, 41] = rate
+        return in_full(Scheduler(maker=PolicyMaker(cost=cost)))
+
+    assert text(10.0) == text(10.0) != text(np.nextafter(10.0, 11.0))

@@ -28,7 +28,7 @@ from lingvo_moe.tasks.model_dir import FORMAT, ModelDir
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.routing_metrics import max_vio
 from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, add_metrics, evaluate_batches
-from lingvo_moe.tasks.together import check_equal
+from lingvo_moe.tasks.together import check_equal, in_full
 from lingvo_moe.tasks.translation import RuntimeFn, TranslationTask
 from lingvo_moe.tasks.translator import Translator
 from lingvo_moe.training.loop import Evaluation, TrainResult, train
@@ -124,29 +124,37 @@ def _train(job):
     process = job.process
     model_dir = ModelDir.for_training(job.logdir, job.model, job.overrides, job.dataset, job.params)
     records = job.record_loads is not None
-    moves = job.make_scheduler is not None
-    others = {"data": str(model_dir.data), "record_loads": str(records), "moves": str(moves)}
+    others = {"data": str(model_dir.data), "record_loads": str(records)}
     check_equal(to_fields(model_dir.params) | others, process)
     task = dataclasses.replace(model_dir.task, group_loads=records)
+    scheduler = _scheduler(job, task)
     runtime = job.make_runtime(task, train_step(task))
-    check_equal({"mesh": str(getattr(runtime, "mesh", None))}, process)
-    if job.make_scheduler is not None:
-        if not task.placements:
-            raise ValueError(
-                'Only VExperts can move; pass --set="model.moe.dispatcher=VExperts(devices=8, '
-                'slots_per_device=2)" or the like.'
-            )
-        runtime = Rebalanced(runtime, task.placements, job.make_scheduler(task))
+    mesh = str(getattr(runtime, "mesh", None))
+    check_equal({"mesh": mesh, "hardware": in_full(scheduler)}, process)
+    if scheduler is not None:
+        runtime = Rebalanced(runtime, task.placements, scheduler)
     recorder = NO_RECORDER
     if job.record_loads is not None and not process.index:
         moe = task.params.model.moe
         assert moe, "a task with loads has experts"
         shape = moe.num_groups, max(task.layer_experts)
-        trace = TraceRecorder(job.record_loads, task.moe_layers, shape)
+        trace = TraceRecorder(job.record_loads, task.moe_layers, shape, task.layer_experts)
         recorder = Recorder(lambda step, metrics: trace.add(step, metrics.group_load), trace.save)
     return run_training(
         model_dir, job.dataset, runtime, job.report, process, recorder, job.input_workers
     )
+
+
+def _scheduler(job, task):
+    """What moves experts; None for nothing."""
+    if job.make_scheduler is None:
+        return None
+    if not task.placements:
+        raise ValueError(
+            'Only VExperts can move; pass --set="model.moe.dispatcher=VExperts(devices=8, '
+            'slots_per_device=2)" or the like.'
+        )
+    return job.make_scheduler(task)
 
 
 def run_training(

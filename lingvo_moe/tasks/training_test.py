@@ -95,13 +95,13 @@ def test_a_signal_in_mid_run_loses_nothing(tmp_path, monkeypatch, whole):
 def test_loads_are_recorded_step_by_step_and_before_capacity(tmp_path):
     file = tmp_path / "traces" / "loads.npz"
     options = ("model.moe.num_groups=2", "model.moe.gating=Top2(second_expert='always')")
+    options += ("model.moe.capacity_factor=0.5", "model.moe.decoder_num_experts=4")
     for stop in (2, 3):
-        more = ("model.moe.capacity_factor=0.5", f"train.max_steps={stop}")
-        _train(tmp_path / "logdir", *options, *more, record_loads=file)
+        _train(tmp_path / "logdir", *options, f"train.max_steps={stop}", record_loads=file)
     trace = Trace.load(file)
     assert trace.steps.tolist() == [1, 2, 3]
     assert trace.layers == ("encoder/layer_00", "decoder/layer_00")
-    assert trace.loads.shape == (3, 2, 2, 8)
+    assert (trace.loads.shape, trace.layer_experts) == ((3, 2, 2, 8), (8, 4))
     assert trace.loads.max() > 6  # 0.5 · 96 / 8 is what an expert accepts of a group
     assert np.all(trace.loads.sum(axis=3) % 2 == 0)  # two choices of each token
 

@@ -2,6 +2,9 @@ import pytest
 
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
+from lingvo_moe.runtimes.local import Local
+from lingvo_moe.tasks.evaluation import load_translator
+from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import train_model
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.logdirs import training_job
@@ -23,6 +26,21 @@ def test_a_scan_cannot_hold_them():
     params = override(get_params("tiny.MoE"), [*SHRINK, DISPATCHER, "model.scan=True"])
     with pytest.raises(ValueError, match="Layers in a scan cannot use VExperts"):
         TranslationTask(params)
+
+
+def test_another_dispatcher_has_each_expert_once(tmp_path):
+    """Decoding and resuming; the logdir has twelve slots for eight experts."""
+    texts = ("capacity_factor=None", "num_groups=2")
+    changes = (DISPATCHER, *(f"model.moe.{text}" for text in texts), "train.max_steps=1")
+    train_model(training_job(tmp_path, *changes))
+    found = []
+    for dispatcher in (DISPATCHER, "model.moe.dispatcher=Gather()"):
+        model_dir = ModelDir.open(tmp_path).with_overrides([dispatcher])
+        translator, _ = load_translator(model_dir, Local(model_dir.task))
+        found.append([best[0].text for best in translator(["kara mi", "so ti"], "en")])
+    assert found[0] == found[1]
+    again = training_job(tmp_path, "model.moe.dispatcher=Gather()", "train.max_steps=2")
+    assert train_model(again).step == 2
 
 
 def test_other_experts_cannot_move(tmp_path):

@@ -5,6 +5,7 @@ lingvo-moe-placement --trace=FILE --devices=8 --output=build/placement    # from
 """
 
 import dataclasses
+import itertools
 import math
 from pathlib import Path
 
@@ -75,29 +76,34 @@ def main() -> None:
     common.check_effect("with --output", FLAGS.output is not None, "overwrite")
     if not 0 <= FLAGS.other_ms < math.inf:
         raise ValueError(f"--other_ms must be 0 or more, got {FLAGS.other_ms}.")
-    if FLAGS.output:
+    if FLAGS.output is not None:
         check_output(Path(FLAGS.output), MAKER, FLAGS.overwrite)
-    if FLAGS.save_trace:
+    if FLAGS.save_trace is not None:
         check_file(Path(FLAGS.save_trace))
     trace = _trace()
     check_skip(FLAGS.skip, len(trace.steps))
     hardware = find_hardware(FLAGS.hardware)
-    if FLAGS.slots * trace.num_devices < trace.num_experts:
+    numbers = sorted({*trace.layer_experts})
+    experts = numbers[-1]
+    if FLAGS.slots * trace.num_devices < experts:
         raise ValueError(
-            f"{trace.num_experts} experts need as many slots, and {trace.num_devices} devices with "
+            f"{experts} experts need as many slots, and {trace.num_devices} devices with "
             f"--slots={FLAGS.slots} have {FLAGS.slots * trace.num_devices}. Raise --slots to at "
-            f"least {math.ceil(trace.num_experts / trace.num_devices)}, or --devices."
+            f"least {math.ceil(experts / trace.num_devices)}, or --devices."
         )
-    if FLAGS.save_trace:
-        trace.save(Path(FLAGS.save_trace))
     expert = ExpertShape(model_dim=FLAGS.model_dim, hidden_dim=FLAGS.hidden_dim, dtype=FLAGS.dtype)
     cost = from_hardware(hardware, trace.num_devices, expert, _efficiency(hardware))
-    runs = replay_all(trace, cost, FLAGS.slots, COMPARISONS[FLAGS.compare], _progress)
+    policies = COMPARISONS[FLAGS.compare]
+    for policy, number in itertools.product(policies, numbers):
+        policy.start(cost, FLAGS.slots, number)  # errors must come before a long replay
+    if FLAGS.save_trace is not None:
+        trace.save(Path(FLAGS.save_trace))
+    runs = replay_all(trace, cost, FLAGS.slots, policies, _progress)
     settings = {
         "trace": FLAGS.trace or f"synthetic, seed {FLAGS.seed}",
         "steps": len(trace.steps),
         "layers": len(trace.layers),
-        "experts": trace.num_experts,
+        "experts": experts if len(numbers) == 1 else ", ".join(map(str, numbers)),
         "devices": trace.num_devices,
         "choices of a device and step": round(float(trace.loads.sum(axis=3).mean())),
         "hardware": FLAGS.hardware,
@@ -108,7 +114,7 @@ def main() -> None:
     other_seconds = FLAGS.other_ms / 1e3
     report = Comparison(settings=settings, summaries=summaries, other_seconds=other_seconds)
     print(report.table().to_text())
-    if FLAGS.output:
+    if FLAGS.output is not None:
         with new_directory(Path(FLAGS.output), MAKER, FLAGS.overwrite) as directory:
             report.write(directory, trace, runs)
         common.report(f"Page: {Path(FLAGS.output) / PAGE_FILE}")

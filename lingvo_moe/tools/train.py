@@ -39,7 +39,7 @@ def _train(process):
         make_runtime=runtimes.make_runtime,
         report=report,
         process=process,
-        record_loads=Path(FLAGS.record_loads) if FLAGS.record_loads else None,
+        record_loads=None if FLAGS.record_loads is None else Path(FLAGS.record_loads),
         make_scheduler=rebalancing.make_scheduler if FLAGS.hardware else None,
         input_workers=FLAGS.input_workers,
     )

@@ -110,6 +110,17 @@ def test_other_params_end_both_before_the_first_step(flag, own, tmp_path):
     assert not (tmp_path / "logdir").exists()
 
 
+def test_processes_that_would_move_experts_otherwise_end_before_the_first_step(tmp_path):
+    pytest.importorskip("jax")
+    texts = ("dispatcher=VExperts(devices=2, slots_per_device=6)", "capacity_factor=None")
+    flags = ("--hardware=h100", *(f"--set=model.moe.{text}" for text in texts))
+    failed = run_two(tmp_path / "logdir", *flags, second=("--hardware=a100",))
+    assert [code for code, _ in failed] == [1, 1]
+    for _, errors in failed:
+        assert "they differ. This one has hardware=Scheduler(maker=PolicyMaker(" in errors
+        assert "Compiling" not in errors
+
+
 def test_dev_bleu_ends_both_processes_at_the_same_step(tmp_path):
     pytest.importorskip("jax")
     # A model of a few steps has BLEU 0 each time, so its first evaluation stays the best.

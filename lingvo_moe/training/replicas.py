@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.layer import WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.core.tables import TableSpec
+from lingvo_moe.core.tables import EXPERTS, PLACEMENT, TableSpec
 from lingvo_moe.training.lazy import Permuted
 
 
@@ -90,21 +90,22 @@ def relocate_experts(
     """A checkpoint's tensors for a model with other slots.
 
     If the checkpoint's placement has another shape, or it has none (each expert once), the experts
-    get the model's initial, even placement.
+    get the model's initial, even placement. If the model has no table, it gets each expert once.
 
     Args:
         tensors: by name, with a shape, sliced by tuples of slices; only placements are read here.
         weights: WeightSpecs of the model's weights.
         memory: WeightSpecs of the optimizer's.
     """
-    changed = {}
+    specs = dict(weights.flatten())
+    tensors, changed = _without_tables(tensors, specs), {}
     for table in _places(weights).values():
-        spec, name = dict(weights.flatten())[table], f"theta/{table}"
+        spec, name = specs[table], f"theta/{table}"
         held = np.asarray(tensors[name]) if name in tensors else np.arange(spec.num_experts)
         if held.shape == spec.shape:
             continue
         changed[name] = spec.init(spec.shape, None).numpy()
-        source = _first_slots(held, spec)[changed[name].ravel()]
+        source = _first_slots(held, spec.num_experts)[changed[name].ravel()]
         for slots in tensors_to_move(table, weights, memory):
             if slots in tensors:
                 changed[slots] = Permuted(tensors[slots], source)
@@ -123,17 +124,36 @@ def experts_once(
     """
     changed, specs = dict(tensors), dict(weights.flatten())
     for table in _places(weights).values():
-        source = _first_slots(np.asarray(changed.pop(f"theta/{table}")), specs[table])
+        held = np.asarray(changed.pop(f"theta/{table}"))
+        source = _first_slots(held, specs[table].num_experts)
         for name in tensors_to_move(table, weights, memory):
             if name in tensors:
                 changed[name] = Permuted(tensors[name], source)
     return changed
 
 
-def _first_slots(placement: np.ndarray, spec: TableSpec) -> np.ndarray:
+def _without_tables(
+    tensors: Mapping[str, Any], specs: Mapping[str, WeightSpec]
+) -> Mapping[str, Any]:
+    """The tensors without tables that the model does not have, and with each expert once."""
+    weights = [name.removeprefix("theta/") for name in tensors if name.startswith("theta/")]
+    tables = [path for path in weights if path.endswith(f"/{PLACEMENT}") and path not in specs]
+    changed = {}
+    for table in tables:
+        held = np.asarray(tensors[f"theta/{table}"])
+        source = _first_slots(held, int(held.max()) + 1)
+        experts = f"{table.removesuffix(PLACEMENT)}{EXPERTS}/"
+        for name, tensor in tensors.items():
+            if name.partition("/")[2].startswith(experts):
+                changed[name] = Permuted(tensor, source)
+    kept = {name: t for name, t in tensors.items() if name.removeprefix("theta/") not in tables}
+    return {**kept, **changed} if tables else tensors
+
+
+def _first_slots(placement: np.ndarray, num_experts: int) -> np.ndarray:
     """int [E]: the first slot of each expert."""
     held = placement.ravel()
-    return np.array([np.argmax(held == expert) for expert in range(spec.num_experts)])
+    return np.array([np.argmax(held == expert) for expert in range(num_experts)])
 
 
 class Round(NamedTuple):

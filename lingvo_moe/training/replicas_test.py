@@ -109,6 +109,23 @@ def test_a_checkpoint_of_other_slots_is_laid_out_anew(placed):
     assert found["theta/gate"] is saved["theta/gate"]
 
 
+def test_a_model_without_a_table_gets_each_expert_once():
+    rows = np.array([[1.0, 11, 21], [9, 9, 9], [0, 10, 20], [1, 11, 21]])
+    saved = {
+        "theta/moe/placement": np.array([[1, -1], [0, 1]]),
+        "theta/moe/experts/wi": rows,
+        "slots/moe/experts/wi/mean": rows + 1,
+        "theta/other/experts/wi": rows,
+    }
+    plain = WeightSpec((2, 3), Constant(0.0), "EM")
+    weights = NestedMap(moe=NestedMap(experts=NestedMap(wi=plain)))
+    found = relocate_experts(saved, weights, NestedMap())
+    np.testing.assert_array_equal(found["theta/moe/experts/wi"], rows[[2, 0]])
+    np.testing.assert_array_equal(found["slots/moe/experts/wi/mean"], rows[[2, 0]] + 1)
+    assert found["theta/other/experts/wi"] is rows
+    assert "theta/moe/placement" not in found
+
+
 def test_a_checkpoint_of_the_same_slots_is_left_as_it_is():
     saved = {"theta/moe/placement": np.array([[1, 1], [0, 0]])}
     assert relocate_experts(saved, WEIGHTS, NestedMap()) is saved
