@@ -23,15 +23,13 @@ from lingvo_moe.evaluation.scores import PairOutput, check_pair
 from lingvo_moe.tasks.floor import nearest_targets, train_texts
 from lingvo_moe.tasks.kept_translations import check_free, keep_translations, translated_once
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.pivot import Translate, directions, through, untrained_steps
 from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, evaluate_batches
 from lingvo_moe.tasks.translation import RuntimeFn
-from lingvo_moe.tasks.translator import Translation, Translator
+from lingvo_moe.tasks.translator import Translator
 
 MAKER = "lingvo-moe-evaluate"
 _WITH_TEXT = "dev", "test"
-# (sentences, target language, source language, warn=…) -> n best translations of each; such as a
-# Translator.
-Translate = Callable[..., list[list[Translation]]]
 _SENTENCES = 1000  # of a language, for the language identifier
 
 
@@ -99,7 +97,7 @@ def evaluate(
             f"Translated directly, not through {pivot}, because the model may have been trained on "
             f"these pairs: {first_of(unknown)}"
         )
-    if lost := _untrained_steps(dataset, pivots, model_dir.seen_pairs):
+    if lost := untrained_steps(dataset, pivots, model_dir.seen_pairs):
         report(
             f"The model was not trained on {first_of(lost)}, needed to translate through {pivot}: "
             f"expect poor translations."
@@ -249,42 +247,6 @@ def _with_known_sources(translator: Translate, model_dir: ModelDir) -> Translate
         return translator(sentences, to, source, **options)
 
     return translate
-
-
-def through(translator: Translate, pivot: str | None) -> Translate:
-    """Translates into a pivot language first, and from it into the target; see `directions`."""
-
-    def translate(sentences, to, source_language, **options):
-        *first, (source, target) = directions(source_language, to, pivot)
-        for language, middle in first:
-            found = translator(sentences, middle, language, **options)
-            sentences = [best[0].text for best in found]
-        return translator(sentences, target, source, **options)
-
-    return translate
-
-
-def directions(source: str, target: str, pivot: str | None) -> list[tuple[str, str]]:
-    """The steps that translate a pair, each as (source, target).
-
-    There are two steps through a pivot. Without a pivot, or if the pivot is the source or the
-    target, there is one.
-    """
-    if pivot is None or pivot in (source, target):
-        return [(source, target)]
-    return [(source, pivot), (pivot, target)]
-
-
-def _untrained_steps(
-    dataset: Dataset, pivots: Mapping[str, str | None], seen: Sequence[str]
-) -> list[str]:
-    """The pairs that a pivot needs and that the model was not trained on, if that is known."""
-    steps: dict[str, None] = {}
-    for name, pivot in pivots.items():
-        pair = dataset.pair(name)
-        if len(both := directions(pair.source, pair.target, pivot)) > 1:
-            steps |= dict.fromkeys(f"{source}-{target}" for source, target in both)
-    return [step for step in steps if seen and step not in seen]
 
 
 def _without_experts(task, dataset, pivots, named) -> list[str]:
