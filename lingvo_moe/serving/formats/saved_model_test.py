@@ -70,9 +70,16 @@ def test_as_many_lines_as_there_are_and_those_of_the_translator(model_dir, call)
     assert "cut, 1 in all: line 14 (" in warnings[0]
 
 
-@pytest.mark.parametrize("flags", [[], ["--set=n_best=2"], ["--score=/dev/stdin"]])
-def test_the_client_prints_no_log_of_sentencepiece(exported, tmp_path, flags):
-    command = [sys.executable, str(exported / "translate.py"), *flags, "kara"]
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--set=n_best=2",
+        pytest.param("--scores", marks=pytest.mark.slow),
+        pytest.param("--score=/dev/stdin", marks=pytest.mark.slow),
+    ],
+)
+def test_the_client_prints_no_log_of_sentencepiece(exported, flag):
+    command = [sys.executable, str(exported / "translate.py"), flag, "kara"]
     result = subprocess.run(command, input="mi\n", capture_output=True, text=True, check=True)
     assert result.stdout
     assert "normalizer" not in result.stderr
