@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+import sys
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
@@ -16,6 +17,8 @@ def most_connections() -> int:
     Without descriptors asyncio cannot accept connections, and logs that many times a second.
     """
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return sys.maxsize
     return max(_FEWEST, descriptors - _RESERVE)
 
 
