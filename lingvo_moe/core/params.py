@@ -370,6 +370,26 @@ def from_fields(cls: type, fields: Mapping[str, str], source: str) -> Any:
     return params
 
 
+def check_readable(params: Any) -> None:
+    """Checks that `from_fields` can read what `to_fields` writes.
+
+    Raises:
+        ValueError: a field has a value of another kind, as a class of a plug-in may have.
+    """
+    fields = to_fields(params)
+    try:
+        again = to_fields(from_fields(type(params), fields, "params"))
+        changed = next((path for path in fields if fields[path] != again.get(path)), None)
+        cause = changed and f"{changed}={shortened(fields[changed])} is read as {again[changed]}"
+    except ValueError as error:
+        cause = str(error).removeprefix("params: ").removesuffix(".")
+    if cause:
+        raise ValueError(
+            f"These params cannot be read again from a file: {cause}. A field holds a number, a "
+            f"text, True, False, None, a tuple of these, or an object of a class of Params."
+        )
+
+
 def _from_fields(cls, prefix, remaining, source):
     """An object of cls; the fields below its prefix are removed from `remaining`."""
     hints, values = typing.get_type_hints(cls), {}

@@ -3,12 +3,20 @@ import dataclasses
 import operator
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from lingvo_moe.core.fields import Params, PositiveInt
-from lingvo_moe.core.params import from_fields, override, text_of, to_fields, to_text
+from lingvo_moe.core.params import (
+    check_readable,
+    from_fields,
+    override,
+    text_of,
+    to_fields,
+    to_text,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -347,3 +355,27 @@ def test_classes_of_one_name_are_told_apart_by_their_modules():
 def test_fields_that_are_no_params(fields, message):
     with pytest.raises(ValueError, match=message):
         from_fields(Model, fields, "model.json")
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "readable"),
+    [
+        (float, float("inf"), False),
+        (tuple[int, ...], (1, 2), True),
+        (Any, "text", True),
+        (Path, Path("there"), False),
+        (frozenset, frozenset({1}), False),
+        (type(np.dtype("int8")), np.dtype("int8"), False),
+        (Any, print, False),
+    ],
+)
+def test_params_that_cannot_be_read_again(hint, value, readable):
+    holder = dataclasses.make_dataclass(
+        "Holder", [("value", hint)], bases=(Fixed,), frozen=True, kw_only=True
+    )
+    params = Model(policy=holder(value=value))
+    if readable:
+        check_readable(params)
+        return
+    with pytest.raises(ValueError, match=r"cannot be read again from a file: .*policy\.value"):
+        check_readable(params)

@@ -21,6 +21,7 @@ from lingvo_moe.layers.router import ByTask
 from lingvo_moe.tasks.model_dir import ModelDir
 
 _SIDES = ("encoder", "decoder")  # of source and target language
+_DIGITS = 9  # of shares that count; sums round differently in each layer
 _EQUAL = 1e-9  # smaller than any difference of importance that is not 0
 
 
@@ -164,7 +165,8 @@ class Threshold(Choice):
     """One threshold for all layers: layers with evenly used experts keep more of them.
 
     A layer keeps its best experts up to a share t of its total importance; t is the smallest share
-    that keeps enough experts. With a ratio each side has its own t.
+    that keeps enough experts. Of experts for which t is equal, such as those that are never used,
+    those of the better rank in their layer are kept. With a ratio each side has its own t.
 
     Attributes:
         least: smallest number of experts of a layer.
@@ -178,12 +180,14 @@ class Threshold(Choice):
         ahead = {}
         for name, of in scores.items():
             falling = np.sort(of)[::-1] / max(of.sum(), 1e-30)
-            ahead[name] = np.cumsum(falling) - falling
+            ahead[name] = np.round(np.cumsum(falling) - falling, _DIGITS)
             ahead[name][: self.least] = -1.0
-        last = np.sort(np.concatenate([*ahead.values()]))[max(wanted, 1) - 1]
-        return {
-            name: _best(of, np.count_nonzero(ahead[name] <= last)) for name, of in scores.items()
-        }
+        rank = np.concatenate([np.arange(len(of)) for of in ahead.values()])
+        layer = np.repeat(np.arange(len(ahead)), [len(of) for of in ahead.values()])
+        shares = np.concatenate([*ahead.values()])
+        first = np.lexsort((rank, shares))[: max(wanted, np.count_nonzero(shares < 0))]
+        counts = np.bincount(layer[first], minlength=len(ahead))
+        return {name: _best(of, n) for (name, of), n in zip(scores.items(), counts, strict=True)}
 
 
 CHOICES = {"layer": PerLayer(), "global": Threshold()}
@@ -262,17 +266,19 @@ class Pruning(Params):
                 f"moe.gating.limit={moe.gating.limit} needs equal blocks of experts, which "
                 f"pruning would break. Drop --prune."
             )
-        if isinstance(moe.router, ByTask) and self.statistics == ByLanguage():
+        if isinstance(moe.router, ByTask) and self.statistics != ByPair():
             raise ValueError(
-                f"moe.router={moe.router} uses the experts of one task on both sides, so they "
-                f"cannot be chosen by language. Pass --prune_statistics=pair."
+                f"moe.router={moe.router} uses the experts of the pair's task on both sides, so "
+                f"other pairs cannot decide on them. Pass --prune_statistics=pair."
             )
         for layer, experts in self.kept(model_dir).items():
-            if isinstance(moe.gating, TopK) and len(experts) < moe.gating.k:
+            try:
+                moe.gating.check(len(experts))
+            except ValueError as error:
                 raise ValueError(
-                    f"--prune={self.share} leaves {len(experts)} experts in {layer}, and a token "
-                    f"needs {moe.gating.k} (moe.gating={moe.gating}). Pass a smaller --prune."
-                )
+                    f"--prune={self.share} leaves {len(experts)} experts in {layer}, and "
+                    f"moe.gating={moe.gating} cannot use them: {error} Pass a smaller --prune."
+                ) from error
 
     def kept(self, model_dir: ModelDir) -> dict[str, np.ndarray]:
         """The experts that each layer keeps.
@@ -297,25 +303,21 @@ class Pruning(Params):
         """
         self.check(model_dir)
         pairs, kept = self.pairs(model_dir), self.kept(model_dir)
-        model_dir, theta = unrolled(model_dir, theta)
-        weights = dict(theta.flatten())
-        for layer in model_dir.task.moe_layers:
-            experts = kept[layer]
-            place = f"{layer}/feed_forward/"
-            for name in [name for name in weights if name.startswith(place)]:
-                part = name.removeprefix(place).split("/")[0]
-                if part in ("gate", "gating"):
-                    weights[name] = weights[name][..., experts]
-                elif part == "experts":
-                    weights[name] = weights[name][experts]
-        most: dict[str, int | None] = {}
+        model_dir, theta = unrolled(_without_local_steps(model_dir), theta)
+        weights, places = dict(theta.flatten()), {}
+        for number in {*map(len, kept.values())}:
+            places[number] = _expert_axes(model_dir, number)
         for layer, experts in kept.items():
-            most[_side(layer)] = max(most.get(_side(layer)) or 0, len(experts))
-        params = model_dir.params
-        assert params.model.moe
-        most.setdefault("encoder", params.model.moe.num_experts)
-        params = evolve(params, "model.moe.num_experts", most["encoder"])
-        params = evolve(params, "model.moe.decoder_num_experts", most.get("decoder"))
+            for name, axis in places[len(experts)].items():
+                if name.startswith(f"{layer}/feed_forward/"):
+                    weights[name] = np.take(weights[name], experts, axis)
+        most: dict[str, int] = {}
+        for layer, experts in kept.items():
+            most[_side(layer)] = max(most.get(_side(layer), 0), len(experts))
+        params, moe = model_dir.params, model_dir.params.model.moe
+        assert moe
+        most.setdefault("encoder", moe.num_experts)
+        params = _with_experts(params, most["encoder"], most.get("decoder"))
         pruned = self.narrow(dataclasses.replace(model_dir, params=params), pairs)
         return pruned, NestedMap.unflatten(weights)
 
@@ -336,6 +338,46 @@ class Pruning(Params):
         given = model_dir.params.input.with_pairs(pairs)
         params = evolve(model_dir.params, "input", given)
         return dataclasses.replace(model_dir, params=params, tags=tags)
+
+
+def _without_local_steps(model_dir):
+    """The model without gating dropout, whose nodes need equal numbers of experts.
+
+    It is for training alone.
+    """
+    if model_dir.params.model.moe.gating_dropout is None:
+        return model_dir
+    params = evolve(model_dir.params, "model.moe.gating_dropout", None)
+    return dataclasses.replace(model_dir, params=params)
+
+
+def _with_experts(params, encoder, decoder):
+    """The params with other numbers of experts."""
+    params = evolve(params, "model.moe.num_experts", encoder)
+    return evolve(params, "model.moe.decoder_num_experts", decoder)
+
+
+def _expert_axes(model_dir, experts) -> dict[str, int]:
+    """Weight -> the axis of a layer's experts, of all that depend on their number.
+
+    Raises:
+        ValueError: a weight has no such axis, or a policy cannot choose among so few experts.
+    """
+    params = _with_experts(model_dir.params, experts, experts)
+    smaller = dict(dataclasses.replace(model_dir, params=params).task.weights().flatten())
+    axes = {}
+    for name, spec in model_dir.task.weights().flatten():
+        now = smaller[name].shape
+        same_rank = len(spec.shape) == len(now)
+        changed = [i for i, size in enumerate(spec.shape) if same_rank and size != now[i]]
+        if not same_rank or len(changed) > 1:
+            raise ValueError(
+                f"--prune cannot tell which part of {name} belongs to an expert: its shape is "
+                f"{spec.shape}, and {now} with {experts} experts. Drop --prune."
+            )
+        if changed:
+            axes[name] = changed[0]
+    return axes
 
 
 def unrolled(model_dir: ModelDir, theta: NestedMap) -> tuple[ModelDir, NestedMap]:

@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_moe.core.layer import Constant, Uniform, WeightSpec
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.params import evolve
 from lingvo_moe.data.curriculum import Stage
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.gatings.hashed import Hash
 from lingvo_moe.gatings.node_limited import NodeLimited
 from lingvo_moe.gatings.top_k import TopK
-from lingvo_moe.layers.router import ByTask
+from lingvo_moe.layers.router import ByTask, Router
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.exported import Exported
 from lingvo_moe.serving.formats import base as export_format
@@ -173,6 +176,18 @@ def test_a_threshold_keeps_more_where_tokens_spread():
     scores = [[0, 0.1, 0.9, 0], [0.25] * 4]
     assert kept(Threshold(least=1), scores, 0.5) == [[2], [0, 1, 2]]
     assert kept(Threshold(least=2), scores, 0.5) == [[1, 2], [0, 1]]
+
+
+def test_a_threshold_removes_the_wanted_number_of_experts_that_nobody_uses():
+    """Sums of shares round differently in each layer."""
+    rng = np.random.default_rng(0)
+    used = rng.uniform(0.5, 1.5, (12, 128)) * (np.arange(128) < 51)
+    scores = {f"encoder/layer_{i:02}": row for i, row in enumerate(used)}
+    for share in (0.3, 0.5, 0.55):
+        kept = [experts.tolist() for experts in Threshold().keep(scores, share).values()]
+        assert sum(map(len, kept)) == round((1 - share) * 12 * 128)
+        assert all(set(range(51)) <= set(experts) for experts in kept)
+        assert max(map(len, kept)) - min(map(len, kept)) <= 1
 
 
 def counts(choice, share, experts=128, encoder=6, decoder=6):
@@ -353,6 +368,49 @@ def test_layers_of_a_scan_are_pruned_each_by_itself(tmp_path):
         np.testing.assert_array_equal(layer.gating.bias, bias[y, [y]])
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Distances(Router):
+    """As of a plug-in: its weights have other names, with experts first, and one has none."""
+
+    def weights(self, model_dim, num_experts):
+        return NestedMap(
+            centers=WeightSpec((num_experts, model_dim), Uniform(1.0), "eM"),
+            scale=WeightSpec((), Constant(1.0), ""),
+        )
+
+    def logits(self, theta, inputs, tokens, context):
+        return theta.scale * tf.einsum("GSM,EM->GSE", inputs, theta.centers)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pairwise(Distances):
+    """Its weights have the number of experts twice."""
+
+    def weights(self, model_dim, num_experts):
+        more = WeightSpec((num_experts, num_experts), Constant(0.0), "eM")
+        return NestedMap(super().weights(model_dim, num_experts), more=more)
+
+
+def test_weights_of_other_routers_and_local_steps(tmp_path):
+    texts = ("router=Distances()", "num_groups=4", "gating_dropout=GatingDropout(rate=0.3,nodes=4)")
+    made = random_logdir(tmp_path, (*SMALLEST, *(f"model.moe.{text}" for text in texts)))
+    first = np.tile(np.arange(8), (2, len(made.pairs), 1)) + 1
+    record(first, first * 0.5, made.pairs).save(made.routing_path)
+    theta, _ = read_theta(made)
+    pruned, smaller = Pruning(share=0.25).apply(made, theta)
+    for side in ("encoder", "decoder"):
+        before, after = (of[side].layer_00.feed_forward for of in (theta, smaller))
+        np.testing.assert_array_equal(after.centers, before.centers[2:])
+        assert after.scale == before.scale
+    for (name, spec), (path, value) in zip(
+        pruned.task.weights().flatten(), smaller.flatten(), strict=True
+    ):
+        assert (name, spec.shape) == (path, value.shape)
+    strange = evolve(made.params, "model.moe.router", Pairwise())
+    with pytest.raises(ValueError, match=r"cannot tell which part of .*/more belongs to"):
+        Pruning(share=0.25).apply(dataclasses.replace(made, params=strange), theta)
+
+
 @pytest.mark.parametrize(
     ("overrides", "pruning", "message"),
     [
@@ -367,12 +425,16 @@ def test_layers_of_a_scan_are_pruned_each_by_itself(tmp_path):
         (
             {"gating": TopK(k=3)},
             Pruning(share=0.75),
-            r"leaves 2 experts in encoder/layer_00, and a token needs 3 .* Pass a smaller --prune",
+            r"leaves 2 experts in encoder/layer_00, and moe.gating=.* cannot use them: k=3 must "
+            r"not exceed .* Pass a smaller --prune",
         ),
-        (
-            {"router": ByTask()},
-            Pruning(share=0.5, statistics=ByLanguage()),
-            "on both sides.* Pass --prune_statistics=pair",
+        *(
+            (
+                {"router": ByTask()},
+                Pruning(share=0.5, statistics=statistics),
+                "on both sides.* Pass --prune_statistics=pair",
+            )
+            for statistics in (ByLanguage(), AllPairs())
         ),
     ],
 )

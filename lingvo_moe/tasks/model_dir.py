@@ -11,7 +11,7 @@ from typing import Any
 
 from lingvo_moe.core import plugins, registry
 from lingvo_moe.core.files import check_fields, read_json, write_whole
-from lingvo_moe.core.params import evolve, override, to_fields
+from lingvo_moe.core.params import check_readable, evolve, override, to_fields
 from lingvo_moe.data.curriculum import identity
 from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
 from lingvo_moe.data.vocabulary import Vocabulary
@@ -85,6 +85,7 @@ class ModelDir:
                     f"resume from; give another --logdir for training."
                 )
             wanted = there._params_to_resume(overrides, params)
+            check_readable(wanted)
             there = dataclasses.replace(there, params=wanted)
             there._check_same_data(dataset)
             kept = (name for name in there.imports if not plugins.is_moved(name))
@@ -94,6 +95,7 @@ class ModelDir:
                 imports=tuple(dict.fromkeys((*kept, *plugins_of(wanted)))),
             )
         params = ModelDir.params_for_training(path, model, overrides, params)
+        check_readable(params)
         params.init.check_effect()
         seen = list(params.input.curriculum(dataset).examples)
         if params.init.logdir:
