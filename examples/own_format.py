@@ -8,6 +8,7 @@ import dataclasses
 import numpy as np
 
 from lingvo_moe.serving.formats.base import Format
+from lingvo_moe.serving.formats.storage import FLOAT32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +22,9 @@ class NumPy(Format):
     compress: bool = False
 
     def check(self, model_dir, output, pruning):
-        """Any model fits."""
+        """Any model fits; the weights are stored as they are."""
+        if self.storage != FLOAT32:
+            raise ValueError("NumPy exports have float32 weights; leave --dtype out.")
 
     def write(self, model_dir, theta, step, directory):
         """Writes the file; `model_dir` has the params and the vocabularies."""

@@ -7,6 +7,7 @@ import functools
 import importlib
 import inspect
 import itertools
+import logging
 import math
 import pkgutil
 import re
@@ -191,12 +192,21 @@ def _class_named(name: str, hint: Any, given: str) -> type | None:
         ValueError: several modules outside this package have a class of that short name.
     """
     full = {_class_name(c): c for c in classes(hint)}  # a notebook may define a class again
-    if name in full:
-        return full[name]
     short = [other for other, c in full.items() if c.__name__ == name]
+    if name in full:
+        if others := [other for other in short if other != name]:
+            _warn_of_twins(name, " or ".join(others))
+        return full[name]
     if len(short) > 1:
         raise ValueError(f"{given}: several classes have this name; write {' or '.join(short)}.")
     return full[short[0]] if short else None
+
+
+@functools.cache
+def _warn_of_twins(name, others):
+    logging.warning(
+        "%s is a class of this package. If you mean the plug-in's, write %s.", name, others
+    )
 
 
 def _policy_of_tuple(hint: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lingvo_moe.core import params as params_module
 from lingvo_moe.core.fields import Params, PositiveInt
 from lingvo_moe.core.params import (
     check_readable,
@@ -337,6 +338,14 @@ def test_classes_of_one_name_are_told_apart_by_their_modules():
     assert type(override(Model(), [f"policy={text_of(inner)}"]).policy.inner) is again
     with pytest.raises(ValueError, match=r"policy=Twin: several .* write mine\.a\.Twin or mine\.b"):
         override(Model(), ["policy=Twin"])
+
+
+def test_a_class_of_a_plug_in_with_the_name_of_one_of_this_package(caplog, monkeypatch):
+    monkeypatch.setattr(params_module, "_is_ours", lambda cls: cls.__module__ != "mine.c")
+    other = _subclass("Around", "mine.c")
+    assert type(override(Model(), ["policy=Around(inner=Fixed())"]).policy) is Around
+    assert "If you mean the plug-in's, write mine.c.Around." in caplog.text
+    assert type(override(Model(), ["policy=mine.c.Around"]).policy) is other
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,10 @@ def register(cls: type) -> type:
         ValueError: a class of another module has the name, or the docstring or the method is
             missing.
     """
-    name = f"{module_name(cls).rpartition('.')[2]}.{cls.__name__}"
+    module = module_name(cls).rpartition(".")[2]
+    name = f"{module}.{cls.__name__}"
+    if not cls.__module__.startswith(f"{_PACKAGE}.") and module in _modules():
+        importlib.import_module(f"{_PACKAGE}.{module}")  # it may have a model of this name
     if name in _registered and _registered[name].__module__ != cls.__module__:
         raise ValueError(
             f"Model {name!r} is registered twice: in {_registered[name].__module__} and in "

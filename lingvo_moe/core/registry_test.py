@@ -78,6 +78,13 @@ def make(module, doc):
     return type("Lion", (), {"__module__": module, "__doc__": doc, "params": lambda self: {"a": 1}})
 
 
+def test_a_plug_in_has_no_name_of_a_model_that_is_not_imported_yet(zoo):
+    with pytest.raises(
+        ValueError, match=r"'cats\.Lion' is registered twice: in menagerie\.cats and"
+    ):
+        registry.register(make("cats", "One."))
+
+
 def test_duplicates(zoo):
     registry.register(make("menagerie.cats", "One."))
     with pytest.raises(

@@ -112,7 +112,7 @@ class Local:
     def count_not_finite(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
         """TrainStep.count_not_finite, flat, by name. Does not change the state."""
         assert self._step, "a runtime that does not train"
-        count = self._step.on_rungs[-1].count_not_finite
+        count = self._step.variants[self._chooser.last].count_not_finite
         counts = tf.function(lambda b: count(self._read(), b), autograph=False)(self.feed(batch))
         return NestedMap(counts.flatten())
 

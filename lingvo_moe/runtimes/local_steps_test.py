@@ -1,6 +1,7 @@
 """Training with gating dropout.  Runs itself in two processes of two virtual devices."""
 
 import contextlib
+import dataclasses
 import functools
 import json
 import sys
@@ -8,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.testing.devices import free_address, variables
@@ -31,6 +33,7 @@ def variants_of(rate, seed, steps, start=0):
     for _ in range(steps):
         metrics = chooser.take(lambda variant: taken.append(variant) or {"nll": 1.0})
         assert metrics.local_steps == (taken[-1] == LOCAL)
+        assert chooser.last == taken[-1]
     return taken
 
 
@@ -40,6 +43,20 @@ def test_a_share_of_the_steps_is_local_whenever_the_run_began():
     assert variants_of(0.3, 7, 20, start=1980) == drawn[1980:]
     assert variants_of(0.3, 8, 2000) != drawn
     assert set(variants_of(0.0, 7, 50)) == {WHOLE}
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_what_is_not_finite_is_counted_in_the_kind_of_the_last_step(rate, monkeypatch):
+    task = make_task(OVERRIDES)
+    step = dataclasses.replace(train_step(task), local_rate=rate)
+    runtime, counted = Local(task, step), []
+    runtime.initialize(3)
+    runtime.train(make_batch(0))
+    monkeypatch.setattr(
+        type(step), "count_not_finite", lambda self, *_: counted.append(self.task) or NestedMap()
+    )
+    runtime.count_not_finite(make_batch(0))
+    assert counted == [step.local if rate else task]
 
 
 def numbers(metrics):

@@ -117,7 +117,7 @@ class Spmd:
 
     def count_not_finite(self, batch: Mapping[str, np.ndarray]) -> NestedMap:
         """See Local."""
-        step, specs = self._steps[-1], batch_specs(batch)
+        step, specs = self._steps[self._chooser.last], batch_specs(batch)
         args = [self._specs, specs]
         program = partitioned(count_function(step), args, None, self._layout)
         return NestedMap(program(self._state, self._fed(batch, specs)))

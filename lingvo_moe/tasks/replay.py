@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core.plugins import source_files
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import RuntimeFn
@@ -18,7 +19,8 @@ _OPERATION = re.compile(r'output \d+ of graph op "([^"]+)"')
 _INPUTS = re.compile(r'Tensor\("([^"]+)"')
 _SHAPE = re.compile(r"shape: (\(.*?\))")
 _VALUES = re.compile(r"Tensor had (.+?) values")
-_CODE = re.compile(r"(lingvo_moe/\S+\.py) \(L(\d+)\)")
+_CODE = re.compile(r"(\S+\.py) \(L(\d+)\)")
+_OURS = "/lingvo_moe/"
 _FRAMES = 3  # number of innermost lines of code that are named
 
 
@@ -70,6 +72,11 @@ def _first(message: str) -> str:
         return message
     name, values, shape = (match[1] for match in found if match)
     inputs = ", ".join(_INPUTS.findall(message)) or "none"
-    code = [f"{file}:{line}" for file, line in _CODE.findall(message)]
+    plugins = {str(file.resolve()) for file in source_files()}
+    code = [
+        f"{file[file.rfind(_OURS) + 1 :]}:{line}"
+        for file, line in _CODE.findall(message)
+        if _OURS in file or file in plugins
+    ]
     where = f", computed in {' > '.join(code[-_FRAMES:])}" if code else ""
     return f"{name!r} {shape} has {values} values{where}; its inputs: {inputs}"

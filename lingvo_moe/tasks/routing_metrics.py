@@ -30,6 +30,7 @@ def routing_metrics(
     tokens: tf.Tensor,
     training: bool,
     group_loads: bool = False,
+    tokens_choose: bool = True,
 ) -> NestedMap:
     """The metrics of a Transformer's MoE layers.
 
@@ -40,18 +41,19 @@ def routing_metrics(
         tokens: float32 [], real target tokens: the weight of means.
         training: whether to skip counts that are expensive for large models.
         group_loads: whether to count `group_load`.
+        tokens_choose: whether tokens choose experts, so that choices before capacity are known. If
+            experts choose tokens, the choices of the results are those that were made.
 
     Returns:
         float32, weighted by tokens: `aux_loss` and `z_loss` [], unweighted, averaged over layers;
-        for each layer a row of `entropy`, `capacity`, `num_experts` and, if
-        there is one, `shared_gate` [layers]; `load` and `importance` [layers, E], with zeros at the
-        end of a
+        for each layer a row of `entropy`, `capacity`, `num_experts` and, if there is one,
+        `shared_gate` [layers]; `load` and `importance` [layers, E], with zeros at the end of a
         layer of fewer experts. Counts: `choices` [layers, E], number of choices of each expert
         before capacity, with zeros at the end likewise; `pair_wanted`, `pair_dropped` [layers, P],
         choices before capacity and dropped choices; with a dropless dispatcher `lost`
         [layers], choices that it did not compute. Not in training: `pair_load` [layers, P, E],
-        choices of an expert by tokens of a pair, `pair_first`, those that were first choices, and
-        `pair_confidence`, the sum of their gates, both of that shape; and, up to
+        choices of an expert by tokens of a pair before capacity, `pair_first`, those that were
+        first choices, and `pair_confidence`, the sum of their gates, both of that shape; and, up to
         MOST_EXPERTS_FOR_COACTIVATION experts, `coactivation` [layers, E, E], tokens that both
         experts took. In training with VExperts `source_load` [layers, D, E], choices made on each
         device of a placement. With group_loads `group_load` [layers, G, E], choices of each expert
@@ -83,6 +85,8 @@ def routing_metrics(
     routed = [
         (output.routings[side][name], tf.reshape(pair_ids[side], [-1])) for side, name in names
     ]
+    if tokens_choose:
+        routed = [(before_capacity(routing), pairs) for routing, pairs in routed]
     for name in ("wanted", "dropped"):
         metrics[f"pair_{name}"] = tf.stack(
             [
@@ -154,6 +158,12 @@ def needed_rung(output: StackOutput) -> tf.Tensor | None:
     return tf.reduce_max(tf.stack(needed)) if needed else None
 
 
+def before_capacity(routing: Routing) -> Routing:
+    """The same where tokens choose experts, with `dispatched` for all choices that were wanted."""
+    choice = tf.range(float(routing.expert.shape[-1]))
+    return routing._replace(dispatched=choice < routing.wanted[..., None])
+
+
 def pair_load(routing: Routing, pairs: tf.Tensor, num_pairs: int, num_experts: int) -> tf.Tensor:
     """The number of choices of each expert by tokens of each pair.
 
@@ -188,20 +198,18 @@ def first_choices(
 
 
 def group_load(routing: Routing, num_experts: int) -> tf.Tensor:
-    """The number of choices of each expert in each group, with dropped ones.
+    """The number of choices of each expert in each group.
 
     Args:
-        routing: of a layer where tokens choose experts; the first `wanted` choices of a token
-            count.
+        routing: of a layer; its dispatched choices count.
         num_experts: E, or more.
 
     Returns:
         float32 [G, E].
     """
-    groups, _, choices = routing.expert.shape
-    wanted = tf.cast(tf.range(choices), tf.float32) < routing.wanted[..., None]
-    group = tf.range(groups)[:, None, None]
-    return _count(tf.cast(wanted, tf.float32), group, groups, routing.expert, num_experts)
+    groups = routing.expert.shape[0]
+    group, counted = tf.range(groups)[:, None, None], tf.cast(routing.dispatched, tf.float32)
+    return _count(counted, group, groups, routing.expert, num_experts)
 
 
 def coactivation(routing: Routing, num_experts: int) -> tf.Tensor:

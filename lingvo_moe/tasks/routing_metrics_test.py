@@ -5,6 +5,7 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.base import Routing
 from lingvo_moe.layers.transformer_layer import StackOutput
 from lingvo_moe.tasks.routing_metrics import (
+    before_capacity,
     coactivation,
     first_choices,
     group_load,
@@ -50,10 +51,11 @@ def test_coactivation_by_hand():
 
 def test_load_by_group_by_hand():
     # Token 1's second choice is dropped, but counts as wanted; padding has no choices.
-    np.testing.assert_array_equal(group_load(ROUTING, 4), [[1, 1, 2, 0], [0, 1, 1, 0]])
+    load = group_load(before_capacity(ROUTING), 4)
+    np.testing.assert_array_equal(load, [[1, 1, 2, 0], [0, 1, 1, 0]])
 
 
-def metrics(training, num_experts=3, group_loads=False):
+def metrics(training, num_experts=3, group_loads=False, tokens_choose=True):
     stats = NestedMap(
         {name: tf.constant(2.0) for name in ("entropy", "capacity")},
         aux_loss=tf.constant(1.0),
@@ -66,7 +68,7 @@ def metrics(training, num_experts=3, group_loads=False):
     routings = NestedMap(encoder=NestedMap(layer_01=ROUTING), decoder=NestedMap())
     output = StackOutput(tf.zeros([]), tf.zeros([]), layers, routings)
     ids = {"encoder": PAIRS, "decoder": None}
-    return routing_metrics(output, ids, 2, tf.constant(10.0), training, group_loads)
+    return routing_metrics(output, ids, 2, tf.constant(10.0), training, group_loads, tokens_choose)
 
 
 def test_counts_are_counts_and_means_are_weighted_by_tokens():
@@ -76,6 +78,12 @@ def test_counts_are_counts_and_means_are_weighted_by_tokens():
     np.testing.assert_array_equal(result.capacity, [20])
     np.testing.assert_array_equal(result.num_experts, [30])
     assert result.z_loss == 30.0
+    # The choices of the experts page and of pruning are those before capacity.
+    np.testing.assert_array_equal(result.pair_load, [[[0, 1, 1], [1, 1, 2]]])
+    made = metrics(training=False, tokens_choose=False)
+    np.testing.assert_array_equal(
+        made.pair_load, [pair_load(ROUTING, tf.reshape(PAIRS, [-1]), 2, 3)]
+    )
 
 
 def test_dear_counts_are_left_out_in_training_and_of_very_many_experts():
@@ -83,7 +91,7 @@ def test_dear_counts_are_left_out_in_training_and_of_very_many_experts():
     assert {"pair_load", "coactivation"} <= set(metrics(training=False))
     assert "group_load" not in metrics(training=True)
     loads = metrics(training=True, group_loads=True).group_load
-    np.testing.assert_array_equal(loads, [group_load(ROUTING, 3)])
+    np.testing.assert_array_equal(loads, [group_load(before_capacity(ROUTING), 3)])
     many = metrics(training=False, num_experts=513)
     assert many.pair_load.shape == (1, 2, 513)
     assert "coactivation" not in many

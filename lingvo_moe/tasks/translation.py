@@ -205,7 +205,7 @@ class TranslationTask:
             pair_nll=tf.math.unsorted_segment_sum(nll * real, pairs, num_pairs),
             pair_tokens=tf.math.unsorted_segment_sum(real, pairs, num_pairs),
         )
-        if self.moe_layers:
+        if (moe := self.params.model.moe) and self.moe_layers:
             objective += output.moe_loss * tokens / denominator
             pair_ids = {"encoder": batch.source_pair_ids, "decoder": batch.target_pair_ids}
             metrics.update(
@@ -216,6 +216,7 @@ class TranslationTask:
                     tokens,
                     context.training,
                     self.group_loads and context.training,
+                    moe.gating.batch_independent,
                 )
             )
         return LossOutput(objective, metrics, needed_rung(output))

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from absl import app, flags, logging
 
 from lingvo_moe.core import console
 from lingvo_moe.core.lines import printable
-from lingvo_moe.core.plugins import import_plugins
+from lingvo_moe.core.plugins import import_plugins, source_files
 from lingvo_moe.core.progress import report as report  # for the tools
 
 FLAGS = flags.FLAGS
@@ -162,9 +163,14 @@ def status_and_line(error: Exception) -> tuple[int, str]:
             f"error: Memory or disk space is exhausted ({text}). Use smaller batches, a smaller "
             f"model or more devices, or free space."
         )
+    frames = traceback.extract_tb(error.__traceback__)
+    files = {str(file.resolve()) for file in source_files()}
+    if own := [one for one in frames if os.path.realpath(one.filename) in files]:
+        where, kind = f"{own[-1].filename}:{own[-1].lineno}", type(error).__name__
+        return EXPECTED, f"error: in the plug-in {where}: {kind}: {text}"
     if isinstance(error, _EXPECTED_ERRORS):
         return EXPECTED, f"error: {text}"
-    frame = traceback.extract_tb(error.__traceback__)[-1]
+    frame = frames[-1]
     return INTERNAL, (
         f"internal error: {type(error).__name__}: {text} ({frame.filename}:{frame.lineno}). Run "
         f"with --debug for the traceback, and please report this error."

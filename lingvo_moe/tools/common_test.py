@@ -223,3 +223,17 @@ def _python(script):
     return subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=100
     )
+
+
+@pytest.mark.parametrize("error", ["ValueError('bad')", "None + 1", "{}['x']"])
+def test_an_error_in_a_plug_in_names_its_line(error, tmp_path, monkeypatch):
+    file = tmp_path / "mine.py"
+    file.write_text(f"def route():\n    {error if '(' not in error else f'raise {error}'}\n")
+    monkeypatch.setattr(common, "source_files", lambda: [file])
+    space = {}
+    exec(compile(file.read_text(), str(file), "exec"), space)
+    with pytest.raises((ValueError, TypeError, KeyError)) as raised:
+        space["route"]()
+    status, line = common.status_and_line(raised.value)
+    assert status == 1
+    assert line.startswith(f"error: in the plug-in {file}:2: {raised.type.__name__}: ")

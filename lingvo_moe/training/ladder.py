@@ -32,6 +32,11 @@ class Ladder:
         self._rungs, self._patience = rungs, patience
         self.rung = self._calm = self._needed = 0
 
+    @property
+    def last(self) -> int:
+        """The variant that has room for the last step, whatever it needed: the highest rung."""
+        return self._rungs - 1
+
     def take(self, step: Callable[[int], NestedMap]) -> NestedMap:
         """Takes one step, again on a higher rung if it did not fit.
 

@@ -25,6 +25,7 @@ class LocalSteps:
             seed: of the draw.
         """
         self._rate, self._seed, self._step = rate, seed, 0
+        self.last = WHOLE  # the variant of the last step
 
     def take(self, step: Callable[[int], NestedMap]) -> NestedMap:
         """Takes one step.
@@ -37,7 +38,8 @@ class LocalSteps:
         """
         draw = np.random.default_rng((self._seed % 2**32, self._step, _PURPOSE)).random()
         local = draw < self._rate
-        metrics = step(LOCAL if local else WHOLE)
+        self.last = LOCAL if local else WHOLE
+        metrics = step(self.last)
         self._step += 1
         return NestedMap(metrics, local_steps=np.float32(local))
 
