@@ -17,6 +17,11 @@ PARENT_ENDED = 3  # exit status of a child whose parent has ended or has closed 
 _FOR_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
 
 
+def environment() -> dict[str, str]:
+    """The environment for a child that imports from the same places as this process."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
 def start(module: str, **streams: Any) -> subprocess.Popen:
     """Starts `python -m module`. The module must call `receive` to get what `send` sends.
 
@@ -34,9 +39,9 @@ def start(module: str, **streams: Any) -> subprocess.Popen:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_PARENT)
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", module],
+            [sys.executable, "-P", "-m", module],  # -P: no modules of the current directory
             stdin=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=environment(),
             **streams,
         )
     finally:

@@ -24,6 +24,8 @@ from lingvo_moe.core.fields import conforms
 from lingvo_moe.core.lines import first_of
 
 MANIFEST = ".lingvo_moe.json"
+_MOST_LINKS = 40  # of symbolic links, as in Linux
+_LONGEST_NAME = 230  # bytes; file systems have 255, and names of unfinished files are longer
 
 
 def write_whole(path: Path, content: bytes | str | Iterable[str | bytes]) -> None:
@@ -31,7 +33,7 @@ def write_whole(path: Path, content: bytes | str | Iterable[str | bytes]) -> Non
 
     Args:
         path: the file. An existing file is replaced; for a symbolic link, the file it points to. A
-            device or a pipe, such as /dev/stdout, is written to directly.
+            device, a pipe or an open file, such as /dev/stdout, is written to directly.
         content: bytes, or text to be written as UTF-8, which may come in parts.
 
     Raises:
@@ -39,11 +41,12 @@ def write_whole(path: Path, content: bytes | str | Iterable[str | bytes]) -> Non
     """
     texts = [content] if isinstance(content, bytes | str) else content
     parts = (text.encode("utf-8") if isinstance(text, str) else text for text in texts)
-    path = path.resolve()
-    if path.exists() and not path.is_file():
-        with path.open("wb") as device:
-            device.writelines(parts)
+    if is_stream(path):
+        descriptor = _descriptor(path)
+        with path.open("wb") if descriptor is None else os.fdopen(os.dup(descriptor), "wb") as out:
+            out.writelines(parts)
         return
+    path = path.resolve()
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -59,6 +62,25 @@ def write_whole(path: Path, content: bytes | str | Iterable[str | bytes]) -> Non
             error.filename = str(path)  # the error of a full disk names no file
         raise
     sync_directory(path.parent)
+
+
+def is_stream(path: Path) -> bool:
+    """Whether a path names a device, a pipe or a file that this process has open, as /dev/stdout.
+
+    What is written to an open file comes after what is in it.
+    """
+    return (path.exists() and not path.is_file()) or _descriptor(path) is not None
+
+
+def _descriptor(path: Path) -> int | None:
+    """The number of the open file that a path such as /dev/stdout or /dev/fd/3 stands for."""
+    for _ in range(_MOST_LINKS):
+        if os.path.realpath(path.parent) == f"/proc/{os.getpid()}/fd" and path.name.isdecimal():
+            return int(path.name)
+        if not path.is_symlink():
+            return None
+        path = path.parent / os.readlink(path)
+    return None
 
 
 @contextlib.contextmanager
@@ -206,6 +228,9 @@ def check_file(path: Path, *sources: Path) -> None:
     """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory; give the name of a file in it.")
+    if _descriptor(path) is not None:
+        return
+    check_length(path)
     if not path.resolve().parent.is_dir():
         raise FileNotFoundError(f"{path} cannot be made: {path.parent} is not a directory.")
     writable = path if path.exists() and not path.is_file() else path.resolve().parent
@@ -217,6 +242,12 @@ def check_file(path: Path, *sources: Path) -> None:
                 f"The output {path} is the same file as the input {source}, which it would "
                 f"replace. Give another output."
             )
+
+
+def check_length(path: Path) -> None:
+    """Raises OSError if a file of this name could not be written: it is too long."""
+    if (size := len(os.fsencode(path.name))) > _LONGEST_NAME:
+        raise OSError(f"{path} has a name of {size} bytes; give one of at most {_LONGEST_NAME}.")
 
 
 @contextlib.contextmanager

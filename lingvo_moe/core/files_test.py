@@ -190,6 +190,32 @@ def test_a_link_s_target_is_replaced_and_a_device_written_to(tmp_path):
     assert _names(tmp_path) == ["file", "link"]  # and not to a pipe
 
 
+@pytest.mark.parametrize("place", ["/dev/fd", "/proc/self/fd"])
+def test_an_open_file_is_written_to_where_it_stands(tmp_path, place):
+    """As with `{ echo head; tool --output=/dev/stdout; echo tail; } > file`."""
+    number = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    (tmp_path / "link").symlink_to(f"{place}/{number}")
+    os.write(number, b"head ")
+    for path in (Path(f"{place}/{number}"), tmp_path / "link"):
+        check_file(path)
+        write_whole(path, "text ")
+    os.write(number, b"tail")
+    os.close(number)
+    assert (tmp_path / "file").read_text() == "head text text tail"
+    reader, writer = os.pipe()
+    write_whole(Path(f"{place}/{writer}"), "into a pipe")
+    assert os.read(reader, 100) == b"into a pipe"
+    os.close(reader)
+    os.close(writer)
+    assert _names(tmp_path) == ["file"]
+
+
+def test_a_name_that_is_too_long(tmp_path):
+    write_whole(tmp_path / ("x" * 230), "text")
+    with pytest.raises(OSError, match="has a name of 231 bytes; give one of at most 230"):
+        check_file(tmp_path / ("x" * 231))
+
+
 def test_where_no_file_can_be_written(tmp_path):
     (tmp_path / "file").touch()
     check_file(tmp_path / "file")

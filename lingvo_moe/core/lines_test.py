@@ -2,7 +2,7 @@ import gzip
 
 import pytest
 
-from lingvo_moe.core.lines import cut_warning, decode_lines, is_blank, read_lines
+from lingvo_moe.core.lines import cut_warning, decode_lines, is_blank, one_line, read_lines
 
 UNUSUAL = "a\u2028b\u0085c\x0cd\x0be\x1cf\x1dg\x1eh\ri"
 
@@ -46,6 +46,18 @@ def test_a_damaged_gzip_file_is_named(length, tmp_path):
 def test_lines_that_show_nothing_are_blank(text):
     assert is_blank(text)
     assert not is_blank(f"{text}.{text}")
+
+
+def test_a_translation_is_one_line_that_readers_accept():
+    assert one_line("a\0b\u2028c\nd") == "a b c d"
+
+
+@pytest.mark.parametrize("suffix", [".bz2", ".xz"])
+def test_other_kinds_of_packed_files(suffix, tmp_path):
+    path = tmp_path / f"lines{suffix}"
+    path.write_bytes(b"BZh9")
+    with pytest.raises(ValueError, match=rf"lines\{suffix}: \{suffix} files are not read; unpack"):
+        list(read_lines(path))
 
 
 def test_a_warning_names_the_first_ten_lines():

@@ -18,7 +18,7 @@ class HeldError(ValueError):
 
 
 @contextlib.contextmanager
-def hold(directory: Path, file: str = FILE, wait: bool = False) -> Iterator[None]:
+def hold(directory: Path, file: str = FILE, wait: bool = False) -> Iterator[bool]:
     """Keeps other processes from changing a directory while the block runs.
 
     The lock is a flock on a file in the directory; the file names the holder. The kernel releases
@@ -32,15 +32,18 @@ def hold(directory: Path, file: str = FILE, wait: bool = False) -> Iterator[None
         file: name of the file, for locks on parts of a directory.
         wait: whether to wait until no other process holds it.
 
+    Yields:
+        Whether there is a lock: False on a file system without flock.
+
     Raises:
         HeldError: another process holds it; the message names the process, its host and the time.
         OSError: the directory cannot be made or written to.
     """
     made = [path for path in (directory, *directory.parents) if not path.exists()]
     path = directory / file
-    descriptor = _acquire(path, wait)
+    descriptor, locked = _acquire(path, wait)
     try:
-        yield
+        yield locked
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # while the lock is still held
@@ -51,7 +54,7 @@ def hold(directory: Path, file: str = FILE, wait: bool = False) -> Iterator[None
 
 
 def _acquire(path, wait):
-    """The descriptor of the locked file, with this process written to it."""
+    """The descriptor of the file, with this process written to it, and whether it is locked."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -59,14 +62,16 @@ def _acquire(path, wait):
         except FileNotFoundError:
             continue  # another process has removed the directory that it had made
         try:
-            _lock(descriptor, path.parent, wait)
+            locked = _lock(descriptor, path.parent, wait)
             if _is_at(descriptor, path):
                 holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": _now()}
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, json.dumps(holder).encode())
-                return descriptor
-        except BaseException:
+                return descriptor, locked
+        except BaseException as error:
             os.close(descriptor)
+            if isinstance(error, OSError) and error.errno and error.filename is None:
+                error.filename = str(path)  # the error of a full disk names no file
             raise
         os.close(descriptor)  # its holder has removed it since it was opened
 
@@ -74,6 +79,7 @@ def _acquire(path, wait):
 def _lock(descriptor, directory, wait):
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        return True
     except BlockingIOError as error:
         raise HeldError(
             f"{directory} is in use by {_holder(descriptor)}. Wait until that ends, or give "
@@ -85,6 +91,7 @@ def _lock(descriptor, directory, wait):
             directory,
             error.strerror,
         )
+        return False
 
 
 def _is_at(descriptor, path):

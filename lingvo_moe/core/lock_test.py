@@ -11,6 +11,7 @@ import time
 import pytest
 
 from lingvo_moe.core import lock
+from lingvo_moe.core.pieces import take
 
 HOLD = """
 import sys, time
@@ -116,8 +117,11 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch, caplog):
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with lock.hold(tmp_path):
-        pass
+    with lock.hold(tmp_path) as locked:
+        assert not locked
+    (tmp_path / ".a.partial-1").touch()  # another process may write it now
+    assert take(tmp_path / "a", lambda: (tmp_path / "a").touch())
+    assert (tmp_path / ".a.partial-1").exists()
     found = f"{tmp_path} is on a file system without locks (Operation not supported): make sure"
     assert found in caplog.text
 

@@ -56,10 +56,11 @@ def take(path: Path, make: Callable[[], None], wait: bool = False) -> bool:
     if path.exists():
         return False
     try:
-        with lock.hold(path.parent, f".{path.name}.lock", wait):
+        with lock.hold(path.parent, f".{path.name}.lock", wait) as locked:
             if path.exists():
                 return False
-            remove_partials(path)
+            if locked:  # else another process may write them now
+                remove_partials(path)
             make()
             return True
     except lock.HeldError:

@@ -18,10 +18,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from lingvo_moe.core.child import environment
 from lingvo_moe.training.signals import Stopped
 
 _FAILED, _INTERRUPTED = 1, 128 + signal.SIGINT  # exit codes
-_MEET_SECONDS = 60.0
+_MEET_SECONDS = 300.0
+_POLL_SECONDS = 0.5
 _KEEP_ALIVE_SECONDS = 60
 _KEEP_IDLE = getattr(socket, "TCP_KEEPIDLE", 0x10)  # 0x10 is macOS's TCP_KEEPALIVE
 _FAREWELL_SECONDS = 3.0  # limit for sending a failure to the others, which takes milliseconds
@@ -30,7 +32,11 @@ _SYMPTOM_SECONDS = 0.5  # time for another process's error to arrive, if it caus
 
 @contextlib.contextmanager
 def end_together(
-    index: int, count: int, host: str, exchange: Callable[[str | None], str]
+    index: int,
+    count: int,
+    host: str,
+    exchange: Callable[[str | None], str],
+    check: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
     """Ends the processes in this block together; at the end of the block they wait for each other.
 
@@ -43,11 +49,12 @@ def end_together(
         count: the number of processes.
         host: name or address of process 0's host.
         exchange: takes a text from process 0, None from others; returns that text to all.
+        check: called by process 0 while it waits for the others; raises OSError if one has ended.
 
     Raises:
         OSError: the processes cannot connect.
     """
-    members = _accept(count, exchange) if index == 0 else [_connect(index, host, exchange)]
+    members = _accept(count, exchange, check) if index == 0 else [_connect(index, host, exchange)]
     watch = _Watch(members)
     stopped = None
     try:
@@ -82,18 +89,31 @@ def start_together(
             from its standard input.
     """
 
+    started = []
+
     def exchange(address):
         if address is None:
             return sys.stdin.readline()
         for other in range(1, count):
-            process = subprocess.Popen(command(other), stdin=subprocess.PIPE, text=True)
+            process = subprocess.Popen(
+                command(other), stdin=subprocess.PIPE, text=True, env=environment()
+            )
             print(address, file=process.stdin, flush=True)
+            started.append(process)
         return address
+
+    def check():
+        for other, process in enumerate(started, start=1):
+            if process.poll() is not None:
+                raise OSError(
+                    f"Process {other} ended at its start, with exit status {process.returncode}; "
+                    f"see its own message."
+                )
 
     if count == 1:
         yield
         return
-    with end_together(index, count, "localhost", exchange):
+    with end_together(index, count, "localhost", exchange, check):
         yield
 
 
@@ -167,7 +187,7 @@ class _Watch:
             _leave(_FAILED)
 
 
-def _accept(count, exchange) -> list[_Member]:
+def _accept(count, exchange, check) -> list[_Member]:
     """Process 0: waits for the connections of all others, which must send the token."""
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
@@ -177,10 +197,13 @@ def _accept(count, exchange) -> list[_Member]:
         exchange(f"{server.getsockname()[1]} {token}")
         deadline = time.monotonic() + _MEET_SECONDS
         while len(members) < count - 1:
-            server.settimeout(max(0.01, deadline - time.monotonic()))
+            server.settimeout(_POLL_SECONDS)
             try:
                 connection, _ = server.accept()
             except TimeoutError as error:
+                check()
+                if time.monotonic() < deadline:
+                    continue
                 raise OSError(
                     f"Only {len(members)} of {count - 1} other processes connected to process 0 "
                     f"within {_MEET_SECONDS:.0f} s."

@@ -125,6 +125,15 @@ def test_the_first_may_start_the_others(tmp_path, roles, code, message):
     assert done.stdout.count("\n") == (0 if code else COUNT)
 
 
+def test_one_that_ends_before_it_connects(tmp_path):
+    """The first, which started it, does not wait for it."""
+    command = [sys.executable, __file__, str(tmp_path), "0", "end", "gone", "end"]
+    first = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    _, errors = first.communicate(timeout=120)
+    assert first.returncode == 1
+    assert "OSError: Process 1 ended at its start, with exit status 7" in errors
+
+
 def test_strangers_are_turned_away(tmp_path):
     first = start(tmp_path, ["end"])
     port = int(read(tmp_path).split()[0])
@@ -158,6 +167,8 @@ def main(directory, index, *roles):
     def command(other):
         return [sys.executable, __file__, directory, str(other), *roles]
 
+    if roles[int(index) % len(roles)] == "gone":
+        sys.exit(7)
     if len(roles) == 1:
         group, [role] = end_together(int(index), COUNT, "localhost", exchange), roles
     else:

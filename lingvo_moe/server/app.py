@@ -179,11 +179,10 @@ class Server:
         with self._answering():
             work = self._measure_and_translate(name, fields)
             sizes, found = await self._until_disconnect(request, work)
-        # Those of blank sentences have no tokens.
-        none: dict[str, Any] = {"tokens": [], "source": []} if fields.options.get("tokens") else {}
+        tokens = bool(fields.options.get("tokens"))
         answer = {
             "model": name,
-            "translations": [[none | one.as_json() for one in best] for best in found],
+            "translations": [[one.as_json(tokens) for one in best] for best in found],
             "left_out": [size.left_out for size in sizes],
         }
         return JSONResponse(answer)

@@ -32,7 +32,7 @@ def translate(sentences, to, **rest):
     print("translates", *sentences, flush=True)
     if "wait" in sentences:
         sys.stdin.readline()
-    return [[types.SimpleNamespace(as_json=lambda s=s: {"text": s})] for s in sentences]
+    return [[types.SimpleNamespace(as_json=lambda tokens, s=s: {"text": s})] for s in sentences]
 
 def measure(sentences):
     if "count" in sentences:

@@ -24,6 +24,8 @@ from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer, Retention
 
+_OF_SPEED = ("decoding.batch_tokens", "decoding.cache")  # translations do not depend on them
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelDir:
@@ -385,12 +387,14 @@ class ModelDir:
             )
 
     def fingerprint(self, step: int) -> dict[str, str]:
-        """Name -> value of everything that translations depend on: step, checksums and params.
+        """Name -> value of all that translations depend on: step, checksums and params.
 
         Args:
             step: of the checkpoint.
         """
-        return {"step": str(step)} | self.checksums(step) | to_fields(self.params)
+        params = to_fields(self.params).items()
+        used = {name: text for name, text in params if not name.startswith(_OF_SPEED)}
+        return {"step": str(step)} | self.checksums(step) | used
 
     def checksums(self, step: int) -> dict[str, str]:
         """SHA-256 of the files, other than model.json, that translations depend on, by name.

@@ -401,7 +401,11 @@ def test_an_average_over_removed_checkpoints_is_reported(tmp_path, caplog):
 def test_a_fingerprint_has_all_that_translations_depend_on(logdir):
     model = ModelDir.open(logdir)
     found = model.fingerprint(1)
-    assert found == {"step": "1"} | model.checksums(1) | to_fields(model.params)
+    used = to_fields(model.params)
+    assert used.pop("decoding.batch_tokens") == "2048"
+    assert {used.pop(name) for name in [*used] if name.startswith("decoding.cache")}
+    assert found == {"step": "1"} | model.checksums(1) | used
+    assert model.with_overrides(["decoding.batch_tokens=7"]).fingerprint(1) == found
     wider = model.with_overrides(["decoding.beam_size=7"]).fingerprint(1)
     assert wider == found | {"decoding.beam_size": "7"} != found
 

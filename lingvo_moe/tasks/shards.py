@@ -9,12 +9,19 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from lingvo_moe.core import lock
-from lingvo_moe.core.files import MANIFEST, check_file, write_whole
+from lingvo_moe.core.files import (
+    MANIFEST,
+    check_file,
+    check_length,
+    remove_partials,
+    write_whole,
+)
 from lingvo_moe.core.lines import read_lines
 from lingvo_moe.core.pieces import begin, take
 from lingvo_moe.core.progress import Progress
@@ -74,7 +81,9 @@ class FileShards:
         Raises:
             HeldError: another process works on the same output.
         """
-        with lock.hold(self.directory):
+        with lock.hold(self.directory) as locked:
+            if locked:
+                remove_partials(self.output)  # of a killed run
             yield
             parts = [shard.output for shard in self]
             write_whole(self.output, (part.read_bytes() for part in parts))
@@ -106,6 +115,7 @@ class DirectoryShards:
         for path in self._files():
             if not path.is_file():
                 raise ValueError(f"{path} is not a file; --input must be a directory of files.")
+            check_length(path)
             if (other := names.setdefault(_name(path), path)) != path:
                 raise ValueError(f"{other} and {path} have the same output; rename one of them.")
         if not names:
@@ -148,7 +158,7 @@ def survey(shards: FileShards | DirectoryShards) -> Survey:
     shards.check()
     digest, total, done, finished = hashlib.sha256(), 0, 0, set()
     for shard in shards:
-        digest.update(f"{shard.output.name}\n".encode())
+        digest.update(os.fsencode(f"{shard.output.name}\n"))
         before = total
         for sentence in shard.sentences:
             digest.update(f"{sentence}\n".encode())

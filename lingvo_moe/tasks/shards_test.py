@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from lingvo_moe.core import lock
+from lingvo_moe.core.files import MANIFEST
 from lingvo_moe.tasks.shards import DirectoryShards, FileShards, survey, translate_shards
 from lingvo_moe.testing.waiting import wait_until
 
@@ -83,6 +84,16 @@ class TestFile:
         assert notes.read_text().split("\n") == ["e", "hang", "g\u2028g", "h", "", ""]
         assert not parts.exists()
         assert sorted(p.name for p in tmp_path.iterdir()) == ["notes", "output", "source"]
+
+    def test_a_merge_that_was_killed_leaves_nothing(self, tmp_path):
+        shards = FileShards(tmp_path / "in", tmp_path / "out", 2)
+        shards.input.touch()
+        shards.directory.mkdir()
+        for path in (shards.directory / MANIFEST, tmp_path / ".out.partial-1"):
+            path.touch()
+        with shards.merged():
+            pass
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
 
     def test_a_finished_output_is_made_anew(self, tmp_path, source, expected, notes):
         for _ in range(2):

@@ -159,11 +159,17 @@ class Translation(NamedTuple):
     tokens: tuple[Token, ...] = ()
     source: tuple[str, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
-        """Its fields for JSON, which has no infinity: `score` is null where there was none."""
+    def as_json(self, tokens: bool = False) -> dict[str, Any]:
+        """Its fields for JSON, which has no infinity: `score` is null where there was none.
+
+        Args:
+            tokens: whether to have `tokens` and `source` also if there are none.
+        """
         fields = {"text": self.text, "score": self.score if math.isfinite(self.score) else None}
-        tokens = [token._asdict() for token in self.tokens]
-        return fields | ({"tokens": tokens, "source": list(self.source)} if tokens else {})
+        if not (tokens or self.tokens):
+            return fields
+        each = [token._asdict() for token in self.tokens]
+        return fields | {"tokens": each, "source": list(self.source)}
 
     @property
     def alignment(self) -> list[tuple[int, int]]:

@@ -44,6 +44,9 @@ def run(main: Callable[..., None], takes_arguments: bool = False) -> None:
         main: the tool.
         takes_arguments: whether `main` takes the list of arguments that are not flags.
     """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # a daemon may have closed it
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - until the process ends
     for stream in (sys.stdout, sys.stderr):  # text is UTF-8 in every locale
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8")

@@ -19,7 +19,8 @@ from pathlib import Path
 import tensorflow as tf
 from absl import flags
 
-from lingvo_moe.core.files import check_file, write_whole
+from lingvo_moe.core import lock
+from lingvo_moe.core.files import check_file, is_stream, remove_partials, write_whole
 from lingvo_moe.core.lines import decode_lines, paired, read_lines
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.runtimes.together import start_together
@@ -44,7 +45,7 @@ def main(arguments: list[str]) -> None:
     model_dir = ModelDir.open(Path(FLAGS.logdir), FLAGS.model).with_overrides(_overrides())
     model_dir.prefix(FLAGS.source_language, FLAGS.to)
     model_dir.task.task_id(FLAGS.source_language, FLAGS.to)
-    _check_name_of_output()
+    _check_names()
     if arguments and FLAGS.input:
         raise ValueError("Give sentences as arguments or in --input, not both.")
     if FLAGS.score is not None:
@@ -55,7 +56,10 @@ def main(arguments: list[str]) -> None:
         _translate_stream(model_dir, arguments)
 
 
-def _check_name_of_output() -> None:
+def _check_names() -> None:
+    for name in ("input", "output", "score"):
+        if getattr(FLAGS, name) == "":
+            raise ValueError(f"--{name} is empty; give a file, or leave it out.")
     output = Path(FLAGS.output or "")
     if output.suffix in (".gz", ".zst") and not output.is_dir():
         raise ValueError(
@@ -70,7 +74,8 @@ def _shards() -> FileShards | DirectoryShards | None:
         source, output = Path(FLAGS.input), Path(FLAGS.output)
         if source.is_dir():
             return DirectoryShards(source, output)
-        if source.is_file() and (output.is_file() or not output.exists()):
+        whole = not is_stream(source) and not is_stream(output)
+        if whole and source.is_file() and (output.is_file() or not output.exists()):
             return FileShards(source, output, BLOCK)
     if FLAGS.input and Path(FLAGS.input).is_dir():
         raise ValueError(f"--input={FLAGS.input} is a directory and needs --output=DIR.")
@@ -80,12 +85,14 @@ def _shards() -> FileShards | DirectoryShards | None:
 
 
 def _translate_shards(model_dir: ModelDir, shards: FileShards | DirectoryShards) -> None:
-    work, worker = survey(shards), FLAGS.worker
+    worker = FLAGS.worker
+    work = None if worker else survey(shards)  # others connect before they read
     _share_machine(worker, FLAGS.processes)
 
     def command(index):
         return [
             sys.executable,
+            "-P",
             "-m",
             "lingvo_moe.tools.translate",
             f"--worker={index}",
@@ -96,6 +103,7 @@ def _translate_shards(model_dir: ModelDir, shards: FileShards | DirectoryShards)
         contextlib.nullcontext() if worker else shards.merged(),
         start_together(worker, FLAGS.processes, command),
     ):
+        work = work or survey(shards)
         model = _load(model_dir)
         translator = model.translator()
 
@@ -110,6 +118,7 @@ def _translate_shards(model_dir: ModelDir, shards: FileShards | DirectoryShards)
             "to": FLAGS.to,
             "source_language": str(FLAGS.source_language),
             "scores": str(FLAGS.scores),
+            "runtime": FLAGS.runtime,
         }
         report = (lambda line: None) if worker else common.report
         translate_shards(shards, work, job, translate, report)
@@ -123,7 +132,9 @@ def _share_machine(index: int, count: int) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(cores)
     tf.config.threading.set_inter_op_parallelism_threads(cores)
     if gpus := tf.config.list_physical_devices("GPU"):
-        tf.config.set_visible_devices(gpus[index % len(gpus)], "GPU")
+        gpu = gpus[index % len(gpus)]
+        tf.config.set_visible_devices(gpu, "GPU")
+        tf.config.experimental.set_memory_growth(gpu, True)  # several processes may share it
 
 
 def _translate_stream(model_dir: ModelDir, arguments: Sequence[str]) -> None:
@@ -156,10 +167,15 @@ def _output(*sources: str | None) -> Path | None:
 
 
 def _write(output: Path | None, lines: Iterable[str]) -> None:
-    if output:
+    if output is None:
+        sys.stdout.writelines(lines)
+    elif is_stream(output):
         write_whole(output, lines)
     else:
-        sys.stdout.writelines(lines)
+        with lock.hold(output.parent, f".{output.name}.lock") as locked:
+            if locked:
+                remove_partials(output)  # of a killed run
+            write_whole(output, lines)
 
 
 def _load(model_dir: ModelDir) -> Model:
@@ -226,7 +242,7 @@ def _format_score(text: str, score: Score, tokens: bool) -> str:
 def _format(translation: Translation, tokens: bool, score: bool) -> str:
     """A line of the output: JSON with the tokens, or the text, with its score if requested."""
     if tokens:
-        return json.dumps(translation.as_json(), ensure_ascii=False) + "\n"
+        return json.dumps(translation.as_json(tokens), ensure_ascii=False) + "\n"
     return (f"{translation.score:.4f}\t" if score else "") + translation.text + "\n"
 
 

@@ -16,6 +16,8 @@ from lingvo_moe.testing.commands import succeed
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 from lingvo_moe.tools import translate
 
+FILES = ("input", "output", "score")
+
 
 @pytest.fixture(scope="module")
 def logdir(tmp_path_factory):
@@ -66,6 +68,7 @@ def call(logdir, tmp_path, monkeypatch):
             {"input": "/dev/null", "output": "TMP/o", "processes": 2, "arguments": ()},
             "needs --input",
         ),
+        *(({name: "", "arguments": ()}, f"--{name} is empty") for name in FILES),
         ({"score": "TMP/missing"}, "No such file or directory"),
         ({"score": "TMP/no_lines"}, "no_lines has 0 lines and the input has more; give one"),
         ({"score": "TMP/two_lines"}, "the input has 1 lines and .*two_lines has more; give one"),
