@@ -21,6 +21,7 @@ _SHAPE = re.compile(r"shape: (\(.*?\))")
 _VALUES = re.compile(r"Tensor had (.+?) values")
 _CODE = re.compile(r"(\S+\.py) \(L(\d+)\)")
 _OURS = "/lingvo_moe/"
+_HELPERS = ("/lingvo_moe/core/", "/lingvo_moe/sharding/")  # that many layers call
 _FRAMES = 3  # number of innermost lines of code that are named
 
 
@@ -76,7 +77,7 @@ def _first(message: str) -> str:
     code = [
         f"{file[file.rfind(_OURS) + 1 :]}:{line}"
         for file, line in _CODE.findall(message)
-        if _OURS in file or file in plugins
+        if (_OURS in file and not any(part in file for part in _HELPERS)) or file in plugins
     ]
     where = f", computed in {' > '.join(code[-_FRAMES:])}" if code else ""
     return f"{name!r} {shape} has {values} values{where}; its inputs: {inputs}"
