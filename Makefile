@@ -103,8 +103,9 @@ results-tldr: setup
 	  --set=activation_dtype=bfloat16 || exit 1; done
 
 results-both: setup
-	$(REAL_TEXT) --corpus=both --set=activation_dtype=bfloat16 --baseline=small.BilingualNarrow \
-	  --baseline_set=input.batch_size=8 --baseline_set=train.max_steps=600
+	$(REAL_TEXT) --corpus=both --set=activation_dtype=bfloat16 --baseline=small.BilingualNarrow --baseline=small.Bilingual \
+	  --baseline_set=input.batch_size=8 --baseline_set=small.BilingualNarrow:train.max_steps=600 \
+	  --baseline_set=small.Bilingual:train.max_steps=250
 
 clean:  ## remove all generated files, also .venv
 	rm -rf build $(VENV) .pytest_cache .ruff_cache .mypy_cache *.egg-info
