@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from lingvo_moe.runtimes.together import listen
+
 _RETRY_SECONDS = 0.2
 _LINE_SECONDS = 5.0  # other programs may connect, and send nothing
 _LINE_BYTES = 1000
@@ -58,7 +60,7 @@ def _collect(port, mine, deadline, late) -> str:
     """Process 0: waits for the others and tells them the outcome, an error or ""."""
     members: list[_Member] = []
     error = ""
-    with _listen(port) as server:
+    with _listen(port, mine["count"]) as server:
         try:
             while len(members := _alive(members)) < mine["count"] - 1 and not error:
                 try:
@@ -86,11 +88,9 @@ def _alive(members: list[_Member]) -> list[_Member]:
     return [member for member in members if not _ended(member.connection)]
 
 
-def _listen(port):
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
+def _listen(port, count):
     try:
-        return socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=1024)
+        return listen(port, count)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error
         raise OSError(

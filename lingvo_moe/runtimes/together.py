@@ -117,6 +117,21 @@ def start_together(
         yield
 
 
+def listen(port: int, backlog: int) -> socket.socket:
+    """Listens at all addresses of this host, of IPv4 and, if there is one, of IPv6.
+
+    Args:
+        port: 0 for any that is free.
+        backlog: connections that may wait to be accepted.
+
+    Raises:
+        OSError: the port cannot be used.
+    """
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    return socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=backlog)
+
+
 class _Member:
     """Another process, at the other end of a connection."""
 
@@ -189,10 +204,8 @@ class _Watch:
 
 def _accept(count, exchange, check) -> list[_Member]:
     """Process 0: waits for the connections of all others, which must send the token."""
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
     members: list[_Member] = []
-    with socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=count) as server:
+    with listen(0, count) as server:
         token = secrets.token_hex()
         exchange(f"{server.getsockname()[1]} {token}")
         deadline = time.monotonic() + _MEET_SECONDS

@@ -186,7 +186,7 @@ def _initial_state(new: ModelDir, old: ModelDir, checkpoint: Checkpoint) -> Init
     params, task, old_task = new.params, new.task, old.task
     if task.vexperts:
         task = task.with_moe(dispatcher=Gather())  # the runtime puts experts into slots
-    seed, weights, old_weights = params.train.seed, task.weights(), old_task.weights()
+    seed, weights = params.train.seed, task.weights()
     moe = params.model.moe
     transfers = (
         VocabularyRows(seed, new, old),
@@ -199,7 +199,7 @@ def _initial_state(new: ModelDir, old: ModelDir, checkpoint: Checkpoint) -> Init
             f"init.optimizer_state=True takes the state of {type(old.params.optimizer).__name__}, "
             f"and this model trains with {type(params.optimizer).__name__}; set it to False."
         )
-    tensors = experts_once(checkpoint.tensors, old_weights, old.params.optimizer.slots(old_weights))
+    tensors = experts_once(checkpoint.tensors)
     return initial_state(
         params.init, transfers, weights, params.optimizer.slots(weights), tensors, seed
     )

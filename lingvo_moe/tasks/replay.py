@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ _INPUTS = re.compile(r'Tensor\("([^"]+)"')
 _SHAPE = re.compile(r"shape: (\(.*?\))")
 _VALUES = re.compile(r"Tensor had (.+?) values")
 _CODE = re.compile(r"(\S+\.py) \(L(\d+)\)")
-_OURS = "/lingvo_moe/"
-_HELPERS = ("/lingvo_moe/core/", "/lingvo_moe/sharding/")  # that many layers call
+_OURS = Path(__file__).parents[1]
+_HELPERS = ("core", "sharding")  # packages that many layers call
 _FRAMES = 3  # number of innermost lines of code that are named
 
 
@@ -73,11 +74,15 @@ def _first(message: str) -> str:
         return message
     name, values, shape = (match[1] for match in found if match)
     inputs = ", ".join(_INPUTS.findall(message)) or "none"
-    plugins = {str(file.resolve()) for file in source_files()}
-    code = [
-        f"{file[file.rfind(_OURS) + 1 :]}:{line}"
-        for file, line in _CODE.findall(message)
-        if (_OURS in file and not any(part in file for part in _HELPERS)) or file in plugins
-    ]
+    named = [(_name(Path(file)), line) for file, line in _CODE.findall(message)]
+    code = [f"{name}:{line}" for name, line in named if name]
     where = f", computed in {' > '.join(code[-_FRAMES:])}" if code else ""
     return f"{name!r} {shape} has {values} values{where}; its inputs: {inputs}"
+
+
+def _name(file: Path) -> Path | None:
+    """A file of a layer or a plug-in, as in the answer; None for others."""
+    if file.is_relative_to(_OURS):
+        inside = file.relative_to(_OURS)
+        return _OURS.name / inside if inside.parts[0] not in _HELPERS else None
+    return file if file in {one.resolve() for one in source_files()} else None

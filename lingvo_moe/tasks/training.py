@@ -127,8 +127,8 @@ def _train(job):
     others = {"data": str(model_dir.data), "record_loads": str(records)}
     check_equal(to_fields(model_dir.params) | others, process)
     task = dataclasses.replace(model_dir.task, group_loads=records)
-    scheduler = _scheduler(job, task)
     runtime = job.make_runtime(task, train_step(task))
+    scheduler = _scheduler(job, task)
     mesh = str(getattr(runtime, "mesh", None))
     check_equal({"mesh": mesh, "hardware": in_full(scheduler)}, process)
     if scheduler is not None:

@@ -7,7 +7,7 @@ experts.
 P slots of a layer, E experts of a layer, N moves of a round.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,7 +98,7 @@ def relocate_experts(
         memory: WeightSpecs of the optimizer's.
     """
     specs = dict(weights.flatten())
-    tensors, changed = _without_tables(tensors, specs), {}
+    tensors, changed = experts_once(tensors, specs), {}
     for table in _places(weights).values():
         spec, name = specs[table], f"theta/{table}"
         held = np.asarray(tensors[name]) if name in tensors else np.arange(spec.num_experts)
@@ -112,32 +112,15 @@ def relocate_experts(
     return {**tensors, **changed} if changed else tensors
 
 
-def experts_once(
-    tensors: Mapping[str, Any], weights: NestedMap, memory: NestedMap
-) -> Mapping[str, Any]:
+def experts_once(tensors: Mapping[str, Any], kept: Collection[str] = ()) -> Mapping[str, Any]:
     """A checkpoint's tensors with each expert once, in order, and without tables.
 
     Args:
         tensors: as for `relocate_experts`.
-        weights: WeightSpecs of the checkpoint's weights.
-        memory: WeightSpecs of its optimizer's slots, of which it may have none.
+        kept: paths of tables that stay, with their experts.
     """
-    changed, specs = dict(tensors), dict(weights.flatten())
-    for table in _places(weights).values():
-        held = np.asarray(changed.pop(f"theta/{table}"))
-        source = _first_slots(held, specs[table].num_experts)
-        for name in tensors_to_move(table, weights, memory):
-            if name in tensors:
-                changed[name] = Permuted(tensors[name], source)
-    return changed
-
-
-def _without_tables(
-    tensors: Mapping[str, Any], specs: Mapping[str, WeightSpec]
-) -> Mapping[str, Any]:
-    """The tensors without tables that the model does not have, and with each expert once."""
     weights = [name.removeprefix("theta/") for name in tensors if name.startswith("theta/")]
-    tables = [path for path in weights if path.endswith(f"/{PLACEMENT}") and path not in specs]
+    tables = [path for path in weights if path.endswith(f"/{PLACEMENT}") and path not in kept]
     changed = {}
     for table in tables:
         held = np.asarray(tensors[f"theta/{table}"])
@@ -146,8 +129,8 @@ def _without_tables(
         for name, tensor in tensors.items():
             if name.partition("/")[2].startswith(experts):
                 changed[name] = Permuted(tensor, source)
-    kept = {name: t for name, t in tensors.items() if name.removeprefix("theta/") not in tables}
-    return {**kept, **changed} if tables else tensors
+    others = {name: t for name, t in tensors.items() if name.removeprefix("theta/") not in tables}
+    return {**others, **changed} if tables else tensors
 
 
 def _first_slots(placement: np.ndarray, num_experts: int) -> np.ndarray:
