@@ -133,12 +133,15 @@ def _baseline_models(args: argparse.Namespace) -> dict[str, TranslationParams]:
 
 
 def _of_model(changes: Sequence[str], model: str, models: Sequence[str]) -> list[str]:
-    """Of "param=value" and "MODEL:param=value", those for a model, without its name."""
+    """The changes of one model: each "param=value", and its own of "MODEL:param=value"."""
     found = []
     for text in changes:
         name, *_ = text.partition("=")[0].rpartition(":")
         if name and name not in models:
-            raise SystemExit(f"--baseline_set={text} is of none of {', '.join(models)}.")
+            raise SystemExit(
+                f"--baseline_set={text}: {name!r} is no --baseline. Give one of "
+                f"{', '.join(models)}, or leave out '{name}:'."
+            )
         if name in ("", model):
             found.append(text.removeprefix(f"{name}:"))
     return found

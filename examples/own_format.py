@@ -24,7 +24,9 @@ class NumPy(Format):
     def check(self, model_dir, output, pruning):
         """Any model fits; the weights are stored as they are."""
         if self.storage != FLOAT32:
-            raise ValueError("NumPy exports have float32 weights; leave --dtype out.")
+            raise ValueError(
+                f"NumPy exports have float32 weights, not {self.storage}; drop --dtype."
+            )
 
     def write(self, model_dir, theta, step, directory):
         """Writes the file; `model_dir` has the params and the vocabularies."""

@@ -224,8 +224,8 @@ def train_baselines(
     """Trains and scores a bilingual model for each pair, to compare others with, or resumes.
 
     Args:
-        model: as for `train`; or names of several models, or name -> params, of which each pair
-            gets the best one on dev, by the param train.best_by.
+        model: as for `train`; or several models: a list of names, or name -> params. Each pair
+            then gets the model that is best on dev, by the param train.best_by.
         data, set, name, report: as for `train`.
         output: directory for a logdir of each pair and for `report`. `evaluate` takes it as
             baselines.
@@ -391,7 +391,7 @@ def _label(model, name: str | None) -> str:
     """The name of a model: a registered one's own, or the name given for params.
 
     Raises:
-        ValueError: the name is no text, or given for a model that is not params.
+        ValueError: the name is no text, or is given for a registered model.
     """
     if isinstance(model, TranslationParams):
         if not isinstance(name, str | None):

@@ -76,7 +76,7 @@ def test_export(given, logdir, tmp_path):
         (lambda *a: lm.train_baselines(3, *a), "model must be the name of a registered model"),
         (
             lambda *a: lm.train_baselines([lm.params("tiny.Bilingual")] * 2, *a),
-            r"Several params need names: model=\{'a': …, 'b': …\}",
+            r"In Python, give several params by name: model=\{'a': …, 'b': …\}",
         ),
         (
             lambda *a: lm.train_baselines({"a": lm.params("tiny.Bilingual")}, *a, name="b"),

@@ -24,7 +24,7 @@ from lingvo_moe.core.fields import conforms
 from lingvo_moe.core.lines import first_of
 
 MANIFEST = ".lingvo_moe.json"
-_MOST_LINKS = 40  # of symbolic links, as in Linux
+_MOST_LINKS = 40  # symbolic links to follow, as in Linux
 _LONGEST_NAME = 230  # bytes; file systems have 255, and names of unfinished files are longer
 
 
@@ -65,9 +65,9 @@ def write_whole(path: Path, content: bytes | str | Iterable[str | bytes]) -> Non
 
 
 def is_stream(path: Path) -> bool:
-    """Whether a path names a device, a pipe or a file that this process has open, as /dev/stdout.
+    """Whether a path is a device, a pipe, or stands for an open file of this process.
 
-    What is written to an open file comes after what is in it.
+    /dev/stdout stands for an open file. What is written comes after what is in it.
     """
     return (path.exists() and not path.is_file()) or _descriptor(path) is not None
 

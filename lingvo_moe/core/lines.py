@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 _PACKED = (".bz2", ".xz", ".zip", ".7z", ".lz4")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 INVISIBLE = ("Zs", "Zl", "Zp", "Cc", "Cf")  # Unicode's separators, control and format characters
-# A regular expression; NUL too, which readers of lines refuse.
+# A regular expression for the line ends of Unicode, and for NUL, which `read_lines` refuses.
 LINE_ENDS = "[\0\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029]"
 
 
@@ -54,7 +54,7 @@ def check_utf8(text: str, name: str) -> None:
 
 
 def one_line(text: str) -> str:
-    """The text with a space in place of each line end, Unicode's others included, and of NUL.
+    """The text with a space in place of each line end, also Unicode's, and of each NUL.
 
     A model may produce such characters; its translation must be one line for every program.
     """
@@ -103,7 +103,9 @@ def open_bytes(path: Path) -> Iterator[BinaryIO]:
         raise ValueError(f"{path} is not a whole gzip file (it has no bytes); fetch it again.")
     damage: tuple[type[Exception], ...] = (gzip.BadGzipFile, EOFError, zlib.error)
     if path.suffix in _PACKED and path.is_file():
-        raise ValueError(f"{path}: {path.suffix} files are not read; unpack it, or pack it as .gz.")
+        raise ValueError(
+            f"{path}: {path.suffix} files cannot be read; unpack the file, or pack it as .gz."
+        )
     opener: Any = {".gz": gzip.open}.get(path.suffix, open)
     if path.suffix == ".zst":
         opener, error_type = _zstd()

@@ -56,7 +56,9 @@ def test_a_translation_is_one_line_that_readers_accept():
 def test_other_kinds_of_packed_files(suffix, tmp_path):
     path = tmp_path / f"lines{suffix}"
     path.write_bytes(b"BZh9")
-    with pytest.raises(ValueError, match=rf"lines\{suffix}: \{suffix} files are not read; unpack"):
+    with pytest.raises(
+        ValueError, match=rf"lines\{suffix}: \{suffix} files cannot be read; unpack"
+    ):
         list(read_lines(path))
 
 

@@ -54,7 +54,7 @@ def hold(directory: Path, file: str = FILE, wait: bool = False) -> Iterator[bool
 
 
 def _acquire(path, wait):
-    """The descriptor of the file, with this process written to it, and whether it is locked."""
+    """Opens the file, locks it and writes who holds it; its descriptor, whether it is locked."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -395,8 +395,9 @@ def check_readable(params: Any) -> None:
         cause = str(error).removeprefix("params: ").removesuffix(".")
     if cause:
         raise ValueError(
-            f"These params cannot be read again from a file: {cause}. A field holds a number, a "
-            f"text, True, False, None, a tuple of these, or an object of a class of Params."
+            f"These params cannot be read again from a file: {cause}. A field must hold a "
+            f"number, a text, True, False, None, a tuple of these, or an object of a class of "
+            f"Params; change the field."
         )
 
 

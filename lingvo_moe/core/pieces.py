@@ -59,7 +59,7 @@ def take(path: Path, make: Callable[[], None], wait: bool = False) -> bool:
         with lock.hold(path.parent, f".{path.name}.lock", wait) as locked:
             if path.exists():
                 return False
-            if locked:  # else another process may write them now
+            if locked:  # without a lock another process may write such files now
                 remove_partials(path)
             make()
             return True

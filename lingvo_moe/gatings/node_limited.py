@@ -55,7 +55,7 @@ class NodeLimited(Params):
             )
 
     def limit(self, order: tf.Tensor, k: int) -> tf.Tensor:
-        """The order of experts, the least number on nodes that a token may not use.
+        """The scores by which experts are chosen; the least float32 on nodes that are closed.
 
         Args:
             order: float32 [G, S, E].
@@ -72,5 +72,5 @@ class NodeLimited(Params):
         best = tf.math.top_k(by_node, min(size, math.ceil(k / self.kept))).values
         nodes = tf.math.top_k(tf.reduce_sum(best, axis=-1), self.kept).indices  # [G, S, kept]
         open_nodes = tf.reduce_sum(tf.one_hot(nodes, self.nodes), axis=2)  # [G, S, N]
-        # Not -inf, which a replay would take for a fault (tasks.replay).
+        # Not -inf: the search for such values (tasks.replay) would report it.
         return tf.where(tf.repeat(open_nodes, size, axis=-1) > 0, order, order.dtype.min)

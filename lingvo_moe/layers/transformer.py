@@ -390,8 +390,8 @@ class Transformer(Layer):
 
         Args:
             laid_out: of `lay_out`.
-            token_ids: int32 [B, K], the newest token of each hypothesis; PAD if it cannot live, so
-                that it takes no expert's capacity.
+            token_ids: int32 [B, K], the newest token of each hypothesis; PAD if the hypothesis is
+                dead, so that it takes no expert's capacity.
             step: int32 [], its position t.
             caches: layer -> keys and values [C, N, P, D], P = steps · Q.
             visible: bool [C, Q, P], the positions of the tokens of each hypothesis, with the

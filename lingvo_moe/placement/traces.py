@@ -29,7 +29,7 @@ class Trace:
         loads: int32 [S, L, D, E], choices of each expert made on each source device.
         steps: int64 [S], numbers of the training steps, ascending.
         layers: names of the L layers.
-        experts: number of experts of each layer; the loads of others are 0. () for E of all layers.
+        experts: number of experts of each layer; loads beyond it are 0. () if every layer has E.
     """
 
     loads: np.ndarray
@@ -53,8 +53,9 @@ class Trace:
             for layer, experts in enumerate(self.layer_experts)
         ):
             raise ValueError(
-                f"Each of the {len(self.layers)} layers needs a number of experts, and others must "
-                f"have no loads; got {self.experts}."
+                f"experts={self.experts} must have a number from 1 to {self.loads.shape[3]} for "
+                f"each of the {len(self.layers)} layers, and loads of experts beyond it must be "
+                f"0; correct experts."
             )
 
     @property
@@ -120,7 +121,7 @@ class Trace:
         shape = self.loads.shape
         if devices <= now:
             merged = self.loads.reshape(*shape[:2], devices, -1, shape[3])
-            return self._with(merged.sum(axis=3, dtype=np.int64), "Give more devices.")
+            return self._with(merged.sum(axis=3, dtype=np.int64), f"Raise devices (now {devices}).")
         parts = devices // now
         # Token q of a source, experts one after another, goes to part q mod parts.
         ends = np.cumsum(self.loads, axis=3, dtype=np.int64)[:, :, :, None, :]
@@ -145,13 +146,14 @@ class Trace:
         if not self.loads.any():
             raise ValueError("The trace has no choices; there is nothing to multiply.")
         factor = choices * np.prod(self.loads.shape[:3]) / self.loads.sum(dtype=np.int64)
-        return self._with(np.rint(self.loads * factor), "Give fewer choices.")
+        return self._with(np.rint(self.loads * factor), f"Lower choices (now {choices:g}).")
 
     def _with(self, loads, cure):
         """The same with other loads, which must fit into int32."""
         if loads.max() >= 2**31:
             raise ValueError(
-                f"The largest load would be {loads.max():,.0f}, above 2^31 - 1. {cure}"
+                f"An expert would have {loads.max():,.0f} choices of one device in a step, above "
+                f"the limit of 2^31 - 1. {cure}"
             )
         return dataclasses.replace(self, loads=loads.astype(np.int32))
 

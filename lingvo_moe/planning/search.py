@@ -297,7 +297,7 @@ class Space:
         return ""
 
     def needs(self, devices: int) -> str:
-        """The conditions that a mesh of this number of devices has for the model."""
+        """What the model must fulfil for a mesh of this number of devices."""
         rows = self.params.input.batch_size / self.params.train.micro_batches
         groups = experts = ""
         if self.params.model.moe:

@@ -368,7 +368,7 @@ def test_a_changed_function_is_not_exported(imported, tmp_path):
     model_dir = imported[1]
     params = lm.evolve(model_dir.params, "model.scale_embedding", False)
     changed = dataclasses.replace(model_dir, params=params)
-    message = r"model\.scale_embedding=False was True in the imported model.* --format=safetensors"
+    message = r"model\.scale_embedding is False, and was True in the im.* --format=safetensors"
     with pytest.raises(ValueError, match=message):
         HuggingFace().export(changed, tmp_path / "output")
 

@@ -41,7 +41,7 @@ with processes.join_processes(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])) a
 
 def test_another_number_of_processes():
     """Both end at once, with the cause."""
-    cause = "--process_count=3 in process 1, and 2 in process 0; give all processes the same."
+    cause = "--process_count=3 in process 1, and 2 in process 0; give all the same "
     for code, out, errors in _meet((0, 2), (1, 3)):
         assert (code, out) == (1, "")
         assert cause in errors
@@ -129,6 +129,6 @@ def test_a_port_that_is_taken():
 
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        message = rf"Port {port} of this host cannot be used \(Address already in use\); give anoth"
+        message = rf"Port {port} of this host cannot be used \(Address already in use\); start all"
         with pytest.raises(OSError, match=message), join_processes(f"localhost:{port}", 0, 2):
             pass

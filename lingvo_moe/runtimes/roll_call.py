@@ -1,4 +1,4 @@
-"""All processes report to process 0 before JAX connects them.
+"""Checks the flags of all processes: each reports to process 0 before JAX connects them.
 
 JAX finds wrong flags late: it waits for minutes, or aborts with a stack trace.
 """
@@ -16,7 +16,10 @@ _RETRY_SECONDS = 0.2
 _LINE_SECONDS = 5.0  # other programs may connect, and send nothing
 _LINE_BYTES = 1000
 _SHOWN = 8  # missing processes in an error
-_CURE = "Start all processes with the same address and count, each with its own index."
+_CURE = (
+    "Start all processes with the same --coordinator and --process_count, each with its own "
+    "--process_index."
+)
 
 
 class _Member(NamedTuple):
@@ -94,8 +97,8 @@ def _listen(port, count):
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error
         raise OSError(
-            f"Port {port} of this host cannot be used ({reason}); give another in --coordinator "
-            f"to all processes."
+            f"Port {port} of this host cannot be used ({reason}); start all processes with another "
+            f"port in --coordinator."
         ) from error
 
 
@@ -111,12 +114,12 @@ def _accept(server, count, members, deadline):
 
 
 def _conflict(report: dict[str, Any], others: Iterable[dict[str, Any]]) -> str:
-    """What contradicts the reports of other processes, of which the first is process 0; or ""."""
+    """The error if a report contradicts those of others, process 0 first; "" if none does."""
     for other in others:
         if report["count"] != other["count"]:
             return (
                 f"--process_count={report['count']} in process {report['index']}, and "
-                f"{other['count']} in process {other['index']}; give all processes the same."
+                f"{other['count']} in process {other['index']}; give all the same --process_count."
             )
         if report["index"] == other["index"]:
             both = " and ".join(f"pid {one['pid']} on {one['host']}" for one in (other, report))
@@ -173,8 +176,9 @@ def _report(address, mine, deadline, late) -> str:
             return json.loads(lines.readline(_LINE_BYTES))["error"]
         except (OSError, ValueError, LookupError, TypeError):
             return (
-                f"{address[0]}:{address[1]} does not answer process {mine['index']}. Process 0 has "
-                f"ended, or has all its processes already. {_CURE}"
+                f"{address[0]}:{address[1]} gives process {mine['index']} no answer. Process 0 has "
+                f"ended, or all processes have reported already, or another program uses the port. "
+                f"{_CURE}"
             )
 
 

@@ -107,7 +107,7 @@ def start_together(
             if process.poll() is not None:
                 raise OSError(
                     f"Process {other} ended at its start, with exit status {process.returncode}; "
-                    f"see its own message."
+                    f"its message is above."
                 )
 
     if count == 1:

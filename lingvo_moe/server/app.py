@@ -104,10 +104,10 @@ class Server:
                 Exception: _as_json,
             },
         )
-        self.asgi.router.redirect_slashes = False  # other paths do not exist
+        self.asgi.router.redirect_slashes = False  # a path with a slash more is 404
 
     async def drain(self, seconds: float) -> int:
-        """Refuses new requests, and those whose body has not arrived, and waits for the others.
+        """Refuses new requests and those whose body has not arrived; waits for all others.
 
         Args:
             seconds: limit of the wait; requests that are then open are refused too.
@@ -284,7 +284,10 @@ class Server:
             async with _first_done(body, self._draining.wait(), seconds=seconds) as (arrived, _):
                 self._refuse_if_draining()
                 if not arrived.done():
-                    refuse(408, f"The body did not arrive within {seconds:g} s.")
+                    refuse(
+                        408,
+                        f"The body did not arrive within {seconds:g} s; send fewer sentences.",
+                    )
                 return read(arrived.result(), self.limits)
 
     @contextlib.contextmanager
@@ -307,7 +310,9 @@ class Server:
                     raise ClientDisconnect
                 if over.done():
                     refuse(
-                        503, "The server shut down before the answer; ask another.", _TRY_ANOTHER
+                        503,
+                        "The server shut down before the answer; ask another server.",
+                        _TRY_ANOTHER,
                     )
                 refuse(
                     504, f"No answer within {seconds:g} s; send fewer sentences, or retry later."
@@ -321,7 +326,7 @@ class Server:
 
 
 def check_queue(limits: Limits, batching: BatchParams) -> None:
-    """Raises ValueError if a request may have more sentences than the queue holds."""
+    """Raises ValueError if one request may have more sentences than the queue can hold."""
     if limits.max_sentences > batching.max_queue:
         raise ValueError(
             f"A request may have {limits.max_sentences} sentences, but only {batching.max_queue} "
@@ -331,7 +336,7 @@ def check_queue(limits: Limits, batching: BatchParams) -> None:
 
 @contextlib.asynccontextmanager
 async def _first_done(*work: Coroutine, seconds: float) -> AsyncIterator[list[asyncio.Task]]:
-    """Tasks, once one of them is done or the time is up; they are cancelled at the end."""
+    """Runs coroutines until one is done or the time is up; yields the tasks, then cancels them."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
         await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -29,7 +29,7 @@ def protocol(seconds: float) -> type[asyncio.Protocol]:
     time.
 
     Args:
-        seconds: from the first byte of a request, or from the begin of the connection, to the end
+        seconds: from the first byte of a request, or from the start of the connection, to the end
             of the head.
     """
     most = most_connections()

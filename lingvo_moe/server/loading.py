@@ -47,7 +47,7 @@ class _Checks:
     def size(
         self, number: int, parts: Sequence[int], left_out: int, search: BeamSearchParams
     ) -> Size:
-        """The size of a sentence of a request; parts are the pieces of each part.
+        """The size of a sentence of a request; `parts` has the number of pieces of each part.
 
         Raises:
             TooLong: its translation may be too long.
@@ -97,11 +97,11 @@ class Trained(TrainedModel):
         super().__init__(ModelDir.open(path).with_overrides(overrides), make_runtime)
         self.n_best = limits.n_best
         self._checks = _Checks(limits, self.params.decoding, self.max_pieces)
-        # The server counts pieces alone; with tag and EOS its batches have at most twice as much.
+        # The server does not count tag and EOS; twice its limit has room for them.
         self._batch_tokens = 2 * limits.batch_tokens
 
     def translator(self, **decoding: Any) -> Translator:
-        """See TrainedModel; the sentences of a batch of the server are one batch.
+        """See TrainedModel; a batch of the server is translated as one batch.
 
         Raises:
             ValueError: also if there is no shortlist. It is for clients, so it has no path of this

@@ -21,8 +21,8 @@ class OptionLimits(Params):
         n_best: number of translations of a sentence.
         beam_size: of a search.
         output_tokens: of the longest translation that the options allow for a sentence.
-        batch_tokens: of a batch with padding; of a longer sentence, parts are translated one batch
-            after another, if the option split_long is set.
+        batch_tokens: of a batch, with padding. With the option split_long a longer sentence is
+            translated in parts, in several batches.
     """
 
     n_best: PositiveInt = 4
@@ -36,7 +36,7 @@ class TooLong(ValueError):
 
 
 class Size(NamedTuple):
-    """The size of a sentence; of one that is split, of all its parts together.
+    """The size of a sentence, or of all its parts together if it is split.
 
     Attributes:
         pieces: number of pieces that are read.

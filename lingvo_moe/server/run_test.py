@@ -180,7 +180,9 @@ def test_what_takes_too_long_is_counted(start, what):
     assert process.stdout.readline() == ("error: 1 requests were left unanswered; see --drain.\n")
     assert process.wait(30) == 1
     thread.join()
-    assert answers == [(503, {"error": "The server shut down before the answer; ask another."})]
+    assert answers == [
+        (503, {"error": "The server shut down before the answer; ask another server."})
+    ]
 
 
 def test_a_batch_that_nobody_waits_for_is_not_waited_for(start):

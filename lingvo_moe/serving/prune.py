@@ -21,7 +21,7 @@ from lingvo_moe.layers.router import ByTask
 from lingvo_moe.tasks.model_dir import ModelDir
 
 _SIDES = ("encoder", "decoder")  # of source and target language
-_DIGITS = 9  # of shares that count; sums round differently in each layer
+_DIGITS = 9  # to which shares are rounded: their sums round differently in each layer
 _EQUAL = 1e-9  # smaller than any difference of importance that is not 0
 
 
@@ -341,9 +341,9 @@ class Pruning(Params):
 
 
 def _without_local_steps(model_dir):
-    """The model without gating dropout, whose nodes need equal numbers of experts.
+    """The model without gating dropout, which is for training alone.
 
-    It is for training alone.
+    It needs equal numbers of experts on all nodes.
     """
     if model_dir.params.model.moe.gating_dropout is None:
         return model_dir
@@ -358,10 +358,10 @@ def _with_experts(params, encoder, decoder):
 
 
 def _expert_axes(model_dir, experts) -> dict[str, int]:
-    """Weight -> the axis of a layer's experts, of all that depend on their number.
+    """The axis of the experts in each weight whose shape depends on their number.
 
     Raises:
-        ValueError: a weight has no such axis, or a policy cannot choose among so few experts.
+        ValueError: more than one axis depends on it, or a policy cannot choose among so few.
     """
     params = _with_experts(model_dir.params, experts, experts)
     smaller = dict(dataclasses.replace(model_dir, params=params).task.weights().flatten())
@@ -373,7 +373,8 @@ def _expert_axes(model_dir, experts) -> dict[str, int]:
         if not same_rank or len(changed) > 1:
             raise ValueError(
                 f"--prune cannot tell which part of {name} belongs to an expert: its shape is "
-                f"{spec.shape}, and {now} with {experts} experts. Drop --prune."
+                f"{spec.shape}, and would be {now} with {experts} experts; one dimension may "
+                f"change. Drop --prune."
             )
         if changed:
             axes[name] = changed[0]

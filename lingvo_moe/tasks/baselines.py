@@ -135,8 +135,8 @@ def _checked(
     names, several = [job.model for job in jobs], len(jobs) > 1
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(
-            f"Each --model must be different; repeated: {', '.join(repeated)}. Several params need "
-            f"names: model={{'a': …, 'b': …}}."
+            f"Each --model must be different; repeated: {', '.join(repeated)}. In Python, give "
+            f"several params by name: model={{'a': …, 'b': …}}."
         )
     for name in names:
         check_file_name(name, "a bilingual model", "small.Bilingual")

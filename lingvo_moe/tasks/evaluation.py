@@ -100,7 +100,7 @@ def evaluate(
     if lost := untrained_steps(dataset, pivots, model_dir.seen_pairs):
         report(
             f"The model was not trained on {first_of(lost)}, needed to translate through {pivot}: "
-            f"expect poor translations."
+            f"expect poor translations, or give another --pivot."
         )
     for name in _without_experts(task, dataset, pivots, bool(pairs)):
         report(f"{name}: the model has no experts for it, skipped")

@@ -24,7 +24,7 @@ from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer, Retention
 
-_OF_SPEED = ("decoding.batch_tokens", "decoding.cache")  # translations do not depend on them
+_OF_SPEED = ("decoding.batch_tokens", "decoding.cache")  # params that change speed alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -373,7 +373,7 @@ class ModelDir:
         return found
 
     def _warn_of_gaps(self, steps):
-        """A logdir keeps some checkpoints longer than those between them."""
+        """Warns if checkpoints between those of an average have been removed."""
         train = self.params.train
         every = min(train.checkpoint_every, train.eval_every)
         if any(later - earlier > every for earlier, later in itertools.pairwise(steps)):

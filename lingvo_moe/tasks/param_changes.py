@@ -48,8 +48,8 @@ class Changeable(NamedTuple):
             why = " with optimizer.ema_decay" if self._keeps(path, old) else ""
             raise ValueError(
                 f"Logdir {logdir} has a model with {path}={was}, but --set gives {now}; it cannot "
-                f"change {self.when}{why}. Leave out this --set, or train another model in another "
-                f"--logdir; --init_from={logdir} takes the weights of this one."
+                f"change {self.when}{why}. Leave out this --set, or train a new model in another "
+                f"--logdir; with --init_from={logdir} it starts from these weights."
             )
 
     def forbidden(self, old: TranslationParams, new: TranslationParams) -> dict[str, _Both]:

@@ -28,8 +28,8 @@ def test_the_error_has_both_values_and_the_time():
     AFTER_TRAINING.check(Path("there"), PARAMS, new)
     message = (
         f"Logdir there has a model with train.seed={PARAMS.train.seed}, but --set gives 77; it "
-        f"cannot change when training resumes. Leave out this --set, or train another model in "
-        f"another --logdir; --init_from=there takes the weights of this one."
+        f"cannot change when training resumes. Leave out this --set, or train a new model in "
+        f"another --logdir; with --init_from=there it starts from these weights."
     )
     with pytest.raises(ValueError, match="Logdir there has") as caught:
         RESUMING.check(Path("there"), PARAMS, new)

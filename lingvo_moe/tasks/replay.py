@@ -81,7 +81,7 @@ def _first(message: str) -> str:
 
 
 def _name(file: Path) -> Path | None:
-    """A file of a layer or a plug-in, as in the answer; None for others."""
+    """The path to show for a file of a layer or a plug-in; None for others."""
     if file.is_relative_to(_OURS):
         inside = file.relative_to(_OURS)
         return _OURS.name / inside if inside.parts[0] not in _HELPERS else None

@@ -42,7 +42,7 @@ def routing_metrics(
         training: whether to skip counts that are expensive for large models.
         group_loads: whether to count `group_load`.
         tokens_choose: whether tokens choose experts, so that choices before capacity are known. If
-            experts choose tokens, the choices of the results are those that were made.
+            experts choose tokens, the choices that were made are counted.
 
     Returns:
         float32, weighted by tokens: `aux_loss` and `z_loss` [], unweighted, averaged over layers;
@@ -159,7 +159,7 @@ def needed_rung(output: StackOutput) -> tf.Tensor | None:
 
 
 def before_capacity(routing: Routing) -> Routing:
-    """The same where tokens choose experts, with `dispatched` for all choices that were wanted."""
+    """The routing with all wanted choices as `dispatched`, for gatings where tokens choose."""
     choice = tf.range(float(routing.expert.shape[-1]))
     return routing._replace(dispatched=choice < routing.wanted[..., None])
 

@@ -146,7 +146,7 @@ def _train(job):
 
 
 def _scheduler(job, task):
-    """What moves experts; None for nothing."""
+    """The scheduler that moves experts; None if there is none."""
     if job.make_scheduler is None:
         return None
     if not task.placements:

@@ -160,10 +160,10 @@ class Translation(NamedTuple):
     source: tuple[str, ...] = ()
 
     def as_json(self, tokens: bool = False) -> dict[str, Any]:
-        """Its fields for JSON, which has no infinity: `score` is null where there was none.
+        """Its fields for JSON; `score` is null if it is not finite, which JSON cannot hold.
 
         Args:
-            tokens: whether to have `tokens` and `source` also if there are none.
+            tokens: whether to include `tokens` and `source` also if they are empty.
         """
         fields = {"text": self.text, "score": self.score if math.isfinite(self.score) else None}
         if not (tokens or self.tokens):

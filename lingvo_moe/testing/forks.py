@@ -101,7 +101,7 @@ def _main(command: list[str], streams: list[Path], variables: dict[str, str]) ->
             runpy.run_path(command[0], run_name="__main__")
         else:
             runpy.run_module(command[0], run_name="__main__", alter_sys=True)
-    except Exception:  # as Python: printed before the exit functions run, which may end the process
+    except Exception:  # as in Python, before the exit functions, which may end the process
         sys.excepthook(*sys.exc_info())
         sys.exit(1)
     finally:

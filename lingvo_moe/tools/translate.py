@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> None:
 def _check_names() -> None:
     for name in ("input", "output", "score"):
         if getattr(FLAGS, name) == "":
-            raise ValueError(f"--{name} is empty; give a file, or leave it out.")
+            raise ValueError(f"--{name} is empty; give a path, or leave out --{name}.")
     output = Path(FLAGS.output or "")
     if output.suffix in (".gz", ".zst") and not output.is_dir():
         raise ValueError(
@@ -86,7 +86,7 @@ def _shards() -> FileShards | DirectoryShards | None:
 
 def _translate_shards(model_dir: ModelDir, shards: FileShards | DirectoryShards) -> None:
     worker = FLAGS.worker
-    work = None if worker else survey(shards)  # others connect before they read
+    work = None if worker else survey(shards)  # workers read it after they have connected
     _share_machine(worker, FLAGS.processes)
 
     def command(index):

@@ -34,7 +34,7 @@ class Ladder:
 
     @property
     def last(self) -> int:
-        """The variant that has room for the last step, whatever it needed: the highest rung."""
+        """The variant for a diagnosis: the highest rung, which has room for any step."""
         return self._rungs - 1
 
     def take(self, step: Callable[[int], NestedMap]) -> NestedMap:

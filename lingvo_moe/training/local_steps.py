@@ -25,7 +25,7 @@ class LocalSteps:
             seed: of the draw.
         """
         self._rate, self._seed, self._step = rate, seed, 0
-        self.last = WHOLE  # the variant of the last step
+        self.last = WHOLE  # LOCAL or WHOLE, as the latest step was
 
     def take(self, step: Callable[[int], NestedMap]) -> NestedMap:
         """Takes one step.

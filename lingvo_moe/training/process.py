@@ -33,7 +33,7 @@ class Process:
         return dataclasses.replace(self, minimum=lambda value: min(map(int, share(str(value)))))
 
     def cause(self, error: Exception | None) -> str:
-        """Why a common stage failed. Every process must call this.
+        """The error of a stage that all processes ran. Every process must call this.
 
         Args:
             error: of this process; None if it had none.

@@ -117,7 +117,7 @@ def experts_once(tensors: Mapping[str, Any], kept: Collection[str] = ()) -> Mapp
 
     Args:
         tensors: as for `relocate_experts`.
-        kept: paths of tables that stay, with their experts.
+        kept: paths of tables that stay unchanged, with their experts.
     """
     weights = [name.removeprefix("theta/") for name in tensors if name.startswith("theta/")]
     tables = [path for path in weights if path.endswith(f"/{PLACEMENT}") and path not in kept]

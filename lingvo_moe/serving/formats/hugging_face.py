@@ -114,8 +114,8 @@ def _check_function(model_dir: ModelDir, imported: TranslationParams) -> None:
     for path, (was, now) in function_changes(imported, model_dir.params).items():
         if path not in _OTHERS:
             raise ValueError(
-                f"{model_dir.path}: {path}={now} was {was} in the imported model, and the format "
-                f"cannot hold it. Export the model with --format=safetensors."
+                f"{model_dir.path}: {path} is {now}, and was {was} in the imported model. The "
+                f"format cannot hold this change. Export the model with --format=safetensors."
             )
 
 
