@@ -33,7 +33,7 @@ def page_parts(
         baselines: what the scores compare with, for its translations.
         plot: the PNG.
     """
-    against = f" against {escape(report.baseline_model)}" if report.baseline_model else ""
+    against = f", against {escape(report.baseline_model)}" if report.baseline_model else ""
     return [
         f"<p>{len(report.pairs)} language pairs, split {escape(report.split)}{against}.</p>",
         averages_table(report).to_html(_THIRDS, signed=("ΔBLEU",)),
