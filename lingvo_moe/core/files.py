@@ -24,6 +24,7 @@ from lingvo_moe.core.fields import conforms
 from lingvo_moe.core.lines import first_of
 
 MANIFEST = ".lingvo_moe.json"
+REPLACE = "pass --overwrite (in Python overwrite=True)"  # the cure in errors
 _MOST_LINKS = 40  # symbolic links to follow, as in Linux
 _LONGEST_NAME = 230  # bytes; file systems have 255, and names of unfinished files are longer
 
@@ -341,7 +342,7 @@ def _check_ours(path, maker, overwrite):
             f"{path} was made by {manifest.get('maker')}, not by {maker}. Give another output."
         )
     if not overwrite:
-        raise ValueError(f"{path} is not empty; pass --overwrite or give another output.")
+        raise ValueError(f"{path} is not empty; {REPLACE} or give another output.")
     ours = manifest.get("files")
     made = (path / MANIFEST).stat().st_mtime_ns
     changed = [

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lingvo_moe.core import lock
-from lingvo_moe.core.files import MANIFEST, check_output, new_directory, read_json
+from lingvo_moe.core.files import MANIFEST, REPLACE, check_output, new_directory, read_json
 from lingvo_moe.core.params import to_fields
 from lingvo_moe.core.pieces import begin
 from lingvo_moe.core.plugins import source_files
@@ -33,7 +33,7 @@ from lingvo_moe.reporting.table import Table
 __all__ = ["MAKER", "PrepareParams", "format_dataset", "prepare", "prepare_synthetic"]
 
 MAKER = "lingvo-moe-prepare"
-_CURE = "Give the same corpus and options to go on, or pass --overwrite to start again."
+_CURE = f"Give the same corpus and options to go on, or {REPLACE} to start again."
 _BYTES_A_HELPER = 8 << 20  # bytes of corpus per helper; for less, a helper saves no time
 
 _SYNTHETIC = SyntheticCorpus()

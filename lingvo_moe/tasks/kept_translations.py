@@ -10,10 +10,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from lingvo_moe.core import lock
-from lingvo_moe.core.files import MANIFEST, check_output, read_json, remove_partials, write_whole
+from lingvo_moe.core.files import (
+    MANIFEST,
+    REPLACE,
+    check_output,
+    read_json,
+    remove_partials,
+    write_whole,
+)
 from lingvo_moe.core.pieces import begin
 
-_CURE = "Give the same model, data and options to go on, or pass --overwrite to start again."
+_CURE = f"Give the same model, data and options to go on, or {REPLACE} to start again."
 _SUFFIX = ".translations.json"
 
 

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import math
 import os
 import sys
 import traceback
@@ -58,6 +59,9 @@ def run(main: Callable[..., None], takes_arguments: bool = False) -> None:
         arguments = argv[1:]
         if arguments and not takes_arguments:
             raise ValueError(f"Unexpected arguments {arguments}; flags begin with --.")
+        for name, value in FLAGS.flag_values_dict().items():
+            if isinstance(value, float) and math.isnan(value):
+                raise ValueError(f"--{name}=nan is not a number; give one.")
         import_plugins(FLAGS["import"].value or ())
         main(*([arguments] if takes_arguments else []))
 

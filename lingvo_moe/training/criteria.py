@@ -30,6 +30,10 @@ class Criterion(Params, abc.ABC):
     def loss(self, scalars: Mapping[str, float]) -> float:
         """What is to be minimized; `scalars` are an evaluation's, by TensorBoard tag."""
 
+    def is_better(self, loss: float, best: float) -> bool:
+        """Whether an evaluation with `loss` replaces the best one before it, of loss `best`."""
+        return loss < best
+
     @abc.abstractmethod
     def text(self, loss: float) -> str:
         """The value of the measure as people read it, without its name."""
@@ -54,7 +58,8 @@ class DevBleu(Criterion):
 
     A model of little data may translate better for a long time after its dev loss has begun to
     rise: it becomes too sure of its errors, but makes fewer of them. Needs
-    `train.dev_bleu_sentences`.
+    `train.dev_bleu_sentences`. While BLEU is 0, as it may be at the start, each evaluation is
+    better than the one before.
     """
 
     name = "dev BLEU"
@@ -62,6 +67,9 @@ class DevBleu(Criterion):
 
     def loss(self, scalars):
         return -scalars["dev/bleu"]
+
+    def is_better(self, loss, best):
+        return loss < best or loss == best == 0
 
     def text(self, loss):
         return f"{-loss:.1f}"

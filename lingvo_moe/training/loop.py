@@ -398,7 +398,8 @@ class _Loop:
             self.events.scalars(self.step, evaluation.scalars)
             for tag, png in evaluation.images.items():
                 self.events.image(self.step, tag, png)
-            if (loss := self.params.best_by.loss(evaluation.scalars)) < self.best.loss:
+            by = self.params.best_by
+            if by.is_better(loss := by.loss(evaluation.scalars), self.best.loss):
                 self.best = Best(self.step, loss)
             else:
                 since = self.best.evaluations_since + 1

@@ -311,9 +311,9 @@ def test_patience_ends_training_and_outlives_a_restart(tmp_path):
 
 def test_the_best_by_bleu(tmp_path):
     params = {"best_by": DevBleu(), "dev_bleu_sentences": 9, "eval_every": 1, "patience": 2}
-    _, result, lines = _train(tmp_path, bleu=[0.0, 7.5, 7.5, 7.0], **params)
-    assert (result.step, result.best) == (4, "best dev BLEU 7.5 at step 2")
-    assert Checkpointer(tmp_path / "checkpoints").best() == 2
+    _, result, lines = _train(tmp_path, bleu=[0.0, 0.0, 0.0, 0.0, 7.5, 7.5, 0.0], **params)
+    assert (result.step, result.best) == (7, "best dev BLEU 7.5 at step 5")
+    assert Checkpointer(tmp_path / "checkpoints").best() == 5
     assert lines[-2].startswith("No better dev BLEU in 2 evaluations (train.patience=2)")
 
 
