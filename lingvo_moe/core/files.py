@@ -276,9 +276,10 @@ def new_directory(path: Path, maker: str, overwrite: bool = False) -> Iterator[P
     (partial / MANIFEST).write_text(json.dumps(holder))
     try:
         yield partial
-        write_whole(partial / MANIFEST, json.dumps({"maker": maker, "files": _sizes(partial)}))
         sync_tree(partial)
         check_output(path, maker, overwrite)  # the block may have taken hours
+        # Until here the manifest names this process, so no other removes the directory as stale.
+        write_whole(partial / MANIFEST, json.dumps({"maker": maker, "files": _sizes(partial)}))
         _replace(path, partial)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -298,7 +299,7 @@ def _recover(path):
     """Restores a directory after a crash between the two renames of `_replace`."""
     if not path.parent.is_dir():
         return
-    for old in path.parent.glob(f".{_escape(path.name)}.replaced-*"):
+    for old in path.parent.glob(f".{glob.escape(path.name)}.replaced-*"):
         if path.exists() or not (old / MANIFEST).is_file():
             return
         os.rename(old, path)
@@ -307,7 +308,7 @@ def _recover(path):
 def _remove_stale(path):
     """Removes the directories that killed runs left beside `path`, known by their manifests."""
     for kind in ("partial", "replaced"):
-        for stale in path.parent.glob(f".{_escape(path.name)}.{kind}-*"):
+        for stale in path.parent.glob(f".{glob.escape(path.name)}.{kind}-*"):
             with contextlib.suppress(ValueError):
                 manifest = read_json(stale / MANIFEST)
                 if kind == "replaced" or not _is_running(manifest):
@@ -383,11 +384,6 @@ def _sync(path):
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _escape(name):
-    """The name for use in a glob pattern."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
 def _umask():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lingvo_moe.core import files
 from lingvo_moe.core.files import (
     MANIFEST,
     check_fields,
@@ -259,3 +260,15 @@ def test_fields_of_other_types(value, message):
     check_fields({"sizes": {"a": 7}, "names": ["b"], "more": None}, hints, "x.json")
     with pytest.raises(ValueError, match=message):
         check_fields(value, hints, "x.json")
+
+
+def test_another_process_leaves_a_directory_that_is_being_finished(tmp_path, monkeypatch):
+    path, sync = tmp_path / "out", files.sync_tree
+
+    def beside_another(directory):
+        files._remove_stale(path)
+        sync(directory)
+
+    monkeypatch.setattr(files, "sync_tree", beside_another)
+    _make(path)
+    assert (path / "sub" / "file").exists()

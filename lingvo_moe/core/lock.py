@@ -58,7 +58,8 @@ def _acquire(path, wait):
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            # Without O_NOFOLLOW a link to a directory that does not exist would be tried for ever.
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except FileNotFoundError:
             continue  # another process has removed the directory that it had made
         try:

@@ -112,6 +112,12 @@ def test_a_file_removed_between_opening_and_locking_is_no_lock(tmp_path, monkeyp
         assert (tmp_path / lock.FILE).exists()
 
 
+def test_a_link_is_no_lock(tmp_path):
+    (tmp_path / lock.FILE).symlink_to(tmp_path / "nowhere" / "file")
+    with pytest.raises(OSError, match=r"symbolic links: .*\.lock"), lock.hold(tmp_path):
+        pass
+
+
 def test_a_file_system_without_locks(tmp_path, monkeypatch, caplog):
     def refuse(descriptor, operation):
         raise OSError(95, "Operation not supported")

@@ -7,7 +7,7 @@ from lingvo_moe.core.fields import Params, PositiveInt, Rate
 from lingvo_moe.gatings.base import Gating
 from lingvo_moe.gatings.on_node import OnNode
 from lingvo_moe.layers.dispatch import Dispatcher, Einsum, Gather, Ragged
-from lingvo_moe.layers.local_gather import LocalGather
+from lingvo_moe.layers.local_gather import LocalGather, check_nodes
 from lingvo_moe.sharding.annotations import Mesh, active, num_pieces
 
 
@@ -52,7 +52,7 @@ class GatingDropout(Params):
                 "A local step of GatingDropout has one node, so it cannot also have a limit of "
                 "nodes; set limit=None."
             )
-        self.dispatcher(moe.dispatcher)
+        check_nodes(self.gating(moe.gating), self.dispatcher(moe.dispatcher))
 
     def check_mesh(self, num_groups: int) -> None:
         """Checks the current mesh, if there is one.

@@ -41,7 +41,7 @@ def layer(nodes, groups, k, dispatcher=None):
         capacity_factor=0.6 * k,
         gating=dropout.gating(TopK(k=k)),
         dispatcher=dispatcher or dropout.dispatcher(Einsum()),
-        gating_dropout=dropout if not isinstance(dispatcher, Gather) else None,
+        gating_dropout=dropout,
     )
     return MoE(model_dim=MODEL, hidden_dim=8, params=params)
 
@@ -75,10 +75,15 @@ def theta():
 def expected(case):
     """With the global dispatcher, whose slots are indexed by all experts and groups."""
     values, segments = inputs()
-    moe = layer(*CASES[case][1:], Gather())
+    moe = layer(*CASES[case][1:])
     # Its capacity is not that of a local step, so it has room for all, and the policy drops.
-    gating = _Bounded(gating=moe.params.gating, room=_capacity(case))
-    params = dataclasses.replace(moe.params, gating=gating, capacity_factor=100.0)
+    params = dataclasses.replace(
+        moe.params,
+        gating=_Bounded(gating=moe.params.gating, room=_capacity(case)),
+        capacity_factor=100.0,
+        dispatcher=Gather(),
+        gating_dropout=None,
+    )
     moe = dataclasses.replace(moe, params=params)
     return gradients(moe, theta(), tf.constant(values), segments)
 
@@ -191,6 +196,10 @@ def test_evaluation_is_that_of_the_model_without_it():
         ({"decoder_num_experts": 2}, r"moe.decoder_num_experts=2 cannot be divided"),
         ({"num_groups": 2}, r"moe.num_groups=2 cannot be divided .* change one of them"),
         ({"gating": TopK(limit=NodeLimited(nodes=2, kept=1))}, r"one node, .* set limit=None"),
+        (
+            {"gating": OnNode(gating=TopK(), nodes=2), "dispatcher": LocalGather(nodes=2)},
+            r"LocalGather\(nodes=4\) does not fit moe.gating=OnNode\(",
+        ),
         ({"dispatcher": Fitted()}, r"no local steps for moe.dispatcher=Fitted.*choose Gather\(\)"),
         (
             {"dispatcher": VExperts(devices=4, slots_per_device=2)},

@@ -10,8 +10,16 @@ import tensorflow as tf
 
 from lingvo_moe.core.fields import PositiveInt
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.gatings.on_node import on_node_capacity
-from lingvo_moe.layers.dispatch import Dispatched, Dispatcher, combine, inverse, permute
+from lingvo_moe.gatings.base import Gating
+from lingvo_moe.gatings.on_node import OnNode, on_node_capacity
+from lingvo_moe.layers.dispatch import (
+    Dispatched,
+    Dispatcher,
+    Ragged,
+    combine,
+    inverse,
+    permute,
+)
 from lingvo_moe.sharding.annotations import active, annotate
 from lingvo_moe.sharding.partition import manual
 
@@ -26,8 +34,8 @@ class LocalGather(Dispatcher):
     per token grows with the size of a group.
 
     Attributes:
-        nodes: N; above 1, the routing is that of `OnNode`, so that all experts of a token are on
-            its own device, and there is no AllToAll. An expert gets rows of G / N groups.
+        nodes: N; above 1, the routing must be that of `OnNode`, so that all experts of a token are
+            on its own device, and there is no AllToAll. An expert gets rows of G / N groups.
     """
 
     needs_static_shapes = True
@@ -66,6 +74,23 @@ class LocalGather(Dispatcher):
             "GSM",
         )
         return Dispatched(outputs, NestedMap())
+
+
+def check_nodes(gating: Gating, dispatcher: Dispatcher) -> None:
+    """Checks that experts have slots for the choices of a policy within nodes, and only for these.
+
+    Raises:
+        ValueError: the policy and the dispatcher have different nodes.
+    """
+    nodes = gating.nodes if isinstance(gating, OnNode) else 1
+    room = dispatcher.nodes if isinstance(dispatcher, LocalGather) else 1
+    if nodes == room or isinstance(dispatcher, Ragged):
+        return
+    raise ValueError(
+        f"{dispatcher} does not fit moe.gating={gating}: OnNode(…, nodes=N) needs "
+        f"moe.dispatcher=LocalGather(nodes=N) or Ragged(), and LocalGather(nodes=N) needs OnNode. "
+        f"For steps whose tokens stay on their node set moe.gating_dropout instead."
+    )
 
 
 def slots_of(num_experts, nodes, capacity, expert, position, dispatched):

@@ -25,6 +25,7 @@ from lingvo_moe.layers.experts import HeldExperts
 from lingvo_moe.layers.feed_forward import FeedForward
 from lingvo_moe.layers.gating_dropout import GatingDropout
 from lingvo_moe.layers.holding import EachOnce
+from lingvo_moe.layers.local_gather import check_nodes
 from lingvo_moe.layers.router import ByToken, Router, token_mean
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.sharding import copies
@@ -131,6 +132,7 @@ class MoEParams(Params):
             )
         for dispatcher in (self.dispatcher, self.eval_dispatcher):
             dispatcher.check(self)
+            check_nodes(self.gating, dispatcher)
         if self.gating_dropout:
             self.gating_dropout.check(self)
 

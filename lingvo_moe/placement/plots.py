@@ -81,7 +81,8 @@ def draw_ratios(runs: Sequence[Replay], steps: np.ndarray, title: str) -> bytes:
     ratio.set(ylabel="balance ratio")
     time.set(ylabel="ms per step, copies included", xlabel="step")
     for axes in (ratio, time):
-        low, high = axes.dataLim.intervaly
+        low = min(axes.dataLim.minposy, 1.0)  # steps without load take no time
+        high = max(axes.dataLim.y1, low)
         axes.set_yscale("function", functions=(_negative_reciprocal, _negative_reciprocal))
         axes.set_ylim(low / 1.03, high * 1.5)
         axes.yaxis.set_major_locator(FixedLocator(_reciprocal_ticks(low, high)))

@@ -1,9 +1,12 @@
 """Tests of table, JSON, pictures and page."""
 
+import dataclasses
 import json
 
+import numpy as np
 import pytest
 
+from lingvo_moe.placement.plots import draw_ratios
 from lingvo_moe.placement.policies import Flex, StaticExpertParallel
 from lingvo_moe.placement.report import Comparison
 from lingvo_moe.placement.simulate import replay_all, summarize_replay
@@ -56,6 +59,15 @@ def test_the_page_holds_everything(made, tmp_path):
     ratios = (tmp_path / "new" / "ratios.png").read_bytes()
     assert all(ink(ratios, color, tolerance=20) > 100 for color in COLORS[: len(runs)])
     assert not ink(ratios, COLORS[len(runs)], tolerance=20)  # a line for each policy, and no more
+
+
+def test_steps_that_take_no_time(made):
+    trace, (run, *_), _ = made
+    for share in (0.0, np.arange(12)[:, None] > 5):
+        quick = dataclasses.replace(
+            run, seconds=run.seconds * share, adjustment_seconds=0 * run.adjustment_seconds
+        )
+        assert ink(draw_ratios([quick], trace.steps, "quick"), COLORS[0]) > 0
 
 
 def test_one_step_of_one_policy(tmp_path):

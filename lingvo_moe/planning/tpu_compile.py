@@ -36,7 +36,7 @@ _ENVIRONMENT = {
 _KEPT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV")
 _TRAINING = "training step"
 _HELD = "libtpu multi-process lockfile"  # libtpu's message if another process uses it
-_LIBTPU_LOCK = Path(tempfile.gettempdir()) / "lingvo_moe_tpu_compile.lock"
+_LIBTPU_LOCK = Path(tempfile.gettempdir()) / f"lingvo_moe_tpu_compile_{os.getuid()}.lock"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

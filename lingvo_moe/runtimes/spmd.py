@@ -201,19 +201,26 @@ class Spmd:
         tasks: np.ndarray | None = None,
     ) -> np.ndarray:
         """Log-probabilities of given translations, float32 [B, T]; padded as in `translate`."""
+        given = source_ids, source_lengths, target_ids, target_lengths, tasks
+        scores = self._of_given("score", self._fixed_task.score, *given)
+        return scores[:, : target_ids.shape[1]]
+
+    def routes(self, *given: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """See Local; padded as in `translate`, with the columns that were added."""
+        return self._of_given("routes", self._fixed_task.routes, *given)
+
+    def _of_given(
+        self, name, function, source_ids, source_lengths, target_ids, target_lengths, tasks=None
+    ):
+        """function(theta, **batch) of given translations, without the rows that were added."""
         spare = self._spare_rows(len(source_lengths))
         tasks = np.zeros_like(source_lengths) if tasks is None else tasks
         batch = {"tasks": np.pad(tasks, (0, spare))}
         sides = (("source", source_ids, source_lengths), ("target", target_ids, target_lengths))
         for side, ids, lengths in sides:
             batch[f"{side}_ids"], batch[f"{side}_lengths"] = _pad(ids, lengths, spare)
-        task = self._fixed_task
-
-        def run(theta, batch):
-            return task.score(_tree(theta), **batch)
-
-        scores = self._call("score", run, batch)
-        return np.asarray(scores)[: len(source_lengths), : target_ids.shape[1]]
+        results = self._call(name, lambda theta, batch: function(_tree(theta), **batch), batch)
+        return jax.tree.map(lambda x: np.asarray(x)[: len(source_lengths)], results)
 
     def _spare_rows(self, rows):
         """The number of rows to add to a batch of any size."""

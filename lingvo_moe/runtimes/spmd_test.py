@@ -85,6 +85,17 @@ def test_scores_of_given_translations_are_those_of_one_device():
     np.testing.assert_allclose(fast()["scores"], expected, rtol=1e-4, atol=1e-5)
 
 
+def test_routes_of_given_translations_are_those_of_one_device():
+    runtime, _, _ = local(STEPS)
+    given = SOURCE, SOURCE_LENGTHS, SOURCE, SOURCE_LENGTHS, 0 * SOURCE_LENGTHS
+    expected, real = runtime.routes(*given), np.arange(9) < SOURCE_LENGTHS[:, None]
+    assert set(fast()["routes"]) == set(expected) == {"encoder/layer_00", "decoder/layer_00"}
+    for layer, tables in expected.items():
+        experts, weights = (np.array(table)[:, :9] for table in fast()["routes"][layer])
+        np.testing.assert_allclose(weights[real], tables[1][real], atol=1e-5)
+        assert np.array_equal(experts[real], tables[0][real])
+
+
 def test_a_restored_runtime_takes_the_same_next_step():
     """The state goes out as arrays and into a new runtime piece by piece."""
     assert fast()["resumed"] == fast()["losses"][-1]
@@ -143,6 +154,10 @@ def main():
         },
         "translation": [x.tolist() for x in runtime.translate(SOURCE, SOURCE_LENGTHS)[:3]],
         "scores": runtime.score(SOURCE, SOURCE_LENGTHS, SOURCE, SOURCE_LENGTHS).tolist(),
+        "routes": {
+            layer: [table.tolist() for table in tables]
+            for layer, tables in runtime.routes(*[SOURCE, SOURCE_LENGTHS] * 2).items()
+        },
         "errors": dict(_errors(saved)),
     }
     watched = {name: _Watched(value) for name, value in saved.items()}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from lingvo_moe.runtimes import together
 from lingvo_moe.runtimes.together import end_together, start_together
 from lingvo_moe.testing.waiting import wait_until
 from lingvo_moe.training.signals import Stopped
@@ -137,6 +138,7 @@ def test_one_that_ends_before_it_connects(tmp_path):
 def test_strangers_are_turned_away(tmp_path):
     first = start(tmp_path, ["end"])
     port = int(read(tmp_path).split()[0])
+    silent = socket.create_connection(("localhost", port))
     for words in (b"GET / HTTP/1.0\r\n\r\n", b'{"index": 1, "token": "guess"}\n', b"7\n"):
         with socket.create_connection(("localhost", port)) as stranger:
             stranger.sendall(words)
@@ -146,6 +148,7 @@ def test_strangers_are_turned_away(tmp_path):
         for index in (1, 2)
     ]
     assert [code for code, *_ in finish(first + others)] == [0] * COUNT
+    silent.close()
 
 
 def read(directory):
@@ -157,6 +160,7 @@ def read(directory):
 
 def main(directory, index, *roles):
     """One process with its role; or with those of all, where the first starts the others."""
+    together._HELLO_SECONDS = 0.5
 
     def exchange(text):
         if text is not None:

@@ -7,14 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import logging
 
-from lingvo_moe.data.batching import padded
-from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.scorer import Score, Scorer
 from lingvo_moe.tasks.translation import RuntimeFn
-from lingvo_moe.tasks.translator import Translation, Translator, encode_sources
+from lingvo_moe.tasks.translator import Translation, Translator
 
 
 class RoutedToken(NamedTuple):
@@ -178,30 +176,27 @@ class Model:
         Raises:
             ValueError: as for `translate`.
         """
-        if not (scores := self.scorer(sources, targets, to, source_language)):
-            return []
-        read, written = (self.logdir.vocabulary(side) for side in ("source", "target"))
-        prefix = self.logdir.prefix(source_language, to)
-        task = self.logdir.task.task_id(source_language, to)
-        encoded = encode_sources(read, self.params.decoding, sources)
-        ids = [[*prefix, *pieces, EOS] for pieces in encoded]
-        given = (*padded(ids), *padded([[*p, EOS] for p in written.encode(list(targets))]))
-        routes = self._runtime.routes(*given, np.full(len(ids), task, np.int32))
+        given = sources, targets, to, source_language
+        scores = self.scorer(*given)
+        vocabulary = self.logdir.vocabulary("source")
         unread = int(self.logdir.params.language_tags.on_target)  # tags for the decoder
-        ids = [row[unread:] for row in ids]
-        return [
-            Explanation(
-                _tokens(read.pieces(row), [None] * len(row), routes, "encoder", number),
-                _tokens(score.tokens, score.token_log_probs, routes, "decoder", number),
-            )
-            for number, (row, score) in enumerate(zip(ids, scores, strict=True))
-        ]
+        found: dict[int, Explanation] = {}
+        for indices, batch in self.scorer.given_batches(*given):
+            routes = self._runtime.routes(*batch)
+            for row, index in enumerate(indices):
+                read = vocabulary.pieces(batch.source_ids[row, unread : batch.source_lengths[row]])
+                score = scores[index]
+                found[index] = Explanation(
+                    _tokens(read, [None] * len(read), routes, "encoder", row),
+                    _tokens(score.tokens, score.token_log_probs, routes, "decoder", row),
+                )
+        return [found[index] for index in range(len(scores))]
 
 
 def _tokens(pieces, log_probs, routes, side, row):
     """The RoutedTokens of one side of a row of `TranslationTask.routes`."""
     tables = {
-        layer: [table.numpy()[row] for table in tables]
+        layer: [np.asarray(table)[row] for table in tables]
         for layer, tables in routes.items()
         if layer.startswith(side)
     }

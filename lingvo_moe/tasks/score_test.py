@@ -1,5 +1,7 @@
 """Scores of given translations: those that beam search adds up, and those of a slow sum."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -98,6 +100,19 @@ def test_explain_reads_the_source_prefix(logdir):
     (found,) = other.explain(["kara mi"], ["the dog"])
     prefix, text = "".join(token.text for token in found.source).split("▁")[1:3], "so kara"
     assert " ".join(prefix) == text
+
+
+def test_explain_computes_in_batches(logdir):
+    model, given = Model(logdir, Local), (["kara mi", "so", "mi"] * 3, ["the dog", "a", "b c"] * 3)
+    whole, sizes, routes = model.explain(*given), [], model._runtime.routes
+    model.scorer = dataclasses.replace(model.scorer, batch_tokens=20)
+    model._runtime.routes = lambda *batch: sizes.append(batch[0].size) or routes(*batch)
+    for one, other in zip(model.explain(*given), whole, strict=True):
+        for token, same in zip(one.source + one.target, other.source + other.target, strict=True):
+            assert token.text == same.text
+            experts, others = ([e for e, _ in t.experts.popitem()[1]] for t in (token, same))
+            assert experts == others
+    assert max(sizes) <= 20 < sum(sizes)
 
 
 def test_a_sentence_that_is_too_long_is_refused_before_anything_is_computed(logdir):

@@ -15,9 +15,26 @@ from lingvo_moe.tasks.translator import BLOCK, check_texts, encode_sources, max_
 
 MAX_TOKENS = 4096  # for each side; the memory of attention grows with the square of their number
 
-# (source_ids int32 [B, L], lengths int32 [B], target_ids int32 [B, T], lengths int32 [B],
-#  tasks int32 [B]) -> log-probabilities float32 [B, T]
+# The fields of a GivenBatch -> log-probabilities float32 [B, T]
 ScoreFn = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+class GivenBatch(NamedTuple):
+    """Given translations of a batch, padded.
+
+    Attributes:
+        source_ids: int32 [B, L], with tags and EOS.
+        source_lengths: int32 [B].
+        target_ids: int32 [B, T], with EOS.
+        target_lengths: int32 [B].
+        tasks: int32 [B].
+    """
+
+    source_ids: np.ndarray
+    source_lengths: np.ndarray
+    target_ids: np.ndarray
+    target_lengths: np.ndarray
+    tasks: np.ndarray
 
 
 class Score(NamedTuple):
@@ -93,31 +110,45 @@ class Scorer:
                 tokens. The limit is MAX_TOKENS or the number that the model can translate,
                 whichever is larger.
         """
+        vocabulary = self.model_dir.vocabulary("target")
+        given = self.given_batches(sources, targets, target_language, source_language, first_line)
+        scores: dict[int, Score] = {}
+        for indices, batch in given:
+            rows = np.asarray(self.score_ids(*batch))
+            for index, row, ids, length in zip(
+                indices, rows, batch.target_ids, batch.target_lengths, strict=True
+            ):
+                pieces = tuple(vocabulary.pieces(ids[:length]))
+                log_probs = tuple(float(x) for x in row[:length])
+                scores[index] = Score(sum(log_probs), pieces, log_probs)
+        return [scores[index] for index in range(len(sources))]
+
+    def given_batches(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        target_language: str,
+        source_language: str | None = None,
+        first_line: int = 1,
+    ) -> Iterator[tuple[Sequence[int], "GivenBatch"]]:
+        """The batches of a call, with the indices of their pairs; arguments and errors as there."""
         check_parallel(sources, targets)
         sources, targets = list(sources), list(targets)  # indices of a pandas.Series are labels
         prefix = self.model_dir.prefix(source_language, target_language)
         task = self.model_dir.task.task_id(source_language, target_language)
-        vocabulary = self.model_dir.vocabulary("target")
         decoding = self.model_dir.params.decoding
         read = encode_sources(self.model_dir.vocabulary("source"), decoding, sources)
-        written = vocabulary.encode(targets)
+        written = self.model_dir.vocabulary("target").encode(targets)
         longest = max_pieces(self.model_dir.params)
         for side, sentences in (("source", read), ("target", written)):
             check_lengths(side, map(len, sentences), longest, first_line)
         source_ids = [[*prefix, *ids, EOS] for ids in read]
         target_ids = [[*ids, EOS] for ids in written]
-        scores: dict[int, Score] = {}
         longer = [max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)]
         for indices in batches(longer, self.batch_tokens):
-            ids, lengths = padded([source_ids[i] for i in indices])
-            given, given_lengths = padded([target_ids[i] for i in indices])
-            tasks = np.full_like(lengths, task)
-            rows = np.asarray(self.score_ids(ids, lengths, given, given_lengths, tasks))
-            for index, row, length in zip(indices, rows, given_lengths, strict=True):
-                pieces = tuple(vocabulary.pieces(target_ids[index]))
-                log_probs = tuple(float(x) for x in row[:length])
-                scores[index] = Score(sum(log_probs), pieces, log_probs)
-        return [scores[index] for index in range(len(sources))]
+            sides = [padded([ids[i] for i in indices]) for ids in (source_ids, target_ids)]
+            tasks = np.full(len(indices), task, np.int32)
+            yield indices, GivenBatch(*sides[0], *sides[1], tasks)
 
     def stream(
         self,
