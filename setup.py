@@ -47,7 +47,6 @@ setup(
         "spmd": [_JAX],
         "tpu": ["libtpu"],
         "ctranslate2": [_CTRANSLATE2],
-        "benchmarks": ["torch", "transformers", "ctranslate2"],
         "dev": [
             _JAX,
             _CTRANSLATE2,

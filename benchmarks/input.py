@@ -15,9 +15,10 @@ import numpy as np
 from absl import app, flags
 
 from lingvo_moe.core.params import override
-from lingvo_moe.data.dataset import Dataset, Example, PairInfo, shard_bounds, write_shard
+from lingvo_moe.data.dataset import Dataset, Example, PairInfo, shard_bounds
 from lingvo_moe.data.input_workers import packed_by
 from lingvo_moe.data.pipeline import Batches, InputParams, Part, TrainInput
+from lingvo_moe.data.records import write_records
 from lingvo_moe.data.vocabulary import train_vocabulary
 
 FLAGS = flags.FLAGS
@@ -143,7 +144,7 @@ def generate(directory: Path, pairs: int, examples: int) -> None:
         bounds = shard_bounds(count, -(-count // _SHARD))
         shards = [f"train/{name}-{i:05d}.records" for i in range(len(bounds) - 1)]
         for shard, begin, end in zip(shards, bounds, bounds[1:], strict=False):
-            write_shard(directory / shard, _sentences(rng, end - begin, size))
+            write_records(directory / shard, _sentences(rng, end - begin, size))
         infos.append(PairInfo(name, f"x{index}", "en", index, {"train": count}, {"train": shards}))
         print(f"{name}: {count:,}", flush=True)
     hashes = {"source": digest, "target": digest}

@@ -175,10 +175,10 @@ def biases(matrices: NestedMap) -> NestedMap:
     return NestedMap({bias_of(name): of(spec) for name, spec in matrices.items()})
 
 
-def layer_names(prefix: str, count: int) -> Iterator[str]:
+def layer_names(count: int) -> Iterator[str]:
     """`layer_00`, `layer_01`, …: names that sort in order, of three digits for more than 100."""
     width = max(2, len(str(count - 1)))
-    return (f"{prefix}_{i:0{width}d}" for i in range(count))
+    return (f"layer_{i:0{width}d}" for i in range(count))
 
 
 def dropout(inputs: tf.Tensor, rate: float, context: Context) -> tf.Tensor:

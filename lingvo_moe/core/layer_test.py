@@ -112,7 +112,7 @@ def test_a_layer_is_its_params():
 
 def test_layer_names_sort_in_order():
     for count, first in ((12, "layer_00"), (100, "layer_00"), (101, "layer_000")):
-        names = list(layer_names("layer", count))
+        names = list(layer_names(count))
         assert names[0] == first
         assert names == sorted(names)
         assert len(set(names)) == count

@@ -20,7 +20,7 @@ from lingvo_moe.data.cleaning.base import CleaningRule
 from lingvo_moe.data.corpora import SentencePair
 from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset, PairInfo
 from lingvo_moe.data.encoded import COUNTS
-from lingvo_moe.data.pair_work import HELD_OUT, KEPT, REPEATED, PairWork, each_pair
+from lingvo_moe.data.pair_work import KEPT, PairWork, each_pair
 from lingvo_moe.data.work import Work
 from lingvo_moe.reporting.figure import COLORS, GREY, legible, to_png
 from lingvo_moe.reporting.page import escape, image, write_page
@@ -125,8 +125,7 @@ def length_quantiles(histogram: np.ndarray) -> np.ndarray:
 
 def _add_samples(dropped: dict[str, list[Dropped]], pair: PairWork) -> None:
     """Adds the first dropped lines of a pair, one of each reason."""
-    names = {code: rule.name for code, rule in enumerate(pair.rules, 1)}
-    names |= {REPEATED: "duplicates", HELD_OUT: "held_out_in_train"}
+    names = pair.reasons
     wanted = {n for n in (*names.values(), "too_long") if len(dropped.get(n, ())) < _SAMPLES}
     start = 1
     for number, lines in enumerate(pair.block_lines("train")):

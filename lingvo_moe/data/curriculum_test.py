@@ -5,8 +5,9 @@ import pytest
 
 from lingvo_moe.core.params import from_fields, override, to_fields
 from lingvo_moe.data.curriculum import Corpus, Stage, identity
-from lingvo_moe.data.dataset import Dataset, Example, PairInfo, write_shard
+from lingvo_moe.data.dataset import Dataset, Example, PairInfo
 from lingvo_moe.data.pipeline import InputParams, TrainInput
+from lingvo_moe.data.records import write_records
 from lingvo_moe.data.vocabulary import train_vocabulary
 
 SIZES = {"de-en": 20, "fr-en": 10, "sw-en": 10}
@@ -19,7 +20,7 @@ def _make(directory, sizes=SIZES, word="cat"):
     for index, (name, size) in enumerate(sizes.items()):
         shard = f"train/{name}.records"
         ids = [np.array([4, 30 + index, 100 + i, 2]) for i in range(size)]
-        write_shard(directory / shard, (Example(one, one[1:]) for one in ids))
+        write_records(directory / shard, (Example(one, one[1:]) for one in ids))
         languages = name.split("-")
         pairs.append(PairInfo(name, *languages, index, {"train": size}, {"train": [shard]}))
     hashes = {}

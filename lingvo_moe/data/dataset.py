@@ -10,11 +10,11 @@ import resource
 import typing
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from lingvo_moe.core.files import check_fields, check_file_name, read_json, write_whole
-from lingvo_moe.data.records import Example, Records, write_records
+from lingvo_moe.data.records import Example, Records
 from lingvo_moe.data.vocabulary import Vocabulary
 
 FORMAT = 2
@@ -361,12 +361,3 @@ def place_of(index: int, examples: int, shards: int) -> tuple[int, int]:
 def shard_bounds(examples: int, shards: int) -> list[int]:
     """The start of each shard of a split, and the end; sizes differ by at most one example."""
     return [i * examples // shards for i in range(shards + 1)] if shards else [0]
-
-
-def write_shard(path: Path, examples: Iterable[Example]) -> int:
-    """Writes one shard, one example at a time; returns the number of examples.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    return write_records(path, examples)

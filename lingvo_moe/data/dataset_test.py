@@ -13,9 +13,8 @@ from lingvo_moe.data.dataset import (
     PairInfo,
     place_of,
     shard_bounds,
-    write_shard,
 )
-from lingvo_moe.data.records import Records
+from lingvo_moe.data.records import Records, write_records
 from lingvo_moe.data.vocabulary import train_vocabulary
 
 SHARD = "test/de-en-00000-of-00001.records"
@@ -30,7 +29,7 @@ def dataset(tmp_path):
     vocabulary = train_vocabulary({"en": ["the cat"], "de": ["die Katze"]}, 300, tags=["en"])
     for side in ("source", "target"):
         vocabulary.save(tmp_path / f"{side}.model")
-    write_shard(
+    write_records(
         tmp_path / SHARD,
         [_example([4, 9, 8, 2], [7, 2], "die Katze", "the cat"), _example([4, 2], [6, 5, 2])],
     )
@@ -125,16 +124,16 @@ def test_identity_is_of_the_contents(dataset):
     examples = list(loaded.read_shard(SHARD))
     _change(loaded, lambda fields: fields.pop("checksums"))
     assert Dataset.load(dataset.directory).sha256 == loaded.sha256  # computed from the shards
-    write_shard(dataset.directory / SHARD, examples)
+    write_records(dataset.directory / SHARD, examples)
     dataset.save()
     assert Dataset.load(dataset.directory).sha256 == loaded.sha256
-    write_shard(dataset.directory / SHARD, examples[::-1])
+    write_records(dataset.directory / SHARD, examples[::-1])
     dataset.save()
     assert Dataset.load(dataset.directory).sha256 != loaded.sha256
 
 
 def test_a_shard_that_is_another_file(dataset):
-    write_shard(dataset.directory / SHARD, list(dataset.read_shard(SHARD))[::-1])
+    write_records(dataset.directory / SHARD, list(dataset.read_shard(SHARD))[::-1])
     loaded = Dataset.load(dataset.directory)
     with pytest.raises(OSError, match=rf"{SHARD} is not the file that dataset\.json describes"):
         loaded.examples("test", "de-en")
@@ -151,7 +150,7 @@ def test_the_first_examples_need_no_more_of_the_file(dataset):
 
 def test_ids_that_the_vocabulary_does_not_have(dataset):
     size = dataset.target_vocabulary.size
-    write_shard(dataset.directory / SHARD, [_example([4, 2], [size - 1]), _example([4], [size])])
+    write_records(dataset.directory / SHARD, [_example([4, 2], [size - 1]), _example([4], [size])])
     match = rf"has target ids up to {size}; the vocabulary has 0 to {size - 1}\."
     with pytest.raises(OSError, match=match):
         list(dataset.read_shard(SHARD))
@@ -279,7 +278,7 @@ def test_all_datasets_together_keep_half_of_the_allowed_files_open(tmp_path, mon
     datasets = [Dataset(tmp_path / name, (pair,), {"en": 4}, {}, {}) for name in ("a", "b")]
     for number, one in enumerate(datasets):
         for i, shard in enumerate(shards):
-            write_shard(one.directory / shard, [_example([4, 10 * number + i, 2], [2])])
+            write_records(one.directory / shard, [_example([4, 10 * number + i, 2], [2])])
     for _ in range(2):
         found = [int(d.example("train", pair, i).source[1]) for i in range(6) for d in datasets]
         assert found == [0, 10, 1, 11, 2, 12, 3, 13, 4, 14, 5, 15]

@@ -16,10 +16,11 @@ from lingvo_moe.core.files import new_file, write_whole
 from lingvo_moe.data.blocks import Block, split_into_blocks
 from lingvo_moe.data.cleaning.base import Empty
 from lingvo_moe.data.corpora import CorpusPair, SentencePair
-from lingvo_moe.data.dataset import FILE, SIDES, SPLITS, Dataset, Example, shard_bounds, write_shard
+from lingvo_moe.data.dataset import FILE, SIDES, SPLITS, Dataset, Example, shard_bounds
 from lingvo_moe.data.encoded import count_changed, encode_lines
 from lingvo_moe.data.language_tags import OnBothSides, OnSource
 from lingvo_moe.data.prepare_params import PrepareParams
+from lingvo_moe.data.records import write_records
 from lingvo_moe.data.repeats import hashes, repeated_lines, sorted_keys
 from lingvo_moe.data.vocabulary import UNK
 from lingvo_moe.data.work import Piece, Work, read_piece
@@ -238,9 +239,13 @@ class PairWork:
         for split in splits:
             for number in range(len(self.block_lines(split))):
                 counts += np.bincount(self.verdicts(split, number), minlength=256)
-        codes = {rule.name: code for code, rule in enumerate(self.rules, 1)}
-        codes |= {"duplicates": REPEATED, "held_out_in_train": HELD_OUT}
-        return {name: int(counts[code]) for name, code in codes.items()}
+        return {name: int(counts[code]) for code, name in self.reasons.items()}
+
+    @property
+    def reasons(self) -> dict[int, str]:
+        """Verdict -> the name of its rule or other reason, of lines that are left out."""
+        rules = {code: rule.name for code, rule in enumerate(self.rules, 1)}
+        return rules | {REPEATED: "duplicates", HELD_OUT: "held_out_in_train"}
 
     @functools.cached_property
     def kept_counts(self) -> list[int]:
@@ -331,7 +336,7 @@ class PairWork:
     def _write_shard(self, path, split, start, end):
         def make(progress):
             with new_file(path) as partial:
-                write_shard(partial, self._examples(split, start, end))
+                write_records(partial, self._examples(split, start, end))
 
         return make
 

@@ -7,7 +7,7 @@ import pytest
 
 from lingvo_moe.data import virtual_shard
 from lingvo_moe.data.curriculum import Stage, sampling_probabilities
-from lingvo_moe.data.dataset import Dataset, Example, PairInfo, shard_bounds, write_shard
+from lingvo_moe.data.dataset import Dataset, Example, PairInfo, shard_bounds
 from lingvo_moe.data.packing import Shape
 from lingvo_moe.data.pipeline import (
     InputParams,
@@ -16,6 +16,7 @@ from lingvo_moe.data.pipeline import (
     TrainInput,
     eval_batches,
 )
+from lingvo_moe.data.records import write_records
 from lingvo_moe.data.virtual_shard import Reader
 
 PARAMS = InputParams(batch_size=3, source_length=12, target_length=10, virtual_shards=3)
@@ -36,7 +37,7 @@ def _make(directory, sizes, *, split="train", shards=1, length=4):
         names = [f"{split}/{name}-{s}" for s in range(count)]
         bounds = shard_bounds(size, count)
         for shard, start, end in zip(names, bounds, bounds[1:], strict=False):
-            write_shard(directory / shard, examples[start:end])
+            write_records(directory / shard, examples[start:end])
         pairs.append(PairInfo(name, f"x{index}", "en", index, {split: size}, {split: names}))
     return Dataset(directory, tuple(pairs), {"en": 4}, {}, {})
 
@@ -323,7 +324,7 @@ def test_unknown_and_empty_pairs(tmp_path):
 
 def test_a_shard_of_another_length(tmp_path):
     dataset = _make(tmp_path, [4])
-    write_shard(tmp_path / "train/x0-en-0", [Example(np.array([4, 2]), np.array([2]))] * 3)
+    write_records(tmp_path / "train/x0-en-0", [Example(np.array([4, 2]), np.array([2]))] * 3)
     with pytest.raises(
         OSError, match=r"train/x0-en-0 has 3 examples where dataset\.json implies 4"
     ):

@@ -208,7 +208,7 @@ def test_too_long_training_examples_are_left_out(corpus, tmp_path):
 def test_output_is_not_overwritten_unasked(corpus, tmp_path):
     output = tmp_path / "data"
     prepare(corpus, output, PARAMS)
-    with pytest.raises(ValueError, match="data is not empty; pass --overwrite or give another"):
+    with pytest.raises(ValueError, match="data is not empty; pass --overwrite"):
         prepare(corpus, output, PARAMS)
     (output / "notes").write_text("mine")
     with pytest.raises(ValueError, match="data holds files that lingvo-moe-prepare did not make"):
@@ -250,7 +250,7 @@ def test_ctrl_c_keeps_the_finished_pieces(corpus, tmp_path, monkeypatch):
     lines = []
     prepare(corpus, tmp_path / "whole", PARAMS)
     with monkeypatch.context() as patched:
-        patched.setattr("lingvo_moe.data.pair_work.write_shard", interrupted)
+        patched.setattr("lingvo_moe.data.pair_work.write_records", interrupted)
         with pytest.raises(KeyboardInterrupt):
             prepare(corpus, tmp_path / "data", PARAMS, report=lines.append)
     assert "data.parts keeps the finished pieces; the same command goes on" in lines[-1]

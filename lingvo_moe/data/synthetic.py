@@ -18,10 +18,10 @@ from pathlib import Path
 
 from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveInt
 from lingvo_moe.core.files import new_directory
+from lingvo_moe.data.dataset import SPLITS
 from lingvo_moe.data.synthetic_grammar import Sentence, english, sample_sentence
 from lingvo_moe.data.synthetic_languages import LANGUAGES, get_language, translate
 
-SPLITS = ("train", "dev", "test")
 MAKER = "lingvo-moe-prepare --synthetic"
 
 # Training sizes fall as (rank + _RANK_SHIFT) ** -a, the power law of Zipf and Mandelbrot. Without

@@ -6,7 +6,8 @@ import pytest
 import sacrebleu
 
 from lingvo_moe.data import synthetic_lexicon as lexicon
-from lingvo_moe.data.synthetic import SPLITS, SyntheticCorpus
+from lingvo_moe.data.dataset import SPLITS
+from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.synthetic_grammar import Clause, NounPhrase, RelativeClause, Sentence, english
 from lingvo_moe.data.synthetic_languages import (
     LANGUAGES,

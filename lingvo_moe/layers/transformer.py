@@ -64,7 +64,7 @@ class Stack(Layer):
                 is_decoder=self.is_decoder,
                 is_moe=p.moe is not None and (i + 1) % p.moe.every_n == 0,
             )
-            for i, name in enumerate(layer_names("layer", count))
+            for i, name in enumerate(layer_names(count))
         }
 
     @property

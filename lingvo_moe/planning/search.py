@@ -30,7 +30,7 @@ from lingvo_moe.planning.costs import count_costs, memory_of
 from lingvo_moe.planning.estimate import Estimate, estimate, transfer_seconds, work_seconds
 from lingvo_moe.planning.share import BlockCost
 from lingvo_moe.sharding.annotations import Mesh, assignment
-from lingvo_moe.sharding.params import Rule, ShardingParams, ZeRO
+from lingvo_moe.sharding.params import DATA_AND_EXPERT, Rule, ShardingParams, ZeRO, on_mesh
 from lingvo_moe.tasks.params import TranslationParams
 
 AXES = ("data", "expert", "model")
@@ -82,18 +82,18 @@ class Strategy:
     @property
     def rules(self) -> dict[str, tuple[str, ...]]:
         """Letter -> axes of the mesh, while computing."""
-        return _on(_rules(self.choices), self.mesh)
+        return on_mesh(_rules(self.choices), self.mesh)
 
     @property
     def stored(self) -> dict[str, tuple[str, ...]]:
         """The same for weights and slots at rest."""
-        return self.rules | _on(self.state_rules, self.mesh)
+        return self.rules | on_mesh(self.state_rules, self.mesh)
 
     @property
     def sharding(self) -> ShardingParams:
         """The strategy as sharding params; the default rules if they are equivalent."""
         rules, state, default = _rules(self.choices), self.state_rules, ShardingParams()
-        if self.rules == _on(default.rules, self.mesh):
+        if self.rules == on_mesh(default.rules, self.mesh):
             rules = default.rules
         if rules == default.rules and state == _ZERO_RULES:
             return ZeRO(**self._sums)
@@ -400,14 +400,9 @@ def _pareto_front(points: list[_Sum]) -> list[_Sum]:
 
 
 def _rules(choices: tuple[BlockChoice, ...]) -> tuple[Rule, ...]:
-    """Rules: rows along "data", "expert"; experts along "expert"; split letters along "model"."""
-    rows, cut = ("data", "expert"), "".join(GROUPS[c.group] for c in choices if c.cut)
-    return (
-        *((letter, rows) for letter in "BGR"),
-        *((letter, ("data",)) for letter in "gr"),
-        ("E", ("expert",)),
-        *((letter, ("model",)) for letter in cut),
-    )
+    """Rules: rows and experts as by default, split letters along "model"."""
+    cut = "".join(GROUPS[c.group] for c in choices if c.cut)
+    return (*DATA_AND_EXPERT, *((letter, ("model",)) for letter in cut))
 
 
 _AT_REST = {"heads": "A", "vocabulary": "V", "rest": "e"}
@@ -422,11 +417,6 @@ def _state_rules(choices: tuple[BlockChoice, ...], zero: bool) -> tuple[Rule, ..
     # In the order of the mesh: inner axes follow outer ones.
     spread = [(letter, tuple(a for a in AXES if a in axes)) for letter, axes in spread]
     return (*(_ZERO_RULES if zero else ()), *spread)
-
-
-def _on(rules: tuple[Rule, ...], mesh: Mesh) -> dict[str, tuple[str, ...]]:
-    on_mesh = {letter: tuple(a for a in axes if a in mesh.axes) for letter, axes in rules}
-    return {letter: axes for letter, axes in on_mesh.items() if axes}
 
 
 def _within(one: "Quick | Priced", max_sent: float) -> bool:

@@ -31,8 +31,7 @@ class Model:
             translation has; `beam_size`; `length_ratio` and `length_offset`: a translation has at
             most ratio · source length + offset tokens, with tag and EOS; `min_length`, its least
             number of tokens, with EOS; `no_repeat_ngram`, n if no sequence of n tokens may occur
-            twice, or 0. These are as in the model's own search. Earlier exports have no
-            `beam_size`, `min_length` and `no_repeat_ngram`.
+            twice, or 0. These are as in the model's own search.
     """
 
     def __init__(self, directory, threads=0):
@@ -69,11 +68,11 @@ class Model:
         for i, row in zip(places, pieces, strict=True):
             by_length.setdefault(min(len(row), room), []).append((i, [tags[to], *row[:room]]))
         for length, rows in by_length.items():
-            longest, least = self._longest(length + 2), self.about.get("min_length", 0)
+            longest, least = self._longest(length + 2), self.about["min_length"]
             outputs = self._translator.translate_batch(
                 [row for _, row in rows],
-                beam_size=beam_size or self.about.get("beam_size", 4),
-                no_repeat_ngram_size=self.about.get("no_repeat_ngram", 0),
+                beam_size=beam_size or self.about["beam_size"],
+                no_repeat_ngram_size=self.about["no_repeat_ngram"],
                 disable_unk=True,
                 suppress_sequences=[[piece] for piece in self.about["no_words"]],
                 max_input_length=0,  # the rows are cut already

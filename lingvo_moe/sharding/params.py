@@ -20,7 +20,7 @@ Rule = tuple[Letter, tuple[str, ...]]
 _ALL = ("data", "expert")
 # Rows and groups are split over all devices. Between the two AllToAlls the tokens of an expert are
 # on the devices that hold it, separately for each position along "data".
-_DATA_AND_EXPERT: tuple[Rule, ...] = (
+DATA_AND_EXPERT: tuple[Rule, ...] = (
     *((letter, _ALL) for letter in "BGR"),
     *((letter, ("data",)) for letter in "gr"),
     ("E", ("expert",)),
@@ -47,7 +47,7 @@ class ShardingParams(fields.Params):
             holds the whole gradient of a weight that is split at rest.
     """
 
-    rules: tuple[Rule, ...] = _DATA_AND_EXPERT + _TENSOR
+    rules: tuple[Rule, ...] = DATA_AND_EXPERT + _TENSOR
     state_rules: tuple[Rule, ...] = ()
     late_sums: bool = True
 
@@ -80,5 +80,10 @@ def _on(mesh: Mesh, rules: tuple[Rule, ...]) -> dict[str, tuple[str, ...]]:
                 f"Axis {axis!r} of the mesh splits nothing: the rules have {', '.join(known)}; "
                 f"use one of these or add a rule for it to params.sharding."
             )
-    on_mesh = {letter: tuple(axis for axis in axes if axis in mesh.axes) for letter, axes in rules}
-    return {letter: axes for letter, axes in on_mesh.items() if axes}
+    return on_mesh(rules, mesh)
+
+
+def on_mesh(rules: tuple[Rule, ...], mesh: Mesh) -> dict[str, tuple[str, ...]]:
+    """Letter -> its axes that the mesh has, of letters that have some."""
+    found = {letter: tuple(axis for axis in axes if axis in mesh.axes) for letter, axes in rules}
+    return {letter: axes for letter, axes in found.items() if axes}

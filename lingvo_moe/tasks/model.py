@@ -184,7 +184,8 @@ class Model:
         for indices, batch in self.scorer.given_batches(*given):
             routes = self._runtime.routes(*batch)
             for row, index in enumerate(indices):
-                read = vocabulary.pieces(batch.source_ids[row, unread : batch.source_lengths[row]])
+                ids = batch.source_ids[row, unread : batch.source_lengths[row]].tolist()
+                read = vocabulary.pieces(ids)
                 score = scores[index]
                 found[index] = Explanation(
                     _tokens(read, [None] * len(read), routes, "encoder", row),

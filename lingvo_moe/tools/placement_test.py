@@ -31,7 +31,7 @@ def test_a_trace_from_a_file(tmp_path):
     assert settings["choices of a device and step"] == 5000
     assert (tmp_path / "page" / "index.html").exists()
     again = error_of("placement", *on_four, f"--output={tmp_path / 'page'}")
-    assert "page is not empty; pass --overwrite or give another output" in again
+    assert "page is not empty; pass --overwrite (in Python overwrite=True) or give" in again
     triggers = succeed("placement", *on_four, "--compare=triggers")
     for name in ("static, capacity 1", "flex", "flex, VarianceTrigger", "IntervalTrigger(steps=5)"):
         assert name in triggers.stdout

@@ -373,7 +373,7 @@ def _by_layer(
         if block != "block" or side not in places:
             return [(path, leaf)]
         size, first = len(places[side]), places[side].index(rest[0])
-        names = list(layer_names("layer", leaf.shape[0] * size))
+        names = list(layer_names(leaf.shape[0] * size))
         return [
             ("/".join([side, name, *rest[1:]]), of_layer(leaf, y))
             for y, name in enumerate(names[first::size])

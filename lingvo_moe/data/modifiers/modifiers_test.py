@@ -5,7 +5,7 @@ import pytest
 
 from lingvo_moe.core.params import override
 from lingvo_moe.data.curriculum import Stream
-from lingvo_moe.data.dataset import Dataset, Example, PairInfo, write_shard
+from lingvo_moe.data.dataset import Dataset, Example, PairInfo
 from lingvo_moe.data.modifiers.base import Body, Modifier, ModifierContext
 from lingvo_moe.data.modifiers.casing import Casing
 from lingvo_moe.data.modifiers.copying import Copying
@@ -15,6 +15,7 @@ from lingvo_moe.data.modifiers.subwords import Subwords
 from lingvo_moe.data.modifiers.typos import Typos
 from lingvo_moe.data.packing import Shape
 from lingvo_moe.data.pipeline import InputParams, TrainInput
+from lingvo_moe.data.records import write_records
 from lingvo_moe.data.virtual_shard import Reader
 from lingvo_moe.data.vocabulary import train_vocabulary
 
@@ -28,7 +29,7 @@ def dataset(tmp_path_factory):
     vocabulary = train_vocabulary({"en": TEXTS, "de": SOURCES}, 500, tags=["en"])
     tag = vocabulary.tag("en")
     sides = zip(vocabulary.encode(SOURCES), vocabulary.encode(TEXTS), strict=True)
-    write_shard(
+    write_records(
         directory / "x", (Example(np.array([tag, *s, 2]), np.array([*t, 2])) for s, t in sides)
     )
     pair = PairInfo("de-en", "de", "en", 0, {"train": 40}, {"train": ["x"]})

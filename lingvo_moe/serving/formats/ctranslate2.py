@@ -135,8 +135,7 @@ class CTranslate2(Format):
         model = client_ctranslate2.Model(path)
 
         def translate(sentences, target_language, source_language, warn):
-            known = model.about.get("source_languages", [])  # earlier exports do not have them
-            check_source_language(source_language, known)
+            check_source_language(source_language, model.about["source_languages"])
             texts = model.translate(sentences, target_language, warn=warn)
             return [[Translation(text, math.nan)] for text in texts]
 
