@@ -14,7 +14,15 @@ from lingvo_moe.core.fields import PositiveInt
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.gatings.node_limited import NodeLimited
 from lingvo_moe.gatings.queues import queue_positions
-from lingvo_moe.layers.dispatch import Dispatched, Dispatcher, combine, inverse, lost, permute
+from lingvo_moe.layers.dispatch import (
+    Dispatched,
+    Dispatcher,
+    combine,
+    gather_or_zero,
+    inverse,
+    lost,
+    permute,
+)
 from lingvo_moe.layers.local_gather import slots_of
 from lingvo_moe.sharding.annotations import annotate, num_pieces
 from lingvo_moe.sharding.partition import INDEX, manual
@@ -162,8 +170,7 @@ class _Exchange:
         """int32 [G, S, K, K] -> [N, G, C, K]."""
         _, choice = slots_of(self.nodes, 1, self.room, *queue)
         flat = tf.reshape(tf.cast(places, INDEX), [-1, places.shape[-1]])
-        rows = tf.gather(tf.pad(flat, [[0, 1], [0, 0]]), choice)
-        rows = tf.cast(rows, tf.int32)
+        rows = tf.cast(gather_or_zero(flat, choice), tf.int32)
         return tf.reshape(rows, [self.nodes, -1, self.room, places.shape[-1]])
 
     def to_experts(self, rows, places):

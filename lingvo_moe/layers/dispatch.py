@@ -303,8 +303,12 @@ def _token(choice: tf.Tensor, slot: tf.Tensor) -> tf.Tensor:
     return tf.truncatediv(choice, slot.shape[1])
 
 
-def _gather_or_zero(rows: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-    """rows[index], and zeros where index is one past the last row."""
+def gather_or_zero(rows: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+    """rows[index], and zeros where index is one past the last row.
+
+    Not by `tf.pad`: XLA would share its 0 between manual regions and the rest of the program, and
+    then abort.
+    """
     return tf.gather(_with_zero(rows), index)
 
 
@@ -324,7 +328,7 @@ def permute(tokens: tf.Tensor, slot: tf.Tensor, choice: tf.Tensor):
     Returns:
         [number of slots, M], zeros in empty slots.
     """
-    outputs = _gather_or_zero(tokens, _token(choice, slot))
+    outputs = gather_or_zero(tokens, _token(choice, slot))
 
     def grad(upstream):
         # Not tf.reduce_sum: XLA would share its initial 0 between LocalGather's manual regions and
@@ -356,8 +360,8 @@ def combine(rows: tf.Tensor, weight: tf.Tensor, slot: tf.Tensor, choice: tf.Tens
 
     def grad(upstream):
         d_weight = tf.stack([tf.einsum("NM,NM->N", part, upstream) for part in parts], axis=1)
-        slot_weight = _gather_or_zero(tf.reshape(weight_cast, [-1]), choice)
-        d_rows = _gather_or_zero(upstream, _token(choice, slot)) * slot_weight[:, None]
+        slot_weight = gather_or_zero(tf.reshape(weight_cast, [-1]), choice)
+        d_rows = gather_or_zero(upstream, _token(choice, slot)) * slot_weight[:, None]
         return d_rows, tf.cast(d_weight, weight.dtype), None, None
 
     return functools.reduce(tf.add, weighted), grad
