@@ -14,7 +14,7 @@ SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow lint format golden bench bench-decode clean \
-  results results-learning results-tldr results-both
+  gpu-export results results-learning results-tldr results-both
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -86,6 +86,24 @@ bench: setup $(PEERS)/.ready  ## measure training speed: the tables of docs/benc
 
 bench-decode: setup $(PEERS)/.ready $(PEERS)/.ctranslate2  ## measure decoding speed, with CTranslate2 and Hugging Face
 	$(BIN)/python benchmarks/decode.py
+
+# A Transformer of 12 layers with a top-2 MoE in every second one, in bfloat16: to copy to a machine
+# with a GPU (docs/benchmarks.md). The text of the programs is not needed there.
+GPU = build/gpu
+GPU_STEP = --format="StableHLO(programs=('train',))" --overwrite --model=tiny.MoE --set=activation_dtype=bfloat16 \
+  --set="model.moe.gating=TopK(k=2)" --set=model.model_dim=1024 --set=model.hidden_dim=4096 --set=model.num_heads=16 \
+  --set=model.head_dim=64 --set=model.num_encoder_layers=6 --set=model.num_decoder_layers=6 --set=input.batch_size=128 \
+  --set=input.source_length=128 --set=input.target_length=128 --set=source_vocab_size=32000 --set=target_vocab_size=32000
+gpu-export: setup  ## programs and scripts to measure on a GPU: build/gpu
+	mkdir -p $(GPU)
+	$(BIN)/python benchmarks/block_sparse.py $(GPU)/products --export=bfloat16 --rounds=0
+	for experts in 16 64 128; do \
+	  $(BIN)/lingvo-moe-export $(GPU_STEP) --set=model.moe.num_experts=$$experts --output=$(GPU)/experts$$experts || exit 1; \
+	done
+	$(BIN)/lingvo-moe-export $(GPU_STEP) --set=model.moe.num_experts=16 --set="model.moe.dispatcher=Ragged()" \
+	  --set=model.moe.capacity_factor=None --output=$(GPU)/dropless16
+	rm -f $(GPU)/*/*.mlir
+	cp benchmarks/block_sparse.py benchmarks/gpu_step.py benchmarks/_torch_model.py $(GPU)
 
 # Runs that are complete are not repeated, so after an interruption the same command goes on. With
 # `make -k results` an error in one part does not stop the other parts.

@@ -1,18 +1,21 @@
 """Products with block-sparse matrices as a share of dense ones: three models, six products.
 
-python benchmarks/block_sparse.py DIR [--export=DTYPE] [--rounds=5]
+python benchmarks/block_sparse.py DIR [--export=DTYPE] [--rounds=5] [--save=FILE]
 
 The experts of MegaBlocks' MoE-XS, Small and Medium (Gale et al. 2022, arXiv 2211.15841), 64 of them
 under even loads, in blocks of 128. A dense product is one batched product of the same operands
-without blocks. Every round times both; the results of both are compared.
+without blocks. Every round times both; the results of both are compared. A time is that of several
+calls in a row, at least 20 ms if they are short, divided by their number.
 
 --export=float32 or bfloat16 first writes the programs into DIR, as StableHLO for CPU and CUDA; this
-needs the package. Running them needs only JAX: copy this file and DIR to another machine.
---rounds=0 only exports: in bfloat16 a CPU may take a minute for one product.
+needs the package. Running them needs only JAX and flatbuffers: copy this file and DIR to another
+machine. --rounds=0 only exports: in bfloat16 a CPU may take a minute for one product.
+--save=FILE also writes the rows to a file, which gpu_tables.py reads.
 """
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -28,21 +31,22 @@ MODELS = {
 }
 EXPERTS, BLOCK = 64, 128
 # Operands and result of the dense product: E experts, T tokens of each, M and H. The function of
-# layers/block_sparse.py, which takes `transpose` where the name of the paper has a T.
+# layers/block_sparse.py, and whether it gets `transpose`.
 PRODUCTS = {
-    "sdd": ("ETM", "EMH", "ETH", "sampled"),
-    "dsd": ("ETH", "EHM", "ETM", "summed_by_row"),
-    "sddt": ("ETM", "EHM", "ETH", "sampled"),
-    "dstd": ("ETM", "ETH", "EHM", "summed_by_column"),
-    "dsdt": ("ETH", "EMH", "ETM", "summed_by_row"),
-    "ddts": ("ETM", "ETH", "EMH", "summed_by_column"),
+    "sdd": ("ETM", "EMH", "ETH", "sampled", False),
+    "dsd": ("ETH", "EHM", "ETM", "summed_by_row", False),
+    "sddt": ("ETM", "EHM", "ETH", "sampled", True),
+    "dstd": ("ETM", "ETH", "EHM", "summed_by_column", True),
+    "dsdt": ("ETH", "EMH", "ETM", "summed_by_row", True),
+    "ddts": ("ETM", "ETH", "EMH", "summed_by_column", False),
 }
+_WARM_UP, _LEAST_SECONDS = 3, 0.02
 
 
 def write(directory: Path, dtype: str) -> None:
     """Exports every product of every model."""
     import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
-    from lingvo_moe.layers import block_sparse
+    from lingvo_moe.layers import block_sparse as products
     from lingvo_moe.runtimes.lowering import ArraySpec
     from lingvo_moe.serving.stablehlo import Program, lower
 
@@ -52,9 +56,9 @@ def write(directory: Path, dtype: str) -> None:
 
         def run(operands):
             left, right, row_blocks = operands.left, operands.right, operands.row_blocks
-            topology = block_sparse.block_diagonal(row_blocks, num_rows, (1,) * EXPERTS)
-            function = getattr(block_sparse, PRODUCTS[product][3])
-            return {"result": function(left, right, topology, transpose="t" in product)}
+            topology = products.block_diagonal(row_blocks, num_rows, (1,) * EXPERTS)
+            *_, function, transpose = PRODUCTS[product]
+            return {"result": getattr(products, function)(left, right, topology, transpose)}
 
         specs = {
             name: ArraySpec(_shape(model, letters, num_rows), dtype, letters.replace("ET", "RB"))
@@ -89,7 +93,7 @@ def measure(
     """
     _, _, tokens = MODELS[model]
     used = tokens // BLOCK
-    left, right, result, _ = PRODUCTS[product]
+    left, right, result, *_ = PRODUCTS[product]
     blocks = [
         jax.random.normal(jax.random.key(i), _shape(model, letters, used + EXPERTS), dtype)
         for i, letters in enumerate((left, right))
@@ -106,7 +110,10 @@ def measure(
     einsum = jax.jit(lambda *x: jnp.einsum(f"{left},{right}->{result}", *x))
     runs = (lambda: sparse(operands)["result"], lambda: einsum(*flat))
     _compare(without_blocks(runs[0](), result), runs[1]())
-    seconds = np.array([[_seconds(run) for run in runs] for _ in range(rounds)])
+    calls = [_calls(run) for run in runs]
+    seconds = np.array(
+        [[_seconds(run, n) for run, n in zip(runs, calls, strict=True)] for _ in range(rounds)]
+    )
     return *np.median(seconds, axis=0), float(np.median(seconds[:, 1] / seconds[:, 0]))
 
 
@@ -118,10 +125,19 @@ def _compare(result, dense):
     assert error < bound, f"sparse and dense differ by {error} standard deviations"
 
 
-def _seconds(run) -> float:
+def _calls(run) -> int:
+    """The number of calls in a row that are timed together; also warms up."""
+    least = min(_seconds(run, 1) for _ in range(_WARM_UP))
+    return max(1, min(100, round(_LEAST_SECONDS / least)))
+
+
+def _seconds(run, calls) -> float:
+    """Of one call. The device computes the calls one after another, the last result last."""
     start = time.perf_counter()
-    run().block_until_ready()
-    return time.perf_counter() - start
+    for _ in range(calls):
+        result = run()
+    result.block_until_ready()
+    return (time.perf_counter() - start) / calls
 
 
 def main() -> None:
@@ -130,23 +146,44 @@ def main() -> None:
     parser.add_argument("directory", type=Path, help="of the exported programs")
     parser.add_argument("--export", choices=["float32", "bfloat16"], help="first export")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--save", type=Path, help="also write the rows to this file, as JSON")
     args = parser.parse_args()
     if args.export:
         write(args.directory, args.export)
-    if not args.rounds:
-        return
-    dtype = json.loads((args.directory / "manifest.json").read_text())["dtype"]
-    print(f"| {jax.devices()[0].device_kind}, {dtype} | sparse, ms | dense, ms | share of dense |")
-    print("|---|---|---|---|")
-    shares = []
-    for model in MODELS:
-        for product in PRODUCTS:
-            program = args.directory / f"{model}.{product}.stablehlo"
-            sparse, dense, share = measure(program, dtype, model, product, args.rounds)
-            cells = f"{1e3 * sparse:.4g} | {1e3 * dense:.4g} | {share:.1%}"
-            print(f"| {model}, {product.upper()} | {cells} |", flush=True)
-            shares.append(share)
-    print(f"| mean, standard deviation | | | {np.mean(shares):.1%}, {np.std(shares):.1%} |")
+    if args.rounds:
+        run_all(args.directory, args.rounds, args.save)
+
+
+def run_all(directory: Path, rounds: int, save: Path | None) -> None:
+    """Prints the table, row by row; a product that fails does not end the others.
+
+    Raises:
+        SystemExit: a product failed.
+    """
+    dtype = json.loads((directory / "manifest.json").read_text())["dtype"]
+    head = ("product", "device", "sparse, ms", "dense, ms", "share of dense", "version")
+    device, version = jax.devices()[0].device_kind, f"JAX {jax.__version__}"
+    rows, shares, failed = [], [], []
+    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
+    for model, product in ((model, product) for model in MODELS for product in PRODUCTS):
+        name = f"{model}, {product.upper()}, {dtype}"
+        try:
+            program = directory / f"{model}.{product}.stablehlo"
+            sparse, dense, share = measure(program, dtype, model, product, rounds)
+        except Exception as error:
+            failed.append(f"{name}: {error!r:.300}")
+            print(failed[-1], file=sys.stderr, flush=True)
+            continue
+        shares.append(share)
+        cells = f"{1e3 * sparse:.4g}", f"{1e3 * dense:.4g}", f"{share:.1%}"
+        rows.append(dict(zip(head, (name, device, *cells, version), strict=True)))
+        print(f"| {' | '.join(rows[-1].values())} |", flush=True)
+        if save:
+            save.write_text(json.dumps({"table": "block_sparse", "rows": rows}))
+    if shares:
+        print(f"Mean share {np.mean(shares):.1%}, standard deviation {np.std(shares):.1%}.")
+    if failed:
+        raise SystemExit(f"{len(failed)} products failed; see above.")
 
 
 if __name__ == "__main__":

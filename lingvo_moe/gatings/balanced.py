@@ -28,6 +28,10 @@ class Balanced(Gating):
 
     iterations: PositiveInt = 16
 
+    @property
+    def choices_per_token(self):
+        return 1
+
     def route(self, logits, mask, capacity, context, extras=NOTHING):
         del extras
         gates = tf.nn.softmax(logits)  # [G, S, E]

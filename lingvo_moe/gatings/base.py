@@ -73,6 +73,11 @@ class Gating(Params, abc.ABC):
         """Whether, without a capacity, a token's experts depend on that token alone."""
         return True
 
+    @property
+    def choices_per_token(self) -> int:
+        """K, the number of experts of a token if none is full; plans of models use it."""
+        return 2
+
     def check(self, num_experts: int) -> None:
         """Checks that the policy can choose among so many experts.
 

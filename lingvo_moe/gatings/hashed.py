@@ -23,6 +23,10 @@ class Hash(Gating):
 
     seed: int = 0
 
+    @property
+    def choices_per_token(self):
+        return 1
+
     def route(self, logits, mask, capacity, context, extras=NOTHING):
         """As in Gating.
 

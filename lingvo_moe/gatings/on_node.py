@@ -31,6 +31,10 @@ class OnNode(Gating):
     def batch_independent(self):
         return self.gating.batch_independent
 
+    @property
+    def choices_per_token(self):
+        return self.gating.choices_per_token
+
     def check(self, num_experts):
         """See Gating: that of the policy, among the experts of a node."""
         try:

@@ -18,6 +18,10 @@ class Switch(Gating):
     gradient from the outputs. Tokens queue in their order. Ties go to the lowest expert.
     """
 
+    @property
+    def choices_per_token(self):
+        return 1
+
     def route(self, logits, mask, capacity, context, extras=NOTHING):
         del context, extras
         gates = tf.nn.softmax(logits)  # [G, S, E]

@@ -49,6 +49,10 @@ class TopK(Gating):
     limit: NodeLimited | None = None
     balance: BalanceLoss = BY_GROUP
 
+    @property
+    def choices_per_token(self):
+        return self.k
+
     def check(self, num_experts):
         """See Gating: k, and the nodes of `limit`."""
         if self.k == 1 and self.normalize and num_experts > 1:

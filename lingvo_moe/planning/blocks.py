@@ -28,7 +28,6 @@ from lingvo_moe.tasks.translation import TranslationTask
 
 # Group -> the letters of its weights; the last group has all other weights.
 GROUPS = {"heads": "AN", "hidden": "H", "vocabulary": "V", "rest": ""}
-_WITHOUT_CAPACITY = 2.0  # the factor of two choices per token and even loads
 _OPTIMIZER_PASSES = 8  # reads and writes of weight, gradient and update, the latter twice
 
 
@@ -252,7 +251,10 @@ class _Counter:
         moe, inputs = kind.layer.feed_forward.params, self.params.input
         groups = moe.num_groups * self.blocks.micro_batches
         size = inputs.batch_size * kind.length // groups
-        capacity = expert_capacity(moe.capacity_factor or _WITHOUT_CAPACITY, size, moe.num_experts)
+        factor = (
+            moe.capacity_factor or moe.gating.choices_per_token
+        )  # even loads without a capacity
+        capacity = expert_capacity(factor, size, moe.num_experts)
         moe.dispatcher.check_pieces(self.cut("E"))
         rows = moe.num_experts * capacity, moe.dispatcher.rows_sent(moe, size, capacity)
         return moe.num_experts, capacity, *(groups * r / self.cut("Eg") for r in rows)

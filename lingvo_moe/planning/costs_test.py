@@ -256,10 +256,16 @@ def test_flops_against_xla():
     assert 1.0 < flops / count_costs(CERTAIN, ONE, 4).flops < 1.15
 
 
-def test_without_a_capacity_loads_are_taken_as_even():
+@pytest.mark.parametrize(
+    ("gating", "choices"), [("Top2()", 2.0), ("TopK(k=4)", 4.0), ("Switch()", 1.0), ("Hash()", 1.0)]
+)
+def test_without_a_capacity_loads_are_taken_as_even(gating, choices):
     params = [
-        override(get_params("tiny.MoE"), [f"model.moe.capacity_factor={factor}"])
-        for factor in (None, 2.0)
+        override(
+            get_params("tiny.MoE"),
+            [f"model.moe.gating={gating}", f"model.moe.capacity_factor={factor}"],
+        )
+        for factor in (None, choices)
     ]
     free, limited = (count_costs(p, parse_mesh("data:1"), 4) for p in params)
     assert free == limited

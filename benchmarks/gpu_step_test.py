@@ -1,0 +1,56 @@
+import json
+import sys
+
+import pytest
+from gpu_step import _check_torch, main
+from gpu_tables import main as write_tables
+
+from lingvo_moe import api
+from lingvo_moe.core.params import override, to_fields
+from lingvo_moe.serving.formats.stablehlo import StableHLO
+from lingvo_moe.testing.tiny_world import SHRINK
+
+_TOP_2 = "model.moe.gating=TopK(k=2)"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_TOP_2, None),
+        ("model.moe=None", None),
+        ("model.moe.gating=TopK(k=4)", "model.moe.gating.k=4, but _torch_model.py has 2: export"),
+        ("optimizer=Muon()", "optimizer=Muon, but _torch_model.py has Adafactor"),
+    ],
+)
+def test_pytorch_computes_the_same_or_refuses(change, message):
+    manifest = {"params": to_fields(override(api.params("tiny.MoE"), [_TOP_2, change]))}
+    if message is None:
+        _check_torch(manifest)
+        return
+    with pytest.raises(SystemExit, match=message):
+        _check_torch(manifest)
+
+
+@pytest.mark.slow
+def test_rows_on_a_cpu_go_into_the_page(tmp_path, monkeypatch, capsys):
+    """That of an engine that is not installed says so, and the others come."""
+    pytest.importorskip("jax")
+    export = tmp_path / "small"
+    sizes = "source_vocab_size=300", "target_vocab_size=300"
+    model = override(api.params("tiny.MoE"), [*SHRINK, _TOP_2, *sizes])
+    api.export(model, export, StableHLO(programs=("train",)))
+    saved = tmp_path / "rows.json"
+    arguments = ["--steps=2", "--engines=torch,jax", f"--save={saved}", "--row_minutes=5"]
+    monkeypatch.setattr(sys, "argv", ["gpu_step.py", str(export), *arguments])
+    main()
+    printed = capsys.readouterr().out
+    torch, jax = json.loads(saved.read_text())["rows"]
+    assert jax["export, engine"] == "small, float32, jax"
+    assert 0 < float(jax["MFU"].partition("%")[0]) < 100
+    assert jax["ms/step"] in printed
+    assert torch["ms/step"]  # a time, or why there is none
+    page = tmp_path / "page.md"
+    page.write_text("<!-- gpu step -->\n<!-- end -->\n")
+    monkeypatch.setattr(sys, "argv", ["gpu_tables.py", str(saved), f"--page={page}"])
+    write_tables()
+    assert f"| small, float32, jax | {jax['device']} |" in page.read_text()
