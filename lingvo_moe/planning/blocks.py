@@ -251,9 +251,8 @@ class _Counter:
         moe, inputs = kind.layer.feed_forward.params, self.params.input
         groups = moe.num_groups * self.blocks.micro_batches
         size = inputs.batch_size * kind.length // groups
-        factor = (
-            moe.capacity_factor or moe.gating.choices_per_token
-        )  # even loads without a capacity
+        # Without a capacity loads are taken as even.
+        factor = moe.capacity_factor or moe.gating.choices_per_token
         capacity = expert_capacity(factor, size, moe.num_experts)
         moe.dispatcher.check_pieces(self.cut("E"))
         rows = moe.num_experts * capacity, moe.dispatcher.rows_sent(moe, size, capacity)
