@@ -121,15 +121,29 @@ def test_processes_that_would_move_experts_otherwise_end_before_the_first_step(t
         assert "Compiling" not in errors
 
 
-def test_dev_bleu_ends_both_processes_at_the_same_step(tmp_path):
+FIRST_BLEU = """
+import dataclasses
+from lingvo_moe.training.criteria import Criterion, DevBleu
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstBleu(DevBleu):
+    is_better = Criterion.is_better
+"""
+
+
+def test_dev_bleu_ends_both_processes_at_the_same_step(tmp_path, fresh_plugins):
     pytest.importorskip("jax")
     # A model of a few steps has BLEU 0 each time, so its first evaluation stays the best.
-    texts = ("max_steps=8", "dev_bleu_sentences=4", "best_by=DevBleu()", "patience=1")
-    done = run_two(tmp_path, *(f"--set=train.{text}" for text in texts))
+    mine = tmp_path / "mine.py"
+    mine.write_text(FIRST_BLEU)
+    texts = ("max_steps=8", "dev_bleu_sentences=4", "best_by=FirstBleu()", "patience=1")
+    logdir = tmp_path / "logdir"
+    done = run_two(logdir, f"--import={mine}", *(f"--set=train.{text}" for text in texts))
     assert [code for code, _ in done] == [0, 0], done[0][1] + done[1][1]
     assert "No better dev BLEU in 1 evaluations (train.patience=1)" in done[0][1]
     assert "Done at step 4; best dev BLEU 0.0 at step 2." in done[0][1]
-    assert ModelDir.open(tmp_path).checkpoints.best() == 2
+    assert ModelDir.open(logdir).checkpoints.best() == 2
 
 
 def test_two_start_from_a_dense_model(tmp_path):
