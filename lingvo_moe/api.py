@@ -431,6 +431,8 @@ def _job(
             f"There is no option {unknown[0]!r}. The options are {', '.join(sorted(known))}; "
             f"max_steps gives the last step, and set changes other params."
         )
+    if isinstance(set, str):
+        set = [set]
     if isinstance(set, Mapping):
         set = [f"{path}={text_of(value)}" for path, value in set.items()]
     if init_from is not None:

@@ -56,6 +56,11 @@ def test_pairs_in_any_collection(make, logdir):
     assert sorted(score.pair for score in report.pairs) == sorted(wanted)
 
 
+def test_one_change_as_a_text(tmp_path):
+    with pytest.raises(ValueError, match=r"train\.max_steps=no"):
+        lm.train("tiny.MoE", tiny_world.dataset(), tmp_path / "x", set="train.max_steps=no")
+
+
 @pytest.mark.parametrize("given", ["safetensors", Safetensors])
 def test_export(given, logdir, tmp_path):
     with pytest.raises(ValueError, match=r"format must be an object of a class in .*such as Saved"):

@@ -475,7 +475,9 @@ class TestTraining:
         assert not any("Initial weights" in line for line in lines)
         with pytest.raises(ValueError, match="frozen; start a new logdir from it with --init_from"):
             run("optimizer.rate_factors=()", "train.max_steps=3")
-        other = r"with init.logdir='.*dense.*', but --set gives '/other'; it cannot change when"
+        other = (
+            r"with init.logdir='.*dense.*', but --init_from gives '/other'; it cannot change when"
+        )
         with pytest.raises(ValueError, match=other):
             run("init.logdir=/other")
 

@@ -46,9 +46,10 @@ class Changeable(NamedTuple):
         """
         for path, (was, now) in self.forbidden(old, new).items():
             why = " with optimizer.ema_decay" if self._keeps(path, old) else ""
+            flag = "--init_from" if path == "init.logdir" else "--set"
             raise ValueError(
-                f"Logdir {logdir} has a model with {path}={was}, but --set gives {now}; it cannot "
-                f"change {self.when}{why}. Leave out this --set, or train a new model in another "
+                f"Logdir {logdir} has a model with {path}={was}, but {flag} gives {now}; it cannot "
+                f"change {self.when}{why}. Leave out this {flag}, or train a new model in another "
                 f"--logdir; with --init_from={logdir} it starts from these weights."
             )
 

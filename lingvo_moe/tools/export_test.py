@@ -101,6 +101,7 @@ def test_the_printed_command_names_languages_that_the_client_does_not_assume(
     )
     expected = f"python export/translate.py{flags} 'a sentence'"
     assert SavedModel().hint(Path("export"), model_dir) == expected
+    assert "python 'my export/translate.py'" in SavedModel().hint(Path("my export"), model_dir)
 
 
 class Flag(dict):

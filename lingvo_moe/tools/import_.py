@@ -4,6 +4,7 @@ lingvo-moe-import --from=nllb-200-distilled-600M --output=/tmp/nllb
 lingvo-moe-translate --logdir=/tmp/nllb --source_language=eng_Latn --to=fra_Latn 'a sentence'
 """
 
+import shlex
 from pathlib import Path
 
 from absl import flags
@@ -22,8 +23,8 @@ def main() -> None:
     count = count_weights(logdir.task.weights())
     common.report(
         f"Imported {count:,} weights and {len(logdir.tags)} languages to {FLAGS.output}. Try: "
-        f"lingvo-moe-translate --logdir={FLAGS.output} --source_language={source} --to={target} "
-        f"'a sentence'"
+        f"lingvo-moe-translate --logdir={shlex.quote(FLAGS.output)} "
+        f"--source_language={source} --to={target} 'a sentence'"
     )
 
 

@@ -5,6 +5,7 @@
 
 import abc
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -110,8 +111,9 @@ class Format(Params, abc.ABC):
     def hint(self, output: Path, model_dir: ModelDir | None = None) -> str:
         """A command to try an export, with the languages that the model of the logdir needs."""
         if self.client is None:
-            return f"ls {output}"
-        return f"python {output}/{self.client_name}{self.flags(model_dir)} 'a sentence'"
+            return f"ls {shlex.quote(str(output))}"
+        client = shlex.quote(str(output / self.client_name))
+        return f"python {client}{self.flags(model_dir)} 'a sentence'"
 
     def flags(self, model_dir: ModelDir | None) -> str:
         """`languages` as text, such as " --to=de"; empty without a model."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -78,7 +79,7 @@ class HuggingFace(Format):
 
     def hint(self, output, model_dir=None):
         """Imports it again."""
-        return f"lingvo-moe-import --from={output} --output=DIR"
+        return f"lingvo-moe-import --from={shlex.quote(str(output))} --output=DIR"
 
     def open(self, path):
         """Imports the export again and loads that model."""

@@ -1,6 +1,7 @@
 """Export of weights in one .safetensors file, which all tools read like a logdir."""
 
 import dataclasses
+import shlex
 
 import numpy as np
 
@@ -43,7 +44,8 @@ class Safetensors(Format):
 
     def hint(self, output, model_dir=None):
         """Translates with the tool."""
-        return f"lingvo-moe-translate --logdir={output}{self.flags(model_dir)} 'a sentence'"
+        logdir = shlex.quote(str(output))
+        return f"lingvo-moe-translate --logdir={logdir}{self.flags(model_dir)} 'a sentence'"
 
     def open(self, path):
         """Loads the model."""

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import math
+import shlex
 import subprocess
 import sys
 from typing import Annotated, Literal
@@ -84,7 +85,7 @@ class StableHLO(Format):
         """Translates, or trains if there is only that program."""
         translates = (output / "translate.stablehlo").exists()
         options = f"{self.flags(model_dir)} < sentences" if translates else " --steps=10"
-        return f"python {output}/run.py{options}"
+        return f"python {shlex.quote(str(output / 'run.py'))}{options}"
 
     def open(self, path):
         """Runs `run.py` in a process of its own for each call; its scores are NaN."""
