@@ -2,11 +2,12 @@ import json
 import sys
 
 import pytest
-from gpu_step import _check_torch, main
+from gpu_step import PEAKS, _check_torch, main
 from gpu_tables import main as write_tables
 
 from lingvo_moe import api
 from lingvo_moe.core.params import override, to_fields
+from lingvo_moe.hardware.chips import HARDWARE
 from lingvo_moe.serving.formats.stablehlo import StableHLO
 from lingvo_moe.testing.tiny_world import SHRINK
 
@@ -29,6 +30,10 @@ def test_pytorch_computes_the_same_or_refuses(change, message):
         return
     with pytest.raises(SystemExit, match=message):
         _check_torch(manifest)
+
+
+def test_peaks_are_those_of_the_package():
+    assert {name: HARDWARE[name.lower()].matmul for name in PEAKS} == PEAKS
 
 
 @pytest.mark.slow

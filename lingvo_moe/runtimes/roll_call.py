@@ -10,10 +10,9 @@ import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from lingvo_moe.runtimes.together import listen
+from lingvo_moe.runtimes.together import HELLO_SECONDS, listen
 
 _RETRY_SECONDS = 0.2
-_LINE_SECONDS = 5.0  # other programs may connect, and send nothing
 _LINE_BYTES = 1000
 _SHOWN = 8  # missing processes in an error
 _CURE = (
@@ -140,7 +139,7 @@ def _ended(connection) -> bool:
 
 def _read(connection) -> dict[str, Any] | None:
     """A message of one line; None if it is none."""
-    connection.settimeout(_LINE_SECONDS)
+    connection.settimeout(HELLO_SECONDS)
     try:
         with connection.makefile("r", encoding="utf-8") as lines:
             message = json.loads(lines.readline(_LINE_BYTES))
@@ -151,7 +150,7 @@ def _read(connection) -> dict[str, Any] | None:
 
 def _tell(connection, error):
     """Sends the outcome, and waits until the other end closes, so that the port becomes free."""
-    connection.settimeout(_LINE_SECONDS)
+    connection.settimeout(HELLO_SECONDS)
     try:
         _send(connection, {"error": error})
         connection.recv(1)
@@ -170,7 +169,7 @@ def _report(address, mine, deadline, late) -> str:
     except TimeoutError as error:
         return late(f"process 0: {error}")
     with connection, connection.makefile("r", encoding="utf-8") as lines:
-        connection.settimeout(max(0.01, deadline + _LINE_SECONDS - time.monotonic()))
+        connection.settimeout(max(0.01, deadline + HELLO_SECONDS - time.monotonic()))
         try:
             _send(connection, mine)
             return json.loads(lines.readline(_LINE_BYTES))["error"]

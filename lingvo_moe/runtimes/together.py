@@ -23,7 +23,7 @@ from lingvo_moe.training.signals import Stopped
 
 _FAILED, _INTERRUPTED = 1, 128 + signal.SIGINT  # exit codes
 _MEET_SECONDS = 300.0
-_HELLO_SECONDS = 5.0  # other programs may connect, and send nothing
+HELLO_SECONDS = 5.0  # other programs may connect, and send nothing
 _POLL_SECONDS = 0.5
 _KEEP_ALIVE_SECONDS = 60
 _KEEP_IDLE = getattr(socket, "TCP_KEEPIDLE", 0x10)  # 0x10 is macOS's TCP_KEEPALIVE
@@ -229,7 +229,7 @@ def _accept(count, exchange, check) -> list[_Member]:
 
 def _handshake(connection, token):
     """The process that has just connected; None if it has no valid token."""
-    connection.settimeout(_HELLO_SECONDS)
+    connection.settimeout(HELLO_SECONDS)
     member = _Member(connection, "")
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         hello = json.loads(member.lines.readline(1000))

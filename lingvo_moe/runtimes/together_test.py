@@ -160,7 +160,7 @@ def read(directory):
 
 def main(directory, index, *roles):
     """One process with its role; or with those of all, where the first starts the others."""
-    together._HELLO_SECONDS = 0.5
+    together.HELLO_SECONDS = 0.5
 
     def exchange(text):
         if text is not None:

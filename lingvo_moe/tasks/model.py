@@ -176,22 +176,21 @@ class Model:
         Raises:
             ValueError: as for `translate`.
         """
-        given = sources, targets, to, source_language
-        scores = self.scorer(*given)
         vocabulary = self.logdir.vocabulary("source")
         unread = int(self.logdir.params.language_tags.on_target)  # tags for the decoder
         found: dict[int, Explanation] = {}
-        for indices, batch in self.scorer.given_batches(*given):
+        for indices, batch in self.scorer.given_batches(sources, targets, to, source_language):
             routes = self._runtime.routes(*batch)
-            for row, index in enumerate(indices):
+            for row, (index, score) in enumerate(
+                zip(indices, self.scorer.score_batch(batch), strict=True)
+            ):
                 ids = batch.source_ids[row, unread : batch.source_lengths[row]].tolist()
                 read = vocabulary.pieces(ids)
-                score = scores[index]
                 found[index] = Explanation(
                     _tokens(read, [None] * len(read), routes, "encoder", row),
                     _tokens(score.tokens, score.token_log_probs, routes, "decoder", row),
                 )
-        return [found[index] for index in range(len(scores))]
+        return [found[index] for index in range(len(found))]
 
 
 def _tokens(pieces, log_probs, routes, side, row):

@@ -110,18 +110,20 @@ class Scorer:
                 tokens. The limit is MAX_TOKENS or the number that the model can translate,
                 whichever is larger.
         """
-        vocabulary = self.model_dir.vocabulary("target")
         given = self.given_batches(sources, targets, target_language, source_language, first_line)
         scores: dict[int, Score] = {}
         for indices, batch in given:
-            rows = np.asarray(self.score_ids(*batch))
-            for index, row, ids, length in zip(
-                indices, rows, batch.target_ids, batch.target_lengths, strict=True
-            ):
-                pieces = tuple(vocabulary.pieces(ids[:length]))
-                log_probs = tuple(float(x) for x in row[:length])
-                scores[index] = Score(sum(log_probs), pieces, log_probs)
-        return [scores[index] for index in range(len(sources))]
+            scores.update(zip(indices, self.score_batch(batch), strict=True))
+        return [scores[index] for index in range(len(scores))]
+
+    def score_batch(self, batch: GivenBatch) -> list[Score]:
+        """The scores of the rows of a batch."""
+        vocabulary, found = self.model_dir.vocabulary("target"), []
+        rows = np.asarray(self.score_ids(*batch))
+        for row, ids, length in zip(rows, batch.target_ids, batch.target_lengths, strict=True):
+            log_probs = tuple(float(x) for x in row[:length])
+            found.append(Score(sum(log_probs), tuple(vocabulary.pieces(ids[:length])), log_probs))
+        return found
 
     def given_batches(
         self,
@@ -130,7 +132,7 @@ class Scorer:
         target_language: str,
         source_language: str | None = None,
         first_line: int = 1,
-    ) -> Iterator[tuple[Sequence[int], "GivenBatch"]]:
+    ) -> Iterator[tuple[Sequence[int], GivenBatch]]:
         """The batches of a call, with the indices of their pairs; arguments and errors as there."""
         check_parallel(sources, targets)
         sources, targets = list(sources), list(targets)  # indices of a pandas.Series are labels
