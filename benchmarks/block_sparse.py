@@ -132,7 +132,7 @@ def _calls(run) -> int:
 
 
 def _seconds(run, calls) -> float:
-    """Of one call. The device computes the calls one after another, the last result last."""
+    """The mean of several calls. The device runs them in order; the last result is waited for."""
     start = time.perf_counter()
     for _ in range(calls):
         result = run()

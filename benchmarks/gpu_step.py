@@ -66,7 +66,7 @@ def main() -> None:
         return
     engines = args.engines.split(",")
     if unknown := sorted(set(engines) - set(ENGINES)):
-        raise SystemExit(f"--engines has {', '.join(unknown)}; choose of {', '.join(ENGINES)}.")
+        raise SystemExit(f"--engines has {', '.join(unknown)}; choose from {', '.join(ENGINES)}.")
     manifests = {
         path: json.loads((path / "manifest.json").read_text()) for path in args.directories
     }

@@ -133,7 +133,7 @@ def _baseline_models(args: argparse.Namespace) -> dict[str, TranslationParams]:
 
 
 def _of_model(changes: Sequence[str], model: str, models: Sequence[str]) -> list[str]:
-    """The changes of one model: each "param=value", and its own of "MODEL:param=value"."""
+    """The changes for one model: all "param=value", and those of its own name, "MODEL:…"."""
     found = []
     for text in changes:
         name, *_ = text.partition("=")[0].rpartition(":")

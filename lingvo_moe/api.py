@@ -438,6 +438,8 @@ def _job(
     if init_from is not None:
         set = [*set, f"init.logdir={Path(init_from).absolute()}"]
     if max_steps is not None:
+        if any(text.partition("=")[0].strip() == "train.max_steps" for text in set):
+            raise ValueError("max_steps and train.max_steps are the same; give one of them.")
         set = [*set, f"train.max_steps={max_steps}"]
     label, given = _label(model, name), None if isinstance(model, str) else model
 

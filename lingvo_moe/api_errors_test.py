@@ -56,6 +56,12 @@ def test_pairs_in_any_collection(make, logdir):
     assert sorted(score.pair for score in report.pairs) == sorted(wanted)
 
 
+def test_the_number_of_steps_is_given_once(tmp_path):
+    given = {"set": {"train.max_steps": 3}, "max_steps": 4}
+    with pytest.raises(ValueError, match=r"max_steps and train\.max_steps are the same"):
+        lm.train("tiny.MoE", tiny_world.dataset(), tmp_path / "x", **given)
+
+
 def test_one_change_as_a_text(tmp_path):
     with pytest.raises(ValueError, match=r"train\.max_steps=no"):
         lm.train("tiny.MoE", tiny_world.dataset(), tmp_path / "x", set="train.max_steps=no")

@@ -233,7 +233,8 @@ def check_file(path: Path, *sources: Path) -> None:
         return
     check_length(path)
     if not path.resolve().parent.is_dir():
-        raise FileNotFoundError(f"{path} cannot be made: {path.parent} is not a directory.")
+        why = "is not a directory" if path.parent.exists() else "does not exist"
+        raise FileNotFoundError(f"{path} cannot be made: {path.parent} {why}.")
     writable = path if path.exists() and not path.is_file() else path.resolve().parent
     if not os.access(writable, os.W_OK):
         raise PermissionError(f"{path} cannot be made: {writable} is not writable.")

@@ -12,7 +12,7 @@ import math
 import pkgutil
 import re
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -160,7 +160,8 @@ def _construct(params: Any, values: Mapping[str, Any], texts: Mapping[str, str])
 
 def _check_field(params: Any, name: str, path: str) -> None:
     if name not in _field_names(type(params)):
-        raise ValueError(f"--set={shortened(path)}: {_no_field(type(params), name)}")
+        below = [path.removesuffix(name) + f for f in to_fields(params) if f.endswith(f".{name}")]
+        raise ValueError(f"--set={shortened(path)}: {_no_field(type(params), name, below)}")
 
 
 def _parse(text: str, hint: Any, path: str) -> Any:
@@ -292,13 +293,13 @@ def _is_dotted_name(node: ast.AST) -> bool:
     return isinstance(node, ast.Name)
 
 
-def _no_field(cls: type, name: str) -> str:
+def _no_field(cls: type, name: str, below: Sequence[str] = ()) -> str:
     if cls is type(None):
         return (
             f"{short_repr(name)} cannot be set, because its parent is None; set the parent first."
         )
     names = _field_names(cls)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    near = below[:3] or difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     start = f"{cls.__name__} has no field {short_repr(name)}."
     if names and not near:
         return f"{start} It has: {', '.join(names)}."

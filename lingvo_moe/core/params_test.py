@@ -199,6 +199,7 @@ def test_an_int_for_an_optional_float_becomes_one():
         ("inner.layers", r"--set='inner.layers' must read dotted\.path=value"),
         ("=3", "must read dotted"),
         ("inner.layer=3", r"inner\.layer: Inner has no field 'layer'. Did you mean 'layers'\?"),
+        ("layers=3", r"layers: Model has no field 'layers'. Did you mean 'inner.layers'\?"),
         ("iner.layers=3", "Model has no field 'iner'. Did you mean 'inner'"),
         ("zzz=3", "Model has no field 'zzz'. It has: name, inner, maybe, policy"),
         (

@@ -81,7 +81,7 @@ class CorpusPair:
         return CorpusPair(name, self.target, self.source, self.files, turned)
 
     def completed(self, other: "CorpusPair") -> "CorpusPair":
-        """This pair, and splits that it lacks from another pair of the same languages."""
+        """This pair; a split that it lacks is taken from another pair of the same languages."""
         files = {split: other.files[split] for split in other.files if split not in self.files}
         turned = self.turned | (other.turned & files.keys())
         return dataclasses.replace(self, files=self.files | files, turned=turned)

@@ -75,7 +75,7 @@ class Gating(Params, abc.ABC):
 
     @property
     def choices_per_token(self) -> int:
-        """K, the number of experts of a token if none is full; plans of models use it."""
+        """K, the number of experts that a token chooses; plans without a capacity use it."""
         return 2
 
     def check(self, num_experts: int) -> None:

@@ -55,7 +55,7 @@ class NodeLimited(Params):
             )
 
     def limit(self, order: tf.Tensor, k: int) -> tf.Tensor:
-        """The scores by which experts are chosen; the least float32 on nodes that are closed.
+        """The scores by which experts are chosen; the lowest float32 on nodes not allowed.
 
         Args:
             order: float32 [G, S, E].

@@ -77,10 +77,12 @@ class LocalGather(Dispatcher):
 
 
 def check_nodes(gating: Gating, dispatcher: Dispatcher) -> None:
-    """Checks that experts have slots for the choices of a policy within nodes, and only for these.
+    """Checks that `OnNode` and `LocalGather` have the same number of nodes.
+
+    Else two tokens would have the same slot of an expert. `Ragged` has no slots and fits all.
 
     Raises:
-        ValueError: the policy and the dispatcher have different nodes.
+        ValueError: they differ.
     """
     nodes = gating.nodes if isinstance(gating, OnNode) else 1
     room = dispatcher.nodes if isinstance(dispatcher, LocalGather) else 1
@@ -89,7 +91,7 @@ def check_nodes(gating: Gating, dispatcher: Dispatcher) -> None:
     raise ValueError(
         f"{dispatcher} does not fit moe.gating={gating}: OnNode(…, nodes=N) needs "
         f"moe.dispatcher=LocalGather(nodes=N) or Ragged(), and LocalGather(nodes=N) needs OnNode. "
-        f"For steps whose tokens stay on their node set moe.gating_dropout instead."
+        f"To keep the tokens of some steps on their node, set moe.gating_dropout instead."
     )
 
 

@@ -54,8 +54,8 @@ class Trace:
         ):
             raise ValueError(
                 f"experts={self.experts} must have a number from 1 to {self.loads.shape[3]} for "
-                f"each of the {len(self.layers)} layers, and loads of experts beyond it must be "
-                f"0; correct experts."
+                f"each of the {len(self.layers)} layers, and loads of experts above that number "
+                f"must be 0. Change the argument experts."
             )
 
     @property
@@ -152,8 +152,8 @@ class Trace:
         """The same with other loads, which must fit into int32."""
         if loads.max() >= 2**31:
             raise ValueError(
-                f"An expert would have {loads.max():,.0f} choices of one device in a step, above "
-                f"the limit of 2^31 - 1. {cure}"
+                f"In one step the tokens of one device would choose an expert "
+                f"{loads.max():,.0f} times, above the limit of 2^31 - 1. {cure}"
             )
         return dataclasses.replace(self, loads=loads.astype(np.int32))
 

@@ -52,6 +52,11 @@ def import_model(source: Path, output: Path, overwrite: bool = False) -> ModelDi
             else lies at output.
         OSError: a file cannot be read or written.
     """
+    if not source.is_dir():
+        raise ValueError(
+            f"There is no directory {source}. Get the model's files first (docs/pretrained.md); "
+            f"this tool fetches nothing."
+        )
     check_output(output, MAKER, overwrite)
     config = read_json(source / configs.FILE)
     params = configs.to_params(config, str(source / configs.FILE))

@@ -379,3 +379,11 @@ def test_the_share_of_masked_outputs_is_exported(tmp_path):
     HuggingFace().export(dataclasses.replace(model_dir, params=params), tmp_path / "output")
     moe = import_model(tmp_path / "output", tmp_path / "again").params.model.moe
     assert moe.output_mask_rate == 0.0
+
+
+def test_no_directory(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"There is no directory .*missing\. Get the model's files"
+    ):
+        import_model(tmp_path / "missing", tmp_path / "output")
+    assert not list(tmp_path.iterdir())

@@ -104,7 +104,7 @@ class Server:
                 Exception: _as_json,
             },
         )
-        self.asgi.router.redirect_slashes = False  # a path with a slash more is 404
+        self.asgi.router.redirect_slashes = False  # a path with an extra slash at its end is 404
 
     async def drain(self, seconds: float) -> int:
         """Refuses new requests and those whose body has not arrived; waits for all others.

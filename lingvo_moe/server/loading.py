@@ -101,7 +101,7 @@ class Trained(TrainedModel):
         self._batch_tokens = 2 * limits.batch_tokens
 
     def translator(self, **decoding: Any) -> Translator:
-        """See TrainedModel; a batch of the server is translated as one batch.
+        """See TrainedModel; a batch of the server is one batch, unless a split sentence exceeds it.
 
         Raises:
             ValueError: also if there is no shortlist. It is for clients, so it has no path of this

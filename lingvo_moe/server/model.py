@@ -21,8 +21,8 @@ class OptionLimits(Params):
         n_best: number of translations of a sentence.
         beam_size: of a search.
         output_tokens: of the longest translation that the options allow for a sentence.
-        batch_tokens: of a batch, with padding. With the option split_long a longer sentence is
-            translated in parts, in several batches.
+        batch_tokens: the limit of a batch, with padding. With the option split_long the parts of a
+            sentence above the limit are translated in several batches.
     """
 
     n_best: PositiveInt = 4

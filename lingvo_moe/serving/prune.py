@@ -341,9 +341,10 @@ class Pruning(Params):
 
 
 def _without_local_steps(model_dir):
-    """The model without gating dropout, which is for training alone.
+    """The model without gating dropout.
 
-    It needs equal numbers of experts on all nodes.
+    Gating dropout is used only in training. It needs equal numbers of experts on all nodes, which
+    a pruned model may not have.
     """
     if model_dir.params.model.moe.gating_dropout is None:
         return model_dir

@@ -84,6 +84,6 @@ def _on(mesh: Mesh, rules: tuple[Rule, ...]) -> dict[str, tuple[str, ...]]:
 
 
 def on_mesh(rules: tuple[Rule, ...], mesh: Mesh) -> dict[str, tuple[str, ...]]:
-    """Letter -> its axes that the mesh has, of letters that have some."""
+    """Letter -> those of its axes that are in the mesh; letters without one are left out."""
     found = {letter: tuple(axis for axis in axes if axis in mesh.axes) for letter, axes in rules}
     return {letter: axes for letter, axes in found.items() if axes}

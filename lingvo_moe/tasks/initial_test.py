@@ -409,7 +409,7 @@ WRONG = [
         r"if the encoder has another number, decoder_num_experts=8\), or draw",
     ),
     ("init.step=9", "has no checkpoint of step 9. Give one of its steps: 1"),
-    ("init.logdir=/no/such", "/no/such is no logdir: it has no model.json"),
+    ("init.logdir=/no/such", "/no/such is no logdir: it does not exist"),
     (
         ("init.optimizer_state=True", "input.stages=(Stage(from_step=4,temperature=1),)"),
         "input.stages count the steps of this run, so stages would begin too late. Leave out one",

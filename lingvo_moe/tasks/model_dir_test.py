@@ -87,6 +87,13 @@ class TestWhatIsRead:
         with pytest.raises(ValueError, match=f"is no logdir: it has no model.json. {cure}"):
             ModelDir.open(tmp_path)
 
+    @pytest.mark.parametrize("place", ["a/checkpoints/step_00000001", "a/checkpoints", "."])
+    def test_a_directory_beside_a_logdir(self, tmp_path, place):
+        (tmp_path / "a/checkpoints/step_00000001").mkdir(parents=True)
+        (tmp_path / "a/model.json").touch()
+        with pytest.raises(ValueError, match=f"Did you mean {tmp_path / 'a'}\\?"):
+            ModelDir.open(tmp_path / place)
+
     def test_params_hold_whatever_the_registry_says_later(self, logdir, monkeypatch):
         params, translations = ModelDir.open(logdir).params, _translations(logdir)
         _register_another_default(monkeypatch)

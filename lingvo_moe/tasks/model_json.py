@@ -6,7 +6,7 @@ from typing import Any
 
 from lingvo_moe.core import plugins, registry
 from lingvo_moe.core.files import check_fields, read_json
-from lingvo_moe.core.lines import read_lines
+from lingvo_moe.core.lines import first_of, read_lines
 from lingvo_moe.core.params import foreign_modules, from_fields, override
 from lingvo_moe.tasks.params import TranslationParams
 
@@ -46,10 +46,8 @@ def read_fields(path: Path, model: str | None = None) -> dict[str, Any]:
     """
     file = path / FILE
     if not file.exists():
-        cure = next((cure for other, cure in _OTHERS.items() if (path / other).exists()), "")
-        raise ValueError(
-            f"{path} is no logdir: it has no {FILE}. {cure or 'Train a model there first.'}"
-        )
+        why = f"it has no {FILE}" if path.exists() else "it does not exist"
+        raise ValueError(f"{path} is no logdir: {why}. {_cure(path)}")
     fields = {"format": 1, "seen_pairs": []} | read_json(file)
     version = fields["format"]
     if version not in (1, FORMAT):
@@ -64,6 +62,17 @@ def read_fields(path: Path, model: str | None = None) -> dict[str, Any]:
             f"--logdir or --model={fields['model']}."
         )
     return fields
+
+
+def _cure(path: Path) -> str:
+    """What to do about a path that is no logdir."""
+    for other, cure in _OTHERS.items():
+        if (path / other).exists():
+            return cure
+    near = [one for one in (*path.parents[:2], *sorted(path.glob("*"))) if (one / FILE).exists()]
+    if near:
+        return f"Did you mean {first_of([str(one) for one in near])}?"
+    return "Train a model there first."
 
 
 def read_params(path: Path, fields: dict[str, Any]) -> TranslationParams:

@@ -454,7 +454,7 @@ class TestBadInput:
             ModelDir.open(whole).check_dataset(other)
 
     def test_no_logdir(self, tmp_path):
-        with pytest.raises(ValueError, match=r"is no logdir: it has no model.json"):
+        with pytest.raises(ValueError, match=r"nowhere is no logdir: it does not exist\. Train a"):
             ModelDir.open(tmp_path / "nowhere")
 
     def test_no_checkpoint_yet(self, tmp_path):

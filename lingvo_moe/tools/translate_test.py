@@ -59,7 +59,7 @@ def call(logdir, tmp_path, monkeypatch):
         ({"n_best": "65"}, "n_best must be 1 to 64, got 65"),
         ({"set": ["decoding.forbidden=('',)"]}, "forbidden must be at most 256 words or phrases"),
         ({"output": "TMP"}, "is a directory; give the name of a file in it"),
-        ({"output": "TMP/missing/file"}, "missing is not a directory"),
+        ({"output": "TMP/missing/file"}, "missing does not exist"),
         ({"output": "TMP/o.txt.gz"}, r"o\.txt\.gz: what is written is not .* Give .*o\.txt, and"),
         ({"input": "TMP"}, "Give sentences as arguments or in --input, not both"),
         ({"input": "TMP", "arguments": ()}, "is a directory and needs --output=DIR"),

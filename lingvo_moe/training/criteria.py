@@ -58,8 +58,8 @@ class DevBleu(Criterion):
 
     A model of little data may translate better for a long time after its dev loss has begun to
     rise: it becomes too sure of its errors, but makes fewer of them. Needs
-    `train.dev_bleu_sentences`. While BLEU is 0, as it may be at the start, each evaluation is
-    better than the one before.
+    `train.dev_bleu_sentences`. While BLEU is 0, as it may be at the start, each evaluation
+    counts as better than the one before.
     """
 
     name = "dev BLEU"
