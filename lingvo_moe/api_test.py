@@ -43,10 +43,7 @@ def world(tmp_path_factory):
     data = tiny_world.dataset()
     with forgotten_plugins():
         plugins.import_plugins([str(EXAMPLES / "own_gating.py")])
-        more = SET | {"train.max_steps": 9}
-        result = lm.train(
-            "own_gating.Tiny", data, directory / "logdir", set=more, max_steps=2, report=quiet
-        )
+        result = lm.train("own_gating.Tiny", data, directory / "logdir", set=SET, report=quiet)
         assert result.step == 2
         yield directory / "logdir", data
 
@@ -324,9 +321,9 @@ class TestTrain:
             if line.startswith("step 2"):
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        more = {"set": SET | {"train.log_every": 1}, "max_steps": 9}
+        more = SET | {"train.log_every": 1, "train.max_steps": 9}
         with pytest.raises(SystemExit) as end:
-            lm.train("tiny.MoE", world[1], tmp_path, report=interrupt, **more)
+            lm.train("tiny.MoE", world[1], tmp_path, set=more, report=interrupt)
         assert end.value.code == 143
         assert ModelDir.open(tmp_path).checkpoints.steps() == [2]
 
