@@ -82,7 +82,7 @@ def load(
     Raises:
         ValueError: the directory is neither, or it is damaged, or a step of a SavedModel was given.
     """
-    directory = Path(directory)
+    directory = _path("directory", directory)
     if not is_saved_model(directory):
         return Model(ModelDir.open(directory), make_runtime, step)
     if step is not None:
@@ -121,7 +121,7 @@ def prepare(
         ValueError: an unknown option, something is wrong with the corpus, or output exists.
         OSError: something cannot be read or written.
     """
-    wanted = PrepareParams()
+    made, wanted = _path("output", output), PrepareParams()
     for name, value in options.items():
         wanted = evolve(wanted, name, str(value) if isinstance(value, os.PathLike) else value)
     settings: dict[str, Any] = {
@@ -133,7 +133,7 @@ def prepare(
         "report": report,
     }
     if isinstance(corpus, SyntheticCorpus):
-        return prepare_synthetic(Path(output), wanted, raw=corpus, **settings)
+        return prepare_synthetic(made, wanted, raw=corpus, **settings)
     with contextlib.ExitStack() as stack:
         if not isinstance(corpus, str | Path):
             splits = corpus if isinstance(corpus, Mapping) else {"train": corpus}
@@ -142,7 +142,7 @@ def prepare(
             write_corpus(corpus, splits)
             if "train" not in splits and not wanted.extend:
                 raise ValueError("There are no examples of train; add them to the mapping.")
-        return prepare_corpus(Path(corpus), Path(output), wanted, **settings)
+        return prepare_corpus(_path("corpus", corpus), made, wanted, **settings)
 
 
 def train(
@@ -191,12 +191,13 @@ def train(
         FloatingPointError: the loss is not finite.
         OSError: something cannot be read or written.
     """
-    check_new_logdir(Path(logdir))
+    logdir = _path("logdir", logdir)
+    check_new_logdir(logdir)
     return train_model(
         _job(
             model,
             data,
-            Path(logdir),
+            logdir,
             set,
             name,
             init_from=init_from,
@@ -243,7 +244,7 @@ def train_baselines(
     options = {"make_runtime": Local, "report": report, "input_workers": input_workers}
     for one, label in _named_models(model, name):
         dataset = jobs[0].dataset if jobs else data
-        jobs.append(_job(one, dataset, Path(output), set, label, **options))
+        jobs.append(_job(one, dataset, _path("output", output), set, label, **options))
     if not jobs:
         raise ValueError("model is empty; name one or more models, such as small.Bilingual.")
     return bilingual.train_baselines(jobs, pairs, split, own_vocabulary)
@@ -286,8 +287,8 @@ def evaluate(
     with tempfile.TemporaryDirectory(prefix="lingvo_moe_") as scratch:
         return evaluation.evaluate(
             logdir,
-            data if isinstance(data, Dataset) else Dataset.load(Path(data)),
-            Path(scratch) / "report" if output is None else Path(output),
+            data if isinstance(data, Dataset) else Dataset.load(_path("data", data)),
+            Path(scratch) / "report" if output is None else _path("output", output),
             make_runtime,
             report,
             step=step,
@@ -298,20 +299,21 @@ def evaluate(
 
 
 def _reports(baselines) -> list[Path]:
-    """The paths of the reports to compare with.
-
-    Raises:
-        ValueError: one is no path, or it is empty, as with an empty variable of a shell.
-    """
+    """The paths of the reports to compare with."""
     single = isinstance(baselines, str | os.PathLike | Report)
     found = [baselines] if single else list(baselines or ())
-    for path in found:
-        if not isinstance(path, str | os.PathLike) or path == "":
-            raise ValueError(
-                f"baselines must name the directory of a report, such as the output of "
-                f"train_baselines; got {short_repr(path)}."
-            )
-    return [Path(path) for path in found]
+    return [_path("baselines", path) for path in found]
+
+
+def _path(name: str, path: Any) -> Path:
+    """The path that an argument gives, with the home directory for "~".
+
+    Raises:
+        ValueError: it is no path, or it is empty, as with an empty variable of a shell.
+    """
+    if not isinstance(path, str | os.PathLike) or path == "":
+        raise ValueError(f"{name} must be a path, such as 'models/moe'; got {short_repr(path)}.")
+    return Path(path).expanduser()
 
 
 def export(
@@ -348,17 +350,17 @@ def export(
             f"format must be an object of a class in lingvo_moe.serving.formats, such as "
             f"SavedModel(); got {short_repr(format)}."
         )
-    label = _label(model, name)
+    label, made = _label(model, name), _path("output", output)
     if isinstance(model, TranslationParams):
         if step is not None or pruning is not None:
             raise ValueError(
                 f"{label} is untrained and has no step and nothing to prune; leave step={step} and "
                 f"pruning={pruning} out, or give a logdir."
             )
-        format.export_untrained(label, model, Path(output), overwrite)
+        format.export_untrained(label, model, made, overwrite)
         return 0
     logdir, step = _checkpoint(model, step)
-    return format.export(logdir, Path(output), step, overwrite, pruning)
+    return format.export(logdir, made, step, overwrite, pruning)
 
 
 def _checkpoint(
@@ -378,7 +380,7 @@ def _checkpoint(
         return model.logdir, model.step
     if isinstance(model, ModelDir):
         return model, step
-    directory = Path(model.path if isinstance(model, Exported) else model)
+    directory = _path("model", model.path if isinstance(model, Exported) else model)
     if is_saved_model(directory):
         raise ValueError(
             f"{directory} is a SavedModel, which has no checkpoint; give the logdir that it was "
@@ -436,7 +438,7 @@ def _job(
     if isinstance(set, Mapping):
         set = [f"{path}={text_of(value)}" for path, value in set.items()]
     if init_from is not None:
-        set = [*set, f"init.logdir={Path(init_from).absolute()}"]
+        set = [*set, f"init.logdir={_path('init_from', init_from).absolute()}"]
     if max_steps is not None:
         if any(text.partition("=")[0].strip() == "train.max_steps" for text in set):
             raise ValueError("max_steps and train.max_steps are the same; give one of them.")
@@ -467,7 +469,7 @@ def _dataset(
     if isinstance(data, Dataset):
         return data
     if isinstance(data, str | Path):
-        return Dataset.load(Path(data))
+        return Dataset.load(_path("data", data))
     if not isinstance(data, Iterable):
         raise ValueError(f"data must be a directory, a dataset or examples, got {data!r}.")
     directory = logdir / "data"

@@ -1,6 +1,10 @@
 """Arguments of the API that a user may give by mistake, and those that NumPy gives."""
 
+import copy
+import os
+import pickle
 import re
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -31,10 +35,11 @@ def logdir(tmp_path_factory):
     ("given", "message"),
     [
         ({"split": "train"}, "split must be 'dev' or 'test', got 'train'; of other splits a"),
-        ({"output": ""}, "'.' cannot be an output"),
-        ({"baselines": ""}, "baselines must name the directory of a report, .* got ''"),
-        ({"baselines": NO_REPORT}, "baselines must name the directory of a report"),
-        ({"baselines": [None]}, "baselines must name the directory of a report, .* got None"),
+        ({"output": ""}, "output must be a path, such as 'models/moe'; got ''"),
+        ({"data": [EXAMPLE]}, "data must be a path, .* got \\[\\('xx-en', 'ein Satz', 'a line'\\)"),
+        ({"baselines": ""}, "baselines must be a path, such as 'models/moe'; got ''"),
+        ({"baselines": NO_REPORT}, "baselines must be a path, .* got Report"),
+        ({"baselines": [None]}, "baselines must be a path, .* got None"),
         ({"metrics": "Comet"}, r"metrics must be a list, got 'Comet'; write \['Comet'\]"),
         ({"metrics": SpBleu(model="x")}, r"metrics must be a list, got SpBleu.*; write \[SpBleu"),
         ({"metrics": [SpBleu]}, "A metric must be an object such as SpBleu"),
@@ -45,7 +50,7 @@ def logdir(tmp_path_factory):
 def test_evaluate(given, message, logdir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
-        lm.evaluate(logdir, tiny_world.dataset(), report=quiet, **given)
+        lm.evaluate(logdir, **{"data": tiny_world.dataset(), "report": quiet} | given)
     assert not list(tmp_path.iterdir())
 
 
@@ -60,6 +65,16 @@ def test_the_number_of_steps_is_given_once(tmp_path):
     given = {"set": {"train.max_steps": 3}, "max_steps": 4}
     with pytest.raises(ValueError, match=r"max_steps and train\.max_steps are the same"):
         lm.train("tiny.MoE", tiny_world.dataset(), tmp_path / "x", **given)
+
+
+def test_paths_in_the_home_directory(logdir, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    lm.export(logdir, "~/made", Safetensors())
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    assert lm.load("~/made").logdir.path == tmp_path / "made"
+    with pytest.raises(ValueError, match=r"directory must be a path, .* got None"):
+        lm.load(None)
 
 
 def test_one_change_as_a_text(tmp_path):
@@ -128,3 +143,42 @@ def test_imports(name):
 
     with pytest.raises(ValueError, match=rf"--import={re.escape(name)} names no module"):
         import_plugins([name])
+
+
+@pytest.fixture(scope="module", params=["logdir", "SavedModel"])
+def loaded(request, logdir, tmp_path_factory):
+    if request.param == "logdir":
+        return lm.load(logdir)
+    export = tmp_path_factory.mktemp("api") / "export"
+    lm.export(logdir, export)
+    return lm.load(export)
+
+
+class TestOneProcess:
+    def test_a_fork_gets_an_error_and_does_not_wait(self, loaded):
+        read, write = os.pipe()
+        if not (child := os.fork()):
+            signal.alarm(60)  # ends it if it waits
+            errors = []
+            for call in (
+                lambda: loaded.translate(["kara"], "en"),
+                lambda: loaded.score(["kara"], ["the dog"], "en"),
+                lambda: loaded.explain(["kara"], ["the dog"], "en"),
+            ):
+                try:
+                    call()
+                except Exception as error:
+                    errors.append(str(error))
+            os.write(write, "\n".join(errors).encode())
+            os._exit(0)
+        os.close(write)
+        with open(read) as pipe:
+            errors = pipe.read().splitlines()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        forked = [error for error in errors if "is a fork of the one that has the model" in error]
+        assert len(forked) == (3 if isinstance(loaded, lm.Model) else 2)
+
+    @pytest.mark.parametrize("deed", [copy.deepcopy, pickle.dumps])
+    def test_copies_are_refused(self, loaded, deed):
+        with pytest.raises(TypeError, match=r"cannot be copied .* lingvo_moe\.load\('/.*'\), and"):
+            deed(loaded)

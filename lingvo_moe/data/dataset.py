@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from lingvo_moe.core.files import check_fields, check_file_name, read_json, write_whole
+from lingvo_moe.core.lines import first_of
 from lingvo_moe.data.records import Example, Records
 from lingvo_moe.data.vocabulary import Vocabulary
 
@@ -177,8 +178,9 @@ class Dataset:
         """
         names = [pair.name for pair in self.pairs]
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=3, cutoff=0.3) or names[:8]
-            raise ValueError(f"Unknown pair {name!r}; this dataset has {', '.join(near)} …")
+            near = difflib.get_close_matches(name, names, n=3, cutoff=0.3)
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            raise ValueError(f"Unknown pair {name!r}; this dataset has {first_of(names)}.{hint}")
         return self.pairs[names.index(name)]
 
     def examples(self, split: str, name: str) -> list[Example]:

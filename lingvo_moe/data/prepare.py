@@ -14,6 +14,7 @@ import numpy as np
 
 from lingvo_moe.core import lock
 from lingvo_moe.core.files import MANIFEST, REPLACE, check_output, new_directory, read_json
+from lingvo_moe.core.lines import first_of
 from lingvo_moe.core.params import to_fields
 from lingvo_moe.core.pieces import begin
 from lingvo_moe.core.plugins import source_files
@@ -119,6 +120,7 @@ def prepare(
     check_output(output, MAKER, overwrite)
     directory = output.with_name(f"{output.name}.parts")
     work = Work(directory, tuple(pairs), params, (memory_mb << 20) // processes)
+    _warn_of_new_tags(work, report)
     with lock.hold(directory), _pieces_of(work, _job(corpus, pairs, params), overwrite, report):
         try:
             run(work)
@@ -138,6 +140,20 @@ def _check_apart(corpus, output):
         raise ValueError(
             f"The output {output} and the corpus {corpus} must not contain one another; give an "
             f"output outside the corpus."
+        )
+
+
+def _warn_of_new_tags(work: Work, report: Callable[[str], None]) -> None:
+    """A language that is known under another name would be learnt again as a new one."""
+    if not work.params.extend:
+        return
+    known = Vocabulary.load(Path(work.params.extend) / "source.model").tags
+    if known and (new := [name for name in work.tagged if name not in known]):
+        report(
+            f"warning: {work.params.extend} has no tag for {first_of(new)}; new tags are added to "
+            f"the vocabulary. It has tags for {first_of(sorted(known))}. If it knows these "
+            f"languages by other names, rename the files of the corpus and prepare again with "
+            f"--overwrite."
         )
 
 

@@ -126,7 +126,10 @@ def test_tags_on_both_sides_need_one_vocabulary(corpus, tmp_path):
         prepare(corpus, tmp_path / "data", dataclasses.replace(params, extend=str(separate)))
     joint = prepare(corpus, tmp_path / "joint", PrepareParams(joint_vocab=True)).directory
     params = dataclasses.replace(params, extend=str(joint))
-    dataset = prepare(corpus, tmp_path / "data", params)
+    lines: list[str] = []
+    dataset = prepare(corpus, tmp_path / "data", params, report=lines.append)
+    warning = next(line for line in lines if " has no tag for " in line)
+    assert "joint has no tag for de, eo; new tags are added to the vocabulary. It has" in warning
     example, tags = dataset.examples("train", "de-en")[0], dataset.source_vocabulary.tags
     assert (example.source[0], example.target[0]) == (tags["de"], tags["en"])
     assert dataset.target_vocabulary.tags == tags

@@ -9,6 +9,7 @@ from absl import logging
 
 from lingvo_moe.core.batching import batches
 from lingvo_moe.core.lines import cut_warning, is_blank
+from lingvo_moe.core.one_process import OneProcess
 from lingvo_moe.data.sentences import split_into_parts
 from lingvo_moe.decoding.params import MAX_BEAM, BeamSearchParams
 from lingvo_moe.decoding.request import numbers_of, search_of
@@ -60,8 +61,8 @@ class _Reading(NamedTuple):
     left_out: int
 
 
-class Exported:
-    """Translates with an exported model.
+class Exported(OneProcess):
+    """Translates with an exported model, in the process that loaded it.
 
     Attributes:
         path: its directory.
@@ -80,6 +81,7 @@ class Exported:
         Raises:
             ValueError, OSError: it is no export, or was made by an earlier version.
         """
+        super().__init__(path)
         self.path = path
         self._model, self._wanted = client.load(str(path))
         if not hasattr(self._model, "about"):
@@ -108,10 +110,12 @@ class Exported:
 
     def count_pieces(self, sentences: Sequence[str]) -> list[int]:
         """The number of pieces of the source vocabulary of each sentence."""
+        self.check_process()
         return _counts(self._model.count_pieces, sentences)
 
     def count_target_pieces(self, translations: Sequence[str]) -> list[int]:
         """The number of pieces of the target vocabulary of each translation."""
+        self.check_process()
         return _counts(self._model.count_target_pieces, translations)
 
     def translate(

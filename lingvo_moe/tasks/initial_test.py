@@ -370,9 +370,10 @@ class TestMoreLanguages:
         )
 
     def test_there_must_be_room(self, moe, extended):
-        small = f"--set=source_vocab_size={extended.source_vocabulary.size}"
-        with pytest.raises(ValueError, match=rf"has room for 410. Pass {small}"):
-            start(moe.path, "source_vocab_size=410", data=extended)
+        sizes = extended.source_vocabulary.size, extended.target_vocabulary.size
+        both = "--set=source_vocab_size={} --set=target_vocab_size={}".format(*sizes)
+        with pytest.raises(ValueError, match=rf"more source and target pieces .* Pass {both},"):
+            start(moe.path, "source_vocab_size=410", "target_vocab_size=350", data=extended)
 
     def test_another_set_of_pairs_is_for_a_new_logdir_alone(self, moe, extended):
         with pytest.raises(ValueError, match=r"vocabulary of dataset .* is not the one"):

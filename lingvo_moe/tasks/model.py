@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import logging
 
+from lingvo_moe.core.one_process import OneProcess
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.params import TranslationParams
@@ -45,8 +46,8 @@ class Explanation(NamedTuple):
         }
 
 
-class Model:
-    """A trained model in memory.
+class Model(OneProcess):
+    """A trained model in memory, for the process that loaded it.
 
     Attributes:
         logdir: where it comes from.
@@ -70,6 +71,7 @@ class Model:
         Raises:
             ValueError, OSError: there is no such checkpoint, or it is damaged.
         """
+        super().__init__(logdir.path)
         self.logdir, self.make_runtime = logdir, make_runtime
         self._runtime = make_runtime(logdir.task, None)
         self._translator, self.step = load_translator(logdir, self._runtime, step)
@@ -92,7 +94,9 @@ class Model:
 
         Raises:
             ValueError: an option that does not exist or does not fit.
+            RuntimeError: this process is a fork of the one that loaded the model.
         """
+        self.check_process()
         search = self.params.decoding.with_options(decoding)
         translator = dataclasses.replace(self._translator, decoding=search)
         assert translator.request  # or a ValueError
@@ -129,6 +133,7 @@ class Model:
         Raises:
             ValueError: an option that does not exist or does not fit; the model does not know the
                 language, or needs the source language.
+            RuntimeError: as for `translator`.
         """
         translator = self.translator(n_best=n_best, **decoding)
         return translator(sentences, to, source_language, progress, warn)
@@ -154,7 +159,9 @@ class Model:
 
         Raises:
             ValueError: not as many targets as sources, or as in `translate`.
+            RuntimeError: as for `translator`.
         """
+        self.check_process()
         return self.scorer(sources, targets, to, source_language)
 
     def explain(
@@ -175,7 +182,9 @@ class Model:
 
         Raises:
             ValueError: as for `translate`.
+            RuntimeError: as for `translator`.
         """
+        self.check_process()
         vocabulary = self.logdir.vocabulary("source")
         unread = int(self.logdir.params.language_tags.on_target)  # tags for the decoder
         found: dict[int, Explanation] = {}

@@ -448,15 +448,16 @@ class ModelDir:
                 f"has two vocabularies. Prepare it with --joint_vocab, or pass "
                 f"--set=model.shared_embedding=False."
             )
-        for side, vocabulary in self.vocabularies.items():
-            room = getattr(self.params, f"{side}_vocab_size")
-            if vocabulary.size > room:
-                raise ValueError(
-                    f"The dataset's {side} vocabulary has {vocabulary.size} pieces; {self.model} "
-                    f"has room for {room}. Pass --set={side}_vocab_size={vocabulary.size}, or "
-                    f"prepare the data with --{side}_vocab_size={room} (with --extend, a smaller "
-                    f"--new_pieces)."
-                )
+        sizes = {f"{side}_vocab_size": one.size for side, one in self.vocabularies.items()}
+        rooms = {name: getattr(self.params, name) for name in sizes}
+        if large := [name for name in sizes if sizes[name] > rooms[name]]:
+            sides = " and ".join(name.partition("_")[0] for name in large)
+            raise ValueError(
+                f"The dataset has more {sides} pieces than {self.model} has room for. Pass "
+                f"{' '.join(f'--set={name}={sizes[name]}' for name in large)}, or prepare the data "
+                f"with {' '.join(f'--{name}={rooms[name]}' for name in large)} (with --extend, a "
+                f"smaller --new_pieces, and languages named as in the model that is extended)."
+            )
 
 
 def _opened(path: Path, fields: dict[str, Any], params: TranslationParams) -> ModelDir:

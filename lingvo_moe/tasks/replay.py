@@ -45,9 +45,15 @@ def replay(
         all are finite.
 
     Raises:
-        OSError: there is no saved step, or its files are damaged.
+        ValueError: training has not saved a step, as no step ended it.
+        OSError: there is no such step, or its files are damaged.
     """
     checkpoints = Checkpointer(model_dir.path / DIRECTORY)
+    if not checkpoints.steps():
+        raise ValueError(
+            f"{model_dir.path} has no step to repeat: training saves one only when it ends because "
+            f"a loss or a gradient is not finite."
+        )
     saved = checkpoints.read(step)
     report(f"Replaying step {saved.step + 1}, saved in {saved.path} …")
     batch = {

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 import tensorflow as tf
@@ -65,7 +65,22 @@ def run(main: Callable[..., None], takes_arguments: bool = False) -> None:
         import_plugins(FLAGS["import"].value or ())
         main(*([arguments] if takes_arguments else []))
 
-    exit_with_message(lambda: app.run(start))
+    exit_with_message(lambda: app.run(start, argv=at_home(sys.argv)))
+
+
+def at_home(arguments: Sequence[str]) -> list[str]:
+    """Arguments with the home directory for the "~" of `--flag=~/path`.
+
+    A shell replaces only a "~" that begins a word, so a directory named "~" would be made.
+    """
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+
+    def expanded(argument):
+        name, _, value = argument.partition("=")
+        return f"{name}={os.path.expanduser(value)}" if value.startswith("~/") else argument
+
+    before = (expanded(one) if one.startswith("-") else one for one in arguments[:end])
+    return [*before, *arguments[end:]]
 
 
 def check_effect(needed: str, holds: bool, *names: str) -> None:

@@ -43,6 +43,12 @@ def test_an_empty_list_is_not_all(tool, flag):
     assert f"flag --{flag}=: it names nothing; give names, or leave the flag" in result.stderr
 
 
+def test_home_directory_of_flags(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    given = ["tool", "--output=~/x", "--to=~", "--set=a=~/b", "~/c=~/d", "--", "--input=~/x"]
+    assert common.at_home(given) == ["tool", "--output=/home/ada/x", *given[2:]]
+
+
 def test_names_of_a_repeated_flag_add_up(new_flags):
     def parsed(*arguments):
         values = common.flags.FlagValues()
@@ -65,7 +71,7 @@ def test_a_console_script_s_help_shows_its_flags(tool, new_flags, monkeypatch, c
     module = importlib.import_module(f"lingvo_moe.tools.{tool}")
     monkeypatch.setattr(sys, "argv", [f"/usr/bin/lingvo-moe-{tool}"])
     monkeypatch.setattr(sys.modules["__main__"], "__doc__", None)
-    monkeypatch.setattr(common.app, "run", lambda main: None)
+    monkeypatch.setattr(common.app, "run", lambda main, argv: None)
     defined = new_flags(module.run)
     assert defined
     app.usage(shorthelp=True, writeto_stdout=True)
@@ -171,7 +177,7 @@ def test_a_flag_without_effect_is_an_error(command, flag, needed):
 
 
 def test_arguments_that_no_tool_takes(monkeypatch, capsys):
-    monkeypatch.setattr(common.app, "run", lambda start: start(["tool", "steps=7"]))
+    monkeypatch.setattr(common.app, "run", lambda start, argv: start(["tool", "steps=7"]))
     with pytest.raises(SystemExit):
         common.run(lambda: None)
     error = capsys.readouterr().err

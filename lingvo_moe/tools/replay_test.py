@@ -24,7 +24,7 @@ class Broken(Local):
 def test_the_layer_and_the_line_of_the_first_operation_that_is_not_finite(tmp_path):
     logdir = tmp_path / "logdir"
     train_model(training_job(logdir))
-    assert "There is no checkpoint in" in error_of("replay", f"--logdir={logdir}")
+    assert "has no step to repeat" in error_of("replay", f"--logdir={logdir}")
     limits = ("train.max_steps=9", "train.skip_limit=1", "train.most_returns=0")
     with pytest.raises(NotFiniteError, match=r"at step 2.* not finite in the gradients of \d+ of"):
         train_model(training_job(logdir, *limits, "train.log_every=1", make_runtime=Broken))

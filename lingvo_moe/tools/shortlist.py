@@ -8,6 +8,7 @@ from pathlib import Path
 
 from absl import flags
 
+from lingvo_moe.core.files import check_file
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.shortlist import make_shortlist, save_shortlist
@@ -19,6 +20,7 @@ FLAGS = flags.FLAGS
 def main() -> None:
     """Flags to make_shortlist."""
     model_dir, dataset = ModelDir.open(Path(FLAGS.logdir)), Dataset.load(Path(FLAGS.data))
+    check_file(model_dir.shortlist_path)
     numbers = FLAGS.candidates, FLAGS.frequent, FLAGS.sentences
     shortlist = make_shortlist(model_dir, dataset, *numbers, common.report)
     print(save_shortlist(model_dir, shortlist))
