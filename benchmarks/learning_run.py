@@ -149,14 +149,14 @@ def _evaluate(engine, batches):
 
 def _loss_and_use(engine, dev):
     """The dev loss and the source use of all pairs together, nats per token."""
-    sampled, foreign, rest = (_evaluate(engine, batches) for batches in dev)
+    sampled, foreign, rest = (_evaluate(engine, batches) for batches in dev[:3])
     total = add_metrics([sampled, rest] if rest else [sampled])
     return float(total.nll / total.tokens), float((foreign.nll - sampled.nll) / sampled.tokens)
 
 
 def _by_pair(engine, names, dev):
     """Source use and dev loss of each pair."""
-    sampled, foreign, rest = (_evaluate(engine, batches) for batches in dev)
+    sampled, foreign, rest = (_evaluate(engine, batches) for batches in dev[:3])
     if not sampled:
         return {}
     use, total = (
@@ -213,9 +213,11 @@ def _scores(outputs: Iterable[PairOutput]) -> dict[str, Any]:
     few = [one for one in outputs if not scored[one.pair].reliable]
     reliable = [score for score in scored.values() if score.reliable]
     means = {
-        name: float(np.mean([getattr(s, name) for s in reliable])) for name in ("bleu", "chrf")
+        name: float(np.mean([getattr(s, name) for s in reliable]))
+        for name in ("bleu", "chrf")
+        if reliable
     }
-    return (means if reliable else {}) | {
+    return means | {
         "pairs": {
             name: {field: getattr(s, field) for field in _FIELDS} for name, s in scored.items()
         },
@@ -327,7 +329,8 @@ def main() -> None:
     for worker in workers:
         worker.join(max(0.0, end - time.monotonic()))
         worker.kill()
-    print(f"{len(missing(args.output, args.only))} runs are missing.")
+    if left := missing(args.output, args.only):
+        raise SystemExit(f"{len(left)} runs are missing: {', '.join(left)}.")
 
 
 def missing(output: Path, only: Sequence[str] | None) -> list[str]:

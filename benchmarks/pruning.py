@@ -21,7 +21,7 @@ from lingvo_moe.reporting.table import Table
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.formats.base import read_model
 from lingvo_moe.serving.prune import STATISTICS, PerLayer, Pruning, Threshold
-from lingvo_moe.serving.report import check_comparable
+from lingvo_moe.serving.report import comparable_pairs
 from lingvo_moe.tasks.evaluation import translate_pair
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.translator import Translator
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.75, help="of the experts to remove")
     args = parser.parse_args()
     dataset, model_dir = Dataset.load(args.data), ModelDir.open(args.logdir)
-    pairs = check_comparable(model_dir, dataset, "test")
+    pairs = comparable_pairs(model_dir, dataset, "test")
     columns = {"whole": _bleu(dataset, model_dir, dict.fromkeys(pairs))}
     differences = []
     for setting, choice in CHOICES.items():
