@@ -17,9 +17,8 @@ from lingvo_moe.testing import tiny_world
 class _Engine:
     """A dev loss of 3 - steps/100, and 1 more with the source of another sentence."""
 
-    about = {"device": "none"}
-
     def __init__(self, dataset):
+        self.about = {"device": "none"}
         self._pairs, self._steps = len(dataset.pairs), 0
         dev = (e for pair in dataset.pairs for e in dataset.examples("dev", pair.name))
         self._known = {(tuple(e.source), tuple(e.target)) for e in dev}

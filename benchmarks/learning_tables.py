@@ -38,7 +38,7 @@ def write_tables(output: Path, page: Path | None) -> None:
         table = study_table(study, rows)
         print(f"{study}\n{table.to_markdown()}\n")
         if all(seeds[0]["until_source_use"] for seeds in rows):
-            print("steps = {:.0f} · pairs^{:.2f}, × or ÷ {:.2f}\n".format(*fit_of_budgets(of)))
+            _print_fits(of)
         picture = to_png(draw_curves(rows))
         write_whole(output / f"{study}.png", picture)
         if page and study in _PICTURES:
@@ -150,6 +150,15 @@ def _until(points, level):
             share = (high - level) / (high - low)
             return float(np.exp(np.log(before) + share * np.log(after / before)))
     return points[0][0] if points[0][1] <= level else None
+
+
+def _print_fits(runs: Sequence[Run]) -> None:
+    models = {row.name: row.model for row in ROWS}
+    for model in dict.fromkeys(models[run["row"]] for run in runs):
+        some = [run for run in runs if models[run["row"]] == model]
+        if len(some) > 2:  # two fit any power
+            fit = "steps = {:.0f} · pairs^{:.2f}, × or ÷ {:.2f}".format(*fit_of_budgets(some))
+            print(f"{model}: {fit}\n")
 
 
 def fit_of_budgets(runs: Sequence[Run]) -> tuple[float, float, float]:

@@ -123,6 +123,22 @@ def test_the_fit_finds_the_power():
     assert fit_of_budgets(runs) == pytest.approx((100, 0.5, 1.0))
 
 
+def test_each_model_has_a_fit_of_its_own(tmp_path, capsys):
+    for name, when in {
+        "tiny.MoE, 1 pair, ko": 100,
+        "tiny.MoE, 3 pairs, es, nl and it": 300,
+        "tiny.MoE, 10 pairs": 1000,
+        "small.MoE, 1 pair, ko": 400,
+    }.items():
+        path = tmp_path / "runs" / "budget" / f"{name}.1.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        curve = [[when / 2, 5e4, 3.0, 0.2], [when * 2, 2e5, 2.0, 0.8]]
+        path.write_text(json.dumps(_run(_row(f"budget/{name}"), curve=curve)))
+    write_tables(tmp_path, None)
+    fits = [line for line in capsys.readouterr().out.splitlines() if "steps = " in line]
+    assert fits == ["tiny.MoE: steps = 100 · pairs^1.00, × or ÷ 1.00"]
+
+
 def test_runs_with_other_params_are_left_out(tmp_path, capsys):
     row = _row("knob/temperature 1")
     path = tmp_path / "runs" / f"{row.name}.1.json"

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset
 from lingvo_moe.data.packing import Shape
 from lingvo_moe.data.prepare import prepare
 from lingvo_moe.data.prepare_params import PrepareParams
+from lingvo_moe.data.records import Example
 from lingvo_moe.data.vocabulary import NORMALIZATIONS, Vocabulary
 from lingvo_moe.evaluation.baselines import IN_OUTPUT
 from lingvo_moe.evaluation.evaluate import write_report
@@ -159,7 +160,7 @@ def _checked(
         _check_room(models, jobs[0].dataset)
     for pair, run in (one for model in models for one in model.runs.items()):
         _check_logdir(run, jobs[0], own_vocabulary)
-        _check_row(run, pair)
+        _check_rows(run, pair, several)
     return models
 
 
@@ -297,20 +298,27 @@ def _check_logdir(run, job, own_vocabulary):
         raise
 
 
-def _check_row(run: TrainingJob, pair: str) -> None:
-    """Raises ValueError if no training example of the pair fits a row."""
-    given = _model_dir(run).params.input
+def _check_rows(run: TrainingJob, pair: str, several: bool) -> None:
+    """Raises ValueError if no example to train with, or to choose with, fits a row."""
+    params = _model_dir(run).params
+    given = params.input
     shape = Shape(given.batch_size, given.source_length, given.target_length)
-    if not any(
-        shape.has_room(stream.with_tag(stream.example(i)))
-        for stream in given.curriculum(run.dataset).streams
-        for i in range(stream.size)
-    ):
-        raise ValueError(
-            f"{pair}: no train example fits rows of {shape.source_length} and "
-            f"{shape.target_length} tokens. Raise input.source_length and input.target_length, or "
-            f"leave the pair out, with --pairs."
+    examples: dict[str, Iterable[Example]] = {
+        "train": (
+            stream.with_tag(stream.example(i))
+            for stream in given.curriculum(run.dataset).streams
+            for i in range(stream.size)
         )
+    }
+    if several or params.train.best_by.needs_translations:
+        examples["dev"] = run.dataset.examples("dev", pair)
+    for split, found in examples.items():
+        if not any(map(shape.has_room, found)):
+            raise ValueError(
+                f"{pair}: no {split} example fits rows of {shape.source_length} and "
+                f"{shape.target_length} tokens. Raise input.source_length and "
+                f"input.target_length, or leave the pair out, with --pairs."
+            )
 
 
 def _other_vocabulary(begun: Path, job: TrainingJob, own_vocabulary: bool) -> str:

@@ -370,6 +370,8 @@ def test_pairs_that_cannot_be_trained_are_named_before_training(tmp_path, monkey
         train_baselines([no_dev], pairs)
     with pytest.raises(ValueError, match=r"qna-en: no train example fits rows of 2 and 32 tokens"):
         train_baselines([job("input.source_length=2")], pairs)
+    with pytest.raises(ValueError, match=r"qta-en: no dev example fits rows of 10 and 32 tokens"):
+        train_baselines([job(*by_bleu, "input.source_length=10")], ["qta-en"])
     too_few = "SentencePiece could not make a vocabulary"
     monkeypatch.setattr(baselines, "prepare", lambda *_, **__: _raise(ValueError(too_few)))
     with pytest.raises(ValueError, match=f"^qna-en: {too_few} Or leave the pair out, with --pairs"):
