@@ -11,6 +11,7 @@ tiny.MoE with both experts always. Evaluation drops no token. Prints the tables 
 import argparse
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gatings import train_and_score
@@ -50,7 +51,8 @@ def main() -> None:
     setting = [text.format(steps=args.steps) for text in (TOP_2 if args.top2 else TOP_1)]
     setting += [f"train.max_steps={args.steps}", *args.set]
     dataset, seeds = Dataset.load(args.data), args.seeds.split(",")
-    losses, drops = ({name: [] for name in ROOM} for _ in range(2))
+    losses: dict[str, list[float]] = {name: [] for name in ROOM}
+    drops: dict[str, list[Any]] = {name: [] for name in ROOM}
     with tempfile.TemporaryDirectory() as directory:
         for seed in seeds:
             for i, (name, overrides) in enumerate(ROOM.items()):

@@ -12,6 +12,7 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -43,7 +44,7 @@ TEXTS = [
     "unknown: \u732b \U0001f642\U0001f642 end",
     "",
 ]
-SEARCHES = {
+SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {"num_beams": 1},
     "beam": {"num_beams": 4},
     "early": {"num_beams": 4, "early_stopping": True},
@@ -112,8 +113,8 @@ def reference(model, tokenizer, directory: Path) -> None:
     sources = [tokenizer(text).input_ids for text in TEXTS]
     targets = [tokenizer(text_target=text).input_ids for text in TEXTS]
     decoded = [tokenizer.decode(ids[1:], skip_special_tokens=True) for ids in sources]
-    found = {"texts": TEXTS, "sources": sources, "targets": targets, "decoded": decoded}
-    found["searches"] = {}
+    found: dict[str, Any] = {"texts": TEXTS, "sources": sources, "targets": targets}
+    found |= {"decoded": decoded, "searches": {}}
     logits = {}
     for i in range(2):
         ids, inputs = torch.tensor([sources[i]]), torch.tensor([[2, *targets[1 - i][:6]]])

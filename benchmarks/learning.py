@@ -102,9 +102,10 @@ class Queue:
     def make(self, row: Row) -> None:
         """Makes the missing runs of a row on this machine."""
         runs = [run for run in self._runs(row) if not is_made(self._output, run)]
-        engine = LocalEngine(self._task(row), row) if runs else None
-        for run in runs:
-            make(self._output, run, engine)
+        if runs:
+            engine = LocalEngine(self._task(row), row)
+            for run in runs:
+                make(self._output, run, engine)
 
     def export(self, row: Row, platform: str) -> None:
         """Writes the programs of a row."""

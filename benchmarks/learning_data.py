@@ -9,7 +9,7 @@ from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.prepare import PrepareParams, prepare_synthetic
 
 # name -> (directories of text, options of preparation); without directories the synthetic languages
-CORPORA = {
+CORPORA: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "synthetic": ((), {"source_vocab_size": 1536, "target_vocab_size": 768}),
     "tldr": (("tldr",), {"joint_vocab": True}),
     "tldr4k": (("tldr",), {"joint_vocab": True, "source_vocab_size": 4000}),

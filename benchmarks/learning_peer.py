@@ -134,7 +134,7 @@ class PeerEngine:
 
     def _tensors(self, sources, targets, pairs):
         """The model's inputs, targets and pairs of some sentences."""
-        before = [np.concatenate([[EOS], target[:-1]]) for target in targets]
+        before: Any = [np.concatenate([[EOS], target[:-1]]) for target in targets]
         source, inputs, target = (
             torch.tensor(padded(of)[0], dtype=torch.int64, device=self._device)
             for of in (sources, before, targets)

@@ -103,7 +103,7 @@ def _deeper(times: int) -> tuple[str, str]:
 
 def _scale(name: str, *overrides: str, **fields: Any) -> Row:
     """A tiny model on the synthetic languages: minutes on two cores."""
-    given = {"model": "tiny.MoE", "optimizer": _MUON, "steps": 600}
+    given: dict[str, Any] = {"model": "tiny.MoE", "optimizer": _MUON, "steps": 600}
     given |= {"seeds": (1, 2), "splits": ("dev", "test")}
     return Row(
         name=f"scale/{name}",
@@ -171,7 +171,7 @@ _RATES_BESIDE_PEER = {
 def _beside_peer(data: str, millions: int, learner: str, rate: float) -> Row:
     """tiny.Dense or a peer of its size; a thousand steps have about a million target tokens."""
     steps = 1000 * millions
-    given = {"peer": Peer(rate)} if learner == _PEER else {"rate": rate}
+    given: dict[str, Any] = {"peer": Peer(rate)} if learner == _PEER else {"rate": rate}
     return Row(
         name=f"peer/{data}, {millions}M tokens, {learner}, rate {rate}",
         model="tiny.Dense",
@@ -189,7 +189,8 @@ _PEERS = [_beside_peer(*case, rate) for case, rates in _RATES_BESIDE_PEER.items(
 
 def _recipe(name: str, *overrides: str, **fields: Any) -> Row:
     """A variant of tiny.Dense on 38 pairs of real text; a run takes minutes on two cores."""
-    given = {"model": "tiny.Dense", "data": "tldr4k", "steps": 1000, "optimizer": _MUON}
+    given: dict[str, Any] = {"model": "tiny.Dense", "data": "tldr4k", "steps": 1000}
+    given |= {"optimizer": _MUON}
     return Row(
         name=f"recipe/{name}",
         overrides=(*_REAL_TEXT, "train.eval_every=200", *overrides),
@@ -226,7 +227,8 @@ _SEEDS = (1, 2, 3)
 
 def _knob(name: str, *overrides: str, **fields: Any) -> Row:
     """tiny.MoE on 38 pairs of real text, with the recipe of small.MoE and one thing changed."""
-    given = {"model": "tiny.MoE", "data": "tldr4k", "steps": 1000, "optimizer": _MUON}
+    given: dict[str, Any] = {"model": "tiny.MoE", "data": "tldr4k", "steps": 1000}
+    given |= {"optimizer": _MUON}
     always = (*_REAL_TEXT, _copying(0.15), "train.eval_every=200")
     return Row(name=f"knob/{name}", overrides=(*always, *overrides), **(given | fields))
 

@@ -52,7 +52,7 @@ class Engine(Protocol):
         about: the device and the versions of packages, for the results.
     """
 
-    about: Mapping[str, str]
+    about: dict[str, Any]
 
     def initialize(self, seed: int) -> None:
         """Draws the initial state."""
@@ -100,7 +100,7 @@ def make(output: Path, run: Mapping[str, Any], engine: Engine) -> dict[str, Any]
         path = output / "runs" / f"{run['name']}.{search}.{split}.gz"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(gzip.compress(text.encode()))
-    said = dict(run) | engine.about | said | {"scores": scores}
+    said = {**run, **engine.about, **said, "scores": scores}
     path = output / "runs" / f"{run['name']}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(said, indent=1))
@@ -109,7 +109,8 @@ def make(output: Path, run: Mapping[str, Any], engine: Engine) -> dict[str, Any]
 
 def _train(run, engine, source, dev):
     """Trains; leaves the best state in the engine. Returns results."""
-    every, curve, last, bad, tokens, seconds = run["eval_every"], [], [], 0, 0.0, 0.0
+    every, curve, bad, tokens, seconds = run["eval_every"], [], 0, 0.0, 0.0
+    last: list[State] = []
     best: tuple[float, int, State] = (np.inf, 0, {})
     engine.initialize(run["seed"])
     with Prefetcher(source, 2 * _AT_ONCE) as batches:
@@ -121,14 +122,14 @@ def _train(run, engine, source, dev):
                 seconds += time.monotonic() - before
             (loss, use), state = _loss_and_use(engine, dev), engine.state()
             curve.append((step, tokens, loss, use))
-            said = f"step {step}, dev loss {loss:.3f}, source use {use:.2f}"
-            print(f"{run['name']}: {said}", flush=True)
+            line = f"step {step}, dev loss {loss:.3f}, source use {use:.2f}"
+            print(f"{run['name']}: {line}", flush=True)
             last = [*last, state][-_LAST:]
             bad = 0 if loss < best[0] else bad + 1
             best = min(best, (loss, step, state), key=lambda one: one[0])
             if bad == run["patience"] or use >= (run["until_source_use"] or np.inf):
                 break
-    said = {"dev_loss_of_mean": None, "dev_loss": best[0], "best_step": best[1]}
+    said: dict[str, Any] = {"dev_loss_of_mean": None, "dev_loss": best[0], "best_step": best[1]}
     # With a moving average ("/ema") evaluations do not use the weights, so no mean is made of them.
     if not any(name.endswith("/ema") for name in state):
         means = {n: sum(s[n] for s in last) / np.float32(len(last)) for n in _weights(state)}
@@ -237,7 +238,8 @@ class ExportedEngine:
         """
         import jax
 
-        self._directory, self._state = directory, {}
+        self._directory = directory
+        self._state: Any = {}
         self.about = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
 
     def initialize(self, seed):
@@ -352,7 +354,7 @@ def described(output: Path, name: str) -> dict[str, Any]:
     return json.loads((output / "queued" / f"{name}.json").read_text())
 
 
-def engine(output: Path, run: Mapping[str, Any]) -> Engine:
+def engine(output: Path, run: dict[str, Any]) -> Engine:
     """The engine of a run; it does not need TensorFlow."""
     if run["peer"]:
         from learning_peer import PeerEngine
@@ -375,7 +377,8 @@ def _work(output: Path, waiting: Any) -> None:
 
 def _end_with_parent() -> None:
     """Ends this process when the one that started it ends, even if that was killed."""
-    multiprocessing.parent_process().join()
+    if parent := multiprocessing.parent_process():
+        parent.join()
     os._exit(1)
 
 

@@ -32,8 +32,8 @@ def write_tables(output: Path, page: Path | None) -> None:
     runs are not in output stay. The pictures of _PICTURES are also written beside the page.
     """
     runs = list(_runs(output))
-    for study, of in itertools.groupby(runs, key=lambda run: run["row"].partition("/")[0]):
-        of = list(of)
+    for study, found in itertools.groupby(runs, key=lambda run: run["row"].partition("/")[0]):
+        of = list(found)
         rows = [list(seeds) for _, seeds in itertools.groupby(of, key=lambda run: run["row"])]
         table = study_table(study, rows)
         print(f"{study}\n{table.to_markdown()}\n")

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -137,7 +138,7 @@ def layers(num_experts: int, groups: int, block_sizes: list[int], **timing) -> N
     """Prints a table of the dispatchers at top-2."""
     theta = init_theta(layer_of(num_experts=num_experts).weights(), 0).map(tf.Variable)
     ids = np.zeros([groups, TOKENS], np.int32)
-    common = {"num_experts": num_experts, "gating": TopK(k=2)}
+    common: dict[str, Any] = {"num_experts": num_experts, "gating": TopK(k=2)}
     limited = common | {"capacity_factor": 2.0}
     unlimited = common | {"capacity_factor": None}
     published = backward(Published(num_experts, 2 * TOKENS // num_experts), theta, ids)
@@ -207,7 +208,7 @@ def print_memory(way: str, load: str, groups: int) -> None:
 def _peak_kilobytes() -> int:
     # getrusage would include the peak of the parent process.
     status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0])
 
 
 def _print_over_balance(unit: str, figures: dict[tuple[str, str], np.ndarray]) -> None:
@@ -232,7 +233,8 @@ def main() -> None:
     parser.add_argument("--memory_of", nargs=2, help=argparse.SUPPRESS)  # a way and a load
     args = parser.parse_args()
     if args.memory_of:
-        print_memory(*args.memory_of, args.groups)
+        way, load = args.memory_of
+        print_memory(way, load, args.groups)
         return
     clock = time.process_time if args.cpu_time else time.perf_counter
     timing = {"rounds": args.rounds, "clock": clock}

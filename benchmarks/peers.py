@@ -69,22 +69,25 @@ class Peer:
             text=True,
             env=os.environ | changes,
         )
+        assert self._process.stdin
+        assert self._process.stdout
+        self._requests, self._answers = self._process.stdin, self._process.stdout
         self.about = self._read()
 
     def run(self, steps: int = 1, **request) -> dict:
         """Runs steps and returns their measurements; request has other arguments of the script."""
-        print(json.dumps({"steps": steps, **request}), file=self._process.stdin, flush=True)
+        print(json.dumps({"steps": steps, **request}), file=self._requests, flush=True)
         return self._read()
 
     def close(self) -> None:
         """Ends the process."""
-        self._process.stdin.close()
+        self._requests.close()
         self._process.wait()
 
     def _read(self):
-        line = self._process.stdout.readline()
+        line = self._answers.readline()
         if not line:
-            raise RuntimeError(f"{self._process.args} ended; its messages are above.")
+            raise RuntimeError(f"{self._process.args!r} ended; its messages are above.")
         return json.loads(line)
 
 

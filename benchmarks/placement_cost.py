@@ -49,10 +49,13 @@ def unseen(machine: Machine) -> dict[str, tuple]:
         counts = (np.arange(DEVICES) < devices).astype(int)
         return lambda cost: cost.sync_seconds(counts)[0]
 
-    cases = {
+    def seconds_of_tokens(count):
+        return lambda cost: cost.expert_seconds + count / cost.tokens_per_second
+
+    cases: dict[str, tuple] = {
         f"expert, {n} tokens": (
             machine.expert_step(0, n),
-            lambda cost, n=n: cost.expert_seconds + n / cost.tokens_per_second,
+            seconds_of_tokens(n),
         )
         for n in (192, 384, 768, 1536)
     }

@@ -11,6 +11,7 @@ Prints the tables of docs/serving.md, "For some languages only".
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -66,11 +67,12 @@ def main() -> None:
 
 def _bleu(dataset, model_dir, prunings):
     """BLEU of each pair, float [pairs]; models of equal shapes share one compiled search."""
-    runtimes, loaded, scores = {}, None, []
+    runtimes: dict[tuple, Local] = {}
+    loaded, scores = None, []
     for pair, pruning in prunings.items():
         if loaded is None or pruning != loaded[0]:
             pruned, theta, _ = read_model(model_dir, None, pruning)
-            moe = pruned.params.model.moe
+            moe: Any = pruned.params.model.moe
             sizes = moe.num_experts, moe.decoder_num_experts
             runtime = runtimes.setdefault(sizes, Local(pruned.task))
             runtime.restore({"step": np.int64(0)} | {f"theta/{n}": w for n, w in theta.flatten()})

@@ -3,6 +3,8 @@
 G groups, S tokens per group, E experts, C capacity, M model, H hidden.
 """
 
+from typing import Any
+
 import tensorflow as tf
 
 from lingvo_moe.core.layer import Context
@@ -32,7 +34,8 @@ class Published:
         rows = tf.einsum("GSEC,GSM->EGCM", dispatch, inputs)
         hidden = tf.nn.relu(tf.einsum("EGCM,EMH->EGCH", rows, theta.experts.wi))
         outputs = tf.einsum("EGCH,EHM->GECM", hidden, theta.experts.wo)
-        return MoEOutput(tf.einsum("GSEC,GECM->GSM", combine, outputs), loss, None, None)
+        unused: Any = None
+        return MoEOutput(tf.einsum("GSEC,GECM->GSM", combine, outputs), loss, unused, unused)
 
     def _gating(self, logits):
         gates = tf.nn.softmax(logits)

@@ -11,13 +11,13 @@ missing or wrong.
 
 import argparse
 import asyncio
-import collections
 import json
 import random
 import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from pathlib import Path
 
 import lingvo_moe.tools  # noqa: F401  (TensorFlow logs less when it starts)
@@ -83,7 +83,8 @@ class Client:
 
 async def closed_loop(port, sentences, expected, options):
     """Sentences/s of clients that each send a sentence and wait for the answer, repeatedly."""
-    outcomes, end = collections.Counter(), time.perf_counter() + options.seconds
+    outcomes: Counter[str] = Counter()
+    end = time.perf_counter() + options.seconds
 
     async def work(number):
         client, chance = Client(port, options.to), random.Random(number)
@@ -99,8 +100,10 @@ async def closed_loop(port, sentences, expected, options):
 
 async def open_loop(port, sentences, expected, rate, options):
     """Sends requests at a fixed rate; also measures the server's memory, in MB."""
-    outcomes, memory, chance = collections.Counter(), [], random.Random(3)
-    free, tasks, start = [], set(), time.perf_counter()
+    outcomes: Counter[str] = Counter()
+    memory, chance = [], random.Random(3)
+    free: list[Client] = []
+    tasks, start = set(), time.perf_counter()
     room = asyncio.Semaphore(MOST_CONNECTIONS)
 
     async def work(sentence):

@@ -8,7 +8,8 @@ rounds; each round times every variant once.
 
 import argparse
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import TypeVar
 
 import numpy as np
 
@@ -30,17 +31,20 @@ VARIANTS = {
 }
 
 
+Name = TypeVar("Name", bound=Hashable)
+
+
 def seconds_in_turn(
-    runs: Mapping[str, Callable[[], object]],
+    runs: Mapping[Name, Callable[[], object]],
     rounds: int,
     clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, np.ndarray]:
+) -> dict[Name, np.ndarray]:
     """The time of each function in each round, where a round calls all of them.
 
     The machine's speed changes slowly, so the median of the rounds' ratios is more precise than the
     ratio of medians.
     """
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    times: dict[Name, list[float]] = {name: [] for name in runs}
     for round_number in range(rounds + 2):
         for name, run in runs.items():
             start = clock()
@@ -107,8 +111,8 @@ def main() -> None:
     seconds = seconds_in_turn(beams, max(3, rounds // 5))
     title = "decoding, 64 sentences, random weights, to the longest length"
     medians = {name: np.median(value) for name, value in seconds.items()}
-    rows = [(name, f"{value:.2f}", f"{64 / value:,.0f}") for name, value in medians.items()]
-    print(f"\n{Table((title, 's', 'sentences/s'), rows).to_markdown()}")
+    cells = [(name, f"{value:.2f}", f"{64 / value:,.0f}") for name, value in medians.items()]
+    print(f"\n{Table((title, 's', 'sentences/s'), cells).to_markdown()}")
 
 
 def _decoder(trained: Local, text: str, source, lengths) -> Callable[[], object]:

@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import os
 import time
+from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
@@ -113,11 +114,11 @@ def batch(step: int, skew: float, tokens: int) -> dict[str, np.ndarray]:
     return {"inputs": inputs.astype(np.float32)}
 
 
-def starting(task: Regression, scheduler: Scheduler | None):
+def starting(task: Any, scheduler: Scheduler | None):
     """A runtime on eight devices, whose weights change only by rounding."""
     optimizer = Adafactor(schedule=Constant(learning_rate=1e-12))
     step = TrainStep(task=task, optimizer=optimizer, rungs=task.rungs)
-    runtime = Spmd(task, step, Layout(parse_mesh(f"expert:{DEVICES}")))
+    runtime: Any = Spmd(task, step, Layout(parse_mesh(f"expert:{DEVICES}")))
     if scheduler:
         runtime = Rebalanced(runtime, {"placement": EXPERTS}, scheduler)
     runtime.initialize(0)
@@ -150,8 +151,8 @@ def race(skew: float, args: argparse.Namespace, scheduler: Scheduler) -> None:
         "VExperts(8, 4)": (Regression(VExperts(devices=8, slots_per_device=4)), scheduler),
     }
     runtimes = {name: starting(*way) for name, way in ways.items()}
-    seconds = {name: [] for name in ways}
-    kept = {name: [] for name in ways}
+    seconds: dict[str, list] = {name: [] for name in ways}
+    kept: dict[str, list] = {name: [] for name in ways}
     for step in range(args.steps):
         fed = batch(step, skew, args.tokens)
         for name, runtime in runtimes.items():
@@ -161,8 +162,10 @@ def race(skew: float, args: argparse.Namespace, scheduler: Scheduler) -> None:
             kept[name].append(metrics)
     base = np.array(seconds["Fitted()"])
     counted = slice(args.steps // 3, None)
-    columns = (f"skew {skew:g}", "ms", "time / Fitted", "processor time / Fitted", "dropped")
-    columns += ("balance ratio", "moves", "rungs")
+    columns = (
+        *(f"skew {skew:g}", "ms", "time / Fitted", "processor time / Fitted", "dropped"),
+        *("balance ratio", "moves", "rungs"),
+    )
     rows = []
     for name, metrics in kept.items():
         taken = np.array(seconds[name])
