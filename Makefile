@@ -107,7 +107,7 @@ gpu-export: setup  ## programs and scripts to measure on a GPU: build/gpu
 
 # Runs that are complete are not repeated, so after an interruption the same command goes on. With
 # `make -k results` an error in one part does not stop the other parts.
-results: results-learning results-tldr results-both  ## the tables of docs/results.md on real text and "Width and depth" (takes days; needs CORPORA=DIR)
+results: results-learning results-tldr results-wikimessages results-both  ## the tables of docs/results.md on real text and "Width and depth" (takes days; needs CORPORA=DIR)
 
 results-learning: setup $(PEERS)/.ready
 	$(BIN)/python benchmarks/learning.py $(RESULTS) --corpora=$(CORPORA) \
@@ -119,6 +119,10 @@ results-learning: setup $(PEERS)/.ready
 results-tldr: setup
 	for seed in 1 2 3; do $(REAL_TEXT) --seed=$$seed --baseline=small.Bilingual --baseline=small.BilingualNarrow \
 	  --set=activation_dtype=bfloat16 || exit 1; done
+
+results-wikimessages: setup
+	$(REAL_TEXT) --corpus=wikimessages --set=activation_dtype=bfloat16 --baseline=small.BilingualNarrow \
+	  --baseline_set=input.batch_size=8 --baseline_set=train.max_steps=600
 
 results-both: setup
 	$(REAL_TEXT) --corpus=both --set=activation_dtype=bfloat16 --baseline=small.BilingualNarrow --baseline=small.Bilingual \
