@@ -144,20 +144,16 @@ def _weights(state):
     return [n for n, x in state.items() if n.startswith("theta/") and x.dtype == np.float32]
 
 
-def _evaluate(engine, batches):
-    return add_metrics([engine.evaluate(batch) for batch in batches])
-
-
 def _loss_and_use(engine, dev):
     """The dev loss and the source use of all pairs together, nats per token."""
-    sampled, foreign, rest = (_evaluate(engine, batches) for batches in dev[:3])
+    sampled, foreign, rest = dev.evaluate(engine)
     total = add_metrics([sampled, rest] if rest else [sampled])
     return float(total.nll / total.tokens), float((foreign.nll - sampled.nll) / sampled.tokens)
 
 
 def _by_pair(engine, names, dev):
     """Source use and dev loss of each pair."""
-    sampled, foreign, rest = (_evaluate(engine, batches) for batches in dev[:3])
+    sampled, foreign, rest = dev.evaluate(engine)
     if not sampled:
         return {}
     use, total = (

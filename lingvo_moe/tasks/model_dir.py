@@ -455,8 +455,9 @@ class ModelDir:
             raise ValueError(
                 f"The dataset has more {sides} pieces than {self.model} has room for. Pass "
                 f"{' '.join(f'--set={name}={sizes[name]}' for name in large)}, or prepare the data "
-                f"with {' '.join(f'--{name}={rooms[name]}' for name in large)} (with --extend, a "
-                f"smaller --new_pieces, and languages named as in the model that is extended)."
+                f"with {' '.join(f'--{name}={rooms[name]}' for name in large)}. If you "
+                f"prepare with --extend, use a smaller --new_pieces, and name the languages as the "
+                f"old model does."
             )
 
 

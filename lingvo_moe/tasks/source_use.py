@@ -72,6 +72,14 @@ class SplitBatches(NamedTuple):
         of_own, of_others, others = (list(pack(part, params)) for part in (sampled, foreign, rest))
         return SplitBatches(of_own, of_others, others, fitting)
 
+    def evaluate(self, runtime: Any) -> tuple[NestedMap, NestedMap, NestedMap]:
+        """The summed metrics of sampled, of foreign and of rest, as by `evaluate_batches`."""
+        sampled, foreign, rest = (
+            evaluate_batches(runtime, batches)
+            for batches in (self.sampled, self.foreign, self.rest)
+        )
+        return sampled, foreign, rest
+
 
 def spread(total: int, wanted: int) -> list[int]:
     """At most `wanted` evenly spaced numbers below `total`; none if there are fewer than 2.

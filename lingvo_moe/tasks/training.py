@@ -27,7 +27,7 @@ from lingvo_moe.tasks.initial import initialize
 from lingvo_moe.tasks.model_dir import FORMAT, ModelDir
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.routing_metrics import max_vio
-from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, add_metrics, evaluate_batches
+from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, add_metrics
 from lingvo_moe.tasks.together import check_equal, in_full
 from lingvo_moe.tasks.translation import RuntimeFn, TranslationTask
 from lingvo_moe.tasks.translator import Translator
@@ -439,7 +439,7 @@ class _Evaluator:
         return {languages: texts for languages, texts in sample.items() if texts[0]}
 
     def __call__(self, step: int) -> Evaluation | None:
-        sampled, foreign, rest = (evaluate_batches(self._runtime, b) for b in self._dev[:3])
+        sampled, foreign, rest = self._dev.evaluate(self._runtime)
         total = add_metrics([metrics for metrics in (sampled, rest) if metrics])
         if not total:
             return None

@@ -71,7 +71,8 @@ def run(main: Callable[..., None], takes_arguments: bool = False) -> None:
 def at_home(arguments: Sequence[str]) -> list[str]:
     """Arguments with the home directory for the "~" of `--flag=~/path`.
 
-    A shell replaces only a "~" that begins a word, so a directory named "~" would be made.
+    A shell replaces only a "~" that begins a word. Without this function a directory named "~"
+    would be made.
     """
     end = arguments.index("--") if "--" in arguments else len(arguments)
 
