@@ -10,6 +10,7 @@ with these types.
 """
 
 import dataclasses
+import enum
 import functools
 import itertools
 import numbers
@@ -34,6 +35,23 @@ PositiveFloat = Annotated[float, Rule("> 0", lambda n: n > 0)]
 NonNegativeFloat = Annotated[float, Rule(">= 0", lambda n: n >= 0)]
 Rate = Annotated[float, Rule("in [0, 1)", lambda n: 0 <= n < 1)]
 Share = Annotated[float, Rule("in [0, 1]", lambda n: 0 <= n <= 1)]
+
+
+# The value of a field that is computed from the dataset before training or preparation begins.
+FROM_DATA: Any
+if typing.TYPE_CHECKING:
+    FromData = typing.Never  # code that runs after the recipe never sees FROM_DATA
+else:
+
+    class FromData(enum.Enum):
+        """The type of FROM_DATA, for annotations: `max_steps: PositiveInt | FromData`."""
+
+        FROM_DATA = "FROM_DATA"
+
+        def __repr__(self):
+            return self.value
+
+    FROM_DATA = FromData.FROM_DATA
 
 _MAX_FLOAT = 3.4028234e38
 _ALWAYS = {
@@ -119,6 +137,8 @@ def type_name(hint: Any) -> str:
         return "None"
     if is_literal(hint):
         return "str"
+    if hint is FromData:
+        return repr(FROM_DATA)
     return hint.__name__ if isinstance(hint, type) else str(hint)
 
 
@@ -163,10 +183,11 @@ def _hints(cls: type) -> dict[str, tuple[Any, Any]]:
 
 def _broken_rule(value: Any, hint: Any) -> str | None:
     """The text of a rule that a value of the annotated type breaks; None if it breaks none."""
-    if value is None:
+    if value is None or value is FROM_DATA:
         return None
     if len(alternatives(hint)) > 1:
-        broken = [_broken_rule(value, h) for h in alternatives(hint) if h is not type(None)]
+        kinds = [h for h in alternatives(hint) if h not in (type(None), FromData)]
+        broken = [_broken_rule(value, h) for h in kinds]
         optional = " or None" if type(None) in alternatives(hint) else ""
         return None if None in broken else f"{broken[0]}{optional}"
     if typing.get_origin(hint) is tuple:

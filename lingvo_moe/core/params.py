@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 
 from lingvo_moe.core.fields import (
+    FROM_DATA,
+    FromData,
     alternatives,
     conforms,
     is_literal,
@@ -168,6 +170,8 @@ def _parse(text: str, hint: Any, path: str) -> Any:
     if hint is str:
         return unquoted(text)
     text = text.strip()
+    if _is_from_data(text, hint):
+        return FROM_DATA
     if is_literal(hint):
         return unquoted(text)
     if (element := _policy_of_tuple(hint)) is not None:
@@ -184,6 +188,10 @@ def _parse(text: str, hint: Any, path: str) -> Any:
         raise ValueError(f"{_given(path, text)}: {short_repr(text)} is not of type {wanted}.")
     wants_float = float in alternatives(hint) and int not in alternatives(hint)
     return _to_float(value) if type(value) is int and wants_float else value
+
+
+def _is_from_data(text: str, hint: Any) -> bool:
+    return text == repr(FROM_DATA) and FromData in alternatives(hint)
 
 
 def _class_named(name: str, hint: Any, given: str) -> type | None:
@@ -416,6 +424,8 @@ def _from_fields(cls, prefix, remaining, source):
 
 def _value(path, hint, remaining, source):
     text = remaining.pop(path)
+    if _is_from_data(text, hint):
+        return FROM_DATA
     if _policy_of_tuple(hint) is not None:
         try:
             return _parse(text, hint, path)

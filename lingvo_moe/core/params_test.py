@@ -1,6 +1,7 @@
 import abc
 import dataclasses
 import operator
+import pickle
 import types
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.core import params as params_module
-from lingvo_moe.core.fields import Params, PositiveInt
+from lingvo_moe.core.fields import FROM_DATA, FromData, Params, PositiveInt
 from lingvo_moe.core.params import (
     check_readable,
     from_fields,
@@ -303,6 +304,28 @@ def test_params_come_back_from_their_fields():
     params = Model(name="it's", maybe=inner, policy=Around(inner=Fixed(mode="b")), pairs=("a-b",))
     assert from_fields(Model, to_fields(params), "model.json") == params
     assert to_fields(params)["policy.inner"] == "Fixed"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chosen(Params):
+    steps: PositiveInt | FromData = FROM_DATA
+    fixed: PositiveInt = 1
+    policies: tuple[Policy, ...] | FromData = ()
+
+
+def test_fields_that_are_computed_from_data():
+    assert to_fields(Chosen())["steps"] == "FROM_DATA"
+    assert from_fields(Chosen, to_fields(Chosen()), "model.json").steps is FROM_DATA
+    assert pickle.loads(pickle.dumps(Chosen())).steps is FROM_DATA
+    assert override(Chosen(), ["steps=5"]).steps == 5
+    params = override(Chosen(), ["steps=5", "steps=FROM_DATA", "policies=FROM_DATA"])
+    assert params == Chosen(policies=FROM_DATA)
+    with pytest.raises(ValueError, match=r"fixed=FROM_DATA: 'FROM_DATA' is not of type int"):
+        override(Chosen(), ["fixed=FROM_DATA"])
+    with pytest.raises(ValueError, match=r"not of type int \| FROM_DATA"):
+        override(Chosen(), ["steps=many"])
+    with pytest.raises(ValueError, match="steps must be >= 1, got 0"):
+        Chosen(steps=0)
 
 
 def test_a_field_that_was_not_there_has_its_default():
