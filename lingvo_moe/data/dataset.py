@@ -6,6 +6,7 @@ import functools
 import hashlib
 import itertools
 import json
+import re
 import resource
 import typing
 import unicodedata
@@ -15,10 +16,11 @@ from pathlib import Path
 
 from lingvo_moe.core.files import check_fields, check_file_name, read_json, write_whole
 from lingvo_moe.core.lines import first_of
+from lingvo_moe.data.lengths import COLUMNS
 from lingvo_moe.data.records import Example, Records
 from lingvo_moe.data.vocabulary import Vocabulary
 
-FORMAT = 2
+FORMAT = 3
 FILE = "dataset.json"
 SPLITS = ("train", "dev", "test")
 SIDES = ("source", "target")
@@ -34,9 +36,11 @@ class PairInfo:
         index: its position in the order of the dataset.
         examples: split -> number of examples.
         shards: split -> file names below the dataset's directory.
+        lengths: "train" and "dev" -> the table of the lengths of its lines; see data.lengths. It
+            has also the lines that preparation leaves out as too long.
 
     Raises:
-        ValueError: a name that cannot be a file's, or a negative number of examples.
+        ValueError: a name that cannot be a file's, a negative number of examples, or no table.
     """
 
     name: str
@@ -45,11 +49,15 @@ class PairInfo:
     index: int
     examples: dict[str, int]
     shards: dict[str, list[str]]
+    lengths: dict[str, list[list[int]]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         check_pair_name(self.name)
         if not all(0 <= count < 2**48 for count in self.examples.values()):
             raise ValueError(f"Pair {self.name} cannot have {self.examples!r:.100} examples.")
+        for row in itertools.chain.from_iterable(self.lengths.values()):
+            if len(row) != COLUMNS or not all(0 <= number < 2**48 for number in row):
+                raise ValueError(f"Pair {self.name} cannot have the lengths {row!r:.100}.")
 
 
 def check_pair_name(name: str) -> None:
@@ -136,7 +144,10 @@ class Dataset:
             "checks": self.checks,
             "checksums": self._checksums(),
         }
-        write_whole(self.directory / FILE, json.dumps(fields, indent=1, ensure_ascii=False))
+        text = json.dumps(fields, indent=1, ensure_ascii=False)
+        # Each list of numbers in one line. A line break in a string would be written as \n.
+        text = re.sub(r"\[\n[\s\d,]+\]", lambda found: " ".join(found[0].split()), text)
+        write_whole(self.directory / FILE, text)
 
     @functools.cached_property
     def sha256(self) -> str:

@@ -24,6 +24,9 @@ def _example(source, target, *texts):
     return Example(np.array(source, np.int32), np.array(target, np.int32), *texts)
 
 
+LENGTHS = {"train": [[16, 16, 3, 30, 29], [48, 32, 1, 35, 17]], "dev": []}
+
+
 @pytest.fixture
 def dataset(tmp_path):
     vocabulary = train_vocabulary({"en": ["the cat"], "de": ["die Katze"]}, 300, tags=["en"])
@@ -34,7 +37,7 @@ def dataset(tmp_path):
         [_example([4, 9, 8, 2], [7, 2], "die Katze", "the cat"), _example([4, 2], [6, 5, 2])],
     )
     pairs = (
-        PairInfo("de-en", "de", "en", 0, {"train": 0, "test": 2}, {"test": [SHARD]}),
+        PairInfo("de-en", "de", "en", 0, {"train": 0, "test": 2}, {"test": [SHARD]}, LENGTHS),
         PairInfo("fr-en", "fr", "en", 1, {"train": 0}, {}),
     )
     checks = {"de-en": {"empty": 1}, "fr-en": {"empty": 0}}
@@ -56,13 +59,14 @@ def test_load_gives_what_was_saved(dataset):
     loaded = Dataset.load(dataset.directory)
     digest = Records(dataset.directory / SHARD).checksum
     assert loaded == dataclasses.replace(dataset, checksums={SHARD: digest})
+    assert "[ 48, 32, 1, 35, 17 ]" in (dataset.directory / "dataset.json").read_text()
     assert loaded.source_vocabulary.tag("en") == 4
     assert loaded.target_vocabulary.sha256 == dataset.hashes["target"]
 
 
 def test_description_states_the_vocabularies(dataset):
     fields = json.loads((dataset.directory / "dataset.json").read_text())
-    assert fields["format"] == 2
+    assert fields["format"] == 3
     assert fields["vocabularies"]["source"] == {
         "file": "source.model",
         "size": dataset.source_vocabulary.size,
@@ -102,9 +106,9 @@ def test_no_dataset(tmp_path):
 
 
 def test_other_format(tmp_path):
-    for other in (1, 99):
+    for other in (2, 99):
         (tmp_path / "dataset.json").write_text(f'{{"format": {other}}}')
-        match = rf"is of format {other}; this version reads 2\. Prepare the data"
+        match = rf"is of format {other}; this version reads 3\. Prepare the data"
         with pytest.raises(ValueError, match=match):
             Dataset.load(tmp_path)
 
@@ -190,6 +194,7 @@ def test_no_description(dataset, text):
         ("pairs.1.examples.train", 7, "train examples of fr-en and no shard of them"),
         ("pairs.0.shards.test", ["../../x"], r"shard '\.\./\.\./x' of de-en is outside"),
         ("pairs.0.shards.test", ["/etc/passwd"], "shard '/etc/passwd' of de-en is outside"),
+        ("pairs.0.lengths.train.1", [48, 32, 1], r"Pair de-en cannot have the lengths \[48, 32"),
         ("pairs.0.name", "../../x-en", r"'\.\./\.\./x-en' cannot name a language pair: files are"),
         ("pairs.0.name", "a\x1b[31m-en", "cannot name a language pair"),
         ("pairs.0.name", "..", "cannot name a language pair"),

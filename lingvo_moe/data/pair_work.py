@@ -19,6 +19,7 @@ from lingvo_moe.data.corpora import CorpusPair, SentencePair
 from lingvo_moe.data.dataset import FILE, SIDES, SPLITS, Dataset, Example, shard_bounds
 from lingvo_moe.data.encoded import count_changed, encode_lines
 from lingvo_moe.data.language_tags import OnBothSides, OnSource
+from lingvo_moe.data.lengths import add_tables
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.records import write_records
 from lingvo_moe.data.repeats import hashes, repeated_lines, sorted_keys
@@ -358,6 +359,17 @@ class PairWork:
         return map(Example, *sides, *texts)
 
     # Counts
+
+    def lengths(self) -> dict[str, list[list[int]]]:
+        """Split -> the table of the lengths of its lines, before any is left out as too long."""
+        return {
+            split: add_tables(
+                self.load_ids(split, number, "table")[0]
+                for number in range(len(self.block_lines(split)))
+            ).tolist()
+            for split in self.pair.files
+            if split != "test"
+        }
 
     def held_targets_in_train(self) -> np.ndarray:
         """The hashes of targets of dev and test of any pair that are in this pair's train."""

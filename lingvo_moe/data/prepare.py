@@ -173,7 +173,7 @@ def _job(corpus: Path, pairs: Sequence[CorpusPair], params: PrepareParams) -> di
             used["--extend, its dev and test"] = dataset.sha256
     for path in source_files():  # of the user's own rules of cleaning
         used[f"--import {path}"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return {"maker": MAKER, "format": "1", "corpus": digest.hexdigest(), **used, **given}
+    return {"maker": MAKER, "format": "2", "corpus": digest.hexdigest(), **used, **given}
 
 
 @contextlib.contextmanager
@@ -263,7 +263,7 @@ def _assemble(
             shards |= found
         names = {split: list(found) for split, found in paths.items()}
         languages = pair.pair.source, pair.pair.target
-        infos.append(PairInfo(name, *languages, len(infos), examples, names))
+        infos.append(PairInfo(name, *languages, len(infos), examples, names, pair.lengths()))
         checks[name] = pair.summary(in_train[pair.pair.target])
         report(f"{name}: {examples.get('train', 0)} training examples")
     if changed := sum(counts["targets_changed"] for counts in checks.values()):

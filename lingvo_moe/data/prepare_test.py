@@ -206,6 +206,10 @@ def test_too_long_training_examples_are_left_out(corpus, tmp_path):
     assert len(lengths) + dataset.checks["de-en"]["too_long"] == 3
     assert dataset.checks["de-en"]["too_long"] > 0
     assert dataset.pair("de-en").examples["test"] == 2
+    # The table has all three lines, in pieces with a tag and the end.
+    (cell,) = dataset.pair("de-en").lengths["train"]
+    assert cell[:3] == [16, 16, 3]
+    assert cell[4] > sum(len(e.target) for e in dataset.examples("train", "de-en"))
 
 
 def test_output_is_not_overwritten_unasked(corpus, tmp_path):

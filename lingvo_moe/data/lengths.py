@@ -1,0 +1,43 @@
+"""Tables of the lengths of lines: how many lines and tokens of a split fit rows of any length.
+
+A table is int64 [cells, 5]: source and target length, rounded up to multiples of UNIT; the number
+of lines with these lengths; their source tokens; their target tokens.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+UNIT = 16  # tokens
+COLUMNS = 5
+
+
+class Amount(NamedTuple):
+    """A number of lines, and of their tokens with tags and EOS."""
+
+    lines: int
+    source_tokens: int
+    target_tokens: int
+
+
+def tabulate(lengths: np.ndarray) -> np.ndarray:
+    """The table of lines with these lengths, [lines, 2]."""
+    lengths = lengths.astype(np.int64)
+    one = np.ones((len(lengths), 1), np.int64)
+    return add_tables([np.concatenate([-(-lengths // UNIT) * UNIT, one, lengths], axis=1)])
+
+
+def add_tables(tables: Iterable[np.ndarray]) -> np.ndarray:
+    """The table of the lines of all tables together, in order of the lengths."""
+    rows = np.concatenate([np.empty((0, COLUMNS), np.int64), *tables])
+    cells, numbers = np.unique(rows[:, :2], axis=0, return_inverse=True)
+    sums = np.zeros((len(cells), COLUMNS - 2), np.int64)
+    np.add.at(sums, numbers.ravel(), rows[:, 2:])
+    return np.concatenate([cells, sums], axis=1)
+
+
+def amount(table: np.ndarray, source_length: int, target_length: int) -> Amount:
+    """The lines that fit a row; exact if both lengths are multiples of UNIT."""
+    fits = (table[:, 0] <= source_length) & (table[:, 1] <= target_length)
+    return Amount(*table[fits, 2:].sum(axis=0).tolist())
