@@ -91,6 +91,21 @@ def test_tmx_of_longer_codes(tmp_path, wanted, codes, found):
             list(pair.read("train"))
 
 
+@pytest.mark.parametrize(
+    ("segment", "text"),
+    [
+        ("Click<ph/>here", "Click here"),
+        ("Click<ph>&lt;br/></ph><bpt>b</bpt>here", "Click here"),
+        ("a <ph/>b<ph/> c<ph/>.", "a b c."),
+        ("<ph/>a<it>x</it>", "a"),
+        ("bo<bpt>b</bpt>ld<ept>b</ept>er", "bolder"),
+    ],
+)
+def test_markup_that_stands_alone_parts_words(tmp_path, segment, text):
+    data = TMX.replace("second", segment).encode()
+    assert list(_pair(tmp_path, "de-en.tmx", data).read("train"))[1][0] == text
+
+
 def test_tmx_in_another_encoding(tmp_path):
     data = TMX.replace("UTF-8", "UTF-16").encode("utf-16")
     assert len(list(_pair(tmp_path, "de-en.tmx", data).read("train"))) == 2
@@ -109,6 +124,10 @@ def test_tmx_in_another_encoding(tmp_path):
             r"has the XML entity &nbsp;, which it does not define\. Replace the entity by its text",
         ),
         (TMX.replace('"de', '"fr'), r"no unit with both de and en; it has en_us, fr"),
+        (
+            TMX.replace("<seg>", "<text>").replace("</seg>", "</text>"),
+            r"it has en_us, de, en, de_at\. There is <tuv> of en_us, .*without <seg>; put each",
+        ),
         (TMX.replace("UTF-8", "klingon"), r"de-en\.tmx is not well-formed XML"),
     ],
 )

@@ -1,7 +1,8 @@
 import numpy as np
+import pytest
 
 from lingvo_moe.data.dataset import Example
-from lingvo_moe.data.packing import Packer
+from lingvo_moe.data.packing import Packer, Pool, Waiting
 
 
 def _example(source, target):
@@ -41,3 +42,33 @@ def test_what_no_row_can_hold():
     assert packer.fits_empty_row(_example([4, 9, 2], [9, 2]))
     assert not packer.fits_empty_row(_example([4, 9, 9, 2], [2]))
     assert not packer.fits_empty_row(_example([4, 2], [9, 9, 2]))
+
+
+@pytest.mark.parametrize("stopped_after", [0, 1, 7])
+def test_no_example_waits_forever(stopped_after):
+    """A row of 4 begins with the oldest of 3; the others of length 4 or 3 never fit beside it.
+
+    Lengths 2, 4, 3, 4, 3, …: beside the first example, of length 2, nothing fits, and it is the
+    smallest of all. Each row takes one example, so example n is in row n.
+    """
+    lengths = [2, *[4, 3] * 20]
+
+    def waiting(number):
+        ids = [number] * lengths[number]
+        return Waiting(_example(ids, ids), 0, (0, number))
+
+    numbers = iter(range(len(lengths)))
+
+    def pool():
+        return Pool(lambda: waiting(next(numbers)), 3, (4, 4))
+
+    one = pool()
+    rows = one.fill(stopped_after)
+    saved = one.state()
+    one = pool()
+    found = saved[saved[:, 1] >= 0]
+    one.restore([waiting(number) for number in found[:, 1]], found[:, 2])
+    rows += one.fill(10 - stopped_after)
+    assert [[int(example.source[0]) for example, _ in row] for row in rows] == [
+        [n] for n in range(10)
+    ]

@@ -8,7 +8,8 @@ from xml.parsers import expat
 from lingvo_moe.core.lines import one_line, open_bytes
 
 _BLOCK = 1 << 16
-_CODES = {"bpt", "ept", "it", "ph", "ut"}  # elements of a segment whose content is markup
+_STANDALONE = {"it", "ph", "ut"}  # markup such as a line break or a picture
+_CODES = {"bpt", "ept", *_STANDALONE}  # elements of a segment whose content is markup
 
 
 def read_tmx(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
@@ -17,7 +18,8 @@ def read_tmx(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
     `xml:lang` may be in any case, with "-" or "_". If a unit has no text with the code
     "sr_Latn", the first one with a longer code, such as "sr_Latn_RS", is used. If there is none,
     the first one with a code of "sr" that names no other script is used. The same text is never
-    both source and target. Line ends in a segment become spaces.
+    both source and target. Line ends in a segment become spaces, and so does markup that stands
+    alone (`<ph>`, `<it>`, `<ut>`) between two words.
 
     Raises:
         ValueError: the file is not well-formed XML, has entities that XML itself does not define,
@@ -34,10 +36,12 @@ class _Reader:
         self._path, self._languages = path, (_code(source), _code(target))
         self._found: list[tuple[str, str]] = []
         self._seen: dict[str, None] = {}  # languages, in order
+        self._bare: dict[str, None] = {}  # those of a <tuv> without <seg>
         self._units = 0
         self._unit: dict[str, str] = {}
         self._language, self._codes = "", 0
         self._text: list[str] | None = None  # of a segment
+        self._apart = False  # whether markup that stands alone ends the text so far
 
     def read(self, file: BinaryIO) -> Iterator[tuple[str, str]]:
         parser = expat.ParserCreate()
@@ -62,8 +66,13 @@ class _Reader:
         if self._units and not count:
             raise ValueError(
                 f"{self._path} has no unit with both {' and '.join(self._languages)}; it "
-                f"has {', '.join(list(self._seen)[:20])}. Name the file after two of these."
+                f"has {', '.join(list(self._seen)[:20])}. {self._cure()}"
             )
+
+    def _cure(self):
+        if bare := ", ".join(self._bare):
+            return f"There is <tuv> of {bare} without <seg>; put each text into a <seg>."
+        return "Name the file after two of these."
 
     def _refuse(self, name, *declaration):
         raise ValueError(
@@ -86,7 +95,7 @@ class _Reader:
             self._language = _code(attributes.get("xml:lang") or attributes.get("lang") or "")
             self._seen.setdefault(self._language)
         elif name == "seg":
-            self._text, self._codes = [], 0
+            self._text, self._codes, self._apart = [], 0, False
         elif name in _CODES:
             self._codes += 1
 
@@ -96,6 +105,9 @@ class _Reader:
             self._text = None
         elif name in _CODES:
             self._codes -= 1
+            self._apart |= name in _STANDALONE
+        elif name == "tuv" and self._language not in self._unit:
+            self._bare.setdefault(self._language)
         elif name == "tu":
             first, second = self._languages
             source, target = self._held(first, but=second), self._held(second, but=first)
@@ -104,7 +116,9 @@ class _Reader:
 
     def _add(self, text):
         if self._text is not None and not self._codes:
-            self._text.append(text)
+            between_words = self._text and self._text[-1][-1].isalnum() and text[0].isalnum()
+            self._text.append(" " * bool(self._apart and between_words) + text)
+            self._apart = False
 
     def _held(self, language: str, but: str) -> str | None:
         """The language of the current unit that serves as a language; None if there is none."""

@@ -139,6 +139,15 @@ def test_a_high_temperature_covers_the_small_language():
     assert lengths[1e9] < lengths[1.0]
 
 
+def test_the_smallest_languages_are_in_the_sample():
+    # T = 1: of 50 sampled sentences "aa" and "zz" are worth 50 · 2 / 404 = 0.25 each.
+    texts = {"aa": ["ж ж"] * 2, "en": ["the cat", "a dog"] * 200, "zz": ["ц ц"] * 2}
+    options = {"temperature": 1.0, "max_sentences": 50, "character_coverage": 1.0}
+    vocabulary = train_vocabulary(texts, 300, **options)
+    for text in ("ж", "ц"):
+        assert not vocabulary.is_byte[vocabulary.encode([text])[0]].any()
+
+
 def test_save_and_load(vocabulary, tmp_path):
     vocabulary.save(tmp_path / "v.model")
     assert Vocabulary.load(tmp_path / "v.model") == vocabulary
