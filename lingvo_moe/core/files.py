@@ -26,7 +26,7 @@ from lingvo_moe.core.lines import first_of
 MANIFEST = ".lingvo_moe.json"
 REPLACE = "pass --overwrite (in Python overwrite=True)"  # the cure in errors
 _MOST_LINKS = 40  # symbolic links to follow, as in Linux
-_LONGEST_NAME = 230  # bytes; file systems have 255, and names of unfinished files are longer
+_ADDED = 25  # bytes by which the names of unfinished files are longer
 
 
 def write_whole(path: Path, content: bytes | str | Iterable[str | bytes]) -> None:
@@ -200,6 +200,7 @@ def check_output(path: Path, maker: str, overwrite: bool = False) -> None:
     """
     if path.name in ("", ".."):
         raise ValueError(f"{str(path)!r} cannot be an output; give the name of a new directory.")
+    check_length(path)
     _recover(path)
     if path.is_symlink():
         raise ValueError(f"{path} is a symbolic link; name the directory itself as output.")
@@ -248,8 +249,10 @@ def check_file(path: Path, *sources: Path) -> None:
 
 def check_length(path: Path) -> None:
     """Raises OSError if a file of this name could not be written: it is too long."""
-    if (size := len(os.fsencode(path.name))) > _LONGEST_NAME:
-        raise OSError(f"{path} has a name of {size} bytes; give one of at most {_LONGEST_NAME}.")
+    there = next(parent for parent in path.absolute().parents if parent.is_dir())
+    longest = os.pathconf(there, "PC_NAME_MAX") - _ADDED
+    if (size := len(os.fsencode(path.name))) > longest:
+        raise OSError(f"{path} has a name of {size} bytes; give one of at most {longest}.")
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from lingvo_moe.core.files import (
     MANIFEST,
     check_fields,
     check_file,
+    check_output,
     new_directory,
     read_json,
     write_whole,
@@ -215,6 +216,17 @@ def test_a_name_that_is_too_long(tmp_path):
     write_whole(tmp_path / ("x" * 230), "text")
     with pytest.raises(OSError, match="has a name of 231 bytes; give one of at most 230"):
         check_file(tmp_path / ("x" * 231))
+    with new_directory(tmp_path / ("y" * 230), "test"):
+        pass
+    with pytest.raises(OSError, match="has a name of 245 bytes; give one of at most 230"):
+        check_output(tmp_path / "new" / ("y" * 245), "test")
+
+
+def test_the_longest_name_is_that_of_the_file_system(tmp_path, monkeypatch):
+    """As with eCryptfs, whose names have at most 143 bytes."""
+    monkeypatch.setattr(os, "pathconf", lambda path, name: {"PC_NAME_MAX": 143}[name])
+    with pytest.raises(OSError, match="has a name of 119 bytes; give one of at most 118"):
+        check_output(tmp_path / ("x" * 119), "test")
 
 
 def test_where_no_file_can_be_written(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lingvo_moe.core.lines import check_utf8, read_lines
-from lingvo_moe.data.dataset import SPLITS
+from lingvo_moe.data.dataset import SPLITS, check_pair_name
 from lingvo_moe.data.tmx import read_tmx
 
 # (pair such as "de-en", source, target), one by one.
@@ -155,6 +155,7 @@ def _pair_files(directory, report) -> dict[str, tuple[Path, ...]]:
     for path in _visible(directory) if directory.is_dir() else []:
         name, _, side = _plain_name(path).rpartition(".")
         if _is_pair(name) and side in (*name.split("-"), *_WHOLE):
+            check_pair_name(name)
             _check_readable(path)
             _add_source(found.setdefault(name, {}), side, path)
         elif "-" in path.name:

@@ -212,10 +212,6 @@ class PairWork:
         """int64 [blocks]: the number of the first line of each block of train."""
         return np.concatenate([[0], np.cumsum(self.block_lines("train"), dtype=np.int64)])[:-1]
 
-    @functools.cached_property
-    def _repeated(self) -> list[np.ndarray]:
-        return [read_piece(path, _map) for path in self._repeats_paths]
-
     def verdicts(self, split: str, number: int) -> np.ndarray:
         """uint8 [lines of the block]: KEPT, REPEATED, HELD_OUT, or the number of a rule."""
         count = self.block_lines(split)[number]
@@ -229,7 +225,8 @@ class PairWork:
         verdicts = read_piece(self._path("checks", split, number), read)
         if split == "train":
             start = self._starts[number]
-            for lines in self._repeated:
+            for path in self._repeats_paths:
+                lines = read_piece(path, _map)  # not kept: a map is an open file
                 first, last = np.searchsorted(lines, (start, start + len(verdicts)))
                 verdicts[lines[first:last] - start] = REPEATED
         return verdicts

@@ -284,7 +284,7 @@ def _assemble(
         target.save(partial / "target.model")
         for name, path in shards.items():
             (partial / name).parent.mkdir(exist_ok=True)
-            os.replace(path, partial / name)
+            shutil.move(path, partial / name)  # the pieces may be on another disk
         dataset = Dataset(partial, tuple(infos), tags, hashes, checks, tags_on_both_sides=both)
         dataset.save()
         if card and any(info.examples.get("train") for info in infos):

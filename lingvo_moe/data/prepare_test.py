@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import functools
 import os
 import resource
@@ -273,6 +274,21 @@ def test_ctrl_c_keeps_the_finished_pieces(corpus, tmp_path, monkeypatch):
     prepare(corpus, tmp_path / "data", PARAMS)
     assert contents(tmp_path / "data") == contents(tmp_path / "whole")
     assert sorted(os.listdir(tmp_path)) == ["corpus", "data", "whole"]
+
+
+def test_pieces_may_be_on_another_disk(corpus, tmp_path, monkeypatch):
+    def on_two_disks(source, target, rename=os.rename):
+        if ".parts" in str(source) and ".parts" not in str(target):
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        rename(source, target)
+
+    (tmp_path / "large").mkdir()
+    (tmp_path / "data.parts").symlink_to("large")
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(os, name, on_two_disks)
+    dataset = prepare(corpus, tmp_path / "data", PARAMS)
+    assert len(dataset.examples("train", "eo-en")) == 9
+    assert not any((tmp_path / "large").iterdir())
 
 
 def test_other_vocabularies_to_extend_are_other_work(corpus, tmp_path, monkeypatch):

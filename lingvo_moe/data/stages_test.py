@@ -192,6 +192,30 @@ prepare.prepare(Path(sys.argv[1]), Path(sys.argv[2]), prepare.PrepareParams(
 """
 
 
+_MANY = """
+import os, resource, sys
+from pathlib import Path
+from lingvo_moe.data.pipeline import InputParams, TrainInput
+from lingvo_moe.data.prepare import PrepareParams, prepare
+limit = len(os.listdir("/proc/self/fd")) + 12
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+params = PrepareParams(source_vocab_size=330, target_vocab_size=320)
+dataset = prepare(Path(sys.argv[1]), Path(sys.argv[2]), params)
+batches = TrainInput(dataset, InputParams(virtual_shards=1), seed=1)
+print(len({pair for _ in range(2) for pair in batches.next_batch().target_pair_ids.flat}))
+print(sum(len(dataset.examples("dev", pair.name)) for pair in dataset.pairs))
+"""
+
+
+def test_many_pairs_need_few_open_files(tmp_path):
+    for i in range(16):
+        lines = {"train": [("ab", f"a{i}"), ("ab", f"a{i}"), ("b", "c")], "dev": [("c", "d")]}
+        _write(tmp_path / "corpus", f"l{i}-en", lines)
+    command = [sys.executable, "-c", _MANY, str(tmp_path / "corpus"), str(tmp_path / "data")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.stdout.split() == ["16", "16"], result.stderr
+
+
 def test_killed_at_any_moment_it_goes_on_and_gives_the_same_bytes(tmp_path, monkeypatch):
     """Two processes, kill -9 at four moments, against one process that was never stopped."""
     corpus, moments = tmp_path / "corpus", random.Random(3)
