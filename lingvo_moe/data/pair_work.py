@@ -24,7 +24,7 @@ from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.records import write_records
 from lingvo_moe.data.repeats import hashes, repeated_lines, sorted_keys
 from lingvo_moe.data.vocabulary import UNK
-from lingvo_moe.data.work import Piece, Work, read_piece
+from lingvo_moe.data.work import Piece, Work, digest_of, read_piece
 
 KEPT, REPEATED, HELD_OUT = 0, 254, 255  # verdicts on lines; other values are numbers of rules
 _BYTES_PER_KEY = 80  # memory for sorting
@@ -53,11 +53,19 @@ class PairWork:
 
         def make(progress):
             counts = []
-            for number, lines in enumerate(split_into_blocks(forward.read(split))):
-                text = "".join(f"{line.source}\n{line.target}\n" for line in lines)
-                write_whole(path / f"{number:06}", text)
-                counts.append(len(lines))
-                progress(len(lines))
+            try:
+                for number, lines in enumerate(split_into_blocks(forward.read(split))):
+                    text = "".join(f"{line.source}\n{line.target}\n" for line in lines)
+                    write_whole(path / f"{number:06}", text)
+                    counts.append(len(lines))
+                    progress(len(lines))
+            finally:  # also if a change is why a file cannot be read
+                for file in forward.files[split]:
+                    if digest_of(file) != self.work.digests[file]:
+                        raise ValueError(
+                            f"{file} changed while it was read. Wait until nothing writes it, "
+                            f"and prepare again."
+                        )
             write_whole(path / "lines.json", json.dumps(counts))
 
         return make

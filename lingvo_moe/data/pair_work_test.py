@@ -1,12 +1,15 @@
 """Tests of the pieces of a pair: damage, and text that is held out of train."""
 
 import dataclasses
+import os
 
 import pytest
 
+from lingvo_moe.data import prepare as preparation
 from lingvo_moe.data.cleaning.base import CleaningRule
 from lingvo_moe.data.cleaning.damaged import Damaged
 from lingvo_moe.data.prepare import PrepareParams, prepare
+from lingvo_moe.data.work import digest_of
 from lingvo_moe.testing.files import contents
 from lingvo_moe.testing.interrupted import interrupt
 
@@ -129,6 +132,30 @@ def test_targets_of_lines_that_are_too_long_are_not_in_train(corpus, tmp_path):
     _corpus(corpus, train={"de_en": [*TRAIN, ("lang " * 300, "mouse")]})
     checks = prepare(corpus, tmp_path / "data", PARAMS).checks["de-en"]
     assert (checks["too_long"], checks["targets_in_train"]) == (1, 0)
+
+
+@pytest.mark.parametrize("change", ["more", "other", "no text", "restored date"])
+def test_a_file_that_changes_while_it_is_read_is_an_error(change, corpus, tmp_path, monkeypatch):
+    file = corpus / "train/de-en.tsv"
+    content, times = file.read_bytes(), file.stat()
+    changed = {
+        "more": content + content,
+        "other": content[:-2] + b"x\n",
+        "no text": b"\xff" + content,
+        "restored date": content.replace(b"cat 7", b"dog 7"),
+    }
+
+    def find_after(*args):
+        found = digest_of(*args)
+        if args[0] == file and file.read_bytes() == content:
+            file.write_bytes(changed[change])
+            os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+        return found
+
+    monkeypatch.setattr(preparation, "digest_of", find_after)
+    with pytest.raises(ValueError, match=r"de-en\.tsv changed while it was read\. Wait until"):
+        prepare(corpus, tmp_path / "data", PARAMS)
+    assert os.listdir(tmp_path) == ["corpus"]
 
 
 def test_a_rule_of_cleaning_has_the_name_of_no_other_count():

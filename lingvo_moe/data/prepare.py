@@ -28,7 +28,7 @@ from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.stages import VOCABULARIES, check_tags, nothing_kept, run_stage, stages
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import Vocabulary
-from lingvo_moe.data.work import STAGES, Work
+from lingvo_moe.data.work import STAGES, Work, digest_of
 from lingvo_moe.reporting.table import Table
 
 __all__ = ["MAKER", "PrepareParams", "format_dataset", "prepare", "prepare_synthetic"]
@@ -119,9 +119,11 @@ def prepare(
     pairs = _directions(find_pairs(corpus, report, not params.extend), params.both_directions)
     check_output(output, MAKER, overwrite)
     directory = output.with_name(f"{output.name}.parts")
-    work = Work(directory, tuple(pairs), params, (memory_mb << 20) // processes)
+    files = sorted({path for pair in pairs for paths in pair.files.values() for path in paths})
+    digests = {path: digest_of(path) for path in files}
+    work = Work(directory, tuple(pairs), params, (memory_mb << 20) // processes, digests)
     _warn_of_new_tags(work, report)
-    with lock.hold(directory), _pieces_of(work, _job(corpus, pairs, params), overwrite, report):
+    with lock.hold(directory), _pieces_of(work, _job(corpus, work), overwrite, report):
         try:
             run(work)
             _check_examples(work)
@@ -157,12 +159,10 @@ def _warn_of_new_tags(work: Work, report: Callable[[str], None]) -> None:
         )
 
 
-def _job(corpus: Path, pairs: Sequence[CorpusPair], params: PrepareParams) -> dict[str, str]:
+def _job(corpus: Path, work: Work) -> dict[str, str]:
     """What determines the bytes of all pieces."""
-    digest = hashlib.sha256()
-    for path in sorted({path for pair in pairs for files in pair.files.values() for path in files}):
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
+    digest, params = hashlib.sha256(), work.params
+    for path, content in work.digests.items():
         digest.update(f"{path.relative_to(corpus)}\n{content}\n".encode())
     given = {f"params.{name}": text for name, text in to_fields(params).items()}
     used = {}
@@ -172,7 +172,7 @@ def _job(corpus: Path, pairs: Sequence[CorpusPair], params: PrepareParams) -> di
         if dataset := extended_dataset(params):
             used["--extend, its dev and test"] = dataset.sha256
     for path in source_files():  # of the user's own rules of cleaning
-        used[f"--import {path}"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        used[f"--import {path}"] = digest_of(path)
     return {"maker": MAKER, "format": "2", "corpus": digest.hexdigest(), **used, **given}
 
 
@@ -206,8 +206,7 @@ def _on_this_machine(processes: int, report: Callable[[str], None]) -> Callable[
     """A function that makes all pieces, with helping processes."""
 
     def run(work):
-        files = [f for p in work.pairs for files in p.files.values() for f in files]
-        size = sum(file.stat().st_size for file in files)
+        size = sum(file.stat().st_size for file in work.digests)
         with helpers(work, min(processes - 1, size // _BYTES_A_HELPER), report):
             for stage in stages(work):
                 if stage.name == VOCABULARIES:

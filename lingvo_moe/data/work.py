@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -39,12 +40,14 @@ class Work:
         pairs: the pairs of the dataset, in order.
         params: the params.
         memory: bytes for sorting in each process.
+        digests: file of the corpus -> its `digest_of` before any work.
     """
 
     directory: Path
     pairs: tuple[CorpusPair, ...]
     params: PrepareParams
     memory: int
+    digests: Mapping[Path, str] = dataclasses.field(default_factory=dict)
 
     @property
     def has_pieces(self) -> bool:
@@ -67,6 +70,12 @@ class Work:
         source, target = map(self.model_path, SIDES)
         of_target = target if target.exists() else source
         return read_piece(source, Vocabulary.load), read_piece(of_target, Vocabulary.load)
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_piece(path: Path, read: Callable[[Path], T], remove: Path | None = None) -> T:
