@@ -216,6 +216,15 @@ def test_a_layer_without_choices_has_no_numbers():
     assert empty.unused == 2
 
 
+def test_languages_and_experts_that_a_layer_lacks_are_not_counted_in_what_chance_makes():
+    # The second layer has three of four experts and two of three languages, of 4 choices each:
+    # (2 - 1)(3 - 1) / (2 · 8 · ln 2).
+    loads = [[[1.0, 1, 1, 1]] * 3, [[2.0, 1, 1, 0], [1, 2, 1, 0], [0, 0, 0, 0]]]
+    record = make_record(loads, pairs=["a-en", "b-en", "c-en"])
+    record.num_experts[1] = 3
+    assert analyze(record).layers[1].by_chance == pytest.approx(2 / (16 * math.log(2)))
+
+
 def test_no_tokens_at_all():
     with pytest.raises(ValueError, match=r"no language pair has dev data. Prepare the data with"):
         analyze(make_record([[[0.0, 0], [0.0, 0]]]))

@@ -140,6 +140,12 @@ def test_a_pool_is_the_corpus_of_its_pairs():
     assert pooled.bleu == pytest.approx(100 * (9 / 10 * 7 / 8 * 5 / 6 * 3 / 4) ** 0.25)
 
 
+def test_a_pool_with_a_pair_of_unknown_data_has_no_number_of_examples():
+    one, two = (make_output(["a"], ["a"], f"x{i}-en", count) for i, count in enumerate((10, None)))
+    assert pool([one, two]).train_examples is None
+    assert pool([one, one]).train_examples == 20
+
+
 @pytest.mark.parametrize(
     "pair",
     [

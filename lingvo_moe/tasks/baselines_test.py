@@ -372,6 +372,16 @@ def test_pairs_that_cannot_be_trained_are_named_before_training(tmp_path, monkey
         train_baselines([job("input.source_length=2")], pairs)
     with pytest.raises(ValueError, match=r"qta-en: no dev example fits rows of 10 and 32 tokens"):
         train_baselines([job(*by_bleu, "input.source_length=10")], ["qta-en"])
+    # Without the tag of the corpus, whose pieces are read too, the shortest line would fit.
+    shortest = min(len(example.source) for example in dataset().examples("train", "qna-en"))
+    corpus = f"Corpus(name='mined',data={str(dataset().directory)!r},tag='a b c d e f g')"
+    tagged = job(
+        f"input.corpora=({corpus},)",
+        f"input.source_length={shortest}",
+        dataset=without("train", "qna-en"),
+    )
+    with pytest.raises(ValueError, match=rf"qna-en: no train example fits rows of {shortest} and"):
+        train_baselines([tagged], ["qna-en"])
     too_few = "SentencePiece could not make a vocabulary"
     monkeypatch.setattr(baselines, "prepare", lambda *_, **__: _raise(ValueError(too_few)))
     with pytest.raises(ValueError, match=f"^qna-en: {too_few} Or leave the pair out, with --pairs"):

@@ -84,7 +84,7 @@ class Retention:
         newest: number of newest ones.
         steps: checkpoints of multiples of this step are kept forever; None for none.
         hours: the oldest is kept forever, and each that is this many hours newer than the last one
-            kept; None for none.
+            kept, or older by its time, as after a clock was set back; None for none.
     """
 
     newest: int = 3
@@ -100,11 +100,11 @@ class Retention:
         kept = set(sorted(times, reverse=True)[: self.newest])
         if self.steps:
             kept |= {step for step in times if step % self.steps == 0}
-        due = -math.inf
+        last = math.inf
         for step, seconds in times.items():
-            if self.hours and seconds >= due:
+            if self.hours and not last <= seconds < last + 3600 * self.hours:
                 kept.add(step)
-                due = seconds + 3600 * self.hours
+                last = seconds
         return kept
 
 

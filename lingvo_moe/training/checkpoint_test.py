@@ -58,6 +58,20 @@ def test_checkpoints_that_are_kept_for_ever(tmp_path, monkeypatch):
     assert stepwise.steps() == [1, 3, 6, 8]
 
 
+@pytest.mark.parametrize(
+    ("times", "kept"),
+    [
+        # A pause of ten hours: after it an hour counts from the first save, not from before.
+        ({1: 0.0, 2: 0.5, 3: 10.5, 4: 11.0, 5: 11.5, 6: 12.0}, {1, 3, 5, 6}),
+        # The clock of the first save was a year ahead; hours count from the second one.
+        ({1: 8766.0, 2: 0.0, 3: 0.5, 4: 1.0, 5: 1.5, 6: 2.0, 7: 2.5}, {1, 2, 4, 6, 7}),
+    ],
+)
+def test_hours_count_from_the_last_one_that_is_kept(times, kept):
+    times = {step: 3600 * hours for step, hours in times.items()}
+    assert Retention(1, hours=1.0)(times) == kept
+
+
 def test_old_checkpoints_that_cannot_be_removed_are_a_warning(tmp_path, caplog, monkeypatch):
     checkpoints = Checkpointer(tmp_path, Retention(1))
     checkpoints.save(1, TENSORS)
