@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 from lingvo_moe.core.console import install
-from lingvo_moe.core.lines import cut_warning, decode_lines, is_blank, one_line
+from lingvo_moe.core.lines import cut_warning, decode_lines, one_line
+from lingvo_moe.data.surface import as_read, as_written, copy_of, wordless
 
 if __name__ == "__main__":
     install((ImportError, OSError, ValueError, RuntimeError))  # one-line errors
@@ -56,9 +57,9 @@ class Model:
             raise ValueError(
                 f"This model does not translate into {to!r}; it knows {', '.join(tags)}."
             )
-        room, results = self.about["max_pieces"], [""] * len(sentences)
-        places = [i for i, text in enumerate(sentences) if not is_blank(text)]
-        pieces = [self._source.encode(sentences[i], out_type=str) for i in places]
+        room, results = self.about["max_pieces"], list(map(copy_of, sentences))
+        places = [i for i, text in enumerate(sentences) if not wordless(text)]
+        pieces = [self._source.encode(as_read(sentences[i]), out_type=str) for i in places]
         left_out = {
             i + 1: len(row) - room for i, row in zip(places, pieces, strict=True) if len(row) > room
         }
@@ -82,7 +83,8 @@ class Model:
                 min_decoding_length=max(0, min(least, longest) - 1),
             )
             for (i, _), output in zip(rows, outputs, strict=True):
-                results[i] = one_line(self._target.decode(output.hypotheses[0]))
+                text = one_line(self._target.decode(output.hypotheses[0]))
+                results[i] = as_written(text, sentences[i], to)
         return results
 
     def _longest(self, source_length):

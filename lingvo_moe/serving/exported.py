@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from lingvo_moe.core.batching import batches
-from lingvo_moe.core.lines import cut_warning, is_blank
+from lingvo_moe.core.lines import cut_warning
 from lingvo_moe.core.one_process import OneProcess
 from lingvo_moe.data.sentences import split_into_parts
+from lingvo_moe.data.surface import as_read, as_written, copy_of, wordless
 from lingvo_moe.decoding.params import MAX_BEAM, BeamSearchParams
 from lingvo_moe.decoding.request import numbers_of, search_of
 from lingvo_moe.serving import client
@@ -51,7 +52,7 @@ class _Reading(NamedTuple):
     """How a sentence is read.
 
     Attributes:
-        parts: the texts that are translated one by one; none for a blank sentence.
+        parts: the texts that are translated one by one; none for a sentence without words.
         counts: number of pieces of each part.
         left_out: number of pieces of the sentence that are cut.
     """
@@ -146,7 +147,7 @@ class Exported(OneProcess):
         def penalty(length):
             return search.penalty(tags + length)
 
-        read = self._read(sentences, search)
+        read = self._read(sentences, search, source_language)
         if left_out := {i: one.left_out for i, one in enumerate(read, 1) if one.left_out}:
             warn(cut_warning(left_out))
         progress(sum(not one.parts for one in read))
@@ -165,12 +166,15 @@ class Exported(OneProcess):
                 results = self._translate(texts, languages, given)
                 found |= {places[p]: one for p, one in zip(batch, results, strict=True)}
                 progress(0 if later else len(batch))
-        return [
-            merge_hypotheses([found[i, n] for n in range(len(one.parts))], penalty)
-            if one.parts
-            else [Translation("", 0.0)] * n_best
-            for i, one in enumerate(read)
-        ]
+        results = [[Translation(copy_of(text), 0.0)] * n_best for text in sentences]
+        for i, one in enumerate(read):
+            if one.parts:
+                parts = [found[i, n] for n in range(len(one.parts))]
+                results[i] = [
+                    best._replace(text=as_written(best.text, sentences[i], to))
+                    for best in merge_hypotheses(parts, penalty)
+                ]
+        return results
 
     def score(
         self,
@@ -240,12 +244,13 @@ class Exported(OneProcess):
             "logdir."
         )
 
-    def _read(self, sentences, search):
-        """The _Reading of each sentence; a blank one has no parts."""
-        counts = self.count_pieces([search.source_prefix + text for text in sentences])
+    def _read(self, sentences, search, source_language=None):
+        """The _Reading of each sentence; one without words has no parts."""
+        texts = [as_read(text, source_language) for text in sentences]
+        counts = self.count_pieces([search.source_prefix + text for text in texts])
         return [
-            _Reading([], [], 0) if is_blank(text) else self._reading(text, count, search)
-            for text, count in zip(sentences, counts, strict=True)
+            _Reading([], [], 0) if wordless(text) else self._reading(text, count, search)
+            for text, count in zip(texts, counts, strict=True)
         ]
 
     def _reading(self, text, count, search):

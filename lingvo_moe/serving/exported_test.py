@@ -20,7 +20,7 @@ from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model import Model
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
-SENTENCES = ["kara mi", "", "ka\u2028ra", "mi " * 40, "mira so"]
+SENTENCES = ["kara mi", "", "ka\u2028ra", "mi " * 40, "mira so", "10.2", "KARA MI, SO TI."]
 
 
 def _random(path, *overrides):

@@ -5,13 +5,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.lines import INVISIBLE
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.serving.graph_functions import checked
 from lingvo_moe.serving.graph_vocabulary import GraphVocabulary
 from lingvo_moe.tasks.translation import TranslationTask
-
-_BLANK = "[" + "".join(f"\\p{{{category}}}" for category in INVISIBLE) + "]*"  # see is_blank
 
 
 class Read(NamedTuple):
@@ -23,7 +20,6 @@ class Read(NamedTuple):
         tasks: int32 [B].
         pieces: string [B, L], without tags and EOS; then "".
         left_out: int32 [B], number of pieces cut.
-        blank: bool [B].
     """
 
     ids: tf.Tensor
@@ -31,7 +27,6 @@ class Read(NamedTuple):
     tasks: tf.Tensor
     pieces: tf.Tensor
     left_out: tf.Tensor
-    blank: tf.Tensor
 
 
 class SentenceEncoder:
@@ -84,14 +79,12 @@ class SentenceEncoder:
         pieces, lengths = found.to_tensor()[:, :limit], tf.minimum(count, limit)
         batch, real = tf.shape(pieces)[0], tf.sequence_mask(lengths, tf.shape(pieces)[1])
         before = [tf.fill([batch, 1], tag) for tag in prefix]
-        blank = tf.strings.regex_full_match(sentences, _BLANK)
         return Read(
             tf.concat([*before, with_end(pieces, lengths)], axis=1),
             lengths + len(prefix) + 1,
             tf.fill([batch], self._task_id(source, target)),
-            tf.where(real & ~blank[:, None], self._vocabulary.pieces(pieces), ""),
-            tf.where(blank, 0, count - lengths),
-            blank,
+            tf.where(real, self._vocabulary.pieces(pieces), ""),
+            count - lengths,
         )
 
     def _tag(self, language, side):

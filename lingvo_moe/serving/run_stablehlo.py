@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 from lingvo_moe.core.console import install
-from lingvo_moe.core.lines import cut_warning, decode_lines, is_blank, one_line
+from lingvo_moe.core.lines import cut_warning, decode_lines, one_line
+from lingvo_moe.data.surface import as_read, as_written, copy_of, wordless
 from lingvo_moe.tasks.languages import check_source_language
 
 install((ImportError, OSError, ValueError))  # one-line errors, also during imports
@@ -105,8 +106,9 @@ def translate(lines, languages):
     for start in range(0, len(lines), rows):
         batch = {name: np.zeros(array["shape"], np.int32) for name, array in shapes.items()}
         batch["lengths"] += 1  # for rows without a sentence
-        for row, pieces in enumerate(source.encode(lines[start : start + rows])):
-            if len(pieces) > room and not is_blank(lines[start + row]):
+        texts = [as_read(line, languages["source"]) for line in lines[start : start + rows]]
+        for row, pieces in enumerate(source.encode(texts)):
+            if len(pieces) > room and not wordless(texts[row]):
                 left_out[start + row + 1] = len(pieces) - room
             ids = [*tags, *pieces[:room], eos]
             batch["source_ids"][row, : len(ids)], batch["lengths"][row] = ids, len(ids)
@@ -116,7 +118,8 @@ def translate(lines, languages):
         for row, line in enumerate(lines[start : start + rows]):
             ids = best["ids"][row, : best["lengths"][row]].tolist()
             text = one_line(target.decode([i for i in ids if i != eos]))
-            print("" if is_blank(line) else text, flush=True)
+            text = as_written(text, line, languages["target"])
+            print(copy_of(line) if wordless(line) else text, flush=True)
     if left_out:
         print(cut_warning(left_out), file=sys.stderr)
 

@@ -127,8 +127,9 @@ class Model(OneProcess):
 
         Returns:
             For each sentence its N best translations, best first: texts and scores, and with
-            tokens=True their tokens. A blank sentence has empty translations. If the search found
-            fewer than N, the last are empty with score -inf.
+            tokens=True their tokens. A sentence without words is copied, and one in capitals has
+            translations in capitals. If the search found fewer than N, the last are empty with
+            score -inf.
 
         Raises:
             ValueError: an option that does not exist or does not fit; the model does not know the

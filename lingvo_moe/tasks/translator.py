@@ -11,9 +11,10 @@ import numpy as np
 from absl import logging
 
 from lingvo_moe.core.fields import short_repr
-from lingvo_moe.core.lines import check_utf8, cut_warning, is_blank, one_line
+from lingvo_moe.core.lines import check_utf8, cut_warning, one_line
 from lingvo_moe.data.batching import padded_batches
 from lingvo_moe.data.sentences import join_sentences, split_into_parts
+from lingvo_moe.data.surface import as_read, as_written, copy_of, wordless
 from lingvo_moe.data.vocabulary import EOS, Vocabulary
 from lingvo_moe.decoding.constraints import join_lattices
 from lingvo_moe.decoding.flat_beam_search import BeamOutput
@@ -203,7 +204,7 @@ class EncodedSource(NamedTuple):
     """What is read of a sentence.
 
     Attributes:
-        parts: ids of what is translated together; [] for a blank sentence.
+        parts: ids of what is translated together; [] for a sentence without words.
         left_out: how many pieces are not read.
     """
 
@@ -324,7 +325,11 @@ class Translator:
         warn: Callable[[str], None] = logging.warning,
         first_line: int = 1,
     ) -> list[list[Translation]]:
-        """Translates sentences; blank ones (see `is_blank`) have empty translations.
+        """Translates sentences.
+
+        Those without words (see `wordless`) are copied, with score 0 and without tokens. Those in
+        capitals (see `shouted`) are translated in sentence case, and the result is put in capitals;
+        their tokens are what the model reads and writes.
 
         Args:
             sentences: in any languages the model knows.
@@ -353,10 +358,10 @@ class Translator:
                 f"The shortlist of this model has no tokens of {target_language!r}: no training "
                 f"data were counted. Leave decoding.shortlist out."
             )
-        results = [[Translation("", 0.0)] * self.decoding.n_best for _ in sentences]
-        filled = [i for i, text in enumerate(sentences) if not is_blank(text)]
+        results = [[Translation(copy_of(text), 0.0)] * self.decoding.n_best for text in sentences]
+        filled = [i for i, text in enumerate(sentences) if not wordless(text)]
         progress(len(sentences) - len(filled))
-        read = self.read([sentences[i] for i in filled])
+        read = self.read([sentences[i] for i in filled], source_language)
         left_out = {
             i + first_line: reading.left_out
             for i, reading in zip(filled, read, strict=True)
@@ -374,7 +379,10 @@ class Translator:
                 progress(sum(number == 0 for _, number in places))
         for i, reading in zip(filled, read, strict=True):
             parts = [found[i, n] for n in range(len(reading.parts))]
-            results[i] = merge_hypotheses(parts, self._penalty)
+            results[i] = [
+                one._replace(text=as_written(one.text, sentences[i], target_language))
+                for one in merge_hypotheses(parts, self._penalty)
+            ]
         return results
 
     def stream(
@@ -425,12 +433,14 @@ class Translator:
             return request
         return dataclasses.replace(request, shortlist=self.shortlist())
 
-    def read(self, sentences: Sequence[str]) -> list[EncodedSource]:
+    def read(
+        self, sentences: Sequence[str], source_language: str | None = None
+    ) -> list[EncodedSource]:
         """What is read of each sentence."""
-        encoded = self._encode(sentences)
+        texts = [as_read(text, source_language) for text in sentences]
         return [
-            self._reading(text, ids) if not is_blank(text) else EncodedSource([], 0)
-            for text, ids in zip(sentences, encoded, strict=True)
+            self._reading(text, ids) if not wordless(text) else EncodedSource([], 0)
+            for text, ids in zip(texts, self._encode(texts), strict=True)
         ]
 
     def _encode(self, texts):

@@ -56,6 +56,29 @@ def test_a_blank_line_has_as_many_empty_translations_as_any_other(blank):
     assert translator_of(never, n_best=3)([blank], "en") == [[Translation("", 0.0)] * 3]
 
 
+def test_a_line_without_words_is_copied():
+    def never(*batch):
+        raise AssertionError("there is nothing to translate")
+
+    translator = translator_of(never, n_best=2)
+    assert translator(["10.2\n😀"], "en") == [[Translation("10.2 😀", 0.0)] * 2]
+    assert translator.read(["10.2"])[0].parts == []
+
+
+def test_a_line_in_capitals_is_read_in_sentence_case_and_written_in_capitals():
+    read = []
+
+    def translate_ids(ids, lengths, tasks, request):
+        read.extend(row[1 : length - 1].tolist() for row, length in zip(ids, lengths, strict=True))
+        return saying("it is ß")(ids, lengths, tasks, request)
+
+    translator = translator_of(translate_ids)
+    lines = ["KARA IMI. SO", "Kara imi.", "USB"]
+    assert [best[0].text for best in translator(lines, "en")] == ["IT IS SS", "it is ß", "it is ß"]
+    texts = translator.source.decode(read)
+    assert sorted(texts) == sorted(["Kara imi. So", *lines[1:]])
+
+
 @pytest.mark.parametrize("character", "\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029")
 def test_a_translation_is_one_line_for_every_reader(character):
     [[translation]] = translator_of(saying(f"a{character}b"))(["kara"], "en")

@@ -12,10 +12,12 @@ from lingvo_moe.tasks.training import train_step
 from lingvo_moe.testing import tiny_world
 from lingvo_moe.testing.logdirs import SMALLEST
 
-# With line ends and spaces of Unicode, blank lines, and one that is too long.
+# With line ends and spaces of Unicode, blank lines, one that is too long, two without words, and
+# one in capitals.
 LINES = [
     "kara mi", "ka\u2028ra", "mi\x85ra", "ti\x0cra so", "ka\x0bra", "a\x1cb\x1dc\x1ed", "mi\rra",
     "", "\u3000", "\xa0", "\u200b", " \t", "\ufeff", "kara " * 10, "mira",
+    "10.2", "(https://a.b)\x85", "KARA MI SO",
 ]  # fmt: skip
 STEPS = 3  # that `run_bare` and `train_here` take
 
@@ -25,6 +27,7 @@ SMALL = (*SMALLEST, "input.source_length=12", "input.target_length=12")
 LONG = "kara " * 60  # more than 4 · 12 tokens
 SENTENCES = [
     "kara mi", "", "tira so\u2028kara", "mi\x85r\x0ca\x1c", "m\ri", "\u3000", "\u200b", LONG, "mi",
+    "10.2", "KARA MI SO",
 ]  # fmt: skip
 BARE = """
 import importlib.abc, os, runpy, sys

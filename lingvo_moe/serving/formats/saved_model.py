@@ -7,13 +7,13 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.core.console import quiet
-from lingvo_moe.core.lines import LINE_ENDS
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.smart_cond import size_of
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.decoding.flat_beam_search import beam_search
 from lingvo_moe.decoding.forced import score_given
 from lingvo_moe.decoding.request import Request, numbers_of
+from lingvo_moe.serving import graph_surface as surface
 from lingvo_moe.serving.client import check_path
 from lingvo_moe.serving.compact import compact
 from lingvo_moe.serving.exported import Exported
@@ -54,8 +54,9 @@ class ServedModel(tf.Module):
     Attributes:
         translate: a tf.function of `sentences` string [B], UTF-8, `source_language` string [] (only
             for models that need it), and `target_language` string [], such as "en". It returns
-            `translations` string [B, N], best first, each one line, empty for blank sentences;
-            `scores` float32 [B, N], length-normalised log-probabilities; and `left_out` int32 [B],
+            `translations` string [B, N], best first, each one line, copies for sentences without
+            words; `scores` float32 [B, N], length-normalised log-probabilities; and `left_out`
+            int32 [B],
             the number of tokens cut from a sentence that is too long. An unknown language raises
             tf.errors.InvalidArgumentError.
         translate_with: the same with further arguments: the options of a request, by default those
@@ -146,20 +147,21 @@ class ServedModel(tf.Module):
         }
 
     def _translate(self, sentences, **languages):
-        read = self._read(sentences, languages, limit=self._max_pieces)
-        return self._results(read, self._decode(beam_search, read, self._request))
+        read = self._read_surface(sentences, languages)
+        return self._results(
+            read, self._decode(beam_search, read, self._request), sentences, languages
+        )
 
     def _translate_with(self, sentences, **given):
         options = checked_numbers({name: given.pop(name) for name in self._options})
-        read = self._read(sentences, given, options["source_prefix"], limit=self._max_pieces)
+        read = self._read_surface(sentences, given, options["source_prefix"])
         output = self._decode(beam_search, read, self._request_of(options))
-        real = (
-            tf.sequence_mask(output.lengths, tf.shape(output.ids)[2]) & ~read.blank[:, None, None]
-        )
-        return self._results(read, output) | {
+        words = ~surface.wordless(sentences)[:, None]
+        real = tf.sequence_mask(output.lengths, tf.shape(output.ids)[2]) & words[:, None]
+        return self._results(read, output, sentences, given) | {
             "tokens": tf.where(real, self._target.pieces(output.ids), ""),
             "log_probs": output.log_probs,
-            "source": read.pieces,
+            "source": tf.where(words, read.pieces, ""),
             "aligned": output.sources - 1,  # without the tag
         }
 
@@ -200,16 +202,25 @@ class ServedModel(tf.Module):
         more = read.tasks, self._tags.start, first
         return function(self._network, self._laid_out(), ids, lengths, what, *more)
 
-    def _results(self, read, output):
+    def _read_surface(self, sentences, languages, source_prefix=""):
+        """Sentences as `Translator.read` reads them."""
+        lowered = surface.lowered(sentences, languages.get("source_language"))
+        sentences = tf.where(surface.shouted(sentences), lowered, sentences)
+        return self._read(sentences, languages, source_prefix, limit=self._max_pieces)
+
+    def _results(self, read, output, sentences, languages):
         n_best = size_of(output.lengths, 1)
         ids = tf.reshape(output.ids, [-1, tf.shape(output.ids)[2]])
         real = tf.sequence_mask(tf.reshape(output.lengths, [-1]), tf.shape(ids)[1])
         texts = self._target.decode(tf.ragged.boolean_mask(ids, real & (ids != EOS)))
-        texts = tf.reshape(tf.strings.regex_replace(texts, LINE_ENDS, " "), [-1, n_best])
+        texts = tf.reshape(surface.one_line(texts), [-1, n_best])
+        raised = surface.raised(texts, languages["target_language"])
+        texts = tf.where(surface.shouted(sentences)[:, None], raised, texts)
+        wordless, copies = surface.wordless(sentences), surface.copies_of(sentences)
         return {
-            "translations": tf.where(read.blank[:, None], "", texts),
-            "scores": tf.where(read.blank[:, None], 0.0, output.scores),
-            "left_out": read.left_out,
+            "translations": tf.where(wordless[:, None], copies[:, None], texts),
+            "scores": tf.where(wordless[:, None], 0.0, output.scores),
+            "left_out": tf.where(wordless, 0, read.left_out),
         }
 
 

@@ -30,6 +30,7 @@ from lingvo_moe.testing.exports import LINES
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
 LONG = "kara " * 10
+WITHOUT_WORDS = {15: "10.2", 16: "(https://a.b) "}
 BLANK = [7, 8, 9, 10, 11, 12]
 HOSTILE = ("\ufeff" + "\r\n".join(LINES) + "\n").encode()
 
@@ -64,6 +65,8 @@ def test_as_many_lines_as_there_are_and_those_of_the_translator(model_dir, call)
     warnings = []
     expected = [best[0].text for best in translator(LINES, "en", warn=warnings.append)]
     assert [i for i, text in enumerate(expected) if not text] == BLANK
+    assert {i: expected[i] for i in WITHOUT_WORDS} == WITHOUT_WORDS
+    assert expected[17] == expected[17].upper()
     out, err = call("--batch_tokens=16", stdin=HOSTILE)
     assert out == "".join(f"{text}\n" for text in expected).encode()
     assert err.decode() == f"{warnings[0]}\n"
@@ -94,8 +97,9 @@ def test_options_of_the_client(model_dir, call):
 
 
 def test_tokens_are_those_of_the_logdir(model_dir, call):
-    expected = lm.load(model_dir.path).translate(["kara mi", ""], "en", n_best=2, tokens=True)
-    out = call("--tokens", "--n_best=2", "kara mi", "").out.decode()
+    sentences = ["kara mi", "", "10.2"]
+    expected = lm.load(model_dir.path).translate(sentences, "en", n_best=2, tokens=True)
+    out = call("--tokens", "--n_best=2", *sentences).out.decode()
     rows = [json.loads(line) for line in out.splitlines()]
     for row, translation in zip(rows, itertools.chain(*expected), strict=True):
         tokens = [(token["text"], token["source"]) for token in row.get("tokens", ())]

@@ -1,0 +1,101 @@
+import time
+
+import pytest
+
+from lingvo_moe.data.surface import copy_of, lowered, raised, shouted, wordless
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["102", "٨٢٥", "3.5 %", "...", "😀👍🏽 👩‍👩‍👧", "ℹ️", "1️⃣", "\u0301", "\u093f", "Ⅷ", "http://a.de/x?y=Köln",
+     "(see@example.org),", "www.a.de", "example.com/a", "1. https://a.b 2. a@b.de", "", "\u200b"],
+)  # fmt: skip
+def test_lines_without_words(text):
+    assert wordless(text)
+    assert copy_of(text) == ("" if text == "\u200b" else text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["5 km", "ok", "é", "न", "看https://a.b", "https://a.b，谢谢", "see a@b.de", "a@b", "und/oder"],
+)
+def test_lines_with_words(text):
+    assert not wordless(text)
+
+
+def test_a_long_line_takes_little_time():
+    start = time.perf_counter()
+    for text in (
+        "a" * 300_000,
+        "a." * 150_000,
+        "a@" * 150_000,
+        "(" * 300_000 + "é",
+        "A." * 150_000,
+    ):
+        wordless(text), shouted(text), raised(lowered(text), "el")
+    assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "HELLO",
+        "I AM",
+        "NO ENTRY!",
+        "ПРИВЕТ",
+        "STRAßE 1",
+        "LA 1ª VEZ",
+        "E\u0301TE\u0301 X",
+        "D\u02bcOR X",
+    ],
+)
+def test_lines_in_capitals(text):
+    assert shouted(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NATO",
+        "USB 3.0",
+        "A",
+        "HELLo WORLD",
+        "NBA 和 CBA",
+        "ᏣᎳᎩ ᎦᏬᏂᎯᏍᏗ",
+        "ႠႡႢ ႣႤႥ",
+        "გამა",
+        "שלום",
+        "102",
+    ],
+)
+def test_acronyms_and_scripts_without_case_are_not_in_capitals(text):
+    assert not shouted(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "expected"),
+    [
+        ("«HALT!» ER KAM. ES WAR 1 UHR.", "de", "«Halt!» Er kam. Es war 1 uhr."),
+        ("IRMAK", "tr", "Irmak"),  # not İrmak
+        ("IŞIK VE İP", None, "Işık ve ip"),  # the İ tells the language
+        ("IN IT", None, "In it"),
+        ("ΑΣ ΠΑΜΕ ΣΤΟΥΣ ΔΡΟΜΟΥΣ", "el", "Ας παμε στους δρομους"),  # the last sigma of a word
+        ("ᲒᲐᲛᲐ ᲠᲯᲝᲑᲐ", "ka", "გამა რჯობა"),
+    ],
+)
+def test_sentence_case(text, language, expected):
+    assert lowered(text, language) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "expected"),
+    [
+        ("irmak ılık", "tur_Latn", "İRMAK ILIK"),
+        ("it is", "trx", "IT IS"),
+        ("Straße", "de", "STRASSE"),
+        ("νεράιδα, μαΐου, ώς", "el", "ΝΕΡΑΪΔΑ, ΜΑΪΟΥ, ΩΣ"),
+        ("ﬁne e\u0301", "fr", "FINE É"),
+    ],
+)
+def test_capitals(text, language, expected):
+    assert raised(text, language) == expected
