@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.baselines import Baselines
+from lingvo_moe.evaluation.columns import measured
 from lingvo_moe.evaluation.hypotheses import write_hypotheses
 from lingvo_moe.evaluation.metrics.base import Metric, score_of, signature_of
 from lingvo_moe.evaluation.page import page_parts
@@ -106,7 +107,7 @@ def _score(
     """The score; without translations of the baseline its BLEU is taken from its report."""
     theirs = baselines.hypotheses(output.pair) if baselines else None
     score = score_pair(output, theirs, tokenizer=tokenizer, bootstrap_samples=samples)
-    score = _add_metrics(score, output, metrics)
+    score = _add_measures(score, output, tokenizer, metrics)
     reported = baselines.score(output.pair) if baselines else None
     if theirs or not reported:
         return score
@@ -134,10 +135,12 @@ def _score_pooled(
             tokenizer=chosen[group[0].pair],
             bootstrap_samples=samples,
         )
-        scores.append(_add_metrics(score, pooled, metrics))
+        scores.append(_add_measures(score, pooled, chosen[group[0].pair], metrics))
     return scores
 
 
-def _add_metrics(score: PairScore, output: PairOutput, metrics: Sequence[Metric]) -> PairScore:
+def _add_measures(
+    score: PairScore, output: PairOutput, tokenizer: str, metrics: Sequence[Metric]
+) -> PairScore:
     found = {metric.column: score_of(metric, output) for metric in metrics}
-    return dataclasses.replace(score, metrics=found)
+    return dataclasses.replace(score, measures=measured(output, tokenizer) | found)

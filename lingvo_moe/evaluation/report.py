@@ -8,11 +8,12 @@ import json
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from lingvo_moe.core.fields import Params
 from lingvo_moe.core.files import read_json, write_whole
 from lingvo_moe.core.lines import printable
+from lingvo_moe.evaluation.columns import COLUMNS, Column, shown
 from lingvo_moe.evaluation.scores import PairScore, check_pair
 from lingvo_moe.reporting.table import Table
 
@@ -22,49 +23,9 @@ T = TypeVar("T")
 ZERO_SHOT = "°"  # marks pairs without training data
 
 
-class _Optional(NamedTuple):
-    """A column of scores that may not have been measured."""
-
-    name: str
-    field: str
-    factor: float
-    digits: int
-
-    def cell(self, scores: "PairScore | Averages") -> str:
-        """What is shown of PairScore or Averages."""
-        value = getattr(scores, self.field)
-        return "–" if value is None else f"{self.factor * value:.{self.digits}f}"
-
-
-class _OfMetric(NamedTuple):
-    """The column of a metric."""
-
-    name: str
-
-    def cell(self, scores: "PairScore | Averages") -> str:
-        """What is shown of PairScore or Averages."""
-        return format_score(scores.metrics.get(self.name))
-
-
-class _OfModels(NamedTuple):
-    """The column of the pairs' models; averages have none."""
-
-    name: str
-
-    def cell(self, scores: "PairScore | Averages") -> str:
-        """What is shown of PairScore or Averages."""
-        return getattr(scores, "model", None) or ""
-
-
-_OFF_TARGET = ("off_target", "references_off_target")
-_OPTIONAL = (
-    _Optional("floor", "floor", 1, 1),
-    _Optional("source use", "source_use", 1, 2),
-    _Optional("off-target %", "off_target", 100, 1),
-    _Optional("of refs %", "references_off_target", 100, 1),
-)
 _ALWAYS = ("pair", "train", "test", "BLEU", "baseline", "ΔBLEU", "p", "chrF++")
-COLUMNS = (*_ALWAYS, *(column.name for column in _OPTIONAL), "model")  # all but those of metrics
+# Names that a Metric's column cannot have.
+TAKEN = (*_ALWAYS, *(name for one in COLUMNS for name in (one.name, one.key)), "model")
 _DERIVED = ("delta_bleu", "reliable")
 
 
@@ -79,11 +40,7 @@ class Averages:
         chrf: mean chrF++.
         baseline_bleu: mean BLEU of the baselines.
         delta_bleu: mean ΔBLEU.
-        source_use: mean source use, in nats per token.
-        off_target: mean share of translations that are not in the target language.
-        references_off_target: the same of the references.
-        floor: mean BLEU of the targets of the most similar training sentences.
-        metrics: column -> mean score, of further metrics.
+        measures: means of what else was measured for each of these pairs; keys as of PairScore.
     """
 
     pairs: int
@@ -92,11 +49,7 @@ class Averages:
     baseline_bleu: float | None
     delta_bleu: float | None
     chrf: float | None
-    source_use: float | None
-    off_target: float | None
-    references_off_target: float | None
-    floor: float | None
-    metrics: Mapping[str, float]
+    measures: Mapping[str, float]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -229,6 +182,7 @@ def format_table(report: Report) -> str:
             "",
             *_cells(average),
             *_more_cells(report, average),
+            *[""] * any(score.model for score in report.pairs),
         )
         for name, average in shown_averages(report).items()
     ]
@@ -241,9 +195,13 @@ def format_table(report: Report) -> str:
 
 def pairs_table(report: Report) -> Table:
     """A row for each pair."""
-    columns = (*_ALWAYS, *(column.name for column in _measured(report)))
+    several = any(score.model for score in report.pairs)
+    columns = (*_ALWAYS, *(one.name for one in _columns(report)), *["model"] * several)
     rows = [
-        (s.pair, *_sizes(s), *_cells(s, format_p_value(s)), *_more_cells(report, s))
+        (
+            *(s.pair, *_sizes(s), *_cells(s, format_p_value(s)), *_more_cells(report, s)),
+            *[s.model or ""] * several,
+        )
         for s in (*report.pairs, *report.pooled)
     ]
     return Table(columns, rows)
@@ -275,7 +233,7 @@ def averages_table(report: Report) -> Table:
         *scores, _, chrf = _cells(average)
         rows.append((name, format_pairs(average), *scores, chrf, *_more_cells(report, average)))
     columns = ("average over", "pairs", "BLEU", "baseline", "ΔBLEU", "chrF++")
-    return Table((*columns, *(column.name for column in _measured(report))), rows)
+    return Table((*columns, *(column.name for column in _columns(report))), rows)
 
 
 def shown_averages(report: Report) -> Mapping[str, Averages]:
@@ -318,25 +276,23 @@ def _average(group: Sequence[PairScore]) -> Averages:
         values = [getattr(score, name) for score in scores]
         return statistics.fmean(values) if values and None not in values else None
 
-    names = ("bleu", "baseline_bleu", "delta_bleu", "chrf", *(column.field for column in _OPTIONAL))
-    columns = dict.fromkeys(column for score in scores for column in score.metrics)
+    keys = dict.fromkeys(key for score in scores for key in score.measures)
     return Averages(
         pairs=len(scores),
         of=len(group),
-        metrics={
-            column: statistics.fmean(score.metrics[column] for score in scores)
-            for column in columns
-            if all(column in score.metrics for score in scores)
+        measures={
+            key: statistics.fmean(score.measures[key] for score in scores)
+            for key in keys
+            if all(key in score.measures for score in scores)
         },
-        **{name: mean(name) for name in names},
+        **{name: mean(name) for name in ("bleu", "baseline_bleu", "delta_bleu", "chrf")},
     )
 
 
 def _score_to_json(score: PairScore) -> dict:
     first = ("pair", "train_examples", "test_examples", "bleu", "baseline_bleu", "delta_bleu")
-    then = ("p_value", "chrf", "source_use", "off_target", "references_off_target")
-    last = ("floor", "metrics", "model", "signature", "chrf_signature", "reliable")
-    return {name: getattr(score, name) for name in (*first, *then, *last)}
+    then = ("p_value", "chrf", "measures", "model", "signature", "chrf_signature", "reliable")
+    return {name: getattr(score, name) for name in (*first, *then)}
 
 
 def _report_from_json(contents: dict) -> Report:
@@ -345,8 +301,8 @@ def _report_from_json(contents: dict) -> Report:
         checkpoint_step=contents["checkpoint_step"],
         split=contents["split"],
         baseline_model=contents["baseline_model"],
-        pivot=contents.get("pivot"),
-        metrics=contents.get("metrics", {}),
+        pivot=contents["pivot"],
+        metrics=contents["metrics"],
         pairs=[_score_from_json(score) for score in contents["pairs"]],
         pooled=[_score_from_json(score) for score in contents["pooled"]],
     )
@@ -358,24 +314,14 @@ def _score_from_json(contents: dict) -> PairScore:
 
 
 def _more_cells(report: Report, scores: PairScore | Averages) -> list[str]:
-    """The cells of the optional columns."""
-    return [column.cell(scores) for column in _measured(report)]
+    """The cells of `_columns`."""
+    return [column.cell(scores.measures.get(column.key)) for column in _columns(report)]
 
 
-def _measured(report: Report) -> list[_Optional | _OfMetric | _OfModels]:
-    """The optional columns with values; rates off target only if one is above 0."""
-    optional = [
-        column
-        for column in _OPTIONAL
-        if any(getattr(score, column.field) is not None for score in report.pairs)
-        and (column.field not in _OFF_TARGET or _is_off_target(report))
-    ]
-    models = [_OfModels("model")] if any(score.model for score in report.pairs) else []
-    return [*map(_OfMetric, report.metrics), *optional, *models]
-
-
-def _is_off_target(report: Report) -> bool:
-    return any(getattr(score, field) for score in report.pairs for field in _OFF_TARGET)
+def _columns(report: Report) -> list[Column]:
+    """The columns of metrics, and those that were measured."""
+    of_metrics = [Column(name, name) for name in report.metrics]
+    return [*of_metrics, *shown([score.measures for score in report.pairs])]
 
 
 def _sizes(score: PairScore) -> tuple[str, str]:
@@ -407,16 +353,9 @@ def _notes(report: Report) -> Sequence[str]:
 
 
 def column_notes(report: Report) -> list[str]:
-    """Notes on zero-shot pairs and on optional columns."""
-    notes = []
-    if any(score.floor is not None for score in report.pairs):
-        notes.append("floor: BLEU of the target of the most similar training sentence")
+    """Notes on zero-shot pairs and on measured columns."""
+    notes = [column.note for column in _columns(report) if column.note]
     if any(score.zero_shot for score in report.pairs):
         through = f", translated through {report.pivot}" if report.pivot else ""
         notes.append(f"{ZERO_SHOT} zero-shot: a pair without training data{through}")
-    if _is_off_target(report):
-        notes.append(
-            "off-target: share not in the target language, of translations and, as the error of the"
-            " classifier, of references"
-        )
     return notes

@@ -9,7 +9,7 @@ the value of the environment variable SACREBLEU_SEED.
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sacrebleu.metrics import CHRF
@@ -41,11 +41,8 @@ class PairOutput:
         sources: the sentences to translate.
         hypotheses: the system's translations.
         references: the human translations.
-        source_use: extra loss with sources of other sentences, nats a target token; None if it was
-            not measured.
-        off_target: share of the hypotheses that are not in the target language; None if it was not
-            measured.
-        references_off_target: the same of the references: the error of the language identifier.
+        measures: what was measured of this pair besides the texts, by `columns.Column.key`, such as
+            source_use (nats a target token) or off_target (a share).
         nearest: the target of the most similar training sentence for each source; None if they
             were not searched.
         model: name of the model that translated this pair; None if it is that of all pairs.
@@ -60,9 +57,7 @@ class PairOutput:
     sources: Sequence[str]
     hypotheses: Sequence[str]
     references: Sequence[str]
-    source_use: float | None = None
-    off_target: float | None = None
-    references_off_target: float | None = None
+    measures: Mapping[str, float] = dataclasses.field(default_factory=dict)
     nearest: Sequence[str] | None = None
     model: str | None = None
 
@@ -97,10 +92,8 @@ class PairScore(Params):
         baseline_bleu: BLEU of the baseline on the same references; None without a baseline.
         p_value: probability of a difference this large by chance; None without a baseline or its
             hypotheses, for a single line, and if both systems have BLEU 0.
-        source_use, off_target, references_off_target, model: as of PairOutput.
-        floor: BLEU of the targets of the most similar training sentences; None if they were not
-            searched.
-        metrics: column -> score, of further metrics.
+        model: as of PairOutput.
+        measures: what else was measured, by `columns.Column.key` or by the column of a Metric.
     """
 
     pair: str
@@ -112,12 +105,8 @@ class PairScore(Params):
     chrf_signature: str
     baseline_bleu: NonNegativeFloat | None = None
     p_value: Share | None = None
-    source_use: float | None = None
-    off_target: Share | None = None
-    references_off_target: Share | None = None
     model: str | None = None
-    floor: NonNegativeFloat | None = None
-    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    measures: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def delta_bleu(self) -> float | None:
@@ -183,13 +172,7 @@ def score_pair(
         chrf=chrf.corpus_score(output.hypotheses, [output.references]).score,
         signature=bleu.get_signature().format(),
         chrf_signature=chrf.get_signature().format(),
-        source_use=output.source_use,
-        off_target=output.off_target,
-        references_off_target=output.references_off_target,
         model=output.model,
-        floor=None
-        if output.nearest is None
-        else bleu.corpus_score(output.nearest, [output.references]).score,
     )
     if baseline_hypotheses is None:
         return result

@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from lingvo_moe.core.fields import list_of
 from lingvo_moe.core.files import check_output, new_directory
 from lingvo_moe.core.lines import first_of
@@ -14,6 +16,7 @@ from lingvo_moe.data.dataset import SIDES, Dataset
 from lingvo_moe.data.pipeline import eval_batches
 from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.baselines import Baselines
+from lingvo_moe.evaluation.columns import length_warnings
 from lingvo_moe.evaluation.evaluate import write_report
 from lingvo_moe.evaluation.language_id import LanguageIdentifier
 from lingvo_moe.evaluation.metrics.base import Metric, prepare_metrics
@@ -126,9 +129,9 @@ def evaluate(
     with keeping if keep else contextlib.nullcontext() as kept:
         outputs = translate_split(translators, dataset, split, report, kept)
         use = _source_use(model_dir, runtime, dataset, split, tuple(references), report)
-        outputs = _measured(outputs, dataset, trained_on, use, copies)
+        outputs = _measured(outputs, dataset, translator, trained_on, use, copies)
         with new_directory(output, MAKER, overwrite) as directory:
-            return write_report(
+            made = write_report(
                 outputs,
                 directory,
                 model=model_dir.model,
@@ -139,6 +142,9 @@ def evaluate(
                 chosen_tokenizers=chosen,
                 metrics=ready,
             )
+    for line in length_warnings({one.pair: one.measures["length_ratio"] for one in made.pairs}):
+        report(line)
+    return made
 
 
 def references_of(
@@ -418,28 +424,41 @@ def _copies(dataset, split, pairs, report) -> dict[str, list[str]]:
     return copies
 
 
-def _measured(outputs, dataset, trained_on, use, copies) -> list[PairOutput]:
+def _measured(outputs, dataset, translator, trained_on, use, copies) -> list[PairOutput]:
     """The outputs with measurements of each pair; see `PairOutput`.
 
     Args:
         outputs: the translations.
         dataset: prepared data.
+        translator: the model's.
         trained_on: as of `count_trained_on`.
         use: pair -> source use, nats per token.
         copies: pair -> targets of the most similar training sentences.
     """
-    identify = language_identifier(dataset)
-    return [
-        dataclasses.replace(
-            one,
-            train_examples=trained_on[one.pair],
-            nearest=copies.get(one.pair),
-            source_use=use.get(one.pair),
-            off_target=_off_target(identify, one.hypotheses, one.pair),
-            references_off_target=_off_target(identify, one.references, one.pair),
+    identify, found = language_identifier(dataset), []
+    for one in outputs:
+        measures = {
+            "source_use": use.get(one.pair),
+            "cut": _cut(translator, one.sources),
+            "off_target": _off_target(identify, one.hypotheses, one.pair),
+            "references_off_target": _off_target(identify, one.references, one.pair),
+        }
+        found.append(
+            dataclasses.replace(
+                one,
+                train_examples=trained_on[one.pair],
+                nearest=copies.get(one.pair),
+                measures={key: value for key, value in measures.items() if value is not None},
+            )
         )
-        for one in outputs
-    ]
+    return found
+
+
+def _cut(translator, sources):
+    """The share of sources of which a part is not read; None if the translator does not tell."""
+    if not isinstance(translator, Translator):
+        return None
+    return float(np.mean([read.left_out > 0 for read in translator.read(sources)]))
 
 
 def _off_target(identify, texts, pair):

@@ -90,10 +90,10 @@ def evaluate(output, data=None, report=lambda line: None, baselines=None, **opti
 def test_a_report_appears_whole_and_serves_as_baselines_of_the_next(tmp_path, translated):
     report = evaluate(tmp_path / "new" / "first")
     assert load_report(tmp_path / "new" / "first") == report
-    assert [score.source_use for score in report.pairs] == [2, 2]
+    assert [score.measures["source_use"] for score in report.pairs] == [2, 2]
     # "the", then the source: in none of the languages' own texts, and mostly like the source.
-    assert all(score.off_target >= 0.8 for score in report.pairs)
-    assert all(score.references_off_target <= 0.1 for score in report.pairs)
+    assert all(score.measures["off_target"] >= 0.8 for score in report.pairs)
+    assert all(score.measures["references_off_target"] <= 0.1 for score in report.pairs)
     assert (report.checkpoint_step, [s.pair for s in report.pairs]) == (7, list(PAIRS))
     names = {path.name for path in (tmp_path / "new" / "first").iterdir()}
     assert names == {"report.json", "delta_bleu.png", "index.html", "hypotheses", MANIFEST}
@@ -240,9 +240,12 @@ def test_the_floor_is_the_score_of_the_nearest_training_sentences(tmp_path, tran
     nearest = nearest_targets(dataset(), "test", "qna-en")
     references = [example.target_text for example in dataset().examples("test", "qna-en")]
     scores = {score.pair: score for score in report.pairs}
-    assert scores["qna-en"].floor == BLEU(force=True).corpus_score(nearest, [references]).score
-    assert scores["qna-en"].metrics["spBLEU"] > 0
-    assert report.averages["all"].floor > 0
+    assert (
+        scores["qna-en"].measures["floor"]
+        == BLEU(force=True).corpus_score(nearest, [references]).score
+    )
+    assert scores["qna-en"].measures["spBLEU"] > 0
+    assert report.averages["all"].measures["floor"] > 0
     page = (tmp_path / "r" / "index.html").read_text("utf-8")
     assert f"<td>nearest</td><td>{nearest[0]}</td>" in page
 

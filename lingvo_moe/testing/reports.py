@@ -9,7 +9,9 @@ from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.evaluation.scores import PairScore
 
 
-def make_score(pair, train_examples, bleu, baseline_bleu=None, p_value=None, test_examples=100):
+def make_score(
+    pair, train_examples, bleu, baseline_bleu=None, p_value=None, test_examples=100, **given
+):
     """The score of a pair; its chrF++ is 10 above BLEU."""
     return PairScore(
         pair=pair,
@@ -21,6 +23,7 @@ def make_score(pair, train_examples, bleu, baseline_bleu=None, p_value=None, tes
         chrf_signature="nw:2",
         baseline_bleu=baseline_bleu,
         p_value=p_value,
+        **given,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from lingvo_moe.core.fields import Params, list_of, short_repr
 from lingvo_moe.core.params import parse_policy
-from lingvo_moe.evaluation.report import COLUMNS
+from lingvo_moe.evaluation.report import TAKEN
 from lingvo_moe.evaluation.scores import PairOutput
 
 _CURE = "Correct the cause, or leave this --metric out."
@@ -73,10 +73,10 @@ def prepare_metrics(given: Sequence[str | Metric]) -> list[Metric]:
         )
     for metric in metrics:
         name = metric.column
-        if name in COLUMNS or not name.strip() or not name.isprintable():
+        if name in TAKEN or not name.strip() or not name.isprintable():
             raise ValueError(
                 f"column={name!r} cannot be the column of a metric: a name must be printable text, "
-                f"and no column of the report ({', '.join(COLUMNS)}). Give another one, such as "
+                f"and no column of the report ({', '.join(TAKEN)}). Give another one, such as "
                 f"column='{type(metric).__name__}'."
             )
         _prepare(metric)

@@ -1,0 +1,55 @@
+"""The measured columns of a report."""
+
+import pytest
+
+from lingvo_moe.evaluation.columns import COLUMNS, length_warnings, measured, shown
+from lingvo_moe.evaluation.scores import PairOutput
+
+
+def of(hypotheses, references, **given):
+    sources = ["x"] * len(references)
+    return PairOutput(
+        pair="a-b",
+        train_examples=1,
+        sources=sources,
+        hypotheses=hypotheses,
+        references=references,
+        **given,
+    )
+
+
+def test_values_by_hand():
+    """6 characters for 12, one of two translations is empty, 2 words for 4: BP = e^(1 - 4/2)."""
+    values = measured(of(["ab abc", ""], ["abcd abcd", "a b"], measures={"cut": 0.5}), "13a")
+    assert values == {
+        "length_ratio": 0.5,
+        "brevity_penalty": pytest.approx(0.36788, abs=1e-5),
+        "empty": 0.5,
+        "cut": 0.5,
+    }
+
+
+def test_an_empty_translation_of_an_empty_source_is_right():
+    output = PairOutput(
+        pair="a-b", train_examples=1, sources=["", "x"], hypotheses=["", "y"], references=["", "y"]
+    )
+    assert measured(output, "13a")["empty"] == 0
+
+
+def test_columns_that_say_nothing_are_hidden():
+    plain = measured(of(["a"], ["a"]), "13a")
+    assert [column.name for column in shown([plain])] == ["length"]
+    empty = plain | {"empty": 0.1}
+    assert [column.name for column in shown([plain, empty])] == ["length", "empty %"]
+    assert [column.cell(empty[column.key]) for column in shown([empty])] == ["1.00", "10.0"]
+
+
+def test_names_and_keys_are_different():
+    assert len({column.key for column in COLUMNS}) == len({c.name for c in COLUMNS}) == len(COLUMNS)
+
+
+def test_warnings_of_lengths():
+    assert length_warnings({"a-b": 0.8, "b-a": 1.25}) == []
+    (line,) = length_warnings({"a-b": 0.79, "b-a": 1.0, "c-a": 1.26})
+    assert "2 of 3 pairs" in line
+    assert "a-b 0.79, c-a 1.26" in line
