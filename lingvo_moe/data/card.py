@@ -30,7 +30,8 @@ from lingvo_moe.reporting.table import Table
 _LEFT_OUT = {
     "empty": "a side is blank (also in dev and test)",
     "duplicates": "the same as an earlier line",
-    "held_out_in_train": "the source, or with held_out_targets the target, is in dev or test",
+    "held_out_in_train": "the source or the turned pair is in dev or test, with held_out_targets "
+    "also the target",
     "too_long": "more than max_length tokens",
 }
 _COUNTED = {

@@ -6,7 +6,7 @@ import functools
 import io
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -125,30 +125,47 @@ class PairWork:
                     if dropped:
                         verdicts[i] = code
             if split == "train":
-                self._write_keys(number, lines, np.flatnonzero(verdicts == KEPT))
-                key = self.work.params.duplicates.key
-                for i in np.flatnonzero(verdicts == KEPT):
-                    if key(lines[i].source) in self._held_sources:
-                        verdicts[i] = HELD_OUT
+                kept = np.flatnonzero(verdicts == KEPT)
+                lines = [lines[i] for i in kept]
+                keys = [(self.work.key(s, 0), self.work.key(t, 1)) for s, t in lines]
+                both = (f"{source}\n{target}".encode() for source, target in keys)
+                _save(self._path("keys", "train", number), sorted_keys(both, kept))
+                held = np.isin(hashes(source.encode() for source, _ in keys), self._held_sources)
+                if len(self._held_turned):
+                    turned = (line[::-1] for line in lines)
+                    held |= np.isin(self._pair_hashes(turned), self._held_turned)
                 if self.work.params.held_out_targets:
-                    held = np.isin(self._target_hashes(lines), self._held_targets)
-                    verdicts[(verdicts == KEPT) & held] = HELD_OUT
+                    held |= np.isin(hashes(key.encode() for _, key in keys), self._held_targets)
+                verdicts[kept[held]] = HELD_OUT
             write_whole(self._path("checks", split, number), verdicts.tobytes())
 
         return make
 
-    def _write_keys(self, number, lines, kept):
-        """Writes the hashes of the kept lines, sorted."""
-        key = self.work.params.duplicates.key
-        texts = (f"{key(lines[i].source)}\n{key(lines[i].target)}".encode() for i in kept)
-        _save(self._path("keys", "train", number), sorted_keys(texts, kept))
+    @functools.cached_property
+    def _held_sources(self) -> np.ndarray:
+        """The hashes of the sources of dev and test."""
+        lines = itertools.chain(self._held_out(), self._held_out_in_extended())
+        return np.unique(hashes(self.work.key(line.source, 0).encode() for line in lines))
 
     @functools.cached_property
-    def _held_sources(self) -> set[str]:
-        """The keys of the sources of dev and test."""
-        key = self.work.params.duplicates.key
-        own = self._held_out()
-        return {key(line.source) for line in itertools.chain(own, self._held_out_in_extended())}
+    def _held_turned(self) -> np.ndarray:
+        """The hashes of the sentence pairs of dev and test of the other direction."""
+        turned, files = PairWork(self.work, self.pair.reverse()), self.pair.files
+        own = (
+            other._filled(split)
+            for other in each_pair(self.work)
+            for split in SPLITS[1:]
+            # In the same files each source is a held-out source.
+            if other.pair.name == turned.pair.name
+            and other.pair.files.get(split) != files.get(split)
+        )
+        lines = itertools.chain(turned._held_out_in_extended(), *own)
+        return np.unique(self._pair_hashes(lines))
+
+    def _pair_hashes(self, lines: Iterable[Sequence[str]]) -> np.ndarray:
+        """The hashes of sentence pairs; both texts are read as by both vocabularies."""
+        keys = ((self.work.key(text, 0, 1) for text in line) for line in lines)
+        return hashes("\n".join(line).encode() for line in keys)
 
     @functools.cached_property
     def _held_targets(self) -> np.ndarray:
@@ -162,8 +179,7 @@ class PairWork:
         return np.concatenate([own, np.setdiff1d(others, own)])
 
     def _target_hashes(self, lines: Sequence[SentencePair]) -> np.ndarray:
-        key = self.work.params.duplicates.key
-        return hashes(key(line.target).encode() for line in lines)
+        return hashes(self.work.key(line.target, 1).encode() for line in lines)
 
     def _held_out(self) -> Iterator[SentencePair]:
         return itertools.chain.from_iterable(map(self._filled, SPLITS[1:]))

@@ -91,6 +91,17 @@ def test_held_out_text_of_the_extended_dataset_is_held_out_too(targets, left_out
     assert any("also in train: 1 of 2" in line for line in messages) != targets
 
 
+def test_a_line_that_both_datasets_hold_out_is_counted_once(corpus, tmp_path):
+    base = prepare(corpus, tmp_path / "base", PARAMS)
+    lines = [*TRAIN, ("ein hund", "dog"), ("die maus", "mouse"), ("ein huhn", "hen")]
+    own = [("huhn", "hen"), ("henne", "hen"), ("maus", "mouse")]
+    mined = _corpus(tmp_path / "mined", train={"de_en": lines}, test={"de_en": own})
+    params, messages = PrepareParams(extend=str(base.directory), new_pieces=0), []
+    dataset = prepare(mined, tmp_path / "data", params, report=messages.append)
+    assert dataset.checks["de-en"]["targets_in_train"] == 4  # hen, hen, mouse and dog
+    assert any("also in train: 4 of 4" in line for line in messages)
+
+
 def test_another_dataset_to_extend_is_other_work(corpus, tmp_path, monkeypatch):
     base = prepare(corpus, tmp_path / "base", PARAMS)
     params = PrepareParams(extend=str(base.directory), new_pieces=0)
@@ -126,6 +137,73 @@ def test_both_directions_complete_each_split(tmp_path):
     assert (example.source_text, example.target_text) == ("three", "drei")
     first = dataset.examples("train", "en-de")[0]
     assert dataset.source_vocabulary.decode([first.source.tolist()]) == ["cat 0"]
+
+
+@pytest.mark.parametrize("extend", [False, True])
+def test_texts_are_compared_as_the_vocabulary_reads_them(extend, corpus, tmp_path):
+    """No id sequence of dev or test is one of train, and none of train is there twice."""
+    train = [
+        *TRAIN,
+        ("katze  0", "cat 0"),  # a duplicate
+        ("ｋatze 1", "cat 1"),  # another
+        ("  katze 2\u3000", "cat▁2"),  # another
+        *(("hund ", "a"), ("ｈund", "b"), ("maus\u200b", "c")),  # held out
+        *(("d", "the  mouse"), ("e", "the mouse")),  # targets of test
+        ("f", "the ｍouse"),  # another target: the target vocabulary keeps the character
+    ]
+    test = [("maus", "the mouse"), ("mäuse", "the▁mouse")]
+    _corpus(corpus, train={"de_en": train}, test={"de_en": test})
+    params = PARAMS
+    if extend:  # by the rules of the extended vocabularies
+        base = prepare(corpus, tmp_path / "base", PARAMS)
+        (base.directory / "dataset.json").unlink()
+        other = {"source_normalization": "identity", "target_normalization": "nmt_nfkc"}
+        params = dataclasses.replace(PARAMS, extend=str(base.directory), **other)
+    dataset = prepare(corpus, tmp_path / "data", params)
+    checks = dataset.checks["de-en"]
+    assert (checks["duplicates"], checks["held_out_in_train"], checks["targets_in_train"]) == (
+        3,
+        3,
+        2,
+    )
+    ids = [e.source.tolist() for e in dataset.examples("train", "de-en")]
+    held = [e.source.tolist() for s in ("dev", "test") for e in dataset.examples(s, "de-en")]
+    assert len({*map(tuple, ids)}) == len(ids) == len(train) - 6
+    assert not {*map(tuple, ids)} & {*map(tuple, held)}
+
+
+@pytest.mark.parametrize("held_out_targets", [False, True])
+def test_held_out_pairs_are_not_in_train_of_the_other_direction(held_out_targets, tmp_path):
+    train = [*TRAIN, ("eins", "one"), ("zwei", "two"), ("drei", "three")]
+    turned = [line[::-1] for line in train]
+    tests = {"de_en": [("ｅins", "one"), ("zwei", "too")], "en_de": [("3", "3")]}
+    dev = {"en_de": [("three", "drei")]}
+    given = {"de_en": train, "en_de": [*turned, ("one", "ein")]}
+    corpus = _corpus(tmp_path / "corpus", train=given, test=tests, dev=dev)
+    params = dataclasses.replace(PARAMS, held_out_targets=held_out_targets)
+    dataset = prepare(corpus, tmp_path / "data", params)
+    # de-en: "eins" and "zwei" are sources of its test; "drei" is in dev of en-de, turned.
+    # en-de: "three" is a source of its dev; "one" is in test of de-en with "eins", not with "ein".
+    assert {p: c["held_out_in_train"] for p, c in dataset.checks.items()} == {
+        "de-en": 3,
+        "en-de": 2,
+    }
+    only = _corpus(tmp_path / "only", train={"de_en": train}, test=tests, dev=dev)
+    both = dataclasses.replace(params, both_directions=True)
+    checks = prepare(only, tmp_path / "both", both).checks
+    assert {pair: count["held_out_in_train"] for pair, count in checks.items()} == {
+        "de-en": 3,
+        "en-de": 2,
+    }
+
+
+def test_held_out_pairs_of_the_extended_dataset_are_not_in_train_turned(corpus, tmp_path):
+    base = prepare(corpus, tmp_path / "base", PARAMS)
+    lines = [*(line[::-1] for line in TRAIN), ("dog", "hund"), ("dog", "hündin")]
+    mined = _corpus(tmp_path / "mined", train={"en_de": lines})
+    params = PrepareParams(extend=str(base.directory), new_pieces=20)
+    dataset = prepare(mined, tmp_path / "data", params)
+    assert dataset.checks["en-de"]["held_out_in_train"] == 1
 
 
 def test_targets_of_lines_that_are_too_long_are_not_in_train(corpus, tmp_path):

@@ -52,10 +52,12 @@ class PrepareParams(Params):
         character_coverage: share of characters that get a piece; the rest are written as bytes.
         cleaning: rules that leave out lines of train, in order; see data.cleaning. Blank sides are
             always left out.
-        duplicates: which texts count as the same, for repeated lines and for held-out text.
+        duplicates: which texts count as the same, for repeated lines and for held-out text; texts
+            are compared as the vocabulary of their side reads them.
         held_out_targets: whether to leave out lines of train whose target is in dev or test of any
-            pair with the same target language. Lines whose source is in dev or test of their own
-            pair are always left out.
+            pair with the same target language. Always left out are lines whose source is in dev or
+            test of their own pair, and lines whose source and target are, in exchanged places, a
+            line of dev or test of the reverse pair.
         max_length: longer training examples, in tokens of either side, are left out and counted.
         tags_on_both_sides: whether each side begins with its language's tag, as models that were
             imported read and write; see data.language_tags. It needs one vocabulary for both sides.

@@ -32,7 +32,11 @@ def slow_clean(corpora, held_out_targets=False):
         held[name[3:]] |= {target for source, target in lines if source.strip() and target.strip()}
     none = collections.defaultdict(set)
     cleaned = {
-        name: _slow_clean_pair(splits, (held if held_out_targets else none)[name[3:]])
+        name: _slow_clean_pair(
+            splits,
+            (held if held_out_targets else none)[name[3:]],
+            corpora.get(f"{name[3:]}-{name[:2]}", {"dev": [], "test": []}),
+        )
         for name, splits in corpora.items()
     }
     for name, (lines, counts) in cleaned.items():
@@ -42,11 +46,13 @@ def slow_clean(corpora, held_out_targets=False):
     return cleaned
 
 
-def _slow_clean_pair(splits, held_targets):
+def _slow_clean_pair(splits, held_targets, reverse):
     filled = {s: [p for p in lines if all(map(str.strip, p))] for s, lines in splits.items()}
     unique = list(dict.fromkeys(filled["train"]))
     sources = {source for source, _ in filled["dev"] + filled["test"]}
+    turned = {pair[::-1] for pair in reverse["dev"] + reverse["test"]}
     kept = [p for p in unique if p[0] not in sources and p[1] not in held_targets]
+    kept = [p for p in kept if p not in turned]
     counts = {
         "empty": sum(map(len, splits.values())) - sum(map(len, filled.values())),
         "duplicates": len(filled["train"]) - len(unique),
@@ -86,6 +92,9 @@ def test_blocks_and_ranges_of_hashes_give_what_memory_gives(
     monkeypatch.setattr(blocks, "_BLOCK_LINES", 7)
     monkeypatch.setattr(pair_work, "_BYTES_PER_KEY", 1 << 17)
     corpora = {"de-en": _random_splits(1, 90), "fi-en": _random_splits(2, 71)}
+    if not both:
+        other = _random_splits(3, 90)
+        corpora["en-de"] = {s: [pair[::-1] for pair in lines] for s, lines in other.items()}
     for name, splits in corpora.items():
         _write(tmp_path / "corpus", name, splits)
     changed = {"both_directions": both, "held_out_targets": held_out_targets}

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from sentencepiece import SentencePieceNormalizer
+
 from lingvo_moe.data.corpora import CorpusPair
 from lingvo_moe.data.dataset import SIDES
 from lingvo_moe.data.prepare_params import PrepareParams
-from lingvo_moe.data.vocabulary import Vocabulary
+from lingvo_moe.data.vocabulary import SPACE, Vocabulary
 
 T = TypeVar("T")
 
@@ -59,6 +61,28 @@ class Work:
         """The languages with a tag: those of targets, or of both sides."""
         sources = {pair.source for pair in self.pairs} if self.params.tags_on_both_sides else set()
         return sorted({pair.target for pair in self.pairs} | sources)
+
+    @functools.cached_property
+    def _normalizers(self) -> list[SentencePieceNormalizer]:
+        """The changes of texts by the vocabularies of both sides, which need not exist yet."""
+        params = self.params
+        if params.extend:
+            paths = (Path(params.extend) / f"{side}.model" for side in SIDES)
+            return [SentencePieceNormalizer(model_proto=path.read_bytes()) for path in paths]
+        target = params.target_normalization
+        source = target if params.joint_vocab else params.source_normalization
+        return [SentencePieceNormalizer(rule_name=name) for name in (source, target)]
+
+    def key(self, text: str, *sides: int) -> str:
+        """The key of a text; texts with equal keys count as the same.
+
+        Args:
+            text: of a corpus.
+            *sides: the sides, 0 for source and 1 for target, whose vocabularies read the text.
+        """
+        for side in sides:
+            text = self._normalizers[side].normalize(text)
+        return self.params.duplicates.key(" ".join(text.replace(SPACE, " ").split()))
 
     def model_path(self, side: str) -> Path:
         """The file of a vocabulary; there is none for targets if both sides share one."""

@@ -9,7 +9,10 @@ from lingvo_moe.core.fields import Params
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sameness(Params, abc.ABC):
-    """A policy: which texts count as the same, for repeated lines and for held-out text."""
+    """A policy: which texts count as the same, for repeated lines and for held-out text.
+
+    It compares texts as the vocabulary reads them: normalized, with one space for white space.
+    """
 
     @abc.abstractmethod
     def key(self, text: str) -> str:
