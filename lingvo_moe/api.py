@@ -185,8 +185,8 @@ def train(
         The state of training: step, best_step, best_loss.
 
     Raises:
-        SystemExit: Ctrl-C or SIGTERM stopped the training; the step is saved, and the same call
-            resumes it. So a script ends too, and its next lines do not use an unfinished model.
+        SystemExit: Ctrl-C, SIGTERM or SIGHUP stopped the training; the step is saved, and the same
+            call resumes it. So a script ends too: its next lines would use an unfinished model.
         ValueError: model, data and logdir do not fit together, or logdir holds other files.
         FloatingPointError: the loss is not finite.
         OSError: something cannot be read or written.

@@ -14,7 +14,7 @@ from typing import Any
 from lingvo_moe.core.plugins import import_plugins, imported
 
 PARENT_ENDED = 3  # exit status of a child whose parent has ended or has closed the pipe
-_FOR_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
+_FOR_THE_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def environment() -> dict[str, str]:
@@ -25,8 +25,8 @@ def environment() -> dict[str, str]:
 def start(module: str, **streams: Any) -> subprocess.Popen:
     """Starts `python -m module`. The module must call `receive` to get what `send` sends.
 
-    SIGINT and SIGTERM do not reach the child. Terminals and clusters send them to all processes of
-    a job, but only the parent should handle them.
+    SIGINT, SIGTERM and SIGHUP do not reach the child. Terminals and clusters send them to all
+    processes of a job, but only the parent should handle them.
 
     Args:
         module: its name.

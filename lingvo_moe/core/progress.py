@@ -1,5 +1,6 @@
 """Progress lines: sentences done, speed and time left."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -7,6 +8,20 @@ from collections.abc import Callable
 _EVERY_SECONDS = 10.0
 
 
+def lossy(report: Callable[[str], None]) -> Callable[[str], None]:
+    """The function, but a line is lost if it cannot be written: no work ends for that.
+
+    The disk of a log may be full, or the reader of a pipe or the terminal gone.
+    """
+
+    def report_or_lose(line):
+        with contextlib.suppress(OSError, ValueError):  # ValueError: the file is closed
+            report(line)
+
+    return report_or_lose
+
+
+@lossy
 def report(line: str) -> None:
     """Prints progress to standard error, because standard output is for results."""
     print(line, file=sys.stderr, flush=True)

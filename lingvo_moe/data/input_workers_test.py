@@ -107,6 +107,7 @@ def test_workers_are_small_know_plugins_and_leave_signals_to_the_trainer(plugin)
             for process in _processes(pool)[: 2 * (number == 0)]:
                 process.send_signal(signal.SIGINT)
                 process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGHUP)
         wanted = {plugin.with_name(f"process-{process.pid}") for process in _processes(pool)}
     assert wanted <= set(plugin.parent.glob("process-*"))
     assert {path.read_text() for path in wanted} == {""}

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from lingvo_moe.core.files import write_whole
 from lingvo_moe.core.lines import first_of
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import to_fields
+from lingvo_moe.core.progress import lossy, report
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.input_workers import packed_by
 from lingvo_moe.data.pipeline import Part, Prefetcher, TrainInput
@@ -68,7 +68,7 @@ class TrainingJob:
     dataset: Dataset
     logdir: Path
     make_runtime: RuntimeFn
-    report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
+    report: Callable[[str], None] = report
     process: Process = ALONE
     record_loads: Path | None = None
     make_scheduler: Callable[[TranslationTask], Scheduler] | None = None
@@ -171,10 +171,10 @@ def run_training(
     The logdir is written after the dataset and the checkpoint to resume from have been checked.
 
     Raises:
-        Stopped: Ctrl-C or SIGTERM stopped the training, in all processes after the same step, which
-            is saved.
+        Stopped: Ctrl-C, SIGTERM or SIGHUP stopped the training, in all processes after the same
+            step, which is saved.
     """
-    params = model_dir.params
+    params, report = model_dir.params, lossy(report)
     rows = runtime.batch_rows(params.input.batch_size)
     part = Part.of(rows, process.index, params.input.num_virtual_shards)
     source = TrainInput(dataset, params.input, params.train.seed, part)

@@ -171,7 +171,7 @@ def exit_with_message(function: Callable[[], None]) -> None:
         if FLAGS["debug"].value or isinstance(error, BrokenPipeError):
             raise
         status, message = status_and_line(error)
-        print(message, file=sys.stderr)
+        report(message)
         console.drop_output()
         sys.exit(status)
 

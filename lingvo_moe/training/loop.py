@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.progress import hours
+from lingvo_moe.core.progress import report as print_line
 from lingvo_moe.training import goodput
 from lingvo_moe.training.checkpoint import NO_BEST, Best, Checkpoint, Checkpointer, Retention
 from lingvo_moe.training.criteria import Criterion, DevLoss
@@ -116,7 +116,7 @@ def train(
     *,
     summarize: Callable[[NestedMap], dict[str, float]],
     evaluate: Callable[[int], Evaluation | None],
-    report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    report: Callable[[str], None] = print_line,
     process: Process = ALONE,
     recorder: Recorder = NO_RECORDER,
     initialize: Callable[[], int] | None = None,
@@ -124,9 +124,9 @@ def train(
 ) -> TrainResult:
     """Trains to params.max_steps, from the newest checkpoint in logdir if there is one.
 
-    After SIGINT or SIGTERM the loop finishes the current step, saves, and returns. A resumed run
-    takes the same steps as an uninterrupted one. If the input fails, a single process saves before
-    it raises the error.
+    After SIGINT, SIGTERM or SIGHUP the loop finishes the current step, saves, and returns. A
+    resumed run takes the same steps as an uninterrupted one. If something else than a step fails,
+    such as the input or an evaluation, a single process saves before it raises the error.
 
     Args:
         runtime: runs the steps.
@@ -172,6 +172,7 @@ class _Loop:
         self.meter = Meter(recorder)
         self.step, self.saved_step, self.best = 0, None, NO_BEST
         self.started_at = 0  # step
+        self.is_sound = True  # False after a step that failed, which may have changed some weights
         self.skips = SkippedSteps(params.skip_limit, params.most_returns)
         self.evaluation_seconds = 0.0  # of the last evaluation and its checkpoint
 
@@ -211,12 +212,17 @@ class _Loop:
         )
         self.events.restart(self.step + 1)
         self.goodput.enter(goodput.STEPS)
-        while not (finished := self._is_finished()):
-            if signal := self.interruption.agreed(received()):
-                break
-            self._take_step()
-            self.saver.check()
-            self._after_step(initialize)
+        try:
+            while not (finished := self._is_finished()):
+                if signal := self.interruption.agreed(received()):
+                    break
+                self._take_step()
+                self.saver.check()
+                self._after_step(initialize)
+        except Exception:
+            with contextlib.suppress(Exception):  # the first error is raised
+                self._rescue()
+            raise
         self._finish(finished)
         if self.step > self.started_at:
             self.report(self.goodput.line())
@@ -251,24 +257,25 @@ class _Loop:
 
     def _take_step(self):
         with self._phase(goodput.INPUT, "waiting for the input"):
-            batch = self._next_batch()
+            batch = self.batches.next_batch()
+        self.is_sound = False
         with self._phase(goodput.STEPS, f"in step {self.step + 1}"):
             self.meter.add(self.runtime.train(batch, self._compiling))
         self.batch = batch
         self.step += 1
+        self.is_sound = True
         self.watchdog.enter(f"after step {self.step}")
 
-    def _next_batch(self):
-        try:
-            return self.batches.next_batch()
-        except Exception:
-            # With several processes, others may be at a later step. A single process saves a
-            # checkpoint.
-            if self.process is ALONE and self.step > self.last_saved and self._may_save():
-                self._save()
-                self.saver.wait()
-                self.report(f"The input failed; step {self.step} is saved.")
-            raise
+    def _rescue(self):
+        """After an error, saves the steps since the last save.
+
+        Not among several processes, of which others may be at a later step.
+        """
+        unsaved = self.is_sound and self.step > self.last_saved
+        if self.process is ALONE and unsaved and self._may_save():
+            self._save()
+            self.saver.wait()
+            self.report(f"Training failed; step {self.step} is saved.")
 
     @contextlib.contextmanager
     def _compiling(self):
@@ -399,7 +406,7 @@ class _Loop:
             for tag, png in evaluation.images.items():
                 self.events.image(self.step, tag, png)
             by = self.params.best_by
-            if by.is_better(loss := by.loss(evaluation.scalars), self.best.loss):
+            if by.is_better(loss := float(by.loss(evaluation.scalars)), self.best.loss):
                 self.best = Best(self.step, loss)
             else:
                 since = self.best.evaluations_since + 1

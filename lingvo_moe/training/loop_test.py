@@ -1,11 +1,14 @@
 """The loop with a model of one number: the state is the sum of all batches so far."""
 
+import dataclasses
 import math
 import os
 import re
 import shutil
 import signal
 import types
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ import tensorflow as tf
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.training import loop, meter
 from lingvo_moe.training.checkpoint import Checkpointer
-from lingvo_moe.training.criteria import DevBleu
+from lingvo_moe.training.criteria import DevBleu, DevLoss
 from lingvo_moe.training.goodput import Goodput
 from lingvo_moe.training.interruption import Interruption
 from lingvo_moe.training.loop import Evaluation, TrainResult, train
@@ -210,7 +213,7 @@ def test_a_second_program_compiles_too(tmp_path, monkeypatch):
     assert phases.count(("compiling", False)) == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_the_same_call_resumes_exactly(tmp_path, number, capsys):
     batches = Counting({4: lambda: os.kill(os.getpid(), number)})
     total, result, lines = _train(tmp_path, batches=batches)
@@ -254,8 +257,45 @@ def test_when_the_input_fails_what_was_trained_is_saved(tmp_path):
     batches, lines = Counting({4: fail}), []
     with pytest.raises(OSError, match=r"Shard 3 is damaged\."):
         _train(tmp_path, batches=batches, report=lines.append)
-    assert lines[-1] == "The input failed; step 3 is saved."
+    assert lines[-1] == "Training failed; step 3 is saved."
     assert Checkpointer(tmp_path / "checkpoints").steps() == [3]
+
+
+@dataclasses.dataclass(frozen=True)
+class Own(DevLoss):
+    """A criterion of a plug-in."""
+
+    value: Callable[[float], Any] = np.float32
+
+    def loss(self, scalars):
+        return self.value(scalars["dev/loss"])
+
+
+def test_a_criterion_may_return_a_number_of_numpy(tmp_path):
+    _, result, _ = _train(tmp_path, losses=[3.0, 4.0], best_by=Own())
+    assert (result.step, result.best_step, result.best_loss) == (10, 5, 3.0)
+    assert Checkpointer(tmp_path / "checkpoints").best() == 5
+
+
+def test_when_an_evaluation_fails_what_was_trained_is_saved(tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        _train(tmp_path, losses=[3.0], best_by=Own(value=lambda loss: 1 / 0))
+    assert Checkpointer(tmp_path / "checkpoints").steps() == [5]
+
+
+def test_after_a_step_that_failed_half_way_nothing_is_saved(tmp_path, monkeypatch):
+    step = Sum.step
+
+    def fail(self, batch):
+        metrics = step(self, batch)
+        if batch["x"] == 8:
+            raise MemoryError
+        return metrics
+
+    monkeypatch.setattr(Sum, "step", fail)
+    with pytest.raises(MemoryError):
+        _train(tmp_path)
+    assert Checkpointer(tmp_path / "checkpoints").steps() == [5]
 
 
 def _steps_asked(others, signal_at=lambda step: None, last=200):
