@@ -94,7 +94,7 @@ def test_each_count_is_explained(made):
     cells = parse_page((made.directory / "card/index.html").read_text()).cells
     meanings = {
         "length_ratio": "One side has many times the UTF-8 bytes of the other",
-        "held_out_in_train": "the source, or with held_out_targets the target, is in dev or test",
+        "targets_changed": "lines of dev and test whose target the vocabulary cannot write exactly",
         "targets_in_train": "lines of dev and test whose target is in train of any pair",
     }
     for kind, meaning in meanings.items():
