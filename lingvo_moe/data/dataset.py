@@ -81,6 +81,7 @@ class Dataset:
         checks: pair -> counts of the checks of preparation, by kind.
         checksums: shard -> its checksum (see data.records); {} if dataset.json has none.
         tags_on_both_sides: whether each side begins with the tag of its language.
+        forms: target language -> "NFC" or "NFD", the form of its text; see `surface.form_of`.
     """
 
     directory: Path
@@ -90,6 +91,7 @@ class Dataset:
     checks: dict[str, dict[str, int]]
     checksums: dict[str, str] = dataclasses.field(default_factory=dict)
     tags_on_both_sides: bool = False
+    forms: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @staticmethod
     def load(directory: Path) -> "Dataset":
@@ -129,6 +131,7 @@ class Dataset:
             "pairs": pairs,
             "tags": self.tags,
             "tags_on_both_sides": self.tags_on_both_sides,
+            "forms": self.forms,
             "vocabularies": {
                 side: {
                     "file": f"{side}.model",
@@ -345,7 +348,11 @@ def _from_json(directory, fields) -> Dataset:
     both = fields.get("tags_on_both_sides", False)
     if not isinstance(both, bool):
         raise ValueError(f"{FILE}: 'tags_on_both_sides' must be true or false, got {both!r:.60}.")
-    return Dataset(directory, pairs, fields["tags"], hashes, fields["checks"], checksums, both)
+    forms = fields.get("forms", {})
+    check_fields({"forms": forms}, {"forms": dict[str, str]}, FILE)
+    return Dataset(
+        directory, pairs, fields["tags"], hashes, fields["checks"], checksums, both, forms
+    )
 
 
 def _pair_from_json(index, fields) -> PairInfo:

@@ -28,6 +28,7 @@ from lingvo_moe.data.work import Piece, Work, digest_of, read_piece
 
 KEPT, REPEATED, HELD_OUT = 0, 254, 255  # verdicts on lines; other values are numbers of rules
 _BYTES_PER_KEY = 80  # memory for sorting
+_SAMPLED_BLOCKS = 4  # for statistics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,6 +280,13 @@ class PairWork:
         """The kept lines of a block."""
         lines = self.block(split, number)
         return [lines[i] for i in np.flatnonzero(self.verdicts(split, number) == KEPT)]
+
+    def sample(self, split: str, most: int = 2000) -> list[SentencePair]:
+        """At most this number of kept lines, spread over the first and every further block."""
+        numbers = range(len(self.block_lines(split)))
+        numbers = numbers[:: -(-len(numbers) // _SAMPLED_BLOCKS) or 1]
+        lines = [line for number in numbers for line in self.kept(split, number)]
+        return lines[:: -(-len(lines) // most) or 1]
 
     def kept_texts(self, side: int) -> Iterator[Block]:
         """One side of the kept lines of train."""

@@ -26,6 +26,7 @@ from lingvo_moe.data.pair_work import each_pair, extended_dataset
 from lingvo_moe.data.prepare_helper import helpers
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.stages import VOCABULARIES, check_tags, nothing_kept, run_stage, stages
+from lingvo_moe.data.surface import form_of
 from lingvo_moe.data.synthetic import SyntheticCorpus
 from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.data.work import STAGES, Work, digest_of
@@ -284,11 +285,31 @@ def _assemble(
         for name, path in shards.items():
             (partial / name).parent.mkdir(exist_ok=True)
             shutil.move(path, partial / name)  # the pieces may be on another disk
-        dataset = Dataset(partial, tuple(infos), tags, hashes, checks, tags_on_both_sides=both)
+        dataset = Dataset(
+            partial,
+            tuple(infos),
+            tags,
+            hashes,
+            checks,
+            tags_on_both_sides=both,
+            forms=_forms(work),
+        )
         dataset.save()
         if card and any(info.examples.get("train") for info in infos):
             write_card(partial / "card", work, dataset)
     return Dataset.load(output)
+
+
+def _forms(work: Work) -> dict[str, str]:
+    """Target language -> the form of its dev text, or of train if dev has none."""
+    found: dict[str, str | None] = {}
+    for split in ("dev", "train"):
+        texts: dict[str, list[str]] = collections.defaultdict(list)
+        for pair in each_pair(work):
+            if pair.pair.target not in found and split in pair.pair.files:
+                texts[pair.pair.target] += [line.target for line in pair.sample(split)]
+        found |= {language: form_of(lines) for language, lines in texts.items()}
+    return {language: form for language, form in found.items() if form}
 
 
 def _held_targets_in_train(work: Work) -> dict[str, np.ndarray]:

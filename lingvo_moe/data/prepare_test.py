@@ -42,6 +42,21 @@ def corpus(tmp_path):
     return _write_corpus(tmp_path / "corpus")
 
 
+def test_forms_are_those_of_dev_or_else_of_train(tmp_path):
+    for name, text in {
+        "train/a-b.a": "x\ny",
+        "train/a-b.b": "\xe9\n\xe9",
+        "dev/a-b.a": "z",
+        "dev/a-b.b": "e\u0301",
+        "train/a-c.a": "x\ny",
+        "train/a-c.c": "\xe9\n\xe8",
+    }.items():
+        (tmp_path / "corpus" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "corpus" / name).write_text(f"{text}\n", encoding="utf-8")
+    dataset = prepare(tmp_path / "corpus", tmp_path / "data", PARAMS)
+    assert dataset.forms == {"b": "NFD", "c": "NFC"}
+
+
 def test_counts_shards_and_checks(corpus, tmp_path):
     lines = []
     dataset = prepare(corpus, tmp_path / "data", PARAMS, report=lines.append)

@@ -26,13 +26,14 @@ class Model:
     """An export in memory.
 
     Attributes:
-        about: `tags`, language -> its tag; `source_languages`, the languages that a source can
-            have, [] if they are unknown; `max_pieces`, the number of pieces to which longer
-            sentences are cut; `task`, the task of the experts, or None; `no_words`, pieces that no
-            translation has; `beam_size`; `length_ratio` and `length_offset`: a translation has at
-            most ratio · source length + offset tokens, with tag and EOS; `min_length`, its least
-            number of tokens, with EOS; `no_repeat_ngram`, n if no sequence of n tokens may occur
-            twice, or 0. These are as in the model's own search.
+        about: `tags`, language -> its tag; `forms`, language -> Unicode's form of its translations;
+            `source_languages`, the languages that a source can have, [] if they are unknown;
+            `max_pieces`, the number of pieces to which longer sentences are cut; `task`, the task
+            of the experts, or None; `no_words`, pieces that no translation has; `beam_size`;
+            `length_ratio` and `length_offset`: a translation has at most ratio · source length +
+            offset tokens, with tag and EOS; `min_length`, its least number of tokens, with EOS;
+            `no_repeat_ngram`, n if no sequence of n tokens may occur twice, or 0. These are as in
+            the model's own search.
     """
 
     def __init__(self, directory, threads=0):
@@ -84,7 +85,7 @@ class Model:
             )
             for (i, _), output in zip(rows, outputs, strict=True):
                 text = one_line(self._target.decode(output.hypotheses[0]))
-                results[i] = as_written(text, sentences[i], to)
+                results[i] = as_written(text, sentences[i], to, self.about["forms"])
         return results
 
     def _longest(self, source_length):

@@ -97,6 +97,7 @@ class Exported(OneProcess):
         self.needs_source_language = "source_language" in self._wanted
         self.max_pieces, n_best = int(about["max_pieces"]), int(about["n_best"])
         self._names = frozenset(about.get("options", ()))
+        self._forms = {name: form.numpy().decode() for name, form in about["forms"].items()}
         self.scores = bool(self._names)
         self._search = BeamSearchParams(n_best=n_best)
         self.n_best = n_best
@@ -171,7 +172,7 @@ class Exported(OneProcess):
             if one.parts:
                 parts = [found[i, n] for n in range(len(one.parts))]
                 results[i] = [
-                    best._replace(text=as_written(best.text, sentences[i], to))
+                    best._replace(text=as_written(best.text, sentences[i], to, self._forms))
                     for best in merge_hypotheses(parts, penalty)
                 ]
         return results

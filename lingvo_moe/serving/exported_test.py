@@ -1,5 +1,6 @@
 """An export in memory gives the same translations as the logdir."""
 
+import dataclasses
 import os
 import shutil
 import types
@@ -25,7 +26,10 @@ SENTENCES = ["kara mi", "", "ka\u2028ra", "mi " * 40, "mira so", "10.2", "KARA M
 
 def _random(path, *overrides):
     more = ("input.source_length=4", "decoding.n_best=2")
-    return random_logdir(path, [*SMALLEST, *more, *overrides])
+    made = random_logdir(path, [*SMALLEST, *more, *overrides])
+    made = dataclasses.replace(made, forms={"en": "NFD"})
+    made.save()
+    return made
 
 
 def _save(model_dir, output):
@@ -131,6 +135,12 @@ def test_options_are_those_of_the_logdir(model_dir, export, options, request):
     assert _without_numbers(got) == _without_numbers(expected)
     np.testing.assert_allclose(_numbers(got), _numbers(expected), rtol=1e-5)
     assert cut == warnings
+
+
+def test_translations_have_the_form_of_their_language(exported):
+    lines = ["kara mi", "KARA MI"]
+    found = exported.translate(lines, target_prefix="sò")
+    assert [best[0].text[:3] for best in found] == ["so\u0300", "SO\u0300"]
 
 
 def _numbers(results):

@@ -118,7 +118,7 @@ def translate(lines, languages):
         for row, line in enumerate(lines[start : start + rows]):
             ids = best["ids"][row, : best["lengths"][row]].tolist()
             text = one_line(target.decode([i for i in ids if i != eos]))
-            text = as_written(text, line, languages["target"])
+            text = as_written(text, line, languages["target"], MANIFEST["forms"])
             print(copy_of(line) if wordless(line) else text, flush=True)
     if left_out:
         print(cut_warning(left_out), file=sys.stderr)

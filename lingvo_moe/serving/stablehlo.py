@@ -190,6 +190,7 @@ def write_trained(
         },
         tags=model_dir.tags,
         source_languages=model_dir.source_languages,
+        forms=model_dir.forms,
         in_front=task.params.language_tags.in_front,
         eos=EOS,
         tasks=task.trained_tasks,

@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class ModelDir:
         format: of the model.json that was read; FORMAT if there is none yet.
         seen_pairs: pairs with training text, and those of init.logdir, whose tasks are copied; ()
             if unknown, as in logdirs of earlier versions.
+        forms: target language -> "NFC" or "NFD", the form of the translations; see `Dataset`.
     """
 
     path: Path
@@ -56,6 +57,7 @@ class ModelDir:
     imports: tuple[str, ...] = ()
     format: int = FORMAT
     seen_pairs: tuple[str, ...] = ()
+    forms: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @staticmethod
     def for_training(
@@ -99,9 +101,10 @@ class ModelDir:
         params = ModelDir.params_for_training(path, model, overrides, params)
         check_readable(params)
         params.init.check_effect()
-        seen = list(params.input.curriculum(dataset).examples)
+        seen, forms = list(params.input.curriculum(dataset).examples), dataset.forms
         if params.init.logdir:
-            seen += ModelDir.open(Path(params.init.logdir)).task.trained_pairs
+            first = ModelDir.open(Path(params.init.logdir))
+            seen, forms = [*seen, *first.task.trained_pairs], {**first.forms, **forms}
         made = ModelDir(
             path,
             model,
@@ -112,6 +115,7 @@ class ModelDir:
             identity(dataset, params.input.corpora),
             plugins_of(params),
             seen_pairs=tuple(dict.fromkeys(seen)),
+            forms=forms,
         )
         made._check_vocabularies()
         made._check_tags(dataset)
@@ -178,6 +182,7 @@ class ModelDir:
             "vocabularies": self.hashes,
             "dataset": self.data or "",
             "seen_pairs": self.seen_pairs,
+            "forms": self.forms,
             "imports": self.imports,
             "params": to_fields(self.params),
         }
@@ -487,6 +492,7 @@ def _opened(path: Path, fields: dict[str, Any], params: TranslationParams) -> Mo
         tuple(fields.get("imports", ())),
         fields["format"],
         tuple(fields["seen_pairs"]),
+        fields["forms"],
     )
 
 

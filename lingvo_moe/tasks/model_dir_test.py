@@ -104,12 +104,21 @@ class TestWhatIsRead:
         monkeypatch.delitem(registry._registered, "tiny.MoE")
         assert ModelDir.open(logdir).params == params
 
+    def test_the_forms_of_languages_are_those_of_the_dataset_and_of_the_first_model(self, tmp_path):
+        first = dataclasses.replace(dataset(), forms={"a": "NFD", "b": "NFC"})
+        ModelDir.create(tmp_path / "a", "tiny.MoE", SHRINK, first)
+        assert ModelDir.open(tmp_path / "a").forms == first.forms
+        then = dataclasses.replace(dataset(), forms={"b": "NFD"})
+        start = f"init.logdir='{tmp_path / 'a'}'"
+        made = ModelDir.for_training(tmp_path / "b", "tiny.MoE", [*SHRINK, start], then)
+        assert made.forms == {"a": "NFD", "b": "NFD"}
+
     def test_a_logdir_of_format_1_opens_as_it_is(self, logdir, monkeypatch):
         made = ModelDir.open(logdir)
         _make_format_1(logdir)
         _register_another_default(monkeypatch)
         before = _contents(logdir)
-        expected = dataclasses.replace(made, data=None, format=1, seen_pairs=())
+        expected = dataclasses.replace(made, data=None, format=1, seen_pairs=(), forms={})
         assert ModelDir.open(logdir) == expected
         assert _contents(logdir) == before
         monkeypatch.undo()

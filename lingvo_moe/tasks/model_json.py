@@ -26,6 +26,7 @@ _HINTS = {
     "vocabularies": dict[str, str],
     "dataset": str,
     "seen_pairs": list[str],
+    "forms": dict[str, str],
     "params": dict[str, str],
 }
 # Format 1 has the model's name and its `--set` texts, and the params in params.txt.
@@ -35,7 +36,7 @@ _HINTS_1 = {name: _HINTS[name] for name in ("model", "pairs", "tags", "vocabular
 def read_fields(path: Path, model: str | None = None) -> dict[str, Any]:
     """The fields of a logdir's model.json, after checks of their types.
 
-    "format" and "seen_pairs" are there also where an earlier version wrote none.
+    "format", "seen_pairs" and "forms" are there also where an earlier version wrote none.
 
     Args:
         path: the logdir.
@@ -48,7 +49,7 @@ def read_fields(path: Path, model: str | None = None) -> dict[str, Any]:
     if not file.exists():
         why = f"it has no {FILE}" if path.exists() else "it does not exist"
         raise ValueError(f"{path} is no logdir: {why}. {_cure(path)}")
-    fields = {"format": 1, "seen_pairs": []} | read_json(file)
+    fields = {"format": 1, "seen_pairs": [], "forms": {}} | read_json(file)
     version = fields["format"]
     if version not in (1, FORMAT):
         raise ValueError(

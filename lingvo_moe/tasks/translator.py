@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -289,6 +289,7 @@ class Translator:
         decoding: how to search.
         shortlist: gives the model's Shortlist, always the same object; None if there is none.
         tags: number of language tags in front of a translation; the score counts them.
+        forms: target language -> form of its translations, such as `ModelDir.forms`.
     """
 
     translate_ids: TranslateFn
@@ -300,6 +301,7 @@ class Translator:
     decoding: BeamSearchParams
     shortlist: Callable[[], Shortlist] | None = None
     tags: int = 0
+    forms: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @staticmethod
     def of(model_dir: ModelDir, translate_ids: TranslateFn) -> "Translator":
@@ -314,6 +316,7 @@ class Translator:
             model_dir.params.decoding,
             functools.cache(lambda: load_shortlist(model_dir)),
             int(model_dir.params.language_tags.on_target),
+            model_dir.forms,
         )
 
     def __call__(
@@ -380,7 +383,7 @@ class Translator:
         for i, reading in zip(filled, read, strict=True):
             parts = [found[i, n] for n in range(len(reading.parts))]
             results[i] = [
-                one._replace(text=as_written(one.text, sentences[i], target_language))
+                one._replace(text=as_written(one.text, sentences[i], target_language, self.forms))
                 for one in merge_hypotheses(parts, self._penalty)
             ]
         return results

@@ -79,6 +79,12 @@ def test_a_line_in_capitals_is_read_in_sentence_case_and_written_in_capitals():
     assert sorted(texts) == sorted(["Kara imi. So", *lines[1:]])
 
 
+def test_translations_have_the_form_of_their_language():
+    translator = dataclasses.replace(translator_of(saying("\xe9")), forms={"en": "NFD"})
+    lines = ["kara mi", "KARA MI"]
+    assert [best[0].text for best in translator(lines, "en")] == ["e\u0301", "E\u0301"]
+
+
 @pytest.mark.parametrize("character", "\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029")
 def test_a_translation_is_one_line_for_every_reader(character):
     [[translation]] = translator_of(saying(f"a{character}b"))(["kara"], "en")

@@ -100,6 +100,7 @@ class CTranslate2(Format):
             "tags": {name: source.pieces([tag])[0] for name, tag in tags.items()},
             "source_languages": [task_source] if task_source else model_dir.source_languages,
             "max_pieces": max_pieces(model_dir.params),
+            "forms": model_dir.forms,
             "task": self.task,
             "no_words": target.pieces([PAD, BOS]),
             **{name: getattr(model_dir.params.decoding, name) for name in _CARRIED_OUT},
