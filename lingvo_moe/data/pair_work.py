@@ -23,6 +23,7 @@ from lingvo_moe.data.lengths import add_tables
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.records import write_records
 from lingvo_moe.data.repeats import hashes, repeated_lines, sorted_keys
+from lingvo_moe.data.spelling import spelling
 from lingvo_moe.data.vocabulary import UNK
 from lingvo_moe.data.work import Piece, Work, digest_of, read_piece
 
@@ -81,7 +82,20 @@ class PairWork:
         return {split: read_piece(path, _read_counts) for split, path in paths.items()}
 
     def block(self, split: str, number: int) -> list[SentencePair]:
-        """The lines of a block."""
+        """The lines of a block; with `dev_spelling` those of train are spelled as dev."""
+        lines = self._read_block(split, number)
+        if split != "train" or not any(self._dev_spelling):
+            return lines
+        source, target = self._dev_spelling
+        return [SentencePair(s.translate(source), t.translate(target)) for s, t in lines]
+
+    @functools.cached_property
+    def _dev_spelling(self) -> list[dict[int, str]]:
+        """For str.translate of each side of train."""
+        lines = self._filled("dev") if self.work.params.dev_spelling else []
+        return [spelling((line[side] for line in lines), share=0.9) for side in (0, 1)]
+
+    def _read_block(self, split: str, number: int) -> list[SentencePair]:
         path, count = self.text_path(split) / f"{number:06}", self.block_lines(split)[number]
 
         def read(path):

@@ -25,6 +25,7 @@ from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset, PairInfo
 from lingvo_moe.data.pair_work import each_pair, extended_dataset
 from lingvo_moe.data.prepare_helper import helpers
 from lingvo_moe.data.prepare_params import PrepareParams
+from lingvo_moe.data.spelling import differences
 from lingvo_moe.data.stages import VOCABULARIES, check_tags, nothing_kept, run_stage, stages
 from lingvo_moe.data.surface import form_of
 from lingvo_moe.data.synthetic import SyntheticCorpus
@@ -36,6 +37,7 @@ __all__ = ["MAKER", "PrepareParams", "format_dataset", "prepare", "prepare_synth
 
 MAKER = "lingvo-moe-prepare"
 _CURE = f"Give the same corpus and options to go on, or {REPLACE} to start again."
+_LINES = 20  # about differences between the splits
 _BYTES_A_HELPER = 8 << 20  # bytes of corpus per helper; for less, a helper saves no time
 
 _SYNTHETIC = SyntheticCorpus()
@@ -277,6 +279,10 @@ def _assemble(
             f"warning: targets of dev and test that are also in train: {repeated} of {total}, so "
             f"scores may be too high. --set=held_out_targets=True leaves such lines out of train."
         )
+    samples = ((p.pair.name, {s: p.sample(s) for s in p.pair.files}) for p in each_pair(work))
+    lines = [line for name, sample in samples for line in differences(name, sample)]
+    for line in lines[:_LINES] + [f"and {len(lines) - _LINES} more"] * (len(lines) > _LINES):
+        report(line)
     hashes = {"source": source.sha256, "target": target.sha256}
     both = work.params.tags_on_both_sides
     with new_directory(output, MAKER, overwrite) as partial:
