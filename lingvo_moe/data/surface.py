@@ -1,6 +1,6 @@
 """The surface of a line: whether it has words, capitals, and Unicode's form of its accents.
 
-A line without words is copied. A line in capitals is translated in sentence case, and its
+A line without words is copied. A line in capitals is translated in lower case, and its
 translation is put in capitals. `serving/graph_surface.py` does the same in a graph, so patterns are
 those that Python and RE2 read alike.
 
@@ -32,18 +32,14 @@ SMALL = "ß" + INFORMATION  # lower-case letters that a line in capitals may hav
 ORDINALS = "ªº"  # the same for letters without case
 # Capitals that are ordinary letters, since their texts have no others: Cherokee and Asomtavruli.
 CASELESS = "Ꭰ-ᏵႠ-Ⴭ"
-UNTITLED = "ა-ჿ"  # Georgian, whose sentences begin with no capital
 LONGEST_ACRONYM = 4  # letters
-SENTENCE_END = rf"""([.!?…]["')\]»”’]*[{GAP}]+)"""
 DOTTED = "(?:tr|tur|az|aze|azj|crh|gag)(?:[-_].*)?"  # languages in which the capital of i is İ
 GREEK = "(?:el|ell|gre|grc)(?:[-_].*)?"
 # Of a diphthong whose first letter loses its accent, the second gets a diaeresis: άι, ΑΪ.
 HIATUS = ("([ΑΕΟΥ])\u0301([ΙΥ])\u0308?", "\\1\\2\u0308")
 GREEK_ACCENTS = "[\u0300\u0301\u0313\u0314\u0342]"
 
-_gap, _address, _caseless, _untitled = map(
-    re.compile, (f"[{GAP}]+", ADDRESS, f"[{CASELESS}]", f"[{UNTITLED}]")
-)
+_gap, _address, _caseless = map(re.compile, (f"[{GAP}]+", ADDRESS, f"[{CASELESS}]"))
 
 
 def wordless(text: str) -> bool:
@@ -106,7 +102,7 @@ def form_of(texts: Iterable[str]) -> str | None:
 
 
 def lowered(text: str, language: str | None = None) -> str:
-    """A line in capitals in its sentence case.
+    """A line in capitals in lower case, which models know of text with capitals and without.
 
     Args:
         text: the line.
@@ -114,10 +110,7 @@ def lowered(text: str, language: str | None = None) -> str:
             case of I is ı.
     """
     dotted = "İ" in text or is_dotted(language)
-    text = text.replace("I", "ı" if dotted else "i").replace("İ", "i").lower()
-    return "".join(
-        _titled(part, dotted) for part in re.sub(SENTENCE_END, "\\1\0", text).split("\0")
-    )
+    return text.replace("I", "ı" if dotted else "i").replace("İ", "i").lower()
 
 
 def raised(text: str, language: str) -> str:
@@ -137,14 +130,6 @@ def raised(text: str, language: str) -> str:
 def is_dotted(language: str | None) -> bool:
     """Whether the capital of i is İ, as in Turkish."""
     return bool(language and re.fullmatch(DOTTED, language))
-
-
-def _titled(sentence, dotted):
-    """A sentence whose first letter is a capital."""
-    first = next((i for i, letter in enumerate(sentence) if _is_letter(letter)), None)
-    if first is None or _untitled.match(sentence[first]):
-        return sentence
-    return _upper(sentence[: first + 1], dotted) + sentence[first + 1 :]
 
 
 def _upper(text, dotted):

@@ -75,15 +75,15 @@ def test_acronyms_and_scripts_without_case_are_not_in_capitals(text):
 @pytest.mark.parametrize(
     ("text", "language", "expected"),
     [
-        ("«HALT!» ER KAM. ES WAR 1 UHR.", "de", "«Halt!» Er kam. Es war 1 uhr."),
-        ("IRMAK", "tr", "Irmak"),  # not İrmak
-        ("IŞIK VE İP", None, "Işık ve ip"),  # the İ tells the language
-        ("IN IT", None, "In it"),
-        ("ΑΣ ΠΑΜΕ ΣΤΟΥΣ ΔΡΟΜΟΥΣ", "el", "Ας παμε στους δρομους"),  # the last sigma of a word
+        ("«HALT!» ER KAM. ES WAR 1 UHR.", "de", "«halt!» er kam. es war 1 uhr."),
+        ("IRMAK", "tr", "ırmak"),
+        ("IŞIK VE İP", None, "ışık ve ip"),  # the İ tells the language
+        ("IN IT", None, "in it"),
+        ("ΑΣ ΠΑΜΕ ΣΤΟΥΣ ΔΡΟΜΟΥΣ", "el", "ας παμε στους δρομους"),  # the last sigma of a word
         ("ᲒᲐᲛᲐ ᲠᲯᲝᲑᲐ", "ka", "გამა რჯობა"),
     ],
 )
-def test_sentence_case(text, language, expected):
+def test_lower_case(text, language, expected):
     assert lowered(text, language) == expected
 
 

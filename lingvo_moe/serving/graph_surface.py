@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.lines import INVISIBLE, LINE_ENDS
 from lingvo_moe.data import surface
-from lingvo_moe.data.surface import CASELESS, GAP, INFORMATION, UNTITLED
+from lingvo_moe.data.surface import CASELESS, GAP, INFORMATION
 
 _BLANK = "[" + "".join(f"\\p{{{category}}}" for category in INVISIBLE) + "]*"  # see is_blank
 _NO_LETTER = rf"(?:[^\p{{L}}{GAP}]|{INFORMATION})+"
@@ -20,7 +20,6 @@ _CAPITALS = (
     f"(?s)(?:.*{_CAPITAL}.*[{GAP}].*{_CAPITAL}.*"
     f"|(?:.*{_CAPITAL}){{{surface.LONGEST_ACRONYM + 1}}}.*)"
 )
-_TO_FIRST_LETTER = rf"(?:[^\p{{L}}]|{INFORMATION})*[^\P{{L}}{INFORMATION}{UNTITLED}]"
 
 
 def wordless(texts: tf.Tensor) -> tf.Tensor:
@@ -51,13 +50,7 @@ def lowered(texts: tf.Tensor, language: tf.Tensor | None = None) -> tf.Tensor:
     if language is not None:
         dotted |= tf.strings.regex_full_match(language, surface.DOTTED)
     texts = tf.where(dotted, _replace(texts, "I", "ı"), _replace(texts, "I", "i"))
-    texts = tf.strings.lower(_replace(texts, "İ", "i"), encoding="utf-8")
-    parts = tf.strings.split(_replace(texts, surface.SENTENCE_END, "\\1\0"), "\0")
-    flat = parts.flat_values
-    begin = _replace(flat, f"^({_TO_FIRST_LETTER})?(?s:.*)$", r"\1")
-    begin = _upper(begin, tf.gather(dotted, parts.value_rowids()))
-    flat = tf.strings.join([begin, _replace(flat, f"^{_TO_FIRST_LETTER}", "")])
-    return tf.strings.reduce_join(parts.with_flat_values(flat), axis=1)
+    return tf.strings.lower(_replace(texts, "İ", "i"), encoding="utf-8")
 
 
 def raised(texts: tf.Tensor, language: tf.Tensor) -> tf.Tensor:

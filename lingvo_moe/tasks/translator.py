@@ -331,7 +331,7 @@ class Translator:
         """Translates sentences.
 
         Those without words (see `wordless`) are copied, with score 0 and without tokens. Those in
-        capitals (see `shouted`) are translated in sentence case, and the result is put in capitals;
+        capitals (see `shouted`) are translated in lower case, and the result is put in capitals;
         their tokens are what the model reads and writes.
 
         Args:
