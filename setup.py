@@ -28,6 +28,7 @@ setup(
     package_data={"lingvo_moe.server": ["page/*"]},
     install_requires=[
         "absl-py>=2.1,<3",
+        "langcodes>=3.5,<4",
         "matplotlib>=3.8,<4",
         "numpy>=1.26,<3",
         "pillow>=10",

@@ -206,6 +206,27 @@ def test_held_out_pairs_of_the_extended_dataset_are_not_in_train_turned(corpus, 
     assert dataset.checks["en-de"]["held_out_in_train"] == 1
 
 
+def test_dev_or_test_into_a_language_without_train_text_is_refused(tmp_path):
+    lines = [("gato", "cat")]
+    corpus = _corpus(tmp_path / "corpus", train={"es_en": TRAIN}, test={"es_EN": lines})
+    _corpus(corpus, dev={"spa_en": lines})
+    messages: list[str] = []
+    with pytest.raises(
+        ValueError, match=r"test text of es-EN, but no .*Did you mean en\?.*zero_sh"
+    ):
+        prepare(corpus, tmp_path / "data", PARAMS, report=messages.append)
+    assert "EN and en, es and spa. Each code is a language of its own" in messages[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus"]
+    asked = dataclasses.replace(PARAMS, zero_shot_targets=True)
+    assert prepare(corpus, tmp_path / "data", asked).pair("es-EN").examples == {"test": 1}
+    # A model that is extended may have learnt to write the language.
+    more = _corpus(tmp_path / "more", train={"en_es": TRAIN}, test={"fr_en": lines})
+    extending = PrepareParams(extend=str(tmp_path / "data"), new_pieces=20)
+    assert prepare(more, tmp_path / "extended", extending).pair("fr-en").examples == {"test": 1}
+    only = _corpus(tmp_path / "only", test={"fr_de": lines})
+    assert prepare(only, tmp_path / "evaluated", extending).pair("fr-de").examples == {"test": 1}
+
+
 def test_targets_of_lines_that_are_too_long_are_not_in_train(corpus, tmp_path):
     _corpus(corpus, train={"de_en": [*TRAIN, ("lang " * 300, "mouse")]})
     checks = prepare(corpus, tmp_path / "data", PARAMS).checks["de-en"]

@@ -22,6 +22,7 @@ from lingvo_moe.core.progress import Progress
 from lingvo_moe.data.card import write_card
 from lingvo_moe.data.corpora import CorpusPair, find_pairs
 from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset, PairInfo
+from lingvo_moe.data.language_codes import are_near, code_warnings
 from lingvo_moe.data.pair_work import each_pair, extended_dataset
 from lingvo_moe.data.prepare_helper import helpers
 from lingvo_moe.data.prepare_params import PrepareParams
@@ -120,6 +121,7 @@ def prepare(
     run = _on_this_machine(processes, report) if beam is None else _in_a_pipeline(beam)
     _check_apart(corpus, output)
     pairs = _directions(find_pairs(corpus, report, not params.extend), params.both_directions)
+    _check_languages(pairs, params, report)
     check_output(output, MAKER, overwrite)
     directory = output.with_name(f"{output.name}.parts")
     files = sorted({path for pair in pairs for paths in pair.files.values() for path in paths})
@@ -145,6 +147,27 @@ def _check_apart(corpus, output):
         raise ValueError(
             f"The output {output} and the corpus {corpus} must not contain one another; give an "
             f"output outside the corpus."
+        )
+
+
+def _check_languages(pairs, params: PrepareParams, report: Callable[[str], None]) -> None:
+    """Warns of several codes of a language; refuses languages of targets that are not trained."""
+    languages = {language for pair in pairs for language in (pair.source, pair.target)}
+    for line in code_warnings(languages):
+        report(line)
+    trained = {pair.target for pair in pairs if "train" in pair.files}
+    if params.zero_shot_targets or not trained:
+        return
+    if params.extend:
+        trained |= Vocabulary.load(Path(params.extend) / "source.model").tags.keys()
+    unknown = [pair for pair in pairs if pair.target not in trained]
+    if unknown:
+        near = [one for one in sorted(trained) if are_near(one, unknown[0].target)]
+        raise ValueError(
+            f"There is dev or test text of {first_of([pair.name for pair in unknown])}, but no "
+            f"train text into {unknown[0].target}, so no model learns to write it."
+            f"{f' Did you mean {near[0]}? Then rename the files.' if near else ''} Add train text, "
+            f"leave these pairs out, or pass --set=zero_shot_targets=True."
         )
 
 

@@ -60,6 +60,8 @@ class PrepareParams(Params):
             pair with the same target language. Always left out are lines whose source is in dev or
             test of their own pair, and lines whose source and target are, in exchanged places, a
             line of dev or test of the reverse pair.
+        zero_shot_targets: whether dev and test may be into a language into which train has no
+            text. A model never learns to write such a language, nor is its tag trained.
         max_length: longer training examples, in tokens of either side, are left out and counted.
         tags_on_both_sides: whether each side begins with its language's tag, as models that were
             imported read and write; see data.language_tags. It needs one vocabulary for both sides.
@@ -85,6 +87,7 @@ class PrepareParams(Params):
     dev_spelling: bool = False
     duplicates: Sameness = Exact()
     held_out_targets: bool = False
+    zero_shot_targets: bool = False
     max_length: _Length = 256
     tags_on_both_sides: bool = False
     both_directions: bool = False

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lingvo_moe.core.console import install, quiet
 from lingvo_moe.serving.client_command import parser, run
-from lingvo_moe.tasks.languages import check_source_language
+from lingvo_moe.tasks.languages import check_source_language, check_target_language
 
 if __name__ == "__main__":
     install((ImportError, OSError, ValueError))  # one-line errors, also during imports
@@ -90,6 +90,7 @@ class Model:
         about = self._model.about()
         known = plain(about.get("source_languages", []))
         check_source_language(languages["source_language"], known)
+        check_target_language(languages["target_language"], plain(about["languages"]))
         self._languages = {name: languages[name] for name in wanted}
         self._called: set[str] = set()
         self._defaults = about.get("options", {})

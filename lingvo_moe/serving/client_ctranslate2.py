@@ -14,6 +14,7 @@ from pathlib import Path
 from lingvo_moe.core.console import install
 from lingvo_moe.core.lines import cut_warning, decode_lines, one_line
 from lingvo_moe.data.surface import as_read, as_written, copy_of, wordless
+from lingvo_moe.tasks.languages import check_target_language
 
 if __name__ == "__main__":
     install((ImportError, OSError, ValueError, RuntimeError))  # one-line errors
@@ -54,10 +55,7 @@ class Model:
             ValueError: the model does not know the language.
         """
         tags = self.about["tags"]
-        if to not in tags:
-            raise ValueError(
-                f"This model does not translate into {to!r}; it knows {', '.join(tags)}."
-            )
+        check_target_language(to, tags)
         room, results = self.about["max_pieces"], list(map(copy_of, sentences))
         places = [i for i, text in enumerate(sentences) if not wordless(text)]
         pieces = [self._source.encode(as_read(sentences[i]), out_type=str) for i in places]

@@ -15,7 +15,7 @@ from lingvo_moe.data.surface import as_read, as_written, copy_of, wordless
 from lingvo_moe.decoding.params import MAX_BEAM, BeamSearchParams
 from lingvo_moe.decoding.request import numbers_of, search_of
 from lingvo_moe.serving import client
-from lingvo_moe.tasks.languages import check_source_language
+from lingvo_moe.tasks.languages import check_source_language, check_target_language
 from lingvo_moe.tasks.scorer import Score, check_lengths, check_parallel
 from lingvo_moe.tasks.translator import (
     Token,
@@ -288,11 +288,7 @@ class Exported(OneProcess):
 
     def _check(self, to, source_language):
         """The language arguments of the SavedModel."""
-        if to not in self.languages:
-            raise ValueError(
-                f"This model does not translate into {to!r:.60}; it knows "
-                f"{', '.join(self.languages)}."
-            )
+        check_target_language(to, self.languages)
         if self.needs_source_language and source_language is None:
             raise ValueError(
                 "This model routes by source language; give "

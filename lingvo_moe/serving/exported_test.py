@@ -91,6 +91,7 @@ def test_it_knows_its_model(model_dir, exported):
     ("arguments", "message"),
     [
         ({"to": "xx"}, "does not translate into 'xx'; it knows .*en"),
+        ({"to": "EN"}, r"does not translate into 'EN'; .* Did you mean 'en'\?$"),
         ({"source_language": "xx"}, "does not translate from 'xx'; it knows .*qna.* Give one of"),
         ({"n_best": 65}, "n_best must be 1 to 64, got 65"),
         ({"beam": 2}, "has no field 'beam'. Did you mean 'beam_size'"),

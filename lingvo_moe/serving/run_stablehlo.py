@@ -14,7 +14,7 @@ from pathlib import Path
 from lingvo_moe.core.console import install
 from lingvo_moe.core.lines import cut_warning, decode_lines, one_line
 from lingvo_moe.data.surface import as_read, as_written, copy_of, wordless
-from lingvo_moe.tasks.languages import check_source_language
+from lingvo_moe.tasks.languages import check_source_language, check_target_language
 
 install((ImportError, OSError, ValueError))  # one-line errors, also during imports
 
@@ -91,6 +91,7 @@ def translate(lines, languages):
 
     run = program("translate")  # raises an error if the export only trains
     check_source_language(languages["source"], MANIFEST["source_languages"])
+    check_target_language(languages["target"], MANIFEST["tags"])
     theta, eos = initial("translate"), MANIFEST["eos"]
     source, target = (
         sentencepiece.SentencePieceProcessor(model_file=str(HERE / f"{side}.model"))

@@ -3,7 +3,8 @@
 Exports contain a copy of this file, so it imports only the standard library.
 """
 
-from collections.abc import Iterable, Sequence
+import difflib
+from collections.abc import Collection, Iterable, Sequence
 
 
 def source_languages(pairs: Iterable[str], tags: Iterable[str]) -> list[str]:
@@ -17,6 +18,26 @@ def source_languages(pairs: Iterable[str], tags: Iterable[str]) -> list[str]:
     """
     sources = {pair.rpartition("-")[0] for pair in pairs}
     return sorted(sources.union(tags)) if sources else []
+
+
+def check_target_language(language: str, known: Collection[str], near: Sequence[str] = ()) -> None:
+    """Checks the target language of a request.
+
+    Args:
+        language: its code.
+        known: the languages into which the model translates.
+        near: those that may be meant; by default those that begin with the same two letters.
+
+    Raises:
+        ValueError: it is not in `known`.
+    """
+    if language not in known:
+        alike = near or [one for one in known if one[:2].lower() == language[:2].lower()]
+        best = difflib.get_close_matches(language, alike, n=1, cutoff=0.0)
+        raise ValueError(
+            f"This model does not translate into {language!r:.60}; it knows "
+            f"{', '.join(sorted(known))}.{f' Did you mean {best[0]!r}?' if best else ''}"
+        )
 
 
 def check_source_language(language: str | None, known: Sequence[str]) -> None:

@@ -1,6 +1,10 @@
 import pytest
 
-from lingvo_moe.tasks.languages import check_source_language, source_languages
+from lingvo_moe.tasks.languages import (
+    check_source_language,
+    check_target_language,
+    source_languages,
+)
 
 
 def test_sources_are_those_of_pairs_and_the_languages_with_a_tag():
@@ -16,3 +20,16 @@ def test_only_an_unknown_language_is_refused():
     message = "does not translate from 'xx'; it knows de, en. Give one of them, or leave it out"
     with pytest.raises(ValueError, match=message):
         check_source_language("xx", ["de", "en"])
+
+
+@pytest.mark.parametrize(
+    ("language", "meant"),
+    [("EN", "en"), ("eng", "en"), ("pt-BR", "pt_BR"), ("pt", "pt_BR"), ("fr", None), ("", None)],
+)
+def test_an_unknown_target_language_is_an_error_with_the_near_name(language, meant):
+    check_target_language("en", ["en"])
+    hint = f" Did you mean '{meant}'\\?" if meant else ""
+    with pytest.raises(ValueError, match=rf"into '{language}'; it knows en, es, pt_BR\.{hint}$"):
+        check_target_language(language, ["es", "en", "pt_BR"])
+    with pytest.raises(ValueError, match="Did you mean 'es'"):
+        check_target_language("spa", ["en", "es"], ["es"])

@@ -14,8 +14,13 @@ from lingvo_moe.core.files import check_fields, read_json, write_whole
 from lingvo_moe.core.params import check_readable, evolve, override, to_fields
 from lingvo_moe.data.curriculum import identity
 from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
+from lingvo_moe.data.language_codes import are_near
 from lingvo_moe.data.vocabulary import Vocabulary
-from lingvo_moe.tasks.languages import check_source_language, source_languages
+from lingvo_moe.tasks.languages import (
+    check_source_language,
+    check_target_language,
+    source_languages,
+)
 from lingvo_moe.tasks.model_json import FILE, FORMAT, plugins_of, read_fields, read_params
 from lingvo_moe.tasks.model_weights import WEIGHTS, read_weights
 from lingvo_moe.tasks.new_logdir import check_new_logdir
@@ -281,11 +286,8 @@ class ModelDir:
         Raises:
             ValueError: the model does not translate into it.
         """
-        if language not in self.tags:
-            raise ValueError(
-                f"This model does not translate into {language!r:.60}; it knows "
-                f"{', '.join(sorted(self.tags))}."
-            )
+        near = [other for other in self.tags if are_near(language, other)]
+        check_target_language(language, self.tags, near)
         return self.tags[language]
 
     @property

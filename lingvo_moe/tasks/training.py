@@ -16,6 +16,7 @@ from lingvo_moe.core.params import to_fields
 from lingvo_moe.core.progress import lossy, report
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.input_workers import packed_by
+from lingvo_moe.data.language_codes import code_warnings
 from lingvo_moe.data.pipeline import Part, Prefetcher, TrainInput
 from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.routing import RoutingRecord
@@ -180,7 +181,9 @@ def run_training(
     source = TrainInput(dataset, params.input, params.train.seed, part)
     layers = model_dir.task.moe_layers
     evaluator = _Evaluator(model_dir, dataset, runtime, process)
-    for line in evaluator.warnings():
+    names = {pair.name for pair in dataset.pairs} | source.curriculum.examples.keys()
+    codes = code_warnings(language for name in names for language in name.split("-"))
+    for line in (*codes, *evaluator.warnings()):
         report(line)
     start = _Start(model_dir, runtime, process, report)
     with packed_by(input_workers, source) as packed, Prefetcher(packed) as batches:

@@ -52,6 +52,7 @@ def call(logdir, tmp_path, monkeypatch):
     ("values", "message"),
     [
         ({"to": "xx"}, "does not translate into 'xx'; it knows .*en"),
+        ({"to": "EN"}, r"does not translate into 'EN'; .* Did you mean 'en'\?$"),
         ({"to": ""}, "does not translate into ''"),
         ({"source_language": "xx"}, "does not translate from 'xx'; it knows .*qna.* Give one of"),
         ({"model": "tiny.Mo"}, "is of model 'tiny.MoE', not 'tiny.Mo'"),

@@ -235,8 +235,8 @@ class TestTranslations:
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) == len(LINES)
         assert lines[2] == ""
-        with pytest.raises(ValueError, match=r"does not translate into 'xx'; it knows .*en"):
-            client_ctranslate2.Model(output).translate(["kara"], "xx")
+        with pytest.raises(ValueError, match=r"into 'EN'; it knows .*en.* Did you mean 'en'"):
+            client_ctranslate2.Model(output).translate(["kara"], "EN")
         opened = CTranslate2().open(output)
         assert len(opened(["kara mi"], "en", "qna", warn=pytest.fail)) == 1
         with pytest.raises(ValueError, match=r"does not translate from 'qnu'; it knows qna\."):

@@ -147,9 +147,9 @@ def test_sentences_as_arguments(call):
     ("arguments", "stdin", "message"),
     [
         (
-            ["--to=xx", "kara"],
+            ["--to=EN", "kara"],
             b"",
-            r"does not know that language; it knows (\w+, )*en(, \w+)*\.$",
+            r"does not translate into 'EN'; it knows (\w+, )*en(, \w+)*\. Did you mean 'en'\?$",
         ),
         (["--source_language=xx", "kara"], b"", r"does not translate from 'xx'; it knows .*qna"),
         ([], b"kara\nka\xff\n", r"standard input, line 2: not UTF-8"),
