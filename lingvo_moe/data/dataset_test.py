@@ -70,7 +70,7 @@ def test_description_states_the_vocabularies(dataset):
     assert fields["vocabularies"]["source"] == {
         "file": "source.model",
         "size": dataset.source_vocabulary.size,
-        "normalization": "identity",
+        "normalization": "nfc",
         "sha256": dataset.hashes["source"],
     }
 

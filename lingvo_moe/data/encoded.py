@@ -9,6 +9,7 @@ from lingvo_moe.data.corpora import SentencePair
 from lingvo_moe.data.dataset import SIDES
 from lingvo_moe.data.language_tags import LanguageTags
 from lingvo_moe.data.lengths import tabulate
+from lingvo_moe.data.normalization import normalize
 from lingvo_moe.data.vocabulary import Vocabulary
 
 COUNTS = ("pieces", "bytes", "words", "characters")  # of a side, without tags and ends
@@ -58,9 +59,13 @@ def encode_lines(
 
 
 def count_changed(vocabulary: Vocabulary, texts: Sequence[str]) -> int:
-    """The number of texts that change when encoded and decoded: a model cannot write them."""
+    """The number of texts that change when encoded and decoded: a model cannot write them.
+
+    Changes by `nfc` do not count: they change only how the same characters are coded.
+    """
     restored = vocabulary.decode(vocabulary.encode(texts))
-    return sum(text != old for text, old in zip(texts, restored, strict=True))
+    both = zip(normalize(texts), normalize(restored), strict=True)
+    return sum(text != written for text, written in both)
 
 
 def _counts(vocabulary, pieces, texts):

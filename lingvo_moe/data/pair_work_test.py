@@ -13,7 +13,9 @@ from lingvo_moe.data.work import digest_of
 from lingvo_moe.testing.files import contents
 from lingvo_moe.testing.interrupted import interrupt
 
-PARAMS = PrepareParams(source_vocab_size=330, target_vocab_size=320)
+PARAMS = PrepareParams(
+    source_vocab_size=330, target_vocab_size=320, source_normalization="nmt_nfkc"
+)
 TRAIN = [(f"katze {i}", f"cat {i}") for i in range(8)]
 
 

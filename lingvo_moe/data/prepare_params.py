@@ -13,7 +13,7 @@ from lingvo_moe.core.fields import (
 from lingvo_moe.data.cleaning.base import CleaningRule, Empty
 from lingvo_moe.data.cleaning.damaged import Damaged
 from lingvo_moe.data.cleaning.sameness import Exact, Sameness
-from lingvo_moe.data.vocabulary import Normalization
+from lingvo_moe.data.normalization import Normalization
 
 # Names of counts that are not of a rule.
 OTHER_COUNTS = (
@@ -39,7 +39,7 @@ class PrepareParams(Params):
     Attributes:
         source_vocab_size, target_vocab_size: largest number of pieces.
         source_normalization, target_normalization: the change of texts before they are split into
-            pieces, one of `vocabulary.Normalization`. A model cannot write characters that the
+            pieces, one of `normalization.Normalization`. A model cannot write characters that the
             target's normalization replaces.
         extend: a directory with source.model and target.model, such as a logdir or a dataset, whose
             vocabularies are extended for the new text (see data.extension); sizes and normalization
@@ -75,8 +75,8 @@ class PrepareParams(Params):
 
     source_vocab_size: _Size = 16_000
     target_vocab_size: _Size = 16_000
-    source_normalization: Normalization = "nmt_nfkc"
-    target_normalization: Normalization = "identity"
+    source_normalization: Normalization = "nfc"
+    target_normalization: Normalization = "nfc"
     extend: str = ""
     new_pieces: NonNegativeInt = 1000
     joint_vocab: bool = False

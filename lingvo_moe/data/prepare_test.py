@@ -207,11 +207,12 @@ def test_both_directions_of_tsv(tmp_path):
         assert dataset.target_vocabulary.decode([example.target.tolist()]) == [target]
 
 
-def test_targets_keep_their_characters_and_sources_are_normalized(corpus, tmp_path):
+def test_sides_are_normalized_by_their_rules(corpus, tmp_path):
     texts = ["你好，世界！", "½ m²", "two  spaces"]
     for side in ("zh", "en"):
         (corpus / f"train/zh-en.{side}").write_text("\n".join(texts), encoding="utf-8")
-    dataset = prepare(corpus, tmp_path / "data", PARAMS)
+    rules = {"source_normalization": "nmt_nfkc", "target_normalization": "identity"}
+    dataset = prepare(corpus, tmp_path / "data", dataclasses.replace(PARAMS, **rules))
     examples = dataset.examples("train", "zh-en")
     sources = dataset.source_vocabulary.decode([e.source.tolist() for e in examples])
     targets = dataset.target_vocabulary.decode([e.target.tolist() for e in examples])
@@ -222,9 +223,26 @@ def test_targets_keep_their_characters_and_sources_are_normalized(corpus, tmp_pa
     assert recorded["target"]["normalization"] == "identity"
 
 
-@pytest.mark.parametrize(("normalization", "changed"), [("identity", 0), ("nmt_nfkc", 2)])
+@pytest.mark.parametrize("joint", [False, True])
+def test_by_default_a_model_sees_a_text_alike_however_it_is_coded(corpus, tmp_path, joint):
+    text, coded = "Tiếng Việt ½", " \ufeffTie\u0302\u0301ng Vie\u0323\u0302t\xa0 \u200e½\u200b"
+    lines = {"vi": [text, coded, "a", "b"], "en": ["a", "b", text, coded]}
+    for side, texts in lines.items():
+        (corpus / f"train/vi-en.{side}").write_text("\n".join(texts), encoding="utf-8")
+    dataset = prepare(corpus, tmp_path / "data", dataclasses.replace(PARAMS, joint_vocab=joint))
+    examples = dataset.examples("train", "vi-en")
+    for side, first in (("source", 0), ("target", 2)):
+        ids, others = (getattr(e, side).tolist() for e in examples[first : first + 2])
+        assert ids == others
+        vocabulary = getattr(dataset, f"{side}_vocabulary")
+        assert vocabulary.decode([ids]) == vocabulary.normalize([coded]) == [text]
+
+
+@pytest.mark.parametrize(
+    ("normalization", "changed"), [("nfc", 0), ("identity", 0), ("nmt_nfkc", 2)]
+)
 def test_targets_that_a_model_cannot_write_are_counted(corpus, tmp_path, normalization, changed):
-    texts = ["你好，世界！", "½ cup", "plain"]
+    texts = ["你好，世界！", "½ cup", "plain\xa0 e\u0301 "]
     for side in ("zh", "en"):
         (corpus / f"test/zh-en.{side}").write_text("\n".join(texts), encoding="utf-8")
         (corpus / f"train/zh-en.{side}").write_text("a\nb\n", encoding="utf-8")
@@ -500,8 +518,12 @@ def test_one_empty_pair_and_a_huge_line_are_no_obstacle(corpus, tmp_path):
     [
         ("source_vocab_size", 0, "from 300 to 1000000"),
         ("target_vocab_size", 3_000_000_000, "from 300 to 1000000"),
-        ("source_normalization", "nfd", r"in \('identity', 'nfkc', 'nmt_nfkc', 'nfkc_cf', 'nmt_"),
-        ("target_normalization", "", r"in \('identity'"),
+        (
+            "source_normalization",
+            "nfd",
+            r"in \('nfc', 'identity', 'nfkc', 'nmt_nfkc', 'nfkc_cf', 'nmt_",
+        ),
+        ("target_normalization", "", r"in \('nfc'"),
         ("temperature", 0, "> 0"),
         ("temperature", -1.0, "> 0"),
         ("temperature", float("nan"), "> 0"),

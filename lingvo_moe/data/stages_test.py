@@ -124,7 +124,7 @@ def test_blocks_and_ranges_of_hashes_give_what_memory_gives(
             texts[side].setdefault(language, []).extend(line[i] for line in lines["train"])
     # The vocabularies are those of all kept lines, in order.
     tags = sorted(texts["target"])
-    source = train_vocabulary(texts["source"], 330, tags=tags, normalization="nmt_nfkc")
+    source = train_vocabulary(texts["source"], 330, tags=tags)
     assert dataset.source_vocabulary == source
     assert dataset.target_vocabulary == train_vocabulary(texts["target"], 320)
 

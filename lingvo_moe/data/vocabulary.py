@@ -10,34 +10,26 @@ import threading
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import sentencepiece
 
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.data.model_file import ModelFile
+from lingvo_moe.data.normalization import Normalization, normalize, normalizer_of, rules_model
 
 __all__ = [
     "BOS",
     "EOS",
-    "NORMALIZATIONS",
     "PAD",
     "SPACE",
     "UNK",
-    "Normalization",
     "Vocabulary",
     "tag_piece",
     "train_vocabulary",
     "trained_part",
 ]
-
-# Changes of a text before it is split into pieces. `identity` changes nothing. The others are
-# SentencePiece's rules, which also replace runs of spaces by one: `nfkc` maps characters to
-# compatible ones (½ to 1⁄2, ， to ,), `nmt` also removes control characters, `cf` converts to lower
-# case.
-Normalization = Literal["identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf"]
-NORMALIZATIONS = get_args(Normalization)
 
 SPACE = "\u2581"  # a space in a piece
 
@@ -85,8 +77,16 @@ class Vocabulary:
 
     @functools.cached_property
     def normalization(self) -> str:
-        """One of NORMALIZATIONS; see there."""
+        """One of `normalization.NORMALIZATIONS`; imported models may have others."""
         return ModelFile.FromString(self.model_bytes).normalizer_spec.name
+
+    def normalize(self, texts: Sequence[str]) -> list[str]:
+        """What the model sees of texts."""
+        return self._normalizer.Normalize(list(texts))
+
+    @functools.cached_property
+    def _normalizer(self) -> sentencepiece.SentencePieceNormalizer:
+        return normalizer_of(ModelFile.FromString(self.model_bytes))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, without BOS and EOS."""
@@ -243,7 +243,7 @@ def train_vocabulary(
     temperature: float = 5.0,
     max_sentences: int = 1_000_000,
     character_coverage: float = 0.9995,
-    normalization: str = "identity",
+    normalization: Normalization = "nfc",
     model_type: Literal["unigram", "bpe"] = "unigram",
     seed: int = 1,
     size_name: str = "size",
@@ -258,8 +258,8 @@ def train_vocabulary(
         temperature: T; 1 samples by size, a large T evenly.
         max_sentences: largest number of sentences for the trainer.
         character_coverage: share of characters that get a piece; the rest fall back to bytes.
-        normalization: one of NORMALIZATIONS. With "identity" decoding restores every text without
-            spaces at its ends, except U+2581, which SentencePiece uses for spaces.
+        normalization: the change of texts before they are split. With "identity" decoding restores
+            every text without spaces at its ends, except U+2581, SentencePiece's space.
         model_type: how SentencePiece cuts a text.
         seed: of the sampling.
         size_name: what errors call the size, such as "source_vocab_size".
@@ -268,7 +268,8 @@ def train_vocabulary(
         ValueError: no text, or a size too small for the characters.
     """
     rng = np.random.default_rng(seed)
-    sample = list(map(trained_part, _sample(texts, temperature, max_sentences, rng)))
+    sampled = map(trained_part, _sample(texts, temperature, max_sentences, rng))
+    sample = normalize(list(sampled), normalization)
     if not sample:
         raise ValueError(
             "There is no text to train a vocabulary on: no lines. Give text for training."
@@ -284,7 +285,7 @@ def train_vocabulary(
             model_type=model_type,
             byte_fallback=True,
             character_coverage=character_coverage,
-            normalization_rule_name=normalization,
+            normalization_rule_name="identity",  # the sample is normalised
             remove_extra_whitespaces=normalization != "identity",
             control_symbols=[tag_piece(language) for language in tags],
             pad_id=PAD,
@@ -303,7 +304,9 @@ def train_vocabulary(
             f"SentencePiece could not make a vocabulary of {size} pieces from {len(sample)} "
             f"sentences: {reason}. Give a larger {size_name} or a lower character_coverage."
         ) from error
-    return Vocabulary(model.getvalue())
+    trained = ModelFile.FromString(model.getvalue())
+    trained.normalizer_spec.MergeFrom(rules_model(normalization).normalizer_spec)
+    return Vocabulary(trained.SerializeToString())
 
 
 def _effort(sentences: int, size: int) -> dict[str, int]:

@@ -53,7 +53,8 @@ UNUSUAL = [
 ]
 
 
-def test_identity_keeps_every_character(vocabulary):
+def test_identity_keeps_every_character():
+    vocabulary = train_vocabulary(TEXTS, 400, normalization="identity")
     assert vocabulary.normalization == "identity"
     assert vocabulary.decode(vocabulary.encode(UNUSUAL)) == UNUSUAL
     # The one exception: U+2581 stands for a space inside SentencePiece.

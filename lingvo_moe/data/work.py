@@ -3,14 +3,13 @@
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from sentencepiece import SentencePieceNormalizer
-
 from lingvo_moe.data.corpora import CorpusPair
 from lingvo_moe.data.dataset import SIDES
+from lingvo_moe.data.normalization import normalize
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.vocabulary import SPACE, Vocabulary
 
@@ -63,15 +62,15 @@ class Work:
         return sorted({pair.target for pair in self.pairs} | sources)
 
     @functools.cached_property
-    def _normalizers(self) -> list[SentencePieceNormalizer]:
-        """The changes of texts by the vocabularies of both sides, which need not exist yet."""
+    def _normalizers(self) -> list[Callable[[Sequence[str]], list[str]]]:
+        """What both sides' vocabularies, which need not exist yet, make of texts."""
         params = self.params
         if params.extend:
             paths = (Path(params.extend) / f"{side}.model" for side in SIDES)
-            return [SentencePieceNormalizer(model_proto=path.read_bytes()) for path in paths]
+            return [Vocabulary.load(path).normalize for path in paths]
         target = params.target_normalization
         source = target if params.joint_vocab else params.source_normalization
-        return [SentencePieceNormalizer(rule_name=name) for name in (source, target)]
+        return [functools.partial(normalize, rules=name) for name in (source, target)]
 
     def key(self, text: str, *sides: int) -> str:
         """The key of a text; texts with equal keys count as the same.
@@ -81,7 +80,7 @@ class Work:
             *sides: the sides, 0 for source and 1 for target, whose vocabularies read the text.
         """
         for side in sides:
-            text = self._normalizers[side].normalize(text)
+            (text,) = self._normalizers[side]([text])
         return self.params.duplicates.key(" ".join(text.replace(SPACE, " ").split()))
 
     def model_path(self, side: str) -> Path:

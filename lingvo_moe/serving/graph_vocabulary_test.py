@@ -31,7 +31,7 @@ WITH_SPACES = ["▁cat", "cat ▁", "▁ ▁漢", "ab▁cat", "a▁ b", "\u3000c
 SPACES = ["▁", "▁ ▁"]
 
 
-@pytest.fixture(scope="module", params=["identity", "nmt_nfkc_cf"])
+@pytest.fixture(scope="module", params=["nfc", "identity", "nmt_nfkc_cf"])
 def vocabulary(request):
     texts = {"en": TEXTS * 20}
     return train_vocabulary(texts, 320, tags=["en"], normalization=request.param)
@@ -81,7 +81,10 @@ def test_texts_of_spaces_have_no_edges(vocabulary, edges_of, words):
 
 
 def test_ids_and_pieces(vocabulary, graph):
-    ids = tf.function(graph.encode)(tf.constant(TEXTS))
+    encode = tf.function(graph.encode)
+    odd = [" \ufeffe\u0301\u0323 \xa0x\u200e", "\u1112\u1161\u11ab", "a\u200bក\u200bក", "\x00\x01"]
+    assert encode(tf.constant(odd)).to_list() == vocabulary.encode(odd)
+    ids = encode(tf.constant(TEXTS))
     assert ids.to_list() == vocabulary.encode(TEXTS)
     assert graph.count(tf.constant(TEXTS)).numpy().tolist() == [len(row) for row in ids.to_list()]
     decoded = [text.decode() for text in tf.function(graph.decode)(ids).numpy()]

@@ -21,11 +21,12 @@ from lingvo_moe.core.params import override, text_of
 from lingvo_moe.data.corpora import write_corpus
 from lingvo_moe.data.dataset import FILE as DATASET_FILE
 from lingvo_moe.data.dataset import SIDES, SPLITS, Dataset
+from lingvo_moe.data.normalization import NORMALIZATIONS
 from lingvo_moe.data.packing import Shape
 from lingvo_moe.data.prepare import prepare
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.records import Example
-from lingvo_moe.data.vocabulary import NORMALIZATIONS, Vocabulary
+from lingvo_moe.data.vocabulary import Vocabulary
 from lingvo_moe.evaluation.baselines import IN_OUTPUT
 from lingvo_moe.evaluation.evaluate import write_report
 from lingvo_moe.evaluation.report import REPORT_FILE, Report, load_report

@@ -12,9 +12,9 @@ from absl import flags
 
 from lingvo_moe import api
 from lingvo_moe.core.params import override
+from lingvo_moe.data.normalization import NORMALIZATIONS
 from lingvo_moe.data.prepare import PrepareParams, format_dataset
 from lingvo_moe.data.synthetic import SyntheticCorpus
-from lingvo_moe.data.vocabulary import NORMALIZATIONS
 from lingvo_moe.tools import common
 
 FLAGS = flags.FLAGS
