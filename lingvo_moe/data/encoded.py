@@ -8,7 +8,7 @@ import numpy as np
 from lingvo_moe.data.corpora import SentencePair
 from lingvo_moe.data.dataset import SIDES
 from lingvo_moe.data.language_tags import LanguageTags
-from lingvo_moe.data.lengths import tabulate
+from lingvo_moe.data.lengths import count_ratios, tabulate
 from lingvo_moe.data.normalization import normalize
 from lingvo_moe.data.vocabulary import Vocabulary
 
@@ -34,6 +34,7 @@ def encode_lines(
         source, target: int32, the ids of all examples, one after the other.
         lengths: int32 [examples, 2].
         table: int64 [cells, 5], the lengths of all lines; see data.lengths.
+        ratios: int64 [bins], counts of their ratios.
         fits: bool [lines], whether a line is an example.
         counts: int64 [2, 4], COUNTS of both sides; "bytes" counts pieces that are single bytes.
     """
@@ -53,6 +54,7 @@ def encode_lines(
         **{side: _joined(examples[j][i] for j in chosen) for i, side in enumerate(SIDES)},
         "lengths": lengths[fits],
         "table": tabulate(lengths),
+        "ratios": count_ratios(lengths),
         "fits": fits,
         "counts": np.array(counts, np.int64),
     }

@@ -1,6 +1,13 @@
 import numpy as np
 
-from lingvo_moe.data.lengths import Amount, add_tables, amount, tabulate
+from lingvo_moe.data.lengths import (
+    Amount,
+    add_tables,
+    amount,
+    count_ratios,
+    length_ratio,
+    tabulate,
+)
 
 
 def test_amounts_of_two_blocks():
@@ -12,3 +19,13 @@ def test_amounts_of_two_blocks():
     assert amount(table, 48, 16) == Amount(3, 36, 22)
     assert amount(table, 10**9, 10**9) == Amount(4, 76, 42)
     assert amount(add_tables([]), 16, 16) == Amount(0, 0, 0)
+
+
+def test_the_ratio_that_almost_all_lines_have_at_most():
+    # 998 lines of 1.0, one of 2.13 and one of 9: 999 of 1,000 have at most 2.5, in steps of 0.5.
+    lines = np.array([[10, 10]] * 998 + [[100, 213], [10, 90]])
+    counts = sum(count_ratios(block) for block in np.split(lines, [3, 500]))
+    assert length_ratio(counts) == 2.5
+    # Two misaligned lines of 1,000 are too many to leave out, and the largest ratio is 4.
+    assert length_ratio(count_ratios(np.array([[10, 10]] * 998 + [[10, 90]] * 2))) == 4.0
+    assert length_ratio(count_ratios(np.array([[10, 5]] * 9))) == 1.5

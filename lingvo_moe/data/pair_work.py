@@ -19,7 +19,7 @@ from lingvo_moe.data.corpora import CorpusPair, SentencePair
 from lingvo_moe.data.dataset import FILE, SIDES, SPLITS, Dataset, Example, shard_bounds
 from lingvo_moe.data.encoded import count_changed, encode_lines
 from lingvo_moe.data.language_tags import OnBothSides, OnSource
-from lingvo_moe.data.lengths import add_tables
+from lingvo_moe.data.lengths import add_tables, length_ratio
 from lingvo_moe.data.prepare_params import PrepareParams
 from lingvo_moe.data.records import write_records
 from lingvo_moe.data.repeats import hashes, repeated_lines, sorted_keys
@@ -405,12 +405,19 @@ class PairWork:
 
     def lengths(self) -> dict[str, list[list[int]]]:
         """Split -> the table of the lengths of its lines, before any is left out as too long."""
+        return {split: add_tables(tables).tolist() for split, tables in self._seen("table").items()}
+
+    def length_ratio(self) -> float:
+        """The ratio of lengths that almost all lines of train and dev have at most."""
+        counts = [count for found in self._seen("ratios").values() for count in found]
+        return length_ratio(np.array(counts).sum(axis=0)) if counts else 0.0
+
+    def _seen(self, name):
+        """Split -> an array of `encode_lines` of each block, for train and dev."""
+        blocks = {split: range(len(self.block_lines(split))) for split in self.pair.files}
         return {
-            split: add_tables(
-                self.load_ids(split, number, "table")[0]
-                for number in range(len(self.block_lines(split)))
-            ).tolist()
-            for split in self.pair.files
+            split: [self.load_ids(split, number, name)[0] for number in numbers]
+            for split, numbers in blocks.items()
             if split != "test"
         }
 

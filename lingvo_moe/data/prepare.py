@@ -199,7 +199,7 @@ def _job(corpus: Path, work: Work) -> dict[str, str]:
             used["--extend, its dev and test"] = dataset.sha256
     for path in source_files():  # of the user's own rules of cleaning
         used[f"--import {path}"] = digest_of(path)
-    return {"maker": MAKER, "format": "2", "corpus": digest.hexdigest(), **used, **given}
+    return {"maker": MAKER, "format": "3", "corpus": digest.hexdigest(), **used, **given}
 
 
 @contextlib.contextmanager
@@ -288,7 +288,8 @@ def _assemble(
             shards |= found
         names = {split: list(found) for split, found in paths.items()}
         languages = pair.pair.source, pair.pair.target
-        infos.append(PairInfo(name, *languages, len(infos), examples, names, pair.lengths()))
+        sizes = pair.lengths(), pair.length_ratio()
+        infos.append(PairInfo(name, *languages, len(infos), examples, names, *sizes))
         checks[name] = pair.summary(in_train[pair.pair.target])
         report(f"{name}: {examples.get('train', 0)} training examples")
     if changed := sum(counts["targets_changed"] for counts in checks.values()):

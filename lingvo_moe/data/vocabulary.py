@@ -181,6 +181,12 @@ class Vocabulary:
                 found[content].append(index)
         return found
 
+    @functools.cached_property
+    def spaces(self) -> tuple[int, ...]:
+        """The ids of pieces that are only spaces."""
+        contents = self.ids_by_content.items()
+        return tuple(i for content, ids in contents if content.isspace() for i in ids)
+
     def tag(self, language: str) -> int:
         """The id of a target language's tag.
 

@@ -16,7 +16,7 @@ from lingvo_moe.core.smart_cond import size_of, smart_cond
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.decoding.cache import of_parents, own_positions
 from lingvo_moe.decoding.choices import best_choices
-from lingvo_moe.decoding.constraints import Constraints
+from lingvo_moe.decoding.constraints import Constraints, given
 from lingvo_moe.decoding.hugging_face import search_like
 from lingvo_moe.decoding.params import MAX_BEAM
 from lingvo_moe.decoding.request import Request
@@ -198,7 +198,8 @@ def search(
     re-ordering them changes only this mask and the small token table. In each step every living
     hypothesis followed by EOS is a candidate for the N best. A sentence is done when no living
     hypothesis could reach a better score, even at the longest length with only tokens of
-    probability 1. At the longest length each living hypothesis is ended by EOS, with EOS's own
+    probability 1. EOS is not allowed while a hypothesis has no word, except at the longest length.
+    At the longest length each living hypothesis is ended by EOS, with EOS's own
     probability. PAD, BOS and UNK are never generated. Of equal scores the lower beam is taken, then
     the lower id.
 
@@ -215,11 +216,11 @@ def search(
         steps: T, at least the largest of max_lengths; None for exactly that number, dynamic.
         start: the first input of step_fn.
     """
-    params, batch = request.params, tf.shape(max_lengths)[0]
+    batch = tf.shape(max_lengths)[0]
     max_lengths = tf.maximum(max_lengths, _constraints(request).forced + 1)
     static, steps = steps is not None, _num_steps(max_lengths) if steps is None else steps
     positions = steps * request.sharing if static else 0
-    best = _nothing(batch, steps, params)
+    best = _nothing(batch, steps, request)
     living = _start(batch, steps, positions, request, start)
     rows = _Rows(tf.range(batch), max_lengths, source, caches, living, best)
     if static:
@@ -283,17 +284,18 @@ def _advance(step_fn, step, rows, request):
     newest = tf.where(living.log_probs > _IMPOSSIBLE, living.newest, PAD)
     logits, caches, sources = step_fn(newest, step, rows.caches, by_cache, rows.source)
     least = tf.maximum(request.params.min_length, constraints.forced + 1)
-    may_end = (step + 1 >= least) | (step + 1 >= rows.max_length)
+    may_end = (step + 1 >= least) & _has_words(living.written["ids"], step, request)
+    may_end |= (step + 1 >= rows.max_length)[:, None]
     allowed = constraints.allowed(logits, living.written["ids"], step, living.places)
-    scored = _Scored(logits, allowed, may_end[:, None])
-    given = living, scored, rows.max_length[:, None], step, request.params
-    continuations = smart_cond(request.samples, lambda: _draw(*given), lambda: _choose(*given))
+    scored = _Scored(logits, allowed, may_end)
+    state = living, scored, rows.max_length[:, None], step, request.params
+    continuations = smart_cond(request.samples, lambda: _draw(*state), lambda: _choose(*state))
     living = living._replace(visible=visible)
-    best = _offer(rows.best, living, continuations.ended, sources, step, request.params)
+    best = _offer(rows.best, living, continuations.ended, sources, step, request)
     living = _extend(living, continuations, sources, step)
     caches = of_parents(caches, continuations.parent, sharing, request.in_order)
     hopeless = step + 1 >= rows.max_length
-    hopeless |= _bound(living.log_probs, rows.max_length, request.params) <= best.scores[:, -1]
+    hopeless |= _no_better(living.log_probs, rows.max_length, best.scores, request)
     living = living._replace(
         log_probs=tf.where(hopeless[:, None], _IMPOSSIBLE, living.log_probs),
         places=constraints.after(living.places, living.newest, step),
@@ -307,7 +309,7 @@ class _Scored(NamedTuple):
     Attributes:
         logits: float32 [B, K, V].
         allowed: the same, -inf for tokens that are not allowed.
-        may_end: bool [B, 1], whether EOS is allowed.
+        may_end: bool [B, K], whether EOS is allowed.
     """
 
     logits: tf.Tensor
@@ -447,10 +449,10 @@ def _start(batch, steps, positions, request, start):
     )
 
 
-def _nothing(batch, steps, params):
-    n = params.n_best
+def _nothing(batch, steps, request):
+    n = request.count
     return _Best(
-        written=_unwritten([batch, n, steps], params),
+        written=_unwritten([batch, n, steps], request.params),
         lengths=tf.fill([batch, n], 0),
         scores=tf.fill([batch, n], _IMPOSSIBLE),
     )
@@ -464,19 +466,43 @@ def _unwritten(shape, params):
     return written
 
 
-def _penalty(length, params):
-    return params.penalty(tf.cast(length, tf.float32))
+def _has_words(ids, step, request):
+    """bool [B, K]: whether one of the first `step` tokens is neither a space nor a given tag."""
+    place = tf.range(tf.shape(ids)[2])
+    words = (place >= int(request.after_tag)) & (place < step) & (ids != PAD)
+    if given(request.spaces):
+        words &= ~tf.reduce_any(ids[..., None] == tf.convert_to_tensor(request.spaces), axis=-1)
+    return tf.reduce_any(words, axis=-1)
 
 
-def _bound(log_probs, max_lengths, params):
-    """float32 [B]: no living hypothesis can end with a better score than this."""
-    return tf.reduce_max(log_probs, axis=1) / _penalty(max_lengths, params)
+def _divisors(length, request):
+    """Of log P of a length int32 […]: float32 […, 1], or […, N] for N penalties to compare."""
+    length = tf.cast(length, tf.float32)
+    exponents = request.penalties or (None,)
+    return tf.stack([request.params.penalty(length, alpha) for alpha in exponents], axis=-1)
 
 
-def _offer(best, living, log_probs, sources, step, params):
+def _no_better(log_probs, max_lengths, scores, request):
+    """bool [B]: whether no living hypothesis can end with a score above those of the best."""
+    bounds = tf.reduce_max(log_probs, axis=1)[:, None] / _divisors(max_lengths, request)
+    return tf.reduce_all(bounds <= (scores if request.penalties else scores[:, -1:]), axis=1)
+
+
+def _best(scores, log_probs, step, request):
+    """The N best scores of N earlier ones and K new ones [B, N], and their places among both."""
+    if not request.penalties:
+        both = tf.concat([scores, log_probs / _divisors(step + 1, request)], axis=1)
+        return tf.math.top_k(both, request.count)
+    new = log_probs[:, None] / _divisors(step + 1, request)[:, None]  # [B, N, K]
+    both = tf.concat([scores[..., None], new], axis=2)
+    place = tf.argmax(both, axis=2, output_type=tf.int32)
+    place = tf.where(place == 0, tf.range(request.count), request.count - 1 + place)
+    return tf.reduce_max(both, axis=2), place
+
+
+def _offer(best, living, log_probs, sources, step, request):
     """The N best of the earlier ones and of every living hypothesis followed by EOS."""
-    scores = tf.concat([best.scores, log_probs / _penalty(step + 1, params)], axis=1)
-    scores, index = tf.math.top_k(scores, params.n_best)
+    scores, index = _best(best.scores, log_probs, step, request)
     eos = tf.fill(tf.shape(log_probs), EOS)
     ended = _write(living.written, step, eos, log_probs, sources)
     lengths = tf.concat([best.lengths, tf.fill(tf.shape(log_probs), step + 1)], axis=1)

@@ -28,7 +28,7 @@ from lingvo_moe.testing.slow_search import (
 A, B = 4, 5  # the words of the toy languages
 
 
-def toy_search(next_probs, max_lengths, **params):
+def toy_search(next_probs, max_lengths, spaces=(), **params):
     """Searches a bigram language: next_probs is {newest token: {next token: probability}}."""
     table = np.zeros([6, 6], np.float32)
     for newest, probs in next_probs.items():
@@ -40,7 +40,7 @@ def toy_search(next_probs, max_lengths, **params):
         del step, visible, source
         return tf.gather(tf.constant(table), token_ids), caches, None
 
-    request = Request(BeamSearchParams(**params))
+    request = Request(BeamSearchParams(**params), spaces=spaces)
     output = search(step_fn, (), (), tf.constant(max_lengths), request)
     ids, lengths, scores = (x.numpy() for x in output[:3])
     return [
@@ -67,13 +67,13 @@ def test_a_beam_of_one_follows_the_best_token_and_two_see_further():
 
 
 def test_a_beam_of_one_may_end_before_or_after_the_argmax():
-    # The argmax writes A EOS, 0.55 · 0.6 = 0.33. Ending at once has 0.45.
-    early = {BOS: {A: 0.55, EOS: 0.45}, A: {EOS: 0.6, A: 0.4}}
-    # The argmax ends at once: ln 0.51 = -0.673. A EOS has ln 0.49 · 6/7 = -0.611.
-    late = {BOS: {EOS: 0.51, A: 0.49}, A: {EOS: 1.0}}
+    # The argmax writes B A EOS, 0.55 · 0.6 = 0.33. Ending after B has 0.45.
+    early = {BOS: {B: 1.0}, B: {A: 0.55, EOS: 0.45}, A: {EOS: 0.6, A: 0.4}}
+    # The argmax ends after B: ln 0.51 · 6/7 = -0.577. B A EOS has ln 0.49 · 6/8 = -0.535.
+    late = {BOS: {B: 1.0}, B: {EOS: 0.51, A: 0.49}, A: {EOS: 1.0}}
     for table, alpha, argmax, beam_of_one in (
-        (early, 0.0, [A, EOS], [EOS]),
-        (late, 1.0, [EOS], [A, EOS]),
+        (early, 0.0, [B, A, EOS], [B, EOS]),
+        (late, 1.0, [B, EOS], [B, A, EOS]),
     ):
         for sampling, expected in ((Sampling(top_k=1), argmax), (None, beam_of_one)):
             [[(ids, _)]] = toy_search(
@@ -91,7 +91,7 @@ def test_samples_from_the_best_token_are_the_argmax():
         expected = []
         while EOS not in expected:
             row = tiny().next_log_probs(source, [expected])[0]
-            row[[PAD, BOS, UNK]] = -np.inf
+            row[[PAD, BOS, UNK, *([] if expected else [EOS])]] = -np.inf
             last = len(expected) + 1 == len(source) + 4
             expected.append(EOS if last else int(row.argmax()))
         assert ids == expected
@@ -118,13 +118,13 @@ def test_the_longest_length_ends_by_eos_at_its_own_probability():
     np.testing.assert_allclose(score, np.log(0.081) * 6 / 8, rtol=1e-6)
     assert short == [EOS]
     [[(ids, _)]] = toy_search(chain, [3], beam_size=2, length_penalty=0.0)
-    assert ids == [EOS]
+    assert ids == [A, EOS]  # EOS alone is likelier, 0.1 and not 0.09, but has no word
 
 
 def test_ties_go_to_the_lower_beam_and_id():
     even = {newest: {EOS: 1 / 3, A: 1 / 3, B: 1 / 3} for newest in (BOS, A, B)}
     [hypotheses] = toy_search(even, [3], beam_size=2, n_best=4, length_penalty=0.0)
-    assert [ids for ids, _ in hypotheses] == [[EOS], [A, EOS], [B, EOS], [A, A, EOS]]
+    assert [ids for ids, _ in hypotheses] == [[A, EOS], [B, EOS], [A, A, EOS], [A, B, EOS]]
 
 
 def test_what_was_not_found_is_empty():
@@ -141,7 +141,7 @@ def test_pad_bos_and_unk_are_never_generated():
     assert {i for ids, _ in hypotheses for i in ids} == {A, EOS}
     # Nothing is renormalised: the model's own log-probabilities count.
     scores = {len(ids): score for ids, score in hypotheses}
-    np.testing.assert_allclose(scores[1], np.log(0.1), rtol=1e-6)
+    np.testing.assert_allclose(scores[2], np.log(0.01) * 6 / 7, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -199,6 +199,29 @@ def test_equals_a_plain_beam_search(beam_size, alpha, cache):
     assert len(lengths) >= 3, "the test wants hypotheses of many lengths"
 
 
+@pytest.mark.parametrize("sampling", [None, Sampling()])
+def test_a_translation_has_a_word(sampling):
+    # B is a piece that is only a space: B EOS and B B EOS would be empty texts.
+    table = {n: {EOS: 0.9, B: 0.01, A: 0.09} for n in (BOS, A, B)}
+    params = {"beam_size": 4, "n_best": 4, "length_penalty": 0.0, "sampling": sampling}
+    [hypotheses] = toy_search(table, [9], spaces=(B,), **params)
+    assert all(A in ids for ids, _ in hypotheses)
+    if not sampling:
+        assert hypotheses[0][0] == [A, EOS]
+        np.testing.assert_allclose(hypotheses[0][1], np.log(0.081), rtol=1e-5)
+
+
+def test_one_search_compares_length_penalties():
+    penalties, sources = (0.0, 0.7, 1.5, 4.0), sentences([1, 2, 4, 6, 6, 3])
+    params = BeamSearchParams(beam_size=3, length_ratio=1.0, length_offset=8)
+    together = tiny().search(sources, Request(params, penalties=penalties))
+    for n, alpha in enumerate(penalties):
+        alone = tiny().search(sources, dataclasses.replace(params, length_penalty=alpha))
+        for found, [expected] in zip(together, alone, strict=True):
+            assert_same([found[n]], [expected])
+    assert len({len(ids) for found in together for ids, _ in found}) >= 3
+
+
 @pytest.mark.parametrize("cache", [Flat(), Reordered()])
 def test_caches_grow_and_sentences_leave(cache):
     # At most 46, 20 and 8 tokens: two sentences leave and the last one outgrows its cache twice.
@@ -210,15 +233,15 @@ def test_caches_grow_and_sentences_leave(cache):
 
 
 def test_a_beam_wider_than_the_language_searches_all_of_it():
-    # Two words and at most three of them: 2 + 4 + 8 prefixes and the empty one are every sentence.
+    # Two words and at most three of them: 2 + 4 + 8 sentences.
     model, params = (
         tiny(6),
-        BeamSearchParams(beam_size=8, n_best=15, length_ratio=0.0, length_offset=4),
+        BeamSearchParams(beam_size=8, n_best=14, length_ratio=0.0, length_offset=4),
     )
     for source in sentences([3, 5]):
         [hypotheses] = model.search([source], params)
         assert_same(hypotheses, reference_search(model, source, params))
-        assert len({tuple(ids) for ids, _ in hypotheses}) == 15
+        assert len({tuple(ids) for ids, _ in hypotheses}) == 14
 
 
 def test_a_translation_depends_on_its_sentence_alone():
@@ -335,6 +358,6 @@ def test_samples_have_the_model_s_own_scores():
             assert 3 <= len(ids) <= len(source) + 10
             rows = [tiny().next_log_probs(source, [ids[:i]])[0] for i in range(len(ids))]
             total = sum(row[token] for row, token in zip(rows, ids, strict=True))
-            np.testing.assert_allclose(score, total / ((5 + len(ids)) / 6) ** 0.6, atol=1e-4)
+            np.testing.assert_allclose(score, total / ((5 + len(ids)) / 6), atol=1e-4)
     for source, samples in zip(sources, drawn, strict=True):
         assert_same(tiny().search([source], params)[0], samples)

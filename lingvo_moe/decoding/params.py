@@ -8,10 +8,18 @@ from typing import Annotated, Any
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveInt, Rule
+from lingvo_moe.core.fields import (
+    FROM_DATA,
+    FromData,
+    NonNegativeInt,
+    Params,
+    PositiveInt,
+    Rule,
+)
 from lingvo_moe.core.lines import is_blank
 from lingvo_moe.core.params import evolve_all
 from lingvo_moe.decoding.cache import ByBeam, Cache
+from lingvo_moe.decoding.fitted import UNFITTED, Fitted
 from lingvo_moe.decoding.hugging_face import HuggingFace
 from lingvo_moe.decoding.sampling import Sampling
 
@@ -60,9 +68,9 @@ class BeamSearchParams(Params):
         beam_size: K, 1 to MAX_BEAM. With a Flat cache, memory grows with its square.
         n_best: N, number of translations to return, 1 to MAX_BEAM.
         length_penalty: α of score = log P / ((5 + length)/6)^α (Wu et al. 2016, equation 14); the
-            length counts EOS.
+            length counts EOS. FROM_DATA is what Fitted has for the target language.
         length_ratio, length_offset: a translation has at most ratio · source length + offset
-            tokens, with EOS; it ends there in any case.
+            tokens, with EOS; it ends there in any case. A ratio FROM_DATA is as above.
         min_length: smallest number of tokens, with EOS; limited by the largest length.
         no_repeat_ngram: n; no sequence of n tokens occurs twice in a translation. 0 for no limit.
         forbidden: words or phrases that no translation contains, in any spelling; see
@@ -91,8 +99,8 @@ class BeamSearchParams(Params):
 
     beam_size: Annotated[int, _in_range("beam_size")] = 4
     n_best: Annotated[int, _in_range("n_best")] = 1
-    length_penalty: Annotated[float, _in_range("length_penalty")] = 0.6
-    length_ratio: Annotated[float, _in_range("length_ratio")] = 1.5
+    length_penalty: Annotated[float, _in_range("length_penalty")] | FromData = FROM_DATA
+    length_ratio: Annotated[float, _in_range("length_ratio")] | FromData = FROM_DATA
     length_offset: Annotated[int, _in_range("length_offset")] = 10  # leaves room for EOS
     min_length: NonNegativeInt = 0
     no_repeat_ngram: NonNegativeInt = 0
@@ -134,25 +142,42 @@ class BeamSearchParams(Params):
                 f"{self.beam_size}. Change one of them."
             )
 
+    def filled(self, fitted: Fitted = UNFITTED, language: str | None = None) -> "BeamSearchParams":
+        """The same with the numbers of a target language, or of all, for fields FROM_DATA."""
+        numbers = fitted.numbers(language)
+        missing = {n: value for n, value in numbers.items() if getattr(self, n) is FROM_DATA}
+        return dataclasses.replace(self, **missing) if missing else self
+
     def longest(self, source_tokens: Any) -> Any:
         """Largest number of tokens, with EOS, of a translation of so many source tokens.
 
-        Rounding errors do not count: 0.6 · 25 is 15, in float32 too.
+        Fields FROM_DATA are those of UNFITTED. Rounding errors do not count: 0.6 · 25 is 15, in
+        float32 too.
 
         Args:
             source_tokens: a number, or int32 of any shape, for a tensor of that shape.
         """
+        ratio = self._number("length_ratio")
         if isinstance(source_tokens, int):
-            exact = self.length_ratio * source_tokens
+            exact = ratio * source_tokens
             return math.ceil(exact - _ROUNDING * max(exact, 1.0)) + self.length_offset
-        exact = self.length_ratio * tf.cast(source_tokens, tf.float32)
+        exact = ratio * tf.cast(source_tokens, tf.float32)
         rounded = tf.math.ceil(exact - _ROUNDING * tf.maximum(exact, 1.0))
         return tf.cast(rounded, tf.int32) + self.length_offset
 
-    def penalty(self, length: Any) -> Any:
-        """The divisor of log P for a number of tokens with EOS; a float or a tensor."""
+    def penalty(self, length: Any, exponent: float | None = None) -> Any:
+        """The divisor of log P for a number of tokens with EOS; a float or a tensor.
+
+        Args:
+            length: a number or a tensor.
+            exponent: α; None for length_penalty.
+        """
         base = length if self.rules else (5.0 + length) / 6.0
-        return base**self.length_penalty
+        return base ** (self._number("length_penalty") if exponent is None else exponent)
+
+    def _number(self, name):
+        value = getattr(self, name)
+        return UNFITTED.numbers()[name] if value is FROM_DATA else value
 
     def with_options(self, options: Mapping[str, Any]) -> "BeamSearchParams":
         """The params with other values of some fields.

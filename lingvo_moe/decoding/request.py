@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core.fields import FROM_DATA
 from lingvo_moe.core.tokens import EOS
 from lingvo_moe.decoding.cache import Cache
 from lingvo_moe.decoding.constraints import Edge, given
+from lingvo_moe.decoding.fitted import FITTED, Fitted
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.sampling import Sampling
 from lingvo_moe.decoding.shortlist import Shortlist
@@ -26,6 +28,7 @@ _OF_SAMPLING = {"temperature": np.float32, "seed": np.int32}
 # Fields that are inputs of an exported graph, so that one graph serves all requests.
 _SEARCH_NUMBERS = _NUMBERS | dict.fromkeys(("beam_size", "n_best", "no_repeat_ngram"), np.int32)
 _SAMPLING_NUMBERS = _OF_SAMPLING | {"top_k": np.int32, "top_p": np.float32}
+OWN = -1  # as an option of an export: the number of the target language
 # Fields that graphs do not use.
 _OUTSIDE = ("forbidden", "source_prefix", "target_prefix", "split_long", "batch_tokens")
 
@@ -42,6 +45,9 @@ class Request:
         sampling: whether params.sampling applies, if it is set; a tensor bool [] in an exported
             graph, which serves all requests.
         after_tag: whether translations begin after the tag of their language, which is given.
+        spaces: ids of pieces that are only spaces; a translation has others too.
+        penalties: length penalties to compare: translation n is the best one by penalty n, and
+            length_penalty and n_best have no effect. () for those of params.
     """
 
     params: BeamSearchParams = BeamSearchParams()
@@ -50,6 +56,13 @@ class Request:
     shortlist: Shortlist | None = None
     sampling: bool | tf.Tensor = True
     after_tag: bool = False
+    spaces: tuple[int, ...] = ()
+    penalties: tuple[float, ...] = ()
+
+    @property
+    def count(self) -> int | tf.Tensor:
+        """Number of translations."""
+        return len(self.penalties) or self.params.n_best
 
     @property
     def samples(self) -> bool | tf.Tensor:
@@ -90,12 +103,13 @@ class Request:
             and dataclasses.replace(sampling, **_defaults(sampling, _OF_SAMPLING)),
         )
         anything = (Edge(0, 1, EOS),) if self.forbidden else ()
-        return Request(params, (EOS,) if self.prefix else (), anything, self.shortlist)
+        prefix = (EOS,) if self.prefix else ()
+        return dataclasses.replace(self, params=params, prefix=prefix, forbidden=anything)
 
     @property
     def inputs(self) -> dict[str, np.ndarray]:
         """The inputs of a graph: numbers by name and, if set, prefix [P] and forbidden [E, 3]."""
-        found = _arrays(self.params, _NUMBERS)
+        found = _arrays(self.params.filled(), _NUMBERS)
         if sampling := self.params.sampling:
             found |= _arrays(sampling, _OF_SAMPLING)
         for name in ("prefix", "forbidden"):
@@ -120,21 +134,38 @@ class Request:
         ids = {name: inputs[name] for name in ("prefix", "forbidden") if name in inputs}
         return _replaced(self, {"params": params, **ids})
 
+    def split_penalty(self) -> "tuple[Request, float]":
+        """A request that is the same for all values of length_penalty, and the value."""
+        params = dataclasses.replace(self.params, length_penalty=FROM_DATA)
+        return dataclasses.replace(self, params=params), self.params.filled().length_penalty
+
+    def filled(self, fitted: Fitted) -> "Request":
+        """The request with numbers for all languages where params are FROM_DATA."""
+        return dataclasses.replace(self, params=self.params.filled(fitted))
+
+    def with_numbers(self, numbers: Mapping[str, tf.Tensor]) -> "Request":
+        """The request with tensors for some fields of params, inside a graph."""
+        return _replaced(self, {"params": _replaced(self.params, numbers)})
+
     @staticmethod
-    def of_tensors(inputs: Mapping[str, tf.Tensor], cache: Cache) -> "Request":
+    def of_tensors(
+        inputs: Mapping[str, tf.Tensor], cache: Cache, spaces: tuple[int, ...] = ()
+    ) -> "Request":
         """A request whose options are tensors, for a graph that serves any request.
 
         Args:
             inputs: those of `numbers_of` by name; forbidden int32 [E, 3]; prefix int32 [P], or none
                 where it is not supported.
             cache: for keys and values.
+            spaces: as of a Request.
         """
         sampling = _replaced(Sampling(), {name: inputs[name] for name in _SAMPLING_NUMBERS})
         numbers = {name: inputs[name] for name in _SEARCH_NUMBERS}
         fixed = BeamSearchParams(tokens=True, cache=cache)
         params = _replaced(fixed, numbers | {"sampling": sampling})
         ids = {name: inputs[name] for name in ("prefix", "forbidden") if name in inputs}
-        return _replaced(Request(), {"params": params, "sampling": sampling.temperature > 0, **ids})
+        searches = {"params": params, "sampling": sampling.temperature > 0}
+        return _replaced(Request(spaces=spaces), searches | ids)
 
     def renumbered(self, numbers: tf.Tensor) -> "Request":
         """The request inside a graph where id i has become numbers[i]."""
@@ -144,6 +175,7 @@ class Request:
         if given(self.forbidden):
             edges = tf.convert_to_tensor(self.forbidden)
             ids["forbidden"] = tf.concat([edges[:, :2], tf.gather(numbers, edges[:, 2:])], axis=1)
+        ids["spaces"] = tf.gather(numbers, tf.constant(self.spaces, tf.int32))
         return _replaced(self, ids)
 
 
@@ -151,7 +183,8 @@ def numbers_of(params: BeamSearchParams) -> dict[str, np.ndarray]:
     """The values of the numeric fields of params and of params.sampling, for `Request.of_tensors`.
 
     Returns:
-        Name of a field -> array [], int32 or float32. `temperature` is 0 for beam search.
+        Name of a field -> array [], int32 or float32. `temperature` is 0 for beam search, and a
+        field FROM_DATA is -1.
     """
     sampling = _arrays(params.sampling or Sampling(), _SAMPLING_NUMBERS)
     if params.sampling is None:
@@ -174,6 +207,7 @@ def search_of(options: Mapping[str, Any]) -> BeamSearchParams:
         name: float(str(options[name])) if kind is np.float32 else int(options[name])
         for name, kind in kinds.items()
     }
+    numbers |= {name: FROM_DATA for name in FITTED if numbers[name] == OWN}
     sampling = {name: numbers.pop(name) for name in _SAMPLING_NUMBERS}
     texts: dict[str, Any] = {
         name: options[name].decode()
@@ -191,7 +225,11 @@ def _defaults(params, names):
 
 
 def _arrays(params, kinds):
-    return {name: np.array(getattr(params, name), kind) for name, kind in kinds.items()}
+    values = {name: getattr(params, name) for name in kinds}
+    return {
+        name: np.array(OWN if values[name] is FROM_DATA else values[name], kind)
+        for name, kind in kinds.items()
+    }
 
 
 def _replaced(params, values: Mapping[str, Any]):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from sacrebleu.metrics import BLEU
+from sacrebleu.metrics import BLEU, CHRF
 
 from lingvo_moe.core.fields import list_of
 
@@ -96,6 +96,12 @@ def bleu_of_languages(texts: Iterable[tuple[str, Sequence[str], Sequence[str]]])
         group[1].extend(references)
     scores = [bleu(name).corpus_score(h, [r]).score for name, (h, r) in groups.items()]
     return float(np.average(scores, weights=[len(h) for h, _ in groups.values()]))
+
+
+def chrf_of_languages(texts: Sequence[tuple[str, Sequence[str], Sequence[str]]]) -> float:
+    """Mean over languages of chrF++; texts as for `bleu_of_languages`."""
+    chrf = CHRF(word_order=2)
+    return float(np.mean([chrf.corpus_score(h, [r]).score for _, h, r in texts]))
 
 
 @functools.cache

@@ -7,7 +7,7 @@ shapes, no weights.
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from lingvo_moe.core.layer import init_theta
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.tables import TableSpec
+from lingvo_moe.runtimes.task import SearchRequest
 from lingvo_moe.sharding.annotations import Mesh, Rules, assignment, axes_of, use_mesh
 from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.training.step import TrainState, TrainStep
@@ -236,13 +237,17 @@ def count_function(step: TrainStep) -> Callable:
 
 
 def partition_translate(
-    task: Any, batch: Mapping[str, ArraySpec], layout: Layout, request: Hashable = None
+    task: Any,
+    batch: Mapping[str, ArraySpec],
+    layout: Layout,
+    request: SearchRequest | None = None,
 ) -> tuple[jax.stages.Wrapped, list[dict[str, ArraySpec]]]:
     """Beam search, (theta, batch) -> BeamOutput; every device gets the whole result.
 
     Args:
         task: the model, whose `translate` is called.
-        batch: specs of source_ids, lengths and, for a router by task, tasks; see `batch_specs`.
+        batch: specs of source_ids, lengths, tasks for a router by task, and, with a request,
+            penalties, its length penalty in each row; see `batch_specs`.
         layout: devices and sharding rules.
         request: how to search; see `translate`.
 
@@ -252,7 +257,8 @@ def partition_translate(
 
     def run(flat, batch):
         theta = NestedMap.unflatten(flat).theta
-        return task.translate(theta, batch.source_ids, batch.lengths, batch.get("tasks"), request)
+        given = request and request.with_numbers({"length_penalty": batch.penalties[0]})
+        return task.translate(theta, batch.source_ids, batch.lengths, batch.get("tasks"), given)
 
     args = [weight_specs(task.weights(), "theta"), dict(batch)]
     return partitioned(run, args, None, layout), args

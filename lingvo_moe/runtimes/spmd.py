@@ -1,7 +1,7 @@
 """Many devices: XLA's partitioner through JAX, state in pieces, any number of processes."""
 
 import contextlib
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from lingvo_moe.runtimes.lowering import (
     state_specs,
     weight_specs,
 )
-from lingvo_moe.runtimes.task import NOTHING, Task, next_size
+from lingvo_moe.runtimes.task import NOTHING, SearchRequest, Task, next_size
 from lingvo_moe.training.checkpoint import check_tensors
 from lingvo_moe.training.ladder import Ladder
 from lingvo_moe.training.replicas import Round, move_rows, relocate_experts, rounds, tensors_to_move
@@ -174,7 +174,7 @@ class Spmd:
         source_ids: np.ndarray,
         lengths: np.ndarray,
         tasks: np.ndarray | None = None,
-        request: Hashable = None,
+        request: SearchRequest | None = None,
     ):
         """Decodes a batch of any size: int32 [B, L], [B] and [B]; see the task's `translate`.
 
@@ -185,6 +185,9 @@ class Spmd:
         batch = {"source_ids": padded_ids, "lengths": padded_lengths}
         if tasks is not None:
             batch["tasks"] = np.pad(tasks, (0, spare))
+        if request:
+            request, penalty = request.split_penalty()
+            batch["penalties"] = np.full_like(padded_lengths, penalty, np.float32)
         output = self._run(
             ("translate", request),
             lambda specs: partition_translate(self._fixed_task, specs, self._layout, request),

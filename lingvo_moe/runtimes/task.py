@@ -30,6 +30,12 @@ class SearchRequest(Protocol):
     def specs(self) -> dict[str, tf.TensorSpec]:
         """Their shapes, as far as the graph depends on them."""
 
+    def split_penalty(self) -> tuple[Self, float]:
+        """The same without its length penalty, and that: one program serves all languages."""
+
+    def with_numbers(self, numbers: Mapping[str, tf.Tensor]) -> Self:
+        """The request with other numbers."""
+
     def with_inputs(self, inputs: Mapping[str, tf.Tensor]) -> Self:
         """The request inside a graph with these inputs."""
 

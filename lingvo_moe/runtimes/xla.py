@@ -46,13 +46,15 @@ class Xla(Local):
         columns = next_size(length, _LEAST_LENGTH) - length
         ids = np.pad(source_ids, [(0, 0), (0, columns)])
         given = (tf.constant(values[rows]) for values in (ids, lengths, tasks))
-        output = self._decode(request)(*given)
+        request, penalty = request.split_penalty() if request else (None, 0.0)
+        output = self._decode(request)(*given, tf.constant(penalty))
         return tf.nest.map_structure(lambda x: None if x is None else np.asarray(x)[:count], output)
 
     def _compile_decode(self, request: Any):
         @without_gradients()
-        def decode(source_ids, lengths, tasks):
+        def decode(source_ids, lengths, tasks, penalty):
             laid_out = tf.nest.map_structure(tf.convert_to_tensor, self._held)
-            return self._decoder.decode(laid_out, source_ids, lengths, tasks, request)
+            given = request and request.with_numbers({"length_penalty": penalty})
+            return self._decoder.decode(laid_out, source_ids, lengths, tasks, given)
 
         return tf.function(decode, autograph=False, jit_compile=True)

@@ -3,6 +3,8 @@ import pytest
 
 from lingvo_moe.core.params import override
 from lingvo_moe.core.registry import get_params
+from lingvo_moe.decoding.params import BeamSearchParams
+from lingvo_moe.decoding.request import Request
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.runtimes.xla import Xla
 from lingvo_moe.tasks.training import train_step
@@ -58,6 +60,17 @@ def test_batches_of_nearly_one_shape_share_a_program(traced):
         for more in (0, 2):
             xla.translate(np.pad(ids, [(0, 0), (0, more)]), np.full([rows], 5, np.int32))
     assert len(traced) == 1
+
+
+def test_another_length_penalty_needs_no_new_program(traced):
+    local, xla = runtimes("model.moe=None")
+    for penalty in (0.0, 4.0):
+        request = Request(BeamSearchParams(length_penalty=penalty, length_ratio=1.5))
+        tasks = np.zeros_like(LENGTHS)
+        found = xla.translate(IDS, LENGTHS, tasks, request)
+        wanted = local.translate(IDS, LENGTHS, tasks, request)
+        np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-4)
+    assert len(traced) == 2  # one of each runtime
 
 
 def test_new_weights_need_no_new_program(traced):

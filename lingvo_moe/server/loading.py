@@ -96,7 +96,8 @@ class Trained(TrainedModel):
         """
         super().__init__(ModelDir.open(path).with_overrides(overrides), make_runtime)
         self.n_best = limits.n_best
-        self._checks = _Checks(limits, self.params.decoding, self.max_pieces)
+        own = self.params.decoding.filled(self._translator.fitted)
+        self._checks = _Checks(limits, own, self.max_pieces)
         # The server does not count tag and EOS; twice its limit has room for them.
         self._batch_tokens = 2 * limits.batch_tokens
 
@@ -122,9 +123,10 @@ class Trained(TrainedModel):
     def measure(self, sentences: Sequence[str], **options: Any) -> list[Size]:
         """See Model."""
         translator = self.translator(**options)
-        self._checks.check(translator.decoding)
+        search = translator.decoding.filled(translator.fitted)
+        self._checks.check(search)
         return [
-            self._checks.size(number, [*map(len, parts)], left_out, translator.decoding)
+            self._checks.size(number, [*map(len, parts)], left_out, search)
             for number, (parts, left_out) in enumerate(translator.read(sentences), start=1)
         ]
 
@@ -149,11 +151,12 @@ class Served(Exported):
         super().__init__(path)
         self.n_best = min(limits.n_best, self.n_best)
         limits = dataclasses.replace(limits, n_best=self.n_best)
-        self._checks = _Checks(limits, self.search_with({}), self.max_pieces)
+        own = self.search_with({}).filled(self.fitted)
+        self._checks = _Checks(limits, own, self.max_pieces)
 
     def measure(self, sentences: Sequence[str], **options: Any) -> list[Size]:
         """See Model."""
-        search = self.search_with(options)
+        search = self.search_with(options).filled(self.fitted)
         self._checks.check(search)
         return [
             self._checks.size(

@@ -31,8 +31,9 @@ class Model:
             `source_languages`, the languages that a source can have, [] if they are unknown;
             `max_pieces`, the number of pieces to which longer sentences are cut; `task`, the task
             of the experts, or None; `no_words`, pieces that no translation has; `beam_size`;
-            `length_ratio` and `length_offset`: a translation has at most ratio · source length +
-            offset tokens, with tag and EOS; `min_length`, its least number of tokens, with EOS;
+            `length_penalty`, language -> exponent of the length; `length_ratio`, language -> ratio,
+            and `length_offset`: a translation has at most ratio · source length + offset tokens,
+            with tag and EOS; `min_length`, its least number of tokens, with EOS;
             `no_repeat_ngram`, n if no sequence of n tokens may occur twice, or 0. These are as in
             the model's own search.
     """
@@ -68,7 +69,7 @@ class Model:
         for i, row in zip(places, pieces, strict=True):
             by_length.setdefault(min(len(row), room), []).append((i, [tags[to], *row[:room]]))
         for length, rows in by_length.items():
-            longest, least = self._longest(length + 2), self.about["min_length"]
+            longest, least = self._longest(length + 2, to), self.about["min_length"]
             outputs = self._translator.translate_batch(
                 [row for _, row in rows],
                 beam_size=beam_size or self.about["beam_size"],
@@ -79,15 +80,16 @@ class Model:
                 max_batch_size=2048,
                 batch_type="tokens",
                 max_decoding_length=longest - 1,  # which does not count EOS
-                min_decoding_length=max(0, min(least, longest) - 1),
+                min_decoding_length=min(max(1, least - 1), longest - 1),
+                length_penalty=self.about["length_penalty"][to],
             )
             for (i, _), output in zip(rows, outputs, strict=True):
                 text = one_line(self._target.decode(output.hypotheses[0]))
                 results[i] = as_written(text, sentences[i], to, self.about["forms"])
         return results
 
-    def _longest(self, source_length):
-        exact = round(self.about["length_ratio"] * source_length, 6)  # 1.1 · 100 is 110, not 110+ε
+    def _longest(self, source_length, to):
+        exact = round(self.about["length_ratio"][to] * source_length, 6)  # 110 is not 110+ε
         return math.ceil(exact) + self.about["length_offset"]
 
 

@@ -12,6 +12,7 @@ from lingvo_moe.core.lines import cut_warning
 from lingvo_moe.core.one_process import OneProcess
 from lingvo_moe.data.sentences import split_into_parts
 from lingvo_moe.data.surface import as_read, as_written, copy_of, wordless
+from lingvo_moe.decoding.fitted import FITTED, Fitted
 from lingvo_moe.decoding.params import MAX_BEAM, BeamSearchParams
 from lingvo_moe.decoding.request import numbers_of, search_of
 from lingvo_moe.serving import client
@@ -74,6 +75,7 @@ class Exported(OneProcess):
         max_pieces: longer sentences are cut to this number of pieces.
         options: names of the options of a request.
         scores: whether it has `score`.
+        fitted: numbers of the target languages.
     """
 
     def __init__(self, path: str | Path):
@@ -100,6 +102,11 @@ class Exported(OneProcess):
         self._forms = {name: form.numpy().decode() for name, form in about["forms"].items()}
         self.scores = bool(self._names)
         self._search = BeamSearchParams(n_best=n_best)
+        penalties, ratios = (
+            dict(zip(self.languages, map(float, map(str, about[name].numpy())), strict=True))
+            for name in FITTED
+        )
+        self.fitted = Fitted(penalties=penalties, ratios=ratios)
         self.n_best = n_best
         self.options: Sequence[str] = ["n_best"]
         if self._names:
@@ -146,7 +153,7 @@ class Exported(OneProcess):
         tags = int("target_prefix" not in self._names)
 
         def penalty(length):
-            return search.penalty(tags + length)
+            return search.filled(self.fitted, to).penalty(tags + length)
 
         read = self._read(sentences, search, source_language)
         if left_out := {i: one.left_out for i, one in enumerate(read, 1) if one.left_out}:

@@ -8,7 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_moe.core.gradients import without_gradients
+from lingvo_moe.decoding.fitted import FITTED
 from lingvo_moe.decoding.params import RANGES
+from lingvo_moe.decoding.request import OWN
 
 
 def checked(values: Any, condition: tf.Tensor, message: str) -> Any:
@@ -24,7 +26,8 @@ def checked(values: Any, condition: tf.Tensor, message: str) -> Any:
 def checked_numbers(options: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """The options of a request; the graph ends with an error if a number is out of range."""
     fits = [
-        (options[name] >= least) & (options[name] <= most) for name, (least, most) in RANGES.items()
+        (options[name] >= (OWN if name in FITTED else least)) & (options[name] <= most)
+        for name, (least, most) in RANGES.items()
     ]
     fits += [(options["top_p"] > 0) & (options["top_p"] <= 1)]
     others = ("min_length", "no_repeat_ngram", "temperature", "top_k")

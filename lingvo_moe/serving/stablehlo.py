@@ -159,7 +159,7 @@ def write_trained(
             f"{model_dir.path} has no optimizer state, so there is no training to continue. Give "
             f"programs=('translate',), or train the model first: lingvo-moe-train --init_from."
         )
-    task, request = static(model_dir.task), export_request(model_dir)
+    task, request = static(model_dir.task), export_request(model_dir).filled(model_dir.fitted)
     length = length or max_source_length(model_dir.params)
     made = {}
     if TRAIN in programs:

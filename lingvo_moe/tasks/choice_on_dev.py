@@ -6,7 +6,7 @@ from lingvo_moe.core.params import text_of
 from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.tasks.params import TranslationParams
 
-_BY_BLEU = '--set="train.best_by=DevBleu()" --set=train.dev_bleu_sentences=300'
+_BY_CHRF = '--set="train.best_by=DevChrf()" --set=train.dev_bleu_sentences=300'
 
 
 def check_comparable(
@@ -26,7 +26,7 @@ def check_comparable(
     if len(set(criteria)) > 1:
         raise ValueError(
             f"{listed} have train.best_by={', '.join(map(text_of, criteria))}, whose values cannot"
-            f" be compared. Pass {_BY_BLEU}."
+            f" be compared. Pass {_BY_CHRF}."
         )
     if criteria[0].needs_translations:
         _check_equal_sentences(listed, [one.train.dev_bleu_sentences for one in params])
@@ -35,7 +35,7 @@ def check_comparable(
         if not same_vocabularies:
             raise ValueError(
                 f"{listed} have vocabularies of other sizes, and their dev losses per piece cannot"
-                f" be compared. Pass {_BY_BLEU}."
+                f" be compared. Pass {_BY_CHRF}."
             )
 
 
@@ -54,12 +54,12 @@ def check_dev_lines(
         ValueError: a pair has none, with what to set.
     """
     without = [pair for pair in pairs if not dataset.pair(pair).examples.get("dev")]
-    by_bleu = any(one.train.best_by.needs_translations for one in params)
-    if not without or not (several or by_bleu):
+    translated = any(one.train.best_by.needs_translations for one in params)
+    if not without or not (several or translated):
         return
     rest = [pair for pair in pairs if pair not in without]
     alone = ["one --model"] if several else []
-    alone += ['--set="train.best_by=DevLoss()"'] if by_bleu else []
+    alone += ['--set="train.best_by=DevLoss()"'] if translated else []
     others = f"Leave them out, with --pairs={','.join(rest)}, or pass" if rest else "Pass"
     raise ValueError(
         f"There are no dev lines, by which the best model or checkpoint is chosen, of "
@@ -70,8 +70,8 @@ def check_dev_lines(
 def _check_equal_sentences(names, counts):
     if len(set(counts)) > 1:
         raise ValueError(
-            f"{names} have train.dev_bleu_sentences={', '.join(map(str, counts))}, so their BLEU"
-            f" is of different lines. Pass --set=train.dev_bleu_sentences={max(counts)}."
+            f"{names} have train.dev_bleu_sentences={', '.join(map(str, counts))}, so their scores"
+            f" are of different lines. Pass --set=train.dev_bleu_sentences={max(counts)}."
         )
 
 

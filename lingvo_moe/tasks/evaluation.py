@@ -23,6 +23,7 @@ from lingvo_moe.evaluation.metrics.base import Metric, prepare_metrics
 from lingvo_moe.evaluation.report import Report
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.evaluation.scores import PairOutput, check_pair
+from lingvo_moe.tasks.fit import fit_penalties
 from lingvo_moe.tasks.floor import nearest_targets, train_texts
 from lingvo_moe.tasks.kept_translations import check_free, keep_translations, translated_once
 from lingvo_moe.tasks.model_dir import ModelDir
@@ -116,6 +117,7 @@ def evaluate(
     copies = _copies(dataset, split, list(references), report) if floor else {}
     runtime = make_runtime(task, None)
     translator, step = load_translator(model_dir, runtime, step)
+    translator = fit_penalties(model_dir, translator, dataset, step, report)
     translate = _with_known_sources(translator, model_dir)
     translators = [(name, through(translate, via)) for name, via in pivots.items()]
     job = {
@@ -359,7 +361,8 @@ def load_translator(
         The translator and the checkpoint's step.
     """
     checkpoint = model_dir.read_checkpoint(step, lambda found: runtime.restore(found.tensors))
-    return Translator.of(model_dir, runtime.translate), checkpoint.step
+    fitted = model_dir.at_step(checkpoint.step)
+    return Translator.of(fitted, runtime.translate), checkpoint.step
 
 
 def language_identifier(dataset: Dataset) -> LanguageIdentifier | None:

@@ -59,6 +59,7 @@ MODEL = types.SimpleNamespace(
     data=dataset().sha256,
     for_dataset=lambda data: MODEL,
     fingerprint=lambda step: {"step": str(step)},
+    has_penalties=lambda step: True,
     tag=_tag,
     task=types.SimpleNamespace(task_id=_task_id, needs_source_language=False),
     source_languages=["en", "qna", "qta", "qto"],

@@ -16,6 +16,7 @@ from lingvo_moe.data.curriculum import identity
 from lingvo_moe.data.dataset import SIDES, Dataset, check_pair_name
 from lingvo_moe.data.language_codes import are_near
 from lingvo_moe.data.vocabulary import Vocabulary
+from lingvo_moe.decoding.fitted import UNFITTED, Fitted
 from lingvo_moe.tasks.languages import (
     check_source_language,
     check_target_language,
@@ -30,6 +31,7 @@ from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer, Retention
 
 _OF_SPEED = ("decoding.batch_tokens", "decoding.cache")  # params that change speed alone
+_PENALTIES = "length_penalties.json"  # step, averaging and beam size -> a part of a Fitted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +52,7 @@ class ModelDir:
         seen_pairs: pairs with training text, and those of init.logdir, whose tasks are copied; ()
             if unknown, as in logdirs of earlier versions.
         forms: target language -> "NFC" or "NFD", the form of the translations; see `Dataset`.
+        fitted: values of params of decoding that are FROM_DATA; those of a checkpoint in `at_step`.
     """
 
     path: Path
@@ -63,6 +66,7 @@ class ModelDir:
     format: int = FORMAT
     seen_pairs: tuple[str, ...] = ()
     forms: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    fitted: Fitted = UNFITTED
 
     @staticmethod
     def for_training(
@@ -121,6 +125,7 @@ class ModelDir:
             plugins_of(params),
             seen_pairs=tuple(dict.fromkeys(seen)),
             forms=forms,
+            fitted=Fitted(ratios=dataset.length_ratios),
         )
         made._check_vocabularies()
         made._check_tags(dataset)
@@ -189,6 +194,7 @@ class ModelDir:
             "seen_pairs": self.seen_pairs,
             "forms": self.forms,
             "imports": self.imports,
+            "fitted": dataclasses.asdict(self.fitted),
             "params": to_fields(self.params),
         }
         text = json.dumps(fields, indent=1, ensure_ascii=False)
@@ -246,6 +252,31 @@ class ModelDir:
         wanted = override(self.params, overrides)
         AFTER_TRAINING.check(self.path, self.params, wanted)
         return dataclasses.replace(self, params=wanted)
+
+    def at_step(self, step: int) -> "ModelDir":
+        """The same with the length penalties of a checkpoint, if they have been fitted."""
+        found = self._penalties().get(self._penalties_key(step), {})
+        return dataclasses.replace(self, fitted=dataclasses.replace(self.fitted, **found))
+
+    def has_penalties(self, step: int) -> bool:
+        """Whether the length penalties of a checkpoint have been fitted."""
+        return self._penalties_key(step) in self._penalties()
+
+    def save_penalties(self, step: int, fitted: Fitted) -> None:
+        """Writes the length penalties of a checkpoint, which may be saved later."""
+        kept = {f"{number} " for number in self.checkpoints.steps()}
+        found = {k: v for k, v in self._penalties().items() if k[: k.index(" ") + 1] in kept}
+        values = {"penalty": fitted.penalty, "penalties": dict(fitted.penalties)}
+        text = json.dumps(found | {self._penalties_key(step): values}, indent=1)
+        write_whole(self.path / _PENALTIES, text)
+
+    def _penalties(self) -> dict[str, Any]:
+        path = self.path / _PENALTIES
+        return read_json(path) if path.exists() else {}
+
+    def _penalties_key(self, step: int) -> str:
+        averaging, decoding = self.params.averaging, self.params.decoding
+        return f"{step} averaging={averaging} beam_size={decoding.beam_size}"
 
     @property
     def hashes(self) -> dict[str, str]:
@@ -401,7 +432,8 @@ class ModelDir:
         """
         params = to_fields(self.params).items()
         used = {name: text for name, text in params if not name.startswith(_OF_SPEED)}
-        return {"step": str(step)} | self.checksums(step) | used
+        fitted = {"fitted": str(self.at_step(step).fitted)}
+        return {"step": str(step)} | self.checksums(step) | used | fitted
 
     def checksums(self, step: int) -> dict[str, str]:
         """SHA-256 of the files, other than model.json, that translations depend on, by name.
@@ -495,6 +527,7 @@ def _opened(path: Path, fields: dict[str, Any], params: TranslationParams) -> Mo
         fields["format"],
         tuple(fields["seen_pairs"]),
         fields["forms"],
+        Fitted(**fields.get("fitted", {})),
     )
 
 

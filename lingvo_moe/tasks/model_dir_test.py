@@ -7,6 +7,7 @@ import pytest
 from lingvo_moe.core import files, registry
 from lingvo_moe.core.params import override, to_fields, to_text
 from lingvo_moe.data.pipeline import TrainInput
+from lingvo_moe.decoding.fitted import UNFITTED
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
@@ -118,7 +119,8 @@ class TestWhatIsRead:
         _make_format_1(logdir)
         _register_another_default(monkeypatch)
         before = _contents(logdir)
-        expected = dataclasses.replace(made, data=None, format=1, seen_pairs=(), forms={})
+        unknown = {"data": None, "seen_pairs": (), "forms": {}, "fitted": UNFITTED}
+        expected = dataclasses.replace(made, format=1, **unknown)
         assert ModelDir.open(logdir) == expected
         assert _contents(logdir) == before
         monkeypatch.undo()
@@ -420,7 +422,8 @@ def test_a_fingerprint_has_all_that_translations_depend_on(logdir):
     used = to_fields(model.params)
     assert used.pop("decoding.batch_tokens") == "2048"
     assert {used.pop(name) for name in [*used] if name.startswith("decoding.cache")}
-    assert found == {"step": "1"} | model.checksums(1) | used
+    fitted = {"fitted": str(model.fitted)}
+    assert found == {"step": "1"} | model.checksums(1) | used | fitted
     assert model.with_overrides(["decoding.batch_tokens=7"]).fingerprint(1) == found
     wider = model.with_overrides(["decoding.beam_size=7"]).fingerprint(1)
     assert wider == found | {"decoding.beam_size": "7"} != found

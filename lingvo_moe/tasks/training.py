@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +18,14 @@ from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.input_workers import packed_by
 from lingvo_moe.data.language_codes import code_warnings
 from lingvo_moe.data.pipeline import Part, Prefetcher, TrainInput
-from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.routing import RoutingRecord
+from lingvo_moe.evaluation.tokenizers import bleu_of_languages, chrf_of_languages
 from lingvo_moe.placement.rebalance import Rebalanced
 from lingvo_moe.placement.scheduler import Scheduler
 from lingvo_moe.placement.traces import TraceRecorder
+from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.exposure import TOO_LONG, RunExposure
+from lingvo_moe.tasks.fit import dev_sample, fit_penalties, is_fitted, translate_and_fit
 from lingvo_moe.tasks.initial import initialize
 from lingvo_moe.tasks.model_dir import FORMAT, ModelDir
 from lingvo_moe.tasks.params import TranslationParams
@@ -209,7 +211,18 @@ def run_training(
         )
     if result.signal:
         raise Stopped(result.signal)
+    _fit_best(model_dir, dataset, runtime, report, process, result)
     return result
+
+
+def _fit_best(model_dir, dataset, runtime, report, process, result):
+    """Fits the length penalties of the checkpoint that is used after training, if it can."""
+    step = result.step if result.best_step is None else result.best_step
+    translator = Translator.of(model_dir, runtime.translate)
+    if not model_dir.has_penalties(step) and is_fitted(model_dir, translator):
+        translator, step = load_translator(model_dir, runtime)
+        first = not process.index
+        fit_penalties(model_dir, translator, dataset, step, report, writes=first)
 
 
 class _Start:
@@ -250,24 +263,6 @@ class _Start:
             )
         for line in forecast:
             self._report(line)
-
-
-def share_out(count: int, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Spreads a number of sentences over pairs, as evenly as their sizes allow.
-
-    Args:
-        count: the number.
-        sizes: pair -> its sentences.
-
-    Returns:
-        Pair -> its part. The parts sum to count, or to all sentences if there are fewer.
-    """
-    parts: dict[str, int] = {}
-    for done, name in enumerate(sorted(sizes, key=sizes.__getitem__)):
-        parts[name] = min(
-            sizes[name], math.ceil((count - sum(parts.values())) / (len(sizes) - done))
-        )
-    return parts
 
 
 def check_no_lost_choices(metrics: NestedMap, params: TranslationParams) -> NestedMap:
@@ -370,8 +365,9 @@ class _Evaluator:
         params, self._process = model_dir.params, process
         self._runtime, self._model_dir, self._pairs = runtime, model_dir, model_dir.pairs
         self._dev = SplitBatches.of(dataset, params.input, params.train.source_use_sentences)
-        self._sample = self._choose(dataset, params.train.dev_bleu_sentences)
+        self._sample = dev_sample(model_dir, dataset, params.train.dev_bleu_sentences)
         self._translator = Translator.of(model_dir, runtime.translate)
+        self._fits = bool(self._sample) and is_fitted(model_dir, self._translator)
         if self._sample:
             self._check_translates(params.train)
         elif params.train.best_by.needs_translations:
@@ -420,27 +416,6 @@ class _Evaluator:
                 f"--set=train.dev_bleu_sentences=0{by_loss}."
             ) from None
 
-    def _choose(self, dataset, count):
-        """The first dev lines of each pair, `count` in total, grouped for a Translator.
-
-        Pairs that the router ByTask is not trained on are left out: the model cannot translate
-        them.
-
-        Returns:
-            (target language, source language if it is needed) -> (sources, references).
-        """
-        pairs = [dataset.pair(name) for name in self._model_dir.translated_pairs]
-        shares = share_out(count, {pair.name: pair.examples.get("dev", 0) for pair in pairs})
-        needs_source = self._model_dir.task.needs_source_language
-        sample: dict[tuple[str, str | None], tuple[list[str], list[str]]] = {}
-        for pair in pairs:
-            languages = pair.target, pair.source if needs_source else None
-            sources, references = sample.setdefault(languages, ([], []))
-            for example in dataset.examples("dev", pair.name)[: shares[pair.name]]:
-                sources.append(example.source_text)
-                references.append(example.target_text)
-        return {languages: texts for languages, texts in sample.items() if texts[0]}
-
     def __call__(self, step: int) -> Evaluation | None:
         sampled, foreign, rest = self._dev.evaluate(self._runtime)
         total = add_metrics([metrics for metrics in (sampled, rest) if metrics])
@@ -472,8 +447,11 @@ class _Evaluator:
                 f"Warning: the evaluation at step {step} has values that are not finite. {CURE}"
             ]
         if self._sample:
-            scalars["dev/bleu"] = self._bleu()
-            text += f"  dev BLEU {scalars['dev/bleu']:.1f}"
+            fitted, texts = translate_and_fit(self._translator, self._sample, self._fits)
+            scalars |= {"dev/bleu": bleu_of_languages(texts), "dev/chrf": chrf_of_languages(texts)}
+            text += f"  dev BLEU {scalars['dev/bleu']:.1f}  chrF++ {scalars['dev/chrf']:.1f}"
+            if self._fits and not self._process.index:
+                self._model_dir.save_penalties(step, fitted)
         return Evaluation(scalars, text, images, warnings)
 
     def _is_due(self, step):
@@ -488,14 +466,3 @@ class _Evaluator:
         from lingvo_moe.evaluation.experts_page import draw_layers
 
         return {f"dev/experts/{layer}": png for layer, png in draw_layers(record).items()}
-
-    def _bleu(self) -> float:
-        """BLEU of the sample."""
-        return tokenizers.bleu_of_languages(
-            (
-                languages[0],
-                [best[0].text for best in self._translator(sources, *languages)],
-                targets,
-            )
-            for languages, (sources, targets) in self._sample.items()
-        )

@@ -20,6 +20,7 @@ from lingvo_moe.placement.traces import Trace
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks import training
 from lingvo_moe.tasks.evaluation import load_translator
+from lingvo_moe.tasks.fit import share_out
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.training import check_no_lost_choices, summarize, train_model, train_step
 from lingvo_moe.tasks.translation import TranslationTask
@@ -302,13 +303,13 @@ def test_a_schedule_follows_the_length_of_the_run():
 
 
 def test_a_number_of_sentences_is_spread_evenly():
-    assert training.share_out(10, {"a": 100, "b": 1, "c": 0, "d": 100}) == {
+    assert share_out(10, {"a": 100, "b": 1, "c": 0, "d": 100}) == {
         "c": 0,
         "b": 1,
         "a": 5,
         "d": 4,
     }
-    assert training.share_out(7, {"a": 2, "b": 3}) == {"a": 2, "b": 3}
+    assert share_out(7, {"a": 2, "b": 3}) == {"a": 2, "b": 3}
 
 
 def test_an_evaluation_that_is_not_finite_is_a_warning_and_training_goes_on(tmp_path):

@@ -17,6 +17,7 @@ from lingvo_moe.data.sentences import join_sentences, split_into_parts
 from lingvo_moe.data.surface import as_read, as_written, copy_of, wordless
 from lingvo_moe.data.vocabulary import EOS, Vocabulary
 from lingvo_moe.decoding.constraints import join_lattices
+from lingvo_moe.decoding.fitted import UNFITTED, Fitted
 from lingvo_moe.decoding.flat_beam_search import BeamOutput
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.decoding.request import Request
@@ -113,7 +114,7 @@ def request_of(decoding: BeamSearchParams, target: Vocabulary, longest: int) -> 
     (prefix,) = target.encode([decoding.target_prefix.rstrip()])
     check_target_prefix(len(prefix), longest)
     forbidden = join_lattices(map(target.spellings, decoding.forbidden))
-    return Request(decoding, tuple(prefix), forbidden)
+    return Request(decoding, tuple(prefix), forbidden, spaces=target.spaces)
 
 
 def export_request(model_dir: ModelDir) -> Request:
@@ -290,6 +291,8 @@ class Translator:
         shortlist: gives the model's Shortlist, always the same object; None if there is none.
         tags: number of language tags in front of a translation; the score counts them.
         forms: target language -> form of its translations, such as `ModelDir.forms`.
+        fitted: values of params of decoding that are FROM_DATA.
+        penalties: as of a Request.
     """
 
     translate_ids: TranslateFn
@@ -302,6 +305,8 @@ class Translator:
     shortlist: Callable[[], Shortlist] | None = None
     tags: int = 0
     forms: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    fitted: Fitted = UNFITTED
+    penalties: tuple[float, ...] = ()
 
     @staticmethod
     def of(model_dir: ModelDir, translate_ids: TranslateFn) -> "Translator":
@@ -317,7 +322,17 @@ class Translator:
             functools.cache(lambda: load_shortlist(model_dir)),
             int(model_dir.params.language_tags.on_target),
             model_dir.forms,
+            model_dir.fitted,
         )
+
+    def into(self, language: str) -> "Translator":
+        """The same, with numbers of a target language for params that are FROM_DATA."""
+        decoding = self.decoding.filled(self.fitted, language)
+        if decoding == self.decoding:
+            return self
+        made = dataclasses.replace(self, decoding=decoding)
+        vars(made)["_request"] = dataclasses.replace(self.request, params=decoding)
+        return made
 
     def __call__(
         self,
@@ -353,15 +368,18 @@ class Translator:
                 sentences are not a list of texts.
         """
         check_texts("sentences", sentences)
-        sentences = list(sentences)  # indices of a pandas.Series are labels
         prefix = self.prefix(source_language, target_language)
+        if (own := self.into(target_language)) is not self:
+            given = sentences, target_language, source_language, progress, warn, first_line
+            return own(*given)
+        sentences = list(sentences)  # indices of a pandas.Series are labels
         task = self.task_id(source_language, target_language)
         if self.request.shortlist and prefix[0] not in self.request.shortlist.tags:
             raise ValueError(
                 f"The shortlist of this model has no tokens of {target_language!r}: no training "
                 f"data were counted. Leave decoding.shortlist out."
             )
-        results = [[Translation(copy_of(text), 0.0)] * self.decoding.n_best for text in sentences]
+        results = [[Translation(copy_of(text), 0.0)] * self.request.count for text in sentences]
         filled = [i for i, text in enumerate(sentences) if not wordless(text)]
         progress(len(sentences) - len(filled))
         read = self.read([sentences[i] for i in filled], source_language)
@@ -432,6 +450,7 @@ class Translator:
         (prefix,) = self.source.encode([self.decoding.source_prefix])
         check_source_prefix(len(prefix), self.max_pieces)
         request = request_of(self.decoding, self.target, self.max_pieces)
+        request = dataclasses.replace(request, penalties=self.penalties)
         if not (self.decoding.shortlist and self.shortlist):
             return request
         return dataclasses.replace(request, shortlist=self.shortlist())

@@ -89,6 +89,7 @@ def tiny(vocab_size=12, seed=3):
 
 def reference_search(model, source, params, prefix=(), forbidden=()):
     """The same search in plain Python: a list of prefixes, no cache, no early end."""
+    params = params.filled()
     longest = int(np.ceil(round(params.length_ratio * len(source), 4))) + params.length_offset
     longest = max(longest, len(prefix) + 1)
     living: list[tuple[Any, Any]] = [((), 0.0)]
@@ -98,7 +99,9 @@ def reference_search(model, source, params, prefix=(), forbidden=()):
         penalty = ((5 + length) / 6) ** params.length_penalty
         grown = []
         for (ids, total), row in zip(living, log_probs, strict=True):
-            if length >= max(min(params.min_length, longest), len(prefix) + 1):
+            if (ids or length == longest) and length >= max(
+                min(params.min_length, longest), len(prefix) + 1
+            ):
                 finished.append(([*ids, EOS], (total + row[EOS]) / penalty))
             grown += [
                 ((*ids, v), total + row[v])

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar
 
-from lingvo_moe.core.fields import Params
+from lingvo_moe.core.fields import NonNegativeFloat, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Criterion(Params, abc.ABC):
     chooses among the baselines of a pair.
 
     Attributes:
-        needs_translations: whether evaluations must have the dev BLEU.
+        needs_translations: whether evaluations must translate lines of dev.
     """
 
     needs_translations: ClassVar[bool] = False
@@ -70,6 +70,32 @@ class DevBleu(Criterion):
 
     def is_better(self, loss, best):
         return loss < best or loss == best == 0
+
+    def text(self, loss):
+        return f"{-loss:.1f}"
+
+
+@dataclasses.dataclass(frozen=True)
+class DevChrf(Criterion):
+    """The highest chrF++ of the dev sentences that are translated at each evaluation.
+
+    Unlike BLEU it tells bad translations from worse ones. Needs `train.dev_bleu_sentences`.
+
+    Attributes:
+        least_gain: what an evaluation must have more than the best one before. Smaller gains are
+            noise, which would put off the end of training.
+    """
+
+    least_gain: NonNegativeFloat = 0.1
+
+    name = "dev chrF++"
+    needs_translations = True
+
+    def loss(self, scalars):
+        return -scalars["dev/chrf"]
+
+    def is_better(self, loss, best):
+        return loss < best - self.least_gain
 
     def text(self, loss):
         return f"{-loss:.1f}"

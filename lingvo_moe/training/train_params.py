@@ -25,8 +25,8 @@ class TrainParams(Params):
         best_by: which evaluation is the best; its checkpoint is used after training.
         patience: stop after this number of evaluations in a row without a new best one; None for
             never.
-        dev_bleu_sentences: dev sentences, spread over the pairs, to translate for BLEU at each
-            evaluation; 0 for none.
+        dev_bleu_sentences: dev sentences, spread over the pairs and over each one's dev, to
+            translate for BLEU and chrF++ at each evaluation; 0 for none.
         source_use_sentences: dev sentences, spread over the pairs, whose loss is measured a second
             time with sources of other sentences at each evaluation; 0 for none.
         clip_norm: bound > 0 on the gradient's global norm; None for none.

@@ -11,7 +11,7 @@ from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.tasks.params import TranslationParams
-from lingvo_moe.training.criteria import DevBleu
+from lingvo_moe.training.criteria import DevChrf
 from lingvo_moe.training.muon import Muon
 from lingvo_moe.training.schedules import Cosine
 from lingvo_moe.training.train_params import TrainParams
@@ -79,8 +79,9 @@ class Bilingual(_Small):
 
     lingvo-moe-baselines --model=small.Bilingual --own_vocabulary …
 
-    With little data the dev loss rises after a few hundred steps, while BLEU often rises for much
-    longer. So BLEU chooses the checkpoint, and ends the training.
+    With little data the dev loss rises after a few hundred steps, while translations often become
+    better for much longer. So their chrF++ chooses the checkpoint, and ends the training. It
+    differs also where BLEU is 0.
     """
 
     vocab_size = 4000
@@ -89,7 +90,7 @@ class Bilingual(_Small):
         eval_every=200,
         checkpoint_every=200,
         dev_bleu_sentences=300,
-        best_by=DevBleu(),
+        best_by=DevChrf(),
         patience=5,
     )
 

@@ -2,6 +2,7 @@
 
 from lingvo_moe.core.registry import register
 from lingvo_moe.data.pipeline import InputParams
+from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.transformer_layer import TransformerParams
 from lingvo_moe.tasks.params import TranslationParams
@@ -41,6 +42,7 @@ class _Tiny:
                 checkpoint_every=self.eval_every,
                 patience=self.patience,
             ),
+            decoding=BeamSearchParams(length_penalty=0.6),  # a fit would take longer than training
         )
 
 

@@ -166,6 +166,7 @@ def read_model(
     if pruning:
         pruning.check(model_dir)
     theta, step = read_theta(model_dir, step)
+    model_dir = model_dir.at_step(step)
     return *(pruning.apply(model_dir, theta) if pruning else (model_dir, theta)), step
 
 

@@ -21,6 +21,7 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import text_of
 from lingvo_moe.core.tokens import BOS, EOS, PAD, UNK
 from lingvo_moe.data.dataset import SIDES
+from lingvo_moe.decoding.fitted import FITTED
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.gatings.base import Extras
 from lingvo_moe.gatings.hashed import Hash
@@ -48,9 +49,10 @@ _DEFAULT_ALONE = (
 )
 
 # Params of decoding that the client carries out.
-_CARRIED_OUT = ("beam_size", "length_ratio", "length_offset", "min_length", "no_repeat_ngram")
-# CTranslate2 has a length penalty of its own; the others do not change the best translation.
-_NOT_NEEDED = ("length_penalty", "n_best", "batch_tokens", "cache")
+_CARRIED_OUT = ("beam_size", "length_offset", "min_length", "no_repeat_ngram")
+# Those of a language are carried out too; the others do not change the best translation.
+_NOT_NEEDED = (*FITTED, "n_best", "batch_tokens", "cache")
+_USUAL_LENGTH = 20  # of a translation, in tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +60,8 @@ class CTranslate2(Format):
     """A model for CTranslate2 and `translate.py`, a client.
 
     The model must have no experts, or a router by task. Then only the experts of one task are
-    exported. The search is CTranslate2's: it divides log P by length^1, without `length_penalty`.
+    exported. The search is CTranslate2's: it divides log P by length^β, with β = 0.8 α for which a
+    translation of 20 tokens gains as much by one more token as with `length_penalty` α.
 
     Attributes:
         task: the task to export, such as "de"; None for a model without experts.
@@ -96,6 +99,8 @@ class CTranslate2(Format):
         tags, (task_source, task_target) = model_dir.tags, self._languages_of_task(model_dir)
         tags = {task_target: tags[task_target]} if task_target else tags
         source, target = (model_dir.vocabulary(side) for side in SIDES)
+        decoding = model_dir.params.decoding
+        searches = {name: decoding.filled(model_dir.fitted, name) for name in tags}
         return {
             "tags": {name: source.pieces([tag])[0] for name, tag in tags.items()},
             "source_languages": [task_source] if task_source else model_dir.source_languages,
@@ -103,7 +108,13 @@ class CTranslate2(Format):
             "forms": model_dir.forms,
             "task": self.task,
             "no_words": target.pieces([PAD, BOS]),
-            **{name: getattr(model_dir.params.decoding, name) for name in _CARRIED_OUT},
+            **{name: getattr(decoding, name) for name in _CARRIED_OUT},
+            "length_ratio": {name: one.length_ratio for name, one in searches.items()},
+            "length_penalty": {
+                # The derivatives of α log(5 + length) and β log(length) are equal.
+                name: one.length_penalty * _USUAL_LENGTH / (5 + _USUAL_LENGTH)
+                for name, one in searches.items()
+            },
         }
 
     def pairs(self, model_dir):

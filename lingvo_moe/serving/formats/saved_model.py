@@ -7,9 +7,11 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.core.console import quiet
+from lingvo_moe.core.fields import FROM_DATA
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.smart_cond import size_of
 from lingvo_moe.data.vocabulary import EOS
+from lingvo_moe.decoding.fitted import FITTED
 from lingvo_moe.decoding.flat_beam_search import beam_search
 from lingvo_moe.decoding.forced import score_given
 from lingvo_moe.decoding.request import Request, numbers_of
@@ -60,9 +62,10 @@ class ServedModel(tf.Module):
             the number of tokens cut from a sentence that is too long. An unknown language raises
             tf.errors.InvalidArgumentError.
         translate_with: the same with further arguments: the options of a request, by default those
-            of the model. They are the numeric ones (`numbers_of`), `source_prefix` and
-            `target_prefix` string [] (the latter if the model supports it), and `forbidden` string
-            [F]. A value that breaks a rule raises tf.errors.InvalidArgumentError. It also
+            of the model. They are the numeric ones (`numbers_of`; OWN is the number fitted to the
+            target language), `source_prefix` and `target_prefix` string [] (the latter if the model
+            supports it), and `forbidden` string [F]. A value that breaks a rule
+            raises tf.errors.InvalidArgumentError. It also
             returns `tokens` string [B, N, T], the pieces of each translation, with EOS, then "";
             `log_probs` float32 [B, N, T], that of each token, then 0; `source` string [B, L], the
             pieces of each sentence, then ""; and `aligned` int32 [B, N, T], the index in `source`
@@ -72,8 +75,9 @@ class ServedModel(tf.Module):
             model has decoding.rules.
         count_pieces, count_target_pieces: tf.functions of `texts` string [B] -> int32 [B], their
             numbers of tokens.
-        about: a tf.function without arguments: the attributes of an `Exported`, and `options`, the
-            values of the options of `translate_with` in the model, by name.
+        about: a tf.function without arguments: the attributes of an `Exported`; `options`, the
+            values of the options of `translate_with` in the model, by name; and each of FITTED,
+            float32, one for each of `languages`.
     """
 
     def __init__(self, model_dir: ModelDir, theta: NestedMap, storage: Storage = FLOAT32):
@@ -106,6 +110,8 @@ class ServedModel(tf.Module):
         self._read = SentenceEncoder(self._task, model_dir.tags, source)
         self._tables = self._read.tables
         self._max_pieces = max_pieces(model_dir.params)
+        numbers = [model_dir.fitted.numbers(name) for name in sorted(model_dir.tags)]
+        self._fitted = {n: tf.constant([one[n] for one in numbers], tf.float32) for n in FITTED}
         strings, string = tf.TensorSpec([None], tf.string), tf.TensorSpec([], tf.string)
         first = {"sentences": strings}
         both = {"source_language": string, "target_language": string}
@@ -145,17 +151,23 @@ class ServedModel(tf.Module):
             "max_pieces": tf.constant(self._max_pieces),
             "options": self._options,
             "forms": {name: tf.constant(form) for name, form in model_dir.forms.items()},
+            **self._fitted,
         }
 
     def _translate(self, sentences, **languages):
         read = self._read_surface(sentences, languages)
-        return self._results(
-            read, self._decode(beam_search, read, self._request), sentences, languages
+        own = self._own_numbers(languages).items()
+        params = self._request.params
+        request = self._request.with_numbers(
+            {name: number for name, number in own if getattr(params, name) is FROM_DATA}
         )
+        return self._results(read, self._decode(beam_search, read, request), sentences, languages)
 
     def _translate_with(self, sentences, **given):
         options = checked_numbers({name: given.pop(name) for name in self._options})
         read = self._read_surface(sentences, given, options["source_prefix"])
+        own = self._own_numbers(given).items()
+        options |= {n: tf.where(options[n] < 0, number, options[n]) for n, number in own}
         output = self._decode(beam_search, read, self._request_of(options))
         words = ~surface.wordless(sentences)[:, None]
         real = tf.sequence_mask(output.lengths, tf.shape(output.ids)[2]) & words[:, None]
@@ -165,6 +177,12 @@ class ServedModel(tf.Module):
             "source": tf.where(words, read.pieces, ""),
             "aligned": output.sources - 1,  # without the tag
         }
+
+    def _own_numbers(self, languages):
+        """Name of each of FITTED -> its number of the target language, float32 []."""
+        known = tf.constant(sorted(self._model_dir.tags))
+        place = tf.argmax(tf.cast(known == languages["target_language"], tf.int32))
+        return {name: tf.gather(numbers, place) for name, numbers in self._fitted.items()}
 
     def _request_of(self, options):
         """The Request of option tensors."""
@@ -176,7 +194,8 @@ class ServedModel(tf.Module):
                 tf.size(prefix) <= self._max_pieces,
                 f"target_prefix has more than {self._max_pieces:,} tokens; give fewer words.",
             )
-        return Request.of_tensors(options | ids, self._task.params.decoding.cache)
+        cache, spaces = self._task.params.decoding.cache, self._request.spaces
+        return Request.of_tensors(options | ids, cache, spaces)
 
     def _score(self, sentences, translations, **languages):
         most = max(MAX_TOKENS, self._max_pieces)

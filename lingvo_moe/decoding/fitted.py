@@ -1,0 +1,33 @@
+"""Numbers of a search that are fitted to the data of a model, by target language."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+FITTED = ("length_penalty", "length_ratio")
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """The values of params of a search that are FROM_DATA.
+
+    Attributes:
+        penalty: length_penalty of languages without their own.
+        penalties: target language -> its own length_penalty.
+        ratios: target language -> length_ratio.
+    """
+
+    penalty: float = 1.0
+    penalties: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    ratios: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def numbers(self, language: str | None = None) -> dict[str, Any]:
+        """length_penalty and length_ratio of a language; None for the largest ratio of all."""
+        most = max(self.ratios.values(), default=1.5)
+        return {
+            "length_penalty": self.penalties.get(language or "", self.penalty),
+            "length_ratio": self.ratios.get(language or "", most),
+        }
+
+
+UNFITTED = Fitted()
