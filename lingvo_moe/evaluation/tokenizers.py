@@ -20,7 +20,13 @@ _TOKENIZERS = (
     (("zh",), "zh zho chi cmn yue wuu nan hak gan hsn cdo cjy lzh hans hant hani"),
     (("ja-mecab", "char"), "ja jpn jpan hira kana hrkt"),
     (("ko-mecab", "13a"), "ko kor kore hang"),
-    (("char",), "th tha thai lo lao laoo km khm khmr my mya bur mymr shn bo bod tib tibt dz dzo"),
+    (
+        ("char",),
+        "th tha thai tts sou nod kxm nyw phu pht soa lo lao laoo km khm khmr cmo java bali",
+    ),
+    (("char",), "my mya bur mymr mnw shn blk ksw kjp pwo rki rmz int tvn dnu tco kht aio phk"),
+    (("char",), "bo bod tib tibt dz dzo adx khg lbj sip xct zau tsj xkf kjz dka"),
+    (("char",), "lana kkh khb talu tale tdd tavt blt twh tyj ahom aho"),
 )
 _BY_CODE = {code: names for names, codes in _TOKENIZERS for code in codes.split()}
 _PACKAGES = {"ja-mecab": "MeCab", "ko-mecab": "mecab_ko"}

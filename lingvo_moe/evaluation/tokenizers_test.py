@@ -10,10 +10,11 @@ from lingvo_moe.evaluation.scores import PairOutput, score_pair
     [
         ("zh ZH zho chi cmn yue zh_TW zh-TW zho_Hans zho_Hant ZHO-HANS zh_Hant_HK cmn_Hani", "zh"),
         (
-            "th tha lo lao km khm my mya bur bo bod dz dzo tha_Thai khm_Khmr xx_Mymr bod_Tibt",
+            "th tha lo lao km khm my mya bur bo bod dz dzo tha_Thai khm_Khmr xx_Mymr bod_Tibt "
+            "mnw blk ksw rki nod nod_Lana kkh khb_Talu shn tts lbj adx pwo_Mymr jav_Java",
             "char",
         ),
-        ("en de EN deu_Latn zho_Latn jpn_Latn srp_Cyrl pt_BR qna * x 13a und", "13a"),
+        ("en de EN jv nod_Latn deu_Latn zho_Latn jpn_Latn srp_Cyrl pt_BR qna * x 13a und", "13a"),
     ],
 )
 def test_a_language_is_known_by_any_of_its_codes(languages, tokenizer):

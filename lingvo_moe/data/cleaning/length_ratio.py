@@ -1,6 +1,7 @@
 """Sides of very different length."""
 
 import dataclasses
+import unicodedata
 from typing import Annotated
 
 from lingvo_moe.core.fields import NonNegativeInt, Rule
@@ -9,13 +10,13 @@ from lingvo_moe.data.cleaning.base import CleaningRule
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LengthRatio(CleaningRule):
-    """One side has many times the UTF-8 bytes of the other.
+    """One side has many times the letters of the other.
 
-    Bytes are counted because a Chinese character has three bytes and is worth about three letters.
+    Characters are counted, wide ones three times: a Chinese character is worth about three letters.
 
     Attributes:
         largest: the largest ratio that is kept.
-        added: bytes that are added to both sides first, so that short lines may differ more.
+        added: letters that are added to both sides first, so that short lines may differ more.
     """
 
     name = "length_ratio"
@@ -23,5 +24,9 @@ class LengthRatio(CleaningRule):
     added: NonNegativeInt = 15
 
     def drops(self, texts, languages):
-        shorter, longer = sorted(len(text.encode()) + self.added for text in texts)
+        shorter, longer = sorted(_letters(text) + self.added for text in texts)
         return longer > self.largest * shorter
+
+
+def _letters(text):
+    return len(text) + 2 * sum(unicodedata.east_asian_width(c) in "WF" for c in text)

@@ -31,6 +31,8 @@ LONG = "this is a sentence"
         (LengthRatio(largest=3, added=5), True, ("x" * 10, "y" * 41), "de-en"),
         (LengthRatio(largest=3, added=5), True, ("x" * 41, "y" * 10), "de-en"),
         (LengthRatio(largest=2, added=0), False, ("你好世界", "hello world!"), "zh-en"),
+        # 35 characters of three bytes each, and 18 of one byte
+        (LengthRatio(largest=2, added=0), False, ("བོད་ཡིག" * 5, "x" * 18), "dz-en"),
         (Urls(), True, ("see https://a.b/c", "siehe https://a.b/d"), "en-de"),
         (Urls(), True, ("see", "siehe www.a.b"), "en-de"),
         (Urls(), False, ("see https://a.b/c.", "(siehe https://a.b/c)"), "en-de"),
