@@ -93,7 +93,7 @@ def test_the_page_escapes_and_shortens_texts(made):
 def test_each_count_is_explained(made):
     cells = parse_page((made.directory / "card/index.html").read_text()).cells
     meanings = {
-        "length_ratio": "One side has many times the UTF-8 bytes of the other",
+        "length_ratio": "One side has many times the letters of the other",
         "targets_changed": "lines of dev and test whose target the vocabulary cannot write exactly",
         "targets_in_train": "lines of dev and test whose target is in train of any pair",
     }

@@ -4,15 +4,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from lingvo_moe.data.model_file import CONTROL, MODEL_TYPES, NORMAL, ModelFile
+from lingvo_moe.data.model_file import CONTROL, MODEL_TYPES, NORMAL, USER_DEFINED, ModelFile
 from lingvo_moe.data.vocabulary import (
     SPACE,
     Vocabulary,
+    all_digits,
     tag_piece,
     train_vocabulary,
     trained_part,
 )
 
+_TEXT = (NORMAL, USER_DEFINED)  # types of pieces; digits are of the second
 _FIRST = 260  # pieces that every vocabulary has: four symbols and the single bytes
 
 
@@ -44,7 +46,7 @@ def extend_vocabulary(
     """
     model = ModelFile.FromString(old.model_bytes)
     size = len(model.pieces)
-    known = {c for piece in model.pieces if piece.type == NORMAL for c in piece.piece}
+    known = {c for piece in model.pieces if piece.type in _TEXT for c in piece.piece}
     known |= {SPACE, " "}
     foreign = {
         language: lines
@@ -55,7 +57,7 @@ def extend_vocabulary(
         kind = MODEL_TYPES[model.trainer_spec.model_type]
         options |= {"normalization": old.normalization, "model_type": kind}
         for piece in _pieces_for(foreign, known, new_pieces, options):
-            model.pieces.add(piece=piece.piece, score=piece.score, type=NORMAL)
+            model.pieces.add(piece=piece.piece, score=piece.score, type=piece.type)
     for language in tags:
         if language not in old.tags:
             model.pieces.add(piece=tag_piece(language), score=0.0, type=CONTROL)
@@ -90,9 +92,10 @@ class _LinesWithOthers(Sequence):
 def _pieces_for(texts: Mapping[str, _LinesWithOthers], known, count, options):
     """The new pieces of a vocabulary of these texts, single characters first."""
     characters = set[str]().union(*(lines.characters for lines in texts.values()))
+    characters.update(all_digits(characters))
     trained = train_vocabulary(texts, _FIRST + len(characters) + count, **options)
     pieces = ModelFile.FromString(trained.model_bytes).pieces
-    new = [p for p in pieces if p.type == NORMAL and set(p.piece) - known]
+    new = [p for p in pieces if p.type in _TEXT and set(p.piece) - known]
     single = sum(len(piece.piece) == 1 for piece in new)
     if single > count:
         raise ValueError(

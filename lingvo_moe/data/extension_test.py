@@ -29,6 +29,14 @@ def test_words_of_a_new_script_become_pieces(kind):
     assert extend_vocabulary(new, NEW, 40, tags=["ka"]) is new
 
 
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_new_digits_are_pieces_of_their_own(kind):
+    old = train_vocabulary({"en": [f"{line} 42" for line in ENGLISH]}, 330, model_type=kind)
+    new = extend_vocabulary(old, {"ar": ["١٢٣٤ 12 34"] * 30, "en": ENGLISH}, 10)
+    assert new.pieces(new.encode(["(٨٢٥٥٨) 42"])[0])[-9:-4] == list("٨٢٥٥٨")
+    assert new.encode(ENGLISH) == old.encode(ENGLISH)
+
+
 def test_of_lines_that_are_too_long_for_training_the_beginning_counts():
     old = train_vocabulary({"en": ENGLISH}, 330)
     line = "cat " * 500 + "😀 " * 900

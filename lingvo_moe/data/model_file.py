@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-NORMAL, CONTROL = 1, 3  # types of pieces
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of pieces
 MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
 _Field = descriptor_pb2.FieldDescriptorProto

@@ -8,7 +8,7 @@ import io
 import re
 import threading
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +26,7 @@ __all__ = [
     "SPACE",
     "UNK",
     "Vocabulary",
+    "all_digits",
     "tag_piece",
     "train_vocabulary",
     "trained_part",
@@ -256,6 +257,9 @@ def train_vocabulary(
 ) -> Vocabulary:
     """Trains a SentencePiece model with byte fallback; the same input gives the same bytes.
 
+    Each digit is a piece of its own, so that models copy numbers. The ten digits of every script
+    with a digit in the sample have pieces, whatever the coverage.
+
     Args:
         texts: language -> its sentences. Language l is sampled with probability ∝ n_l^(1/T), with
             repetition if it has too few, so that small languages get pieces of their own.
@@ -294,6 +298,7 @@ def train_vocabulary(
             normalization_rule_name="identity",  # the sample is normalised
             remove_extra_whitespaces=normalization != "identity",
             control_symbols=[tag_piece(language) for language in tags],
+            user_defined_symbols=all_digits(sample),
             pad_id=PAD,
             bos_id=BOS,
             eos_id=EOS,
@@ -313,6 +318,13 @@ def train_vocabulary(
     trained = ModelFile.FromString(model.getvalue())
     trained.normalizer_spec.MergeFrom(rules_model(normalization).normalizer_spec)
     return Vocabulary(trained.SerializeToString())
+
+
+def all_digits(texts: Iterable[str]) -> list[str]:
+    """The ten digits of each script of which the texts have any."""
+    found = {digit for text in texts for digit in re.findall(r"\d", text)}
+    zeros = {ord(digit) - unicodedata.decimal(digit) for digit in found}
+    return [chr(zero + i) for zero in sorted(zeros) for i in range(10)]
 
 
 def _effort(sentences: int, size: int) -> dict[str, int]:

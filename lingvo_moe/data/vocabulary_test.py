@@ -42,6 +42,19 @@ def test_round_trip_and_byte_fallback(vocabulary):
     assert not any(BOS in row or EOS in row or UNK in row for row in ids)
 
 
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_each_digit_is_a_piece_of_its_own(kind):
+    texts = [f"cat {i * 37 % 1000} has {i}th 1995" for i in range(100)] + ["٣ ७ 𞥐"]
+    vocabulary = train_vocabulary({"en": texts}, 400, character_coverage=0.98, model_type=kind)
+    for line in ["(٨٢٥٥٨)", "7", "in 1995, 5 cats 5th", "1,234.50", "०१२३४५६७८९", "𞥐𞥙"]:
+        (ids,) = vocabulary.encode([line])
+        assert vocabulary.decode([ids]) == [line]
+        digits = [piece for piece in vocabulary.pieces(ids) if any(map(str.isdigit, piece))]
+        assert [piece for piece in digits if len(piece) < 6] == [c for c in line if c.isdigit()]
+        assert vocabulary.split(line) == tuple(ids[1:])
+    assert vocabulary.normalize(["5  ٣"]) == ["5 ٣"]
+
+
 UNUSUAL = [
     "你好，世界！",
     "½ m² ﬁ ™",

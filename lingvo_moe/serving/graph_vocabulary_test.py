@@ -10,7 +10,7 @@ from lingvo_moe.data.vocabulary import train_vocabulary
 from lingvo_moe.decoding.constraints import START, WRITTEN, join_lattices
 from lingvo_moe.serving.graph_vocabulary import GraphVocabulary, rstrip, strip
 
-TEXTS = ["the cat sat", "der Hund", "ab ab abc", "漢字かな", "x"]
+TEXTS = ["the cat sat", "der Hund", "ab ab abc", "漢字かな", "x٣"]
 WORDS = [
     "cat",
     " the  cat ",
@@ -25,6 +25,8 @@ WORDS = [
     "<2en>",
     "?",
     "5",
+    "٣",
+    "a٤٢٣ ٣",
     "😀!",
 ]
 WITH_SPACES = ["▁cat", "cat ▁", "▁ ▁漢", "ab▁cat", "a▁ b", "\u3000cat\xa0"]

@@ -89,10 +89,10 @@ def test_subwords_spell_the_same_text(dataset):
     for seed in range(20):
         source, target, example = _change(dataset, Subwords(rate=0.5), seed=seed)
         assert (source, target) == (SOURCES[3], TEXTS[3])
-        assert len(example.source) > len(plain.source)
+        assert len(example.source) >= len(plain.source)
         assert example.target.tolist() == plain.target.tolist()
         seen.add(tuple(example.source.tolist()))
-    assert len(seen) > 15
+    assert len(seen) > 12  # of 64: six pieces can be cut
     both = _change(dataset, Subwords(rate=0.5, sides="both"))
     assert both[1] == TEXTS[3]
     assert len(both[2].target) > len(plain.target)
