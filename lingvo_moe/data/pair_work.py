@@ -90,7 +90,7 @@ class PairWork:
         return [SentencePair(s.translate(source), t.translate(target)) for s, t in lines]
 
     @functools.cached_property
-    def _dev_spelling(self) -> list[dict[int, str]]:
+    def _dev_spelling(self) -> list[dict[int, int]]:
         """For str.translate of each side of train."""
         lines = self._filled("dev") if self.work.params.dev_spelling else []
         return [spelling((line[side] for line in lines), share=0.9) for side in (0, 1)]

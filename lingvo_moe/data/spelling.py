@@ -20,14 +20,14 @@ _RATIO = 1.5  # of mean lengths
 _FEWEST = 10  # lines that say something
 
 
-def spelling(texts: Iterable[str], share: float = 0.0) -> dict[int, str]:
+def spelling(texts: Iterable[str], share: float = 0.0) -> dict[int, int]:
     """For str.translate: what texts hardly ever have -> the look-alike that they have most.
 
     Args:
         texts: lines.
         share: the smallest share of this look-alike in its group; other groups are left out.
     """
-    counts, table = Counter[str](), dict[int, str]()
+    counts, table = Counter[str](), dict[int, int]()
     for text in texts:
         counts.update(text)
     for group in _LOOK_ALIKES:

@@ -8,9 +8,10 @@ Exported models contain a copy of this file, so it imports only the standard lib
 """
 
 import collections
+import functools
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from lingvo_moe.core.lines import is_blank, one_line
 
@@ -26,7 +27,10 @@ ADDRESS = (  # a URL, a domain or an e-mail address, in brackets or quotes
     rf"""|(?:mailto:)?[A-Za-z0-9._%+-]+@{_DOMAIN}+\.[A-Za-z0-9-]+"""
     r""")[)"'>\]},.;:!?]*"""
 )
-FORMS = "NFC", "NFD"
+FORMS: Mapping[str, Callable[[str], str]] = {
+    "NFC": functools.partial(unicodedata.normalize, "NFC"),
+    "NFD": functools.partial(unicodedata.normalize, "NFD"),
+}
 INFORMATION = "ℹ"  # an emoji that Unicode counts as a letter
 SMALL = "ß" + INFORMATION  # lower-case letters that a line in capitals may have
 ORDINALS = "ªº"  # the same for letters without case
@@ -88,14 +92,14 @@ def as_written(text: str, source: str, language: str, forms: Mapping[str, str]) 
         forms: language -> its `form_of`.
     """
     text = raised(text, language) if shouted(source) else text
-    return unicodedata.normalize(forms[language], text) if language in forms else text
+    return FORMS[forms[language]](text) if language in forms else text
 
 
 def form_of(texts: Iterable[str]) -> str | None:
     """ "NFC" or "NFD" if 90% of the texts in which they differ have this form; else None."""
     counts = collections.Counter[str]()
     for text in texts:
-        forms = {form: unicodedata.normalize(form, text) for form in FORMS}
+        forms = {form: normalize(text) for form, normalize in FORMS.items()}
         if len(set(forms.values())) > 1:
             counts.update(["differ", *(form for form in FORMS if forms[form] == text)])
     return next((f for f in FORMS if counts[f] and counts[f] >= 0.9 * counts["differ"]), None)
