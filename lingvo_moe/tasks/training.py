@@ -183,9 +183,7 @@ def run_training(
     source = TrainInput(dataset, params.input, params.train.seed, part)
     layers = model_dir.task.moe_layers
     evaluator = _Evaluator(model_dir, dataset, runtime, process)
-    names = {pair.name for pair in dataset.pairs} | source.curriculum.examples.keys()
-    codes = code_warnings(language for name in names for language in name.split("-"))
-    for line in (*codes, *evaluator.warnings()):
+    for line in evaluator.warnings():
         report(line)
     start = _Start(model_dir, runtime, process, report)
     with packed_by(input_workers, source) as packed, Prefetcher(packed) as batches:
@@ -379,14 +377,17 @@ class _Evaluator:
             )
 
     def warnings(self) -> list[str]:
-        """A warning if there are no dev lines to evaluate."""
+        """Warnings: a language has two codes; there are no dev lines to evaluate."""
+        names = "-".join([*self._model_dir.pairs, *self._model_dir.seen_pairs])
+        codes = code_warnings(names.split("-"))
         if self._dev.sampled or self._dev.rest:
-            return []
+            return codes
         patience = self._model_dir.params.train.patience
         ends = f", and train.patience={patience} has no effect" if patience else ""
         return [
+            *codes,
             f"Warning: there are no dev lines, or all are longer than a row, so the last "
-            f"checkpoint is used after training{ends}."
+            f"checkpoint is used after training{ends}.",
         ]
 
     def too_long(self) -> list[str]:

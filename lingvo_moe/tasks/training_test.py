@@ -365,7 +365,11 @@ class TestDevPairs:
             self._evaluator(tmp_path, without("dev"), "train.best_by=DevBleu()")
 
     def test_without_dev_lines_the_last_checkpoint_is_used_with_a_warning(self, tmp_path):
-        assert self._evaluator(tmp_path / "dev", dataset()).warnings() == []
+        evaluator = self._evaluator(tmp_path / "dev", dataset())
+        assert evaluator.warnings() == []
+        other = dataclasses.replace(evaluator._model_dir, seen_pairs=("qna-EN",))
+        evaluator._model_dir = other  # as with another dataset, or a model that was trained before
+        assert ": EN and en. Each code is" in evaluator.warnings()[0]
         evaluator = self._evaluator(tmp_path / "none", without("dev"), "train.patience=3")
         assert evaluator.warnings() == [
             "Warning: there are no dev lines, or all are longer than a row, so the last checkpoint "
