@@ -22,7 +22,7 @@ table { border-collapse: collapse; } caption { text-align: left; opacity: .7; }
 th, td { padding: .18rem .6rem; text-align: right; border-bottom: 1px solid #8884; }
 th:first-child, td:first-child { text-align: left; white-space: nowrap; }
 .better { color: #1a7f37; } .worse { color: #c03221; }
-.texts th, .texts td { text-align: left; vertical-align: top; }
+.texts th, .texts td { text-align: start; vertical-align: top; }
 .texts td:first-child { opacity: .65; white-space: normal; }
 img { max-width: 100%; background: white; border-radius: 4px; }
 code { font-size: .85em; } .mark { opacity: .65; }

@@ -56,7 +56,8 @@ class Table:
         """
         head = _row("th", self.columns) if self.columns else ""
         coloured = [name in signed for name in self.columns]
-        body = "".join(_row("td", row, coloured) for row in (*self.rows, *self.more_rows))
+        texts = self.texts if self.texts > 1 else 0
+        body = "".join(_row("td", row, coloured, texts) for row in (*self.rows, *self.more_rows))
         caption = f"<caption>{escape(caption)}</caption>" if caption else ""
         kind = ' class="texts"' if self.texts > 1 else ""
         return f"<table{kind}>{caption}{head}{body}</table>"
@@ -93,8 +94,9 @@ def _width(text: str) -> int:
     return len(text) + wide - sum(unicodedata.combining(char) > 0 for char in text)
 
 
-def _row(tag: str, cells: Sequence[str], coloured: Sequence[bool] = ()) -> str:
+def _row(tag: str, cells: Sequence[str], coloured: Sequence[bool] = (), texts: int = 0) -> str:
     kinds = (_sign(cell) if by_sign else "" for cell, by_sign in zip(cells, coloured, strict=False))
+    kinds = itertools.chain([' dir="auto"'] * texts, itertools.islice(kinds, texts, None))
     parts = (
         f"<{tag}{kind}>{escape(cell)}</{tag}>"
         for cell, kind in itertools.zip_longest(cells, kinds, fillvalue="")

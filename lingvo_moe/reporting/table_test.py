@@ -56,7 +56,8 @@ def test_markdown_and_columns_of_text():
 def test_a_table_without_head():
     html = Table((), [("source", "a\0b\x1b\ud800")], texts=2).to_html()
     assert html == (
-        '<table class="texts"><tr><td>source</td><td>a\ufffdb\ufffd\ufffd</td></tr></table>'
+        '<table class="texts"><tr><td dir="auto">source</td>'
+        '<td dir="auto">a\ufffdb\ufffd\ufffd</td></tr></table>'
     )
 
 

@@ -59,6 +59,9 @@ def test_casing(dataset):
     assert lower[:2] == (SOURCES[3].lower(), TEXTS[3])
     title = "The Cat Number 3 Sat, And The Dog (3) Ran Away."
     assert _change(dataset, Casing(style="title"))[1] == title
+    text = "don't 'tis l’été ẸKỌ́LÉ x-ray 2nd"
+    wanted = "Don't 'Tis L’été Ẹkọ́lé X-Ray 2nd"
+    assert Casing(style="title").change_text(text, random.Random(0)) == wanted
 
 
 def test_punctuation(dataset):

@@ -7,7 +7,7 @@ let models = [];
 function make(tag, className, text) {
   const element = document.createElement(tag);
   if (className) element.className = className;
-  if (text !== undefined) element.textContent = text;
+  if (text !== undefined) Object.assign(element, { textContent: text, dir: "auto" });
   return element;
 }
 
@@ -82,9 +82,7 @@ function result(sentence, translations, leftOut, settings) {
   for (const { text, score } of translations) {
     if (score === null) continue;
     const line = make("div", "translation");
-    const shown = make("span", "text", text);
-    shown.dir = "auto";
-    line.append(shown, make("span", "score", score.toFixed(3)));
+    line.append(make("span", "text", text), make("span", "score", score.toFixed(3)));
     const details = make("div", "tokens");
     const { scores, explains } = models.find(({ name }) => name === settings.model);
     if (scores && text) {
