@@ -1,6 +1,7 @@
 """The Python API and the examples, as their users run them."""
 
 import ast
+import hashlib
 import json
 import os
 import re
@@ -191,7 +192,8 @@ def test_a_logdir_of_a_script_is_opened_by_other_processes(world, tmp_path):
         done = Fork(str(script), str(tmp_path / "logdir"), str(world[1].directory)).wait()
         assert done.stdout == "__main__\n", done.stderr
     fields = json.loads((tmp_path / "logdir" / "model.json").read_text())
-    assert (fields["imports"], fields["model"]) == ([str(script)], "mine.Tiny")
+    digest = hashlib.sha256(script.read_bytes()).hexdigest()
+    assert (fields["plugins"], fields["model"]) == ({str(script): digest}, "mine.Tiny")
     other = tmp_path / "other.py"
     other.write_text(
         "import sys, lingvo_moe as lm\n"

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, NamedTuple
 
 from lingvo_moe.core.lines import printable
+from lingvo_moe.core.results import check_overrides
 
 
 class Rule(NamedTuple):
@@ -68,6 +69,10 @@ class Params:
     Raises:
         ValueError: a field is not of its annotated type or breaks a rule of it.
     """
+
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        check_overrides(cls)
 
     def __post_init__(self):
         cls: type = type(self)

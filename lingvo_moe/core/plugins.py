@@ -5,7 +5,9 @@ A plug-in module defines models with the decorator `register`, and policies as s
 find them like those of this package.
 """
 
+import contextlib
 import difflib
+import hashlib
 import importlib
 import importlib.util
 import os
@@ -56,14 +58,24 @@ def modules() -> set[ModuleType]:
 
 def source_files() -> list[Path]:
     """The files of the imported modules; of a package all of its Python files."""
-    found: set[Path] = set()
-    for module in modules():
-        file = Path(module.__file__) if module.__file__ else None
-        if file and file.name == "__init__.py":
-            found |= set(file.parent.rglob("*.py"))
-        elif file:
-            found.add(file)
-    return sorted(found)
+    files = (Path(module.__file__) for module in modules() if module.__file__)
+    return sorted({source for file in files for source in _sources(file)})
+
+
+def digest(name: str) -> str:
+    """SHA-256 of the source of an imported module, by its name in `imported` or `import_name`.
+
+    It is the file that is imported, though a file of that name may be elsewhere; "" without a file.
+    """
+    module = sys.modules.get(_module_of(Path(name)) if name.endswith(".py") else name)
+    files = _sources(Path(getattr(module, "__file__", None) or name))
+    contents = [file.read_bytes() for file in files if file.is_file()]
+    return hashlib.sha256(b"\0".join(contents)).hexdigest() if contents else ""
+
+
+def _sources(file: Path) -> list[Path]:
+    """The Python files of a module, or those of its whole package."""
+    return sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
 
 
 def import_name(module: str) -> str:
@@ -102,7 +114,9 @@ def _absolute(name: str) -> str:
 
 def _import(name: str) -> ModuleType:
     try:
-        return _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
+        # Standard output is for results, such as translations, not for what a module prints.
+        with contextlib.redirect_stdout(sys.stderr):
+            return _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
     except ValueError:
         raise
     except (Exception, SystemExit) as error:  # whatever the module does at import

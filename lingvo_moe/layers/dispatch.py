@@ -14,6 +14,7 @@ import tensorflow as tf
 from lingvo_moe.core.fields import Params
 from lingvo_moe.core.gradients import custom_gradient
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.results import returns
 from lingvo_moe.gatings.base import Routing
 from lingvo_moe.layers.experts import Experts
 from lingvo_moe.layers.holding import EachOnce, Holding
@@ -25,6 +26,12 @@ class Dispatched(NamedTuple):
 
     outputs: tf.Tensor
     stats: NestedMap
+
+
+def _like_inputs(found, dispatcher, inputs, *others):
+    del dispatcher, others
+    spec = tf.TensorSpec(inputs.shape, inputs.dtype)
+    return found if spec.is_compatible_with(found.outputs) and found.stats is not None else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,6 +97,7 @@ class Dispatcher(Params, abc.ABC):
         del group_size
         return moe.num_experts * capacity
 
+    @returns("Dispatched(outputs, stats), outputs of the inputs' shape and dtype", _like_inputs)
     @abc.abstractmethod
     def dispatch(
         self, inputs: tf.Tensor, routing: Routing, capacity: int | None, experts: Experts

@@ -10,6 +10,7 @@ import tensorflow as tf
 from lingvo_moe.core.fields import Params, PositiveInt, Rate
 from lingvo_moe.core.layer import Context, Normal, Uniform, WeightSpec
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.results import returns
 from lingvo_moe.layers.tokens import Tokens
 from lingvo_moe.sharding import copies
 
@@ -25,6 +26,12 @@ class RouterOutput(NamedTuple):
     stats: NestedMap
 
 
+def _scores(logits, router, theta, inputs, *others):
+    del router, theta, others
+    spec = tf.TensorSpec([*inputs.shape[:2], None], tf.float32)
+    return logits if spec.is_compatible_with(logits) else None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Router(Params, abc.ABC):
     """Scores every token against every expert, always in float32."""
@@ -33,11 +40,12 @@ class Router(Params, abc.ABC):
     def weights(self, model_dim: int, num_experts: int) -> NestedMap:
         """Theta: `gate`, with the letter "e" for experts.
 
-        Unlike "E", this letter is not a batch dimension for optimizers and not split over devices,
-        because every token is scored against all experts. The gate stays float32, because bfloat16
-        would change the order of similar scores.
+        Unlike "E", this letter is not a batch dimension for optimizers, and in use it is not split
+        over devices, because every token is scored against all experts. MoELayer does not cast the
+        weights (see WeightSpec): bfloat16 would change the order of similar scores.
         """
 
+    @returns("float32 [G, S, E]", _scores)
     @abc.abstractmethod
     def logits(
         self, theta: NestedMap, inputs: tf.Tensor, tokens: Tokens, context: Context

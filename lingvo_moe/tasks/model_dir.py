@@ -46,8 +46,8 @@ class ModelDir:
         tags: language -> id of its tag, the source token that selects the target language.
         vocabularies: "source" and "target" -> the vocabulary.
         data: SHA-256 of the dataset; None if it is unknown, as of an imported model.
-        imports: modules and files outside this package that define the model or its policies; they
-            are imported when the logdir is opened.
+        imports: modules and files outside this package that define the model or its policies, with
+            the SHA-256 of their source; they are imported when the logdir is opened.
         format: of the model.json that was read; FORMAT if there is none yet.
         seen_pairs: pairs with training text, and those of init.logdir, whose tasks are copied; ()
             if unknown, as in logdirs of earlier versions.
@@ -62,7 +62,7 @@ class ModelDir:
     tags: dict[str, int]
     vocabularies: dict[str, Vocabulary]
     data: str | None
-    imports: tuple[str, ...] = ()
+    imports: Mapping[str, str] = dataclasses.field(default_factory=dict)
     format: int = FORMAT
     seen_pairs: tuple[str, ...] = ()
     forms: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -101,11 +101,11 @@ class ModelDir:
             check_readable(wanted)
             there = dataclasses.replace(there, params=wanted)
             there._check_same_data(dataset)
-            kept = (name for name in there.imports if not plugins.is_moved(name))
+            kept = {n: at for n, at in there.imports.items() if not plugins.is_moved(n)}
             return dataclasses.replace(
                 there,
                 data=there._identity(dataset),
-                imports=tuple(dict.fromkeys((*kept, *plugins_of(wanted)))),
+                imports=kept | plugins_of(wanted),
             )
         params = ModelDir.params_for_training(path, model, overrides, params)
         check_readable(params)
@@ -193,7 +193,7 @@ class ModelDir:
             "dataset": self.data or "",
             "seen_pairs": self.seen_pairs,
             "forms": self.forms,
-            "imports": self.imports,
+            "plugins": dict(self.imports),
             "fitted": dataclasses.asdict(self.fitted),
             "params": to_fields(self.params),
         }
@@ -523,7 +523,7 @@ def _opened(path: Path, fields: dict[str, Any], params: TranslationParams) -> Mo
         fields["tags"],
         vocabularies,
         fields.get("dataset") or None,
-        tuple(fields.get("imports", ())),
+        fields.get("plugins", {}),
         fields["format"],
         tuple(fields["seen_pairs"]),
         fields["forms"],

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from lingvo_moe.core import files, registry
+from lingvo_moe.core import files, plugins, registry
 from lingvo_moe.core.params import override, to_fields, to_text
 from lingvo_moe.data.pipeline import TrainInput
 from lingvo_moe.decoding.fitted import UNFITTED
@@ -433,3 +433,27 @@ def test_a_step_that_it_does_not_have(made):
     with pytest.raises(ValueError, match=r"no checkpoint of step 5\. Give one of its steps: 1\.$"):
         ModelDir.open(made).read_checkpoint(5)
     assert ModelDir.open(made).read_checkpoint(1).step == 1
+
+
+def test_a_plug_in_whose_source_changed_is_named(tmp_path, fresh_plugins, caplog, capfd):
+    source = tmp_path / "mine_of_logdir.py"
+    source.write_text(
+        "import dataclasses\n"
+        "from lingvo_moe.gatings.top_2 import Top2\n"
+        "print('a line that is no translation')\n"
+        "@dataclasses.dataclass(frozen=True, kw_only=True)\n"
+        "class Mine(Top2): pass\n"
+    )
+    plugins.import_plugins([str(source)])
+    assert capfd.readouterr() == ("", "a line that is no translation\n")
+    given = tmp_path / "logdir", "tiny.MoE", [*SHRINK, "model.moe.gating=Mine()"], dataset()
+    ModelDir.create(*given)
+    before = ModelDir.open(given[0]).imports
+    assert set(before) == {str(source)}
+    assert not caplog.messages
+    source.write_text(source.read_text() + "# corrected\n")
+    ModelDir.create(*given)  # as a run that resumes
+    (message,) = caplog.messages
+    assert f"the plug-in {source} has changed since the model was trained" in message
+    assert ModelDir.open(given[0]).imports != before
+    assert len(caplog.messages) == 1

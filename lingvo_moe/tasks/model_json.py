@@ -1,6 +1,8 @@
 """Reads the fields and the params in model.json, the file that makes a directory a logdir."""
 
+import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +88,7 @@ def read_params(path: Path, fields: dict[str, Any]) -> TranslationParams:
     Raises:
         ValueError: a module cannot be imported, or the params cannot be read.
     """
-    _import_plugins(path / FILE, fields.get("imports", []))
+    _import_plugins(path / FILE, fields.get("plugins", {}))
     if fields["format"] == FORMAT:
         return from_fields(TranslationParams, fields["params"], str(path / FILE))
     text = path / "params.txt"
@@ -97,19 +99,21 @@ def read_params(path: Path, fields: dict[str, Any]) -> TranslationParams:
     return from_fields(TranslationParams, {name: value for name, _, value in parts}, str(text))
 
 
-def plugins_of(params: TranslationParams) -> tuple[str, ...]:
+def plugins_of(params: TranslationParams) -> dict[str, str]:
     """The modules and files that must be imported before these params can be read again.
 
-    A class that a notebook defines cannot be imported, so another process that opens the logdir
-    gets an error that names the class.
+    Each with the SHA-256 of its source. A class that a notebook defines cannot be imported, so
+    another process that opens the logdir gets an error that names the class.
     """
     loaded = {sys.modules[name] for name in foreign_modules(params) if name in sys.modules}
     names = {plugins.import_name(module.__name__) for module in loaded - plugins.modules()}
-    return (*plugins.imported(), *sorted(names - {"__main__"}))
+    every = (*plugins.imported(), *sorted(names - {"__main__"}))
+    return {name: plugins.digest(name) for name in every}
 
 
-def _import_plugins(file: Path, names: Any) -> None:
-    check_fields({"imports": names}, {"imports": list[str]}, str(file))
+def _import_plugins(file: Path, names: Mapping[str, str]) -> None:
+    """Imports them. A changed source is a warning: it may well be a correction in mid-training."""
+    check_fields({"plugins": names}, {"plugins": dict[str, str]}, str(file))
     try:
         plugins.import_plugins(name for name in names if not plugins.is_moved(name))
     except ValueError as error:
@@ -117,3 +121,11 @@ def _import_plugins(file: Path, names: Any) -> None:
             f"{file} names a module that the model needs and that cannot be imported. {error} If "
             f"the module's file was moved, pass --import with its new path."
         ) from error
+    for name, digest in names.items():
+        if plugins.digest(name) != digest:
+            logging.warning(
+                "%s: the plug-in %s has changed since the model was trained with it, so its "
+                "results may differ. Restore its source, or go on with the new one.",
+                file,
+                name,
+            )

@@ -186,6 +186,8 @@ def status_and_line(error: Exception) -> tuple[int, str]:
             f"error: Memory or disk space is exhausted ({text}). Use smaller batches, a smaller "
             f"model or more devices, or free space."
         )
+    if isinstance(error, tf.errors.InvalidArgumentError) and "[in the plug-in " in text:
+        return EXPECTED, f"error: {text}"  # see gatings.base
     frames = traceback.extract_tb(error.__traceback__)
     files = {str(file.resolve()) for file in source_files()}
     if own := [one for one in frames if os.path.realpath(one.filename) in files]:

@@ -96,6 +96,13 @@ def test_a_console_script_s_help_shows_its_flags(tool, new_flags, monkeypatch, c
             1,
             "error: Memory or disk space is exhausted ",
         ),
+        (
+            tf.errors.InvalidArgumentError(
+                None, None, "assertion failed: [in the plug-in m.py: x]"
+            ),
+            1,
+            "error: assertion failed: [in the plug-in m.py: x]",
+        ),
         (RuntimeError("RESOURCE_EXHAUSTED: 9 GiB"), 1, "error: Memory or disk space is exhausted "),
         (KeyError("theta"), 70, "internal error: KeyError: 'theta' ("),
         (RecursionError("too deep"), 70, "internal error: RecursionError: too deep ("),

@@ -4,8 +4,11 @@ import abc
 import dataclasses
 from typing import ClassVar
 
+import numpy as np
+
 from lingvo_moe.core.fields import Params
 from lingvo_moe.core.lines import is_blank
+from lingvo_moe.core.results import returns
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +30,7 @@ class CleaningRule(Params, abc.ABC):
             kind = type(self).__name__
             raise ValueError(f'The cleaning rule {kind} has no name; give its class: name = "…".')
 
+    @returns("True or False", lambda v, *_: bool(v) if isinstance(v, bool | np.bool_) else None)
     @abc.abstractmethod
     def drops(self, texts: tuple[str, str], languages: tuple[str, str]) -> bool:
         """Whether a line is dropped.

@@ -6,11 +6,13 @@ and every epoch makes other changes.
 
 import abc
 import dataclasses
+import operator
 import random
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from lingvo_moe.core.fields import Params, Share
+from lingvo_moe.core.results import returns
 from lingvo_moe.data.vocabulary import Vocabulary
 
 
@@ -35,6 +37,16 @@ class ModifierContext(NamedTuple):
     random: random.Random
 
 
+def _are_ids(ids, vocabulary):
+    return all(0 <= operator.index(n) < vocabulary.size for n in ids)
+
+
+def _both(body, modifier, before, context):
+    del modifier, before
+    sides = zip(body, context.vocabularies, strict=True)
+    return body if all(_are_ids(*side) for side in sides) else None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Modifier(Params, abc.ABC):
     """A policy: changes examples.
@@ -47,6 +59,7 @@ class Modifier(Params, abc.ABC):
 
     share: Share = 0.1
 
+    @returns("a Body of ids in the vocabularies", _both)
     @abc.abstractmethod
     def apply(self, body: Body, context: ModifierContext) -> Body:
         """The changed example."""
@@ -62,6 +75,10 @@ class OfSides(Modifier):
 
     sides: Literal["source", "both"] = "source"
 
+    @returns(
+        "ids in the vocabulary",
+        lambda ids, modifier, before, vocabulary, _: ids if _are_ids(ids, vocabulary) else None,
+    )
     @abc.abstractmethod
     def change(self, ids: list[int], vocabulary: Vocabulary, rng: random.Random) -> list[int]:
         """The changed ids of one side."""
@@ -78,6 +95,7 @@ class OfSides(Modifier):
 class OfText(OfSides):
     """Changes texts: a side is decoded, changed and encoded again."""
 
+    @returns("a text", lambda text, *_: text if isinstance(text, str) else None)
     @abc.abstractmethod
     def change_text(self, text: str, rng: random.Random) -> str:
         """The changed text; if it equals `text`, the side keeps its ids.

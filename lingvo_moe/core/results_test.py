@@ -1,0 +1,116 @@
+"""Wrong results of plug-ins: the error names the file, the class and the rule."""
+
+import dataclasses
+import random
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.core.layer import EVALUATION
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.data.cleaning.base import CleaningRule
+from lingvo_moe.data.modifiers.base import Body, Modifier, ModifierContext, OfSides, OfText
+from lingvo_moe.gatings.base import Gating
+from lingvo_moe.gatings.top_2 import Top2
+from lingvo_moe.layers.dispatch import Dispatched, Dispatcher
+from lingvo_moe.layers.router import Router
+from lingvo_moe.training.criteria import Criterion
+
+LOGITS = tf.constant(np.random.default_rng(0).normal(size=(1, 3, 4)), tf.float32)
+MASK = tf.ones([1, 3], tf.bool)
+VOCABULARY = types.SimpleNamespace(size=9, decode=lambda lines: ["a text"])
+
+
+def plug_in(base, method, result):
+    """An object of a class in another package, whose method returns what `result` does."""
+    own = {method: lambda self, *args: result(*args), "__module__": "mine", "name": "own"}
+    others = {Criterion: {"text": None}, Router: {"weights": None}}.get(base, {})
+    cls = type("Own", (base,), own | others)
+    return dataclasses.dataclass(frozen=True, kw_only=True)(cls)()
+
+
+def route(change):
+    """Top2's routing, changed."""
+
+    def result(*args):
+        routing = Top2().route(*args)
+        return routing._replace(**change(routing))
+
+    return result
+
+
+def tensor(dtype, *shape):
+    return tf.zeros(shape, dtype)
+
+
+@pytest.mark.parametrize(
+    ("base", "method", "result", "args", "rule"),
+    [
+        (Gating, "route", lambda *_: None, (LOGITS, MASK, None, EVALUATION), "a Routing"),
+        (
+            Gating,
+            "route",
+            route(lambda r: {"weight": r.weight[..., :1]}),  # another K
+            (LOGITS, MASK, None, EVALUATION),
+            "a Routing",
+        ),
+        (
+            Gating,
+            "route",
+            route(lambda r: {"expert": tf.cast(r.expert, tf.int64)}),
+            (LOGITS, MASK, None, EVALUATION),
+            "expert and position int32",
+        ),
+        (
+            Dispatcher,
+            "dispatch",
+            lambda *_: Dispatched(tensor(tf.float64, 1, 3, 2), NestedMap()),
+            (tensor(tf.float32, 1, 3, 2), None, None, None),
+            "of the inputs' shape and dtype",
+        ),
+        (
+            Router,
+            "logits",
+            lambda *_: tensor(tf.bfloat16, 1, 3, 4),
+            (None, tensor(tf.float32, 1, 3, 2), None, EVALUATION),
+            "float32 .G, S, E.",
+        ),
+        (Criterion, "loss", lambda *_: None, ({},), "a number"),
+        (CleaningRule, "drops", lambda *_: None, (("a", "b"), ("de", "en")), "True or False"),
+        (
+            Modifier,
+            "apply",
+            lambda body, _: Body(body.source, [9]),
+            (Body([1], [2]), ModifierContext((VOCABULARY, VOCABULARY), None, random.Random(1))),
+            "a Body of ids in the vocabularies",
+        ),
+        (OfSides, "change", lambda *_: [0.5], ([1], VOCABULARY, None), "ids in the vocabulary"),
+        (OfText, "change_text", lambda *_: None, ("a", None), "a text"),
+    ],
+)
+def test_a_wrong_result_is_named(base, method, result, args, rule):
+    own = plug_in(base, method, result)
+    message = rf"^in the plug-in mine: Own\.{method} must return .*{rule}.*; it returned "
+    with pytest.raises(ValueError, match=message):
+        getattr(own, method)(*args)
+
+
+def test_experts_that_do_not_exist_end_the_step():
+    own = plug_in(Gating, "route", route(lambda r: {"expert": r.expert + 1}))
+    step = tf.function(lambda logits: own.route(logits, MASK, None, EVALUATION).expert)
+    assert step(tf.constant([[[2.0, 1, 0, -9]] * 3])).shape == (1, 3, 2)  # experts 1 and 2
+    message = r"in the plug-in mine: Own\.route must return experts from 0 to 3"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        step(tf.constant([[[0.0, 1, 2, 3]] * 3]))
+    compiled = tf.function(step, jit_compile=True)  # XLA leaves the check out
+    assert compiled(tf.constant([[[0.0, 1, 2, 3]] * 3])).shape == (1, 3, 2)
+
+
+def test_right_results_pass_and_numbers_of_numpy_become_pythons():
+    own = plug_in(Gating, "route", Top2().route)
+    expected, found = (g.route(LOGITS, MASK, None, EVALUATION) for g in (Top2(), own))
+    np.testing.assert_array_equal(found.expert, expected.expert)
+    assert type(plug_in(Criterion, "loss", lambda _: np.float32(2)).loss({})) is float
+    assert plug_in(CleaningRule, "drops", lambda *_: np.True_).drops(("a", "b"), ("c", "d")) is True
