@@ -4,6 +4,7 @@ Exported models contain a copy of this file, so it imports only the standard lib
 """
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -22,8 +23,31 @@ def install(errors: tuple[type[Exception], ...] = ()) -> None:
     Args:
         errors: exceptions that are errors of the user: their text is printed, the status is 1.
     """
+    _open_closed_streams()
     sys.excepthook = _end(sys.excepthook, errors)
     sys.unraisablehook = _retry(sys.unraisablehook)
+
+
+def _open_closed_streams():
+    """Makes standard streams usable that the caller has closed, as by `2>&-`.
+
+    Without this another file would get the number of the stream, and be written to.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115 - until the process ends
+    sys.stdout = sys.stdout or _Closed()
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+
+
+class _Closed(io.TextIOBase):
+    """Standard output that is closed: results are not lost in silence."""
+
+    def write(self, text):
+        raise OSError("Standard output is closed, and the result is lost; redirect it to a file.")
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 import gc
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -60,3 +61,29 @@ def test_ctrl_c_in_a_callback_of_the_garbage_collector_is_not_lost(hooks):
     gc.collect()
     with pytest.raises(KeyboardInterrupt):
         time.sleep(10)
+
+
+@pytest.mark.parametrize(
+    ("closed", "status", "out", "error"),
+    [
+        ((), 0, "line\n", "note\n"),
+        ((1,), 1, "", "OSError: Standard output is closed"),
+        ((2,), 0, "line\n", ""),
+        ((0, 1, 2), 1, "", ""),
+    ],
+)
+def test_closed_streams_are_no_other_files_and_lose_no_result(closed, status, out, error, tmp_path):
+    script = (
+        "import sys; from lingvo_moe.core import console; console.install();"
+        f"open({str(tmp_path / 'file')!r}, 'w').close();"
+        "print('note', file=sys.stderr); print('line')"
+    )
+    made = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: [os.close(number) for number in closed],
+    )
+    assert (made.returncode, made.stdout) == (status, out)
+    assert error in made.stderr
+    assert (tmp_path / "file").read_text() == ""

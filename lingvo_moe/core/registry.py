@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import pkgutil
+import sys
 import traceback
 from typing import Any
 
@@ -33,7 +34,7 @@ def register(cls: type) -> type:
             f"Model {name!r} is registered twice: in {_registered[name].__module__} and in "
             f"{cls.__module__}. Rename one of them."
         )
-    if not (cls.__dict__.get("__doc__") or "").strip():
+    if not (cls.__dict__.get("__doc__") or "").strip() and sys.flags.optimize < 2:
         raise ValueError(f"Model {name!r} needs a docstring: its first line is its description.")
     if not callable(getattr(cls, "params", None)):
         raise ValueError(f"Model {name!r} needs a method params(), which returns its params.")
@@ -84,8 +85,8 @@ def get_params(name: str) -> Any:
 
 
 def describe(name: str) -> str:
-    """The first line of a registered model's docstring."""
-    return str(find_model(name).__doc__).strip().splitlines()[0]
+    """The first line of a registered model's docstring; "" if Python has removed it (-OO)."""
+    return (find_model(name).__doc__ or "").strip().partition("\n")[0]
 
 
 def all_names() -> list[str]:

@@ -23,6 +23,7 @@ OVERWRITE_HELP = "Replace an output that this tool made before."
 SET_HELP = "Override a field of the params: --set=train.max_steps=500. May be repeated."
 
 EXPECTED, INTERNAL = 1, 70  # exit statuses
+_HELP = {"--help", "--helpshort", "--helpfull", "--helpxml"}  # absl ends with 1 after these
 
 _EXPECTED_ERRORS = (
     ValueError,
@@ -45,9 +46,6 @@ def run(main: Callable[..., None], takes_arguments: bool = False) -> None:
         main: the tool.
         takes_arguments: whether `main` takes the list of arguments that are not flags.
     """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # a daemon may have closed it
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - until the process ends
     for stream in (sys.stdout, sys.stderr):  # text is UTF-8 in every locale
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8")
@@ -56,6 +54,10 @@ def run(main: Callable[..., None], takes_arguments: bool = False) -> None:
     def start(argv):
         if not FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)
+        try:
+            os.getcwd()
+        except OSError as error:
+            raise ValueError("The working directory is removed; change to another.") from error
         arguments = argv[1:]
         if arguments and not takes_arguments:
             raise ValueError(f"Unexpected arguments {arguments}; flags begin with --.")
@@ -65,7 +67,13 @@ def run(main: Callable[..., None], takes_arguments: bool = False) -> None:
         import_plugins(FLAGS["import"].value or ())
         main(*([arguments] if takes_arguments else []))
 
-    exit_with_message(lambda: app.run(start, argv=at_home(sys.argv)))
+    def begin():
+        try:
+            app.run(start, argv=at_home(sys.argv))
+        except SystemExit as end:
+            raise SystemExit(0 if _HELP & set(sys.argv) else end.code) from end
+
+    exit_with_message(begin)
 
 
 def at_home(arguments: Sequence[str]) -> list[str]:
@@ -193,7 +201,8 @@ def status_and_line(error: Exception) -> tuple[int, str]:
     if own := [one for one in frames if os.path.realpath(one.filename) in files]:
         where, kind = f"{own[-1].filename}:{own[-1].lineno}", type(error).__name__
         return EXPECTED, f"error: in the plug-in {where}: {kind}: {text}"
-    if isinstance(error, _EXPECTED_ERRORS):
+    # Before Python 3.13 a loop of symbolic links is a RuntimeError.
+    if isinstance(error, _EXPECTED_ERRORS) or text.startswith("Symlink loop"):
         return EXPECTED, f"error: {text}"
     frame = frames[-1]
     return INTERNAL, (

@@ -200,6 +200,33 @@ def test_a_full_disk_is_an_error_though_output_is_written_last(monkeypatch, caps
     assert capsys.readouterr().err == "error: [Errno 28] No space left on device\n"
 
 
+def test_a_working_directory_that_is_removed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(common.app, "run", lambda start, argv: start(["tool"]))
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(SystemExit):
+        common.run(lambda: None)
+    assert "working directory" in capsys.readouterr().err
+
+
+def test_a_loop_of_links_is_an_error_of_the_user(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises((RuntimeError, OSError)) as raised:
+        (tmp_path / "loop").resolve(strict=True)
+    assert common.status_and_line(raised.value)[0] == 1
+
+
+def test_models_have_no_descriptions_without_docstrings():
+    script = "from lingvo_moe.zoo import tiny; from lingvo_moe.core.registry import describe"
+    result = subprocess.run(
+        [sys.executable, "-OO", "-c", f"{script}; print(repr(describe('tiny.MoE')))"],
+        capture_output=True,
+        text=True,
+    )
+    assert result.stdout == "''\n", result.stderr
+
+
 def test_ctrl_c_while_modules_are_imported_is_one_line():
     script = (
         "import atexit, importlib.abc, os, signal, sys\n"
@@ -225,6 +252,7 @@ def test_listing_models_loads_tensorflow_and_no_other_framework():
         "models.run()"
     )
     result = _python(script)
+    assert result.returncode == 0
     loaded, *help_ = result.stdout.splitlines()
     assert loaded == "[]"
     assert help_[0] == "Lists the registered models, or shows the params of one."
