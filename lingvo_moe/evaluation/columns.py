@@ -65,10 +65,14 @@ def _brevity_penalty(output: PairOutput, tokenizer: str) -> float:
     return tokenizers.bleu(tokenizer).corpus_score(output.hypotheses, [output.references]).bp
 
 
+def length_ratio(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """Characters of translations over those of references."""
+    return sum(map(len, hypotheses)) / max(sum(map(len, references)), 1)
+
+
 def _length_ratio(output: PairOutput, tokenizer: str) -> float:
     del tokenizer
-    written, wanted = (sum(map(len, texts)) for texts in (output.hypotheses, output.references))
-    return written / max(wanted, 1)
+    return length_ratio(output.hypotheses, output.references)
 
 
 def _empty(output: PairOutput, tokenizer: str) -> float:
@@ -160,7 +164,7 @@ def length_warnings(ratios: Mapping[str, float]) -> list[str]:
     """A line on pairs whose translations are much shorter or longer than the references.
 
     Args:
-        ratios: pair -> length ratio.
+        ratios: pair or target language -> length ratio.
     """
     found = {pair: ratio for pair, ratio in ratios.items() if not SHORT <= ratio <= LONG}
     if not found:
@@ -168,7 +172,7 @@ def length_warnings(ratios: Mapping[str, float]) -> list[str]:
     few = sorted(found, key=found.__getitem__)
     listed = ", ".join(f"{pair} {found[pair]:.2f}" for pair in (few[:3] + few[3:][-2:]))
     return [
-        f"Warning: translations of {len(found)} of {len(ratios)} pairs are shorter than {SHORT} or "
-        f"longer than {LONG} times the references ({listed}). Their scores say more about length "
+        f"Warning: translations of {len(found)} of {len(ratios)} ({listed}) are shorter than "
+        f"{SHORT} or longer than {LONG} times the references. Their scores say more about length "
         f"than about words: see decoding.length_penalty in docs/decoding.md."
     ]

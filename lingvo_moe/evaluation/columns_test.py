@@ -51,5 +51,4 @@ def test_names_and_keys_are_different():
 def test_warnings_of_lengths():
     assert length_warnings({"a-b": 0.8, "b-a": 1.25}) == []
     (line,) = length_warnings({"a-b": 0.79, "b-a": 1.0, "c-a": 1.26})
-    assert "2 of 3 pairs" in line
-    assert "a-b 0.79, c-a 1.26" in line
+    assert "2 of 3 (a-b 0.79, c-a 1.26)" in line

@@ -13,6 +13,7 @@ from lingvo_moe.core.files import check_output, new_directory
 from lingvo_moe.core.lines import first_of
 from lingvo_moe.data.curriculum import identity
 from lingvo_moe.data.dataset import SIDES, Dataset
+from lingvo_moe.data.lengths import amount
 from lingvo_moe.data.pipeline import eval_batches
 from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.baselines import Baselines
@@ -131,7 +132,7 @@ def evaluate(
     with keeping if keep else contextlib.nullcontext() as kept:
         outputs = translate_split(translators, dataset, split, report, kept)
         use = _source_use(model_dir, runtime, dataset, split, tuple(references), report)
-        outputs = _measured(outputs, dataset, translator, trained_on, use, copies)
+        outputs = _measured(outputs, dataset, model_dir, translator, trained_on, use, copies)
         with new_directory(output, MAKER, overwrite) as directory:
             made = write_report(
                 outputs,
@@ -427,13 +428,14 @@ def _copies(dataset, split, pairs, report) -> dict[str, list[str]]:
     return copies
 
 
-def _measured(outputs, dataset, translator, trained_on, use, copies) -> list[PairOutput]:
+def _measured(outputs, dataset, model_dir, translator, trained_on, use, copies) -> list[PairOutput]:
     """The outputs with measurements of each pair; see `PairOutput`.
 
     Args:
         outputs: the translations.
         dataset: prepared data.
-        translator: the model's.
+        model_dir: the model.
+        translator: its translator.
         trained_on: as of `count_trained_on`.
         use: pair -> source use, nats per token.
         copies: pair -> targets of the most similar training sentences.
@@ -443,6 +445,7 @@ def _measured(outputs, dataset, translator, trained_on, use, copies) -> list[Pai
         measures = {
             "source_use": use.get(one.pair),
             "cut": _cut(translator, one.sources),
+            "left_out": _left_out(dataset, one.pair, model_dir),
             "off_target": _off_target(identify, one.hypotheses, one.pair),
             "references_off_target": _off_target(identify, one.references, one.pair),
         }
@@ -462,6 +465,16 @@ def _cut(translator, sources):
     if not isinstance(translator, Translator):
         return None
     return float(np.mean([read.left_out > 0 for read in translator.read(sources)]))
+
+
+def _left_out(dataset, pair, model_dir):
+    """The share of a pair's target tokens of train in lines longer than a row; None if unknown."""
+    table = np.array(dataset.pair(pair).lengths.get("train", ()), np.int64)
+    if not table.size or dataset.sha256 != model_dir.data:
+        return None
+    rows = model_dir.params.input
+    fitting = amount(table, rows.source_length, rows.target_length).target_tokens
+    return 1 - fitting / int(table[:, -1].sum())
 
 
 def _off_target(identify, texts, pair):

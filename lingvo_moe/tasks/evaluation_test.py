@@ -248,7 +248,7 @@ def test_the_floor_is_the_score_of_the_nearest_training_sentences(tmp_path, tran
     assert scores["qna-en"].measures["spBLEU"] > 0
     assert report.averages["all"].measures["floor"] > 0
     page = (tmp_path / "r" / "index.html").read_text("utf-8")
-    assert f"<td>nearest</td><td>{nearest[0]}</td>" in page
+    assert f'<td dir="auto">nearest</td><td dir="auto">{nearest[0]}</td>' in page
 
 
 def test_a_report_is_replaced_only_if_asked_and_only_if_it_is_ours(tmp_path, translated):
@@ -433,3 +433,17 @@ def test_the_next_command_is_one_that_can_be_run(tmp_path):
     assert command(some, "input.pairs=('qto-en',)", router) == (
         f"lingvo-moe-translate --logdir={tmp_path}/2 --source_language=qto --to=en 'a sentence'"
     )
+
+
+def test_tokens_that_training_leaves_out():
+    """Of 12 lines 2 with 40 target tokens each are longer than a row of 32; 10 have 5 each."""
+    table = [[16, 16, 10, 60, 50], [48, 48, 2, 80, 80]]
+    world = dataset()
+    pairs = [dataclasses.replace(one, lengths={"train": table}) for one in world.pairs]
+    world = dataclasses.replace(world, pairs=tuple(pairs))
+    rows = types.SimpleNamespace(source_length=32, target_length=32)
+    params = types.SimpleNamespace(input=rows)
+    trained = types.SimpleNamespace(params=params, data=world.sha256)
+    assert module._left_out(world, "qna-en", trained) == pytest.approx(80 / 130)
+    other = types.SimpleNamespace(params=params, data="other")
+    assert module._left_out(world, "qna-en", other) is None

@@ -18,6 +18,7 @@ from lingvo_moe.data.dataset import Dataset
 from lingvo_moe.data.input_workers import packed_by
 from lingvo_moe.data.language_codes import code_warnings
 from lingvo_moe.data.pipeline import Part, Prefetcher, TrainInput
+from lingvo_moe.evaluation.columns import length_ratio, length_warnings
 from lingvo_moe.evaluation.routing import RoutingRecord
 from lingvo_moe.evaluation.tokenizers import bleu_of_languages, chrf_of_languages
 from lingvo_moe.placement.rebalance import Rebalanced
@@ -451,6 +452,9 @@ class _Evaluator:
             fitted, texts = translate_and_fit(self._translator, self._sample, self._fits)
             scalars |= {"dev/bleu": bleu_of_languages(texts), "dev/chrf": chrf_of_languages(texts)}
             text += f"  dev BLEU {scalars['dev/bleu']:.1f}  chrF++ {scalars['dev/chrf']:.1f}"
+            ratios = {language: length_ratio(*both) for language, *both in texts}
+            scalars |= {f"dev/length_ratio/{name}": ratio for name, ratio in ratios.items()}
+            warnings += length_warnings(ratios) if self._is_due(step) else []
             if self._fits and not self._process.index:
                 self._model_dir.save_penalties(step, fitted)
         return Evaluation(scalars, text, images, warnings)

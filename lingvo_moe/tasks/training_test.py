@@ -195,7 +195,7 @@ def test_tensorboard_shows_what_people_watch(whole):
     wanted |= {"learning_rate", "grad_norm", "tokens_per_second", "z_loss", f"unused/{layer}"}
     wanted |= {f"importance_max/{layer}", "max_vio/decoder/layer_00", f"capacity/{layer}"}
     wanted |= {"pair_drop_rate/qna-en", f"entropy/{layer}"}
-    dev = {"dev/loss", "dev/bleu", "dev/source_use", "dev/source_use/qna-en"}
+    dev = {"dev/loss", "dev/bleu", "dev/length_ratio/en", "dev/source_use/qna-en"}
     dev |= {f"dev/experts/{layer}", f"dev/max_vio/{layer}"}
     assert {f"train/{tag}" for tag in wanted} | dev <= tags
 
