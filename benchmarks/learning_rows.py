@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_moe.core.fields import Params, PositiveFloat
-from lingvo_moe.core.params import override
-from lingvo_moe.core.registry import get_params
 from lingvo_moe.tasks.params import TranslationParams
+from lingvo_moe.tasks.recipe import registered
 
 _LONG = 4000  # steps
 _ADAFACTOR, _MUON = "Adafactor()", "Muon(iterations=3)"
@@ -86,7 +85,7 @@ class Row:
     @property
     def params(self) -> TranslationParams:
         """The params of the model and its training."""
-        return override(get_params(self.model), self.all_overrides)
+        return registered(self.model, self.all_overrides)
 
     @property
     def command(self) -> str:

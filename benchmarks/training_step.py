@@ -19,6 +19,7 @@ from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.params import override
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.runtimes.local import Local
+from lingvo_moe.tasks.recipe import registered
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask
 
@@ -56,7 +57,7 @@ def seconds_in_turn(
 
 def start(model: str, overrides: Iterable[str]) -> tuple[Local, NestedMap]:
     """A runtime with initial weights, and a batch of random tokens without padding."""
-    params = override(registry.get_params(model), overrides)
+    params = registered(model, overrides)
     task = TranslationTask(params)
     runtime = Local(task, train_step(task))
     runtime.initialize(0)

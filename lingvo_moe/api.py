@@ -30,6 +30,7 @@ from lingvo_moe.tasks.model import Model
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.new_logdir import check_new_logdir
 from lingvo_moe.tasks.params import TranslationParams
+from lingvo_moe.tasks.recipe import typical
 from lingvo_moe.tasks.scorer import Score
 from lingvo_moe.tasks.training import TrainingJob, train_model
 from lingvo_moe.tasks.translation import RuntimeFn
@@ -357,7 +358,7 @@ def export(
                 f"{label} is untrained and has no step and nothing to prune; leave step={step} and "
                 f"pruning={pruning} out, or give a logdir."
             )
-        format.export_untrained(label, model, made, overwrite)
+        format.export_untrained(label, typical(model), made, overwrite)
         return 0
     logdir, step = _checkpoint(model, step)
     return format.export(logdir, made, step, overwrite, pruning)

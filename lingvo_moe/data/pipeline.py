@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from lingvo_moe.core.fields import Params, PositiveFloat, PositiveInt
+from lingvo_moe.core.fields import FROM_DATA, FromData, Params, PositiveFloat, PositiveInt
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.patterns import Factors
 from lingvo_moe.data.curriculum import MAIN, Corpus, Curriculum, Mixture, Stage, check_names
@@ -45,9 +45,9 @@ class InputParams(Params):
         modifiers: random changes of examples, such as typing errors, applied in order.
     """
 
-    batch_size: PositiveInt = 32
-    source_length: PositiveInt = 64
-    target_length: PositiveInt = 64
+    batch_size: PositiveInt | FromData = 32
+    source_length: PositiveInt | FromData = 64
+    target_length: PositiveInt | FromData = 64
     temperature: PositiveFloat = 5.0
     pairs: tuple[str, ...] = ()
     pair_factors: Factors = ()
@@ -58,7 +58,7 @@ class InputParams(Params):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.batch_size % self.num_virtual_shards:
+        if self.batch_size is not FROM_DATA and self.batch_size % self.num_virtual_shards:
             raise ValueError(
                 f"input.virtual_shards must divide input.batch_size={self.batch_size}, got "
                 f"{self.virtual_shards}."

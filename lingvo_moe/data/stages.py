@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lingvo_moe.core.fields import FROM_DATA
 from lingvo_moe.core.files import write_whole
 from lingvo_moe.core.pieces import take
 from lingvo_moe.data.blocks import Block, Texts
@@ -145,13 +146,25 @@ def _trained(work: Work, sides: Sequence[str]) -> Vocabulary:
     if not any(map(len, texts.values())):
         raise ValueError(nothing_kept(work))
     size_name = f"{sides[0]}_vocab_size"
+    size = getattr(params, size_name)
+    if size is FROM_DATA:
+        size = vocabulary_size(sum(map(len, texts.values())) // len(sides))
     return train_vocabulary(
         texts,
-        getattr(params, size_name),
+        size,
         normalization=getattr(params, f"{sides[-1]}_normalization"),
         size_name=size_name,
         **options,
     )
+
+
+def vocabulary_size(lines: int) -> int:
+    """Largest number of pieces: 4,000 for 100,000 lines or fewer, 16,000 for a million or more.
+
+    Each piece should be used often: with 100,000 lines many of 16,000 pieces are used fewer than
+    100 times (Gowda and May 2020, arXiv 2004.02334).
+    """
+    return min(16_000, max(4000, 1000 * round(4 * (lines / 100_000) ** 0.6)))
 
 
 def _kept_texts(work: Work, sides: Sequence[str]) -> dict[str, Texts]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.fields import Params, PositiveInt, Rate
+from lingvo_moe.core.fields import FromData, Params, PositiveInt, Rate
 from lingvo_moe.core.layer import EVALUATION, Context, Layer, dropout
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.core.smart_cond import size_of
@@ -67,7 +67,7 @@ class TransformerParams(Params):
     decoder_num_heads: PositiveInt | None = None
     decoder_head_dim: PositiveInt | None = None
     moe: MoEParams | None = None
-    dropout_rate: Rate = 0.1
+    dropout_rate: Rate | FromData = 0.1
     shared_embedding: bool = False
     activation: Activation = ReLU()
     norm: Norm = RMSNorm()

@@ -4,8 +4,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from lingvo_moe.core.params import override
-from lingvo_moe.core.registry import get_params
 from lingvo_moe.hardware.chips import find_hardware
 from lingvo_moe.planning.costs import count_costs
 from lingvo_moe.planning.estimate import Estimate, HostTimes, estimate, host_times
@@ -13,6 +11,7 @@ from lingvo_moe.planning.search import Space
 from lingvo_moe.planning.tpu_compile import Compiled, compile_step
 from lingvo_moe.sharding.annotations import Mesh, assignment
 from lingvo_moe.tasks.params import TranslationParams
+from lingvo_moe.tasks.recipe import registered
 
 SWEEP = tuple(2**i for i in range(3, 12))
 # Topologies of libtpu, by generation and number of devices; a v3 chip has two devices.
@@ -78,7 +77,7 @@ def make_plan(
         ValueError: an unknown model, hardware or topology, or a mesh that does not fit the model.
     """
     device = find_hardware(hardware_name)
-    params = override(get_params(model), overrides)
+    params = registered(model, overrides)
     mesh = mesh or default_mesh(params)
     costs = count_costs(params, mesh, device.wire_bytes[params.activation_dtype])
     compiled = None
@@ -137,7 +136,7 @@ def sweep(
     Raises:
         ValueError: a model without experts, an unknown generation, or as `make_plan`.
     """
-    params = override(get_params(model), overrides)
+    params = registered(model, overrides)
     if params.model.moe is None:
         raise ValueError(f"--sweep scales experts with devices, and {model!r} has none.")
     if generation is not None and generation not in _TOPOLOGIES:

@@ -177,11 +177,10 @@ def _run(job: Mapping[str, Any]) -> Compiled:
     import jax
 
     import lingvo_moe.zoo  # noqa: F401  registers the models
-    from lingvo_moe.core.params import override
-    from lingvo_moe.core.registry import get_params
+    from lingvo_moe.tasks.recipe import registered
 
     import_plugins(job["imports"])
-    params = override(get_params(job["model"]), job["overrides"])
+    params = registered(job["model"], job["overrides"])
     devices = devices_of(job["topology"])
     start = time.monotonic()
     mesh = parse_mesh(job["mesh"]) if job["mesh"] else Mesh(("expert",), (len(devices),))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lingvo_moe.core import lock
-from lingvo_moe.core.fields import list_of
+from lingvo_moe.core.fields import FROM_DATA, list_of
 from lingvo_moe.core.files import check_file_name, check_output, maker_of, new_directory
 from lingvo_moe.core.lines import first_of
 from lingvo_moe.core.params import override, text_of
@@ -36,6 +36,7 @@ from lingvo_moe.tasks.floor import train_texts
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.new_logdir import check_new_logdir
 from lingvo_moe.tasks.params import TranslationParams
+from lingvo_moe.tasks.recipe import recipe, with_values
 from lingvo_moe.tasks.training import TrainingJob, run_training, train_step
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tasks.translator import Translator
@@ -152,7 +153,8 @@ def _checked(
         for pair in pairs:
             given = [model.params[pair] for model in models]
             prepared = {_preparation(jobs[0].dataset, params) for params in given}
-            check_comparable(names, given, not own_vocabulary or len(prepared) == 1)
+            known = [with_values(p, recipe(jobs[0].dataset, p)) for p in given]
+            check_comparable(names, known, not own_vocabulary or len(prepared) == 1)
     every = [params for model in models for params in model.params.values()]
     check_dev_lines(jobs[0].dataset, pairs, every, several)
     if own_vocabulary:
@@ -278,7 +280,7 @@ def _check_room(models, dataset):
     for model in models:
         for params in model.params.values():
             rooms = {side: getattr(params, f"{side}_vocab_size") for side in SIDES}
-            if any(sizes[side] > rooms[side] for side in SIDES):
+            if any(rooms[side] is not FROM_DATA and sizes[side] > rooms[side] for side in SIDES):
                 flags = " ".join(f"--set={side}_vocab_size={sizes[side]}" for side in SIDES)
                 raise ValueError(
                     f"The vocabularies of the dataset have {sizes['source']} and"

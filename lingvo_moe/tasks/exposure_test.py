@@ -1,15 +1,12 @@
 """The forecast of a run, with numbers by hand."""
 
-from types import SimpleNamespace
-from typing import Any, cast
-
 import numpy as np
 import pytest
 
 from lingvo_moe.core.nested_map import NestedMap
-from lingvo_moe.data.curriculum import Curriculum, sampling_probabilities
+from lingvo_moe.data.curriculum import sampling_probabilities
 from lingvo_moe.data.pipeline import InputParams, Part, TrainInput
-from lingvo_moe.tasks.exposure import Exposure, RunExposure, expose, steps_for_one_epoch
+from lingvo_moe.tasks.exposure import Exposure, RunExposure, expose
 from lingvo_moe.testing.tiny_world import dataset
 
 
@@ -26,56 +23,24 @@ def test_epochs_follow_from_sizes_and_temperature(temperature, epochs):
     assert [one.epochs for one in seen] == pytest.approx(epochs)
 
 
-def test_few_pairs_are_a_table_with_warnings():
+def test_few_pairs_are_a_table():
     forecast = RunExposure(
-        1000, 20.0, 400.0, [Exposure("a-en", 40000, 0.4, 2500), Exposure("b-en", 20, 200)], 2
+        1000, 20.0, 400.0, [Exposure("a-en", 40000, 0.4), Exposure("b-en", 20, 200)], 0.2
     )
     assert forecast.lines() == [
         "This run: 1,000 steps of about 20 examples and 400 target tokens, 0.40M target tokens "
-        "in all.",
+        "in all. 20.0% of the drawn examples do not fit a row and are left out.",
         "pair  examples  epochs",
         "----------------------",
         "a-en    40,000     0.4",
         "b-en        20   200.0",
-        "Suggested minimum for real text: between 1,200 and 1,700 steps. From measured runs: a "
-        "model of 2 pairs begins to use its sources after about 150 to 210 steps.",
-        "Warning: 1 of 2 pairs will be seen less than once, a-en 0.40 times: 2,500 steps are "
-        "one epoch of it. Raise train.max_steps.",
-        "Warning: 1 of 2 pairs will be seen more than 100 times, b-en 200 times: the model may "
-        "memorise them. If their dev scores get worse, lower input.temperature or "
-        "train.max_steps.",
     ]
 
 
-def test_one_pair_and_draws_that_are_left_out():
-    (few, long) = RunExposure(10, 1, 1, [Exposure("a-en", 40, 0.4, 25)], 1, 0.2).warnings()
-    assert few.startswith("Warning: the pair will be seen less than once, a-en 0.40 times: ")
-    assert long == (
-        "Warning: about 20% of the drawn examples are longer than a row and will be left out. "
-        "Raise input.source_length or input.target_length in a new logdir; they cannot change "
-        "later."
-    )
-    for share, count in ((0.01, 1), (0.009, 0)):
-        run = RunExposure(10, 1, 1, [Exposure("a-en", 40, 1.0)], 1, share)
-        assert len(run.warnings()) == count
-
-
-def test_the_temperature_is_named_only_where_it_helps():
-    # Drawn in proportion to its size, a pair cannot be drawn less often by a lower temperature.
-    pairs = [Exposure("a-en", 40, 200.0), Exposure("b-en", 20, 200.0)]
-    for some in (pairs, pairs[:1]):
-        (line,) = RunExposure(1000, 20.0, 400.0, some, len(some)).warnings()
-        assert line.endswith("If their dev scores get worse, lower train.max_steps.")
-    # The mean is (40 · 190 + 20 · 210) / 60 = 196.7 epochs: b-en is drawn more often for its size.
-    pairs = [Exposure("a-en", 40, 190.0), Exposure("b-en", 20, 210.0)]
-    (line,) = RunExposure(1000, 20.0, 400.0, pairs, 2).warnings()
-    assert line.endswith("lower input.temperature or train.max_steps.")
-
-
-def test_many_pairs_are_a_table_by_tier_and_once_to_a_hundred_times_is_right():
+def test_many_pairs_are_a_table_by_tier():
     # Thirds of 13 pairs: (13 + 1) // 3 = 4, so 4, 5 and 4.
     sizes = [1300 - 100 * i for i in range(13)]
-    forecast = RunExposure(10, 1, 1, [Exposure(f"{s}-en", s, 1300 / s) for s in sizes], 13)
+    forecast = RunExposure(10, 1, 1, [Exposure(f"{s}-en", s, 1300 / s) for s in sizes])
     assert forecast.lines()[1:] == [
         "tier  pairs        examples       epochs",
         "----------------------------------------",
@@ -83,29 +48,6 @@ def test_many_pairs_are_a_table_by_tier_and_once_to_a_hundred_times_is_right():
         "mid       5      500 to 900   1.4 to 2.6",
         "low       4      100 to 400  3.2 to 13.0",
     ]
-    few = [Exposure("a", 1, 1.0), Exposure("b", 1, 100.0)]
-    assert RunExposure(10, 1, 1, few, 2).warnings() == []
-
-
-def test_a_temperature_near_zero_leaves_a_pair_out():
-    seen = expose({"a-en": 90, "b-en": 9}, sampling_probabilities([90, 9], 1e-3), 180)
-    (line,) = RunExposure(10, 1, 1, seen, 1).warnings()
-    assert line == (
-        "Warning: 1 of 2 pairs will be seen less than once, b-en 0.00 times. More steps do not "
-        "change this: raise its share by input.temperature, input.pair_factors or the weights of "
-        "corpora."
-    )
-
-
-@pytest.mark.parametrize(("size", "steps"), [(50, 10), (51, None)])
-def test_the_steps_of_one_epoch_follow_the_stages(size, steps):
-    # 10 examples a step. Until step 10: a gets 50, b 50, c 0; afterwards b gets 9 a step, c 1.
-    # b has 50 after step 10, 86 after step 14 and 95 after step 15.
-    sizes = {"a": size, "b": 95, "c": 3}
-    streams = tuple(SimpleNamespace(name=name, size=size) for name, size in sizes.items())
-    shares = np.array([0.5, 0.5, 0.0]), np.array([0.0, 0.9, 0.1])
-    curriculum = Curriculum(cast(Any, streams), (0, 10), shares)
-    assert steps_for_one_epoch(curriculum, 10.0) == {"a": steps, "b": 15, "c": 13}
 
 
 def test_what_a_batch_holds_is_measured_and_the_input_stays_where_it_was():

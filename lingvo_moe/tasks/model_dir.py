@@ -27,6 +27,7 @@ from lingvo_moe.tasks.model_weights import WEIGHTS, read_weights
 from lingvo_moe.tasks.new_logdir import check_new_logdir
 from lingvo_moe.tasks.param_changes import AFTER_TRAINING, RESUMING, RESUMING_BY_BLEU
 from lingvo_moe.tasks.params import TranslationParams
+from lingvo_moe.tasks.recipe import Chosen, recipe, with_values
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.training.checkpoint import Checkpoint, Checkpointer, Retention
 
@@ -53,6 +54,7 @@ class ModelDir:
             if unknown, as in logdirs of earlier versions.
         forms: target language -> "NFC" or "NFD", the form of the translations; see `Dataset`.
         fitted: values of params of decoding that are FROM_DATA; those of a checkpoint in `at_step`.
+        chosen: the params that `for_training` has filled from the data.
     """
 
     path: Path
@@ -67,6 +69,7 @@ class ModelDir:
     seen_pairs: tuple[str, ...] = ()
     forms: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fitted: Fitted = UNFITTED
+    chosen: tuple[Chosen, ...] = ()
 
     @staticmethod
     def for_training(
@@ -98,8 +101,10 @@ class ModelDir:
                     f"resume from; give another --logdir for training."
                 )
             wanted = there._params_to_resume(overrides, params)
+            chosen = recipe(dataset, wanted)
+            wanted = with_values(wanted, chosen)
             check_readable(wanted)
-            there = dataclasses.replace(there, params=wanted)
+            there = dataclasses.replace(there, params=wanted, chosen=chosen)
             there._check_same_data(dataset)
             kept = {n: at for n, at in there.imports.items() if not plugins.is_moved(n)}
             return dataclasses.replace(
@@ -108,6 +113,8 @@ class ModelDir:
                 imports=kept | plugins_of(wanted),
             )
         params = ModelDir.params_for_training(path, model, overrides, params)
+        chosen = recipe(dataset, params)
+        params = with_values(params, chosen)
         check_readable(params)
         params.init.check_effect()
         seen, forms = list(params.input.curriculum(dataset).examples), dataset.forms
@@ -126,6 +133,7 @@ class ModelDir:
             seen_pairs=tuple(dict.fromkeys(seen)),
             forms=forms,
             fitted=Fitted(ratios=dataset.length_ratios),
+            chosen=chosen,
         )
         made._check_vocabularies()
         made._check_tags(dataset)
@@ -136,7 +144,7 @@ class ModelDir:
     def params_for_training(
         path: Path, model: str, overrides: Sequence[str], params: TranslationParams | None = None
     ) -> TranslationParams:
-        """The params of `for_training`, which needs a dataset too.
+        """The params of `for_training`, which needs a dataset too and fills those FROM_DATA.
 
         Raises:
             ValueError: as `for_training`.

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Literal
 
-from lingvo_moe.core.fields import Params, PositiveInt, Rate
+from lingvo_moe.core.fields import FromData, Params, PositiveFloat, PositiveInt, Rate
 from lingvo_moe.data.language_tags import LanguageTags, OnSource
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.decoding.params import BeamSearchParams
@@ -17,6 +17,24 @@ from lingvo_moe.training.train_params import TrainParams
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RecipeParams(Params):
+    """Numbers of the rules that fill params which are FROM_DATA; see tasks.recipe.
+
+    Attributes:
+        batch_tokens: target tokens of a step, padding included.
+        epochs: of the pair with most lines, if the steps are within the limits.
+        most_tokens: largest number of target tokens of a run, unless that is too short to learn to
+            translate.
+        evaluations: number of evaluations and checkpoints of a run.
+    """
+
+    batch_tokens: PositiveInt = 2048
+    epochs: PositiveFloat = 5.0
+    most_tokens: PositiveInt = 11_000_000
+    evaluations: PositiveInt = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TranslationParams(Params):
     """The params of a registered model.
 
@@ -25,6 +43,7 @@ class TranslationParams(Params):
         source_vocab_size, target_vocab_size: rows of the embedding tables; the vocabularies of a
             dataset may be smaller.
         language_tags: the places of language tags, on the source or on both sides.
+        recipe: numbers of the rules that fill params which are FROM_DATA.
         input: batches and the sampling of pairs.
         optimizer: the optimizer and its schedule.
         train: the length of training, evaluations and checkpoints.
@@ -37,8 +56,9 @@ class TranslationParams(Params):
     """
 
     model: TransformerParams
-    source_vocab_size: PositiveInt
-    target_vocab_size: PositiveInt
+    source_vocab_size: PositiveInt | FromData
+    target_vocab_size: PositiveInt | FromData
+    recipe: RecipeParams = RecipeParams()
     language_tags: LanguageTags = OnSource()
     input: InputParams = InputParams()
     optimizer: Optimizer = Adafactor()

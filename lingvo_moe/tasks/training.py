@@ -25,11 +25,13 @@ from lingvo_moe.placement.rebalance import Rebalanced
 from lingvo_moe.placement.scheduler import Scheduler
 from lingvo_moe.placement.traces import TraceRecorder
 from lingvo_moe.tasks.evaluation import load_translator
-from lingvo_moe.tasks.exposure import TOO_LONG, RunExposure
+from lingvo_moe.tasks.exposure import RunExposure
 from lingvo_moe.tasks.fit import dev_sample, fit_penalties, is_fitted, translate_and_fit
+from lingvo_moe.tasks.hours import steps_in
 from lingvo_moe.tasks.initial import initialize
 from lingvo_moe.tasks.model_dir import FORMAT, ModelDir
 from lingvo_moe.tasks.params import TranslationParams
+from lingvo_moe.tasks.recipe import to_table
 from lingvo_moe.tasks.routing_metrics import max_vio
 from lingvo_moe.tasks.source_use import SourceUse, SplitBatches, add_metrics
 from lingvo_moe.tasks.together import check_equal, in_full
@@ -64,6 +66,8 @@ class TrainingJob:
         make_scheduler: task -> the scheduler that moves replicas of experts between devices, with
             the dispatcher VExperts; None to move none.
         input_workers: number of processes that pack batches for this one; 0 packs in a thread.
+        hours: of the run; in a new logdir it sets train.max_steps, see tasks.hours. None for
+            train.max_steps of the params.
     """
 
     model: str
@@ -77,6 +81,7 @@ class TrainingJob:
     record_loads: Path | None = None
     make_scheduler: Callable[[TranslationTask], Scheduler] | None = None
     input_workers: int = 0
+    hours: float | None = None
 
 
 def train_step(task: TranslationTask) -> TrainStep:
@@ -127,6 +132,8 @@ def train_model(job: TrainingJob) -> TrainResult:
 def _train(job):
     process = job.process
     model_dir = ModelDir.for_training(job.logdir, job.model, job.overrides, job.dataset, job.params)
+    if job.hours is not None and ModelDir.model_of(job.logdir) is None:
+        model_dir = _with_hours(job, model_dir)
     records = job.record_loads is not None
     others = {"data": str(model_dir.data), "record_loads": str(records)}
     check_equal(to_fields(model_dir.params) | others, process)
@@ -147,6 +154,19 @@ def _train(job):
     return run_training(
         model_dir, job.dataset, runtime, job.report, process, recorder, job.input_workers
     )
+
+
+def _with_hours(job, model_dir):
+    """A new logdir whose number of steps fits the job's hours."""
+    if any(text.partition("=")[0].strip() == "train.max_steps" for text in job.overrides):
+        raise ValueError("hours and train.max_steps both set the number of steps; give one.")
+    job.report(f"Measuring how many steps fit {job.hours:g} hours …")
+    task = model_dir.task
+    runtime = job.make_runtime(task, train_step(task))
+    chosen = steps_in(job.hours, model_dir, job.dataset, runtime, job.process)
+    overrides = [*job.overrides, f"{chosen.path}={chosen.value}"]
+    made = ModelDir.for_training(job.logdir, job.model, overrides, job.dataset, job.params)
+    return dataclasses.replace(made, chosen=(chosen, *made.chosen))
 
 
 def _scheduler(job, task):
@@ -204,10 +224,7 @@ def run_training(
             recorder=recorder,
         )
     if packed.skipped:
-        report(
-            f"{packed.skipped} drawn examples were longer than a row and left out; raise "
-            f"input.source_length or input.target_length to train on them."
-        )
+        report(f"{packed.skipped} drawn examples were longer than a row and left out.")
     if result.signal:
         raise Stopped(result.signal)
     _fit_best(model_dir, dataset, runtime, report, process, result)
@@ -248,7 +265,8 @@ class _Start:
         forecast = []
         if step < params.train.max_steps:
             of_run = RunExposure.of(source, params.train.max_steps - first)
-            forecast = [*of_run.lines(suggest=not params.init.logdir), *warnings]
+            table = to_table(model_dir.chosen).to_text().splitlines() if model_dir.chosen else []
+            forecast = [*table, *of_run.lines(), *warnings]
         if not self._process.index:
             model_dir.save()
             if self._origins:
@@ -392,17 +410,16 @@ class _Evaluator:
         ]
 
     def too_long(self) -> list[str]:
-        """A warning if many dev lines are longer than a row, or all of a pair."""
+        """A warning if dev lines are longer than a row."""
         counts = self._dev.fitting
         given, fitting = (sum(column) for column in zip(*counts.values(), strict=True))
         without = [pair for pair, (of, here) in counts.items() if of and not here]
-        if not fitting or (not without and given - fitting < TOO_LONG * given):
+        if fitting in (0, given):
             return []
         none = f" No dev line of {first_of(without)} is left." if without else ""
         return [
             f"Warning: {given - fitting:,} of {given:,} dev lines are longer than a row, and the "
-            f"dev loss leaves them out.{none} Raise input.source_length or input.target_length in "
-            f"a new logdir; they cannot change later."
+            f"dev loss leaves them out.{none}"
         ]
 
     def _check_translates(self, params):

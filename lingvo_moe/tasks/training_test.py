@@ -22,6 +22,7 @@ from lingvo_moe.tasks import training
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.fit import share_out
 from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.recipe import registered
 from lingvo_moe.tasks.training import check_no_lost_choices, summarize, train_model, train_step
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.testing.logdirs import training_job
@@ -158,7 +159,6 @@ def test_a_run_says_what_it_will_and_does_learn(tmp_path):
     _train(tmp_path, *short, report=lines.append)
     assert lines[0].startswith("This run: 4 steps of about ")
     assert lines[1].split() == ["pair", "examples", "epochs"]
-    assert any(" of 4 pairs will be seen less than once, " in line for line in lines)
     uses = [re.search(r"^step (\d)  dev loss \S+  source use (\S+)$", line) for line in lines]
     assert [(int(use[1]), abs(float(use[2])) < 0.1) for use in uses if use] == [
         (step, True) for step in (1, 2, 3, 4)
@@ -297,7 +297,7 @@ def test_a_shard_damaged_during_training_loses_nothing(tmp_path, monkeypatch, wh
 
 
 def test_a_schedule_follows_the_length_of_the_run():
-    params = override(get_params("small.Dense"), ["train.max_steps=60"])
+    params = registered("small.Dense", ["train.max_steps=60"])
     schedule = train_step(TranslationTask(params, ("de-en",), 9)).optimizer.schedule
     assert (schedule.warmup_steps, schedule.end) == (6, 60)
 
@@ -352,7 +352,7 @@ class TestDevPairs:
         (line,) = evaluator.too_long()
         assert line.startswith(f"Warning: {given - fitting} of {given} dev lines are longer than a")
         evaluator._dev.fitting["qta-en"] = given, 0
-        assert " No dev line of qta-en is left. Raise input.source_" in evaluator.too_long()[0]
+        assert " No dev line of qta-en is left." in evaluator.too_long()[0]
 
     def test_a_pair_without_experts_is_not_in_dev_bleu(self, tmp_path):
         data = without("train", "qta-en")

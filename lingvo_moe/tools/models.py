@@ -15,6 +15,7 @@ from lingvo_moe.core.files import write_whole
 from lingvo_moe.core.layer import count_weights
 from lingvo_moe.core.params import override, to_text
 from lingvo_moe.reporting.table import Table
+from lingvo_moe.tasks.recipe import registered
 from lingvo_moe.tasks.translation import TranslationTask
 from lingvo_moe.tools import common
 
@@ -33,7 +34,7 @@ def list_models() -> Table:
     """A row for each model: name, number of weights, description."""
     rows = []
     for name in registry.all_names():
-        count = count_weights(TranslationTask(registry.get_params(name)).weights())
+        count = count_weights(TranslationTask(registered(name)).weights())
         rows.append((name, format_count(count), registry.describe(name)))
     return Table(("model", "weights", "description"), rows, texts=3)
 

@@ -14,8 +14,6 @@ from pathlib import Path
 from absl import flags
 
 from lingvo_moe.core.files import check_file, check_output, new_directory, write_whole
-from lingvo_moe.core.params import override
-from lingvo_moe.core.registry import get_params
 from lingvo_moe.hardware.chips import HARDWARE, NAMES, find_hardware, hardware_to_json
 from lingvo_moe.planning import explain
 from lingvo_moe.planning.alternatives import compare_strategies
@@ -23,6 +21,7 @@ from lingvo_moe.planning.plan import make_plan, sweep
 from lingvo_moe.planning.report import format_plan, plan_to_json, sweep_table, write_plans
 from lingvo_moe.reporting.table import Table
 from lingvo_moe.sharding.annotations import parse_mesh
+from lingvo_moe.tasks.recipe import registered
 from lingvo_moe.tools import common, runtimes
 
 FLAGS = flags.FLAGS
@@ -95,7 +94,7 @@ def _hardware() -> str:
 def _search() -> None:
     if not FLAGS.devices:
         raise ValueError("--search needs --devices, such as --devices=64.")
-    params = override(get_params(FLAGS.model), FLAGS.set)
+    params = registered(FLAGS.model, FLAGS.set)
     max_sent = None if FLAGS.max_sent_gb is None else 1e9 * FLAGS.max_sent_gb
     found = compare_strategies(params, find_hardware(FLAGS.hardware), FLAGS.devices, max_sent)
     if FLAGS.json:

@@ -36,6 +36,7 @@ def _train(process):
         init_from=FLAGS.init_from,
         set=FLAGS.set,
         max_steps=FLAGS.max_steps,
+        hours=FLAGS.hours,
         make_runtime=runtimes.make_runtime,
         report=report,
         process=process,
@@ -61,6 +62,12 @@ def run() -> None:
         "Source of the weights of a new logdir: another logdir, or an export with weights.",
     )
     flags.DEFINE_integer("max_steps", None, "Short for --set=train.max_steps=…", lower_bound=1)
+    flags.DEFINE_float(
+        "hours",
+        None,
+        "Length of the run, instead of --max_steps: the first steps are measured.",
+        lower_bound=0.001,
+    )
     flags.DEFINE_multi_string("set", [], common.SET_HELP)
     flags.DEFINE_string(
         "record_loads", None, "File to record the loads of experts in, for lingvo-moe-placement."

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from lingvo_moe.core.fields import NonNegativeInt, Params, PositiveFloat, PositiveInt
+from lingvo_moe.core.fields import FromData, NonNegativeInt, Params, PositiveFloat, PositiveInt
 from lingvo_moe.training.criteria import Criterion, DevLoss
 
 
@@ -38,10 +38,10 @@ class TrainParams(Params):
         seed: of initial weights, dropout, random routing and the sampling of data; 0 to 2^31 - 1.
     """
 
-    max_steps: PositiveInt = 100_000
+    max_steps: PositiveInt | FromData = 100_000
     log_every: PositiveInt = 50
-    eval_every: PositiveInt = 1000
-    checkpoint_every: PositiveInt = 1000
+    eval_every: PositiveInt | FromData = 1000
+    checkpoint_every: PositiveInt | FromData = 1000
     keep_checkpoints: PositiveInt = 3
     background_saves: bool = True
     keep_every_steps: PositiveInt | None = None

@@ -5,12 +5,13 @@ lingvo-moe-train --model=small.MoE --data=DATA --logdir=LOGDIR
 finegrained.Small is small.MoE with smaller and more experts.
 """
 
+from lingvo_moe.core.fields import FROM_DATA
 from lingvo_moe.core.registry import register
 from lingvo_moe.data.modifiers.copying import Copying
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.layers.moe import MoEParams
 from lingvo_moe.layers.transformer_layer import TransformerParams
-from lingvo_moe.tasks.params import TranslationParams
+from lingvo_moe.tasks.params import RecipeParams, TranslationParams
 from lingvo_moe.training.criteria import DevChrf
 from lingvo_moe.training.muon import Muon
 from lingvo_moe.training.schedules import Cosine
@@ -23,10 +24,8 @@ class _Small:
     num_layers = 4, 2  # of encoder and decoder
     model_dim = 192
     num_experts: int | None = None
-    dropout_rate = 0.1
-    vocab_size = 16_000
-    batch_size = 32
-    train = TrainParams(max_steps=4000, eval_every=500, checkpoint_every=500)
+    recipe = RecipeParams()
+    train = TrainParams(max_steps=FROM_DATA, eval_every=FROM_DATA, checkpoint_every=FROM_DATA)
 
     def params(self) -> TranslationParams:
         """The frozen params."""
@@ -39,16 +38,17 @@ class _Small:
                 num_heads=self.model_dim // 32,
                 head_dim=32,
                 moe=MoEParams(num_experts=self.num_experts) if self.num_experts else None,
-                dropout_rate=self.dropout_rate,
+                dropout_rate=FROM_DATA,
                 # Little data and many copied words: with one table both sides learn them together.
                 shared_embedding=True,
             ),
-            source_vocab_size=self.vocab_size,
-            target_vocab_size=self.vocab_size,
+            source_vocab_size=FROM_DATA,
+            target_vocab_size=FROM_DATA,
+            recipe=self.recipe,
             input=InputParams(
-                batch_size=self.batch_size,
-                source_length=96,
-                target_length=64,
+                batch_size=FROM_DATA,
+                source_length=FROM_DATA,
+                target_length=FROM_DATA,
                 # Higher ones repeat small pairs hundreds of times, and draw the largest too rarely.
                 temperature=1.5,
                 # The model learns sooner to attend to its source.
@@ -84,11 +84,11 @@ class Bilingual(_Small):
     differs also where BLEU is 0.
     """
 
-    vocab_size = 4000
+    recipe = RecipeParams(epochs=10.0, most_tokens=4_000_000)
     train = TrainParams(
-        max_steps=1500,
-        eval_every=200,
-        checkpoint_every=200,
+        max_steps=FROM_DATA,
+        eval_every=FROM_DATA,
+        checkpoint_every=FROM_DATA,
         dev_bleu_sentences=300,
         best_by=DevChrf(),
         patience=5,
@@ -104,4 +104,4 @@ class BilingualNarrow(Bilingual):
 
     num_layers = 2, 2
     model_dim = 128
-    batch_size = 16
+    recipe = RecipeParams(batch_tokens=1024, epochs=10.0, most_tokens=2_000_000)

@@ -8,6 +8,7 @@ import pytest
 from lingvo_moe.core import registry
 from lingvo_moe.core.layer import count_weights
 from lingvo_moe.core.params import to_text
+from lingvo_moe.tasks.recipe import registered
 from lingvo_moe.tasks.translation import TranslationTask
 
 GOLDEN = Path(__file__).parents[2] / "testdata" / "golden"
@@ -94,7 +95,7 @@ def test_the_wide_twin_does_the_work_of_top_2():
 
 def _experts(name):
     """Weights of the experts of the first MoE layer: all of them, and those that a token meets."""
-    task = TranslationTask(registry.get_params(name))
+    task = TranslationTask(registered(name))
     layer = task.transformer.encoder.layers["layer_01"].feed_forward
     weights, p = layer.weights(), layer.params
     always = count_weights(weights.shared) if "shared" in weights else 0

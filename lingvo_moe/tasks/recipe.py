@@ -1,0 +1,221 @@
+"""Params from the data: a value for each one that is FROM_DATA. See docs/recipe.md.
+
+The rules are a list. Each reads the train text's lengths, the params, and what earlier rules have
+chosen. They are pure: the same dataset and params give the same values.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lingvo_moe.core.fields import FROM_DATA
+from lingvo_moe.core.params import evolve, override
+from lingvo_moe.core.registry import get_params
+from lingvo_moe.data.dataset import SIDES, Dataset
+from lingvo_moe.data.lengths import amount
+from lingvo_moe.reporting.table import Table
+from lingvo_moe.tasks.params import TranslationParams
+
+UNIT, LONGEST = 32, 256  # tokens; of rows
+FITTING, FITTING_PAIR = 0.99, 0.98  # shares of the target tokens of all pairs, and of each pair
+DENSE = 0.8  # least share of the tokens of a row that are not padding, by the mean lengths
+FULL = 0.95  # share of the tokens of packed rows that are not padding
+SIZE_UNIT = 32  # rows of an embedding table, so that the devices of a mesh can share it
+# Steps until a model uses its sources, FIRST · pairs^POWER, times ENOUGH: nearly the best dev BLEU.
+# A fit over runs with 1 to 117 pairs of real text; see docs/results.md.
+FIRST, POWER, ENOUGH = 146, 0.29, 8
+# Epochs of the average line -> dropout: more repeats need more (Sennrich and Zhang 2019,
+# arXiv 1905.11901; Araabi and Monz 2020, arXiv 2011.02266).
+DROPOUTS = (20.0, 0.3), (0.0, 0.1)
+
+
+class Chosen(NamedTuple):
+    """A value that a rule has chosen, and why."""
+
+    path: str
+    value: Any
+    reason: str
+
+
+class Rule(NamedTuple):
+    """A rule for one param.
+
+    Attributes:
+        path: of the param.
+        typical: its value where no data are known, as for plans and lists of models.
+        choose: (train text, params with the choices of earlier rules) -> value and reason.
+    """
+
+    path: str
+    typical: Any
+    choose: Callable[["TrainText", TranslationParams], tuple[Any, str]]
+
+
+class TrainText:
+    """The train text of the pairs that a model draws."""
+
+    def __init__(self, dataset: Dataset, params: TranslationParams):
+        """Reads only dataset.json, of the main dataset and of further corpora."""
+        self.dataset = dataset
+        self.curriculum = params.input.curriculum(dataset)
+        self.streams = self.curriculum.streams
+        self.tables = [
+            np.array(one.pair.lengths["train"], np.int64).reshape(-1, 5) for one in self.streams
+        ]
+
+    def fitting(self, source_length: int, target_length: int) -> tuple[float, np.ndarray]:
+        """The share of the target tokens that fit a row: of all pairs, and [P] of each."""
+        fits = [amount(t, source_length, target_length).target_tokens for t in self.tables]
+        every = [max(1, table[:, 4].sum()) for table in self.tables]
+        return sum(fits) / sum(every), np.divide(fits, every)
+
+    @functools.cached_property
+    def shares(self) -> np.ndarray:
+        """[P], the probability of drawing each pair at first."""
+        return self.curriculum.at(0)
+
+    @functools.cached_property
+    def mean_tokens(self) -> np.ndarray:
+        """The mean number of source and of target tokens of a drawn line."""
+        means = [table[:, 3:].sum(axis=0) / max(1, table[:, 2].sum()) for table in self.tables]
+        return np.maximum(1.0, self.shares @ np.array(means))
+
+    def of_row(self, row: Sequence[int]) -> np.ndarray:
+        """[2], tokens of both sides in a row of these lengths, which ends where a side is full."""
+        return self.mean_tokens * np.min(row / self.mean_tokens)
+
+    def step(self, params: TranslationParams) -> tuple[float, np.ndarray]:
+        """About: target tokens of a step, padding excluded, and [P], the examples of each pair."""
+        row = params.input.source_length, params.input.target_length
+        tokens = FULL * params.input.batch_size * self.of_row(row)[1]
+        return tokens, self.shares * tokens / self.mean_tokens[1]
+
+
+def recipe(dataset: Dataset, params: TranslationParams) -> tuple[Chosen, ...]:
+    """A value for each param that is FROM_DATA and has a rule.
+
+    Args:
+        dataset: prepared data.
+        params: of the model, after `--set`.
+    """
+    text, chosen = None, []
+    for rule in RULES:
+        if _get(params, rule.path) is FROM_DATA:
+            text = text or TrainText(dataset, params)
+            chosen.append(Chosen(rule.path, *rule.choose(text, params)))
+            params = with_values(params, chosen[-1:])
+    return tuple(chosen)
+
+
+def with_values(params: TranslationParams, chosen: Iterable[Chosen]) -> TranslationParams:
+    """The params with chosen values."""
+    for one in chosen:
+        params = evolve(params, one.path, one.value)
+    return params
+
+
+def registered(model: str, overrides: Iterable[str] = ()) -> TranslationParams:
+    """The params of a registered model with `--set` texts, and typical values for FROM_DATA."""
+    return typical(override(get_params(model), overrides))
+
+
+def typical(params: TranslationParams) -> TranslationParams:
+    """The params with typical values for FROM_DATA, for plans and lists: no data are known."""
+    unknown = (rule for rule in RULES if _get(params, rule.path) is FROM_DATA)
+    return with_values(params, (Chosen(rule.path, rule.typical, "typical") for rule in unknown))
+
+
+def to_table(chosen: Iterable[Chosen]) -> Table:
+    """A row for each value of a recipe."""
+    rows = [(one.path, str(one.value), one.reason) for one in chosen]
+    return Table(("param", "value", "why"), rows, texts=3)
+
+
+def _get(params: Any, path: str) -> Any:
+    return functools.reduce(getattr, path.split("."), params)
+
+
+def _vocabulary(side: str) -> Rule:
+    def choose(text, params):
+        size = getattr(text.dataset, f"{side}_vocabulary").size
+        return _round_up(size, SIZE_UNIT), f"the dataset's {size:,} {side} pieces"
+
+    return Rule(f"{side}_vocab_size", 16_000, choose)
+
+
+def _length(side: str, typical: int) -> Rule:
+    def choose(text, params):
+        """The smallest rows with little padding in which what is wanted fits, or else the most."""
+        given = [getattr(params.input, f"{one}_length") for one in SIDES]
+        options = range(UNIT, LONGEST + 1, UNIT)
+        sides = [options if length is FROM_DATA else [length] for length in given]
+        every = sorted(itertools.product(*sides), key=sum)
+        rows = [row for row in every if sum(text.of_row(row)) >= DENSE * sum(row)] or every
+        found = [(row, *text.fitting(*row)) for row in rows]
+        wanted = min(FITTING, max(share for _, share, _ in found))
+        of_each = np.minimum(FITTING_PAIR, np.max([each for *_, each in found], axis=0))
+        enough = (one for one in found if one[1] >= wanted and np.all(one[2] >= of_each))
+        row, share, each = next(enough, max(found, key=lambda one: one[1]))
+        least = int(np.argmin(each))
+        why = f"{share:.1%} of the target tokens fit"
+        if len(each) > 1:
+            why += f", at least {each[least]:.1%} of a pair ({text.streams[least].name})"
+        return row[SIDES.index(side)], why
+
+    return Rule(f"input.{side}_length", typical, choose)
+
+
+def _rows(text, params):
+    """A multiple of 8, for meshes."""
+    _, of_row = text.of_row((params.input.source_length, params.input.target_length))
+    rows = 8 * max(1, round(params.recipe.batch_tokens / of_row / 8))
+    return rows, f"about {rows * of_row:,.0f} target tokens a step"
+
+
+def _max_steps(text, params):
+    numbers, pairs = params.recipe, len({one.pair.name for one in text.streams})
+    sizes = np.array([one.size for one in text.streams])
+    largest = int(np.argmax(sizes * (text.shares > 0)))
+    tokens, examples = text.step(params)
+    rate = examples[largest] / sizes[largest]  # epochs of a step
+    least, most = FIRST * pairs**POWER * ENOUGH, numbers.most_tokens / tokens
+    steps = _round_up(max(min(numbers.epochs / rate, most), least), 100)
+    why = f"{steps * rate:,.1f} epochs of {text.streams[largest].name}, which has most lines"
+    if steps * rate < 0.95 * numbers.epochs:
+        why += "; recipe.most_tokens allows no more"
+    elif least >= numbers.epochs / rate:
+        why += "; fewer are too few to learn to translate"
+    return steps, why
+
+
+def _every(text, params):
+    count = params.recipe.evaluations
+    return math.ceil(params.train.max_steps / count), f"{count} in all"
+
+
+def _dropout(text, params):
+    drawn = text.step(params)[1].sum() * params.train.max_steps
+    epochs = drawn / sum(one.size for one in text.streams)
+    rate = next(rate for least, rate in DROPOUTS if epochs >= least)
+    return rate, f"{epochs:,.1f} epochs of the average line"
+
+
+def _round_up(number: float, unit: int) -> int:
+    return math.ceil(number / unit) * unit
+
+
+# In this order; a new rule is one entry.
+RULES = (
+    *map(_vocabulary, SIDES),
+    _length("source", 96),
+    _length("target", 64),
+    Rule("input.batch_size", 32, _rows),
+    Rule("train.max_steps", 4000, _max_steps),
+    Rule("train.eval_every", 500, _every),
+    Rule("train.checkpoint_every", 500, _every),
+    Rule("model.dropout_rate", 0.1, _dropout),
+)

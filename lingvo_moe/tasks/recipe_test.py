@@ -1,0 +1,165 @@
+"""The recipe's choices, on tables of lengths that a reader can add up."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from lingvo_moe.core.fields import FROM_DATA
+from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.params import override, to_fields
+from lingvo_moe.core.registry import get_params
+from lingvo_moe.data.dataset import Dataset, PairInfo
+from lingvo_moe.tasks.hours import steps_in
+from lingvo_moe.tasks.model_dir import ModelDir
+from lingvo_moe.tasks.recipe import RULES, recipe, registered, to_table
+from lingvo_moe.tasks.source_use import SplitBatches
+from lingvo_moe.testing.tiny_world import SHRINK, dataset
+from lingvo_moe.training.process import ALONE
+
+SIZES = ("source_vocab_size=40", "target_vocab_size=40")
+
+
+def data(**tables):
+    """A dataset whose pairs have these tables of lengths; no line is on disk."""
+    pairs = []
+    for name, table in tables.items():
+        lines = sum(row[2] for row in table)
+        pair = f"{name}-en"
+        info = PairInfo(pair, name, "en", len(pairs), {"train": lines}, {"train": ["x"]})
+        pairs.append(dataclasses.replace(info, lengths={"train": table}))
+    return dataclasses.replace(dataset(), pairs=tuple(pairs))
+
+
+def choose(of: Dataset, *texts):
+    """Path -> value of small.MoE."""
+    params = override(get_params("small.MoE"), [*SIZES, *texts])
+    return {one.path: one.value for one in recipe(of, params)}
+
+
+# 1,000 lines of 20 source and 10 target tokens; LONG has as many tokens in lines of 100 and 50.
+SHORT = [[32, 16, 1000, 20_000, 10_000]]
+LONG = [[32, 16, 980, 19_600, 9_800], [112, 64, 4, 400, 200]]
+
+
+def test_rows_hold_the_tokens_that_are_wanted():
+    assert choose(data(aa=SHORT))["input.target_length"] == 32
+    # 98 % of LONG's target tokens fit rows of 32 and 32. That is enough for a pair, not for all:
+    # (9,800 + 10,000) / 20,000 is. The source needs 128 tokens.
+    assert choose(data(aa=LONG))["input.target_length"] == 64
+    assert choose(data(aa=LONG))["input.source_length"] == 128
+    assert choose(data(aa=LONG, bb=SHORT))["input.target_length"] == 32
+    # What no row holds does not count.
+    endless = [*SHORT, [4096, 4096, 1, 4000, 4000]]
+    assert choose(data(aa=endless))["input.target_length"] == 32
+    # The other side is as --set says.
+    assert choose(data(aa=LONG), "input.source_length=32")["input.target_length"] == 32
+
+
+def test_a_step_has_about_as_many_target_tokens():
+    # Rows of 32 and 32 would be a quarter padding, so the source gets 64: 2048 / 32 = 64 rows.
+    assert choose(data(aa=SHORT))["input.source_length"] == 64
+    assert choose(data(aa=SHORT))["input.batch_size"] == 64
+    # A row of 32 source tokens has 16 target tokens.
+    assert choose(data(aa=SHORT), "input.source_length=32")["input.batch_size"] == 128
+    assert choose(data(aa=SHORT), "recipe.batch_tokens=100")["input.batch_size"] == 8
+    # Here the target fills a row: 2048 / 64 = 32.
+    assert (
+        choose(data(aa=LONG), "input.source_length=192", "input.target_length=64")[
+            "input.batch_size"
+        ]
+        == 32
+    )
+
+
+def test_steps_are_epochs_of_the_largest_pair_between_two_limits():
+    # 64 rows of 0.95 · 32 / 10 examples are 194.6 of a step. 5 epochs of 100,000 lines are 2,570
+    # steps; 146 · 8 = 1,168 are enough for one pair.
+    table = [[32, 16, 100_000, 2_000_000, 1_000_000]]
+    chosen = choose(data(aa=table))
+    assert chosen["train.max_steps"] == 2600
+    assert chosen["train.eval_every"] == chosen["train.checkpoint_every"] == 325
+    assert choose(data(aa=SHORT))["train.max_steps"] == 1200
+    # A step has 0.95 · 2048 tokens without padding.
+    most = choose(data(aa=table), "recipe.epochs=100", "recipe.most_tokens=8_000_000")
+    assert most["train.max_steps"] == 4200
+    assert choose(data(aa=table), "train.max_steps=9")["train.eval_every"] == 2
+
+
+def test_little_text_needs_more_dropout():
+    # 1,200 · 194.6 / 1,000 = 233 epochs.
+    assert choose(data(aa=SHORT))["model.dropout_rate"] == 0.3
+    assert choose(data(aa=[[32, 16, 10**6, 2 * 10**7, 10**7]]))["model.dropout_rate"] == 0.1
+
+
+def test_a_logdir_has_the_numbers_and_the_reasons(tmp_path):
+    texts = [*SHRINK[:6], "input.target_length=FROM_DATA", "train.max_steps=FROM_DATA"]
+    texts += ["source_vocab_size=FROM_DATA", "target_vocab_size=FROM_DATA"]
+    made = ModelDir.for_training(tmp_path / "a", "tiny.MoE", texts, dataset())
+    # The vocabularies have 400 and 300 pieces.
+    assert (made.params.source_vocab_size, made.params.target_vocab_size) == (416, 320)
+    assert [one.path for one in made.chosen] == [
+        "source_vocab_size",
+        "target_vocab_size",
+        "input.target_length",
+        "train.max_steps",
+    ]
+    text = to_table(made.chosen).to_text()
+    assert "416    the dataset's 400 source pieces" in text
+    made.save()
+    assert ModelDir.open(tmp_path / "a").params == made.params
+    again = ModelDir.for_training(tmp_path / "a", "tiny.MoE", ["train.max_steps=7"], dataset())
+    assert (again.params.train.max_steps, again.chosen) == (7, ())
+    with pytest.raises(ValueError, match=r"input.target_length=.*train a new model in another"):
+        ModelDir.for_training(
+            tmp_path / "a", "tiny.MoE", ["input.target_length=FROM_DATA"], dataset()
+        )
+
+
+def test_typical_values_where_no_data_are_known():
+    assert {rule.path for rule in RULES} == {
+        path
+        for path, text in to_fields(get_params("small.MoE")).items()
+        if text == "FROM_DATA" and not path.startswith("decoding.")  # which dev decides
+    }
+    assert registered("small.MoE").source_vocab_size == 16_000
+    assert registered("small.MoE", ["train.max_steps=5"]).train.max_steps == 5
+    assert get_params("tiny.MoE") == registered("tiny.MoE")
+    assert get_params("small.MoE").train.max_steps is FROM_DATA
+
+
+class Timed:
+    """A runtime whose steps and evaluations take as long as they say, on a clock of its own."""
+
+    def __init__(self, task, step):
+        self.clock = 0.0
+
+    def batch_rows(self, rows):
+        return np.ones([1, rows], bool)
+
+    def initialize(self, seed):
+        self.clock += 100.0
+
+    def train(self, batch):
+        self.clock += 2.0
+        return NestedMap(tokens=1.0)
+
+    def evaluate(self, batch):
+        self.clock += 3.0
+        return NestedMap(nll=1.0)
+
+
+def test_hours_set_the_steps(tmp_path, monkeypatch):
+    texts = [*SHRINK, "train.eval_every=FROM_DATA", "recipe.evaluations=5"]
+    made = ModelDir.for_training(tmp_path, "tiny.MoE", texts, dataset())
+    dev = SplitBatches.of(dataset(), made.params.input, made.params.train.source_use_sentences)
+    count = len([*dev.sampled, *dev.foreign, *dev.rest])
+    runtime = Timed(None, None)
+    monkeypatch.setattr("time.monotonic", lambda: runtime.clock)
+    chosen = steps_in(0.5, made, dataset(), runtime, ALONE)
+    # 1,800 s, less five evaluations.
+    assert chosen.value == (1800 - 5 * 3 * count) // 2
+    assert chosen.reason.startswith("0.5 hours, with 2.00 s a step and ")
+    fixed = ModelDir.for_training(tmp_path, "tiny.MoE", [*SHRINK, "train.eval_every=10"], dataset())
+    chosen = steps_in(0.5, fixed, dataset(), runtime, ALONE)
+    assert chosen.value == int(1800 / (2 + 3 * count / 10))
