@@ -145,10 +145,16 @@ def test_what_a_killed_run_left_is_removed_and_nothing_else(tmp_path):
     running = tmp_path / ".out.partial-running"
     running.mkdir()
     (running / MANIFEST).write_text(json.dumps({"maker": MAKER, "host": host, "pid": os.getpid()}))
+    # On another host nobody knows whether a process runs, not even one with a number of ours.
+    foreign = tmp_path / ".out.partial-foreign"
+    foreign.mkdir()
+    manifest = {"maker": MAKER, "host": "elsewhere", "pid": dead.pid}
+    (foreign / MANIFEST).write_text(json.dumps(manifest))
     (tmp_path / ".out.partial-of-the-user").mkdir()
     (tmp_path / "out.partial").mkdir()
     _make(tmp_path / "out")
     kept = {".out.partial-of-the-user", ".out.partial-running", "out", "out.partial"}
+    kept.add(".out.partial-foreign")
     assert set(os.listdir(tmp_path)) == kept
 
 

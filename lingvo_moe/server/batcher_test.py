@@ -207,6 +207,20 @@ class TestRequests:
         short = type("Short", (), {"gate": model.gate, "__call__": lambda s, *a: answers(*a)[1:]})
         run(test, short())
 
+    def test_a_full_queue_tells_when_it_will_have_room(self):
+        """Two sentences that take 2.4 s each: 4.8 s, rounded up."""
+
+        async def test(batcher, model):
+            first, tasks = await while_busy(batcher, model, ("a b", EN))
+            batcher._pace = 2.4
+            with pytest.raises(QueueFull, match="try again in 5 s") as full:
+                await submit(batcher, "c d")
+            assert full.value.seconds == 5
+            model.gate.set()
+            await asyncio.gather(first, *tasks)
+
+        run(test, max_queue=3)
+
     def test_a_full_queue_refuses_whole_requests(self):
         async def test(batcher, model):
             first, tasks = await while_busy(batcher, model, ("a b", EN))
