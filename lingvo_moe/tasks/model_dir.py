@@ -272,7 +272,7 @@ class ModelDir:
 
     def save_penalties(self, step: int, fitted: Fitted) -> None:
         """Writes the length penalties of a checkpoint, which may be saved later."""
-        kept = {f"{number} " for number in self.checkpoints.steps()}
+        kept = {f"{number} " for number in (*self.checkpoints.steps(), step)}
         found = {k: v for k, v in self._penalties().items() if k[: k.index(" ") + 1] in kept}
         values = {"penalty": fitted.penalty, "penalties": dict(fitted.penalties)}
         text = json.dumps(found | {self._penalties_key(step): values}, indent=1)
