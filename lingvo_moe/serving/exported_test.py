@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import lingvo_moe as lm
 from lingvo_moe.core.tensorflow_private import SavedModelProto
+from lingvo_moe.decoding.fitted import FITTED, Fitted
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving import client
 from lingvo_moe.serving.exported import Exported
@@ -26,8 +27,10 @@ SENTENCES = ["kara mi", "", "ka\u2028ra", "mi " * 40, "mira so", "10.2", "KARA M
 
 def _random(path, *overrides):
     more = ("input.source_length=4", "decoding.n_best=2")
-    made = random_logdir(path, [*SMALLEST, *more, *overrides])
-    made = dataclasses.replace(made, forms={"en": "NFD"})
+    fitted = [f"decoding.{name}=FROM_DATA" for name in FITTED]
+    made = random_logdir(path, [*SMALLEST, *more, *fitted, *overrides])
+    own = Fitted(penalties={"en": 5.0}, ratios={"en": 0.5, "xx": 9.0})
+    made = dataclasses.replace(made, forms={"en": "NFD"}, fitted=own)
     made.save()
     return made
 
