@@ -206,10 +206,10 @@ class TrainInput:
         self.part = part or Part(*np.ones([2, shards], bool))
         self.curriculum = params.curriculum(dataset)
         self._shape = Shape(params.batch_size, params.source_length, params.target_length)
-        reader = Reader(self.curriculum.streams, seed, self._shape, params.modifiers)
+        self._reader = Reader(self.curriculum.streams, seed, self._shape, params.modifiers)
         rows = self._shape._replace(rows=params.batch_size // shards)
         self._shards = {
-            v: VirtualShard(v, shards, reader, rows)
+            v: VirtualShard(v, shards, self._reader, rows)
             for v in np.flatnonzero(self.part.packed).tolist()
         }
         self.packed_share = len(self._shards) / shards
@@ -243,6 +243,7 @@ class TrainInput:
             ValueError, OSError: as `next_batch`.
         """
         position, skipped = self.position(), [shard.skipped for shard in self._shards.values()]
+        self._reader.changes.clear()
         batches: list[NestedMap] = []
         while examples > 0:
             batches.append(self.next_batch())
@@ -252,10 +253,11 @@ class TrainInput:
             for v, shard in self._shards.items()
         )
         share = (self.skipped - sum(skipped)) / max(drawn, 1)
+        unchanged = {name: n / all_ for name, (all_, n) in self._reader.changes.items()}
         self.go_to(position)
         for shard, count in zip(self._shards.values(), skipped, strict=True):
             shard.skipped = count
-        return NextBatches(batches, share)
+        return NextBatches(batches, share, unchanged)
 
     def position(self) -> InputPosition:
         """The position in the stream, of the virtual shards that this process packs."""
@@ -309,10 +311,13 @@ class NextBatches(NamedTuple):
     Attributes:
         batches: at least one.
         skipped: share of the drawn examples that are longer than a row.
+        unchanged: modifier -> share of its examples that stay as they are, because they would be
+            longer than a row.
     """
 
     batches: list[NestedMap]
     skipped: float
+    unchanged: Mapping[str, float]
 
 
 def stack_states(states: Iterable[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -37,6 +37,8 @@ class RunExposure:
         examples, tokens: sentence pairs and target tokens of one step, on average.
         pairs: one entry for each pair and corpus, those with most examples first.
         too_long: share of the draws that are left out, because they are longer than a row.
+        unchanged: modifier -> share of its examples that it would make longer than a row, and that
+            stay as they are.
     """
 
     steps: int
@@ -44,6 +46,7 @@ class RunExposure:
     tokens: float
     pairs: Sequence[Exposure]
     too_long: float = 0.0
+    unchanged: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @staticmethod
     def of(source: TrainInput, steps: int) -> "RunExposure":
@@ -63,7 +66,7 @@ class RunExposure:
         drawn = float(examples) / (1 - following.skipped)
         sizes = {stream.name: stream.size for stream in streams}
         pairs = expose(sizes, shares, steps * drawn)
-        return RunExposure(steps, float(examples), float(tokens), pairs, following.skipped)
+        return RunExposure(steps, float(examples), float(tokens), pairs, *following[1:])
 
     def lines(self) -> list[str]:
         """The forecast as text: totals, and epochs by pair or by tier."""
@@ -76,7 +79,12 @@ class RunExposure:
             total += (
                 f" {self.too_long:.1%} of the drawn examples do not fit a row and are left out."
             )
-        return [total, *self._table().to_text().splitlines()]
+        unchanged = (
+            f"{name} leaves {share:.1%} of its examples as they are: changed, they fit no row."
+            for name, share in self.unchanged.items()
+            if share
+        )
+        return [total, *self._table().to_text().splitlines(), *unchanged]
 
     def _table(self):
         if len(self.pairs) <= _ROWS:

@@ -1,10 +1,13 @@
 """The forecast of a run, with numbers by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from lingvo_moe.core.nested_map import NestedMap
 from lingvo_moe.data.curriculum import sampling_probabilities
+from lingvo_moe.data.modifiers.casing import Casing
 from lingvo_moe.data.pipeline import InputParams, Part, TrainInput
 from lingvo_moe.tasks.exposure import Exposure, RunExposure, expose
 from lingvo_moe.testing.tiny_world import dataset
@@ -83,6 +86,16 @@ def test_epochs_count_the_draws_that_are_left_out():
     for one in forecast.pairs:
         epochs = drawn[names.index(one.pair)] / one.examples
         assert one.epochs == pytest.approx(epochs, rel=0.05), one.pair
+
+
+def test_a_modifier_whose_examples_do_not_fit_a_row_is_named():
+    # Sources have 3 to 20 pieces. In capitals, which the vocabulary does not know, they have more.
+    params = InputParams(batch_size=4, source_length=32, target_length=64, pairs=("qna-en",))
+    params = dataclasses.replace(params, modifiers=(Casing(share=0.5, sides="source"),))
+    forecast = RunExposure.of(TrainInput(dataset(), params, seed=3), 2000)
+    assert 0.1 < forecast.unchanged["Casing"] < 1
+    assert forecast.lines()[-1].startswith("Casing leaves ")
+    assert "as they are: changed, they fit no row" in forecast.lines()[-1]
 
 
 def test_each_of_two_processes_forecasts_the_whole_run():
