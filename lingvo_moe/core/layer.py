@@ -72,7 +72,8 @@ class WeightSpec:
         init: its initial values.
         dims: one letter a dimension, from the alphabet of the layer's module. The letter "E" marks
             dimensions of independent experts and "Y" those of equal layers: optimizers treat them
-            as batch dimensions. Sharding rules give the mesh axes of each letter.
+            as batch dimensions. Sharding rules give the mesh axes of each letter; "." has none.
+        cast: whether the weight is cast to the activations' dtype for use; False: it stays float32.
 
     Raises:
         ValueError: dims and shape differ in length.
@@ -81,6 +82,7 @@ class WeightSpec:
     shape: tuple[int, ...]
     init: Initializer
     dims: str
+    cast: bool = dataclasses.field(default=True, kw_only=True)
 
     def __post_init__(self):
         if len(self.dims) != len(self.shape):

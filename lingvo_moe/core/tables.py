@@ -14,8 +14,10 @@ PLACEMENT, EXPERTS = "placement", "experts"  # names of a table of experts and o
 class StateSpec(WeightSpec):
     """A weight that no optimizer changes; float32, or a subclass's dtype.
 
-    Because it is a weight, decoding, checkpoints and exports include it.
+    Because it is a weight, decoding, checkpoints and exports include it. It is never cast.
     """
+
+    cast: bool = dataclasses.field(default=False, kw_only=True)
 
     def after_step(self, value: tf.Tensor, choices: tf.Tensor) -> tf.Tensor:
         """The value after a step of training; by default unchanged.

@@ -27,7 +27,6 @@ class LossFree(Params):
 
     def spec(self, num_experts: int) -> "LoadBias":
         """The spec of the bias, which is initially 0."""
-        # Weights with the letter e, such as routers', are never split and never cast.
         return LoadBias((num_experts,), Constant(0.0), "e", rate=self.rate)
 
 

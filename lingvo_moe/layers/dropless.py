@@ -26,7 +26,6 @@ from lingvo_moe.layers.dispatch import (
 )
 from lingvo_moe.layers.feed_forward import Products
 from lingvo_moe.layers.holding import ColumnBlocks, EachOnce
-from lingvo_moe.sharding.annotations import active
 
 _LARGEST_BLOCK = 128  # the paper's, section 5.1.2
 _SMALLEST_BLOCK = 8
@@ -77,13 +76,7 @@ class Dropless(Dispatcher):
         raise ValueError(one_device(self))
 
     def dispatch(self, inputs, routing, capacity, experts):
-        """See Dispatcher.
-
-        Raises:
-            ValueError: there is a mesh.
-        """
         del capacity
-        _check_mesh()
         sizes = self.expert_sizes or (1,) * experts.num_experts
         size = self.block_size or _block_size(routing.expert.shape.num_elements(), len(sizes))
         blocks = in_blocks(routing, sizes, size)
@@ -138,14 +131,6 @@ def in_blocks(routing: Routing, expert_sizes: Sequence[int], block_size: int) ->
     choice = tf.where(filled, choice, choices)
     slot = tf.reshape(inverse(choice, choices), [-1, routing.expert.shape[-1]])
     return Blocks(topology, slot, choice)
-
-
-def _check_mesh():
-    if active() is not None:
-        raise ValueError(
-            "Dropless trains on one device, without a mesh: use --runtime=local, or "
-            "moe.dispatcher=Fitted(), which needs equal experts."
-        )
 
 
 def _pad(by_expert):

@@ -8,7 +8,7 @@ from lingvo_moe.gatings.base import Gating
 from lingvo_moe.gatings.on_node import OnNode
 from lingvo_moe.layers.dispatch import Dispatcher, Einsum, Gather, Ragged
 from lingvo_moe.layers.local_gather import LocalGather, check_nodes
-from lingvo_moe.sharding.annotations import Mesh, active, num_pieces
+from lingvo_moe.sharding.annotations import Mesh
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,20 +54,11 @@ class GatingDropout(Params):
             )
         check_nodes(self.gating(moe.gating), self.dispatcher(moe.dispatcher))
 
-    def check_mesh(self, num_groups: int) -> None:
-        """Checks the current mesh, if there is one.
-
-        Raises:
-            ValueError: the mesh has another number of nodes or groups.
-        """
-        if here := active():
-            self.check_pieces(num_groups, num_pieces("E"), num_pieces("G"), here[0])
-
     def check_pieces(self, num_groups: int, pieces: int, devices: int, mesh: Mesh) -> None:
         """Checks a mesh that splits experts into `pieces`, and groups over `devices`.
 
         Raises:
-            ValueError: as `check_mesh`.
+            ValueError: the mesh has another number of nodes or groups.
         """
         if (pieces, devices) != (self.nodes, num_groups):
             raise ValueError(

@@ -149,9 +149,8 @@ class Slots(Holding):
             init = _Replicated(spec.init, tuple(even.tolist()), num_experts)
             return WeightSpec((num_slots, *spec.shape[1:]), init, spec.dims)
 
-        # The letter e is that of the routers' weights: never split, never cast.
         placement = TableSpec(
-            table.shape, Fixed(tuple(map(tuple, table.tolist()))), "e.", EXPERTS, num_experts
+            table.shape, Fixed(tuple(map(tuple, table.tolist()))), "..", EXPERTS, num_experts
         )
         return NestedMap({EXPERTS: experts.map(in_slots), PLACEMENT: placement})
 

@@ -213,7 +213,9 @@ class MoE(Layer):
         p.gating.check(p.num_experts)
         if p.gating_dropout:
             p.gating_dropout.gating(p.gating).check(p.num_experts)
-        gate = p.router.weights(self.model_dim, p.num_experts)
+        gate = p.router.weights(self.model_dim, p.num_experts).map(
+            lambda spec: dataclasses.replace(spec, cast=False)  # see Router.weights
+        )
         weights = NestedMap(gate, **p.dispatcher.holding.weights(self.experts.weights()))
         if state := p.gating.state(p.num_experts):
             weights.gating = state
@@ -221,8 +223,7 @@ class MoE(Layer):
             weights.shared = self.shared.weights()
         if p.shared_expert:
             limit = (3.0 / self.model_dim) ** 0.5
-            # The letter e is that of the routers' weights: never split, never cast.
-            weights.shared_gate = WeightSpec((self.model_dim,), Uniform(limit), "e")
+            weights.shared_gate = WeightSpec((self.model_dim,), Uniform(limit), "M", cast=False)
         return weights
 
     def fprop(
@@ -247,8 +248,6 @@ class MoE(Layer):
         p = self.params
         dispatcher = p.dispatcher if context.training else p.eval_dispatcher
         factor = self._capacity_factor(inputs, context.training)
-        if context.training and p.gating_dropout:
-            p.gating_dropout.check_mesh(p.num_groups)
         bounded = context.training or factor is not None
         groups = p.num_groups if bounded else p.eval_num_groups
         if not context.training:

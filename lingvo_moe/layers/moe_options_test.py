@@ -242,8 +242,10 @@ def test_weights_are_counted_and_named():
         "shared/wg": "MH",
         "shared/wi": "MH",
         "shared/wo": "HM",
-        "shared_gate": "e",
+        "shared_gate": "M",
     }
+    uncast = {path for path, spec in weights.flatten() if not spec.cast}
+    assert uncast == {"gate", "shared_gate"}
 
 
 def test_the_decoder_may_have_its_own_number_of_experts():

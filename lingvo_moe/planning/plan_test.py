@@ -60,6 +60,12 @@ def test_the_papers_speeds():
             assert (ours[first] > ours[second]) == (ratio > 1), (first, second)
 
 
+def test_a_gate_of_few_weights_is_whole_on_each_of_many_devices():
+    """The shared expert's gate has 1,024 weights, which 2,048 devices cannot divide."""
+    plan = make_plan("m4.MoE2048E12L", [f"{MOE}.shared_expert=True"], "tpu_v3")
+    assert (plan.mesh.shape, plan.unmet) == ((2048,), "")
+
+
 def test_weights_per_core_hardly_grow_with_cores():
     small, large = (
         make_plan(f"m4.MoE{n}E12L", [], "tpu_v3").estimate.costs.memory for n in (128, 2048)

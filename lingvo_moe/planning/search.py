@@ -281,17 +281,8 @@ class Space:
 
     def unmet(self, mesh: Mesh) -> str:
         """Why rows, groups or experts cannot be split over a mesh; "" if they can."""
-        moe, devices = self.params.model.moe, math.prod(mesh.shape)
-        data, expert = (mesh.sizes.get(axis, 1) for axis in ("data", "expert"))
-        if self.params.input.batch_size % (data * expert * self.params.train.micro_batches):
-            return self.needs(devices)
-        if not moe or devices == 1:
-            return ""
         try:
-            for one in (moe, moe.of_decoder()):
-                one.dispatcher.check_mesh(one, expert, data)
-            if moe.gating_dropout:
-                moe.gating_dropout.check_pieces(moe.num_groups, expert, data * expert, mesh)
+            self.params.check_mesh(mesh, on_mesh(DATA_AND_EXPERT, mesh))
         except ValueError as error:
             return str(error)
         return ""

@@ -120,7 +120,7 @@ class WeightCosts:
         return found
 
     def _typed(self, dims) -> int:
-        """Bytes of an element of a weight in use. Those with letter e (routers) stay float32."""
+        """Bytes of an element of a weight in use; routers' (letter e) stay float32."""
         return FLOAT32 if "e" in dims else self.item
 
 

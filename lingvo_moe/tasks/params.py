@@ -1,6 +1,7 @@
 """The params of a translation model: all that is registered under its name."""
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 from lingvo_moe.core.fields import FromData, Params, PositiveFloat, PositiveInt, Rate
@@ -8,6 +9,7 @@ from lingvo_moe.data.language_tags import LanguageTags, OnSource
 from lingvo_moe.data.pipeline import InputParams
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.layers.transformer_layer import TransformerParams
+from lingvo_moe.sharding.annotations import Mesh, Rules, axes_of
 from lingvo_moe.sharding.params import ShardingParams
 from lingvo_moe.training.adafactor import Adafactor
 from lingvo_moe.training.averaging import Averaging, Ema
@@ -92,3 +94,28 @@ class TranslationParams(Params):
             )
         moe = dataclasses.replace(self.model.moe, **changes)
         return dataclasses.replace(self, model=dataclasses.replace(self.model, moe=moe))
+
+    def check_mesh(self, mesh: Mesh, rules: Rules) -> None:
+        """Checks that the model can be trained on a mesh.
+
+        Args:
+            mesh: the devices.
+            rules: letter -> the axes that split it in use.
+
+        Raises:
+            ValueError: rows, groups or experts do not divide into equal pieces, or a policy does
+                not suit the mesh.
+        """
+        rows, groups, experts, places = (mesh.size(axes_of(letter, rules)) for letter in "BGEg")
+        moe, given = self.model.moe, self.input.batch_size / self.train.micro_batches
+        if given % rows:
+            raise ValueError(
+                f"input.batch_size / train.micro_batches ({given:g}) must be a multiple of {rows}, "
+                f"the pieces into which the mesh splits rows; change one of them, or the mesh."
+            )
+        if not moe or math.prod(mesh.shape) == 1:
+            return
+        for one in (moe, moe.of_decoder()):
+            one.dispatcher.check_mesh(one, experts, places)
+        if moe.gating_dropout:
+            moe.gating_dropout.check_pieces(moe.num_groups, experts, groups, mesh)

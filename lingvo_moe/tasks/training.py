@@ -140,8 +140,10 @@ def _train(job):
     task = dataclasses.replace(model_dir.task, group_loads=records)
     runtime = job.make_runtime(task, train_step(task))
     scheduler = _scheduler(job, task)
-    mesh = str(getattr(runtime, "mesh", None))
-    check_equal({"mesh": mesh, "hardware": in_full(scheduler)}, process)
+    mesh = getattr(runtime, "mesh", None)
+    check_equal({"mesh": str(mesh), "hardware": in_full(scheduler)}, process)
+    if mesh is not None:
+        task.params.check_mesh(mesh, task.params.sharding.compute_rules(mesh))
     if scheduler is not None:
         runtime = Rebalanced(runtime, task.placements, scheduler)
     recorder = NO_RECORDER

@@ -18,6 +18,7 @@ from lingvo_moe.data.pipeline import Prefetcher, TrainInput, eval_batches
 from lingvo_moe.layers import dispatch
 from lingvo_moe.placement.traces import Trace
 from lingvo_moe.runtimes.local import Local
+from lingvo_moe.sharding.annotations import parse_mesh
 from lingvo_moe.tasks import training
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.fit import share_out
@@ -72,6 +73,26 @@ def _assert_same_weights(logdir, whole):
     assert ours.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(ours[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["model.moe.dispatcher=Einsum()"],
+            r"moe\.num_groups=1 must be a multiple of 4, the pieces",
+        ),
+        (["model.moe.dispatcher=Ragged()"], r"dispatcher=Ragged\(\) is for one device; over many"),
+        (["model.moe=None", "input.batch_size=6"], r"\(6\) must be a multiple of 4, the pieces"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused_before_anything_is_written(
+    tmp_path, overrides, message
+):
+    runtime = types.SimpleNamespace(mesh=parse_mesh("data:2,expert:2"))
+    with pytest.raises(ValueError, match=message):
+        train_model(training_job(tmp_path / "new", *overrides, make_runtime=lambda *_: runtime))
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_signal_in_mid_run_loses_nothing(tmp_path, monkeypatch, whole):

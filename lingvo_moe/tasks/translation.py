@@ -469,15 +469,13 @@ class TranslationTask:
         return found
 
     def _to_compute_dtype(self, theta):
-        """Casts all but the gates of routers, which stay float32 (see Router.weights).
+        """Casts the weights, unless their specs forbid it.
 
         Weights that are split further at rest than in use are gathered here, after the cast.
         """
         dtype = self.params.activation_dtype
         return theta.map(
-            lambda w, spec: copies.gather_weight(
-                w if "e" in spec.dims else tf.cast(w, dtype), spec.dims
-            ),
+            lambda w, spec: copies.gather_weight(tf.cast(w, dtype) if spec.cast else w, spec.dims),
             self.weights(),
         )
 
