@@ -49,7 +49,6 @@ class ModelDir:
         data: SHA-256 of the dataset; None if it is unknown, as of an imported model.
         imports: modules and files outside this package that define the model or its policies, with
             the SHA-256 of their source; they are imported when the logdir is opened.
-        format: of the model.json that was read; FORMAT if there is none yet.
         seen_pairs: pairs with training text, and those of init.logdir, whose tasks are copied; ()
             if unknown, as in logdirs of earlier versions.
         forms: target language -> "NFC" or "NFD", the form of the translations; see `Dataset`.
@@ -65,7 +64,6 @@ class ModelDir:
     vocabularies: dict[str, Vocabulary]
     data: str | None
     imports: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    format: int = FORMAT
     seen_pairs: tuple[str, ...] = ()
     forms: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fitted: Fitted = UNFITTED
@@ -177,7 +175,7 @@ class ModelDir:
 
     @staticmethod
     def open(path: Path, model: str | None = None) -> "ModelDir":
-        """Reads a logdir, of this or an earlier format.
+        """Reads a logdir.
 
         Raises:
             ValueError: it is not a logdir, it is damaged, or it is of another model than the one
@@ -531,8 +529,7 @@ def _opened(path: Path, fields: dict[str, Any], params: TranslationParams) -> Mo
         fields["tags"],
         vocabularies,
         fields.get("dataset") or None,
-        fields.get("plugins", {}),
-        fields["format"],
+        fields["plugins"],
         tuple(fields["seen_pairs"]),
         fields["forms"],
         Fitted(**fields.get("fitted", {})),

@@ -5,9 +5,8 @@ import shutil
 import pytest
 
 from lingvo_moe.core import files, plugins, registry
-from lingvo_moe.core.params import override, to_fields, to_text
+from lingvo_moe.core.params import override, to_fields
 from lingvo_moe.data.pipeline import TrainInput
-from lingvo_moe.decoding.fitted import UNFITTED
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
@@ -45,14 +44,6 @@ def _contents(directory):
 def _change(path, **changes):
     fields = json.loads((path / "model.json").read_text())
     (path / "model.json").write_text(json.dumps(fields | changes))
-
-
-def _make_format_1(path):
-    """What the first versions wrote: the model's name and --set texts, params as text."""
-    fields = json.loads((path / "model.json").read_text())
-    (path / "params.txt").write_text(to_text(ModelDir.open(path).params))
-    old = {name: fields[name] for name in ("model", "pairs", "tags", "vocabularies")}
-    (path / "model.json").write_text(json.dumps(old | {"overrides": list(SHRINK)}))
 
 
 def _register_another_default(monkeypatch):
@@ -114,19 +105,6 @@ class TestWhatIsRead:
         made = ModelDir.for_training(tmp_path / "b", "tiny.MoE", [*SHRINK, start], then)
         assert made.forms == {"a": "NFD", "b": "NFD"}
 
-    def test_a_logdir_of_format_1_opens_as_it_is(self, logdir, monkeypatch):
-        made = ModelDir.open(logdir)
-        _make_format_1(logdir)
-        _register_another_default(monkeypatch)
-        before = _contents(logdir)
-        unknown = {"data": None, "seen_pairs": (), "forms": {}, "fitted": UNFITTED}
-        expected = dataclasses.replace(made, format=1, **unknown)
-        assert ModelDir.open(logdir) == expected
-        assert _contents(logdir) == before
-        monkeypatch.undo()
-        (logdir / "params.txt").unlink()
-        assert ModelDir.open(logdir).params.model == made.params.model  # name and --set texts
-
     def test_what_is_harmless_may_be_overridden(self, logdir):
         texts = ["decoding.beam_size=2", "model.moe.eval_dispatcher=Einsum()", "train.seed=7"]
         params = ModelDir.open(logdir).with_overrides(texts).params
@@ -156,7 +134,7 @@ class TestWhatIsRead:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"format": 99}, r"is of format 99; this version of lingvo_moe reads 1 and 2\."),
+            ({"format": 99}, r"is of format 99; this version of lingvo_moe reads 2\."),
             ({"format": [2]}, r"is of format \[2\]"),
             ({"model": 3}, "'model' must be str, got 3"),
             ({"pairs": "de-en"}, r"'pairs' must be list\[str\]"),
@@ -317,16 +295,6 @@ class TestGoingOn:
         with pytest.raises(OSError, match=rf"{logdir} cannot be written \(.*quota exceeded"):
             train_model(training_job(logdir, "train.max_steps=2"))
         assert _contents(logdir) == before
-
-    def test_a_logdir_of_format_1_is_converted_with_a_notice(self, logdir, monkeypatch):
-        params, lines = ModelDir.open(logdir).params, []
-        _make_format_1(logdir)
-        _register_another_default(monkeypatch)
-        train_model(training_job(logdir, report=lines.append))
-        assert sum(f"{logdir} had format 1 and now has 2" in line for line in lines) == 1
-        converted = ModelDir.open(logdir)
-        assert (converted.format, converted.params) == (2, params)
-        assert converted.data == dataset().sha256
 
 
 class TestData:

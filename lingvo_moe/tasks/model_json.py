@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lingvo_moe.core import plugins, registry
+from lingvo_moe.core import plugins
 from lingvo_moe.core.files import check_fields, read_json
-from lingvo_moe.core.lines import first_of, read_lines
-from lingvo_moe.core.params import foreign_modules, from_fields, override
+from lingvo_moe.core.lines import first_of
+from lingvo_moe.core.params import foreign_modules, from_fields
 from lingvo_moe.tasks.params import TranslationParams
 
 FORMAT = 2
@@ -29,16 +29,15 @@ _HINTS = {
     "dataset": str,
     "seen_pairs": list[str],
     "forms": dict[str, str],
+    "plugins": dict[str, str],
     "params": dict[str, str],
 }
-# Format 1 has the model's name and its `--set` texts, and the params in params.txt.
-_HINTS_1 = {name: _HINTS[name] for name in ("model", "pairs", "tags", "vocabularies", "seen_pairs")}
 
 
 def read_fields(path: Path, model: str | None = None) -> dict[str, Any]:
     """The fields of a logdir's model.json, after checks of their types.
 
-    "format", "seen_pairs" and "forms" are there also where an earlier version wrote none.
+    "seen_pairs", "forms" and "plugins" are there also where an earlier version wrote none.
 
     Args:
         path: the logdir.
@@ -51,14 +50,13 @@ def read_fields(path: Path, model: str | None = None) -> dict[str, Any]:
     if not file.exists():
         why = f"it has no {FILE}" if path.exists() else "it does not exist"
         raise ValueError(f"{path} is no logdir: {why}. {_cure(path)}")
-    fields = {"format": 1, "seen_pairs": [], "forms": {}} | read_json(file)
-    version = fields["format"]
-    if version not in (1, FORMAT):
+    fields = {"format": None, "seen_pairs": [], "forms": {}, "plugins": {}} | read_json(file)
+    if (version := fields["format"]) != FORMAT:
         raise ValueError(
-            f"{file} is of format {version!r}; this version of lingvo_moe reads 1 and "
-            f"{FORMAT}. Use the version that wrote it."
+            f"{file} is of format {version!r}; this version of lingvo_moe reads {FORMAT}. Use the "
+            f"version that wrote it."
         )
-    check_fields(fields, _HINTS if version == FORMAT else _HINTS_1, str(file))
+    check_fields(fields, _HINTS, str(file))
     if model is not None and fields["model"] != model:
         raise ValueError(
             f"Logdir {path} is of model {fields['model']!r}, not {model!r}; give another "
@@ -88,15 +86,8 @@ def read_params(path: Path, fields: dict[str, Any]) -> TranslationParams:
     Raises:
         ValueError: a module cannot be imported, or the params cannot be read.
     """
-    _import_plugins(path / FILE, fields.get("plugins", {}))
-    if fields["format"] == FORMAT:
-        return from_fields(TranslationParams, fields["params"], str(path / FILE))
-    text = path / "params.txt"
-    if not text.exists():
-        check_fields(fields, {"overrides": list[str]}, str(path / FILE))
-        return override(registry.get_params(fields["model"]), fields["overrides"])
-    parts = (line.partition(" : ") for line in read_lines(text))
-    return from_fields(TranslationParams, {name: value for name, _, value in parts}, str(text))
+    _import_plugins(path / FILE, fields["plugins"])
+    return from_fields(TranslationParams, fields["params"], str(path / FILE))
 
 
 def plugins_of(params: TranslationParams) -> dict[str, str]:
@@ -113,7 +104,6 @@ def plugins_of(params: TranslationParams) -> dict[str, str]:
 
 def _import_plugins(file: Path, names: Mapping[str, str]) -> None:
     """Imports them. A changed source is a warning: it may well be a correction in mid-training."""
-    check_fields({"plugins": names}, {"plugins": dict[str, str]}, str(file))
     try:
         plugins.import_plugins(name for name in names if not plugins.is_moved(name))
     except ValueError as error:

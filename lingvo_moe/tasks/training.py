@@ -29,7 +29,7 @@ from lingvo_moe.tasks.exposure import RunExposure
 from lingvo_moe.tasks.fit import dev_sample, fit_penalties, is_fitted, translate_and_fit
 from lingvo_moe.tasks.hours import steps_in
 from lingvo_moe.tasks.initial import initialize
-from lingvo_moe.tasks.model_dir import FORMAT, ModelDir
+from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.recipe import to_table
 from lingvo_moe.tasks.routing_metrics import max_vio
@@ -274,12 +274,6 @@ class _Start:
             if self._origins:
                 write_whole(model_dir.path / ORIGINS, self._origins)
         self._process.minimum(0)
-        if model_dir.format != FORMAT:
-            self._report(
-                f"{model_dir.path} had format {model_dir.format} and now has {FORMAT}: its "
-                f"params are in model.json, and params.txt is no longer read. Its dataset was "
-                f"known by pairs and vocabularies; from now on all of the data must be the same."
-            )
         for line in forecast:
             self._report(line)
 
