@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lingvo_moe.server.batcher import Batcher, BatchParams, QueueFull
 from lingvo_moe.server.metrics import Metrics
@@ -28,7 +30,9 @@ from lingvo_moe.server.requests import (
 )
 
 _CLIENT_CLOSED = 499  # nginx's status if the client closed the connection
-_TRY_ANOTHER = {"Retry-After": "1", "Connection": "close"}
+_TRY_ANOTHER = {"Retry-After": "1"}
+# The server waits so long after an answer for another request; and so long in all.
+_QUIET_SECONDS, _MOST_QUIET_SECONDS = 0.3, 3.0
 _UNREAD_SECONDS, _UNREAD_BYTES = 2.0, 1 << 26  # of a refused body
 _PAGE = Path(__file__).parent / "page"
 _PAGE_FILES = {
@@ -58,6 +62,26 @@ class _Settings(NamedTuple):
     to: str
     source_language: str | None
     options: str = "{}"
+
+
+class _Closing:
+    """Middleware: while the server drains, each answer tells that the connection ends after it.
+
+    Otherwise a busy client would send its next request on a connection that is being closed.
+    """
+
+    def __init__(self, app: ASGIApp, draining: asyncio.Event, answered: Callable[[], None]):
+        self._app, self._draining, self._answered = app, draining, answered
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_and_close(message):
+            if self._draining.is_set() and message["type"] == "http.response.start":
+                self._answered()
+                others = [one for one in message["headers"] if one[0] != b"connection"]
+                message = {**message, "headers": [*others, (b"connection", b"close")]}
+            await send(message)
+
+        await self._app(scope, receive, send_and_close)
 
 
 class Server:
@@ -94,8 +118,10 @@ class Server:
         options = dict.fromkeys(name for model in models.values() for name in model.options)
         self._read_translate = functools.partial(read_translate, options=tuple(options))
         self._draining, self._open, self._over = asyncio.Event(), 0, asyncio.Event()
+        self._last_answer = 0.0
         self._workers: list[asyncio.Task] = []
         self.asgi = Starlette(
+            middleware=[Middleware(_Closing, self._draining, self._answered)],
             routes=self._routes(),
             lifespan=self._lifespan,
             exception_handlers={
@@ -121,6 +147,19 @@ class Server:
             await asyncio.sleep(0.02)
         self._over.set()
         return self._open
+
+    async def refuse_the_last(self) -> None:
+        """Waits for requests on open connections, after no new connection can be made.
+
+        They are refused; each answer ends its connection.
+        """
+        self._last_answer = time.monotonic()
+        end = self._last_answer + _MOST_QUIET_SECONDS
+        while time.monotonic() < min(end, self._last_answer + _QUIET_SECONDS):
+            await asyncio.sleep(0.02)
+
+    def _answered(self):
+        self._last_answer = time.monotonic()
 
     def _batcher(self, name, batching):
         observe = functools.partial(self.metrics.observe_batch, name)

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 import uvicorn
 
@@ -31,6 +31,28 @@ class _Uvicorn(uvicorn.Server):
     async def startup(self, sockets=None):
         await super().startup(sockets)
         self._tell()
+
+    async def close(self, listener: socket.socket) -> None:
+        """Refuses new connections, and accepts all that clients have already made.
+
+        The kernel resets those that are not accepted when the listener is closed.
+        """
+        loop, kind = asyncio.get_running_loop(), cast(Any, self.config.http_protocol_class)
+        made = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                made.append(listener.accept()[0])
+        for listening in self.servers:
+            listening.close()
+        for each in made:
+            await loop.connect_accepted_socket(
+                lambda: kind(
+                    config=self.config,
+                    server_state=self.server_state,
+                    app_state=self.lifespan.state,
+                ),
+                each,
+            )
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -131,6 +153,8 @@ async def _serve(server, listener, drain, report):
     serving, stopped = asyncio.create_task(web.serve([listener])), asyncio.create_task(stop.wait())
     await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
     unanswered = await server.drain(drain)
+    await web.close(listener)
+    await server.refuse_the_last()
     web.should_exit = True
     await serving
     return unanswered

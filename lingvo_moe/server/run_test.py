@@ -161,6 +161,45 @@ def test_sigterm_loses_no_request(start):
     assert process.wait(60) == 0
 
 
+def test_sigterm_resets_no_connection_of_busy_clients(start):
+    """Each sends requests one after another, on one connection while the server lets it."""
+    process, url = start()
+    errors, refused = [], []
+
+    def ask_again_and_again():
+        while True:
+            client = http.client.HTTPConnection(*_address(url))
+            try:
+                client.connect()
+            except ConnectionRefusedError:
+                return
+            closed = False
+            while not closed:
+                try:
+                    client.request("POST", "/v1/translate", body, headers)
+                    answer = client.getresponse()
+                    answer.read()
+                except OSError as error:
+                    errors.append(error)
+                    return
+                closed = answer.will_close
+                refused.append(answer.status == 503)
+
+    body = json.dumps({"sentences": ["a"], "to": "en"})
+    headers = {"Content-Type": "application/json"}
+    clients = [threading.Thread(target=ask_again_and_again) for _ in range(24)]
+    for client in clients:
+        client.start()
+    _wait_for(url, 'lingvo_moe_requests_total{path="/v1/translate",status="200"}')
+    process.send_signal(signal.SIGTERM)
+    for client in clients:
+        client.join()
+    # A handshake may be completed between the last accept and the close.
+    assert len(errors) <= 1
+    assert any(refused)
+    assert process.wait(60) == 0
+
+
 def test_sigterm_is_heard_though_nobody_reads_the_report(start):
     process, url = start()
     assert ask(url, "a")[0] == 200
