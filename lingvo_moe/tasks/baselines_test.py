@@ -421,7 +421,7 @@ def test_results_on_dev_that_cannot_be_compared_are_refused(tmp_path, monkeypatc
     monkeypatch.setattr(baselines, "run_training", None)
     by_bleu = ("train.best_by=DevBleu()", "train.dev_bleu_sentences=9")
     for first, second, message in (
-        ((), ("target_vocab_size=400",), r"vocabularies of other sizes, .*best_by=DevBleu\(\)"),
+        ((), ("target_vocab_size=400",), r"vocabularies of other sizes, .*best_by=DevChrf\(\)"),
         (by_bleu, (*by_bleu, "train.dev_bleu_sentences=8"), r"=9, 8, .*dev_bleu_sentences=9\.$"),
     ):
         jobs = [_several(tmp_path, *first)[0], _several(tmp_path, *second)[1]]
@@ -442,7 +442,7 @@ def test_models_among_which_dev_loss_cannot_choose_are_refused(tmp_path, monkeyp
     no_dev = without("dev", *(pair.name for pair in dataset().pairs))
     for jobs, message in (
         (twice, "Each --model must be different; repeated: tiny.Bilingual"),
-        (by_bleu, r'best_by=DevLoss\(\), DevBleu\(\), .* Pass --set="train.best_by=DevBleu\(\)"'),
+        (by_bleu, r'best_by=DevLoss\(\), DevBleu\(\), .* Pass --set="train.best_by=DevChrf\(\)"'),
         (longer, r"--set=input.source_length=48 --set=input.target_length=40\.$"),
         (
             _several(tmp_path / "a", dataset=no_dev),
