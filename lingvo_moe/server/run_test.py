@@ -158,6 +158,7 @@ def test_sigterm_loses_no_request(start):
             answer = response.status, json.loads(response.read())
             refused = (503, {"error": "The server is shutting down; use another one."})
             assert answer == refused or text_of(answer) == f"t{number}"
+            assert response.will_close
     assert process.wait(60) == 0
 
 
