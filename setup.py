@@ -37,6 +37,7 @@ setup(
         # sentencepiece 0.2.2 takes minutes to train a vocabulary if sentences of small languages
         # are repeated.
         "sentencepiece>=0.2,!=0.2.2,<0.3",
+        "sentencex>=1,<2",
         "tensorflow>=2.21,<2.22",
         "tensorflow-text>=2.21,<2.22",
     ],

@@ -6,9 +6,10 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lingvo_moe.core.fields import short_repr
+from lingvo_moe.core.one_process import NotLoaded, is_forked
 from lingvo_moe.core.params import evolve, text_of
 from lingvo_moe.core.progress import report
 from lingvo_moe.core.registry import get_params, register
@@ -75,6 +76,9 @@ def load(
 ) -> "Model | Exported":
     """A trained model, from its logdir or from an exported SavedModel.
 
+    TensorFlow cannot be forked: in a fork of a process that ran it the model is not loaded, and its
+    first use raises RuntimeError.
+
     Args:
         directory: either.
         step: which checkpoint of a logdir; None for the best on dev.
@@ -84,7 +88,10 @@ def load(
         ValueError: the directory is neither, or it is damaged, or a step of a SavedModel was given.
     """
     directory = _path("directory", directory)
-    if not is_saved_model(directory):
+    exported = is_saved_model(directory)
+    if is_forked():
+        return cast(Model, NotLoaded())
+    if not exported:
         return Model(ModelDir.open(directory), make_runtime, step)
     if step is not None:
         raise ValueError(f"{directory} is a SavedModel, which has no steps; leave step={step} out.")

@@ -1,6 +1,7 @@
 """Arguments of the API that a user may give by mistake, and those that NumPy gives."""
 
 import copy
+import multiprocessing
 import os
 import pickle
 import re
@@ -14,6 +15,7 @@ import lingvo_moe as lm
 from lingvo_moe.core.files import new_directory
 from lingvo_moe.evaluation.metrics.sp_bleu import SpBleu
 from lingvo_moe.evaluation.report import Report
+from lingvo_moe.runtimes.local import Local
 from lingvo_moe.serving.formats.safetensors import Safetensors
 from lingvo_moe.testing import tiny_world
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
@@ -154,6 +156,17 @@ def loaded(request, logdir, tmp_path_factory):
     return lm.load(export)
 
 
+def _load(path):
+    _loaded.append(lm.load(path))
+
+
+def _translate():
+    return _loaded[-1].translate(["kara"], "en")
+
+
+_loaded: list = []
+
+
 class TestOneProcess:
     def test_a_fork_gets_an_error_and_does_not_wait(self, loaded):
         read, write = os.pipe()
@@ -177,6 +190,15 @@ class TestOneProcess:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         forked = [error for error in errors if "is a fork of the one that has the model" in error]
         assert len(forked) == (3 if isinstance(loaded, lm.Model) else 2)
+
+    def test_a_fork_that_loads_a_model_gets_an_error_at_its_first_use(self, loaded):
+        loaded.translate(["kara"], "en")
+        path = str(loaded._loaded_from)
+        with multiprocessing.get_context("fork").Pool(1, _load, [path]) as pool:
+            with pytest.raises(RuntimeError, match=r'ran TensorFlow, .*get_context\("spawn"\)'):
+                pool.apply_async(_translate).get(60)
+            with pytest.raises(RuntimeError, match="ran TensorFlow"):
+                pool.apply_async(Local, [None]).get(60)
 
     @pytest.mark.parametrize("deed", [copy.deepcopy, pickle.dumps])
     def test_copies_are_refused(self, loaded, deed):

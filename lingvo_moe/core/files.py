@@ -45,7 +45,9 @@ def write_whole(path: Path, content: bytes | str | Iterable[str | bytes]) -> Non
     if is_stream(path):
         descriptor = _descriptor(path)
         with path.open("wb") if descriptor is None else os.fdopen(os.dup(descriptor), "wb") as out:
-            out.writelines(parts)
+            for part in parts:
+                out.write(part)
+                out.flush()
         return
     path = path.resolve()
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)

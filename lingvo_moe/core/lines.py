@@ -8,11 +8,14 @@ Exported models contain a copy of this file, so it imports only the standard lib
 """
 
 import codecs
+import collections
 import contextlib
 import gzip
 import importlib
+import io
 import itertools
 import re
+import select
 import unicodedata
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +27,9 @@ _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 INVISIBLE = ("Zs", "Zl", "Zp", "Cc", "Cf")  # Unicode's separators, control and format characters
 # A regular expression for the line ends of Unicode, and for NUL, which `read_lines` refuses.
 LINE_ENDS = "[\0\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029]"
+
+
+_MOMENT = 0.05  # seconds
 
 
 def is_blank(text: str) -> bool:
@@ -157,6 +163,56 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
                 f"convert it to UTF-8 with iconv, or remove the character."
             )
         yield text.removesuffix("\r\n").removesuffix("\n")
+
+
+class ArrivingLines(Iterator[str]):
+    """The lines of a stream, which know whether the next one has arrived."""
+
+    def __init__(self, file: Any, name: str):
+        """Reads nothing yet; name is that of `decode_lines`."""
+        self._file, self._rest = file, bytearray()
+        self._lines: collections.deque[bytes] = collections.deque()
+        self._texts = decode_lines(iter(self._next, b""), name)
+
+    def __next__(self) -> str:
+        """The next line, also if it must be waited for."""
+        return next(self._texts)
+
+    def arrived(self) -> bool:
+        """Whether the next line or the end is there, or comes within a moment."""
+        while not self._lines:
+            with contextlib.suppress(io.UnsupportedOperation):  # a stream in memory is all there
+                if not select.select([self._file], [], [], _MOMENT)[0]:
+                    return False
+            self._read()
+        return True
+
+    def _next(self):
+        while not self._lines:
+            self._read()
+        return self._lines.popleft()
+
+    def _read(self):
+        read = self._file.read1(1 << 16)
+        self._rest += read
+        if b"\n" in read:
+            *lines, self._rest = self._rest.split(b"\n")
+            self._lines += [bytes(line) + b"\n" for line in lines]
+        if not read:
+            self._lines += [bytes(self._rest), b""][not self._rest :]
+
+
+def blocks(lines: Iterable[Any], most: int) -> Iterator[list[Any]]:
+    """Lines in lists of at most so many; a list of ArrivingLines ends when no more arrive."""
+    left = iter(lines)
+    for line in left:
+        block = [line]
+        while len(block) < most and (not isinstance(left, ArrivingLines) or left.arrived()):
+            more = list(itertools.islice(left, 1))
+            if not more:
+                break
+            block += more
+        yield block
 
 
 def paired(sources: Iterable[str], targets: Iterable[str], name: str) -> Iterator[tuple[str, str]]:

@@ -1,8 +1,17 @@
 import gzip
+import os
 
 import pytest
 
-from lingvo_moe.core.lines import cut_warning, decode_lines, is_blank, one_line, read_lines
+from lingvo_moe.core.lines import (
+    ArrivingLines,
+    blocks,
+    cut_warning,
+    decode_lines,
+    is_blank,
+    one_line,
+    read_lines,
+)
 
 UNUSUAL = "a\u2028b\u0085c\x0cd\x0be\x1cf\x1dg\x1eh\ri"
 
@@ -67,3 +76,27 @@ def test_a_warning_names_the_first_ten_lines():
     assert warning.startswith("warning: sentences too long for the model are cut, 12 in all: ")
     assert "line 1 (1,000 tokens left out), line 2 (2,000 tokens left out)" in warning
     assert "line 10 (10,000 tokens left out), …. Split" in warning
+
+
+def test_a_block_ends_when_no_more_lines_arrive():
+    read, write = os.pipe()
+    with open(read, "rb") as file:
+        arriving = blocks(ArrivingLines(file, "pipe"), 3)
+        os.write(write, b"one\ntwo\nthr")
+        assert next(arriving) == ["one", "two"]
+        os.write(write, b"ee\n\n")
+        assert next(arriving) == ["three", ""]
+        os.write(write, b"5\n6\n7\n8\r\nlast")
+        assert next(arriving) == ["5", "6", "7"]
+        assert next(arriving) == ["8"]
+        os.close(write)
+        assert list(arriving) == [["last"]]
+
+
+def test_lines_that_have_all_arrived_are_in_whole_blocks(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes(b"line\n" * 30_000 + b"x" * 200_000)
+    with path.open("rb") as file:
+        sizes = [list(map(len, block)) for block in blocks(ArrivingLines(file, "file"), 9_999)]
+    assert sizes == [[4] * 9_999] * 3 + [[4, 4, 4, 200_000]]
+    assert list(blocks(iter("abcde"), 2)) == [["a", "b"], ["c", "d"], ["e"]]

@@ -2,7 +2,37 @@
 
 import os
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from lingvo_moe.core.tensorflow_private import has_started
+
+_SPAWN = 'start processes with multiprocessing.get_context("spawn").'
+_forked = False  # while TensorFlow ran
+
+
+def _after_fork():
+    global _forked
+    _forked = _forked or has_started()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from one that ran TensorFlow: here it would wait for ever."""
+    return _forked
+
+
+def check_not_forked() -> None:
+    """Checks that TensorFlow can run in this process.
+
+    Raises:
+        RuntimeError: see `is_forked`.
+    """
+    if _forked:
+        raise RuntimeError(
+            f"This process is a fork of one that ran TensorFlow, which cannot be forked; {_SPAWN}"
+        )
 
 
 class OneProcess:
@@ -12,8 +42,12 @@ class OneProcess:
         """Remembers the process.
 
         Args:
-            path: what the model was loaded from.
+            path: what the model is loaded from.
+
+        Raises:
+            RuntimeError: see `is_forked`.
         """
+        check_not_forked()
         self._loaded_from, self._process = path, os.getpid()
 
     def check_process(self) -> None:
@@ -33,7 +67,16 @@ class OneProcess:
 
     @property
     def _how_to_share(self):
-        return (
-            f"Load it in each process, lingvo_moe.load({str(self._loaded_from)!r}), and start "
-            f'processes with multiprocessing.get_context("spawn").'
-        )
+        return f"Load it in each process, lingvo_moe.load({str(self._loaded_from)!r}), and {_SPAWN}"
+
+
+class NotLoaded:
+    """A model in a process where TensorFlow cannot run; each use raises the error.
+
+    Loading does not: a multiprocessing.Pool starts its processes again and again for ever if their
+    initializer, which loads the model, raises an error.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises the RuntimeError of `check_not_forked`."""
+        check_not_forked()

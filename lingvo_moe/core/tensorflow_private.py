@@ -2,7 +2,8 @@
 
 xla_sharding: annotations for XLA's partitioner. OpSharding: the proto of such an annotation.
 xla_optimization_barrier: keeps XLA from sharing a computation across it. control_flow_util: whether
-a graph is compiled by XLA. FunctionDef, NodeDef, SavedModelProto: the parts of a SavedModel's file.
+a graph is compiled by XLA. has_started: whether TensorFlow's threads run. FunctionDef, NodeDef,
+SavedModelProto: the parts of a SavedModel's file.
 """
 
 import tensorflow as tf
@@ -12,6 +13,7 @@ from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel as SavedModelProto
 from tensorflow.python.compiler.xla.experimental import xla_sharding
+from tensorflow.python.eager import context
 from tensorflow.python.ops import control_flow_util
 
 __all__ = [
@@ -20,10 +22,16 @@ __all__ = [
     "OpSharding",
     "SavedModelProto",
     "control_flow_util",
+    "has_started",
     "set_attribute",
     "xla_optimization_barrier",
     "xla_sharding",
 ]
+
+
+def has_started() -> bool:
+    """Whether TensorFlow has run anything in this process, or before it was forked."""
+    return context.context()._initialized
 
 
 def set_attribute(operation: tf.Operation, name: str, value: bytes) -> None:

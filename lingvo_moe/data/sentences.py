@@ -1,63 +1,206 @@
-"""Splits text that is too long for a model into sentences."""
+"""Splits texts into what a model translates as a whole: sentences, and parts of very long ones.
+
+Exports contain a copy of this file, so it needs only the standard library. Without the package
+sentencex it finds ends of sentences by punctuation alone.
+"""
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-# Punctuation with closing quotes and brackets after it. In scripts with spaces a space must follow,
-# so that numbers such as 3.5 are not split.
-_END = re.compile(
-    r"""(?<![.!?…؟۔।])[.!?…؟۔।]+["')\]»”’]*\s+ | (?<![。！？])[。！？]+["')\]」』”’]*\s*""",
-    re.VERBOSE,
+from lingvo_moe.core.lines import LINE_ENDS, one_line
+from lingvo_moe.data.surface import as_read, as_written, copy_of, wordless
+
+_CLOSING = """["')\\]»”’」』）》】]*"""
+_OPENING = "\"'“‘„«»([「『（《"
+try:
+    from sentencex import segment
+except ImportError:
+    _END = re.compile(
+        rf"(?<!\b[A-Z]\w)[.!?؟۔।։።။]+{_CLOSING}\s+|[。！？｡]+{_CLOSING}\s*"  # "Dr." is no end
+    )
+
+    def segment(language: str, text: str) -> list[str]:
+        """The sentences of a text, each with the spaces after it."""
+        del language
+        return _pieces(_END, text)
+
+
+# sentencex has rules for codes of two letters.
+_CODES = dict(
+    re.findall(
+        r"(\w+):(\w+)",
+        "amh:am ara:ar ben:bn bul:bg cat:ca ces:cs dan:da deu:de ell:el eng:en fin:fi fra:fr guj:gu"
+        " hin:hi hye:hy ita:it kan:kn kaz:kk mal:ml mar:mr mya:my nld:nl ory:or pan:pa pol:pl"
+        " por:pt rus:ru slk:sk spa:es tam:ta tel:te ukr:uk",
+    )
 )
-_NO_SPACE_AFTER = "。！？」』"
+# Ends that sentencex does not know: of Khmer and Tibetan, "…" and line ends inside a text.
+_MORE_ENDS = re.compile(
+    rf"[។៕༈།-༒༔]+{_CLOSING}\s*|…{_CLOSING}\s+(?=[A-ZÀ-ÞΑ-ΩА-Я])|\s*{LINE_ENDS}\s*"
+)
+# No end: an initial ("J."), and a point without a space after it.
+_NO_END = re.compile(r"(?<!\w)[^\W\d_]\.\s*$|[.!?]$")
+# Where a long sentence is cut, the best place first; of its length, what is too near its ends.
+_CUTS = (
+    (0.25, re.compile(r"[;:؛]\s+|[；：]\s*")),
+    (0.25, re.compile(r"[,،]\s+|[，、]\s*")),
+    (0.0, re.compile(r"\s+")),
+)
+# Chinese and Japanese have no space between sentences.
+_NO_SPACE_AFTER = re.compile("[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff9f][”’]?$")
 
 
-def split_sentences(text: str) -> list[str]:
-    """The sentences of a text, each with the spaces after it; joined they equal the text."""
-    ends = [0, *(match.end() for match in _END.finditer(text)), len(text)]
-    parts = (text[start:end] for start, end in itertools.pairwise(ends))
-    return [part for part in parts if part]
+class Part(NamedTuple):
+    """What is translated as a whole.
 
-
-def pack_sentences(sentences: Sequence[str], lengths: Sequence[int], room: int) -> list[str]:
-    """Joins sentences to parts, as few as possible.
-
-    Args:
-        sentences: of `split_sentences`.
-        lengths: the number of tokens of each.
-        room: largest number of tokens of a part; a longer sentence is a part of its own.
+    Attributes:
+        text: the text.
+        size: number of tokens.
+        after: the white space between it and the next part.
     """
-    parts, left = [""], room
-    for sentence, length in zip(sentences, lengths, strict=True):
-        if parts[-1] and length > left:
-            parts.append("")
-            left = room
-        parts[-1] += sentence
-        left -= length
-    return [part.strip() for part in parts]
+
+    text: str
+    size: int
+    after: str = ""
 
 
-def split_into_parts(
-    text: str, prefix: str, room: int, count: Callable[[list[str]], Sequence[int]]
-) -> list[str]:
-    """Parts of a text that is too long, as few as possible, each of whole sentences.
+def sentence_language(given: str | None, to: str, pairs: Sequence[str]) -> str:
+    """The language whose rules split a text: English's if it is not known.
 
     Args:
-        text: to split.
-        prefix: text that will be put in front of each part.
-        room: largest number of tokens of a prefix and a part; a longer sentence is a part of its
-            own.
+        given: the source language, if it is given.
+        to: the target language.
+        pairs: those of the model, such as "de-en".
+    """
+    sources = {source for source, _, target in (p.rpartition("-") for p in pairs) if target == to}
+    return given or (sources.pop() if len(sources) == 1 else "en")
+
+
+def split_sentences(text: str, language: str = "en") -> list[str]:
+    """The sentences of a text, each with the white space after it; joined they equal the text.
+
+    What has no words belongs to the sentence after it, or to the last one.
+
+    Args:
+        text: without white space at its beginning.
+        language: a code with or without a region or a script; of an unknown one the rules for most
+            languages hold.
+    """
+    code = re.split("[-_]", language)[0].lower()
+    found = _segments(_CODES.get(code, code), text)
+    sentences: list[list[str]] = [[]]
+    bare = True
+    for piece in (piece for one in found for piece in _pieces(_MORE_ENDS, one)):
+        rest = piece.lstrip()
+        sentences[-1].append(piece[: len(piece) - len(rest)])
+        before = "".join(sentences[-1][-2:])[-9:]
+        if not bare and not _NO_END.search(before) and re.search(r"\w", rest):
+            sentences.append([])
+            bare = True
+        sentences[-1].append(rest)
+        bare = bare and wordless(rest)
+    if bare and len(sentences) > 1:
+        sentences[-2:] = [sentences[-2] + sentences[-1]]
+    return list(map("".join, sentences))
+
+
+def split_texts(
+    texts: Sequence[str],
+    language: str,
+    room: int,
+    count: Callable[[list[str]], Sequence[int]],
+) -> list[list[Part]]:
+    """The parts of each text: its sentences; a longer one is cut, near its middle, until it fits.
+
+    Args:
+        texts: to split.
+        language: as of `split_sentences`.
+        room: largest number of tokens of a part.
         count: texts -> the number of tokens of each.
+
+    Returns:
+        The parts of each text, as it is read (see `as_read`); none of a text without words or
+        tokens.
     """
-    sentences = split_sentences(text)
-    used, *lengths = count([prefix, *sentences])
-    return pack_sentences(sentences, lengths, room - used)
+    texts = [as_read(text, language) for text in texts]
+    split = [[] if wordless(text) else split_sentences(text.strip(), language) for text in texts]
+    while True:
+        texts_of_parts = [part.rstrip() for parts in split for part in parts]
+        lengths = iter(texts_of_parts and count(texts_of_parts))
+        sized = [[(part, next(lengths)) for part in parts] for parts in split]
+        shorter = [
+            [half for part, size in parts for half in (_halves(part) if size > room else [part])]
+            for parts in sized
+        ]
+        if shorter == split:
+            break
+        split = shorter
+    return [
+        [
+            Part(one := part.rstrip() if len(parts) > 1 else text, size, part[len(one) :])
+            for part, size in parts
+            if size
+        ]
+        for text, parts in zip(texts, sized, strict=True)
+    ]
 
 
-def join_sentences(texts: Iterable[str]) -> str:
-    """Joins texts with spaces, except after Chinese and Japanese punctuation."""
-    joined = ""
-    for text in filter(None, map(str.strip, texts)):
-        joined += (" " if joined and joined[-1] not in _NO_SPACE_AFTER else "") + text
+def left_out(parts: Sequence[Part], room: int) -> int:
+    """The number of tokens of parts that could not be cut any shorter and are not read."""
+    return sum(max(0, part.size - room) for part in parts)
+
+
+def join_parts(translations: Sequence[str], parts: Sequence[Part]) -> str:
+    """One line of the translations of parts, with the white space that was between the parts.
+
+    It is a space if there was none. Chinese and Japanese have no space between sentences.
+    """
+    joined, space = "", ""
+    for text, part in zip(translations, parts, strict=True):
+        if joined and text:
+            plain = "" if _NO_SPACE_AFTER.search(joined) else " "
+            joined += plain if space in ("", " ") else one_line(space)
+        joined, space = joined + text, part.after
     return joined
+
+
+def written(
+    text: str, to: str, forms: Mapping[str, str], parts: Sequence[Part], found: Sequence[str]
+) -> str:
+    """The translation of a text from those of its parts, or a copy of a text without words."""
+    if parts:
+        return as_written(join_parts(found, parts), text, to, forms)
+    return copy_of(text) if wordless(text) else ""
+
+
+def _segments(code: str, text: str) -> Iterator[str]:
+    """The sentences of sentencex, which takes what is in quotes or brackets for one sentence."""
+    for quoted in segment(code, text):
+        rest = quoted.lstrip(_OPENING)
+        first, *others = segment(code, rest) or [""]
+        yield quoted[: len(quoted) - len(rest)] + first
+        yield from others
+
+
+def _pieces(ends: re.Pattern[str], text: str) -> list[str]:
+    """The pieces of a text between matches, each with the match after it."""
+    places = [0, *(match.end() for match in ends.finditer(text)), len(text)]
+    return [text[start:end] for start, end in itertools.pairwise(places) if start < end]
+
+
+def _halves(text: str) -> list[str]:
+    """Two parts of a text, or one if it cannot be cut."""
+    size = len(text)
+    for margin, cuts in _CUTS:
+        ends = [m.end() for m in cuts.finditer(text) if margin < m.end() / size < 1 - margin]
+        if ends:
+            cut = min(ends, key=lambda end: abs(2 * end - size))
+            break
+    else:
+        cut = size // 2
+        while cut < size and unicodedata.category(text[cut]).startswith("M"):
+            cut += 1  # a mark belongs to the letter before it
+    return [half for half in (text[:cut], text[cut:]) if half]

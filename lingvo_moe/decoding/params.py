@@ -80,9 +80,6 @@ class BeamSearchParams(Params):
             the score and the length, and other constraints do not apply to them.
         tokens: whether to return the tokens of translations, each with its log P and its aligned
             source token; see `Transformer.step`.
-        split_long: whether a text that is too long for the model is split into sentences whose
-            translations are merged; otherwise it is cut, with a warning. A part that is still too
-            long is cut too.
         batch_tokens: number of source tokens that are decoded together, with padding; a longer
             sentence is decoded alone. It does not change translations.
         cache: how keys and values of hypotheses are kept. It does not change translations.
@@ -108,7 +105,6 @@ class BeamSearchParams(Params):
     source_prefix: _Line = ""
     target_prefix: _Line = ""
     tokens: bool = False
-    split_long: bool = False
     batch_tokens: PositiveInt = 2048
     cache: Cache = ByBeam()
     shortlist: bool = False

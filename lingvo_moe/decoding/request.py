@@ -30,7 +30,7 @@ _SEARCH_NUMBERS = _NUMBERS | dict.fromkeys(("beam_size", "n_best", "no_repeat_ng
 _SAMPLING_NUMBERS = _OF_SAMPLING | {"top_k": np.int32, "top_p": np.float32}
 OWN = -1  # as an option of an export: the number of the target language
 # Fields that graphs do not use.
-_OUTSIDE = ("forbidden", "source_prefix", "target_prefix", "split_long", "batch_tokens")
+_OUTSIDE = ("forbidden", "source_prefix", "target_prefix", "batch_tokens")
 
 
 @dataclasses.dataclass(frozen=True)

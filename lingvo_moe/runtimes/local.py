@@ -10,6 +10,7 @@ import tensorflow as tf
 from lingvo_moe.core.gradients import without_gradients
 from lingvo_moe.core.layer import EVALUATION, init_theta
 from lingvo_moe.core.nested_map import NestedMap
+from lingvo_moe.core.one_process import check_not_forked
 from lingvo_moe.runtimes.task import NOTHING, SearchRequest, Task
 from lingvo_moe.training.checkpoint import check_tensors
 from lingvo_moe.training.ladder import Ladder
@@ -29,7 +30,11 @@ class Local:
         Args:
             task: the model.
             step: the training step; None for decoding and evaluation only, which need no slots.
+
+        Raises:
+            RuntimeError: this process is a fork of one that ran TensorFlow.
         """
+        check_not_forked()
         self._task, self._step = task, step
         self._decoder = task
         self._state: TrainState | None = None

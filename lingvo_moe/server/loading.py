@@ -7,6 +7,7 @@ from typing import Any
 
 from absl import logging
 
+from lingvo_moe.data.sentences import Part, left_out
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.runtimes.local import Local
 from lingvo_moe.server.model import Model, OptionLimits, Size, TooLong
@@ -22,14 +23,14 @@ _TAG_AND_EOS = 2
 class _Checks:
     """Checks the options of requests to one model."""
 
-    def __init__(self, limits: OptionLimits, own: BeamSearchParams, max_pieces: int):
+    def __init__(self, limits: OptionLimits, own: BeamSearchParams, part_pieces: int):
         """Makes the checks; own are the model's options, which are always allowed."""
         self._own = own
         self._largest = {
             "n_best": limits.n_best,
             "beam_size": max(limits.beam_size, own.beam_size),
         }
-        self._longest = max(limits.output_tokens, own.longest(max_pieces + _TAG_AND_EOS))
+        self._longest = max(limits.output_tokens, own.longest(part_pieces + _TAG_AND_EOS))
 
     def check(self, search: BeamSearchParams) -> None:
         """Checks numbers.
@@ -44,16 +45,15 @@ class _Checks:
                     f"give a smaller value."
                 )
 
-    def size(
-        self, number: int, parts: Sequence[int], left_out: int, search: BeamSearchParams
-    ) -> Size:
-        """The size of a sentence of a request; `parts` has the number of pieces of each part.
+    def size(self, number: int, parts: Sequence[Part], room: int, search: BeamSearchParams) -> Size:
+        """The size of a sentence of a request, of which at most `room` pieces of a part are read.
 
         Raises:
             TooLong: its translation may be too long.
         """
+        read = [min(part.size, room) for part in parts]
         longest, own = (
-            sum(params.longest(pieces + _TAG_AND_EOS) for pieces in parts)
+            sum(params.longest(pieces + _TAG_AND_EOS) for pieces in read)
             for params in (search, self._own)
         )
         if longest > (allowed := max(self._longest, own)):
@@ -63,7 +63,7 @@ class _Checks:
                 f"tokens, but at most {allowed:,} are allowed; give smaller values, or raise "
                 f"--max_output_tokens of the server."
             )
-        return Size(sum(parts), left_out, longest)
+        return Size(sum(read), left_out(parts, room), longest)
 
 
 class Trained(TrainedModel):
@@ -97,7 +97,7 @@ class Trained(TrainedModel):
         super().__init__(ModelDir.open(path).with_overrides(overrides), make_runtime)
         self.n_best = limits.n_best
         own = self.params.decoding.filled(self._translator.fitted)
-        self._checks = _Checks(limits, own, self.max_pieces)
+        self._checks = _Checks(limits, own, self._translator.part_pieces)
         # The server does not count tag and EOS; twice its limit has room for them.
         self._batch_tokens = 2 * limits.batch_tokens
 
@@ -126,8 +126,8 @@ class Trained(TrainedModel):
         search = translator.decoding.filled(translator.fitted)
         self._checks.check(search)
         return [
-            self._checks.size(number, [*map(len, parts)], left_out, search)
-            for number, (parts, left_out) in enumerate(translator.read(sentences), start=1)
+            self._checks.size(number, parts, translator.part_pieces, search)
+            for number, parts in enumerate(translator.split(sentences), start=1)
         ]
 
     def sizes(self, sources: Sequence[str], targets: Sequence[str]) -> list[tuple[int, int]]:
@@ -152,20 +152,15 @@ class Served(Exported):
         self.n_best = min(limits.n_best, self.n_best)
         limits = dataclasses.replace(limits, n_best=self.n_best)
         own = self.search_with({}).filled(self.fitted)
-        self._checks = _Checks(limits, own, self.max_pieces)
+        self._checks = _Checks(limits, own, self.part_pieces)
 
     def measure(self, sentences: Sequence[str], **options: Any) -> list[Size]:
         """See Model."""
         search = self.search_with(options).filled(self.fitted)
         self._checks.check(search)
         return [
-            self._checks.size(
-                number,
-                [min(count, self.max_pieces) for count in reading.counts],
-                reading.left_out,
-                search,
-            )
-            for number, reading in enumerate(self._read(sentences, search), start=1)
+            self._checks.size(number, parts, self.part_pieces, search)
+            for number, parts in enumerate(self._split(sentences, search), start=1)
         ]
 
     def sizes(self, sources: Sequence[str], targets: Sequence[str]) -> list[tuple[int, int]]:

@@ -21,8 +21,8 @@ class OptionLimits(Params):
         n_best: number of translations of a sentence.
         beam_size: of a search.
         output_tokens: of the longest translation that the options allow for a sentence.
-        batch_tokens: the limit of a batch, with padding. With the option split_long the parts of a
-            sentence above the limit are translated in several batches.
+        batch_tokens: the limit of a batch, with padding. The parts of a text above the limit are
+            translated in several batches.
     """
 
     n_best: PositiveInt = 4
@@ -62,7 +62,7 @@ class Model(Protocol):
         pairs: the language pairs that it was trained on, such as "de-en".
         needs_source_language: whether the source language must be given.
         n_best: largest number of translations of a sentence.
-        max_pieces: longer sentences are cut to this number of pieces.
+        max_pieces: longer sentences are not scored.
         options: names of the options of a request.
         scores: whether the model has `score`.
         explains: whether it has `explain`, as `lingvo_moe.tasks.model.Model`.

@@ -95,6 +95,11 @@ class Model:
         self._called: set[str] = set()
         self._defaults = about.get("options", {})
         self.options = plain(self._defaults)
+        self.part_pieces, self.pairs, self.forms = (
+            plain(about[name]) for name in ("part_pieces", "pairs", "forms")
+        )
+        penalties = plain(about["languages"]), plain(about["length_penalty"])
+        self.penalties = dict(zip(*penalties, strict=True))
 
     def sizes(self, sentences):
         """Numbers of tokens."""
@@ -135,7 +140,7 @@ def plain(value):
 
 def main():
     """Prints the best translation of each sentence, one a line."""
-    flags = parser(__doc__.splitlines()[0], "tokens", 2048)
+    flags = parser(__doc__.splitlines()[0])
     flags.add_argument("--model", default=str(Path(__file__).resolve().parent))
     args = flags.parse_args()
     given = {"target_language": args.to, "source_language": args.source_language}

@@ -8,16 +8,24 @@ import ast
 import io
 import itertools
 import json
-import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from lingvo_moe.core.batching import batches
-from lingvo_moe.core.lines import cut_warning, decode_lines, paired, read_lines
+from lingvo_moe.core.lines import (
+    ArrivingLines,
+    blocks,
+    cut_warning,
+    decode_lines,
+    paired,
+    read_lines,
+)
 from lingvo_moe.core.literals import unquoted
+from lingvo_moe.data.sentences import left_out, sentence_language, split_texts
+from lingvo_moe.tasks.parts import parts_of, translate_parts, translations_of
 
 _BLOCK = 4096  # lines that are read at a time, which bounds memory
 _INT32 = range(-(1 << 31), 1 << 31)
@@ -33,15 +41,23 @@ class Service(Protocol):
 
     Attributes:
         options: the options of a request, each with its value in the model; {} if it has none.
+        part_pieces: texts are split into parts of at most so many tokens.
+        pairs: the model's language pairs, such as "de-en".
+        forms: target language -> Unicode's form of its translations.
+        penalties: target language -> its length_penalty, if this option is -1.
     """
 
     options: Mapping[str, Any]
+    part_pieces: int
+    pairs: Sequence[str]
+    forms: Mapping[str, str]
+    penalties: Mapping[str, float]
 
     def sizes(self, sentences: Sequence[str]) -> list[int]:
-        """The length of each sentence, for batches."""
+        """The number of tokens of each sentence."""
 
     def target_sizes(self, translations: Sequence[str]) -> list[int]:
-        """The length of each translation, for batches."""
+        """The number of tokens of each translation."""
 
     def translate(self, sentences: Sequence[str], options: Mapping[str, Any]) -> Mapping[str, list]:
         """The outputs of `ServedModel.translate`, or with options of `translate_with`."""
@@ -50,14 +66,8 @@ class Service(Protocol):
         """The outputs of `ServedModel.score`."""
 
 
-def parser(description: str, unit: str, size: int) -> argparse.ArgumentParser:
-    """The flags of each client.
-
-    Args:
-        description: a line.
-        unit: of the size of a batch, such as "tokens".
-        size: the default.
-    """
+def parser(description: str) -> argparse.ArgumentParser:
+    """The flags of each client, which is described by a line."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("sentences", nargs="*", help="by default the lines of standard input")
     made.add_argument("--to", default="en", help="target language (default: en)")
@@ -67,8 +77,8 @@ def parser(description: str, unit: str, size: int) -> argparse.ArgumentParser:
     made.add_argument("--tokens", action="store_true", help="print JSON with tokens")
     made.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE")
     made.add_argument("--score", metavar="FILE", help="print log P of the translations in a file")
-    batch = f"{unit} of a batch, with padding (default: {size})"
-    made.add_argument(f"--batch_{unit}", dest="batch", type=_positive, default=size, help=batch)
+    batch = "tokens of a batch, with padding (default: 2048)"
+    made.add_argument("--batch_tokens", dest="batch", type=_positive, default=2048, help=batch)
     return made
 
 
@@ -94,7 +104,7 @@ def run(args: argparse.Namespace, service: Service) -> None:
     if args.sentences:
         sentences = decode_lines(map(os.fsencode, args.sentences), "the arguments")
     else:
-        sentences = decode_lines(sys.stdin.buffer, "standard input")
+        sentences = ArrivingLines(sys.stdin.buffer, "standard input")
     if args.score:
         _score(service, sentences, args)
     else:
@@ -160,38 +170,45 @@ def _translate(service, sentences, args):
         raise ValueError(f"--tokens: {_NO_OPTIONS}")
     if options or args.tokens:
         options["n_best"] = n_best
-    numbers, left_out = itertools.count(1), {}
-    for block in _blocks(sentences):
-        rows = _rows(
-            service.sizes(block),
-            args.batch,
-            lambda chosen, block=block: service.translate([block[i] for i in chosen], options),
-        )
-        for row in rows:
-            found = len(row["translations"])
-            if found < n_best and not service.options:
-                raise ValueError(f"--n_best={n_best}: this export makes {found}. Give fewer.")
-            for n in range(min(n_best, found)):
-                print(_line(row, n, args, n_best > 1))
-            number = next(numbers)
-            if row["left_out"]:
-                left_out[number] = row["left_out"]
-    if left_out:
-        print(cut_warning(left_out), file=sys.stderr)
+    given = {**service.options, **options}
+    after_first = {**options, "target_prefix": ""} if given.get("target_prefix") else options
+    # An export whose translations begin with a tag has no option target_prefix.
+    tags, alpha = "target_prefix" not in given, given.get("length_penalty")
+    if alpha is not None and alpha < 0:
+        alpha = service.penalties[args.to]
+
+    def count(texts):
+        return service.sizes([given.get("source_prefix", "") + text for text in texts])
+
+    def penalty(length):
+        return length if alpha is None else ((5 + tags + length) / 6) ** alpha
+
+    def translate(texts, later):
+        output = service.translate(texts, after_first if later else options)
+        made = len(output["translations"][0])
+        if made < n_best:
+            raise ValueError(f"--n_best={n_best}: this export makes {made}. Give fewer.")
+        return parts_of(output, n_best, args.tokens)
+
+    language = sentence_language(args.source_language, args.to, service.pairs)
+    numbers, cut = itertools.count(1), {}
+    for block in blocks(sentences, _BLOCK):
+        split = split_texts(block, language, service.part_pieces, count)
+        found = translate_parts(split, args.batch, translate)
+        results = translations_of(block, args.to, service.forms, split, found, penalty, n_best)
+        for parts, best, number in zip(split, results, numbers, strict=False):
+            if tokens := left_out(parts, service.part_pieces):
+                cut[number] = tokens
+            for one in best:
+                print(_line(one, args, n_best > 1), flush=True)
+    if cut:
+        print(cut_warning(cut), file=sys.stderr)
 
 
-def _line(row, n, args, several):
-    text, score = row["translations"][n], row["scores"][n]
-    if not args.tokens:
-        return (f"{score:.4f}\t" if args.scores or several else "") + text
-    pieces = [piece for piece in row["tokens"][n] if piece]
-    found = {"text": text, "score": score if math.isfinite(score) else None}
-    if pieces:
-        values = zip(pieces, row["log_probs"][n], row["aligned"][n], strict=False)
-        names = ("text", "log_prob", "source")
-        found["tokens"] = [dict(zip(names, one, strict=True)) for one in values]
-        found["source"] = [piece for piece in row["source"] if piece]
-    return json.dumps(found, ensure_ascii=False)
+def _line(found, args, several):
+    if args.tokens:
+        return json.dumps(found.as_json(), ensure_ascii=False)
+    return (f"{found.score:.4f}\t" if args.scores or several else "") + found.text
 
 
 def _score(service, sentences, args):
@@ -200,7 +217,7 @@ def _score(service, sentences, args):
             raise ValueError(f"--score and --{name} cannot be combined; drop one of them.")
     if not service.options:
         raise ValueError(f"--score: {_NO_OPTIONS}")
-    for block in _blocks(paired(sentences, read_lines(Path(args.score)), args.score)):
+    for block in blocks(paired(sentences, read_lines(Path(args.score)), args.score), _BLOCK):
         sides = [list(side) for side in zip(*block, strict=True)]
         sizes = map(max, service.sizes(sides[0]), service.target_sizes(sides[1]))
         rows = _rows(
@@ -221,12 +238,6 @@ def _scored(row, text, tokens):
     return json.dumps(
         {"text": text, "log_prob": sum(log_probs), "tokens": each}, ensure_ascii=False
     )
-
-
-def _blocks(lines: Iterable[Any]) -> Iterator[list[Any]]:
-    left = iter(lines)
-    while block := list(itertools.islice(left, _BLOCK)):
-        yield block
 
 
 def _rows(sizes, most, outputs_of):

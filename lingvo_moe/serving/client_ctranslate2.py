@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from lingvo_moe.core.console import install
-from lingvo_moe.core.lines import cut_warning, decode_lines, one_line
-from lingvo_moe.data.surface import as_read, as_written, copy_of, wordless
+from lingvo_moe.core.lines import ArrivingLines, blocks, cut_warning, decode_lines, one_line
+from lingvo_moe.data.sentences import left_out, sentence_language, split_texts, written
 from lingvo_moe.tasks.languages import check_target_language
 
 if __name__ == "__main__":
@@ -29,13 +29,13 @@ class Model:
     Attributes:
         about: `tags`, language -> its tag; `forms`, language -> Unicode's form of its translations;
             `source_languages`, the languages that a source can have, [] if they are unknown;
-            `max_pieces`, the number of pieces to which longer sentences are cut; `task`, the task
-            of the experts, or None; `no_words`, pieces that no translation has; `beam_size`;
-            `length_penalty`, language -> exponent of the length; `length_ratio`, language -> ratio,
-            and `length_offset`: a translation has at most ratio · source length + offset tokens,
-            with tag and EOS; `min_length`, its least number of tokens, with EOS;
-            `no_repeat_ngram`, n if no sequence of n tokens may occur twice, or 0. These are as in
-            the model's own search.
+            `pairs`, the language pairs, such as "de-en"; `part_pieces`, the largest number of
+            pieces of what is translated as a whole; `task`, the task of the experts, or None;
+            `no_words`, pieces that no translation has; `beam_size`; `length_penalty`, language ->
+            exponent of the length; `length_ratio`, language -> ratio, and `length_offset`: a
+            translation has at most ratio · source length + offset tokens, with tag and EOS;
+            `min_length`, its least number of tokens, with EOS; `no_repeat_ngram`, n if no sequence
+            of n tokens may occur twice, or 0. These are as in the model's own search.
     """
 
     def __init__(self, directory, threads=0):
@@ -47,26 +47,30 @@ class Model:
             for side in ("source", "target")
         )
 
-    def translate(self, sentences, to="en", beam_size=None, warn=print):
+    def translate(self, sentences, to="en", beam_size=None, warn=print, first_line=1):
         """The best translation of each sentence, each one line.
 
-        Without a beam_size the search has that of the model at export.
+        Without a beam_size the search has that of the model at export. first_line is the number of
+        the first sentence in warnings.
 
         Raises:
             ValueError: the model does not know the language.
         """
         tags = self.about["tags"]
         check_target_language(to, tags)
-        room, results = self.about["max_pieces"], list(map(copy_of, sentences))
-        places = [i for i, text in enumerate(sentences) if not wordless(text)]
-        pieces = [self._source.encode(as_read(sentences[i]), out_type=str) for i in places]
-        left_out = {
-            i + 1: len(row) - room for i, row in zip(places, pieces, strict=True) if len(row) > room
-        }
-        if left_out:
-            warn(cut_warning(left_out))
+        room, language = self.about["part_pieces"], sentence_language(None, to, self.about["pairs"])
+
+        def count(texts):
+            return list(map(len, self._source.encode(texts)))
+
+        split = split_texts(sentences, language, room, count)
+        counts = {i: left_out(parts, room) for i, parts in enumerate(split, first_line)}
+        if any(counts.values()):
+            warn(cut_warning({i: count for i, count in counts.items() if count}))
+        texts = [part.text for parts in split for part in parts]
+        pieces, results = self._source.encode(texts, out_type=str), [""] * len(texts)
         by_length: dict[int, list] = {}
-        for i, row in zip(places, pieces, strict=True):
+        for i, row in enumerate(pieces):
             by_length.setdefault(min(len(row), room), []).append((i, [tags[to], *row[:room]]))
         for length, rows in by_length.items():
             longest, least = self._longest(length + 2, to), self.about["min_length"]
@@ -84,9 +88,12 @@ class Model:
                 length_penalty=self.about["length_penalty"][to],
             )
             for (i, _), output in zip(rows, outputs, strict=True):
-                text = one_line(self._target.decode(output.hypotheses[0]))
-                results[i] = as_written(text, sentences[i], to, self.about["forms"])
-        return results
+                results[i] = one_line(self._target.decode(output.hypotheses[0]))
+        found = iter(results)
+        return [
+            written(text, to, self.about["forms"], parts, [next(found) for _ in parts])
+            for text, parts in zip(sentences, split, strict=True)
+        ]
 
     def _longest(self, source_length, to):
         exact = round(self.about["length_ratio"][to] * source_length, 6)  # 110 is not 110+ε
@@ -106,15 +113,18 @@ def main():
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")
     if args.sentences:
-        sentences = list(decode_lines(map(os.fsencode, args.sentences), "the arguments"))
+        sentences = decode_lines(map(os.fsencode, args.sentences), "the arguments")
     else:
-        sentences = list(decode_lines(sys.stdin.buffer, "standard input"))
+        sentences = ArrivingLines(sys.stdin.buffer, "standard input")
 
     def warn(line):
         print(line, file=sys.stderr)
 
-    for line in Model(args.model).translate(sentences, args.to, args.beam_size, warn):
-        print(line)
+    model, first_line = Model(args.model), 1
+    for block in blocks(sentences, 4096):
+        for line in model.translate(block, args.to, args.beam_size, warn, first_line):
+            print(line, flush=True)
+        first_line += len(block)
 
 
 if __name__ == "__main__":

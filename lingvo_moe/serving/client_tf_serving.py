@@ -4,7 +4,7 @@ python translate.py [--url=URL] [--name=MODEL] [--to=LANGUAGE] [SENTENCE ...]
                                             (or sentences on standard input, one a line)
 python translate.py [--url=URL] [--name=MODEL] --to=LANGUAGE --score=TRANSLATIONS < SENTENCES
 
---set gives an option, such as --set=beam_size=8; options.json lists all with their defaults.
+--set gives an option, such as --set=beam_size=8; about.json lists all with their defaults.
 """
 
 import http.client
@@ -19,49 +19,57 @@ from lingvo_moe.serving.client_command import parser, run
 if __name__ == "__main__":
     install((OSError, ValueError))  # one-line errors
 
-OPTIONS = Path(__file__).with_name("options.json")
+ABOUT = Path(__file__).with_name("about.json")
 
 
 class Model:
     """A model on a server; a client_command.Service."""
 
-    def __init__(self, url, name, languages, options, timeout=600):
+    def __init__(self, url, name, languages, about, timeout=600):
         """Nothing is sent yet.
 
         Args:
             url: of the server.
             name: of the model on it.
             languages: the inputs target_language and, for models that need it, source_language.
-            options: the default of each option of a request.
+            about: the attributes of a Service.
             timeout: seconds for an answer.
         """
         self._address = f"{url.rstrip('/')}/v1/models/{name}:predict"
-        self._languages, self.options, self._timeout = languages, options, timeout
+        self._languages, self._timeout = languages, timeout
+        self.options, self.part_pieces, self.pairs, self.forms, self.penalties = (
+            about[name] for name in ("options", "part_pieces", "pairs", "forms", "penalties")
+        )
 
     def sizes(self, sentences):
-        """Numbers of characters, because the vocabulary is on the server."""
-        return list(map(len, sentences))
+        """Numbers of tokens."""
+        return self.predict("count_pieces", "output_0", texts=sentences)["output_0"]
 
-    target_sizes = sizes
+    def target_sizes(self, translations):
+        """Numbers of tokens."""
+        return self.predict("count_target_pieces", "output_0", texts=translations)["output_0"]
 
     def translate(self, sentences, options):
         """The outputs of the signature."""
         # All options are given, because not every version of TensorFlow Serving uses defaults.
         given = {**self.options, **options} if options else {}
         signature = "with_options" if options else "serving_default"
-        return self.predict(signature, "translations", sentences=sentences, **given)
+        return self.predict(
+            signature, "translations", sentences=sentences, **given, **self._languages
+        )
 
     def score(self, sentences, translations):
         """The outputs of the signature."""
-        return self.predict("score", "tokens", sentences=sentences, translations=translations)
+        texts = {"sentences": sentences, "translations": translations}
+        return self.predict("score", "tokens", **texts, **self._languages)
 
     def predict(self, signature, result, **inputs):
-        """The outputs of a signature, as lists.
+        """The outputs of a signature, as lists; a single output has the name output_0.
 
         Args:
             signature: its name.
             result: the name of an output that it must have.
-            **inputs: its inputs without the languages.
+            **inputs: its inputs; the first has as many texts as the outputs.
 
         Raises:
             ValueError: the server refuses the request, for example for an unknown language, or its
@@ -70,7 +78,7 @@ class Model:
         """
         address = self._address
         # The columnar format ("inputs"), because all sentences have the same languages.
-        body = {"signature_name": signature, "inputs": {**inputs, **self._languages}}
+        body = {"signature_name": signature, "inputs": inputs}
         sent = json.dumps(body).encode(), {"Content-Type": "application/json"}
         try:
             request = urllib.request.Request(address, *sent)
@@ -86,7 +94,9 @@ class Model:
                 f"address of the server's REST API, such as --url=http://localhost:8501."
             ) from error
         outputs = answer.get("outputs") if isinstance(answer, dict) else None
-        count = len(inputs["sentences"])
+        if isinstance(outputs, list):  # of a signature with one output
+            outputs = {"output_0": outputs}
+        count = len(next(iter(inputs.values())))
         if not isinstance(outputs, dict) or len(outputs.get(result, ())) != count:
             raise ValueError(f"{address} is no export of lingvo-moe: its answer is {answer!r:.80}.")
         return outputs
@@ -104,15 +114,15 @@ def _reason(error):
 
 def main():
     """Prints the best translation of each sentence, one a line."""
-    flags = parser(__doc__.splitlines()[0], "characters", 8192)
+    flags = parser(__doc__.splitlines()[0])
     flags.add_argument("--url", default="http://localhost:8501", help="of the server")
     flags.add_argument("--name", default="translator", help="of the model on it")
     args = flags.parse_args()
     languages = {"target_language": args.to}
     if args.source_language:
         languages["source_language"] = args.source_language
-    options = json.loads(OPTIONS.read_text(encoding="utf-8"))
-    run(args, Model(args.url, args.name, languages, options))
+    about = json.loads(ABOUT.read_text(encoding="utf-8"))
+    run(args, Model(args.url, args.name, languages, about))
 
 
 if __name__ == "__main__":

@@ -3,30 +3,22 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import logging
 
 from lingvo_moe.core.batching import batches
 from lingvo_moe.core.lines import cut_warning
 from lingvo_moe.core.one_process import OneProcess
-from lingvo_moe.data.sentences import split_into_parts
-from lingvo_moe.data.surface import as_read, as_written, copy_of, wordless
+from lingvo_moe.data.sentences import left_out, sentence_language, split_texts
 from lingvo_moe.decoding.fitted import FITTED, Fitted
 from lingvo_moe.decoding.params import MAX_BEAM, BeamSearchParams
 from lingvo_moe.decoding.request import numbers_of, search_of
 from lingvo_moe.serving import client
 from lingvo_moe.tasks.languages import check_source_language, check_target_language
+from lingvo_moe.tasks.parts import Translation, parts_of, translate_parts, translations_of
 from lingvo_moe.tasks.scorer import Score, check_lengths, check_parallel
-from lingvo_moe.tasks.translator import (
-    Token,
-    TranslatedPart,
-    Translation,
-    check_source_prefix,
-    check_target_prefix,
-    check_texts,
-    merge_hypotheses,
-)
+from lingvo_moe.tasks.translator import check_source_prefix, check_target_prefix, check_texts
 
 # Fields of BeamSearchParams: those that are texts, and those that no export has as options.
 _TEXTS = ("forbidden", "source_prefix", "target_prefix")
@@ -49,20 +41,6 @@ def is_saved_model(directory: Path) -> bool:
     )
 
 
-class _Reading(NamedTuple):
-    """How a sentence is read.
-
-    Attributes:
-        parts: the texts that are translated one by one; none for a sentence without words.
-        counts: number of pieces of each part.
-        left_out: number of pieces of the sentence that are cut.
-    """
-
-    parts: list[str]
-    counts: list[int]
-    left_out: int
-
-
 class Exported(OneProcess):
     """Translates with an exported model, in the process that loaded it.
 
@@ -72,7 +50,8 @@ class Exported(OneProcess):
         pairs: the language pairs that it was trained on, such as "de-en".
         needs_source_language: whether the source language must be given.
         n_best: largest number of translations of a sentence.
-        max_pieces: longer sentences are cut to this number of pieces.
+        max_pieces: longer sentences are not scored.
+        part_pieces: sentences and longer texts are split into parts of at most so many pieces.
         options: names of the options of a request.
         scores: whether it has `score`.
         fitted: numbers of the target languages.
@@ -97,9 +76,10 @@ class Exported(OneProcess):
         sources = about["source_languages"].numpy() if "source_languages" in about else ()
         self._sources: Sequence[str] = [name.decode() for name in sources]
         self.needs_source_language = "source_language" in self._wanted
-        self.max_pieces, n_best = int(about["max_pieces"]), int(about["n_best"])
+        self.max_pieces, self.part_pieces = int(about["max_pieces"]), int(about["part_pieces"])
+        n_best = int(about["n_best"])
         self._names = frozenset(about.get("options", ()))
-        self._forms = {name: form.numpy().decode() for name, form in about["forms"].items()}
+        self._forms = client.plain(about["forms"])
         self.scores = bool(self._names)
         self._search = BeamSearchParams(n_best=n_best)
         penalties, ratios = (
@@ -153,36 +133,19 @@ class Exported(OneProcess):
         tags = int("target_prefix" not in self._names)
 
         def penalty(length):
-            return search.filled(self.fitted, to).penalty(tags + length)
+            return search.filled(self.fitted, to).penalty(tags + length) if self._names else length
 
-        read = self._read(sentences, search, source_language)
-        if left_out := {i: one.left_out for i, one in enumerate(read, 1) if one.left_out}:
-            warn(cut_warning(left_out))
-        progress(sum(not one.parts for one in read))
-        found: dict[tuple[int, int], list[TranslatedPart]] = {}
-        for later in (False, True):  # only first parts have a target prefix
-            places = [
-                (i, n)
-                for i, one in enumerate(read)
-                for n in range(len(one.parts))
-                if bool(n) == later
-            ]
-            counts = [read[i].counts[n] for i, n in places]
-            given = dataclasses.replace(search, target_prefix="") if later else search
-            for batch in batches(counts, batch_tokens):
-                texts = [read[i].parts[n] for i, n in (places[place] for place in batch)]
-                results = self._translate(texts, languages, given)
-                found |= {places[p]: one for p, one in zip(batch, results, strict=True)}
-                progress(0 if later else len(batch))
-        results = [[Translation(copy_of(text), 0.0)] * n_best for text in sentences]
-        for i, one in enumerate(read):
-            if one.parts:
-                parts = [found[i, n] for n in range(len(one.parts))]
-                results[i] = [
-                    best._replace(text=as_written(best.text, sentences[i], to, self._forms))
-                    for best in merge_hypotheses(parts, penalty)
-                ]
-        return results
+        split = self._split(sentences, search, sentence_language(source_language, to, self.pairs))
+        counts = {i: left_out(parts, self.part_pieces) for i, parts in enumerate(split, 1)}
+        if any(counts.values()):
+            warn(cut_warning({i: count for i, count in counts.items() if count}))
+        after_first = dataclasses.replace(search, target_prefix="")
+
+        def translate(texts, later):
+            return self._translate(texts, languages, after_first if later else search)
+
+        found = translate_parts(split, batch_tokens, translate, progress)
+        return translations_of(sentences, to, self._forms, split, found, penalty, n_best)
 
     def score(
         self,
@@ -232,10 +195,10 @@ class Exported(OneProcess):
             raise ValueError(f"n_best must be 1 to {self.n_best}, got {search.n_best}; {cure}")
         if search.source_prefix:
             (tokens,) = self.count_pieces([search.source_prefix])
-            check_source_prefix(tokens, self.max_pieces)
+            check_source_prefix(tokens, self.part_pieces)
         if search.target_prefix:
             (tokens,) = self.count_target_pieces([search.target_prefix.rstrip()])
-            check_target_prefix(tokens, self.max_pieces)
+            check_target_prefix(tokens, self.part_pieces)
         return search
 
     @property
@@ -252,21 +215,13 @@ class Exported(OneProcess):
             "logdir."
         )
 
-    def _read(self, sentences, search, source_language=None):
-        """The _Reading of each sentence; one without words has no parts."""
-        texts = [as_read(text, source_language) for text in sentences]
-        counts = self.count_pieces([search.source_prefix + text for text in texts])
-        return [
-            _Reading([], [], 0) if wordless(text) else self._reading(text, count, search)
-            for text, count in zip(texts, counts, strict=True)
-        ]
+    def _split(self, sentences, search, language="en"):
+        """The parts of each sentence."""
 
-    def _reading(self, text, count, search):
-        parts, counts, room, prefix = [text], [count], self.max_pieces, search.source_prefix
-        if count > room and search.split_long:
-            parts = split_into_parts(text, prefix, room, self.count_pieces)
-            counts = self.count_pieces([prefix + part for part in parts])
-        return _Reading(parts, counts, sum(max(0, n - room) for n in counts))
+        def count(texts):
+            return self.count_pieces([search.source_prefix + text for text in texts])
+
+        return split_texts(sentences, language, self.part_pieces, count)
 
     def _translate(self, sentences, languages, search):
         """The N translations of each sentence of a batch."""
@@ -282,9 +237,7 @@ class Exported(OneProcess):
                 for name, text in texts.items()
             }
             output = client.call(self._model.translate_with, sentences, **languages, **options)
-        output = {name: value.numpy() for name, value in output.items()}
-        rows = range(len(sentences))
-        return [[_found(output, b, n, search) for n in range(search.n_best)] for b in rows]
+        return parts_of(client.plain(output), search.n_best, search.tokens)
 
     def _is_fixed(self, search):
         """Whether the graph without options, which is faster, gives the same result."""
@@ -309,19 +262,3 @@ class Exported(OneProcess):
 def _counts(count, texts):
     """The numbers of pieces, of no texts too, by a function of a model."""
     return count(list(texts) or [""]).numpy().tolist()[: len(texts)]
-
-
-def _found(output, b, n, search):
-    """The n-th translation of sentence b."""
-    found = Translation(output["translations"][b, n].decode(), float(output["scores"][b, n]))
-    if "tokens" not in output:
-        return TranslatedPart(found, 1)
-    pieces, source = (
-        [piece.decode() for piece in row if piece]
-        for row in (output["tokens"][b, n], output["source"][b])
-    )
-    if search.tokens:
-        values = zip(pieces, output["log_probs"][b, n], output["aligned"][b, n], strict=False)
-        tokens = tuple(Token(text, float(p), int(place)) for text, p, place in values)
-        found = found._replace(tokens=tokens, source=tuple(source))
-    return TranslatedPart(found, len(pieces))

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from lingvo_moe.core.console import install
-from lingvo_moe.core.lines import cut_warning, decode_lines, one_line
-from lingvo_moe.data.surface import as_read, as_written, copy_of, wordless
+from lingvo_moe.core.lines import ArrivingLines, blocks, cut_warning, one_line
+from lingvo_moe.data.sentences import left_out, sentence_language, split_texts, written
 from lingvo_moe.tasks.languages import check_source_language, check_target_language
 
 install((ImportError, OSError, ValueError))  # one-line errors, also during imports
@@ -103,26 +103,38 @@ def translate(lines, languages):
     tags = [number("tags", flags[side], languages[side]) for side in MANIFEST["in_front"]]
     room = length - len(tags) - 1
     task = task_of(languages) if "tasks" in shapes else None
-    left_out = {}
-    for start in range(0, len(lines), rows):
-        batch = {name: np.zeros(array["shape"], np.int32) for name, array in shapes.items()}
-        batch["lengths"] += 1  # for rows without a sentence
-        texts = [as_read(line, languages["source"]) for line in lines[start : start + rows]]
-        for row, pieces in enumerate(source.encode(texts)):
-            if len(pieces) > room and not wordless(texts[row]):
-                left_out[start + row + 1] = len(pieces) - room
-            ids = [*tags, *pieces[:room], eos]
-            batch["source_ids"][row, : len(ids)], batch["lengths"][row] = ids, len(ids)
-        if "tasks" in batch:
-            batch["tasks"] += task
-        best = {name: np.asarray(value)[:, 0] for name, value in run(theta, batch).items()}
-        for row, line in enumerate(lines[start : start + rows]):
-            ids = best["ids"][row, : best["lengths"][row]].tolist()
-            text = one_line(target.decode([i for i in ids if i != eos]))
-            text = as_written(text, line, languages["target"], MANIFEST["forms"])
-            print(copy_of(line) if wordless(line) else text, flush=True)
-    if left_out:
-        print(cut_warning(left_out), file=sys.stderr)
+    to = languages["target"]
+    language, cut, number = sentence_language(languages["source"], to, MANIFEST["pairs"]), {}, 1
+
+    def count(texts):
+        return list(map(len, source.encode(texts)))
+
+    def found(texts):
+        """The translations of parts."""
+        for start in range(0, len(texts), rows):
+            batch = {name: np.zeros(array["shape"], np.int32) for name, array in shapes.items()}
+            batch["lengths"] += 1  # for rows without a sentence
+            for row, pieces in enumerate(source.encode(texts[start : start + rows])):
+                ids = [*tags, *pieces[:room], eos]
+                batch["source_ids"][row, : len(ids)], batch["lengths"][row] = ids, len(ids)
+            if "tasks" in batch:
+                batch["tasks"] += task
+            best = {name: np.asarray(value)[:, 0] for name, value in run(theta, batch).items()}
+            for row in range(len(texts[start : start + rows])):
+                ids = best["ids"][row, : best["lengths"][row]].tolist()
+                yield one_line(target.decode([i for i in ids if i != eos]))
+
+    for block in blocks(lines, 4096):
+        split = split_texts(block, language, room, count)
+        texts = found([part.text for parts in split for part in parts])
+        for line, parts in zip(block, split, strict=True):
+            if tokens := left_out(parts, room):
+                cut[number] = tokens
+            translations = [next(texts) for _ in parts]
+            print(written(line, to, MANIFEST["forms"], parts, translations), flush=True)
+            number += 1
+    if cut:
+        print(cut_warning(cut), file=sys.stderr)
 
 
 def main():
@@ -138,7 +150,7 @@ def main():
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")
         languages = {"source": args.source_language, "target": args.to or "en"}
-        translate(list(decode_lines(sys.stdin.buffer, "standard input")), languages)
+        translate(ArrivingLines(sys.stdin.buffer, "standard input"), languages)
     elif args.steps < 1:
         parser.error(f"--steps must be >= 1, got {args.steps}")
     elif args.to or args.source_language:

@@ -42,7 +42,7 @@ from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.training import train_step
 from lingvo_moe.tasks.translation import TranslationTask
-from lingvo_moe.tasks.translator import export_request, max_source_length
+from lingvo_moe.tasks.translator import export_request
 from lingvo_moe.training.checkpoint import check_tensors
 
 PLATFORMS = ("cpu", "cuda")
@@ -160,7 +160,7 @@ def write_trained(
             f"programs=('translate',), or train the model first: lingvo-moe-train --init_from."
         )
     task, request = static(model_dir.task), export_request(model_dir).filled(model_dir.fitted)
-    length = length or max_source_length(model_dir.params)
+    length = length or model_dir.params.input.source_length
     made = {}
     if TRAIN in programs:
         made[TRAIN] = train_program(task)

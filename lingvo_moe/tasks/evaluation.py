@@ -15,6 +15,7 @@ from lingvo_moe.data.curriculum import identity
 from lingvo_moe.data.dataset import SIDES, Dataset
 from lingvo_moe.data.lengths import amount
 from lingvo_moe.data.pipeline import eval_batches
+from lingvo_moe.data.sentences import left_out
 from lingvo_moe.evaluation import tokenizers
 from lingvo_moe.evaluation.baselines import Baselines
 from lingvo_moe.evaluation.columns import length_warnings
@@ -464,7 +465,8 @@ def _cut(translator, sources):
     """The share of sources of which a part is not read; None if the translator does not tell."""
     if not isinstance(translator, Translator):
         return None
-    return float(np.mean([read.left_out > 0 for read in translator.read(sources)]))
+    room, split = translator.part_pieces, translator.split(sources)
+    return float(np.mean([left_out(parts, room) > 0 for parts in split]))
 
 
 def _left_out(dataset, pair, model_dir):

@@ -13,7 +13,7 @@ from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.scorer import Score, Scorer
 from lingvo_moe.tasks.translation import RuntimeFn
-from lingvo_moe.tasks.translator import Translation, Translator
+from lingvo_moe.tasks.translator import Translation, Translator, max_pieces
 
 
 class RoutedToken(NamedTuple):
@@ -57,7 +57,7 @@ class Model(OneProcess):
         pairs: the language pairs that it was trained on, such as "de-en".
         needs_source_language: whether the source language must be given.
         scorer: gives log P of translations.
-        max_pieces: longer sentences are cut to this number of pieces.
+        max_pieces: longer sentences are not scored by the server.
     """
 
     def __init__(self, logdir: ModelDir, make_runtime: RuntimeFn, step: int | None = None):
@@ -79,7 +79,7 @@ class Model(OneProcess):
         self.languages: Sequence[str] = sorted(logdir.tags)
         self.pairs: Sequence[str] = logdir.translated_pairs
         self.needs_source_language = logdir.task.needs_source_language
-        self.max_pieces = self._translator.max_pieces
+        self.max_pieces = max_pieces(logdir.params)
 
     @property
     def params(self) -> TranslationParams:

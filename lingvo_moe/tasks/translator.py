@@ -2,19 +2,16 @@
 
 import dataclasses
 import functools
-import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from absl import logging
 
 from lingvo_moe.core.fields import short_repr
-from lingvo_moe.core.lines import check_utf8, cut_warning, one_line
+from lingvo_moe.core.lines import blocks, check_utf8, cut_warning, one_line
 from lingvo_moe.data.batching import padded_batches
-from lingvo_moe.data.sentences import join_sentences, split_into_parts
-from lingvo_moe.data.surface import as_read, as_written, copy_of, wordless
+from lingvo_moe.data.sentences import Part, left_out, sentence_language, split_texts
 from lingvo_moe.data.vocabulary import EOS, Vocabulary
 from lingvo_moe.decoding.constraints import join_lattices
 from lingvo_moe.decoding.fitted import UNFITTED, Fitted
@@ -24,11 +21,11 @@ from lingvo_moe.decoding.request import Request
 from lingvo_moe.decoding.shortlist import Shortlist
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.params import TranslationParams
+from lingvo_moe.tasks.parts import Token, TranslatedPart, Translation, translations_of
 from lingvo_moe.tasks.shortlist import load_shortlist
 
 BLOCK = 4096  # sentences that are sorted by length together
-_NOT_EXPORTED = ("source_prefix", "tokens", "split_long", "shortlist")
-_SPACE, _EOS = "▁", "</s>"  # SentencePiece's
+_NOT_EXPORTED = ("source_prefix", "tokens", "shortlist")
 
 # (source_ids int32 [B, L], lengths int32 [B], tasks int32 [B], request) -> BeamOutput
 TranslateFn = Callable[[np.ndarray, np.ndarray, np.ndarray, Request], BeamOutput]
@@ -48,17 +45,14 @@ def check_texts(name: str, texts: Any) -> None:
         check_utf8(text, f"{name}[{i}]")
 
 
-def max_source_length(params: TranslationParams) -> int:
-    """Tokens of the longest sentence that is not cut, with language tags and EOS.
-
-    It is several times the length of training rows.
-    """
-    return 4 * params.input.source_length
-
-
 def max_pieces(params: TranslationParams) -> int:
-    """The same without language tags and EOS."""
-    return max_source_length(params) - len(params.language_tags.in_front) - 1
+    """Pieces of the longest text that a model reads as a whole: several times a training row."""
+    return 4 * params.input.source_length - len(params.language_tags.in_front) - 1
+
+
+def part_pieces(params: TranslationParams) -> int:
+    """Pieces of the longest part of a text that is translated as a whole: a training row."""
+    return params.input.source_length - len(params.language_tags.in_front) - 1
 
 
 def check_source_prefix(tokens: int, room: int) -> None:
@@ -131,147 +125,8 @@ def export_request(model_dir: ModelDir) -> Request:
                 f"decoding.{name} cannot be set for an export; leave it out of --set. Requests to "
                 f"{served} can have it."
             )
-    longest = max_source_length(model_dir.params)
+    longest = part_pieces(model_dir.params)
     return request_of(decoding, model_dir.vocabulary("target"), longest)
-
-
-class Token(NamedTuple):
-    """A token of a translation.
-
-    Attributes:
-        text: the piece, with "▁" for a space; "</s>" for EOS.
-        log_prob: log P in nats, given the source and the tokens before.
-        source: the index in Translation.source of the piece with the largest attention; -1 if there
-            is none.
-    """
-
-    text: str
-    log_prob: float
-    source: int
-
-
-class Translation(NamedTuple):
-    """text, one line, and its length-normalised log-probability.
-
-    With the option `tokens` also its tokens and the pieces of its source.
-    """
-
-    text: str
-    score: float
-    tokens: tuple[Token, ...] = ()
-    source: tuple[str, ...] = ()
-
-    def as_json(self, tokens: bool = False) -> dict[str, Any]:
-        """Its fields for JSON; `score` is null if it is not finite, which JSON cannot hold.
-
-        Args:
-            tokens: whether to include `tokens` and `source` also if they are empty.
-        """
-        fields = {"text": self.text, "score": self.score if math.isfinite(self.score) else None}
-        if not (tokens or self.tokens):
-            return fields
-        each = [token._asdict() for token in self.tokens]
-        return fields | {"tokens": each, "source": list(self.source)}
-
-    @property
-    def alignment(self) -> list[tuple[int, int]]:
-        """(source word, target word), counted from 0: the words aligned by attention.
-
-        Words are what spaces separate.
-        """
-        written = [token for token in self.tokens if token.text != _EOS and token.source >= 0]
-        read = _word_numbers(self.source)
-        words = _word_numbers([token.text for token in written])
-        return sorted(
-            {(read[token.source], word) for token, word in zip(written, words, strict=True)}
-        )
-
-
-def _word_numbers(pieces: Sequence[str]) -> list[int]:
-    """The number of the word that each piece is in; spaces are in the word that follows."""
-    numbers, word, after_space = [], -1, True
-    for piece in pieces:
-        if not piece.strip(_SPACE):
-            after_space = True
-            numbers.append(word + 1)
-            continue
-        word += after_space or piece.startswith(_SPACE)
-        after_space = piece.endswith(_SPACE)
-        numbers.append(word)
-    return [min(number, max(word, 0)) for number in numbers]  # no word follows the last spaces
-
-
-class EncodedSource(NamedTuple):
-    """What is read of a sentence.
-
-    Attributes:
-        parts: ids of what is translated together; [] for a sentence without words.
-        left_out: how many pieces are not read.
-    """
-
-    parts: list[list[int]]
-    left_out: int
-
-
-class TranslatedPart(NamedTuple):
-    """A translation of a part of a sentence and its number of tokens, with EOS; 0 if not found."""
-
-    translation: Translation
-    length: int
-
-
-def merge_parts(parts: Sequence[TranslatedPart], penalty: Callable[[int], float]) -> Translation:
-    """The translation of a sentence from those of its parts; its score is that of all tokens.
-
-    Args:
-        parts: in order.
-        penalty: number of tokens -> the divisor of log P.
-    """
-    translations = [part.translation for part in parts]
-    if len(parts) == 1:
-        return translations[0]
-    if not all(part.length for part in parts):  # not found
-        return Translation("", -math.inf)
-    log_prob = sum(part.translation.score * penalty(part.length) for part in parts)
-    starts = itertools.accumulate((len(t.source) for t in translations), initial=0)
-    tokens = (
-        token._replace(source=start + token.source) if token.source >= 0 else token
-        for translation, start in zip(translations, starts, strict=False)
-        for token in translation.tokens
-    )
-    return Translation(
-        join_sentences(t.text for t in translations),
-        log_prob / penalty(sum(part.length for part in parts)),
-        tuple(tokens),
-        tuple(piece for t in translations for piece in t.source),
-    )
-
-
-def merge_hypotheses(
-    parts: Sequence[Sequence[TranslatedPart]], penalty: Callable[[int], float]
-) -> list[Translation]:
-    """The N translations of a sentence, best first, from the N hypotheses of each of its parts.
-
-    Candidate k joins, from each part, the hypothesis with the k-th largest log P; a part with fewer
-    than k gives its last one. Then the candidates are sorted by score.
-
-    Args:
-        parts: in order; each has N hypotheses.
-        penalty: as of `merge_parts`.
-    """
-    if len(parts) == 1:
-        return [hypothesis.translation for hypothesis in parts[0]]
-    found = [
-        sorted(
-            (one for one in hypotheses if one.length),
-            key=lambda one: -one.translation.score * penalty(one.length),
-        )
-        for hypotheses in parts
-    ]
-    count = max(map(len, found)) if all(found) else 0
-    ranked = [[one[min(k, len(one) - 1)] for one in found] for k in range(count)]
-    merged = sorted((merge_parts(one, penalty) for one in ranked), key=lambda one: -one.score)
-    return [*merged, *[Translation("", -math.inf)] * (len(parts[0]) - count)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,13 +141,14 @@ class Translator:
             `ModelDir.prefix`.
         task_id: (source language or None, target language) -> the task that a router by task goes
             by, such as `TranslationTask.task_id`.
-        max_pieces: largest number of pieces; longer sentences are split or cut.
+        part_pieces: largest number of pieces of what is translated as a whole.
         decoding: how to search.
         shortlist: gives the model's Shortlist, always the same object; None if there is none.
         tags: number of language tags in front of a translation; the score counts them.
         forms: target language -> form of its translations, such as `ModelDir.forms`.
         fitted: values of params of decoding that are FROM_DATA.
         penalties: as of a Request.
+        pairs: the model's language pairs, such as "de-en".
     """
 
     translate_ids: TranslateFn
@@ -300,13 +156,14 @@ class Translator:
     target: Vocabulary
     prefix: Callable[[str | None, str], list[int]]
     task_id: Callable[[str | None, str], int]
-    max_pieces: int
+    part_pieces: int
     decoding: BeamSearchParams
     shortlist: Callable[[], Shortlist] | None = None
     tags: int = 0
     forms: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fitted: Fitted = UNFITTED
     penalties: tuple[float, ...] = ()
+    pairs: Sequence[str] = ()
 
     @staticmethod
     def of(model_dir: ModelDir, translate_ids: TranslateFn) -> "Translator":
@@ -317,12 +174,13 @@ class Translator:
             model_dir.vocabulary("target"),
             model_dir.prefix,
             model_dir.task.task_id,
-            max_pieces(model_dir.params),
+            part_pieces(model_dir.params),
             model_dir.params.decoding,
             functools.cache(lambda: load_shortlist(model_dir)),
             int(model_dir.params.language_tags.on_target),
             model_dir.forms,
             model_dir.fitted,
+            pairs=model_dir.translated_pairs,
         )
 
     def into(self, language: str) -> "Translator":
@@ -347,7 +205,8 @@ class Translator:
 
         Those without words (see `wordless`) are copied, with score 0 and without tokens. Those in
         capitals (see `shouted`) are translated in lower case, and the result is put in capitals;
-        their tokens are what the model reads and writes.
+        their tokens are what the model reads and writes. Texts of several sentences are translated
+        sentence by sentence.
 
         Args:
             sentences: in any languages the model knows.
@@ -379,32 +238,23 @@ class Translator:
                 f"The shortlist of this model has no tokens of {target_language!r}: no training "
                 f"data were counted. Leave decoding.shortlist out."
             )
-        results = [[Translation(copy_of(text), 0.0)] * self.request.count for text in sentences]
-        filled = [i for i, text in enumerate(sentences) if not wordless(text)]
-        progress(len(sentences) - len(filled))
-        read = self.read([sentences[i] for i in filled], source_language)
-        left_out = {
-            i + first_line: reading.left_out
-            for i, reading in zip(filled, read, strict=True)
-            if reading.left_out
-        }
-        if left_out:
-            warn(cut_warning(left_out))
+        language = sentence_language(source_language, target_language, self.pairs)
+        split = self.split(sentences, language)
+        progress(sum(not parts for parts in split))
+        counts = {i: left_out(parts, self.part_pieces) for i, parts in enumerate(split, first_line)}
+        if any(counts.values()):
+            warn(cut_warning({i: count for i, count in counts.items() if count}))
         found: dict[tuple[int, int], list[TranslatedPart]] = {}
-        for request, parts in self._by_request(filled, read).items():
+        for request, parts in self._by_request(split).items():
             encoded = [[*prefix, *ids, EOS] for _, ids in parts]
             for batch, ids, lengths in padded_batches(encoded, self.decoding.batch_tokens):
                 output = self.translate_ids(ids, lengths, np.full_like(lengths, task), request)
                 places, sources = zip(*(parts[i] for i in batch), strict=True)
                 found |= dict(zip(places, self._found(output, sources), strict=True))
                 progress(sum(number == 0 for _, number in places))
-        for i, reading in zip(filled, read, strict=True):
-            parts = [found[i, n] for n in range(len(reading.parts))]
-            results[i] = [
-                one._replace(text=as_written(one.text, sentences[i], target_language, self.forms))
-                for one in merge_hypotheses(parts, self._penalty)
-            ]
-        return results
+        penalty = None if self.penalties else self._penalty  # translation n is that of penalty n
+        asked = sentences, target_language, self.forms
+        return translations_of(*asked, split, found, penalty, self.request.count)
 
     def stream(
         self,
@@ -426,8 +276,7 @@ class Translator:
         Raises:
             ValueError: as a call, when the sentence is reached.
         """
-        left = iter(sentences)
-        while block := list(itertools.islice(left, BLOCK)):
+        for block in blocks(sentences, BLOCK):
             yield from self(block, target_language, source_language, progress, warn, first_line)
             first_line += len(block)
 
@@ -448,47 +297,33 @@ class Translator:
 
     def _make_request(self):
         (prefix,) = self.source.encode([self.decoding.source_prefix])
-        check_source_prefix(len(prefix), self.max_pieces)
-        request = request_of(self.decoding, self.target, self.max_pieces)
+        check_source_prefix(len(prefix), self.part_pieces)
+        request = request_of(self.decoding, self.target, self.part_pieces)
         request = dataclasses.replace(request, penalties=self.penalties)
         if not (self.decoding.shortlist and self.shortlist):
             return request
         return dataclasses.replace(request, shortlist=self.shortlist())
 
-    def read(
-        self, sentences: Sequence[str], source_language: str | None = None
-    ) -> list[EncodedSource]:
-        """What is read of each sentence."""
-        texts = [as_read(text, source_language) for text in sentences]
-        return [
-            self._reading(text, ids) if not wordless(text) else EncodedSource([], 0)
-            for text, ids in zip(texts, self._encode(texts), strict=True)
-        ]
+    def split(self, sentences: Sequence[str], language: str = "en") -> list[list[Part]]:
+        """What is translated as a whole of each sentence; see `split_texts`."""
+
+        def count(texts):
+            return list(map(len, self._encode(texts)))
+
+        return split_texts(sentences, language, self.part_pieces, count)
 
     def _encode(self, texts):
         return encode_sources(self.source, self.decoding, texts)
 
-    def _reading(self, text, ids):
-        room, parts = self.max_pieces, [ids]
-        if len(ids) > room and self.decoding.split_long:
-            prefix = self.decoding.source_prefix
-            texts = split_into_parts(text, prefix, room, self._count)
-            parts = self._encode(texts)
-        return EncodedSource(
-            [part[:room] for part in parts], sum(max(0, len(p) - room) for p in parts)
-        )
-
-    def _count(self, texts):
-        return [len(ids) for ids in self.source.encode(texts)]
-
-    def _by_request(self, places, read):
+    def _by_request(self, split):
         """Request -> ((place, number of the part), its ids); only first parts have a prefix."""
         groups: dict[Request, list[tuple[tuple[int, int], list[int]]]] = {}
         later = dataclasses.replace(self.request, prefix=())
-        for place, reading in zip(places, read, strict=True):
-            for number, ids in enumerate(reading.parts):
-                request = later if number else self.request
-                groups.setdefault(request, []).append(((place, number), ids))
+        places = [(i, n) for i, parts in enumerate(split) for n in range(len(parts))]
+        encoded = self._encode([split[i][n].text for i, n in places])
+        for place, ids in zip(places, encoded, strict=True):
+            request = later if place[1] else self.request
+            groups.setdefault(request, []).append((place, ids[: self.part_pieces]))
         return groups
 
     def _found(self, output: BeamOutput, read: Sequence[list[int]]) -> list[list[TranslatedPart]]:

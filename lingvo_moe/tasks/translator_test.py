@@ -4,22 +4,23 @@ import math
 import numpy as np
 import pytest
 
+from lingvo_moe.data.sentences import Part
 from lingvo_moe.data.vocabulary import EOS
 from lingvo_moe.decoding.flat_beam_search import BeamOutput
 from lingvo_moe.decoding.params import BeamSearchParams
 from lingvo_moe.tasks import translator
-from lingvo_moe.tasks.translator import (
+from lingvo_moe.tasks.parts import (
     Token,
     TranslatedPart,
     Translation,
-    Translator,
     merge_hypotheses,
     merge_parts,
 )
+from lingvo_moe.tasks.translator import Translator
 from lingvo_moe.testing import tiny_world
 
 
-def translator_of(translate_ids, max_pieces=98, n_best=1):
+def translator_of(translate_ids, part_pieces=98, n_best=1):
     """A Translator of a function in place of a model."""
     dataset = tiny_world.dataset()
     return Translator(
@@ -28,7 +29,7 @@ def translator_of(translate_ids, max_pieces=98, n_best=1):
         dataset.target_vocabulary,
         lambda source, target: [dataset.tags[target]],
         lambda source, target: 0,
-        max_pieces,
+        part_pieces,
         BeamSearchParams(n_best=n_best),
     )
 
@@ -62,7 +63,7 @@ def test_a_line_without_words_is_copied():
 
     translator = translator_of(never, n_best=2)
     assert translator(["10.2\n😀"], "en") == [[Translation("10.2 😀", 0.0)] * 2]
-    assert translator.read(["10.2"])[0].parts == []
+    assert translator.split(["10.2"]) == [[]]
 
 
 def test_a_line_in_capitals_is_read_in_lower_case_and_written_in_capitals():
@@ -74,9 +75,10 @@ def test_a_line_in_capitals_is_read_in_lower_case_and_written_in_capitals():
 
     translator = translator_of(translate_ids)
     lines = ["KARA IMI. SO", "Kara imi.", "USB"]
-    assert [best[0].text for best in translator(lines, "en")] == ["IT IS SS", "it is ß", "it is ß"]
+    expected = ["IT IS SS IT IS SS", "it is ß", "it is ß"]
+    assert [best[0].text for best in translator(lines, "en")] == expected
     texts = translator.source.decode(read)
-    assert sorted(texts) == sorted(["kara imi. so", *lines[1:]])
+    assert sorted(texts) == sorted(["kara imi.", "so", *lines[1:]])
 
 
 def test_translations_have_the_form_of_their_language():
@@ -91,46 +93,51 @@ def test_a_translation_is_one_line_for_every_reader(character):
     assert translation == Translation("a b", -0.5)
 
 
-def test_sentences_that_are_too_long_are_named():
+def test_a_sentence_longer_than_training_rows_is_cut_between_words():
     read, warnings = [], []
 
     def translate_ids(ids, lengths, tasks, request):
         read.extend(lengths)
         return saying("a")(ids, lengths, tasks, request)
 
-    translator = translator_of(translate_ids, max_pieces=4)
-    words = len(translator.source.encode(["kara kara kara kara kara kara"])[0])
+    model = translator_of(translate_ids, part_pieces=4)
     sentences = ["", "kara kara kara kara kara kara", "kara", " " * 100]
-    translator(sentences, "en", warn=warnings.append)
+    results = model(sentences, "en", warn=warnings.append)
     # 6 tokens are a language tag, 4 pieces of the sentence and EOS.
-    assert max(read) == 6
-    assert warnings == [
-        f"warning: sentences too long for the model are cut, 1 in all: line 2 ({words - 4} tokens "
-        f"left out). Split them into shorter ones."
-    ]
-    warnings.clear()
-    translator(["kara"], "en", warn=warnings.append)
+    assert max(read) <= 6
+    assert len(read) > 3
+    assert results[1][0].text == " ".join("a" * (len(read) - 1))
     assert not warnings
+
+
+def test_what_cannot_be_cut_any_shorter_is_named():
+    """The source prefix and a letter are more than the model reads of a part."""
+    warnings = []
+    decoding = BeamSearchParams(source_prefix="kara ")
+    model = dataclasses.replace(translator_of(saying("a")), decoding=decoding)
+    prefix, letter = (len(ids) for ids in model.source.encode(["kara ", "kara 語"]))
+    model = dataclasses.replace(model, part_pieces=prefix + 1)
+    model(["", "語"], "en", warn=warnings.append)
+    assert warnings == [
+        f"warning: sentences too long for the model are cut, 1 in all: line 2 "
+        f"({letter - prefix - 1} tokens left out). Split them into shorter ones."
+    ]
 
 
 def test_a_stream_is_read_block_by_block(monkeypatch):
     monkeypatch.setattr(translator, "BLOCK", 3)
-    read, warnings = [], []
+    read = []
 
     def sentences():
         for number in range(8):
             read.append(number)
-            yield "kara mi " * 20 if number == 4 else "mi" if number % 2 else ""
+            yield "mi" if number % 2 else ""
 
-    model = translator_of(saying("a"), max_pieces=8)
-    stream = model.stream(sentences(), "en", warn=warnings.append)
+    stream = translator_of(saying("a")).stream(sentences(), "en")
     assert next(stream) == [Translation("", 0.0)]
     assert read == [0, 1, 2]
-    texts = [best[0].text for best in stream]
-    assert texts == ["a", "", "a", "a", "a", "", "a"]
+    assert [best[0].text for best in stream] == ["a", "", "a", "", "a", "", "a"]
     assert read == list(range(8))
-    assert len(warnings) == 1
-    assert "line 5 (" in warnings[0]
 
 
 def test_words_are_aligned_by_what_their_tokens_looked_at():
@@ -156,33 +163,36 @@ def test_merged_hypotheses_are_ordered_by_their_scores():
         return [*made, *[TranslatedPart(Translation("", -math.inf), 0)] * (3 - len(made))]
 
     # log P is the score times the length here: -2, -1.5 and -3; -1.
-    parts = [part(("a", -0.5, 4), ("b", -0.75, 2), ("c", -1.0, 3)), part(("x", -0.5, 2))]
-    merged = merge_hypotheses(parts, lambda length: length)
+    found = [part(("a", -0.5, 4), ("b", -0.75, 2), ("c", -1.0, 3)), part(("x", -0.5, 2))]
+    parts = [Part("k.", 2, " "), Part("m", 1)]
+    merged = merge_hypotheses(found, parts, lambda length: length)
     assert [(one.text, one.score) for one in merged] == [
         ("a x", pytest.approx(-3 / 6)),
         ("b x", pytest.approx(-2.5 / 4)),
         ("c x", pytest.approx(-4 / 5)),
     ]
-    nothing = merge_hypotheses([parts[0], part()], lambda length: length)
+    in_place = merge_hypotheses(found, parts, None)
+    assert [one.text for one in in_place] == ["a x", "b", "c"]
+    nothing = merge_hypotheses([found[0], part()], parts, lambda length: length)
     assert nothing == [Translation("", -math.inf)] * 3
 
 
 def test_in_merged_parts_what_looked_at_nothing_is_aligned_to_nothing():
-    parts = []
+    found = []
     for word, piece in (("a", "▁ka"), ("b", "▁mi")):
         tokens = (Token(f"▁{word}", -0.1, 0), Token("▁x", -0.1, -1), Token("</s>", -0.1, -1))
-        parts.append(TranslatedPart(Translation(f"{word} x", -0.3, tokens, (piece,)), 3))
-    merged = merge_parts(parts, lambda length: length)
+        found.append(TranslatedPart(Translation(f"{word} x", -0.3, tokens, (piece,)), 3))
+    merged = merge_parts(found, [Part("ka", 1, " "), Part("mi", 1)], lambda length: length)
     assert (merged.text, merged.source) == ("a x b x", ("▁ka", "▁mi"))
     assert [token.source for token in merged.tokens] == [0, -1, -1, 1, -1, -1]
 
 
-SENTENCES = ["kara mi.", "mi kara so!", "ti"]
-TEXT = " ".join(SENTENCES)
+SENTENCES = ["mi kara.", "mi kara so!", "ti"]
+TEXT = "  ".join(SENTENCES)
 
 
-def test_long_sentences_are_split_at_ends_of_sentences_and_merged():
-    read, requests, warnings, done = [], [], [], []
+def test_a_text_is_translated_sentence_by_sentence():
+    read, requests, done = [], [], []
 
     def translate_ids(ids, lengths, tasks, request):
         read.extend(row[1 : length - 1].tolist() for row, length in zip(ids, lengths, strict=True))
@@ -190,36 +200,37 @@ def test_long_sentences_are_split_at_ends_of_sentences_and_merged():
         return saying("a")(ids, lengths, tasks, request)
 
     model = translator_of(translate_ids)
-    pieces = [len(ids) for ids in model.source.encode(["so " + part for part in SENTENCES])]
-    decoding = BeamSearchParams(split_long=True, source_prefix="so ", target_prefix="a")
-    longest = max(pieces)
-    model = dataclasses.replace(model, max_pieces=longest, decoding=decoding)
-    one, split = model(["kara", TEXT], "en", progress=done.append, warn=warnings.append)
+    decoding = BeamSearchParams(source_prefix="so ", target_prefix="a")
+    model = dataclasses.replace(model, decoding=decoding)
+    one, split = model(["kara", TEXT], "en", progress=done.append)
     assert one == [Translation("a", -0.5)]
-    # Each part has two tokens, "a" and EOS.
-    parts = len(read) - 1
-    assert 2 <= parts <= 3
-    log_prob = parts * -0.5 * decoding.penalty(2)
-    assert split[0].text == " ".join("a" * parts)
-    assert split[0].score == pytest.approx(log_prob / decoding.penalty(2 * parts))
-    texts = model.source.decode(sorted(read[:2], key=len)[::-1] + read[2:])
-    assert all(text.startswith("so ") for text in texts)
+    # Each part has two tokens, "a" and EOS. The spaces between the sentences are kept.
+    log_prob = 3 * -0.5 * decoding.penalty(2)
+    assert split[0] == ("a  a  a", pytest.approx(log_prob / decoding.penalty(6)), (), ())
+    given = [f"so {text}" for text in ("kara", *SENTENCES)]
+    assert sorted(read) == sorted(model.source.encode(given))
     # The first part and the short sentence have the prefix, and no other part has.
     prefix = model.request.prefix
-    assert sorted(requests) == sorted([(2, prefix), (parts - 1, ())])
+    assert sorted(requests) == sorted([(2, prefix), (2, ())])
     assert sum(done) == 2
-    assert not warnings
+
+
+def test_ends_of_sentences_are_those_of_the_only_language_that_the_target_is_translated_from():
+    text = "Am 3. Mai kam er."
+    model = translator_of(saying("a"))
+    counts = [
+        len(dataclasses.replace(model, pairs=pairs)([text], "en", source)[0][0].text.split())
+        for pairs, source in ((["de-en", "en-fr"], None), ([], "de"), (["de-en", "fr-en"], None))
+    ]
+    assert counts == [1, 1, 2]
 
 
 def test_the_score_of_merged_parts_counts_one_tag():
     """Each part has a tag, "a" and EOS; the search's score counts the tag."""
-    model = dataclasses.replace(translator_of(saying("a"), max_pieces=7), tags=1)
-    model = dataclasses.replace(model, decoding=BeamSearchParams(split_long=True))
+    model = dataclasses.replace(translator_of(saying("a")), tags=1)
     ((merged,),) = model([TEXT], "en")
-    parts = merged.text.count("a")
-    assert parts > 1
-    log_prob = parts * -0.5 * model.decoding.penalty(1 + 2)
-    assert merged.score == pytest.approx(log_prob / model.decoding.penalty(1 + 2 * parts))
+    log_prob = 3 * -0.5 * model.decoding.penalty(1 + 2)
+    assert merged.score == pytest.approx(log_prob / model.decoding.penalty(1 + 2 * 3))
 
 
 def test_a_series_by_labels_is_read_in_its_order():
@@ -246,17 +257,6 @@ def test_a_series_by_labels_is_read_in_its_order():
     assert len({best[0].score for best in model(texts, "en")}) > 2
 
 
-def test_a_part_that_is_too_long_still_is_cut_with_a_warning():
-    warnings = []
-    model = translator_of(saying("a"), max_pieces=4)
-    long, short = "kara kara kara kara kara kara. ", "mi"
-    left_out = len(model.source.encode([long.strip()])[0]) - 4
-    model = dataclasses.replace(model, decoding=BeamSearchParams(split_long=True))
-    [[translation]] = model([long + short], "en", warn=warnings.append)
-    assert translation.text == "a a"
-    assert f"line 1 ({left_out} tokens left out)" in warnings[0]
-
-
 def test_what_is_not_found_of_a_part_is_not_found():
     def translate_ids(ids, lengths, tasks, request):
         output = saying("a")(ids, lengths, tasks, request)
@@ -264,8 +264,6 @@ def test_what_is_not_found_of_a_part_is_not_found():
         sizes = np.concatenate([output.lengths, 0 * output.lengths], axis=1)
         return BeamOutput(best, sizes, np.where(sizes > 0, -0.5, -np.inf))
 
-    model = translator_of(translate_ids, max_pieces=7, n_best=2)
-    decoding = dataclasses.replace(model.decoding, split_long=True)
-    [best] = dataclasses.replace(model, decoding=decoding)([TEXT], "en")
-    assert best[0].text == " ".join("a" * ((len(best[0].text) + 1) // 2))
+    [best] = translator_of(translate_ids, n_best=2)([TEXT], "en")
+    assert best[0].text == "a  a  a"
     assert best[1] == Translation("", -np.inf)

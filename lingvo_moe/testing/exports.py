@@ -12,8 +12,8 @@ from lingvo_moe.tasks.training import train_step
 from lingvo_moe.testing import tiny_world
 from lingvo_moe.testing.logdirs import SMALLEST
 
-# With line ends and spaces of Unicode, blank lines, one that is too long, two without words, and
-# one in capitals.
+# With line ends and spaces of Unicode, blank lines, one of many tokens, two without words,
+# and one in capitals.
 LINES = [
     "kara mi", "ka\u2028ra", "mi\x85ra", "ti\x0cra so", "ka\x0bra", "a\x1cb\x1dc\x1ed", "mi\rra",
     "", "\u3000", "\xa0", "\u200b", " \t", "\ufeff", "kara " * 10, "mira",
@@ -24,7 +24,7 @@ STEPS = 3  # that `run_bare` and `train_here` take
 # Each of two compilers adds up float32 numbers in its own order: some 1e-7 a step.
 TOLERANCE = 2e-5
 SMALL = (*SMALLEST, "input.source_length=12", "input.target_length=12")
-LONG = "kara " * 60  # more than 4 · 12 tokens
+LONG = "kara " * 60  # more than 12 tokens
 SENTENCES = [
     "kara mi", "", "tira so\u2028kara", "mi\x85r\x0ca\x1c", "m\ri", "\u3000", "\u200b", LONG, "mi",
     "10.2", "KARA MI SO",

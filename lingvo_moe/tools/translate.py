@@ -21,7 +21,7 @@ from absl import flags
 
 from lingvo_moe.core import lock
 from lingvo_moe.core.files import check_file, is_stream, remove_partials, write_whole
-from lingvo_moe.core.lines import decode_lines, paired, read_lines
+from lingvo_moe.core.lines import ArrivingLines, decode_lines, paired, read_lines
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.runtimes.together import start_together
 from lingvo_moe.tasks.model import Model
@@ -168,7 +168,8 @@ def _output(*sources: str | None) -> Path | None:
 
 def _write(output: Path | None, lines: Iterable[str]) -> None:
     if output is None:
-        sys.stdout.writelines(lines)
+        for line in lines:
+            print(line, end="", flush=True)
     elif is_stream(output):
         write_whole(output, lines)
     else:
@@ -205,10 +206,11 @@ def _sentences(arguments: Sequence[str]) -> tuple[Iterable[str], int | None]:
         sentences = list(decode_lines(map(os.fsencode, arguments), "the arguments"))
         return sentences, len(sentences)
     if not FLAGS.input:
-        return decode_lines(sys.stdin.buffer, "standard input"), None
+        return ArrivingLines(sys.stdin.buffer, "standard input"), None
     path = Path(FLAGS.input)
     if path.exists() and not path.is_file():  # a pipe can be read only once
-        return read_lines(path), None
+        lines = read_lines(path) if path.suffix else ArrivingLines(path.open("rb"), str(path))
+        return lines, None
     return read_lines(path), sum(1 for _ in read_lines(path))
 
 

@@ -13,6 +13,7 @@ import lingvo_moe as lm
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.testing import tiny_world
 from lingvo_moe.testing.commands import succeed
+from lingvo_moe.testing.conversation import converse
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 from lingvo_moe.tools import translate
 
@@ -107,9 +108,17 @@ def test_n_best_may_be_a_param(tmp_path, call, capsys):
     assert [line.count("\t") for line in expected.splitlines()] == [1] * 4
 
 
+def test_a_line_is_answered_before_the_next_is_written(tmp_path, call, monkeypatch):
+    logdir = str(random_logdir(tmp_path / "model", SMALLEST).path)
+    lines = ["kara mi", "mi. so."]
+    expected = [f"{best[0].text}\n".encode() for best in lm.load(logdir).translate(lines)]
+    asked = [f"{line}\n".encode() for line in lines]
+    assert converse(monkeypatch, lambda: call((), logdir=logdir), asked) == expected
+
+
 @pytest.mark.slow
 def test_processes_write_what_one_writes(tmp_path, call):
-    """Two processes share three files; one line is too long and is named by its number."""
+    """Two processes share three files; one word is too long and its line is named."""
     logdir = random_logdir(tmp_path / "model", SMALLEST).path
     source, output = tmp_path / "source", tmp_path / "output"
     source.mkdir()

@@ -32,7 +32,7 @@ from lingvo_moe.serving.formats.base import Format
 from lingvo_moe.serving.prune import unrolled
 from lingvo_moe.tasks.languages import check_source_language
 from lingvo_moe.tasks.model_dir import ModelDir
-from lingvo_moe.tasks.translator import Translation, max_pieces
+from lingvo_moe.tasks.translator import Translation, part_pieces
 
 # Activation -> its name in CTranslate2.
 _ACTIVATIONS = {ReLU(): "RELU", GELU(): "GELU", GEGLU(): "GELU", SwiGLU(): "SWISH"}
@@ -104,7 +104,8 @@ class CTranslate2(Format):
         return {
             "tags": {name: source.pieces([tag])[0] for name, tag in tags.items()},
             "source_languages": [task_source] if task_source else model_dir.source_languages,
-            "max_pieces": max_pieces(model_dir.params),
+            "pairs": self.pairs(model_dir) or model_dir.translated_pairs,
+            "part_pieces": part_pieces(model_dir.params),
             "forms": model_dir.forms,
             "task": self.task,
             "no_words": target.pieces([PAD, BOS]),

@@ -172,7 +172,7 @@ class TestTranslations:
         """CTranslate2 by itself reads 1,024 pieces of a source, without a word."""
         from lingvo_moe.serving import client_ctranslate2
 
-        model_dir = trained(tmp_path / "long", "model.moe=None", "input.source_length=300")
+        model_dir = trained(tmp_path / "long", "model.moe=None", "input.source_length=1200")
         CTranslate2().export(model_dir, tmp_path / "export")
         model = client_ctranslate2.Model(tmp_path / "export")
         translator, seen = model._translator, []
@@ -211,7 +211,6 @@ class TestTranslations:
             ("source_prefix=<2xx> ", "source_prefix=''"),
             ("target_prefix=a", "target_prefix=''"),
             ("tokens=True", "tokens=False"),
-            ("split_long=True", "split_long=False"),
             ("shortlist=True", "shortlist=False"),
             ("sampling=Sampling()", "sampling=None"),
             ("rules=HuggingFace()", "rules=None"),

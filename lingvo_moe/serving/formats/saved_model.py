@@ -29,7 +29,7 @@ from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.params import TranslationParams
 from lingvo_moe.tasks.scorer import MAX_TOKENS
 from lingvo_moe.tasks.sides import split_request
-from lingvo_moe.tasks.translator import export_request, max_pieces
+from lingvo_moe.tasks.translator import export_request, max_pieces, part_pieces
 
 TRANSLATE, WITH_OPTIONS, SCORE = "serving_default", "with_options", "score"  # signatures
 
@@ -57,9 +57,9 @@ class ServedModel(tf.Module):
         translate: a tf.function of `sentences` string [B], UTF-8, `source_language` string [] (only
             for models that need it), and `target_language` string [], such as "en". It returns
             `translations` string [B, N], best first, each one line, copies for sentences without
-            words; `scores` float32 [B, N], length-normalised log-probabilities; and `left_out`
-            int32 [B],
-            the number of tokens cut from a sentence that is too long. An unknown language raises
+            words; `scores` float32 [B, N], length-normalised log-probabilities; `lengths` int32
+            [B, N], numbers of tokens with EOS; and `left_out` int32 [B], the number of tokens cut
+            from a sentence that is too long. An unknown language raises
             tf.errors.InvalidArgumentError.
         translate_with: the same with further arguments: the options of a request, by default those
             of the model. They are the numeric ones (`numbers_of`; OWN is the number fitted to the
@@ -132,10 +132,12 @@ class ServedModel(tf.Module):
     def save(self, directory: Path) -> None:
         """Writes a SavedModel.
 
-        Its signatures are `serving_default`, which is `translate`, and with options also
-        `with_options`, which is `translate_with`, and `score`.
+        Its signatures are `serving_default`, which is `translate`, `count_pieces` and
+        `count_target_pieces`, and with options also `with_options`, which is `translate_with`, and
+        `score`.
         """
-        signatures = {TRANSLATE: self.translate}
+        signatures = {TRANSLATE: self.translate, "count_pieces": self.count_pieces}
+        signatures["count_target_pieces"] = self.count_target_pieces
         if self._options:
             signatures |= {WITH_OPTIONS: self.translate_with, SCORE: self.score}
         tf.saved_model.save(self, str(directory), signatures=signatures)
@@ -149,6 +151,7 @@ class ServedModel(tf.Module):
             "pairs": tf.constant(model_dir.translated_pairs, tf.string),
             "n_best": tf.constant(self._task.params.decoding.n_best),
             "max_pieces": tf.constant(self._max_pieces),
+            "part_pieces": tf.constant(part_pieces(model_dir.params)),
             "options": self._options,
             "forms": {name: tf.constant(form) for name, form in model_dir.forms.items()},
             **self._fitted,
@@ -241,6 +244,7 @@ class ServedModel(tf.Module):
         return {
             "translations": tf.where(wordless[:, None], copies[:, None], texts),
             "scores": tf.where(wordless[:, None], 0.0, output.scores),
+            "lengths": tf.where(wordless[:, None], 0, output.lengths),
             "left_out": tf.where(wordless, 0, read.left_out),
         }
 

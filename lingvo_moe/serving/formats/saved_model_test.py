@@ -26,6 +26,7 @@ from lingvo_moe.tasks.evaluation import load_translator
 from lingvo_moe.tasks.model_dir import ModelDir
 from lingvo_moe.tasks.model_weights import WEIGHTS
 from lingvo_moe.testing import tiny_world
+from lingvo_moe.testing.conversation import converse
 from lingvo_moe.testing.exports import LINES
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
@@ -37,7 +38,7 @@ HOSTILE = ("\ufeff" + "\r\n".join(LINES) + "\n").encode()
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
-    return random_logdir(tmp_path_factory.mktemp("model"), [*SMALLEST, "input.source_length=4"])
+    return random_logdir(tmp_path_factory.mktemp("model"), [*SMALLEST, "input.source_length=16"])
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +63,13 @@ def call(exported, monkeypatch, capsysbinary):
 
 def test_as_many_lines_as_there_are_and_those_of_the_translator(model_dir, call):
     translator, _ = load_translator(model_dir, Local(model_dir.task))
-    warnings = []
-    expected = [best[0].text for best in translator(LINES, "en", warn=warnings.append)]
+    expected = [best[0].text for best in translator(LINES, "en", warn=pytest.fail)]
     assert [i for i, text in enumerate(expected) if not text] == BLANK
     assert {i: expected[i] for i in WITHOUT_WORDS} == WITHOUT_WORDS
     assert expected[17] == expected[17].upper()
     out, err = call("--batch_tokens=16", stdin=HOSTILE)
     assert out == "".join(f"{text}\n" for text in expected).encode()
-    assert err.decode() == f"{warnings[0]}\n"
-    assert "cut, 1 in all: line 14 (" in warnings[0]
+    assert not err
 
 
 @pytest.mark.parametrize(
@@ -88,9 +87,20 @@ def test_the_client_prints_no_log_of_sentencepiece(exported, flag):
     assert "normalizer" not in result.stderr
 
 
+def test_a_line_is_answered_before_the_next_is_written(exported, monkeypatch):
+    lines = ["kara mi", "mira so. kara"]
+    monkeypatch.setattr(sys, "argv", ["translate.py", f"--model={exported}"])
+    answers = converse(monkeypatch, client.main, [f"{line}\n".encode() for line in lines])
+    expected = Exported(exported).translate(lines)
+    assert answers == [f"{best[0].text}\n".encode() for best in expected]
+
+
 def test_options_of_the_client(model_dir, call):
-    expected = lm.load(model_dir.path).translate(LINES[:2], "en", n_best=2, min_length=7)
-    out = call("--set=n_best=2", "--set=min_length=7", "--batch_tokens=1", *LINES[:2]).out.decode()
+    texts = [*LINES[:2], "Mira kara. So mira!"]
+    options = {"n_best": 2, "min_length": 7, "target_prefix": "the "}
+    expected = lm.load(model_dir.path).translate(texts, "en", **options)
+    flags = (f"--set={name}={value}" for name, value in options.items())
+    out = call("--batch_tokens=1", *flags, *texts).out.decode()
     assert out == "".join(f"{t.score:.4f}\t{t.text}\n" for best in expected for t in best)
     without = call("--set=decoding.target_prefix=the ", "--scores", "kara").out.decode()
     assert without.split("\t")[1].startswith("the")
@@ -236,6 +246,9 @@ class TestOutput:
             "languages.py",
             "lines.py",
             "literals.py",
+            "parts.py",
+            "sentences.py",
+            "surface.py",
             "translate.py",
         )
         assert tuple(sorted(path.name for path in exported.glob("*.py"))) == modules

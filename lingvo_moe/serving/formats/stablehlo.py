@@ -30,8 +30,8 @@ class StableHLO(Format):
         programs: "train", "translate" or both; () for both, or only "translate" for a model without
             optimizer state, such as an imported one.
         batch_size: number of sentences that are translated together.
-        source_length: tokens of the longest sentence, with tag and EOS; longer ones are cut. None
-            for the length of a Translator.
+        source_length: tokens of the longest sentence, with tag and EOS; longer ones are split. None
+            for the length of a Translator's parts.
     """
 
     programs: tuple[Literal["train", "translate"], ...] = ()

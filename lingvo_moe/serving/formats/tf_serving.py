@@ -15,10 +15,11 @@ from lingvo_moe.serving.formats.saved_model import (
     SavedModel,
     default_options,
 )
+from lingvo_moe.tasks.translator import part_pieces
 
 VERSION = "1"
 WARM_UP = Path("assets.extra") / "tf_serving_warmup_requests"
-OPTIONS = "options.json"
+ABOUT = "about.json"
 _BATCHES = (1, 8, 32)  # sentences of the warm-up requests
 
 # Numbers of fields in tensorflow_serving/apis: prediction_log.proto, predict.proto, model.proto.
@@ -32,18 +33,27 @@ _KEY, _VALUE = 1, 2  # of an entry of a map
 class TFServing(SavedModel):
     """A SavedModel with warm-up requests, OUTPUT/1, and a REST client, OUTPUT/translate.py.
 
-    OUTPUT/options.json has the defaults of the options of a request, for the client.
+    OUTPUT/about.json has what the client knows of the model, also the defaults of its options.
     """
 
     client = "client_tf_serving.py"
 
     def write(self, model_dir, theta, step, directory):
-        """Writes the SavedModel, the warm-up requests and the options."""
+        """Writes the SavedModel, the warm-up requests and what the client knows."""
         version = directory / VERSION
         super().write(model_dir, theta, step, version)
         options = default_options(model_dir.params)
-        text = json.dumps(client.plain(options), ensure_ascii=False, indent=1)
-        (directory / OPTIONS).write_text(text + "\n", encoding="utf-8")
+        about = {
+            "options": client.plain(options),
+            "part_pieces": part_pieces(model_dir.params),
+            "pairs": model_dir.translated_pairs,
+            "forms": model_dir.forms,
+            "penalties": {
+                name: model_dir.fitted.numbers(name)["length_penalty"] for name in model_dir.tags
+            },
+        }
+        text = json.dumps(about, ensure_ascii=False, indent=1)
+        (directory / ABOUT).write_text(text + "\n", encoding="utf-8")
         (version / WARM_UP).parent.mkdir()
         with tf.io.TFRecordWriter(str(version / WARM_UP)) as writer:
             for inputs in _warm_up_inputs(model_dir):

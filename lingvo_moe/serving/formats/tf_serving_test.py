@@ -3,7 +3,6 @@
 import contextlib
 import http.server
 import io
-import itertools
 import json
 import math
 import socket
@@ -42,7 +41,7 @@ def test_long_requests_have_longer_lengths():
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     path = tmp_path_factory.mktemp("model")
-    made = random_logdir(path, [*SMALLEST, "input.source_length=4"])
+    made = random_logdir(path, [*SMALLEST, "input.source_length=16"])
     assert TFServing().export(made, path / "export") == 1
     return path / "export"
 
@@ -77,7 +76,8 @@ def server(exported):
                 )
             except tf.errors.InvalidArgumentError as error:
                 return 400, {"error": error.message}
-            return 200, {"outputs": {n: plain(v.numpy().tolist()) for n, v in outputs.items()}}
+            values = {n: plain(v.numpy().tolist()) for n, v in outputs.items()}
+            return 200, {"outputs": values if len(values) > 1 else next(iter(values.values()))}
 
         def log_message(self, *_):
             pass
@@ -109,7 +109,7 @@ def call(exported, url, monkeypatch, capsysbinary):
     def run(*arguments, stdin=b""):
         monkeypatch.setattr(sys, "argv", ["translate.py", f"--url={url}", *arguments])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        monkeypatch.setattr(client_tf_serving, "OPTIONS", exported / "options.json")
+        monkeypatch.setattr(client_tf_serving, "ABOUT", exported / "about.json")
         client_tf_serving.main()
         return capsysbinary.readouterr()
 
@@ -117,15 +117,16 @@ def call(exported, url, monkeypatch, capsysbinary):
 
 
 def test_the_client_prints_the_model_s_translations(exported, server, call):
-    out, err = call("--batch_characters=24", stdin="\r\n".join(LINES).encode())
-    expected = Exported(exported / "1").translate(LINES, warn=lambda line: None)
+    out, err = call("--batch_tokens=24", stdin="\r\n".join(LINES).encode())
+    model = Exported(exported / "1")
+    expected = model.translate(LINES, warn=pytest.fail)
     assert out.decode() == "".join(f"{best[0].text}\n" for best in expected)
-    assert b"line 14 (" in err
-    asked = [body["inputs"]["sentences"] for body in server.bodies]
-    assert sorted(itertools.chain(*asked)) == sorted(LINES)
-    sizes = [max(map(len, batch)) * len(batch) for batch in asked if len(batch) > 1]
-    assert max(sizes) <= 24 < len(LINES[13])
-    assert {body["signature_name"] for body in server.bodies} == {"serving_default"}
+    assert not err
+    names = {body["signature_name"] for body in server.bodies}
+    assert names == {"count_pieces", "serving_default"}
+    asked = [b["inputs"]["sentences"] for b in server.bodies if "sentences" in b["inputs"]]
+    sizes = [max(model.count_pieces(batch)) * len(batch) for batch in asked if len(batch) > 1]
+    assert max(sizes) <= 24
 
 
 def test_options_and_scores(exported, server, call):
@@ -134,7 +135,7 @@ def test_options_and_scores(exported, server, call):
     given = ("--n_best=2", "--set=min_length=7", "--set=forbidden=['dog']")
     out = call(*given, *LINES[:2]).out.decode()
     assert out == "".join(f"{t.score:.4f}\t{t.text}\n" for best in expected for t in best)
-    (body,) = server.bodies
+    *_, body = server.bodies
     assert body["signature_name"] == "with_options"
     assert (body["inputs"]["beam_size"], body["inputs"]["target_prefix"]) == (4, "")
     score, text = call("--scores", "kara").out.decode().split("\t")
@@ -159,12 +160,13 @@ def test_tokens_and_fewer_translations_than_asked_for(exported, call):
 def test_scores_of_given_translations(exported, server, call, tmp_path):
     sources, targets = ["kara mi", "", "mi " * 40], ["so\u2028ra", "ti", ""]
     (tmp_path / "targets").write_text("".join(f"{target}\n" for target in targets))
-    out = call(f"--score={tmp_path / 'targets'}", "--batch_characters=1", *sources).out.decode()
+    out = call(f"--score={tmp_path / 'targets'}", "--batch_tokens=1", *sources).out.decode()
     rows = [line.split("\t") for line in out.split("\n")[:-1]]
     assert [row[1] for row in rows] == targets
     expected = [score.log_prob for score in Exported(exported / "1").score(sources, targets)]
     np.testing.assert_allclose([float(row[0]) for row in rows], expected, atol=1e-3)
-    assert [body["signature_name"] for body in server.bodies] == ["score"] * 3
+    names = ["count_pieces", "count_target_pieces", *["score"] * 3]
+    assert [body["signature_name"] for body in server.bodies] == names
 
 
 def test_the_exported_program_needs_only_python(exported, url):
@@ -174,8 +176,8 @@ def test_the_exported_program_needs_only_python(exported, url):
     result = run_bare(exported, f"--url={url}", *ours, program="translate.py")
     assert result.returncode == 0, result.stderr
     assert result.stdout == f"{best.text}\n"
-    modules = "batching", "client_command", "console", "lines", "literals", "translate"
-    copied = tuple(f"{name}.py" for name in modules)
+    modules = "batching client_command console lines literals parts sentences surface translate"
+    copied = tuple(f"{name}.py" for name in modules.split())
     assert tuple(sorted(path.name for path in exported.glob("*.py"))) == copied
 
 
@@ -241,8 +243,9 @@ def _answering(content):
 
 
 def test_a_model_with_other_rules_of_search_has_no_options(tmp_path, monkeypatch):
-    monkeypatch.setattr(client_tf_serving, "OPTIONS", tmp_path / "options.json")
-    (tmp_path / "options.json").write_text("{}")
+    monkeypatch.setattr(client_tf_serving, "ABOUT", tmp_path / "about.json")
+    about = {"options": {}, "part_pieces": 9, "pairs": [], "forms": {}, "penalties": {}}
+    (tmp_path / "about.json").write_text(json.dumps(about))
     for argument in ("--score=/dev/null", "--set=min_length=2", "--tokens"):
         monkeypatch.setattr(sys, "argv", ["translate.py", argument, "kara"])
         message = (
@@ -286,7 +289,7 @@ def test_the_warm_up_requests(exported):
     requests = [read(one).predict_log.request for one in records]
     names = [request.model_spec.signature_name for request in requests]
     assert names == ["serving_default", "with_options"] * 3
-    options = json.loads((exported / "options.json").read_text())
+    options = json.loads((exported / "about.json").read_text())["options"]
     model = tf.saved_model.load(str(exported / "1"))
     for request, count in zip(requests, (1, 1, 8, 8, 32, 32), strict=True):
         inputs = {name: tf.make_ndarray(proto) for name, proto in request.inputs.items()}
