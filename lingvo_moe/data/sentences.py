@@ -57,14 +57,16 @@ class Part(NamedTuple):
     """What is translated as a whole.
 
     Attributes:
-        text: the text.
+        text: the text as it is read.
         size: number of tokens.
         after: the white space between it and the next part.
+        given: the text before `as_read`, which may be in capitals.
     """
 
     text: str
     size: int
     after: str = ""
+    given: str = ""
 
 
 def sentence_language(given: str | None, to: str, pairs: Sequence[str]) -> str:
@@ -128,7 +130,7 @@ def split_texts(
     texts = [as_read(text, language) for text in texts]
     split = [[] if wordless(text) else split_sentences(text.strip(), language) for text in texts]
     while True:
-        texts_of_parts = [part.rstrip() for parts in split for part in parts]
+        texts_of_parts = [as_read(part.rstrip(), language) for parts in split for part in parts]
         lengths = iter(texts_of_parts and count(texts_of_parts))
         sized = [[(part, next(lengths)) for part in parts] for parts in split]
         shorter = [
@@ -140,8 +142,9 @@ def split_texts(
         split = shorter
     return [
         [
-            Part(one := part.rstrip() if len(parts) > 1 else text, size, part[len(one) :])
+            Part(as_read(one, language), size, part[len(one) :], one)
             for part, size in parts
+            for one in [part.rstrip() if len(parts) > 1 else text]
             if size
         ]
         for text, parts in zip(texts, sized, strict=True)
@@ -172,6 +175,9 @@ def written(
 ) -> str:
     """The translation of a text from those of its parts, or a copy of a text without words."""
     if parts:
+        found = [
+            as_written(one, part.given, to, {}) for one, part in zip(found, parts, strict=True)
+        ]
         return as_written(join_parts(found, parts), text, to, forms)
     return copy_of(text) if wordless(text) else ""
 

@@ -23,7 +23,16 @@ from lingvo_moe.tasks.model import Model
 from lingvo_moe.testing.logdirs import SMALLEST, random_logdir
 
 SEVERAL = "kara mi so ti.  mi kara so.  kara mi kara."
-SENTENCES = ["kara mi", "", "ka\u2028ra", "mi " * 40, SEVERAL, "10.2", "KARA MI, SO TI."]
+SENTENCES = [
+    "kara mi",
+    "",
+    "ka\u2028ra",
+    "mi " * 40,
+    SEVERAL,
+    "10.2",
+    "KARA MI, SO TI.",
+    "Mi. KARA MI!",
+]
 
 
 def _random(path, *overrides):

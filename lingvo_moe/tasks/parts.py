@@ -87,6 +87,11 @@ class TranslatedPart(NamedTuple):
     translation: Translation
     length: int
 
+    def written(self, part: Part, to: str) -> "TranslatedPart":
+        """The same in capitals if the part was given in capitals; `to` is its language."""
+        text = as_written(self.translation.text, part.given, to, {})
+        return self._replace(translation=self.translation._replace(text=text))
+
 
 def merge_parts(
     found: Sequence[TranslatedPart], parts: Sequence[Part], penalty: Callable[[int], float]
@@ -198,7 +203,8 @@ def translations_of(
     for i, (sentence, parts) in enumerate(zip(sentences, split, strict=True)):
         best = [Translation(written(sentence, to, forms, (), ()), 0.0)] * n_best
         if parts:
-            merged = merge_hypotheses([found[i, n] for n in range(len(parts))], parts, penalty)
+            rows = [[one.written(part, to) for one in found[i, n]] for n, part in enumerate(parts)]
+            merged = merge_hypotheses(rows, parts, penalty)
             best = [one._replace(text=as_written(one.text, sentence, to, forms)) for one in merged]
         results.append(best)
     return results

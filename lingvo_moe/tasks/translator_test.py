@@ -74,11 +74,11 @@ def test_a_line_in_capitals_is_read_in_lower_case_and_written_in_capitals():
         return saying("it is ß")(ids, lengths, tasks, request)
 
     translator = translator_of(translate_ids)
-    lines = ["KARA IMI. SO", "Kara imi.", "USB"]
-    expected = ["IT IS SS IT IS SS", "it is ß", "it is ß"]
+    lines = ["KARA IMI. SO", "Kara imi.", "USB", "Kara. SO KARA! Ti."]
+    expected = ["IT IS SS IT IS SS", "it is ß", "it is ß", "it is ß IT IS SS it is ß"]
     assert [best[0].text for best in translator(lines, "en")] == expected
     texts = translator.source.decode(read)
-    assert sorted(texts) == sorted(["kara imi.", "so", *lines[1:]])
+    assert sorted(texts) == sorted(["kara imi.", "so", *lines[1:3], "Kara.", "so kara!", "Ti."])
 
 
 def test_translations_have_the_form_of_their_language():
